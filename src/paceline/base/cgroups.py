@@ -1,0 +1,237 @@
+"""Control groups: cpu quota and memory limit of a node, and the kernel's evidence about them.
+
+One group ``paceline/<job_id>/<node>`` below the caller's own group, so that limits set from
+outside stay in force; version 1 (a tree per controller) or 2 (one tree), whichever the machine
+has. Where making groups is not permitted the caller gets a note instead, and the job goes on
+without limits. All functions take ``mounts`` and ``own`` for the tests; nothing here is cached.
+"""
+
+import contextlib
+import os
+from pathlib import Path
+
+import msgspec
+
+MOUNTS = Path("/proc/self/mounts")
+OWN = Path("/proc/self/cgroup")
+
+PERIOD_US = 100_000
+"""Period of the cpu quota: the kernel's default, so a quota of 0.1 core is 10 ms of each 100."""
+
+
+class Tree(msgspec.Struct, frozen=True):
+    """Where groups of one controller may be made; ``version`` 2: the tree of all controllers."""
+
+    version: int
+    base: Path
+
+
+def find_trees(mounts: Path = MOUNTS, own: Path = OWN) -> dict[str, Tree]:
+    """The caller's own group per controller (``cpu``, ``memory``), as far as they exist."""
+    own_paths = _own_paths(own)
+    trees: dict[str, Tree] = {}
+    for line in mounts.read_text().splitlines():
+        _, point, kind, options, *_ = line.split()
+        if kind == "cgroup2":
+            base = _below(Path(point), own_paths.get("", "/"))
+            offered = base / "cgroup.controllers"
+            names = offered.read_text().split() if offered.exists() else []
+            for name in {"cpu", "memory"}.intersection(names):
+                trees.setdefault(name, Tree(2, base))
+        elif kind == "cgroup":
+            for name in {"cpu", "memory"}.intersection(options.split(",")):
+                trees[name] = Tree(1, _below(Path(point), own_paths.get(name, "/")))
+    return trees
+
+
+def _own_paths(own: Path) -> dict[str, str]:
+    """Lines ``7:cpu,cpuacct:/a/b`` (version 1) and ``0::/a/b`` (version 2) by controller."""
+    paths = {}
+    for line in own.read_text().splitlines():
+        _, names, path = line.split(":", 2)
+        paths.update(dict.fromkeys(names.split(","), path))
+    return paths
+
+
+def _below(mount: Path, path: str) -> Path:
+    """In a container the path may be the host's and not exist below the mount: then the mount."""
+    inside = mount / path.lstrip("/")
+    return inside if inside.is_dir() else mount
+
+
+class NodeGroup:
+    """The group of one node. Absent controllers: setting is refused, readings are 0."""
+
+    def __init__(self, groups: dict[str, Tree]) -> None:
+        """``groups``: per controller the node's own directory."""
+        self._groups = groups
+
+    @property
+    def join_files(self) -> tuple[str, ...]:
+        """Files into which a process writes ``0`` to become a member."""
+        return tuple(sorted({str(group.base / "cgroup.procs") for group in self._groups.values()}))
+
+    def set_cpu(self, cores: float | None) -> None:
+        """Set the cpu quota, at any time; None: no limit.
+
+        Raises:
+            OSError: not permitted, or no cpu controller.
+        """
+        group = self._group("cpu")
+        quota_us = None if cores is None else max(1000, round(cores * PERIOD_US))
+        if group.version == 2:
+            quota = "max" if quota_us is None else str(quota_us)
+            (group.base / "cpu.max").write_text(f"{quota} {PERIOD_US}")
+        else:
+            (group.base / "cpu.cfs_period_us").write_text(str(PERIOD_US))
+            quota = "-1" if quota_us is None else str(quota_us)
+            (group.base / "cpu.cfs_quota_us").write_text(quota)
+
+    def set_memory(self, limit_bytes: int | None) -> None:
+        """Set the memory limit, at any time; None: no limit.
+
+        Raises:
+            OSError: not permitted, or no memory controller.
+        """
+        group = self._group("memory")
+        if group.version == 2:
+            limit = "max" if limit_bytes is None else str(limit_bytes)
+            (group.base / "memory.max").write_text(limit)
+            # Without this an over-sized node swaps for minutes instead of failing as OOM.
+            _write_if_there(group.base / "memory.swap.max", "0" if limit_bytes else "max")
+        else:
+            limit = "-1" if limit_bytes is None else str(limit_bytes)
+            (group.base / "memory.limit_in_bytes").write_text(limit)
+
+    def oom_kills(self) -> int:
+        """Processes of this group that the kernel killed for memory, ever."""
+        group = self._groups.get("memory")
+        if group is None:
+            return 0
+        name = "memory.events" if group.version == 2 else "memory.oom_control"
+        return _counter(group.base / name, "oom_kill")
+
+    def throttled_s(self) -> float:
+        """Seconds for which the quota kept the group from running, ever."""
+        group = self._groups.get("cpu")
+        if group is None:
+            return 0.0
+        if group.version == 2:
+            return _counter(group.base / "cpu.stat", "throttled_usec") / 1e6
+        return _counter(group.base / "cpu.stat", "throttled_time") / 1e9
+
+    def remove(self) -> None:
+        """Remove the group; a group that still has members stays (see ``remove_job``)."""
+        for group in self._groups.values():
+            _remove_empty(group.base)
+
+    def _group(self, name: str) -> Tree:
+        if name not in self._groups:
+            raise OSError(f"no {name} control group")
+        return self._groups[name]
+
+
+def create_node_group(
+    job_id: str,
+    node: str,
+    cpu: float | None,
+    memory_bytes: int | None,
+    mounts: Path = MOUNTS,
+    own: Path = OWN,
+) -> tuple[NodeGroup, str]:
+    """Make the group of a node and set its limits (cores; bytes; None: none).
+
+    Returns:
+        The group, and a note that is not empty where a limit asked for is not in force.
+    """
+    wanted = {"cpu": cpu, "memory": memory_bytes}
+    trees = find_trees(mounts, own)
+    groups: dict[str, Tree] = {}
+    failures: dict[str, str] = {}
+    for name in wanted:
+        if name not in trees:
+            failures[name] = "the machine has no such control group"
+            continue
+        try:
+            groups[name] = _make(trees[name], job_id, node, name)
+        except OSError as error:
+            failures[name] = f"{error.strerror}: {error.filename}"
+    node_group = NodeGroup(groups)
+    for name, failure in _set_limits(node_group, cpu, memory_bytes).items():
+        failures.setdefault(name, failure)
+    unmet = [
+        f"{name} limit {wanted[name]}: {why}" for name, why in failures.items() if wanted[name]
+    ]
+    note = f"{node} runs without limits ({'; '.join(unmet)})" if unmet else ""
+    return node_group, note
+
+
+def _make(tree: Tree, job_id: str, node: str, controller: str) -> Tree:
+    path = tree.base
+    for part in ("paceline", job_id, node):
+        if tree.version == 2:
+            (path / "cgroup.subtree_control").write_text(f"+{controller}")
+        path = path / part
+        path.mkdir(exist_ok=True)
+    return Tree(tree.version, path)
+
+
+def _set_limits(group: NodeGroup, cpu: float | None, memory_bytes: int | None) -> dict[str, str]:
+    """Also clears what an earlier run of the job left behind; failures by controller."""
+    failures = {}
+    try:
+        group.set_cpu(cpu)
+    except OSError as error:
+        failures["cpu"] = str(error)
+    try:
+        group.set_memory(memory_bytes)
+    except OSError as error:
+        failures["memory"] = str(error)
+    return failures
+
+
+def find_node_group(job_id: str, node: str, mounts: Path = MOUNTS, own: Path = OWN) -> NodeGroup:
+    """The group that the node's agent made, as far as there is one (to change a quota)."""
+    groups = {
+        name: Tree(tree.version, tree.base / "paceline" / job_id / node)
+        for name, tree in find_trees(mounts, own).items()
+    }
+    return NodeGroup({name: group for name, group in groups.items() if group.base.is_dir()})
+
+
+def remove_job(job_id: str, mounts: Path = MOUNTS, own: Path = OWN) -> bool:
+    """Remove all groups of a job; False: some group still has members, call again."""
+    empty = True
+    for base in {tree.base for tree in find_trees(mounts, own).values()}:
+        job = base / "paceline" / job_id
+        if job.is_dir():
+            nodes = [path for path in job.iterdir() if path.is_dir()]
+            removed = [_remove_empty(path) for path in (*nodes, job)]
+            empty = empty and all(removed)
+        # Other jobs may be using the common parent: then it stays.
+        _remove_empty(base / "paceline")
+    return empty
+
+
+def _remove_empty(path: Path) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        try:
+            os.rmdir(path)
+        except OSError:
+            return False
+    return True
+
+
+def _write_if_there(path: Path, text: str) -> None:
+    if path.exists():
+        path.write_text(text)
+
+
+def _counter(path: Path, key: str) -> int:
+    """The number behind ``key`` in a file of lines ``key number``; 0 where there is none."""
+    with contextlib.suppress(OSError):
+        for line in path.read_text().splitlines():
+            name, _, value = line.partition(" ")
+            if name == key:
+                return int(value)
+    return 0

@@ -1,0 +1,22 @@
+"""Files of one node in the run directory, and its log: shared by its agent and its process."""
+
+from paceline.base.jobdir import JobDir
+
+
+class NodeFiles:
+    """Paths of one node; creating the object touches nothing."""
+
+    def __init__(self, job: JobDir, node: str) -> None:
+        self.socket = job.run_dir / f"{node}.sock"
+        """The agent listens here for the training process."""
+        self.ledger = job.run_dir / f"{node}.ledger"
+        self.process = job.run_dir / f"{node}.process"
+        """The training process's last `ProcessUp`, as JSON: what an agent's successor adopts."""
+        self.agent_lock = job.run_dir / f"{node}.agent"
+        """Held by the node's agent; contains its process number."""
+        self.log = job.logs / f"{node}.log"
+
+    def remove(self) -> None:
+        """Remove what only a living node needs, and what its dead processes did not finish."""
+        for path in self.process.parent.glob(f"{self.process.stem}.*"):
+            path.unlink(missing_ok=True)

@@ -1,0 +1,166 @@
+"""Processes of a job as the operating system shows them: starting, finding, locking, watching.
+
+Every process of a job carries ``PACELINE_JOB_DIR`` in the environment it was started with, and so
+do its children, whatever session or group they moved to: this is how a job finds all it started,
+also after the death of those who knew.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+JOB_DIR = "PACELINE_JOB_DIR"
+NODE = "PACELINE_NODE"
+
+SAFE_PATH = ("-P",)
+"""Options of our Python processes: a ``queue.py`` in the current directory must not become ours."""
+
+PR_SET_CHILD_SUBREAPER = 36
+
+
+class FoundProcess(msgspec.Struct, frozen=True):
+    """A live process of a job."""
+
+    pid: int
+    argv: tuple[str, ...]
+    node: str
+    """Empty for a process of the job as a whole."""
+
+    def runs(self, module: str) -> bool:
+        """Whether it was started as ``python -m module``."""
+        return ("-m", module) in zip(self.argv, self.argv[1:], strict=False)
+
+
+def find_job_processes(job_dir: Path) -> list[FoundProcess]:
+    """All live processes of this user that belong to the job, the caller excepted."""
+    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    found = (_read_process(pid, job_dir) for pid in pids if pid != os.getpid())
+    return [process for process in found if process is not None]
+
+
+def find_job_process(pid: int, job_dir: Path) -> FoundProcess | None:
+    """The process ``pid`` if it lives and belongs to the job; numbers are used again."""
+    return _read_process(pid, job_dir)
+
+
+def _read_process(pid: int, job_dir: Path) -> FoundProcess | None:
+    try:
+        if os.stat(f"/proc/{pid}").st_uid != os.getuid():
+            return None
+        # Empty for a zombie, which is as good as gone.
+        pairs = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        if os.fsencode(f"{JOB_DIR}={job_dir}") not in pairs:
+            return None
+        argv = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return None
+    prefix = f"{NODE}=".encode()
+    node = next((pair[len(prefix) :] for pair in pairs if pair.startswith(prefix)), b"")
+    return FoundProcess(pid, tuple(os.fsdecode(arg) for arg in argv), os.fsdecode(node))
+
+
+def kill_quietly(pid: int, number: int = signal.SIGKILL) -> None:
+    """Send a signal to a process that may be gone."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def kill_group_quietly(group: int, number: int = signal.SIGKILL) -> None:
+    """Send a signal to a process group that may be gone."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, number)
+
+
+def start_detached(
+    module: str, args: Sequence[str], job_dir: Path, log: Path, env: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes]:
+    """Start ``python -m module args`` of a job in a session of its own, output appended to ``log``.
+
+    The signal mask is cleared: a caller that waits for blocked signals must not pass that on.
+    """
+    log.parent.mkdir(exist_ok=True)
+    environment = {**(os.environ if env is None else env), JOB_DIR: str(job_dir)}
+    blocked = signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    try:
+        with log.open("ab") as output:
+            return subprocess.Popen(
+                [sys.executable, *SAFE_PATH, "-m", module, *args],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=environment,
+                start_new_session=True,
+            )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+
+def try_lock(path: Path) -> int | None:
+    """Take the lock file's lock without waiting: its descriptor (close to release), or None.
+
+    The kernel releases it when its holder dies, however it dies.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def is_locked(path: Path) -> bool:
+    """Whether somebody holds the lock at this moment."""
+    descriptor = try_lock(path)
+    if descriptor is None:
+        return True
+    os.close(descriptor)
+    return False
+
+
+def adopt_orphans() -> None:
+    """Become the parent of descendants whose own parent dies (and so have to reap them).
+
+    Raises:
+        OSError: the kernel refuses.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+class Watch:
+    """Calls back once, in the event loop, when a process ends; it need not be a child."""
+
+    def __init__(self, pid: int, ended: Callable[[], None]) -> None:
+        """``ended`` is called at once (from the loop) if there is no such process any more."""
+        self._loop = asyncio.get_running_loop()
+        self._ended = ended
+        try:
+            self._descriptor = os.pidfd_open(pid)
+        except ProcessLookupError:
+            self._descriptor = -1
+            self._loop.call_soon(ended)
+            return
+        self._loop.add_reader(self._descriptor, self._on_end)
+
+    def close(self) -> None:
+        """Stop watching."""
+        if self._descriptor >= 0:
+            self._loop.remove_reader(self._descriptor)
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _on_end(self) -> None:
+        self.close()
+        self._ended()

@@ -1,0 +1,83 @@
+"""What people ask a running job: the calls of the command line and the dashboard to the master."""
+
+import msgspec
+
+from paceline.wire.messages import Message
+
+
+class GetStatus(Message, frozen=True):
+    """Answer: JobStatus."""
+
+
+class Scale(Message, frozen=True):
+    """Set the number of workers; answer: Done."""
+
+    workers: int
+
+
+class Kill(Message, frozen=True):
+    """Kill a node's training process with SIGKILL (it is relaunched); answer: Done."""
+
+    node: str
+
+
+class StopJob(Message, frozen=True):
+    """End the job: in order (finish the step, one more cut), or ``now``; answer: Done."""
+
+    now: bool = False
+
+
+class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One node, as the master sees it."""
+
+    node: str
+    role: str
+    state: str
+    """pending, starting, running, finished, lost, backing off or failed."""
+    inc: int = 0
+    pid: int = 0
+    agent_pid: int = 0
+    restarts: int = 0
+    step: int = 0
+    samples: int = 0
+    """Samples handed to this node's training loop over all its lives."""
+    bpt_s: float = 0.0
+    compute_s: float = 0.0
+    server_s: float = 0.0
+    message_s: float = 0.0
+    rss_bytes: int = 0
+    cpu_s: float = 0.0
+    note: str = ""
+
+
+class JobStatus(Message, frozen=True):
+    """A snapshot of the job."""
+
+    job_id: str
+    state: str
+    """starting, training, restoring, stopping, finished, failed or stopped."""
+    master_pid: int
+    epoch_no: int
+    step: int
+    committed: int
+    total: int | None
+    """Samples in all opened feeds, all epochs; None while unknown or unbounded."""
+    samples_per_s: float
+    eta_s: float | None
+    started_s: float
+    """Unix time."""
+    valid_cuts: tuple[int, ...]
+    nodes: tuple[NodeStatus, ...]
+    num_events: int
+    """Lines in the events file so far."""
+    error: str = ""
+
+
+class Done(Message, frozen=True):
+    """The call was carried out, or why not."""
+
+    error: str = ""
+
+
+Call = GetStatus | Scale | Kill | StopJob
+Reply = JobStatus | Done

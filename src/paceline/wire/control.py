@@ -1,0 +1,419 @@
+"""The control plane's channel: gRPC streams and calls that carry msgpack, with a secret on each.
+
+Owns how agents and people reach the master: authentication, batching, limits, the detection of a
+dead peer. It knows nothing of what the messages mean. asyncio throughout (`ControlClient.call_sync`
+excepted); imports neither torch nor protobuf's generated code.
+
+    server = ControlServer(secret, on_agent, on_call)
+    port = await server.start("127.0.0.1", 0)
+    await server.stop()
+
+    async def on_agent(stream: AgentStream) -> None:   # one task per connected agent
+        async for up in stream:                        # ends when the agent is gone
+            stream.send_nowait(down)                   # never blocks
+    async def on_call(call: Call) -> Reply: ...
+
+    client = ControlClient("127.0.0.1:4711", secret)
+    stream = await client.connect_agent()              # send_nowait(AgentUp), async for
+    reply = await client.call(GetStatus(), timeout_s=5.0)
+    reply = client.call_sync(GetStatus(), timeout_s=5.0)
+
+A client's failures are `TransientError` (not reachable, too slow, stream broken: connect again) or
+`PermanentError` (secret refused, message refused). One gRPC message carries a list of messages:
+all that were queued when the previous one had been written.
+"""
+
+import asyncio
+import contextlib
+import hmac
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any, Generic, Self, TypeVar
+
+import grpc
+import grpc.aio
+import msgspec
+
+from paceline.base.errors import InternalError, PacelineError, PermanentError, TransientError
+from paceline.wire.client import Call, Done, Reply
+from paceline.wire.codec import Garbage, decoder, encode
+from paceline.wire.messages import AgentDown, AgentUp, Message
+
+MAX_MESSAGE_BYTES = 64 << 20
+"""Largest message accepted from a peer, and sent; evaluation results are the big ones."""
+BATCH_BYTES = 1 << 20
+"""A batch is closed once it holds this much."""
+QUEUE_WARNING = 10_000
+"""Messages queued for one peer before a warning: it reads slower than we send."""
+WRITE_TIMEOUT_S = 30.0
+"""A peer that takes nothing for so long is given up; its messages are repeated by their senders."""
+CONNECT_TIMEOUT_S = 5.0
+STOP_GRACE_S = 1.0
+
+_SERVICE = "paceline.Control"
+_AGENT = f"/{_SERVICE}/Agent"
+_CALL = f"/{_SERVICE}/Call"
+_SIZES = [
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES + BATCH_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES + BATCH_BYTES),
+]
+# A peer whose machine vanished sends no FIN: pings find out within keepalive time + timeout.
+_KEEPALIVE = [
+    ("grpc.keepalive_time_ms", 2_000),
+    ("grpc.keepalive_timeout_ms", 4_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+]
+_SERVER_OPTIONS = [
+    *_SIZES,
+    *_KEEPALIVE,
+    # Two masters on one port would each get half of the agents.
+    ("grpc.so_reuseport", 0),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
+    ("grpc.http2.max_ping_strikes", 0),
+]
+_CLIENT_OPTIONS = [
+    *_SIZES,
+    *_KEEPALIVE,
+    # The shared pool would make a new channel wait for an old one's backoff.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+]
+
+_log = logging.getLogger(__name__)
+_decode_up: Callable[[bytes], list[AgentUp]] = decoder(list[AgentUp])
+_decode_down: Callable[[bytes], list[AgentDown]] = decoder(list[AgentDown])
+_decode_call: Callable[[bytes], Call] = decoder(Call)
+_decode_reply: Callable[[bytes], Reply] = decoder(Reply)
+
+_In = TypeVar("_In")
+_Out = TypeVar("_Out", bound=Message)
+
+
+class Stream(Generic[_In, _Out]):
+    """One end of an agent's stream: iterate over what comes in, `send_nowait` what goes out."""
+
+    def __init__(self, call: Any, decode: Callable[[bytes], list[_In]], peer: str) -> None:
+        """``call``: gRPC's call (client) or context (server): both can ``read`` and ``write``."""
+        self.peer = peer
+        """Host and port of the other end."""
+        self.garbage = ""
+        """Why the other end's bytes could not be understood; the iteration has then ended."""
+        self._call = call
+        self._decode = decode
+        self._incoming: deque[_In] = deque()
+        self._outgoing: deque[bytes] = deque()
+        self._wake = asyncio.Event()
+        self._finishing = False
+        self._ended = asyncio.get_running_loop().create_future()
+        self._writer = asyncio.create_task(self._write_all())
+
+    @property
+    def num_queued(self) -> int:
+        """Messages that were not handed to gRPC yet."""
+        return len(self._outgoing)
+
+    def send_nowait(self, message: _Out) -> None:
+        """Queue a message; after the end of the stream it is dropped.
+
+        Raises:
+            InternalError: the message is larger than MAX_MESSAGE_BYTES.
+        """
+        data = encode(message)
+        if len(data) > MAX_MESSAGE_BYTES:
+            raise InternalError(
+                f"{type(message).__name__} of {len(data)} bytes for {self.peer}: "
+                f"the control plane carries at most {MAX_MESSAGE_BYTES}; send it in parts"
+            )
+        if self._ended.done() or self._finishing:
+            return
+        self._outgoing.append(data)
+        if len(self._outgoing) == QUEUE_WARNING:
+            _log.warning("peer_reads_slowly peer=%s queued=%d", self.peer, QUEUE_WARNING)
+        self._wake.set()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> _In:
+        while not self._incoming:
+            data = await self._read()
+            if data is None:
+                raise StopAsyncIteration
+            try:
+                self._incoming.extend(self._decode(data))
+            except Garbage as error:
+                self.garbage = str(error)
+                _log.warning("garbage_received peer=%s error=%s", self.peer, error)
+                self.end()
+                raise StopAsyncIteration from None
+        return self._incoming.popleft()
+
+    async def _read(self) -> bytes | None:
+        """The next batch; None: the stream is over."""
+        if self._ended.done():
+            return None
+        reading = asyncio.ensure_future(self._call.read())
+        try:
+            await asyncio.wait({reading, self._ended}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if not reading.done():
+                reading.cancel()
+        if not reading.done() or reading.cancelled():
+            return None
+        return self._result(reading)
+
+    def _result(self, reading: "asyncio.Future[Any]") -> bytes | None:
+        error = reading.exception()
+        if error is not None:
+            self.end()
+            self._broken(error)
+            return None
+        data = reading.result()
+        if data is grpc.aio.EOF:
+            self.end()
+            return None
+        return bytes(data)
+
+    def _broken(self, error: BaseException) -> None:
+        """Told why reading failed; the master needs no more than the end of the iteration."""
+        _log.info("stream_broken peer=%s error=%s", self.peer, type(error).__name__)
+
+    async def _write_all(self) -> None:
+        """Write batches until the stream ends."""
+        while not self._ended.done():
+            while self._outgoing:
+                try:
+                    async with asyncio.timeout(WRITE_TIMEOUT_S):
+                        await self._call.write(self._batch())
+                except (TimeoutError, grpc.RpcError, asyncio.InvalidStateError) as error:
+                    _log.info("stream_broken peer=%s error=%s", self.peer, type(error).__name__)
+                    self.end()
+            if self._finishing:
+                return
+            await self._wake.wait()
+            self._wake.clear()
+
+    def _batch(self) -> bytes:
+        batch: list[msgspec.Raw] = []
+        size = 0
+        while self._outgoing and size < BATCH_BYTES:
+            batch.append(msgspec.Raw(self._outgoing.popleft()))
+            size += len(batch[-1])
+        return encode(batch)
+
+    def end(self) -> None:
+        """Stop the iteration and drop what is queued; may be called again."""
+        if not self._ended.done():
+            self._ended.set_result(None)
+        self._outgoing.clear()
+        self._wake.set()
+
+    async def finish(self) -> None:
+        """Write what is queued, for STOP_GRACE_S at most, and end."""
+        self._finishing = True
+        self._wake.set()
+        _, late = await asyncio.wait({self._writer}, timeout=STOP_GRACE_S)
+        for task in late:
+            task.cancel()
+        self.end()
+
+
+AgentStream = Stream[AgentUp, AgentDown]
+"""The master's end."""
+
+
+class MasterStream(Stream[AgentDown, AgentUp]):
+    """The agent's end; a broken connection raises from the iteration, a closed one ends it."""
+
+    def __init__(self, call: Any, channel: grpc.aio.Channel, address: str) -> None:
+        super().__init__(call, _decode_down, address)
+        self._channel = channel
+
+    def _broken(self, error: BaseException) -> None:
+        if isinstance(error, grpc.aio.AioRpcError):
+            raise _translated(error, self.peer) from error
+        raise TransientError(f"stream to the master at {self.peer} broke: {error}") from error
+
+    async def close(self) -> None:
+        """Send what is queued, then close the stream and its connection."""
+        broken = self._ended.done()
+        await self.finish()
+        if not broken:
+            with contextlib.suppress(TimeoutError, grpc.RpcError, asyncio.InvalidStateError):
+                async with asyncio.timeout(STOP_GRACE_S):
+                    await self._call.done_writing()
+                    await self._call.code()
+        self._call.cancel()
+        await self._channel.close()
+
+
+class ControlServer:
+    """The master's listener.
+
+    Args:
+        secret: the job's secret; a peer without it gets UNAUTHENTICATED.
+        on_agent: runs while an agent's stream lives; when it returns, the stream is closed.
+        on_call: answers people's calls; a PacelineError becomes ``Done(error=...)``.
+    """
+
+    def __init__(
+        self,
+        secret: bytes,
+        on_agent: Callable[[AgentStream], Awaitable[None]],
+        on_call: Callable[[Call], Awaitable[Reply]],
+    ) -> None:
+        self._secret = secret
+        self._on_agent = on_agent
+        self._on_call = on_call
+        self._refused: set[str] = set()
+        self._streams: set[AgentStream] = set()
+        self._server: grpc.aio.Server | None = None
+
+    async def start(self, host: str = "127.0.0.1", port: int = 0) -> int:
+        """Listen; the port (0: any free one) is not shared with another process.
+
+        Raises:
+            TransientError: the port is taken.
+        """
+        handlers = {
+            "Agent": grpc.stream_stream_rpc_method_handler(self._agent),
+            "Call": grpc.unary_unary_rpc_method_handler(self._call),
+        }
+        self._server = grpc.aio.server(options=_SERVER_OPTIONS)
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(_SERVICE, handlers),)
+        )
+        try:
+            bound: int = self._server.add_insecure_port(f"{host}:{port}")
+        except RuntimeError as error:
+            text = f"cannot listen on {host}:{port}: is it in use? {error}"
+            raise TransientError(text) from error
+        await self._server.start()
+        return bound
+
+    async def stop(self) -> None:
+        """Stop listening and end all streams, once what is queued is written."""
+        await asyncio.gather(*(stream.finish() for stream in self._streams))
+        if self._server is not None:
+            await self._server.stop(STOP_GRACE_S)
+            self._server = None
+
+    async def _agent(self, _: Any, context: Any) -> None:
+        await self._authenticate(context)
+        # The client waits for these, so that a refused secret shows when it connects.
+        await context.send_initial_metadata(())
+        stream: AgentStream = Stream(context, _decode_up, context.peer())
+        self._streams.add(stream)
+        served = asyncio.ensure_future(self._on_agent(stream))
+        try:
+            # Not awaited directly: gRPC cancels this task when the agent is gone, and on_agent
+            # shall see the end of its iteration rather than a cancellation in mid-thought.
+            await asyncio.wait({served})
+            await stream.finish()
+        finally:
+            stream.end()
+            _, late = await asyncio.wait({served}, timeout=STOP_GRACE_S)
+            for task in late:
+                task.cancel()
+            self._streams.discard(stream)
+            _report(served, stream.peer)
+        if stream.garbage:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, stream.garbage)
+
+    async def _call(self, data: bytes, context: Any) -> bytes:
+        await self._authenticate(context)
+        try:
+            call = _decode_call(data)
+        except Garbage as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        try:
+            return encode(await self._on_call(call))
+        except PacelineError as error:
+            return encode(Done(error=str(error)))
+
+    async def _authenticate(self, context: Any) -> None:
+        """Abort the call unless it carries the job's secret."""
+        metadata = dict(context.invocation_metadata() or ())
+        got = metadata.get("authorization", "")
+        if hmac.compare_digest(str(got).encode(), self._secret):
+            return
+        host = context.peer().rpartition(":")[0]
+        if host not in self._refused:
+            self._refused.add(host)
+            _log.warning("secret_refused peer=%s", host)
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong or missing job secret")
+
+
+def _report(served: "asyncio.Future[None]", peer: str) -> None:
+    """Log an exception of ``on_agent``: it is a bug, and must not take the others down."""
+    if served.done() and not served.cancelled() and served.exception() is not None:
+        _log.error("agent_stream_failed peer=%s", peer, exc_info=served.exception())
+
+
+class ControlClient:
+    """How an agent or a person reaches the master at ``address`` (``host:port``)."""
+
+    def __init__(self, address: str, secret: bytes) -> None:
+        self.address = address
+        self._metadata = (("authorization", secret.decode("ascii")),)
+
+    async def connect_agent(self, timeout_s: float = CONNECT_TIMEOUT_S) -> MasterStream:
+        """Open the agent's stream; returns once the master has accepted the secret.
+
+        Raises:
+            TransientError: no master there within ``timeout_s``.
+            PermanentError: the secret was refused.
+        """
+        channel = grpc.aio.insecure_channel(self.address, options=_CLIENT_OPTIONS)
+        call = channel.stream_stream(_AGENT)(metadata=self._metadata)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await call.initial_metadata()
+                if call.done():
+                    await call.read()
+        except TimeoutError as error:
+            await channel.close()
+            raise TransientError(f"no answer from {self.address} in {timeout_s} s") from error
+        except grpc.aio.AioRpcError as error:
+            await channel.close()
+            raise _translated(error, self.address) from error
+        except asyncio.CancelledError:
+            await channel.close()
+            raise
+        return MasterStream(call, channel, self.address)
+
+    async def call(self, call: Call, timeout_s: float) -> Reply:
+        """Ask the master.
+
+        Raises:
+            TransientError: not reachable, or no answer within ``timeout_s``.
+            PermanentError: the secret or the call was refused.
+        """
+        async with grpc.aio.insecure_channel(self.address, options=_CLIENT_OPTIONS) as channel:
+            ask = channel.unary_unary(_CALL)
+            try:
+                data = await ask(encode(call), timeout=timeout_s, metadata=self._metadata)
+            except grpc.aio.AioRpcError as error:
+                raise _translated(error, self.address) from error
+        return _decode_reply(data)
+
+    def call_sync(self, call: Call, timeout_s: float) -> Reply:
+        """`call` for callers without an event loop."""
+        with grpc.insecure_channel(self.address, options=_CLIENT_OPTIONS) as channel:
+            ask = channel.unary_unary(_CALL)
+            try:
+                data = ask(encode(call), timeout=timeout_s, metadata=self._metadata)
+            except grpc.RpcError as error:
+                raise _translated(error, self.address) from error
+        return _decode_reply(data)
+
+
+def _translated(error: Any, address: str) -> PacelineError:
+    """The error of ours that says what to do next."""
+    code: grpc.StatusCode = error.code()
+    text = f"master at {address}: {code.name}: {error.details()}"
+    if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.INVALID_ARGUMENT):
+        return PermanentError(text)
+    return TransientError(text)

@@ -1,0 +1,576 @@
+"""Every message of a job, as frozen structs.
+
+Three unions, one per plane: `Data` (workers and servers, header beside raw tensor frames), `Node`
+(a training process and the master, carried by the agent between them) and `Agent` (an agent and
+the master). All are msgpack on the wire and are the very events that the pure state machines take,
+so what the explorer in ``tests/model`` permutes is what production sends.
+
+Rules (DESIGN, invariant 4): every message names ``epoch_no`` and the incarnation ``inc`` of its
+sender; a receiver acts only if ``epoch_no`` equals its own. Senders repeat until answered.
+"""
+
+import msgspec
+
+from paceline.base.samples import Span
+from paceline.wire.schema import ModelSchema
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """Base of all messages; the tag on the wire is the class name."""
+
+
+# --------------------------------------------------------------------------- shared vocabulary
+
+
+class Server(msgspec.Struct, frozen=True, array_like=True):
+    """One server of a map: its incarnation and where its data plane listens."""
+
+    inc: int
+    node: str
+    address: str
+
+
+class ServerMap(msgspec.Struct, frozen=True, kw_only=True):
+    """Who holds what: ``owners[b]`` is the index in ``servers`` of the owner of bucket b.
+
+    The first server is the leader.
+    """
+
+    version: int
+    servers: tuple[Server, ...]
+    owners: tuple[int, ...]
+
+
+class Feed(msgspec.Struct, frozen=True, kw_only=True):
+    """One call of ``job.batches`` or ``job.evaluate``: a source, read for some epochs.
+
+    ``num_samples`` counts one epoch; None: an unbounded stream, read by partition. ``first_step``
+    is the step before the feed's first slice (synchronous modes); the master fills it in.
+    """
+
+    feed: int
+    purpose: str
+    """``train`` or ``evaluate``."""
+    num_samples: int | None
+    epochs: int
+    batch_size: int
+    shard_size: int
+    shuffle: bool
+    seed: int
+    first_step: int = 0
+
+    def line(self, partition: int = 0) -> int:
+        """The line of a partition; a feed of known length has the one partition 0."""
+        return self.feed * LINES_PER_FEED + partition
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Slices of one epoch; the last may be smaller. 0: not known (a stream)."""
+        return -(-(self.num_samples or 0) // self.batch_size)
+
+    @property
+    def last_step(self) -> int:
+        """The step of the feed's last slice."""
+        return self.first_step + self.steps_per_epoch * self.epochs
+
+    def slice_of(self, step: int) -> Span:
+        """The global batch of ``step`` (first_step < step <= last_step), as positions."""
+        epoch, k = divmod(step - self.first_step - 1, self.steps_per_epoch)
+        size = self.num_samples or 0
+        start = k * self.batch_size
+        stop = min(start + self.batch_size, size)
+        return Span(self.line(), epoch * size + start, epoch * size + stop)
+
+    def step_of(self, position: int) -> int:
+        """The step whose slice contains the position."""
+        epoch, offset = divmod(position, self.num_samples or 1)
+        return self.first_step + epoch * self.steps_per_epoch + offset // self.batch_size + 1
+
+
+LINES_PER_FEED = 1 << 20
+
+
+def feed_of(line: int) -> int:
+    """The feed that a line belongs to."""
+    return line // LINES_PER_FEED
+
+
+class CutRef(msgspec.Struct, frozen=True, kw_only=True):
+    """A cut that can be loaded: one file per server that took part, with its checksum."""
+
+    cut_no: int
+    directory: str
+
+
+# --------------------------------------------------------------------------- entries of the order
+
+
+class Included(msgspec.Struct, frozen=True, array_like=True):
+    """All contributions of ``inc`` up to ``seq`` (BSP: those tagged with the entry's step)."""
+
+    inc: int
+    seq: int
+
+
+class Update(Message, frozen=True):
+    """Apply these contributions; ``step`` > 0: as one synchronous step."""
+
+    included: tuple[Included, ...]
+    step: int = 0
+
+
+class Cut(Message, frozen=True):
+    """Copy the state at this position."""
+
+    cut_no: int
+
+
+Entry = Update | Cut
+
+
+# --------------------------------------------------------------------------- data plane
+
+
+class Part(Message, frozen=True):
+    """worker -> each server: its share of one contribution; tensors follow as frames.
+
+    ``slice`` (BSP) is the slice of the epoch that step ``step`` consists of.
+    """
+
+    epoch_no: int
+    inc: int
+    seq: int
+    map_version: int
+    spans: tuple[Span, ...]
+    weight: int
+    step: int = 0
+    slice: Span | None = None
+    rates: tuple[float, ...] = ()
+    tables: tuple[int, ...] = ()
+    """Tables with sparse gradients here, in the order of their (ids, gradients) frames."""
+    dense: tuple[str, ...] = ()
+    """Dtypes of the dense gradient frames, which come first."""
+
+
+class Held(Message, frozen=True):
+    """server -> worker: the part of ``seq`` is in memory."""
+
+    epoch_no: int
+    server: int
+    inc: int
+    seq: int
+
+
+class Ready(Message, frozen=True):
+    """worker -> leader: all servers hold all contributions up to ``seq`` (BSP: of ``step``)."""
+
+    epoch_no: int
+    inc: int
+    seq: int
+    map_version: int
+    step: int = 0
+
+
+class Ordered(Message, frozen=True):
+    """leader -> worker: everything of ``inc`` up to ``seq`` is in the order."""
+
+    epoch_no: int
+    inc: int
+    seq: int
+
+
+class Pull(Message, frozen=True):
+    """worker -> server: answer when ``step`` >= min_step. Frames: one id array per table."""
+
+    epoch_no: int
+    inc: int
+    ticket: int
+    min_step: int = 0
+    clock: int = -1
+    """SSP: contributions this worker has offered; -1: it is idle and nobody waits for it."""
+    tables: tuple[int, ...] = ()
+    dense: bool = True
+
+
+class Pulled(Message, frozen=True):
+    """server -> worker: dense frames (by dtype), then one row frame per table of the pull."""
+
+    epoch_no: int
+    server: int
+    inc: int
+    ticket: int
+    step: int
+    last_seq: int
+    handler_s: float = 0.0
+    dense: tuple[str, ...] = ()
+
+
+class Refused(Message, frozen=True):
+    """server -> worker: not now ("not yet", old epoch) or never (``fenced``)."""
+
+    epoch_no: int
+    server: int
+    inc: int
+    fenced: bool = False
+
+
+class Order(Message, frozen=True):
+    """leader -> server: entries at positions ``start``, ``start + 1``, …
+
+    ``fenced``: pairs (inc, position): no entry after that position contains inc.
+    """
+
+    epoch_no: int
+    start: int
+    entries: tuple[Entry, ...]
+    fenced: tuple[tuple[int, int], ...] = ()
+
+
+class At(Message, frozen=True):
+    """server -> leader: everything up to ``position`` is applied."""
+
+    epoch_no: int
+    server: int
+    position: int
+
+
+class Export(Message, frozen=True):
+    """worker -> server: send keys and rows of a table, from row ``offset`` (state_dict)."""
+
+    epoch_no: int
+    inc: int
+    ticket: int
+    table: int
+
+
+class Exported(Message, frozen=True):
+    """server -> worker: frames keys, rows."""
+
+    epoch_no: int
+    server: int
+    inc: int
+    ticket: int
+    table: int
+
+
+Data = Part | Held | Ready | Ordered | Pull | Pulled | Refused | Order | At | Export | Exported
+
+
+# --------------------------------------------------------------------------- node plane, up
+
+
+class ProcessUp(Message, frozen=True):
+    """process -> agent, master: alive. ``address``: a server's data plane."""
+
+    node: str
+    inc: int
+    pid: int
+    role: str
+    address: str = ""
+
+
+class Prepared(Message, frozen=True):
+    """worker -> master: ``prepare`` was called with a model of this schema."""
+
+    inc: int
+    schema: ModelSchema
+
+
+class InitialWritten(Message, frozen=True):
+    """worker -> master: the initial cut is complete in its directory."""
+
+    inc: int
+
+
+class OpenFeed(Message, frozen=True):
+    """worker -> master: ``job.batches`` was called. Answer: FeedOpened, same for all workers."""
+
+    inc: int
+    feed: Feed
+
+
+class LeaseRequest(Message, frozen=True):
+    """worker -> master: more samples of ``feed``. The same n gets the same grant.
+
+    ``step`` (BSP): the undecided step; ``starving``: nothing is left to offer for it. ``ends``: how
+    far the worker sees each partition of a stream, and whether that is all (``finished``).
+    ``handled`` (at-least-once): applied on every server.
+    """
+
+    epoch_no: int
+    inc: int
+    n: int
+    feed: int
+    step: int = 0
+    starving: bool = False
+    ends: tuple[tuple[int, int], ...] = ()
+    finished: bool = False
+    handled: tuple[Span, ...] = ()
+
+
+class EvaluateResult(Message, frozen=True):
+    """worker -> master: values of one span (safetensors bytes); resent until Evaluated."""
+
+    epoch_no: int
+    inc: int
+    feed: int
+    span: Span
+    values: bytes
+
+
+class FenceAnswer(Message, frozen=True):
+    """leader -> master: nothing of ``fenced`` enters any more; what is in the model."""
+
+    epoch_no: int
+    inc: int
+    fenced: int
+    committed: tuple[Span, ...]
+
+
+class Committed(Message, frozen=True):
+    """leader -> master: the committed set and step now."""
+
+    epoch_no: int
+    inc: int
+    step: int
+    committed: tuple[Span, ...]
+
+
+class Copied(Message, frozen=True):
+    """server -> master: my copy of the cut would survive the loss of my node."""
+
+    epoch_no: int
+    inc: int
+    cut_no: int
+    position: int
+    step: int
+    committed: tuple[Span, ...]
+    file: str = ""
+    checksum: str = ""
+    num_bytes: int = 0
+    pause_s: float = 0.0
+
+
+class Restored(Message, frozen=True):
+    """server -> master: I am in this epoch now."""
+
+    epoch_no: int
+    inc: int
+
+
+class ScriptError(Message, frozen=True):
+    """worker -> agent, master: the script raised; sent before the process exits."""
+
+    inc: int
+    kind: str
+    """Qualified name of the exception's class."""
+    traceback: str
+    in_user_code: bool
+    step: int
+
+
+class Finished(Message, frozen=True):
+    """worker -> master: the script returned."""
+
+    inc: int
+
+
+NodeUp = (
+    ProcessUp
+    | Prepared
+    | InitialWritten
+    | OpenFeed
+    | LeaseRequest
+    | EvaluateResult
+    | FenceAnswer
+    | Committed
+    | Copied
+    | Restored
+    | ScriptError
+    | Finished
+)
+
+
+# --------------------------------------------------------------------------- node plane, down
+
+
+class WriteInitial(Message, frozen=True):
+    """master -> one worker: write the initial values as cut 0 into this directory."""
+
+    inc: int
+    directory: str
+
+
+class FeedOpened(Message, frozen=True):
+    """master -> worker: the feed as all workers read it."""
+
+    inc: int
+    feed: Feed
+
+
+class Grant(Message, frozen=True):
+    """master -> worker: the answer to request n. ``end``: the feed is complete."""
+
+    epoch_no: int
+    inc: int
+    n: int
+    feed: int
+    spans: tuple[Span, ...] = ()
+    end: bool = False
+
+
+class Evaluated(Message, frozen=True):
+    """master -> worker: results of an evaluation so far stored (``done``: directory of parts)."""
+
+    inc: int
+    feed: int
+    span: Span | None = None
+    directory: str = ""
+
+
+class Restore(Message, frozen=True):
+    """master -> one server incarnation: load your share of the cut under this map."""
+
+    epoch_no: int
+    inc: int
+    cut: CutRef
+    map: ServerMap
+    mode: str
+    """``bsp``, ``ssp`` or ``asp``."""
+    samples: str
+    """``exactly-once``, ``at-least-once`` or ``at-most-once``."""
+    staleness: int = 0
+
+
+class NewEpoch(Message, frozen=True):
+    """master -> worker: drop all work; these are the servers now."""
+
+    epoch_no: int
+    inc: int
+    map: ServerMap
+    step: int
+    """The cut's step: where synchronous modes go on."""
+
+
+class Fence(Message, frozen=True):
+    """master -> leader: let nothing of ``fenced`` into the order any more."""
+
+    epoch_no: int
+    inc: int
+    fenced: int
+
+
+class TakeCut(Message, frozen=True):
+    """master -> leader: order a cut; a repetition does nothing."""
+
+    epoch_no: int
+    inc: int
+    cut_no: int
+
+
+class Stop(Message, frozen=True):
+    """master -> process: finish the step and leave in order."""
+
+    inc: int
+
+
+NodeDown = (
+    WriteInitial | FeedOpened | Grant | Evaluated | Restore | NewEpoch | Fence | TakeCut | Stop
+)
+
+
+# --------------------------------------------------------------------------- agent and master
+
+
+class ExitEvidence(msgspec.Struct, frozen=True, kw_only=True):
+    """How a training process ended, as its agent saw it."""
+
+    exit_code: int | None = None
+    """None: not known (the agent that could have waited for it is gone)."""
+    signal: int | None = None
+    oom_kills: int = 0
+    """Increase of the cgroup's oom_kill counter during this life."""
+    stopped_by_us: bool = False
+    log_tail: str = ""
+
+
+class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """One heartbeat's worth of a training process, from the step ledger and the kernel."""
+
+    inc: int
+    step: int = 0
+    samples: int = 0
+    """Samples handed to the training loop in this life."""
+    steps: int = 0
+    compute_s: float = 0.0
+    """T^w: mean of the newest steps, thread time without waits (antdt, section II)."""
+    server_s: float = 0.0
+    message_s: float = 0.0
+    bpt_s: float = 0.0
+    """Batch processing time: mean wall time of the newest steps."""
+    idle_s: float = 0.0
+    cpu_s: float = 0.0
+    rss_bytes: int = 0
+    throttled_s: float = 0.0
+
+
+class AgentHello(Message, frozen=True):
+    """agent -> master: first on each stream."""
+
+    node: str
+    agent_pid: int
+    host: str
+    running: tuple[ProcessUp, ...] = ()
+
+
+class Heartbeat(Message, frozen=True):
+    """agent -> master."""
+
+    node: str
+    facts: NodeFacts | None = None
+
+
+class FromProcess(Message, frozen=True):
+    """agent -> master: a message of the node's training process."""
+
+    node: str
+    body: NodeUp
+
+
+class ProcessExited(Message, frozen=True):
+    """agent -> master: repeated at each reconnect until acknowledged by a new StartProcess/Leave."""
+
+    node: str
+    inc: int
+    evidence: ExitEvidence
+
+
+class StartProcess(Message, frozen=True):
+    """master -> agent: run incarnation ``inc`` of your node. Repetitions do nothing."""
+
+    inc: int
+    role: str
+    rank: int
+    num_workers: int
+
+
+class StopProcess(Message, frozen=True):
+    """master -> agent: end incarnation ``inc``: in order, after ``grace_s`` by force."""
+
+    inc: int
+    grace_s: float
+
+
+class ToProcess(Message, frozen=True):
+    """master -> agent: deliver to the training process of incarnation ``inc``."""
+
+    inc: int
+    body: NodeDown
+
+
+class Leave(Message, frozen=True):
+    """master -> agent: end everything of this node and exit."""
+
+
+AgentUp = AgentHello | Heartbeat | FromProcess | ProcessExited
+AgentDown = StartProcess | StopProcess | ToProcess | Leave

@@ -1,0 +1,61 @@
+"""What a model consists of, as servers, workers and cut files describe it.
+
+Dense parameters of one dtype are laid end to end and cut in blocks of ``block_elems`` elements;
+embedding rows fall into ``NUM_BUCKETS`` hash buckets. Blocks and buckets share one owner table:
+block ``k`` lives with bucket ``k % NUM_BUCKETS``.
+"""
+
+import msgspec
+
+NUM_BUCKETS = 64
+
+
+class OptimizerGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """One torch parameter group, as the servers run it.
+
+    ``kind`` is one of sgd, adagrad, rowwise_adagrad, adam, adamw, ftrl. ``hyper`` holds the remaining
+    hyper-parameters by torch's names (momentum, eps, beta1, beta2, weight_decay, ...). The
+    learning rate is not here: it is read at every step and travels with each contribution.
+    """
+
+    kind: str
+    hyper: dict[str, float] = {}
+
+
+class DenseTensor(msgspec.Struct, frozen=True, kw_only=True):
+    """One dense parameter; ``offset`` counts elements in the flat vector of its dtype."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    """``float32`` or ``float64``."""
+    offset: int
+    group: int
+
+
+class Table(msgspec.Struct, frozen=True, kw_only=True):
+    """One embedding table; ``num_rows`` None means dynamic (64-bit keys, rows on first use)."""
+
+    name: str
+    dim: int
+    dtype: str
+    group: int
+    num_rows: int | None = None
+    init_seed: int = 0
+    init_std: float = 0.01
+    """Dynamic tables: rows start as N(0, init_std), a pure function of (seed, key)."""
+    admit: int = 1
+    """Dynamic tables: a key gets a row when it was seen this many times."""
+    ttl_steps: int | None = None
+    """Dynamic tables: rows unused for this many applied updates are evicted. None: never."""
+    capacity: int | None = None
+    """Dynamic tables: rows kept at most (least recently used go first). None: no bound."""
+
+
+class ModelSchema(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything a fresh server must know to hold its share of the model."""
+
+    dense: tuple[DenseTensor, ...] = ()
+    tables: tuple[Table, ...] = ()
+    groups: tuple[OptimizerGroup, ...] = ()
+    block_elems: int = 65_536

@@ -1,0 +1,213 @@
+"""The job spec: everything a user may ask of one job, checked and with all defaults filled in.
+
+The CLI builds it once from defaults, a YAML file and flags (``paceline.cli.spec_file``) and saves
+it as ``job.json`` in the job directory, where supervisor, master and agents read it. YAML keys are
+the encoded names of the fields here (``memory`` for ``memory_bytes``). Field names carry the unit:
+the CLI reads ``*_bytes`` as sizes (``512MiB``) and ``*_s`` as durations (``30s``).
+"""
+
+import os
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, Struct, field
+
+from paceline.base.errors import PermanentError
+
+Mode = Literal["bsp", "ssp", "asp"]
+Samples = Literal["exactly-once", "at-least-once", "at-most-once"]
+Transport = Literal["auto", "shm", "ipc", "tcp"]
+Encryption = Literal["off", "curve"]
+
+Count = Annotated[int, Meta(ge=1, le=10_000, examples=[2])]
+Positive = Annotated[int, Meta(ge=1, le=2**62)]
+Seed = Annotated[int, Meta(ge=0, le=2**62)]
+# A year: longer waits overflow the timers of the operating system.
+PositiveSeconds = Annotated[float, Meta(gt=0, le=31_536_000)]
+Seconds = Annotated[float, Meta(ge=0, le=31_536_000)]
+
+STEP_BEFORE_MEASURED_S = 1.0
+"""Stands for the step time until the first step was measured: slow for a click model, so that
+the timeouts derived from it err on the side of patience."""
+
+
+class NodeSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How many nodes of one role, and what each of them may use."""
+
+    count: Count = 1
+    """Nodes of this role. Default 1. ``workers: 4`` is short for ``workers: {count: 4}``."""
+    cpu: Annotated[float, Meta(gt=0, examples=[1.0])] | None = None
+    """Cores, as a quota. Default none: as much as the machine gives."""
+    memory_bytes: Annotated[int, Meta(le=2**60, examples=["2GiB"])] | None = field(
+        default=None, name="memory"
+    )
+    """Limit on memory; a node above it is killed and counted as OOM. Default none."""
+
+
+class DataSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the samples of the job are dealt out."""
+
+    shard_size: Annotated[Positive, Meta(examples=[10_000])] | None = None
+    """Samples per shard. Default none: chosen so that a lease is 2-10 s of its owner's work."""
+    shuffle: bool = True
+    """Whether each epoch is dealt in a new seeded order. Default true; false: in file order."""
+    seed: Annotated[Seed, Meta(examples=[0])] | None = None
+    """Seed of the sample order. Default none: the job's ``seed``; read ``JobSpec.data_seed``."""
+
+
+class CheckpointSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When cuts (model and ledger at one step) are made, and where they go."""
+
+    every_s: PositiveSeconds = 5.0
+    """Seconds between cuts, at least. Default 5: what a lost server costs at most to redo."""
+    share: Annotated[float, Meta(gt=0, le=1)] = 0.02
+    """Part of the job's time that cuts may take; the rarer of this and ``every_s`` holds.
+    Default 0.02, so that a model that is slow to write does not eat the job."""
+    keep: Annotated[int, Meta(ge=1, le=1_000)] = 2
+    """Verified cuts kept on disk. Default 2: if the newest is damaged there is another."""
+    dir: Annotated[str, Meta(examples=["checkpoints"])] | None = None
+    """Folder for cuts. Default none: ``cuts`` in the job directory."""
+
+
+class RestartSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How often and how soon a dead node is started again."""
+
+    budget: Annotated[int, Meta(ge=0, le=1_000_000)] = 10
+    """Relaunches of the whole job before it is given up. Default 10; 0: the first loss ends it."""
+    backoff_s: Seconds = 0.5
+    """Wait before the second relaunch of a node in a row (the first is at once); doubles each
+    time. Default 0.5."""
+    backoff_max_s: Seconds = 30.0
+    """The longest such wait. Default 30."""
+
+
+class TimeoutSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How long to wait for whom; what is None follows the measured step time."""
+
+    heartbeat_s: PositiveSeconds = 0.5
+    """Seconds between an agent's reports. Default 0.5: cheap, and a loss is seen soon."""
+    lost_after_s: Annotated[PositiveSeconds, Meta(examples=["30s"])] | None = None
+    """Silence after which a node counts as unreachable. Default none: the longer of 10 heartbeats
+    and 10 steps."""
+    stop_s: Annotated[PositiveSeconds, Meta(examples=["30s"])] | None = None
+    """Time for an orderly stop (finish the step, commit) before a process is killed. Default none:
+    the longer of 5 s and 5 steps."""
+
+    def derived(self, step_s: float | None) -> "TimeoutSpec":
+        """Fill in what follows the step time (seconds; None: not measured yet)."""
+        step_s = STEP_BEFORE_MEASURED_S if step_s is None else step_s
+        return msgspec.structs.replace(
+            self,
+            lost_after_s=self.lost_after_s or max(10 * self.heartbeat_s, 10 * step_s),
+            stop_s=self.stop_s or max(5.0, 5 * step_s),
+        )
+
+
+class DataPlaneSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How tensors travel between workers and servers."""
+
+    transport: Transport = "auto"
+    """``shm`` and ``ipc`` stay on one host, ``tcp`` reaches any. Default auto: shared memory on
+    one host, tcp between hosts."""
+    encryption: Encryption = "curve"
+    """Of tcp traffic; on one host a 0700 directory protects the rest. Default curve; ``off`` is
+    about 4 times faster and leaves a signed hello."""
+
+
+class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One job, as asked for."""
+
+    script: Annotated[str, Meta(examples=["train.py"])]
+    """Python file with the training loop; absolute once resolved. In a file: relative to it."""
+    args: Annotated[tuple[str, ...], Meta(examples=[["--lr", "0.1"]])] = ()
+    """Arguments of the script. Default none."""
+    name: Annotated[
+        str,
+        Meta(
+            pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z",
+            description="at most 63 letters, digits, '.', '_' and '-', a letter or digit first",
+        ),
+    ] = "job"
+    """What people call the job. Default: the script's name without ``.py``."""
+    seed: Seed = 0
+    """Seed of everything random in the job. Default 0: a run can be repeated unasked."""
+
+    strategy: Literal["ps"] = "ps"
+    """Who holds the model: parameter servers. Default (and so far only) ps."""
+    mode: Mode = "bsp"
+    """Default bsp: every step is one exact global batch, whoever computes it. asp: nobody waits.
+    ssp: the fastest worker is at most ``staleness`` steps ahead of the slowest."""
+    staleness: Annotated[int, Meta(ge=0, le=1_000_000)] = 3
+    """Steps, in mode ssp only (elsewhere setting it is an error). Default 3."""
+    samples: Samples = "exactly-once"
+    """What holds for each sample whatever dies. Default exactly-once; bsp offers nothing else."""
+    solution: Literal["none"] = "none"
+    """Policy against stragglers. Default (and so far only) none."""
+
+    workers: NodeSpec = NodeSpec()
+    """Nodes that run the script. Default 1."""
+    servers: NodeSpec = NodeSpec()
+    """Nodes that hold the model. Default 1."""
+    torch_threads: Annotated[int, Meta(ge=1, le=1_024)] = 1
+    """Threads of torch in each worker. Default 1: workers share the cores of one machine."""
+    env: dict[str, str] = {}
+    """Environment variables added for the training process. Default none."""
+
+    data: DataSpec = DataSpec()
+    """How the samples are dealt out."""
+    batch_size: Annotated[Positive, Meta(examples=[4096])] | None = None
+    """Samples in a global batch. Default none: what the script passes to ``job.batches``."""
+    epochs: Annotated[Positive, Meta(examples=[3])] | None = None
+    """Passes over the data. Default none: what the script passes to ``job.batches``."""
+
+    backend: Literal["local"] = "local"
+    """Where nodes run: processes on this machine. Default (and so far only) local."""
+    pending_s: Seconds = 0.0
+    """Local backend: each launch is held back this long, as a busy cluster would. Default 0."""
+    checkpoint: CheckpointSpec = CheckpointSpec()
+    """When cuts are made and where they go."""
+    restart: RestartSpec = RestartSpec()
+    """How often a dead node is started again."""
+    timeouts: TimeoutSpec = TimeoutSpec()
+    """How long to wait for whom."""
+    data_plane: DataPlaneSpec = DataPlaneSpec()
+    """How tensors travel."""
+
+    sources: dict[str, str] = {}
+    """Where each value that is not a default was set: dotted key -> ``job.yaml:7`` or
+    ``--workers``. Not a key of the YAML file; later errors about a value can name its place."""
+
+    @property
+    def data_seed(self) -> int:
+        """The seed of the sample order."""
+        return self.seed if self.data.seed is None else self.data.seed
+
+
+def save(spec: JobSpec, path: Path) -> None:
+    """Write ``spec`` as JSON, for its owner only; a reader sees the old file or the new one."""
+    text = msgspec.json.format(msgspec.json.encode(spec), indent=2)
+    temporary = path.with_name(path.name + ".tmp")
+    # The environment of the job may hold secrets, hence 0600.
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with open(descriptor, "wb") as file:
+        file.write(text + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def load(path: Path) -> JobSpec:
+    """Read what ``save`` wrote.
+
+    Raises:
+        PermanentError: the file is damaged or of another version.
+        OSError: it cannot be read.
+    """
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=JobSpec)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise PermanentError(
+            f"{path}: got a file that is no job spec of this version of paceline ({error}), "
+            "expected what `paceline run` wrote; start the job again from its script or spec"
+        ) from error

@@ -1,0 +1,219 @@
+"""The step ledger: one page of memory in which a training process says what it has done.
+
+Written by the training thread without a system call, read by the agent at its own pace. It is a
+file in the run directory, so it outlives a crash of its writer. One writer, any number of readers.
+
+    ledger = StepLedgerWriter(path, inc=7)             # replaces the file in one step
+    ledger.write(step=1, t_start_s=…, bpt_s=…, compute_s=…, server_s=…, message_s=…, wait_s=…,
+                 samples=512)
+    ledger.mark(now_s, EVALUATING)                     # 0: training
+
+    reader = StepLedgerReader(path)
+    page = reader.read()                               # None: there is none yet
+    page.inc, page.pid, page.newest (totals included), page.records (new since the last read),
+    page.flags, page.written_s
+
+The file is an array of doubles (an integer below 2^53 is exact in one). Record n lies in slot
+``n % num_slots`` between two stamps ``n + 1``. The writer stores the front stamp, the fields, the
+back stamp, and then the count in the header: a writer killed midway has not counted its torn
+record. The reader loads the back stamp first and the front stamp last, and drops a record that the
+writer, a whole round ahead, is overwriting. (Stores become visible in this order on x86-64;
+elsewhere a torn record would need the reader to hit a window of nanoseconds.) A new incarnation
+writes a new file and renames it over the old one: a reader sees one or the other, and an old
+process that still writes does so into a file that nobody reads.
+"""
+
+import mmap
+import os
+import time
+from array import array
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from paceline.base.errors import ConfigError
+
+EVALUATING = 1
+CHECKPOINTING = 2
+
+_MAGIC = b"PACELED1"
+_WORD_BYTES = 8
+_INC, _PID, _SLOTS, _WRITTEN, _FLAGS, _COUNT = 1, 2, 3, 4, 5, 6
+"""Words of the header; word 0 is the magic."""
+_FIRST = 8
+_WORDS = 16
+"""Of a record: front stamp, the fields of StepRecord, back stamp."""
+
+
+class StepRecord(NamedTuple):
+    """One step, and the totals of this life up to and including it. Times in seconds."""
+
+    step: int
+    t_start_s: float
+    """Monotonic clock."""
+    bpt_s: float
+    """Batch processing time: wall time of the step."""
+    compute_s: float
+    server_s: float
+    message_s: float
+    wait_s: float
+    samples: int
+    total_steps: int
+    total_samples: int
+    total_compute_s: float
+    total_server_s: float
+    total_message_s: float
+    total_wait_s: float
+
+
+_COUNTS_AT = [i for i, kind in enumerate(StepRecord.__annotations__.values()) if kind is int]
+
+
+class LedgerPage(NamedTuple):
+    """What a reader sees."""
+
+    inc: int
+    pid: int
+    newest: StepRecord | None
+    records: tuple[StepRecord, ...]
+    """Steps since the previous read, oldest first; those overwritten meanwhile are missing."""
+    written_s: float
+    """Monotonic time of the writer's last sign of life."""
+    flags: int
+    """EVALUATING, CHECKPOINTING or 0."""
+
+
+class StepLedgerWriter:
+    """The training process's end."""
+
+    def __init__(self, path: Path, inc: int, num_slots: int = 1024) -> None:
+        self._slots = num_slots
+        self._count = 0
+        self._samples = 0
+        self._totals = (0.0, 0.0, 0.0, 0.0)
+        fresh = path.with_name(f"{path.name}.{os.getpid()}")
+        size = (_FIRST + num_slots * _WORDS) * _WORD_BYTES
+        descriptor = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+        try:
+            # Without this a full file system would kill us at the first write, by SIGBUS.
+            os.posix_fallocate(descriptor, 0, size)
+            page = mmap.mmap(descriptor, size)
+        finally:
+            os.close(descriptor)
+        page[: len(_MAGIC)] = _MAGIC
+        self._words: memoryview[float] = memoryview(page).cast("d")
+        header = (inc, os.getpid(), num_slots, time.monotonic(), 0, 0)
+        self._words[_INC : _COUNT + 1] = array("d", header)
+        fresh.rename(path)
+
+    def write(
+        self,
+        *,
+        step: int,
+        t_start_s: float,
+        bpt_s: float,
+        compute_s: float,
+        server_s: float,
+        message_s: float,
+        wait_s: float,
+        samples: int,
+    ) -> None:
+        """Add a step that ended at ``t_start_s + bpt_s`` (monotonic clock)."""
+        words = self._words
+        at = _FIRST + self._count % self._slots * _WORDS
+        self._count = stamp = self._count + 1
+        self._samples += samples
+        compute, server, message, wait = self._totals
+        self._totals = totals = (
+            compute + compute_s,
+            server + server_s,
+            message + message_s,
+            wait + wait_s,
+        )
+        step_fields = (step, t_start_s, bpt_s, compute_s, server_s, message_s, wait_s, samples)
+        # Not struct.pack_into: it clears its target first, and so would tear stamps and count.
+        words[at] = stamp
+        words[at + 1 : at + _WORDS - 1] = array("d", (*step_fields, stamp, self._samples, *totals))
+        words[at + _WORDS - 1] = stamp
+        words[_WRITTEN] = t_start_s + bpt_s
+        words[_FLAGS] = 0
+        words[_COUNT] = stamp
+
+    def mark(self, now_s: float, flags: int = 0) -> None:
+        """Give a sign of life between steps, and say what keeps the training loop."""
+        self._words[_WRITTEN] = now_s
+        self._words[_FLAGS] = flags
+
+
+class StepLedgerReader:
+    """The agent's end; survives a missing file, a new incarnation and a writer killed midway."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._words: memoryview[float] | None = None
+        self._file = (0, 0)
+        self._next = 0
+        self._newest: StepRecord | None = None
+
+    def read(self) -> LedgerPage | None:
+        """All that is new; None: no process has opened this ledger yet.
+
+        Raises:
+            ConfigError: the file is not a step ledger.
+        """
+        self._open_newest()
+        words = self._words
+        if words is None:
+            return None
+        count, num_slots = int(words[_COUNT]), int(words[_SLOTS])
+        first = max(self._next, count - num_slots)
+        taken = (_take(words, n, num_slots) for n in range(first, count))
+        records = tuple(record for record in taken if record is not None)
+        self._next = count
+        if records:
+            self._newest = records[-1]
+        return LedgerPage(
+            inc=int(words[_INC]),
+            pid=int(words[_PID]),
+            newest=self._newest,
+            records=records,
+            written_s=words[_WRITTEN],
+            flags=int(words[_FLAGS]),
+        )
+
+    def _open_newest(self) -> None:
+        """Map the file again if another one took its name."""
+        try:
+            descriptor = os.open(self._path, os.O_RDONLY)
+        except FileNotFoundError:
+            return
+        try:
+            found = os.fstat(descriptor)
+            if self._words is None or (found.st_dev, found.st_ino) != self._file:
+                self._map_file(descriptor, found)
+        finally:
+            os.close(descriptor)
+
+    def _map_file(self, descriptor: int, found: os.stat_result) -> None:
+        head = os.pread(descriptor, len(_MAGIC), 0)
+        if head != _MAGIC or found.st_size < (_FIRST + _WORDS) * _WORD_BYTES:
+            raise ConfigError(
+                f"{self._path} begins with {head!r}, expected {_MAGIC!r}: written by another "
+                "version of paceline; end the job's processes and start it again"
+            )
+        page = mmap.mmap(descriptor, found.st_size, prot=mmap.PROT_READ)
+        self._words = memoryview(page).cast("d")
+        self._file = (found.st_dev, found.st_ino)
+        self._next = 0
+        self._newest = None
+
+
+def _take(words: "memoryview[float]", n: int, num_slots: int) -> StepRecord | None:
+    """Record n; None: the writer has come round and overwrites it."""
+    at = _FIRST + n % num_slots * _WORDS
+    back = words[at + _WORDS - 1]
+    fields: list[Any] = words[at + 1 : at + _WORDS - 1].tolist()
+    if not back == words[at] == n + 1:
+        return None
+    for i in _COUNTS_AT:
+        fields[i] = int(fields[i])
+    return StepRecord._make(fields)

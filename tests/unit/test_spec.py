@@ -1,0 +1,168 @@
+"""A job spec is read from file and flags, keeps its sources, and survives its job file."""
+
+import os
+import stat
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from paceline.base.errors import PermanentError
+from paceline.cli.spec_file import explain, flag_of, resolve
+from paceline.cli.spec_values import LEAVES, parse_duration_s, parse_size_bytes
+from paceline.wire.spec import JobSpec, NodeSpec, TimeoutSpec, load, save
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A current folder with a script in it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    (tmp_path / "folder").mkdir()
+    return tmp_path
+
+
+def test_flags_win_over_the_file_and_the_file_over_defaults() -> None:
+    Path("job.yaml").write_text("script: train.py\nworkers: {count: 4, memory: 2GB}\nseed: 7\n")
+    spec = resolve("job.yaml", {"workers": "3", "mode": "asp"}, args=["--lr", "0.1"])
+    assert spec.workers == NodeSpec(count=3, memory_bytes=2_000_000_000)
+    assert (spec.mode, spec.seed, spec.data_seed, spec.servers) == ("asp", 7, 7, NodeSpec())
+    assert spec.args == ("--lr", "0.1")
+    assert spec.sources == {
+        "script": "job.yaml:1",
+        "workers.count": "--workers",
+        "workers.memory": "job.yaml:2",
+        "seed": "job.yaml:3",
+        "mode": "--mode",
+        "args": "command line",
+    }
+
+
+def test_a_script_alone_is_a_job_with_all_defaults(here: Path) -> None:
+    spec = resolve("train.py", {})
+    script = str(here / "train.py")
+    assert spec == JobSpec(script=script, name="train", sources={"script": "command line"})
+
+
+def test_a_script_with_an_odd_name_still_gives_a_job_name() -> None:
+    Path("__my first&job.py").touch()
+    assert resolve("__my first&job.py", {}).name == "my-first-job"
+
+
+def test_paths_in_a_spec_are_relative_to_its_folder(here: Path) -> None:
+    (here / "folder" / "deep.py").touch()
+    (here / "folder" / "job.yml").write_text("script: deep.py\ncheckpoint: {dir: cuts}\n")
+    spec = resolve("folder/job.yml", {})
+    assert spec.script == str(here / "folder" / "deep.py")
+    assert spec.checkpoint.dir == str(here / "folder" / "cuts")
+
+
+def test_words_keep_their_spelling_whatever_yaml_makes_of_them() -> None:
+    Path("job.yaml").write_text(
+        "script: train.py\nargs: [010, 1e-3, yes, null-ish]\nenv: {A: on, B: 1_0}\n"
+        "data_plane: {encryption: off}\nname: 2024\nbatch_size: 4_096\n"
+    )
+    spec = resolve("job.yaml", {})
+    assert spec.args == ("010", "1e-3", "yes", "null-ish")
+    assert spec.env == {"A": "on", "B": "1_0"}
+    assert (spec.data_plane.encryption, spec.name, spec.batch_size) == ("off", "2024", 4096)
+
+
+def test_null_takes_an_optional_value_back_to_none() -> None:
+    Path("job.yaml").write_text("script: train.py\ncheckpoint: {dir: cuts}\n")
+    assert resolve("job.yaml", {"checkpoint.dir": "null"}).checkpoint.dir is None
+
+
+def test_a_file_with_every_key_is_read() -> None:
+    Path("job.yaml").write_text(
+        "script: train.py\nargs: [a]\nname: n\nseed: 1\nstrategy: ps\nmode: ssp\nstaleness: 2\n"
+        "samples: at-most-once\nsolution: none\nworkers: {count: 2, cpu: 0.5, memory: 1GiB}\n"
+        "servers: {count: 2, cpu: 1, memory: 512MiB}\ntorch_threads: 2\nenv: {A: b}\n"
+        "data: {shard_size: 10, shuffle: no, seed: 3}\nbatch_size: 8\nepochs: 2\n"
+        "backend: local\npending_s: 200ms\n"
+        "checkpoint: {every_s: 1m, share: 0.1, keep: 3, dir: d}\n"
+        "restart: {budget: 0, backoff_s: 0, backoff_max_s: 1h}\n"
+        "timeouts: {heartbeat_s: 0.1, lost_after_s: 9s, stop_s: 2}\n"
+        "data_plane: {transport: tcp, encryption: curve}\n"
+    )
+    spec = resolve("job.yaml", {})
+    assert set(spec.sources) == {*LEAVES, "env.A"}
+    assert not [line for line in explain(spec) if line.endswith("(default)")]
+    assert (spec.data_seed, spec.pending_s, spec.restart.backoff_max_s) == (3, 0.2, 3600.0)
+
+
+def test_explain_names_each_value_and_its_source_but_hides_the_environment() -> None:
+    Path("job.yaml").write_text("script: train.py\nworkers: 4\nenv: {TOKEN: secret}\n")
+    lines = explain(resolve("job.yaml", {"servers.memory": "2GiB"}))
+    assert "workers.count = 4  (job.yaml:2)" in lines
+    assert "servers.memory = 2GiB  (--set servers.memory)" in lines
+    assert "checkpoint.every_s = 5s  (default)" in lines
+    assert "batch_size = none  (default)" in lines
+    assert "env.TOKEN = ***  (job.yaml:3)" in lines
+    assert "secret" not in "\n".join(lines)
+
+
+def test_every_default_is_a_value_that_the_reader_takes() -> None:
+    flags = {
+        key: "null" if leaf.default is None else leaf.example
+        for key, leaf in LEAVES.items()
+        if key not in {"script", "args", "name"}
+    }
+    spec = resolve("train.py", flags | {"mode": "ssp", "workers.count": "1", "servers.count": "1"})
+    assert msgspec.structs.replace(spec, sources={}, mode="bsp", name="job") == JobSpec(
+        script=spec.script
+    )
+
+
+def test_flags_are_named_after_keys() -> None:
+    keys = ["batch_size", "pending_s", "workers", "checkpoint.keep", "script"]
+    assert [flag_of(key) for key in keys] == [
+        "--batch-size",
+        "--pending",
+        "--workers",
+        "--set checkpoint.keep",
+        "--set script",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("512MiB", 2**29), ("2GB", 2 * 10**9), ("1.5 kib", 1536), ("7", 7), ("1B", 1),
+     ("2G", None), ("-1B", None), ("", None), ("1e3", None)],
+)  # fmt: skip
+def test_sizes_are_read_in_decimal_and_binary_units(text: str, size: int | None) -> None:
+    assert parse_size_bytes(text) == size
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("30s", 30.0), ("5m", 300.0), ("2h", 7200.0), ("250ms", 0.25), ("0.5", 0.5),
+     ("5 min", 300.0), ("5d", None), ("-1s", None), ("nan", None), ("inf", None)],
+)  # fmt: skip
+def test_durations_are_read_as_seconds(text: str, seconds: float | None) -> None:
+    assert parse_duration_s(text) == seconds
+
+
+def test_a_saved_spec_is_loaded_as_it_was_and_is_private() -> None:
+    spec = resolve("train.py", {"workers": "3", "env.A": "1", "servers.memory": "2GiB"})
+    save(spec, Path("job.json"))
+    assert load(Path("job.json")) == spec
+    assert stat.S_IMODE(os.stat("job.json").st_mode) == 0o600
+    assert not list(Path().glob("*.tmp"))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", '{"script": "a", "seed": -1}', '{"script": "a", "x":1}']
+)
+def test_a_damaged_spec_in_the_job_directory_is_refused_by_name(text: str) -> None:
+    Path("job.json").write_text(text)
+    with pytest.raises(PermanentError, match=r"^job\.json: got a file that is no job spec"):
+        load(Path("job.json"))
+
+
+def test_timeouts_follow_the_step_time_unless_they_were_set() -> None:
+    assert TimeoutSpec().derived(None) == TimeoutSpec(lost_after_s=10.0, stop_s=5.0)
+    assert TimeoutSpec().derived(0.01) == TimeoutSpec(lost_after_s=5.0, stop_s=5.0)
+    assert TimeoutSpec().derived(3.0) == TimeoutSpec(lost_after_s=30.0, stop_s=15.0)
+    own = TimeoutSpec(lost_after_s=7.0, stop_s=1.0)
+    assert own.derived(100.0) == own
