@@ -1,0 +1,1 @@
+"""The master process: ledger, membership, epochs and cuts."""

@@ -1,0 +1,62 @@
+"""``python -m paceline.master JOBDIR``: the master process of a job.
+
+Exits at once when the job has a master already. Exit code 0: the job has ended, and the outcome
+is written; anything else: start another.
+"""
+
+import argparse
+import asyncio
+import importlib
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+
+from paceline.base.jobdir import JobDir
+from paceline.base.processes import try_lock
+from paceline.master.ports import Backend
+from paceline.master.service import Master
+from paceline.wire.spec import JobSpec, load
+
+
+def open_backend(job: JobDir, spec: JobSpec) -> Backend:
+    """The place where the job's nodes run.
+
+    Found by name: backends know the master's port, the master knows no backend.
+    """
+    module = importlib.import_module(f"paceline.backends.{spec.backend}.backend")
+    backend: Backend = module.LocalBackend(job, spec.pending_s)
+    return backend
+
+
+async def serve(job: JobDir, spec: JobSpec) -> None:
+    """Run the master in this event loop."""
+    master = Master(job, spec, open_backend(job, spec))
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, master.stop_nowait)
+    await master.run()
+
+
+def main() -> None:
+    """Entry point."""
+    parser = argparse.ArgumentParser(prog="python -m paceline.master")
+    parser.add_argument("job_dir", type=Path)
+    options = parser.parse_args()
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
+    )
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    job = JobDir(options.job_dir.absolute())
+    lock = try_lock(job.master_lock)
+    if lock is None:
+        logging.getLogger(__name__).warning("master_runs_already job=%s", job.job_id)
+        return
+    job.make_run_dir()
+    try:
+        asyncio.run(serve(job, load(job.spec)))
+    finally:
+        os.close(lock)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""The folder of cuts as the master keeps it: one directory per cut, manifests, deletion.
+
+Servers (for cut 0: one worker) write the files; the master makes a cut valid by its manifest,
+which is on disk before the journal says so, and removes what nobody needs any more.
+"""
+
+import shutil
+from collections.abc import Container, Iterable
+from pathlib import Path
+
+from paceline.base.errors import PermanentError
+from paceline.master.state import CutValid
+from paceline.wire.cut import CutManifest, verify, write_manifest
+from paceline.wire.messages import Copied
+from paceline.wire.schema import ModelSchema
+
+
+class CutFolder:
+    """All cuts of a job, below ``root``."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def directory(self, cut_no: int) -> Path:
+        """Where the files of a cut are."""
+        return self.root / f"{cut_no:06d}"
+
+    def make(self, cut_no: int) -> Path:
+        """The directory of a cut that is about to be written."""
+        path = self.directory(cut_no)
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def seal(self, valid: CutValid, copies: Iterable[Copied], schema: ModelSchema) -> None:
+        """Write the manifest; the cut can be loaded from then on."""
+        copies = tuple(copies)
+        manifest = CutManifest(
+            cut_no=valid.cut.cut_no,
+            epoch_no=valid.epoch_no,
+            position=max(copy.position for copy in copies),
+            step=valid.step,
+            committed=valid.committed,
+            schema=schema,
+            files={copy.file: copy.checksum for copy in copies if copy.file},
+            num_bytes=sum(copy.num_bytes for copy in copies),
+        )
+        write_manifest(self.directory(valid.cut.cut_no), manifest)
+
+    def delete_others(self, keep: Container[int], newest: int) -> None:
+        """Remove every cut up to ``newest`` that is not to be kept, half-written ones included."""
+        for path in self.root.iterdir():
+            if path.name.isdigit() and int(path.name) <= newest and int(path.name) not in keep:
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def first_undamaged(
+    cuts: Iterable[CutValid], trusted: Container[int]
+) -> tuple[int | None, list[tuple[int, str]]]:
+    """The newest cut whose files are all intact, and those found damaged before it; reads disks.
+
+    Args:
+        cuts: newest first.
+        trusted: cuts that need not be read: just written, and never read so far.
+    """
+    damaged: list[tuple[int, str]] = []
+    for cut in cuts:
+        number = cut.cut.cut_no
+        if number in trusted:
+            return number, damaged
+        try:
+            verify(Path(cut.cut.directory))
+        except PermanentError as error:
+            damaged.append((number, str(error)))
+        else:
+            return number, damaged
+    return None, damaged

@@ -1,0 +1,70 @@
+"""How a job is brought to its end: a pure sequence of stages.
+
+workers (a stop: they finish their step and leave) -> cut (unless the newest one holds everything)
+-> leave (everybody ends) -> over. A failure, or a second request to stop, goes to `leave` at once.
+"""
+
+from enum import IntEnum
+
+import msgspec
+
+
+class Stage(IntEnum):
+    """In this order; a stage may be skipped, none is entered twice."""
+
+    WORKERS = 1
+    CUT = 2
+    LEAVE = 3
+    OVER = 4
+
+
+LAST_CUT_S = 30.0
+"""The last cut may take so long; then the one before it is the last."""
+LEAVE_S = 3.0
+"""For agents to end their processes; who is still there then is ended by force."""
+
+
+class Seen(msgspec.Struct, frozen=True, kw_only=True):
+    """What the master sees of the job right now."""
+
+    workers_alive: int
+    last_cut_no: int
+    servers_up: bool
+    agents_connected: int
+
+
+class Ending(msgspec.Struct, kw_only=True):
+    """The end of one job, under way."""
+
+    state: str
+    """``finished``, ``failed`` or ``stopped``."""
+    stage: Stage = Stage.WORKERS
+    error: str = ""
+    traceback: str = ""
+    exit_code: int = 0
+    wanted_cut: int | None = None
+    """The number of the last cut, once it was asked for."""
+    deadline_s: float = 0.0
+    ended_s: float = 0.0
+    """Unix time at which the work was over."""
+
+    def enter(self, stage: Stage, now_s: float) -> None:
+        """Go on to a stage; a later one stays."""
+        if stage > self.stage:
+            self.stage = stage
+            self.deadline_s = now_s + (LAST_CUT_S if stage is Stage.CUT else LEAVE_S)
+
+    def advance(self, seen: Seen, now_s: float) -> None:
+        """Leave every stage whose work is done, or whose time is over."""
+        if self.stage is Stage.WORKERS and seen.workers_alive == 0:
+            self.enter(Stage.CUT, now_s)
+        if self.stage is Stage.CUT and self._cut_done(seen, now_s):
+            self.enter(Stage.LEAVE, now_s)
+        if self.stage is Stage.LEAVE and (seen.agents_connected == 0 or now_s > self.deadline_s):
+            self.enter(Stage.OVER, now_s)
+
+    def _cut_done(self, seen: Seen, now_s: float) -> bool:
+        there = self.wanted_cut is not None and seen.last_cut_no >= self.wanted_cut
+        # Nobody replaces a server of a job that was told to stop.
+        hopeless = self.state != "finished" and not seen.servers_up
+        return there or hopeless or now_s > self.deadline_s

@@ -1,0 +1,42 @@
+"""Results of evaluations, as workers hand them in: one file per span, in the run directory.
+
+A worker sends the values of each span (``EvaluateResult``, repeated until ``Evaluated`` answers)
+and then asks with an empty span until the answer names the directory, which means: all are there.
+Each epoch has its own directory, since a restored model gives other values. The files survive the
+master; nothing of them is journalled.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from paceline.base.samples import Span
+from paceline.wire.messages import LINES_PER_FEED, EvaluateResult
+
+SUFFIX = ".safetensors"
+
+
+class Evaluations:
+    """The files of one job; ``<root>/<epoch_no>/<feed>/<start>-<stop>.safetensors``."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def directory(self, epoch_no: int, feed: int) -> Path:
+        """Where the parts of one evaluation are."""
+        return self._root / str(epoch_no) / str(feed)
+
+    def store(self, result: EvaluateResult) -> None:
+        """Write one part; it is there completely, or not at all."""
+        directory = self.directory(result.epoch_no, result.feed)
+        directory.mkdir(parents=True, exist_ok=True)
+        path = directory / f"{result.span.start}-{result.span.stop}{SUFFIX}"
+        partial = path.with_suffix(".partial")
+        partial.write_bytes(result.values)
+        partial.replace(path)
+
+    def stored(self, epoch_no: int) -> Iterator[tuple[int, Span]]:
+        """What is there of this epoch: feeds and spans, for a master that was restarted."""
+        for path in (self._root / str(epoch_no)).glob(f"*/*{SUFFIX}"):
+            feed = int(path.parent.name)
+            start, _, stop = path.stem.partition("-")
+            yield feed, Span(feed * LINES_PER_FEED, int(start), int(stop))

@@ -1,0 +1,203 @@
+"""Why a training process ended and what follows: one table of rules over the evidence, pure.
+
+The first row that applies decides. The membership carries the verdict out; the text goes to the
+user (events, status, outcome).
+
+Reference: AntDT (arXiv:2404.09679), section V-D, error classes.
+Differs: the classes are decided by the rows below; preempted and stopped lives cost no budget.
+"""
+
+import signal
+from collections.abc import Callable
+from enum import StrEnum
+
+import msgspec
+
+from paceline.wire.messages import ExitEvidence, ScriptError
+
+
+class Verdict(StrEnum):
+    """What the end of a life means for the node."""
+
+    FINISHED = "finished"
+    STOPPED = "stopped"
+    """By our own order; whoever ordered it knows what comes next."""
+    PREEMPTED = "preempted"
+    OOM = "oom"
+    RETRYABLE = "retryable"
+    UNRETRYABLE = "unretryable"
+
+
+class Evidence(msgspec.Struct, frozen=True, kw_only=True):
+    """All that is known about the end of one life."""
+
+    exit: ExitEvidence
+    error: ScriptError | None = None
+    """What the process itself said before it ended."""
+    finished: bool = False
+    """The script had returned."""
+    any_committed: bool = True
+    """Whether any sample of the job is in the model."""
+    previous: tuple[str, int] | None = None
+    """Exception class and step at which this node's life before this one ended."""
+
+
+class Rule(msgspec.Struct, frozen=True):
+    """One row: where ``applies`` holds, the end is ``verdict`` because of ``reason``."""
+
+    name: str
+    verdict: Verdict
+    applies: Callable[[Evidence], bool]
+    reason: Callable[[Evidence], str]
+
+
+class Judged(msgspec.Struct, frozen=True):
+    """The table's answer."""
+
+    rule: str
+    verdict: Verdict
+    reason: str
+
+
+CONNECTION_ERRORS = frozenset(
+    {
+        "ConnectionError",
+        "ConnectionResetError",
+        "ConnectionRefusedError",
+        "ConnectionAbortedError",
+        "BrokenPipeError",
+        "TimeoutError",
+        "paceline.base.errors.TransientError",
+        "torch.distributed.DistBackendError",
+        "torch.distributed.DistNetworkError",
+        "torch.distributed.DistStoreError",
+        "torch.distributed.distributed_c10d.DistBackendError",
+        "zmq.error.ZMQError",
+        "zmq.error.Again",
+    }
+)
+FINAL_ERRORS = frozenset(
+    {"paceline.base.errors.ConfigError", "paceline.base.errors.PermanentError"}
+)
+INTERNAL_ERROR = "paceline.base.errors.InternalError"
+CRASHES = frozenset(
+    {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGSYS}
+)
+# A shell reports a signal as 128 + its number.
+SHELL_SIGNAL = 128
+
+
+def judge(evidence: Evidence) -> Judged:
+    """The verdict of the first rule that applies; the last one always does."""
+    rule = next(rule for rule in RULES if rule.applies(evidence))
+    return Judged(rule.name, rule.verdict, rule.reason(evidence))
+
+
+def _signal(evidence: Evidence) -> int:
+    if evidence.exit.signal is not None:
+        return evidence.exit.signal
+    code = evidence.exit.exit_code or 0
+    return code - SHELL_SIGNAL if code > SHELL_SIGNAL else 0
+
+
+def _kind(evidence: Evidence) -> str:
+    return evidence.error.kind if evidence.error else ""
+
+
+def _by_user(evidence: Evidence) -> bool:
+    return evidence.error is not None and evidence.error.in_user_code
+
+
+def _repeated(evidence: Evidence) -> bool:
+    error = evidence.error
+    return error is not None and evidence.previous == (error.kind, error.step)
+
+
+def _raised(evidence: Evidence) -> str:
+    error = evidence.error
+    where = "the script" if _by_user(evidence) else "paceline or a library"
+    return f"{_kind(evidence)} in {where} at step {error.step if error else 0}"
+
+
+def _signalled(evidence: Evidence) -> str:
+    number = _signal(evidence)
+    try:
+        return f"signal {signal.Signals(number).name}"
+    except ValueError:
+        return f"signal {number}"
+
+
+RULES: tuple[Rule, ...] = (
+    Rule("finished", Verdict.FINISHED, lambda e: e.finished, lambda _: "the script returned"),
+    Rule("stopped by us", Verdict.STOPPED, lambda e: e.exit.stopped_by_us, lambda _: "as ordered"),
+    Rule(
+        "oom counter",
+        Verdict.OOM,
+        lambda e: e.exit.oom_kills > 0,
+        lambda e: f"out of memory: the cgroup counted {e.exit.oom_kills} oom kill(s)",
+    ),
+    Rule(
+        "memory error",
+        Verdict.OOM,
+        lambda e: _kind(e) == "MemoryError",
+        lambda e: f"out of memory: {_raised(e)}",
+    ),
+    Rule(
+        "internal error",
+        Verdict.UNRETRYABLE,
+        lambda e: _kind(e) == INTERNAL_ERROR,
+        lambda e: f"a rule of paceline was broken: {_raised(e)}",
+    ),
+    Rule(
+        "final error",
+        Verdict.UNRETRYABLE,
+        lambda e: _kind(e) in FINAL_ERRORS,
+        lambda e: f"trying again cannot help: {_raised(e)}",
+    ),
+    Rule(
+        "connection error",
+        Verdict.RETRYABLE,
+        lambda e: _kind(e) in CONNECTION_ERRORS and not _by_user(e),
+        lambda e: f"connection lost: {_raised(e)}",
+    ),
+    Rule(
+        "script error before the first commit",
+        Verdict.UNRETRYABLE,
+        lambda e: _by_user(e) and not e.any_committed,
+        lambda e: f"{_raised(e)}, before anything was trained",
+    ),
+    Rule(
+        "same error twice",
+        Verdict.UNRETRYABLE,
+        _repeated,
+        lambda e: f"{_raised(e)}, for the second time in a row",
+    ),
+    Rule("error", Verdict.RETRYABLE, lambda e: e.error is not None, _raised),
+    Rule(
+        "terminated from outside",
+        Verdict.PREEMPTED,
+        lambda e: _signal(e) == signal.SIGTERM,
+        lambda e: f"{_signalled(e)} from outside the job",
+    ),
+    Rule("killed", Verdict.RETRYABLE, lambda e: _signal(e) == signal.SIGKILL, _signalled),
+    Rule(
+        "crashed",
+        Verdict.RETRYABLE,
+        lambda e: _signal(e) in CRASHES,
+        lambda e: f"crashed: {_signalled(e)}",
+    ),
+    Rule("other signal", Verdict.RETRYABLE, lambda e: _signal(e) > 0, _signalled),
+    Rule(
+        "left early",
+        Verdict.RETRYABLE,
+        lambda e: e.exit.exit_code == 0,
+        lambda _: "exit code 0, but the script had not returned",
+    ),
+    Rule(
+        "exit code",
+        Verdict.RETRYABLE,
+        lambda e: e.exit.exit_code is not None,
+        lambda e: f"exit code {e.exit.exit_code}",
+    ),
+    Rule("unknown", Verdict.RETRYABLE, lambda _: True, lambda _: "gone; nobody saw how"),
+)

@@ -1,0 +1,156 @@
+"""One node of the job as the membership knows it: its state, its journal records, what to do.
+
+Vocabulary only; `paceline.master.membership` decides.
+"""
+
+import msgspec
+
+from paceline.master.state import Record
+from paceline.wire.messages import ProcessUp, ScriptError, StartProcess
+
+# --------------------------------------------------------------------------- records
+
+
+class NodeStarted(Record, frozen=True):
+    """A new life: the number is given to nobody else, whatever happens."""
+
+    node: str
+    inc: int
+    restarts: int = 0
+    """Of this node, so far; only those that cost budget count."""
+    previous: tuple[str, int] | None = None
+    """Exception class and step of the life before."""
+
+
+class NodeFinished(Record, frozen=True):
+    """The node's script has returned: it is not started again."""
+
+    node: str
+
+
+class WorkersWanted(Record, frozen=True):
+    """The job was scaled."""
+
+    count: int
+    next_inc: int = 0
+    """In a snapshot: no life has had this number, or a higher one."""
+
+
+class JobEnded(Record, frozen=True):
+    """The job has ended; who goes on from this journal has a fresh budget."""
+
+
+MemberRecords = NodeStarted | NodeFinished | WorkersWanted | JobEnded
+
+# --------------------------------------------------------------------------- instructions
+
+
+class Keep(msgspec.Struct, frozen=True):
+    """Journal this before anything that follows."""
+
+    record: MemberRecords
+
+
+class Launch(msgspec.Struct, frozen=True):
+    """Have the backend start an agent for the node, in place of any other."""
+
+    node: str
+
+
+class Retire(msgspec.Struct, frozen=True):
+    """The node is to be no more: tell its agent to leave."""
+
+    node: str
+
+
+class Start(msgspec.Struct, frozen=True):
+    """Send to the node's agent."""
+
+    node: str
+    message: StartProcess
+
+
+class End(msgspec.Struct, frozen=True):
+    """Have the agent end this incarnation: in order, after ``grace_s`` by force."""
+
+    node: str
+    inc: int
+    grace_s: float
+
+
+class WorkerUp(msgspec.Struct, frozen=True):
+    """A worker's process is there."""
+
+    inc: int
+
+
+class WorkerLost(msgspec.Struct, frozen=True):
+    """Nothing of this worker may count from here on."""
+
+    inc: int
+
+
+class FailJob(msgspec.Struct, frozen=True):
+    """The job cannot go on."""
+
+    reason: str
+    traceback: str = ""
+    exit_code: int = 1
+
+
+class Tell(msgspec.Struct, frozen=True):
+    """A line for the events file."""
+
+    event: str
+    node: str
+    inc: int = 0
+    reason: str = ""
+
+
+Act = Keep | Launch | Retire | Start | End | WorkerUp | WorkerLost | FailJob | Tell
+
+# --------------------------------------------------------------------------- state
+
+
+class Node(msgspec.Struct):
+    """One node; times by the caller's clock, in seconds."""
+
+    name: str
+    role: str
+    rank: int
+    state: str = "pending"
+    """pending, starting, running, finished, lost, backing off or failed."""
+    note: str = ""
+    inc: int = 0
+    """The newest life; 0: there was none yet."""
+    alive: bool = False
+    """Whether ``inc`` is taken to be alive: started and not known to have ended."""
+    up: ProcessUp | None = None
+    """What the live process said of itself."""
+    up_s: float = 0.0
+    started_s: float = 0.0
+    agent_pid: int = 0
+    started_by: int = 0
+    """The agent that was told to start ``inc``."""
+    connected: bool = False
+    heard_s: float = 0.0
+    """When the agent was last heard, or launched."""
+    greeted: bool = False
+    """Whether the latest agent has said anything yet."""
+    needs_launch: bool = False
+    """Its agent never came up: launch another when the time has come."""
+    replaced: bool = False
+    """Whether the silent agent was launched anew."""
+    missing_since_s: float | None = None
+    retry_at_s: float | None = None
+    restarts: int = 0
+    streak: int = 0
+    """Short lives in a row."""
+    previous: tuple[str, int] | None = None
+    error: ScriptError | None = None
+    returned: bool = False
+    """The script of the present life has returned."""
+    leaving: bool = False
+    """Scaled away, or the job ends: no further life."""
+    killed: bool = False
+    """Ended by the user's `kill`: started again, at no cost."""

@@ -1,0 +1,472 @@
+"""Who belongs to the job and in which life: a pure machine, facts in, instructions out.
+
+It owns the nodes (``worker-0`` …, ``server-0`` …), gives every life of a node's training process
+an incarnation number, decides what an end means (by `paceline.master.exits`) and when to start
+again. The clock is an argument. What must survive the master's death is a record, journalled
+before any instruction of the same answer is carried out; the rest is told anew by the agents.
+
+Silence (DESIGN, section 6): an agent that says nothing is replaced after ``lost_after_s``; that
+harms no process, its successor takes over whatever runs. The process itself is given up only when
+an agent says that it is gone, or when no agent can be had for another ``lost_after_s`` *and* others
+wait for it.
+"""
+
+from collections.abc import Container, Iterator
+
+from paceline.master.exits import Evidence, Judged, Verdict, judge
+from paceline.master.members import (
+    Act,
+    End,
+    FailJob,
+    JobEnded,
+    Keep,
+    Launch,
+    MemberRecords,
+    Node,
+    NodeFinished,
+    NodeStarted,
+    Retire,
+    Start,
+    Tell,
+    WorkerLost,
+    WorkersWanted,
+    WorkerUp,
+)
+from paceline.wire.messages import (
+    AgentHello,
+    ExitEvidence,
+    ProcessExited,
+    ProcessUp,
+    ScriptError,
+    Server,
+    StartProcess,
+)
+from paceline.wire.spec import RestartSpec
+
+NOBODY = -1
+"""An agent that a former master told to start: which one is not known."""
+MISSING_S = 1.0
+"""A new agent that does not know its node's process: its word about the end may be on its way."""
+REPEAT_START_S = 2.0
+"""A StartProcess that got no answer is sent again."""
+FIRST_HELLO_S = 60.0
+"""A launched agent whose first word takes longer is launched again."""
+
+
+class Membership:
+    """The machine."""
+
+    def __init__(
+        self,
+        *,
+        num_workers: int,
+        num_servers: int,
+        restart: RestartSpec,
+        pending_s: float = 0.0,
+    ) -> None:
+        """``pending_s``: how long a launch may have to wait for its place, which is no silence."""
+        self._restart = restart
+        self._pending_s = pending_s
+        self._next_inc = 1
+        self.num_workers = num_workers
+        self.nodes: dict[str, Node] = {}
+        self._by_inc: dict[int, Node] = {}
+        self.closing = False
+        for index in range(num_servers):
+            self._add("server", index)
+        for index in range(num_workers):
+            self._add("worker", index)
+
+    def _add(self, role: str, index: int) -> Node:
+        node = Node(f"{role}-{index}", role, index)
+        self.nodes[node.name] = node
+        return node
+
+    # ------------------------------------------------------------------ records
+
+    def apply(self, record: MemberRecords) -> None:
+        """The only way durable state changes."""
+        match record:
+            case NodeStarted():
+                node = self.nodes.get(record.node) or self._add(*_role_and_index(record.node))
+                self._by_inc.pop(node.inc, None)
+                self._next_inc = max(self._next_inc, record.inc + 1)
+                node.inc, node.alive = record.inc, True
+                node.restarts, node.previous = record.restarts, record.previous
+                self._by_inc[node.inc] = node
+            case NodeFinished():
+                node = self.nodes[record.node]
+                node.state, node.alive = "finished", False
+            case WorkersWanted():
+                self._next_inc = max(self._next_inc, record.next_inc)
+                self._resize(record.count)
+            case JobEnded():
+                for node in self.nodes.values():
+                    node.restarts, node.previous = 0, None
+
+    def _resize(self, count: int) -> None:
+        for index in range(self.num_workers, count):
+            name = f"worker-{index}"
+            if name in self.nodes and self.nodes[name].leaving:
+                self._forget(self.nodes[name])
+            if name not in self.nodes:
+                self._add("worker", index)
+        for node in self.of_role("worker"):
+            node.leaving = node.leaving or node.rank >= count
+        self.num_workers = count
+
+    def _forget(self, node: Node) -> None:
+        self._by_inc.pop(node.inc, None)
+        del self.nodes[node.name]
+
+    def snapshot(self) -> list[MemberRecords]:
+        """Records that stand for all that were applied."""
+        kept: list[MemberRecords] = [WorkersWanted(count=self.num_workers, next_inc=self._next_inc)]
+        for node in self.nodes.values():
+            if node.inc:
+                record = NodeStarted(
+                    node=node.name, inc=node.inc, restarts=node.restarts, previous=node.previous
+                )
+                kept.append(record)
+            if node.state == "finished":
+                kept.append(NodeFinished(node=node.name))
+        return kept
+
+    def _keep(self, record: MemberRecords) -> Keep:
+        self.apply(record)
+        return Keep(record)
+
+    # ------------------------------------------------------------------ what is there
+
+    def of_role(self, role: str) -> Iterator[Node]:
+        """All nodes of a role, those on their way out included."""
+        return (node for node in self.nodes.values() if node.role == role)
+
+    def node_of(self, inc: int) -> Node | None:
+        """The node that ``inc`` is the newest life of; None: old, or never given."""
+        return self._by_inc.get(inc)
+
+    def servers(self) -> tuple[Server, ...] | None:
+        """All servers with their addresses; None: some are not up."""
+        nodes = list(self.of_role("server"))
+        if not all(node.up and node.up.address for node in nodes):
+            return None
+        return tuple(Server(n.inc, n.name, n.up.address) for n in nodes if n.up)
+
+    def all_finished(self) -> bool:
+        """Whether the scripts of all workers that count have returned."""
+        return all(n.state == "finished" for n in self.of_role("worker") if not n.leaving)
+
+    def num_restarts(self) -> int:
+        """Relaunches so far, of the whole job."""
+        return sum(node.restarts for node in self.nodes.values())
+
+    def _wanted(self, node: Node) -> bool:
+        return not (node.leaving or self.closing or node.state in ("finished", "failed"))
+
+    # ------------------------------------------------------------------ agents
+
+    def begin(self, now_s: float, awaited: Container[str] = ()) -> list[Act]:
+        """At the master's start: launch every node but those whose agent may still be there."""
+        acts: list[Act] = []
+        for node in list(self.nodes.values()):
+            if node.leaving:
+                acts += self._gone_for_good(node)
+            if not self._wanted(node):
+                continue
+            node.heard_s, node.started_by = now_s, NOBODY
+            if node.name in awaited:
+                node.state, node.greeted = "lost", True
+            else:
+                acts += self._launch(node, now_s)
+        return acts
+
+    def _gone_for_good(self, node: Node) -> list[Act]:
+        """A node that was scaled away has left, or is to be ended by whoever finds it."""
+        acts = self._lost(node)
+        self._forget(node)
+        return [*acts, Retire(node.name)]
+
+    def _launch(self, node: Node, now_s: float) -> list[Act]:
+        node.connected = node.greeted = node.needs_launch = False
+        node.heard_s, node.missing_since_s = now_s, None
+        if not node.alive:
+            node.state = "pending"
+        return [Launch(node.name)]
+
+    def hello(self, message: AgentHello, now_s: float) -> list[Act]:
+        """An agent has connected and says what runs on its node."""
+        node = self.nodes.get(message.node)
+        if node is None or not self._may_serve(node):
+            return [Retire(message.node)]
+        acts: list[Act] = []
+        if node.agent_pid != message.agent_pid:
+            acts.append(Tell("agent_joined", node.name, node.inc, f"pid {message.agent_pid}"))
+        node.agent_pid, node.connected, node.greeted = message.agent_pid, True, True
+        node.heard_s, node.replaced = now_s, False
+        running = next((up for up in message.running if up.inc == node.inc), None)
+        if not node.alive:
+            return [*acts, *self._start_if_due(node, now_s)]
+        if running is not None:
+            node.missing_since_s = None
+            return [*acts, *self.process_up(running, now_s)]
+        if node.up is None and node.started_by == message.agent_pid:
+            return [*acts, self._start_message(node, now_s)]
+        # Another agent than the one it was started by: it ran there, or may have.
+        node.missing_since_s = now_s
+        return acts
+
+    def _may_serve(self, node: Node) -> bool:
+        return node.state not in ("finished", "failed") and (node.alive or self._wanted(node))
+
+    def heard(self, name: str, now_s: float) -> None:
+        """Anything came from the node's agent."""
+        node = self.nodes.get(name)
+        if node is not None:
+            node.heard_s, node.replaced = now_s, False
+
+    def stream_lost(self, name: str) -> None:
+        """The agent's connection broke; it may come back."""
+        node = self.nodes.get(name)
+        if node is not None:
+            node.connected = False
+
+    def agent_ended(self, name: str, agent_pid: int, reason: str, now_s: float) -> list[Act]:
+        """The backend's word: this agent is gone. Its process goes on and awaits the next one."""
+        node = self.nodes.get(name)
+        if node is None or (node.greeted and agent_pid not in (0, node.agent_pid)):
+            return []
+        node.connected = False
+        if not self._may_serve(node):
+            return []
+        if node.leaving:
+            # Nobody is left to end the process in order: the backend cleans up.
+            return self._gone_for_good(node)
+        if self.closing:
+            return [*self._lost(node), Retire(name)]
+        acts: list[Act] = [Tell("agent_lost", name, node.inc, reason)]
+        if node.greeted:
+            return [*acts, *self._launch(node, now_s)]
+        # It died before its first word: without a limit this would go on for ever.
+        gone = Judged("agent", Verdict.RETRYABLE, f"its agent did not come up ({reason})")
+        node.needs_launch = True
+        return [*acts, *self._lost(node), *self._again(node, gone, now_s)]
+
+    # ------------------------------------------------------------------ lives
+
+    def _start_if_due(self, node: Node, now_s: float) -> list[Act]:
+        if not self._wanted(node) or (node.retry_at_s is not None and now_s < node.retry_at_s):
+            return []
+        if node.needs_launch:
+            return self._launch(node, now_s)
+        return self._new_life(node, now_s) if node.connected else []
+
+    def _new_life(self, node: Node, now_s: float) -> list[Act]:
+        record = NodeStarted(
+            node=node.name, inc=self._next_inc, restarts=node.restarts, previous=node.previous
+        )
+        keep = self._keep(record)
+        node.retry_at_s = node.missing_since_s = node.up = node.error = None
+        node.returned = node.killed = False
+        node.state, node.note = "starting", ""
+        return [
+            keep,
+            Tell("node_started", node.name, node.inc),
+            self._start_message(node, now_s),
+        ]
+
+    def _start_message(self, node: Node, now_s: float) -> Start:
+        node.started_s, node.started_by = now_s, node.agent_pid
+        workers = self.num_workers
+        return Start(
+            node.name,
+            StartProcess(inc=node.inc, role=node.role, rank=node.rank, num_workers=workers),
+        )
+
+    def process_up(self, up: ProcessUp, now_s: float) -> list[Act]:
+        """The process exists; a server is up only with its address."""
+        node = self._by_inc.get(up.inc)
+        if node is None or node.name != up.node or not node.alive or up.pid == 0:
+            return []
+        if node.up == up:
+            return []
+        first = node.up is None
+        node.up, node.state, node.missing_since_s = up, "running", None
+        if first:
+            node.up_s = now_s
+        if node.role == "server":
+            told = Tell("process_up", node.name, node.inc, f"pid {up.pid} at {up.address}")
+            return [told] if up.address else []
+        told = Tell("process_up", node.name, node.inc, f"pid {up.pid}")
+        return [told, WorkerUp(node.inc)] if first else []
+
+    def script_error(self, message: ScriptError) -> None:
+        """The last words of a process; its end follows."""
+        node = self._by_inc.get(message.inc)
+        if node is not None:
+            node.error = message
+
+    def script_returned(self, inc: int) -> None:
+        """The script came to its end; that of the process follows."""
+        node = self._by_inc.get(inc)
+        if node is not None:
+            node.returned = True
+
+    def process_exited(
+        self, message: ProcessExited, now_s: float, *, any_committed: bool
+    ) -> list[Act]:
+        """The agent's word that a life is over; repetitions change nothing."""
+        node = self._by_inc.get(message.inc)
+        if node is None or not node.alive or node.name != message.node:
+            return []
+        return self._ended(node, message.evidence, now_s, any_committed=any_committed)
+
+    def _ended(
+        self, node: Node, exit_: ExitEvidence, now_s: float, *, any_committed: bool
+    ) -> list[Act]:
+        evidence = Evidence(
+            exit=exit_,
+            error=node.error,
+            # A worker told to leave returns from its script, too.
+            finished=node.returned and not (node.leaving or self.closing),
+            any_committed=any_committed,
+            previous=node.previous,
+        )
+        judged = judge(evidence)
+        acts: list[Act] = [Tell("process_exited", node.name, node.inc, judged.reason)]
+        node.note = judged.reason
+        acts += self._lost(node)
+        if judged.verdict is Verdict.FINISHED:
+            acts += [self._keep(NodeFinished(node=node.name)), Retire(node.name)]
+        elif node.leaving:
+            acts += self._gone_for_good(node)
+        elif self.closing:
+            acts.append(Retire(node.name))
+        elif judged.verdict is Verdict.UNRETRYABLE:
+            acts += self._fail(node, judged, exit_)
+        else:
+            acts += self._again(node, judged, now_s)
+        return acts
+
+    def _lost(self, node: Node) -> list[Act]:
+        was_alive, node.alive = node.alive, False
+        node.up, node.missing_since_s = None, None
+        node.state = "lost"
+        return [WorkerLost(node.inc)] if was_alive and node.role == "worker" else []
+
+    def _fail(self, node: Node, judged: Judged, exit_: ExitEvidence) -> list[Act]:
+        node.state = "failed"
+        trace = node.error.traceback if node.error else exit_.log_tail
+        code = exit_.exit_code or 1
+        return [FailJob(f"{node.name}: {judged.reason}", trace, code)]
+
+    def _again(self, node: Node, judged: Judged, now_s: float) -> list[Act]:
+        """Start another life, now or later, if the budget allows."""
+        free = node.killed or judged.verdict in (Verdict.STOPPED, Verdict.PREEMPTED)
+        error = node.error
+        node.previous = (error.kind, error.step) if error else None
+        if not free and self.num_restarts() >= self._restart.budget:
+            node.state = "failed"
+            trace = error.traceback if error else ""
+            reason = (
+                f"{node.name}: {judged.reason}; the budget of {self._restart.budget} relaunches "
+                "is used up (restart.budget)"
+            )
+            return [FailJob(reason, trace)]
+        node.restarts += 0 if free else 1
+        if node.killed or now_s - node.up_s > self._restart.backoff_max_s:
+            node.streak = 0
+        wait_s = self._backoff_s(node.streak)
+        node.streak += 1
+        node.retry_at_s, node.state = now_s + wait_s, "backing off"
+        told = Tell("relaunch", node.name, node.inc, f"{judged.reason}; again in {wait_s:.1f} s")
+        return [told, *(self._start_if_due(node, now_s) if wait_s == 0 else [])]
+
+    def _backoff_s(self, streak: int) -> float:
+        if streak == 0:
+            return 0.0
+        return min(self._restart.backoff_s * 2.0 ** (streak - 1), self._restart.backoff_max_s)
+
+    # ------------------------------------------------------------------ the clock
+
+    def tick(
+        self, now_s: float, *, lost_after_s: float, others_wait: bool, any_committed: bool
+    ) -> list[Act]:
+        """What is due: relaunches, repeated starts, ends that nobody reported, silence."""
+        acts: list[Act] = []
+        for node in list(self.nodes.values()):
+            if node.missing_since_s is not None and now_s >= node.missing_since_s + MISSING_S:
+                acts += self._ended(node, ExitEvidence(), now_s, any_committed=any_committed)
+            elif node.retry_at_s is not None and not node.alive:
+                acts += self._start_if_due(node, now_s)
+            elif node.alive and node.connected and node.up is None:
+                acts += self._repeat_start(node, now_s)
+            if self._wanted(node):
+                acts += self._on_silence(node, now_s, lost_after_s, others_wait)
+        return acts
+
+    def _repeat_start(self, node: Node, now_s: float) -> list[Act]:
+        due = now_s >= node.started_s + REPEAT_START_S and node.started_by == node.agent_pid
+        return [self._start_message(node, now_s)] if due else []
+
+    def _on_silence(
+        self, node: Node, now_s: float, lost_after_s: float, others_wait: bool
+    ) -> list[Act]:
+        silent_s = now_s - node.heard_s
+        limit_s = lost_after_s if node.alive else max(lost_after_s, FIRST_HELLO_S)
+        limit_s += 0.0 if node.greeted else self._pending_s
+        if silent_s < limit_s:
+            return []
+        reason = f"silent for {silent_s:.1f} s"
+        if not node.replaced or not node.alive:
+            told = Tell("agent_lost", node.name, node.inc, reason)
+            node.replaced = True
+            return [told, *self._launch(node, now_s)]
+        if not others_wait:
+            return []
+        gone = Judged("unreachable", Verdict.RETRYABLE, f"unreachable, {reason}")
+        told = Tell("node_lost", node.name, node.inc, gone.reason)
+        return [told, *self._lost(node), *self._again(node, gone, now_s)]
+
+    # ------------------------------------------------------------------ orders
+
+    def scale(self, count: int, now_s: float, grace_s: float) -> list[Act]:
+        """Set the number of workers; the highest ranks leave in order."""
+        told = Tell("scaled", "", 0, f"{self.num_workers} -> {count} workers")
+        acts: list[Act] = [told]
+        for node in list(self.of_role("worker")):
+            if node.leaving and node.rank < count:
+                # Wanted again before it was gone: the next agent takes its place.
+                acts += self._lost(node)
+        known = set(self.nodes)
+        for node in self.of_role("worker"):
+            known -= {node.name} if node.leaving else set()
+        acts.insert(0, self._keep(WorkersWanted(count=count)))
+        for node in list(self.of_role("worker")):
+            if node.leaving:
+                acts += self._send_away(node, grace_s)
+            elif node.name not in known:
+                acts += self._launch(node, now_s)
+        return acts
+
+    def _send_away(self, node: Node, grace_s: float) -> list[Act]:
+        if node.alive and node.connected:
+            return [End(node.name, node.inc, grace_s)]
+        return self._gone_for_good(node)
+
+    def kill(self, name: str) -> list[Act]:
+        """End a node's process at once, as a crash would; it is started again."""
+        node = self.nodes[name]
+        node.killed = True
+        return [Tell("killed", name, node.inc, "by order"), End(name, node.inc, 0.0)]
+
+    def close(self, grace_s: float, *, role: str) -> list[Act]:
+        """End all processes of a role: nothing is started again from here on."""
+        self.closing = True
+        alive = [node for node in self.of_role(role) if node.alive]
+        return [End(node.name, node.inc, grace_s) for node in alive]
+
+
+def _role_and_index(name: str) -> tuple[str, int]:
+    role, _, index = name.rpartition("-")
+    return role, int(index)

@@ -1,0 +1,98 @@
+"""What a batch of facts has led to: records first, in one transaction, then everything else.
+
+The machines' answers are collected here and carried out by `flush`, so nothing leaves the master
+before the journal has what it depends on (docs/protocols/integrity.md, section 2).
+"""
+
+import logging
+import time
+from collections.abc import Callable
+
+from paceline.base.jobdir import JobDir
+from paceline.master.journal import Journal, JournalRecord
+from paceline.master.membership import Membership
+from paceline.master.outlet import LineFile
+from paceline.master.ports import Backend
+from paceline.wire.control import AgentStream
+from paceline.wire.messages import AgentDown, Leave, NodeDown, ToProcess
+
+_log = logging.getLogger(__name__)
+
+
+class Outbox:
+    """Journal, agents' streams, backend and events of one job."""
+
+    def __init__(
+        self,
+        job: JobDir,
+        members: Membership,
+        backend: Backend,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.journal = Journal(job.journal)
+        self.streams: dict[str, AgentStream] = {}
+        """The newest stream of each node's agent."""
+        self.events = LineFile(job.events)
+        self._members = members
+        self._backend = backend
+        self._wall_clock = wall_clock
+        self._records: list[JournalRecord] = []
+        self._acts: list[Callable[[], None]] = []
+
+    def record(self, record: JournalRecord) -> None:
+        """Journal this before anything of the batch leaves."""
+        self._records.append(record)
+
+    def later(self, act: Callable[[], None]) -> None:
+        """Do this once the records are written."""
+        self._acts.append(act)
+
+    def tell(self, event: str, node: str = "", inc: int = 0, reason: str = "") -> None:
+        """A line for the events file and the log."""
+        line: dict[str, object] = {"t": self._wall_clock(), "event": event}
+        line |= {"node": node, "inc": inc} if node else {}
+        line |= {"reason": reason} if reason else {}
+        self.events.add(line)
+        _log.info("%s node=%s inc=%d reason=%s", event, node, inc, reason)
+
+    def to_process(self, inc: int, body: NodeDown) -> None:
+        """Send to the training process of this incarnation; dropped if its agent is not there."""
+        self._acts.append(lambda: self._deliver(inc, body))
+
+    def _deliver(self, inc: int, body: NodeDown) -> None:
+        node = self._members.node_of(inc)
+        stream = self.streams.get(node.name) if node else None
+        if stream is not None:
+            stream.send_nowait(ToProcess(inc=inc, body=body))
+
+    def to_agent(self, node: str, message: AgentDown) -> None:
+        """Send to the node's agent; dropped if it is not there."""
+        self._acts.append(lambda: self._send(node, message))
+
+    def _send(self, node: str, message: AgentDown) -> None:
+        if stream := self.streams.get(node):
+            stream.send_nowait(message)
+
+    def launch(self, node: str) -> None:
+        """Have the backend start an agent."""
+        self._acts.append(lambda: self._backend.launch(node))
+
+    def retire(self, node: str) -> None:
+        """Tell the node's agent to leave; one that cannot be told is ended by the backend."""
+        self._acts.append(lambda: self._retire(node))
+
+    def _retire(self, node: str) -> None:
+        if stream := self.streams.get(node):
+            stream.send_nowait(Leave())
+        else:
+            self._backend.stop(node)
+
+    def flush(self) -> None:
+        """Journal, then let everything out."""
+        while self._records or self._acts:
+            records, self._records = self._records, []
+            self.journal.append(records)
+            acts, self._acts = self._acts, []
+            for act in acts:
+                act()
+        self.events.flush()

@@ -1,0 +1,42 @@
+"""The master's files for people, events and metrics: whole JSON lines, appended."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+_encode = msgspec.json.Encoder().encode
+
+
+class LineFile:
+    """A file of JSON lines that others may append to as well."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lines: list[bytes] = []
+        self._num_lines = 0
+        self._counted_bytes = 0
+
+    def add(self, line: Any) -> None:
+        """Keep a line for the next `flush`."""
+        self._lines.append(_encode(line) + b"\n")
+
+    def flush(self) -> None:
+        """Write what was added, in one piece: lines of several writers do not mix."""
+        if not self._lines:
+            return
+        data = b"".join(self._lines)
+        self._lines.clear()
+        with self._path.open("ab", buffering=0) as file:
+            file.write(data)
+
+    def num_lines(self) -> int:
+        """Lines in the file, those of other writers included."""
+        if not self._path.exists():
+            return 0
+        with self._path.open("rb") as file:
+            file.seek(self._counted_bytes)
+            while block := file.read(1 << 16):
+                self._num_lines += block.count(b"\n")
+                self._counted_bytes += len(block)
+        return self._num_lines

@@ -1,0 +1,532 @@
+"""The master: one task that owns the state machines and feeds them.
+
+Streams, calls, the backend and the clock put facts into one inbox. The task takes all that is
+there, handles it, and flushes the outbox: one transaction for all records of the batch (group
+commit), then everything that leaves. It never waits in between, so no fact sees half of another
+one's effect.
+"""
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable, Coroutine, Iterable
+
+import msgspec
+
+from paceline.base.errors import ConfigError
+from paceline.base.jobdir import JobDir
+from paceline.base.processes import find_job_processes
+from paceline.master.ending import Ending, Seen, Stage
+from paceline.master.journal import JournalRecord, MasterStarted
+from paceline.master.members import (
+    Act,
+    End,
+    FailJob,
+    JobEnded,
+    Keep,
+    Launch,
+    MemberRecords,
+    Retire,
+    Start,
+    Tell,
+    WorkerLost,
+    WorkerUp,
+)
+from paceline.master.membership import Membership
+from paceline.master.monitor import Monitor
+from paceline.master.outbox import Outbox
+from paceline.master.outlet import LineFile
+from paceline.master.ports import AgentEnd, Backend
+from paceline.master.snapshot import Snapshot, restore, take
+from paceline.master.status import count_committed, count_total, describe
+from paceline.master.training import CutChosen, Training
+from paceline.wire.client import Call, Done, GetStatus, JobStatus, Kill, Reply, Scale, StopJob
+from paceline.wire.control import AgentStream, ControlServer
+from paceline.wire.messages import (
+    AgentHello,
+    AgentUp,
+    Finished,
+    FromProcess,
+    Heartbeat,
+    NodeUp,
+    ProcessExited,
+    ProcessUp,
+    ScriptError,
+    StopProcess,
+)
+from paceline.wire.outcome import Outcome, write_outcome
+from paceline.wire.spec import JobSpec
+
+TICK_S = 0.2
+METRICS_S = 1.0
+COMPACT_AT = 50_000
+"""Records in the journal beyond which it is begun anew from a snapshot."""
+MAX_REFUSALS_LOGGED = 1_000
+
+_log = logging.getLogger(__name__)
+
+
+class Tick(msgspec.Struct, frozen=True):
+    """The clock has moved on."""
+
+
+class StreamEnded(msgspec.Struct, frozen=True):
+    """An agent's connection is over."""
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """A person's call; the answer goes into the future."""
+
+    call: Call
+    answer: "asyncio.Future[Reply]"
+
+
+class StopAsked(msgspec.Struct, frozen=True):
+    """A signal asks for the end; the second one, at once."""
+
+
+class FromAgent(msgspec.Struct, frozen=True):
+    """What came on a stream."""
+
+    stream: AgentStream
+    message: AgentUp | StreamEnded
+
+
+class AgentEnded(msgspec.Struct, frozen=True):
+    """What the backend saw."""
+
+    end: AgentEnd
+
+
+Fact = FromAgent | AgentEnded | Tick | Asked | CutChosen | StopAsked
+
+
+def running_agents(job: JobDir) -> set[str]:
+    """Nodes whose agent, launched by a former master, runs on this machine."""
+    agents = (p for p in find_job_processes(job.path) if p.runs("paceline.agent"))
+    return {agent.argv[-1] for agent in agents}
+
+
+class Master:
+    """One job's master; create and `run` it in an event loop, holding the job's master lock."""
+
+    def __init__(
+        self,
+        job: JobDir,
+        spec: JobSpec,
+        backend: Backend,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._job, self._spec, self._backend = job, spec, backend
+        self._clock, self._wall_clock = clock, wall_clock
+        self.members = Membership(
+            num_workers=spec.workers.count,
+            num_servers=spec.servers.count,
+            restart=spec.restart,
+            pending_s=spec.pending_s,
+        )
+        self.monitor = Monitor()
+        self._outbox = Outbox(job, self.members, backend, wall_clock)
+        self.training = Training(job, spec, self.members, self.monitor, self._outbox, self._fail)
+        self._metrics = LineFile(job.metrics)
+        self._server = ControlServer(job.secret(), self._on_agent, self._on_call)
+        self._started_s = wall_clock()
+        self._last_metrics_s = 0.0
+        self._inbox: list[Fact] = []
+        self._wake = asyncio.Event()
+        self._names: dict[AgentStream, str] = {}
+        self._refused: set[tuple[str, str]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ending: Ending | None = None
+        #: Something happened that may concern the job as a whole.
+        self._changed = True
+
+    # ------------------------------------------------------------------ life
+
+    async def run(self) -> Outcome:
+        """Return when the job has ended, and the outcome is written.
+
+        Raises:
+            TransientError: the port of the master before this one is taken.
+            PermanentError: the journal is damaged.
+        """
+        restarted = self._replay()
+        port = await self._server.start("127.0.0.1", self._known_port())
+        self._write_address(port)
+        self._outbox.tell("master_started", reason="from the journal" if restarted else "")
+        self.training.resume()
+        self._act(self.members.begin(self._clock(), running_agents(self._job)))
+        self._outbox.flush()
+        self._spawn(self._watch_backend())
+        self._spawn(self._keep_time())
+        while self._ending is None or self._ending.stage is not Stage.OVER:
+            await self._wake.wait()
+            self._wake.clear()
+            self._handle_batch()
+        return await self._close(self._ending)
+
+    def _handle_batch(self) -> None:
+        batch, self._inbox = self._inbox, []
+        for fact in batch:
+            self._handle(fact)
+        if self._changed:
+            self._changed = False
+            self._go_on()
+        self._outbox.flush()
+        if self._outbox.journal.num_records > COMPACT_AT:
+            self._outbox.journal.compact(self._snapshot())
+
+    def _replay(self) -> bool:
+        """Apply the journal; whether there was one."""
+        restarted = False
+        for record in self._outbox.journal.replay():
+            restarted = True
+            match record:
+                case MasterStarted():
+                    self._started_s = record.started_s
+                case Snapshot():
+                    restore(self.training.state, record)
+                case _ if isinstance(record, MemberRecords):
+                    self.members.apply(record)
+                case _:
+                    self.training.state.apply(record)
+        if not restarted:
+            self._outbox.record(MasterStarted(started_s=self._started_s))
+        return restarted
+
+    def _snapshot(self) -> list[JournalRecord]:
+        started = MasterStarted(started_s=self._started_s)
+        return [started, take(self.training.state), *self.members.snapshot()]
+
+    def _known_port(self) -> int:
+        """The port of the master before this one: agents look for it there."""
+        path = self._job.master_address
+        return int(path.read_text().strip().rpartition(":")[2]) if path.exists() else 0
+
+    def _write_address(self, port: int) -> None:
+        fresh = self._job.master_address.with_suffix(".new")
+        fresh.write_text(f"127.0.0.1:{port}\n")
+        fresh.replace(self._job.master_address)
+
+    async def _close(self, ending: Ending) -> Outcome:
+        for name in self.members.nodes:
+            self._backend.stop(name)
+        outcome = self._outcome(ending)
+        write_outcome(outcome, self._job.outcome)
+        self._outbox.journal.append([JobEnded()])
+        self._outbox.journal.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._server.stop()
+        return outcome
+
+    def _outcome(self, ending: Ending) -> Outcome:
+        state = self.training.state
+        return Outcome(
+            state=ending.state,
+            exit_code=ending.exit_code,
+            error=ending.error,
+            traceback=ending.traceback,
+            jct_s=ending.ended_s - self._started_s,
+            committed=count_committed(state),
+            total=count_total(state) or 0,
+        )
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # ------------------------------------------------------------------ facts
+
+    def _put(self, fact: Fact) -> None:
+        self._inbox.append(fact)
+        self._wake.set()
+
+    def stop_nowait(self) -> None:
+        """A signal asks for the end of the job; the second one, at once."""
+        self._put(StopAsked())
+
+    async def _on_agent(self, stream: AgentStream) -> None:
+        async for message in stream:
+            self._put(FromAgent(stream, message))
+        self._put(FromAgent(stream, StreamEnded()))
+
+    async def _on_call(self, call: Call) -> Reply:
+        answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._put(Asked(call, answer))
+        return await answer
+
+    async def _watch_backend(self) -> None:
+        async for end in self._backend.watch():
+            self._put(AgentEnded(end))
+
+    async def _keep_time(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self._put(Tick())
+
+    async def _choose_cut(self) -> None:
+        self._put(await self.training.choose_cut())
+
+    def _handle(self, fact: Fact) -> None:
+        match fact:
+            case FromAgent(stream=stream, message=message):
+                self._from_stream(stream, message)
+            case Tick():
+                self._tick(self._clock())
+            case Asked():
+                self._asked(fact)
+            case CutChosen():
+                self._changed = True
+                self.training.start_epoch(fact)
+            case StopAsked():
+                self._stop("SIGTERM", at_once=self._ending is not None)
+            case AgentEnded(end=end):
+                now_s = self._clock()
+                self._act(self.members.agent_ended(end.node, end.agent_pid, end.reason, now_s))
+
+    # ------------------------------------------------------------------ agents
+
+    def _from_stream(self, stream: AgentStream, message: AgentUp | StreamEnded) -> None:
+        now_s = self._clock()
+        match message:
+            case StreamEnded():
+                self._stream_ended(stream)
+            case AgentHello():
+                self._hello(stream, message, now_s)
+            case _:
+                name = message.node
+                if self._names.get(stream) != name or self._outbox.streams.get(name) is not stream:
+                    self._refuse(name, "not from the node's agent")
+                    return
+                self.members.heard(name, now_s)
+                self._from_agent(name, message, now_s)
+
+    def _hello(self, stream: AgentStream, hello: AgentHello, now_s: float) -> None:
+        name = hello.node
+        before = self._outbox.streams.get(name)
+        if before is not None and before is not stream:
+            before.end()
+        self._names[stream] = name
+        self._outbox.streams[name] = stream
+        if name in self.members.nodes:
+            self._backend.adopt(name, hello.agent_pid)
+        else:
+            self._refuse(name, "no node of this job")
+        self._act(self.members.hello(hello, now_s))
+
+    def _stream_ended(self, stream: AgentStream) -> None:
+        name = self._names.pop(stream, "")
+        if self._outbox.streams.get(name) is stream:
+            del self._outbox.streams[name]
+            self.members.stream_lost(name)
+            self._changed = True
+
+    def _from_agent(
+        self, name: str, message: Heartbeat | FromProcess | ProcessExited, now_s: float
+    ) -> None:
+        match message:
+            case Heartbeat(facts=facts):
+                if facts is not None and self._is_alive(name, facts.inc):
+                    self.monitor.heartbeat(name, facts, now_s)
+            case FromProcess(body=body):
+                if self._is_alive(name, body.inc):
+                    self._from_process(name, body, now_s)
+                else:
+                    self._refuse(name, f"of incarnation {body.inc}, which does not live there")
+            case ProcessExited():
+                committed = bool(self.training.state.ledger.done)
+                self._act(self.members.process_exited(message, now_s, any_committed=committed))
+
+    def _from_process(self, name: str, body: NodeUp, now_s: float) -> None:
+        match body:
+            case ProcessUp():
+                self._act(self.members.process_up(body, now_s))
+            case ScriptError():
+                self.members.script_error(body)
+            case Finished():
+                self.members.script_returned(body.inc)
+            case _:
+                self.training.handle(name, body, now_s)
+
+    def _is_alive(self, name: str, inc: int) -> bool:
+        node = self.members.node_of(inc)
+        return node is not None and node.name == name and node.alive
+
+    def _refuse(self, name: str, reason: str) -> None:
+        """Log what should not come, once: it may come a thousand times a second."""
+        if (name, reason) not in self._refused and len(self._refused) < MAX_REFUSALS_LOGGED:
+            self._refused.add((name, reason))
+            _log.warning("message_refused node=%s reason=%s", name, reason)
+
+    def _act(self, acts: Iterable[Act]) -> None:
+        """Carry out what the membership says."""
+        outbox = self._outbox
+        for act in acts:
+            self._changed = True
+            match act:
+                case Keep(record=record):
+                    outbox.record(record)
+                case Tell():
+                    outbox.tell(act.event, act.node, act.inc, act.reason)
+                case WorkerUp(inc=inc):
+                    self.training.worker_up(inc)
+                case WorkerLost(inc=inc):
+                    self.training.worker_lost(inc)
+                case FailJob():
+                    self._fail(act.reason, act.traceback, act.exit_code)
+                case Launch(node=node):
+                    outbox.launch(node)
+                case Start(node=node, message=start):
+                    outbox.to_agent(node, start)
+                case End(node=node, inc=inc, grace_s=grace_s):
+                    outbox.to_agent(node, StopProcess(inc=inc, grace_s=grace_s))
+                case Retire(node=node):
+                    outbox.retire(node)
+
+    # ------------------------------------------------------------------ the whole, the clock
+
+    def _go_on(self) -> None:
+        """What follows from the state of the whole rather than from one message."""
+        if self._ending is None and self.members.all_finished():
+            self._begin_end(Ending(state="finished"))
+        if self._ending is not None:
+            self._advance_end(self._ending)
+        leaving = self._ending is not None and self._ending.stage >= Stage.LEAVE
+        if not leaving and self.training.epoch_is_due():
+            self._spawn(self._choose_cut())
+            self.training.choosing = True
+
+    def _tick(self, now_s: float) -> None:
+        self._changed = True
+        lost_after_s = self._spec.timeouts.derived(self.monitor.step_s()).lost_after_s or 0.0
+        stalled = now_s - self.monitor.progress_s > lost_after_s
+        acts = self.members.tick(
+            now_s,
+            lost_after_s=lost_after_s,
+            others_wait=stalled or bool(self.training.state.waiting),
+            any_committed=bool(self.training.state.ledger.done),
+        )
+        self._act(acts)
+        self.training.tick(now_s, cuts=self._ending is None)
+        if now_s - self._last_metrics_s >= METRICS_S:
+            self._last_metrics_s = now_s
+            self._measure(now_s)
+
+    def _measure(self, now_s: float) -> None:
+        committed = count_committed(self.training.state)
+        self.monitor.committed(committed, now_s)
+        self._metrics.add(self.monitor.metrics(self._wall_clock(), committed))
+        self._metrics.flush()
+
+    # ------------------------------------------------------------------ the end
+
+    def _begin_end(self, ending: Ending) -> None:
+        ending.ended_s = self._wall_clock()
+        self._ending, self._changed = ending, True
+
+    def _fail(self, reason: str, traceback: str = "", exit_code: int = 1) -> None:
+        if self._ending is not None and self._ending.stage >= Stage.LEAVE:
+            return
+        _log.error("job_failed reason=%s", reason)
+        ending = Ending(state="failed", error=reason, traceback=traceback, exit_code=exit_code)
+        self._begin_end(ending)
+        self._leave(ending)
+
+    def _stop(self, why: str, *, at_once: bool) -> None:
+        if self._ending is None:
+            self._outbox.tell("stopped", reason=why)
+            self._begin_end(Ending(state="stopped"))
+            self.training.stop()
+            self._act(self.members.close(self._stop_s(), role="worker"))
+        if at_once and self._ending is not None:
+            self._changed = True
+            self._leave(self._ending)
+
+    def _stop_s(self) -> float:
+        return self._spec.timeouts.derived(self.monitor.step_s()).stop_s or 0.0
+
+    def _advance_end(self, ending: Ending) -> None:
+        while True:
+            stage = ending.stage
+            if stage is Stage.CUT and ending.wanted_cut is None:
+                ending.wanted_cut = self.training.take_last_cut()
+            ending.advance(self._seen(), self._clock())
+            if ending.stage is stage:
+                return
+            if ending.stage is Stage.LEAVE:
+                self._leave(ending)
+
+    def _seen(self) -> Seen:
+        return Seen(
+            workers_alive=sum(node.alive for node in self.members.of_role("worker")),
+            last_cut_no=self.training.state.last_cut_no,
+            servers_up=self.members.servers() is not None,
+            agents_connected=len(self._outbox.streams),
+        )
+
+    def _leave(self, ending: Ending) -> None:
+        """Everybody ends; the outcome follows when they have."""
+        ending.enter(Stage.LEAVE, self._clock())
+        if ending.state == "finished":
+            self._outbox.tell("finished")
+        ending.ended_s = self._wall_clock()
+        self.members.closing = True
+        for name in self.members.nodes:
+            self._outbox.retire(name)
+
+    # ------------------------------------------------------------------ calls
+
+    def _asked(self, asked: Asked) -> None:
+        try:
+            reply = self._reply(asked.call)
+        except ConfigError as error:
+            reply = Done(error=str(error))
+        self._outbox.later(lambda: _answer(asked, reply))
+
+    def _reply(self, call: Call) -> Reply:
+        match call:
+            case GetStatus():
+                return self.status()
+            case Scale(workers=workers):
+                self._check_running()
+                if workers < 1:
+                    raise ConfigError(f"cannot scale to {workers} workers, expected at least 1")
+                self._act(self.members.scale(workers, self._clock(), self._stop_s()))
+            case Kill(node=name):
+                self._check_running()
+                node = self.members.nodes.get(name)
+                if node is None or not node.alive:
+                    names = ", ".join(n.name for n in self.members.nodes.values() if n.alive)
+                    raise ConfigError(f"no live node {name!r}; there are: {names or 'none'}")
+                self._act(self.members.kill(name))
+            case StopJob(now=now):
+                self._stop("paceline stop", at_once=now)
+        return Done()
+
+    def _check_running(self) -> None:
+        if self._ending is not None:
+            raise ConfigError("the job is about to end")
+
+    def status(self) -> JobStatus:
+        """The job as it is now."""
+        return describe(
+            self._job.job_id,
+            self.training.state,
+            self.members,
+            self.monitor,
+            master_pid=os.getpid(),
+            started_s=self._started_s,
+            num_events=self._outbox.events.num_lines(),
+            ending=self._ending,
+        )
+
+
+def _answer(asked: Asked, reply: Reply) -> None:
+    if not asked.answer.done():
+        asked.answer.set_result(reply)

@@ -1,0 +1,78 @@
+"""The durable part of `MasterState` as one record, so that a long journal can be begun anew."""
+
+import msgspec
+
+from paceline.base.samples import Intervals, SampleSet, Span
+from paceline.master.shards.ledger import Line
+from paceline.master.state import CutValid, EpochStarted, MasterState, Record
+from paceline.wire.messages import Feed, Grant
+from paceline.wire.schema import ModelSchema
+
+
+class LineKept(msgspec.Struct, frozen=True, array_like=True):
+    """One line of the ledger; ``returned`` are interval edges."""
+
+    line: int
+    cursor: int
+    end: int
+    epoch_len: int
+    returned: tuple[int, ...]
+
+
+class Snapshot(Record, frozen=True):
+    """Everything that records have changed so far; stands for all of them."""
+
+    model: ModelSchema | None
+    start: EpochStarted | None
+    feeds: tuple[Feed, ...]
+    lines: tuple[LineKept, ...]
+    leases: tuple[tuple[int, tuple[Span, ...]], ...]
+    done: tuple[Span, ...]
+    finished: tuple[int, ...]
+    grants: tuple[Grant, ...]
+    gone: tuple[int, ...]
+    cuts: tuple[CutValid, ...]
+    last_cut_no: int
+    safe: tuple[int, ...]
+
+
+def take(state: MasterState) -> Snapshot:
+    """What a fresh state has to be given to be as durable as this one."""
+    ledger = state.ledger
+    return Snapshot(
+        model=state.model,
+        start=state.start,
+        feeds=tuple(ledger.feeds.values()),
+        lines=tuple(
+            LineKept(number, line.cursor, line.end, line.epoch_len, tuple(line.returned.edges))
+            for number, line in ledger.lines.items()
+        ),
+        leases=tuple((inc, lease.spans()) for inc, lease in ledger.leases.items()),
+        done=ledger.done.spans(),
+        finished=tuple(sorted(ledger.finished)),
+        grants=tuple(state.grants.values()),
+        gone=tuple(sorted(state.gone)),
+        cuts=tuple(state.cuts),
+        last_cut_no=state.last_cut_no,
+        safe=tuple(sorted(state.safe)),
+    )
+
+
+def restore(state: MasterState, kept: Snapshot) -> None:
+    """Bring a fresh state to where the snapshot was taken."""
+    state.model, state.start = kept.model, kept.start
+    if kept.start is not None:
+        state.epoch_no, state.map, state.step = kept.start.epoch_no, kept.start.map, kept.start.step
+    ledger = state.ledger
+    ledger.feeds = {feed.feed: feed for feed in kept.feeds}
+    for line in kept.lines:
+        ledger.lines[line.line] = restored = Line(line.end, line.epoch_len)
+        restored.cursor, restored.returned = line.cursor, Intervals(line.returned)
+    ledger.leases = {inc: SampleSet(spans) for inc, spans in kept.leases}
+    ledger.done = SampleSet(kept.done)
+    ledger.finished = set(kept.finished)
+    state.grants = {grant.inc: grant for grant in kept.grants}
+    state.gone = set(kept.gone)
+    state.cuts = list(kept.cuts)
+    state.last_cut_no = kept.last_cut_no
+    state.safe = set(kept.safe)

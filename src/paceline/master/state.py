@@ -1,0 +1,547 @@
+"""The master's part of the integrity protocol, as a pure state machine.
+
+What must survive the master's death is changed by *records* only: `_record` appends one to the
+answer and applies it, the edge journals it before any message of the same answer leaves, and a
+restarted master applies the journal to a fresh `MasterState`. Everything else is memory and may
+vanish (docs/protocols/integrity.md, section 2). The explorer in ``tests/model`` drives this class
+and models the master's death as exactly that: the records, applied again.
+"""
+
+import msgspec
+
+from paceline.base.samples import SampleSet, Span
+from paceline.master.shards.ledger import Ledger
+from paceline.wire.messages import (
+    Committed,
+    Copied,
+    CutRef,
+    Feed,
+    FeedOpened,
+    Fence,
+    FenceAnswer,
+    Grant,
+    InitialWritten,
+    LeaseRequest,
+    NewEpoch,
+    NodeDown,
+    OpenFeed,
+    Prepared,
+    Restore,
+    Restored,
+    Server,
+    ServerMap,
+    Stop,
+    TakeCut,
+    WriteInitial,
+    feed_of,
+)
+from paceline.wire.schema import NUM_BUCKETS, ModelSchema
+
+# --------------------------------------------------------------------------- records
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """One line of the journal; the tag is the class name."""
+
+
+class SchemaFixed(Record, frozen=True):
+    """The model's schema, from the first worker that prepared one."""
+
+    model: ModelSchema
+
+
+class FeedAdded(Record, frozen=True):
+    """A feed as the first worker opened it."""
+
+    feed: Feed
+
+
+class EpochStarted(Record, frozen=True):
+    """A restore: leases are void, the ledger is the complement of the cut's committed set."""
+
+    epoch_no: int
+    cut: CutRef
+    step: int
+    committed: tuple[Span, ...]
+    map: ServerMap
+
+
+class Granted(Record, frozen=True):
+    """The answer to request n of an incarnation."""
+
+    grant: Grant
+    extended: tuple[tuple[int, int], ...] = ()
+    finished: bool = False
+
+
+class Returned(Record, frozen=True):
+    """A lost incarnation: DONE := DONE + ``committed``, the rest of its leases to do."""
+
+    inc: int
+    committed: tuple[Span, ...] = ()
+
+
+class CutValid(Record, frozen=True):
+    """Every server has said `copied` with equal step and set."""
+
+    cut: CutRef
+    step: int
+    committed: tuple[Span, ...]
+    epoch_no: int
+
+
+class CutGone(Record, frozen=True):
+    """A cut was deleted, or found damaged: no epoch starts from it any more."""
+
+    cut_no: int
+
+
+Records = SchemaFixed | FeedAdded | EpochStarted | Granted | Returned | CutValid | CutGone
+
+
+# --------------------------------------------------------------------------- instructions
+
+
+class Send(msgspec.Struct, frozen=True):
+    """Deliver to the training process of this incarnation."""
+
+    inc: int
+    message: NodeDown
+
+
+class Journal(msgspec.Struct, frozen=True):
+    """Write before anything that follows leaves."""
+
+    record: Records
+
+
+class FeedDone(msgspec.Struct, frozen=True):
+    """Every sample of the feed is in the model, and in a valid cut."""
+
+    feed: int
+
+
+class Fail(msgspec.Struct, frozen=True):
+    """The job cannot go on; the reason is for the user."""
+
+    reason: str
+
+
+Instruction = Send | Journal | FeedDone | Fail
+
+
+class Sizing(msgspec.Struct, frozen=True, kw_only=True):
+    """How large a grant should be; a function of speeds, decided outside."""
+
+    samples: int = 4096
+    """Asynchronous: samples of one grant."""
+    steps: int = 16
+    """Synchronous: slices that a grant may reach beyond the undecided step."""
+    member: int = 0
+    num_members: int = 1
+
+
+class MasterState:
+    """Epochs, cuts, leases and fences of one job."""
+
+    def __init__(self, *, mode: str, samples: str, staleness: int = 0) -> None:
+        self.mode, self.samples, self.staleness = mode, samples, staleness
+        # Durable: changed by records only.
+        self.ledger = Ledger()
+        self.model: ModelSchema | None = None
+        self.epoch_no = 0
+        self.map: ServerMap | None = None
+        self.start: EpochStarted | None = None
+        self.cuts: list[CutValid] = []
+        self.last_cut_no = 0
+        #: Complete feeds that a valid cut holds whole: workers may leave their loops.
+        self.safe: set[int] = set()
+        #: Last answered request per incarnation of this epoch.
+        self.grants: dict[int, Grant] = {}
+        #: Incarnations whose leases were taken back in this epoch.
+        self.gone: set[int] = set()
+        # Volatile.
+        self.waiting: dict[int, LeaseRequest] = {}
+        self.fencing: set[int] = set()
+        #: Servers of the present epoch that have not said `restored`.
+        self.restoring: set[int] = set()
+        #: How large the next grant of an incarnation should be, as last told.
+        self.sizes: dict[int, Sizing] = {}
+        #: Workers that are alive, by incarnation.
+        self.workers: set[int] = set()
+        #: Workers not known to be in this epoch.
+        self.untold: set[int] = set()
+        self.writer: int | None = None
+        self.prepared: set[int] = set()
+        self.cutting: int | None = None
+        self.copied: dict[int, Copied] = {}
+        #: Told as done: feeds.
+        self.complete: set[int] = set()
+        self.step = 0
+
+    # ------------------------------------------------------------------ records
+
+    def apply(self, record: Records) -> None:
+        """The only way durable state changes."""
+        match record:
+            case SchemaFixed():
+                self.model = record.model
+            case FeedAdded():
+                self.ledger.open(record.feed)
+            case EpochStarted():
+                self.start, self.map = record, record.map
+                self.epoch_no, self.step = record.epoch_no, record.step
+                self.ledger.restore(record.committed, again=self.samples != "at-most-once")
+                self.grants.clear()
+                self.gone.clear()
+            case Granted():
+                self._apply_grant(record)
+            case Returned():
+                self.ledger.commit(record.committed)
+                self.ledger.lose(record.inc, again=self.samples != "at-most-once")
+                self.gone.add(record.inc)
+            case CutValid():
+                self.cuts.append(record)
+                self.last_cut_no = max(self.last_cut_no, record.cut.cut_no)
+                self.safe |= {feed for feed in self.ledger.feeds if self._covers(record, feed)}
+            case CutGone():
+                self.cuts = [cut for cut in self.cuts if cut.cut.cut_no != record.cut_no]
+
+    def _apply_grant(self, record: Granted) -> None:
+        grant = record.grant
+        self.ledger.extend(grant.feed, record.extended, finished=record.finished)
+        self.ledger.grant(grant.inc, grant.spans)
+        self.grants[grant.inc] = grant
+
+    def _covers(self, cut: CutValid, feed: int) -> bool:
+        """Whether no restore can take samples of this complete feed out of the model again."""
+        if self.samples == "at-most-once":
+            return cut.epoch_no == self.epoch_no and self.ledger.is_complete(feed)
+        definition = self.ledger.feeds[feed]
+        held = SampleSet(cut.committed)
+        return definition.purpose != "train" or (
+            self.ledger.is_complete(feed)
+            and all(
+                not held.missing(Span(line, 0, state.end))
+                for line, state in self.ledger.lines.items()
+                if feed_of(line) == feed
+            )
+        )
+
+    def _record(self, record: Records) -> Journal:
+        self.apply(record)
+        return Journal(record)
+
+    # ------------------------------------------------------------------ start
+
+    def prepare(self, message: Prepared, directory: str) -> list[Instruction]:
+        """A worker has a model; the first one writes the initial values as cut 0."""
+        self.prepared.add(message.inc)
+        done: list[Instruction] = []
+        if self.model is None:
+            done.append(self._record(SchemaFixed(model=message.schema)))
+        elif self.model != message.schema:
+            return [Fail(_schema_difference(self.model, message.schema))]
+        if self.cuts:
+            return [*done, *self._tell_epoch(message.inc)]
+        if self.writer is None:
+            self.writer = message.inc
+        if self.writer == message.inc:
+            done.append(Send(message.inc, WriteInitial(inc=message.inc, directory=directory)))
+        return done
+
+    def initial_written(self, message: InitialWritten, directory: str) -> list[Instruction]:
+        """Cut 0 is there: the model before any sample."""
+        if self.cuts or message.inc != self.writer:
+            return []
+        cut = CutRef(cut_no=0, directory=directory)
+        return [self._record(CutValid(cut=cut, step=0, committed=(), epoch_no=0))]
+
+    def start_epoch(self, servers: tuple[Server, ...]) -> list[Instruction]:
+        """All servers are up and one of them is new: back to the last valid cut."""
+        valid = self.cuts[-1]
+        version = self.map.version + 1 if self.map else 1
+        owners = tuple(bucket % len(servers) for bucket in range(NUM_BUCKETS))
+        record = EpochStarted(
+            epoch_no=self.epoch_no + 1,
+            cut=valid.cut,
+            step=valid.step,
+            committed=valid.committed,
+            map=ServerMap(version=version, servers=servers, owners=owners),
+        )
+        journal = self._record(record)
+        self._forget_epoch()
+        return [journal, *self._restore()]
+
+    def _forget_epoch(self) -> None:
+        self.waiting.clear()
+        self.fencing.clear()
+        self.complete.clear()
+        self.copied.clear()
+        self.cutting = None
+        self.untold = set(self.workers)
+        self.restoring = {server.inc for server in self.map.servers} if self.map else set()
+
+    def resume(self) -> list[Instruction]:
+        """After the journal was applied: which messages of this epoch have arrived is unknown."""
+        if self.map:
+            self.restoring = {server.inc for server in self.map.servers}
+        return self._restore()
+
+    def _restore(self) -> list[Instruction]:
+        return [Send(inc, self._restore_message(inc)) for inc in sorted(self.restoring)]
+
+    def _restore_message(self, inc: int) -> Restore:
+        assert self.start is not None and self.map is not None
+        return Restore(
+            epoch_no=self.epoch_no,
+            inc=inc,
+            cut=self.start.cut,
+            map=self.map,
+            mode=self.mode,
+            samples=self.samples,
+            staleness=self.staleness,
+        )
+
+    def restored(self, message: Restored) -> list[Instruction]:
+        """A server is in this epoch; when all are, the workers may start."""
+        if message.epoch_no != self.epoch_no or message.inc not in self.restoring:
+            return []
+        self.restoring.discard(message.inc)
+        if self.restoring:
+            return []
+        return [told for inc in sorted(self.untold) for told in self._tell_epoch(inc)]
+
+    def _tell_epoch(self, inc: int) -> list[Instruction]:
+        if self.restoring or self.start is None or self.map is None or inc not in self.prepared:
+            return []
+        step = max(self.step, self.start.step)
+        return [
+            Send(inc, NewEpoch(epoch_no=self.epoch_no, inc=inc, map=self.map, step=step)),
+        ]
+
+    # ------------------------------------------------------------------ members
+
+    def worker_up(self, inc: int) -> list[Instruction]:
+        """A worker's process is alive."""
+        self.workers.add(inc)
+        self.untold.add(inc)
+        return []
+
+    def worker_lost(self, inc: int) -> list[Instruction]:
+        """A worker is dead, or silent for too long: nothing of it may count from here on."""
+        self.workers.discard(inc)
+        self.untold.discard(inc)
+        self.prepared.discard(inc)
+        self.waiting.pop(inc, None)
+        self.sizes.pop(inc, None)
+        if self.writer == inc:
+            self.writer = None
+        if self.map is None or (inc in self.gone and inc not in self.ledger.leases):
+            return []
+        if self.samples != "exactly-once":
+            return [self._record(Returned(inc=inc)), *self._serve()]
+        self.fencing.add(inc)
+        return self._fence(inc)
+
+    def _fence(self, inc: int) -> list[Instruction]:
+        if self.map is None or self.restoring:
+            return []
+        leader = self.map.servers[0].inc
+        return [Send(leader, Fence(epoch_no=self.epoch_no, inc=leader, fenced=inc))]
+
+    def fence_answer(self, message: FenceAnswer) -> list[Instruction]:
+        """The leader's word: the rest of the lost worker's leases goes back."""
+        if message.epoch_no != self.epoch_no or message.fenced not in self.fencing:
+            return []
+        self.fencing.discard(message.fenced)
+        returned = Returned(inc=message.fenced, committed=message.committed)
+        return [self._record(returned), *self._serve()]
+
+    # ------------------------------------------------------------------ feeds and leases
+
+    def open_feed(self, message: OpenFeed) -> list[Instruction]:
+        """The first worker defines the feed; the others must mean the same."""
+        feed = message.feed
+        known = self.ledger.feeds.get(feed.feed)
+        if known is None:
+            before = [f.last_step for f in self.ledger.feeds.values() if f.purpose == "train"]
+            known = msgspec.structs.replace(feed, first_step=max(before, default=0))
+            journal = self._record(FeedAdded(feed=known))
+            return [journal, Send(message.inc, FeedOpened(inc=message.inc, feed=known))]
+        if msgspec.structs.replace(feed, first_step=known.first_step) != known:
+            return [Fail(_feed_difference(known, feed))]
+        return [Send(message.inc, FeedOpened(inc=message.inc, feed=known))]
+
+    def request(self, message: LeaseRequest, sizing: Sizing) -> list[Instruction]:
+        """Grant, or keep the request open until there is something to grant."""
+        inc = message.inc
+        if inc not in self.workers or inc in self.gone or inc in self.fencing:
+            return []
+        self.prepared.add(inc)
+        if message.epoch_no != self.epoch_no:
+            return self._tell_epoch(inc) if message.epoch_no < self.epoch_no else []
+        self.untold.discard(inc)
+        last = self.grants.get(inc)
+        if last is not None and message.n == last.n:
+            return [Send(inc, last)]
+        if message.n != (last.n if last else 0) + 1 or message.feed not in self.ledger.feeds:
+            return []
+        if message.handled:
+            self.ledger.commit(message.handled)
+        self.ledger.extend(message.feed, message.ends, finished=message.finished)
+        self.waiting[inc], self.sizes[inc] = message, sizing
+        done = self._grant(message, sizing)
+        return done if not message.handled else [*done, *self._serve()]
+
+    def _grant(self, message: LeaseRequest, sizing: Sizing) -> list[Instruction]:
+        feed, inc = message.feed, message.inc
+        spans = self._pick(message, sizing)
+        end = not spans and self.ledger.is_complete(feed)
+        if end and self.ledger.feeds[feed].purpose == "train" and feed not in self.safe:
+            return self.take_cut()
+        if not spans and not end:
+            return []
+        del self.waiting[inc]
+        grant = Grant(
+            epoch_no=self.epoch_no, inc=inc, n=message.n, feed=feed, spans=tuple(spans), end=end
+        )
+        granted = Granted(grant=grant, extended=message.ends, finished=message.finished)
+        done: list[Instruction] = [self._record(granted), Send(inc, grant)]
+        if end and feed not in self.complete:
+            self.complete.add(feed)
+            done.append(FeedDone(feed))
+        return done
+
+    def _pick(self, message: LeaseRequest, sizing: Sizing) -> list[Span]:
+        feed = self.ledger.feeds[message.feed]
+        if self.mode != "bsp" or feed.purpose != "train":
+            return self.ledger.pick(message.feed, sizing.samples)
+        return self.ledger.pick_steps(
+            message.feed,
+            step=message.step,
+            urgent=message.starving,
+            member=sizing.member,
+            num_members=sizing.num_members,
+            num_steps=sizing.steps,
+        )
+
+    def _serve(self) -> list[Instruction]:
+        """Something came back or was completed: look at the open requests again."""
+        return [done for inc in sorted(self.waiting) for done in self._again(inc)]
+
+    def evaluated(self, feed: int, span: Span) -> list[Instruction]:
+        """The results of this span of an evaluation are stored."""
+        if feed not in self.ledger.feeds:
+            return []
+        self.ledger.commit([span])
+        return self._serve()
+
+    def _again(self, inc: int) -> list[Instruction]:
+        members = sorted(self.workers)
+        member = members.index(inc) if inc in members else 0
+        sizing = msgspec.structs.replace(
+            self.sizes[inc], member=member, num_members=max(1, len(members))
+        )
+        return self._grant(self.waiting[inc], sizing)
+
+    def committed(self, message: Committed) -> list[Instruction]:
+        """The leader's word of what is in the model; leases shrink, DONE grows."""
+        if message.epoch_no != self.epoch_no or self.map is None:
+            return []
+        if message.inc != self.map.servers[0].inc or self.restoring:
+            return []
+        self.step = max(self.step, message.step)
+        self.ledger.commit(message.committed)
+        return self._serve()
+
+    # ------------------------------------------------------------------ cuts
+
+    def take_cut(self) -> list[Instruction]:
+        """Ask for a cut, unless one is under way or servers are being restored."""
+        if self.cutting is not None or self.map is None or self.restoring:
+            return []
+        self.cutting = self.last_cut_no + 1
+        self.copied.clear()
+        return self._ask_cut()
+
+    def _ask_cut(self) -> list[Instruction]:
+        if self.map is None or self.cutting is None:
+            return []
+        return [
+            Send(s.inc, TakeCut(epoch_no=self.epoch_no, inc=s.inc, cut_no=self.cutting))
+            for s in self.map.servers
+            if s.inc not in self.copied
+        ]
+
+    def copy_said(self, message: Copied, directory: str) -> list[Instruction]:
+        """A cut is valid when all servers of the map have said it with equal steps and sets."""
+        if message.epoch_no != self.epoch_no or message.cut_no != self.cutting:
+            return []
+        if self.map is None or self.restoring:
+            return []
+        self.copied[message.inc] = message
+        if set(self.copied) != {server.inc for server in self.map.servers}:
+            return []
+        sets = {(c.step, c.committed) for c in self.copied.values()}
+        step, committed = next(iter(sets))
+        if len(sets) > 1:
+            if self.samples == "exactly-once":
+                return [Fail(f"servers disagree on the content of cut {message.cut_no}")]
+            committed = _common([c.committed for c in self.copied.values()])
+        self.cutting = None
+        cut = CutRef(cut_no=message.cut_no, directory=directory)
+        valid = CutValid(cut=cut, step=step, committed=committed, epoch_no=self.epoch_no)
+        return [self._record(valid), *self._serve()]
+
+    def cut_gone(self, cut_no: int) -> list[Instruction]:
+        """The cut's files are deleted or damaged."""
+        return [self._record(CutGone(cut_no=cut_no))]
+
+    # ------------------------------------------------------------------ loss of messages
+
+    def resend(self) -> list[Instruction]:
+        """Everything of ours that is unanswered, once more."""
+        again = [*self._restore(), *self._ask_cut()]
+        for inc in sorted(self.fencing):
+            again += self._fence(inc)
+        for inc in sorted(self.untold):
+            again += self._tell_epoch(inc)
+        return again
+
+    def stop(self) -> list[Instruction]:
+        """Ask every worker to leave after its step."""
+        return [Send(inc, Stop(inc=inc)) for inc in sorted(self.workers)]
+
+
+def _common(sets: list[tuple[Span, ...]]) -> tuple[Span, ...]:
+    """At-least-once: what is in the model of every server."""
+    common = SampleSet(sets[0])
+    for other in sets[1:]:
+        mine, theirs = common.spans(), SampleSet(other)
+        common = SampleSet(part for span in mine for part in theirs.overlap(span))
+    return common.spans()
+
+
+def _schema_difference(known: ModelSchema, other: ModelSchema) -> str:
+    for field in ("dense", "tables", "groups"):
+        mine, theirs = getattr(known, field), getattr(other, field)
+        if mine != theirs:
+            pairs = [pair for pair in zip(mine, theirs, strict=False) if pair[0] != pair[1]]
+            shown = f"{pairs[0][0]} here and {pairs[0][1]} there" if pairs else "their number"
+            return (
+                f"workers prepared different models: {field} differ ({shown}); "
+                "every worker must build the same model and optimizers"
+            )
+    return "workers prepared different models"
+
+
+def _feed_difference(known: Feed, other: Feed) -> str:
+    for field in ("purpose", "num_samples", "epochs", "batch_size", "shard_size", "seed"):
+        mine, theirs = getattr(known, field), getattr(other, field)
+        if mine != theirs:
+            return (
+                f"workers opened feed {known.feed} differently: {field} is {mine} in one and "
+                f"{theirs} in another; every worker must read the same data in the same order"
+            )
+    return f"workers opened feed {known.feed} differently"

@@ -1,0 +1,95 @@
+"""What people are told about a job: pure views of the state machines."""
+
+from paceline.master.ending import Ending, Stage
+from paceline.master.members import Node
+from paceline.master.membership import Membership
+from paceline.master.monitor import Monitor, NodeTotals
+from paceline.master.state import MasterState
+from paceline.wire.client import JobStatus, NodeStatus
+from paceline.wire.messages import NodeFacts, feed_of
+
+
+def count_committed(state: MasterState) -> int:
+    """Samples of training feeds that are in the model."""
+    feeds = state.ledger.feeds
+    return sum(
+        len(found)
+        for line, found in state.ledger.done.lines.items()
+        if (feed := feeds.get(feed_of(line))) is not None and feed.purpose == "train"
+    )
+
+
+def count_total(state: MasterState) -> int | None:
+    """Samples of all opened training feeds, all epochs; None: no feed, or no end is known."""
+    feeds = [feed for feed in state.ledger.feeds.values() if feed.purpose == "train"]
+    totals = [state.ledger.total(feed.feed) for feed in feeds]
+    known = [total for total in totals if total is not None]
+    return sum(known) if known and len(known) == len(totals) else None
+
+
+def job_state(state: MasterState, ending: Ending | None) -> str:
+    """One word for where the job is."""
+    if ending is not None:
+        return ending.state if ending.stage >= Stage.LEAVE else "stopping"
+    if state.map is None:
+        return "starting"
+    return "restoring" if state.restoring else "training"
+
+
+def describe(
+    job_id: str,
+    state: MasterState,
+    members: Membership,
+    monitor: Monitor,
+    *,
+    master_pid: int,
+    started_s: float,
+    num_events: int,
+    ending: Ending | None,
+) -> JobStatus:
+    """The whole job."""
+    committed, total = count_committed(state), count_total(state)
+    speed = monitor.samples_per_s
+    eta_s = (total - committed) / speed if total is not None and speed > 0 else None
+    return JobStatus(
+        job_id=job_id,
+        state=job_state(state, ending),
+        master_pid=master_pid,
+        epoch_no=state.epoch_no,
+        step=state.step,
+        committed=committed,
+        total=total,
+        samples_per_s=speed,
+        eta_s=eta_s,
+        started_s=started_s,
+        valid_cuts=tuple(cut.cut.cut_no for cut in state.cuts),
+        nodes=tuple(_node(node, monitor) for node in members.nodes.values()),
+        num_events=num_events,
+        error=ending.error if ending else "",
+    )
+
+
+def _node(node: Node, monitor: Monitor) -> NodeStatus:
+    totals = monitor.nodes.get(node.name, _NOTHING)
+    facts = totals.facts
+    return NodeStatus(
+        node=node.name,
+        role=node.role,
+        state=node.state,
+        inc=node.inc,
+        pid=node.up.pid if node.up else 0,
+        agent_pid=node.agent_pid,
+        restarts=node.restarts,
+        step=facts.step,
+        samples=totals.samples,
+        bpt_s=facts.bpt_s,
+        compute_s=facts.compute_s,
+        server_s=facts.server_s,
+        message_s=facts.message_s,
+        rss_bytes=facts.rss_bytes,
+        cpu_s=totals.cpu_s,
+        note=node.note,
+    )
+
+
+_NOTHING = NodeTotals(NodeFacts(inc=0))

@@ -1,0 +1,296 @@
+"""The edge around `MasterState`: what it needs to know beside the messages, and what it orders.
+
+Grant sizes, cuts on disk, results of evaluations, the choice of the cut that an epoch starts from.
+Handling a message never waits; verifying a cut, which reads it whole, happens in a thread.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import msgspec
+
+from paceline.base.jobdir import JobDir
+from paceline.master.cuts import CutFolder, first_undamaged
+from paceline.master.evaluations import Evaluations
+from paceline.master.membership import Membership
+from paceline.master.monitor import Monitor
+from paceline.master.outbox import Outbox
+from paceline.master.sizing import cut_is_due, lease_samples, lease_steps
+from paceline.master.state import (
+    CutValid,
+    EpochStarted,
+    Fail,
+    FeedDone,
+    Instruction,
+    Journal,
+    MasterState,
+    Records,
+    Send,
+    Sizing,
+)
+from paceline.master.status import count_committed
+from paceline.wire.messages import (
+    Committed,
+    Copied,
+    Evaluated,
+    EvaluateResult,
+    FenceAnswer,
+    InitialWritten,
+    LeaseRequest,
+    NodeUp,
+    OpenFeed,
+    Prepared,
+    Restored,
+    feed_of,
+)
+from paceline.wire.spec import JobSpec
+
+RESEND_S = 1.0
+
+
+class CutChosen(msgspec.Struct, frozen=True):
+    """The cuts on disk were looked at: where the next epoch starts."""
+
+    cut_no: int | None
+    damaged: list[tuple[int, str]]
+
+
+class Training:
+    """Feeds messages to the state machine and carries out its instructions."""
+
+    def __init__(
+        self,
+        job: JobDir,
+        spec: JobSpec,
+        members: Membership,
+        monitor: Monitor,
+        outbox: Outbox,
+        fail: Callable[[str], None],
+    ) -> None:
+        """``fail``: end the job for this reason."""
+        self.state = MasterState(mode=spec.mode, samples=spec.samples, staleness=spec.staleness)
+        self._spec, self._members, self._monitor = spec, members, monitor
+        self._outbox, self._fail = outbox, fail
+        self._cuts = CutFolder(Path(spec.checkpoint.dir or job.cuts))
+        self._evaluations = Evaluations(job.run_dir / "evaluations")
+        self._pause_s = 0.0
+        self._last_cut_s = self._last_resend_s = 0.0
+        #: Cuts that were just written and never read: no need to verify them.
+        self._trusted: set[int] = set()
+        self.choosing = False
+        """Cuts are being verified for the next epoch."""
+
+    def resume(self) -> None:
+        """After the journal was applied."""
+        for feed, span in self._evaluations.stored(self.state.epoch_no):
+            self._do(self.state.evaluated(feed, span))
+        self._do(self.state.resume())
+        # A fence may have been under way, or a life have ended, when the master died.
+        for inc in list(self.state.ledger.leases):
+            if self._members.node_of(inc) is None:
+                self.worker_lost(inc)
+
+    # ------------------------------------------------------------------ messages
+
+    def handle(self, node: str, message: NodeUp, now_s: float) -> None:
+        """A message of a live process of ``node``."""
+        state = self.state
+        match message:
+            case LeaseRequest():
+                if message.feed in state.ledger.feeds:
+                    self._do(state.request(message, self._sizing(node, message)))
+            case Committed():
+                self._do(state.committed(message))
+            case Prepared():
+                self._do(state.prepare(message, str(self._cuts.make(0))))
+            case InitialWritten():
+                self._do(state.initial_written(message, str(self._cuts.directory(0))))
+            case OpenFeed():
+                self._open_feed(message)
+            case EvaluateResult():
+                self._evaluated(message)
+            case FenceAnswer():
+                self._do(state.fence_answer(message))
+            case Copied():
+                self._pause_s = max(self._pause_s, message.pause_s)
+                directory = str(self._cuts.directory(message.cut_no))
+                self._do(state.copy_said(message, directory))
+                self._note_cut(now_s)
+            case Restored():
+                self._restored(message, now_s)
+            case _:
+                pass
+
+    def worker_up(self, inc: int) -> None:
+        """A worker's process is there."""
+        self._do(self.state.worker_up(inc))
+
+    def worker_lost(self, inc: int) -> None:
+        """Nothing of this worker may count from here on."""
+        node = self._members.node_of(inc)
+        self._outbox.tell("fenced", node.name if node else "", inc)
+        self._do(self.state.worker_lost(inc))
+
+    def stop(self) -> None:
+        """Ask all workers to leave."""
+        self._do(self.state.stop())
+
+    def _sizing(self, node: str, request: LeaseRequest) -> Sizing:
+        """How much this worker should get now."""
+        feed = self.state.ledger.feeds[request.feed]
+        members = sorted(self.state.workers)
+        lines = self.state.ledger.lines.items()
+        mine = [line for number, line in lines if feed_of(number) == request.feed]
+        return Sizing(
+            samples=lease_samples(
+                speed=self._monitor.speed(node),
+                batch_size=feed.batch_size,
+                remaining=sum(line.end - line.cursor + len(line.returned) for line in mine),
+                num_workers=len(members),
+                shard_size=self._spec.data.shard_size,
+            ),
+            steps=lease_steps(self._monitor.step_s()),
+            member=members.index(request.inc) if request.inc in self.state.workers else 0,
+            num_members=max(1, len(members)),
+        )
+
+    def _open_feed(self, message: OpenFeed) -> None:
+        feed = message.feed
+        if feed.feed not in self.state.ledger.feeds:
+            self._outbox.tell("feed_opened", reason=f"feed {feed.feed} ({feed.purpose})")
+        self._do(self.state.open_feed(message))
+
+    def _evaluated(self, result: EvaluateResult) -> None:
+        """Store a part and answer; an empty one asks whether all parts are there."""
+        state = self.state
+        if result.epoch_no != state.epoch_no or result.feed not in state.ledger.feeds:
+            return
+        directory = str(self._evaluations.directory(result.epoch_no, result.feed))
+        if len(result.span) == 0:
+            directory = directory if state.ledger.is_complete(result.feed) else ""
+        elif state.ledger.done.missing(result.span):
+            lease = state.ledger.leases.get(result.inc)
+            if lease is None or lease.missing(result.span):
+                return
+            self._evaluations.store(result)
+            self._do(state.evaluated(result.feed, result.span))
+        answer = Evaluated(inc=result.inc, feed=result.feed, span=result.span, directory=directory)
+        self._outbox.to_process(result.inc, answer)
+
+    def _restored(self, message: Restored, now_s: float) -> None:
+        waited = bool(self.state.restoring)
+        self._do(self.state.restored(message))
+        if waited and not self.state.restoring:
+            self._outbox.tell("restored", reason=f"epoch {self.state.epoch_no}")
+            self._last_cut_s = now_s
+
+    # ------------------------------------------------------------------ instructions
+
+    def _do(self, instructions: Iterable[Instruction]) -> None:
+        for instruction in instructions:
+            match instruction:
+                case Send(inc=inc, message=message):
+                    self._outbox.to_process(inc, message)
+                case Journal(record=record):
+                    self._before_record(record)
+                    self._outbox.record(record)
+                case FeedDone(feed=feed):
+                    self._outbox.tell("feed_complete", reason=f"feed {feed}")
+                case Fail(reason=reason):
+                    self._fail(reason)
+
+    def _before_record(self, record: Records) -> None:
+        match record:
+            case CutValid(cut=cut):
+                if cut.cut_no > 0 and self.state.model is not None:
+                    self._cuts.seal(record, self.state.copied.values(), self.state.model)
+                self._trusted.add(cut.cut_no)
+                self._outbox.tell("cut_valid", reason=f"cut {cut.cut_no} at step {record.step}")
+                self._outbox.later(self._delete_cuts)
+            case EpochStarted(epoch_no=epoch_no, cut=cut):
+                self._trusted.discard(cut.cut_no)
+                self._outbox.tell("epoch", reason=f"epoch {epoch_no} from cut {cut.cut_no}")
+            case _:
+                pass
+
+    # ------------------------------------------------------------------ cuts
+
+    def _note_cut(self, now_s: float) -> None:
+        """The time between cuts runs from the end of one to the start of the next."""
+        if self.state.cutting is None:
+            self._last_cut_s = now_s
+
+    def _delete_cuts(self) -> None:
+        cuts = self.state.cuts
+        newest = cuts[-1].cut.cut_no
+        keep = {cut.cut.cut_no for cut in cuts[-self._spec.checkpoint.keep :]}
+        if self.state.restoring and self.state.start is not None:
+            keep.add(self.state.start.cut.cut_no)
+        for cut in cuts:
+            if cut.cut.cut_no not in keep:
+                self._do(self.state.cut_gone(cut.cut.cut_no))
+        self._cuts.delete_others(keep, newest)
+
+    def take_last_cut(self) -> int | None:
+        """Order the last cut: its number, 0 if none is needed; None: not now, ask again."""
+        feeds = [f.feed for f in self.state.ledger.feeds.values() if f.purpose == "train"]
+        if self.state.map is None or (feeds and set(feeds) <= self.state.safe):
+            return 0
+        if self.state.cutting is not None:
+            return None
+        self._do(self.state.take_cut())
+        return self.state.cutting
+
+    # ------------------------------------------------------------------ epochs
+
+    def epoch_is_due(self) -> bool:
+        """Whether all servers are up, and they are not those of the present epoch."""
+        servers = self._members.servers()
+        if servers is None or not self.state.cuts or self.choosing:
+            return False
+        known = self.state.map.servers if self.state.map else ()
+        return {server.inc for server in known} != {server.inc for server in servers}
+
+    async def choose_cut(self) -> CutChosen:
+        """Find the newest undamaged cut."""
+        self.choosing = True
+        cuts = tuple(reversed(self.state.cuts))
+        return CutChosen(*await asyncio.to_thread(first_undamaged, cuts, frozenset(self._trusted)))
+
+    def start_epoch(self, chosen: CutChosen) -> None:
+        """Start an epoch from this cut, if the servers are all still up."""
+        self.choosing = False
+        for cut_no, error in chosen.damaged:
+            self._outbox.tell("cut_damaged", reason=error)
+            self._do(self.state.cut_gone(cut_no))
+        if chosen.cut_no is None:
+            errors = "; ".join(error for _, error in chosen.damaged)
+            self._fail(f"no cut can be loaded, the job cannot go on: {errors}")
+            return
+        servers = self._members.servers()
+        if servers is not None:
+            self._do(self.state.start_epoch(servers))
+
+    # ------------------------------------------------------------------ the clock
+
+    def tick(self, now_s: float, *, cuts: bool) -> None:
+        """Repeat what is unanswered; ask for a cut when one is due (and ``cuts``)."""
+        if now_s - self._last_resend_s >= RESEND_S:
+            self._last_resend_s = now_s
+            self._do(self.state.resend())
+        checkpoint = self._spec.checkpoint
+        due = cut_is_due(
+            since_s=now_s - self._last_cut_s,
+            every_s=checkpoint.every_s,
+            pause_s=self._pause_s,
+            share=checkpoint.share,
+        )
+        if cuts and due and self._has_changed():
+            self._do(self.state.take_cut())
+
+    def _has_changed(self) -> bool:
+        if not self.state.cuts:
+            return False
+        held = sum(len(span) for span in self.state.cuts[-1].committed)
+        return count_committed(self.state) > held

@@ -1,0 +1,287 @@
+"""The journal, and the snapshot that a long one is begun anew from."""
+
+import random
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from paceline.base.errors import PermanentError
+from paceline.base.samples import Span
+from paceline.master.journal import Journal, JournalRecord, MasterStarted
+from paceline.master.members import JobEnded, NodeFinished, NodeStarted, WorkersWanted
+from paceline.master.snapshot import Snapshot, restore, take
+from paceline.master.state import (
+    CutGone,
+    CutValid,
+    EpochStarted,
+    FeedAdded,
+    Granted,
+    Instruction,
+    MasterState,
+    Returned,
+    SchemaFixed,
+    Sizing,
+)
+from paceline.master.state import Journal as Write
+from paceline.wire.messages import (
+    Committed,
+    Copied,
+    CutRef,
+    Feed,
+    FenceAnswer,
+    Grant,
+    InitialWritten,
+    LeaseRequest,
+    OpenFeed,
+    Prepared,
+    Restored,
+    Server,
+    ServerMap,
+)
+from paceline.wire.schema import ModelSchema
+
+FEED = Feed(
+    feed=0,
+    purpose="train",
+    num_samples=1_000,
+    epochs=2,
+    batch_size=10,
+    shard_size=50,
+    shuffle=True,
+    seed=1,
+)
+STREAM = Feed(
+    feed=1,
+    purpose="train",
+    num_samples=None,
+    epochs=1,
+    batch_size=10,
+    shard_size=50,
+    shuffle=False,
+    seed=1,
+)
+CUT = CutRef(cut_no=3, directory="/cuts/3")
+MAP = ServerMap(version=1, servers=(Server(7, "server-0", "ipc://a"),), owners=(0,) * 64)
+SPANS = (Span(0, 0, 10), Span(0, 20, 30))
+ONE_OF_EACH: list[JournalRecord] = [
+    MasterStarted(started_s=1.5),
+    SchemaFixed(model=ModelSchema()),
+    FeedAdded(feed=FEED),
+    EpochStarted(epoch_no=2, cut=CUT, step=4, committed=SPANS, map=MAP),
+    Granted(grant=Grant(epoch_no=2, inc=3, n=1, feed=0, spans=SPANS), extended=((0, 9),)),
+    Returned(inc=3, committed=SPANS),
+    CutValid(cut=CUT, step=4, committed=SPANS, epoch_no=2),
+    CutGone(cut_no=3),
+    NodeStarted(node="worker-0", inc=9, restarts=1, previous=("ValueError", 3)),
+    NodeFinished(node="worker-0"),
+    WorkersWanted(count=3),
+    JobEnded(),
+    take(MasterState(mode="asp", samples="exactly-once")),
+]
+
+
+def test_records_come_back_in_order_and_equal(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "j")
+    journal.append(ONE_OF_EACH[:4])
+    journal.append([])
+    journal.append(ONE_OF_EACH[4:])
+    journal.close()
+    again = Journal(tmp_path / "j")
+    assert list(again.replay()) == ONE_OF_EACH
+    assert again.num_records == len(ONE_OF_EACH)
+    again.close()
+
+
+def test_what_was_appended_is_there_without_a_close(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "j")
+    journal.append(ONE_OF_EACH)
+    other = Journal(tmp_path / "j")
+    assert list(other.replay()) == ONE_OF_EACH
+    other.close()
+    journal.close()
+
+
+def test_a_compacted_journal_goes_on(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "j")
+    journal.append(ONE_OF_EACH)
+    journal.compact(ONE_OF_EACH[:2])
+    journal.append(ONE_OF_EACH[-1:])
+    assert list(journal.replay()) == [*ONE_OF_EACH[:2], ONE_OF_EACH[-1]]
+    assert journal.num_records == 3
+    journal.close()
+
+
+def test_a_file_that_is_no_journal_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "j").write_bytes(b"x" * 5000)
+    with pytest.raises(PermanentError, match="not a journal"):
+        Journal(tmp_path / "j")
+
+
+def test_a_damaged_record_is_named(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "j")
+    journal.append(ONE_OF_EACH)
+    journal.close()
+    with sqlite3.connect(tmp_path / "j") as db:
+        db.execute("UPDATE log SET record = x'00' WHERE seq = 2")
+    db.close()
+    journal = Journal(tmp_path / "j")
+    with pytest.raises(PermanentError, match="record 2 is damaged"):
+        list(journal.replay())
+    journal.close()
+
+
+class Run:
+    """A state under random events; its records are all that a successor gets."""
+
+    def __init__(self, seed: int, samples: str, mode: str) -> None:
+        self.rng = random.Random(seed)
+        self.samples, self.mode = samples, mode
+        self.state = MasterState(mode=mode, samples=samples)
+        self.records: list[JournalRecord] = []
+        self.next_n: dict[int, int] = {}
+        self.next_inc = 10
+        self.served: set[int] = set()
+        self.do(self.state.prepare(Prepared(inc=1, schema=ModelSchema()), "/cuts/0"))
+        self.do(self.state.initial_written(InitialWritten(inc=1), "/cuts/0"))
+        self.do(self.state.open_feed(OpenFeed(inc=1, feed=FEED)))
+        if mode != "bsp":
+            self.do(self.state.open_feed(OpenFeed(inc=1, feed=STREAM)))
+        self.new_epoch()
+
+    def do(self, instructions: list[Instruction]) -> None:
+        self.records += [i.record for i in instructions if isinstance(i, Write)]
+
+    def new_epoch(self) -> None:
+        self.next_inc += 1
+        server = Server(self.next_inc, "server-0", "a")
+        self.do(self.state.start_epoch((server,)))
+        epoch_no = self.state.epoch_no
+        self.do(self.state.restored(Restored(epoch_no=epoch_no, inc=server.inc)))
+        self.next_n.clear()
+
+    @property
+    def leader(self) -> int:
+        assert self.state.map is not None
+        return self.state.map.servers[0].inc
+
+    def step(self) -> None:
+        choice = self.rng.choice(["up", "up", "want", "want", "want", "want", "commit", "lose"])
+        choice = self.rng.choice([choice] * 20 + ["cut", "cut", "epoch"])
+        getattr(self, choice)()
+
+    def up(self) -> None:
+        self.next_inc += 1
+        self.do(self.state.worker_up(self.next_inc))
+
+    def want(self) -> None:
+        if not self.state.workers:
+            return
+        inc = self.rng.choice(sorted(self.state.workers))
+        grant = self.state.grants.get(inc)
+        feed = 0 if self.mode == "bsp" else self.rng.choice([0, 1])
+        request = LeaseRequest(
+            epoch_no=self.state.epoch_no,
+            inc=inc,
+            n=grant.n + 1 if grant else 1,
+            feed=feed,
+            step=self.state.step + 1 if self.mode == "bsp" else 0,
+            starving=True,
+            ends=((self.rng.randrange(3), self.rng.randrange(500)),) if feed else (),
+        )
+        sizing = Sizing(samples=self.rng.randrange(1, 90), steps=self.rng.randrange(1, 5))
+        self.do(self.state.request(request, sizing))
+
+    def _some_committed(self) -> tuple[Span, ...]:
+        done = self.state.ledger.done.copy()
+        for lease in self.state.ledger.leases.values():
+            for span in lease:
+                if self.rng.random() < 0.5:
+                    done.add(Span(span.line, span.start, (span.start + span.stop + 1) // 2))
+        return done.spans()
+
+    def commit(self) -> None:
+        committed = self._some_committed()
+        message = Committed(
+            epoch_no=self.state.epoch_no, inc=self.leader, step=0, committed=committed
+        )
+        self.do(self.state.committed(message))
+
+    def lose(self) -> None:
+        if not self.state.workers:
+            return
+        inc = self.rng.choice(sorted(self.state.workers))
+        self.do(self.state.worker_lost(inc))
+        answer = FenceAnswer(
+            epoch_no=self.state.epoch_no,
+            inc=self.leader,
+            fenced=inc,
+            committed=self._some_committed(),
+        )
+        self.do(self.state.fence_answer(answer))
+
+    def cut(self) -> None:
+        self.commit()
+        self.do(self.state.take_cut())
+        if self.state.cutting is not None:
+            copied = Copied(
+                epoch_no=self.state.epoch_no,
+                inc=self.leader,
+                cut_no=self.state.cutting,
+                position=1,
+                step=0,
+                committed=self.state.ledger.done.spans(),
+            )
+            self.do(self.state.copy_said(copied, "/cuts/n"))
+
+    def epoch(self) -> None:
+        self.new_epoch()
+
+
+@pytest.mark.parametrize("samples", ["exactly-once", "at-least-once", "at-most-once"])
+@pytest.mark.parametrize("mode", ["asp", "bsp"])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_snapshot_stands_for_all_records(samples: str, mode: str, seed: int) -> None:
+    if mode == "bsp" and samples != "exactly-once":
+        return
+    run = Run(seed, samples, mode)
+    for _ in range(300):
+        run.step()
+    replayed = MasterState(mode=mode, samples=samples)
+    for record in run.records:
+        replayed.apply(record)  # type: ignore[arg-type]
+    kept = take(replayed)
+    assert kept.leases or kept.done
+    restored = MasterState(mode=mode, samples=samples)
+    restore(restored, kept)
+    assert take(restored) == kept
+    assert restored.map == replayed.map
+    assert restored.epoch_no == replayed.epoch_no
+    # What was decided since the last commit is memory, but a lease never disappears.
+    run_leases = {span for lease in run.state.ledger.leases.values() for span in lease}
+    kept_leases = restored.ledger.leases
+    assert all(any(not l.missing(s) for l in kept_leases.values()) for s in run_leases)
+    assert isinstance(kept, Snapshot)
+
+
+def test_a_restored_state_goes_on_as_the_original_would() -> None:
+    one, other = Run(3, "exactly-once", "asp"), Run(3, "exactly-once", "asp")
+    for _ in range(200):
+        one.step()
+        other.step()
+    one.state = MasterState(mode="asp", samples="exactly-once")
+    for record in one.records:
+        one.state.apply(record)  # type: ignore[arg-type]
+    two = MasterState(mode="asp", samples="exactly-once")
+    restore(two, take(one.state))
+    other.state = two
+    one.rng.seed(5)
+    other.rng.seed(5)
+    before = len(one.records)
+    for run in (one, other):
+        run.do(run.state.resume())
+        run.do(run.state.restored(Restored(epoch_no=run.state.epoch_no, inc=run.leader)))
+        for _ in range(200):
+            run.step()
+    assert one.records[before:] == other.records[before:]
+    assert len(one.records) > before + 20

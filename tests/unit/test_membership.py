@@ -1,0 +1,382 @@
+"""Who belongs to the job, in which life: facts in, instructions out, the clock by hand."""
+
+from typing import TypeVar
+
+from paceline.master.members import (
+    Act,
+    End,
+    FailJob,
+    Keep,
+    Launch,
+    NodeFinished,
+    NodeStarted,
+    Retire,
+    Start,
+    Tell,
+    WorkerLost,
+    WorkerUp,
+)
+from paceline.master.membership import Membership
+from paceline.wire.messages import (
+    AgentHello,
+    ExitEvidence,
+    ProcessExited,
+    ProcessUp,
+    ScriptError,
+    Server,
+)
+from paceline.wire.spec import RestartSpec
+
+KILLED = ExitEvidence(signal=9)
+LOST_AFTER_S = 10.0
+T = TypeVar("T")
+
+
+def of(kind: type[T], acts: list[Act]) -> list[T]:
+    return [act for act in acts if isinstance(act, kind)]
+
+
+class Job:
+    """A membership of one worker and one server by default, driven as its edge would."""
+
+    def __init__(self, num_workers: int = 1, num_servers: int = 1, **restart: float) -> None:
+        self.spec = RestartSpec(**restart)  # type: ignore[arg-type]
+        self.size = (num_workers, num_servers)
+        self.members = self.fresh()
+        self.now_s = 0.0
+        self.others_wait = False
+        self.kept: list[Keep] = []
+        self.note(self.members.begin(0.0))
+
+    def fresh(self) -> Membership:
+        workers, servers = self.size
+        return Membership(num_workers=workers, num_servers=servers, restart=self.spec)
+
+    def note(self, acts: list[Act]) -> list[Act]:
+        self.kept += of(Keep, acts)
+        return acts
+
+    def hello(self, node: str, pid: int, *running: ProcessUp) -> list[Act]:
+        hello = AgentHello(node=node, agent_pid=pid, host="h", running=running)
+        return self.note(self.members.hello(hello, self.now_s))
+
+    def up(self, node: str, address: str = "") -> list[Act]:
+        return self.note(self.members.process_up(self.process(node, address), self.now_s))
+
+    def process(self, node: str, address: str = "") -> ProcessUp:
+        inc = self.members.nodes[node].inc
+        role = node.partition("-")[0]
+        return ProcessUp(node=node, inc=inc, pid=1000 + inc, role=role, address=address)
+
+    def run(self, node: str, pid: int = 50) -> int:
+        """Bring a node up; its incarnation."""
+        self.hello(node, pid)
+        self.up(node, "ipc://a" if node.startswith("server") else "")
+        return self.members.nodes[node].inc
+
+    def exit(self, node: str, evidence: ExitEvidence = KILLED, inc: int | None = None) -> list[Act]:
+        inc = self.members.nodes[node].inc if inc is None else inc
+        message = ProcessExited(node=node, inc=inc, evidence=evidence)
+        return self.note(self.members.process_exited(message, self.now_s, any_committed=True))
+
+    def tick(self, to_s: float) -> list[Act]:
+        self.now_s = to_s
+        acts = self.members.tick(
+            to_s, lost_after_s=LOST_AFTER_S, others_wait=self.others_wait, any_committed=True
+        )
+        return self.note(acts)
+
+    def restarted(self, awaited: tuple[str, ...] = ()) -> "Job":
+        """The same job under a new master: only the records are left."""
+        other = Job(*self.size)
+        other.members = self.fresh()
+        for keep in self.kept:
+            other.members.apply(keep.record)
+        other.kept, other.now_s = list(self.kept), self.now_s
+        other.first = other.note(other.members.begin(self.now_s, awaited))
+        return other
+
+    first: list[Act] = []
+
+
+def test_every_node_is_launched_at_the_start() -> None:
+    members = Membership(num_workers=2, num_servers=1, restart=RestartSpec())
+    assert of(Launch, members.begin(0.0)) == [
+        Launch("server-0"),
+        Launch("worker-0"),
+        Launch("worker-1"),
+    ]
+
+
+def test_a_life_is_journalled_before_it_is_started() -> None:
+    acts = Job().hello("worker-0", 50)
+    kinds = [type(act) for act in acts]
+    assert kinds.index(Keep) < kinds.index(Start)
+    (start,) = of(Start, acts)
+    assert (start.message.role, start.message.rank, start.message.num_workers) == ("worker", 0, 1)
+
+
+def test_a_node_nobody_asked_for_is_sent_away() -> None:
+    job = Job()
+    assert job.hello("worker-7", 50) == [Retire("worker-7")]
+
+
+def test_incarnations_are_never_given_twice() -> None:
+    job = Job(num_workers=2, budget=100, backoff_s=0)
+    seen = [job.run("server-0"), job.run("worker-0"), job.run("worker-1")]
+    for _ in range(5):
+        for node in ("worker-0", "worker-1", "server-0"):
+            job.exit(node)
+            job.up(node, "a")
+            seen.append(job.members.nodes[node].inc)
+    later = job.restarted()
+    later.tick(1.0)
+    later.hello("worker-0", 51)
+    later.tick(3.0)
+    seen.append(later.members.nodes["worker-0"].inc)
+    assert len(set(seen)) == len(seen)
+
+
+def test_servers_are_known_when_all_have_said_their_address() -> None:
+    job = Job(num_servers=2)
+    first = job.run("server-0")
+    assert job.members.servers() is None
+    job.hello("server-1", 51)
+    job.up("server-1", "")
+    assert job.members.servers() is None
+    job.up("server-1", "ipc://b")
+    assert job.members.servers() == (
+        Server(first, "server-0", "ipc://a"),
+        Server(first + 1, "server-1", "ipc://b"),
+    )
+
+
+def test_a_killed_worker_is_fenced_and_started_again_at_once() -> None:
+    job = Job()
+    inc = job.run("worker-0")
+    acts = job.exit("worker-0")
+    assert of(WorkerLost, acts) == [WorkerLost(inc)]
+    (start,) = of(Start, acts)
+    assert start.message.inc > inc
+    assert job.exit("worker-0", inc=inc) == []
+
+
+def test_a_worker_that_keeps_dying_waits_longer_each_time() -> None:
+    job = Job(backoff_s=1.0, backoff_max_s=3.0)
+    job.run("worker-0")
+    waits = []
+    for _ in range(5):
+        job.exit("worker-0")
+        at_s = job.now_s
+        while not job.members.nodes["worker-0"].alive:
+            job.tick(job.now_s + 0.5)
+        waits.append(job.now_s - at_s)
+        job.members.heard("worker-0", job.now_s)
+        job.up("worker-0")
+    assert waits == [0.0, 1.0, 2.0, 3.0, 3.0]
+
+
+def test_a_long_life_makes_up_for_short_ones() -> None:
+    job = Job(backoff_s=1.0, backoff_max_s=3.0)
+    job.run("worker-0")
+    job.exit("worker-0")
+    job.up("worker-0")
+    job.now_s = 100.0
+    assert of(Start, job.exit("worker-0"))
+
+
+def test_the_budget_ends_the_job() -> None:
+    job = Job(budget=1, backoff_s=0)
+    job.run("worker-0")
+    assert not of(FailJob, job.exit("worker-0"))
+    (fail,) = of(FailJob, job.exit("worker-0"))
+    assert "signal SIGKILL" in fail.reason
+    assert "budget of 1" in fail.reason
+
+
+def test_preemption_costs_no_budget() -> None:
+    job = Job(budget=0)
+    job.run("worker-0")
+    assert of(Start, job.exit("worker-0", ExitEvidence(signal=15)))
+
+
+def test_an_unretryable_error_ends_the_job_with_the_script_s_code_and_traceback() -> None:
+    job = Job()
+    inc = job.run("worker-0")
+    error = ScriptError(inc=inc, kind="ValueError", traceback="TB", in_user_code=True, step=3)
+    for expected in (0, 1):
+        error = ScriptError(
+            inc=job.members.nodes["worker-0"].inc,
+            kind="ValueError",
+            traceback="TB",
+            in_user_code=True,
+            step=3,
+        )
+        job.members.script_error(error)
+        fails = of(FailJob, job.exit("worker-0", ExitEvidence(exit_code=4)))
+        assert len(fails) == expected
+    assert (fails[0].traceback, fails[0].exit_code) == ("TB", 4)
+
+
+def test_a_returned_script_is_finished_and_not_started_again() -> None:
+    job = Job()
+    inc = job.run("worker-0")
+    job.members.script_returned(inc)
+    acts = job.exit("worker-0", ExitEvidence(exit_code=0))
+    assert of(Keep, acts) == [Keep(NodeFinished(node="worker-0"))]
+    assert of(Retire, acts) == [Retire("worker-0")]
+    assert of(WorkerLost, acts) == [WorkerLost(inc)]
+    assert job.members.all_finished()
+    later = job.restarted()
+    assert Launch("worker-0") not in later.first
+    assert later.members.all_finished()
+
+
+def test_a_dead_agent_alone_is_launched_again_and_the_life_goes_on() -> None:
+    job = Job()
+    inc = job.run("worker-0")
+    acts = job.members.agent_ended("worker-0", 50, "killed", 1.0)
+    assert of(Launch, acts) == [Launch("worker-0")]
+    assert not of(WorkerLost, acts)
+    acts = job.hello("worker-0", 51, job.process("worker-0"))
+    assert not of(Start, acts)
+    job.tick(5.0)
+    assert job.members.nodes["worker-0"].inc == inc
+
+
+def test_an_agent_that_finds_nothing_gets_a_new_life_after_a_moment() -> None:
+    job = Job()
+    inc = job.run("worker-0")
+    job.members.agent_ended("worker-0", 50, "killed", 1.0)
+    assert not of(Start, job.hello("worker-0", 51))
+    assert not of(WorkerLost, job.tick(0.5))
+    acts = job.tick(2.0)
+    assert of(WorkerLost, acts) == [WorkerLost(inc)]
+    assert of(Start, acts)[0].message.inc > inc
+
+
+def test_the_end_that_a_new_agent_reports_is_judged_by_its_evidence() -> None:
+    job = Job()
+    inc = job.run("worker-0")
+    job.hello("worker-0", 51)
+    acts = job.exit("worker-0", ExitEvidence(signal=15), inc)
+    assert any("SIGTERM" in told.reason for told in of(Tell, acts))
+    assert of(Start, acts)
+
+
+def test_a_start_that_got_lost_is_repeated_with_the_same_number() -> None:
+    job = Job()
+    (first,) = of(Start, job.hello("worker-0", 50))
+    assert of(Start, job.hello("worker-0", 50)) == [first]
+    assert of(Start, job.tick(1.0)) == []
+    assert of(Start, job.tick(2.5)) == [first]
+
+
+def test_another_agent_never_starts_a_number_that_may_have_run() -> None:
+    job = Job()
+    (first,) = of(Start, job.hello("worker-0", 50))
+    acts = [*job.hello("worker-0", 51), *job.tick(1.5)]
+    assert [start.message.inc for start in of(Start, acts)] == [first.message.inc + 1]
+
+
+def test_an_agent_that_never_comes_up_uses_the_budget() -> None:
+    job = Job(budget=1, backoff_s=0)
+    acts = job.members.agent_ended("worker-0", 0, "no such file", 0.0)
+    assert of(Launch, acts) == [Launch("worker-0")]
+    acts = job.members.agent_ended("worker-0", 0, "no such file", 0.0)
+    assert "no such file" in of(FailJob, acts)[0].reason
+
+
+def test_a_silent_agent_is_replaced_but_its_process_is_not_given_up() -> None:
+    job = Job()
+    job.run("worker-0")
+    job.run("server-0")
+    job.members.heard("server-0", 10.0)
+    assert job.tick(9.0) == []
+    acts = job.tick(10.5)
+    assert of(Launch, acts) == [Launch("worker-0")]
+    assert not of(WorkerLost, acts)
+
+
+def test_an_unreachable_worker_is_fenced_only_when_others_wait() -> None:
+    job = Job(num_servers=0)
+    inc = job.run("worker-0")
+    job.tick(10.5)
+    assert not of(WorkerLost, job.tick(30.0))
+    job.others_wait = True
+    assert of(WorkerLost, job.tick(30.5)) == [WorkerLost(inc)]
+    acts = job.hello("worker-0", 51, ProcessUp(node="worker-0", inc=inc, pid=9, role="worker"))
+    assert of(Start, [*acts, *job.tick(31.0)])[0].message.inc > inc
+
+
+def test_a_worker_counts_as_up_once() -> None:
+    job = Job()
+    job.hello("worker-0", 50)
+    assert of(WorkerUp, job.up("worker-0")) == [WorkerUp(job.members.nodes["worker-0"].inc)]
+    assert job.up("worker-0") == []
+
+
+def test_scaling_down_lets_the_highest_ranks_leave_in_order() -> None:
+    job = Job(num_workers=3)
+    incs = [job.run(f"worker-{i}") for i in range(3)]
+    acts = job.members.scale(1, 0.0, grace_s=4.0)
+    assert of(End, acts) == [End("worker-1", incs[1], 4.0), End("worker-2", incs[2], 4.0)]
+    gone = job.exit("worker-2", ExitEvidence(exit_code=0))
+    assert of(WorkerLost, gone) == [WorkerLost(incs[2])]
+    assert of(Retire, gone) == [Retire("worker-2")]
+    assert "worker-2" not in job.members.nodes
+
+
+def test_a_worker_wanted_again_before_it_left_gets_a_new_life() -> None:
+    job = Job(num_workers=2)
+    job.run("worker-0")
+    inc = job.run("worker-1")
+    job.members.scale(1, 0.0, grace_s=4.0)
+    acts = job.members.scale(2, 0.0, grace_s=4.0)
+    assert of(WorkerLost, acts) == [WorkerLost(inc)]
+    assert of(Launch, acts) == [Launch("worker-1")]
+    assert job.exit("worker-1", inc=inc) == []
+
+
+def test_a_restarted_master_awaits_agents_that_may_be_there() -> None:
+    job = Job()
+    inc = job.run("worker-0")
+    later = job.restarted(awaited=("worker-0",))
+    assert Launch("worker-0") not in later.first
+    assert of(WorkerUp, later.hello("worker-0", 50, job.process("worker-0"))) == [WorkerUp(inc)]
+
+
+def test_a_restarted_master_launches_the_others_and_gives_up_what_they_do_not_know() -> None:
+    job = Job()
+    inc = job.run("worker-0")
+    later = job.restarted()
+    assert Launch("worker-0") in later.first
+    later.hello("worker-0", 51)
+    acts = later.tick(1.5)
+    assert of(WorkerLost, acts) == [WorkerLost(inc)]
+    assert of(Start, acts)
+
+
+def test_a_snapshot_stands_for_all_records() -> None:
+    job = Job(num_workers=3)
+    for i in range(3):
+        job.run(f"worker-{i}")
+    job.run("server-0")
+    job.exit("worker-0")
+    job.note(job.members.scale(2, 0.0, grace_s=1.0))
+    job.exit("worker-2", ExitEvidence(exit_code=0))
+    fresh = Membership(num_workers=3, num_servers=1, restart=RestartSpec())
+    for record in job.members.snapshot():
+        fresh.apply(record)
+    assert fresh.snapshot() == job.members.snapshot()
+    assert fresh.num_restarts() == 1
+    records = of(Keep, fresh.hello(AgentHello(node="server-9", agent_pid=1, host=""), 0.0))
+    assert records == []
+    fresh.begin(0.0)
+    hello = AgentHello(node="worker-1", agent_pid=9, host="")
+    fresh.hello(hello, 0.0)
+    acts = fresh.tick(2.0, lost_after_s=99, others_wait=False, any_committed=True)
+    newest = max(k.record.inc for k in job.kept if isinstance(k.record, NodeStarted))
+    (keep,) = of(Keep, acts)
+    assert isinstance(keep.record, NodeStarted)
+    assert keep.record.inc == newest + 1
