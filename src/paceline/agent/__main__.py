@@ -1,0 +1,74 @@
+"""``python -m paceline.agent --job-dir DIR --node NAME``: the agent process of one node."""
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from paceline.agent.agent import Agent
+from paceline.base.errors import TransientError
+from paceline.base.jobdir import JobDir
+from paceline.base.node_files import NodeFiles
+from paceline.base.processes import find_job_process, kill_quietly, try_lock
+from paceline.wire.spec import JobSpec, load
+
+TAKE_OVER_S = 5.0
+"""For a killed predecessor to release its lock."""
+
+
+def take_node(job: JobDir, node: str) -> int:
+    """Become the node's only agent: the newest wins, since it was launched in place of the other.
+
+    Returns:
+        The lock's descriptor.
+
+    Raises:
+        TransientError: the other one does not go.
+    """
+    path = NodeFiles(job, node).agent_lock
+    deadline_s = time.monotonic() + TAKE_OVER_S
+    while (descriptor := try_lock(path)) is None:
+        holder = path.read_text().strip()
+        found = find_job_process(int(holder), job.path) if holder.isdigit() else None
+        if found and found.runs("paceline.agent"):
+            kill_quietly(found.pid)
+        if time.monotonic() > deadline_s:
+            raise TransientError(f"{path} is still held by process {holder}, which was killed")
+        time.sleep(0.02)
+    os.ftruncate(descriptor, 0)
+    os.write(descriptor, str(os.getpid()).encode())
+    return descriptor
+
+
+async def serve(job: JobDir, node: str, spec: JobSpec) -> None:
+    """Run the agent in this event loop."""
+    await Agent(job, node, spec).serve()
+
+
+def main() -> None:
+    """Entry point."""
+    parser = argparse.ArgumentParser(prog="python -m paceline.agent")
+    parser.add_argument("--job-dir", type=Path, required=True)
+    parser.add_argument("--node", required=True)
+    options = parser.parse_args()
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=logging.INFO,
+        format="%(asctime)s %(levelname)s %(message)s",
+    )
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    job = JobDir(options.job_dir.absolute())
+    job.make_run_dir()
+    lock = take_node(job, options.node)
+    try:
+        asyncio.run(serve(job, options.node, load(job.spec)))
+    finally:
+        os.close(lock)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,277 @@
+"""The agent of one node: between the master and the node's training process.
+
+Carries out what `paceline.agent.state` decides; owns the connection to the master, the link to the
+process, the heartbeat, and the watch over the job's supervisor. It outlives the master and is
+outlived by its process; it exits when told to leave, when it is terminated, or when the job
+directory is gone.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterable
+
+import msgspec
+
+from paceline.agent.facts import FactsReader
+from paceline.agent.process import ProcessHost
+from paceline.agent.state import (
+    Act,
+    Deliver,
+    NodeState,
+    Quit,
+    Refuse,
+    Run,
+    Signal,
+    ToMaster,
+)
+from paceline.base.cgroups import NodeGroup, create_node_group
+from paceline.base.errors import PacelineError
+from paceline.base.jobdir import JobDir
+from paceline.base.node_files import NodeFiles
+from paceline.base.processes import find_job_process, is_locked, kill_group_quietly, start_detached
+from paceline.wire.control import ControlClient, MasterStream
+from paceline.wire.messages import AgentHello, AgentUp, ExitEvidence, Heartbeat, NodeUp, ProcessUp
+from paceline.wire.node_link import NodeLinkServer
+from paceline.wire.spec import JobSpec
+
+GUARD_S = 1.0
+"""Between looks at the supervisor."""
+TICK_S = 0.1
+"""How exactly a time for an orderly end is kept."""
+RETRY_S = 0.05
+"""Before the second attempt to reach the master; doubles up to RETRY_MAX_S."""
+RETRY_MAX_S = 0.5
+"""A restarted master finds its agents within this: they lie idle without it."""
+LAST_WORDS_S = 0.5
+"""A dead process's messages are still in the socket: its end is told after them, or after this."""
+UNLINKED_S = 0.05
+"""The same for a process that died before its connection was accepted."""
+MAX_QUEUED = 10_000
+"""Messages for a master that does not read; more are dropped, as without a master."""
+
+_log = logging.getLogger(__name__)
+
+
+class Agent:
+    """One node's agent; create and `serve` it in a running event loop."""
+
+    def __init__(self, job: JobDir, node: str, spec: JobSpec) -> None:
+        self._job = job
+        self._node = node
+        self._spec = spec
+        self._files = NodeFiles(job, node)
+        self._group = self._make_group()
+        self._host = ProcessHost(
+            job, node, spec, self._group, self._on_forked, self._on_process_exit
+        )
+        adopted = read_left_process(job, node)
+        self._state = NodeState(node, adopted)
+        self._link = NodeLinkServer(self._files.socket, self._on_process, self._on_link_lost)
+        self._linked: dict[int, bool] = {}
+        """By incarnation whether it is connected now; absent: it never was."""
+        self._ended: dict[int, ExitEvidence] = {}
+        self._facts = FactsReader(self._files.ledger, self._group)
+        self._stream: MasterStream | None = None
+        self._quit = asyncio.Event()
+        self._terminated = False
+        self._supervisor: subprocess.Popen[bytes] | None = None
+        self._told = ""
+        if adopted:
+            self._host.adopt(adopted)
+        else:
+            self._host.kill_strays()
+
+    def _make_group(self) -> NodeGroup:
+        nodes = self._spec.servers if self._node.startswith("server") else self._spec.workers
+        group, note = create_node_group(self._job.job_id, self._node, nodes.cpu, nodes.memory_bytes)
+        if note:
+            _log.warning("no_limits note=%s", note)
+        return group
+
+    async def serve(self) -> None:
+        """Return when the node is to be no more."""
+        self._host.start_zygote()
+        await self._link.start()
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self._on_terminate)
+        loops = (self._follow_master(), self._beat(), self._guard(), self._tick())
+        tasks = [asyncio.create_task(each) for each in loops]
+        quitting = asyncio.create_task(self._quit.wait())
+        done, _ = await asyncio.wait({*tasks, quitting}, return_when=asyncio.FIRST_COMPLETED)
+        await self._flush()
+        for task in (*tasks, quitting):
+            task.cancel()
+        await asyncio.gather(*tasks, quitting, return_exceptions=True)
+        await self._close()
+        for task in done:
+            task.result()
+
+    async def _flush(self) -> None:
+        """Give what was sent last a moment to leave; the master also sees the stream end."""
+        deadline_s = time.monotonic() + LAST_WORDS_S
+        # gRPC has no event for an empty queue.
+        while self._stream and self._stream.num_queued and time.monotonic() < deadline_s:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)  # gRPC has no event for an empty queue
+
+    async def _close(self) -> None:
+        await self._link.close()
+        await self._host.close()
+        self._group.remove()
+        self._files.remove()
+
+    # ------------------------------------------------------------------ acts
+
+    def _do(self, acts: Iterable[Act]) -> None:
+        for act in acts:
+            match act:
+                case Run(start=start):
+                    self._host.run(start)
+                case Signal(number=number):
+                    self._host.signal(number)
+                case Refuse(up=up):
+                    self._refuse(up)
+                case ToMaster(message=message):
+                    self._send(message)
+                case Deliver(body=body):
+                    if running := self._state.running:
+                        self._link.send(running.inc, body)
+                case Quit():
+                    self._quit.set()
+
+    def _send(self, message: AgentUp) -> None:
+        if self._stream and self._stream.num_queued < MAX_QUEUED:
+            self._stream.send_nowait(message)
+
+    def _refuse(self, up: ProcessUp) -> None:
+        _log.warning("process_refused node=%s inc=%d pid=%d", self._node, up.inc, up.pid)
+        found = find_job_process(up.pid, self._job.path)
+        if found and found.node == self._node:
+            kill_group_quietly(up.pid)
+
+    # ------------------------------------------------------------------ the process
+
+    def _on_forked(self, inc: int, pid: int) -> None:
+        self._do(self._state.forked(inc, pid))
+
+    def _on_process(self, message: NodeUp) -> None:
+        if isinstance(message, ProcessUp):
+            self._linked[message.inc] = True
+        self._do(self._state.on_process(message.inc, message))
+
+    def _on_link_lost(self, inc: int) -> None:
+        self._linked[inc] = False
+        self._tell_exit(inc)
+
+    def _on_process_exit(self, inc: int, evidence: ExitEvidence) -> None:
+        self._ended[inc] = evidence
+        waits_s = {True: LAST_WORDS_S, False: 0.0, None: UNLINKED_S}
+        wait_s = waits_s[self._linked.get(inc)]
+        asyncio.get_running_loop().call_later(wait_s, self._tell_exit, inc)
+
+    def _tell_exit(self, inc: int) -> None:
+        evidence = self._ended.pop(inc, None)
+        if evidence is not None:
+            self._linked.pop(inc, None)
+            self._do(self._state.exited(inc, evidence))
+
+    # ------------------------------------------------------------------ the master
+
+    async def _follow_master(self) -> None:
+        wait_s = RETRY_S
+        while True:
+            try:
+                stream = await self._connect()
+            except (PacelineError, OSError) as error:
+                self._tell_once(f"master_unreachable error={error}")
+                await asyncio.sleep(wait_s)
+                wait_s = min(2 * wait_s, RETRY_MAX_S)
+                continue
+            wait_s = RETRY_S
+            await self._follow(stream)
+            await asyncio.sleep(RETRY_S)
+
+    async def _connect(self) -> MasterStream:
+        address = self._job.master_address.read_text().strip()
+        return await ControlClient(address, self._job.secret()).connect_agent()
+
+    async def _follow(self, stream: MasterStream) -> None:
+        self._tell_once(f"master_connected address={stream.peer}")
+        self._stream = stream
+        running = self._state.running
+        self._send(
+            AgentHello(
+                node=self._node,
+                agent_pid=os.getpid(),
+                host=socket.gethostname(),
+                running=(running,) if running else (),
+            )
+        )
+        self._do(self._state.connected())
+        try:
+            async for message in stream:
+                self._do(self._state.on_master(message, time.monotonic()))
+        except PacelineError as error:
+            self._tell_once(f"master_lost error={error}")
+        finally:
+            self._stream = None
+            await stream.close()
+
+    def _tell_once(self, text: str) -> None:
+        """Log, but not the same thing again and again."""
+        if text != self._told:
+            self._told = text
+            _log.info("%s node=%s", text, self._node)
+
+    # ------------------------------------------------------------------ the clock
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(self._spec.timeouts.heartbeat_s)
+            running = self._state.running
+            facts = self._facts.read(running) if running and running.pid else None
+            self._send(Heartbeat(node=self._node, facts=facts))
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self._do(self._state.tick(time.monotonic()))
+
+    async def _guard(self) -> None:
+        while True:
+            await asyncio.sleep(GUARD_S)
+            if not self._job.path.is_dir():
+                _log.warning("job_directory_gone node=%s", self._node)
+                self._do(self._state.leave(0.0, time.monotonic()))
+            elif self._supervisor and self._supervisor.poll() is None:
+                continue
+            elif not is_locked(self._job.supervisor_lock):
+                self._start_supervisor()
+
+    def _start_supervisor(self) -> None:
+        """Also after the job's end: then it only removes what is left, this agent included."""
+        _log.warning("supervisor_died node=%s: starting another", self._node)
+        log = self._job.logs / "supervisor.log"
+        arguments = [str(self._job.path)]
+        self._supervisor = start_detached("paceline.supervisor", arguments, self._job.path, log)
+
+    def _on_terminate(self) -> None:
+        """SIGTERM: end the process in order; the second one: at once."""
+        grace_s = 0.0 if self._terminated else self._spec.timeouts.derived(None).stop_s or 0.0
+        self._terminated = True
+        self._do(self._state.leave(grace_s, time.monotonic()))
+
+
+def read_left_process(job: JobDir, node: str) -> ProcessUp | None:
+    """The training process that a former agent of this node left running, if it still does."""
+    try:
+        data = NodeFiles(job, node).process.read_bytes()
+        up = msgspec.json.decode(data, type=ProcessUp)
+    except (FileNotFoundError, msgspec.MsgspecError):
+        return None
+    found = find_job_process(up.pid, job.path)
+    return up if found and found.node == node else None

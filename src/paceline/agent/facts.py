@@ -1,0 +1,84 @@
+"""What an agent reports about its training process: the step ledger and the kernel's counters."""
+
+import logging
+import os
+from pathlib import Path
+
+from paceline.base.cgroups import NodeGroup
+from paceline.base.errors import ConfigError
+from paceline.wire.messages import NodeFacts, ProcessUp
+from paceline.wire.step_ledger import LedgerPage, StepLedgerReader, StepRecord
+
+TAIL_LINES = 20
+TAIL_BYTES = 16_384
+
+_TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+_log = logging.getLogger(__name__)
+
+
+class FactsReader:
+    """Reads one heartbeat's facts at a time."""
+
+    def __init__(self, ledger: Path, group: NodeGroup) -> None:
+        self._ledger = StepLedgerReader(ledger)
+        self._group = group
+        self._unreadable = ""
+
+    def read(self, up: ProcessUp) -> NodeFacts:
+        """Facts of the running process; the means are over the steps since the last read."""
+        cpu_s, rss_bytes = read_usage(up.pid)
+        page = self._read_page()
+        records = page.records if page and page.inc == up.inc else ()
+        newest = page.newest if page and page.inc == up.inc else None
+        return NodeFacts(
+            inc=up.inc,
+            step=newest.step if newest else 0,
+            samples=newest.total_samples if newest else 0,
+            steps=len(records),
+            compute_s=_mean(records, "compute_s"),
+            server_s=_mean(records, "server_s"),
+            message_s=_mean(records, "message_s"),
+            bpt_s=_mean(records, "bpt_s"),
+            idle_s=_mean(records, "wait_s"),
+            cpu_s=cpu_s,
+            rss_bytes=rss_bytes,
+            throttled_s=self._group.throttled_s(),
+        )
+
+    def _read_page(self) -> LedgerPage | None:
+        try:
+            return self._ledger.read()
+        except ConfigError as error:
+            if self._unreadable != str(error):
+                self._unreadable = str(error)
+                _log.warning("step_ledger_unreadable error=%s", error)
+            return None
+
+
+def _mean(records: tuple[StepRecord, ...], field: str) -> float:
+    return sum(getattr(record, field) for record in records) / len(records) if records else 0.0
+
+
+def read_usage(pid: int) -> tuple[float, int]:
+    """Cpu seconds (with its dead children's) and resident bytes of a process; zeros: it is gone."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0.0, 0
+    # The second field is the command in parentheses and may itself contain spaces and those.
+    fields = stat.rpartition(b")")[2].split()
+    return sum(map(int, fields[11:15])) * _TICK_S, int(fields[21]) * _PAGE_BYTES
+
+
+def read_log_tail(log: Path, start: int) -> str:
+    """The last lines of a log, nothing before byte ``start`` (where this life began)."""
+    try:
+        with log.open("rb") as file:
+            end = file.seek(0, os.SEEK_END)
+            file.seek(max(start, end - TAIL_BYTES))
+            text = file.read(TAIL_BYTES).decode("utf-8", "replace")
+    except FileNotFoundError:
+        return ""
+    return "\n".join(text.splitlines()[-TAIL_LINES:])

@@ -1,0 +1,232 @@
+"""What an agent does about its node's training process: a pure machine, messages in, acts out.
+
+It owns who runs here (at most one incarnation), how it is being ended, and what the master must
+still be told. The clock is an argument; `paceline.agent.agent` carries the acts out.
+"""
+
+import signal
+
+import msgspec
+
+from paceline.wire.messages import (
+    AgentDown,
+    AgentUp,
+    ExitEvidence,
+    Finished,
+    FromProcess,
+    Leave,
+    NodeDown,
+    NodeUp,
+    ProcessExited,
+    ProcessUp,
+    ScriptError,
+    StartProcess,
+    StopProcess,
+    ToProcess,
+)
+
+LEAVE_GRACE_S = 1.0
+"""Between SIGTERM and SIGKILL when the node goes away and nobody waits for its work."""
+
+
+class Run(msgspec.Struct, frozen=True):
+    """Fork this incarnation."""
+
+    start: StartProcess
+
+
+class Signal(msgspec.Struct, frozen=True):
+    """Send a signal to the process of the node (SIGKILL: to all its children too)."""
+
+    number: int
+
+
+class Refuse(msgspec.Struct, frozen=True):
+    """Kill a process of an incarnation that must not run here, and forget its connection."""
+
+    up: ProcessUp
+
+
+class ToMaster(msgspec.Struct, frozen=True):
+    """Send to the master; dropped while there is none."""
+
+    message: AgentUp
+
+
+class Deliver(msgspec.Struct, frozen=True):
+    """Send to the process; dropped while it is not connected."""
+
+    body: NodeDown
+
+
+class Quit(msgspec.Struct, frozen=True):
+    """Nothing runs any more and nothing will: end the agent."""
+
+
+Act = Run | Signal | Refuse | ToMaster | Deliver | Quit
+
+
+class Life(msgspec.Struct):
+    """One incarnation, from StartProcess to the acknowledgement of its end."""
+
+    up: ProcessUp
+    """As the process says it, before that with what is known: pid 0 until it is forked."""
+    stopped_by_us: bool = False
+    kill_at_s: float | None = None
+    last_words: tuple[AgentUp, ...] = ()
+    """Not repeated by the process, which is gone: kept with its end."""
+    ended: ProcessExited | None = None
+
+
+class NodeState:
+    """The machine. ``adopted``: the process that a predecessor of this agent left running."""
+
+    def __init__(self, node: str, adopted: ProcessUp | None = None) -> None:
+        self.node = node
+        self.life = Life(adopted) if adopted else None
+        self._next: StartProcess | None = None
+        self._leaving = False
+
+    @property
+    def running(self) -> ProcessUp | None:
+        """The process that runs, or is about to."""
+        return self.life.up if self.life and self.life.ended is None else None
+
+    # ------------------------------------------------------------------ the master
+
+    def connected(self) -> list[Act]:
+        """What follows the hello on a new stream: an end that the master may not know."""
+        return self._tell_end()
+
+    def on_master(self, message: AgentDown, now_s: float) -> list[Act]:
+        """Answer the master; repetitions and what is out of date change nothing."""
+        match message:
+            case StartProcess():
+                return self._start(message, now_s)
+            case StopProcess(inc=inc, grace_s=grace_s):
+                return self._stop(inc, grace_s, now_s)
+            case ToProcess(inc=inc, body=body):
+                running = self.running
+                return [Deliver(body)] if running and running.inc == inc else []
+            case Leave():
+                return self.leave(LEAVE_GRACE_S, now_s)
+
+    def _start(self, start: StartProcess, now_s: float) -> list[Act]:
+        newest = self._next.inc if self._next else self.life.up.inc if self.life else 0
+        if self._leaving or start.inc < newest:
+            return []
+        if start.inc == newest:
+            return self._tell_end() or self._tell_up()
+        if self.running:
+            # The master has given up the old one, which may be why it does not answer.
+            self._next = start
+            return self._end_running(0.0, now_s)
+        return self._run(start)
+
+    def _run(self, start: StartProcess) -> list[Act]:
+        self._next = None
+        self.life = Life(ProcessUp(node=self.node, inc=start.inc, pid=0, role=start.role))
+        return [Run(start)]
+
+    def _stop(self, inc: int, grace_s: float, now_s: float) -> list[Act]:
+        if self._next and self._next.inc == inc:
+            self._next = None
+        running = self.running
+        if running and running.inc == inc:
+            return self._end_running(grace_s, now_s)
+        if self.life and self.life.up.inc == inc:
+            return self._tell_end()
+        evidence = ExitEvidence(stopped_by_us=True)
+        return [ToMaster(ProcessExited(node=self.node, inc=inc, evidence=evidence))]
+
+    def leave(self, grace_s: float, now_s: float) -> list[Act]:
+        """End the process (if one runs) and then the agent."""
+        self._leaving = True
+        self._next = None
+        return self._end_running(grace_s, now_s) if self.running else [Quit()]
+
+    def _end_running(self, grace_s: float, now_s: float) -> list[Act]:
+        life = self.life
+        if life is None or life.ended:
+            return []
+        first = life.kill_at_s is None
+        kill_at_s = now_s + grace_s
+        life.kill_at_s = kill_at_s if life.kill_at_s is None else min(life.kill_at_s, kill_at_s)
+        life.stopped_by_us = True
+        if grace_s <= 0:
+            return [Signal(signal.SIGKILL)]
+        # A second SIGTERM would mean "at once" to the process.
+        return [Signal(signal.SIGTERM)] if first else []
+
+    def _tell_up(self) -> list[Act]:
+        running = self.running
+        return [self._from_process(running)] if running and running.pid else []
+
+    def _tell_end(self) -> list[Act]:
+        if self.life is None or self.life.ended is None:
+            return []
+        return [ToMaster(message) for message in (*self.life.last_words, self.life.ended)]
+
+    # ------------------------------------------------------------------ the process
+
+    def forked(self, inc: int, pid: int) -> list[Act]:
+        """The process exists now (it says so itself later)."""
+        life = self.life
+        if life is None or life.up.inc != inc or life.ended:
+            return []
+        if life.up.pid == 0:
+            life.up = msgspec.structs.replace(life.up, pid=pid)
+        if life.kill_at_s is None:
+            return []
+        # Its end was wanted before it existed: it has done nothing yet that could be lost.
+        return [Signal(signal.SIGKILL)]
+
+    def on_process(self, inc: int, message: NodeUp) -> list[Act]:
+        """Forward what the process of incarnation ``inc`` says."""
+        running = self.running
+        if isinstance(message, ProcessUp):
+            if running is None or running.inc != message.inc or self._is_twin(message):
+                return [Refuse(message)]
+            self._life().up = message
+            return [self._from_process(message)]
+        if running is None or running.inc != inc:
+            return []
+        if isinstance(message, ScriptError | Finished):
+            last_words = FromProcess(node=self.node, body=message)
+            life = self._life()
+            if last_words not in life.last_words:
+                life.last_words = (*life.last_words, last_words)
+        return [self._from_process(message)]
+
+    def _is_twin(self, up: ProcessUp) -> bool:
+        """A second fork of the same incarnation, made when a zygote died before it could report."""
+        return self._life().up.pid not in (0, up.pid)
+
+    def exited(self, inc: int, evidence: ExitEvidence) -> list[Act]:
+        """The process is gone and all it said was handed in."""
+        life = self.life
+        if life is None or life.up.inc != inc or life.ended:
+            return []
+        evidence = msgspec.structs.replace(evidence, stopped_by_us=life.stopped_by_us)
+        life.ended = ProcessExited(node=self.node, inc=inc, evidence=evidence)
+        acts: list[Act] = [ToMaster(life.ended)]
+        if self._next:
+            acts += self._run(self._next)
+        if self._leaving:
+            acts.append(Quit())
+        return acts
+
+    def tick(self, now_s: float) -> list[Act]:
+        """Use force where the time for an orderly end is over."""
+        life = self.life
+        if life is None or life.ended or life.kill_at_s is None or now_s < life.kill_at_s:
+            return []
+        life.kill_at_s = now_s + 1.0
+        return [Signal(signal.SIGKILL)]
+
+    def _life(self) -> Life:
+        assert self.life is not None
+        return self.life
+
+    def _from_process(self, body: NodeUp) -> ToMaster:
+        return ToMaster(FromProcess(node=self.node, body=body))

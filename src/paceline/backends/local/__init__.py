@@ -1,0 +1,1 @@
+"""The local backend: nodes are processes of this machine."""

@@ -1,0 +1,123 @@
+"""Nodes as processes of this machine: one agent each, in a session of its own.
+
+Agents outlive the master that launched them; the next one adopts them by process number.
+"""
+
+import asyncio
+import functools
+import signal
+import subprocess
+from collections.abc import AsyncIterator
+
+import msgspec
+
+from paceline.base.jobdir import JobDir
+from paceline.base.processes import (
+    Watch,
+    find_job_processes,
+    kill_quietly,
+    start_detached,
+)
+from paceline.wire.spec import JobSpec
+
+
+class AgentExit(msgspec.Struct, frozen=True):
+    """An agent that was launched or adopted has ended."""
+
+    node: str
+    agent_pid: int
+    """0: it never came up."""
+    reason: str = ""
+
+
+class Launch(msgspec.Struct, eq=False):
+    """The newest agent of a node."""
+
+    node: str
+    asked_s: float
+    started_s: float | None = None
+    timer: asyncio.TimerHandle | None = None
+    pid: int = 0
+    child: subprocess.Popen[bytes] | None = None
+    """None: not started yet, or by a former master."""
+
+
+class LocalBackend:
+    """`paceline.master.ports.Backend` on this machine; create it in a running event loop."""
+
+    def __init__(self, job: JobDir, pending_s: float) -> None:
+        """``pending_s``: every launch is held back this long, as a busy cluster would."""
+        self._job = job
+        self._pending_s = pending_s
+        self._loop = asyncio.get_running_loop()
+        self._launches: dict[str, Launch] = {}
+        self._exits: asyncio.Queue[AgentExit] = asyncio.Queue()
+
+    def launch(self, node: str) -> None:
+        """Start an agent now, or after the spec's ``pending_s``."""
+        self._forget(node)
+        self._launches[node] = launch = Launch(node, asked_s=self._loop.time())
+        launch.timer = self._loop.call_later(self._pending_s, self._start, launch)
+
+    def adopt(self, node: str, agent_pid: int) -> None:
+        """Watch an agent by its process number; nothing where it is watched already."""
+        known = self._launches.get(node)
+        if known and known.pid == agent_pid:
+            return
+        self._forget(node)
+        now_s = self._loop.time()
+        self._launches[node] = Launch(node, asked_s=now_s, started_s=now_s, pid=agent_pid)
+        self._watch(self._launches[node])
+
+    def stop(self, node: str) -> None:
+        """Kill the agent and all its processes."""
+        self._forget(node)
+        for process in find_job_processes(self._job.path):
+            is_agent = process.runs("paceline.agent") and process.argv[-1] == node
+            if is_agent or process.node == node:
+                kill_quietly(process.pid, signal.SIGKILL)
+
+    async def watch(self) -> AsyncIterator[AgentExit]:
+        """Ends of agents, as they happen."""
+        while True:
+            yield await self._exits.get()
+
+    def pending_s(self, node: str) -> float:
+        """Seconds since the launch was asked for, until the agent was started."""
+        launch = self._launches.get(node)
+        if launch is None:
+            return 0.0
+        until_s = self._loop.time() if launch.started_s is None else launch.started_s
+        return until_s - launch.asked_s
+
+    def _forget(self, node: str) -> None:
+        """Its end, if it is still to come, will be nobody's news."""
+        launch = self._launches.pop(node, None)
+        if launch and launch.timer:
+            launch.timer.cancel()
+
+    def _start(self, launch: Launch) -> None:
+        launch.started_s = self._loop.time()
+        arguments = ["--job-dir", str(self._job.path), "--node", launch.node]
+        log = self._job.logs / "agents.log"
+        try:
+            launch.child = start_detached("paceline.agent", arguments, self._job.path, log)
+        except OSError as error:
+            self._exits.put_nowait(AgentExit(launch.node, 0, str(error)))
+            return
+        launch.pid = launch.child.pid
+        self._watch(launch)
+
+    def _watch(self, launch: Launch) -> None:
+        Watch(launch.pid, functools.partial(self._ended, launch))
+
+    def _ended(self, launch: Launch) -> None:
+        code = launch.child.wait() if launch.child else None
+        if self._launches.get(launch.node) is launch:
+            reason = "" if code is None else f"exit code {code}"
+            self._exits.put_nowait(AgentExit(launch.node, launch.pid, reason))
+
+
+def open_backend(job: JobDir, spec: JobSpec) -> LocalBackend:
+    """The backend of a job, as its spec asks for it; call it in a running event loop."""
+    return LocalBackend(job, spec.pending_s)

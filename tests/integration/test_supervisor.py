@@ -1,0 +1,186 @@
+"""Supervisors with real processes, over a master that does as little as a test needs."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from paceline.base.jobdir import JobDir
+from paceline.base.processes import (
+    JOB_DIR,
+    find_job_processes,
+    is_locked,
+    kill_quietly,
+)
+from paceline.wire.outcome import read_outcome
+
+PATIENCE_S = 60.0
+
+FAKE_MASTER = """
+import os, signal, subprocess, sys, time
+from pathlib import Path
+from paceline.base.jobdir import JobDir
+from paceline.base.processes import try_lock
+from paceline.wire.outcome import Outcome, write_outcome
+
+job = JobDir(Path(sys.argv[1]))
+if (job.path / "die_at_once").exists():
+    sys.exit("cannot start")
+lock = try_lock(job.master_lock)
+if lock is None:
+    sys.exit("another master")
+
+def stop(number, frame):
+    if not (job.path / "stubborn").exists():
+        write_outcome(Outcome(state="stopped", exit_code=0), job.outcome)
+        sys.exit(0)
+
+signal.signal(signal.SIGTERM, stop)
+subprocess.Popen(["sleep", "300"], start_new_session=True)
+with open(job.path / "masters", "a") as masters:
+    masters.write(f"{os.getpid()}\\n")
+while not (job.path / "finish").exists():
+    time.sleep(0.01)
+write_outcome(Outcome(state="finished", exit_code=0), job.outcome)
+"""
+
+RUNNER = """
+import sys
+from pathlib import Path
+from paceline.base.jobdir import JobDir
+from paceline.supervisor import restarts, supervisor
+from paceline.supervisor.__main__ import take_job
+
+restarts.BUDGET = 2
+supervisor.LEAVE_GRACE_S = 0.2
+job = JobDir(Path(sys.argv[1]))
+if take_job(job) is None:
+    sys.exit(3)
+supervisor.Supervisor(job, "fake_master").run()
+"""
+
+
+class Scene:
+    """A job, and supervisors to run on it."""
+
+    def __init__(self, job: JobDir, folder: Path) -> None:
+        self.job = job
+        self._folder = folder
+        (folder / "fake_master.py").write_text(FAKE_MASTER)
+        self.started: list[subprocess.Popen[bytes]] = []
+
+    def start(self) -> subprocess.Popen[bytes]:
+        paths = f"{self._folder}:{os.environ.get('PYTHONPATH', '')}"
+        env = {**os.environ, JOB_DIR: str(self.job.path), "PYTHONPATH": paths}
+        command = [sys.executable, "-c", RUNNER, str(self.job.path)]
+        self.started.append(subprocess.Popen(command, env=env, start_new_session=True))
+        return self.started[-1]
+
+    def masters(self) -> list[int]:
+        path = self.job.path / "masters"
+        return [int(line) for line in path.read_text().split()] if path.exists() else []
+
+    def check_nothing_is_left(self) -> None:
+        assert find_job_processes(self.job.path) == []
+        assert not self.job.run_dir.exists()
+        assert not is_locked(self.job.supervisor_lock)
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+    scene = Scene(JobDir.create("supervised"), tmp_path)
+    yield scene
+    for process in find_job_processes(scene.job.path):
+        kill_quietly(process.pid)
+    for process in scene.started:
+        process.wait()
+
+
+def test_a_killed_master_is_started_again_and_a_finished_job_leaves_nothing(scene: Scene) -> None:
+    supervisor = scene.start()
+    until(lambda: len(scene.masters()) == 1)
+    kill_quietly(scene.masters()[0])
+    until(lambda: len(scene.masters()) == 2)
+    (scene.job.path / "finish").touch()
+    assert supervisor.wait(PATIENCE_S) == 0
+    outcome = read_outcome(scene.job.outcome)
+    assert outcome is not None
+    assert outcome.state == "finished"
+    scene.check_nothing_is_left()
+    events = [json.loads(line)["event"] for line in scene.job.events.read_text().splitlines()]
+    assert events == ["supervisor_started", "master_died"]
+
+
+def test_a_master_that_always_dies_ends_the_job_with_its_last_words(scene: Scene) -> None:
+    (scene.job.path / "die_at_once").touch()
+    supervisor = scene.start()
+    assert supervisor.wait(PATIENCE_S) == 0
+    outcome = read_outcome(scene.job.outcome)
+    assert outcome is not None
+    assert (outcome.state, outcome.exit_code) == ("failed", 1)
+    assert "3 times in a row" in outcome.error
+    assert outcome.traceback.endswith("cannot start\n")
+    scene.check_nothing_is_left()
+
+
+def test_a_stop_request_is_passed_on_to_the_master(scene: Scene) -> None:
+    supervisor = scene.start()
+    until(lambda: len(scene.masters()) == 1)
+    supervisor.send_signal(signal.SIGINT)
+    assert supervisor.wait(PATIENCE_S) == 0
+    outcome = read_outcome(scene.job.outcome)
+    assert outcome is not None
+    assert (outcome.state, outcome.exit_code) == ("stopped", 0)
+    scene.check_nothing_is_left()
+
+
+def test_a_second_stop_request_ends_everything_at_once(scene: Scene) -> None:
+    (scene.job.path / "stubborn").touch()
+    supervisor = scene.start()
+    until(lambda: len(scene.masters()) == 1)
+    supervisor.send_signal(signal.SIGTERM)
+    until(lambda: "stop_asked" in scene.job.events.read_text())
+    supervisor.send_signal(signal.SIGTERM)
+    assert supervisor.wait(PATIENCE_S) == 0
+    outcome = read_outcome(scene.job.outcome)
+    assert outcome is not None
+    assert (outcome.state, outcome.exit_code) == ("stopped", 130)
+    scene.check_nothing_is_left()
+
+
+def test_a_successor_leaves_a_living_master_alone_and_replaces_it_when_it_dies(
+    scene: Scene,
+) -> None:
+    first = scene.start()
+    until(lambda: len(scene.masters()) == 1)
+    first.kill()
+    second = scene.start()
+    until(lambda: scene.job.events.read_text().count("supervisor_started") == 2)
+    assert len(scene.masters()) == 1
+    kill_quietly(scene.masters()[0])
+    until(lambda: len(scene.masters()) == 2)
+    second.send_signal(signal.SIGTERM)
+    assert second.wait(PATIENCE_S) == 0
+    scene.check_nothing_is_left()
+
+
+def test_a_job_has_one_supervisor(scene: Scene) -> None:
+    first = scene.start()
+    until(lambda: len(scene.masters()) == 1)
+    assert scene.start().wait(PATIENCE_S) == 3
+    first.send_signal(signal.SIGTERM)
+    assert first.wait(PATIENCE_S) == 0
