@@ -1,0 +1,1 @@
+"""From leased ranges of positions to batches."""

@@ -1,0 +1,184 @@
+"""A directory of files that grow and increase in number, as a stream."""
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from paceline.base.errors import ConfigError, PermanentError
+
+END_FILE = "_END"
+_MARK_EVERY = 256
+_CHUNK_BYTES = 1 << 20
+
+
+class GrowingFiles:
+    """Each file is a partition, its n-th record the offset n; a ``StreamSource``.
+
+    JSONL files may be appended to; a line counts when its newline is there, the very last one
+    also when the stream is finished. A Parquet file counts when it is complete. Names that begin
+    with ``.`` or ``_`` are ignored. The stream is finished when the directory has a file
+    ``_END``, written after the last record.
+
+    Args:
+        directory: where the files appear; it must exist.
+        pattern: such as ``*.jsonl`` or ``*.parquet``.
+        complete: True if nothing will be added, even without ``_END``.
+
+    Raises:
+        ConfigError: no such directory; when reading, a line that is no JSON.
+        PermanentError: when reading, a file is gone or became shorter.
+    """
+
+    def __init__(
+        self, directory: str | Path, pattern: str = "*.jsonl", *, complete: bool = False
+    ) -> None:
+        self._directory = Path(directory)
+        if not self._directory.is_dir():
+            raise ConfigError(f"{directory} is no directory; create it before the job starts")
+        if not pattern.endswith((".jsonl", ".parquet")):
+            raise ConfigError(
+                f"the pattern {pattern!r} names no known form; let it end in .jsonl or .parquet"
+            )
+        self._pattern, self._complete = pattern, complete
+        self._files: dict[str, _Jsonl | _Parquet] = {}
+
+    def partitions(self) -> list[str]:
+        """Names of the files, in the order in which this process saw them first."""
+        for path in sorted(self._directory.glob(self._pattern)):
+            if not path.name.startswith((".", "_")):
+                self._file(path.name)
+        return list(self._files)
+
+    def end(self, partition: str) -> int | None:
+        """The records that are complete by now; None while there are none to be counted."""
+        # Asked before the file is looked at: a record written before _END is then not missed.
+        finished = self.finished()
+        return self._file(partition).end(finished)
+
+    def read(self, partition: str, start: int, stop: int) -> list[Any]:
+        """Records as Python values (JSONL: what the line says; Parquet: a dict per row)."""
+        end = self.end(partition) or 0
+        if stop > end:
+            raise PermanentError(
+                f"{self._directory / partition} has {end} records, but [{start}, {stop}) was "
+                "leased; files of a stream may only grow"
+            )
+        return self._file(partition).read(start, stop)
+
+    def finished(self) -> bool:
+        """Whether ``_END`` is there (or the stream was said to be complete)."""
+        return self._complete or (self._directory / END_FILE).exists()
+
+    def _file(self, partition: str) -> "_Jsonl | _Parquet":
+        if partition not in self._files:
+            path = self._directory / partition
+            self._files[partition] = _Parquet(path) if path.suffix == ".parquet" else _Jsonl(path)
+        return self._files[partition]
+
+
+class _Jsonl:
+    """Counts the lines of one growing file; remembers where each 256th begins."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._marks = [0]
+        self._num_lines = 0
+        self._scanned_bytes = 0
+
+    def end(self, finished: bool) -> int | None:
+        size_bytes = self._size_bytes()
+        if size_bytes is None:
+            return None
+        tail = self._scan(size_bytes)
+        return self._num_lines + (finished and tail)
+
+    def read(self, start: int, stop: int) -> list[Any]:
+        with self._path.open("rb") as file:
+            file.seek(self._marks[start // _MARK_EVERY])
+            skip = start % _MARK_EVERY
+            lines = itertools.islice(file, skip, skip + stop - start)
+            return [self._decode(number, line) for number, line in enumerate(lines, start + 1)]
+
+    def _size_bytes(self) -> int | None:
+        try:
+            size_bytes = self._path.stat().st_size
+        except FileNotFoundError:
+            if self._scanned_bytes == 0:
+                return None
+            size_bytes = 0
+        if size_bytes < self._scanned_bytes:
+            raise PermanentError(
+                f"{self._path} had {self._scanned_bytes} bytes and now has {size_bytes}; "
+                "files of a stream may only grow"
+            )
+        return size_bytes
+
+    def _scan(self, size_bytes: int) -> bool:
+        """Count the new lines; whether an unfinished one is left."""
+        if size_bytes == self._scanned_bytes:
+            return False
+        tail = False
+        with self._path.open("rb") as file:
+            file.seek(self._scanned_bytes)
+            for chunk in self._chunks(file, size_bytes - self._scanned_bytes):
+                ends = np.flatnonzero(np.frombuffer(chunk, np.uint8) == 10) + 1
+                # Lines begin where others end: the next multiple of 256 is so many ends away.
+                first = -self._num_lines % _MARK_EVERY or _MARK_EVERY
+                self._marks += (ends[first - 1 :: _MARK_EVERY] + file.tell() - len(chunk)).tolist()
+                self._num_lines += len(ends)
+                if len(ends):
+                    self._scanned_bytes = file.tell() - len(chunk) + int(ends[-1])
+                tail = self._scanned_bytes < file.tell()
+        return tail
+
+    @staticmethod
+    def _chunks(file: Any, num_bytes: int) -> Iterator[bytes]:
+        while num_bytes > 0 and (chunk := file.read(min(num_bytes, _CHUNK_BYTES))):
+            num_bytes -= len(chunk)
+            yield chunk
+
+    def _decode(self, number: int, line: bytes) -> Any:
+        try:
+            return msgspec.json.decode(line)
+        except msgspec.DecodeError as error:
+            raise ConfigError(f"{self._path}, line {number}: no JSON: {error}") from error
+
+
+class _Parquet:
+    """One Parquet file of a stream: there as a whole, or not yet."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._starts: list[int] | None = None
+
+    def end(self, finished: bool) -> int | None:
+        if self._starts is None:
+            try:
+                metadata = pq.read_metadata(self._path)
+            except (FileNotFoundError, pa.ArrowInvalid) as error:
+                if not finished:
+                    return None  # still being written: its footer comes last
+                raise ConfigError(f"{self._path} cannot be read as Parquet: {error}") from error
+            rows = [metadata.row_group(g).num_rows for g in range(metadata.num_row_groups)]
+            self._starts = [0, *itertools.accumulate(rows)]
+        return self._starts[-1]
+
+    def read(self, start: int, stop: int) -> list[Any]:
+        assert self._starts is not None
+        groups = [
+            group
+            for group, (low, high) in enumerate(itertools.pairwise(self._starts))
+            if low < stop and start < high
+        ]
+        if not groups:
+            return []
+        with pq.ParquetFile(self._path) as parquet:
+            table = parquet.read_row_groups(groups, use_threads=False)
+        rows: list[Any] = table.slice(start - self._starts[groups[0]], stop - start).to_pylist()
+        return rows

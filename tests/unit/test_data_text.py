@@ -1,0 +1,122 @@
+"""Text and CSV records, and the messages for those that cannot be read."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from paceline.base.errors import ConfigError
+from paceline.runtime.data.batch import fetch_rows
+from paceline.runtime.data.loader import Loader
+from paceline.runtime.data.order import EpochOrder
+from paceline.runtime.data.text import CsvRows, TextLines
+
+COLUMNS = {"id": "int64", "score": "float32", "name": "str"}
+
+
+def csv_file(tmp_path: Path, text: str, name: str = "a.csv") -> Path:
+    path = tmp_path / name
+    path.write_bytes(text.encode())
+    return path
+
+
+def test_lines_are_parsed_by_the_given_function(tmp_path: Path) -> None:
+    path = csv_file(tmp_path, "10\n20\r\n\n40")
+    assert TextLines(path).first_rows(10) == ["10", "20", "", "40"]
+    numbers = TextLines(path, parse=lambda line: int(line or 0))
+    assert len(numbers) == 4
+    assert numbers[1] == 20
+    assert fetch_rows(numbers, np.array([3, 2]), None).tolist() == [40, 0]
+
+
+def test_a_failing_parse_names_file_and_line(tmp_path: Path) -> None:
+    path = csv_file(tmp_path, "1\nx\n")
+    with pytest.raises(ValueError, match="invalid literal") as caught:
+        TextLines(path, parse=int)[1]
+    assert caught.value.__notes__ == [f"while parsing {path}, line 2"]
+
+
+def test_bytes_that_are_not_utf8_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"ok\n\xff\xfe\n")
+    with pytest.raises(ConfigError, match=r"a, line 2: not UTF-8"):
+        TextLines(path)[1]
+    with pytest.raises(ConfigError, match=r"a, line 2: .*UTF8"):
+        CsvRows(path, {"x": "str"}, header=False)[1]
+
+
+def test_rows_become_one_tensor_per_column(tmp_path: Path) -> None:
+    path = csv_file(tmp_path, 'name,id,score\nann,1,0.5\n"b,ob",2,\r\ncy,3,2')
+    rows = CsvRows(path, COLUMNS)
+    batch = rows.__getitems__([2, 0, 1])
+    assert batch._fields == ("id", "score", "name")
+    assert (batch.id.dtype, batch.id.tolist()) == (torch.int64, [3, 1, 2])
+    assert batch.score.dtype == torch.float32
+    assert batch.score.nan_to_num(-1).tolist() == [2, 0.5, -1]
+    assert batch.name == ["cy", "ann", "b,ob"]
+    assert rows[0].name == "ann"
+    assert rows.first_rows(2).id.tolist() == [1, 2]
+    assert len(rows) == 3
+
+
+def test_files_without_header_use_the_order_of_the_columns(tmp_path: Path) -> None:
+    path = csv_file(tmp_path, "1\t2\n3\t4\n")
+    rows = CsvRows(path, {"x": "int64", "y": "int64"}, delimiter="\t", header=False)
+    assert rows.__getitems__([1, 0]).y.tolist() == [4, 2]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("1,2", r"a\.csv, line 3: 2 columns, expected 3 \(id, score, name\): 1,2"),
+        ("1,2,3,4", r"a\.csv, line 3: 4 columns, expected 3"),
+        ("", r"a\.csv, line 3: 0 columns, expected 3"),
+        ("x,2,ann", r"a\.csv, line 3: .*conversion error to int64.*'x'.*x,2,ann"),
+        (",2,ann", r"a\.csv, line 3: column 'id' of type int64 has an empty value"),
+        ('1,2,"ann', r"a\.csv, line 3: a quote .* is opened and not closed"),
+        ("1,2," + "z" * 100 + ",4", r"z\.\.\.$"),
+    ],
+)
+def test_a_bad_row_is_named_with_what_was_expected(tmp_path: Path, row: str, message: str) -> None:
+    path = csv_file(tmp_path, f"id,score,name\n1,2,ann\n{row}\n3,4,bob\n")
+    with pytest.raises(ConfigError, match=message):
+        CsvRows(path, COLUMNS).__getitems__([0, 1, 2])
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        ("id,name\n", {}, r"line 1: no column 'score'; the header names id, name"),
+        ("", {}, "the header names nothing"),
+        ("id,score,name\n", {"delimiter": ";;"}, "one ASCII character"),
+        ("id,score,name\n", {"columns": {"id": "int"}}, "'int'; use one of float32"),
+        ("id,score,name\n", {"columns": {}}, "no columns"),
+        ("id,score,name\n", {"columns": {"a b": "str"}}, "rename"),
+    ],
+)
+def test_a_wrong_description_is_refused_at_once(
+    tmp_path: Path, text: str, options: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        CsvRows(csv_file(tmp_path, text), **({"columns": COLUMNS} | options))  # type: ignore[arg-type]
+
+
+def test_headers_must_agree_between_files(tmp_path: Path) -> None:
+    paths = [csv_file(tmp_path, "a,b\n", "1"), csv_file(tmp_path, "b,a\n", "2")]
+    with pytest.raises(ConfigError, match="got b, a, expected a, b"):
+        CsvRows(paths, {"a": "int64"})
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_epoch_of_csv_rows_through_the_loader_has_each_row_once(
+    tmp_path: Path, num_workers: int
+) -> None:
+    path = csv_file(tmp_path, "id\n" + "\n".join(map(str, range(500))))
+    # Not counted yet: each loader process finds the lines that it needs.
+    rows = CsvRows(path, {"id": "int64"})
+    with Loader(rows, EpochOrder(500, 64, seed=1), num_workers=num_workers) as loader:
+        for start in range(0, 500, 50):
+            loader.submit(start, [(0, start, start + 50)])
+        seen = torch.cat([loader.get(timeout_s=30)[1].id for _ in range(10)])
+    assert sorted(seen.tolist()) == list(range(500))
