@@ -1,0 +1,382 @@
+"""The user's job: what ``paceline.init()`` returns.
+
+    job = pl.init()
+    model, optimizer = job.prepare(model, optimizer)
+    for batch in job.batches(dataset, batch_size=4096, epochs=3):
+        loss_fn(model(batch.x), batch.y).backward()
+        optimizer.step(); optimizer.zero_grad()
+
+The same script runs alone (this process holds the model) and under ``paceline run`` (parameter
+servers do). Which of the two is decided here and nowhere else; the rest sees the `Trainer` port.
+"""
+
+import os
+import random
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from time import monotonic
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from paceline.base.errors import ConfigError
+from paceline.runtime.data.loader import Loader
+from paceline.runtime.data.order import DEFAULT_SHARD_SIZE, EpochOrder
+from paceline.runtime.ps.alone import Alone
+from paceline.runtime.ps.lookup import Lookups
+from paceline.runtime.ps.loop import Loop
+from paceline.runtime.ps.model import Model
+from paceline.runtime.ps.optimizer import replace_step
+from paceline.runtime.ps.port import Array, Ids, Trainer
+from paceline.runtime.ps.reader import Reader
+from paceline.runtime.ps.state_dict import Gatherer
+from paceline.wire.messages import Feed
+from paceline.wire.spec import JobSpec
+
+CollateFn = Callable[[Any], Any]
+
+
+def init() -> "Job":
+    """Join the job that this process was started for; started plainly, be a job of one worker.
+
+    Seeds ``random``, numpy and torch from the job's seed, so that every worker builds the same
+    initial model: call it before making the model.
+    """
+    if "PACELINE_NODE" in os.environ:
+        # Needs the services of a launched job.
+        from paceline.runtime.ps.client import connect
+
+        trainer: Trainer = connect()
+    else:
+        trainer = Alone(JobSpec(script=os.path.abspath(sys.argv[0])))
+    _seed_all(trainer.spec.seed)
+    return Job(trainer)
+
+
+class Job:
+    """One worker's view of its job. Not thread-safe: for the thread that trains."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self._model: Model | None = None
+        self._lookups = Lookups((), self._fetch_rows)
+        self._loop: Loop | None = None
+        self._num_feeds = 0
+
+    @property
+    def is_chief(self) -> bool:
+        """True in exactly one worker: the one to print, save and plot."""
+        return self._trainer.rank == 0
+
+    def prepare(self, *objects: Any) -> Any:
+        """Hand models, optimizers and schedulers over to the job, all in one call.
+
+        Args:
+            objects: ``nn.Module``s, torch optimizers and schedulers, also in lists and tuples.
+
+        Returns:
+            What was given, in the same form (one object: that object). Models and optimizers are
+            changed in place. Embeddings with ``sparse=True`` no longer hold their weight here,
+            and what is frozen now (``requires_grad=False``, or in no optimizer) stays as it is.
+
+        Raises:
+            ConfigError: something that the job cannot hold or run.
+        """
+        if self._model is not None:
+            raise ConfigError("job.prepare was called twice; give it everything in one call")
+        flat = list(_flatten(objects))
+        modules = [one for one in flat if isinstance(one, nn.Module)]
+        optimizers = [one for one in flat if isinstance(one, Optimizer)]
+        _check_prepared(flat, modules, optimizers)
+        model = Model(modules, optimizers, self._trainer.spec.seed)
+        self._trainer.prepare(model.schema, model.initial)
+        self._lookups.tables = [bound.lookup for bound in model.tables]
+        model.attach(self._lookups)
+        Gatherer(self._trainer, model).attach()
+        for number, optimizer in enumerate(optimizers):
+            replace_step(optimizer, partial(self._on_step, number))
+        self._model = model
+        if self._trainer.rank:
+            # From here on workers differ, in their dropout for one.
+            _seed_all(self._trainer.spec.seed + self._trainer.rank)
+        return objects[0] if len(objects) == 1 else objects
+
+    def batches(
+        self,
+        dataset: Any,
+        batch_size: int | None = None,
+        epochs: int = 1,
+        *,
+        shuffle: bool = True,
+        num_workers: int = 0,
+        collate_fn: CollateFn | None = None,
+        pin_memory: bool = False,
+        prefetch: int = 2,
+    ) -> Iterator[Any]:
+        """The batches that this worker computes; call ``optimizer.step()`` once for each.
+
+        The loss must be a mean over the yielded batch. Leaving the loop early drops what is not
+        stepped. The job's spec, where it says so, overrides ``batch_size`` and ``epochs``.
+
+        Args:
+            dataset: anything with ``__len__`` and ``__getitem__`` (or ``__getitems__``).
+            batch_size: samples of the global batch; how many of them come here is the job's affair.
+            epochs: passes over the dataset.
+            shuffle: whether each epoch has a new order.
+            num_workers: loader processes; 0: a thread of this process reads.
+            collate_fn: as in torch's DataLoader.
+            pin_memory: as in torch's DataLoader.
+            prefetch: batches made ahead, per loader process.
+
+        Raises:
+            ConfigError: a value is out of range, nothing was prepared, or another loop is open.
+            Stopped: the job is told to stop; ends the script in order if it is not caught.
+        """
+        spec = self._trainer.spec
+        model = self._prepared("job.batches")
+        if not model.optimizers:
+            raise ConfigError(
+                "job.batches: no optimizer was given to job.prepare; "
+                "prepare(model, optimizer), or use job.evaluate"
+            )
+        if self._loop is not None:
+            raise ConfigError(
+                "job.batches was called inside the loop of another job.batches; finish that "
+                "loop first, and use job.evaluate for held-out data"
+            )
+        feed = self._open(
+            "train",
+            dataset,
+            batch_size=spec.batch_size or batch_size,
+            epochs=spec.epochs or epochs,
+            shuffle=shuffle and spec.data.shuffle,
+        )
+        make_loader = partial(_loader, dataset, feed, num_workers, collate_fn, pin_memory, prefetch)
+        return self._run(model, feed, make_loader, prefetch * max(num_workers, 1))
+
+    def _run(
+        self, model: Model, feed: Feed, make_loader: Callable[[], Loader], ahead: int
+    ) -> Iterator[Any]:
+        if self._loop is not None:
+            raise ConfigError("two loops over job.batches run at once; finish one, then the other")
+        with make_loader() as loader:
+            reader = Reader(loader, feed)
+            self._loop = Loop(self._trainer, model, self._lookups, feed.feed, reader, ahead)
+            try:
+                yield from self._loop.run()
+            finally:
+                self._loop = None
+
+    def evaluate(
+        self,
+        fn: Callable[[Any], Mapping[str, Tensor]],
+        dataset: Any,
+        batch_size: int = 4096,
+        *,
+        num_workers: int = 0,
+        collate_fn: CollateFn | None = None,
+    ) -> dict[str, Tensor]:
+        """Compute something for every record of ``dataset``, each once, shared among the workers.
+
+        All workers call it, and get the same result. It runs without gradients on the values that
+        the job holds when it begins. ``model.eval()`` and ``model.train()`` are left to the caller.
+
+        Args:
+            fn: batch -> name -> tensor with one entry per sample, ``[n, ...]``.
+            dataset: as in ``batches``; read in order.
+            batch_size: samples per call of ``fn``.
+            num_workers: as in ``batches``.
+            collate_fn: as in ``batches``.
+
+        Returns:
+            name -> ``[len(dataset), ...]``, in the order of the dataset.
+
+        Raises:
+            ConfigError: called between a batch and its ``optimizer.step()``, or ``fn`` returns
+                something else.
+        """
+        start_s = monotonic()
+        model = self._prepared("job.evaluate")
+        if self._lookups.open:
+            raise ConfigError(
+                "job.evaluate was called between a batch and its optimizer.step(); call it after"
+            )
+        feed = self._open("evaluate", dataset, batch_size=batch_size, epochs=1, shuffle=False)
+        self._trainer.drain()
+        model.load(self._trainer.dense())
+        with _loader(dataset, feed, num_workers, collate_fn) as loader, torch.no_grad():
+            self._evaluate(fn, feed, Reader(loader, feed))
+        results = self._trainer.evaluate_get(feed.feed)
+        if self._loop is not None:
+            self._loop.excluded_s += monotonic() - start_s
+        return {name: torch.from_numpy(values) for name, values in results.items()}
+
+    def _evaluate(
+        self, fn: Callable[[Any], Mapping[str, Tensor]], feed: Feed, reader: Reader
+    ) -> None:
+        while (work := self._trainer.next_work(feed.feed)) is not None:
+            batch = reader.get(work)
+            reader.ask(self._trainer.upcoming(feed.feed, 2))
+            self._lookups.begin({}, {})
+            try:
+                values = _checked_values(fn(batch), work.num_samples)
+            finally:
+                self._lookups.end()
+            self._trainer.evaluate_put(work, values)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The prepared models' values as the job holds them now.
+
+        One model: as its own ``state_dict()``, which after ``prepare`` gives the same. Several:
+        names begin with the number of the model, in the order of ``prepare``.
+        """
+        modules = self._prepared("job.state_dict").modules
+        if len(modules) == 1:
+            return modules[0].state_dict()
+        merged: dict[str, Any] = {}
+        for number, module in enumerate(modules):
+            merged |= module.state_dict(prefix=f"{number}.")
+        return merged
+
+    # ------------------------------------------------------------------ inside
+
+    def _prepared(self, caller: str) -> Model:
+        if self._model is None:
+            raise ConfigError(
+                f"{caller} was called before job.prepare; call "
+                "model, optimizer = job.prepare(model, optimizer) first"
+            )
+        return self._model
+
+    def _open(
+        self, purpose: str, dataset: Any, *, batch_size: int | None, epochs: int, shuffle: bool
+    ) -> Feed:
+        spec = self._trainer.spec
+        caller = "job.evaluate" if purpose == "evaluate" else "job.batches"
+        _check_number(caller, "batch_size", batch_size)
+        _check_number(caller, "epochs", epochs)
+        feed = Feed(
+            feed=self._num_feeds,
+            purpose=purpose,
+            num_samples=_length(caller, dataset),
+            epochs=epochs,
+            batch_size=batch_size or 0,
+            shard_size=spec.data.shard_size or DEFAULT_SHARD_SIZE,
+            shuffle=shuffle,
+            # A second loop over the same data is not to repeat the order of the first.
+            seed=spec.data_seed + self._num_feeds,
+        )
+        self._num_feeds += 1
+        return self._trainer.open_feed(feed)
+
+    def _on_step(self, optimizer: int) -> None:
+        if self._loop is None:
+            raise ConfigError(
+                "optimizer.step() was called outside of a loop over job.batches; only batches of "
+                "the job can be trained on"
+            )
+        self._loop.on_step(optimizer, len(self._prepared("optimizer.step").optimizers))
+
+    def _fetch_rows(self, table: int, ids: Ids) -> Array:
+        start_s = monotonic()
+        rows = self._trainer.rows(table, ids)
+        step = self._loop.step if self._loop is not None else None
+        if step is not None and not step.pushed:
+            step.inner_wait_s += monotonic() - start_s
+        return rows
+
+
+# ---------------------------------------------------------------------------- checks and parts
+
+
+def _seed_all(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def _flatten(objects: Any) -> Iterator[Any]:
+    for one in objects:
+        if isinstance(one, list | tuple):
+            yield from _flatten(one)
+        else:
+            yield one
+
+
+def _check_prepared(flat: list[Any], modules: list[nn.Module], optimizers: list[Optimizer]) -> None:
+    for one in flat:
+        if not isinstance(one, nn.Module | Optimizer | LRScheduler):
+            raise ConfigError(
+                f"job.prepare got a {type(one).__name__}; it takes nn.Modules, torch optimizers "
+                "and learning rate schedulers (and lists of them)"
+            )
+        if isinstance(one, LRScheduler) and one.optimizer not in optimizers:
+            raise ConfigError(
+                f"job.prepare got a {type(one).__name__} whose optimizer was not given; pass both "
+                "in one call"
+            )
+    if not modules:
+        raise ConfigError("job.prepare got no model; call job.prepare(model, optimizer)")
+
+
+def _check_number(caller: str, name: str, value: object) -> None:
+    if value is None:
+        raise ConfigError(f"{caller}: {name} is given neither by the script nor by the job's spec")
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigError(f"{caller}: {name} is {value!r}; give a whole number of at least 1")
+
+
+def _length(caller: str, dataset: Any) -> int:
+    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+        raise ConfigError(
+            f"{caller}: a {type(dataset).__name__} has no length or no index; give a dataset with "
+            "__len__ and __getitem__ (not a DataLoader: the job makes the batches)"
+        )
+    length = len(dataset)
+    if not length:
+        raise ConfigError(f"{caller}: the dataset is empty; it must have at least one record")
+    return length
+
+
+def _loader(
+    dataset: Any,
+    feed: Feed,
+    num_workers: int,
+    collate_fn: CollateFn | None,
+    pin_memory: bool = False,
+    prefetch: int = 2,
+) -> Loader:
+    order = EpochOrder(
+        feed.num_samples, shard_size=feed.shard_size, seed=feed.seed, shuffle=feed.shuffle
+    )
+    return Loader(
+        dataset,
+        order,
+        num_workers=num_workers,
+        collate_fn=collate_fn,
+        pin_memory=pin_memory,
+        prefetch=prefetch,
+    )
+
+
+def _checked_values(values: Any, num_samples: int) -> dict[str, Array]:
+    if not isinstance(values, Mapping):
+        raise ConfigError(
+            f"job.evaluate: fn returned a {type(values).__name__}; return a dict of tensors with "
+            "one entry per sample"
+        )
+    for name, value in values.items():
+        shape = tuple(value.shape) if isinstance(value, Tensor) else None
+        if shape is None or shape[:1] != (num_samples,):
+            got = f"a tensor of shape {shape}" if shape is not None else f"a {type(value).__name__}"
+            raise ConfigError(
+                f"job.evaluate: fn returned {got} as {name!r} for {num_samples} samples; return "
+                f"one entry per sample ({num_samples}, ...) and average the result of evaluate, "
+                "since batches differ in size"
+            )
+    return {name: value.detach().cpu().contiguous().numpy() for name, value in values.items()}

@@ -1,0 +1,236 @@
+"""The training process from its fork to its exit: who it is, its link, its script, its end.
+
+The zygote's child calls `main`; everything else in ``runtime`` asks `current` for the node's
+identity, the link to the agent, the step ledger and whether a stop was asked for. Runs no thread.
+"""
+
+import faulthandler
+import os
+import runpy
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+from types import FrameType, TracebackType
+
+import msgspec
+
+import paceline
+from paceline.base.jobdir import JobDir
+from paceline.base.node_files import NodeFiles
+from paceline.wire.messages import Finished, ProcessUp, ScriptError
+from paceline.wire.node_link import NodeLink
+from paceline.wire.spec import JobSpec, load
+from paceline.wire.step_ledger import StepLedgerWriter
+
+AGENT_WAIT_S = 10.0
+"""How long a process goes on without an agent: a new one is there within two seconds."""
+LAST_WORDS_S = 1.0
+"""For the last messages to reach the agent."""
+EXIT_NO_AGENT = 75
+EXIT_TERMINATED = 128 + signal.SIGTERM
+
+_PACKAGE = str(Path(paceline.__path__[0]))
+_LIBRARIES = tuple({f"{prefix}/lib" for prefix in (sys.prefix, sys.base_prefix)})
+
+
+class AgentLost(SystemExit):
+    """No agent came back; passes through the user's ``except Exception``."""
+
+    def __init__(self) -> None:
+        super().__init__(EXIT_NO_AGENT)
+
+
+class Process:
+    """This training process. One per operating system process; see `current`."""
+
+    def __init__(self, job: JobDir, up: ProcessUp, rank: int, num_workers: int) -> None:
+        self.job = job
+        self.node = up.node
+        self.inc = up.inc
+        self.role = up.role
+        self.rank = rank
+        self.num_workers = num_workers
+        self.spec: JobSpec = load(job.spec)
+        self.step = 0
+        """The step being worked on; kept up to date by the runtime, told with an error."""
+        self.stop_requested = False
+        """SIGTERM came: finish the step and leave in order."""
+        # Before the hello: from then on it may come.
+        signal.signal(signal.SIGTERM, self._on_terminate)
+        files = NodeFiles(job, up.node)
+        self._files = files
+        self._record(up)
+        self.link = NodeLink(files.socket, up)
+        self.ledger = StepLedgerWriter(files.ledger, up.inc)
+
+    def announce(self, address: str) -> None:
+        """A server: say, now and at every reconnect, where its data plane listens."""
+        up = self._up(address)
+        self._record(up)
+        self.link.close()
+        self.link = NodeLink(self._files.socket, up)
+
+    def keep_link(self) -> bool:
+        """Call between steps: reconnects to the agent if it was lost; never waits.
+
+        That it was lost shows in ``link.receive()``, which is to be called as often.
+
+        Returns:
+            Whether the link is up.
+
+        Raises:
+            AgentLost: there was none for AGENT_WAIT_S.
+        """
+        if self.link.connected or self.link.reconnect():
+            return True
+        if self.link.lost_for_s(time.monotonic()) > AGENT_WAIT_S:
+            print(f"paceline: {self.node} has had no agent for {AGENT_WAIT_S:.0f} s and ends")
+            raise AgentLost
+        return False
+
+    def _on_terminate(self, _number: int, _frame: FrameType | None) -> None:
+        """SIGTERM's handler: the second one ends the process at once."""
+        if self.stop_requested:
+            os._exit(EXIT_TERMINATED)
+        self.stop_requested = True
+
+    def _up(self, address: str) -> ProcessUp:
+        return ProcessUp(
+            node=self.node, inc=self.inc, pid=os.getpid(), role=self.role, address=address
+        )
+
+    def _record(self, up: ProcessUp) -> None:
+        """For an agent that comes after the present one."""
+        fresh = self._files.process.with_name(f"{self.node}.process.{os.getpid()}")
+        fresh.write_bytes(msgspec.json.encode(up))
+        fresh.replace(self._files.process)
+
+
+_current: Process | None = None
+
+
+def current() -> Process | None:
+    """The managed process this is; None: the script was started plainly."""
+    return _current
+
+
+def main() -> int:
+    """Run the node's role to its end; the exit code."""
+    global _current
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    faulthandler.enable()
+    process = _current = _from_environment()
+    code = run_server(process) if process.role == "server" else run_script(process)
+    process.link.flush(LAST_WORDS_S)
+    return code
+
+
+def _from_environment() -> Process:
+    up = ProcessUp(
+        node=os.environ["PACELINE_NODE"],
+        inc=int(os.environ["PACELINE_INC"]),
+        pid=os.getpid(),
+        role=os.environ["PACELINE_ROLE"],
+    )
+    job = JobDir(Path(os.environ["PACELINE_JOB_DIR"]))
+    num_workers = int(os.environ["PACELINE_NUM_WORKERS"])
+    return Process(job, up, int(os.environ["PACELINE_RANK"]), num_workers)
+
+
+def run_server(process: Process) -> int:
+    """Run a parameter server until it is stopped."""
+    try:
+        from paceline.runtime.ps import server
+
+        server.main(process)
+    except AgentLost:
+        return EXIT_NO_AGENT
+    except Exception as error:
+        return report_error(process, error)
+    return 0
+
+
+def run_script(process: Process) -> int:
+    """Run the user's script as ``python script args`` would."""
+    script = process.spec.script
+    sys.argv = [script, *process.spec.args]
+    sys.path.insert(0, os.path.dirname(script))
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except AgentLost:
+        return EXIT_NO_AGENT
+    except SystemExit as leaving:
+        code = exit_code(leaving)
+        if code != 0:
+            return report_error(process, leaving, code)
+    except BaseException as error:
+        return report_error(process, error)
+    process.link.send(Finished(inc=process.inc))
+    return 0
+
+
+def exit_code(leaving: SystemExit) -> int:
+    """As Python maps ``sys.exit``'s argument; a text is printed."""
+    if leaving.code is None:
+        return 0
+    if isinstance(leaving.code, int):
+        return leaving.code
+    print(leaving.code, file=sys.stderr)
+    return 1
+
+
+def report_error(process: Process, error: BaseException, code: int = 1) -> int:
+    """Print the user's own traceback and tell the agent; ``code`` is passed through."""
+    trace = user_traceback(error)
+    text = "".join(traceback.format_exception(type(error), error, trace))
+    if not isinstance(error, SystemExit):
+        print(text, end="", file=sys.stderr)
+    process.link.send(
+        ScriptError(
+            inc=process.inc,
+            kind=kind_of(error),
+            traceback=text,
+            in_user_code=raised_in_user_code(trace),
+            step=process.step,
+        )
+    )
+    return code
+
+
+def kind_of(error: BaseException) -> str:
+    """Qualified name of the error's class, as a traceback shows it."""
+    kind = type(error)
+    if kind.__module__ in ("builtins", "__main__"):
+        return kind.__qualname__
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def user_traceback(error: BaseException) -> TracebackType | None:
+    """The traceback without the frames that led to the user's script: ours and runpy's."""
+    trace = error.__traceback__
+    while trace and _is_launcher(trace.tb_frame):
+        trace = trace.tb_next
+    return trace
+
+
+def _is_launcher(frame: FrameType) -> bool:
+    name = frame.f_code.co_filename
+    return name == __file__ or "runpy" in Path(name).name
+
+
+def raised_in_user_code(trace: TracebackType | None) -> bool:
+    """Whether the innermost frame outside of the libraries is the user's, not paceline's.
+
+    True without frames: a script that does not even compile.
+    """
+    deciding = True
+    while trace:
+        name = trace.tb_frame.f_code.co_filename
+        if name.startswith(_PACKAGE + os.sep):
+            deciding = False
+        elif not name.startswith(_LIBRARIES) and not name.startswith("<"):
+            deciding = True
+        trace = trace.tb_next
+    return deciding

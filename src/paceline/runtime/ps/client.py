@@ -1,0 +1,552 @@
+"""A worker's side of the parameter servers: the `Trainer` port over the data plane.
+
+Everything happens in the training thread and without a thread of its own: `_pump` takes whatever
+has arrived at the sockets of servers and agent, hands it to the pure `WorkerState` and sends what
+that answers. It runs at the step's own calls; only where the loop has nothing to compute does it
+wait. Gradients are kept until the leader has them in the order.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from safetensors import numpy as safetensors
+
+from paceline.base.errors import InternalError
+from paceline.base.samples import Span
+from paceline.runtime.process import Process, current
+from paceline.runtime.ps import cutfile, layout
+from paceline.runtime.ps.partition import Partition, Split
+from paceline.runtime.ps.port import Array, Ids, Pulled, StepTimes, Stopped, Work
+from paceline.runtime.ps.store import Gradients
+from paceline.runtime.ps.worker_state import (
+    DropWork,
+    Instruction,
+    Leave,
+    PullDone,
+    ToMaster,
+    ToServer,
+    WorkerState,
+)
+from paceline.wire import cut
+from paceline.wire.data_plane import DataClient
+from paceline.wire.messages import (
+    Data,
+    Evaluated,
+    EvaluateResult,
+    Export,
+    Exported,
+    Feed,
+    FeedOpened,
+    Grant,
+    Held,
+    InitialWritten,
+    NewEpoch,
+    NodeDown,
+    OpenFeed,
+    Ordered,
+    Part,
+    Prepared,
+    Pull,
+    Refused,
+    Stop,
+    WriteInitial,
+)
+from paceline.wire.messages import Pulled as PulledMessage
+from paceline.wire.schema import ModelSchema
+
+RESEND_S = 0.5
+"""What is unanswered this long is sent again."""
+WAIT_S = 0.2
+"""Longest sleep in a wait before timers and the link are looked at."""
+EXIT_FENCED = 76
+
+Initial = Callable[[], tuple[Mapping[str, Array], Mapping[int, Array]]]
+
+_log = logging.getLogger(__name__)
+
+
+class Fenced(SystemExit):
+    """The master took this incarnation for dead: nothing of it counts, another replaces it."""
+
+    def __init__(self) -> None:
+        super().__init__(EXIT_FENCED)
+
+
+def connect() -> "ServerTrainer":
+    """The trainer of this managed process.
+
+    Raises:
+        InternalError: this is no process of a job.
+    """
+    process = current()
+    if process is None:
+        raise InternalError("PACELINE_NODE is set, but no agent started this process")
+    return ServerTrainer(process)
+
+
+class Pulling:
+    """A pull under way: what was asked, and the answers so far."""
+
+    def __init__(self, work: Work | None, split: Split) -> None:
+        self.work = work
+        self.split = split
+        self.answers: dict[int, tuple[PulledMessage, Sequence[memoryview]]] = {}
+        self.start_s = time.perf_counter()
+        #: When the last server had answered; 0.0: not yet.
+        self.done_s = 0.0
+
+    def assemble(self, partition: Partition, servers: Sequence[int]) -> Pulled:
+        """Put the answers together and let go of their frames."""
+        dense, rows = partition.empty_dense(), partition.empty_rows(self.split.ids)
+        for index, server in enumerate(servers):
+            message, frames = self.answers[server]
+            num_dense = len(message.dense)
+            for dtype, frame in zip(message.dense, frames[:num_dense], strict=True):
+                partition.fill_dense(dense, index, dtype, np.frombuffer(frame, dtype))
+            values = [
+                np.frombuffer(frame, rows[table].dtype)
+                for table, frame in zip(rows, frames[num_dense:], strict=True)
+            ]
+            partition.fill_rows(rows, self.split, index, values)
+        server_s = max(message.handler_s for message, _ in self.answers.values())
+        message_s = max(0.0, self.done_s - self.start_s - server_s)
+        return Pulled(dense, rows, server_s=server_s, message_s=message_s)
+
+
+class ServerTrainer:
+    """`Trainer` on parameter servers; see `paceline.runtime.ps.port`."""
+
+    def __init__(self, process: Process) -> None:
+        self.process = process
+        self.spec = process.spec
+        self.rank = process.rank
+        self.num_workers = process.num_workers
+        self.overlap = process.spec.mode != "bsp"
+        self.state = WorkerState(process.inc, mode=self.spec.mode, samples=self.spec.samples)
+        ident = f"{process.node}-{process.inc}"
+        self.data = DataClient({}, process.job.secret(), ident=ident)
+        self.schema = ModelSchema()
+        self.partition: Partition | None = None
+        self._initial: Initial | None = None
+        #: seq -> server -> (header, frames), until the leader has it in the order.
+        self._parts: dict[int, dict[int, tuple[Part, list[Array]]]] = {}
+        #: Work that was shown as upcoming, by its samples: `next_work` returns the same object.
+        self._shown: dict[tuple[Span, ...], Work] = {}
+        #: Taken and not pushed; a new epoch withdraws it.
+        self._in_hand: list[Work] = []
+        self._pulling: Pulling | None = None
+        self._exported: dict[int, tuple[Ids, Array]] = {}
+        self._export_ticket = 0
+        self._evaluated: dict[int, Evaluated] = {}
+        self._resend_at_s = 0.0
+        #: A stop was heeded: what is under way is brought to its end.
+        self._leaving = False
+
+    # ------------------------------------------------------------------ set-up
+
+    def prepare(
+        self, schema: ModelSchema, initial: Initial
+    ) -> None:
+        """See `Trainer.prepare`; the first worker writes the initial values as cut 0."""
+        self.schema, self._initial = schema, initial
+        message = Prepared(inc=self.process.inc, schema=schema)
+        self._until(lambda: self.partition is not None, ask=lambda: [ToMaster(message)])
+        self._initial = None
+
+    def _write_initial(self, message: WriteInitial) -> None:
+        directory = Path(message.directory)
+        if self._initial is not None:
+            directory.mkdir(parents=True, exist_ok=True)
+            arrays = layout.initial_arrays(self.schema, *self._initial())
+            digest, num_bytes = cutfile.write_save(directory, "initial.safetensors", arrays)
+            manifest = cut.CutManifest(
+                cut_no=0,
+                epoch_no=0,
+                position=0,
+                step=0,
+                committed=(),
+                schema=self.schema,
+                files={"initial.safetensors": digest},
+                num_bytes=num_bytes,
+            )
+            cut.write_manifest(directory, manifest)
+            self._initial = None
+        self.process.link.send(InitialWritten(inc=self.process.inc))
+
+    def open_feed(self, feed: Feed) -> Feed:
+        """See `Trainer.open_feed`."""
+        message = OpenFeed(inc=self.process.inc, feed=feed)
+        self._until(lambda: feed.feed in self.state.feeds, ask=lambda: [ToMaster(message)])
+        return self.state.feeds[feed.feed]
+
+    # ------------------------------------------------------------------ work
+
+    def next_work(self, feed: int) -> Work | None:
+        """See `Trainer.next_work`."""
+        rested = False
+        while True:
+            self._pump(0.0)
+            self._check_stop()
+            work = self._take(feed) if self._may_take(feed) else None
+            if work is not None:
+                self._order_ahead(feed)
+                return work
+            if feed in self.state.ended and self.state.epoch_no:
+                return None
+            self._starve(feed, rest=not rested)
+            rested = True
+            self._pump(WAIT_S)
+
+    def _may_take(self, feed: int) -> bool:
+        """Asynchronous: not while too many contributions are unready."""
+        return self._synchronous(feed) or not self._trains(feed) or self.state.may_offer()
+
+    def _order_ahead(self, feed: int) -> None:
+        """Ask for the next lease when the present one runs out."""
+        if self._synchronous(feed):
+            few = not self.state.peek(feed, 1, after=2)
+        else:
+            few = self.state.leased(feed) < 2 * self._batch(feed)
+        if few:
+            self._do(self.state.want(feed))
+
+    def _starve(self, feed: int, *, rest: bool) -> None:
+        """Nothing to take now: have a request open, and (BSP) a pull that waits for the step."""
+        state = self.state
+        if self.partition is None:
+            return
+        if self.spec.samples == "exactly-once" or not state.offers:
+            self._do(state.want(feed))
+        elif state.pulling is None:
+            self._do(state.start_pull(dense=False))
+        if self._synchronous(feed) and state.pulling is None:
+            self._pulling = None
+            self._do(state.start_pull(dense=False, ahead=1))
+        elif rest and state.pulling is None:
+            self._do(state.rest())
+
+    def _trains(self, feed: int) -> bool:
+        return self.state.feeds[feed].purpose == "train"
+
+    def _synchronous(self, feed: int) -> bool:
+        return self.spec.mode == "bsp" and self._trains(feed)
+
+    def _batch(self, feed: int) -> int:
+        definition = self.state.feeds[feed]
+        if not self._trains(feed) or self._synchronous(feed):
+            return definition.batch_size
+        return max(1, definition.batch_size // self.num_workers)
+
+    def _work(self, feed: int, spans: tuple[Span, ...], step: int) -> Work:
+        known = self._shown.pop(spans, None)
+        if known is not None and known.step == step:
+            return known
+        return Work(feed, spans, sum(len(span) for span in spans), step)
+
+    def _take(self, feed: int) -> Work | None:
+        spans = self.state.take(feed, self._batch(feed))
+        if not spans:
+            return None
+        step = self.state.step + 1 if self._synchronous(feed) else 0
+        self.process.step = self.state.step + 1 if step else self.state.next_seq
+        work = self._work(feed, spans, step)
+        self._in_hand.append(work)
+        return work
+
+    def upcoming(self, feed: int, limit: int) -> tuple[Work, ...]:
+        """See `Trainer.upcoming`."""
+        state, size = self.state, self._batch(feed)
+        if self._synchronous(feed):
+            # With nothing left for step + 1 its share is in hand: next comes that of step + 2.
+            first = 0 if state.has_work(feed) else 1
+            found = [
+                (state.step + 1 + after, state.peek(feed, size, after))
+                for after in range(first, first + limit)
+            ]
+        else:
+            found = [(0, spans) for spans in state.batches(feed, size, limit)]
+        works = [self._work(feed, spans, step) for step, spans in found if spans]
+        self._shown = {work.spans: work for work in works}
+        return tuple(works)
+
+    def give_back(self, work: Work) -> None:
+        """See `Trainer.give_back`: its samples are next again."""
+        if work in self._in_hand:
+            self._in_hand.remove(work)
+            self.state.put_back(work.feed, work.spans)
+
+    # ------------------------------------------------------------------ pulls
+
+    def start_pull(self, work: Work, ids: Mapping[int, Ids]) -> None:
+        """See `Trainer.start_pull`; work of a later step (BSP) waits at the servers for it."""
+        if self.partition is None:
+            return
+        ahead = max(0, work.step - 1 - self.state.step) if work.step else 0
+        if self.spec.mode == "ssp" and work not in self._in_hand:
+            ahead = 1
+        self._pulling = Pulling(work, Split(self.partition, ids))
+        self._do(self.state.start_pull(tuple(ids), ahead=ahead))
+
+    def wait_pull(self, work: Work) -> Pulled | None:
+        """See `Trainer.wait_pull`."""
+        while True:
+            pulling = self._pulling
+            if pulling is None or pulling.work is not work or self.partition is None:
+                return None
+            if pulling.done_s:
+                self._pulling = None
+                return pulling.assemble(self.partition, self.state.servers)
+            self._pump(WAIT_S)
+            self._check_stop()
+
+    def rows(self, table: int, ids: Ids) -> Array:
+        """See `Trainer.rows`."""
+        return self._pull_now({table: ids}, dense=False).rows[table]
+
+    def dense(self) -> Mapping[str, Array]:
+        """See `Trainer.dense`."""
+        return self._pull_now({}, dense=True).dense
+
+    def _pull_now(self, ids: Mapping[int, Ids], *, dense: bool) -> Pulled:
+        """A pull of the state as it is; one that is under way is asked for again after it."""
+        suspended = self._pulling
+        pulling = None
+        while pulling is None or not pulling.done_s:
+            self._until(lambda: self.partition is not None)
+            assert self.partition is not None
+            self._pulling = pulling = Pulling(None, Split(self.partition, ids))
+            self._do(self.state.start_pull(tuple(ids), dense=dense))
+            self._until(lambda: self._pulling is not pulling or pulling.done_s > 0)  # noqa: B023
+        assert self.partition is not None
+        found = pulling.assemble(self.partition, self.state.servers)
+        self._pulling = None
+        if suspended is not None and suspended.work is not None:
+            if suspended.done_s:
+                self._pulling = suspended
+            else:
+                self.start_pull(suspended.work, suspended.split.ids)
+        return found
+
+    def export(self, table: int) -> tuple[Ids, Array]:
+        """See `Trainer.export`."""
+        while True:
+            self._until(lambda: self.partition is not None)
+            self._export_ticket += 1
+            self._exported.clear()
+            epoch_no = self.state.epoch_no
+            self._until(
+                lambda: self.state.epoch_no != epoch_no or not self._not_exported(),  # noqa: B023
+                ask=lambda: self._ask_export(table),
+            )
+            if self.state.epoch_no == epoch_no:
+                keys, rows = zip(*self._exported.values(), strict=True)
+                dim = self.schema.tables[table].dim
+                return np.concatenate(keys), np.concatenate(rows).reshape(-1, dim)
+
+    def _not_exported(self) -> list[int]:
+        return [server for server in self.state.servers if server not in self._exported]
+
+    def _ask_export(self, table: int) -> list[Instruction]:
+        message = Export(
+            epoch_no=self.state.epoch_no,
+            inc=self.process.inc,
+            ticket=self._export_ticket,
+            table=table,
+        )
+        for server in self._not_exported():
+            self.data.send(server, message, ())
+        return []
+
+    # ------------------------------------------------------------------ contributions
+
+    def push(self, work: Work, gradients: Gradients) -> None:
+        """See `Trainer.push`."""
+        if work not in self._in_hand or self.partition is None:
+            return
+        self._in_hand.remove(work)
+        part = self.state.offer(work.spans, gradients.rates)
+        split = Split(self.partition, {t: ids for t, (ids, _) in gradients.sparse.items()})
+        header = msgspec.structs.replace(
+            part, dense=tuple(gradients.dense), tables=tuple(gradients.sparse)
+        )
+        self._parts[part.seq] = {
+            server: (header, self.partition.part(gradients, split, index))
+            for index, server in enumerate(self.state.servers)
+        }
+        for server in self.state.servers:
+            self._send_part(server, part)
+        self._pump(0.0)
+
+    def _send_part(self, server: int, part: Part) -> None:
+        kept = self._parts.get(part.seq, {}).get(server)
+        if kept is not None:
+            self.data.send(server, *kept)
+
+    def drain(self) -> None:
+        """See `Trainer.drain`."""
+        self._until(lambda: not self.state.offers, ask=self._hurry)
+
+    def _hurry(self) -> list[Instruction]:
+        if self.state.pulling is None and self.spec.samples != "exactly-once":
+            return self.state.start_pull(dense=False)
+        return []
+
+    # ------------------------------------------------------------------ evaluation, records
+
+    def evaluate_put(self, work: Work, values: Mapping[str, Array]) -> None:
+        """See `Trainer.evaluate_put`."""
+        data = safetensors.save({name: np.ascontiguousarray(array) for name, array in values.items()})
+        for span in work.spans:
+            message = EvaluateResult(
+                epoch_no=self.state.epoch_no,
+                inc=self.process.inc,
+                feed=work.feed,
+                span=span,
+                values=data,
+            )
+            self._evaluated.pop(work.feed, None)
+            self._until(lambda: work.feed in self._evaluated, ask=lambda: [ToMaster(message)])  # noqa: B023
+
+    def evaluate_get(self, feed: int) -> Mapping[str, Array]:
+        """See `Trainer.evaluate_get`."""
+        directory = Path(self._evaluated[feed].directory)
+        parts: dict[str, list[Array]] = {}
+        for path in sorted(directory.glob("*.safetensors"), key=lambda p: int(p.stem.split("-")[0])):
+            for name, array in safetensors.load_file(path).items():
+                parts.setdefault(name, []).append(array)
+        return {name: np.concatenate(arrays) for name, arrays in parts.items()}
+
+    def record(self, times: StepTimes) -> None:
+        """See `Trainer.record`."""
+        self.process.ledger.write(
+            step=self.process.step,
+            t_start_s=times.start_s,
+            bpt_s=times.bpt_s,
+            compute_s=times.compute_s,
+            server_s=times.server_s,
+            message_s=times.message_s,
+            wait_s=times.wait_s,
+            samples=times.samples,
+        )
+
+    def close(self) -> None:
+        """See `Trainer.close`."""
+        self._leaving = True
+        if self.partition is not None:
+            self.drain()
+        self.data.close()
+
+    # ------------------------------------------------------------------ events
+
+    def _check_stop(self) -> None:
+        if self.process.stop_requested and not self._leaving:
+            self._leaving = True
+            self.drain()
+            raise Stopped
+
+    def _until(
+        self, done: Callable[[], bool], ask: Callable[[], Iterable[Instruction]] = lambda: ()
+    ) -> None:
+        """Pump until something is there; ``ask`` is repeated until then."""
+        ask_at_s = 0.0
+        while not done():
+            now_s = time.monotonic()
+            if now_s >= ask_at_s:
+                self._do(ask())
+                ask_at_s = now_s + RESEND_S
+            self._pump(WAIT_S)
+            if self.process.stop_requested and not self._leaving:
+                raise Stopped
+
+    def _pump(self, timeout_s: float) -> None:
+        """Handle what has arrived; wait up to ``timeout_s`` for the first message."""
+        self.process.keep_link()
+        link = self.process.link.fileno()
+        for key, message, frames in self.data.poll(timeout_s, extra=link):
+            self._from_server(key, message, frames)
+        for order in self.process.link.receive():
+            self._from_master(order)
+        now_s = time.monotonic()
+        if now_s >= self._resend_at_s:
+            if self._resend_at_s:
+                self._do(self.state.resend())
+            self._resend_at_s = now_s + RESEND_S
+
+    def _from_server(self, server: int, message: Data, frames: Sequence[memoryview]) -> None:
+        match message:
+            case PulledMessage():
+                pulling = self._pulling
+                if pulling is not None and message.ticket == self.state.ticket:
+                    pulling.answers[server] = (message, frames)
+                self._do(self.state.pulled(message))
+            case Held():
+                self._do(self.state.held(message))
+            case Ordered():
+                self._do(self.state.ordered(message))
+            case Refused():
+                self._do(self.state.refused(message))
+            case Exported() if message.ticket == self._export_ticket:
+                keys, rows = frames
+                dtype = self.schema.tables[message.table].dtype
+                self._exported[server] = np.array(keys.cast("B")).view("int64"), np.array(rows.cast("B")).view(dtype)
+            case _:
+                pass
+        for seq in [seq for seq in self._parts if seq not in self.state.offers]:
+            del self._parts[seq]
+
+    def _from_master(self, message: NodeDown) -> None:
+        match message:
+            case Grant():
+                self._do(self.state.grant(message))
+            case NewEpoch():
+                self._do(self.state.new_epoch(message))
+            case FeedOpened():
+                self._do(self.state.feed_opened(message))
+            case Evaluated():
+                self._evaluated[message.feed] = message
+            case WriteInitial():
+                self._write_initial(message)
+            case Stop():
+                self.process.stop_requested = True
+            case _:
+                _log.warning("a worker has no use for %s", type(message).__name__)
+
+    def _do(self, instructions: Iterable[Instruction]) -> None:
+        for instruction in instructions:
+            match instruction:
+                case ToMaster(message):
+                    self.process.link.send(message)
+                case ToServer(server, message) if isinstance(message, Part):
+                    self._send_part(server, message)
+                case ToServer(server, message):
+                    self._send(server, message)
+                case PullDone():
+                    if self._pulling is not None:
+                        self._pulling.done_s = time.perf_counter()
+                case DropWork():
+                    self._drop()
+                case Leave():
+                    raise Fenced
+
+    def _send(self, server: int, message: Data) -> None:
+        frames: list[Array] = []
+        if isinstance(message, Pull) and message.tables and self._pulling is not None:
+            frames = self._pulling.split.ids_of(self.state.servers.index(server))
+        self.data.send(server, message, frames)
+
+    def _drop(self) -> None:
+        """A new epoch: connect to its servers, forget what was under way in the old one."""
+        assert self.state.map is not None
+        self.partition = Partition(self.schema, self.state.map)
+        self._pulling = None
+        self._parts.clear()
+        self._shown.clear()
+        self._in_hand.clear()
+        for gone in set(self.data.keys()) - set(self.state.servers):
+            self.data.disconnect(gone)
+        for server in self.state.map.servers:
+            self.data.connect(server.inc, server.address)

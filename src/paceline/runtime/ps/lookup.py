@@ -1,0 +1,256 @@
+"""Embedding look-ups of one batch on rows that were fetched for it.
+
+A table's weight is not in the worker. Before each batch the rows of its unique ids arrive as a
+compact matrix, a leaf of autograd; ids become positions in it, so gradients come out summed per
+unique id. Ids that were not foreseen are fetched when the forward asks for them.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from paceline.base.errors import ConfigError
+from paceline.runtime.ps import kernels
+from paceline.runtime.ps.port import Array, Ids
+
+FetchRows = Callable[[int, Ids], Array]
+
+
+@dataclass(slots=True)
+class Compact:
+    """Rows of one fetch: ``leaf[i]`` belongs to ``ids[i]``."""
+
+    ids: Ids
+    leaf: Tensor
+
+
+@dataclass(slots=True)
+class Call:
+    """One look-up: ``inverse`` are positions in ``rows``, in the shape of ``ids``."""
+
+    ids: Tensor
+    inverse: Tensor
+    rows: Compact | None = None
+    """None: foreseen, and its rows are not here yet."""
+    used: bool = False
+    version: int = 0
+    """Of ``ids``: they may be a view of the batch, which the user may change in place."""
+
+    def answers(self, ids: Tensor) -> bool:
+        """Whether ``ids`` are what this look-up was prepared for."""
+        mine = self.ids
+        if mine.shape != ids.shape or mine.dtype != ids.dtype or mine._version != self.version:
+            return False
+        return (mine.data_ptr() == ids.data_ptr() and mine.stride() == ids.stride()) or torch.equal(
+            mine, ids
+        )
+
+
+@dataclass(slots=True)
+class Foreseen:
+    """What the next batch will look up in one table."""
+
+    unique: Ids
+    calls: list[Call]
+
+
+@dataclass(slots=True, eq=False)
+class TableLookup:
+    """One table in the worker."""
+
+    index: int
+    name: str
+    dim: int
+    dtype: torch.dtype
+    num_rows: int | None
+    trained: bool = True
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    calls: list[Call] = field(default_factory=list)
+    """Foreseen and asked for in the batch in hand."""
+    fetched: list[Compact] = field(default_factory=list)
+    num_cold: int = 0
+    """Look-ups of this batch that were not foreseen."""
+
+    padding: set[int] = field(default_factory=set)
+    """Ids that never take a gradient."""
+
+
+class Lookups:
+    """All tables of the job. ``fetch`` gets rows during a step (the slow way)."""
+
+    def __init__(self, tables: Sequence[TableLookup], fetch: FetchRows) -> None:
+        self.tables = tables
+        self.fetch = fetch
+        self.watch: Callable[[int, Tensor], None] | None = None
+        """Told every look-up while ids are being learned: (table, ids)."""
+        self.open = False
+        """Whether there is a batch in hand."""
+
+    def begin(self, foreseen: Mapping[int, Foreseen], rows: Mapping[int, Array]) -> None:
+        """Start a batch whose ids are as foreseen, with their rows."""
+        for table in self.tables:
+            table.calls, table.fetched, table.num_cold = [], [], 0
+            if table.index in foreseen:
+                expected = foreseen[table.index]
+                compact = _compact(table, expected.unique, rows[table.index])
+                table.calls = expected.calls
+                for call in table.calls:
+                    call.rows = compact
+        self.open = True
+
+    def end(self) -> None:
+        """The batch is done: let go of its rows."""
+        for table in self.tables:
+            table.calls, table.fetched = [], []
+        self.open = False
+
+    def find(self, table: TableLookup, ids: Tensor) -> tuple[Tensor, Compact]:
+        """Positions of ``ids`` and the rows that they are in."""
+        if not self.open:
+            raise ConfigError(
+                f"table {table.name!r} was used outside of job.batches and job.evaluate; its rows "
+                "are there only for the batch in hand"
+            )
+        if self.watch is not None:
+            self.watch(table.index, ids)
+        # Foreseen calls come in the order of the first batch, so the first unused one is it,
+        # unless the model asks again for the same ids (checkpointing does).
+        calls = table.calls
+        for call in calls if len(calls) < 2 else sorted(calls, key=_is_used):
+            if call.answers(ids):
+                call.used = True
+                assert call.rows is not None
+                return call.inverse, call.rows
+        return self._find_cold(table, ids)
+
+    def _find_cold(self, table: TableLookup, ids: Tensor) -> tuple[Tensor, Compact]:
+        table.num_cold += 1
+        unique, inverse = kernels.unique(flat_ids(ids))
+        out_of_range = bad_id(unique, table.num_rows)
+        if out_of_range is not None:
+            raise IndexError(
+                f"table {table.name!r}: id {out_of_range} is not in [0, {table.num_rows})"
+            )
+        compact = _compact(table, unique, self.fetch(table.index, unique))
+        positions = torch.from_numpy(inverse).view(ids.shape).to(ids.device)
+        table.calls.append(Call(ids, positions, compact, used=True, version=ids._version))
+        return positions, compact
+
+    def gradients(self) -> dict[int, tuple[Ids, Array]]:
+        """Table -> (unique ids, summed gradients ``[n, dim]``) of the batch in hand."""
+        found = {table.index: _gradient(table) for table in self.tables if table.trained}
+        return {index: grads for index, grads in found.items() if grads is not None}
+
+
+def foresee(table: TableLookup, ids: Sequence[Tensor]) -> Foreseen | None:
+    """Prepare the look-ups ``ids`` of the next batch; None: one of them will raise."""
+    flat = [flat_ids(one) for one in ids]
+    unique, inverse = kernels.unique(flat[0] if len(flat) == 1 else np.concatenate(flat))
+    if bad_id(unique, table.num_rows) is not None:
+        return None
+    calls, start = [], 0
+    for one in ids:
+        positions = torch.from_numpy(inverse[start : start + one.numel()]).view(one.shape)
+        calls.append(Call(one, positions.to(one.device), version=one._version))
+        start += one.numel()
+    return Foreseen(unique, calls)
+
+
+def flat_ids(ids: Tensor) -> Ids:
+    """Ids as an int64 vector on the cpu."""
+    return ids.detach().to(device="cpu", dtype=torch.int64).reshape(-1).numpy()
+
+
+def bad_id(ids: Ids, num_rows: int | None) -> int | None:
+    """An id that is out of range, if there is one."""
+    if num_rows is None or not ids.size:
+        return None
+    # As unsigned numbers, negative ones are the largest: one pass finds both ends.
+    worst = int(ids.view(np.uint64).argmax())
+    return None if 0 <= ids[worst] < num_rows else int(ids[worst])
+
+
+def embed(lookups: Lookups, table: TableLookup, module: nn.Module, ids: Tensor) -> Tensor:
+    """What ``nn.Embedding.forward`` computes, on the rows of this batch."""
+    inverse, rows = lookups.find(table, ids)
+    padding = _padding_position(table, module, rows)
+    return F.embedding(inverse, rows.leaf, padding)
+
+
+def embed_bag(
+    lookups: Lookups,
+    table: TableLookup,
+    module: nn.EmbeddingBag,
+    input: Tensor,  # noqa: A002
+    offsets: Tensor | None = None,
+    per_sample_weights: Tensor | None = None,
+) -> Tensor:
+    """What ``nn.EmbeddingBag.forward`` computes, on the rows of this batch."""
+    inverse, rows = lookups.find(table, input)
+    if offsets is not None:
+        offsets = offsets.to(inverse.dtype)  # torch wants one dtype for both
+    return F.embedding_bag(
+        inverse,
+        rows.leaf,
+        offsets,
+        mode=module.mode,
+        per_sample_weights=per_sample_weights,
+        include_last_offset=module.include_last_offset,
+        padding_idx=_padding_position(table, module, rows),
+    )
+
+
+def _padding_position(table: TableLookup, module: nn.Module, rows: Compact) -> int | None:
+    padding = getattr(module, "padding_idx", None)
+    if padding is None:
+        return None
+    table.padding.add(padding)
+    found = np.flatnonzero(rows.ids == padding)
+    return int(found[0]) if found.size else None
+
+
+def _compact(table: TableLookup, unique: Ids, rows: Array) -> Compact:
+    leaf = torch.from_numpy(rows).to(table.device)
+    if table.trained and torch.is_grad_enabled():
+        leaf.requires_grad_()
+    compact = Compact(unique, leaf)
+    table.fetched.append(compact)
+    return compact
+
+
+def _is_used(call: Call) -> bool:
+    return call.used
+
+
+def _gradient(table: TableLookup) -> tuple[Ids, Array] | None:
+    parts = []
+    for compact in table.fetched:
+        if compact.leaf.grad is not None:
+            ids, grads = compact.ids, compact.leaf.grad.cpu().numpy()
+            keep = _looked_up(table, compact)
+            parts.append((ids, grads) if keep is None else (ids[keep], grads[keep]))
+    if len(parts) < 2:
+        return parts[0] if parts else None
+    return kernels.dedup(
+        np.concatenate([ids for ids, _ in parts]), np.concatenate([grads for _, grads in parts])
+    )
+
+
+def _looked_up(table: TableLookup, compact: Compact) -> Array | None:
+    """Which rows were really asked for and take a gradient; None: all.
+
+    A row with a gradient of zero is not the same as no gradient: lazy Adam moves it.
+    """
+    if not table.padding and all(call.used for call in table.calls):
+        return None
+    keep = np.zeros(compact.ids.size, dtype=np.bool_)
+    for call in table.calls:
+        if call.used and call.rows is compact:
+            keep[call.inverse.cpu().numpy()] = True
+    for padding in table.padding:
+        keep &= compact.ids != padding
+    return keep

@@ -1,0 +1,242 @@
+"""The training loop of one ``job.batches``: work in, batch out, gradients away.
+
+Order of one iteration: next work → its batch and rows → the user's forward and backward →
+``optimizer.step()`` hands over the gradients. The pull of the next batch starts right after that,
+or already before the user computes where the mode allows it (``trainer.overlap``).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any
+
+from torch import Tensor
+
+from paceline.base.errors import ConfigError
+from paceline.runtime.ps.lookup import Call, Foreseen, Lookups, foresee
+from paceline.runtime.ps.model import Model
+from paceline.runtime.ps.port import StepTimes, Trainer, Work
+from paceline.runtime.ps.reader import Reader
+from paceline.runtime.ps.recipes import Recipe, Recipes, Recorder
+from paceline.runtime.ps.store import Gradients
+
+
+@dataclass(slots=True)
+class Staged:
+    """A work whose batch is here and whose pull was started."""
+
+    work: Work
+    batch: Any
+    foreseen: dict[int, Foreseen]
+    expected: list[tuple[Recipe, Call]]
+
+
+@dataclass(slots=True)
+class Step:
+    """The contribution in the user's hands."""
+
+    staged: Staged
+    start_s: float
+    wait_s: float
+    server_s: float
+    message_s: float
+    compute_s: float = 0.0
+    inner_wait_s: float = 0.0
+    """Waits after the batch was ready: for rows that were not foreseen."""
+    grads: dict[int, dict[str, Tensor] | None] = field(default_factory=dict)
+    """Optimizer -> what its parameters' gradients were when it stepped."""
+    pushed: bool = False
+
+
+class Loop:
+    """One pass over one feed. The job calls ``on_step`` for every ``optimizer.step()``."""
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        model: Model,
+        lookups: Lookups,
+        feed: int,
+        reader: Reader,
+        prefetch: int,
+    ) -> None:
+        self._trainer, self._model, self._lookups = trainer, model, lookups
+        self._feed, self._reader, self._prefetch = feed, reader, prefetch
+        self._recipes = Recipes()
+        self._recorder: Recorder | None = None
+        self._staged: Staged | None = None
+        self._num_steps = 0
+        self._cold = False
+        """Whether the last batch had look-ups that were not foreseen, but might have been."""
+        self.excluded_s = 0.0
+        """Time since the batch was ready that was spent on something else (evaluation)."""
+        self.step: Step | None = None
+        """The newest contribution, until the next begins."""
+
+    def run(self) -> Iterator[Any]:
+        """Yield batch after batch until the feed is complete."""
+        try:
+            while self._begin_next():
+                assert self.step is not None
+                yield self.step.staged.batch
+                self._finish()
+            self._trainer.drain()
+        finally:
+            self._abandon()
+
+    # ------------------------------------------------------------------ before the user computes
+
+    def _begin_next(self) -> bool:
+        """Get work, batch and model ready; False: the feed is complete."""
+        start_s = monotonic()
+        while (work := self._trainer.next_work(self._feed)) is not None:
+            staged, self._staged = self._staged, None
+            late = staged is None or staged.work is not work
+            if staged is None or late:
+                staged = self._stage(work, self._reader.get(work))
+            pulled = self._trainer.wait_pull(work)
+            if pulled is None:
+                continue
+            self._model.load(pulled.dense)
+            self._lookups.begin(staged.foreseen, pulled.rows)
+            now_s = monotonic()
+            self._record(now_s)
+            self.step = Step(staged, now_s, now_s - start_s, pulled.server_s, pulled.message_s)
+            if self._trainer.overlap:
+                self._stage_ahead()
+            elif late:
+                self._ask_ahead()
+            self._maybe_record(staged)
+            return True
+        self._record(start_s)
+        self.step = None
+        return False
+
+    def _stage(self, work: Work, batch: Any) -> Staged:
+        """Start the pull of all rows that ``batch`` is known to need."""
+        by_table: dict[int, list[tuple[Recipe, Tensor]]] = {}
+        for recipe, ids in self._recipes.ids_of(batch):
+            by_table.setdefault(recipe.table, []).append((recipe, ids))
+        staged = Staged(work, batch, {}, [])
+        for table, known in by_table.items():
+            found = foresee(self._lookups.tables[table], [ids for _, ids in known])
+            if found is not None:
+                staged.foreseen[table] = found
+                staged.expected += zip((recipe for recipe, _ in known), found.calls, strict=True)
+        self._trainer.start_pull(
+            work, {table: found.unique for table, found in staged.foreseen.items()}
+        )
+        return staged
+
+    def _stage_ahead(self) -> None:
+        """Stage the next work, if it is known and its batch is made."""
+        works = self._ask_ahead()
+        if works and self._staged is None and self._reader.is_made(works[0]):
+            self._staged = self._stage(works[0], self._reader.get(works[0]))
+
+    def _ask_ahead(self) -> tuple[Work, ...]:
+        """Have the coming batches made, as far as they are known."""
+        works = self._trainer.upcoming(self._feed, self._prefetch)
+        self._reader.ask(works)
+        return works
+
+    def _maybe_record(self, staged: Staged) -> None:
+        if not self._lookups.tables or not self._recipes.recordings_left:
+            return
+        if self._num_steps == 0 or self._cold:
+            self._recorder = Recorder(staged.batch)
+            self._lookups.watch = self._recorder.note_lookup
+            self._recorder.__enter__()  # type: ignore[no-untyped-call]
+
+    # ------------------------------------------------------------------ after it
+
+    def on_step(self, optimizer: int, num_optimizers: int) -> None:
+        """Optimizer number ``optimizer`` of the job steps: take its gradients.
+
+        Raises:
+            ConfigError: it steps twice for one batch, or nothing has a gradient.
+        """
+        step = self.step
+        if step is None:
+            raise ConfigError(
+                "optimizer.step() was called before the first batch; call it once for each batch "
+                "of job.batches"
+            )
+        if optimizer in step.grads or step.pushed:
+            raise ConfigError(
+                "optimizer.step() was called twice for one batch; a batch counts once: call it "
+                "once, after all of loss.backward()"
+            )
+        if not step.grads:
+            step.compute_s = monotonic() - step.start_s - step.inner_wait_s
+        step.grads[optimizer] = self._model.gradient_of(optimizer)
+        if len(step.grads) == num_optimizers:
+            self._push(step)
+            if self._recorder is None:
+                self._stage_ahead()
+
+    def _push(self, step: Step) -> None:
+        parts = [step.grads[index] for index in range(len(step.grads))]
+        sparse = self._lookups.gradients()
+        if not sparse and all(part is None for part in parts):
+            raise ConfigError(
+                "optimizer.step() was called, but no parameter has a gradient; call "
+                "loss.backward() before it, and optimizer.zero_grad() after it"
+            )
+        dense = self._model.whole_gradient(parts) if any(p is not None for p in parts) else {}
+        work = step.staged.work
+        step.pushed = True
+        step.grads = {}
+        cold = any(table.num_cold for table in self._lookups.tables)
+        self._cold = cold and self._recorder is None
+        if step.staged.expected:
+            self._recipes.judge([(recipe, call.used) for recipe, call in step.staged.expected])
+        self._lookups.end()
+        self._trainer.push(work, Gradients(dense, sparse, work.num_samples, self._model.rates()))
+
+    def _finish(self) -> None:
+        """The user asks for the next batch."""
+        assert self.step is not None
+        self._num_steps += 1
+        self._stop_recording()
+        if not self.step.pushed:
+            missing = len(self._model.optimizers) - len(self.step.grads)
+            raise ConfigError(
+                f"a batch went by without optimizer.step() ({missing} of "
+                f"{len(self._model.optimizers)} prepared optimizers did not step), so its samples "
+                "would never count; call it once per batch, and use "
+                "job.evaluate for batches that are not trained on"
+            )
+
+    def _stop_recording(self) -> None:
+        if self._recorder is not None:
+            self._recorder.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            self._recipes.learned(self._recorder)
+            self._lookups.watch = self._recorder = None
+
+    def _record(self, now_s: float) -> None:
+        """Note the times of the contribution that ended as the next begins."""
+        step = self.step
+        if step is None:
+            return
+        self._trainer.record(
+            StepTimes(
+                step=self._num_steps,
+                samples=step.staged.work.num_samples,
+                start_s=step.start_s,
+                bpt_s=now_s - step.start_s - self.excluded_s,
+                compute_s=step.compute_s,
+                server_s=step.server_s,
+                message_s=step.message_s,
+                wait_s=step.wait_s + step.inner_wait_s,
+            )
+        )
+        self.excluded_s = 0.0
+
+    def _abandon(self) -> None:
+        """The loop is left: nothing of an unfinished batch counts."""
+        self._stop_recording()
+        self._lookups.end()
+        if self.step is not None and not self.step.pushed:
+            self._trainer.give_back(self.step.staged.work)
+        self.step = None

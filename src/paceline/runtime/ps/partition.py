@@ -1,0 +1,84 @@
+"""How one worker's tensors are cut to the servers of a map, and put together again."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from paceline.runtime.ps import kernels, layout
+from paceline.runtime.ps.port import Array, Ids
+from paceline.runtime.ps.store import Gradients
+from paceline.wire.messages import ServerMap
+from paceline.wire.schema import ModelSchema
+
+
+class Split:
+    """The ids of a pull or a push, grouped by server."""
+
+    def __init__(self, partition: "Partition", ids: Mapping[int, Ids]) -> None:
+        self.ids = ids
+        self._whole = partition.num_servers == 1
+        self._places = {} if self._whole else {t: partition.places(t, i) for t, i in ids.items()}
+
+    def place(self, table: int, server: int) -> Ids | slice:
+        """Where a server's rows stand among the table's."""
+        if self._whole:
+            return slice(None)
+        order, bounds = self._places[table]
+        return order[bounds[server] : bounds[server + 1]]
+
+    def ids_of(self, server: int) -> list[Array]:
+        """One id array per table."""
+        return [ids[self.place(table, server)] for table, ids in self.ids.items()]
+
+
+class Partition:
+    """One map of one model."""
+
+    def __init__(self, schema: ModelSchema, server_map: ServerMap) -> None:
+        self.schema = schema
+        self.num_servers = len(server_map.servers)
+        self._owners = np.array(server_map.owners, np.int32)
+        self._sizes = layout.dense_sizes(schema)
+        self._spans = [
+            layout.dense_spans(schema, server_map.owners, me) for me in range(self.num_servers)
+        ]
+
+    def places(self, table: int, ids: Ids) -> tuple[Ids, Ids]:
+        """See `kernels.split`."""
+        dynamic = self.schema.tables[table].num_rows is None
+        return kernels.split(ids, self._owners, self.num_servers, dynamic=dynamic)
+
+    def part(self, gradients: Gradients, split: Split, server: int) -> list[Array]:
+        """The frames of a `Part` for one server: dense by dtype, then ids and rows by table."""
+        frames: list[Array] = []
+        for dtype, flat in gradients.dense.items():
+            spans = self._spans[server][dtype]
+            pieces = [flat[start:stop] for start, stop in spans]
+            frames.append(pieces[0] if len(pieces) == 1 else np.concatenate([flat[:0], *pieces]))
+        for table, (ids, rows) in gradients.sparse.items():
+            place = split.place(table, server)
+            frames += [ids[place], rows[place]]
+        return frames
+
+    def empty_dense(self) -> dict[str, Array]:
+        """Room for all dense parameters."""
+        return {dtype: np.empty(size, dtype) for dtype, size in self._sizes.items()}
+
+    def empty_rows(self, ids: Mapping[int, Ids]) -> dict[int, Array]:
+        """Room for the rows of these ids."""
+        tables = self.schema.tables
+        return {t: np.empty((i.size, tables[t].dim), tables[t].dtype) for t, i in ids.items()}
+
+    def fill_dense(self, dense: Mapping[str, Array], server: int, dtype: str, flat: Array) -> None:
+        """Put a server's share of a flat vector into its place."""
+        at = 0
+        for start, stop in self._spans[server][dtype]:
+            dense[dtype][start:stop] = flat[at : at + stop - start]
+            at += stop - start
+
+    def fill_rows(
+        self, rows: Mapping[int, Array], split: Split, server: int, frames: Sequence[Array]
+    ) -> None:
+        """Put a server's rows, one flat array per table, into their places."""
+        for (table, target), values in zip(rows.items(), frames, strict=True):
+            target[split.place(table, server)] = values.reshape(-1, target.shape[1])

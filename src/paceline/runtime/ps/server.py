@@ -1,0 +1,341 @@
+"""One parameter server: sockets, tensors and cut files around the pure `ServerState`.
+
+One thread does everything in the order of messages; only the writing of a copied cut to disk runs
+beside it. Never imports torch.
+"""
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from paceline.base.samples import SampleSet
+from paceline.runtime.process import Process
+from paceline.runtime.ps import cutfile
+from paceline.runtime.ps.kernels import Array
+from paceline.runtime.ps.state import (
+    AnswerPull,
+    Apply,
+    CopyState,
+    Forget,
+    Instruction,
+    Keep,
+    Key,
+    Load,
+    Reply,
+    Report,
+    ServerState,
+    Tell,
+)
+from paceline.runtime.ps.store import Gradients, Store
+from paceline.wire.cut import write_file
+from paceline.wire.data_plane import DataClient, DataServer, bind_address
+from paceline.wire.messages import (
+    At,
+    Copied,
+    Data,
+    Export,
+    Exported,
+    Fence,
+    NodeDown,
+    Order,
+    Part,
+    Pull,
+    Pulled,
+    Ready,
+    Restore,
+    Stop,
+    TakeCut,
+)
+
+RESEND_S = 0.5
+"""Unanswered orders are repeated this often."""
+REPORT_S = 0.1
+"""The leader tells the master what is in the model at most this often, when it changed."""
+REPORT_ANYWAY_S = 1.0
+IDLE_S = 0.05
+"""Longest wait for a message before the timers above are looked at."""
+
+_log = logging.getLogger(__name__)
+
+
+class Writer:
+    """Writes one copied cut at a time to disk, beside the server's thread."""
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[tuple[Copied, Path, str, memoryview]] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[Copied | OSError] = queue.SimpleQueue()
+        self._image = bytearray()
+        self._busy = False
+        threading.Thread(target=self._run, name="cut-writer", daemon=True).start()
+
+    def copy(self, copied: Copied, directory: Path, name: str, store: Store) -> None:
+        """Copy the store as it is now, which is all that training waits for, and have it written."""
+        start_s = time.perf_counter()
+        saved = store.save()
+        size = cutfile.packed_bytes(saved)
+        if self._busy or len(self._image) < size:
+            self._image = bytearray(size)
+        self._busy = True
+        used = cutfile.pack(saved, self._image)
+        copied = msgspec.structs.replace(copied, pause_s=time.perf_counter() - start_s)
+        self._jobs.put((copied, directory, name, memoryview(self._image)[:used]))
+
+    def finished(self) -> Copied | None:
+        """The next cut that is on disk.
+
+        Raises:
+            OSError: the disk refused it.
+        """
+        if self._done.empty():
+            return None
+        done = self._done.get()
+        self._busy = False
+        if isinstance(done, OSError):
+            raise done
+        return done
+
+    def _run(self) -> None:
+        while True:
+            copied, directory, name, image = self._jobs.get()
+            try:
+                directory.mkdir(parents=True, exist_ok=True)
+                digest = write_file(directory, name, image)
+            except OSError as error:
+                self._done.put(error)
+                continue
+            written = msgspec.structs.replace(
+                copied, file=name, checksum=digest, num_bytes=len(image)
+            )
+            self._done.put(written)
+
+
+class Server:
+    """The edge of one server incarnation."""
+
+    def __init__(self, process: Process) -> None:
+        self.process = process
+        self.inc = process.inc
+        self.state = ServerState(process.inc)
+        self.store: Store | None = None
+        secret = process.job.secret()
+        name = f"{process.node}-{process.inc}"
+        bind = bind_address(process.spec.data_plane, process.job.run_dir, name)
+        self.data = DataServer(bind, secret)
+        self.peers = DataClient({}, secret, ident=name)
+        self.writer = Writer()
+        self.cuts = Path(process.spec.checkpoint.dir or process.job.cuts)
+        #: Gradients of held contributions: views of the frames that they came in.
+        self.tensors: dict[Key, Gradients] = {}
+        #: Where each worker (or the leader) sent its last message from.
+        self.route: dict[int, bytes] = {}
+        self.pull_ids: dict[int, Sequence[memoryview]] = {}
+        #: Seconds spent on a worker's messages since its last pull was answered (T^s).
+        self.handler_s: dict[int, float] = {}
+        self.parting: tuple[Part, Sequence[memoryview]] | None = None
+        self.resend_at_s = self.report_at_s = 0.0
+        self.reported: tuple[int, int] = (0, -1)
+
+    def run(self) -> None:
+        """Serve until the master or the agent says stop."""
+        self.process.announce(self.data.address)
+        while not self.process.stop_requested:
+            self.process.keep_link()
+            link = self.process.link
+            for peer, message, frames in self.data.poll(IDLE_S, extra=link.fileno()):
+                self._serve(peer, message, frames)
+            for order in link.receive():
+                self._obey(order)
+            for _, message, _frames in self.peers.poll(0.0):
+                if isinstance(message, At):
+                    self._do(self.state.at(message))
+            self._tick(time.monotonic())
+        self.data.close()
+        self.peers.close()
+
+    # ------------------------------------------------------------------ events
+
+    def _serve(self, peer: bytes, message: Data, frames: Sequence[memoryview]) -> None:
+        start_s = time.perf_counter()
+        inc = self.state.leader_inc if isinstance(message, Order) else getattr(message, "inc", 0)
+        self.route[inc] = peer
+        match message:
+            case Part():
+                self.parting = (message, frames)
+                self._do(self.state.part(message))
+                self.parting = None
+            case Ready():
+                self._do(self.state.ready(message))
+            case Pull():
+                self.pull_ids[inc] = frames
+                self._do(self.state.pull(message))
+            case Order():
+                self._do(self.state.order(message))
+            case Export():
+                self._export(message)
+            case _:
+                _log.warning("a server has no use for %s", type(message).__name__)
+        self.handler_s[inc] = self.handler_s.get(inc, 0.0) + time.perf_counter() - start_s
+
+    def _obey(self, message: NodeDown) -> None:
+        match message:
+            case Restore():
+                self._do(self.state.restore(message))
+            case Fence():
+                self._do(self.state.fence(message))
+            case TakeCut():
+                self._do(self.state.take_cut(message))
+            case Stop():
+                self.process.stop_requested = True
+            case _:
+                _log.warning("a server has no use for %s", type(message).__name__)
+
+    def _tick(self, now_s: float) -> None:
+        resend = now_s >= self.resend_at_s
+        if resend:
+            self.resend_at_s = now_s + RESEND_S
+        self._do(self.state.orders(resend=resend))
+        copied = self.writer.finished()
+        if copied is not None:
+            self._do(self.state.copy_is_safe(copied))
+        if self.state.leads and now_s >= self.report_at_s:
+            now = (self.state.epoch_no, self.state.position)
+            if now != self.reported or now_s >= self.report_at_s + REPORT_ANYWAY_S:
+                self.reported, self.report_at_s = now, now_s + REPORT_S
+                self.process.link.send(self.state.progress())
+
+    # ------------------------------------------------------------------ instructions
+
+    def _do(self, instructions: Sequence[Instruction]) -> None:
+        for instruction in instructions:
+            match instruction:
+                case Reply(inc, message):
+                    self._reply(inc, message)
+                case Tell(inc, message):
+                    self._tell(inc, message)
+                case Report(message):
+                    self.process.link.send(message)
+                case Keep(key):
+                    self._keep(key)
+                case Apply(keys):
+                    self._apply(keys)
+                case Forget(keys):
+                    for key in keys:
+                        self.tensors.pop(key)
+                case AnswerPull(pull):
+                    self._answer(pull)
+                case CopyState(copied):
+                    self._copy(copied)
+                case Load(restore):
+                    self._load(restore)
+
+    def _reply(self, inc: int, message: Data) -> None:
+        if inc in self.route:
+            self.data.send(self.route[inc], message, ())
+
+    def _tell(self, inc: int, message: Data) -> None:
+        if isinstance(message, At):
+            self._reply(inc, message)
+        else:
+            self.peers.send(inc, message, ())
+
+    def _keep(self, key: Key) -> None:
+        assert self.parting is not None and self.store is not None
+        part, frames = self.parting
+        num_dense = len(part.dense)
+        dense = {
+            dtype: np.frombuffer(frame, dtype)
+            for dtype, frame in zip(part.dense, frames[:num_dense], strict=True)
+        }
+        sparse = {}
+        for table, ids, rows in zip(
+            part.tables, frames[num_dense::2], frames[num_dense + 1 :: 2], strict=True
+        ):
+            spec = self.store.schema.tables[table]
+            values = np.frombuffer(rows, spec.dtype).reshape(-1, spec.dim)
+            sparse[table] = (np.frombuffer(ids, np.int64), values)
+        self.tensors[key] = Gradients(
+            dense=dense, sparse=sparse, weight=part.weight, rates=part.rates
+        )
+
+    def _apply(self, keys: Sequence[Key]) -> None:
+        assert self.store is not None
+        self.store.apply([self.tensors.pop(key) for key in keys])
+
+    def _answer(self, pull: Pull) -> None:
+        start_s = time.perf_counter()
+        asked, peer = self.pull_ids.pop(pull.inc, ()), self.route.get(pull.inc)
+        if peer is None or self.store is None:
+            return
+        dense = self.store.dense() if pull.dense else {}
+        frames = [self._copied(peer, values) for values in dense.values()]
+        for table, ids in zip(pull.tables, asked, strict=True):
+            frames.append(self._rows(peer, table, np.frombuffer(ids, np.int64)))
+        spent_s = self.handler_s.pop(pull.inc, 0.0) + time.perf_counter() - start_s
+        answer = Pulled(
+            epoch_no=self.state.epoch_no,
+            server=self.inc,
+            inc=pull.inc,
+            ticket=pull.ticket,
+            step=self.state.step,
+            last_seq=self.state.last_seq.get(pull.inc, 0),
+            handler_s=spent_s,
+            dense=tuple(dense),
+        )
+        self.data.send(peer, answer, frames)
+
+    def _copied(self, peer: bytes, values: Array) -> memoryview:
+        """A copy, made where it is sent from: the next update may change the original."""
+        frame = self.data.allocate(peer, values.nbytes)
+        np.copyto(np.frombuffer(frame, values.dtype), values)
+        return frame
+
+    def _rows(self, peer: bytes, table: int, ids: Array) -> memoryview:
+        assert self.store is not None
+        spec = self.store.schema.tables[table]
+        frame = self.data.allocate(peer, ids.size * spec.dim * np.dtype(spec.dtype).itemsize)
+        self.store.rows(table, ids, np.frombuffer(frame, spec.dtype).reshape(-1, spec.dim))
+        return frame
+
+    def _export(self, message: Export) -> None:
+        if self.store is None or message.epoch_no != self.state.epoch_no:
+            return
+        keys, rows = self.store.export(message.table)
+        answer = Exported(
+            epoch_no=message.epoch_no,
+            server=self.inc,
+            inc=message.inc,
+            ticket=message.ticket,
+            table=message.table,
+        )
+        self.data.send(self.route[message.inc], answer, [keys, rows])
+
+    def _copy(self, copied: Copied) -> None:
+        assert self.store is not None
+        directory = self.cuts / f"{copied.cut_no:06d}"
+        # Two lives of a node may copy a cut of the same number; each has a file of its own.
+        name = f"{self.process.node}-{self.inc}.safetensors"
+        self.writer.copy(copied, directory, name, self.store)
+
+    def _load(self, restore: Restore) -> None:
+        manifest, files = cutfile.read_cut(Path(restore.cut.directory))
+        owners = restore.map.owners
+        me = next(i for i, s in enumerate(restore.map.servers) if s.inc == self.inc)
+        self.store = Store(manifest.schema, owners, me)
+        self.store.load(files.values())
+        self.tensors.clear()
+        self.pull_ids.clear()
+        for server in restore.map.servers:
+            if server.inc != self.inc:
+                self.peers.connect(server.inc, server.address)
+        self._do(self.state.loaded(restore, manifest.step, SampleSet(manifest.committed)))
+
+
+def main(process: Process) -> None:
+    """Run a server incarnation; called by `paceline.runtime.process`."""
+    Server(process).run()

@@ -1,0 +1,71 @@
+"""``model.state_dict()`` of a prepared model: the values that the job holds, not the worker's.
+
+Works for any prepared module at any time, also in the middle of a step: what the step computes on
+is not touched. Tables of fixed size appear whole under the name of their weight, tables of
+`pl.Embedding` as ``keys`` and ``rows``, by ascending key.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import Tensor, nn
+
+from paceline.base.errors import ConfigError
+from paceline.runtime.ps.model import BoundTable, Dense, Model, rows_in_order
+from paceline.runtime.ps.port import Trainer
+
+
+class Gatherer:
+    """Puts true values in the state dicts of a model's modules."""
+
+    def __init__(self, trainer: Trainer, model: Model) -> None:
+        self._trainer, self._model = trainer, model
+        self._dense: dict[int, Dense] = {id(one.param): one for one in model.dense}
+        self._tables: dict[int, BoundTable] = {id(one.weight): one for one in model.tables}
+        self._flat: Mapping[str, Tensor] = {}
+        self._filled: ref[Any] | None = None
+        """The state dict that ``_flat`` was gathered for: one gathering serves all its modules."""
+
+    def attach(self) -> None:
+        """Hook into every module that has parameters of its own."""
+        seen: set[int] = set()
+        for root in self._model.modules:
+            root.register_load_state_dict_pre_hook(_refuse_load)
+            for module in root.modules():
+                if module._parameters and id(module) not in seen:
+                    seen.add(id(module))
+                    # torch marks the hook, which a bound method does not allow.
+                    module.register_state_dict_post_hook(partial(self._fill))
+
+    def _fill(self, module: nn.Module, state: Any, prefix: str, metadata: Any) -> None:
+        if self._filled is None or self._filled() is not state:
+            self._trainer.drain()
+            dense = self._trainer.dense()
+            self._flat = {dtype: torch.from_numpy(values) for dtype, values in dense.items()}
+            self._filled = ref(state)
+        for name, param in module._parameters.items():
+            if id(param) in self._dense:
+                one = self._dense[id(param)]
+                # A copy: formats like safetensors refuse tensors that share memory.
+                state[prefix + name] = self._model.view(self._flat, one).to(one.param.device).clone()
+            elif id(param) in self._tables:
+                self._fill_table(self._tables[id(param)], state, prefix, name)
+
+    def _fill_table(self, bound: BoundTable, state: Any, prefix: str, name: str) -> None:
+        keys, rows = rows_in_order(*self._trainer.export(bound.lookup.index))
+        if bound.table.num_rows is not None:
+            state[prefix + name] = torch.from_numpy(rows)
+            return
+        del state[prefix + name]
+        state[prefix + "keys"] = torch.from_numpy(keys)
+        state[prefix + "rows"] = torch.from_numpy(rows)
+
+
+def _refuse_load(*_: object) -> None:
+    raise ConfigError(
+        "load_state_dict was called on a prepared model, whose values the worker does not hold; "
+        "call it before job.prepare"
+    )

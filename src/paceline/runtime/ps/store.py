@@ -1,0 +1,238 @@
+"""The share of a model that one parameter server holds: values, optimizer state, updates, saves.
+
+The store is a plain object without threads, clocks or sockets; the server process calls it in the
+order of updates. Equal calls give equal bits. It never imports torch.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from paceline.base.errors import InternalError, PermanentError
+from paceline.runtime.ps import layout, updates
+from paceline.runtime.ps.kernels import Array, Int64s, dedup, plain
+from paceline.runtime.ps.rules import Rule
+from paceline.runtime.ps.tables import DynamicTable, FixedTable
+from paceline.wire.schema import ModelSchema
+
+
+@dataclass(frozen=True, slots=True)
+class Gradients:
+    """One contribution's part for one server; arrays are read only."""
+
+    dense: Mapping[str, Array]
+    """Per dtype the gradient of what the server owns of its flat vector (`layout.dense_spans`)."""
+    sparse: Mapping[int, tuple[Int64s, Array]]
+    """Per table index: ids or keys [n] and gradients [n, dim]; ids may repeat."""
+    weight: float
+    """Samples behind it; the gradients are of the mean loss over them."""
+    rates: tuple[float, ...]
+    """Learning rate of each optimizer group at that step."""
+
+
+class Store:
+    """What server ``me`` of an owner map holds of a model."""
+
+    def __init__(self, schema: ModelSchema, owners: Sequence[int], me: int) -> None:
+        """Make room for the owned share: values 0, optimizer state fresh.
+
+        Args:
+            schema: what the model consists of.
+            owners: server of each of the NUM_BUCKETS buckets.
+            me: index of this server.
+
+        Raises:
+            ConfigError: an optimizer group cannot be run on servers.
+        """
+        self.schema = schema
+        self.buckets = layout.owned_buckets(owners, me)
+        self.updates = 0
+        """Updates applied since the model was made; the clock of ages and of lr_decay."""
+        self._dense = {
+            dtype: _Dense(schema, dtype, self.buckets, spans)
+            for dtype, spans in layout.dense_spans(schema, owners, me).items()
+        }
+        self._tables: list[FixedTable | DynamicTable] = []
+        for table in schema.tables:
+            kind = DynamicTable if table.num_rows is None else FixedTable
+            self._tables.append(kind(table, schema.groups[table.group], self.buckets))
+
+    def dense(self) -> dict[str, Array]:
+        """Per dtype the flat values of the owned blocks: live views, not to be written."""
+        return {dtype: held.arrays["value"] for dtype, held in self._dense.items()}
+
+    def rows(self, table: int, ids: Int64s, out: Array | None = None) -> Array:
+        """Copy embedding rows ``[n, dim]``, into ``out`` if given (contiguous, the table's dtype).
+
+        A key that a dynamic table does not hold reads as its would-be first row; reading creates
+        nothing.
+
+        Raises:
+            PermanentError: an id is not in a fixed table; names table, id and number of rows.
+        """
+        spec = self.schema.tables[table]
+        ids = plain(ids, np.int64)
+        if out is None:
+            out = np.empty((ids.size, spec.dim), spec.dtype)
+        self._tables[table].read(ids, out)
+        return out
+
+    def apply(self, parts: Sequence[Gradients]) -> None:
+        """Apply ONE update: the exact weighted mean of ``parts``, then each optimizer once.
+
+        Sums run in the given order. Learning rates are those of the last part. Without any weight
+        nothing happens.
+
+        Raises:
+            PermanentError: an id is not in a fixed table. The update may then be applied in part:
+                the store must not be used any more. (Workers read rows before they push to them.)
+            InternalError: a part does not fit this server's share; also fatal.
+        """
+        parts = [part for part in parts if part.weight]
+        if not parts:
+            return
+        self.updates += 1
+        total = sum(part.weight for part in parts)
+        shares = [part.weight / total for part in parts]
+        for dtype, held in self._dense.items():
+            given = [
+                (part.dense[dtype], s)
+                for part, s in zip(parts, shares, strict=True)
+                if dtype in part.dense
+            ]
+            if given:
+                held.apply(given, parts[-1].rates)
+        for index in sorted({index for part in parts for index in part.sparse}):
+            given_rows = [
+                (*part.sparse[index], s)
+                for part, s in zip(parts, shares, strict=True)
+                if index in part.sparse
+            ]
+            self._apply_rows(index, given_rows, parts[-1].rates)
+
+    def _apply_rows(
+        self, index: int, given: list[tuple[Int64s, Array, float]], rates: tuple[float, ...]
+    ) -> None:
+        spec = self.schema.tables[index]
+        for ids, grads, _ in given:
+            if grads.shape != (ids.size, spec.dim):
+                raise InternalError(
+                    f"table {spec.name!r}: gradients of shape {grads.shape} for {ids.size} ids, "
+                    f"expected {(ids.size, spec.dim)}"
+                )
+        if len(given) == 1 and given[0][2] == 1.0:
+            ids, grads = plain(given[0][0], np.int64), plain(given[0][1], spec.dtype)
+        else:
+            ids = np.concatenate([ids for ids, _, _ in given]).astype(np.int64, copy=False)
+            scaled = [np.multiply(grads, share, dtype=spec.dtype) for _, grads, share in given]
+            grads = np.concatenate(scaled)
+        if ids.size:
+            ids, grads = dedup(ids, grads)
+            self._tables[index].apply(ids, grads, float(rates[spec.group]), self.updates)
+
+    def save(self) -> dict[str, Array]:
+        """Arrays that fully describe this share: **live views**, to be copied before another apply.
+
+        Names: ``buckets``, ``updates``, ``dense.<dtype>.<what>``, ``table.<name>.<what>``.
+        """
+        arrays: dict[str, Array] = {
+            "buckets": np.array(self.buckets, np.int64),
+            "updates": np.array([self.updates], np.int64),
+        }
+        for dtype, held in self._dense.items():
+            arrays |= {f"dense.{dtype}.{name}": array for name, array in held.arrays.items()}
+            arrays[f"dense.{dtype}.step"] = np.array([held.step], np.int64)
+        for spec, table in zip(self.schema.tables, self._tables, strict=True):
+            arrays |= {f"table.{spec.name}.{name}": array for name, array in table.save().items()}
+        return arrays
+
+    def load(self, saved: Iterable[Mapping[str, Array]]) -> None:
+        """Take what this (fresh) store owns from the saves of ALL servers of any owner map.
+
+        State that the saves do not hold (a model's first cut has values only) stays initial.
+
+        Raises:
+            PermanentError: an owned bucket is in none of the saves.
+        """
+        missing = set(self.buckets)
+        for arrays in saved:
+            buckets = [int(bucket) for bucket in arrays["buckets"]]
+            missing -= set(buckets)
+            if "updates" in arrays:
+                self.updates = max(self.updates, int(arrays["updates"][0]))
+            for dtype, held in self._dense.items():
+                held.load(_under(arrays, f"dense.{dtype}."), buckets)
+            for spec, table in zip(self.schema.tables, self._tables, strict=True):
+                table.load(_under(arrays, f"table.{spec.name}."), buckets)
+        if missing:
+            raise PermanentError(
+                f"the cut lacks buckets {sorted(missing)} of the model: a server's file is missing"
+            )
+
+    def export(self, table: int) -> tuple[Int64s, Array]:
+        """All ids or keys that this server holds of a table, and copies of their rows."""
+        return self._tables[table].export()
+
+
+def _under(arrays: Mapping[str, Array], prefix: str) -> dict[str, Array]:
+    return {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
+
+
+class _Dense:
+    """The owned blocks of one dtype's flat vector."""
+
+    def __init__(
+        self,
+        schema: ModelSchema,
+        dtype: str,
+        buckets: Sequence[int],
+        spans: Sequence[tuple[int, int]],
+    ) -> None:
+        self.schema = schema
+        self.buckets = buckets
+        self.dtype = dtype
+        self.step = 0
+        self.runs = [
+            (group, Rule(schema.groups[group], sparse=False), slice(start, stop))
+            for group, start, stop in layout.dense_runs(schema, dtype, spans)
+        ]
+        size = sum(stop - start for start, stop in spans)
+        self.arrays: dict[str, Array] = {"value": np.zeros(size, dtype)}
+        for _, rule, run in self.runs:
+            for state in rule.states:
+                self.arrays.setdefault(state.name, np.zeros(size, dtype))[run] = state.initial
+
+    def apply(self, given: list[tuple[Array, float]], rates: tuple[float, ...]) -> None:
+        """One optimizer step with the mean of ``given`` (gradient, share)."""
+        values = self.arrays["value"]
+        for grads, _ in given:
+            if grads.shape != values.shape:
+                raise InternalError(
+                    f"{self.dtype} gradient of shape {grads.shape}, this server owns {values.shape}"
+                )
+        mean = self._mean(given)
+        self.step += 1
+        for group, rule, run in self.runs:
+            states = [self.arrays[state.name][run] for state in rule.states]
+            rule.step_dense(values[run], mean[run], states, float(rates[group]), self.step)
+
+    def _mean(self, given: list[tuple[Array, float]]) -> Array:
+        (grads, share), *others = given
+        if share == 1.0:
+            return plain(grads, self.dtype)
+        mean = np.empty(grads.size, self.dtype)
+        updates.scale_into(mean, plain(grads, self.dtype), share)
+        for grads, share in others:
+            updates.add_scaled(mean, plain(grads, self.dtype), share)
+        return mean
+
+    def load(self, saved: Mapping[str, Array], buckets: Sequence[int]) -> None:
+        """Take the blocks held here from a save of a holder of ``buckets``."""
+        if "step" in saved:
+            self.step = max(self.step, int(saved["step"][0]))
+        size, block_elems = layout.dense_sizes(self.schema)[self.dtype], self.schema.block_elems
+        for target, source in layout.dense_overlaps(size, block_elems, self.buckets, buckets):
+            for name, array in self.arrays.items():
+                if name in saved:
+                    array[target] = saved[name][source]

@@ -1,0 +1,387 @@
+"""One worker as a pure state machine: its lease, its contributions, its pulls.
+
+Events are messages and the training loop's own acts (`take`, `offer`, `start_pull`); every method
+returns the messages to send. Gradients never come here: the edge (`client.py`) keeps them under
+the contribution's seq until all servers hold them.
+
+The protocol is that of docs/protocols/integrity.md, sections 2 and 3. The explorer in
+``tests/model`` drives this very class.
+"""
+
+from collections import deque
+
+import msgspec
+
+from paceline.base.samples import SampleSet, Span
+from paceline.wire.messages import (
+    Feed,
+    FeedOpened,
+    Grant,
+    Held,
+    LeaseRequest,
+    NewEpoch,
+    NodeUp,
+    Ordered,
+    Part,
+    Pull,
+    Pulled,
+    Ready,
+    Refused,
+    ServerMap,
+    feed_of,
+)
+
+
+class ToServer(msgspec.Struct, frozen=True):
+    """Send to a server, named by its incarnation; the edge adds the tensors."""
+
+    server: int
+    message: Part | Ready | Pull
+
+
+class ToMaster(msgspec.Struct, frozen=True):
+    """Send to the master."""
+
+    message: NodeUp
+
+
+class PullDone(msgspec.Struct, frozen=True):
+    """All servers have answered the pull, at one step."""
+
+    ticket: int
+
+
+class DropWork(msgspec.Struct, frozen=True):
+    """A new epoch: leases and contributions are void, gradients can go."""
+
+
+class Leave(msgspec.Struct, frozen=True):
+    """This incarnation is fenced: nothing of it counts any more. End the process."""
+
+
+Instruction = ToServer | ToMaster | PullDone | DropWork | Leave
+
+
+class Offer(msgspec.Struct):
+    """A contribution that is not known to be in the order."""
+
+    part: Part
+    not_held_by: set[int]
+    ready_sent: bool = False
+
+
+class WorkerState:
+    """The protocol state of one worker incarnation."""
+
+    def __init__(self, inc: int, *, mode: str, samples: str, window: int = 2) -> None:
+        self.inc = inc
+        self.synchronous = mode == "bsp"
+        self.bounded = mode == "ssp"
+        self.exactly_once = samples == "exactly-once"
+        #: Contributions that may be unready at a time.
+        self.window = window
+        self.feeds: dict[int, Feed] = {}
+        self.map: ServerMap | None = None
+        self.epoch_no = 0
+        self._reset()
+
+    def _reset(self) -> None:
+        #: BSP: the step whose parameters the last pull brought.
+        self.step = 0
+        self.next_seq = 1
+        self.offers: dict[int, Offer] = {}
+        #: Granted and not taken, per feed, in the order of the grants.
+        self.lease: dict[int, deque[Span]] = {}
+        self.last_n = 0
+        self.request: LeaseRequest | None = None
+        self.ended: set[int] = set()
+        self.ticket = 0
+        self.pulling: Pull | None = None
+        self.answers: dict[int, Pulled] = {}
+        #: At-least-once: what each server has applied of this worker, contiguously.
+        self.applied_by: dict[int, int] = {}
+        self.handled = SampleSet()
+
+    @property
+    def servers(self) -> list[int]:
+        return [server.inc for server in self.map.servers] if self.map else []
+
+    # ------------------------------------------------------------------ from the master
+
+    def new_epoch(self, message: NewEpoch) -> list[Instruction]:
+        """Drop everything; the same epoch again changes nothing."""
+        if message.epoch_no <= self.epoch_no:
+            return []
+        wanted = self.request.feed if self.request else None
+        self._reset()
+        self.epoch_no, self.map, self.step = message.epoch_no, message.map, message.step
+        return [DropWork(), *(self.want(wanted) if wanted is not None else [])]
+
+    def feed_opened(self, message: FeedOpened) -> list[Instruction]:
+        """The feed as all workers read it."""
+        self.feeds.setdefault(message.feed.feed, message.feed)
+        return []
+
+    def grant(self, message: Grant) -> list[Instruction]:
+        """Take the answer to the open request, once."""
+        request = self.request
+        if message.epoch_no != self.epoch_no or request is None or message.n != request.n:
+            return []
+        self.request = None
+        self.last_n = message.n
+        self.handled.subtract(request.handled)
+        self.lease.setdefault(message.feed, deque()).extend(message.spans)
+        if message.end:
+            self.ended.add(message.feed)
+        return []
+
+    def want(
+        self, feed: int, *, ends: tuple[tuple[int, int], ...] = (), finished: bool = False
+    ) -> list[Instruction]:
+        """Have a request open for more of this feed; a changed one is sent again under its n."""
+        if not self.epoch_no or feed in self.ended:
+            return []
+        request = LeaseRequest(
+            epoch_no=self.epoch_no,
+            inc=self.inc,
+            n=self.last_n + 1,
+            feed=feed,
+            step=self.step + 1 if self.synchronous else 0,
+            starving=not self.has_work(feed),
+            ends=ends,
+            finished=finished,
+            handled=self.handled.spans(),
+        )
+        if request == self.request:
+            return []
+        self.request = request
+        return [ToMaster(request)]
+
+    # ------------------------------------------------------------------ work
+
+    def leased(self, feed: int) -> int:
+        """Samples granted and not taken."""
+        return sum(len(span) for span in self.lease.get(feed, ()))
+
+    def has_work(self, feed: int) -> bool:
+        """Whether `take` would return something now."""
+        return bool(self._next_spans(feed, 1))
+
+    def may_offer(self) -> bool:
+        """Whether fewer than ``window`` contributions are unready.
+
+        BSP: those that all servers hold wait for the others' share, which may be granted to us.
+        """
+        held = self.synchronous and sum(not offer.not_held_by for offer in self.offers.values())
+        return len(self.offers) - held < self.window
+
+    def take(self, feed: int, count: int) -> tuple[Span, ...]:
+        """The samples of the next contribution, at most ``count``; none: there is no work now.
+
+        BSP: only samples of the undecided step's slice.
+        """
+        spans = self._next_spans(feed, count)
+        self._remove(feed, spans)
+        return spans
+
+    def peek(self, feed: int, count: int, after: int = 0) -> tuple[Span, ...]:
+        """What `take` will return next (BSP: for step + 1 + after), to load it ahead."""
+        return self._next_spans(feed, count, after)
+
+    def batches(self, feed: int, size: int, limit: int) -> list[tuple[Span, ...]]:
+        """What the next ``limit`` calls of ``take(feed, size)`` will return (asynchronous)."""
+        found: list[tuple[Span, ...]] = []
+        batch: list[Span] = []
+        room = size
+        for span in self._next_spans(feed, size * limit):
+            start = span.start
+            while start < span.stop:
+                stop = min(span.stop, start + room)
+                batch.append(Span(span.line, start, stop))
+                room -= stop - start
+                start = stop
+                if room == 0:
+                    found.append(tuple(batch))
+                    batch, room = [], size
+        return [*found, tuple(batch)] if batch else found
+
+    def put_back(self, feed: int, spans: tuple[Span, ...]) -> None:
+        """Taken and not offered: these come first again."""
+        self.lease.setdefault(feed, deque()).extendleft(reversed(spans))
+
+    def _next_spans(self, feed: int, count: int, after: int = 0) -> tuple[Span, ...]:
+        found: list[Span] = []
+        room = count
+        within = self._slice(feed, after)
+        for span in self.lease.get(feed, ()):
+            if room <= 0:
+                break
+            start, stop = span.start, span.stop
+            if within is not None:
+                start, stop = max(start, within.start), min(stop, within.stop)
+            stop = min(stop, start + room)
+            if start < stop:
+                found.append(Span(span.line, start, stop))
+                room -= stop - start
+        return tuple(sorted(found)) if self.synchronous else tuple(found)
+
+    def _slice(self, feed: int, after: int = 0) -> Span | None:
+        definition, step = self.feeds[feed], self.step + 1 + after
+        if not self.synchronous or definition.purpose != "train":
+            return None
+        if definition.first_step < step <= definition.last_step:
+            return definition.slice_of(step)
+        return Span(0, 0, 0)
+
+    def _remove(self, feed: int, spans: tuple[Span, ...]) -> None:
+        taken = SampleSet(spans)
+        rest = (left for span in self.lease.get(feed, ()) for left in taken.missing(span))
+        self.lease[feed] = deque(rest)
+
+    def offer(self, spans: tuple[Span, ...], rates: tuple[float, ...] = ()) -> Part:
+        """Number a computed contribution; the edge cuts its gradients to the servers."""
+        part = Part(
+            epoch_no=self.epoch_no,
+            inc=self.inc,
+            seq=self.next_seq,
+            map_version=self.map.version if self.map else 0,
+            spans=spans,
+            weight=sum(len(span) for span in spans),
+            step=self.step + 1 if self.synchronous else 0,
+            slice=self._slice(feed_of(spans[0].line)),
+            rates=rates,
+        )
+        self.next_seq += 1
+        self.offers[part.seq] = Offer(part, set(self.servers))
+        return part
+
+    # ------------------------------------------------------------------ from the servers
+
+    def held(self, message: Held) -> list[Instruction]:
+        """A server holds a part (unordered modes: has applied everything up to it)."""
+        if message.epoch_no != self.epoch_no:
+            return []
+        if not self.exactly_once:
+            return self._applied(message.server, message.seq)
+        offer = self.offers.get(message.seq)
+        if offer is None:
+            return []
+        offer.not_held_by.discard(message.server)
+        return self._ready()
+
+    def _ready(self) -> list[Instruction]:
+        """Say `ready` up to the last contribution before which all are held by all."""
+        newest: Offer | None = None
+        for offer in self.offers.values():
+            if offer.not_held_by:
+                break
+            newest = offer
+        if newest is None or newest.ready_sent:
+            return []
+        newest.ready_sent = True
+        return [self._ready_message(newest)]
+
+    def _ready_message(self, offer: Offer) -> ToServer:
+        part = offer.part
+        ready = Ready(
+            epoch_no=self.epoch_no,
+            inc=self.inc,
+            seq=part.seq,
+            map_version=part.map_version,
+            step=part.step,
+        )
+        return ToServer(self.servers[0], ready)
+
+    def ordered(self, message: Ordered) -> list[Instruction]:
+        """The leader's word: everything up to seq is in the model or will be."""
+        if message.epoch_no == self.epoch_no:
+            for seq in [seq for seq in self.offers if seq <= message.seq]:
+                del self.offers[seq]
+        return []
+
+    def _applied(self, server: int, seq: int) -> list[Instruction]:
+        self.applied_by[server] = max(seq, self.applied_by.get(server, 0))
+        everywhere = min(self.applied_by.get(inc, 0) for inc in self.servers)
+        for done in [s for s in self.offers if s <= everywhere]:
+            self.handled.update(self.offers.pop(done).part.spans)
+        return []
+
+    def refused(self, message: Refused) -> list[Instruction]:
+        """Old and early messages are repeated later; a fence is final."""
+        fenced = message.fenced and message.epoch_no == self.epoch_no
+        return [Leave()] if fenced else []
+
+    # ------------------------------------------------------------------ pulls
+
+    def start_pull(
+        self, tables: tuple[int, ...] = (), *, dense: bool = True, ahead: int = 0
+    ) -> list[Instruction]:
+        """Ask all servers for parameters of step ``self.step + ahead`` or later (BSP).
+
+        One pull is open at a time; a new one replaces it. SSP: an ``ahead`` of 1 means that the
+        pull is for the contribution after the one being computed.
+        """
+        self.ticket += 1
+        self.answers = {}
+        self.pulling = Pull(
+            epoch_no=self.epoch_no,
+            inc=self.inc,
+            ticket=self.ticket,
+            min_step=self.step + ahead if self.synchronous else 0,
+            clock=self.next_seq - 1 + ahead if self.bounded else -1,
+            tables=tables,
+            dense=dense,
+        )
+        return [ToServer(server, self.pulling) for server in self.servers]
+
+    def rest(self) -> list[Instruction]:
+        """SSP: nothing to compute; nobody needs to wait for this worker."""
+        self.ticket += 1
+        self.pulling = None
+        idle = Pull(epoch_no=self.epoch_no, inc=self.inc, ticket=self.ticket, dense=False)
+        return [ToServer(self.servers[0], idle)] if self.bounded and self.map else []
+
+    def pulled(self, message: Pulled) -> list[Instruction]:
+        """Collect answers; those of an older step than the newest (BSP) are asked for again."""
+        pull = self.pulling
+        if message.epoch_no != self.epoch_no:
+            return []
+        done = [] if self.exactly_once else self._applied(message.server, message.last_seq)
+        if pull is None or message.ticket != pull.ticket:
+            return done
+        self.answers[message.server] = message
+        if len(self.answers) < len(self.servers):
+            return done
+        newest = max(answer.step for answer in self.answers.values())
+        behind = [s for s, answer in self.answers.items() if answer.step < newest]
+        if self.synchronous and behind:
+            self.pulling = msgspec.structs.replace(pull, min_step=newest)
+            for server in behind:
+                del self.answers[server]
+            return [ToServer(server, self.pulling) for server in behind]
+        self.pulling = None
+        if self.synchronous:
+            self.step = newest
+            for seq in [s for s, offer in self.offers.items() if offer.part.step <= newest]:
+                del self.offers[seq]
+        return [*done, PullDone(pull.ticket)]
+
+    # ------------------------------------------------------------------ loss
+
+    def resend(self) -> list[Instruction]:
+        """Everything that is unanswered, once more."""
+        again: list[Instruction] = [ToMaster(self.request)] if self.request else []
+        behind = self.applied_by.get
+        for seq, offer in self.offers.items():
+            again += [
+                ToServer(server, offer.part)
+                for server in sorted(offer.not_held_by)
+                if self.exactly_once or behind(server, 0) < seq
+            ]
+        ready = [offer for offer in self.offers.values() if offer.ready_sent]
+        if ready:
+            again.append(self._ready_message(ready[-1]))
+        if self.pulling is not None:
+            missing = [s for s in self.servers if s not in self.answers]
+            again += [ToServer(server, self.pulling) for server in missing]
+        return again

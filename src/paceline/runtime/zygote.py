@@ -1,0 +1,145 @@
+"""The warm process of a node: imports what training needs, then forks training processes.
+
+Started by the agent before anything in it had threads; has one thread itself at every fork, which
+is what makes forking safe. ``python -m paceline.runtime.zygote --fd N --role worker|server``: N is
+a socket of a pair shared with the agent (`paceline.wire.zygote`). Ends when the agent does; its
+children live on. A server's zygote never imports torch.
+"""
+
+import argparse
+import atexit
+import gc
+import importlib
+import os
+import selectors
+import signal
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import NoReturn
+
+from paceline.base.processes import kill_group_quietly
+from paceline.wire.zygote import Died, Fork, Forked, Warm, receive_fork, send
+
+PRELOAD = {
+    "worker": (
+        "torch",
+        "numpy.random",
+        "paceline.runtime.process",
+        "paceline.runtime.job",
+        "paceline.runtime.ps.client",
+    ),
+    "server": ("paceline.runtime.process", "paceline.runtime.ps.server"),
+}
+"""Modules imported before the first fork."""
+
+
+class Zygote:
+    """Serves fork requests until the agent hangs up."""
+
+    def __init__(self, pair: socket.socket) -> None:
+        self._pair = pair
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(pair, selectors.EVENT_READ)
+
+    def serve(self) -> None:
+        """Return when the agent is gone."""
+        while True:
+            for key, _ in self._selector.select():
+                if key.fileobj is not self._pair:
+                    self._report_death(key.fd, *key.data)
+                elif not self._serve_request():
+                    return
+
+    def _serve_request(self) -> bool:
+        request = receive_fork(self._pair)
+        if request is None:
+            return False
+        pid = os.fork()
+        if pid == 0:
+            self._selector.close()
+            self._pair.close()
+            run_child(request)
+        self._selector.register(os.pidfd_open(pid), selectors.EVENT_READ, (request.inc, pid))
+        send(self._pair, Forked(inc=request.inc, pid=pid))
+        return True
+
+    def _report_death(self, pidfd: int, inc: int, pid: int) -> None:
+        self._selector.unregister(pidfd)
+        os.close(pidfd)
+        # Before it is reaped its number, and so its group's, cannot belong to anybody else.
+        kill_group_quietly(pid)
+        _, status = os.waitpid(pid, 0)
+        send(self._pair, Died(inc=inc, pid=pid, status=status))
+
+
+def run_child(request: Fork) -> NoReturn:
+    """Become the training process; never returns into the zygote's loop."""
+    code = 70  # EX_SOFTWARE: not even the process's own error handling could run
+    try:
+        os.setsid()
+        _become_node_process(request)
+        from paceline.runtime import process
+
+        code = process.main()
+    except SystemExit as leaving:
+        code = leaving.code if isinstance(leaving.code, int) else 1
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        _leave(code)
+
+
+def _become_node_process(request: Fork) -> None:
+    # Where memory is short the kernel shall end the training process, not the zygote.
+    Path("/proc/self/oom_score_adj").write_text("500")
+    log = os.open(request.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    os.environ.update(request.env)
+    if "numpy.random" in sys.modules:
+        # Python reseeds its own generator after a fork, numpy does not: two lives of a node
+        # would draw the same "random" numbers.
+        sys.modules["numpy.random"].seed()
+
+
+def _leave(code: int) -> NoReturn:
+    """Do what Python does at exit, but do not return through the zygote's frames."""
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code & 0xFF)
+
+
+def main() -> None:
+    """Entry point of ``python -m paceline.runtime.zygote``."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--fd", type=int, required=True)
+    parser.add_argument("--role", choices=sorted(PRELOAD), required=True)
+    parser.add_argument("--join", action="append", default=[], help="control group to enter")
+    options = parser.parse_args()
+    # The agent decides what an interrupt or an end means for its node.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    started_s = time.monotonic()
+    pair = socket.socket(fileno=options.fd)
+    # Here and not in each child: changing groups takes the kernel up to 20 ms, a fork inherits.
+    for path in options.join:
+        Path(path).write_text("0")
+    for name in PRELOAD[options.role]:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
+    send(pair, Warm(import_s=time.monotonic() - started_s))
+    Zygote(pair).serve()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,209 @@
+"""The loop over work whose owner changes its mind, overlaps, withdraws and stops."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD
+
+import paceline as pl
+from paceline.runtime.data.batch import TensorRows
+from paceline.runtime.job import Job
+from paceline.runtime.ps.alone import Alone
+from paceline.runtime.ps.port import Ids, Pulled, Work
+from paceline.runtime.ps.store import Gradients
+from paceline.wire.spec import JobSpec
+
+NUM_SAMPLES = 64
+
+
+class Told(Alone):
+    """Keeps what it is told, in order."""
+
+    def __init__(self, **spec: Any) -> None:
+        super().__init__(JobSpec(script="train.py", **spec))
+        self.told: list[tuple[str, int]] = []
+
+    def start_pull(self, work: Work, ids: Mapping[int, Ids]) -> None:
+        self.told.append(("pull", work.step))
+        super().start_pull(work, ids)
+
+    def push(self, work: Work, gradients: Gradients) -> None:
+        assert gradients.weight == work.num_samples
+        self.told.append(("push", work.step))
+        super().push(work, gradients)
+
+    def give_back(self, work: Work) -> None:
+        self.told.append(("back", work.step))
+        super().give_back(work)
+
+
+class Overlapping(Told):
+    """Pulls ahead; like servers, it forgets no pull that was asked for."""
+
+    overlap = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: dict[Work, Mapping[int, Ids]] = {}
+
+    def start_pull(self, work: Work, ids: Mapping[int, Ids]) -> None:
+        super().start_pull(work, ids)
+        self.asked[work] = ids
+
+    def wait_pull(self, work: Work) -> Pulled:
+        self._wanted = work, self.asked.pop(work)
+        return super().wait_pull(work)
+
+
+class Fickle(Told):
+    """Says one thing is coming and hands out another."""
+
+    def upcoming(self, feed: int, limit: int) -> tuple[Work, ...]:
+        return super().upcoming(feed, limit + 2)[2:]
+
+
+class Withdrawing(Told):
+    """Withdraws each third work while its pull is under way, and deals it again later."""
+
+    def wait_pull(self, work: Work) -> Pulled | None:  # type: ignore[override]
+        if work.step % 3 == 0 and ("withdrawn", work.step) not in self.told:
+            self.told.append(("withdrawn", work.step))
+            self._to_do[work.feed]._known.append(work)
+            return None
+        return super().wait_pull(work)
+
+
+class Counted(nn.Module):
+    """Every applied sample takes exactly 1 from its own row and from the dense counter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Embedding(NUM_SAMPLES, 1, sparse=True, dtype=torch.float64)
+        self.count = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+        nn.init.zeros_(self.rows.weight)
+
+    def loss(self, ids: torch.Tensor) -> torch.Tensor:
+        # Times the number of samples, since the job means.
+        return self.rows(ids % NUM_SAMPLES).sum() + self.count.sum() * len(ids)
+
+
+DATA = TensorRows(ids=torch.arange(NUM_SAMPLES))
+
+
+def _job(trainer: Alone) -> tuple[Job, Counted, SGD]:
+    job, model = Job(trainer), Counted()
+    optimizer = SGD(model.parameters(), lr=1.0)
+    job.prepare(model, optimizer)
+    return job, model, optimizer
+
+
+def _assert_once(model: Counted, epochs: int) -> None:
+    held = model.state_dict()
+    assert held["rows.weight"].eq(-epochs).all()
+    assert held["count"].item() == -NUM_SAMPLES * epochs
+
+
+@pytest.mark.parametrize("trainer", [Told, Overlapping, Fickle, Withdrawing])
+def test_every_sample_counts_once_per_epoch(trainer: Callable[[], Told]) -> None:
+    job, model, optimizer = _job(trainer())
+    for batch in job.batches(DATA, 5, epochs=2):
+        model.loss(batch.ids).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    _assert_once(model, 2)
+
+
+def test_the_next_pull_starts_right_after_the_push() -> None:
+    trainer = Told()
+    job, model, optimizer = _job(trainer)
+    for step, batch in enumerate(job.batches(DATA, 16), 1):
+        assert trainer.told[-1] == ("pull", step)
+        model.loss(batch.ids).backward()
+        optimizer.step()
+    assert trainer.told == [(what, s) for s in (1, 2, 3, 4) for what in ("pull", "push")]
+
+
+def test_where_pulls_overlap_the_next_one_does_not_wait_for_the_push() -> None:
+    trainer = Overlapping()
+    job, model, optimizer = _job(trainer)
+    batches = job.batches(DATA, 4)
+    for _ in range(8):
+        model.loss(next(batches).ids).backward()
+        optimizer.step()
+    early = [
+        step
+        for step in range(2, 8)
+        if trainer.told.index(("pull", step + 1)) < trainer.told.index(("push", step))
+    ]
+    # A batch that is not made in time is pulled later; most are.
+    assert len(early) >= 3
+
+
+def test_a_loop_that_is_left_gives_back_what_was_not_stepped() -> None:
+    trainer = Told()
+    job, model, optimizer = _job(trainer)
+    for number, batch in enumerate(job.batches(DATA, 16)):
+        model.loss(batch.ids).backward()
+        if number == 1:
+            break
+        optimizer.step()
+    assert [told for told in trainer.told if told[0] != "pull"] == [("push", 1), ("back", 2)]
+
+
+def test_stopped_comes_out_of_the_loop_and_a_finished_step_stays() -> None:
+    class Stopping(Told):
+        def next_work(self, feed: int) -> Work | None:
+            if ("push", 2) in self.told:
+                raise pl.Stopped
+            return super().next_work(feed)
+
+    job, model, optimizer = _job(Stopping())
+
+    def train() -> None:
+        for batch in job.batches(DATA, 16):
+            model.loss(batch.ids).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    with pytest.raises(SystemExit) as caught:
+        train()
+    assert caught.value.code == 0
+    assert model.state_dict()["count"].item() == -32
+
+
+def test_the_spec_overrides_batch_size_and_epochs_of_the_script() -> None:
+    job, model, optimizer = _job(Told(batch_size=32, epochs=3))
+    sizes = []
+    for batch in job.batches(DATA, 7):
+        model.loss(batch.ids).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        sizes.append(len(batch.ids))
+    assert sizes == [32, 32] * 3
+    _assert_once(model, 3)
+
+
+def test_two_loops_see_different_orders_and_each_epoch_too() -> None:
+    job, model, optimizer = _job(Told())
+    orders = []
+    for _ in range(2):
+        for batch in job.batches(DATA, NUM_SAMPLES, epochs=2):
+            model.loss(batch.ids).backward()
+            optimizer.step()
+            orders.append(tuple(batch.ids.tolist()))
+    assert len(set(orders)) == 4
+
+
+def test_a_look_up_under_no_grad_takes_no_gradient() -> None:
+    job, model, optimizer = _job(Told())
+    for batch in job.batches(DATA, NUM_SAMPLES, shuffle=False):
+        with torch.no_grad():
+            assert model.rows(batch.ids[:4]).shape == (4, 1)
+        model.loss(batch.ids[8:]).backward()
+        optimizer.step()
+    held = model.state_dict()["rows.weight"].squeeze(1)
+    assert held[:8].eq(0).all()
+    assert held[8:].eq(-1).all()

@@ -1,0 +1,157 @@
+"""Ids of the next batch are found from the last; wrong recipes cost time, never correctness."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD
+
+import paceline as pl
+from paceline.runtime.data.batch import TensorRows
+from paceline.runtime.ps.recipes import Recipes, Recorder, tensors_in
+
+
+def _learn(batch: Any, ids_of: Any) -> Recipes:
+    recipes, recorder = Recipes(), Recorder(batch)
+    with recorder:
+        recorder.note_lookup(0, ids_of(batch))
+    recipes.learned(recorder)
+    return recipes
+
+
+def _batch(seed: int, size: int = 6) -> Any:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "x": torch.randint(0, 100, (size, 3), generator=generator),
+        "rest": [SimpleNamespace(mixed=torch.rand(size, 4, generator=generator) * 50)],
+    }
+
+
+OFFSETS = torch.tensor([0, 100, 200])
+
+
+@pytest.mark.parametrize(
+    "ids_of",
+    [
+        lambda b: b["x"],
+        lambda b: b["x"][:, 1],
+        lambda b: b["x"].reshape(-1),
+        lambda b: b["x"].view(len(b["x"]) * 3, 1),
+        lambda b: b["x"] + OFFSETS,
+        lambda b: b["x"] + b["x"].new_tensor((0, 100, 200)).unsqueeze(0),
+        lambda b: (b["x"][:, 0] * 31 + b["x"][:, 1]) % 97,
+        lambda b: b["rest"][0].mixed[:, 2].long(),
+        lambda b: b["rest"][0].mixed.detach()[:, :2].to(torch.int32),
+        lambda b: b["x"].split(1, dim=1)[2],
+        lambda b: torch.where(b["x"] > 50, b["x"], 0),
+        lambda b: torch.cat([b["x"][:, 0], b["x"][:, 2]]),
+    ],
+)
+@pytest.mark.parametrize("size", [6, 5])
+def test_ids_follow_from_the_next_batch(ids_of: Any, size: int) -> None:
+    recipes = _learn(_batch(1), ids_of)
+    ((_, ids),) = recipes.ids_of(_batch(2, size))
+    assert torch.equal(ids, ids_of(_batch(2, size)))
+
+
+@pytest.mark.parametrize(
+    "ids_of",
+    [
+        lambda b: torch.arange(len(b["x"])),
+        lambda b: torch.randint_like(b["x"], 5),
+        lambda b: b["x"].add_(1),
+        lambda b: torch.from_numpy(b["x"].numpy() * 2),
+        lambda b: (b["rest"][0].mixed * 2).sum(1),
+    ],
+)
+def test_ids_from_elsewhere_have_no_recipe(ids_of: Any) -> None:
+    assert _learn(_batch(1), ids_of).ids_of(_batch(2)) == []
+
+
+def test_a_recipe_that_does_not_fit_a_batch_is_dropped_after_three() -> None:
+    recipes = _learn(_batch(1), lambda b: b["x"][:, 2])
+    for _ in range(3):
+        assert len(recipes.found) == 1
+        assert recipes.ids_of({"other": torch.ones(3)}) == []
+        recipes.judge([])
+    assert recipes.found == []
+
+
+def test_a_wrong_recipe_is_forgiven_when_it_is_right_again() -> None:
+    recipes = _learn(_batch(1), lambda b: b["x"])
+    (recipe,) = recipes.found
+    for right in (False, False, True, False, False):
+        recipes.judge([(recipe, right)])
+    assert recipes.found == [recipe]
+
+
+def test_tensors_are_found_in_a_batch_that_contains_itself() -> None:
+    batch = SimpleNamespace(x=torch.ones(2))
+    batch.me = batch
+    assert any(path == ((True, "x"),) for path, _ in tensors_in(batch))
+
+
+class Fickle(nn.Module):
+    """Uses its table as ``choose`` says; counts."""
+
+    def __init__(self, choose: Any) -> None:
+        super().__init__()
+        self.table = nn.Embedding(40, 2, sparse=True, dtype=torch.float64)
+        self.choose, self.calls = choose, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self.table(self.choose(self.calls, x)).sum()
+
+
+def _columns_alternate(call: int, x: Tensor) -> Tensor:
+    return x[:, call % 2]
+
+
+def _changed_in_place(call: int, x: Tensor) -> Tensor:
+    x[:, 0].add_(1)
+    return x[:, 0]
+
+
+def _two_kinds(call: int, x: Tensor) -> Tensor:
+    return x[:, 0] if call < 9 else x[:, 1] * 2
+
+
+@pytest.mark.parametrize("choose", [_columns_alternate, _changed_in_place, _two_kinds])
+def test_every_id_takes_exactly_its_gradients_whatever_the_recipe(choose: Any) -> None:
+    data = TensorRows(x=torch.randint(0, 19, (160, 2), generator=torch.manual_seed(5)))
+    model = Fickle(choose)
+    expected = model.table.weight.detach().clone()
+    optimizer = SGD(model.parameters(), lr=1.0)
+    job = pl.init()
+    job.prepare(model, optimizer)
+    for call, batch in enumerate(job.batches(data, 8), 1):
+        ids = choose(call, batch.x.clone())
+        model(batch.x).backward()
+        optimizer.step()
+        expected.index_add_(0, ids, torch.full((8, 2), -1.0, dtype=torch.float64))
+    assert model.calls == 20
+    assert torch.allclose(model.state_dict()["table.weight"], expected, rtol=1e-13)
+
+
+def test_rows_are_pulled_ahead_once_ids_are_learned(monkeypatch: pytest.MonkeyPatch) -> None:
+    fetched = []
+    rows_now = pl.Job._fetch_rows
+
+    def counted(job: pl.Job, table: int, ids: Any) -> Any:
+        fetched.append(len(ids))
+        return rows_now(job, table, ids)
+
+    monkeypatch.setattr(pl.Job, "_fetch_rows", counted)
+    data = TensorRows(x=torch.randint(0, 40, (70, 2)))
+    model = Fickle(lambda _, x: x[:, 0] % 30)
+    optimizer = SGD(model.parameters(), lr=1.0)
+    job = pl.init()
+    job.prepare(model, optimizer)
+    for batch in job.batches(data, 8):
+        model(batch.x).backward()
+        optimizer.step()
+    assert model.calls == 9
+    assert len(fetched) == 1
