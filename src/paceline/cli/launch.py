@@ -1,0 +1,75 @@
+"""Starting a job: a job directory, the spec in it, a supervisor of its own session."""
+
+import subprocess
+import sys
+import time
+
+from paceline.base.errors import ConfigError, PermanentError
+from paceline.base.jobdir import JobDir
+from paceline.base.processes import is_locked
+from paceline.wire import spec as specs
+from paceline.wire.client import Call, Reply
+from paceline.wire.control import ControlClient
+from paceline.wire.spec import JobSpec
+
+START_S = 20.0
+"""A supervisor and a master start in a second; a loaded machine gets this long."""
+
+
+def launch(spec: JobSpec) -> JobDir:
+    """Start a new job and return when its master answers."""
+    job = JobDir.create(spec.name)
+    specs.save(spec, job.spec)
+    start_supervisor(job)
+    return job
+
+
+def resume(job: JobDir) -> None:
+    """Go on with an ended or killed job from its newest verified cut.
+
+    Raises:
+        ConfigError: the job is running, or has come to its end.
+    """
+    if is_supervised(job):
+        raise ConfigError(f"job {job.job_id} is running; follow it with `paceline attach`")
+    job.outcome.unlink(missing_ok=True)
+    job.make_run_dir()
+    start_supervisor(job)
+
+
+def start_supervisor(job: JobDir) -> None:
+    """Start the supervisor in a session of its own, so that it outlives the terminal.
+
+    Raises:
+        PermanentError: it died, or nobody answered; names the log to read.
+    """
+    log = job.logs / "supervisor.log"
+    with log.open("ab") as out:
+        supervisor = subprocess.Popen(
+            [sys.executable, "-m", "paceline.supervisor", str(job.path)],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+            cwd="/",
+        )
+    deadline_s = time.monotonic() + START_S
+    while not job.master_address.exists():
+        if supervisor.poll() is not None or time.monotonic() > deadline_s:
+            raise PermanentError(f"the job did not start; see {log} and {job.logs / 'master.log'}")
+        time.sleep(0.02)
+
+
+def is_supervised(job: JobDir) -> bool:
+    """Whether the job's supervisor lives."""
+    return is_locked(job.supervisor_lock)
+
+
+def ask(job: JobDir, call: Call, timeout_s: float = 5.0) -> Reply:
+    """Ask the job's master.
+
+    Raises:
+        TransientError: nobody answers: it is being restarted, or the job has ended.
+    """
+    address = job.master_address.read_text().strip()
+    return ControlClient(address, job.secret()).call_sync(call, timeout_s)
