@@ -1,0 +1,82 @@
+"""What must hold of a planted-count job, read from its cuts and from the machine it ran on."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+from paceline.base.jobdir import JobDir
+from paceline.runtime.data.order import EpochOrder
+from paceline.runtime.ps import cutfile
+from paceline.runtime.ps.store import Store
+from paceline.wire.messages import Feed
+from paceline.wire.schema import NUM_BUCKETS
+
+TOLERANCE = 1e-6
+"""Counts are float64 sums of a few thousand terms of either sign of rounding."""
+
+
+class Counts:
+    """The planted counts of one cut."""
+
+    def __init__(self, directory: Path) -> None:
+        self.manifest, files = cutfile.read_cut(directory)
+        whole = Store(self.manifest.schema, [0] * NUM_BUCKETS, 0)
+        whole.load(files.values())
+        ids, rows = whole.export(0)
+        self.seen = np.zeros(ids.size)
+        self.seen[ids] = rows[:, 0]
+        self.counters = whole.dense()["float64"]
+
+
+def committed_counts(feed: Feed, spans: Iterable, num_samples: int) -> np.ndarray:  # type: ignore[type-arg]
+    """How often each sample is in a committed set, by sample."""
+    order = EpochOrder(num_samples, feed.shard_size, feed.seed, feed.shuffle)
+    counts = np.zeros(num_samples)
+    for span in spans:
+        for epoch in range(span.start // num_samples, -(-span.stop // num_samples)):
+            start = max(span.start, epoch * num_samples) - epoch * num_samples
+            stop = min(span.stop, (epoch + 1) * num_samples) - epoch * num_samples
+            np.add.at(counts, order.indices(epoch, start, stop), 1)
+    return counts
+
+
+def check_cut(directory: Path, feed: Feed, samples: str, epochs: int, *, final: bool) -> None:
+    """Assert that the model of a cut holds exactly the samples that its committed set says."""
+    counts = Counts(directory)
+    num_samples = counts.seen.size
+    where = f"{directory.name}"
+    if samples == "exactly-once":
+        said = committed_counts(feed, counts.manifest.committed, num_samples)
+        wrong = np.flatnonzero(np.abs(counts.seen - said) > TOLERANCE)
+        assert wrong.size == 0, f"{where}: rows {wrong[:5]} hold {counts.seen[wrong[:5]]}, ledger says {said[wrong[:5]]}"
+        assert np.all(np.abs(counts.counters - said.sum()) < TOLERANCE), (
+            f"{where}: dense counters {np.unique(counts.counters)}, ledger says {said.sum()}"
+        )
+    if final:
+        low, high = counts.seen.min(), counts.seen.max()
+        if samples != "at-most-once":
+            assert low > epochs - TOLERANCE, f"{where}: a sample was applied {low} times"
+        if samples != "at-least-once":
+            assert high < epochs + TOLERANCE, f"{where}: a sample was applied {high} times"
+
+
+def leftovers(job: JobDir) -> list[str]:
+    """What a job must not leave behind: processes, run directory, cgroups."""
+    found = []
+    marker = str(job.path)
+    for process in psutil.process_iter(["pid", "cmdline"]):
+        try:
+            words = " ".join(process.info["cmdline"] or [])
+            in_job = marker in words or process.environ().get("PACELINE_JOB_DIR") == marker
+        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+            continue
+        if in_job:
+            found.append(f"process {process.info['pid']}: {words}")
+    if job.run_dir.exists():
+        found.append(f"run directory {job.run_dir}")
+    for root in Path("/sys/fs/cgroup").glob("*/paceline/*"):
+        if root.name == job.job_id:
+            found.append(f"cgroup {root}")
+    return found

@@ -1,0 +1,61 @@
+"""The planted-count job: every applied sample adds exactly 1 to a row of its own.
+
+One table with one row per sample and epoch-independent ids, plus dense counters that span several
+blocks (so every server holds some), all in float64 under SGD. With the loss below the update of a
+contribution is +1 for each of its rows and +b for every counter, whatever the batch sizes; in BSP
+the exact weighted mean turns the same into +1 and +B.
+"""
+
+import argparse
+import time
+
+import torch
+from torch import nn
+
+import paceline as pl
+
+NUM_COUNTERS = 3 * 65_536
+"""Three blocks of dense elements: with up to three servers each holds one."""
+
+
+class Counts(nn.Module):
+    """One row per sample, and dense counters."""
+
+    def __init__(self, num_samples: int) -> None:
+        super().__init__()
+        self.seen = nn.Embedding(num_samples, 1, sparse=True, dtype=torch.float64)
+        nn.init.zeros_(self.seen.weight)
+        self.counters = nn.Parameter(torch.zeros(NUM_COUNTERS, dtype=torch.float64))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """Minus what is counted: its gradient is -1 per row and -b per counter."""
+        return -self.seen(ids).sum() - ids.numel() * self.counters.sum()
+
+
+def main() -> None:
+    """Train as the arguments say."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--num-samples", type=int, default=4096)
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--step-s", type=float, default=0.02)
+    parser.add_argument("--synchronous", action="store_true")
+    options = parser.parse_args()
+
+    job = pl.init()
+    rate = float(options.batch_size) if options.synchronous else 1.0
+    model = Counts(options.num_samples)
+    model, optimizer = job.prepare(model, torch.optim.SGD(model.parameters(), lr=rate))
+    dataset = torch.utils.data.TensorDataset(torch.arange(options.num_samples))
+    for (ids,) in job.batches(dataset, batch_size=options.batch_size, epochs=options.epochs):
+        loss = model(ids)
+        if options.synchronous:
+            loss = loss / ids.numel()
+        loss.backward()
+        time.sleep(options.step_s)  # stands for compute, so that faults fall into a step
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+if __name__ == "__main__":
+    main()
