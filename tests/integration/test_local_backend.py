@@ -1,0 +1,122 @@
+"""The local backend with real agents, which find no master and wait for one."""
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from paceline.backends.local.backend import LocalBackend
+from paceline.base.jobdir import JobDir
+from paceline.base.processes import find_job_processes, kill_quietly, try_lock
+from paceline.master.ports import AgentEnd, Backend
+from paceline.wire.spec import JobSpec, save
+
+NODE = "server-0"
+PATIENCE_S = 60.0
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobDir:
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+    job = JobDir.create("local")
+    save(JobSpec(script="train.py"), job.spec)
+    return job
+
+
+@contextlib.asynccontextmanager
+async def nothing_left(job: JobDir) -> AsyncIterator[None]:
+    # Agents start a supervisor, and that a master, if nobody holds this.
+    lock = try_lock(job.supervisor_lock)
+    assert lock is not None
+    try:
+        yield
+        await until_gone(job)
+    finally:
+        for process in find_job_processes(job.path):
+            kill_quietly(process.pid)
+        os.close(lock)
+
+
+async def until_gone(job: JobDir) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while find_job_processes(job.path):
+            await asyncio.sleep(0.02)
+
+
+async def agent_of(job: JobDir, node: str) -> int:
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            for process in find_job_processes(job.path):
+                if process.runs("paceline.agent") and process.argv[-1] == node:
+                    return process.pid
+            await asyncio.sleep(0.02)
+
+
+async def next_end(backend: Backend) -> AgentEnd:
+    async with asyncio.timeout(PATIENCE_S):
+        return await anext(aiter(backend.watch()))
+
+
+def test_a_killed_agent_is_reported_and_a_stopped_one_is_not(job: JobDir) -> None:
+    async def scenario() -> None:
+        async with nothing_left(job):
+            backend: Backend = LocalBackend(job, pending_s=0.0)
+            backend.launch(NODE)
+            backend.launch("server-1")
+            pid = await agent_of(job, NODE)
+            other = await agent_of(job, "server-1")
+            backend.stop("server-1")
+            os.kill(pid, signal.SIGKILL)
+            ended = await next_end(backend)
+            assert (ended.node, ended.agent_pid, ended.reason) == (NODE, pid, "exit code -9")
+            await until_gone(job)
+            assert not Path(f"/proc/{other}/status").exists()
+
+    asyncio.run(scenario())
+
+
+def test_an_agent_is_adopted_by_the_next_masters_backend(job: JobDir) -> None:
+    async def scenario() -> None:
+        async with nothing_left(job):
+            LocalBackend(job, pending_s=0.0).launch(NODE)
+            pid = await agent_of(job, NODE)
+            backend: Backend = LocalBackend(job, pending_s=0.0)
+            backend.adopt(NODE, pid)
+            backend.adopt(NODE, pid)
+            os.kill(pid, signal.SIGKILL)
+            ended = await next_end(backend)
+            assert (ended.node, ended.agent_pid) == (NODE, pid)
+
+    asyncio.run(scenario())
+
+
+def test_an_agent_that_died_unwatched_is_reported_when_it_is_adopted(job: JobDir) -> None:
+    async def scenario() -> None:
+        backend: Backend = LocalBackend(job, pending_s=0.0)
+        backend.adopt(NODE, 1 << 22)
+        assert (await next_end(backend)).agent_pid == 1 << 22
+
+    asyncio.run(scenario())
+
+
+def test_a_pending_launch_is_held_back_and_can_be_withdrawn(job: JobDir) -> None:
+    async def scenario() -> None:
+        async with nothing_left(job):
+            backend: Backend = LocalBackend(job, pending_s=0.3)
+            asked_s = asyncio.get_running_loop().time()
+            backend.launch(NODE)
+            backend.launch("server-1")
+            backend.stop("server-1")
+            assert find_job_processes(job.path) == []
+            await agent_of(job, NODE)
+            assert asyncio.get_running_loop().time() - asked_s >= 0.3
+            assert backend.pending_s(NODE) == pytest.approx(0.3, abs=0.25)
+            assert backend.pending_s("server-1") == 0.0
+            backend.stop(NODE)
+            await until_gone(job)
+
+    asyncio.run(scenario())

@@ -1,0 +1,695 @@
+"""The master process's inside, whole: real gRPC, journal and files; agents and processes are played.
+
+The played servers keep one set of samples as "the model", so each test ends by asking whether
+every sample went into it exactly once.
+"""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from paceline.base.errors import TransientError
+from paceline.base.jobdir import JobDir
+from paceline.base.samples import SampleSet, Span
+from paceline.master.service import Master
+from paceline.wire.client import Done, GetStatus, JobStatus, Kill, Scale, StopJob
+from paceline.wire.control import ControlClient, MasterStream
+from paceline.wire.cut import CutManifest, write_file, write_manifest
+from paceline.wire.messages import (
+    AgentDown,
+    AgentHello,
+    AgentUp,
+    Committed,
+    Copied,
+    ExitEvidence,
+    Feed,
+    FeedOpened,
+    Fence,
+    FenceAnswer,
+    Finished,
+    FromProcess,
+    Grant,
+    Heartbeat,
+    InitialWritten,
+    Leave,
+    LeaseRequest,
+    NewEpoch,
+    NodeDown,
+    NodeFacts,
+    NodeUp,
+    OpenFeed,
+    Prepared,
+    ProcessExited,
+    ProcessUp,
+    Restore,
+    Restored,
+    ScriptError,
+    StartProcess,
+    Stop,
+    StopProcess,
+    TakeCut,
+    ToProcess,
+    WriteInitial,
+)
+from paceline.wire.outcome import Outcome, read_outcome
+from paceline.wire.schema import ModelSchema
+from paceline.wire.spec import CheckpointSpec, JobSpec, NodeSpec, RestartSpec, TimeoutSpec
+
+LIMIT_S = 30.0
+BEAT_S = 0.03
+"""Fakes repeat what is unanswered so often."""
+SCHEMA = ModelSchema()
+
+
+class World:
+    """What all fakes share: the model, as the set of samples in it, and its cuts."""
+
+    def __init__(self, job: JobDir, num_samples: int = 2_000) -> None:
+        self.job = job
+        self.feed = Feed(
+            feed=0,
+            purpose="train",
+            num_samples=num_samples,
+            epochs=1,
+            batch_size=10,
+            shard_size=100,
+            shuffle=True,
+            seed=0,
+        )
+        self.epoch_no = 0
+        self.model = SampleSet()
+        self.applied: list[Span] = []
+        """Of this epoch, in order: an overlap would be a sample counted twice."""
+        self.fenced: set[int] = set()
+        self.work_s = 0.001
+        self.hold = asyncio.Event()
+        """Cleared: workers do not go on."""
+        self.hold.set()
+        self.script_error: ScriptError | None = None
+
+    def apply(self, epoch_no: int, inc: int, spans: tuple[Span, ...]) -> bool:
+        if epoch_no != self.epoch_no or inc in self.fenced:
+            return False
+        for span in spans:
+            assert not self.model.overlap(span), f"{span} is in the model twice"
+            self.model.add(span)
+        return True
+
+    def restore(self, message: Restore) -> None:
+        if message.epoch_no > self.epoch_no:
+            text = (Path(message.cut.directory) / "model.json").read_bytes()
+            self.model = SampleSet(msgspec.json.decode(text, type=list[Span]))
+            self.epoch_no, self.fenced = message.epoch_no, set()
+
+    def write(self, directory: Path) -> str:
+        directory.mkdir(parents=True, exist_ok=True)
+        return write_file(directory, "model.json", msgspec.json.encode(list(self.model)))
+
+
+class FakeProcess:
+    """A training process: answers messages, and `beat` repeats what is open."""
+
+    def __init__(self, world: World, up: ProcessUp, say: Callable[[NodeUp], None]) -> None:
+        self.world, self.up, self.say = world, up, say
+        self.exit: ExitEvidence | None = None
+
+    def on(self, message: NodeDown) -> None:
+        raise NotImplementedError
+
+    def beat(self) -> None:
+        raise NotImplementedError
+
+
+class FakeServer(FakeProcess):
+    def on(self, message: NodeDown) -> None:
+        world, inc = self.world, self.up.inc
+        match message:
+            case Restore():
+                assert message.inc == inc
+                world.restore(message)
+                self.say(Restored(epoch_no=message.epoch_no, inc=inc))
+            case Fence():
+                world.fenced.add(message.fenced)
+                self.say(
+                    FenceAnswer(
+                        epoch_no=message.epoch_no,
+                        inc=inc,
+                        fenced=message.fenced,
+                        committed=world.model.spans(),
+                    )
+                )
+            case TakeCut():
+                directory = world.job.cuts / f"{message.cut_no:06d}"
+                self.say(
+                    Copied(
+                        epoch_no=message.epoch_no,
+                        inc=inc,
+                        cut_no=message.cut_no,
+                        position=1,
+                        step=len(world.model),
+                        committed=world.model.spans(),
+                        file="model.json",
+                        checksum=world.write(directory),
+                        num_bytes=1,
+                    )
+                )
+
+    def beat(self) -> None:
+        world = self.world
+        if world.epoch_no:
+            committed = world.model.spans()
+            self.say(
+                Committed(epoch_no=world.epoch_no, inc=self.up.inc, step=1, committed=committed)
+            )
+
+
+class FakeWorker(FakeProcess):
+    """Prepares, opens the feed, takes leases, applies them."""
+
+    def __init__(self, world: World, up: ProcessUp, say: Callable[[NodeUp], None]) -> None:
+        super().__init__(world, up, say)
+        self.epoch_no, self.n = 0, 0
+        self.opened = False
+        self.samples = 0
+        self.busy: asyncio.Task[None] | None = None
+
+    def on(self, message: NodeDown) -> None:
+        inc = self.up.inc
+        match message:
+            case WriteInitial():
+                self._write_initial(Path(message.directory))
+                self.say(InitialWritten(inc=inc))
+            case FeedOpened():
+                self.opened = True
+            case NewEpoch() if message.epoch_no > self.epoch_no:
+                self.epoch_no, self.n = message.epoch_no, 0
+            case Grant() if message.epoch_no == self.epoch_no and message.n == self.n + 1:
+                self.n = message.n
+                if message.end:
+                    self.say(Finished(inc=inc))
+                    self.exit = ExitEvidence(exit_code=0)
+                else:
+                    self.busy = asyncio.get_running_loop().create_task(self._work(message))
+            case Stop():
+                self.exit = ExitEvidence(exit_code=0)
+
+    async def _work(self, grant: Grant) -> None:
+        await self.world.hold.wait()
+        await asyncio.sleep(self.world.work_s)
+        if self.exit is None and self.world.apply(grant.epoch_no, self.up.inc, grant.spans):
+            self.samples += sum(len(span) for span in grant.spans)
+        self.busy = None
+        self.beat()
+
+    def _write_initial(self, directory: Path) -> None:
+        files = {"model.json": self.world.write(directory)}
+        manifest = CutManifest(
+            cut_no=0,
+            epoch_no=0,
+            position=0,
+            step=0,
+            committed=(),
+            schema=SCHEMA,
+            files=files,
+            num_bytes=1,
+        )
+        write_manifest(directory, manifest)
+
+    def beat(self) -> None:
+        inc = self.up.inc
+        if self.world.script_error is not None and self.exit is None:
+            self.say(msgspec.structs.replace(self.world.script_error, inc=inc))
+            self.exit = ExitEvidence(exit_code=3)
+        elif not self.epoch_no:
+            self.say(Prepared(inc=inc, schema=SCHEMA))
+        elif not self.opened:
+            self.say(OpenFeed(inc=inc, feed=self.world.feed))
+        elif self.busy is None and self.exit is None:
+            self.say(LeaseRequest(epoch_no=self.epoch_no, inc=inc, n=self.n + 1, feed=0))
+
+
+class FakeAgent:
+    """One node's agent; survives the master, and can be killed."""
+
+    def __init__(self, world: World, node: str, pid: int) -> None:
+        self.world, self.node, self.pid = world, node, pid
+        self.process: FakeProcess | None = None
+        self.ended: ProcessExited | None = None
+        self.stream: MasterStream | None = None
+        self.left = False
+        self.task = asyncio.get_running_loop().create_task(self._run())
+
+    async def _run(self) -> None:
+        beat = asyncio.get_running_loop().create_task(self._beat())
+        try:
+            while not self.left:
+                with contextlib.suppress(TransientError):
+                    await self._follow()
+                await asyncio.sleep(BEAT_S)
+        finally:
+            beat.cancel()
+
+    async def _follow(self) -> None:
+        address = self.world.job.master_address.read_text().strip()
+        stream = await ControlClient(address, self.world.job.secret()).connect_agent()
+        self.stream = stream
+        running = (self.process.up,) if self.process else ()
+        self._send(AgentHello(node=self.node, agent_pid=self.pid, host="h", running=running))
+        if self.ended:
+            self._send(self.ended)
+        try:
+            async for message in stream:
+                self._on(message)
+                if self.left:
+                    return
+        finally:
+            self.stream = None
+            await stream.close()
+
+    def _send(self, message: AgentUp) -> None:
+        if self.stream:
+            self.stream.send_nowait(message)
+
+    def _say(self, body: NodeUp) -> None:
+        self._send(FromProcess(node=self.node, body=body))
+
+    def _on(self, message: AgentDown) -> None:
+        process = self.process
+        match message:
+            case StartProcess() if process is None or process.up.inc < message.inc:
+                self._start(message)
+            case StopProcess() if process is not None and process.up.inc == message.inc:
+                self.end_process(ExitEvidence(stopped_by_us=True))
+            case ToProcess() if process is not None and process.up.inc == message.inc:
+                process.on(message.body)
+                self._collect()
+            case Leave():
+                self.left = True
+
+    def _start(self, start: StartProcess) -> None:
+        pid = 1000 + start.inc
+        if start.role == "server":
+            up = ProcessUp(
+                node=self.node, inc=start.inc, pid=pid, role="server", address=f"ipc://{start.inc}"
+            )
+            self.process = FakeServer(self.world, up, self._say)
+        else:
+            up = ProcessUp(node=self.node, inc=start.inc, pid=pid, role="worker")
+            self.process = FakeWorker(self.world, up, self._say)
+        self.ended = None
+        self._say(up)
+        self.process.beat()
+
+    def end_process(self, evidence: ExitEvidence) -> None:
+        assert self.process is not None
+        inc, self.process.exit, self.process = self.process.up.inc, evidence, None
+        self.ended = ProcessExited(node=self.node, inc=inc, evidence=evidence)
+        self._send(self.ended)
+
+    def _collect(self) -> None:
+        if self.process is not None and self.process.exit is not None:
+            self.end_process(self.process.exit)
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(BEAT_S)
+            facts = None
+            if self.process is not None:
+                self.process.beat()
+                samples = self.process.samples if isinstance(self.process, FakeWorker) else 0
+                facts = NodeFacts(inc=self.process.up.inc, samples=samples, bpt_s=0.01)
+            self._collect()
+            self._send(Heartbeat(node=self.node, facts=facts))
+
+
+class AgentExit(msgspec.Struct, frozen=True):
+    node: str
+    agent_pid: int
+    reason: str = ""
+
+
+class FakeBackend:
+    """Launches `FakeAgent`; shared by a master and its successor, as the machine is."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.agents: dict[str, FakeAgent] = {}
+        self.exits: asyncio.Queue[AgentExit] = asyncio.Queue()
+        self.next_pid = 100
+
+    def launch(self, node: str) -> None:
+        before = self.agents.get(node)
+        if before:
+            before.task.cancel()
+        self.next_pid += 1
+        agent = self.agents[node] = FakeAgent(self.world, node, self.next_pid)
+        # The process outlives its agent, and the successor takes it over.
+        if before and before.process:
+            agent.process = before.process
+            agent.process.say = agent._say
+
+    def adopt(self, node: str, agent_pid: int) -> None:
+        pass
+
+    def stop(self, node: str) -> None:
+        if node in self.agents:
+            self.agents[node].task.cancel()
+
+    async def watch(self) -> AsyncIterator[AgentExit]:
+        while True:
+            yield await self.exits.get()
+
+    def pending_s(self, node: str) -> float:
+        return 0.0
+
+    def kill_agent(self, node: str) -> None:
+        agent = self.agents[node]
+        agent.task.cancel()
+        self.exits.put_nowait(AgentExit(node, agent.pid, "killed"))
+
+
+class Bench:
+    """A job directory, its fakes, and masters one after the other."""
+
+    def __init__(self, path: Path, spec: JobSpec) -> None:
+        path.mkdir()
+        self.job = JobDir(path)
+        self.job.secret_file.write_text("s" * 64)
+        self.job.cuts.mkdir()
+        self.job.logs.mkdir()
+        self.job.make_run_dir()
+        self.spec = spec
+        self.world = World(self.job)
+        self.backend = FakeBackend(self.world)
+        self.start_master()
+
+    def start_master(self) -> None:
+        self.master = Master(self.job, self.spec, self.backend)
+        self.running = asyncio.get_running_loop().create_task(self.master.run())
+
+    async def kill_master(self) -> None:
+        """As SIGKILL would, as far as its state is concerned: nothing is written any more."""
+        self.running.cancel()
+        await asyncio.gather(self.running, return_exceptions=True)
+        for task in self.master._tasks:
+            task.cancel()
+        await self.master._server.stop()
+        self.master._outbox.journal.close()
+
+    async def call(self, call: GetStatus | Scale | Kill | StopJob) -> JobStatus | Done:
+        address = self.job.master_address.read_text().strip()
+        return await ControlClient(address, self.job.secret()).call(call, timeout_s=5.0)
+
+    async def status(self) -> JobStatus:
+        reply = await self.call(GetStatus())
+        assert isinstance(reply, JobStatus)
+        return reply
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        while not holds():
+            assert not self.running.done(), self.running.result()
+            await asyncio.sleep(0.01)
+
+    async def done(self) -> Outcome:
+        outcome = await self.running
+        assert read_outcome(self.job.outcome) == outcome
+        return outcome
+
+    def events(self) -> list[dict[str, object]]:
+        return [json.loads(line) for line in self.job.events.read_text().splitlines()]
+
+    def event_names(self) -> list[object]:
+        return [event["event"] for event in self.events()]
+
+    @property
+    def progress(self) -> int:
+        return len(self.world.model)
+
+    def has_cut_of(self, num_samples: int) -> bool:
+        cuts = self.master.training.state.cuts
+        return bool(cuts) and len(SampleSet(cuts[-1].committed)) > num_samples
+
+    def assert_each_sample_once(self) -> None:
+        assert self.world.model.spans() == (Span(0, 0, self.world.feed.num_samples or 0),)
+
+    async def close(self) -> None:
+        for agent in self.backend.agents.values():
+            agent.task.cancel()
+        tasks = [agent.task for agent in self.backend.agents.values()]
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if not self.running.done():
+            await self.kill_master()
+        for path in sorted(self.job.run_dir.rglob("*"), reverse=True):
+            path.rmdir() if path.is_dir() else path.unlink()
+        self.job.run_dir.rmdir()
+
+
+def make_spec(**changes: object) -> JobSpec:
+    fields: dict[str, object] = {
+        "script": "/nowhere/train.py",
+        "mode": "asp",
+        "workers": NodeSpec(count=2),
+        "servers": NodeSpec(count=1),
+        "checkpoint": CheckpointSpec(every_s=0.2),
+        "restart": RestartSpec(backoff_s=0.05),
+        "timeouts": TimeoutSpec(heartbeat_s=0.05, lost_after_s=1.0, stop_s=1.0),
+    }
+    return JobSpec(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def play(
+    tmp_path: Path, body: Callable[[Bench], Awaitable[None]], spec: JobSpec | None = None
+) -> None:
+    async def main() -> None:
+        bench = Bench(tmp_path / f"job-{id(body)}", spec or make_spec())
+        try:
+            async with asyncio.timeout(LIMIT_S):
+                await body(bench)
+        finally:
+            await bench.close()
+
+    asyncio.run(main())
+
+
+def test_a_job_runs_from_nothing_to_its_outcome(tmp_path: Path) -> None:
+    async def body(bench: Bench) -> None:
+        outcome = await bench.done()
+        bench.assert_each_sample_once()
+        assert (outcome.state, outcome.exit_code) == ("finished", 0)
+        assert outcome.committed == outcome.total == 2_000
+        names = bench.event_names()
+        for name in ("master_started", "node_started", "process_up", "epoch", "restored"):
+            assert name in names
+        assert names[-1] == "finished"
+        assert "feed_complete" in names
+
+    play(tmp_path, body)
+
+
+def test_a_killed_worker_gives_back_what_it_had(tmp_path: Path) -> None:
+    async def body(bench: Bench) -> None:
+        await bench.until(lambda: bench.progress > 100)
+        bench.backend.agents["worker-1"].end_process(ExitEvidence(signal=9))
+        outcome = await bench.done()
+        bench.assert_each_sample_once()
+        assert outcome.state == "finished"
+        assert "relaunch" in bench.event_names()
+
+    play(tmp_path, body)
+
+
+def test_after_a_lost_server_the_job_goes_on_from_the_last_cut(tmp_path: Path) -> None:
+    async def body(bench: Bench) -> None:
+        bench.world.work_s = 0.03
+        await bench.until(lambda: bench.has_cut_of(300))
+        bench.backend.agents["server-0"].end_process(ExitEvidence(signal=9))
+        outcome = await bench.done()
+        bench.assert_each_sample_once()
+        assert outcome.state == "finished"
+        assert bench.world.epoch_no == 2
+
+    play(tmp_path, body)
+
+
+def test_a_master_killed_in_mid_job_goes_on_from_its_journal(tmp_path: Path) -> None:
+    async def body(bench: Bench) -> None:
+        await bench.until(lambda: bench.progress > 300)
+        address = bench.job.master_address.read_text()
+        await bench.kill_master()
+        bench.start_master()
+        outcome = await bench.done()
+        bench.assert_each_sample_once()
+        assert outcome.state == "finished"
+        assert bench.job.master_address.read_text() == address
+        assert bench.world.epoch_no == 1
+        assert bench.event_names().count("node_started") == 3
+
+    play(tmp_path, body)
+
+
+def test_everything_killed_goes_on_from_the_newest_cut(tmp_path: Path) -> None:
+    async def body(bench: Bench) -> None:
+        bench.world.work_s = 0.03
+        await bench.until(lambda: bench.has_cut_of(300))
+        await bench.kill_master()
+        for agent in bench.backend.agents.values():
+            agent.task.cancel()
+        bench.backend.agents.clear()
+        bench.start_master()
+        outcome = await bench.done()
+        bench.assert_each_sample_once()
+        assert outcome.state == "finished"
+
+    play(tmp_path, body)
+
+
+def test_a_damaged_cut_is_passed_over_for_the_one_before(tmp_path: Path) -> None:
+    async def body(bench: Bench) -> None:
+        bench.world.work_s = 0.03
+        await bench.until(lambda: bench.has_cut_of(300))
+        await bench.kill_master()
+        for agent in bench.backend.agents.values():
+            agent.task.cancel()
+        bench.backend.agents.clear()
+        newest = max(path for path in bench.job.cuts.iterdir() if (path / "manifest.json").exists())
+        (newest / "model.json").write_bytes(b"[]")
+        bench.start_master()
+        outcome = await bench.done()
+        bench.assert_each_sample_once()
+        assert outcome.state == "finished"
+        assert "cut_damaged" in bench.event_names()
+
+    play(tmp_path, body)
+
+
+def test_a_killed_agent_is_replaced_and_its_process_goes_on(tmp_path: Path) -> None:
+    async def body(bench: Bench) -> None:
+        await bench.until(lambda: bench.progress > 100)
+        bench.backend.kill_agent("worker-0")
+        outcome = await bench.done()
+        bench.assert_each_sample_once()
+        assert outcome.state == "finished"
+        names = bench.event_names()
+        assert "agent_lost" in names
+        assert names.count("node_started") == 3
+
+    play(tmp_path, body)
+
+
+def test_a_silent_agent_is_replaced_and_its_process_goes_on(tmp_path: Path) -> None:
+    async def body(bench: Bench) -> None:
+        bench.world.hold.clear()
+        await bench.until(lambda: len(bench.backend.agents) == 3)
+        await bench.until(lambda: bench.backend.agents["worker-0"].process is not None)
+        bench.backend.agents["worker-0"].task.cancel()
+        await bench.until(lambda: bench.backend.agents["worker-0"].pid > 103)
+        bench.world.hold.set()
+        await bench.done()
+        bench.assert_each_sample_once()
+        assert bench.event_names().count("node_started") == 3
+
+    play(tmp_path, body)
+
+
+def test_an_error_in_the_script_ends_the_job_with_its_traceback(tmp_path: Path) -> None:
+    async def body(bench: Bench) -> None:
+        bench.world.script_error = ScriptError(
+            inc=0, kind="ValueError", traceback="Traceback: no", in_user_code=True, step=0
+        )
+        outcome = await bench.done()
+        assert (outcome.state, outcome.exit_code) == ("failed", 3)
+        assert outcome.traceback == "Traceback: no"
+        assert "ValueError in the script" in outcome.error
+
+    play(tmp_path, body)
+
+
+def test_scaling_up_and_down_changes_who_works_and_nothing_else(tmp_path: Path) -> None:
+    async def body(bench: Bench) -> None:
+        bench.world.work_s = 0.02
+        await bench.until(lambda: bench.progress > 50)
+        assert await bench.call(Scale(workers=4)) == Done()
+        await bench.until(lambda: len(bench.master.training.state.workers) == 4)
+        assert await bench.call(Scale(workers=1)) == Done()
+        await bench.until(lambda: len(bench.master.training.state.workers) == 1)
+        await bench.done()
+        bench.assert_each_sample_once()
+
+    play(tmp_path, body)
+
+
+def test_a_node_killed_by_order_costs_no_budget(tmp_path: Path) -> None:
+    async def body(bench: Bench) -> None:
+        await bench.until(lambda: bench.progress > 100)
+        assert await bench.call(Kill(node="worker-0")) == Done()
+        reply = await bench.call(Kill(node="worker-9"))
+        assert isinstance(reply, Done)
+        assert "no live node 'worker-9'" in reply.error
+        outcome = await bench.done()
+        assert outcome.state == "finished"
+        bench.assert_each_sample_once()
+
+    spec = make_spec(restart=RestartSpec(budget=0))
+    play(tmp_path, body, spec)
+
+
+def test_a_stop_ends_in_a_cut_and_the_job_can_be_resumed(tmp_path: Path) -> None:
+    async def body(bench: Bench) -> None:
+        bench.world.work_s = 0.02
+        await bench.until(lambda: bench.progress > 100)
+        assert await bench.call(StopJob()) == Done()
+        outcome = await bench.done()
+        assert outcome.state == "stopped"
+        held = SampleSet(bench.master.training.state.cuts[-1].committed)
+        assert held == bench.world.model
+        assert len(held) == outcome.committed > 0
+        bench.job.outcome.unlink()
+        bench.backend.agents.clear()
+        bench.start_master()
+        assert (await bench.done()).state == "finished"
+        bench.assert_each_sample_once()
+
+    play(tmp_path, body)
+
+
+def test_the_status_is_filled(tmp_path: Path) -> None:
+    async def body(bench: Bench) -> None:
+        bench.world.work_s = 0.01
+        await bench.until(lambda: bench.progress > 300)
+        status = await bench.status()
+        assert (status.state, status.total) == ("training", 2_000)
+        assert status.num_events == len(bench.events())
+        nodes = {node.node: node for node in status.nodes}
+        assert set(nodes) == {"server-0", "worker-0", "worker-1"}
+        assert all(node.state == "running" and node.pid and node.agent_pid for node in status.nodes)
+        assert nodes["worker-0"].bpt_s == 0.01
+        await bench.done()
+
+    play(tmp_path, body)
+
+
+def test_messages_of_strangers_change_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def body(bench: Bench) -> None:
+        await bench.until(lambda: bench.progress > 100)
+        address = bench.job.master_address.read_text().strip()
+        stream = await ControlClient(address, bench.job.secret()).connect_agent()
+        stale = Committed(epoch_no=1, inc=77, step=9, committed=(Span(0, 0, 2_000),))
+        for _ in range(5):
+            stream.send_nowait(FromProcess(node="worker-0", body=stale))
+        stream.send_nowait(AgentHello(node="worker-9", agent_pid=1, host="h"))
+        stream.send_nowait(FromProcess(node="worker-9", body=stale))
+        async for message in stream:
+            assert message == Leave()
+            break
+        await stream.close()
+        await bench.done()
+        bench.assert_each_sample_once()
+
+    play(tmp_path, body)
+    refused = [r.getMessage() for r in caplog.records if "message_refused" in r.getMessage()]
+    assert len(refused) == len(set(refused)) >= 2

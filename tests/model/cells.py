@@ -1,0 +1,407 @@
+"""The processes of a job as the explorer sees them: production state machines and thin edges.
+
+A cell owns one production machine and carries out its instructions in the smallest way that keeps
+their meaning: tensors are the set of samples applied, a copy is that set, the network is a list of
+(destination, message). No rule of the protocol is written here, only what the real edges do:
+`server.py`, `client.py` and the master's `control.py`.
+"""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from paceline.base.errors import PacelineError
+from paceline.base.samples import Intervals, SampleSet, Span
+from paceline.master import state as master
+from paceline.master.shards.ledger import Ledger, Line
+from paceline.master.state import MasterState, Sizing
+from paceline.runtime.ps import state as ps
+from paceline.runtime.ps import worker_state as worker
+from paceline.runtime.ps.state import Key, ServerState
+from paceline.runtime.ps.worker_state import WorkerState
+from paceline.wire.messages import (
+    At,
+    Committed,
+    Copied,
+    Feed,
+    FeedOpened,
+    Fence,
+    FenceAnswer,
+    Grant,
+    Held,
+    LeaseRequest,
+    Message,
+    NewEpoch,
+    Order,
+    Ordered,
+    Part,
+    Prepared,
+    Pull,
+    Pulled,
+    Ready,
+    Refused,
+    Restore,
+    Restored,
+    Stop,
+    TakeCut,
+)
+from paceline.wire.schema import ModelSchema
+
+MASTER = 0
+FILES = -1
+EXIT = -2
+FEED = 0
+SCHEMA = ModelSchema(dense=(), tables=(), groups=())
+
+
+class Violation(Exception):
+    """An invariant (a letter of docs/protocols/integrity.md, section 6) does not hold."""
+
+    def __init__(self, letter: str, text: str) -> None:
+        super().__init__(f"{letter}: {text}")
+        self.letter = letter
+
+
+class File(Message):
+    """server -> storage: this copy would survive the loss of the node."""
+
+    directory: str
+    inc: int
+    step: int
+    content: int
+
+
+class Exit(Message):
+    """worker -> environment: the process has ended by itself."""
+
+    inc: int
+
+
+Output = tuple[int, Message]
+"""(incarnation, `MASTER`, `FILES` or `EXIT`; message)."""
+
+
+def mask(spans: Iterable[Span]) -> int:
+    """A set of positions of the one line as the bits of an integer."""
+    bits = 0
+    for span in spans:
+        bits |= (1 << span.stop) - (1 << span.start)
+    return bits
+
+
+def _hook(obj: object) -> object:
+    if isinstance(obj, SampleSet):
+        return obj.spans()
+    if isinstance(obj, Intervals):
+        return obj.edges
+    if isinstance(obj, Line):
+        return [obj.cursor, obj.end, obj.returned]
+    if isinstance(obj, Ledger | MasterState | ServerState | WorkerState):
+        return _plain(obj)
+    return list(obj)  # type: ignore[call-overload]  # a deque
+
+
+def _plain(machine: object) -> list[object]:
+    """All attributes in one order, dictionaries as sorted items."""
+    return [
+        sorted(value.items()) if isinstance(value, dict) else value
+        for _, value in sorted(vars(machine).items())
+    ]
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_hook, order="deterministic")
+
+
+class ServerCell:
+    """One server process: `ServerState`, its tensors (samples) and the gradients it keeps."""
+
+    def __init__(self, state: ServerState) -> None:
+        self.state = state
+        self.content = 0
+        self.kept: dict[Key, tuple[Span, ...]] = {}
+
+    def key(self) -> bytes:
+        """Equal for equal states, whatever the order of their dictionaries."""
+        return _encoder.encode([self.state, self.content, sorted(self.kept.items())])
+
+    def handle(self, event: object) -> list[Output]:
+        """One message, or ``resend``."""
+        state, done = self.state, []
+        match event:
+            case Part():
+                done = self._perform(state.part(event), event)
+            case Ready():
+                done = self._perform(state.ready(event))
+            case Order():
+                done = self._perform(state.order(event))
+            case At():
+                done = self._perform(state.at(event))
+            case Pull():
+                done = self._perform(state.pull(event))
+            case Fence():
+                done = self._perform(state.fence(event))
+            case TakeCut():
+                done = self._perform(state.take_cut(event))
+            case (Restore() as message, file):
+                done = self._restore(message, file)
+            case "resend":
+                pass
+            case _:
+                raise AssertionError(event)
+        if state.leads:
+            done += self._perform(state.orders())
+            if state.fenced or event == "resend":
+                done += self._perform(state.orders(resend=True))
+            done.append((MASTER, state.progress()))
+        self._check()
+        return done
+
+    def _restore(self, message: Restore, file: File | None) -> list[Output]:
+        done: list[Output] = []
+        for instruction in self.state.restore(message):
+            if isinstance(instruction, ps.Load):
+                assert file is not None
+                content = SampleSet(Span(0, p, p + 1) for p in _bits(file.content))
+                done += self._perform(self.state.loaded(message, file.step, content))
+                self.content, self.kept = file.content, {}
+            else:
+                done += self._perform([instruction])
+        return done
+
+    def _perform(
+        self, instructions: Iterable[ps.Instruction], part: Part | None = None
+    ) -> list[Output]:
+        done: list[Output] = []
+        for instruction in instructions:
+            match instruction:
+                case ps.Reply(inc, message) | ps.Tell(inc, message):
+                    done.append((inc, message))
+                case ps.Report(message):
+                    done.append((MASTER, message))
+                case ps.Keep(key):
+                    assert part is not None
+                    self.kept[key] = part.spans
+                case ps.Apply(keys):
+                    self._apply(keys)
+                case ps.Forget(keys):
+                    for key in keys:
+                        self.kept.pop(key)
+                case ps.AnswerPull(pull):
+                    done.append((pull.inc, self._pulled(pull)))
+                case ps.CopyState(copied):
+                    done.append((FILES, self._file(copied)))
+                    done += self._perform(self.state.copy_is_safe(copied))
+        return done
+
+    def _apply(self, keys: tuple[Key, ...]) -> None:
+        state, applied = self.state, 0
+        for key in keys:
+            if key not in self.kept:
+                raise Violation("A", f"server {state.inc} applies {key} without its tensors")
+            fenced_at = state.fenced.get(key[0])
+            if fenced_at is not None and state.position > fenced_at:
+                raise Violation("G", f"{key[0]} is fenced and enters position {state.position}")
+            new = mask(self.kept.pop(key))
+            if new & (self.content | applied):
+                raise Violation("B", f"{key} brings samples that are in the model already")
+            applied |= new
+        self.content |= applied
+
+    def _pulled(self, pull: Pull) -> Pulled:
+        state = self.state
+        return Pulled(
+            epoch_no=state.epoch_no,
+            server=state.inc,
+            inc=pull.inc,
+            ticket=pull.ticket,
+            step=state.step,
+            last_seq=state.last_seq.get(pull.inc, 0),
+        )
+
+    def _file(self, copied: Copied) -> File:
+        directory = cut_directory(copied.epoch_no, copied.cut_no)
+        return File(directory=directory, inc=copied.inc, step=copied.step, content=self.content)
+
+    def _check(self) -> None:
+        if mask(self.state.committed) != self.content:
+            raise Violation("E", f"server {self.state.inc}: committed set and tensors differ")
+        if set(self.kept) != set(self.state.parts):
+            raise Violation("A", f"server {self.state.inc}: held parts and kept tensors differ")
+
+
+def _bits(bits: int) -> list[int]:
+    return [p for p in range(bits.bit_length()) if bits >> p & 1]
+
+
+def cut_directory(epoch_no: int, cut_no: int) -> str:
+    """Where a cut's files lie. The epoch is in the name: numbers of cuts that failed come again."""
+    return f"{epoch_no}-{cut_no}"
+
+
+class WorkerCell:
+    """One worker process: `WorkerState` and a script that reads one feed to its end."""
+
+    def __init__(
+        self, state: WorkerState, feed: Feed, *, prefetch: bool = False, eager: bool = False
+    ) -> None:
+        self.state = state
+        self.prefetch = prefetch
+        #: Compute as soon as possible: to wait is the same as to send late.
+        self.eager = eager
+        #: Parameters of this epoch (BSP: of ``state.step``) are here.
+        self.pulled = False
+        state.feed_opened(FeedOpened(inc=state.inc, feed=feed))
+
+    def key(self) -> bytes:
+        """Equal for equal states."""
+        return _encoder.encode([self.state, self.pulled])
+
+    def handle(self, event: object) -> list[Output]:
+        """One message, ``work``, ``pull`` or ``resend``."""
+        state = self.state
+        match event:
+            case NewEpoch():
+                done = self._perform(state.new_epoch(event))
+            case Grant():
+                done = self._perform(state.grant(event))
+            case Held():
+                done = self._perform(state.held(event))
+            case Ordered():
+                done = self._perform(state.ordered(event))
+            case Refused():
+                done = self._perform(state.refused(event))
+            case Pulled():
+                done = self._perform(state.pulled(event))
+            case Stop():
+                return [(EXIT, Exit(inc=state.inc))]
+            case "work":
+                done = self._work()
+            case "pull":
+                ahead = 1 if self.pulled and state.synchronous else 0
+                done = self._perform(state.start_pull(ahead=ahead))
+            case "resend":
+                done = []
+            case _:
+                raise AssertionError(event)
+        while self.eager and self.may_work():
+            done += self._work()
+        if state.epoch_no and (self.prefetch or not state.has_work(FEED)):
+            done += self._perform(state.want(FEED))
+        done += self._perform(state.resend())
+        if not state.epoch_no:
+            done.append((MASTER, Prepared(inc=state.inc, schema=SCHEMA)))
+        return done
+
+    def may_work(self) -> bool:
+        """Whether the script would compute a contribution now."""
+        state = self.state
+        return bool(state.map) and self.pulled and state.may_offer() and state.has_work(FEED)
+
+    def may_pull(self) -> bool:
+        """Whether the script waits for parameters."""
+        state = self.state
+        if not state.map or state.pulling is not None:
+            return False
+        return not self.pulled or (state.synchronous and not state.has_work(FEED))
+
+    def _work(self) -> list[Output]:
+        part = self.state.offer(self.state.take(FEED, 1))
+        return [(server, part) for server in self.state.servers] if part else []
+
+    def _perform(self, instructions: Iterable[worker.Instruction]) -> list[Output]:
+        done: list[Output] = []
+        for instruction in instructions:
+            match instruction:
+                case worker.ToServer(server, message):
+                    done.append((server, message))
+                case worker.ToMaster(message):
+                    done.append((MASTER, message))
+                case worker.PullDone():
+                    self.pulled = True
+                case worker.DropWork():
+                    self.pulled = False
+                case worker.Leave():
+                    done.append((EXIT, Exit(inc=self.state.inc)))
+        return done
+
+
+class MasterCell:
+    """The master: `MasterState`, and what a restart would make of its journal."""
+
+    def __init__(self, state: MasterState, journalled: MasterState | None) -> None:
+        self.state = state
+        #: A fresh `MasterState` to which every record journalled so far was applied.
+        self.journalled = journalled
+        #: Grants that have been sent in this life; for the reduction only.
+        self.sent: dict[int, int] = {}
+        #: (what a restart finds, what had been sent) where this event writes a second record.
+        self.crashes: list[tuple[MasterState, tuple[Output, ...]]] = []
+
+    def key(self) -> bytes:
+        """Equal for equal states."""
+        return _encoder.encode([self.state, self.journalled, sorted(self.sent.items())])
+
+    def handle(self, event: object) -> list[Output]:
+        """One message or one call of the master's edge, as (method, arguments)."""
+        done = self._perform(self._call(event))
+        done += self._perform(self.state.resend())
+        return done
+
+    def _call(self, event: object) -> list[master.Instruction]:
+        state = self.state
+        match event:
+            case (LeaseRequest() as request, int() as samples):
+                return state.request(request, self._sizing(request.inc, samples))
+            case Prepared():
+                return state.prepare(event, "")
+            case Restored():
+                return state.restored(event)
+            case FenceAnswer():
+                return state.fence_answer(event)
+            case Committed():
+                return state.committed(event)
+            case Copied():
+                return state.copy_said(event, cut_directory(event.epoch_no, event.cut_no))
+            case (str() as method, *arguments):
+                return getattr(state, method)(*arguments)  # type: ignore[no-any-return]
+            case "resend":
+                return []
+        raise AssertionError(event)
+
+    def _sizing(self, inc: int, samples: int) -> Sizing:
+        members = sorted(self.state.workers | {inc})
+        return Sizing(
+            samples=samples, steps=2, member=members.index(inc), num_members=len(members)
+        )
+
+    def _perform(self, instructions: Iterable[master.Instruction]) -> list[Output]:
+        done: list[Output] = []
+        for instruction in instructions:
+            match instruction:
+                case master.Send(inc, message):
+                    if isinstance(message, Grant):
+                        self.sent[inc] = message.n
+                    done.append((inc, message))
+                case master.Journal(record):
+                    self._journal(record, done)
+                case master.Fail(reason):
+                    raise Violation("E", reason)
+                case master.FeedDone():
+                    pass
+        return done
+
+    def _journal(self, record: master.Records, sent: list[Output]) -> None:
+        if self.journalled is None:
+            return
+        self.crashes.append((_copy(self.journalled), tuple(sent)))
+        self.journalled.apply(record)
+
+
+def _copy(state: MasterState) -> MasterState:
+    import pickle
+
+    return pickle.loads(pickle.dumps(state))  # type: ignore[no-any-return]
+
+
+Cell = ServerCell | WorkerCell | MasterCell
+Crash = PacelineError | KeyError | IndexError | AssertionError | AttributeError

@@ -1,0 +1,206 @@
+"""Breadth-first search of `World`, with traces; ``python -m tests.model.explore --help``."""
+
+import argparse
+import resource
+import sys
+import time
+from array import array
+from collections.abc import Callable
+
+import msgspec
+
+from .cells import Violation
+from .world import BROKEN, FAILURES, Bounds, Machines, State, World
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """What a search found."""
+
+    states: int
+    transitions: int
+    depth: int
+    complete: bool
+    seconds: float
+    violation: str = ""
+    trace: tuple[str, ...] = ()
+
+
+class Explorer:
+    """One search; `run` stops at the first violation, which is then a shortest one."""
+
+    def __init__(
+        self,
+        bounds: Bounds,
+        machines: Machines | None = None,
+        *,
+        finish: bool = True,
+        max_states: int = 0,
+        progress: Callable[[str], None] | None = None,
+    ) -> None:
+        self.world = World(bounds, machines)
+        self.finish, self.max_states, self.progress = finish, max_states, progress
+        self.seen: set[State] = set()
+        self.parents = array("i")
+        self.labels = array("i")
+        self.ends: set[State] = set()
+        self.transitions = 0
+
+    def run(self) -> Result:
+        """Search everything within the bounds, or up to ``max_states``."""
+        began, depth = time.monotonic(), 0
+        level: list[tuple[int, State]] = []
+        try:
+            start = self.world.initial()
+            self._add(start, -1, -1, level)
+            while level:
+                level = self._next_level(level)
+                depth += 1
+                self._report(began, depth, len(level))
+                if self.max_states and len(self.seen) > self.max_states:
+                    return self._result(began, depth, complete=False)
+        except _Found as found:
+            return self._result(began, depth, complete=False, found=found)
+        return self._result(began, depth, complete=True)
+
+    def _next_level(self, level: list[tuple[int, State]]) -> list[tuple[int, State]]:
+        after: list[tuple[int, State]] = []
+        for index, state in level:
+            moves = self.world.successors(state)
+            while True:
+                try:
+                    move = next(moves, None)
+                except Violation as broken:
+                    raise _Found(str(broken), index, "…") from broken
+                except BROKEN as broken:
+                    raise _Found(f"A: {broken!r}", index, "…") from broken
+                if move is None:
+                    break
+                self.transitions += 1
+                label, new = move
+                if new not in self.seen:
+                    self._add(new, index, self.world.labels(label), after)
+        return after
+
+    def _add(self, state: State, parent: int, label: int, level: list[tuple[int, State]]) -> None:
+        index = len(self.parents)
+        self.seen.add(state)
+        self.parents.append(parent)
+        self.labels.append(label)
+        try:
+            self.world.check(state)
+            if self.finish and not self._ends_well(state):
+                raise Violation("F", "the end cannot be reached from here")
+        except Violation as broken:
+            raise _Found(str(broken), index, "") from broken
+        except BROKEN as broken:
+            raise _Found(f"A: {broken!r}", index, "(on the way to the end)") from broken
+        level.append((index, state))
+
+    def _ends_well(self, state: State) -> bool:
+        self.world.reducing = False
+        try:
+            return self._finishes(state)
+        finally:
+            self.world.reducing = self.world.bounds.reduce
+
+    def _finishes(self, state: State) -> bool:
+        """Everything under way is lost; do repetitions alone lead to the end?"""
+        world, path = self.world, []
+        state = world.without_messages(state)
+        for _ in range(40):
+            if state in self.ends or world.is_done(state):
+                self.ends.update(path)
+                return True
+            path.append(state)
+            after = world.without_messages(world.rounds(state))
+            if after == state:
+                return False
+            state = after
+        return False
+
+    def trace(self, index: int) -> list[str]:
+        """What led to a state."""
+        lines: list[str] = []
+        while index > 0:
+            lines.append(self.world.tell(self.world.labels.values[self.labels[index]]))
+            index = self.parents[index]
+        return lines[::-1]
+
+    def _report(self, began: float, depth: int, width: int) -> None:
+        if self.progress:
+            seconds = time.monotonic() - began
+            self.progress(
+                f"depth {depth}: {len(self.seen):,} states, {width:,} new, "
+                f"{len(self.seen) / seconds:,.0f}/s, {_peak_mib():,} MiB"
+            )
+
+    def _result(
+        self, began: float, depth: int, *, complete: bool, found: "_Found | None" = None
+    ) -> Result:
+        return Result(
+            states=len(self.seen),
+            transitions=self.transitions,
+            depth=depth,
+            complete=complete,
+            seconds=time.monotonic() - began,
+            violation=found.text if found else "",
+            trace=tuple([*self.trace(found.index), found.last]) if found else (),
+        )
+
+
+class _Found(Exception):
+    def __init__(self, text: str, index: int, last: str) -> None:
+        super().__init__(text)
+        self.text, self.index, self.last = text, index, last
+
+
+def _peak_mib() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Explore within the bounds given on the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    add = parser.add_argument
+    add("--mode", choices=("asp", "bsp"), default="asp")
+    add("--samples", type=int, default=2)
+    add("--epochs", type=int, default=1)
+    add("--slice", type=int, default=2)
+    add("--workers", type=int, default=2)
+    add("--servers", type=int, default=2)
+    add("--leases", type=int, nargs="+", default=[1])
+    add("--window", type=int, default=1)
+    add("--failures", type=int, default=0)
+    add("--kinds", nargs="+", choices=FAILURES, default=list(FAILURES))
+    add("--cuts", type=int, default=1)
+    add("--restarts", choices=("alone", "any"), default="alone")
+    add("--prefetch", action="store_true")
+    add("--late", action="store_true")
+    add("--no-reduce", action="store_true")
+    add("--no-finish", action="store_true", help="do not check F")
+    add("--max-states", type=int, default=0)
+    given = vars(parser.parse_args(arguments))
+    finish = not given.pop("no_finish")
+    given["reduce"] = not given.pop("no_reduce")
+    max_states = given.pop("max_states")
+    for name in ("leases", "kinds"):
+        given[name] = tuple(given[name])
+    explorer = Explorer(
+        Bounds(**given),
+        finish=finish,
+        max_states=max_states,
+        progress=lambda line: print(line, file=sys.stderr, flush=True),
+    )
+    result = explorer.run()
+    for line in result.trace:
+        print("  ", line)
+    print(
+        f"{result.violation or 'clean'}; {result.states:,} states, "
+        f"{'complete' if result.complete else 'not complete'}, {result.transitions:,} transitions, "
+        f"depth {result.depth}, {result.seconds:.1f} s, {_peak_mib():,} MiB"
+    )
+    return 1 if result.violation else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

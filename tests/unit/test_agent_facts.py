@@ -1,0 +1,75 @@
+import os
+from pathlib import Path
+
+from paceline.agent.facts import FactsReader, read_log_tail, read_usage
+from paceline.base.cgroups import NodeGroup
+from paceline.wire.messages import ProcessUp
+from paceline.wire.step_ledger import StepLedgerWriter
+
+
+def up(inc: int) -> ProcessUp:
+    return ProcessUp(node="worker-0", inc=inc, pid=os.getpid(), role="worker")
+
+
+def write(ledger: StepLedgerWriter, step: int, bpt_s: float) -> None:
+    ledger.write(
+        step=step,
+        t_start_s=0.0,
+        bpt_s=bpt_s,
+        compute_s=bpt_s / 2,
+        server_s=bpt_s / 4,
+        message_s=bpt_s / 8,
+        wait_s=bpt_s / 8,
+        samples=10,
+    )
+
+
+def test_means_are_over_the_steps_since_the_last_read(tmp_path: Path) -> None:
+    path = tmp_path / "worker-0.ledger"
+    reader = FactsReader(path, NodeGroup({}))
+    assert reader.read(up(1)).steps == 0
+    ledger = StepLedgerWriter(path, inc=1)
+    write(ledger, 1, 1.0)
+    write(ledger, 2, 3.0)
+    facts = reader.read(up(1))
+    assert (facts.steps, facts.step, facts.samples) == (2, 2, 20)
+    assert (facts.bpt_s, facts.compute_s, facts.idle_s) == (2.0, 1.0, 0.25)
+    write(ledger, 3, 8.0)
+    assert reader.read(up(1)).bpt_s == 8.0
+    nothing_new = reader.read(up(1))
+    assert (nothing_new.steps, nothing_new.bpt_s, nothing_new.step) == (0, 0.0, 3)
+
+
+def test_the_ledger_of_a_former_life_is_not_taken_for_this_ones(tmp_path: Path) -> None:
+    path = tmp_path / "worker-0.ledger"
+    ledger = StepLedgerWriter(path, inc=1)
+    write(ledger, 1, 1.0)
+    facts = FactsReader(path, NodeGroup({})).read(up(2))
+    assert (facts.inc, facts.steps, facts.samples) == (2, 0, 0)
+
+
+def test_a_file_that_is_no_ledger_leaves_the_kernels_facts(tmp_path: Path) -> None:
+    path = tmp_path / "worker-0.ledger"
+    path.write_bytes(b"something else, long enough for a header" * 4)
+    facts = FactsReader(path, NodeGroup({})).read(up(1))
+    assert facts.steps == 0
+    assert facts.rss_bytes > 1 << 20
+
+
+def test_usage_of_a_living_process_is_positive_and_of_a_dead_one_zero() -> None:
+    cpu_s, rss_bytes = read_usage(os.getpid())
+    assert 0.0 < cpu_s < os.times().elapsed
+    assert rss_bytes > 1 << 20
+    assert read_usage(1 << 22) == (0.0, 0)
+
+
+def test_a_log_tail_has_the_last_lines_of_this_life_only(tmp_path: Path) -> None:
+    log = tmp_path / "worker-0.log"
+    assert read_log_tail(log, 0) == ""
+    log.write_text("former life\n")
+    start = log.stat().st_size
+    with log.open("a") as file:
+        file.writelines(f"line {number}\n" for number in range(30))
+    assert read_log_tail(log, start).splitlines() == [f"line {number}" for number in range(10, 30)]
+    log.write_text("former life\nlast words\n")
+    assert read_log_tail(log, start) == "last words"

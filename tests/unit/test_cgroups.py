@@ -1,0 +1,122 @@
+"""On trees made of plain files; `tests/integration/test_node_plane.py` uses the kernel's."""
+
+from pathlib import Path
+
+import pytest
+
+from paceline.base.cgroups import create_node_group, find_node_group, find_trees, remove_job
+
+JOB, NODE = "job-1", "worker-0"
+
+
+class Machine:
+    def __init__(self, root: Path, mounts: str, own: str) -> None:
+        self.root = root
+        self.mounts = root / "mounts"
+        self.own = root / "own"
+        self.mounts.write_text(mounts.replace("ROOT", str(root)))
+        self.own.write_text(own)
+
+
+@pytest.fixture
+def version_1(tmp_path: Path) -> Machine:
+    mounts = (
+        "proc /proc proc rw 0 0\n"
+        "cgroup ROOT/cpu,cpuacct cgroup rw,cpu,cpuacct 0 0\n"
+        "cgroup ROOT/memory cgroup rw,memory 0 0\n"
+        "cgroup2 ROOT/unified cgroup2 rw 0 0\n"
+    )
+    machine = Machine(tmp_path, mounts, "4:memory:/box/a\n2:cpu,cpuacct:/\n0::/\n")
+    for part in ("cpu,cpuacct", "memory/box/a", "unified"):
+        (tmp_path / part).mkdir(parents=True)
+    (tmp_path / "unified/cgroup.controllers").write_text("")
+    return machine
+
+
+@pytest.fixture
+def version_2(tmp_path: Path) -> Machine:
+    machine = Machine(tmp_path, "cgroup2 ROOT/all cgroup2 rw 0 0\n", "0::/box\n")
+    (tmp_path / "all/box").mkdir(parents=True)
+    (tmp_path / "all/box/cgroup.controllers").write_text("cpuset cpu memory pids\n")
+    return machine
+
+
+def test_version_1_groups_are_made_below_ones_own(version_1: Machine) -> None:
+    root, at = version_1.root, (version_1.mounts, version_1.own)
+    group, note = create_node_group(JOB, NODE, 0.5, 1 << 30, *at)
+    assert note == ""
+    cpu = root / "cpu,cpuacct/paceline" / JOB / NODE
+    memory = root / "memory/box/a/paceline" / JOB / NODE
+    assert (cpu / "cpu.cfs_quota_us").read_text() == "50000"
+    assert (memory / "memory.limit_in_bytes").read_text() == str(1 << 30)
+    assert group.join_files == (str(cpu / "cgroup.procs"), str(memory / "cgroup.procs"))
+    (memory / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 3\n")
+    (cpu / "cpu.stat").write_text("nr_periods 9\nnr_throttled 4\nthrottled_time 1500000000\n")
+    assert (group.oom_kills(), group.throttled_s()) == (3, 1.5)
+
+
+def test_version_2_groups_are_made_below_ones_own(version_2: Machine) -> None:
+    root, at = version_2.root, (version_2.mounts, version_2.own)
+    group, note = create_node_group(JOB, NODE, 2.0, None, *at)
+    assert note == ""
+    path = root / "all/box/paceline" / JOB / NODE
+    assert (path / "cpu.max").read_text() == "200000 100000"
+    assert (path / "memory.max").read_text() == "max"
+    assert group.join_files == (str(path / "cgroup.procs"),)
+    (path / "memory.events").write_text("low 0\noom 2\noom_kill 1\n")
+    (path / "cpu.stat").write_text("usage_usec 5\nthrottled_usec 250000\n")
+    assert (group.oom_kills(), group.throttled_s()) == (1, 0.25)
+
+
+def test_a_quota_is_changed_and_lifted_at_run_time(version_1: Machine) -> None:
+    at = (version_1.mounts, version_1.own)
+    create_node_group(JOB, NODE, None, None, *at)
+    quota = version_1.root / "cpu,cpuacct/paceline" / JOB / NODE / "cpu.cfs_quota_us"
+    assert quota.read_text() == "-1"
+    find_node_group(JOB, NODE, *at).set_cpu(0.1)
+    assert quota.read_text() == "10000"
+    find_node_group(JOB, NODE, *at).set_cpu(None)
+    assert quota.read_text() == "-1"
+
+
+def test_without_control_groups_a_note_says_which_limits_are_not_in_force(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, "proc /proc proc rw 0 0\n", "0::/\n")
+    at = (machine.mounts, machine.own)
+    assert find_trees(*at) == {}
+    group, note = create_node_group(JOB, NODE, None, 1 << 30, *at)
+    assert note == (
+        "worker-0 runs without limits "
+        "(memory limit 1073741824: the machine has no such control group)"
+    )
+    assert group.join_files == ()
+    assert (group.oom_kills(), group.throttled_s()) == (0, 0.0)
+    assert create_node_group(JOB, NODE, None, None, *at)[1] == ""
+    with pytest.raises(OSError, match="no cpu control group"):
+        group.set_cpu(1.0)
+
+
+def test_where_making_groups_is_refused_the_note_says_why(version_1: Machine) -> None:
+    base = version_1.root / "cpu,cpuacct"
+    base.rmdir()
+    base.write_text("not a directory")
+    _, note = create_node_group(JOB, NODE, 1.0, 1 << 30, version_1.mounts, version_1.own)
+    assert note.startswith("worker-0 runs without limits (cpu limit 1.0: ")
+    assert "memory" not in note
+
+
+def test_removal_takes_all_groups_of_the_job_and_no_other(version_1: Machine) -> None:
+    at = (version_1.mounts, version_1.own)
+    parent = version_1.root / "memory/box/a/paceline"
+    for path in (parent / JOB / NODE, parent / "job-2" / NODE):
+        path.mkdir(parents=True)
+    assert remove_job(JOB, *at)
+    assert [path.name for path in parent.iterdir()] == ["job-2"]
+    assert remove_job("job-2", *at)
+    assert not parent.exists()
+
+
+def test_a_group_that_still_has_members_is_reported(version_1: Machine) -> None:
+    at = (version_1.mounts, version_1.own)
+    node = version_1.root / "memory/box/a/paceline" / JOB / NODE
+    (node / "not-empty").mkdir(parents=True)
+    assert not remove_job(JOB, *at)

@@ -1,0 +1,136 @@
+"""Grant sizes, when cuts are due, the stages of the end, what the monitor makes of reports."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.master.ending import LAST_CUT_S, LEAVE_S, Ending, Seen, Stage
+from paceline.master.monitor import Monitor, Rate
+from paceline.master.sizing import cut_is_due, lease_samples, lease_steps
+from paceline.wire.messages import NodeFacts
+
+PLENTY = 10**9
+
+
+def test_a_lease_is_four_seconds_of_its_owner_s_work() -> None:
+    fast = lease_samples(speed=1000.0, batch_size=100, remaining=PLENTY, num_workers=4)
+    slow = lease_samples(speed=100.0, batch_size=100, remaining=PLENTY, num_workers=4)
+    assert (fast, slow) == (4000, 400)
+
+
+def test_before_it_is_measured_a_worker_gets_four_batches() -> None:
+    assert lease_samples(speed=None, batch_size=64, remaining=PLENTY, num_workers=2) == 256
+
+
+def test_a_shard_size_set_by_the_user_holds() -> None:
+    size = lease_samples(
+        speed=1e6, batch_size=64, remaining=PLENTY, num_workers=2, shard_size=1_000
+    )
+    assert size == 1_000
+
+
+@given(
+    speed=st.none() | st.floats(0.001, 1e9),
+    batch_size=st.integers(1, 10_000),
+    remaining=st.integers(0, 10**9),
+    num_workers=st.integers(0, 100),
+)
+def test_a_lease_is_at_least_a_batch_and_fair_at_the_tail(
+    speed: float | None, batch_size: int, remaining: int, num_workers: int
+) -> None:
+    size = lease_samples(
+        speed=speed, batch_size=batch_size, remaining=remaining, num_workers=num_workers
+    )
+    assert size % batch_size == 0
+    assert size == batch_size or size * 2 * max(1, num_workers) <= remaining
+    assert size >= batch_size
+
+
+@pytest.mark.parametrize(
+    ("step_s", "steps"), [(None, 16), (0.001, 64), (0.1, 40), (1.0, 4), (60.0, 2)]
+)
+def test_a_synchronous_grant_reaches_some_seconds_ahead(step_s: float | None, steps: int) -> None:
+    assert lease_steps(step_s) == steps
+
+
+def test_a_cut_is_due_by_time_or_by_its_share_whichever_is_rarer() -> None:
+    assert not cut_is_due(since_s=4.9, every_s=5.0, pause_s=0.01, share=0.02)
+    assert cut_is_due(since_s=5.0, every_s=5.0, pause_s=0.01, share=0.02)
+    assert not cut_is_due(since_s=49.0, every_s=5.0, pause_s=1.0, share=0.02)
+    assert cut_is_due(since_s=50.0, every_s=5.0, pause_s=1.0, share=0.02)
+
+
+def seen(
+    workers: int = 0, cut: int = 0, *, servers_up: bool = True, agents: int = 0
+) -> Seen:
+    return Seen(
+        workers_alive=workers, last_cut_no=cut, servers_up=servers_up, agents_connected=agents
+    )
+
+
+def test_a_stop_waits_for_workers_then_a_cut_then_agents() -> None:
+    ending = Ending(state="stopped")
+    ending.advance(seen(workers=1, agents=3), 0.0)
+    assert ending.stage is Stage.WORKERS
+    ending.advance(seen(agents=3), 1.0)
+    assert ending.stage is Stage.CUT
+    ending.wanted_cut = 4
+    ending.advance(seen(cut=3, agents=3), 2.0)
+    assert ending.stage is Stage.CUT
+    ending.advance(seen(cut=4, agents=3), 3.0)
+    assert ending.stage is Stage.LEAVE
+    ending.advance(seen(cut=4, agents=1), 4.0)
+    assert ending.stage is Stage.LEAVE
+    ending.advance(seen(cut=4), 4.1)
+    assert ending.stage is Stage.OVER
+
+
+def test_nobody_is_waited_for_without_end() -> None:
+    ending = Ending(state="finished", stage=Stage.CUT, deadline_s=LAST_CUT_S)
+    ending.advance(seen(agents=1), LAST_CUT_S + 0.1)
+    assert ending.stage is Stage.LEAVE
+    ending.advance(seen(agents=1), LAST_CUT_S + LEAVE_S + 0.2)
+    assert ending.stage is Stage.OVER
+
+
+def test_a_stopped_job_does_not_wait_for_a_server_that_nobody_replaces() -> None:
+    stopped, finished = (Ending(state=s, stage=Stage.CUT, deadline_s=9) for s in ("stopped", "finished"))
+    for ending in (stopped, finished):
+        ending.advance(seen(servers_up=False, agents=1), 1.0)
+    assert stopped.stage is Stage.LEAVE
+    assert finished.stage is Stage.CUT
+
+
+def test_a_rate_is_the_growth_over_the_window() -> None:
+    rate = Rate()
+    assert rate.per_s() is None
+    for second in range(30):
+        rate.add(float(second), 100 * second if second < 15 else 1400 + 10 * (second - 14))
+    assert rate.per_s() == pytest.approx(10.0)
+
+
+def test_totals_are_over_all_lives_of_a_node() -> None:
+    monitor = Monitor()
+    monitor.heartbeat("worker-0", NodeFacts(inc=1, samples=100, steps=1, cpu_s=2.0, bpt_s=0.5), 1.0)
+    monitor.heartbeat("worker-0", NodeFacts(inc=2, samples=5, cpu_s=1.0), 2.0)
+    assert (monitor.nodes["worker-0"].samples, monitor.nodes["worker-0"].cpu_s) == (105, 3.0)
+    assert monitor.speed("worker-0") is None
+
+
+def test_means_stay_while_no_step_ends() -> None:
+    monitor = Monitor()
+    monitor.heartbeat("worker-0", NodeFacts(inc=1, samples=100, steps=4, bpt_s=2.0), 1.0)
+    monitor.heartbeat("worker-0", NodeFacts(inc=1, samples=100, rss_bytes=7), 1.5)
+    facts = monitor.nodes["worker-0"].facts
+    assert (facts.bpt_s, facts.rss_bytes) == (2.0, 7)
+    assert monitor.step_s() == 2.0
+
+
+def test_progress_is_what_grows() -> None:
+    monitor = Monitor()
+    monitor.heartbeat("worker-0", NodeFacts(inc=1, samples=100), 1.0)
+    assert monitor.progress_s == 0.0
+    monitor.heartbeat("worker-0", NodeFacts(inc=1, samples=200), 2.0)
+    monitor.heartbeat("worker-0", NodeFacts(inc=1, samples=200), 3.0)
+    assert monitor.progress_s == 2.0
+    assert monitor.speed("worker-0") == pytest.approx(50.0)
