@@ -84,9 +84,6 @@ class Injector:
     def look(self, status: JobStatus) -> None:
         """Fire what is due; call it often."""
         now_s = time.monotonic()
-        for injection in [i for i in self.active if i.undo_at_s <= now_s]:
-            self.active.remove(injection)
-            injection.undo()
         if not self.waiting or status.committed < self.waiting[0].at_committed:
             return
         pid = self._victim(self.waiting[0], status)
@@ -100,6 +97,12 @@ class Injector:
             return
         self.fired.append((fault, pid))
         self.active.append(Injection(fault, pid, now_s + fault.for_s, undo))
+
+    def take_back(self) -> None:
+        """End pauses and slowings whose time is up; call it often, whoever answers."""
+        for injection in [i for i in self.active if i.undo_at_s <= time.monotonic()]:
+            self.active.remove(injection)
+            injection.undo()
 
     def finish(self) -> None:
         """Take back what is still active."""

@@ -109,7 +109,8 @@ def run(case: Case) -> dict[str, object]:
     assert not left, f"{where}: left behind {left}"
     check_counts(job, case, where)
     seconds = time.monotonic() - start_s
-    shutil.rmtree(job.path)
+    if not os.environ.get("CHAOS_KEEP"):
+        shutil.rmtree(job.path)
     return {
         "seed": case.seed,
         "mode": case.mode,
@@ -126,6 +127,7 @@ def follow(job: JobDir, injector: Injector, deadline_s: float) -> JobStatus | No
     """Inject faults until the job has an outcome; the last status seen."""
     status = None
     while not job.outcome.exists() and time.monotonic() < deadline_s:
+        injector.take_back()
         try:
             reply = ask(job, GetStatus(), timeout_s=1.0)
         except (PacelineError, OSError):

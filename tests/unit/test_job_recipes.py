@@ -10,7 +10,10 @@ from torch.optim import SGD
 
 import paceline as pl
 from paceline.runtime.data.batch import TensorRows
+from paceline.runtime.ps.alone import Alone
+from paceline.runtime.ps.port import Work
 from paceline.runtime.ps.recipes import Recipes, Recorder, tensors_in
+from paceline.runtime.ps.store import Gradients
 
 
 def _learn(batch: Any, ids_of: Any) -> Recipes:
@@ -94,7 +97,7 @@ def test_tensors_are_found_in_a_batch_that_contains_itself() -> None:
 
 
 class Fickle(nn.Module):
-    """Uses its table as ``choose`` says; counts."""
+    """Looks up what ``choose`` says, with a gradient of 1 each time; counts its calls."""
 
     def __init__(self, choose: Any) -> None:
         super().__init__()
@@ -103,24 +106,77 @@ class Fickle(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
-        return self.table(self.choose(self.calls, x)).sum()
+        return torch.stack([self.table(ids).sum() for ids in self.choose(self.calls, x)]).sum()
 
 
-def _columns_alternate(call: int, x: Tensor) -> Tensor:
-    return x[:, call % 2]
+@pytest.fixture
+def pushed(monkeypatch: pytest.MonkeyPatch) -> list[Gradients]:
+    """All contributions of the jobs of a test."""
+    seen: list[Gradients] = []
+    push = Alone.push
+
+    def noting(trainer: Alone, work: Work, gradients: Gradients) -> None:
+        seen.append(gradients)
+        push(trainer, work, gradients)
+
+    monkeypatch.setattr(Alone, "push", noting)
+    return seen
 
 
-def _changed_in_place(call: int, x: Tensor) -> Tensor:
-    x[:, 0].add_(1)
-    return x[:, 0]
+def test_the_padding_row_takes_no_gradient(pushed: list[Gradients]) -> None:
+    data = TensorRows(x=torch.tensor([[7, 1], [2, 7], [7, 7], [3, 1]]))
+    for make in (nn.Embedding, nn.EmbeddingBag):
+        table = make(40, 2, sparse=True, padding_idx=7)
+        optimizer = SGD(table.parameters(), lr=1.0)
+        job = pl.init()
+        job.prepare(table, optimizer)
+        for batch in job.batches(data, 2, shuffle=False, epochs=2):
+            table(batch.x).sum().backward()
+            optimizer.step()
+    ids = [sorted(gradients.sparse[0][0].tolist()) for gradients in pushed]
+    assert ids == [[1, 2], [1, 3]] * 4
 
 
-def _two_kinds(call: int, x: Tensor) -> Tensor:
-    return x[:, 0] if call < 9 else x[:, 1] * 2
+def _columns_alternate(call: int, x: Tensor) -> list[Tensor]:
+    return [x[:, call % 2]]
 
 
-@pytest.mark.parametrize("choose", [_columns_alternate, _changed_in_place, _two_kinds])
-def test_every_id_takes_exactly_its_gradients_whatever_the_recipe(choose: Any) -> None:
+def _changed_in_place(call: int, x: Tensor) -> list[Tensor]:
+    if call > 4:
+        x[:, 0].add_(1)
+    return [x[:, 0]]
+
+
+def _two_kinds(call: int, x: Tensor) -> list[Tensor]:
+    return [x[:, 0] if call < 9 else x[:, 1] * 2]
+
+
+def _one_of_two_foreseen(call: int, x: Tensor) -> list[Tensor]:
+    return [x[:, 0], x[:, 1] + call % 2]
+
+
+def _the_same_twice(call: int, x: Tensor) -> list[Tensor]:
+    return [x[:, 0], x[:, 0]]
+
+
+def _sometimes_none(call: int, x: Tensor) -> list[Tensor]:
+    return [x[:, 0], x[:, 1]] if call % 3 else [x[:, 1]]
+
+
+@pytest.mark.parametrize(
+    "choose",
+    [
+        _columns_alternate,
+        _changed_in_place,
+        _two_kinds,
+        _one_of_two_foreseen,
+        _the_same_twice,
+        _sometimes_none,
+    ],
+)
+def test_every_id_takes_exactly_its_gradients_whatever_the_recipe(
+    choose: Any, pushed: list[Gradients]
+) -> None:
     data = TensorRows(x=torch.randint(0, 19, (160, 2), generator=torch.manual_seed(5)))
     model = Fickle(choose)
     expected = model.table.weight.detach().clone()
@@ -128,10 +184,12 @@ def test_every_id_takes_exactly_its_gradients_whatever_the_recipe(choose: Any) -
     job = pl.init()
     job.prepare(model, optimizer)
     for call, batch in enumerate(job.batches(data, 8), 1):
-        ids = choose(call, batch.x.clone())
+        ids = torch.cat(choose(call, batch.x.clone()))
         model(batch.x).backward()
         optimizer.step()
-        expected.index_add_(0, ids, torch.full((8, 2), -1.0, dtype=torch.float64))
+        # A gradient of zero would not do: lazy Adam moves the row.
+        assert sorted(pushed[-1].sparse[0][0].tolist()) == ids.unique().tolist()
+        expected.index_add_(0, ids, torch.full((len(ids), 2), -1.0, dtype=torch.float64))
     assert model.calls == 20
     assert torch.allclose(model.state_dict()["table.weight"], expected, rtol=1e-13)
 
@@ -146,7 +204,7 @@ def test_rows_are_pulled_ahead_once_ids_are_learned(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(pl.Job, "_fetch_rows", counted)
     data = TensorRows(x=torch.randint(0, 40, (70, 2)))
-    model = Fickle(lambda _, x: x[:, 0] % 30)
+    model = Fickle(lambda _, x: [x[:, 0] % 30, x[:, 1], x[:, 1]])
     optimizer = SGD(model.parameters(), lr=1.0)
     job = pl.init()
     job.prepare(model, optimizer)
@@ -154,4 +212,4 @@ def test_rows_are_pulled_ahead_once_ids_are_learned(monkeypatch: pytest.MonkeyPa
         model(batch.x).backward()
         optimizer.step()
     assert model.calls == 9
-    assert len(fetched) == 1
+    assert len(fetched) == 2

@@ -26,7 +26,7 @@ SCHEMA = ModelSchema(
     tables=(
         Table(name="fixed", dim=3, dtype="float64", group=2, num_rows=150),
         Table(name="dynamic", dim=4, dtype="float32", group=1, init_seed=7),
-        Table(name="admitted", dim=2, dtype="float32", group=2, admit=3, ttl_steps=16),
+        Table(name="admitted", dim=2, dtype="float32", group=2, admit=2, ttl_steps=6),
     ),
     groups=(
         OptimizerGroup(kind="sgd", hyper={"momentum": 0.9}),
@@ -51,7 +51,7 @@ def fresh(owners: tuple[int, ...] = ALONE) -> list[Store]:
 def whole_gradients(rng: np.random.Generator) -> Gradients:
     sizes = layout.dense_sizes(SCHEMA)
     dense = {dtype: rng.normal(size=size).astype(dtype) for dtype, size in sizes.items()}
-    ids = (rng.integers(0, 150, 40), rng.integers(-9, 9, 40) << 40, rng.integers(0, 30, 20))
+    ids = (rng.integers(0, 150, 40), rng.integers(-9, 9, 40) << 40, rng.integers(0, 120, 20))
     sparse = {
         index: (ids[index], rng.normal(size=(ids[index].size, table.dim)).astype(table.dtype))
         for index, table in enumerate(SCHEMA.tables)
@@ -272,6 +272,14 @@ def test_row_unused_for_longer_than_its_time_to_live_is_dropped_and_starts_afres
     assert held(store) == {2}
     push(store, 1)
     np.testing.assert_allclose(store.rows(0, np.array([1])), first - 1.0)
+
+
+def test_age_counts_updates_that_do_not_touch_the_table() -> None:
+    store = dynamic(ttl_steps=8)
+    push(store, 1)
+    for _ in range(9):
+        store.apply([Gradients({}, {}, 1, (1.0,))])
+    assert held(store) == set()
 
 
 def test_capacity_drops_the_least_recently_used_rows() -> None:

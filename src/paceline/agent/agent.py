@@ -18,7 +18,7 @@ from collections.abc import Iterable
 import msgspec
 
 from paceline.agent.facts import FactsReader
-from paceline.agent.process import ProcessHost
+from paceline.agent.process import ProcessHost, role_of
 from paceline.agent.state import (
     Act,
     Deliver,
@@ -87,7 +87,8 @@ class Agent:
             self._host.kill_strays()
 
     def _make_group(self) -> NodeGroup:
-        nodes = self._spec.servers if self._node.startswith("server") else self._spec.workers
+        role = role_of(self._node)
+        nodes = self._spec.servers if role == "server" else self._spec.workers
         group, note = create_node_group(self._job.job_id, self._node, nodes.cpu, nodes.memory_bytes)
         if note:
             _log.warning("no_limits note=%s", note)
@@ -103,13 +104,14 @@ class Agent:
         tasks = [asyncio.create_task(each) for each in loops]
         quitting = asyncio.create_task(self._quit.wait())
         done, _ = await asyncio.wait({*tasks, quitting}, return_when=asyncio.FIRST_COMPLETED)
-        await self._flush()
-        for task in (*tasks, quitting):
-            task.cancel()
-        await asyncio.gather(*tasks, quitting, return_exceptions=True)
-        await self._close()
         for task in done:
+            # Raises if it was not the end but a bug: then all stays as it is for a successor.
             task.result()
+        await self._flush()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._close()
 
     async def _flush(self) -> None:
         """Give what was sent last a moment to leave; the master also sees the stream end."""

@@ -173,7 +173,17 @@ def _make(tree: Tree, job_id: str, node: str, controller: str) -> Tree:
             (path / "cgroup.subtree_control").write_text(f"+{controller}")
         path = path / part
         path.mkdir(exist_ok=True)
+    if controller == "cpu":
+        for parent in (path.parent, path.parent.parent):
+            _weigh_by_members(parent)
     return Tree(tree.version, path)
+
+
+def _weigh_by_members(parent: Path) -> None:
+    """Let a group of n nodes weigh as much as n processes outside of it, not as one."""
+    num_nodes = sum(1 for path in parent.rglob("*") if path.is_dir() and path.name != "paceline")
+    _write_if_there(parent / "cpu.shares", str(min(1024 * num_nodes, 262_144)))
+    _write_if_there(parent / "cpu.weight", str(min(100 * num_nodes, 10_000)))
 
 
 def _set_limits(group: NodeGroup, cpu: float | None, memory_bytes: int | None) -> dict[str, str]:

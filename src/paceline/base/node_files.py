@@ -17,6 +17,10 @@ class NodeFiles:
         self.log = job.logs / f"{node}.log"
 
     def remove(self) -> None:
-        """Remove what only a living node needs, and what its dead processes did not finish."""
-        for path in self.process.parent.glob(f"{self.process.stem}.*"):
+        """Remove what only a living node needs, and what its dead processes left.
+
+        Besides the files above (``server-1.*``) these are the data plane's (``server-1-7.*``).
+        """
+        folder, node = self.process.parent, self.process.stem
+        for path in (*folder.glob(f"{node}.*"), *folder.glob(f"{node}-*")):
             path.unlink(missing_ok=True)

@@ -13,9 +13,9 @@ NUM_BUCKETS = 64
 class OptimizerGroup(msgspec.Struct, frozen=True, kw_only=True):
     """One torch parameter group, as the servers run it.
 
-    ``kind`` is one of sgd, adagrad, rowwise_adagrad, adam, adamw, ftrl. ``hyper`` holds the remaining
-    hyper-parameters by torch's names (momentum, eps, beta1, beta2, weight_decay, ...). The
-    learning rate is not here: it is read at every step and travels with each contribution.
+    ``kind`` is one of sgd, adagrad, rowwise_adagrad, adam, adamw, ftrl. ``hyper`` holds the
+    remaining hyper-parameters by torch's names (momentum, eps, beta1, beta2, weight_decay, ...).
+    The learning rate is not here: it is read at every step and travels with each contribution.
     """
 
     kind: str
@@ -45,7 +45,7 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
     init_std: float = 0.01
     """Dynamic tables: rows start as N(0, init_std), a pure function of (seed, key)."""
     admit: int = 1
-    """Dynamic tables: a key gets a row when it was seen this many times."""
+    """Dynamic tables: a key gets a row in the update that is the n-th to contain it."""
     ttl_steps: int | None = None
     """Dynamic tables: rows unused for this many applied updates are evicted. None: never."""
     capacity: int | None = None

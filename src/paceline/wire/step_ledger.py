@@ -25,6 +25,7 @@ process that still writes does so into a file that nobody reads.
 
 import mmap
 import os
+import struct
 import time
 from array import array
 from pathlib import Path
@@ -42,6 +43,7 @@ _INC, _PID, _SLOTS, _WRITTEN, _FLAGS, _COUNT = 1, 2, 3, 4, 5, 6
 _FIRST = 8
 _WORDS = 16
 """Of a record: front stamp, the fields of StepRecord, back stamp."""
+_FIELDS = struct.Struct(f"@{_WORDS - 2}d")
 
 
 class StepRecord(NamedTuple):
@@ -100,7 +102,8 @@ class StepLedgerWriter:
         finally:
             os.close(descriptor)
         page[: len(_MAGIC)] = _MAGIC
-        self._words: memoryview[float] = memoryview(page).cast("d")
+        self._bytes = memoryview(page)
+        self._words: memoryview[float] = self._bytes.cast("d")
         header = (inc, os.getpid(), num_slots, time.monotonic(), 0, 0)
         self._words[_INC : _COUNT + 1] = array("d", header)
         fresh.rename(path)
@@ -130,9 +133,11 @@ class StepLedgerWriter:
             wait + wait_s,
         )
         step_fields = (step, t_start_s, bpt_s, compute_s, server_s, message_s, wait_s, samples)
+        fields = _FIELDS.pack(*step_fields, stamp, self._samples, *totals)
+        start = (at + 1) * _WORD_BYTES
         # Not struct.pack_into: it clears its target first, and so would tear stamps and count.
         words[at] = stamp
-        words[at + 1 : at + _WORDS - 1] = array("d", (*step_fields, stamp, self._samples, *totals))
+        self._bytes[start : start + _FIELDS.size] = fields
         words[at + _WORDS - 1] = stamp
         words[_WRITTEN] = t_start_s + bpt_s
         words[_FLAGS] = 0

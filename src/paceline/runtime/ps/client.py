@@ -91,9 +91,10 @@ def connect() -> "ServerTrainer":
 class Pulling:
     """A pull under way: what was asked, and the answers so far."""
 
-    def __init__(self, work: Work | None, split: Split) -> None:
+    def __init__(self, work: Work | None, split: Split, ticket: int) -> None:
         self.work = work
         self.split = split
+        self.ticket = ticket
         self.answers: dict[int, tuple[PulledMessage, Sequence[memoryview]]] = {}
         self.start_s = time.perf_counter()
         #: When the last server had answered; 0.0: not yet.
@@ -191,11 +192,14 @@ class ServerTrainer:
         while True:
             self._pump(0.0)
             self._check_stop()
-            work = self._take(feed) if self._may_take(feed) else None
+            if not self._may_take(feed):
+                self._pump(WAIT_S)
+                continue
+            work = self._take(feed)
             if work is not None:
                 self._order_ahead(feed)
                 return work
-            if feed in self.state.ended and self.state.epoch_no:
+            if feed in self.state.ended and self.partition is not None:
                 return None
             self._starve(feed, rest=not rested)
             rested = True
@@ -288,7 +292,7 @@ class ServerTrainer:
         ahead = max(0, work.step - 1 - self.state.step) if work.step else 0
         if self.spec.mode == "ssp" and work not in self._in_hand:
             ahead = 1
-        self._pulling = Pulling(work, Split(self.partition, ids))
+        self._pulling = Pulling(work, Split(self.partition, ids), self.state.ticket + 1)
         self._do(self.state.start_pull(tuple(ids), ahead=ahead))
 
     def wait_pull(self, work: Work) -> Pulled | None:
@@ -318,7 +322,8 @@ class ServerTrainer:
         while pulling is None or not pulling.done_s:
             self._until(lambda: self.partition is not None)
             assert self.partition is not None
-            self._pulling = pulling = Pulling(None, Split(self.partition, ids))
+            split = Split(self.partition, ids)
+            self._pulling = pulling = Pulling(None, split, self.state.ticket + 1)
             self._do(self.state.start_pull(tuple(ids), dense=dense))
             self._until(lambda: self._pulling is not pulling or pulling.done_s > 0)  # noqa: B023
         assert self.partition is not None
@@ -480,7 +485,7 @@ class ServerTrainer:
         match message:
             case PulledMessage():
                 pulling = self._pulling
-                if pulling is not None and message.ticket == self.state.ticket:
+                if pulling is not None and message.ticket == pulling.ticket:
                     pulling.answers[server] = (message, frames)
                 self._do(self.state.pulled(message))
             case Held():
@@ -524,8 +529,8 @@ class ServerTrainer:
                     self._send_part(server, message)
                 case ToServer(server, message):
                     self._send(server, message)
-                case PullDone():
-                    if self._pulling is not None:
+                case PullDone(ticket):
+                    if self._pulling is not None and self._pulling.ticket == ticket:
                         self._pulling.done_s = time.perf_counter()
                 case DropWork():
                     self._drop()
@@ -534,8 +539,9 @@ class ServerTrainer:
 
     def _send(self, server: int, message: Data) -> None:
         frames: list[Array] = []
-        if isinstance(message, Pull) and message.tables and self._pulling is not None:
-            frames = self._pulling.split.ids_of(self.state.servers.index(server))
+        pulling = self._pulling
+        if isinstance(message, Pull) and pulling and pulling.ticket == message.ticket:
+            frames = pulling.split.ids_of(self.state.servers.index(server))
         self.data.send(server, message, frames)
 
     def _drop(self) -> None:

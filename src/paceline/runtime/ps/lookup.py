@@ -136,7 +136,7 @@ class Lookups:
                 f"table {table.name!r}: id {out_of_range} is not in [0, {table.num_rows})"
             )
         compact = _compact(table, unique, self.fetch(table.index, unique))
-        positions = torch.from_numpy(inverse).view(ids.shape).to(ids.device)
+        positions = _shaped(inverse, ids)
         table.calls.append(Call(ids, positions, compact, used=True, version=ids._version))
         return positions, compact
 
@@ -153,15 +153,23 @@ def foresee(table: TableLookup, ids: Sequence[Tensor]) -> Foreseen | None:
     if bad_id(unique, table.num_rows) is not None:
         return None
     calls, start = [], 0
-    for one in ids:
-        positions = torch.from_numpy(inverse[start : start + one.numel()]).view(one.shape)
-        calls.append(Call(one, positions.to(one.device), version=one._version))
-        start += one.numel()
+    for one, its_ids in zip(ids, flat, strict=True):
+        stop = start + its_ids.size
+        calls.append(Call(one, _shaped(inverse[start:stop], one), version=one._version))
+        start = stop
     return Foreseen(unique, calls)
+
+
+def _shaped(inverse: Ids, ids: Tensor) -> Tensor:
+    """Positions in the shape of the ids and where they are."""
+    positions = torch.from_numpy(inverse).view(ids.shape)
+    return positions if ids.is_cpu else positions.to(ids.device)
 
 
 def flat_ids(ids: Tensor) -> Ids:
     """Ids as an int64 vector on the cpu."""
+    if ids.dtype is torch.int64 and ids.is_cpu:
+        return ids.reshape(-1).numpy()
     return ids.detach().to(device="cpu", dtype=torch.int64).reshape(-1).numpy()
 
 

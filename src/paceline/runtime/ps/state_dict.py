@@ -50,7 +50,9 @@ class Gatherer:
             if id(param) in self._dense:
                 one = self._dense[id(param)]
                 # A copy: formats like safetensors refuse tensors that share memory.
-                state[prefix + name] = self._model.view(self._flat, one).to(one.param.device).clone()
+                state[prefix + name] = (
+                    self._model.view(self._flat, one).to(one.param.device).clone()
+                )
             elif id(param) in self._tables:
                 self._fill_table(self._tables[id(param)], state, prefix, name)
 

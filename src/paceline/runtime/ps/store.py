@@ -110,6 +110,9 @@ class Store:
                 if index in part.sparse
             ]
             self._apply_rows(index, given_rows, parts[-1].rates)
+        for table in self._tables:
+            if isinstance(table, DynamicTable):
+                table.evict(self.updates)
 
     def _apply_rows(
         self, index: int, given: list[tuple[Int64s, Array, float]], rates: tuple[float, ...]

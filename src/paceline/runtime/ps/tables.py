@@ -192,6 +192,8 @@ class Waiting:
     def keep(self, kept: Array) -> None:
         """Drop the keys that are not ``kept`` (a mask), and those admitted."""
         places = np.flatnonzero(kept & (self.counts[: self.index.used] > 0))
+        if places.size == self.index.used:
+            return
         for array in (self.counts, self.seen_at):
             array[: places.size] = array[places]
             array[places.size :] = 0
@@ -243,11 +245,10 @@ class DynamicTable:
             kernels.initial_where_absent(keys, rows, table.init_seed, float(table.init_std), out)
 
     def apply(self, keys: Int64s, grads: Array, lr: float, step: int) -> None:
-        """One optimizer step on the rows of ``keys``, which are distinct; admits and evicts."""
+        """One optimizer step on the rows of ``keys``, which are distinct; admits."""
         rows = self._admitted(keys, step) if self.table.admit > 1 else self._created(keys)
         self.last_used[rows[rows >= 0]] = step
         self.slabs.update(rows, grads, lr, step)
-        self._evict(step)
 
     def _created(self, keys: Int64s) -> Int64s:
         before = self.index.used
@@ -273,8 +274,11 @@ class DynamicTable:
                 rows, _ = self.index.find(keys)
         return rows
 
-    def _evict(self, step: int) -> None:
-        """Drop what is too old (looked for 8 times a lifetime) and, if too many, the oldest."""
+    def evict(self, step: int) -> None:
+        """Drop what is too old (looked for 8 times a lifetime) and, if too many, the oldest.
+
+        Called after every update, of this table or not: then rows end alike on any servers.
+        """
         ttl = self.table.ttl_steps
         if ttl is not None and step % max(1, ttl // 8) == 0:
             self._keep(np.flatnonzero(step - self.last_used[: self.index.used] <= ttl))

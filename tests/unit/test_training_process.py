@@ -1,12 +1,66 @@
-"""What a user sees of an error in the script, and how it is judged."""
+"""The training process: its link, its stop flag, and what a user sees of an error."""
 
+import os
 import runpy
+import shutil
+import signal
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from paceline.runtime.process import exit_code, kind_of, raised_in_user_code, user_traceback
+from paceline.base.jobdir import JobDir
+from paceline.base.node_files import NodeFiles
+from paceline.runtime import process as process_module
+from paceline.runtime.process import (
+    AgentLost,
+    Process,
+    exit_code,
+    kind_of,
+    raised_in_user_code,
+    user_traceback,
+)
+from paceline.wire.messages import ProcessUp
+from paceline.wire.spec import JobSpec, save
+
+
+@pytest.fixture
+def process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Process]:
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+    job = JobDir.create("process")
+    save(JobSpec(script="train.py"), job.spec)
+    handler = signal.getsignal(signal.SIGTERM)
+    up = ProcessUp(node="server-0", inc=7, pid=os.getpid(), role="server")
+    yield Process(job, up, rank=0, num_workers=2)
+    signal.signal(signal.SIGTERM, handler)
+    shutil.rmtree(job.run_dir)
+
+
+def test_a_process_goes_on_without_an_agent_for_a_while_only(
+    process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not process.keep_link()
+    monkeypatch.setattr(process_module, "AGENT_WAIT_S", 0.0)
+    with pytest.raises(AgentLost) as lost:
+        process.keep_link()
+    assert lost.value.code == process_module.EXIT_NO_AGENT
+    assert not isinstance(lost.value, Exception)
+
+
+def test_sigterm_asks_for_a_stop_and_does_no_more(process: Process) -> None:
+    assert not process.stop_requested
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert process.stop_requested
+
+
+def test_an_announced_address_is_what_a_later_agent_finds(process: Process) -> None:
+    process.announce("tcp://127.0.0.1:4711")
+    recorded = NodeFiles(process.job, "server-0").process.read_bytes()
+    assert msgspec.json.decode(recorded, type=ProcessUp) == ProcessUp(
+        node="server-0", inc=7, pid=os.getpid(), role="server", address="tcp://127.0.0.1:4711"
+    )
 
 
 class CustomError(Exception):
@@ -82,4 +136,4 @@ def test_exit_codes_are_mapped_as_python_maps_them(argument: object, code: int) 
 
 def test_errors_are_named_by_their_qualified_class() -> None:
     assert kind_of(KeyError()) == "KeyError"
-    assert kind_of(CustomError()).endswith("test_agent_process_errors.CustomError")
+    assert kind_of(CustomError()).endswith("test_training_process.CustomError")

@@ -1,0 +1,299 @@
+"""How fast the master deals out samples: get+complete pairs per second through real sockets.
+
+    python benchmarks/dispatch.py [--seconds 5] [--batch 64] [--dlrover PYTHON]
+
+One master process (the production `Master`, journal on disk in WAL mode, grants journalled before
+they leave), four client processes over gRPC on loopback. A *pair* is one grant received plus its
+completion taken by the ledger. Unbatched: a client sends one request, which completes the grant
+before it, and waits for the answer. Batched: ``--batch`` such requests travel in one message.
+The second part measures a ledger of 10^12 samples. With ``--dlrover`` (the Python of a virtual
+environment with dlrover 0.6.1) its local master serves the same number of clients in the same run.
+Prints JSON.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from paceline.base.jobdir import JobDir
+from paceline.base.samples import Span
+from paceline.master.ports import AgentEnd
+from paceline.master.service import Master
+from paceline.master.shards.ledger import Ledger
+from paceline.wire.control import ControlClient, MasterStream
+from paceline.wire.messages import (
+    AgentHello,
+    Feed,
+    FromProcess,
+    Grant,
+    InitialWritten,
+    LeaseRequest,
+    NewEpoch,
+    NodeUp,
+    OpenFeed,
+    Prepared,
+    ProcessUp,
+    Restore,
+    Restored,
+    StartProcess,
+    ToProcess,
+    WriteInitial,
+)
+from paceline.wire.schema import ModelSchema
+from paceline.wire.spec import CheckpointSpec, JobSpec, NodeSpec
+
+NUM_CLIENTS = 4
+WARM_UP_S = 0.5
+FEED = Feed(
+    feed=0,
+    purpose="train",
+    num_samples=10**12,
+    epochs=1,
+    batch_size=64,
+    shard_size=10_000,
+    shuffle=True,
+    seed=0,
+)
+
+
+class NoBackend:
+    """Nodes come by themselves."""
+
+    def launch(self, node: str) -> None:
+        pass
+
+    def adopt(self, node: str, agent_pid: int) -> None:
+        pass
+
+    def stop(self, node: str) -> None:
+        pass
+
+    async def watch(self) -> AsyncIterator[AgentEnd]:
+        await asyncio.Event().wait()
+        yield  # type: ignore[misc]
+
+    def pending_s(self, node: str) -> float:
+        return 0.0
+
+
+class Client:
+    """One node: its agent's stream, and the messages of its process."""
+
+    def __init__(self, stream: MasterStream, node: str) -> None:
+        self.stream, self.node, self.inc = stream, node, 0
+
+    @classmethod
+    async def connect(cls, job: JobDir, node: str) -> "Client":
+        while not job.master_address.exists():
+            await asyncio.sleep(0.02)
+        address = job.master_address.read_text().strip()
+        client = cls(await ControlClient(address, job.secret()).connect_agent(), node)
+        client.stream.send_nowait(AgentHello(node=node, agent_pid=os.getpid(), host="bench"))
+        start = await client.wait(StartProcess)
+        client.inc = start.inc
+        role = node.partition("-")[0]
+        client.say(ProcessUp(node=node, inc=start.inc, pid=1, role=role, address="ipc://none"))
+        return client
+
+    def say(self, body: NodeUp) -> None:
+        self.stream.send_nowait(FromProcess(node=self.node, body=body))
+
+    async def wait(self, kind: type) -> object:  # type: ignore[type-arg]
+        async for message in self.stream:
+            body = message.body if isinstance(message, ToProcess) else message
+            if isinstance(body, kind):
+                return body
+        raise SystemExit(f"{self.node}: the master closed the stream before {kind.__name__}")
+
+    async def join(self) -> int:
+        """Prepare, open the feed, wait for the epoch; its number."""
+        self.say(Prepared(inc=self.inc, schema=ModelSchema()))
+        async for message in self.stream:
+            match message.body if isinstance(message, ToProcess) else message:
+                case WriteInitial():
+                    self.say(InitialWritten(inc=self.inc))
+                case NewEpoch(epoch_no=epoch_no):
+                    self.say(OpenFeed(inc=self.inc, feed=FEED))
+                    return epoch_no
+        raise SystemExit(f"{self.node}: no epoch")
+
+
+async def run_master(job: JobDir, seconds: float) -> None:
+    spec = JobSpec(
+        script="/bench",
+        mode="asp",
+        samples="at-least-once",
+        workers=NodeSpec(count=NUM_CLIENTS),
+        checkpoint=CheckpointSpec(every_s=10_000),
+    )
+    master = Master(job, spec, NoBackend())
+    running = asyncio.create_task(master.run())
+    await asyncio.wait({running}, timeout=seconds)
+    if running.done():
+        running.result()
+    os._exit(0)
+
+
+async def run_server(job: JobDir) -> None:
+    client = await Client.connect(job, "server-0")
+    restore = await client.wait(Restore)
+    assert isinstance(restore, Restore)
+    client.say(Restored(epoch_no=restore.epoch_no, inc=client.inc))
+    async for _ in client.stream:
+        pass
+
+
+async def run_worker(job: JobDir, index: int, batch: int, seconds: float) -> None:
+    """Ask and complete as fast as the answers come."""
+    client = await Client.connect(job, f"worker-{index}")
+    epoch_no = await client.join()
+    n, num_pairs = 0, 0
+    handled: list[tuple[Span, ...]] = [()] * batch
+    waits_s: list[float] = []
+    begin_s = time.monotonic() + WARM_UP_S
+    while (start_s := time.monotonic()) < begin_s + seconds:
+        for k in range(batch):
+            request = LeaseRequest(
+                epoch_no=epoch_no, inc=client.inc, n=n + k + 1, feed=0, handled=handled[k]
+            )
+            client.say(request)
+        for k in range(batch):
+            grant = await client.wait(Grant)
+            assert isinstance(grant, Grant)
+            assert grant.n == n + k + 1
+            handled[k] = grant.spans
+        n += batch
+        if start_s >= begin_s:
+            num_pairs += batch
+            waits_s.append(time.monotonic() - start_s)
+    print(json.dumps({"pairs": num_pairs, "seconds": seconds, "waits_s": waits_s[-20_000:]}))
+
+
+def start(*args: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, __file__, *args], stdout=subprocess.PIPE, text=True
+    )
+
+
+def measure(batch: int, seconds: float) -> dict[str, object]:
+    """One master, four clients: pairs per second and the time from request to answer."""
+    with tempfile.TemporaryDirectory() as folder:
+        job = JobDir(Path(folder) / f"dispatch-{os.getpid()}-{batch}")
+        job.path.mkdir()
+        job.secret_file.write_text("s" * 64)
+        job.cuts.mkdir()
+        job.make_run_dir()
+        limit_s = str(seconds + WARM_UP_S + 20)
+        master = start("--role", "master", "--job", str(job.path), "--seconds", limit_s)
+        server = start("--role", "server", "--job", str(job.path))
+        workers = [
+            start("--role", "worker", "--job", str(job.path), "--index", str(i))
+            start(
+                *("--role", "worker", "--job", str(job.path), "--index", str(i)),
+                *("--batch", str(batch), "--seconds", str(seconds)),
+            )
+            for i in range(NUM_CLIENTS)
+        ]
+        results = [json.loads(worker.communicate()[0]) for worker in workers]
+        cpu_s = _cpu_s(master.pid)
+        for process in (server, master):
+            process.kill()
+            process.wait()
+        journal_bytes = sum(path.stat().st_size for path in job.path.glob("journal*"))
+        job.run_dir.rmdir()
+    waits = sorted(wait for result in results for wait in result["waits_s"])
+    return {
+        "requests_per_message": batch,
+        "pairs_per_s": round(sum(r["pairs"] for r in results) / seconds),
+        "answer_p50_ms": round(1e3 * statistics.median(waits), 3),
+        "answer_p99_ms": round(1e3 * waits[int(0.99 * len(waits))], 3),
+        "master_cpu_s": round(cpu_s, 2),
+        "journal_bytes": journal_bytes,
+    }
+
+
+def _cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _rss_mb() -> float:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / 1e6
+
+
+def measure_ledger(num_grants: int) -> dict[str, object]:
+    """A ledger of 10^12 samples: creation, then grants that are completed in random order."""
+    before_mb = _rss_mb()
+    start_s = time.perf_counter()
+    ledger = Ledger()
+    ledger.open(FEED)
+    created_ms = 1e3 * (time.perf_counter() - start_s)
+    created_mb = _rss_mb() - before_mb
+    rng = random.Random(0)
+    start_s = time.perf_counter()
+    open_grants: list[Span] = []
+    peak_mb = 0.0
+    for n in range(num_grants):
+        (span,) = ledger.pick(0, 1_000)
+        ledger.grant(n % NUM_CLIENTS, [span])
+        open_grants.append(span)
+    rng.shuffle(open_grants)
+    for n, span in enumerate(open_grants):
+        ledger.commit([span])
+        if n % (num_grants // 64) == 0:
+            peak_mb = max(peak_mb, _rss_mb())
+    del open_grants
+    return {
+        "samples": FEED.num_samples,
+        "created_ms": round(created_ms, 4),
+        "created_rss_growth_mb": round(created_mb, 2),
+        "grants": num_grants,
+        "grants_and_completions_s": round(time.perf_counter() - start_s, 1),
+        "rss_growth_after_mb": round(_rss_mb() - before_mb, 1),
+        "rss_growth_peak_mb_with_the_list_of_open_grants": round(peak_mb - before_mb, 1),
+        "intervals_left": len(ledger.done.lines[0].edges) // 2,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--grants", type=int, default=1_000_000)
+    parser.add_argument("--dlrover", default="")
+    parser.add_argument("--only", choices=["sockets", "ledger"])
+    parser.add_argument("--role")
+    parser.add_argument("--job", type=Path)
+    parser.add_argument("--index", type=int, default=0)
+    options = parser.parse_args()
+    match options.role:
+        case "master":
+            asyncio.run(run_master(JobDir(options.job), options.seconds))
+        case "server":
+            asyncio.run(run_server(JobDir(options.job)))
+        case "worker":
+            work = run_worker(JobDir(options.job), options.index, options.batch, options.seconds)
+            asyncio.run(work)
+        case _:
+            report: dict[str, object] = {"clients": NUM_CLIENTS, "cores": os.cpu_count()}
+            if options.only != "ledger":
+                report["unbatched"] = measure(1, options.seconds)
+                report["batched"] = measure(options.batch, options.seconds)
+            if options.only != "sockets":
+                report["ledger"] = measure_ledger(options.grants)
+            print(json.dumps(report, indent=2))
+
+
+if __name__ == "__main__":
+    main()

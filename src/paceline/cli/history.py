@@ -1,0 +1,150 @@
+"""The files a job leaves behind as facts: events and metrics, whole or as they grow.
+
+The master writes them, and may be killed in the middle of a line; a reader sees whole lines only.
+"""
+
+from pathlib import Path
+
+import msgspec
+
+
+class Event(msgspec.Struct, frozen=True):
+    """One line of ``events.jsonl``: something has changed."""
+
+    t: float
+    """Unix time."""
+    event: str
+    node: str = ""
+    inc: int = 0
+    reason: str = ""
+
+
+class NodePoint(msgspec.Struct, frozen=True):
+    """One node in one line of ``metrics.jsonl``; counters go over all its lives."""
+
+    step: int = 0
+    samples: int = 0
+    """Handed to its training loop."""
+    bpt_s: float = 0.0
+    compute_s: float = 0.0
+    server_s: float = 0.0
+    message_s: float = 0.0
+    rss_bytes: int = 0
+    cpu_s: float = 0.0
+
+
+class Point(msgspec.Struct, frozen=True):
+    """One line of ``metrics.jsonl``: the job as measured, once per second."""
+
+    t: float
+    """Unix time."""
+    committed: int
+    """Samples in the model."""
+    samples_per_s: float
+    """Mean over the last ten seconds."""
+    nodes: dict[str, NodePoint] = {}
+
+
+class Tail:
+    """New whole lines of a growing file; one that is not there yet has none."""
+
+    def __init__(self, path: Path, *, from_end: bool = False) -> None:
+        self._path = path
+        self._read_bytes = path.stat().st_size if from_end and path.exists() else 0
+
+    def lines(self) -> list[bytes]:
+        """What was added since the last call, without the ends of lines."""
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._read_bytes)
+            whole, end, _ = file.read().rpartition(b"\n")
+        self._read_bytes += len(whole) + len(end)
+        return whole.split(b"\n") if end else []
+
+
+def read_events(path: Path) -> list[Event]:
+    """All events of a job so far, in order."""
+    return decode_events(Tail(path).lines())
+
+
+def decode_events(lines: list[bytes]) -> list[Event]:
+    """Events of whole lines."""
+    return [msgspec.json.decode(line, type=Event) for line in lines if line]
+
+
+def read_metrics(path: Path) -> list[Point]:
+    """All measurements of a job so far, in order."""
+    return [msgspec.json.decode(line, type=Point) for line in Tail(path).lines() if line]
+
+
+def read_last_metrics(path: Path, tail_bytes: int = 1 << 16) -> Point | None:
+    """The newest measurement; None: there is none."""
+    if not path.exists():
+        return None
+    with path.open("rb") as file:
+        size = file.seek(0, 2)
+        file.seek(max(0, size - tail_bytes))
+        lines = file.read().split(b"\n")
+    # The first may have lost its beginning, the last its end.
+    whole = lines[1 if size > tail_bytes else 0 : -1]
+    return msgspec.json.decode(whole[-1], type=Point) if whole else None
+
+
+_QUIET = frozenset(
+    {
+        "node_started",
+        "process_up",
+        "process_exited",
+        "agent_joined",
+        "fenced",
+        "cut_valid",
+        "feed_opened",
+        "feed_complete",
+        "supervisor_started",
+        "finished",
+        "restored",
+    }
+)
+"""What happens in every healthy job."""
+
+
+def is_news(event: Event) -> bool:
+    """Whether a person who watches a job has to be told; a healthy job has no news."""
+    if event.event == "master_started":
+        return bool(event.reason)
+    if event.event == "epoch":
+        return "from cut 0" not in event.reason
+    return event.event not in _QUIET
+
+
+def sentence(event: Event) -> str:
+    """The event in words."""
+    node, reason = event.node, event.reason
+    told = f": {reason}" if reason else ""
+    match event.event:
+        case "relaunch":
+            return f"{node} lost ({reason})"
+        case "killed":
+            return f"{node} is killed by order"
+        case "node_lost" | "agent_lost":
+            what = node if event.event == "node_lost" else f"the agent of {node}"
+            return f"{what} lost{told}"
+        case "agent_joined":
+            return f"an agent of {node} joined{told}"
+        case "master_started":
+            return "a new master goes on from the journal" if reason else "the master started"
+        case "epoch":
+            return f"all servers load a cut: {reason}"
+        case "restored":
+            return f"training goes on: {reason}"
+        case "stopped":
+            return f"the job is told to stop{told}"
+        case "node_started":
+            return f"{node} starts (life {event.inc})"
+        case "process_up":
+            return f"{node} is up ({reason})"
+        case "process_exited":
+            return f"{node} ended: {reason}"
+        case _:
+            return " ".join(filter(None, (event.event.replace("_", " "), node))) + told

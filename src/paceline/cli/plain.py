@@ -1,0 +1,75 @@
+"""A job as lines of text, for logs and pipes: a healthy job says little."""
+
+from collections.abc import Callable
+
+from paceline.cli.history import is_news, sentence
+from paceline.cli.watch import CHIEF, Look
+from paceline.cli.wording import clock, percent, progress, speed
+from paceline.wire.client import JobStatus
+
+EVERY_S = 10.0
+EVERY_SHARE = 0.1
+"""Progress is told when both have passed; else when the job is twice as old as at the last time.
+A healthy job of any length so stays below 20 lines."""
+MAX_NAMED = 8
+
+
+class PlainView:
+    """Prints lines."""
+
+    def __init__(self, started_s: float, out: Callable[[str], None]) -> None:
+        """``started_s``: Unix time from which the clock counts; ``out`` takes a line."""
+        self._started_s, self._out = started_s, out
+        self._now_s = self._told_s = started_s
+        self._told_share = 0.0
+        self._mapped = False
+
+    def show(self, look: Look) -> None:
+        """Print what is new."""
+        self._now_s = look.now_s
+        for event in look.events:
+            if is_news(event):
+                self._tell(sentence(event), event.t)
+        for line in look.said:
+            self._out(f"{CHIEF} | {line}")
+        if look.status and look.status.state == "training":
+            self._training(look.status)
+
+    def say(self, text: str) -> None:
+        """Print a line of ours."""
+        self._tell(text, self._now_s)
+
+    def close(self) -> None:
+        """Nothing is left to print."""
+
+    def _tell(self, text: str, t: float) -> None:
+        self._out(f"{clock(t - self._started_s):>7}  {text}")
+
+    def _training(self, status: JobStatus) -> None:
+        if not self._mapped:
+            self._mapped = True
+            self.say(f"training: {_map(status)}")
+            self._told_s = self._now_s
+        share = status.committed / status.total if status.total else 0.0
+        if share < 1 and self._is_due(share):
+            self._told_s, self._told_share = self._now_s, share
+            self.say(progress_line(status))
+
+    def _is_due(self, share: float) -> bool:
+        silent_s = self._now_s - self._told_s
+        advanced = share >= self._told_share + EVERY_SHARE
+        return silent_s >= EVERY_S and (advanced or silent_s >= self._told_s - self._started_s)
+
+
+def _map(status: JobStatus) -> str:
+    named = [f"{node.node} (pid {node.pid})" for node in status.nodes[:MAX_NAMED] if node.pid]
+    more = len(status.nodes) - MAX_NAMED
+    return ", ".join(named) + (f" and {more} more" if more > 0 else "")
+
+
+def progress_line(status: JobStatus) -> str:
+    """How far the job is."""
+    left = f", {clock(status.eta_s)} left" if status.eta_s is not None else ""
+    done = f"{percent(status.committed, status.total or 0):>5}  " if status.total else ""
+    text = progress(status.committed, status.total)
+    return f"{done}{text}, {speed(status.samples_per_s)}{left}"

@@ -1,0 +1,101 @@
+"""``paceline run`` and ``attach``: start a job, show it, say what became of it."""
+
+import sys
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from paceline.base.jobdir import JobDir
+from paceline.cli.launch import is_supervised, launch
+from paceline.cli.live import LiveView
+from paceline.cli.plain import PlainView
+from paceline.cli.report.facts import read_facts
+from paceline.cli.report.text import paragraph
+from paceline.cli.watch import View, follow
+from paceline.cli.wording import counted
+from paceline.wire.outcome import Outcome
+from paceline.wire.spec import JobSpec
+
+LEFT_RUNNING = 0
+ALL_DEAD = 1
+
+
+def start(spec: JobSpec, console: Console) -> JobDir:
+    """Start a job and say so."""
+    job = launch(spec)
+    sizes = f"{counted(spec.workers.count, 'worker')}, {counted(spec.servers.count, 'server')}"
+    script = Path(spec.script).name
+    tell(console, f"job {job.job_id}: {script}, {spec.mode}, {spec.samples}, {sizes}")
+    tell(console, f"logs and results: {job.path}")
+    return job
+
+
+def tell(console: Console, text: str) -> None:
+    """Print a line as it is, however long."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def open_view(job: JobDir, console: Console) -> View:
+    """A picture on a terminal, lines elsewhere."""
+    if console.is_terminal:
+        return LiveView(job.job_id, console)
+    return PlainView(time.time(), lambda line: print(line, flush=True))
+
+
+def watch(
+    job: JobDir,
+    console: Console,
+    *,
+    from_now: bool = False,
+    stops: bool = True,
+    others: tuple[View, ...] = (),
+) -> int:
+    """Show the job to its end; the exit code for the shell.
+
+    Args:
+        job: the job.
+        console: where to.
+        from_now: leave out what happened before.
+        stops: Ctrl-C stops the job; otherwise it ends the watching only.
+        others: views that look on.
+    """
+    views = [open_view(job, console), *others]
+    outcome = follow(job, views, from_now=from_now, stops=stops)
+    if outcome is not None:
+        conclude(job, outcome, console)
+        return outcome.exit_code
+    if is_supervised(job):
+        return LEFT_RUNNING
+    tell(
+        console,
+        f"all processes of job {job.job_id} died, and none could say why; see {job.logs}, "
+        f"then go on from the newest cut with `paceline run --resume {job.job_id}`",
+    )
+    return ALL_DEAD
+
+
+def await_end(job: JobDir, console: Console) -> None:
+    """Wait for a job that was told to stop, and say what became of it."""
+    outcome = follow(job, [PlainView(time.time(), lambda _: None)], from_now=True, stops=False)
+    if outcome is None:
+        tell(console, f"job {job.job_id} is still about to end; see `paceline status`")
+        return
+    conclude(job, outcome, console)
+
+
+def conclude(job: JobDir, outcome: Outcome, console: Console) -> None:
+    """Say how the job ended: the user's own traceback first."""
+    if outcome.traceback:
+        print(outcome.traceback.rstrip(), file=sys.stderr, flush=True)
+    if outcome.error:
+        print(f"paceline: {outcome.error}; logs: {job.logs}", file=sys.stderr, flush=True)
+    facts = read_facts(job)
+    tell(console, paragraph(facts))
+    if outcome.state == "stopped":
+        tell(console, f"go on with `paceline run --resume {job.job_id}`")
+    if facts.committed:
+        from paceline.cli.report.page import write_page
+
+        write_page(facts, job.report)
+        tell(console, f"report: {job.report}")

@@ -1,0 +1,252 @@
+"""Following a job: looks at it at intervals, shows each to views, turns Ctrl-C into calls.
+
+Everything comes from the job directory and the master; watching changes nothing, and any number
+of people may watch.
+"""
+
+import os
+import select
+import signal
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Protocol
+
+import msgspec
+
+from paceline.base.errors import PacelineError, TransientError
+from paceline.base.jobdir import JobDir
+from paceline.base.node_files import NodeFiles
+from paceline.cli.history import Event, Tail, decode_events
+from paceline.cli.launch import ask, is_supervised
+from paceline.wire.client import Done, GetStatus, JobStatus, StopJob
+from paceline.wire.outcome import Outcome, read_outcome
+
+POLL_S = 0.5
+ASK_S = 2.0
+"""A master that is busy for longer is taken to be away; the next look asks again."""
+GONE_S = 5.0
+"""Agents replace a dead supervisor within two seconds; nobody there for this long: all is dead."""
+LEAVE_S = 10.0
+"""After the outcome is written the supervisor clears the machine."""
+CHIEF = "worker-0"
+TRACEBACK = "Traceback (most recent call last):"
+
+
+class Look(msgspec.Struct, frozen=True, kw_only=True):
+    """What one look at the job has shown."""
+
+    now_s: float
+    """Unix time."""
+    status: JobStatus | None
+    """None: the master does not answer, or the job has ended."""
+    events: tuple[Event, ...] = ()
+    """Since the look before."""
+    said: tuple[str, ...] = ()
+    """Lines that the chief's script has printed since then."""
+    outcome: Outcome | None = None
+    gone: bool = False
+    """Every process of the job is dead, and none wrote how it ended."""
+
+
+class View(Protocol):
+    """Shows looks to a person."""
+
+    def show(self, look: Look) -> None:
+        """Show one look."""
+
+    def say(self, text: str) -> None:
+        """Show a line of ours."""
+
+    def close(self) -> None:
+        """The last look was shown."""
+
+
+class ChiefLog:
+    """What the script says in its first worker, without the tracebacks that end a life.
+
+    Those come again, with the outcome or as a file's name; one that the script itself printed
+    and lived on is passed on.
+    """
+
+    def __init__(self) -> None:
+        self._held: list[str] = []
+        self._whole = False
+
+    def feed(self, lines: list[bytes]) -> list[str]:
+        """New lines of the log; returns those to be shown."""
+        shown: list[str] = []
+        for line in lines:
+            # A progress bar rewrites its line: the last state of it counts.
+            text = line.decode(errors="replace").rstrip("\r").rpartition("\r")[2]
+            if text.startswith(TRACEBACK):
+                shown += self.release()
+                self._held, self._whole = [text], False
+            elif self._held and not self._whole:
+                self._held.append(text)
+                self._whole = not text.startswith(" ")
+            else:
+                shown += [*self.release(), text]
+        return shown
+
+    def release(self) -> list[str]:
+        """The traceback that was held back, to be shown after all."""
+        held, self._held = self._held, []
+        return held
+
+    def drop(self) -> None:
+        """The life has ended: what was held back is why."""
+        self._held = []
+
+
+class Watcher:
+    """Looks at one job."""
+
+    def __init__(self, job: JobDir, *, from_now: bool) -> None:
+        """``from_now``: what happened and was printed before is not shown."""
+        self._job = job
+        self._events = Tail(job.events, from_end=from_now)
+        self._log = Tail(NodeFiles(job, CHIEF).log, from_end=from_now)
+        self._chief = ChiefLog()
+        self._gone_since_s: float | None = None
+
+    def look(self) -> Look:
+        """Look now."""
+        # First: what is said and told before the outcome is then in the same look.
+        outcome = read_outcome(self._job.outcome)
+        status = None if outcome else self._status()
+        events = decode_events(self._events.lines())
+        said = self._chief.feed(self._log.lines())
+        if any(e.event == "process_exited" and e.node == CHIEF for e in events):
+            self._chief.drop()
+        if outcome and not outcome.traceback:
+            said += self._chief.release()
+        return Look(
+            now_s=time.time(),
+            status=status,
+            events=tuple(events),
+            said=tuple(said),
+            outcome=outcome,
+            gone=outcome is None and status is None and self._is_gone(),
+        )
+
+    def _status(self) -> JobStatus | None:
+        try:
+            reply = ask(self._job, GetStatus(), ASK_S)
+        except (TransientError, FileNotFoundError):
+            return None
+        return reply if isinstance(reply, JobStatus) else None
+
+    def _is_gone(self) -> bool:
+        now_s = time.monotonic()
+        if is_supervised(self._job):
+            self._gone_since_s = None
+            return False
+        self._gone_since_s = self._gone_since_s or now_s
+        return now_s - self._gone_since_s > GONE_S
+
+
+class Interrupts:
+    """Counts SIGINT and SIGTERM while it is entered, instead of dying of them."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._reader, self._writer = os.pipe()
+        self._before: dict[int, Callable[[int, FrameType | None], object] | int | None] = {}
+
+    def __enter__(self) -> "Interrupts":
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._on_signal)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        os.close(self._reader)
+        os.close(self._writer)
+
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        self.count += 1
+        os.write(self._writer, b"!")
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait, at most until the next signal."""
+        if select.select([self._reader], [], [], timeout_s)[0]:
+            os.read(self._reader, 1)
+
+
+class Orders:
+    """Turns the first signal into an orderly stop and the second into one at once.
+
+    A master that is just being restarted is asked again at the next look.
+    """
+
+    def __init__(self, job: JobDir, view: View) -> None:
+        self._job, self._view = job, view
+        self._obeyed = 0
+
+    def follow(self, num_signals: int) -> None:
+        """Carry out what so many signals ask for."""
+        wanted = min(num_signals, 2)
+        if wanted == self._obeyed:
+            return
+        now = wanted == 2
+        try:
+            reply = ask(self._job, StopJob(now=now), ASK_S)
+        except (PacelineError, FileNotFoundError) as error:
+            self._view.say(f"cannot stop the job yet, trying again: {error}")
+            return
+        self._obeyed = wanted
+        if isinstance(reply, Done) and reply.error:
+            self._view.say(reply.error)
+        elif now:
+            self._view.say("stopping at once")
+        else:
+            self._view.say(
+                "stopping in order: the workers finish their step, then one more cut "
+                "(Ctrl-C again: at once)"
+            )
+
+
+def follow(
+    job: JobDir, views: list[View], *, from_now: bool = False, stops: bool = True
+) -> Outcome | None:
+    """Show the job until it has ended.
+
+    Args:
+        job: the job.
+        views: the first is told what signals lead to.
+        from_now: leave out what happened before.
+        stops: a signal stops the job; otherwise it ends the watching only.
+
+    Returns:
+        How it ended; None: it was left running, or all its processes died.
+    """
+    watcher, orders = Watcher(job, from_now=from_now), Orders(job, views[0])
+    with Interrupts() as interrupts:
+        while True:
+            look = watcher.look()
+            for view in views:
+                view.show(look)
+            if look.outcome or look.gone:
+                break
+            if interrupts.count and not stops:
+                views[0].say(f"job {job.job_id} goes on; see it again with `paceline attach`")
+                break
+            if interrupts.count > 2:
+                views[0].say(f"no longer waiting for job {job.job_id}; see `paceline status`")
+                break
+            orders.follow(interrupts.count)
+            interrupts.wait(POLL_S)
+        if look.outcome:
+            _wait_until_clear(job, interrupts)
+    for view in views:
+        view.close()
+    return look.outcome
+
+
+def _wait_until_clear(job: JobDir, interrupts: Interrupts) -> None:
+    """Until the supervisor has left: nothing of the job is on the machine then."""
+    deadline_s, before = time.monotonic() + LEAVE_S, interrupts.count
+    while is_supervised(job) and time.monotonic() < deadline_s and interrupts.count == before:
+        interrupts.wait(0.05)

@@ -1,0 +1,45 @@
+"""Numbers as people read them."""
+
+
+def clock(seconds: float) -> str:
+    """``1:05``, ``2:03:04``: time on a stopwatch."""
+    minutes, rest = divmod(max(0, round(seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def seconds(value: float) -> str:
+    """``0.84 s``, ``12.3 s``, ``61 s``: three digits."""
+    if value < 9.995:
+        return f"{value:.2f} s"
+    return f"{value:.1f} s" if value < 99.95 else f"{value:,.0f} s"
+
+
+def milliseconds(value_s: float) -> str:
+    """A batch processing time; nothing was measured: ``-``."""
+    return f"{value_s * 1e3:.1f} ms" if value_s > 0 else "-"
+
+
+def mib(num_bytes: int) -> str:
+    """``312 MiB``."""
+    return f"{num_bytes / 2**20:,.0f} MiB" if num_bytes else "-"
+
+
+def percent(part: float, whole: float) -> str:
+    """``25 %``; nothing of nothing: ``-``."""
+    return f"{part / whole:.0%}".replace("%", " %") if whole else "-"
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 worker``, ``3 workers``."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def speed(samples_per_s: float) -> str:
+    """``34,100 samples/s``."""
+    return f"{samples_per_s:,.0f} samples/s"
+
+
+def progress(committed: int, total: int | None) -> str:
+    """``90,000 of 360,000 samples``."""
+    return f"{committed:,} of {total:,} samples" if total else f"{committed:,} samples"
