@@ -22,7 +22,7 @@ WARM_UP_S = 0.5
 MASTER_START_S = 60.0
 
 
-def make_client(port: int, index: int):  # noqa: ANN201
+def make_client(port: int, index: int):
     from dlrover.python.elastic_agent.master_client import build_master_client
 
     os.environ.update({"WORKER_ID": str(index), "NODE_ID": str(index), "NODE_TYPE": "worker"})

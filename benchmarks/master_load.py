@@ -57,7 +57,12 @@ async def run_agents(job: JobDir, count: int, seconds: float, master_pid: int) -
     ]
     await connected.wait()
     await asyncio.sleep(2.0)
-    cpu_s, own_s, sent, start_s = _cpu_s(master_pid), time.process_time(), state["sent"], time.time()
+    cpu_s, own_s, sent, start_s = (
+        _cpu_s(master_pid),
+        time.process_time(),
+        state["sent"],
+        time.time(),
+    )
     await asyncio.sleep(seconds)
     wall_s = time.time() - start_s
     client = ControlClient(job.master_address.read_text().strip(), job.secret())

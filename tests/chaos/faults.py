@@ -41,7 +41,9 @@ class Fault:
         return f"{self.kind} {self.role}[{self.index}] at {self.at_committed} samples"
 
 
-def plan(seed: int, *, num_samples: int, num_faults: int, roles: tuple[str, ...] = ROLES) -> list[Fault]:
+def plan(
+    seed: int, *, num_samples: int, num_faults: int, roles: tuple[str, ...] = ROLES
+) -> list[Fault]:
     """A pure function of its arguments: faults in the order in which they fire."""
     rng = random.Random(seed)
     faults = []

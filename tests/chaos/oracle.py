@@ -50,7 +50,9 @@ def check_cut(directory: Path, feed: Feed, samples: str, epochs: int, *, final: 
     if samples == "exactly-once":
         said = committed_counts(feed, counts.manifest.committed, num_samples)
         wrong = np.flatnonzero(np.abs(counts.seen - said) > TOLERANCE)
-        assert wrong.size == 0, f"{where}: rows {wrong[:5]} hold {counts.seen[wrong[:5]]}, ledger says {said[wrong[:5]]}"
+        assert wrong.size == 0, (
+            f"{where}: rows {wrong[:5]} hold {counts.seen[wrong[:5]]}, ledger says {said[wrong[:5]]}"
+        )
         assert np.all(np.abs(counts.counters - said.sum()) < TOLERANCE), (
             f"{where}: dense counters {np.unique(counts.counters)}, ledger says {said.sum()}"
         )

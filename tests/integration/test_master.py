@@ -36,8 +36,8 @@ from paceline.wire.messages import (
     Grant,
     Heartbeat,
     InitialWritten,
-    Leave,
     LeaseRequest,
+    Leave,
     NewEpoch,
     NodeDown,
     NodeFacts,
@@ -673,7 +673,9 @@ def test_the_status_is_filled(tmp_path: Path) -> None:
     play(tmp_path, body)
 
 
-def test_messages_of_strangers_change_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_messages_of_strangers_change_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async def body(bench: Bench) -> None:
         await bench.until(lambda: bench.progress > 100)
         address = bench.job.master_address.read_text().strip()

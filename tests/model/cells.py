@@ -119,6 +119,8 @@ class ServerCell:
         self.state = state
         self.content = 0
         self.kept: dict[Key, tuple[Span, ...]] = {}
+        #: When the present event began.
+        self.fenced_before: frozenset[int] = frozenset()
 
     def key(self) -> bytes:
         """Equal for equal states, whatever the order of their dictionaries."""
@@ -127,6 +129,7 @@ class ServerCell:
     def handle(self, event: object) -> list[Output]:
         """One message, or ``resend``."""
         state, done = self.state, []
+        self.fenced_before = frozenset(state.fenced)
         match event:
             case Part():
                 done = self._perform(state.part(event), event)
@@ -198,8 +201,7 @@ class ServerCell:
         for key in keys:
             if key not in self.kept:
                 raise Violation("A", f"server {state.inc} applies {key} without its tensors")
-            fenced_at = state.fenced.get(key[0])
-            if fenced_at is not None and state.position > fenced_at:
+            if state.leads and key[0] in self.fenced_before:
                 raise Violation("G", f"{key[0]} is fenced and enters position {state.position}")
             new = mask(self.kept.pop(key))
             if new & (self.content | applied):
@@ -370,9 +372,7 @@ class MasterCell:
 
     def _sizing(self, inc: int, samples: int) -> Sizing:
         members = sorted(self.state.workers | {inc})
-        return Sizing(
-            samples=samples, steps=2, member=members.index(inc), num_members=len(members)
-        )
+        return Sizing(samples=samples, steps=2, member=members.index(inc), num_members=len(members))
 
     def _perform(self, instructions: Iterable[master.Instruction]) -> list[Output]:
         done: list[Output] = []

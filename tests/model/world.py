@@ -20,7 +20,7 @@ import msgspec
 from paceline.base.errors import PacelineError
 from paceline.base.samples import Span
 from paceline.master import state as master_state
-from paceline.master.state import CutValid, EpochStarted, FeedAdded, MasterState, SchemaFixed
+from paceline.master.state import CutValid, FeedAdded, MasterState, SchemaFixed
 from paceline.runtime.ps.state import ServerState
 from paceline.runtime.ps.worker_state import WorkerState
 from paceline.wire.messages import (
@@ -53,7 +53,6 @@ from paceline.wire.messages import (
 )
 
 from .cells import (
-    EXIT,
     FEED,
     FILES,
     MASTER,
@@ -168,6 +167,7 @@ class World:
         self.spots: Table[tuple[int, frozenset[int]]] = Table()
         self._handled: dict[tuple[int, int], Handled] = {}
         self._dead: dict[tuple[int, int], bool] = {}
+        self._calm_master: dict[int, int] = {}
         self._steps: dict[tuple[int, int, bool], Step] = {}
         self._received: dict[tuple[int, tuple[int, ...], bool], Step] = {}
         self._deliveries: dict[int, tuple[int, ...]] = {}
@@ -249,9 +249,7 @@ class World:
         state = self.machines.worker(
             inc, mode=self.bounds.mode, samples="exactly-once", window=self.bounds.window
         )
-        return WorkerCell(
-            state, self.feed, prefetch=self.bounds.prefetch, eager=self.bounds.reduce
-        )
+        return WorkerCell(state, self.feed, prefetch=self.bounds.prefetch, eager=self.bounds.reduce)
 
     def _master_may_die(self) -> bool:
         return self.bounds.failures > 0 and "master" in self.bounds.kinds
@@ -314,9 +312,19 @@ class World:
         spots[at] = step.spot
         self._send(spots, step.sends)
         after = tuple(spots)
-        if after[0] == state[0] and self.cell_of[after[1]] == self.cell_of[state[1]]:
+        if after[0] == state[0] and len(after) == len(state) and self._alike(after[1], state[1]):
             return after
         return self._clean(spots)
+
+    def _alike(self, spot: int, before: int) -> bool:
+        """Whether the master's step leaves nothing to `_clean`."""
+        one, two = self.facts[self.cell_of[spot]], self.facts[self.cell_of[before]]
+        return one is two or (
+            one.epoch_no == two.epoch_no
+            and one.workers == two.workers
+            and one.owing == two.owing
+            and one.loadable == two.loadable
+        )
 
     def step(self, spot: int, event: int) -> "Step":
         """What one process does on an event."""
@@ -345,11 +353,13 @@ class World:
     def _receive_one(self, spot: int, message_id: int) -> tuple[int, tuple[tuple[int, int], ...]]:
         cell_id, inbox = self.spots.values[spot]
         message = self.events.values[message_id]
-        if type(message) in self._instant:
+        if type(message) in self._instant or (
+            self.reducing and self._is_harmless(cell_id, message)
+        ):
             handled = self.handled(cell_id, message_id)
-            if handled.cell_id != cell_id:
-                spot = self._spot(handled.cell_id, inbox)
-            return spot, handled.outputs
+            if handled.cell_id == cell_id:
+                return spot, ()
+            return self._spot(handled.cell_id, inbox), handled.outputs
         if self.reducing and self.is_dead(cell_id, message_id):
             if isinstance(message, Restore):
                 message_id = self.events((message, None))
@@ -362,6 +372,20 @@ class World:
         if self.reducing and isinstance(message, Committed):
             inbox = self._without_older_reports(inbox)
         return self._new_spot(cell_id, inbox), ()
+
+    def _is_harmless(self, cell_id: int, message: object) -> bool:
+        """Reports to the master that change no answer of its: when they come makes no difference.
+
+        The last copy of a cut and the report that completes the feed are heard at any time.
+        """
+        facts = self.facts[cell_id]
+        if facts.kind != "master" or facts.epoch_no != _epoch(message) or facts.restoring:
+            return False
+        if isinstance(message, Committed):
+            return mask(message.committed) != self.everything
+        if isinstance(message, Copied) and facts.cutting:
+            return len(facts.copied | {message.inc}) < len(facts.map)
+        return False
 
     def _new_spot(self, cell_id: int, inbox: frozenset[int]) -> int:
         spot = self.spots((cell_id, inbox))
@@ -482,7 +506,10 @@ class World:
     def _may_be_loaded(self, file: File, master: "Facts") -> bool:
         if self.machines.cut_directory is not cut_directory or not self.reducing:
             return True
-        return file.directory in master.loadable or int(file.directory.split("-")[0]) == master.epoch_no
+        return (
+            file.directory in master.loadable
+            or int(file.directory.split("-")[0]) == master.epoch_no
+        )
 
     def _forget_old_epochs(self, spots: list[int], epoch_no: int) -> None:
         """A process of an older epoch waits for the restore, and everything of it is void."""
@@ -570,9 +597,7 @@ class World:
             else:
                 yield message_id
 
-    def _crashes(
-        self, state: State, pid: int, event: int
-    ) -> Iterator[tuple[Label, State]]:
+    def _crashes(self, state: State, pid: int, event: int) -> Iterator[tuple[Label, State]]:
         """The master dies between two records of one event."""
         env = self.envs.values[state[0]]
         if pid != MASTER or not env.failures or "master" not in self.bounds.kinds:
@@ -584,9 +609,7 @@ class World:
         """A pull from all servers as one step; None: not all would answer now."""
         spots = list(state)
         handled = self.handled(self.cell_at(spots, at), self.pull)
-        pulls = [
-            (to, e) for to, e in handled.outputs if isinstance(self.events.values[e], Pull)
-        ]
+        pulls = [(to, e) for to, e in handled.outputs if isinstance(self.events.values[e], Pull)]
         cell_id = handled.cell_id
         _, inbox = self.spots.values[spots[at]]
         outputs = [o for o in handled.outputs if o not in pulls]
@@ -723,9 +746,7 @@ class World:
         spots.append(self._new_spot(fresh, frozenset()))
         return self._clean(spots)
 
-    def _restarted(
-        self, state: State, cell_id: int, outputs: tuple[tuple[int, int], ...]
-    ) -> State:
+    def _restarted(self, state: State, cell_id: int, outputs: tuple[tuple[int, int], ...]) -> State:
         """The master died and reads its journal; all senders repeat."""
         env = self.envs.values[state[0]]
         master = self.facts[self.cell_at(state, 1)]
@@ -832,9 +853,17 @@ class World:
         return [self.pid_of[self.cell_at(state, at)] for at in range(1, len(state))]
 
     def without_messages(self, state: State) -> State:
-        """The same processes, everything under way lost."""
-        spots = [self._new_spot(self.cell_at(state, at), frozenset()) for at in range(1, len(state))]
-        return (state[0], *spots)
+        """The same processes, everything under way lost; nothing more will fail or be copied."""
+        env = msgspec.structs.replace(self.envs.values[state[0]], failures=0, cuts=0)
+        spots = [self._new_spot(self.cell_of[spot], frozenset()) for spot in state[2:]]
+        cell_id = self.cell_of[state[1]]
+        calm = self._calm_master.get(cell_id)
+        if calm is None:
+            cell = self.cell(cell_id)
+            assert isinstance(cell, MasterCell)
+            cell.journalled, cell.sent = None, {}
+            calm = self._calm_master[cell_id] = self._new_spot(self.cell_id(cell), frozenset())
+        return (self.envs(env), calm, *spots)
 
     # ------------------------------------------------------------------ for people
 
@@ -905,6 +934,7 @@ class Facts(msgspec.Struct, kw_only=True, frozen=True):
     workers: frozenset[int] = frozenset()
     owing: frozenset[int] = frozenset()
     cutting: bool = False
+    copied: frozenset[int] = frozenset()
     restoring: bool = False
     journalled: bool = False
     loadable: frozenset[str] = frozenset()
@@ -976,6 +1006,7 @@ def _master_facts(cell: MasterCell) -> Facts:
         workers=frozenset(state.workers),
         owing=frozenset(set(state.grants) - state.gone),
         cutting=state.cutting is not None,
+        copied=frozenset(state.copied),
         restoring=bool(state.restoring),
         journalled=cell.journalled is not None,
         loadable=frozenset(c.cut.directory for c in (*state.cuts[-1:], state.start) if c),

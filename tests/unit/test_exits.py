@@ -68,9 +68,7 @@ ROWS = [
     (
         "script error before the first commit",
         Verdict.UNRETRYABLE,
-        Evidence(
-            exit=ExitEvidence(exit_code=1), error=raised("ValueError"), any_committed=False
-        ),
+        Evidence(exit=ExitEvidence(exit_code=1), error=raised("ValueError"), any_committed=False),
     ),
     (
         "same error twice",

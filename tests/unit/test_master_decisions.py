@@ -60,9 +60,7 @@ def test_a_cut_is_due_by_time_or_by_its_share_whichever_is_rarer() -> None:
     assert cut_is_due(since_s=50.0, every_s=5.0, pause_s=1.0, share=0.02)
 
 
-def seen(
-    workers: int = 0, cut: int = 0, *, servers_up: bool = True, agents: int = 0
-) -> Seen:
+def seen(workers: int = 0, cut: int = 0, *, servers_up: bool = True, agents: int = 0) -> Seen:
     return Seen(
         workers_alive=workers, last_cut_no=cut, servers_up=servers_up, agents_connected=agents
     )
@@ -94,7 +92,9 @@ def test_nobody_is_waited_for_without_end() -> None:
 
 
 def test_a_stopped_job_does_not_wait_for_a_server_that_nobody_replaces() -> None:
-    stopped, finished = (Ending(state=s, stage=Stage.CUT, deadline_s=9) for s in ("stopped", "finished"))
+    stopped, finished = (
+        Ending(state=s, stage=Stage.CUT, deadline_s=9) for s in ("stopped", "finished")
+    )
     for ending in (stopped, finished):
         ending.advance(seen(servers_up=False, agents=1), 1.0)
     assert stopped.stage is Stage.LEAVE

@@ -1,10 +1,10 @@
 """The error tree; subclasses say what the caller does next.
 
-    PacelineError
-    ├── ConfigError      the user's input is wrong: names the thing, the value, the remedy
-    ├── TransientError   try again
-    ├── PermanentError   give up: trying again cannot help
-    └── InternalError    a rule of ours was broken: please report it
+PacelineError
+├── ConfigError      the user's input is wrong: names the thing, the value, the remedy
+├── TransientError   try again
+├── PermanentError   give up: trying again cannot help
+└── InternalError    a rule of ours was broken: please report it
 """
 
 

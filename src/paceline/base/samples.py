@@ -123,7 +123,9 @@ class SampleSet:
         """The parts of ``span`` that are in this set."""
         if span.line not in self.lines:
             return []
-        return [Span(span.line, a, b) for a, b in self.lines[span.line].within(span.start, span.stop)]
+        return [
+            Span(span.line, a, b) for a, b in self.lines[span.line].within(span.start, span.stop)
+        ]
 
     def missing(self, span: Span) -> list[Span]:
         """The parts of ``span`` that are not in this set."""

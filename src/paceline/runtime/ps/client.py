@@ -149,9 +149,7 @@ class ServerTrainer:
 
     # ------------------------------------------------------------------ set-up
 
-    def prepare(
-        self, schema: ModelSchema, initial: Initial
-    ) -> None:
+    def prepare(self, schema: ModelSchema, initial: Initial) -> None:
         """See `Trainer.prepare`; the first worker writes the initial values as cut 0."""
         self.schema, self._initial = schema, initial
         message = Prepared(inc=self.process.inc, schema=schema)
@@ -404,7 +402,9 @@ class ServerTrainer:
 
     def evaluate_put(self, work: Work, values: Mapping[str, Array]) -> None:
         """See `Trainer.evaluate_put`."""
-        data = safetensors.save({name: np.ascontiguousarray(array) for name, array in values.items()})
+        data = safetensors.save(
+            {name: np.ascontiguousarray(array) for name, array in values.items()}
+        )
         for span in work.spans:
             message = EvaluateResult(
                 epoch_no=self.state.epoch_no,
@@ -420,7 +420,9 @@ class ServerTrainer:
         """See `Trainer.evaluate_get`."""
         directory = Path(self._evaluated[feed].directory)
         parts: dict[str, list[Array]] = {}
-        for path in sorted(directory.glob("*.safetensors"), key=lambda p: int(p.stem.split("-")[0])):
+        for path in sorted(
+            directory.glob("*.safetensors"), key=lambda p: int(p.stem.split("-")[0])
+        ):
             for name, array in safetensors.load_file(path).items():
                 parts.setdefault(name, []).append(array)
         return {name: np.concatenate(arrays) for name, arrays in parts.items()}
@@ -497,7 +499,10 @@ class ServerTrainer:
             case Exported() if message.ticket == self._export_ticket:
                 keys, rows = frames
                 dtype = self.schema.tables[message.table].dtype
-                self._exported[server] = np.array(keys.cast("B")).view("int64"), np.array(rows.cast("B")).view(dtype)
+                self._exported[server] = (
+                    np.array(keys.cast("B")).view("int64"),
+                    np.array(rows.cast("B")).view(dtype),
+                )
             case _:
                 pass
         for seq in [seq for seq in self._parts if seq not in self.state.offers]:
