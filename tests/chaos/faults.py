@@ -20,7 +20,11 @@ from paceline.base.jobdir import JobDir
 from paceline.wire.client import JobStatus
 
 SYS_PIDFD_GETFD = 438
-KINDS = ("kill", "pause", "slow", "cut")
+LOST_AFTER_S = 1.0
+"""What chaos jobs set as the time after which a silent node counts as unreachable."""
+SILENCE_S = 2.0
+KINDS = ("kill", "pause", "slow", "cut", "silence")
+"""Silence: process and agent are stopped for longer than the job's `lost_after_s`."""
 ROLES = ("worker", "server", "agent", "master", "supervisor")
 
 
@@ -52,13 +56,14 @@ def plan(
         kinds = KINDS if role in ("worker", "server") else ("kill", "pause", "cut")
         if role == "supervisor":
             kinds = ("kill",)
+        kind = rng.choice(kinds)
         faults.append(
             Fault(
-                kind=rng.choice(kinds),
+                kind=kind,
                 role=role,
                 index=rng.randrange(8),
                 at_committed=rng.randrange(num_samples // 10, num_samples * 3 // 4),
-                for_s=rng.uniform(0.2, 0.8),
+                for_s=rng.uniform(0.2, 0.8) + (SILENCE_S if kind == "silence" else 0.0),
             )
         )
     return sorted(faults, key=lambda fault: fault.at_committed)
@@ -130,6 +135,11 @@ class Injector:
         elif fault.kind == "pause":
             os.kill(pid, signal.SIGSTOP)
             return lambda: quietly_continue(pid)
+        elif fault.kind == "silence":
+            agent = next(n.agent_pid for n in status.nodes if n.pid == pid)
+            os.kill(agent, signal.SIGSTOP)
+            os.kill(pid, signal.SIGSTOP)
+            return lambda: (quietly_continue(agent), quietly_continue(pid))[0]
         elif fault.kind == "slow":
             node = next(n.node for n in status.nodes if n.pid == pid)
             group = find_node_group(self.job.job_id, node)

@@ -24,8 +24,8 @@ from paceline.master.journal import Journal
 from paceline.master.state import FeedAdded
 from paceline.wire.client import GetStatus, JobStatus
 from paceline.wire.messages import Feed
-from paceline.wire.spec import CheckpointSpec, DataSpec, JobSpec, NodeSpec, RestartSpec
-from tests.chaos.faults import Fault, Injector, plan
+from paceline.wire.spec import CheckpointSpec, DataSpec, JobSpec, NodeSpec, RestartSpec, TimeoutSpec
+from tests.chaos.faults import LOST_AFTER_S, Fault, Injector, plan
 from tests.chaos.oracle import check_cut, leftovers
 
 SCRIPT = Path(__file__).with_name("planted.py")
@@ -91,6 +91,7 @@ def run(case: Case) -> dict[str, object]:
         data=DataSpec(shard_size=256),
         checkpoint=CheckpointSpec(every_s=0.5, share=0.5, keep=1000),
         restart=RestartSpec(budget=100, backoff_s=0.1),
+        timeouts=TimeoutSpec(lost_after_s=LOST_AFTER_S),
     )
     start_s = time.monotonic()
     job = launch(spec)

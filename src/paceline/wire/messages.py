@@ -44,8 +44,9 @@ class ServerMap(msgspec.Struct, frozen=True, kw_only=True):
 class Feed(msgspec.Struct, frozen=True, kw_only=True):
     """One call of ``job.batches`` or ``job.evaluate``: a source, read for some epochs.
 
-    ``num_samples`` counts one epoch; None: an unbounded stream, read by partition. ``first_step``
-    is the step before the feed's first slice (synchronous modes); the master fills it in.
+    ``num_samples`` counts one epoch; None: it is not known in advance, and the feed is read by
+    partition as far as these reach. ``first_step`` is the step before the feed's first slice
+    (synchronous modes); the master fills it in.
     """
 
     feed: int
@@ -58,6 +59,8 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True):
     shuffle: bool
     seed: int
     first_step: int = 0
+    window_shards: int = 0
+    """Neighbouring shards that are mixed with each other; 0: all of the epoch."""
 
     def line(self, partition: int = 0) -> int:
         """The line of a partition; a feed of known length has the one partition 0."""
@@ -88,6 +91,18 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 LINES_PER_FEED = 1 << 20
+
+
+class SourceLine(msgspec.Struct, frozen=True, array_like=True):
+    """What a line is at its source: a partition, which its name names in every process.
+
+    ``num_samples`` counts one epoch; None: the partition may still grow, and all positions so far
+    are of its first epoch.
+    """
+
+    line: int
+    name: str
+    num_samples: int | None
 
 
 def feed_of(line: int) -> int:
@@ -215,7 +230,7 @@ class Refused(Message, frozen=True):
 
 
 class Order(Message, frozen=True):
-    """leader -> server: entries at positions ``start``, ``start + 1``, …
+    """leader -> server: entries at positions ``start``, ``start + 1`` and so on.
 
     ``fenced``: pairs (inc, position): no entry after that position contains inc.
     """
@@ -292,8 +307,9 @@ class OpenFeed(Message, frozen=True):
 class LeaseRequest(Message, frozen=True):
     """worker -> master: more samples of ``feed``. The same n gets the same grant.
 
-    ``step`` (BSP): the undecided step; ``starving``: nothing is left to offer for it. ``ends``: how
-    far the worker sees each partition of a stream, and whether that is all (``finished``).
+    ``step`` (BSP): the undecided step; ``starving``: nothing is left to offer for it. ``ends``: the
+    partitions (of a feed of unknown length) that the worker sees reach further than the master is
+    known to know, and whether no partition will grow any more (``finished``).
     ``handled`` (at-least-once): applied on every server.
     """
 
@@ -303,7 +319,7 @@ class LeaseRequest(Message, frozen=True):
     feed: int
     step: int = 0
     starving: bool = False
-    ends: tuple[tuple[int, int], ...] = ()
+    ends: tuple[tuple[str, int], ...] = ()
     finished: bool = False
     handled: tuple[Span, ...] = ()
 
@@ -409,7 +425,10 @@ class FeedOpened(Message, frozen=True):
 
 
 class Grant(Message, frozen=True):
-    """master -> worker: the answer to request n. ``end``: the feed is complete."""
+    """master -> worker: the answer to request n. ``end``: the feed is complete.
+
+    ``lines`` (a feed of unknown length): the lines of the spans.
+    """
 
     epoch_no: int
     inc: int
@@ -417,6 +436,7 @@ class Grant(Message, frozen=True):
     feed: int
     spans: tuple[Span, ...] = ()
     end: bool = False
+    lines: tuple[SourceLine, ...] = ()
 
 
 class Evaluated(Message, frozen=True):
@@ -538,7 +558,7 @@ class FromProcess(Message, frozen=True):
 
 
 class ProcessExited(Message, frozen=True):
-    """agent -> master: repeated at each reconnect until acknowledged by a new StartProcess/Leave."""
+    """agent -> master: repeated at each reconnect, until a new StartProcess or Leave comes."""
 
     node: str
     inc: int

@@ -1,0 +1,119 @@
+"""Plants one bug in every process of a job: the chaos kit must find it.
+
+Python imports this at start when this folder is on PYTHONPATH. The bug named by
+PACELINE_PLANTED_BUG is patched into the production class as soon as its module is imported; no
+production code knows of it.
+"""
+
+import importlib.abc
+import importlib.machinery
+import os
+import sys
+from types import ModuleType
+
+
+def ready_before_all_held(module: ModuleType) -> None:
+    """WorkerState says `ready` when the first server holds a part."""
+    state = module.WorkerState
+
+    def held(self, message):  # type: ignore[no-untyped-def]
+        offer = self.offers.get(message.seq)
+        if message.epoch_no != self.epoch_no or offer is None:
+            return []
+        offer.not_held_by.clear()
+        return self._ready()
+
+    state.held = held
+
+
+def fence_ignored(module: ModuleType) -> None:
+    """The leader answers a fence and goes on taking the worker's contributions."""
+    state = module.ServerState
+    fence = state.fence
+
+    def forgetful(self, message):  # type: ignore[no-untyped-def]
+        kept, ready = dict(self.parts), dict(self.ready_for_step)
+        done = fence(self, message)
+        self.fenced.pop(message.fenced, None)
+        self.parts, self.ready_for_step = kept, ready
+        return [one for one in done if type(one).__name__ != "Forget"]
+
+    state.fence = forgetful
+
+
+def ledger_not_rewound(module: ModuleType) -> None:
+    """A restore leaves the ledger as it is but for the leases."""
+
+    def restore(self, committed, *, again=True):  # type: ignore[no-untyped-def]
+        del committed, again
+        for inc in list(self.leases):
+            self.lose(inc)
+
+    module.Ledger.restore = restore
+
+
+def duplicate_part_applied(module: ModuleType) -> None:
+    """A repeated part is taken, and applied again, as if it were new."""
+    state = module.ServerState
+    part, unordered = state.part, state._apply_unordered
+
+    def forgetful(self, message):  # type: ignore[no-untyped-def]
+        if self.exactly_once and self.last_seq.get(message.inc, 0) >= message.seq:
+            self.last_seq[message.inc] = message.seq - 1
+            self.committed.subtract(message.spans)
+        return part(self, message)
+
+    def again(self, message):  # type: ignore[no-untyped-def]
+        self.last_seq[message.inc] = message.seq - 1
+        return unordered(self, message)
+
+    state.part, state._apply_unordered = forgetful, again
+
+
+def newer_epoch_accepted(module: ModuleType) -> None:
+    """A server takes parts of an epoch that it has not entered."""
+    state = module.ServerState
+    part = state.part
+
+    def eager(self, message):  # type: ignore[no-untyped-def]
+        if 0 < self.epoch_no < message.epoch_no:
+            self.epoch_no = message.epoch_no
+        return part(self, message)
+
+    state.part = eager
+
+
+BUGS = {
+    "ready_before_all_held": ("paceline.runtime.ps.worker_state", ready_before_all_held),
+    "fence_ignored": ("paceline.runtime.ps.state", fence_ignored),
+    "ledger_not_rewound": ("paceline.master.shards.ledger", ledger_not_rewound),
+    "duplicate_part_applied": ("paceline.runtime.ps.state", duplicate_part_applied),
+    "newer_epoch_accepted": ("paceline.runtime.ps.state", newer_epoch_accepted),
+}
+
+
+class Planter(importlib.abc.MetaPathFinder):
+    """Patches one module right after it was executed."""
+
+    def __init__(self, bug: str) -> None:
+        self.name, self.plant = BUGS[bug]
+
+    def find_spec(self, fullname, path=None, target=None):  # type: ignore[no-untyped-def]
+        if fullname != self.name:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        assert spec is not None
+        loader = spec.loader
+        execute = loader.exec_module  # type: ignore[union-attr]
+
+        def exec_and_plant(module):  # type: ignore[no-untyped-def]
+            execute(module)
+            self.plant(module)
+
+        loader.exec_module = exec_and_plant  # type: ignore[union-attr, method-assign]
+        return spec
+
+
+if os.environ.get("PACELINE_PLANTED_BUG"):
+    sys.meta_path.insert(0, Planter(os.environ["PACELINE_PLANTED_BUG"]))
