@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from array import array
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -180,9 +181,7 @@ async def run_worker(job: JobDir, index: int, batch: int, seconds: float) -> Non
 
 
 def start(*args: str) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [sys.executable, __file__, *args], stdout=subprocess.PIPE, text=True
-    )
+    return subprocess.Popen([sys.executable, __file__, *args], stdout=subprocess.PIPE, text=True)
 
 
 def measure(batch: int, seconds: float) -> dict[str, object]:
@@ -197,7 +196,6 @@ def measure(batch: int, seconds: float) -> dict[str, object]:
         master = start("--role", "master", "--job", str(job.path), "--seconds", limit_s)
         server = start("--role", "server", "--job", str(job.path))
         workers = [
-            start("--role", "worker", "--job", str(job.path), "--index", str(i))
             start(
                 *("--role", "worker", "--job", str(job.path), "--index", str(i)),
                 *("--batch", str(batch), "--seconds", str(seconds)),
@@ -222,6 +220,16 @@ def measure(batch: int, seconds: float) -> dict[str, object]:
     }
 
 
+def measure_dlrover(python: str, seconds: float) -> dict[str, object]:
+    """The peer, in its own environment."""
+    script = str(Path(__file__).with_name("dispatch_dlrover.py"))
+    done = subprocess.run(
+        [python, script, "--seconds", str(seconds)], stdout=subprocess.PIPE, text=True, check=True
+    )
+    measured: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
+    return measured
+
+
 def _cpu_s(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
@@ -242,18 +250,17 @@ def measure_ledger(num_grants: int) -> dict[str, object]:
     created_mb = _rss_mb() - before_mb
     rng = random.Random(0)
     start_s = time.perf_counter()
-    open_grants: list[Span] = []
+    starts = array("q")
     peak_mb = 0.0
     for n in range(num_grants):
         (span,) = ledger.pick(0, 1_000)
         ledger.grant(n % NUM_CLIENTS, [span])
-        open_grants.append(span)
-    rng.shuffle(open_grants)
-    for n, span in enumerate(open_grants):
-        ledger.commit([span])
+        starts.append(span.start)
+    rng.shuffle(starts)
+    for n, at in enumerate(starts):
+        ledger.commit([Span(0, at, at + 1_000)])
         if n % (num_grants // 64) == 0:
             peak_mb = max(peak_mb, _rss_mb())
-    del open_grants
     return {
         "samples": FEED.num_samples,
         "created_ms": round(created_ms, 4),
@@ -261,7 +268,7 @@ def measure_ledger(num_grants: int) -> dict[str, object]:
         "grants": num_grants,
         "grants_and_completions_s": round(time.perf_counter() - start_s, 1),
         "rss_growth_after_mb": round(_rss_mb() - before_mb, 1),
-        "rss_growth_peak_mb_with_the_list_of_open_grants": round(peak_mb - before_mb, 1),
+        "rss_growth_peak_mb": round(peak_mb - before_mb, 1),
         "intervals_left": len(ledger.done.lines[0].edges) // 2,
     }
 
@@ -290,6 +297,8 @@ def main() -> None:
             if options.only != "ledger":
                 report["unbatched"] = measure(1, options.seconds)
                 report["batched"] = measure(options.batch, options.seconds)
+            if options.dlrover:
+                report["dlrover"] = measure_dlrover(options.dlrover, options.seconds)
             if options.only != "sockets":
                 report["ledger"] = measure_ledger(options.grants)
             print(json.dumps(report, indent=2))

@@ -44,7 +44,7 @@ def run_client(port: int, index: int, seconds: float) -> None:
     waits_s, num_pairs = [], 0
     begin_s = time.monotonic() + WARM_UP_S
     while (start_s := time.monotonic()) < begin_s + seconds:
-        task = client.get_task("bench")
+        _, task = client.get_task("bench")
         got_s = time.monotonic()
         if task.task_id < 0:
             raise SystemExit("dlrover: no task left")
@@ -71,8 +71,10 @@ def measure(seconds: float) -> dict:
         port = probe.getsockname()[1]
     module = "dlrover.python.master.main"
     master = subprocess.Popen(
-        [sys.executable, "-m", module, "--platform", "local", "--port", str(port)]
-        + ["--node_num", str(NUM_CLIENTS)],
+        [
+            *(sys.executable, "-m", module, "--job_name", "bench", "--platform", "local"),
+            *("--port", str(port), "--node_num", str(NUM_CLIENTS)),
+        ],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )

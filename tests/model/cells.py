@@ -118,7 +118,7 @@ class ServerCell:
     def __init__(self, state: ServerState) -> None:
         self.state = state
         self.content = 0
-        self.kept: dict[Key, tuple[Span, ...]] = {}
+        self.kept: dict[Key, Part] = {}
         #: When the present event began.
         self.fenced_before: frozenset[int] = frozenset()
 
@@ -183,7 +183,7 @@ class ServerCell:
                     done.append((MASTER, message))
                 case ps.Keep(key):
                     assert part is not None
-                    self.kept[key] = part.spans
+                    self.kept[key] = part
                 case ps.Apply(keys):
                     self._apply(keys)
                 case ps.Forget(keys):
@@ -198,16 +198,21 @@ class ServerCell:
 
     def _apply(self, keys: tuple[Key, ...]) -> None:
         state, applied = self.state, 0
+        whole: Span | None = None
         for key in keys:
             if key not in self.kept:
                 raise Violation("A", f"server {state.inc} applies {key} without its tensors")
             if state.leads and key[0] in self.fenced_before:
                 raise Violation("G", f"{key[0]} is fenced and enters position {state.position}")
-            new = mask(self.kept.pop(key))
+            part = self.kept.pop(key)
+            whole = part.slice if part.slice is not None else whole
+            new = mask(part.spans)
             if new & (self.content | applied):
                 raise Violation("B", f"{key} brings samples that are in the model already")
             applied |= new
         self.content |= applied
+        if whole is not None and applied != mask([whole]):
+            raise Violation("H", f"a step of {applied:b} is not the slice {mask([whole]):b}")
 
     def _pulled(self, pull: Pull) -> Pulled:
         state = self.state
@@ -244,12 +249,20 @@ class WorkerCell:
     """One worker process: `WorkerState` and a script that reads one feed to its end."""
 
     def __init__(
-        self, state: WorkerState, feed: Feed, *, prefetch: bool = False, eager: bool = False
+        self,
+        state: WorkerState,
+        feed: Feed,
+        *,
+        prefetch: bool = False,
+        eager: bool = False,
+        pull_first: bool = True,
     ) -> None:
         self.state = state
         self.prefetch = prefetch
         #: Compute as soon as possible: to wait is the same as to send late.
         self.eager = eager
+        #: Work only with parameters of this epoch.
+        self.pull_first = pull_first
         #: Parameters of this epoch (BSP: of ``state.step``) are here.
         self.pulled = False
         state.feed_opened(FeedOpened(inc=state.inc, feed=feed))
@@ -297,7 +310,8 @@ class WorkerCell:
     def may_work(self) -> bool:
         """Whether the script would compute a contribution now."""
         state = self.state
-        return bool(state.map) and self.pulled and state.may_offer() and state.has_work(FEED)
+        may = self.pulled or not self.pull_first
+        return bool(state.map) and may and state.may_offer() and state.has_work(FEED)
 
     def may_pull(self) -> bool:
         """Whether the script waits for parameters."""

@@ -73,7 +73,7 @@ class Explorer:
                 except Violation as broken:
                     raise _Found(str(broken), index, "…") from broken
                 except BROKEN as broken:
-                    raise _Found(f"A: {broken!r}", index, "…") from broken
+                    raise _Found(_alarm(broken), index, "…") from broken
                 if move is None:
                     break
                 self.transitions += 1
@@ -94,7 +94,7 @@ class Explorer:
         except Violation as broken:
             raise _Found(str(broken), index, "") from broken
         except BROKEN as broken:
-            raise _Found(f"A: {broken!r}", index, "(on the way to the end)") from broken
+            raise _Found(_alarm(broken), index, "(on the way to the end)") from broken
         level.append((index, state))
 
     def _is_sampled(self, index: int) -> bool:
@@ -149,7 +149,7 @@ class Explorer:
             complete=complete,
             seconds=time.monotonic() - began,
             violation=found.text if found else "",
-            trace=tuple([*self.trace(found.index), found.last]) if found else (),
+            trace=(*self.trace(found.index), found.last) if found else (),
         )
 
 
@@ -157,6 +157,13 @@ class _Found(Exception):
     def __init__(self, text: str, index: int, last: str) -> None:
         super().__init__(text)
         self.text, self.index, self.last = text, index, last
+
+
+def _alarm(broken: BaseException) -> str:
+    """A machine stopped the job by itself: the letter of what it says."""
+    text = repr(broken)
+    letter = "B" if "are in the model" in text else "H" if "for a slice" in text else "A"
+    return f"{letter}: {text}"
 
 
 def _peak_mib() -> int:

@@ -249,7 +249,13 @@ class World:
         state = self.machines.worker(
             inc, mode=self.bounds.mode, samples="exactly-once", window=self.bounds.window
         )
-        return WorkerCell(state, self.feed, prefetch=self.bounds.prefetch, eager=self.bounds.reduce)
+        return WorkerCell(
+            state,
+            self.feed,
+            prefetch=self.bounds.prefetch,
+            eager=self.bounds.reduce,
+            pull_first=self.bounds.pull_first,
+        )
 
     def _master_may_die(self) -> bool:
         return self.bounds.failures > 0 and "master" in self.bounds.kinds
@@ -283,7 +289,8 @@ class World:
             outputs = cell.handle(event)
             crashes: list[tuple[int, tuple[tuple[int, int], ...]]] = []
             if isinstance(cell, MasterCell):
-                for journalled, sent in cell.crashes[1:]:
+                crash_points = [c for k, c in enumerate(cell.crashes) if k or c[1]]
+                for journalled, sent in crash_points:
                     restarted = MasterCell(journalled, pickle.loads(pickle.dumps(journalled)))
                     again = self._outputs(restarted.handle(("resume",)))
                     crashes.append((self.cell_id(restarted), self._outputs(list(sent)) + again))
@@ -537,6 +544,8 @@ class World:
 
     def successors(self, state: State) -> Iterator[tuple[Label, State]]:
         """All that may happen next, as (label, state)."""
+        if self.is_done(state):
+            return
         forced = self._forced_epoch(state)
         if forced is not None:
             yield forced
@@ -608,6 +617,7 @@ class World:
     def _pull(self, state: State, at: int) -> State | None:
         """A pull from all servers as one step; None: not all would answer now."""
         spots = list(state)
+        pid = self.pid_at[state[at]]
         handled = self.handled(self.cell_at(spots, at), self.pull)
         pulls = [(to, e) for to, e in handled.outputs if isinstance(self.events.values[e], Pull)]
         cell_id = handled.cell_id
@@ -623,13 +633,22 @@ class World:
                 if isinstance(self.events.values[e], Pulled)
             ]
             if not answer:
-                return None
+                return self._refused(state, pid, where, event)
             done = self.handled(cell_id, answer[0])
             cell_id = done.cell_id
             outputs += [o for o in done.outputs if not isinstance(self.events.values[o[1]], Pull)]
         if not self.facts[cell_id].pulled or self.facts[cell_id].pulling:
             return None
         return self._take(state, at, Step(self._spot(cell_id, inbox), _by_receiver(tuple(outputs))))
+
+    def _refused(self, state: State, pid: int, where: int, pull: int) -> State | None:
+        """A server did not answer a pull; only the word that the worker is fenced matters."""
+        for _, event in self.handled(self.cell_at(state, where), pull).outputs:
+            message = self.events.values[event]
+            if isinstance(message, Refused) and message.fenced:
+                after = self.apply(state, pid, event)
+                return None if after == state else after
+        return None
 
     # ------------------------------------------------------------------ environment
 
@@ -803,8 +822,8 @@ class World:
             taken |= holds
 
     def is_done(self, state: State) -> bool:
-        """Whether every sample is in the model, by the ledger."""
-        return self.facts[self.cell_at(state, 1)].complete
+        """Whether a valid cut holds every sample: the workers may leave their loops."""
+        return self.facts[self.cell_at(state, 1)].safe
 
     # ------------------------------------------------------------------ the end can be reached
 
@@ -826,7 +845,7 @@ class World:
     def _calm(self, state: State) -> State:
         """Deliver and work until nothing new happens."""
         heard: set[tuple[int, int]] = set()
-        while True:
+        for _ in range(5000):
             new = next((d for d in self.deliveries(state) if d not in heard), None)
             if new is not None:
                 heard.add(new)
@@ -836,6 +855,7 @@ class World:
             if after == state:
                 return state
             state = after
+        return state
 
     def _act(self, state: State) -> State:
         for pid in self._pids(state):
@@ -930,6 +950,7 @@ class Facts(msgspec.Struct, kw_only=True, frozen=True):
     done: int = 0
     to_do: int = 0
     complete: bool = False
+    safe: bool = False
     map: tuple[int, ...] = ()
     workers: frozenset[int] = frozenset()
     owing: frozenset[int] = frozenset()
@@ -1002,9 +1023,10 @@ def _master_facts(cell: MasterCell) -> Facts:
         done=done,
         to_do=to_do,
         complete=FEED in ledger.feeds and ledger.is_complete(FEED),
+        safe=FEED in state.safe,
         map=tuple(s.inc for s in state.map.servers) if state.map else (),
         workers=frozenset(state.workers),
-        owing=frozenset(set(state.grants) - state.gone),
+        owing=frozenset(state.ledger.leases),
         cutting=state.cutting is not None,
         copied=frozenset(state.copied),
         restoring=bool(state.restoring),
@@ -1014,7 +1036,7 @@ def _master_facts(cell: MasterCell) -> Facts:
 
 
 def _compare_durable(state: MasterState, journalled: MasterState) -> None:
-    for name in ("epoch_no", "map", "start", "cuts", "last_cut_no", "grants", "gone"):
+    for name in ("epoch_no", "map", "start", "cuts", "last_cut_no", "safe", "grants", "gone"):
         if getattr(state, name) != getattr(journalled, name):
             raise Violation("journal", f"{name} is not what the journal says")
 
@@ -1101,7 +1123,7 @@ def _master_ignores(cell: MasterCell, message: object) -> bool:
                 return inc in state.prepared
             last = state.grants.get(inc)
             known = last is not None and (n < last.n or (n == last.n == cell.sent.get(inc)))
-            return known and inc not in state.untold
+            return (known or n == 0) and inc in state.workers and inc not in state.untold
     if epoch_no != state.epoch_no:
         return epoch_no < state.epoch_no
     match message:

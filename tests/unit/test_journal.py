@@ -15,6 +15,7 @@ from paceline.master.state import (
     CutGone,
     CutValid,
     EpochStarted,
+    Extended,
     FeedAdded,
     Granted,
     Instruction,
@@ -38,6 +39,7 @@ from paceline.wire.messages import (
     Restored,
     Server,
     ServerMap,
+    SourceLine,
 )
 from paceline.wire.schema import ModelSchema
 
@@ -55,7 +57,7 @@ STREAM = Feed(
     feed=1,
     purpose="train",
     num_samples=None,
-    epochs=1,
+    epochs=2,
     batch_size=10,
     shard_size=50,
     shuffle=False,
@@ -69,7 +71,12 @@ ONE_OF_EACH: list[JournalRecord] = [
     SchemaFixed(model=ModelSchema()),
     FeedAdded(feed=FEED),
     EpochStarted(epoch_no=2, cut=CUT, step=4, committed=SPANS, map=MAP),
-    Granted(grant=Grant(epoch_no=2, inc=3, n=1, feed=0, spans=SPANS), extended=((0, 9),)),
+    Extended(feed=1, ends=(("a", 9),), finished=True),
+    Granted(
+        grant=Grant(
+            epoch_no=2, inc=3, n=1, feed=0, spans=SPANS, lines=(SourceLine(0, "a", None),)
+        )
+    ),
     Returned(inc=3, committed=SPANS),
     CutValid(cut=CUT, step=4, committed=SPANS, epoch_no=2),
     CutGone(cut_no=3),
@@ -187,7 +194,8 @@ class Run:
             feed=feed,
             step=self.state.step + 1 if self.mode == "bsp" else 0,
             starving=True,
-            ends=((self.rng.randrange(3), self.rng.randrange(500)),) if feed else (),
+            ends=((self.rng.choice("abc"), self.rng.randrange(500)),) if feed else (),
+            finished=feed == 1 and self.rng.random() < 0.02,
         )
         sizing = Sizing(samples=self.rng.randrange(1, 90), steps=self.rng.randrange(1, 5))
         self.do(self.state.request(request, sizing))

@@ -46,8 +46,19 @@ def test_a_lease_is_at_least_a_batch_and_fair_at_the_tail(
     assert size >= batch_size
 
 
+def test_who_asks_early_gets_nothing_beyond_its_share_of_the_tail() -> None:
+    early = lease_samples(speed=1000.0, batch_size=10, remaining=300, num_workers=2, held=100)
+    assert early == 0
+    assert lease_samples(speed=1000.0, batch_size=10, remaining=300, num_workers=2) == 70
+    plenty = lease_samples(speed=100.0, batch_size=10, remaining=PLENTY, num_workers=2, held=100)
+    assert plenty == 400
+    own = {"speed": 100.0, "batch_size": 10, "num_workers": 2, "shard_size": 250}
+    assert lease_samples(remaining=PLENTY, held=100, **own) == 250
+    assert lease_samples(remaining=1000, held=200, **own) == 0
+
+
 @pytest.mark.parametrize(
-    ("step_s", "steps"), [(None, 16), (0.001, 64), (0.1, 40), (1.0, 4), (60.0, 2)]
+    ("step_s", "steps"), [(None, 16), (0.001, 1024), (0.1, 40), (1.0, 4), (60.0, 2)]
 )
 def test_a_synchronous_grant_reaches_some_seconds_ahead(step_s: float | None, steps: int) -> None:
     assert lease_steps(step_s) == steps

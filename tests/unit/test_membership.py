@@ -6,6 +6,7 @@ from paceline.master.members import (
     Act,
     End,
     FailJob,
+    JobEnded,
     Keep,
     Launch,
     NodeFinished,
@@ -247,12 +248,19 @@ def test_a_dead_agent_alone_is_launched_again_and_the_life_goes_on() -> None:
 def test_an_agent_that_finds_nothing_gets_a_new_life_after_a_moment() -> None:
     job = Job()
     inc = job.run("worker-0")
-    job.members.agent_ended("worker-0", 50, "killed", 1.0)
     assert not of(Start, job.hello("worker-0", 51))
     assert not of(WorkerLost, job.tick(0.5))
-    acts = job.tick(2.0)
+    acts = job.tick(1.5)
     assert of(WorkerLost, acts) == [WorkerLost(inc)]
     assert of(Start, acts)[0].message.inc > inc
+
+
+def test_an_agent_that_was_launched_since_has_nothing_more_to_say() -> None:
+    job = Job()
+    inc = job.run("worker-0")
+    job.members.agent_ended("worker-0", 50, "killed", 1.0)
+    job.hello("worker-0", 51)
+    assert of(WorkerLost, job.tick(0.2)) == [WorkerLost(inc)]
 
 
 def test_the_end_that_a_new_agent_reports_is_judged_by_its_evidence() -> None:
@@ -352,9 +360,21 @@ def test_a_restarted_master_launches_the_others_and_gives_up_what_they_do_not_kn
     later = job.restarted()
     assert Launch("worker-0") in later.first
     later.hello("worker-0", 51)
-    acts = later.tick(1.5)
+    acts = later.tick(0.2)
     assert of(WorkerLost, acts) == [WorkerLost(inc)]
     assert of(Start, acts)
+    assert later.members.num_restarts() == 0
+
+
+def test_an_ended_job_that_is_resumed_starts_afresh() -> None:
+    job = Job(budget=1)
+    inc = job.run("worker-0")
+    job.exit("worker-0")
+    job.note([job.members._keep(JobEnded())])
+    later = job.restarted()
+    assert later.members.num_restarts() == 0
+    acts = later.hello("worker-0", 51)
+    assert of(Start, acts)[0].message.inc > inc + 1
 
 
 def test_a_snapshot_stands_for_all_records() -> None:

@@ -124,7 +124,9 @@ def sentence(event: Event) -> str:
     told = f": {reason}" if reason else ""
     match event.event:
         case "relaunch":
-            return f"{node} lost ({reason})"
+            why, _, again = reason.rpartition("; again in ")
+            at_once = again.startswith("0.0")
+            return f"{node} ended ({why}), started again{'' if at_once else f' in {again}'}"
         case "killed":
             return f"{node} is killed by order"
         case "node_lost" | "agent_lost":

@@ -15,6 +15,9 @@ from paceline.wire.spec import JobSpec
 START_S = 20.0
 """A supervisor and a master start in a second; a loaded machine gets this long."""
 
+_supervisors: list[subprocess.Popen[bytes]] = []
+"""Those of this process, to be reaped; a Popen that is forgotten warns that its process lives."""
+
 
 def launch(spec: JobSpec) -> JobDir:
     """Start a new job and return when its master answers."""
@@ -53,6 +56,7 @@ def start_supervisor(job: JobDir) -> None:
             start_new_session=True,
             cwd="/",
         )
+    _supervisors[:] = [supervisor, *(one for one in _supervisors if one.poll() is None)]
     deadline_s = time.monotonic() + START_S
     while not job.master_address.exists():
         if supervisor.poll() is not None or time.monotonic() > deadline_s:

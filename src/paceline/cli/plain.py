@@ -9,7 +9,8 @@ from paceline.wire.client import JobStatus
 
 EVERY_S = 10.0
 EVERY_SHARE = 0.1
-"""Progress is told when both have passed; else when the job is twice as old as at the last time.
+PATIENCE = 3
+"""Progress is told when both have passed, else when the job is 1 + PATIENCE times as old as then.
 A healthy job of any length so stays below 20 lines."""
 MAX_NAMED = 8
 
@@ -58,7 +59,8 @@ class PlainView:
     def _is_due(self, share: float) -> bool:
         silent_s = self._now_s - self._told_s
         advanced = share >= self._told_share + EVERY_SHARE
-        return silent_s >= EVERY_S and (advanced or silent_s >= self._told_s - self._started_s)
+        patience_s = PATIENCE * (self._told_s - self._started_s)
+        return silent_s >= EVERY_S and (advanced or silent_s >= patience_s)
 
 
 def _map(status: JobStatus) -> str:

@@ -1,7 +1,6 @@
 """``paceline run`` and ``attach``: start a job, show it, say what became of it."""
 
 import sys
-import time
 from pathlib import Path
 
 from rich.console import Console
@@ -40,7 +39,12 @@ def open_view(job: JobDir, console: Console) -> View:
     """A picture on a terminal, lines elsewhere."""
     if console.is_terminal:
         return LiveView(job.job_id, console)
-    return PlainView(time.time(), lambda line: print(line, flush=True))
+    return PlainView(_started_s(job), lambda line: print(line, flush=True))
+
+
+def _started_s(job: JobDir) -> float:
+    """When the job was first started, in Unix time: from when all its clocks count."""
+    return job.spec.stat().st_mtime
 
 
 def watch(
@@ -77,7 +81,7 @@ def watch(
 
 def await_end(job: JobDir, console: Console) -> None:
     """Wait for a job that was told to stop, and say what became of it."""
-    outcome = follow(job, [PlainView(time.time(), lambda _: None)], from_now=True, stops=False)
+    outcome = follow(job, [PlainView(_started_s(job), lambda _: None)], from_now=True, stops=False)
     if outcome is None:
         tell(console, f"job {job.job_id} is still about to end; see `paceline status`")
         return

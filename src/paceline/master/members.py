@@ -152,5 +152,5 @@ class Node(msgspec.Struct):
     """The script of the present life has returned."""
     leaving: bool = False
     """Scaled away, or the job ends: no further life."""
-    killed: bool = False
-    """Ended by the user's `kill`: started again, at no cost."""
+    unblamed: bool = False
+    """The end of this life costs no budget: ordered by the user, or that of the whole job."""

@@ -102,7 +102,7 @@ class Membership:
                 self._resize(record.count)
             case JobEnded():
                 for node in self.nodes.values():
-                    node.restarts, node.previous = 0, None
+                    node.restarts, node.previous, node.alive = 0, None, False
 
     def _resize(self, count: int) -> None:
         for index in range(self.num_workers, count):
@@ -178,6 +178,7 @@ class Membership:
             if node.name in awaited:
                 node.state, node.greeted = "lost", True
             else:
+                node.unblamed = node.inc > 0
                 acts += self._launch(node, now_s)
         return acts
 
@@ -202,7 +203,8 @@ class Membership:
         acts: list[Act] = []
         if node.agent_pid != message.agent_pid:
             acts.append(Tell("agent_joined", node.name, node.inc, f"pid {message.agent_pid}"))
-        node.agent_pid, node.connected, node.greeted = message.agent_pid, True, True
+        is_new, node.greeted = not node.greeted, True
+        node.agent_pid, node.connected = message.agent_pid, True
         node.heard_s, node.replaced = now_s, False
         running = next((up for up in message.running if up.inc == node.inc), None)
         if not node.alive:
@@ -212,8 +214,9 @@ class Membership:
             return [*acts, *self.process_up(running, now_s)]
         if node.up is None and node.started_by == message.agent_pid:
             return [*acts, self._start_message(node, now_s)]
-        # Another agent than the one it was started by: it ran there, or may have.
-        node.missing_since_s = now_s
+        # Another agent than the one it was started by: it ran there, or may have. An agent that was
+        # launched since knows nothing of how it ended.
+        node.missing_since_s = now_s - (MISSING_S if is_new else 0.0)
         return acts
 
     def _may_serve(self, node: Node) -> bool:
@@ -267,7 +270,7 @@ class Membership:
         )
         keep = self._keep(record)
         node.retry_at_s = node.missing_since_s = node.up = node.error = None
-        node.returned = node.killed = False
+        node.returned = node.unblamed = False
         node.state, node.note = "starting", ""
         return [
             keep,
@@ -352,7 +355,10 @@ class Membership:
         was_alive, node.alive = node.alive, False
         node.up, node.missing_since_s = None, None
         node.state = "lost"
-        return [WorkerLost(node.inc)] if was_alive and node.role == "worker" else []
+        if not was_alive or node.role != "worker":
+            return []
+        told = [] if node.returned else [Tell("fenced", node.name, node.inc)]
+        return [*told, WorkerLost(node.inc)]
 
     def _fail(self, node: Node, judged: Judged, exit_: ExitEvidence) -> list[Act]:
         node.state = "failed"
@@ -362,7 +368,7 @@ class Membership:
 
     def _again(self, node: Node, judged: Judged, now_s: float) -> list[Act]:
         """Start another life, now or later, if the budget allows."""
-        free = node.killed or judged.verdict in (Verdict.STOPPED, Verdict.PREEMPTED)
+        free = node.unblamed or judged.verdict in (Verdict.STOPPED, Verdict.PREEMPTED)
         error = node.error
         node.previous = (error.kind, error.step) if error else None
         if not free and self.num_restarts() >= self._restart.budget:
@@ -374,7 +380,7 @@ class Membership:
             )
             return [FailJob(reason, trace)]
         node.restarts += 0 if free else 1
-        if node.killed or now_s - node.up_s > self._restart.backoff_max_s:
+        if node.unblamed or now_s - node.up_s > self._restart.backoff_max_s:
             node.streak = 0
         wait_s = self._backoff_s(node.streak)
         node.streak += 1
@@ -457,7 +463,7 @@ class Membership:
     def kill(self, name: str) -> list[Act]:
         """End a node's process at once, as a crash would; it is started again."""
         node = self.nodes[name]
-        node.killed = True
+        node.unblamed = True
         return [Tell("killed", name, node.inc, "by order"), End(name, node.inc, 0.0)]
 
     def close(self, grace_s: float, *, role: str) -> list[Act]:

@@ -10,7 +10,7 @@ little when its owner is lost; between 2 and 10 s."""
 BATCHES_BEFORE_MEASURED = 4
 STEPS_BEFORE_MEASURED = 16
 MIN_STEPS = 2
-MAX_STEPS = 64
+MAX_STEPS = 1024
 
 
 def lease_samples(
@@ -20,6 +20,7 @@ def lease_samples(
     remaining: int,
     num_workers: int,
     shard_size: int | None = None,
+    held: int = 0,
 ) -> int:
     """Samples of one asynchronous grant, in whole batches.
 
@@ -29,12 +30,19 @@ def lease_samples(
         remaining: samples of the feed that nobody has.
         num_workers: workers that share them.
         shard_size: as the user set it; then that is the answer.
+        held: samples that the worker still has; 0: it is about to run out, and gets at least one
+            batch.
+
+    Returns:
+        0: nothing now, it has its share.
     """
+    # At the tail nobody should hold much more than the others.
+    fair = ((remaining + held) // (2 * max(1, num_workers)) - held) // batch_size
+    if held and fair * batch_size < (shard_size or batch_size):
+        return 0
     if shard_size is not None:
         return shard_size
     batches = BATCHES_BEFORE_MEASURED if speed is None else int(speed * TARGET_S / batch_size)
-    # At the tail nobody should hold much more than the others.
-    fair = remaining // (2 * max(1, num_workers)) // batch_size
     return max(1, min(batches, fair)) * batch_size
 
 

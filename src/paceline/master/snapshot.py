@@ -5,7 +5,7 @@ import msgspec
 from paceline.base.samples import Intervals, SampleSet, Span
 from paceline.master.shards.ledger import Line
 from paceline.master.state import CutValid, EpochStarted, MasterState, Record
-from paceline.wire.messages import Feed, Grant
+from paceline.wire.messages import Feed, Grant, feed_of
 from paceline.wire.schema import ModelSchema
 
 
@@ -17,6 +17,7 @@ class LineKept(msgspec.Struct, frozen=True, array_like=True):
     end: int
     epoch_len: int
     returned: tuple[int, ...]
+    name: str
 
 
 class Snapshot(Record, frozen=True):
@@ -44,7 +45,14 @@ def take(state: MasterState) -> Snapshot:
         start=state.start,
         feeds=tuple(ledger.feeds.values()),
         lines=tuple(
-            LineKept(number, line.cursor, line.end, line.epoch_len, tuple(line.returned.edges))
+            LineKept(
+                number,
+                line.cursor,
+                line.end,
+                line.epoch_len,
+                tuple(line.returned.edges),
+                line.name,
+            )
             for number, line in ledger.lines.items()
         ),
         leases=tuple((inc, lease.spans()) for inc, lease in ledger.leases.items()),
@@ -65,9 +73,12 @@ def restore(state: MasterState, kept: Snapshot) -> None:
         state.epoch_no, state.map, state.step = kept.start.epoch_no, kept.start.map, kept.start.step
     ledger = state.ledger
     ledger.feeds = {feed.feed: feed for feed in kept.feeds}
+    ledger.names = {feed.feed: {} for feed in kept.feeds if feed.num_samples is None}
     for line in kept.lines:
-        ledger.lines[line.line] = restored = Line(line.end, line.epoch_len)
+        ledger.lines[line.line] = restored = Line(line.end, line.epoch_len, line.name)
         restored.cursor, restored.returned = line.cursor, Intervals(line.returned)
+        if (names := ledger.names.get(feed_of(line.line))) is not None:
+            names[line.name] = line.line
     ledger.leases = {inc: SampleSet(spans) for inc, spans in kept.leases}
     ledger.done = SampleSet(kept.done)
     ledger.finished = set(kept.finished)

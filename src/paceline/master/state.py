@@ -10,8 +10,10 @@ and models the master's death as exactly that: the records, applied again.
 import msgspec
 
 from paceline.base.samples import SampleSet, Span
+from paceline.master.reasons import feed_difference, late_records, schema_difference
 from paceline.master.shards.ledger import Ledger
 from paceline.wire.messages import (
+    LINES_PER_FEED,
     Committed,
     Copied,
     CutRef,
@@ -66,12 +68,20 @@ class EpochStarted(Record, frozen=True):
     map: ServerMap
 
 
+class Extended(Record, frozen=True):
+    """Partitions (of a feed of unknown length) reach so far; ``finished``: that is all."""
+
+    feed: int
+    ends: tuple[tuple[str, int], ...]
+    finished: bool = False
+
+
 class Granted(Record, frozen=True):
     """The answer to request n of an incarnation."""
 
     grant: Grant
-    extended: tuple[tuple[int, int], ...] = ()
-    finished: bool = False
+    handled: tuple[Span, ...] = ()
+    """At-least-once: applied on every server; the worker forgets them with this answer."""
 
 
 class Returned(Record, frozen=True):
@@ -96,7 +106,9 @@ class CutGone(Record, frozen=True):
     cut_no: int
 
 
-Records = SchemaFixed | FeedAdded | EpochStarted | Granted | Returned | CutValid | CutGone
+Records = (
+    SchemaFixed | FeedAdded | EpochStarted | Extended | Granted | Returned | CutValid | CutGone
+)
 
 
 # --------------------------------------------------------------------------- instructions
@@ -134,7 +146,7 @@ class Sizing(msgspec.Struct, frozen=True, kw_only=True):
     """How large a grant should be; a function of speeds, decided outside."""
 
     samples: int = 4096
-    """Asynchronous: samples of one grant."""
+    """Asynchronous: samples of one grant; 0: none until it asks again, with less left."""
     steps: int = 16
     """Synchronous: slices that a grant may reach beyond the undecided step."""
     member: int = 0
@@ -175,6 +187,8 @@ class MasterState:
         self.prepared: set[int] = set()
         self.cutting: int | None = None
         self.copied: dict[int, Copied] = {}
+        #: Those that made the newest cut valid: `copied` may already be the next one's.
+        self.sealed: tuple[Copied, ...] = ()
         #: Told as done: feeds.
         self.complete: set[int] = set()
         self.step = 0
@@ -194,6 +208,8 @@ class MasterState:
                 self.ledger.restore(record.committed, again=self.samples != "at-most-once")
                 self.grants.clear()
                 self.gone.clear()
+            case Extended():
+                self.ledger.extend(record.feed, record.ends, finished=record.finished)
             case Granted():
                 self._apply_grant(record)
             case Returned():
@@ -203,13 +219,17 @@ class MasterState:
             case CutValid():
                 self.cuts.append(record)
                 self.last_cut_no = max(self.last_cut_no, record.cut.cut_no)
+                if record.epoch_no == self.epoch_no:
+                    # The leader's word is not journalled; without this a restarted master would
+                    # not know that the feed is safe.
+                    self.ledger.commit(record.committed)
                 self.safe |= {feed for feed in self.ledger.feeds if self._covers(record, feed)}
             case CutGone():
                 self.cuts = [cut for cut in self.cuts if cut.cut.cut_no != record.cut_no]
 
     def _apply_grant(self, record: Granted) -> None:
         grant = record.grant
-        self.ledger.extend(grant.feed, record.extended, finished=record.finished)
+        self.ledger.commit(record.handled)
         self.ledger.grant(grant.inc, grant.spans)
         self.grants[grant.inc] = grant
 
@@ -241,7 +261,7 @@ class MasterState:
         if self.model is None:
             done.append(self._record(SchemaFixed(model=message.schema)))
         elif self.model != message.schema:
-            return [Fail(_schema_difference(self.model, message.schema))]
+            return [Fail(schema_difference(self.model, message.schema))]
         if self.cuts:
             return [*done, *self._tell_epoch(message.inc)]
         if self.writer is None:
@@ -323,7 +343,9 @@ class MasterState:
     # ------------------------------------------------------------------ members
 
     def worker_up(self, inc: int) -> list[Instruction]:
-        """A worker's process is alive."""
+        """A worker's process is alive; one that was given up in this epoch is told to leave."""
+        if inc in self.gone:
+            return [Send(inc, Stop(inc=inc))]
         self.workers.add(inc)
         self.untold.add(inc)
         return []
@@ -370,13 +392,15 @@ class MasterState:
             journal = self._record(FeedAdded(feed=known))
             return [journal, Send(message.inc, FeedOpened(inc=message.inc, feed=known))]
         if msgspec.structs.replace(feed, first_step=known.first_step) != known:
-            return [Fail(_feed_difference(known, feed))]
+            return [Fail(feed_difference(known, feed))]
         return [Send(message.inc, FeedOpened(inc=message.inc, feed=known))]
 
     def request(self, message: LeaseRequest, sizing: Sizing) -> list[Instruction]:
         """Grant, or keep the request open until there is something to grant."""
         inc = message.inc
-        if inc not in self.workers or inc in self.gone or inc in self.fencing:
+        if inc in self.gone:
+            return [Send(inc, Stop(inc=inc))]
+        if inc not in self.workers or inc in self.fencing:
             return []
         self.prepared.add(inc)
         if message.epoch_no != self.epoch_no:
@@ -389,10 +413,25 @@ class MasterState:
             return []
         if message.handled:
             self.ledger.commit(message.handled)
-        self.ledger.extend(message.feed, message.ends, finished=message.finished)
-        self.waiting[inc], self.sizes[inc] = message, sizing
-        done = self._grant(message, sizing)
-        return done if not message.handled else [*done, *self._serve()]
+        grown = self._extend(message) if message.feed in self.ledger.names else []
+        done: list[Instruction] = []
+        if sizing.samples:
+            self.waiting[inc], self.sizes[inc] = message, sizing
+            done = self._grant(message, sizing)
+        others = self._serve() if message.handled or grown else []
+        return [*grown, *done, *others]
+
+    def _extend(self, message: LeaseRequest) -> list[Instruction]:
+        """The source of a feed of unknown length, as this worker sees it now."""
+        ledger, feed = self.ledger, message.feed
+        news = ledger.news(feed, message.ends)
+        if feed in ledger.finished:
+            return [Fail(late_records(ledger, feed, *news[0]))] if news else []
+        if len({*ledger.names[feed], *(name for name, _ in news)}) > LINES_PER_FEED:
+            return [Fail(f"feed {feed} has more than {LINES_PER_FEED} partitions; use fewer")]
+        if not news and not message.finished:
+            return []
+        return [self._record(Extended(feed=feed, ends=news, finished=message.finished))]
 
     def _grant(self, message: LeaseRequest, sizing: Sizing) -> list[Instruction]:
         feed, inc = message.feed, message.inc
@@ -404,9 +443,15 @@ class MasterState:
             return []
         del self.waiting[inc]
         grant = Grant(
-            epoch_no=self.epoch_no, inc=inc, n=message.n, feed=feed, spans=tuple(spans), end=end
+            epoch_no=self.epoch_no,
+            inc=inc,
+            n=message.n,
+            feed=feed,
+            spans=tuple(spans),
+            end=end,
+            lines=self.ledger.source_lines(spans) if feed in self.ledger.names else (),
         )
-        granted = Granted(grant=grant, extended=message.ends, finished=message.finished)
+        granted = Granted(grant=grant, handled=message.handled)
         done: list[Instruction] = [self._record(granted), Send(inc, grant)]
         if end and feed not in self.complete:
             self.complete.add(feed)
@@ -416,7 +461,8 @@ class MasterState:
     def _pick(self, message: LeaseRequest, sizing: Sizing) -> list[Span]:
         feed = self.ledger.feeds[message.feed]
         if self.mode != "bsp" or feed.purpose != "train":
-            return self.ledger.pick(message.feed, sizing.samples)
+            batch_size = max(1, feed.batch_size // sizing.num_members)
+            return self.ledger.pick(message.feed, sizing.samples, batch_size)
         return self.ledger.pick_steps(
             message.feed,
             step=message.step,
@@ -489,7 +535,7 @@ class MasterState:
             if self.samples == "exactly-once":
                 return [Fail(f"servers disagree on the content of cut {message.cut_no}")]
             committed = _common([c.committed for c in self.copied.values()])
-        self.cutting = None
+        self.cutting, self.sealed = None, tuple(self.copied.values())
         cut = CutRef(cut_no=message.cut_no, directory=directory)
         valid = CutValid(cut=cut, step=step, committed=committed, epoch_no=self.epoch_no)
         return [self._record(valid), *self._serve()]
@@ -521,27 +567,3 @@ def _common(sets: list[tuple[Span, ...]]) -> tuple[Span, ...]:
         mine, theirs = common.spans(), SampleSet(other)
         common = SampleSet(part for span in mine for part in theirs.overlap(span))
     return common.spans()
-
-
-def _schema_difference(known: ModelSchema, other: ModelSchema) -> str:
-    for field in ("dense", "tables", "groups"):
-        mine, theirs = getattr(known, field), getattr(other, field)
-        if mine != theirs:
-            pairs = [pair for pair in zip(mine, theirs, strict=False) if pair[0] != pair[1]]
-            shown = f"{pairs[0][0]} here and {pairs[0][1]} there" if pairs else "their number"
-            return (
-                f"workers prepared different models: {field} differ ({shown}); "
-                "every worker must build the same model and optimizers"
-            )
-    return "workers prepared different models"
-
-
-def _feed_difference(known: Feed, other: Feed) -> str:
-    for field in ("purpose", "num_samples", "epochs", "batch_size", "shard_size", "seed"):
-        mine, theirs = getattr(known, field), getattr(other, field)
-        if mine != theirs:
-            return (
-                f"workers opened feed {known.feed} differently: {field} is {mine} in one and "
-                f"{theirs} in another; every worker must read the same data in the same order"
-            )
-    return f"workers opened feed {known.feed} differently"

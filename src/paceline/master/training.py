@@ -35,6 +35,7 @@ from paceline.wire.messages import (
     Copied,
     Evaluated,
     EvaluateResult,
+    Feed,
     FenceAnswer,
     InitialWritten,
     LeaseRequest,
@@ -88,7 +89,9 @@ class Training:
         self._do(self.state.resume())
         # A fence may have been under way, or a life have ended, when the master died.
         for inc in list(self.state.ledger.leases):
-            if self._members.node_of(inc) is None:
+            node = self._members.node_of(inc)
+            if node is None or not node.alive:
+                self._outbox.tell("fenced", reason=f"incarnation {inc}, of before the restart")
                 self.worker_lost(inc)
 
     # ------------------------------------------------------------------ messages
@@ -128,8 +131,6 @@ class Training:
 
     def worker_lost(self, inc: int) -> None:
         """Nothing of this worker may count from here on."""
-        node = self._members.node_of(inc)
-        self._outbox.tell("fenced", node.name if node else "", inc)
         self._do(self.state.worker_lost(inc))
 
     def stop(self) -> None:
@@ -149,11 +150,18 @@ class Training:
                 remaining=sum(line.end - line.cursor + len(line.returned) for line in mine),
                 num_workers=len(members),
                 shard_size=self._spec.data.shard_size,
+                held=self._held(request, feed),
             ),
             steps=lease_steps(self._monitor.step_s()),
             member=members.index(request.inc) if request.inc in self.state.workers else 0,
             num_members=max(1, len(members)),
         )
+
+    def _held(self, request: LeaseRequest, feed: Feed) -> int:
+        """Samples that the worker still has, if it asks before it runs out (asynchronous)."""
+        if request.starving or (self._spec.mode == "bsp" and feed.purpose == "train"):
+            return 0
+        return self.state.ledger.lease_size(request.inc, feed.feed)
 
     def _open_feed(self, message: OpenFeed) -> None:
         feed = message.feed
@@ -204,7 +212,7 @@ class Training:
         match record:
             case CutValid(cut=cut):
                 if cut.cut_no > 0 and self.state.model is not None:
-                    self._cuts.seal(record, self.state.copied.values(), self.state.model)
+                    self._cuts.seal(record, self.state.sealed, self.state.model)
                 self._trusted.add(cut.cut_no)
                 self._outbox.tell("cut_valid", reason=f"cut {cut.cut_no} at step {record.step}")
                 self._outbox.later(self._delete_cuts)

@@ -14,6 +14,7 @@ import os
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -25,20 +26,25 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.base.errors import ConfigError
+from paceline.runtime.data.growth import CountGrowth, StreamGrowth, is_long
 from paceline.runtime.data.loader import Loader
-from paceline.runtime.data.order import DEFAULT_SHARD_SIZE, EpochOrder
+from paceline.runtime.data.order import DEFAULT_SHARD_SIZE
+from paceline.runtime.data.stream import StreamSource
 from paceline.runtime.ps.alone import Alone
 from paceline.runtime.ps.lookup import Lookups
 from paceline.runtime.ps.loop import Loop
 from paceline.runtime.ps.model import Model
 from paceline.runtime.ps.optimizer import replace_step
-from paceline.runtime.ps.port import Array, Ids, Trainer
-from paceline.runtime.ps.reader import Reader
+from paceline.runtime.ps.port import Array, Growth, Ids, Trainer
+from paceline.runtime.ps.reader import Reader, order_of
 from paceline.runtime.ps.state_dict import Gatherer
 from paceline.wire.messages import Feed
 from paceline.wire.spec import JobSpec
 
 CollateFn = Callable[[Any], Any]
+
+WINDOW_SHARDS = 64
+"""Shards that are mixed with each other where the epoch is too long to be counted first."""
 
 
 def init() -> "Job":
@@ -124,10 +130,16 @@ class Job:
         stepped. The job's spec, where it says so, overrides ``batch_size`` and ``epochs``.
 
         Args:
-            dataset: anything with ``__len__`` and ``__getitem__`` (or ``__getitems__``).
+            dataset: anything with ``__len__`` and ``__getitem__`` (or ``__getitems__``), or a
+                ``StreamSource``: its records are read as they come, partition by partition and not
+                shuffled, until it is finished (not in mode bsp). ``TextLines`` and ``CsvRows`` of
+                more than 256 MiB are read while their lines are still being counted; mode bsp,
+                whose steps need the length, waits for the count.
             batch_size: samples of the global batch; how many of them come here is the job's affair.
             epochs: passes over the dataset.
-            shuffle: whether each epoch has a new order.
+            shuffle: whether each epoch has a new order. It mixes all records of an epoch; of text
+                of more than 256 MiB, whether its length is known or not, only 64 neighbouring
+                shards (262,144 records by default) at a time.
             num_workers: loader processes; 0: a thread of this process reads.
             collate_fn: as in torch's DataLoader.
             pin_memory: as in torch's DataLoader.
@@ -149,23 +161,33 @@ class Job:
                 "job.batches was called inside the loop of another job.batches; finish that "
                 "loop first, and use job.evaluate for held-out data"
             )
+        shuffle = shuffle and spec.data.shuffle and not isinstance(dataset, StreamSource)
+        window_shards = WINDOW_SHARDS if shuffle and is_long(dataset) else 0
+        growth = self._growth_of(dataset, window_shards * self._shard_size)
         feed = self._open(
             "train",
             dataset,
+            growth,
             batch_size=spec.batch_size or batch_size,
             epochs=spec.epochs or epochs,
-            shuffle=shuffle and spec.data.shuffle,
+            shuffle=shuffle,
+            window_shards=window_shards,
         )
         make_loader = partial(_loader, dataset, feed, num_workers, collate_fn, pin_memory, prefetch)
-        return self._run(model, feed, make_loader, prefetch * max(num_workers, 1))
+        return self._run(model, feed, make_loader, growth, prefetch * max(num_workers, 1))
 
     def _run(
-        self, model: Model, feed: Feed, make_loader: Callable[[], Loader], ahead: int
+        self,
+        model: Model,
+        feed: Feed,
+        make_loader: Callable[[], Loader],
+        growth: StreamGrowth | CountGrowth | None,
+        ahead: int,
     ) -> Iterator[Any]:
         if self._loop is not None:
             raise ConfigError("two loops over job.batches run at once; finish one, then the other")
-        with make_loader() as loader:
-            reader = Reader(loader, feed)
+        with make_loader() as loader, growth or nullcontext():
+            reader = Reader(loader, feed, self._trainer.source_line)
             self._loop = Loop(self._trainer, model, self._lookups, feed.feed, reader, ahead)
             try:
                 yield from self._loop.run()
@@ -206,12 +228,14 @@ class Job:
             raise ConfigError(
                 "job.evaluate was called between a batch and its optimizer.step(); call it after"
             )
-        feed = self._open("evaluate", dataset, batch_size=batch_size, epochs=1, shuffle=False)
+        feed = self._open("evaluate", dataset, None, batch_size=batch_size, epochs=1, shuffle=False)
         self._trainer.drain()
-        model.load(self._trainer.dense())
-        with _loader(dataset, feed, num_workers, collate_fn) as loader, torch.no_grad():
-            self._evaluate(fn, feed, Reader(loader, feed))
-        results = self._trainer.evaluate_get(feed.feed)
+        results = None
+        while results is None:
+            model.load(self._trainer.dense())
+            with _loader(dataset, feed, num_workers, collate_fn) as loader, torch.no_grad():
+                self._evaluate(fn, feed, Reader(loader, feed, self._trainer.source_line))
+            results = self._trainer.evaluate_get(feed.feed)
         if self._loop is not None:
             self._loop.excluded_s += monotonic() - start_s
         return {name: torch.from_numpy(values) for name, values in results.items()}
@@ -253,8 +277,34 @@ class Job:
             )
         return self._model
 
+    @property
+    def _shard_size(self) -> int:
+        return self._trainer.spec.data.shard_size or DEFAULT_SHARD_SIZE
+
+    def _growth_of(self, dataset: Any, window_size: int) -> StreamGrowth | CountGrowth | None:
+        """Tells how far a dataset of unknown length can be read; None: the length is known."""
+        if isinstance(dataset, StreamSource):
+            if not self._trainer.takes_growth:
+                raise ConfigError(
+                    f"job.batches: a {type(dataset).__name__} is a stream, which mode bsp cannot "
+                    "read: each of its steps is a slice of a known order; run the job with "
+                    "--mode asp or --mode ssp"
+                )
+            return StreamGrowth(dataset)
+        if is_long(dataset) and self._trainer.takes_growth:
+            return CountGrowth(dataset, window_size or None)
+        return None
+
     def _open(
-        self, purpose: str, dataset: Any, *, batch_size: int | None, epochs: int, shuffle: bool
+        self,
+        purpose: str,
+        dataset: Any,
+        growth: Growth | None,
+        *,
+        batch_size: int | None,
+        epochs: int,
+        shuffle: bool,
+        window_shards: int = 0,
     ) -> Feed:
         spec = self._trainer.spec
         caller = "job.evaluate" if purpose == "evaluate" else "job.batches"
@@ -263,16 +313,17 @@ class Job:
         feed = Feed(
             feed=self._num_feeds,
             purpose=purpose,
-            num_samples=_length(caller, dataset),
+            num_samples=_length(caller, dataset) if growth is None else None,
             epochs=epochs,
             batch_size=batch_size or 0,
-            shard_size=spec.data.shard_size or DEFAULT_SHARD_SIZE,
+            shard_size=self._shard_size,
             shuffle=shuffle,
+            window_shards=window_shards,
             # A second loop over the same data is not to repeat the order of the first.
             seed=spec.data_seed + self._num_feeds,
         )
         self._num_feeds += 1
-        return self._trainer.open_feed(feed)
+        return self._trainer.open_feed(feed, growth)
 
     def _on_step(self, optimizer: int) -> None:
         if self._loop is None:
@@ -351,12 +402,9 @@ def _loader(
     pin_memory: bool = False,
     prefetch: int = 2,
 ) -> Loader:
-    order = EpochOrder(
-        feed.num_samples, shard_size=feed.shard_size, seed=feed.seed, shuffle=feed.shuffle
-    )
     return Loader(
         dataset,
-        order,
+        None if isinstance(dataset, StreamSource) else order_of(feed, feed.num_samples),
         num_workers=num_workers,
         collate_fn=collate_fn,
         pin_memory=pin_memory,

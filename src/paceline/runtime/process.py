@@ -56,7 +56,9 @@ class Process:
         self.step = 0
         """The step being worked on; kept up to date by the runtime, told with an error."""
         self.stop_requested = False
-        """SIGTERM came: finish the step and leave in order."""
+        """Finish the step and leave in order: SIGTERM came, or the master's word."""
+        self.told_to_stop = False
+        """It was the master's word: the job ends, so an unfinished loop is no failure."""
         # Before the hello: from then on it may come.
         signal.signal(signal.SIGTERM, self._on_terminate)
         files = NodeFiles(job, up.node)
@@ -167,6 +169,8 @@ def run_script(process: Process) -> int:
             return report_error(process, leaving, code)
     except BaseException as error:
         return report_error(process, error)
+    if process.stop_requested and not process.told_to_stop:
+        return EXIT_TERMINATED  # somebody else's SIGTERM: the work is not finished
     process.link.send(Finished(inc=process.inc))
     return 0
 

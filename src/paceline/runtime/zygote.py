@@ -135,6 +135,8 @@ def main() -> None:
         Path(path).write_text("0")
     for name in PRELOAD[options.role]:
         importlib.import_module(name)
+    rehearsal = importlib.import_module("paceline.runtime.ps.rehearsal")
+    (rehearsal.rehearse_server if options.role == "server" else rehearsal.rehearse_worker)()
     gc.collect()
     gc.freeze()
     send(pair, Warm(import_s=time.monotonic() - started_s))

@@ -1,6 +1,7 @@
 """When a dead master is started again: pure, the clock is an argument."""
 
 FIRST_DELAY_S = 0.2
+"""After the second death in a row; the first one is answered at once."""
 MAX_DELAY_S = 2.0
 BUDGET = 20
 """Deaths in a row: with the delays above it gives up after about 40 s of trying."""
@@ -21,4 +22,6 @@ class Restarts:
         self.num_deaths += 1
         if self.num_deaths > BUDGET:
             return None
-        return min(FIRST_DELAY_S * 2.0 ** (self.num_deaths - 1), MAX_DELAY_S)
+        if self.num_deaths == 1:
+            return 0.0
+        return min(FIRST_DELAY_S * 2.0 ** (self.num_deaths - 2), MAX_DELAY_S)

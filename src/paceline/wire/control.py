@@ -107,6 +107,7 @@ class Stream(Generic[_In, _Out]):
         self._wake = asyncio.Event()
         self._finishing = False
         self._ended = asyncio.get_running_loop().create_future()
+        self._reading: asyncio.Future[Any] | None = None
         self._writer = asyncio.create_task(self._write_all())
 
     @property
@@ -154,15 +155,18 @@ class Stream(Generic[_In, _Out]):
         """The next batch; None: the stream is over."""
         if self._ended.done():
             return None
-        reading = asyncio.ensure_future(self._call.read())
+        # A future of its own, so that `end` can end the wait; a set of futures to wait for, or a
+        # timer per write, would cost as much as gRPC's own work on a small message.
+        self._reading = asyncio.ensure_future(self._call.read())
         try:
-            await asyncio.wait({reading, self._ended}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            if not reading.done():
-                reading.cancel()
-        if not reading.done() or reading.cancelled():
+            await self._reading
+        except asyncio.CancelledError:
+            if not self._ended.done():
+                raise
             return None
-        return self._result(reading)
+        except (grpc.RpcError, asyncio.InvalidStateError):
+            pass  # `_result` looks at it.
+        return self._result(self._reading)
 
     def _result(self, reading: "asyncio.Future[Any]") -> bytes | None:
         error = reading.exception()
@@ -207,6 +211,8 @@ class Stream(Generic[_In, _Out]):
         """Stop the iteration and drop what is queued; may be called again."""
         if not self._ended.done():
             self._ended.set_result(None)
+        if self._reading is not None:
+            self._reading.cancel()
         self._outgoing.clear()
         self._wake.set()
 

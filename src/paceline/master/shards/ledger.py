@@ -5,28 +5,51 @@ Shards are not stored. Per line there is a cursor (everything above it is fresh)
 from lost owners, the leases, and the done set, so a feed of 10^12 samples costs nothing before it
 is read.
 
+A feed of unknown length has one line per partition of its source. Lines are numbered in the order
+in which the ledger hears of their partitions, and grow until the source is finished; the epochs
+after the first follow then.
+
 At every moment each sample below the cursor is in exactly one of: returned, one lease, done
 (DESIGN, invariant 1; AntDT section V-C calls them TODO, DOING, DONE).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from paceline.base.samples import Intervals, SampleSet, Span
-from paceline.wire.messages import Feed, feed_of
+from paceline.wire.messages import Feed, SourceLine, feed_of
 
 
 class Line:
     """One line's fresh end and what came back to it."""
 
-    __slots__ = ("cursor", "end", "epoch_len", "returned")
+    __slots__ = ("cursor", "end", "epoch_len", "name", "returned")
 
-    def __init__(self, end: int, epoch_len: int) -> None:
+    def __init__(self, end: int, epoch_len: int, name: str = "") -> None:
         #: Positions below are granted, returned or done; those from here to ``end`` are fresh.
         self.cursor = 0
         #: How far the line is known to reach.
         self.end = end
+        #: Samples of one epoch; 0: not known while the line grows.
         self.epoch_len = epoch_len
+        #: The partition, at its source.
+        self.name = name
         self.returned = Intervals()
+
+    @property
+    def reach(self) -> int:
+        """How far the source is known to reach: `end` without the epochs after the first."""
+        return self.epoch_len or self.end
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the first fresh position."""
+        return self.cursor // self.epoch_len if self.epoch_len else 0
+
+    def fresh(self) -> Iterator[tuple[int, int]]:
+        """What nobody has had of the present epoch."""
+        end = min(self.end, (self.epoch + 1) * self.epoch_len) if self.epoch_len else self.end
+        if self.cursor < end:
+            yield self.cursor, end
 
     def next(self, count: int) -> tuple[int, int] | None:
         """Fresh samples first; what came back is read at the end of the epoch."""
@@ -57,24 +80,51 @@ class Ledger:
         self.lines: dict[int, Line] = {}
         self.leases: dict[int, SampleSet] = {}
         self.done = SampleSet()
-        #: Streams whose source said that nothing more will come.
+        #: Feed of unknown length -> partition -> its line.
+        self.names: dict[int, dict[str, int]] = {}
+        #: Feeds of unknown length whose source said that nothing more will come.
         self.finished: set[int] = set()
 
     # ------------------------------------------------------------------ feeds
 
     def open(self, feed: Feed) -> None:
-        """Add a feed; of known length all is fresh, of a stream nothing yet."""
+        """Add a feed; of known length all is fresh, of unknown length nothing yet."""
         self.feeds[feed.feed] = feed
-        if feed.num_samples is not None:
+        if feed.num_samples is None:
+            self.names.setdefault(feed.feed, {})
+        else:
             self.lines[feed.line()] = Line(feed.num_samples * feed.epochs, feed.num_samples)
 
-    def extend(self, feed: int, ends: Iterable[tuple[int, int]], *, finished: bool = False) -> None:
-        """A stream's partitions reach at least so far now."""
-        for partition, end in ends:
-            line = self.lines.setdefault(self.feeds[feed].line(partition), Line(0, 0))
+    def news(self, feed: int, ends: Iterable[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
+        """Those of a feed's partitions that were not known to reach so far."""
+        known = self.names.get(feed, {})
+        return tuple(
+            (name, end)
+            for name, end in ends
+            if end > (self.lines[known[name]].reach if name in known else 0)
+        )
+
+    def extend(self, feed: int, ends: Iterable[tuple[str, int]], *, finished: bool = False) -> None:
+        """The partitions reach so far now; ``finished``: all of them, and for good."""
+        definition, names = self.feeds[feed], self.names[feed]
+        for name, end in ends:
+            if name not in names:
+                names[name] = definition.line(len(names))
+                self.lines[names[name]] = Line(0, 0, name)
+            line = self.lines[names[name]]
             line.end = max(line.end, end)
-        if finished:
+        if finished and feed not in self.finished:
             self.finished.add(feed)
+            for number in names.values():
+                line = self.lines[number]
+                line.epoch_len = line.end
+                line.end *= definition.epochs
+
+    def source_lines(self, spans: Iterable[Span]) -> tuple[SourceLine, ...]:
+        """What the lines of these spans are at their source."""
+        numbers = sorted({span.line for span in spans})
+        lines = [(number, self.lines[number]) for number in numbers]
+        return tuple(SourceLine(n, line.name, line.epoch_len or None) for n, line in lines)
 
     def is_complete(self, feed: int) -> bool:
         """Whether every sample of the feed is done."""
@@ -87,11 +137,13 @@ class Ledger:
         )
 
     def total(self, feed: int) -> int | None:
-        """Samples of all epochs; None while a stream is open."""
+        """Samples of all epochs; None while they are not known."""
         definition = self.feeds[feed]
-        if definition.num_samples is None:
+        if definition.num_samples is not None:
+            return definition.num_samples * definition.epochs
+        if feed not in self.finished:
             return None
-        return definition.num_samples * definition.epochs
+        return sum(self.lines[number].end for number in self.names[feed].values())
 
     # ------------------------------------------------------------------ leases
 
@@ -102,12 +154,30 @@ class Ledger:
             return 0
         return sum(len(found) for line, found in lease.lines.items() if feed_of(line) == feed)
 
-    def pick(self, feed: int, count: int) -> list[Span]:
-        """What an asynchronous grant of up to ``count`` samples would hold; takes nothing."""
+    def pick(self, feed: int, count: int, batch_size: int = 1) -> list[Span]:
+        """What an asynchronous grant of up to ``count`` samples would hold; takes nothing.
+
+        Of a feed that grows: whole batches of the worker's ``batch_size``, since what is missing
+        will come.
+        """
+        if feed in self.names:
+            return self._pick_growing(feed, count, batch_size)
         for line, state in self.lines.items():
             if feed_of(line) == feed and (found := state.next(count)) is not None:
                 return [Span(line, *found)]
         return []
+
+    def _pick_growing(self, feed: int, count: int, batch_size: int) -> list[Span]:
+        """What came back, then what is fresh of the earliest epoch, in the order of the lines."""
+        lines = [(number, self.lines[number]) for number in self.names[feed].values()]
+        to_do = [Span(number, *back) for number, line in lines for back in line.returned]
+        fresh = [(line.epoch, Span(number, *new)) for number, line in lines for new in line.fresh()]
+        earliest = min((epoch for epoch, _ in fresh), default=0)
+        to_do += [span for epoch, span in fresh if epoch == earliest]
+        if feed not in self.finished:
+            there = min(count, sum(len(span) for span in to_do))
+            count = there - there % min(count, batch_size)
+        return _first(to_do, count)
 
     def pick_steps(
         self, feed: int, *, step: int, urgent: bool, member: int, num_members: int, num_steps: int

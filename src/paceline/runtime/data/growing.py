@@ -1,6 +1,7 @@
 """A directory of files that grow and increase in number, as a stream."""
 
 import itertools
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -76,10 +77,19 @@ class GrowingFiles:
         return self._complete or (self._directory / END_FILE).exists()
 
     def _file(self, partition: str) -> "_Jsonl | _Parquet":
-        if partition not in self._files:
+        found = self._files.get(partition)
+        if found is None:
             path = self._directory / partition
-            self._files[partition] = _Parquet(path) if path.suffix == ".parquet" else _Jsonl(path)
-        return self._files[partition]
+            fresh = _Parquet(path) if path.suffix == ".parquet" else _Jsonl(path)
+            found = self._files.setdefault(partition, fresh)
+        return found
+
+    def __getstate__(self) -> tuple[Path, str, bool]:
+        return self._directory, self._pattern, self._complete
+
+    def __setstate__(self, state: tuple[Path, str, bool]) -> None:
+        self._directory, self._pattern, self._complete = state
+        self._files = {}
 
 
 class _Jsonl:
@@ -90,13 +100,16 @@ class _Jsonl:
         self._marks = [0]
         self._num_lines = 0
         self._scanned_bytes = 0
+        #: One thread looks how far the file reaches while another reads.
+        self._lock = threading.Lock()
 
     def end(self, finished: bool) -> int | None:
-        size_bytes = self._size_bytes()
-        if size_bytes is None:
-            return None
-        tail = self._scan(size_bytes)
-        return self._num_lines + (finished and tail)
+        with self._lock:
+            size_bytes = self._size_bytes()
+            if size_bytes is None:
+                return None
+            tail = self._scan(size_bytes)
+            return self._num_lines + (finished and tail)
 
     def read(self, start: int, stop: int) -> list[Any]:
         with self._path.open("rb") as file:

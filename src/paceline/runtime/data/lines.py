@@ -102,7 +102,10 @@ class LineFiles:
                     raise InternalError(f"{self._names()} was closed while it was being read")
                 if not self._changed.wait(timeout=_PROGRESS_EVERY_S):
                     indexed, total = self.progress_bytes()
-                    log.info("lines_being_counted", extra={"bytes": indexed, "of_bytes": total})
+                    # Shown also where no logging is set up: a training loop stands still.
+                    log.warning(
+                        "lines_being_counted gb=%.1f of_gb=%.1f", indexed / 1e9, total / 1e9
+                    )
                 known, is_final = self.num_known()
         return known, is_final
 

@@ -14,7 +14,11 @@ from paceline.runtime.data.batch import CollateFn, batch_type
 
 @runtime_checkable
 class StreamSource(Protocol):
-    """Input without a known end. Implementations are pickled to loader processes."""
+    """Input without a known end.
+
+    Implementations are pickled to loader processes. ``partitions``, ``end`` and ``finished`` are
+    called from another thread than ``read``.
+    """
 
     def partitions(self) -> list[str]:
         """The partitions there are now; later calls return these and perhaps more."""
@@ -26,7 +30,11 @@ class StreamSource(Protocol):
         """The records ``start <= offset < stop``; ``stop`` is at most what ``end`` said."""
 
     def finished(self) -> bool:
-        """True when no partition will grow and none will be added."""
+        """True when no partition will grow and none will be added; stays true.
+
+        Each worker sees a stream with its own eyes: a partition must have the same name, and at
+        an offset the same record, in all of them.
+        """
 
 
 def fetch_records(

@@ -26,6 +26,10 @@ class _LineRecords:
         """Records that can be read without waiting, and whether these are all. Never blocks."""
         return self._lines.num_known()
 
+    def wait_known(self, count: int) -> tuple[int, bool]:
+        """Block until ``count`` records can be read or all are counted; then as ``num_known``."""
+        return self._lines.wait_known(count)
+
     def wait_len(self) -> int:
         """Block until all lines are counted; the number of records."""
         return self._lines.wait_known()[0]

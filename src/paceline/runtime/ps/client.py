@@ -20,7 +20,7 @@ from paceline.base.samples import Span
 from paceline.runtime.process import Process, current
 from paceline.runtime.ps import cutfile, layout
 from paceline.runtime.ps.partition import Partition, Split
-from paceline.runtime.ps.port import Array, Ids, Pulled, StepTimes, Stopped, Work
+from paceline.runtime.ps.port import Array, Growth, Ids, Pulled, StepTimes, Stopped, Work
 from paceline.runtime.ps.store import Gradients
 from paceline.runtime.ps.worker_state import (
     DropWork,
@@ -52,6 +52,7 @@ from paceline.wire.messages import (
     Prepared,
     Pull,
     Refused,
+    SourceLine,
     Stop,
     WriteInitial,
 )
@@ -62,6 +63,11 @@ RESEND_S = 0.5
 """What is unanswered this long is sent again."""
 WAIT_S = 0.2
 """Longest sleep in a wait before timers and the link are looked at."""
+FEW_STEPS = 2
+"""With work for no more steps than this a worker is about to run out."""
+AHEAD_S = 2.5
+"""More is asked for while there is work for so long: a dead master is back within 2 s."""
+MAX_STEPS_AHEAD = 512
 EXIT_FENCED = 76
 
 Initial = Callable[[], tuple[Mapping[str, Array], Mapping[int, Array]]]
@@ -126,7 +132,7 @@ class ServerTrainer:
         self.spec = process.spec
         self.rank = process.rank
         self.num_workers = process.num_workers
-        self.overlap = process.spec.mode != "bsp"
+        self.overlap = self.takes_growth = process.spec.mode != "bsp"
         self.state = WorkerState(process.inc, mode=self.spec.mode, samples=self.spec.samples)
         ident = f"{process.node}-{process.inc}"
         self.data = DataClient({}, process.job.secret(), ident=ident)
@@ -142,8 +148,11 @@ class ServerTrainer:
         self._pulling: Pulling | None = None
         self._exported: dict[int, tuple[Ids, Array]] = {}
         self._export_ticket = 0
-        self._evaluated: dict[int, Evaluated] = {}
+        self._evaluated: Evaluated | None = None
+        self._growth: dict[int, Growth] = {}
         self._resend_at_s = 0.0
+        #: Mean seconds of a step of late; 0.0: not measured.
+        self._step_s = 0.0
         #: A stop was heeded: what is under way is brought to its end.
         self._leaving = False
 
@@ -176,8 +185,10 @@ class ServerTrainer:
             self._initial = None
         self.process.link.send(InitialWritten(inc=self.process.inc))
 
-    def open_feed(self, feed: Feed) -> Feed:
+    def open_feed(self, feed: Feed, growth: Growth | None = None) -> Feed:
         """See `Trainer.open_feed`."""
+        if growth is not None:
+            self._growth[feed.feed] = growth
         message = OpenFeed(inc=self.process.inc, feed=feed)
         self._until(lambda: feed.feed in self.state.feeds, ask=lambda: [ToMaster(message)])
         return self.state.feeds[feed.feed]
@@ -208,13 +219,31 @@ class ServerTrainer:
         return self._synchronous(feed) or not self._trains(feed) or self.state.may_offer()
 
     def _order_ahead(self, feed: int) -> None:
-        """Ask for the next lease when the present one runs out."""
+        """Ask for the next lease early: a master that dies is back before the present one ends."""
+        state, growth = self.state, self._growth.get(feed)
+        ahead = FEW_STEPS
+        if self._step_s and growth is None:
+            ahead += min(int(AHEAD_S / self._step_s), MAX_STEPS_AHEAD)
         if self._synchronous(feed):
-            few = not self.state.peek(feed, 1, after=2)
-        else:
-            few = self.state.leased(feed) < 2 * self._batch(feed)
-        if few:
-            self._do(self.state.want(feed))
+            if state.request is None and not state.reaches(feed, ahead):
+                self._do(self._want(feed))
+            return
+        left, size = state.leased(feed), self._batch(feed)
+        if left < FEW_STEPS * size:
+            self._do(self._want(feed, starving=True))
+        elif state.request is None and left < ahead * size:
+            self._do(self._want(feed, starving=False))
+
+    def _want(self, feed: int, *, starving: bool | None = None) -> list[Instruction]:
+        growth = self._growth.get(feed)
+        if growth is None:
+            return self.state.want(feed, starving=starving)
+        ends, finished = growth.look()
+        return self.state.want(feed, ends, finished=finished, starving=starving)
+
+    def source_line(self, line: int) -> SourceLine:
+        """See `Trainer.source_line`."""
+        return self.state.source_line(line)
 
     def _starve(self, feed: int, *, rest: bool) -> None:
         """Nothing to take now: have a request open, and (BSP) a pull that waits for the step."""
@@ -222,7 +251,7 @@ class ServerTrainer:
         if self.partition is None:
             return
         if self.spec.samples == "exactly-once" or not state.offers:
-            self._do(state.want(feed))
+            self._do(self._want(feed))
         elif state.pulling is None:
             self._do(state.start_pull(dense=False))
         if self._synchronous(feed) and state.pulling is None:
@@ -402,26 +431,47 @@ class ServerTrainer:
 
     def evaluate_put(self, work: Work, values: Mapping[str, Array]) -> None:
         """See `Trainer.evaluate_put`."""
-        data = safetensors.save(
-            {name: np.ascontiguousarray(array) for name, array in values.items()}
-        )
+        if work not in self._in_hand:
+            return
+        self._in_hand.remove(work)
+        start = 0
         for span in work.spans:
-            message = EvaluateResult(
-                epoch_no=self.state.epoch_no,
-                inc=self.process.inc,
-                feed=work.feed,
-                span=span,
-                values=data,
-            )
-            self._evaluated.pop(work.feed, None)
-            self._until(lambda: work.feed in self._evaluated, ask=lambda: [ToMaster(message)])  # noqa: B023
+            stop = start + len(span)
+            part = {name: np.ascontiguousarray(array[start:stop]) for name, array in values.items()}
+            self._hand_in(work.feed, span, safetensors.save(part))
+            start = stop
 
-    def evaluate_get(self, feed: int) -> Mapping[str, Array]:
+    def _hand_in(self, feed: int, span: Span, values: bytes) -> str | None:
+        """Give results to the master; an empty span waits until all are there.
+
+        Returns:
+            The directory of the results; None: a new epoch has begun, which makes them void.
+        """
+        epoch_no = self.state.epoch_no
+        message = EvaluateResult(
+            epoch_no=epoch_no, inc=self.process.inc, feed=feed, span=span, values=values
+        )
+        self._evaluated = None
+
+        def answer() -> str:
+            found = self._evaluated
+            mine = found is not None and (found.feed, found.span) == (feed, span)
+            return found.directory if found is not None and mine else ""
+
+        self._until(
+            lambda: bool(answer()) or self.state.epoch_no != epoch_no,
+            ask=lambda: [ToMaster(message)],
+        )
+        return answer() if self.state.epoch_no == epoch_no else None
+
+    def evaluate_get(self, feed: int) -> Mapping[str, Array] | None:
         """See `Trainer.evaluate_get`."""
-        directory = Path(self._evaluated[feed].directory)
+        directory = self._hand_in(feed, Span(self.state.feeds[feed].line(), 0, 0), b"")
+        if directory is None:
+            return None
         parts: dict[str, list[Array]] = {}
         for path in sorted(
-            directory.glob("*.safetensors"), key=lambda p: int(p.stem.split("-")[0])
+            Path(directory).glob("*.safetensors"), key=lambda p: int(p.stem.split("-")[0])
         ):
             for name, array in safetensors.load_file(path).items():
                 parts.setdefault(name, []).append(array)
@@ -429,6 +479,7 @@ class ServerTrainer:
 
     def record(self, times: StepTimes) -> None:
         """See `Trainer.record`."""
+        self._step_s += (times.bpt_s - self._step_s) * (0.1 if self._step_s else 1.0)
         self.process.ledger.write(
             step=self.process.step,
             t_start_s=times.start_s,
@@ -517,11 +568,11 @@ class ServerTrainer:
             case FeedOpened():
                 self._do(self.state.feed_opened(message))
             case Evaluated():
-                self._evaluated[message.feed] = message
+                self._evaluated = message
             case WriteInitial():
                 self._write_initial(message)
             case Stop():
-                self.process.stop_requested = True
+                self.process.stop_requested = self.process.told_to_stop = True
             case _:
                 _log.warning("a worker has no use for %s", type(message).__name__)
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from paceline.base.samples import Span
 from paceline.runtime.ps.store import Gradients
-from paceline.wire.messages import Feed
+from paceline.wire.messages import Feed, SourceLine
 from paceline.wire.schema import ModelSchema
 from paceline.wire.spec import JobSpec
 
@@ -73,6 +73,19 @@ class StepTimes:
     """Time in which the training thread waited for data or for the pull."""
 
 
+class Growth(Protocol):
+    """How far a source of unknown length can be read by now."""
+
+    def look(self) -> tuple[Mapping[str, int], bool]:
+        """Partition -> its end as last seen, and whether these are final. Never blocks.
+
+        Raises what the source raised.
+        """
+
+    def wait(self) -> None:
+        """Block until ``look`` may say something else, or for some tenths of a second."""
+
+
 class Trainer(Protocol):
     """Who deals out samples, holds the model and takes gradients. One training thread calls it.
 
@@ -85,6 +98,9 @@ class Trainer(Protocol):
     num_workers: int
     overlap: bool
     """Whether the pull of the next work may start before this one's push (ASP, SSP)."""
+    takes_growth: bool
+    """Whether feeds of unknown length can be read: not where a step is one global batch for all
+    (BSP)."""
 
     def prepare(
         self,
@@ -100,8 +116,16 @@ class Trainer(Protocol):
                 only where they are needed.
         """
 
-    def open_feed(self, feed: Feed) -> Feed:
-        """Open a feed, known to all workers by its number; return it as the job reads it."""
+    def open_feed(self, feed: Feed, growth: Growth | None = None) -> Feed:
+        """Open a feed, known to all workers by its number; return it as the job reads it.
+
+        Args:
+            feed: as this worker's script asks for it.
+            growth: of a feed whose ``num_samples`` is None; ``takes_growth`` must hold.
+        """
+
+    def source_line(self, line: int) -> SourceLine:
+        """What a line of a work's spans is at its source."""
 
     def next_work(self, feed: int) -> Work | None:
         """Block for this worker's next samples; None: the feed is complete."""
@@ -140,8 +164,11 @@ class Trainer(Protocol):
     def evaluate_put(self, work: Work, values: Mapping[str, Array]) -> None:
         """Hand in the results for an evaluation's work: name -> ``[num_samples, ...]``."""
 
-    def evaluate_get(self, feed: int) -> Mapping[str, Array]:
-        """Block for the results of all workers, by position: name -> ``[N, ...]``."""
+    def evaluate_get(self, feed: int) -> Mapping[str, Array] | None:
+        """Block for the results of all workers, by position: name -> ``[N, ...]``.
+
+        None: the model was restored meanwhile; there is work again.
+        """
 
     def record(self, times: StepTimes) -> None:
         """Note what a finished step took; no system call."""

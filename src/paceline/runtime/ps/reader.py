@@ -1,19 +1,40 @@
 """Batches of works, made ahead of the training loop."""
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from paceline.base.samples import Span
 from paceline.runtime.data.loader import Loader
+from paceline.runtime.data.order import EpochOrder
 from paceline.runtime.ps.port import Work
-from paceline.wire.messages import Feed
+from paceline.wire.messages import Feed, SourceLine
+
+
+def order_of(feed: Feed, num_samples: int | None) -> EpochOrder:
+    """The order of a feed's records, whose number may be known only later than the feed."""
+    return EpochOrder(
+        num_samples,
+        shard_size=feed.shard_size,
+        seed=feed.seed,
+        shuffle=feed.shuffle,
+        window_shards=feed.window_shards or None,
+    )
 
 
 class Reader:
-    """Asks the loader for the batches of works, in the order in which they are likely needed."""
+    """Asks the loader for the batches of works, in the order in which they are likely needed.
 
-    def __init__(self, loader: Loader, feed: Feed) -> None:
-        self._loader, self._feed = loader, feed
+    Args:
+        loader: of the feed's dataset.
+        feed: as the job reads it.
+        source_line: as `Trainer.source_line`.
+    """
+
+    def __init__(
+        self, loader: Loader, feed: Feed, source_line: Callable[[int], SourceLine]
+    ) -> None:
+        self._loader, self._feed, self._source_line = loader, feed, source_line
         self._asked: deque[Work] = deque()
         self._made: dict[Work, Any] = {}
         """Batches, and errors of the user's dataset that wait for their batch's turn."""
@@ -58,15 +79,24 @@ class Reader:
         self._made = {work: made}
         return not isinstance(made, Exception)
 
-    def _ranges(self, work: Work) -> list[tuple[int, int, int]]:
-        """The spans of ``work`` as (epoch, start, stop); a span may cross epochs."""
-        ranges = []
-        size = self._feed.num_samples or 0
+    def _ranges(self, work: Work) -> list[tuple[Any, int, int]]:
+        """The spans of ``work`` as the loader takes them: (epoch or partition, start, stop)."""
+        ranges: list[tuple[Any, int, int]] = []
         for span in work.spans:
-            start = span.start
-            while start < span.stop:
-                epoch, offset = divmod(start, size)
-                length = min(span.stop - start, size - offset)
-                ranges.append((epoch, offset, offset + length))
-                start += length
+            line = self._source_line(span.line)
+            order = self._loader.order
+            if order is not None and order.num_samples is None and line.num_samples is not None:
+                self._loader.order = order_of(self._feed, line.num_samples)
+            for epoch, start, stop in _by_epoch(span, line.num_samples):
+                ranges.append((line.name if order is None else epoch, start, stop))
         return ranges
+
+
+def _by_epoch(span: Span, num_samples: int | None) -> Iterator[tuple[int, int, int]]:
+    """The parts of a span as (epoch, start, stop)."""
+    size, start = num_samples or span.stop, span.start
+    while start < span.stop:
+        epoch, offset = divmod(start, size)
+        length = min(span.stop - start, size - offset)
+        yield epoch, offset, offset + length
+        start += length

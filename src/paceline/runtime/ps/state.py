@@ -163,7 +163,12 @@ class ServerState:
         return [Load(message)]
 
     def loaded(self, message: Restore, step: int, committed: SampleSet) -> list[Instruction]:
-        """The tensors are those of the cut; ``step`` and ``committed`` are the cut's."""
+        """The tensors are those of the cut; ``step`` and ``committed`` are the cut's.
+
+        `restore` may have come again while the cut was read: only the first of an epoch counts.
+        """
+        if message.epoch_no <= self.epoch_no:
+            return []
         self._reset()
         self.epoch_no, self.map = message.epoch_no, message.map
         self.mode, self.staleness = message.mode, message.staleness

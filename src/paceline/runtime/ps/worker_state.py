@@ -9,6 +9,7 @@ The protocol is that of docs/protocols/integrity.md, sections 2 and 3. The explo
 """
 
 from collections import deque
+from collections.abc import Mapping
 
 import msgspec
 
@@ -28,8 +29,11 @@ from paceline.wire.messages import (
     Ready,
     Refused,
     ServerMap,
+    SourceLine,
     feed_of,
 )
+
+NOTHING: Mapping[str, int] = {}
 
 
 class ToServer(msgspec.Struct, frozen=True):
@@ -81,6 +85,10 @@ class WorkerState:
         #: Contributions that may be unready at a time.
         self.window = window
         self.feeds: dict[int, Feed] = {}
+        #: Feeds of unknown length: what each line is at its source.
+        self.lines: dict[int, SourceLine] = {}
+        #: Feed -> partition -> how far the master is known to know that it reaches.
+        self.told: dict[int, dict[str, int]] = {}
         self.map: ServerMap | None = None
         self.epoch_no = 0
         self._reset()
@@ -94,6 +102,8 @@ class WorkerState:
         self.lease: dict[int, deque[Span]] = {}
         self.last_n = 0
         self.request: LeaseRequest | None = None
+        #: The ends that every version of the open request holds.
+        self.telling: tuple[tuple[str, int], ...] = ()
         self.ended: set[int] = set()
         self.ticket = 0
         self.pulling: Pull | None = None
@@ -130,32 +140,58 @@ class WorkerState:
         self.request = None
         self.last_n = message.n
         self.handled.subtract(request.handled)
-        self.lease.setdefault(message.feed, deque()).extend(message.spans)
+        self.told.setdefault(message.feed, {}).update(self.telling)
+        self.lines.update({line.line: line for line in message.lines})
+        self._add(message.feed, message.spans)
         if message.end:
             self.ended.add(message.feed)
         return []
 
     def want(
-        self, feed: int, *, ends: tuple[tuple[int, int], ...] = (), finished: bool = False
+        self,
+        feed: int,
+        ends: Mapping[str, int] = NOTHING,
+        *,
+        finished: bool = False,
+        starving: bool | None = None,
     ) -> list[Instruction]:
-        """Have a request open for more of this feed; a changed one is sent again under its n."""
+        """Have a request open for more of this feed; a changed one is sent again under its n.
+
+        Args:
+            feed: its number.
+            ends: of a feed of unknown length: partition -> how far it is seen to reach.
+            finished: these ends are final.
+            starving: whether it is urgent; None: it is when nothing is left.
+        """
         if not self.epoch_no or feed in self.ended:
             return []
+        told = self.told.get(feed, NOTHING)
+        news = tuple((name, end) for name, end in ends.items() if end > told.get(name, 0))
         request = LeaseRequest(
             epoch_no=self.epoch_no,
             inc=self.inc,
             n=self.last_n + 1,
             feed=feed,
             step=self.step + 1 if self.synchronous else 0,
-            starving=not self.has_work(feed),
-            ends=ends,
+            starving=not self.has_work(feed) if starving is None else starving,
+            ends=news,
             finished=finished,
             handled=self.handled.spans(),
         )
         if request == self.request:
             return []
+        # The master may answer any version of it, so only what all of them say is surely told.
+        if self.request is None:
+            self.telling = news
+        elif self.request.feed != feed:
+            self.telling = ()
         self.request = request
         return [ToMaster(request)]
+
+    def source_line(self, line: int) -> SourceLine:
+        """What a granted line is at its source."""
+        num_samples = self.feeds[feed_of(line)].num_samples
+        return self.lines[line] if num_samples is None else SourceLine(line, "", num_samples)
 
     # ------------------------------------------------------------------ work
 
@@ -208,6 +244,19 @@ class WorkerState:
     def put_back(self, feed: int, spans: tuple[Span, ...]) -> None:
         """Taken and not offered: these come first again."""
         self.lease.setdefault(feed, deque()).extendleft(reversed(spans))
+        self._add(feed, ())
+
+    def _add(self, feed: int, spans: tuple[Span, ...]) -> None:
+        """Lengthen the lease; BSP: kept by samples, the undecided step's come first."""
+        lease = self.lease.setdefault(feed, deque())
+        lease.extend(spans)
+        if self.synchronous:
+            self.lease[feed] = deque(SampleSet(lease).spans())
+
+    def reaches(self, feed: int, after: int) -> bool:
+        """BSP: whether the lease has samples of step + 1 + ``after`` or of a later one."""
+        lease, within = self.lease.get(feed), self._slice(feed, after)
+        return bool(lease) and within is not None and lease[-1].stop > within.start
 
     def _next_spans(self, feed: int, count: int, after: int = 0) -> tuple[Span, ...]:
         found: list[Span] = []
@@ -218,6 +267,8 @@ class WorkerState:
                 break
             start, stop = span.start, span.stop
             if within is not None:
+                if start >= within.stop:
+                    break
                 start, stop = max(start, within.start), min(stop, within.stop)
             stop = min(stop, start + room)
             if start < stop:
@@ -234,9 +285,14 @@ class WorkerState:
         return Span(0, 0, 0)
 
     def _remove(self, feed: int, spans: tuple[Span, ...]) -> None:
-        taken = SampleSet(spans)
-        rest = (left for span in self.lease.get(feed, ()) for left in taken.missing(span))
-        self.lease[feed] = deque(rest)
+        taken, count = SampleSet(spans), sum(len(span) for span in spans)
+        kept: list[Span] = []
+        while count:
+            span = self.lease[feed].popleft()
+            rest = list(taken.missing(span))
+            count -= len(span) - sum(len(left) for left in rest)
+            kept += rest
+        self.lease.setdefault(feed, deque()).extendleft(reversed(kept))
 
     def offer(self, spans: tuple[Span, ...], rates: tuple[float, ...] = ()) -> Part:
         """Number a computed contribution; the edge cuts its gradients to the servers."""
@@ -369,8 +425,12 @@ class WorkerState:
     # ------------------------------------------------------------------ loss
 
     def resend(self) -> list[Instruction]:
-        """Everything that is unanswered, once more."""
-        again: list[Instruction] = [ToMaster(self.request)] if self.request else []
+        """Everything that is unanswered, once more.
+
+        Without an open request the last one: a master that was restarted learns by it that we
+        live, and in which epoch. Our servers may be gone, and nobody else would tell us.
+        """
+        again: list[Instruction] = [ToMaster(self.request or self._last_request())]
         behind = self.applied_by.get
         for seq, offer in self.offers.items():
             again += [
@@ -385,3 +445,7 @@ class WorkerState:
             missing = [s for s in self.servers if s not in self.answers]
             again += [ToServer(server, self.pulling) for server in missing]
         return again
+
+    def _last_request(self) -> LeaseRequest:
+        feed = min(self.feeds, default=0)
+        return LeaseRequest(epoch_no=self.epoch_no, inc=self.inc, n=self.last_n, feed=feed)

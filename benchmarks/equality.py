@@ -1,0 +1,207 @@
+"""Synchronous equality: what 1, 2 and 4 workers compute against what one process computes.
+
+    python benchmarks/equality.py [--quick] [--json FILE]
+
+Each job trains six models at once (SGD, Adagrad, Adam; float64, float32), in BSP on two servers,
+also with two workers killed in mid-step. Every worker writes the loss of each sample; the loss of
+a step is their mean over its samples, weighted exactly. A sample that was computed twice, because
+its first worker died, must have the right loss both times: whichever counted, the step's is right.
+
+The yardstick for float32 is one process that sums each of its own batches in four parts: that much
+two orders of summation differ, without any distribution.
+"""
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from safetensors.numpy import load_file
+
+from paceline.cli.launch import launch
+from paceline.wire.outcome import read_outcome
+from paceline.wire.spec import JobSpec, NodeSpec, RestartSpec
+
+SCRIPT = Path(__file__).parents[1] / "tests" / "integration" / "jobs" / "equality.py"
+BATCH_SIZE = 51
+CASES = tuple(
+    (kind, dtype) for dtype in ("float64", "float32") for kind in ("sgd", "adagrad", "adam")
+)
+"""In the order in which the script writes their losses."""
+JOBS = ((1, False), (2, False), (4, False), (2, True), (4, True))
+"""(workers, whether two of them are killed)."""
+NUM_PARTS = 4
+FLOAT64_LIMIT, FLOAT32_LIMIT, DRIFT_FACTOR = 1e-10, 1e-5, 3.0
+
+Array = np.ndarray
+
+
+class Deviation(NamedTuple):
+    """Largest relative deviation of one model from the reference."""
+
+    loss: float
+    """Of any step's loss."""
+    state: float
+    """Of any value of the final model, relative to the largest of its tensor."""
+
+
+def run_alone(out: Path, steps: int, num_parts: int = 1) -> Path:
+    """Train in one process without services; returns ``out``."""
+    out.mkdir(parents=True)
+    flags = ["--out", str(out), "--steps", str(steps), "--parts", str(num_parts)]
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, str(SCRIPT), *flags], check=True, env=env)
+    return out
+
+
+def run_job(out: Path, steps: int, workers: int, *, die: bool, timeout_s: float = 300.0) -> Path:
+    """Train with this many workers on two servers; returns ``out``.
+
+    Raises:
+        RuntimeError: the job failed or took too long, or nobody died who should have.
+    """
+    out.mkdir(parents=True)
+    spec = JobSpec(
+        script=str(SCRIPT),
+        args=("--out", str(out), "--steps", str(steps), *(["--die"] if die else [])),
+        name=f"equality-{workers}",
+        mode="bsp",
+        workers=NodeSpec(count=workers),
+        servers=NodeSpec(count=2),
+        restart=RestartSpec(backoff_s=0.1),
+    )
+    job = launch(spec)
+    deadline_s = time.monotonic() + timeout_s
+    while (outcome := read_outcome(job.outcome)) is None:
+        if time.monotonic() > deadline_s:
+            raise RuntimeError(f"{job.path}: no outcome after {timeout_s:.0f} s")
+        time.sleep(0.05)
+    if outcome.state != "finished":
+        raise RuntimeError(f"{job.path}: {outcome.state}: {outcome.error}\n{outcome.traceback}")
+    if die and len(list(out.glob("died-*"))) != 2:
+        raise RuntimeError(f"{job.path}: two workers were to die, but did not")
+    return out
+
+
+def records(out: Path) -> Array:
+    """[records, 1 + cases]: the index of a sample and its loss in each model, per file in order."""
+    width = 1 + len(CASES)
+    files = sorted(out.glob("*.losses"))
+    # A killed process may leave a row cut short.
+    whole = [path.read_bytes()[: path.stat().st_size // (8 * width) * 8 * width] for path in files]
+    return np.concatenate([np.frombuffer(data).reshape(-1, width) for data in whole])
+
+
+def step_losses(found: Array, order: Array) -> tuple[Array, Array]:
+    """[steps, cases]: the lowest and highest loss of each step that the records allow.
+
+    ``order``: the samples in the order of the steps, from a run that computed each once.
+    """
+    low = np.full((order.size, len(CASES)), np.inf)
+    high = np.full((order.size, len(CASES)), -np.inf)
+    index = found[:, 0].astype(np.int64)
+    np.minimum.at(low, index, found[:, 1:])
+    np.maximum.at(high, index, found[:, 1:])
+    missing = np.flatnonzero(np.isinf(low[:, 0]))
+    if missing.size:
+        raise RuntimeError(f"{missing.size} samples were computed by nobody: {missing[:5]} ...")
+    starts = np.arange(0, order.size, BATCH_SIZE)
+    sizes = np.diff([*starts, order.size])[:, None]
+    return tuple(np.add.reduceat(side[order], starts) / sizes for side in (low, high))  # type: ignore[return-value]
+
+
+def deviations(reference: Path, other: Path) -> dict[tuple[str, str], Deviation]:
+    """How far the models of one run are from those of the reference."""
+    expected = records(reference)
+    order = expected[:, 0].astype(np.int64)
+    right, _ = step_losses(expected, order)
+    sides = step_losses(records(other), order)
+    loss = np.max([np.abs(side - right) / np.abs(right) for side in sides], axis=(0, 1))
+    ours, theirs = (
+        load_file(other / "model.safetensors"),
+        load_file(reference / "model.safetensors"),
+    )
+    state = [0.0] * len(CASES)
+    for name, value in theirs.items():
+        case = int(name.split(".")[0])
+        if name.endswith("keys"):
+            if not np.array_equal(ours[name], value):
+                raise RuntimeError(f"{name} differ: rows appeared for other keys")
+            continue
+        apart = np.abs(ours[name].astype(np.float64) - value).max() / np.abs(value).max()
+        state[case] = max(state[case], float(apart))
+    return {case: Deviation(float(loss[i]), state[i]) for i, case in enumerate(CASES)}
+
+
+def limits(drift: dict[tuple[str, str], Deviation]) -> dict[tuple[str, str], float]:
+    """The largest deviation of the loss that each model may show."""
+    return {
+        (kind, dtype): FLOAT64_LIMIT
+        if dtype == "float64"
+        else FLOAT32_LIMIT
+        if kind == "sgd"
+        else DRIFT_FACTOR * drift[kind, dtype].loss
+        for kind, dtype in CASES
+    }
+
+
+def main() -> int:
+    """Print the table; 1: a limit is exceeded."""
+    parser = argparse.ArgumentParser(description="Workers against one process, in BSP.")
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--quick", action="store_true", help="60 steps, 1 and 2 workers")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    args = parser.parse_args()
+    steps = 60 if args.quick else args.steps
+    jobs = [job for job in JOBS if job[0] <= (2 if args.quick else 4)]
+    with tempfile.TemporaryDirectory(prefix="equality-") as folder:
+        os.environ.setdefault("PACELINE_HOME", folder)
+        reference = run_alone(Path(folder) / "alone", steps)
+        drift = deviations(reference, run_alone(Path(folder) / "parts", steps, NUM_PARTS))
+        allowed = limits(drift)
+        rows: list[tuple[str, dict[tuple[str, str], Deviation]]] = [
+            (f"1 process, {NUM_PARTS} parts", drift)
+        ]
+        for workers, die in jobs:
+            name = f"{workers} workers{', 2 killed' if die else ''}"
+            run = run_job(Path(folder) / name.replace(" ", "-"), steps, workers, die=die)
+            rows.append((name, deviations(reference, run)))
+    print(
+        f"largest relative deviation of a step's loss from one process, {steps} steps of "
+        f"{BATCH_SIZE}, BSP, 2 servers"
+    )
+    print(_line("", [f"{kind} {dtype[5:]}" for kind, dtype in CASES]))
+    for name, found in rows:
+        print(_line(name, [f"{found[case].loss:.1e}" for case in CASES]))
+    print(_line("allowed", [f"{allowed[case]:.1e}" for case in CASES]))
+    print("of a value of the final model, relative to the largest of its tensor")
+    for name, found in rows:
+        print(_line(name, [f"{found[case].state:.1e}" for case in CASES]))
+    if args.json:
+        told = {
+            "what": f"relative deviation from one process over {steps} steps",
+            "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+            "allowed": {" ".join(case): limit for case, limit in allowed.items()},
+            "runs": {
+                name: {" ".join(case): dev._asdict() for case, dev in found.items()}
+                for name, found in rows
+            },
+        }
+        args.json.write_text(json.dumps(told, indent=1))
+    return int(any(found[case].loss > allowed[case] for _, found in rows[1:] for case in CASES))
+
+
+def _line(name: str, cells: Sequence[str]) -> str:
+    return f"{name:20s}" + "".join(f"{cell:>12s}" for cell in cells)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,162 @@
+"""What the recovery and bookkeeping benchmarks share: running jobs, reading stamps, statistics."""
+
+import contextlib
+import json
+import math
+import os
+import platform
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.base.errors import PacelineError
+from paceline.base.jobdir import JobDir
+from paceline.cli.launch import ask, launch
+from paceline.wire.client import GetStatus, JobStatus, StopJob
+from paceline.wire.spec import JobSpec
+
+TINY = Path(__file__).with_name("jobs") / "tiny.py"
+POLL_S = 0.02
+
+
+@contextlib.contextmanager
+def scratch() -> Iterator[Path]:
+    """A folder for stamps and jobs; ``PACELINE_HOME`` lies in it."""
+    # So that an ended benchmark leaves no job behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    with tempfile.TemporaryDirectory(prefix="paceline-bench-") as name:
+        os.environ["PACELINE_HOME"] = f"{name}/home"
+        yield Path(name)
+
+
+@contextlib.contextmanager
+def running(spec: JobSpec) -> Iterator[JobDir]:
+    """A job, ended and removed afterwards; kept, and named, where something was raised."""
+    job = launch(spec)
+    try:
+        yield job
+    except BaseException:
+        kept = Path(tempfile.gettempdir()) / f"paceline-bench-failed-{job.job_id}"
+        stop(job)
+        shutil.copytree(job.path, kept)
+        print(f"the job is kept as {kept}")
+        raise
+    stop(job)
+    shutil.rmtree(job.path)
+
+
+def stop(job: JobDir, timeout_s: float = 20.0) -> None:
+    """End the job and wait until nothing of it is left."""
+    if not job.outcome.exists():
+        with contextlib.suppress(PacelineError, OSError):
+            ask(job, StopJob(now=True))
+    until(lambda: job.outcome.exists() and not job.run_dir.exists(), timeout_s)
+
+
+def until(condition: Callable[[], bool], timeout_s: float) -> bool:
+    """Wait for a condition; whether it came."""
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline_s:
+            return False
+        time.sleep(POLL_S)
+    return True
+
+
+def status(job: JobDir) -> JobStatus:
+    """Of a job that runs.
+
+    Raises:
+        TransientError: the master does not answer.
+    """
+    reply = ask(job, GetStatus())
+    assert isinstance(reply, JobStatus), reply
+    return reply
+
+
+def stamps(path: Path) -> NDArray[np.float64]:
+    """The monotonic times in a ``.f64`` file; none: it is not there."""
+    if not path.exists():
+        return np.empty(0)
+    data = path.read_bytes()
+    return np.frombuffer(data[: len(data) // 8 * 8])
+
+
+def events(job: JobDir) -> list[dict[str, Any]]:
+    """The job's events so far, with their times on the monotonic clock as ``at_s``."""
+    offset_s = time.time() - time.monotonic()
+    found = [json.loads(line) for line in job.events.read_text().splitlines()]
+    return [{**event, "at_s": event["t"] - offset_s} for event in found]
+
+
+# ---------------------------------------------------------------------------- figures
+
+
+def summary(values: Sequence[float]) -> dict[str, float]:
+    """Median, extremes and number."""
+    if not values:
+        return {"n": 0}
+    return {
+        "n": len(values),
+        "median": round(statistics.median(values), 6),
+        "min": round(min(values), 6),
+        "max": round(max(values), 6),
+    }
+
+
+def ratio(pairs: Sequence[tuple[float, float]]) -> dict[str, float]:
+    """The geometric mean of a/b over interleaved pairs, with its 95 % interval.
+
+    By bootstrap over pairs (2,000 draws, seeded), so that no form of distribution is assumed; the
+    median of the ratios stands beside it.
+    """
+    logs = np.array([math.log(a / b) for a, b in pairs])
+    draws = np.random.default_rng(0).choice(logs, (2000, logs.size)).mean(axis=1)
+    low, high = np.exp(np.quantile(draws, (0.025, 0.975)))
+    return {
+        "n": len(pairs),
+        "ratio": round(float(np.exp(logs.mean())), 5),
+        "low95": round(float(low), 5),
+        "high95": round(float(high), 5),
+        "median": round(float(np.exp(np.median(logs))), 5),
+    }
+
+
+def machine() -> dict[str, Any]:
+    """Where and what was measured."""
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty"],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return {
+        "commit": commit.stdout.strip(),
+        "cpus": os.cpu_count(),
+        "python": platform.python_version(),
+        "load": os.getloadavg()[0],
+    }
+
+
+def report(name: str, figures: dict[str, Any]) -> None:
+    """Print the JSON that a figure is quoted from."""
+    print(json.dumps({"benchmark": name, **machine(), **figures}, indent=1))
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Print a table."""
+    cells = [[str(cell) for cell in row] for row in (head, *rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for row in cells:
+        print("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))

@@ -1,0 +1,159 @@
+"""A job as a picture that moves: progress, one bar per node, the newest events."""
+
+from collections import deque
+
+from rich.console import Console, ConsoleDimensions, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from paceline.cli.history import Event, sentence
+from paceline.cli.watch import CHIEF, Look
+from paceline.cli.wording import clock, mib, milliseconds, percent, progress, speed
+from paceline.wire.client import JobStatus, NodeStatus
+
+NUM_EVENTS = 6
+UNSHOWN = frozenset({"fenced", "node_started", "agent_joined"})
+"""Said by the events beside them."""
+BAR_WIDTH = 24
+PARTS = (("compute_s", "green"), ("server_s", "blue"), ("message_s", "magenta"))
+"""Of a batch's time: the worker's own work, the servers' work, the way there and back."""
+STATES = {"running": "green", "finished": "cyan", "starting": "yellow", "pending": "yellow"}
+OTHER_STATE = "red"
+OTHER_ROWS = 14
+"""Lines of the picture that are not nodes."""
+COLUMNS = ("node", "state", "batch time", "batch", "samples", "restarts", "memory", "cpu", "note")
+NARROW_COLUMNS = ("node", "state", "batch time", "batch", "samples", "memory")
+WIDE = 110
+
+
+class LiveView:
+    """Draws in place; what the script says scrolls by above the picture."""
+
+    def __init__(self, job_id: str, console: Console) -> None:
+        self._job_id, self._console = job_id, console
+        self._events: deque[Event] = deque(maxlen=NUM_EVENTS)
+        self._status: JobStatus | None = None
+        self._live = Live(console=console, auto_refresh=False, transient=True)
+        self._live.start()
+
+    def show(self, look: Look) -> None:
+        """Draw what the look has shown; while the master is away the last known state stays."""
+        self._events.extend(event for event in look.events if event.event not in UNSHOWN)
+        for line in look.said:
+            self._console.print(f"{CHIEF} | {line}", markup=False, highlight=False)
+        self._status = look.status or self._status
+        # Before the first status there is nothing, and after the last the result follows.
+        if self._status and not look.outcome:
+            answers = look.status is not None
+            size = self._console.size
+            picture = draw(self._status, list(self._events), look.now_s, size, answers=answers)
+            self._live.update(picture, refresh=True)
+
+    def say(self, text: str) -> None:
+        """Print a line of ours above the picture."""
+        self._console.print(text, markup=False, highlight=False)
+
+    def close(self) -> None:
+        """Take the picture away."""
+        self._live.update("", refresh=True)
+        self._live.stop()
+
+
+def draw(
+    status: JobStatus,
+    events: list[Event],
+    now_s: float,
+    size: ConsoleDimensions,
+    *,
+    answers: bool = True,
+) -> Group:
+    """The picture of one moment, at most as large as ``size`` (columns, lines)."""
+    rows = max(3, size.height - OTHER_ROWS)
+    return Group(
+        _headline(status, now_s, answers=answers),
+        _progress(status),
+        Text(),
+        node_table(status.nodes, rows, size.width),
+        _legend(),
+        Text(),
+        *(_event_line(event, status.started_s) for event in events),
+    )
+
+
+def _headline(status: JobStatus, now_s: float, *, answers: bool) -> Text:
+    state = status.state if answers else "the master is away, training goes on"
+    return Text.assemble(
+        (status.job_id, "bold"),
+        f"  {state}  {clock(now_s - status.started_s)}  cuts {len(status.valid_cuts)}",
+    )
+
+
+def _progress(status: JobStatus) -> Table:
+    left = f"{clock(status.eta_s)} left" if status.eta_s is not None else ""
+    line = Table.grid(padding=(0, 2, 0, 0))
+    bar = ProgressBar(
+        total=status.total or None,
+        completed=status.committed,
+        width=30,
+        pulse=status.total is None,
+    )
+    done = percent(status.committed, status.total or 0) if status.total else ""
+    text = progress(status.committed, status.total)
+    line.add_row(bar, done, text, speed(status.samples_per_s), left)
+    return line
+
+
+def node_table(nodes: tuple[NodeStatus, ...], max_rows: int, width: int) -> Table:
+    """One row per node; the bars share one scale, the slowest node's."""
+    slowest_s = max((node.bpt_s for node in nodes), default=0.0)
+    columns = COLUMNS if width >= WIDE else NARROW_COLUMNS
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for name in columns:
+        right = name in ("batch", "samples", "restarts", "memory", "cpu")
+        table.add_column(name, no_wrap=True, justify="right" if right else "left")
+    for node in nodes[:max_rows]:
+        cells = _cells(node, slowest_s)
+        table.add_row(*(cells[name] for name in columns))
+    if len(nodes) > max_rows:
+        table.add_row(f"and {len(nodes) - max_rows} more")
+    return table
+
+
+def _legend() -> Text:
+    legend = Text("batch time: ", "dim")
+    for name, (_, colour) in zip(("compute", "servers", "wire"), PARTS, strict=True):
+        legend.append("█ ", colour).append(f"{name}  ", "dim")
+    return legend.append("█ ", "bright_black").append("other", "dim")
+
+
+def _cells(node: NodeStatus, slowest_s: float) -> dict[str, str | Text]:
+    is_worker = node.role == "worker"
+    return {
+        "node": node.node,
+        "state": Text(node.state, STATES.get(node.state, OTHER_STATE)),
+        "batch time": _bar(node, slowest_s),
+        "batch": milliseconds(node.bpt_s) if is_worker else "",
+        "samples": f"{node.samples:,}" if is_worker else "",
+        "restarts": str(node.restarts or ""),
+        "memory": mib(node.rss_bytes),
+        "cpu": f"{node.cpu_s:,.0f} s",
+        "note": Text(node.note, "dim", overflow="ellipsis"),
+    }
+
+
+def _bar(node: NodeStatus, slowest_s: float) -> Text:
+    """The batch processing time, by what it was spent on; grey: anything else."""
+    if slowest_s <= 0 or node.bpt_s <= 0:
+        return Text()
+    whole = max(1, round(BAR_WIDTH * node.bpt_s / slowest_s))
+    bar = Text()
+    for name, colour in PARTS:
+        width = round(whole * getattr(node, name) / node.bpt_s)
+        bar.append("█" * min(width, whole - len(bar)), colour)
+    return bar.append("█" * (whole - len(bar)), "bright_black")
+
+
+def _event_line(event: Event, started_s: float) -> Text:
+    return Text.assemble((f"{clock(event.t - started_s):>7}  ", "dim"), sentence(event))

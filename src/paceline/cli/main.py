@@ -1,0 +1,316 @@
+"""The command ``paceline``: flags in, calls out. What a command does is imported when it runs."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from paceline.base.errors import ConfigError, InternalError, PacelineError
+from paceline.cli import data
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from paceline.wire.client import Call
+
+PIPE_WIDTH = 160
+EXIT_OURS = 2
+"""Exit code for errors of ours; a script's own code is passed through."""
+
+
+class _Group(TyperGroup):
+    """Prints errors of ours as messages."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except PacelineError as error:
+            ours = " (a bug of paceline: please report it)" if _is_bug(error) else ""
+            print(f"paceline: {error}{ours}", file=sys.stderr)
+            raise typer.Exit(EXIT_OURS) from error
+
+
+def _is_bug(error: PacelineError) -> bool:
+    return isinstance(error, InternalError)
+
+
+app = typer.Typer(
+    cls=_Group,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Elastic training of PyTorch models on parameter servers, every sample accounted for.",
+)
+app.add_typer(data.app, name="data")
+
+Job = Annotated[
+    str | None,
+    typer.Argument(metavar="[JOB]", help="Id, its beginning, or a path. Default: the newest."),
+]
+Flag = str | None
+"""Values are read where those of the spec file are, so that both get the same messages."""
+
+
+def _flag(help_: str, metavar: str = "N", panel: str | None = None) -> Any:
+    return typer.Option(help=help_, metavar=metavar, show_default=False, rich_help_panel=panel)
+
+
+@app.command()
+def run(
+    target: Annotated[
+        str | None, typer.Argument(help="A script (.py) or a job spec (.yaml); a JOB to resume.")
+    ] = None,
+    args: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- ARGS]", help="Arguments of the script.")
+    ] = None,
+    *,
+    workers: Annotated[Flag, _flag("Nodes that run the script.")] = None,
+    servers: Annotated[Flag, _flag("Nodes that hold the model.")] = None,
+    mode: Annotated[Flag, _flag("How workers wait for each other.", "bsp|ssp|asp")] = None,
+    staleness: Annotated[Flag, _flag("Steps, in mode ssp.")] = None,
+    batch_size: Annotated[Flag, _flag("Samples in a global batch.")] = None,
+    epochs: Annotated[Flag, _flag("Passes over the data.")] = None,
+    samples: Annotated[Flag, _flag("What holds for each sample.", "exactly-once|…")] = None,
+    seed: Annotated[Flag, _flag("Of everything random.")] = None,
+    name: Annotated[Flag, _flag("What to call the job.", "TEXT")] = None,
+    torch_threads: Annotated[Flag, _flag("Threads of torch per worker.")] = None,
+    strategy: Annotated[Flag, _flag("Who holds the model.", "ps")] = None,
+    solution: Annotated[Flag, _flag("Policy against stragglers.", "none")] = None,
+    backend: Annotated[Flag, _flag("Where nodes run.", "local")] = None,
+    pending: Annotated[Flag, _flag("Hold each launch back, e.g. 5s.", "TIME")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key of a spec.")
+    ] = None,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Start it and return.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with a stopped or killed job.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print each setting and where it comes from.")
+    ] = False,
+) -> None:
+    """Run a job: `paceline run train.py --workers 4 --servers 2 -- --lr 0.1`."""
+    flags = {
+        "workers": workers,
+        "servers": servers,
+        "mode": mode,
+        "staleness": staleness,
+        "batch_size": batch_size,
+        "epochs": epochs,
+        "samples": samples,
+        "seed": seed,
+        "name": name,
+        "torch_threads": torch_threads,
+        "strategy": strategy,
+        "solution": solution,
+        "backend": backend,
+        "pending_s": pending,
+    }
+    given = {key: value for key, value in flags.items() if value is not None}
+    given |= parse_settings(settings or [])
+    if resume:
+        _resume(target, bool(given or args), detach=detach)
+    else:
+        _run(target, given, args or [], detach=detach, dry_run=dry_run)
+
+
+def parse_settings(settings: list[str]) -> dict[str, str]:
+    """Read ``--set KEY=VALUE``.
+
+    Raises:
+        ConfigError: no ``=``.
+    """
+    pairs = {}
+    for text in settings:
+        key, equals, value = text.partition("=")
+        if not (key and equals):
+            raise ConfigError(f"--set: got {text!r}, expected KEY=VALUE; write e.g. --set seed=1")
+        pairs[key] = value
+    return pairs
+
+
+def _run(
+    target: str | None, flags: dict[str, str], args: list[str], *, detach: bool, dry_run: bool
+) -> None:
+    from paceline.cli import run as running
+    from paceline.cli.spec_file import explain, resolve
+
+    if target is None:
+        raise ConfigError("nothing to run; write e.g. paceline run train.py --workers 2")
+    spec = resolve(target, flags, args)
+    if dry_run:
+        for line in explain(spec):
+            print(line)
+        return
+    console = _console()
+    job = running.start(spec, console)
+    if detach:
+        running.tell(console, f"it runs by itself; watch it with `paceline attach {job.job_id}`")
+        return
+    raise typer.Exit(running.watch(job, console))
+
+
+def _resume(name: str | None, has_flags: bool, *, detach: bool) -> None:
+    from paceline.base.jobdir import JobDir
+    from paceline.cli import run as running
+    from paceline.cli.launch import resume
+
+    if has_flags:
+        raise ConfigError(
+            "--resume goes on with the job's own settings; leave the other flags out "
+            "(workers can be changed later by `paceline scale`)"
+        )
+    job = JobDir.find(name)
+    console = _console()
+    resume(job)
+    running.tell(console, f"job {job.job_id} goes on from its newest cut")
+    if not detach:
+        raise typer.Exit(running.watch(job, console, from_now=True))
+
+
+@app.command()
+def attach(job: Job = None) -> None:
+    """Watch a running job; Ctrl-C leaves it running."""
+    from paceline.base.jobdir import JobDir
+    from paceline.cli import run as running
+
+    code = running.watch(JobDir.find(job), _console(), from_now=True, stops=False)
+    raise typer.Exit(code)
+
+
+@app.command()
+def status(job: Job = None) -> None:
+    """Show all jobs, or one in detail."""
+    from paceline.base.jobdir import JobDir
+    from paceline.cli import show
+
+    if job is None:
+        show.show_jobs(_console())
+    else:
+        show.show_job(JobDir.find(job), _console())
+
+
+@app.command()
+def logs(
+    job: Job = None,
+    node: Annotated[
+        str | None, typer.Option(help="worker-1, server-0, master, …; default: all.")
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as it grows.")] = False,
+) -> None:
+    """Print what a job's processes have printed."""
+    from paceline.base.jobdir import JobDir
+    from paceline.cli import show
+
+    show.show_logs(JobDir.find(job), node, follow=follow)
+
+
+@app.command()
+def scale(
+    workers: Annotated[int, typer.Option(metavar="N", help="Workers from now on.")],
+    job: Job = None,
+) -> None:
+    """Change the number of workers of a running job."""
+    from paceline.wire.client import Scale
+
+    job_id = _order(job, Scale(workers=workers))
+    print(f"job {job_id}: {workers} workers from now on")
+
+
+@app.command()
+def kill(
+    job: Job = None,
+    worker: Annotated[int | None, typer.Option(metavar="N", help="Which worker.")] = None,
+    server: Annotated[int | None, typer.Option(metavar="N", help="Which server.")] = None,
+) -> None:
+    """Kill a node's training process, as a crash would; it is started again."""
+    from paceline.wire.client import Kill
+
+    if (worker is None) == (server is None):
+        raise ConfigError("kill: expected one of --worker N and --server N")
+    node = f"server-{server}" if worker is None else f"worker-{worker}"
+    job_id = _order(job, Kill(node=node))
+    print(f"job {job_id}: {node} is killed and will be started again")
+
+
+@app.command()
+def stop(
+    job: Job = None,
+    now: Annotated[bool, typer.Option("--now", help="At once, without a last cut.")] = False,
+) -> None:
+    """End a job: the workers finish their step, then one more cut."""
+    from paceline.base.jobdir import JobDir
+    from paceline.cli import run as running
+    from paceline.wire.client import StopJob
+
+    job_id = _order(job, StopJob(now=now))
+    running.await_end(JobDir.find(job_id), _console())
+
+
+@app.command()
+def report(
+    job: Job = None,
+    html: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Write the page there, too.")
+    ] = None,
+    open_: Annotated[bool, typer.Option("--open", help="Show the page in a browser.")] = False,
+) -> None:
+    """Print what became of a job, and draw it as a page of its own (report.html)."""
+    from paceline.base.jobdir import JobDir
+    from paceline.cli.report.facts import read_facts
+    from paceline.cli.report.page import write_page
+    from paceline.cli.report.text import show
+
+    found = JobDir.find(job)
+    facts = read_facts(found)
+    show(facts, _console())
+    page = html or found.report
+    write_page(facts, page)
+    print(f"page: {page}")
+    if open_:
+        typer.launch(str(page))
+
+
+@app.command()
+def agent(
+    join: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where the master listens.")],
+) -> None:
+    """Add this machine to a job that runs elsewhere."""
+    raise ConfigError(
+        f"agent --join {join}: not yet; agents of this release run on the master's machine and "
+        "are started by it. Use `paceline scale --workers N` there"
+    )
+
+
+def _order(name: str | None, call: "Call") -> str:
+    """Ask the master of a job for something; the job's id.
+
+    Raises:
+        ConfigError: the job has ended, or the master refuses.
+        TransientError: the master does not answer.
+    """
+    from paceline.base.jobdir import JobDir
+    from paceline.cli.launch import ask, is_supervised
+    from paceline.wire.client import Done
+    from paceline.wire.outcome import read_outcome
+
+    job = JobDir.find(name)
+    outcome = read_outcome(job.outcome)
+    if outcome or not is_supervised(job):
+        state = outcome.state if outcome else "interrupted"
+        raise ConfigError(f"job {job.job_id} does not run: it is {state}; see `paceline status`")
+    reply = ask(job, call)
+    if isinstance(reply, Done) and reply.error:
+        raise ConfigError(f"job {job.job_id}: {reply.error}")
+    return job.job_id
+
+
+def _console() -> "Console":
+    from rich.console import Console
+
+    # What is piped into a file or a pager is not cut at 80 columns.
+    return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)

@@ -1,0 +1,274 @@
+"""What became of a job, worked out from its files: pure but for `read_facts`.
+
+Every number is measured: times of events to the millisecond, counts of samples once per second.
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from paceline.base.jobdir import JobDir
+from paceline.cli.history import Event, Point, read_events, read_metrics
+from paceline.wire import spec as specs
+from paceline.wire.outcome import Outcome, read_outcome
+from paceline.wire.spec import JobSpec
+
+ENDS = ("finished", "stopped", "killed", "out of memory", "failed", "unreachable", "running")
+"""How a life can end; ``running``: it has not."""
+
+
+class Life(msgspec.Struct, frozen=True):
+    """One incarnation of a node; times are Unix times."""
+
+    node: str
+    inc: int
+    start_s: float
+    end_s: float
+    how: str
+    reason: str = ""
+
+
+class Incident(msgspec.Struct, frozen=True):
+    """Something went wrong, and what followed."""
+
+    t: float
+    what: str
+    done: str
+    away_s: float | None = None
+    """Until a new process was there; None: not yet, or nothing was away."""
+    stalled_s: float | None = None
+    """Until more samples were in the model than before; None: they never were."""
+    undone: int = 0
+    """Samples that left the model again, to be trained anew."""
+
+
+class Worker(msgspec.Struct, frozen=True):
+    """One worker over all its lives."""
+
+    node: str
+    lives: int
+    samples: int
+    bpt_s: float
+    """Median over the job's seconds; 0: never measured."""
+    cpu_s: float
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """One job."""
+
+    job_id: str
+    path: str
+    spec: JobSpec
+    outcome: Outcome | None
+    """None: the job runs, or nobody wrote how it ended."""
+    started_s: float
+    ended_s: float
+    training_s: float
+    """From the first time that all servers held the model to the end."""
+    committed: int
+    lives: tuple[Life, ...]
+    incidents: tuple[Incident, ...]
+    workers: tuple[Worker, ...]
+    events: tuple[Event, ...]
+    points: tuple[Point, ...]
+
+    @property
+    def samples_per_s(self) -> float:
+        """Mean over the training."""
+        return self.committed / self.training_s if self.training_s > 0 else 0.0
+
+    @property
+    def num_relaunches(self) -> int:
+        """Training processes that were started again."""
+        return sum(event.event == "relaunch" for event in self.events)
+
+    @property
+    def num_restores(self) -> int:
+        """Times that the servers went back to a cut."""
+        return sum(_is_restore(event) for event in self.events)
+
+
+def read_facts(job: JobDir) -> Facts:
+    """Read a job's files.
+
+    Raises:
+        PermanentError: the spec is damaged.
+    """
+    return work_out(
+        job,
+        specs.load(job.spec),
+        read_outcome(job.outcome),
+        read_events(job.events),
+        read_metrics(job.metrics),
+    )
+
+
+def work_out(
+    job: JobDir,
+    spec: JobSpec,
+    outcome: Outcome | None,
+    events: Sequence[Event],
+    points: Sequence[Point],
+) -> Facts:
+    """Work out what the events and measurements say."""
+    times = [*(event.t for event in events), *(point.t for point in points)]
+    started_s, ended_s = min(times, default=0.0), max(times, default=0.0)
+    training_s = next((e.t for e in events if e.event == "restored"), ended_s)
+    over_s = next((e.t for e in reversed(events) if e.event in ("finished", "stopped")), ended_s)
+    committed = outcome.committed if outcome else (points[-1].committed if points else 0)
+    lives = tuple(find_lives(events, ended_s))
+    return Facts(
+        job_id=job.job_id,
+        path=str(job.path),
+        spec=spec,
+        outcome=outcome,
+        started_s=started_s,
+        ended_s=ended_s,
+        training_s=max(0.0, over_s - training_s),
+        committed=committed,
+        lives=lives,
+        incidents=tuple(find_incidents(events, points)),
+        workers=tuple(_workers(points, lives)),
+        events=tuple(events),
+        points=tuple(points),
+    )
+
+
+# --------------------------------------------------------------------------- lives
+
+
+def find_lives(events: Sequence[Event], ended_s: float) -> Iterator[Life]:
+    """All incarnations, in the order of their starts."""
+    ordered = {event.inc for event in events if event.event == "killed"}
+    ends: dict[int, Event] = {}
+    for event in events:
+        if event.event in ("process_exited", "node_lost"):
+            ends.setdefault(event.inc, event)
+    for event in events:
+        if event.event == "node_started":
+            end = ends.get(event.inc)
+            how = how_ended(end, by_order=event.inc in ordered)
+            until_s, reason = (end.t, end.reason) if end else (ended_s, "")
+            yield Life(event.node, event.inc, event.t, until_s, how, reason)
+
+
+def how_ended(end: Event | None, *, by_order: bool) -> str:
+    """One of `ENDS`, from the last event of a life."""
+    if end is None:
+        return "running"
+    if end.event == "node_lost":
+        return "unreachable"
+    reason = end.reason
+    if by_order or "SIGKILL" in reason:
+        return "killed"
+    if reason.startswith("the script returned"):
+        return "finished"
+    if reason.startswith("as ordered") or "SIGTERM" in reason:
+        return "stopped"
+    return "out of memory" if reason.startswith("out of memory") else "failed"
+
+
+# --------------------------------------------------------------------------- incidents
+
+
+def find_incidents(events: Sequence[Event], points: Sequence[Point]) -> Iterator[Incident]:
+    """Everything that a healthy job does not have, in order."""
+    ordered = {event.inc for event in events if event.event == "killed"}
+    for index, event in enumerate(events):
+        later = events[index + 1 :]
+        match event.event:
+            case "relaunch":
+                what = "killed by order" if event.inc in ordered else _before(event.reason, "; ")
+                back_s = _next(later, "process_up", event.node)
+                done = "started again" if back_s else "to be started again"
+                yield _incident(event, f"{event.node}: {what}", done, back_s, points)
+            case "agent_lost":
+                back_s = _next(later, "agent_joined", event.node)
+                what = f"agent of {event.node} lost"
+                yield _incident(event, what, "a new agent took over", back_s, points)
+            case "master_died":
+                back_s = _next(later, "master_started")
+                what = f"master died ({event.reason})"
+                yield _incident(event, what, "a new one went on from the journal", back_s, points)
+            case "epoch" if _is_restore(event):
+                back_s = _next(later, "restored")
+                cut = event.reason.rpartition("from ")[2]
+                undone = _undone(event.t, points)
+                done = f"all servers and the ledger went back to {cut}"
+                yield _incident(event, "state restored", done, back_s, points, undone)
+            case "cut_damaged":
+                yield _incident(event, event.reason, "an older cut is used", None, points)
+
+
+def _incident(
+    event: Event,
+    what: str,
+    done: str,
+    back_s: float | None,
+    points: Sequence[Point],
+    undone: int = 0,
+) -> Incident:
+    away_s = None if back_s is None else back_s - event.t
+    return Incident(event.t, what, done, away_s, stalled_s(event.t, points), undone)
+
+
+def _is_restore(event: Event) -> bool:
+    return event.event == "epoch" and not event.reason.endswith("from cut 0")
+
+
+def _before(text: str, separator: str) -> str:
+    return text.rpartition(separator)[0] or text
+
+
+def _next(later: Sequence[Event], name: str, node: str = "") -> float | None:
+    found = (event.t for event in later if event.event == name and event.node == node)
+    return next(found, None)
+
+
+def stalled_s(t: float, points: Sequence[Point]) -> float | None:
+    """Seconds from ``t`` until more samples are in the model than were at ``t``."""
+    before = max((point.committed for point in points if point.t <= t), default=0)
+    grown = (point.t for point in points if point.t > t and point.committed > before)
+    until_s = next(grown, None)
+    return None if until_s is None else until_s - t
+
+
+def _undone(t: float, points: Sequence[Point]) -> int:
+    before = max((point.committed for point in points if point.t <= t), default=0)
+    after = next((point.committed for point in points if point.t > t), before)
+    return max(0, before - after)
+
+
+# --------------------------------------------------------------------------- workers
+
+
+def _workers(points: Sequence[Point], lives: Sequence[Life]) -> Iterator[Worker]:
+    names = dict.fromkeys(life.node for life in lives if life.node.startswith("worker"))
+    for name in sorted(names, key=lambda name: int(name.rpartition("-")[2])):
+        seen = [point.nodes[name] for point in points if name in point.nodes]
+        times = sorted(one.bpt_s for one in seen if one.bpt_s > 0)
+        yield Worker(
+            node=name,
+            lives=sum(life.node == name for life in lives),
+            samples=max((one.samples for one in seen), default=0),
+            bpt_s=times[len(times) // 2] if times else 0.0,
+            cpu_s=max((one.cpu_s for one in seen), default=0.0),
+        )
+
+
+def speeds(points: Sequence[Point], window_s: float = 0.0) -> list[tuple[float, float]]:
+    """(Unix time, samples per second over the window before it, at least since the last point).
+
+    Samples that left the model again count as none, not as less than none.
+    """
+    gained = [0, *(max(0, b.committed - a.committed) for a, b in itertools.pairwise(points))]
+    sums = list(itertools.accumulate(gained))
+    found, first = [], 0
+    for last in range(1, len(points)):
+        while first < last - 1 and points[first].t < points[last].t - window_s:
+            first += 1
+        took_s = points[last].t - points[first].t
+        if took_s > 0:
+            found.append((points[last].t, (sums[last] - sums[first]) / took_s))
+    return found

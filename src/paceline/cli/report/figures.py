@@ -1,0 +1,213 @@
+"""The report's drawings: SVG text that takes the colour of the text around it.
+
+Matplotlib draws; ink becomes ``currentColor``, so that one page serves light, dark and print.
+"""
+
+import io
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
+
+from paceline.cli.report.facts import Facts, speeds
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+INK = "#010203"
+"""Stands for the page's text colour; no colour that anything else would have."""
+COLOURS = ("#3b82c4", "#d9822b", "#3a9d5d", "#b565b0", "#c0504d", "#2aa5a0", "#98904a", "#7f7f9f")
+ENDED = {
+    "finished": "#3a9d5d",
+    "running": "#3b82c4",
+    "stopped": "#7f8c9b",
+    "killed": "#c0504d",
+    "out of memory": "#b565b0",
+    "failed": "#d9822b",
+    "unreachable": "#98904a",
+}
+WIDTH_IN = 9.0
+SMOOTH_S = 5.0
+MAX_NODES = 40
+"""Rows that can still be read; of a larger job the first ones are drawn."""
+STYLE: Any = {  # its key type is a list of 200 literals
+    "svg.fonttype": "none",
+    "svg.hashsalt": "paceline",
+    "font.family": "sans-serif",
+    "font.size": 9,
+    "text.color": INK,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": INK,
+    "grid.alpha": 0.12,
+    "legend.frameon": False,
+}
+
+
+def throughput(facts: Facts) -> str:
+    """Samples per second over time, with what went wrong marked."""
+    with mpl.rc_context(STYLE):
+        figure, axes = _figure(2.8)
+        seen = speeds(facts.points)
+        axes.step(
+            [t - facts.started_s for t, _ in seen],
+            [value for _, value in seen],
+            where="pre",
+            color=COLOURS[0],
+            alpha=0.45,
+            linewidth=1,
+            label="each second",
+        )
+        smooth = speeds(facts.points, SMOOTH_S)
+        axes.plot(
+            [t - facts.started_s for t, _ in smooth],
+            [value for _, value in smooth],
+            color=COLOURS[0],
+            linewidth=2,
+            label=f"mean of {SMOOTH_S:.0f} s",
+        )
+        _mark_incidents(facts, axes)
+        _finish(axes, facts, "samples/s", bottom=0)
+        _legend(axes)
+        return _svg(figure, "throughput")
+
+
+def batch_times(facts: Facts) -> str:
+    """Batch processing time per worker over time."""
+    with mpl.rc_context(STYLE):
+        figure, axes = _figure(2.8)
+        for name, colour in _named(facts):
+            seen = [p for p in facts.points if name in p.nodes and p.nodes[name].bpt_s > 0]
+            axes.plot(
+                [p.t - facts.started_s for p in seen],
+                [p.nodes[name].bpt_s * 1e3 for p in seen],
+                color=colour,
+                label=name,
+                linewidth=1.5,
+            )
+        _mark_incidents(facts, axes)
+        # First steps take a hundred times as long, and a straggler a few times.
+        axes.set_yscale("log")
+        _finish(axes, facts, "batch processing time (ms)")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter(NullFormatter())
+        _legend(axes)
+        return _svg(figure, "bpt")
+
+
+def samples(facts: Facts) -> str:
+    """Samples handed to each worker, over time."""
+    with mpl.rc_context(STYLE):
+        figure, axes = _figure(2.8)
+        for name, colour in _named(facts):
+            seen = [p for p in facts.points if name in p.nodes]
+            axes.plot(
+                [p.t - facts.started_s for p in seen],
+                [p.nodes[name].samples for p in seen],
+                color=colour,
+                label=name,
+                linewidth=1.5,
+            )
+        _finish(axes, facts, "samples so far", bottom=0)
+        _legend(axes)
+        return _svg(figure, "samples")
+
+
+def lives(facts: Facts) -> str:
+    """One bar per incarnation of each node, coloured by how it ended."""
+    names = list(dict.fromkeys(life.node for life in facts.lives))
+    names = sorted(names, key=_place)[:MAX_NODES]
+    with mpl.rc_context(STYLE):
+        figure, axes = _figure(0.7 + 0.3 * max(1, len(names)))
+        for life in facts.lives:
+            if life.node not in names:
+                continue
+            start_s = life.start_s - facts.started_s
+            axes.barh(
+                names.index(life.node),
+                max(life.end_s - life.start_s, 0.05),
+                left=start_s,
+                height=0.66,
+                color=ENDED[life.how],
+                edgecolor="none",
+            )
+            axes.text(start_s, names.index(life.node), f" {life.inc}", va="center", color="#ffffff")
+        axes.set_yticks(range(len(names)), names)
+        axes.invert_yaxis()
+        axes.grid(visible=False, axis="y")
+        _finish(axes, facts, "")
+        return _svg(figure, "lives")
+
+
+def _place(name: str) -> tuple[str, int]:
+    role, _, index = name.rpartition("-")
+    return role, int(index)
+
+
+def _named(facts: Facts) -> list[tuple[str, str]]:
+    workers = facts.workers[:MAX_NODES]
+    return [(worker.node, COLOURS[i % len(COLOURS)]) for i, worker in enumerate(workers)]
+
+
+def _figure(height_in: float) -> "tuple[Figure, Axes]":
+    figure = Figure(figsize=(WIDTH_IN, height_in), layout="constrained")
+    return figure, figure.subplots()
+
+
+def _mark_incidents(facts: Facts, axes: "Axes") -> None:
+    for number, incident in enumerate(facts.incidents, start=1):
+        at_s = incident.t - facts.started_s
+        axes.axvline(at_s, color=ENDED["killed"], linewidth=1, linestyle=(0, (3, 2)))
+        axes.annotate(
+            str(number),
+            (at_s, 1.0),
+            xycoords=("data", "axes fraction"),
+            ha="center",
+            va="bottom",
+            fontsize=8,
+            color=ENDED["killed"],
+        )
+
+
+def _finish(axes: "Axes", facts: Facts, label: str, bottom: float | None = None) -> None:
+    axes.set_xlim(0, max(1.0, facts.ended_s - facts.started_s))
+    axes.set_xlabel("seconds since the start")
+    axes.set_ylabel(label)
+    if bottom is not None:
+        axes.set_ylim(bottom=bottom)
+        axes.yaxis.set_major_formatter("{x:,.0f}")
+
+
+def _legend(axes: "Axes") -> None:
+    handles, labels = axes.get_legend_handles_labels()
+    if labels:
+        axes.legend(handles, labels, loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8)
+
+
+def legend_of_ends(hows: Sequence[str]) -> str:
+    """The meaning of the colours in `lives`, as HTML."""
+    shown = [how for how in ENDED if how in hows]
+    return " ".join(f'<span class="key" style="--key:{ENDED[how]}">{how}</span>' for how in shown)
+
+
+def _svg(figure: Figure, prefix: str) -> str:
+    """The figure as an element that fills its place; ids are made unique in the page."""
+    out = io.StringIO()
+    metadata: dict[str, Any] = {"Date": None, "Creator": None}
+    figure.savefig(out, format="svg", transparent=True, metadata=metadata)
+    text = out.getvalue()
+    text = text[text.index("<svg") :].replace(INK, "currentColor")
+    # Without a size of its own it takes that of its place.
+    text = re.sub(r' (?:width|height)="[^"]*pt"', "", text, count=2)
+    text = re.sub(r'\bid="', f'id="{prefix}-', text)
+    return re.sub(r'(url\(|href=")#', rf"\1#{prefix}-", text)

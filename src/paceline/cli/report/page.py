@@ -1,0 +1,142 @@
+"""The report as one HTML file: no scripts, nothing loaded from anywhere, good on paper, too."""
+
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from string import Template
+
+from paceline.cli.report import figures as drawings
+from paceline.cli.report import text
+from paceline.cli.report.facts import Facts
+
+STYLE = """
+:root { color-scheme: light dark;
+  --ink: #1b1f24; --paper: #ffffff; --faint: #667080; --line: #d8dde3; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e3e6ea; --paper: #15181c; --faint: #98a2ae; --line: #333a42; }
+}
+* { box-sizing: border-box; }
+body { margin: 0 auto; max-width: 62rem; padding: 1.5rem; background: var(--paper);
+  color: var(--ink); font: 15px/1.45 system-ui, sans-serif; }
+h1 { font-size: 1.35rem; margin: 0 0 .25rem; overflow-wrap: anywhere; }
+h2 { font-size: 1rem; margin: 1.75rem 0 .4rem; }
+p { margin: .3rem 0; }
+.faint, figcaption { color: var(--faint); font-size: .87rem; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
+th, td { text-align: left; vertical-align: top; padding: .25rem .9rem .25rem 0;
+  border-bottom: 1px solid var(--line); overflow-wrap: anywhere; }
+th { font-weight: 600; }
+.facts th { font-weight: 400; color: var(--faint); width: 15rem; }
+.numbers td:not(:first-child), .numbers th:not(:first-child) { text-align: right; }
+figure { margin: 0; }
+svg { display: block; width: 100%; height: auto; }
+svg text { font-family: system-ui, sans-serif !important; }
+pre { overflow-x: auto; border: 1px solid var(--line); padding: .6rem; font-size: .82rem; }
+.key::before { content: ""; display: inline-block; width: .7em; height: .7em;
+  margin: 0 .35em 0 .6em; background: var(--key); print-color-adjust: exact; }
+@page { margin: 14mm; }
+@media print {
+  :root { --ink: #000; --paper: #fff; --faint: #444; --line: #bbb; }
+  body { max-width: none; padding: 0; font-size: 10pt; }
+  figure, tr, pre { break-inside: avoid; }
+  h2 { break-after: avoid; }
+  pre { white-space: pre-wrap; }
+}
+"""
+
+PAGE = Template("""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>$title</title>
+<style>$style</style>
+</head>
+<body>
+<h1>$title</h1>
+<p>$summary</p>
+$body
+<p class="faint">$path</p>
+</body>
+</html>
+""")
+
+BATCH_NOTE = "mean of the newest steps; logarithmic, since first steps take a hundred times as long"
+COST_NOTE = (
+    "Times of events are exact to milliseconds. Samples are counted once per second, so that "
+    "&ldquo;went on within&rdquo; may be up to a second too long. Numbers mark the plots."
+)
+
+
+def write_page(facts: Facts, path: Path) -> None:
+    """Write the report of a job as one HTML file."""
+    path.write_text(render(facts), encoding="utf-8")
+
+
+def render(facts: Facts) -> str:
+    """The page as text."""
+    parts = [_facts_table(facts), _incidents(facts), _workers(facts), *_drawings(facts)]
+    if facts.outcome and facts.outcome.traceback:
+        parts.insert(1, f"<h2>Traceback</h2><pre>{escape(facts.outcome.traceback)}</pre>")
+    return PAGE.substitute(
+        title=escape(facts.job_id),
+        style=STYLE,
+        summary=escape(text.paragraph(facts)),
+        body="\n".join(parts),
+        path=escape(facts.path),
+    )
+
+
+def _facts_table(facts: Facts) -> str:
+    rows = "".join(
+        f"<tr><th scope=row>{escape(name)}</th><td>{escape(value)}</td></tr>"
+        for name, value in text.figures(facts)
+    )
+    return f'<h2>The job</h2><div class="scroll"><table class="facts">{rows}</table></div>'
+
+
+def _incidents(facts: Facts) -> str:
+    head = "<h2>What went wrong, what was done about it, what it cost</h2>"
+    if not facts.incidents:
+        return f"{head}<p>Nothing went wrong.</p>"
+    rows = [(str(n), *row) for n, row in enumerate(text.incident_rows(facts), start=1)]
+    table = _table(("", *text.INCIDENT_COLUMNS), rows)
+    return f'{head}{table}<p class="faint">{COST_NOTE}</p>'
+
+
+def _drawings(facts: Facts) -> list[str]:
+    if not facts.points:
+        return ["<p>The job was never measured.</p>"]
+    keys = drawings.legend_of_ends([life.how for life in facts.lives])
+    caption = f"one bar per life, numbered by incarnation; its end: {keys}"
+    drawn = [
+        _drawing("Throughput", drawings.throughput(facts), "by what got into the model"),
+        _drawing(
+            "Batch processing time",
+            drawings.batch_times(facts),
+            "mean of the newest steps; log scale",
+        ),
+        _drawing("Samples per worker", drawings.samples(facts), "handed to the training loop"),
+        _drawing("Lives of the nodes", drawings.lives(facts), caption),
+    ]
+    if len(facts.workers) > drawings.MAX_NODES:
+        drawn.append(f'<p class="faint">Drawn: the first {drawings.MAX_NODES} nodes.</p>')
+    return drawn
+
+
+def _drawing(title: str, svg: str, caption: str) -> str:
+    return f"<figure><h2>{title}</h2>{svg}<figcaption>{caption}</figcaption></figure>"
+
+
+def _workers(facts: Facts) -> str:
+    note = '<p class="faint">Samples and cpu time as of the last heartbeat of each life.</p>'
+    table = _table(text.WORKER_COLUMNS, text.worker_rows(facts), "numbers")
+    return f"<h2>Workers</h2>{table}{note}"
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], kind: str = "") -> str:
+    head = "".join(f"<th scope=col>{escape(name)}</th>" for name in columns)
+    lines = (f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    body = "".join(lines)
+    return f'<div class="scroll"><table class="{kind}"><tr>{head}</tr>{body}</table></div>'

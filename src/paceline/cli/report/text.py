@@ -1,0 +1,133 @@
+"""The report for a terminal, and the paragraph at the end of a run."""
+
+from rich.console import Console
+from rich.table import Table
+
+from paceline.cli.report.facts import Facts, Incident
+from paceline.cli.wording import clock, counted, milliseconds, percent, progress, seconds, speed
+
+MAX_TOLD = 5
+
+
+def headline(facts: Facts) -> str:
+    """How the job ended."""
+    outcome = facts.outcome
+    if outcome is None:
+        return "no end is written: the job runs, or all its processes died"
+    return f"{outcome.state}: {outcome.error}" if outcome.error else outcome.state
+
+
+def paragraph(facts: Facts) -> str:
+    """The result of a job in a few sentences."""
+    outcome = facts.outcome
+    total = outcome.total if outcome else None
+    took_s = outcome.jct_s if outcome and outcome.jct_s else facts.ended_s - facts.started_s
+    end = outcome.state if outcome else "not ended"
+    result = (
+        f"{end.capitalize()}: {progress(facts.committed, total)} in the model after "
+        f"{seconds(took_s)}, {seconds(facts.training_s)} of it training "
+        f"({speed(facts.samples_per_s)})."
+    )
+    return f"{result} {_troubles(facts)}".strip()
+
+
+def _troubles(facts: Facts) -> str:
+    if not facts.incidents:
+        return "Nothing went wrong." if facts.outcome and facts.outcome.exit_code == 0 else ""
+    told = [describe(incident, facts.started_s) for incident in facts.incidents[:MAX_TOLD]]
+    more = len(facts.incidents) - MAX_TOLD
+    told += [f"{more} more in the report"] if more > 0 else []
+    counts = (
+        f"{facts.num_relaunches} {'relaunch' if facts.num_relaunches == 1 else 'relaunches'}, "
+        f"{counted(facts.num_restores, 'restore')}"
+    )
+    return f"{counts}: {'; '.join(told)}."
+
+
+def describe(incident: Incident, started_s: float) -> str:
+    """One incident in a clause."""
+    cost = costs(incident)
+    what = f"at {clock(incident.t - started_s)} {incident.what}, {incident.done}"
+    return f"{what} ({', '.join(cost)})" if cost else what
+
+
+def costs(incident: Incident) -> list[str]:
+    """What an incident cost, as far as it was measured."""
+    found = []
+    if incident.away_s is not None:
+        found.append(f"back after {seconds(incident.away_s)}")
+    if incident.stalled_s is not None:
+        # Counts are taken once per second: they may have grown up to a second earlier.
+        found.append(f"samples went on within {seconds(incident.stalled_s)}")
+    if incident.undone:
+        found.append(f"{incident.undone:,} samples trained anew")
+    return found
+
+
+def figures(facts: Facts) -> list[tuple[str, str]]:
+    """The job in numbers: (name, value)."""
+    spec, outcome = facts.spec, facts.outcome
+    mode = f"{spec.mode} (staleness {spec.staleness})" if spec.mode == "ssp" else spec.mode
+    sizes = f"{counted(spec.workers.count, 'worker')}, {counted(spec.servers.count, 'server')}"
+    return [
+        ("result", headline(facts)),
+        ("script", " ".join((spec.script, *spec.args))),
+        ("asked for", f"{sizes}, mode {mode}, {spec.samples}, backend {spec.backend}"),
+        ("job completion time", seconds(outcome.jct_s) if outcome else "-"),
+        ("of it training", seconds(facts.training_s)),
+        ("samples in the model", progress(facts.committed, outcome.total if outcome else None)),
+        ("throughput", f"{speed(facts.samples_per_s)} (mean over the training)"),
+        ("relaunches", str(facts.num_relaunches)),
+        ("restores from a cut", str(facts.num_restores)),
+        ("valid cuts made", str(sum(event.event == "cut_valid" for event in facts.events))),
+    ]
+
+
+def worker_rows(facts: Facts) -> list[tuple[str, ...]]:
+    """Per worker: name, lives, samples, share, batch time, cpu time."""
+    handed = sum(worker.samples for worker in facts.workers)
+    return [
+        (
+            worker.node,
+            str(worker.lives),
+            f"{worker.samples:,}",
+            percent(worker.samples, handed),
+            milliseconds(worker.bpt_s),
+            f"{worker.cpu_s:,.1f} s",
+        )
+        for worker in facts.workers
+    ]
+
+
+WORKER_COLUMNS = ("worker", "lives", "samples", "share", "batch (median)", "cpu time")
+INCIDENT_COLUMNS = ("at", "what went wrong", "what was done", "what it cost")
+
+
+def incident_rows(facts: Facts) -> list[tuple[str, ...]]:
+    """Per incident: when, what, what was done, what it cost."""
+    return [
+        (clock(i.t - facts.started_s), i.what, i.done, "; ".join(costs(i)) or "-")
+        for i in facts.incidents
+    ]
+
+
+def show(facts: Facts, console: Console) -> None:
+    """Print the report."""
+    console.print(facts.job_id, style="bold", highlight=False)
+    grid = Table.grid(padding=(0, 2))
+    for name, value in figures(facts):
+        grid.add_row(f"  {name}", value)
+    console.print(grid, highlight=False, markup=False)
+    if facts.incidents:
+        _table(console, INCIDENT_COLUMNS, incident_rows(facts))
+    _table(console, WORKER_COLUMNS, worker_rows(facts))
+
+
+def _table(console: Console, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 2))
+    for name in columns:
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    console.print()
+    console.print(table, highlight=False, markup=False)

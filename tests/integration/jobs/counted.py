@@ -1,0 +1,72 @@
+"""The planted-count job (tests/chaos/planted.py), with notes of which process computed what, when.
+
+Each process appends to files of its own in ``--out``: ``<node>.<inc>.ids`` (int64: the samples that
+its loop was given, in order) and ``<node>.<inc>.times`` (float64: the unix time of each batch).
+"""
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+sys.path.insert(0, str(Path(__file__).parents[3]))
+
+import paceline as pl
+from tests.chaos.planted import Counts
+
+HOG_BYTES = 4 << 30
+
+
+def hog_once(marker: Path) -> None:
+    """Use more memory than the node may, in the first life only."""
+    try:
+        marker.touch(exist_ok=False)
+    except FileExistsError:
+        return
+    torch.ones(HOG_BYTES // 8, dtype=torch.float64)
+
+
+def main() -> None:
+    """Train, then evaluate if asked to."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--num-samples", type=int, default=4096)
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--step-s", type=float, default=0.02)
+    parser.add_argument("--synchronous", action="store_true")
+    parser.add_argument("--evaluate", action="store_true")
+    parser.add_argument("--hog", action="store_true")
+    options = parser.parse_args()
+    name = f"{os.environ['PACELINE_NODE']}.{os.environ['PACELINE_INC']}"
+
+    job = pl.init()
+    model = Counts(options.num_samples)
+    rate = float(options.batch_size) if options.synchronous else 1.0
+    model, optimizer = job.prepare(model, torch.optim.SGD(model.parameters(), lr=rate))
+    dataset = torch.utils.data.TensorDataset(torch.arange(options.num_samples))
+    samples = (options.out / f"{name}.ids").open("wb", buffering=0)
+    times = (options.out / f"{name}.times").open("wb", buffering=0)
+    with samples, times:
+        for num_batches, (ids,) in enumerate(job.batches(dataset, options.batch_size), 1):
+            samples.write(ids.numpy().tobytes())
+            times.write(torch.tensor([time.time()], dtype=torch.float64).numpy().tobytes())
+            if options.hog and num_batches == 10:
+                hog_once(options.out / "hogged")
+            loss = model(ids) / (ids.numel() if options.synchronous else 1)
+            loss.backward()
+            time.sleep(options.step_s)  # stands for compute, so that faults fall into a step
+            optimizer.step()
+            optimizer.zero_grad()
+    if options.evaluate:
+        found = job.evaluate(lambda batch: {"seen": model.seen(batch[0])[:, 0]}, dataset, 100)
+        save_file(found, options.out / f"{name}.evaluated")
+        if job.is_chief:
+            save_file(dict(job.state_dict()), options.out / "model.safetensors")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""The planted-count job (tests/chaos/planted.py) over a stream, or over lines being counted."""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[3]))
+
+import paceline as pl
+from paceline.runtime.data import growth
+from paceline.runtime.data.growing import GrowingFiles
+from paceline.runtime.data.text import TextLines
+from tests.chaos.planted import Counts
+
+
+def main() -> None:
+    """Train as the arguments say."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("source", type=Path, help="a directory of JSONL files, or one text file")
+    parser.add_argument("--num-samples", type=int, required=True)
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--num-loaders", type=int, default=0)
+    parser.add_argument("--step-s", type=float, default=0.02)
+    options = parser.parse_args()
+    # Every text file is a long one here.
+    growth.COUNTED_AT_ONCE_BYTES = 0
+
+    job = pl.init()
+    model = Counts(options.num_samples)
+    model, optimizer = job.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    source = options.source
+    dataset = GrowingFiles(source) if source.is_dir() else TextLines(source, int)
+    for batch in job.batches(
+        dataset, options.batch_size, options.epochs, num_workers=options.num_loaders
+    ):
+        ids = batch.id if source.is_dir() else batch
+        model(ids).backward()
+        time.sleep(options.step_s)  # stands for compute, so that faults fall into a step
+        optimizer.step()
+        optimizer.zero_grad()
+    if job.is_chief:
+        torch.save(model.state_dict(), source.with_suffix(".pt"))
+
+
+if __name__ == "__main__":
+    main()

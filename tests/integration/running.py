@@ -1,0 +1,183 @@
+"""A real job under test: started, watched, hurt, judged, and ended whatever happens."""
+
+import contextlib
+import json
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paceline.base.errors import PacelineError
+from paceline.base.jobdir import JobDir
+from paceline.base.processes import find_job_processes, kill_quietly
+from paceline.cli.launch import ask, launch, resume
+from paceline.wire.client import Call, Done, GetStatus, JobStatus, NodeStatus, StopJob
+from paceline.wire.outcome import Outcome, read_outcome
+from paceline.wire.spec import CheckpointSpec, DataSpec, JobSpec, NodeSpec, RestartSpec
+from tests.chaos.faults import supervisor_pid
+from tests.chaos.oracle import check_cut, leftovers
+from tests.chaos.run import feed_of_job
+
+SCRIPT = Path(__file__).with_name("jobs") / "counted.py"
+PATIENCE_S = 45.0
+"""For one thing to happen; a loaded machine needs a multiple of what a quiet one does."""
+POLL_S = 0.02
+
+
+def until(condition: Callable[[], Any], what: str, patience_s: float = PATIENCE_S) -> Any:
+    """Wait for a condition to become true; what it returned."""
+    deadline_s = time.monotonic() + patience_s
+    while not (found := condition()):
+        assert time.monotonic() < deadline_s, f"{what}: not within {patience_s:.0f} s"
+        time.sleep(POLL_S)
+    return found
+
+
+class RunningJob:
+    """A planted-count job, by what can be seen of it from outside."""
+
+    def __init__(self, job: JobDir, out: Path) -> None:
+        self.job, self.out = job, out
+
+    # ------------------------------------------------------------------ what it does
+
+    def status(self) -> JobStatus:
+        """As the master says; waits for a master that answers."""
+
+        def answer() -> JobStatus | None:
+            with contextlib.suppress(PacelineError, OSError):
+                reply = ask(self.job, GetStatus(), timeout_s=1.0)
+                return reply if isinstance(reply, JobStatus) else None
+            assert not self.job.outcome.exists(), f"the job has ended: {self.job.outcome}"
+            return None
+
+        found: JobStatus = until(answer, "an answer of the master")
+        return found
+
+    def node(self, name: str) -> NodeStatus:
+        """One node, as the master sees it."""
+        return next(node for node in self.status().nodes if node.node == name)
+
+    def tell(self, call: Call) -> None:
+        """Have the master do something."""
+        reply = ask(self.job, call)
+        assert isinstance(reply, Done)
+        assert not reply.error, reply.error
+
+    def until_committed(self, count: int, *, cuts: int = 0) -> JobStatus:
+        """Wait until so many samples are in the model, and cuts beside the first are on disk."""
+        return until(  # type: ignore[no-any-return]
+            lambda: (
+                (now := self.status()).committed >= count
+                and sum(cut > 0 for cut in now.valid_cuts) >= cuts
+                and now
+            ),
+            f"{count} samples and {cuts} cuts",
+        )
+
+    def end(self) -> Outcome:
+        """Wait for the end."""
+        found: Outcome = until(lambda: read_outcome(self.job.outcome), "the end of the job")
+        return found
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """All events of this name, in order."""
+        with contextlib.suppress(FileNotFoundError):
+            lines = [json.loads(line) for line in self.job.events.read_text().splitlines()]
+            return [line for line in lines if line["event"] == name]
+        return []
+
+    # ------------------------------------------------------------------ who computed what
+
+    def samples(self) -> dict[str, np.ndarray]:  # type: ignore[type-arg]
+        """Per life (``worker-0.3``) the samples that its loop was given, in order."""
+        return {path.stem: np.fromfile(path, np.int64) for path in self.out.glob("*.ids")}
+
+    def times(self) -> dict[str, np.ndarray]:  # type: ignore[type-arg]
+        """Per life the unix times of its batches."""
+        return {path.stem: np.fromfile(path) for path in self.out.glob("*.times")}
+
+    def num_batches(self) -> int:
+        """Over all lives."""
+        return sum(len(times) for times in self.times().values())
+
+    # ------------------------------------------------------------------ what is done to it
+
+    def kill_everything(self) -> None:
+        """SIGKILL to every process of the job; none gets to run in between."""
+        # Stopped first: a supervisor or an agent would replace who died before it.
+        first = supervisor_pid(self.job)
+        pids = ([first] if first else []) + [p.pid for p in find_job_processes(self.job.path)]
+        for pid in pids:
+            kill_quietly(pid, signal.SIGSTOP)
+        pids += [p.pid for p in find_job_processes(self.job.path) if p.pid not in pids]
+        for pid in pids:
+            kill_quietly(pid)
+        until(lambda: not find_job_processes(self.job.path), "everybody's death")
+
+    def resume(self) -> None:
+        """Go on from the newest cut."""
+        until(lambda: supervisor_pid(self.job) is None, "the supervisor's end")
+        resume(self.job)
+
+    # ------------------------------------------------------------------ how it is judged
+
+    def cuts(self) -> list[Path]:
+        """The directories of all sealed cuts, oldest first."""
+        return sorted(path.parent for path in self.job.cuts.glob("*/manifest.json"))
+
+    def check_counts(self) -> None:
+        """Every sample is in the final model once, and every cut holds what it says."""
+        feed = feed_of_job(self.job)
+        for cut in self.cuts():
+            check_cut(cut, feed, "exactly-once", 1, final=cut == self.cuts()[-1])
+
+    def check_finished(self) -> None:
+        """Wait for the end, which must be a good one that leaves nothing behind."""
+        outcome = self.end()
+        assert outcome.state == "finished", outcome
+        self.check_counts()
+        until(lambda: not leftovers(self.job), "a clean machine")
+
+    def close(self) -> None:
+        """End what is left of a failed test."""
+        if leftovers(self.job):
+            with contextlib.suppress(PacelineError, OSError):
+                ask(self.job, StopJob(now=True), timeout_s=2.0)
+            with contextlib.suppress(AssertionError):
+                until(lambda: not leftovers(self.job), "an orderly end", 10.0)
+            self.kill_everything()
+
+
+@contextlib.contextmanager
+def running(
+    out: Path, *flags: str, workers: int | NodeSpec = 2, **spec: Any
+) -> Iterator[RunningJob]:
+    """A planted-count job on two servers, with a cut every half second.
+
+    Args:
+        out: a folder for its notes.
+        flags: of jobs/counted.py.
+        workers: how many, or more about them.
+        spec: other fields of the job's spec.
+    """
+    synchronous = ["--synchronous"] if spec.get("mode", "asp") == "bsp" else []
+    fields: dict[str, Any] = {
+        "script": str(SCRIPT),
+        "args": ("--out", str(out), *synchronous, *flags),
+        "name": "recovery",
+        "mode": "asp",
+        "workers": NodeSpec(count=workers) if isinstance(workers, int) else workers,
+        "servers": NodeSpec(count=2),
+        "data": DataSpec(shard_size=256),
+        "checkpoint": CheckpointSpec(every_s=0.5, share=0.5, keep=3),
+        "restart": RestartSpec(backoff_s=0.1),
+    }
+    job = RunningJob(launch(JobSpec(**(fields | spec))), out)
+    try:
+        yield job
+    finally:
+        job.close()

@@ -1,0 +1,194 @@
+"""The command line against real jobs: what it prints, what it returns, what it leaves."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from paceline.base.jobdir import JobDir
+from paceline.base.processes import find_job_processes
+from paceline.cli.history import read_last_metrics
+from paceline.wire.outcome import read_outcome
+
+PACELINE = (sys.executable, "-c", "from paceline.cli.main import app; app()")
+SCRIPT = Path(__file__).parents[1] / "chaos" / "planted.py"
+TALLY = Path(__file__).parents[2] / "examples" / "05_every_sample_once.py"
+FAILING = """
+import sys
+import paceline as pl
+job = pl.init()
+print("about to fail", flush=True)
+raise ValueError("no such column: clicks")
+"""
+
+
+class Shell:
+    """A shell with a home for jobs of its own."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        # PYTHONUNBUFFERED: what a test waits for has left the process when it was printed.
+        own = {"PACELINE_HOME": str(home), "PYTHONUNBUFFERED": "1", "TMPDIR": str(home)}
+        self._env = os.environ | own
+
+    def start(self, *args: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [*PACELINE, *args],
+            env=self._env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, *args: str) -> tuple[int, str, str]:
+        command = self.start(*args)
+        out, err = command.communicate(timeout=90)
+        return command.returncode, out, err
+
+    def job(self) -> JobDir:
+        (path,) = (self.home / "jobs").glob("*/job.json")
+        return JobDir(path.parent)
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Shell:
+    return Shell(tmp_path)
+
+
+def until(true: Callable[[], object], what: str, timeout_s: float = 60.0) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    pause = 0.05
+    while not true():
+        assert time.monotonic() < deadline_s, f"never: {what}"
+        time.sleep(pause)
+
+
+def trains(job: JobDir) -> bool:
+    assert not job.outcome.exists(), job.outcome.read_text()
+    last = read_last_metrics(job.metrics)
+    return last is not None and last.committed > 0
+
+
+def test_help_comes_soon_and_without_torch_grpc_or_matplotlib() -> None:
+    probe = (
+        "import sys\n"
+        "sys.argv = ['paceline', '--help']\n"
+        "from paceline.cli.main import app\n"
+        "try: app()\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'grpc', 'matplotlib', 'numpy', 'pyarrow', 'numba'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    subprocess.run([sys.executable, "-c", probe], check=True, stdout=subprocess.PIPE)
+
+
+def test_a_healthy_job_says_little_and_leaves_a_report_and_nothing_else(shell: Shell) -> None:
+    code, out, err = shell.run(
+        *("run", str(SCRIPT), "--workers", "2", "--mode", "asp", "--", "--num-samples", "1024")
+    )
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert len(lines) < 20
+    assert re.match(r"job planted-\S+: planted.py, asp, exactly-once, 2 workers, 1 server", out)
+    assert "Finished: 1,024 of 1,024 samples in the model" in out
+    assert "Nothing went wrong." in out
+    job = shell.job()
+    assert lines[-1] == f"report: {job.report}"
+    assert "<svg" in job.report.read_text()
+    assert find_job_processes(job.path) == []
+    assert not job.run_dir.exists()
+    assert "finished" in shell.run("status")[1]
+    assert "job completion time" in shell.run("report", job.job_id)[1]
+
+
+def test_a_users_error_shows_the_users_traceback_first(shell: Shell, tmp_path: Path) -> None:
+    script = tmp_path / "failing.py"
+    script.write_text(FAILING)
+    code, out, err = shell.run("run", str(script))
+    assert code == 1
+    first, *_, last_of_trace, where = err.strip().splitlines()
+    assert first == "Traceback (most recent call last):"
+    assert last_of_trace == "ValueError: no such column: clicks"
+    assert str(shell.job().logs) in where
+    assert "worker-0 | about to fail" in out
+    assert "Traceback" not in out
+    assert "Nothing went wrong" not in out
+
+
+def test_a_scripts_own_exit_code_is_passed_on(shell: Shell, tmp_path: Path) -> None:
+    script = tmp_path / "leaving.py"
+    script.write_text("import sys, paceline as pl\npl.init()\nsys.exit(7)\n")
+    assert shell.run("run", str(script))[0] == 7
+
+
+def test_ctrl_c_stops_in_order_and_resume_does_the_rest_exactly_once(shell: Shell) -> None:
+    command = shell.start(
+        *("run", str(SCRIPT), "--mode", "asp", "--", "--num-samples", "4096", "--step-s", "0.05")
+    )
+    until(lambda: list(shell.home.glob("jobs/*/job.json")), "a job")
+    job = shell.job()
+    until(lambda: trains(job), "a sample in the model")
+    command.send_signal(signal.SIGINT)
+    out, _ = command.communicate(timeout=60)
+    assert "stopping in order" in out
+    assert f"paceline run --resume {job.job_id}" in out
+    outcome = read_outcome(job.outcome)
+    assert outcome is not None
+    assert outcome.state == "stopped"
+    assert 0 < outcome.committed < 4096
+    code, out, err = shell.run("run", "--resume", job.job_id)
+    assert (code, err) == (0, "")
+    assert "Finished: 4,096 of 4,096 samples" in out
+
+
+def test_a_detached_job_is_seen_and_steered_from_other_shells(shell: Shell) -> None:
+    code, out, _ = shell.run(
+        *("run", str(SCRIPT), "--detach", "--workers", "2", "--mode", "asp"),
+        *("--", "--num-samples", "400000", "--step-s", "0.02"),
+    )
+    job = shell.job()
+    assert code == 0
+    assert f"paceline attach {job.job_id}" in out
+    until(lambda: trains(job), "a sample in the model")
+
+    assert "training" in shell.run("status", job.job_id)[1]
+    watcher = shell.start("attach")
+    assert watcher.stdout is not None
+    assert "training: server-0" in watcher.stdout.readline()
+    watcher.send_signal(signal.SIGINT)
+    assert "goes on" in watcher.communicate(timeout=30)[0]
+
+    assert shell.run("kill", "--worker", "1")[0] == 0
+    assert shell.run("scale", job.job_id, "--workers", "3")[0] == 0
+    log = job.logs / "worker-2.log"
+    until(log.exists, "a third worker")
+    assert "expected one of" in shell.run("kill")[2]
+    code, _, err = shell.run("kill", "--worker", "9")
+    assert code == 2
+    assert "no live node 'worker-9'" in err
+    assert "no log of 'worker-8'" in shell.run("logs", "--node", "worker-8")[2]
+    assert shell.run("logs", "--node", "master")[0] == 0
+
+    code, out, _ = shell.run("stop", "--now")
+    assert code == 0
+    assert "Stopped:" in out
+    assert "worker-1: killed by order, started again" in out
+    assert find_job_processes(job.path) == []
+    code, _, err = shell.run("scale", "--workers", "2")
+    assert code == 2
+    assert "it is stopped" in err
+
+
+def test_the_script_of_the_demo_counts_every_sample_once(shell: Shell) -> None:
+    code, out, err = shell.run(
+        *("run", str(TALLY), "--workers", "2", "--servers", "2", "--mode", "asp"),
+        *("--", "--rows", "5000", "--batch-size", "64"),
+    )
+    assert (code, err) == (0, "")
+    assert "worker-0 | tally: 4,500 rows, the smallest 1, the largest 1" in out

@@ -1,0 +1,44 @@
+"""Launched jobs compute in BSP what one process computes, whoever dies.
+
+A slice of ``benchmarks/equality.py``, which runs more workers, more steps, and the comparison with
+the drift of one process in float32.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks import equality
+
+NUM_STEPS = 40
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return equality.run_alone(tmp_path_factory.mktemp("alone") / "out", NUM_STEPS)
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+
+
+def test_one_worker_computes_bit_for_bit_what_the_script_computes_alone(
+    reference: Path, tmp_path: Path
+) -> None:
+    run = equality.run_job(tmp_path / "out", NUM_STEPS, 1, die=False)
+    for case, found in equality.deviations(reference, run).items():
+        assert found == (0.0, 0.0), case
+
+
+def test_two_workers_of_which_both_die_in_mid_step_compute_what_one_process_computes(
+    reference: Path, tmp_path: Path
+) -> None:
+    run = equality.run_job(tmp_path / "out", NUM_STEPS, 2, die=True)
+    assert len(list(run.glob("worker-*.losses"))) == 4  # two lives each
+    for (kind, dtype), found in equality.deviations(reference, run).items():
+        if dtype == "float64":
+            assert found.loss < equality.FLOAT64_LIMIT, kind
+            assert found.state < equality.FLOAT64_LIMIT, kind
+        elif kind == "sgd":
+            assert found.loss < equality.FLOAT32_LIMIT, kind

@@ -1,0 +1,218 @@
+"""Whatever is killed, the job goes on, and every sample is in the model exactly once."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file
+
+from paceline.base.cgroups import create_node_group, remove_job
+from paceline.master.journal import Journal
+from paceline.master.state import CutValid
+from paceline.wire.client import Scale, StopJob
+from paceline.wire.cut import read_manifest
+from paceline.wire.spec import NodeSpec
+from tests.chaos.faults import supervisor_pid
+from tests.chaos.oracle import Counts, committed_counts
+from tests.chaos.run import feed_of_job
+from tests.integration.running import RunningJob, running, until
+
+N = 4096
+MODES = pytest.mark.parametrize("mode", ["asp", "bsp"])
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+
+
+@MODES
+def test_of_a_killed_worker_only_uncommitted_samples_are_redone(tmp_path: Path, mode: str) -> None:
+    with running(tmp_path, mode=mode) as job:
+        job.until_committed(N // 3)
+        victim = job.node("worker-1")
+        os.kill(victim.pid, signal.SIGKILL)
+        job.check_finished()
+        assert job.events("process_exited")[0]["node"] == "worker-1"
+        assert len(job.events("epoch")) == 1
+        done = job.samples()
+        counts = np.bincount(np.concatenate(list(done.values())), minlength=N)
+        redone = set(np.flatnonzero(counts > 1))
+        lost = done[f"worker-1.{victim.inc}"]
+        # In hand, and pushed but not in the order (asynchronous: two may be).
+        assert redone <= set(lost[-3 * 16 :])
+        assert len(redone) < len(lost)
+
+
+@MODES
+def test_a_killed_server_brings_all_back_to_the_last_cut(tmp_path: Path, mode: str) -> None:
+    with running(tmp_path, mode=mode) as job:
+        job.until_committed(N // 3, cuts=1)
+        os.kill(job.node("server-1").pid, signal.SIGKILL)
+        job.check_finished()
+        first, second = job.events("epoch")
+        assert first["reason"] == "epoch 1 from cut 0"
+        assert second["reason"].startswith("epoch 2 from cut ")
+        assert int(second["reason"].split()[-1]) > 0
+        assert {e["node"] for e in job.events("process_exited")} == {"server-1"}
+
+
+def test_workers_go_on_without_a_master_and_get_grants_from_its_successor(tmp_path: Path) -> None:
+    with running(tmp_path, "--num-samples", str(3 * N), mode="bsp") as job:
+        master = job.until_committed(N // 2).master_pid
+        supervisor = supervisor_pid(job.job)
+        assert supervisor is not None
+        # Held, so that nobody replaces the master while we look.
+        os.kill(supervisor, signal.SIGSTOP)
+        os.kill(master, signal.SIGKILL)
+        before = job.num_batches()
+        until(lambda: job.num_batches() >= before + 20, "10 steps of two workers")
+        _until_out_of_work(job)
+        os.kill(supervisor, signal.SIGCONT)
+        job.check_finished()
+        again = job.events("master_started")[1]
+        assert again["reason"] == "from the journal"
+        for life, times in job.times().items():
+            after = times[times > again["t"]]
+            assert after.size, f"{life} did nothing more"
+            assert after[0] - again["t"] < 2.0, f"{life} waited for a grant"
+        assert not job.events("process_exited")
+        assert len(job.events("epoch")) == 1
+
+
+def _until_out_of_work(job: RunningJob) -> None:
+    """Leases end: no batch for 20 times as long as one takes."""
+
+    def rests() -> bool:
+        newest = max(times[-1] for times in job.times().values())
+        return bool(time.time() - newest > 0.6)
+
+    until(rests, "the end of all leases")
+
+
+@pytest.mark.parametrize("role", ["agent", "supervisor"])
+def test_a_killed_agent_or_supervisor_is_replaced_and_nobody_else_notices(
+    tmp_path: Path, role: str
+) -> None:
+    with running(tmp_path, "--num-samples", str(2 * N)) as job:
+        job.until_committed(N // 3)
+        if role == "agent":
+            before = job.node("worker-0").agent_pid
+            os.kill(before, signal.SIGKILL)
+            until(lambda: job.node("worker-0").agent_pid not in (0, before), "a new agent")
+        else:
+            old = supervisor_pid(job.job)
+            assert old is not None
+            os.kill(old, signal.SIGKILL)
+            until(lambda: supervisor_pid(job.job) not in (None, old), "a new supervisor")
+        job.check_finished()
+        assert not job.events("process_exited")
+        assert len(job.events("epoch")) == 1
+
+
+@MODES
+def test_after_the_death_of_everything_the_job_is_resumed_from_its_newest_cut(
+    tmp_path: Path, mode: str
+) -> None:
+    with running(tmp_path, mode=mode) as job:
+        job.until_committed(N // 3, cuts=1)
+        job.kill_everything()
+        newest = _valid_cuts(job)[-1]
+        job.resume()
+        job.check_finished()
+        assert job.events("epoch")[-1]["reason"] == f"epoch 2 from cut {newest.cut.cut_no}"
+
+
+def test_a_damaged_newest_cut_is_named_and_the_one_before_it_is_used(tmp_path: Path) -> None:
+    with running(tmp_path) as job:
+        job.until_committed(N // 2, cuts=2)
+        job.kill_everything()
+        before, newest = _valid_cuts(job)[-2:]
+        directory = Path(newest.cut.directory)
+        damaged = directory / min(read_manifest(directory).files)
+        image = bytearray(damaged.read_bytes())
+        image[len(image) // 2] ^= 1
+        damaged.write_bytes(image)
+        job.resume()
+        job.check_finished()
+        (said,) = job.events("cut_damaged")
+        assert str(damaged) in said["reason"]
+        assert job.events("epoch")[-1]["reason"] == f"epoch 2 from cut {before.cut.cut_no}"
+
+
+def _valid_cuts(job: RunningJob) -> list[CutValid]:
+    records = Journal(job.job.journal).replay()
+    cuts = [record for record in records if isinstance(record, CutValid)]
+    return [cut for cut in cuts if Path(cut.cut.directory, "manifest.json").exists()]
+
+
+@pytest.mark.parametrize("how", ["request", "signal"])
+@MODES
+def test_an_orderly_stop_keeps_everything_that_was_trained(
+    tmp_path: Path, mode: str, how: str
+) -> None:
+    with running(tmp_path, mode=mode) as job:
+        job.until_committed(N // 3)
+        if how == "request":
+            job.tell(StopJob())
+        else:
+            supervisor = supervisor_pid(job.job)
+            assert supervisor is not None
+            os.kill(supervisor, signal.SIGTERM)
+        assert job.end().state == "stopped"
+        last = read_manifest(job.cuts()[-1])
+        kept = np.flatnonzero(committed_counts(feed_of_job(job.job), last.committed, N))
+        trained = np.sort(np.concatenate(list(job.samples().values())))
+        assert np.array_equal(trained, kept)
+        job.resume()
+        job.check_finished()
+        everything = np.sort(np.concatenate(list(job.samples().values())))
+        assert np.array_equal(everything, np.arange(N)), "a sample was computed twice"
+
+
+def test_a_worker_beyond_its_memory_limit_is_known_as_out_of_memory(tmp_path: Path) -> None:
+    _, note = create_node_group("test-recovery", "probe", None, 1 << 30)
+    remove_job("test-recovery")
+    if note:
+        pytest.skip(note)
+    with running(tmp_path, "--hog", workers=NodeSpec(count=1, memory_bytes=2 << 30)) as job:
+        job.check_finished()
+        (exit_,) = job.events("process_exited")
+        assert exit_["node"] == "worker-0"
+        assert "out of memory" in exit_["reason"]
+
+
+def test_workers_come_and_go_while_the_job_runs(tmp_path: Path) -> None:
+    with running(tmp_path, "--num-samples", str(3 * N), workers=1) as job:
+        job.until_committed(200)
+        job.tell(Scale(workers=3))
+        until(
+            lambda: len(job.samples()) == 3 and min(map(len, job.samples().values())), "3 workers"
+        )
+        job.tell(Scale(workers=1))
+        until(
+            lambda: [n.node for n in job.status().nodes if n.role == "worker"] == ["worker-0"],
+            "2 workers to leave",
+        )
+        job.check_finished()
+        everything = np.concatenate(list(job.samples().values()))
+        assert np.array_equal(np.sort(everything), np.arange(3 * N)), "who left lost work"
+
+
+@MODES
+def test_two_workers_share_an_evaluation_and_gather_the_final_model(
+    tmp_path: Path, mode: str
+) -> None:
+    with running(tmp_path, "--evaluate", "--step-s", "0.001", mode=mode) as job:
+        job.check_finished()
+        found = [load_file(path)["seen"].numpy() for path in tmp_path.glob("*.evaluated")]
+        assert len(found) == 2
+        for seen in found:
+            assert np.allclose(seen, np.ones(N), atol=1e-6)
+        state = load_file(tmp_path / "model.safetensors")
+        held = Counts(job.cuts()[-1])
+        assert np.array_equal(state["seen.weight"][:, 0], held.seen)
+        assert np.array_equal(state["counters"], held.counters)

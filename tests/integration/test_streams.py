@@ -1,0 +1,167 @@
+"""Sources of unknown length, end to end: whatever dies, each record is trained on exactly once."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from tests.chaos.oracle import Counts
+from tests.integration.running import RunningJob, running, until
+
+SCRIPT = Path(__file__).with_name("jobs") / "streamed.py"
+N = 3000
+NUM_FILES = 5
+REST_AFTER = 55
+WRITTEN_BEFORE_REST = (REST_AFTER + 1) * 40
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+
+
+@contextmanager
+def growing(directory: Path) -> Iterator[threading.Event]:
+    """Write N records into files that come and grow one after the other; set: write the rest."""
+    directory.mkdir()
+    rest, leave = threading.Event(), threading.Event()
+
+    def write() -> None:
+        for turn, part in enumerate(np.arange(N).reshape(-1, 40)):
+            name = f"part-{turn % NUM_FILES if turn > 40 else turn % 2}.jsonl"
+            with (directory / name).open("a") as file:
+                file.writelines(json.dumps({"id": one}) + "\n" for one in part.tolist())
+            if leave.wait(0.03):
+                return
+            if turn == REST_AFTER:
+                rest.wait()
+        (directory / "_END").touch()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        yield rest
+    finally:
+        leave.set()
+        rest.set()
+        writer.join()
+
+
+def check_counts(job: RunningJob, epochs: int) -> None:
+    """Every record is in the final model once an epoch; each cut holds what it says."""
+    assert job.cuts()
+    for cut in job.cuts():
+        counts = Counts(cut)
+        committed = sum(span.stop - span.start for span in counts.manifest.committed)
+        assert np.all(np.abs(counts.counters - committed) < 1e-6)
+        assert abs(counts.seen.sum() - committed) < 1e-6
+        assert counts.seen.max() < epochs + 1e-6
+    assert np.all(np.abs(counts.seen - epochs) < 1e-6)
+
+
+@pytest.mark.parametrize("victim", ["worker-1", "server-1", "master"])
+def test_a_stream_written_while_it_is_read_survives_the_death_of(
+    tmp_path: Path, victim: str
+) -> None:
+    source = tmp_path / "stream"
+    with (
+        growing(source) as rest,
+        running(
+            tmp_path, script=str(SCRIPT), args=(str(source), "--num-samples", str(N)), mode="asp"
+        ) as job,
+    ):
+        status = job.until_committed(N // 4, cuts=1)
+        assert status.total is None
+        pid = status.master_pid if victim == "master" else job.node(victim).pid
+        os.kill(pid, signal.SIGKILL)
+        rest.set()
+        outcome = job.end()
+        assert outcome.state == "finished", outcome
+        assert (outcome.committed, outcome.total) == (N, N)
+        check_counts(job, 1)
+        name, least = {
+            "worker-1": ("relaunch", 1),
+            "server-1": ("epoch", 2),
+            "master": ("master_started", 2),
+        }[victim]
+        assert len(job.events(name)) >= least
+
+
+def test_workers_rest_while_a_stream_has_nothing_and_read_on(tmp_path: Path) -> None:
+    source = tmp_path / "stream"
+    args = (str(source), "--num-samples", str(N), "--step-s", "0.001", "--num-loaders", "1")
+    with (
+        growing(source) as rest,
+        running(tmp_path, script=str(SCRIPT), args=args, mode="ssp", staleness=2) as job,
+    ):
+        # What makes no whole batch of 16 is held back until more comes.
+        job.until_committed(WRITTEN_BEFORE_REST // 16 * 16)
+        workers = [psutil.Process(job.node(f"worker-{rank}").pid) for rank in (0, 1)]
+        before = [worker.cpu_times() for worker in workers]
+        start_s = time.monotonic()
+        until(lambda: time.monotonic() > start_s + 2.0, "two seconds")
+        assert job.status().committed == WRITTEN_BEFORE_REST // 16 * 16
+        for worker, (user_s, system_s, *_) in zip(workers, before, strict=True):
+            now = worker.cpu_times()
+            assert now.user + now.system - user_s - system_s < 0.5, "busy with waiting"
+        rest.set()
+        assert job.end().state == "finished"
+        check_counts(job, 1)
+
+
+def test_lines_that_are_still_being_counted_are_read_for_two_epochs(tmp_path: Path) -> None:
+    source = tmp_path / "lines.txt"
+    source.write_text("".join(f"{i}\n" for i in range(N)))
+    args = (str(source), "--num-samples", str(N), "--epochs", "2", "--step-s", "0.005")
+    with running(tmp_path, script=str(SCRIPT), args=args, mode="asp") as job:
+        job.until_committed(N)
+        os.kill(job.node("worker-0").pid, signal.SIGKILL)
+        outcome = job.end()
+        assert (outcome.state, outcome.committed, outcome.total) == ("finished", 2 * N, 2 * N)
+        check_counts(job, 2)
+
+
+def test_a_synchronous_job_waits_for_the_count(tmp_path: Path) -> None:
+    source = tmp_path / "lines.txt"
+    source.write_text("".join(f"{i}\n" for i in range(N)))
+    args = (str(source), "--num-samples", str(N), "--step-s", "0.001")
+    with running(tmp_path, script=str(SCRIPT), args=args, mode="bsp") as job:
+        assert job.end().committed == N
+
+
+def test_a_synchronous_job_refuses_a_stream_and_says_what_to_do(tmp_path: Path) -> None:
+    source = tmp_path / "stream"
+    source.mkdir()
+    args = (str(source), "--num-samples", str(N))
+    with running(tmp_path, script=str(SCRIPT), args=args, mode="bsp", workers=1) as job:
+        outcome = job.end()
+        assert outcome.state == "failed"
+        assert "run the job with --mode asp or --mode ssp" in outcome.traceback + outcome.error
+
+
+@pytest.mark.parametrize("num_loaders", [0, 2])
+def test_the_same_script_alone_reads_the_same_stream(tmp_path: Path, num_loaders: int) -> None:
+    source = tmp_path / "stream"
+    with growing(source) as rest:
+        rest.set()
+        subprocess.run(
+            [sys.executable, str(SCRIPT), str(source)]
+            + ["--num-samples", str(N), "--epochs", "2", "--step-s", "0"]
+            + ["--num-loaders", str(num_loaders)],
+            check=True,
+            timeout=60,
+        )
+    state = torch.load(source.with_suffix(".pt"))
+    assert torch.all(state["seen.weight"] == 2)
+    assert torch.all(state["counters"] == 2 * N)

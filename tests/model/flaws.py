@@ -1,0 +1,483 @@
+"""Flaws that the explorer must find: each is one rule of the protocol, taken out of one machine.
+
+The names follow docs/protocols/integrity-explored.md. A flaw is a small subclass of a production
+class; ``finds`` are the invariants whose violation shows it (which of them comes first depends on
+the order of the search), `bounds` the smallest job in which it shows.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from paceline.base.samples import SampleSet, Span
+from paceline.master import state as master
+from paceline.master.shards.ledger import Ledger
+from paceline.master.state import Journal, MasterState, Returned, Send, Sizing
+from paceline.runtime.ps import state as ps
+from paceline.runtime.ps import worker_state as worker
+from paceline.runtime.ps.state import Keep, Load, Report, ServerState
+from paceline.runtime.ps.worker_state import WorkerState
+from paceline.wire.messages import (
+    Committed,
+    Cut,
+    Fence,
+    FenceAnswer,
+    Grant,
+    Held,
+    Included,
+    LeaseRequest,
+    Part,
+    Ready,
+    Restore,
+    TakeCut,
+    Update,
+)
+
+from .world import Bounds, Machines
+
+
+class Flaw(msgspec.Struct, frozen=True, kw_only=True):
+    """One rule left out."""
+
+    name: str
+    finds: str
+    """Letters of the invariants that may break first."""
+    machines: Machines
+    bounds: Bounds
+    finish: bool = True
+    """Look for F too; without it the search shows what the flaw does before the job is stuck."""
+
+
+# ---------------------------------------------------------------------- workers
+
+
+class ReadyBeforeAllHold(WorkerState):
+    """`ready` when the first server holds the part."""
+
+    def held(self, message: Held) -> list[worker.Instruction]:
+        if message.seq in self.offers:
+            self.offers[message.seq].not_held_by.clear()
+        return super().held(message)
+
+
+class GrantTakenTwice(WorkerState):
+    """A repeated grant is taken as a new one."""
+
+    def grant(self, message: Grant) -> list[worker.Instruction]:
+        if message.epoch_no == self.epoch_no and message.n == self.last_n:
+            self.lease[message.feed].extend(message.spans)
+            return []
+        return super().grant(message)
+
+
+class OneContributionPerStep(WorkerState):
+    """BSP by membership's rule kept: one contribution per worker and step."""
+
+    def may_offer(self) -> bool:
+        return not self.offers
+
+
+class AsksWithEmptyHands(WorkerState):
+    """Asks only when it holds nothing, whatever the undecided step lacks."""
+
+    def want(self, feed: int, **stream: Any) -> list[worker.Instruction]:
+        return [] if self.leased(feed) else super().want(feed, **stream)
+
+
+class AnySliceInAnyStep(WorkerState):
+    """Prefetched samples of a later slice are offered in the step at hand."""
+
+    def _next_spans(self, feed: int, count: int, after: int = 0) -> tuple[Span, ...]:
+        self.synchronous = False
+        try:
+            return super()._next_spans(feed, count, after)
+        finally:
+            self.synchronous = True
+
+
+class SilentBetweenRequests(WorkerState):
+    """Repeats nothing to the master unless a request is open."""
+
+    def resend(self) -> list[worker.Instruction]:
+        again = super().resend()
+        return again if self.request else again[1:]
+
+
+class TwoUnreadyPerStep(WorkerState):
+    """BSP: contributions that all hold count against the window (found in production code)."""
+
+    def may_offer(self) -> bool:
+        return len(self.offers) < self.window
+
+
+# ---------------------------------------------------------------------- servers
+
+
+class FenceIgnored(ServerState):
+    """The leader answers a fence and goes on as before."""
+
+    def fence(self, message: Fence) -> list[ps.Instruction]:
+        if message.epoch_no != self.epoch_no or not self.leads:
+            return []
+        answer = FenceAnswer(
+            epoch_no=self.epoch_no,
+            inc=self.inc,
+            fenced=message.fenced,
+            committed=self.committed.spans(),
+        )
+        return [Report(answer)]
+
+
+class FencedReadyCounts(ServerState):
+    """BSP: what was ready before the fence still covers the slice."""
+
+    def fence(self, message: Fence) -> list[ps.Instruction]:
+        ready, parts = dict(self.ready_for_step), dict(self.parts)
+        done = super().fence(message)
+        self.ready_for_step, self.parts = ready, parts
+        return [i for i in done if not isinstance(i, ps.Forget)]
+
+
+class FenceRollsForward(ServerState):
+    """The answer to a fence counts what is held and not ordered."""
+
+    def fence(self, message: Fence) -> list[ps.Instruction]:
+        held = [p for key, p in self.parts.items() if key[0] == message.fenced]
+        counted = self.committed.copy()
+        counted.update(span for part in held for span in part.spans)
+        return [
+            Report(msgspec.structs.replace(i.message, committed=counted.spans()))
+            if isinstance(i, Report) and isinstance(i.message, FenceAnswer)
+            else i
+            for i in super().fence(message)
+        ]
+
+
+class DuplicateApplied(ServerState):
+    """A repeated part and its `ready` are taken as new."""
+
+    def part(self, message: Part) -> list[ps.Instruction]:
+        key = (message.inc, message.seq)
+        if message.epoch_no != self.epoch_no or key in self.parts:
+            return super().part(message)
+        self.last_seq[message.inc] = min(self.last_seq.get(message.inc, 0), message.seq - 1)
+        return super().part(message)
+
+    def _apply(self, entry: Update | Cut) -> list[ps.Instruction]:
+        if isinstance(entry, Cut):
+            return super()._apply(entry)
+        known, self.committed = self.committed, SampleSet()
+        try:
+            return super()._apply(entry)
+        finally:
+            self.committed.update(known)
+
+
+class NewerEpochAccepted(ServerState):
+    """Only messages of older epochs are refused; parts outlive the restore that wipes them."""
+
+    def part(self, message: Part) -> list[ps.Instruction]:
+        if message.epoch_no > self.epoch_no:
+            key = (message.inc, message.seq)
+            self.parts[key] = message
+            held = Held(
+                epoch_no=message.epoch_no, server=self.inc, inc=message.inc, seq=message.seq
+            )
+            return [Keep(key), ps.Reply(message.inc, held)]
+        return super().part(message)
+
+
+class CutOutsideTheOrder(ServerState):
+    """Every server copies when it is asked, at whatever position it is."""
+
+    def take_cut(self, message: TakeCut) -> list[ps.Instruction]:
+        if message.epoch_no != self.epoch_no or message.cut_no <= self.last_cut:
+            return []
+        return self._copy(Cut(cut_no=message.cut_no))
+
+
+class CutWithoutStep(ServerState):
+    """The step is not restored with the committed set."""
+
+    def loaded(self, message: Restore, step: int, committed: SampleSet) -> list[ps.Instruction]:
+        return super().loaded(message, 0, committed)
+
+
+class OrderedOnFirstReady(ServerState):
+    """BSP: the leader decides without the slice being covered."""
+
+    def _ready_for_step(self, message: Ready) -> list[ps.Instruction]:
+        if message.step != self.step + 1:
+            return []
+        entry = Update(included=(Included(message.inc, message.seq),), step=message.step)
+        return self._decide(entry)
+
+
+class LoadedTwice(ServerState):
+    """A restore that was repeated while the cut was read starts the epoch again."""
+
+    def restore(self, message: Restore) -> list[ps.Instruction]:
+        if message.inc == self.inc and message.epoch_no == self.epoch_no:
+            self.epoch_no = 0
+            return [Load(message)]
+        return super().restore(message)
+
+
+# ---------------------------------------------------------------------- master
+
+
+class LedgerNotRewound(Ledger):
+    """A restore leaves DONE and the leases as they were."""
+
+    def restore(self, committed: Iterable[Span], *, again: bool = True) -> None:
+        del committed, again
+
+
+class KeepsLedger(MasterState):
+    """See `LedgerNotRewound`."""
+
+    def __init__(self, *, mode: str, samples: str, staleness: int = 0) -> None:
+        super().__init__(mode=mode, samples=samples, staleness=staleness)
+        self.ledger = LedgerNotRewound()
+
+
+class ReturnsBeforeTheAnswer(MasterState):
+    """A lost worker's leases go back at once."""
+
+    def worker_lost(self, inc: int) -> list[master.Instruction]:
+        done = super().worker_lost(inc)
+        return [*done, self._record(Returned(inc=inc))] if self.map else done
+
+
+class AnotherGrantForTheSameRequest(MasterState):
+    """A repeated request is a new one."""
+
+    def request(self, message: LeaseRequest, sizing: Sizing) -> list[master.Instruction]:
+        last = self.grants.get(message.inc)
+        if last is not None and message.n == last.n and message.epoch_no == self.epoch_no:
+            spans = self.ledger.pick(message.feed, sizing.samples)
+            if spans:
+                grant = msgspec.structs.replace(last, spans=tuple(spans))
+                return [
+                    self._record(master.Granted(grant=grant)),
+                    Send(message.inc, grant),
+                ]
+        return super().request(message, sizing)
+
+
+class TellsWorkersAtOnce(MasterState):
+    """Workers hear of an epoch before all its servers are in it."""
+
+    def _tell_epoch(self, inc: int) -> list[master.Instruction]:
+        restoring, self.restoring = self.restoring, set()
+        done = super()._tell_epoch(inc)
+        self.restoring = restoring
+        return done
+
+
+class SendsBeforeTheJournal(MasterState):
+    """A grant leaves before it is journalled."""
+
+    def request(self, message: LeaseRequest, sizing: Sizing) -> list[master.Instruction]:
+        return _sends_first(super().request(message, sizing))
+
+
+def _sends_first(done: Sequence[master.Instruction]) -> list[master.Instruction]:
+    return sorted(done, key=lambda i: isinstance(i, Journal))
+
+
+class BelievesOldEpochs(MasterState):
+    """The word of a leader of an older epoch counts."""
+
+    def committed(self, message: Committed) -> list[master.Instruction]:
+        if message.epoch_no < self.epoch_no:
+            self.ledger.commit(message.committed)
+            return []
+        return super().committed(message)
+
+
+class TakesBackTheFenced(MasterState):
+    """A fenced worker that a restarted master hears of is never told to leave (was found)."""
+
+    def request(self, message: LeaseRequest, sizing: Sizing) -> list[master.Instruction]:
+        return [] if message.inc in self.gone else super().request(message, sizing)
+
+    def worker_up(self, inc: int) -> list[master.Instruction]:
+        self.workers.add(inc)
+        self.untold.add(inc)
+        return []
+
+
+class ForgetsWhatIsSafe(MasterState):
+    """Whether a feed is safe depends on what is not in the journal (found in production code)."""
+
+    def apply(self, record: master.Records) -> None:
+        done = self.ledger.done.copy()
+        super().apply(record)
+        if isinstance(record, master.CutValid) and not done:
+            self.safe = set()
+
+
+def _asp(**bounds: object) -> Bounds:
+    return Bounds(**{"mode": "asp", "cuts": 0, **bounds})  # type: ignore[arg-type]
+
+
+def _bsp(**bounds: object) -> Bounds:
+    return Bounds(**{"mode": "bsp", "cuts": 0, **bounds})  # type: ignore[arg-type]
+
+
+FLAWS = [
+    Flaw(
+        name="`ready` before all servers hold the part",
+        finds="A",
+        machines=Machines(worker=ReadyBeforeAllHold),
+        bounds=_asp(samples=1),
+    ),
+    Flaw(
+        name="a fence is answered and ignored",
+        finds="BCG",
+        machines=Machines(server=FenceIgnored),
+        bounds=_asp(samples=1, failures=1, kinds=("suspect-worker",)),
+    ),
+    Flaw(
+        name="the ledger is not rewound at a restore",
+        finds="DF",
+        machines=Machines(master=KeepsLedger),
+        bounds=_asp(samples=1, failures=1, kinds=("server",)),
+    ),
+    Flaw(
+        name="a duplicate part is applied",
+        finds="B",
+        machines=Machines(server=DuplicateApplied),
+        bounds=_asp(samples=1, workers=1, reduce=False),
+    ),
+    Flaw(
+        name="a newer epoch is accepted (and workers neither wait for all servers nor pull first)",
+        finds="A",
+        machines=Machines(server=NewerEpochAccepted, master=TellsWorkersAtOnce),
+        bounds=_asp(
+            samples=1, workers=1, failures=1, kinds=("server",), pull_first=False, reduce=False
+        ),
+    ),
+    Flaw(
+        name="leases go back before the fence is answered",
+        finds="BC",
+        machines=Machines(master=ReturnsBeforeTheAnswer),
+        bounds=_asp(samples=1, failures=1, kinds=("worker",)),
+    ),
+    Flaw(
+        name="a repeated grant is taken as a new one",
+        finds="ABC",
+        machines=Machines(worker=GrantTakenTwice),
+        bounds=_asp(samples=1, workers=1, reduce=False),
+    ),
+    Flaw(
+        name="the same request gets another grant",
+        finds="FC",
+        machines=Machines(master=AnotherGrantForTheSameRequest),
+        bounds=_asp(samples=2, workers=1, reduce=False),
+    ),
+    Flaw(
+        name="a grant leaves before it is journalled",
+        finds="BC",
+        machines=Machines(master=SendsBeforeTheJournal),
+        bounds=_asp(samples=1, failures=1, kinds=("master",)),
+    ),
+    Flaw(
+        name="a cut is not an entry of the order",
+        finds="E",
+        machines=Machines(server=CutOutsideTheOrder),
+        bounds=_asp(samples=1, cuts=1),
+    ),
+    Flaw(
+        name="`committed` of an older epoch is believed",
+        finds="CD",
+        machines=Machines(master=BelievesOldEpochs),
+        bounds=_asp(samples=1, workers=1, failures=1, kinds=("server",), reduce=False),
+    ),
+    Flaw(
+        name="a restore is carried out twice",
+        finds="AEFD",
+        machines=Machines(server=LoadedTwice),
+        bounds=_asp(samples=1, workers=1, reduce=False),
+    ),
+    Flaw(
+        name="cuts of two epochs share a directory",
+        finds="E",
+        machines=Machines(cut_directory=lambda _epoch_no, cut_no: f"{cut_no}"),
+        bounds=_asp(samples=1, cuts=2, failures=2, kinds=("server", "suspect-server")),
+    ),
+    Flaw(
+        name="a worker is silent to the master between requests",
+        finds="F",
+        machines=Machines(worker=SilentBetweenRequests),
+        bounds=_asp(
+            samples=1, workers=1, servers=1, failures=2, kinds=("server", "master"), reduce=False
+        ),
+    ),
+    Flaw(
+        name="a fenced worker is never told to leave by a restarted master",
+        finds="F",
+        machines=Machines(master=TakesBackTheFenced),
+        bounds=_asp(
+            samples=1, workers=1, servers=1, failures=2, kinds=("suspect-worker", "master")
+        ),
+    ),
+    Flaw(
+        name="a restarted master does not know what is safe",
+        finds="jF",
+        machines=Machines(master=ForgetsWhatIsSafe),
+        bounds=_asp(samples=1, workers=1, servers=1, failures=1, kinds=("master",)),
+    ),
+    Flaw(
+        name="one contribution per worker and step",
+        finds="F",
+        machines=Machines(worker=OneContributionPerStep),
+        bounds=_bsp(workers=1),
+    ),
+    Flaw(
+        name="contributions that all servers hold count against the window",
+        finds="F",
+        machines=Machines(worker=TwoUnreadyPerStep),
+        bounds=_bsp(samples=3, slice=3, workers=1, window=2),
+    ),
+    Flaw(
+        name="a worker asks for more only when it holds nothing",
+        finds="F",
+        machines=Machines(worker=AsksWithEmptyHands),
+        bounds=_bsp(samples=4, failures=1, kinds=("worker",)),
+    ),
+    Flaw(
+        name="a prefetched sample of a later slice is offered at once",
+        finds="H",
+        machines=Machines(worker=AnySliceInAnyStep),
+        bounds=_bsp(samples=4),
+        finish=False,
+    ),
+    Flaw(
+        name="a fenced contribution that was ready still counts",
+        finds="GBA",
+        machines=Machines(server=FencedReadyCounts),
+        bounds=_bsp(samples=2, failures=1, kinds=("worker",)),
+    ),
+    Flaw(
+        name="the answer to a fence counts what is held and not ordered",
+        finds="D",
+        machines=Machines(server=FenceRollsForward),
+        bounds=_bsp(samples=2, failures=1, kinds=("worker",)),
+        finish=False,
+    ),
+    Flaw(
+        name="a step is decided before its slice is covered",
+        finds="H",
+        machines=Machines(server=OrderedOnFirstReady),
+        bounds=_bsp(samples=2),
+    ),
+    Flaw(
+        name="a cut without the step",
+        finds="FEA",
+        machines=Machines(server=CutWithoutStep),
+        bounds=_bsp(samples=2, slice=1, cuts=1, failures=1, kinds=("server",), workers=1),
+    ),
+]

@@ -1,0 +1,64 @@
+"""The machines of the integrity protocol keep their promises in every interleaving of a small job.
+
+Larger bounds: ``python -m tests.model.explore --help``; what was run is in
+docs/protocols/integrity-explored.md.
+"""
+
+import pytest
+
+from .explore import Explorer
+from .flaws import FLAWS, Flaw
+from .world import Bounds
+
+CLEAN = {
+    "asp, a cut, no failure": Bounds(samples=2, cuts=1),
+    "asp, one worker dies": Bounds(samples=1, cuts=0, failures=1, kinds=("worker",)),
+    "asp, one worker is taken for dead": Bounds(
+        samples=1, cuts=0, failures=1, kinds=("suspect-worker",)
+    ),
+    "asp, a server dies or is taken for dead, with a cut": Bounds(
+        samples=1, cuts=1, failures=1, kinds=("server", "suspect-server")
+    ),
+    "asp, the master dies": Bounds(samples=1, cuts=0, failures=1, kinds=("master",)),
+    "asp, server and master die, nothing is reduced": Bounds(
+        samples=1,
+        workers=1,
+        servers=1,
+        cuts=0,
+        failures=2,
+        kinds=("server", "master"),
+        reduce=False,
+    ),
+    "bsp, no failure": Bounds(mode="bsp", samples=2, cuts=0),
+    "bsp, one worker dies": Bounds(mode="bsp", samples=2, cuts=0, failures=1, kinds=("worker",)),
+    "bsp, a server dies, with a cut": Bounds(
+        mode="bsp", samples=2, slice=1, workers=1, cuts=1, failures=1, kinds=("server",)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CLEAN)
+def test_no_interleaving_breaks_an_invariant(name: str) -> None:
+    result = Explorer(CLEAN[name], finish_every=7).run()
+
+    assert not result.violation, "\n".join([*result.trace, result.violation])
+    assert result.complete
+
+
+@pytest.mark.parametrize("flaw", FLAWS, ids=lambda flaw: flaw.name)
+def test_a_planted_flaw_is_found(flaw: Flaw) -> None:
+    result = Explorer(
+        flaw.bounds, flaw.machines, max_states=40_000, finish_every=int(flaw.finish)
+    ).run()
+
+    assert result.violation, f"{result.states} states and nothing was found"
+    assert result.violation[0] in flaw.finds, result.violation
+
+
+def test_the_same_search_visits_the_same_states() -> None:
+    bounds = Bounds(samples=1, cuts=0)
+
+    first, again = Explorer(bounds).run(), Explorer(bounds).run()
+
+    assert (first.states, first.transitions) == (again.states, again.transitions)
+    assert first.states > 100

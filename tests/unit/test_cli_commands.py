@@ -1,0 +1,136 @@
+"""Commands that start nothing: mistakes, and what is to be seen of jobs that are over."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from typer.testing import CliRunner, Result
+
+from paceline.base.jobdir import JobDir
+from paceline.cli.main import app
+from paceline.wire import spec as specs
+from paceline.wire.outcome import Outcome, write_outcome
+from paceline.wire.spec import JobSpec
+
+SCRIPT = Path(__file__).parents[1] / "chaos" / "planted.py"
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+    return tmp_path
+
+
+def paceline(*args: str) -> Result:
+    return CliRunner().invoke(app, args)
+
+
+def ended_job(name: str = "old", **end: object) -> JobDir:
+    job = JobDir.create(name)
+    job.run_dir.rmdir()
+    specs.save(JobSpec(script="/home/me/train.py"), job.spec)
+    job.events.write_text('{"t":1.0,"event":"killed","node":"worker-0","inc":1}\n')
+    job.metrics.write_text(
+        '{"t":2.0,"committed":500,"samples_per_s":10.0,"nodes":{"worker-0":{"step":1,'
+        '"samples":600,"bpt_s":0.5,"compute_s":0.1,"server_s":0.1,"message_s":0.1,'
+        '"rss_bytes":1048576,"cpu_s":3.0}}}\n'
+    )
+    (job.logs / "worker-0.log").write_text("loss 0.3\n")
+    (job.logs / "server-0.log").write_text("ready\n")
+    if end:
+        write_outcome(msgspec.convert(end, Outcome), job.outcome)
+    return job
+
+
+FAILED = {"state": "failed", "exit_code": 3, "error": "it broke", "committed": 500, "total": 1000}
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("run",), "nothing to run"),
+        (("run", "nowhere.py"), "no such file"),
+        (("run", "x.py", "--set", "workers"), "expected KEY=VALUE"),
+        (("run", "x.py", "--workers", "two"), "--workers: got 'two'"),
+        (("run", "--resume"), "there is no job yet"),
+        (
+            ("run", "--resume", "x", "--workers", "2"),
+            "--resume goes on with the job's own settings",
+        ),
+        (("attach", "x"), "no job matches 'x'"),
+        (("agent", "--join", "there:1"), "not yet"),
+    ],
+)
+def test_a_mistake_is_one_message_and_exit_code_2(args: tuple[str, ...], message: str) -> None:
+    result = paceline(*args)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_dry_run_says_where_each_value_comes_from(home: Path) -> None:
+    result = paceline("run", str(SCRIPT), "--dry-run", "--workers", "4", "--set", "servers.cpu=2")
+    assert result.exit_code == 0
+    assert "workers.count = 4  (--workers)" in result.stdout
+    assert "servers.cpu = 2  (--set servers.cpu)" in result.stdout
+    assert "mode = bsp  (default)" in result.stdout
+    assert not (home / "jobs").exists()
+
+
+def test_status_of_nothing_says_how_to_begin() -> None:
+    assert "paceline run" in paceline("status").stdout
+
+
+def test_status_lists_all_jobs_with_how_they_ended() -> None:
+    failed, dead = ended_job(**FAILED), ended_job("dead")
+    first, second = paceline("status").stdout.splitlines()[1:]
+    assert first.split()[:5] == [failed.job_id, "failed", "50", "%", "500"]
+    assert second.split()[:2] == [dead.job_id, "interrupted"]
+
+
+def test_status_of_an_ended_job_comes_from_its_files() -> None:
+    job = ended_job(**FAILED)
+    shown = paceline("status", job.job_id).stdout
+    for part in ("failed", "it broke", "exit code 3", "worker-0", "500.0 ms", "killed by order"):
+        assert part in shown
+
+
+def test_status_of_a_job_whose_processes_all_died_says_how_to_go_on() -> None:
+    job = ended_job()
+    assert f"paceline run --resume {job.job_id}" in paceline("status", job.job_id).stdout
+
+
+def test_logs_are_told_apart_and_one_is_printed_as_it_is() -> None:
+    ended_job(**FAILED)
+    assert paceline("logs").stdout.splitlines() == ["worker-0 | loss 0.3", "server-0 | ready"]
+    assert paceline("logs", "--node", "worker-0", "-f").stdout == "loss 0.3\n"
+    wrong = paceline("logs", "--node", "worker-5")
+    assert wrong.exit_code == 2
+    assert "there are: worker-0, server-0" in wrong.stderr
+
+
+@pytest.mark.parametrize(
+    "args", [("kill", "--worker", "0"), ("scale", "--workers", "2"), ("stop",), ("stop", "--now")]
+)
+def test_orders_to_a_job_that_has_ended_are_refused(args: tuple[str, ...]) -> None:
+    ended_job(**FAILED)
+    result = paceline(*args)
+    assert result.exit_code == 2
+    assert "does not run: it is failed" in result.stderr
+
+
+def test_a_report_can_be_made_of_a_job_long_ended(tmp_path: Path) -> None:
+    ended_job(**FAILED)
+    page = tmp_path / "page.html"
+    result = paceline("report", "--html", str(page))
+    assert result.exit_code == 0
+    assert "failed: it broke" in result.stdout
+    assert "<svg" in page.read_text()
+
+
+def test_attaching_to_an_ended_job_tells_how_it_ended_and_passes_its_code_on() -> None:
+    ended_job(**FAILED)
+    result = paceline("attach")
+    assert result.exit_code == 3
+    assert "it broke" in result.stderr
+    assert "Failed: 500 of 1,000 samples" in result.stdout

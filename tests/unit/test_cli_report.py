@@ -1,0 +1,208 @@
+"""The report: facts worked out of events and measurements, and the page made of them."""
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from paceline.base.jobdir import JobDir
+from paceline.cli.history import Event, NodePoint, Point
+from paceline.cli.report.facts import Facts, how_ended, speeds, stalled_s, work_out
+from paceline.cli.report.page import render
+from paceline.cli.report.text import figures, incident_rows, paragraph
+from paceline.wire.outcome import Outcome
+from paceline.wire.spec import JobSpec
+
+START = [
+    Event(0.0, "supervisor_started"),
+    Event(0.2, "master_started"),
+    Event(1.0, "node_started", "server-0", 1),
+    Event(1.0, "node_started", "worker-0", 2),
+    Event(1.0, "node_started", "worker-1", 3),
+    Event(2.0, "process_up", "worker-0", 2, "pid 7"),
+    Event(2.0, "process_up", "worker-1", 3, "pid 8"),
+    Event(3.0, "epoch", "", 0, "epoch 1 from cut 0"),
+    Event(3.5, "restored", "", 0, "epoch 1"),
+]
+WORKER_KILLED = [
+    Event(6.0, "killed", "worker-1", 3, "by order"),
+    Event(6.1, "process_exited", "worker-1", 3, "as ordered"),
+    Event(6.1, "relaunch", "worker-1", 3, "as ordered; again in 0.0 s"),
+    Event(6.1, "node_started", "worker-1", 4),
+    Event(6.5, "process_up", "worker-1", 4, "pid 9"),
+]
+SERVER_CRASHED = [
+    Event(8.0, "process_exited", "server-0", 1, "signal SIGKILL"),
+    Event(8.0, "relaunch", "server-0", 1, "signal SIGKILL; again in 0.0 s"),
+    Event(8.0, "node_started", "server-0", 5),
+    Event(8.4, "process_up", "server-0", 5, "pid 10 at shm"),
+    Event(8.5, "epoch", "", 0, "epoch 2 from cut 3"),
+    Event(8.9, "restored", "", 0, "epoch 2"),
+]
+END = [
+    Event(12.0, "process_exited", "worker-0", 2, "the script returned"),
+    Event(12.0, "finished"),
+    Event(12.2, "process_exited", "server-0", 5, "as ordered"),
+]
+
+
+def points(counts: list[int]) -> list[Point]:
+    """One per second, from second 1 on."""
+    return [
+        Point(float(t), n, 100.0, {"worker-0": NodePoint(samples=n, bpt_s=0.01 * t)})
+        for t, n in enumerate(counts, start=1)
+    ]
+
+
+MEASURED = points([0, 0, 0, 100, 200, 300, 400, 500, 250, 350, 700, 1000])
+
+
+def facts(*events: Event, outcome: Outcome | None = None) -> Facts:
+    spec = JobSpec(script="/home/me/train.py", args=("--lr", "<0.1>"))
+    return work_out(JobDir(Path("/jobs/demo-1")), spec, outcome, events, MEASURED)
+
+
+FINISHED = Outcome(state="finished", exit_code=0, jct_s=12.0, committed=1000, total=1000)
+EVENTFUL = facts(*START, *WORKER_KILLED, *SERVER_CRASHED, *END, outcome=FINISHED)
+QUIET = facts(*START, *END, outcome=FINISHED)
+
+
+def test_a_healthy_job_has_no_incidents() -> None:
+    assert QUIET.incidents == ()
+    assert (QUIET.num_relaunches, QUIET.num_restores) == (0, 0)
+    assert QUIET.training_s == pytest.approx(12.0 - 3.5)
+    assert paragraph(QUIET) == (
+        "Finished: 1,000 of 1,000 samples in the model after 12.0 s, 8.50 s of it training "
+        "(118 samples/s). Nothing went wrong."
+    )
+
+
+def test_each_loss_is_an_incident_with_what_was_done_and_what_it_cost() -> None:
+    killed, crashed, restored = EVENTFUL.incidents
+    assert killed.what == "worker-1: killed by order"
+    assert killed.away_s == pytest.approx(0.4)
+    assert killed.stalled_s == pytest.approx(0.9)  # 6.1 -> the point of second 7
+    assert crashed.what == "server-0: signal SIGKILL"
+    assert restored.done == "all servers and the ledger went back to cut 3"
+    assert restored.undone == 250
+    # From 8.5 on: no more than the 500 of second 8 until second 11.
+    assert restored.stalled_s == pytest.approx(2.5)
+    assert (EVENTFUL.num_relaunches, EVENTFUL.num_restores) == (2, 1)
+
+
+def test_every_life_of_a_node_has_its_bar_and_its_end() -> None:
+    ends = {(life.node, life.inc): life.how for life in EVENTFUL.lives}
+    assert ends == {
+        ("server-0", 1): "killed",
+        ("worker-0", 2): "finished",
+        ("worker-1", 3): "killed",
+        ("worker-1", 4): "running",
+        ("server-0", 5): "stopped",
+    }
+
+
+@pytest.mark.parametrize(
+    ("event", "reason", "how"),
+    [
+        ("process_exited", "the script returned", "finished"),
+        ("process_exited", "as ordered", "stopped"),
+        ("process_exited", "signal SIGTERM from outside the job", "stopped"),
+        ("process_exited", "signal SIGKILL", "killed"),
+        ("process_exited", "out of memory: the cgroup counted 1 oom kill(s)", "out of memory"),
+        ("process_exited", "ValueError in the script at step 3", "failed"),
+        ("node_lost", "unreachable, silent for 9.0 s", "unreachable"),
+    ],
+)
+def test_the_reason_says_how_a_life_ended(event: str, reason: str, how: str) -> None:
+    assert how_ended(Event(1.0, event, "worker-0", 1, reason), by_order=False) == how
+
+
+def test_speeds_count_what_is_trained_anew_but_nothing_less_than_none() -> None:
+    assert [value for _, value in speeds(points([0, 100, 50, 90]))] == [100, 0, 40]
+    assert [value for _, value in speeds(points([0, 100, 200, 400]), 2.0)] == [100, 100, 150]
+    assert speeds([]) == []
+
+
+def test_a_job_that_never_went_on_has_no_stall_time() -> None:
+    assert stalled_s(2.5, points([0, 10, 10, 10])) is None
+
+
+def test_a_job_without_an_end_or_a_start_can_be_reported() -> None:
+    assert "not ended" in paragraph(facts(*START)).lower()
+    spec = JobSpec(script="/train.py")
+    empty = work_out(JobDir(Path("/jobs/x")), spec, None, [], [])
+    assert figures(empty)
+    assert "never measured" in render(empty)
+
+
+# --------------------------------------------------------------------------- the page
+
+
+class _Checker(HTMLParser):
+    """Collects ids and what a page loads; checks that elements are closed in order."""
+
+    VOID = frozenset({"meta"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.loads: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in self.VOID:
+            self.open.append(tag)
+        for name, value in attrs:
+            if name == "id":
+                self.ids.append(value or "")
+            if name in ("src", "href", "xlink:href") and not (value or "").startswith("#"):
+                self.loads.append(value or "")
+        if tag in ("script", "link", "img", "iframe"):
+            self.loads.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    return render(EVENTFUL)
+
+
+def test_the_page_is_well_formed_and_loads_nothing(page: str) -> None:
+    checker = _Checker()
+    checker.feed(page)
+    assert checker.open == []
+    assert checker.loads == []
+    assert len(checker.ids) == len(set(checker.ids))
+
+
+def test_the_page_says_all_that_the_text_says(page: str) -> None:
+    assert "Finished: 1,000 of 1,000 samples" in page
+    for row in incident_rows(EVENTFUL):
+        for cell in row:
+            assert cell in page
+    assert "--lr &lt;0.1&gt;" in page
+
+
+def test_the_drawings_take_the_colours_of_the_page_and_mark_the_incidents(page: str) -> None:
+    drawings = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
+    assert len(drawings) == 4
+    for drawing in drawings:
+        root = ElementTree.fromstring(drawing.replace("xlink:href", "href"))
+        assert root.get("width") is None
+        assert "#010203" not in drawing
+        assert "currentColor" in drawing
+    assert [str(n) in re.findall(r">(\d)</text>", drawings[0]) for n in (1, 2, 3)] == [True] * 3
+    assert drawings[3].count("#c0504d") >= 2  # two killed lives
+
+
+def test_a_failed_job_shows_the_users_traceback() -> None:
+    failed = Outcome(state="failed", exit_code=3, error="worker-0: x", traceback="File <train>\n")
+    assert "File &lt;train&gt;" in render(facts(*START, outcome=failed))

@@ -1,0 +1,152 @@
+"""What a person sees of a running job: lines, or a picture that moves."""
+
+import io
+
+from rich.console import Console, ConsoleDimensions
+
+from paceline.cli.history import Event
+from paceline.cli.live import LiveView, draw
+from paceline.cli.plain import PlainView
+from paceline.cli.watch import ChiefLog, Look
+from paceline.wire.client import JobStatus, NodeStatus
+from paceline.wire.outcome import Outcome
+
+
+def status(committed: int, total: int | None = 1000, num_workers: int = 2) -> JobStatus:
+    nodes = [NodeStatus(node="server-0", role="server", state="running", pid=9, rss_bytes=2**28)]
+    for index in range(num_workers):
+        node = NodeStatus(
+            node=f"worker-{index}",
+            role="worker",
+            state="running",
+            pid=10 + index,
+            samples=committed // num_workers,
+            bpt_s=0.02 * (index + 1),
+            compute_s=0.01,
+            server_s=0.004,
+            message_s=0.002,
+        )
+        nodes.append(node)
+    return JobStatus(
+        job_id="job-1",
+        state="training",
+        master_pid=8,
+        epoch_no=1,
+        step=0,
+        committed=committed,
+        total=total,
+        samples_per_s=100.0,
+        eta_s=None if total is None else (total - committed) / 100,
+        started_s=0.0,
+        valid_cuts=(1,),
+        nodes=tuple(nodes),
+        num_events=0,
+    )
+
+
+def watch_plainly(duration_s: float, total: int | None, num_workers: int = 2) -> list[str]:
+    lines: list[str] = []
+    view = PlainView(0.0, lines.append)
+    num_looks = round(duration_s * 2)
+    for i in range(num_looks):
+        committed = round((total or 10**6) * i / num_looks)
+        view.show(Look(now_s=i / 2, status=status(committed, total, num_workers)))
+    view.show(Look(now_s=duration_s, status=None, outcome=Outcome(state="finished", exit_code=0)))
+    return lines
+
+
+def test_a_healthy_job_of_any_length_says_little() -> None:
+    for duration_s in (5, 60, 3600, 36_000):
+        for total in (1000, None):
+            assert len(watch_plainly(duration_s, total)) <= 16, (duration_s, total)
+
+
+def test_a_job_with_a_thousand_workers_names_a_few_of_them() -> None:
+    (first, *_) = watch_plainly(5, 1000, num_workers=1000)
+    assert first.endswith("worker-6 (pid 16) and 993 more")
+
+
+def test_plain_lines_tell_where_it_is_and_what_happened() -> None:
+    lines: list[str] = []
+    view = PlainView(0.0, lines.append)
+    view.show(Look(now_s=1.0, status=status(0)))
+    lost = Event(12.0, "relaunch", "worker-1", 3, "signal SIGKILL; again in 0.0 s")
+    view.show(Look(now_s=12.4, status=status(500), events=(lost,), said=("loss 0.3",)))
+    view.say("stopping")
+    assert lines == [
+        "   0:01  training: server-0 (pid 9), worker-0 (pid 10), worker-1 (pid 11)",
+        "   0:12  worker-1 ended (signal SIGKILL), started again",
+        "worker-0 | loss 0.3",
+        "   0:12   50 %  500 of 1,000 samples, 100 samples/s, 0:05 left",
+        "   0:12  stopping",
+    ]
+
+
+def rendered(width: int, height: int, num_workers: int) -> list[str]:
+    console = Console(file=io.StringIO(), width=width, height=height, force_terminal=False)
+    events = [Event(float(t), "killed", "worker-1", t) for t in range(6)]
+    size = ConsoleDimensions(width, height)
+    console.print(draw(status(420, 1000, num_workers), events, 65.0, size))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue().splitlines()
+
+
+def test_the_picture_shows_progress_nodes_and_events() -> None:
+    text = "\n".join(rendered(120, 40, 2))
+    for part in ("job-1  training  1:05", "42 %", "420 of 1,000", "100 samples/s", "0:06 left"):
+        assert part in text
+    for part in ("worker-1", "40.0 ms", "256 MiB", "0:05  worker-1 is killed by order"):
+        assert part in text
+
+
+def test_the_picture_fits_its_terminal() -> None:
+    for width, height, num_workers in ((80, 24, 2), (80, 24, 300), (200, 50, 300)):
+        lines = rendered(width, height, num_workers)
+        assert len(lines) < height
+        assert max(map(len, lines)) <= width
+
+
+def test_bars_show_what_a_batch_is_spent_on_at_one_scale() -> None:
+    bars = [line.count("█") for line in rendered(120, 40, 2) if line.startswith("worker")]
+    assert bars == [12, 24]
+
+
+def test_the_live_view_prints_the_scripts_lines_and_goes_away_at_the_end() -> None:
+    console = Console(file=io.StringIO(), width=80, height=30, force_terminal=True)
+    view = LiveView("job-1", console)
+    view.show(Look(now_s=1.0, status=status(1), said=("[red]loss 0.3",)))
+    view.show(Look(now_s=2.0, status=None))
+    view.say("stopping")
+    view.close()
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    assert "worker-0 | [red]loss 0.3" in text
+    assert "the master is away" in text
+    assert "stopping" in text
+
+
+# --------------------------------------------------------------------------- the chief's log
+
+TRACE = [
+    b"Traceback (most recent call last):",
+    b'  File "train.py", line 3, in <module>',
+    b"ValueError: no such column",
+]
+
+
+def test_a_traceback_that_ends_a_life_is_left_to_the_outcome() -> None:
+    log = ChiefLog()
+    assert log.feed([b"loss 0.3", *TRACE]) == ["loss 0.3"]
+    log.drop()
+    assert log.feed([b"loss 0.2"]) == ["loss 0.2"]
+
+
+def test_a_traceback_that_the_script_lived_on_after_is_shown() -> None:
+    log = ChiefLog()
+    assert log.feed(TRACE[:2]) == []
+    assert log.feed(TRACE[2:]) == []
+    assert log.feed([b"going on"]) == [*(line.decode() for line in TRACE), "going on"]
+
+
+def test_of_a_line_that_is_rewritten_the_last_state_counts() -> None:
+    assert ChiefLog().feed([b" 10 %\r 50 %\r100 %\r"]) == ["100 %"]

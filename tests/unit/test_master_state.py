@@ -1,0 +1,377 @@
+"""What the master promises; every interleaving with the others is in tests/model."""
+
+import pytest
+
+from paceline.base.samples import Span
+from paceline.master.state import (
+    CutValid,
+    EpochStarted,
+    Fail,
+    FeedDone,
+    Granted,
+    Instruction,
+    Journal,
+    MasterState,
+    Returned,
+    Send,
+    Sizing,
+)
+from paceline.wire.messages import (
+    Committed,
+    Copied,
+    Feed,
+    Fence,
+    FenceAnswer,
+    Grant,
+    InitialWritten,
+    LeaseRequest,
+    NewEpoch,
+    OpenFeed,
+    Prepared,
+    Restore,
+    Restored,
+    Server,
+    Stop,
+    TakeCut,
+    WriteInitial,
+)
+from paceline.wire.schema import ModelSchema, Table
+
+LEADER, FOLLOWER, NEW, ONE, TWO = 1, 2, 3, 11, 12
+SCHEMA = ModelSchema(dense=(), tables=(), groups=())
+FEED = Feed(
+    feed=0,
+    purpose="train",
+    num_samples=8,
+    epochs=1,
+    batch_size=4,
+    shard_size=4,
+    shuffle=False,
+    seed=0,
+)
+
+
+def servers(*incs: int) -> tuple[Server, ...]:
+    return tuple(Server(inc, f"server-{k}", "") for k, inc in enumerate(incs))
+
+
+class Job:
+    """A master with its journal."""
+
+    def __init__(self, mode: str = "asp", samples: str = "exactly-once") -> None:
+        self.mode, self.samples = mode, samples
+        self.state = MasterState(mode=mode, samples=samples)
+        self.journal: list[Journal] = []
+        self.sent: list[Send] = []
+        self.told: list[Instruction] = []
+
+    def do(self, done: list[Instruction]) -> list[Instruction]:
+        """What the edge would do with these instructions."""
+        self.journal += [i for i in done if isinstance(i, Journal)]
+        self.sent = [i for i in done if isinstance(i, Send)]
+        self.told = done
+        return done
+
+    def restart(self) -> None:
+        """The master dies and reads its journal."""
+        self.state = MasterState(mode=self.mode, samples=self.samples)
+        for entry in self.journal:
+            self.state.apply(entry.record)
+        self.do(self.state.resume())
+
+    def request(
+        self, inc: int, n: int, *, samples: int = 4, epoch_no: int | None = None
+    ) -> list[Send]:
+        message = LeaseRequest(
+            epoch_no=self.state.epoch_no if epoch_no is None else epoch_no, inc=inc, n=n, feed=0
+        )
+        self.do(self.state.request(message, Sizing(samples=samples)))
+        return self.sent
+
+    def restored(self, *incs: int) -> None:
+        for inc in incs:
+            self.do(self.state.restored(Restored(epoch_no=self.state.epoch_no, inc=inc)))
+
+    def committed(self, *spans: Span, inc: int = LEADER, epoch_no: int = 1) -> None:
+        self.do(
+            self.state.committed(Committed(epoch_no=epoch_no, inc=inc, step=0, committed=spans))
+        )
+
+    def cut(self, *spans: Span, incs: tuple[int, ...] = (LEADER, FOLLOWER)) -> None:
+        self.do(self.state.take_cut())
+        number = self.state.cutting
+        assert number is not None
+        for inc in incs:
+            copied = Copied(
+                epoch_no=self.state.epoch_no,
+                inc=inc,
+                cut_no=number,
+                position=1,
+                step=0,
+                committed=spans,
+            )
+            self.do(self.state.copy_said(copied, f"cut-{number}"))
+
+
+@pytest.fixture
+def job() -> Job:
+    """Two servers and two workers, all in epoch 1, and one feed."""
+    job = Job()
+    for inc in (ONE, TWO):
+        job.do(job.state.worker_up(inc))
+        job.do(job.state.prepare(Prepared(inc=inc, schema=SCHEMA), "cut-0"))
+    job.do(job.state.initial_written(InitialWritten(inc=ONE), "cut-0"))
+    job.do(job.state.open_feed(OpenFeed(inc=ONE, feed=FEED)))
+    job.do(job.state.start_epoch(servers(LEADER, FOLLOWER)))
+    job.restored(LEADER, FOLLOWER)
+    for inc in (ONE, TWO):
+        job.request(inc, 0)  # heard in this epoch
+    return job
+
+
+# ---------------------------------------------------------------------- start
+
+
+def test_the_first_worker_writes_the_initial_values() -> None:
+    job = Job()
+    job.do(job.state.prepare(Prepared(inc=ONE, schema=SCHEMA), "cut-0"))
+    assert job.sent == [Send(ONE, WriteInitial(inc=ONE, directory="cut-0"))]
+    job.do(job.state.prepare(Prepared(inc=TWO, schema=SCHEMA), "cut-0"))
+    assert job.sent == []
+    job.do(job.state.initial_written(InitialWritten(inc=TWO), "cut-0"))
+    assert not job.state.cuts
+    job.do(job.state.initial_written(InitialWritten(inc=ONE), "cut-0"))
+    assert job.state.cuts[0].cut.cut_no == 0
+
+
+def test_if_the_writer_dies_another_one_writes() -> None:
+    job = Job()
+    job.do(job.state.prepare(Prepared(inc=ONE, schema=SCHEMA), "cut-0"))
+    job.do(job.state.worker_lost(ONE))
+    job.do(job.state.prepare(Prepared(inc=TWO, schema=SCHEMA), "cut-0"))
+
+    assert job.sent == [Send(TWO, WriteInitial(inc=TWO, directory="cut-0"))]
+
+
+def test_workers_with_different_models_end_the_job() -> None:
+    job = Job()
+    job.do(job.state.prepare(Prepared(inc=ONE, schema=SCHEMA), ""))
+    other = ModelSchema(
+        dense=(), tables=(Table(name="a", dim=1, dtype="float32", group=0),), groups=()
+    )
+
+    (fail,) = job.state.prepare(Prepared(inc=TWO, schema=other), "")
+
+    assert isinstance(fail, Fail)
+    assert "tables differ" in fail.reason
+
+
+def test_workers_hear_of_an_epoch_when_all_its_servers_are_in_it(job: Job) -> None:
+    job.do(job.state.start_epoch(servers(LEADER, NEW)))
+    assert {s.inc for s in job.sent} == {LEADER, NEW}
+    assert all(isinstance(s.message, Restore) for s in job.sent)
+    job.restored(LEADER)
+    assert job.sent == []
+    job.restored(NEW)
+    assert [s.inc for s in job.sent if isinstance(s.message, NewEpoch)] == [ONE, TWO]
+
+
+# ---------------------------------------------------------------------- leases
+
+
+def test_the_record_is_written_before_the_message_leaves(job: Job) -> None:
+    job.request(ONE, 1)
+
+    journal, send = job.told
+    assert isinstance(journal, Journal)
+    assert isinstance(journal.record, Granted)
+    assert isinstance(send, Send)
+
+
+def test_the_same_request_gets_the_same_grant(job: Job) -> None:
+    first = job.request(ONE, 1)
+
+    assert job.request(ONE, 1, samples=1) == first
+    assert [s.message for s in job.request(ONE, 2)] != [s.message for s in first]
+
+
+def test_the_same_request_gets_the_same_grant_from_the_next_master(job: Job) -> None:
+    first = job.request(ONE, 1)
+    job.restart()
+    job.do(job.state.worker_up(ONE))
+
+    assert job.request(ONE, 1) == first
+
+
+def test_a_request_stays_open_until_something_comes_back(job: Job) -> None:
+    job.request(ONE, 1, samples=8)
+    assert job.request(TWO, 1, samples=3) == []
+    job.do(job.state.worker_lost(ONE))
+    job.do(
+        job.state.fence_answer(
+            FenceAnswer(epoch_no=1, inc=LEADER, fenced=ONE, committed=(Span(0, 0, 2),))
+        )
+    )
+
+    grant = job.sent[0].message
+    assert isinstance(grant, Grant)
+    assert grant.spans == (Span(0, 2, 5),), "as large as it was asked for"
+
+
+def test_workers_leave_when_a_valid_cut_holds_the_whole_feed(job: Job) -> None:
+    job.request(ONE, 1, samples=8)
+    job.request(ONE, 2)
+    job.committed(Span(0, 0, 8))
+    assert all(isinstance(s.message, TakeCut) for s in job.sent), "in the model, not yet safe"
+    for inc in (LEADER, FOLLOWER):
+        copied = Copied(
+            epoch_no=1, inc=inc, cut_no=1, position=1, step=0, committed=(Span(0, 0, 8),)
+        )
+        job.do(job.state.copy_said(copied, "cut-1"))
+
+    assert FeedDone(0) in job.told
+    assert [s.message.end for s in job.sent if isinstance(s.message, Grant)] == [True]
+
+
+# ---------------------------------------------------------------------- lost workers
+
+
+def test_leases_go_back_only_on_the_leader_s_answer(job: Job) -> None:
+    job.request(ONE, 1, samples=4)
+    job.do(job.state.worker_lost(ONE))
+
+    assert job.sent == [Send(LEADER, Fence(epoch_no=1, inc=LEADER, fenced=ONE))]
+    assert job.state.ledger.lease_size(ONE, 0) == 4
+    job.do(
+        job.state.fence_answer(
+            FenceAnswer(epoch_no=1, inc=LEADER, fenced=ONE, committed=(Span(0, 0, 1),))
+        )
+    )
+    assert job.state.ledger.lease_size(ONE, 0) == 0
+    assert job.journal[-1].record == Returned(inc=ONE, committed=(Span(0, 0, 1),))
+
+
+def test_a_lost_worker_gets_nothing_more_and_is_told_to_leave(job: Job) -> None:
+    job.do(job.state.worker_lost(ONE))
+    assert job.request(ONE, 1) == []
+    job.do(job.state.fence_answer(FenceAnswer(epoch_no=1, inc=LEADER, fenced=ONE, committed=())))
+
+    assert job.request(ONE, 1) == [Send(ONE, Stop(inc=ONE))]
+    job.restart()
+    job.do(job.state.worker_up(ONE))
+    assert job.sent == [Send(ONE, Stop(inc=ONE))]
+
+
+def test_a_fence_is_repeated_until_it_is_answered(job: Job) -> None:
+    job.do(job.state.worker_lost(ONE))
+
+    assert Send(LEADER, Fence(epoch_no=1, inc=LEADER, fenced=ONE)) in job.state.resend()
+    job.do(job.state.fence_answer(FenceAnswer(epoch_no=1, inc=LEADER, fenced=ONE, committed=())))
+    assert job.state.resend() == []
+
+
+def test_at_least_once_the_lease_goes_back_at_once() -> None:
+    job = Job(samples="at-least-once")
+    job.do(job.state.worker_up(ONE))
+    job.do(job.state.prepare(Prepared(inc=ONE, schema=SCHEMA), ""))
+    job.do(job.state.initial_written(InitialWritten(inc=ONE), ""))
+    job.do(job.state.open_feed(OpenFeed(inc=ONE, feed=FEED)))
+    job.do(job.state.start_epoch(servers(LEADER)))
+    job.restored(LEADER)
+    job.request(ONE, 1)
+    job.do(job.state.worker_lost(ONE))
+
+    assert job.journal[-1].record == Returned(inc=ONE)
+    assert job.state.ledger.lease_size(ONE, 0) == 0
+
+
+def test_what_a_worker_forgets_as_handled_is_journalled() -> None:
+    job = Job(samples="at-least-once")
+    job.do(job.state.worker_up(ONE))
+    job.do(job.state.prepare(Prepared(inc=ONE, schema=SCHEMA), ""))
+    job.do(job.state.initial_written(InitialWritten(inc=ONE), ""))
+    job.do(job.state.open_feed(OpenFeed(inc=ONE, feed=FEED)))
+    job.do(job.state.start_epoch(servers(LEADER)))
+    job.restored(LEADER)
+    job.request(ONE, 1)
+    message = LeaseRequest(epoch_no=1, inc=ONE, n=2, feed=0, handled=(Span(0, 0, 4),))
+    job.do(job.state.request(message, Sizing(samples=4)))
+    job.restart()
+
+    assert job.state.ledger.done.spans() == (Span(0, 0, 4),)
+
+
+# ---------------------------------------------------------------------- epochs and cuts
+
+
+def test_a_restore_makes_the_ledger_the_complement_of_the_cut(job: Job) -> None:
+    job.request(ONE, 1, samples=4)
+    job.committed(Span(0, 0, 2))
+    job.cut(Span(0, 0, 2))
+    job.committed(Span(0, 0, 4))
+    job.do(job.state.start_epoch(servers(LEADER, NEW)))
+
+    record = job.journal[-1].record
+    assert isinstance(record, EpochStarted)
+    assert (record.epoch_no, record.committed) == (2, (Span(0, 0, 2),))
+    assert job.state.ledger.done.spans() == (Span(0, 0, 2),)
+    assert not job.state.ledger.leases
+
+
+@pytest.mark.parametrize(("inc", "epoch_no"), [(LEADER, 0), (LEADER, 2), (FOLLOWER, 1)])
+def test_only_the_present_leader_s_word_counts(job: Job, inc: int, epoch_no: int) -> None:
+    job.request(ONE, 1)
+    job.committed(Span(0, 0, 2), inc=inc, epoch_no=epoch_no)
+
+    assert not job.state.ledger.done
+
+
+def test_a_cut_is_valid_when_all_servers_have_said_it(job: Job) -> None:
+    job.cut(incs=(LEADER,))
+    assert len(job.state.cuts) == 1
+    job.do(
+        job.state.copy_said(
+            Copied(epoch_no=1, inc=FOLLOWER, cut_no=1, position=1, step=0, committed=()), "cut-1"
+        )
+    )
+    assert isinstance(job.journal[-1].record, CutValid)
+    assert job.state.cuts[-1].cut.cut_no == 1
+
+
+def test_servers_that_copied_different_sets_end_the_job(job: Job) -> None:
+    job.cut(Span(0, 0, 2), incs=(LEADER,))
+    other = Copied(epoch_no=1, inc=FOLLOWER, cut_no=1, position=1, step=0, committed=())
+
+    (fail,) = job.state.copy_said(other, "cut-1")
+
+    assert isinstance(fail, Fail)
+
+
+def test_one_cut_at_a_time(job: Job) -> None:
+    job.do(job.state.take_cut())
+
+    assert job.state.take_cut() == []
+    assert all(isinstance(i.message, TakeCut) for i in job.state.resend() if isinstance(i, Send))
+
+
+# ---------------------------------------------------------------------- the next master
+
+
+def test_a_restarted_master_asks_its_servers_and_tells_the_workers(job: Job) -> None:
+    job.restart()
+    assert {s.inc for s in job.sent} == {LEADER, FOLLOWER}
+    job.restored(LEADER, FOLLOWER)
+    job.do(job.state.worker_up(ONE))
+    assert job.state.resend() == [], "whether it is prepared is not known"
+    job.request(ONE, 0, epoch_no=0)
+    assert [type(s.message) for s in job.sent] == [NewEpoch]
+
+
+def test_a_restarted_master_knows_which_feed_is_safe(job: Job) -> None:
+    job.request(ONE, 1, samples=8)
+    job.committed(Span(0, 0, 8))
+    job.cut(Span(0, 0, 8))
+    assert job.state.safe == {0}
+    job.restart()
+
+    assert job.state.safe == {0}

@@ -1,0 +1,380 @@
+"""What one server promises; every interleaving of several is in tests/model."""
+
+import pytest
+
+from paceline.base.errors import InternalError
+from paceline.base.samples import SampleSet, Span
+from paceline.runtime.ps.state import (
+    AnswerPull,
+    Apply,
+    CopyState,
+    Forget,
+    Instruction,
+    Keep,
+    Load,
+    Reply,
+    Report,
+    ServerState,
+    Tell,
+)
+from paceline.wire.messages import (
+    At,
+    Copied,
+    Cut,
+    CutRef,
+    Fence,
+    FenceAnswer,
+    Held,
+    Included,
+    Order,
+    Ordered,
+    Part,
+    Pull,
+    Ready,
+    Refused,
+    Restore,
+    Restored,
+    Server,
+    ServerMap,
+    TakeCut,
+    Update,
+)
+
+LEADER, FOLLOWER, WORKER, OTHER = 1, 2, 11, 12
+
+
+def restore(inc: int, *, epoch_no: int = 1, mode: str = "asp", servers: int = 2) -> Restore:
+    known = tuple(Server(i, f"server-{i}", "") for i in range(1, servers + 1))
+    return Restore(
+        epoch_no=epoch_no,
+        inc=inc,
+        cut=CutRef(cut_no=0, directory=""),
+        map=ServerMap(version=1, servers=known, owners=()),
+        mode=mode,
+        samples="exactly-once",
+        staleness=1,
+    )
+
+
+def server(inc: int, *, mode: str = "asp", servers: int = 2) -> ServerState:
+    state = ServerState(inc)
+    state.loaded(restore(inc, mode=mode, servers=servers), 0, SampleSet())
+    return state
+
+
+def part(
+    seq: int, start: int, stop: int, *, inc: int = WORKER, step: int = 0, epoch_no: int = 1
+) -> Part:
+    return Part(
+        epoch_no=epoch_no,
+        inc=inc,
+        seq=seq,
+        map_version=1,
+        spans=(Span(0, start, stop),),
+        weight=stop - start,
+        step=step,
+        slice=Span(0, 4 * step - 4, 4 * step) if step else None,
+    )
+
+
+def ready(seq: int, *, inc: int = WORKER, step: int = 0) -> Ready:
+    return Ready(epoch_no=1, inc=inc, seq=seq, map_version=1, step=step)
+
+
+def applied(done: list[Instruction]) -> list[tuple[tuple[int, int], ...]]:
+    return [i.keys for i in done if isinstance(i, Apply)]
+
+
+def is_refused(done: list[Instruction], *, fenced: bool = False) -> bool:
+    match done:
+        case [Reply(_, Refused(fenced=said))]:
+            return said == fenced
+    return False
+
+
+@pytest.fixture
+def leader() -> ServerState:
+    return server(LEADER)
+
+
+@pytest.fixture
+def follower() -> ServerState:
+    return server(FOLLOWER)
+
+
+# ---------------------------------------------------------------------- epochs
+
+
+def test_a_fresh_server_takes_nothing_but_restore() -> None:
+    fresh = ServerState(LEADER)
+
+    assert is_refused(fresh.part(part(1, 0, 1)))
+    assert is_refused(fresh.ready(ready(1)))
+    assert is_refused(fresh.pull(Pull(epoch_no=1, inc=WORKER, ticket=1)))
+    assert fresh.fence(Fence(epoch_no=1, inc=LEADER, fenced=WORKER)) == []
+    assert fresh.restore(restore(LEADER)) == [Load(restore(LEADER))]
+
+
+def test_restore_names_one_incarnation() -> None:
+    assert ServerState(9).restore(restore(LEADER)) == []
+
+
+def test_a_repeated_restore_is_answered_and_changes_nothing(leader: ServerState) -> None:
+    leader.part(part(1, 0, 1))
+
+    assert leader.restore(restore(LEADER)) == [Report(Restored(epoch_no=1, inc=LEADER))]
+    assert leader.loaded(restore(LEADER), 0, SampleSet()) == []
+    assert (WORKER, 1) in leader.parts
+
+
+@pytest.mark.parametrize("epoch_no", [0, 2])
+def test_parts_of_another_epoch_are_refused_older_or_newer(
+    leader: ServerState, epoch_no: int
+) -> None:
+    assert is_refused(leader.part(part(1, 0, 1, epoch_no=epoch_no)))
+    assert not leader.parts
+
+
+def test_a_restore_forgets_everything(leader: ServerState) -> None:
+    leader.part(part(1, 0, 1))
+    leader.ready(ready(1))
+    leader.fence(Fence(epoch_no=1, inc=LEADER, fenced=OTHER))
+    leader.loaded(restore(LEADER, epoch_no=2), 0, SampleSet())
+
+    assert (leader.position, leader.parts, leader.fenced) == (0, {}, {})
+    assert not leader.committed
+
+
+# ---------------------------------------------------------------------- the order
+
+
+def test_a_part_is_kept_once_and_said_to_be_held_each_time(leader: ServerState) -> None:
+    held = Reply(WORKER, Held(epoch_no=1, server=LEADER, inc=WORKER, seq=1))
+
+    assert leader.part(part(1, 0, 2)) == [Keep((WORKER, 1)), held]
+    assert leader.part(part(1, 0, 2)) == [held]
+
+
+def test_ready_is_the_decision_and_a_repetition_decides_nothing(leader: ServerState) -> None:
+    leader.part(part(1, 0, 2))
+    leader.part(part(2, 2, 3))
+
+    done = leader.ready(ready(2))
+
+    assert applied(done) == [((WORKER, 1),), ((WORKER, 2),)]
+    assert done[-1] == Reply(WORKER, Ordered(epoch_no=1, inc=WORKER, seq=2))
+    assert leader.committed == SampleSet([Span(0, 0, 3)])
+    assert applied(leader.ready(ready(2))) == []
+    assert applied(leader.ready(ready(1))) == []
+
+
+def test_only_the_leader_decides(follower: ServerState) -> None:
+    follower.part(part(1, 0, 2))
+
+    assert is_refused(follower.ready(ready(1)))
+    assert follower.position == 0
+
+
+def test_a_part_that_is_applied_is_never_kept_again(leader: ServerState) -> None:
+    leader.part(part(1, 0, 2))
+    leader.ready(ready(1))
+
+    assert leader.part(part(1, 0, 2)) == [
+        Reply(WORKER, Held(epoch_no=1, server=LEADER, inc=WORKER, seq=1))
+    ]
+
+
+def test_a_follower_applies_in_the_order_of_positions(follower: ServerState) -> None:
+    follower.part(part(1, 0, 2))
+    follower.part(part(2, 2, 3))
+    first, second = (
+        Order(epoch_no=1, start=p, entries=(Update(included=(Included(WORKER, p),)),))
+        for p in (1, 2)
+    )
+
+    assert applied(follower.order(second)) == []
+    assert applied(follower.order(first)) == [((WORKER, 1),), ((WORKER, 2),)]
+    assert follower.order(first)[-1] == Tell(LEADER, At(epoch_no=1, server=FOLLOWER, position=2))
+
+
+def test_the_leader_keeps_an_entry_until_all_have_applied_it(leader: ServerState) -> None:
+    leader.part(part(1, 0, 2))
+    leader.ready(ready(1))
+
+    first = leader.orders()
+    assert len(first) == 1
+    assert leader.orders() == [], "sent once"
+    assert leader.orders(resend=True) == first, "repeated until applied"
+    leader.at(At(epoch_no=1, server=FOLLOWER, position=1))
+    assert leader.orders(resend=True) == []
+    assert not leader.log
+
+
+def test_an_order_for_a_part_never_held_stops_the_job(follower: ServerState) -> None:
+    order = Order(epoch_no=1, start=1, entries=(Update(included=(Included(WORKER, 1),)),))
+
+    with pytest.raises(InternalError, match="never held"):
+        follower.order(order)
+
+
+def test_a_sample_that_is_in_the_model_stops_the_job(leader: ServerState) -> None:
+    leader.part(part(1, 0, 2))
+    leader.ready(ready(1))
+    leader.part(part(1, 1, 3, inc=OTHER))
+
+    with pytest.raises(InternalError, match="in the model"):
+        leader.ready(ready(1, inc=OTHER))
+
+
+# ---------------------------------------------------------------------- fences
+
+
+def test_a_fenced_worker_enters_no_later_entry(leader: ServerState) -> None:
+    leader.part(part(1, 0, 2))
+    leader.ready(ready(1))
+    leader.part(part(2, 2, 3))
+
+    done = leader.fence(Fence(epoch_no=1, inc=LEADER, fenced=WORKER))
+
+    answer = FenceAnswer(epoch_no=1, inc=LEADER, fenced=WORKER, committed=(Span(0, 0, 2),))
+    assert done == [Forget(((WORKER, 2),)), Report(answer)]
+    assert is_refused(leader.ready(ready(2)), fenced=True)
+    assert is_refused(leader.part(part(3, 3, 4)), fenced=True)
+    assert is_refused(leader.pull(Pull(epoch_no=1, inc=WORKER, ticket=1)), fenced=True)
+    assert leader.committed == SampleSet([Span(0, 0, 2)])
+
+
+def test_a_fence_is_answered_each_time(leader: ServerState) -> None:
+    fence = Fence(epoch_no=1, inc=LEADER, fenced=WORKER)
+
+    assert leader.fence(fence) == leader.fence(fence)
+
+
+def test_a_follower_applies_what_was_ordered_before_the_fence(follower: ServerState) -> None:
+    follower.part(part(1, 0, 2))
+    follower.part(part(2, 2, 3))
+    entry = Update(included=(Included(WORKER, 1),))
+    order = Order(epoch_no=1, start=1, entries=(entry,), fenced=((WORKER, 1),))
+
+    done = follower.order(order)
+
+    assert applied(done) == [((WORKER, 1),)]
+    assert Forget(((WORKER, 2),)) in done
+    assert is_refused(follower.part(part(3, 3, 4)), fenced=True)
+
+
+# ---------------------------------------------------------------------- cuts
+
+
+def test_a_cut_is_an_entry_of_the_order(leader: ServerState, follower: ServerState) -> None:
+    take = TakeCut(epoch_no=1, inc=LEADER, cut_no=1)
+    leader.part(part(1, 0, 2))
+    leader.ready(ready(1))
+
+    done = leader.take_cut(take)
+
+    expected = Copied(
+        epoch_no=1, inc=LEADER, cut_no=1, position=2, step=0, committed=(Span(0, 0, 2),)
+    )
+    assert done == [CopyState(expected)]
+    assert leader.log[2] == Cut(cut_no=1)
+    assert follower.take_cut(take) == [], "a follower copies when it reaches the position"
+
+
+def test_copied_is_said_only_when_the_copy_is_safe(leader: ServerState) -> None:
+    take = TakeCut(epoch_no=1, inc=LEADER, cut_no=1)
+    (copy,) = leader.take_cut(take)
+    assert isinstance(copy, CopyState)
+
+    assert leader.take_cut(take) == [], "under way"
+    assert leader.copy_is_safe(copy.copied) == [Report(copy.copied)]
+    assert leader.take_cut(take) == [Report(copy.copied)], "said again when asked again"
+
+
+def test_a_copy_of_an_older_epoch_is_worth_nothing(leader: ServerState) -> None:
+    (copy,) = leader.take_cut(TakeCut(epoch_no=1, inc=LEADER, cut_no=1))
+    assert isinstance(copy, CopyState)
+    leader.loaded(restore(LEADER, epoch_no=2), 0, SampleSet())
+
+    assert leader.copy_is_safe(copy.copied) == []
+
+
+# ---------------------------------------------------------------------- steps (bsp)
+
+
+def test_a_step_is_decided_when_its_slice_is_covered() -> None:
+    leader = server(LEADER, mode="bsp")
+    leader.part(part(1, 2, 4, step=1))
+    leader.part(part(1, 0, 2, inc=OTHER, step=1))
+
+    assert applied(leader.ready(ready(1, step=1))) == []
+    done = leader.ready(ready(1, inc=OTHER, step=1))
+    assert applied(done) == [((OTHER, 1), (WORKER, 1))], "summed by first sample"
+    assert leader.step == 1
+
+
+def test_a_survivor_may_add_a_second_contribution_to_the_step() -> None:
+    leader = server(LEADER, mode="bsp")
+    leader.part(part(1, 0, 2, step=1))
+    leader.part(part(1, 2, 4, inc=OTHER, step=1))
+    leader.ready(ready(1, step=1))
+    leader.fence(Fence(epoch_no=1, inc=LEADER, fenced=OTHER))
+    leader.part(part(2, 2, 4, step=1))
+
+    assert applied(leader.ready(ready(2, step=1))) == [((WORKER, 1), (WORKER, 2))]
+
+
+def test_a_fenced_contribution_does_not_cover() -> None:
+    leader = server(LEADER, mode="bsp")
+    leader.part(part(1, 0, 2, inc=OTHER, step=1))
+    leader.ready(ready(1, inc=OTHER, step=1))
+    leader.fence(Fence(epoch_no=1, inc=LEADER, fenced=OTHER))
+    leader.part(part(1, 2, 4, step=1))
+
+    assert applied(leader.ready(ready(1, step=1))) == []
+
+
+def test_parts_of_any_step_but_the_next_are_refused() -> None:
+    leader = server(LEADER, mode="bsp")
+
+    assert is_refused(leader.part(part(1, 4, 8, step=2)))
+
+
+def test_a_pull_waits_for_its_step() -> None:
+    leader = server(LEADER, mode="bsp")
+    pull = Pull(epoch_no=1, inc=OTHER, ticket=1, min_step=1)
+
+    assert leader.pull(pull) == []
+    leader.part(part(1, 0, 4, step=1))
+    assert AnswerPull(pull) in leader.ready(ready(1, step=1))
+
+
+# ---------------------------------------------------------------------- staleness (ssp)
+
+
+def test_a_fast_worker_waits_for_the_slowest() -> None:
+    leader = server(LEADER, mode="ssp", servers=1)
+
+    def pull(inc: int, clock: int) -> Pull:
+        return Pull(epoch_no=1, inc=inc, ticket=clock + 1, clock=clock)
+
+    assert leader.pull(pull(WORKER, 0)) == [AnswerPull(pull(WORKER, 0))]
+    assert leader.pull(pull(OTHER, 0)) == [AnswerPull(pull(OTHER, 0))]
+    assert leader.pull(pull(WORKER, 1)) == [AnswerPull(pull(WORKER, 1))], "one ahead"
+    assert leader.pull(pull(WORKER, 2)) == [], "two ahead"
+    assert leader.pull(pull(OTHER, 1)) == [
+        AnswerPull(pull(WORKER, 2)),
+        AnswerPull(pull(OTHER, 1)),
+    ]
+
+
+def test_nobody_waits_for_a_fenced_worker() -> None:
+    leader = server(LEADER, mode="ssp", servers=1)
+    leader.pull(Pull(epoch_no=1, inc=OTHER, ticket=1, clock=0))
+    leader.pull(Pull(epoch_no=1, inc=WORKER, ticket=1, clock=0))
+    waiting = Pull(epoch_no=1, inc=WORKER, ticket=2, clock=2)
+    assert leader.pull(waiting) == []
+
+    done = leader.fence(Fence(epoch_no=1, inc=LEADER, fenced=OTHER))
+
+    assert AnswerPull(waiting) in done

@@ -1,0 +1,270 @@
+"""What one worker promises; every interleaving with servers and master is in tests/model."""
+
+import pytest
+
+from paceline.base.samples import Span
+from paceline.runtime.ps.worker_state import (
+    DropWork,
+    Instruction,
+    Leave,
+    PullDone,
+    ToMaster,
+    ToServer,
+    WorkerState,
+)
+from paceline.wire.messages import (
+    Feed,
+    FeedOpened,
+    Grant,
+    Held,
+    LeaseRequest,
+    NewEpoch,
+    Ordered,
+    Part,
+    Pull,
+    Pulled,
+    Ready,
+    Refused,
+    Server,
+    ServerMap,
+)
+
+INC, LEADER, FOLLOWER = 11, 1, 2
+
+
+def new_epoch(epoch_no: int = 1, step: int = 0) -> NewEpoch:
+    servers = tuple(Server(i, f"server-{i}", "") for i in (LEADER, FOLLOWER))
+    server_map = ServerMap(version=epoch_no, servers=servers, owners=())
+    return NewEpoch(epoch_no=epoch_no, inc=INC, map=server_map, step=step)
+
+
+def worker(mode: str = "asp", samples: str = "exactly-once") -> WorkerState:
+    state = WorkerState(INC, mode=mode, samples=samples)
+    feed = Feed(
+        feed=0,
+        purpose="train",
+        num_samples=8,
+        epochs=1,
+        batch_size=4,
+        shard_size=4,
+        shuffle=False,
+        seed=0,
+    )
+    state.feed_opened(FeedOpened(inc=INC, feed=feed))
+    state.new_epoch(new_epoch())
+    return state
+
+
+def lease(state: WorkerState, *spans: Span, end: bool = False) -> None:
+    state.want(0)
+    n = state.last_n + 1
+    state.grant(Grant(epoch_no=1, inc=INC, n=n, feed=0, spans=spans, end=end))
+
+
+def offer(state: WorkerState, count: int = 1) -> Part:
+    part = state.offer(state.take(0, count))
+    assert part is not None
+    return part
+
+
+def held(server: int, seq: int, epoch_no: int = 1) -> Held:
+    return Held(epoch_no=epoch_no, server=server, inc=INC, seq=seq)
+
+
+def readies(done: list[Instruction]) -> list[int]:
+    return [i.message.seq for i in done if isinstance(i, ToServer) and isinstance(i.message, Ready)]
+
+
+def requests(done: list[Instruction]) -> list[LeaseRequest]:
+    return [
+        i.message for i in done if isinstance(i, ToMaster) and isinstance(i.message, LeaseRequest)
+    ]
+
+
+@pytest.fixture
+def state() -> WorkerState:
+    return worker()
+
+
+# ---------------------------------------------------------------------- leases
+
+
+def test_a_grant_is_taken_once(state: WorkerState) -> None:
+    state.want(0)
+    grant = Grant(epoch_no=1, inc=INC, n=1, feed=0, spans=(Span(0, 0, 4),))
+
+    state.grant(grant)
+    state.grant(grant)
+
+    assert state.leased(0) == 4
+
+
+def test_an_open_request_keeps_its_number(state: WorkerState) -> None:
+    first = requests(state.want(0))
+    assert state.want(0) == [], "nothing new to say"
+    assert [r.n for r in requests(state.resend())] == [1]
+    lease(state, Span(0, 0, 4))
+    assert [r.n for r in requests(state.want(0))] == [2]
+    assert [r.n for r in first] == [1]
+
+
+def test_without_an_open_request_the_master_still_hears_of_us(state: WorkerState) -> None:
+    lease(state, Span(0, 0, 4))
+
+    assert [(r.epoch_no, r.n) for r in requests(state.resend())] == [(1, 1)]
+
+
+def test_after_the_end_nothing_more_is_asked_for(state: WorkerState) -> None:
+    lease(state, end=True)
+
+    assert state.want(0) == []
+
+
+# ---------------------------------------------------------------------- contributions
+
+
+def test_ready_waits_for_all_servers(state: WorkerState) -> None:
+    lease(state, Span(0, 0, 4))
+    offer(state)
+
+    assert readies(state.held(held(LEADER, 1))) == []
+    assert readies(state.held(held(LEADER, 1))) == [], "the same server twice"
+    assert readies(state.held(held(FOLLOWER, 1))) == [1]
+
+
+def test_ready_names_the_last_before_which_all_are_held(state: WorkerState) -> None:
+    lease(state, Span(0, 0, 4))
+    offer(state)
+    offer(state)
+
+    for server in (LEADER, FOLLOWER):
+        assert readies(state.held(held(server, 2))) == [], "the first is missing"
+    state.held(held(LEADER, 1))
+    assert readies(state.held(held(FOLLOWER, 1))) == [2]
+
+
+def test_parts_are_repeated_to_those_that_do_not_hold_them(state: WorkerState) -> None:
+    lease(state, Span(0, 0, 4))
+    part = offer(state)
+    state.held(held(LEADER, 1))
+
+    assert [i for i in state.resend() if isinstance(i, ToServer)] == [ToServer(FOLLOWER, part)]
+
+
+def test_ready_is_repeated_until_it_is_ordered(state: WorkerState) -> None:
+    lease(state, Span(0, 0, 4))
+    offer(state)
+    state.held(held(LEADER, 1))
+    state.held(held(FOLLOWER, 1))
+
+    assert readies(state.resend()) == [1]
+    state.ordered(Ordered(epoch_no=1, inc=INC, seq=1))
+    assert readies(state.resend()) == []
+    assert not state.offers
+
+
+def test_at_most_a_window_of_contributions_is_unready(state: WorkerState) -> None:
+    lease(state, Span(0, 0, 4))
+    offer(state)
+    assert state.may_offer()
+    offer(state)
+    assert not state.may_offer()
+    state.ordered(Ordered(epoch_no=1, inc=INC, seq=1))
+    assert state.may_offer()
+
+
+def test_a_step_takes_any_number_of_contributions_that_all_servers_hold() -> None:
+    state = worker("bsp")
+    lease(state, Span(0, 0, 4))
+    for seq in (1, 2, 3):
+        offer(state)
+        for server in (LEADER, FOLLOWER):
+            state.held(held(server, seq))
+
+        assert state.may_offer()
+
+
+# ---------------------------------------------------------------------- epochs and fences
+
+
+def test_a_new_epoch_voids_everything(state: WorkerState) -> None:
+    lease(state, Span(0, 0, 4))
+    offer(state)
+    state.want(0)
+
+    done = state.new_epoch(new_epoch(2))
+
+    assert done[0] == DropWork()
+    assert [(r.epoch_no, r.n) for r in requests(done)] == [(2, 1)], "the open request goes on"
+    assert (state.leased(0), state.offers, state.next_seq) == (0, {}, 1)
+    assert state.new_epoch(new_epoch(2)) == []
+    assert state.new_epoch(new_epoch(1)) == []
+
+
+def test_answers_of_another_epoch_are_ignored(state: WorkerState) -> None:
+    state.new_epoch(new_epoch(2))
+    state.want(0)
+
+    state.grant(Grant(epoch_no=1, inc=INC, n=1, feed=0, spans=(Span(0, 0, 4),)))
+
+    assert state.leased(0) == 0
+
+
+@pytest.mark.parametrize(
+    ("refused", "done"),
+    [
+        (Refused(epoch_no=1, server=LEADER, inc=INC, fenced=True), [Leave()]),
+        (Refused(epoch_no=1, server=LEADER, inc=INC), []),
+        (Refused(epoch_no=0, server=LEADER, inc=INC, fenced=True), []),
+    ],
+)
+def test_only_a_fence_of_this_epoch_is_final(
+    state: WorkerState, refused: Refused, done: list[Instruction]
+) -> None:
+    assert state.refused(refused) == done
+
+
+# ---------------------------------------------------------------------- steps and pulls (bsp)
+
+
+def pulled(server: int, ticket: int, step: int) -> Pulled:
+    return Pulled(epoch_no=1, server=server, inc=INC, ticket=ticket, step=step, last_seq=0)
+
+
+def test_samples_of_a_later_slice_wait_for_their_step() -> None:
+    state = worker("bsp")
+    lease(state, Span(0, 2, 6))
+
+    assert state.take(0, 10) == (Span(0, 2, 4),)
+    assert state.take(0, 10) == ()
+    assert not state.has_work(0)
+    assert state.leased(0) == 2
+    assert state.peek(0, 10, after=1) == (Span(0, 4, 6),)
+
+
+def test_a_request_says_that_nothing_is_left_for_the_undecided_step() -> None:
+    state = worker("bsp")
+    lease(state, Span(0, 4, 6))
+
+    (request,) = requests(state.want(0))
+    assert (request.step, request.starving) == (1, True)
+
+
+def test_a_pull_is_done_when_all_servers_answer_at_one_step() -> None:
+    state = worker("bsp")
+    state.start_pull(ahead=1)
+
+    assert state.pulled(pulled(LEADER, 1, 2)) == []
+    again = state.pulled(pulled(FOLLOWER, 1, 1))
+    assert again == [ToServer(FOLLOWER, Pull(epoch_no=1, inc=INC, ticket=1, min_step=2))]
+    assert state.pulled(pulled(FOLLOWER, 1, 2)) == [PullDone(1)]
+    assert state.step == 2
+
+
+def test_answers_to_an_older_pull_are_ignored(state: WorkerState) -> None:
+    state.start_pull()
+    state.start_pull()
+
+    for server in (LEADER, FOLLOWER):
+        assert state.pulled(pulled(server, 1, 0)) == []
+    assert state.pulling is not None
