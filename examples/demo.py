@@ -6,6 +6,7 @@ that every sample's gradient is in the model exactly once.
 """
 
 import re
+import shutil
 import sys
 import threading
 import time
@@ -35,7 +36,7 @@ from paceline.wire.client import Kill, NodeStatus
 from paceline.wire.cut import CutManifest
 from paceline.wire.schema import NUM_BUCKETS
 
-ROWS = 400_000
+ROWS = 500_000
 FOLDER = Path("build/demo")
 SCRIPT = Path(__file__).with_name("05_every_sample_once.py")
 KILLED, KILLED_AT = "worker-1", 0.3
@@ -142,7 +143,10 @@ def generate() -> Path:
     if out.exists():
         print(f"{out} is there already")
         return out
-    meta = make_ctr(out, ROWS, CtrSettings())
+    partial = FOLDER / "partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    meta = make_ctr(partial, ROWS, CtrSettings())
+    partial.rename(out)
     print(f"{out}: {ROWS:,} rows; no model can do better than AUC {meta.bayes_auc:.4f} on test/")
     return out
 

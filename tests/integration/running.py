@@ -90,6 +90,11 @@ class RunningJob:
             return [line for line in lines if line["event"] == name]
         return []
 
+    def deaths(self) -> list[dict[str, Any]]:
+        """Ends of training processes that were not in order."""
+        orderly = ("the script returned", "as ordered")
+        return [e for e in self.events("process_exited") if e["reason"] not in orderly]
+
     # ------------------------------------------------------------------ who computed what
 
     def samples(self) -> dict[str, np.ndarray]:  # type: ignore[type-arg]
@@ -164,13 +169,15 @@ def running(
         workers: how many, or more about them.
         spec: other fields of the job's spec.
     """
+    nodes = NodeSpec(count=workers) if isinstance(workers, int) else workers
     synchronous = ["--synchronous"] if spec.get("mode", "asp") == "bsp" else []
+    together = ["--together", str(nodes.count)]
     fields: dict[str, Any] = {
         "script": str(SCRIPT),
-        "args": ("--out", str(out), *synchronous, *flags),
+        "args": ("--out", str(out), *together, *synchronous, *flags),
         "name": "recovery",
         "mode": "asp",
-        "workers": NodeSpec(count=workers) if isinstance(workers, int) else workers,
+        "workers": nodes,
         "servers": NodeSpec(count=2),
         "data": DataSpec(shard_size=256),
         "checkpoint": CheckpointSpec(every_s=0.5, share=0.5, keep=3),

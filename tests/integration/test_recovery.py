@@ -36,7 +36,7 @@ def test_of_a_killed_worker_only_uncommitted_samples_are_redone(tmp_path: Path, 
         victim = job.node("worker-1")
         os.kill(victim.pid, signal.SIGKILL)
         job.check_finished()
-        assert job.events("process_exited")[0]["node"] == "worker-1"
+        assert [e["node"] for e in job.deaths()] == ["worker-1"]
         assert len(job.events("epoch")) == 1
         done = job.samples()
         counts = np.bincount(np.concatenate(list(done.values())), minlength=N)
@@ -57,7 +57,7 @@ def test_a_killed_server_brings_all_back_to_the_last_cut(tmp_path: Path, mode: s
         assert first["reason"] == "epoch 1 from cut 0"
         assert second["reason"].startswith("epoch 2 from cut ")
         assert int(second["reason"].split()[-1]) > 0
-        assert {e["node"] for e in job.events("process_exited")} == {"server-1"}
+        assert [e["node"] for e in job.deaths()] == ["server-1"]
 
 
 def test_workers_go_on_without_a_master_and_get_grants_from_its_successor(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_workers_go_on_without_a_master_and_get_grants_from_its_successor(tmp_pa
             after = times[times > again["t"]]
             assert after.size, f"{life} did nothing more"
             assert after[0] - again["t"] < 2.0, f"{life} waited for a grant"
-        assert not job.events("process_exited")
+        assert not job.deaths()
         assert len(job.events("epoch")) == 1
 
 
@@ -109,7 +109,7 @@ def test_a_killed_agent_or_supervisor_is_replaced_and_nobody_else_notices(
             os.kill(old, signal.SIGKILL)
             until(lambda: supervisor_pid(job.job) not in (None, old), "a new supervisor")
         job.check_finished()
-        assert not job.events("process_exited")
+        assert not job.deaths()
         assert len(job.events("epoch")) == 1
 
 
@@ -180,9 +180,9 @@ def test_a_worker_beyond_its_memory_limit_is_known_as_out_of_memory(tmp_path: Pa
         pytest.skip(note)
     with running(tmp_path, "--hog", workers=NodeSpec(count=1, memory_bytes=2 << 30)) as job:
         job.check_finished()
-        (exit_,) = job.events("process_exited")
-        assert exit_["node"] == "worker-0"
-        assert "out of memory" in exit_["reason"]
+        (death,) = job.deaths()
+        assert death["node"] == "worker-0"
+        assert "out of memory" in death["reason"]
 
 
 def test_workers_come_and_go_while_the_job_runs(tmp_path: Path) -> None:

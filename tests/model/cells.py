@@ -62,7 +62,7 @@ class Violation(Exception):
         self.letter = letter
 
 
-class File(Message):
+class File(Message, frozen=True):
     """server -> storage: this copy would survive the loss of the node."""
 
     directory: str
@@ -71,7 +71,7 @@ class File(Message):
     content: int
 
 
-class Exit(Message):
+class Exit(Message, frozen=True):
     """worker -> environment: the process has ended by itself."""
 
     inc: int
@@ -145,7 +145,7 @@ class ServerCell:
                 done = self._perform(state.fence(event))
             case TakeCut():
                 done = self._perform(state.take_cut(event))
-            case (Restore() as message, file):
+            case (Restore() as message, File() | None as file):
                 done = self._restore(message, file)
             case "resend":
                 pass

@@ -9,8 +9,10 @@ from collections.abc import Callable
 
 import msgspec
 
+from .bounds import FAILURES, Bounds, Machines
 from .cells import Violation
-from .world import BROKEN, FAILURES, Bounds, Machines, State, World
+from .network import State
+from .world import BROKEN, World
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,7 +111,8 @@ class Explorer:
 
     def _finishes(self, state: State) -> bool:
         """Everything under way is lost; do repetitions alone lead to the end?"""
-        world, path = self.world, []
+        world = self.world
+        path: list[State] = []
         state = world.without_messages(state)
         for _ in range(40):
             if state in self.ends or world.is_done(state):

@@ -34,7 +34,7 @@ from paceline.wire.messages import (
     Update,
 )
 
-from .world import Bounds, Machines
+from .bounds import Bounds, Machines
 
 
 class Flaw(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,8 +81,8 @@ class OneContributionPerStep(WorkerState):
 class AsksWithEmptyHands(WorkerState):
     """Asks only when it holds nothing, whatever the undecided step lacks."""
 
-    def want(self, feed: int, **stream: Any) -> list[worker.Instruction]:
-        return [] if self.leased(feed) else super().want(feed, **stream)
+    def want(self, feed: int, *args: Any, **stream: Any) -> list[worker.Instruction]:
+        return [] if self.leased(feed) else super().want(feed, *args, **stream)
 
 
 class AnySliceInAnyStep(WorkerState):

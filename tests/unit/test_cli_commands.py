@@ -134,3 +134,23 @@ def test_attaching_to_an_ended_job_tells_how_it_ended_and_passes_its_code_on() -
     assert result.exit_code == 3
     assert "it broke" in result.stderr
     assert "Failed: 500 of 1,000 samples" in result.stdout
+
+
+def test_watching_a_job_whose_processes_all_died_says_how_to_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("paceline.cli.watch.GONE_S", 0.0)
+    monkeypatch.setattr("paceline.cli.watch.POLL_S", 0.01)
+    job = ended_job()
+    result = paceline("attach")
+    assert result.exit_code == 1
+    assert "all processes of job" in result.stdout
+    assert f"paceline run --resume {job.job_id}" in result.stdout
+
+
+def test_a_report_that_cannot_be_written_does_not_change_how_the_job_ended() -> None:
+    job = ended_job(state="finished", exit_code=0, committed=500, total=500)
+    job.report.mkdir()
+    result = paceline("attach")
+    assert result.exit_code == 0
+    assert "no report.html" in result.stdout

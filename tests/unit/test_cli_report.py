@@ -9,7 +9,7 @@ import pytest
 
 from paceline.base.jobdir import JobDir
 from paceline.cli.history import Event, NodePoint, Point
-from paceline.cli.report.facts import Facts, how_ended, speeds, stalled_s, work_out
+from paceline.cli.report.facts import Facts, how_ended, idle_s, speeds, stalled_s, work_out
 from paceline.cli.report.page import render
 from paceline.cli.report.text import figures, incident_rows, paragraph
 from paceline.wire.outcome import Outcome
@@ -123,6 +123,17 @@ def test_speeds_count_what_is_trained_anew_but_nothing_less_than_none() -> None:
     assert [value for _, value in speeds(points([0, 100, 50, 90]))] == [100, 0, 40]
     assert [value for _, value in speeds(points([0, 100, 200, 400]), 2.0)] == [100, 100, 150]
     assert speeds([]) == []
+
+
+def test_a_lost_worker_is_idle_until_its_own_count_grows_again() -> None:
+    def at(t: float, samples: int) -> Point:
+        return Point(t, 0, 0.0, {"worker-1": NodePoint(samples=samples)})
+
+    lost = Event(2.5, "relaunch", "worker-1", 3)
+    # The report of second 3 still counts what the lost life did after second 2.
+    assert idle_s(lost, [at(2, 100), at(3, 120), at(4, 120), at(5, 130)]) == pytest.approx(2.5)
+    assert idle_s(lost, [at(2, 100), at(3, 120), at(4, 120)]) is None
+    assert idle_s(Event(2.5, "relaunch", "server-0", 3), [at(3, 5)]) is None
 
 
 def test_a_job_that_never_went_on_has_no_stall_time() -> None:

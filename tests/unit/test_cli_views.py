@@ -121,7 +121,7 @@ def test_the_live_view_prints_the_scripts_lines_and_goes_away_at_the_end() -> No
     assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()
     assert "worker-0 | [red]loss 0.3" in text
-    assert "the master is away" in text
+    assert "the master does not answer" in text
     assert "stopping" in text
 
 

@@ -12,10 +12,10 @@ from paceline.wire.messages import NodeFacts
 PLENTY = 10**9
 
 
-def test_a_lease_is_four_seconds_of_its_owner_s_work() -> None:
+def test_a_lease_is_six_seconds_of_its_owner_s_work() -> None:
     fast = lease_samples(speed=1000.0, batch_size=100, remaining=PLENTY, num_workers=4)
     slow = lease_samples(speed=100.0, batch_size=100, remaining=PLENTY, num_workers=4)
-    assert (fast, slow) == (4000, 400)
+    assert (fast, slow) == (6000, 600)
 
 
 def test_before_it_is_measured_a_worker_gets_four_batches() -> None:
@@ -51,14 +51,14 @@ def test_who_asks_early_gets_nothing_beyond_its_share_of_the_tail() -> None:
     assert early == 0
     assert lease_samples(speed=1000.0, batch_size=10, remaining=300, num_workers=2) == 70
     plenty = lease_samples(speed=100.0, batch_size=10, remaining=PLENTY, num_workers=2, held=100)
-    assert plenty == 400
+    assert plenty == 600
     own = {"speed": 100.0, "batch_size": 10, "num_workers": 2, "shard_size": 250}
     assert lease_samples(remaining=PLENTY, held=100, **own) == 250
     assert lease_samples(remaining=1000, held=200, **own) == 0
 
 
 @pytest.mark.parametrize(
-    ("step_s", "steps"), [(None, 16), (0.001, 1024), (0.1, 40), (1.0, 4), (60.0, 2)]
+    ("step_s", "steps"), [(None, 16), (0.001, 1024), (0.1, 60), (1.0, 6), (60.0, 2)]
 )
 def test_a_synchronous_grant_reaches_some_seconds_ahead(step_s: float | None, steps: int) -> None:
     assert lease_steps(step_s) == steps

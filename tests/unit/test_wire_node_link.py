@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from paceline.wire.messages import Finished, NodeDown, NodeUp, ProcessUp, ScriptError, Stop
 from paceline.wire.node_link import NodeLink, NodeLinkServer, _frames
 
-HELLO = ProcessUp(node="worker-0", inc=7, pid=1, role="worker")
+HELLO = ProcessUp(node="worker-0", inc=7, pid=os.getpid(), role="worker")
 LIMIT_S = 10.0
 
 

@@ -45,7 +45,7 @@ TICK_S = 0.1
 """How exactly a time for an orderly end is kept."""
 RETRY_S = 0.05
 """Before the second attempt to reach the master; doubles up to RETRY_MAX_S."""
-RETRY_MAX_S = 0.5
+RETRY_MAX_S = 0.2
 """A restarted master finds its agents within this: they lie idle without it."""
 LAST_WORDS_S = 0.5
 """A dead process's messages are still in the socket: its end is told after them, or after this."""
@@ -75,6 +75,7 @@ class Agent:
         self._linked: dict[int, bool] = {}
         """By incarnation whether it is connected now; absent: it never was."""
         self._ended: dict[int, ExitEvidence] = {}
+        self._refused: set[int] = set()
         self._facts = FactsReader(self._files.ledger, self._group)
         self._stream: MasterStream | None = None
         self._quit = asyncio.Event()
@@ -150,7 +151,9 @@ class Agent:
             self._stream.send_nowait(message)
 
     def _refuse(self, up: ProcessUp) -> None:
-        _log.warning("process_refused node=%s inc=%d pid=%d", self._node, up.inc, up.pid)
+        if up.pid not in self._refused:
+            self._refused.add(up.pid)
+            _log.warning("process_refused node=%s inc=%d pid=%d", self._node, up.inc, up.pid)
         found = find_job_process(up.pid, self._job.path)
         if found and found.node == self._node:
             kill_group_quietly(up.pid)

@@ -83,7 +83,7 @@ def draw(
 
 
 def _headline(status: JobStatus, now_s: float, *, answers: bool) -> Text:
-    state = status.state if answers else "the master is away, training goes on"
+    state = status.state if answers else "the master does not answer"
     return Text.assemble(
         (status.job_id, "bold"),
         f"  {state}  {clock(now_s - status.started_s)}  cuts {len(status.valid_cuts)}",

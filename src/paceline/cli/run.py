@@ -101,5 +101,10 @@ def conclude(job: JobDir, outcome: Outcome, console: Console) -> None:
     if facts.committed:
         from paceline.cli.report.page import write_page
 
-        write_page(facts, job.report)
+        try:
+            write_page(facts, job.report)
+        except OSError as error:
+            # The job's end stays what it was; the page can be had later.
+            tell(console, f"no report.html: {error}; make it with `paceline report --html PATH`")
+            return
         tell(console, f"report: {job.report}")

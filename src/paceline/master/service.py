@@ -63,6 +63,8 @@ METRICS_S = 1.0
 COMPACT_AT = 50_000
 """Records in the journal beyond which it is begun anew from a snapshot."""
 MAX_REFUSALS_LOGGED = 1_000
+NONSENSE = (ArithmeticError, LookupError, TypeError, ValueError)
+"""What a well-formed message with impossible values ends in; InternalError stays the alarm."""
 
 _log = logging.getLogger(__name__)
 
@@ -276,7 +278,7 @@ class Master:
     def _handle(self, fact: Fact) -> None:
         match fact:
             case FromAgent(stream=stream, message=message):
-                self._from_stream(stream, message)
+                self._try_from_stream(stream, message)
             case Tick():
                 self._tick(self._clock())
             case Asked():
@@ -291,6 +293,16 @@ class Master:
                 self._act(self.members.agent_ended(end.node, end.agent_pid, end.reason, now_s))
 
     # ------------------------------------------------------------------ agents
+
+    def _try_from_stream(self, stream: AgentStream, message: AgentUp | StreamEnded) -> None:
+        """One message that cannot be handled is no reason to give up the job."""
+        try:
+            self._from_stream(stream, message)
+        except NONSENSE:
+            body = message.body if isinstance(message, FromProcess) else message
+            _log.exception(
+                "message_dropped type=%s node=%s", type(body).__name__, self._names.get(stream)
+            )
 
     def _from_stream(self, stream: AgentStream, message: AgentUp | StreamEnded) -> None:
         now_s = self._clock()

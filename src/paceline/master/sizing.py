@@ -4,7 +4,7 @@ Reference: DLRover (arXiv:2304.01468 and RM), section 5.1: slow workers get shor
 Differs: any length, from the worker's own speed, instead of three classes of length.
 """
 
-TARGET_S = 4.0
+TARGET_S = 6.0
 """A grant aims at so much of its owner's work: long enough to be rare, short enough to give back
 little when its owner is lost; between 2 and 10 s."""
 BATCHES_BEFORE_MEASURED = 4

@@ -3,7 +3,8 @@
 On one host the socket lies in a directory of mode 0700, and PLAIN: a token that follows from the
 secret and the address. Between hosts CURVE: encrypted, with keys that follow from the secret; or,
 with encryption off, PLAIN again, whose token whoever listens to the network could repeat. ZAP,
-libzmq's protocol for asking, is answered from the server's own poll: it needs no thread.
+libzmq's protocol for asking, is answered from the server's own poll: it needs no thread. Peers that
+do not come as far as asking (no ZMTP, another CURVE key) show in libzmq's monitor of the socket.
 """
 
 import hashlib
@@ -18,6 +19,7 @@ _DOMAIN = b"paceline"
 _USER = b"paceline"
 _ZAP_ADDRESS = "inproc://zeromq.zap.01"
 _NUM_ZAP_FRAMES = 6
+_FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 
 _log = logging.getLogger(__name__)
 
@@ -56,9 +58,12 @@ class Doorkeeper:
         self._encrypted = encrypted
         self._token = b""
         self._seen: set[bytes] = set()
+        self.monitor: Any = None
+        """To be polled once `secure` was called; `look` is to be called."""
 
     def secure(self, sock: Any) -> None:
         """Set up the server's socket, before it is bound."""
+        self.monitor = sock.get_monitor_socket(_FAILED)
         sock.zap_domain = _DOMAIN
         if self._encrypted:
             sock.curve_server = True
@@ -84,6 +89,13 @@ class Doorkeeper:
             code, text, user = (b"200", b"OK", _USER) if good else (b"400", b"refused", b"")
             self.socket.send_multipart([version, request_id, code, text, user, b""])
 
+    def look(self) -> None:
+        """Note who failed before the secret; libzmq does not say who it was."""
+        while self.monitor.poll(0):
+            self.monitor.recv_multipart()
+            self.num_refused += 1
+            self._log_once(b"unknown: no handshake")
+
     def _admits(self, request: list[bytes]) -> bool:
         if len(request) < _NUM_ZAP_FRAMES:
             return False
@@ -103,11 +115,15 @@ class Doorkeeper:
 
     def _refuse(self, request: list[bytes]) -> None:
         self.num_refused += 1
-        peer = request[3] if len(request) > 3 else b""
+        self._log_once(request[3] if len(request) > 3 else b"")
+
+    def _log_once(self, peer: bytes) -> None:
         if peer not in self._seen:
             self._seen.add(peer)
             _log.warning("data_peer_refused peer=%s", peer.decode("ascii", "replace"))
 
     def close(self) -> None:
-        """Close the socket."""
+        """Close, after the socket that was guarded."""
+        if self.monitor is not None:
+            self.monitor.close(linger=0)
         self.socket.close(linger=0)

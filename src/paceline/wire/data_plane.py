@@ -100,6 +100,7 @@ class DataServer:
         self._door.bound(self.address)
         self._poller.add(self._socket)
         self._poller.add(self._door.socket)
+        self._poller.add(self._door.monitor)
         self._arena_of: dict[bytes, str] = {}
 
     @property
@@ -125,6 +126,8 @@ class DataServer:
         ready = self._poller.poll(timeout_s, extra)
         if self._door.socket in ready:
             self._door.answer()
+        if self._door.monitor in ready:
+            self._door.look()
         found: list[tuple[bytes, Data, list[Frame]]] = []
         for peer, *parts in _arrived(self._socket) if self._socket in ready else ():
             opened = self._packer.open(parts)

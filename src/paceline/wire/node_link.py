@@ -40,6 +40,7 @@ MAX_QUEUED_BYTES = 256 << 20
 """Beyond this, messages for a peer that does not read are dropped."""
 READ_BYTES = 1 << 18
 CLOSE_GRACE_S = 1.0
+MAX_REFUSALS_LOGGED = 100
 
 _LENGTH = struct.Struct("!I")
 _PEER = struct.Struct("3i")  # pid, uid, gid
@@ -221,6 +222,10 @@ class NodeLinkServer:
         self._on_message = on_message
         self._on_lost = on_lost
         self._writers: dict[int, asyncio.StreamWriter] = {}
+        #: Of each connected incarnation.
+        self._pids: dict[int, int] = {}
+        #: Processes whose refusal was logged: who is refused comes back.
+        self._refused: set[int] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
         self._inode = 0
@@ -265,18 +270,23 @@ class NodeLinkServer:
         task = cast("asyncio.Task[None]", asyncio.current_task())
         self._tasks.add(task)
         inc = None
+        pid, uid = _peer_of(writer)
         try:
-            if not _same_user(writer):
-                return
-            hello = await _next(reader)
-            if not isinstance(hello, ProcessUp):
-                _log.warning("node_link_refused reason=no_hello got=%s", type(hello).__name__)
+            hello = await _next(reader) if uid == os.getuid() else None
+            if not isinstance(hello, ProcessUp) or hello.pid != pid:
+                self._refuse(pid, f"{type(hello).__name__} of user {uid} is no hello of its own")
                 return
             inc = hello.inc
-            self._writers[inc] = writer
+            if self._pids.setdefault(inc, pid) == pid:
+                self._writers[inc] = writer
             self._on_message(hello)
             while (message := await _next(reader)) is not None:
-                self._on_message(message)
+                if message.inc == inc and self._pids.get(inc) == pid:
+                    self._on_message(message)
+                else:
+                    self._refuse(pid, f"it is not the process of incarnation {message.inc}")
+        except Garbage as error:
+            self._refuse(pid, str(error))
         except asyncio.CancelledError:
             # Only `close` cancels; asyncio's own callback would log it as an error.
             pass
@@ -284,30 +294,33 @@ class NodeLinkServer:
             self._tasks.discard(task)
             writer.close()
             if inc is not None and self._writers.get(inc) is writer:
-                del self._writers[inc]
+                del self._writers[inc], self._pids[inc]
                 self._on_lost(inc)
 
+    def _refuse(self, pid: int, reason: str) -> None:
+        if pid not in self._refused and len(self._refused) < MAX_REFUSALS_LOGGED:
+            self._refused.add(pid)
+            _log.warning("node_link_refused pid=%d reason=%s", pid, reason)
 
-def _same_user(writer: asyncio.StreamWriter) -> bool:
+
+def _peer_of(writer: asyncio.StreamWriter) -> tuple[int, int]:
+    """Process and user at the other end."""
     peer: socket.socket = writer.get_extra_info("socket")
     options = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
-    _, uid, _ = _PEER.unpack(options)
-    if uid != os.getuid():
-        _log.warning("node_link_refused reason=other_user uid=%d", uid)
-        return False
-    return True
+    pid, uid, _ = _PEER.unpack(options)
+    return pid, uid
 
 
 async def _next(reader: asyncio.StreamReader) -> NodeUp | None:
-    """The next message; None: the connection ended, or what came was garbage."""
+    """The next message; None: the connection ended.
+
+    Raises:
+        Garbage: what came was no message.
+    """
     try:
         (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
         if length > MAX_FRAME_BYTES:
-            _log.warning("garbage_from_process length=%d", length)
-            return None
+            raise Garbage(f"frame of {length} bytes, expected at most {MAX_FRAME_BYTES}")
         return _decode_up(await reader.readexactly(length))
     except (asyncio.IncompleteReadError, OSError):
-        return None
-    except Garbage as error:
-        _log.warning("garbage_from_process error=%s", error)
         return None

@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 import msgspec
+from msgspec import structs
 
 from paceline.base.jobdir import JobDir
 from paceline.cli.history import Event, Point, read_events, read_metrics
@@ -37,6 +38,8 @@ class Incident(msgspec.Struct, frozen=True):
     done: str
     away_s: float | None = None
     """Until a new process was there; None: not yet, or nothing was away."""
+    idle_s: float | None = None
+    """Until its worker got samples again."""
     stalled_s: float | None = None
     """Until more samples were in the model than before; None: they never were."""
     undone: int = 0
@@ -182,7 +185,8 @@ def find_incidents(events: Sequence[Event], points: Sequence[Point]) -> Iterator
                 what = "killed by order" if event.inc in ordered else _before(event.reason, "; ")
                 back_s = _next(later, "process_up", event.node)
                 done = "started again" if back_s else "to be started again"
-                yield _incident(event, f"{event.node}: {what}", done, back_s, points)
+                told = _incident(event, f"{event.node}: {what}", done, back_s, points)
+                yield structs.replace(told, idle_s=idle_s(event, points))
             case "agent_lost":
                 back_s = _next(later, "agent_joined", event.node)
                 what = f"agent of {event.node} lost"
@@ -210,7 +214,8 @@ def _incident(
     undone: int = 0,
 ) -> Incident:
     away_s = None if back_s is None else back_s - event.t
-    return Incident(event.t, what, done, away_s, stalled_s(event.t, points), undone)
+    stall_s = stalled_s(event.t, points)
+    return Incident(event.t, what, done, away_s=away_s, stalled_s=stall_s, undone=undone)
 
 
 def _is_restore(event: Event) -> bool:
@@ -232,6 +237,21 @@ def stalled_s(t: float, points: Sequence[Point]) -> float | None:
     grown = (point.t for point in points if point.t > t and point.committed > before)
     until_s = next(grown, None)
     return None if until_s is None else until_s - t
+
+
+def idle_s(lost: Event, points: Sequence[Point]) -> float | None:
+    """Seconds from the loss of a worker until it was seen to have got more samples."""
+    seen = [
+        (point.t, point.nodes[lost.node].samples) for point in points if lost.node in point.nodes
+    ]
+    before = max((samples for t, samples in seen if t <= lost.t), default=0)
+    later = [(t, samples) for t, samples in seen if t > lost.t]
+    if not later:
+        return None
+    # The last report of the lost life may be among the later ones: it is no sign of the new one.
+    before = max(before, later[0][1])
+    until_s = next((t for t, samples in later if samples > before), None)
+    return None if until_s is None else until_s - lost.t
 
 
 def _undone(t: float, points: Sequence[Point]) -> int:

@@ -4,6 +4,7 @@ Matplotlib draws; ink becomes ``currentColor``, so that one page serves light, d
 """
 
 import io
+import math
 import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -86,10 +87,11 @@ def batch_times(facts: Facts) -> str:
     with mpl.rc_context(STYLE):
         figure, axes = _figure(2.8)
         for name, colour in _named(facts):
-            seen = [p for p in facts.points if name in p.nodes and p.nodes[name].bpt_s > 0]
+            seen = [p for p in facts.points if name in p.nodes]
             axes.plot(
                 [p.t - facts.started_s for p in seen],
-                [p.nodes[name].bpt_s * 1e3 for p in seen],
+                # Where nothing was measured the line is broken.
+                [p.nodes[name].bpt_s * 1e3 or math.nan for p in seen],
                 color=colour,
                 label=name,
                 linewidth=1.5,

@@ -65,7 +65,8 @@ $body
 BATCH_NOTE = "mean of the newest steps; logarithmic, since first steps take a hundred times as long"
 COST_NOTE = (
     "Times of events are exact to milliseconds. Samples are counted once per second, so that "
-    "&ldquo;went on within&rdquo; may be up to a second too long. Numbers mark the plots."
+    "&ldquo;within&rdquo; may be up to a second too long: until the worker&rsquo;s own count, "
+    "and the number of samples in the model, grew again. Numbers mark the plots."
 )
 
 

@@ -56,9 +56,11 @@ def costs(incident: Incident) -> list[str]:
     found = []
     if incident.away_s is not None:
         found.append(f"back after {seconds(incident.away_s)}")
+    if incident.idle_s is not None:
+        found.append(f"had samples again within {seconds(incident.idle_s)}")
     if incident.stalled_s is not None:
         # Counts are taken once per second: they may have grown up to a second earlier.
-        found.append(f"samples went on within {seconds(incident.stalled_s)}")
+        found.append(f"the job went on within {seconds(incident.stalled_s)}")
     if incident.undone:
         found.append(f"{incident.undone:,} samples trained anew")
     return found

@@ -65,9 +65,10 @@ WAIT_S = 0.2
 """Longest sleep in a wait before timers and the link are looked at."""
 FEW_STEPS = 2
 """With work for no more steps than this a worker is about to run out."""
-AHEAD_S = 2.5
-"""More is asked for while there is work for so long: a dead master is back within 2 s."""
+AHEAD_S = 3.5
+"""More is asked for while there is work for so long: a dead master is back sooner."""
 MAX_STEPS_AHEAD = 512
+ASK_AGAIN_STEPS = 16
 EXIT_FENCED = 76
 
 Initial = Callable[[], tuple[Mapping[str, Array], Mapping[int, Array]]]
@@ -108,17 +109,17 @@ class Pulling:
 
     def assemble(self, partition: Partition, servers: Sequence[int]) -> Pulled:
         """Put the answers together and let go of their frames."""
-        dense, rows = partition.empty_dense(), partition.empty_rows(self.split.ids)
-        for index, server in enumerate(servers):
-            message, frames = self.answers[server]
-            num_dense = len(message.dense)
-            for dtype, frame in zip(message.dense, frames[:num_dense], strict=True):
-                partition.fill_dense(dense, index, dtype, np.frombuffer(frame, dtype))
-            values = [
-                np.frombuffer(frame, rows[table].dtype)
-                for table, frame in zip(rows, frames[num_dense:], strict=True)
-            ]
-            partition.fill_rows(rows, self.split, index, values)
+        dtypes = self.answers[servers[0]][0].dense
+        shares = list(zip(*(self.answers[server][1] for server in servers), strict=True))
+        dense = {
+            dtype: partition.join_dense(dtype, [np.frombuffer(f, dtype) for f in share])
+            for dtype, share in zip(dtypes, shares, strict=False)
+        }
+        rows = {}
+        for table, share in zip(self.split.ids, shares[len(dtypes) :], strict=True):
+            dtype = partition.schema.tables[table].dtype
+            values = [np.frombuffer(frame, dtype) for frame in share]
+            rows[table] = partition.join_rows(self.split, table, values)
         server_s = max(message.handler_s for message, _ in self.answers.values())
         message_s = max(0.0, self.done_s - self.start_s - server_s)
         return Pulled(dense, rows, server_s=server_s, message_s=message_s)
@@ -225,7 +226,9 @@ class ServerTrainer:
         if self._step_s and growth is None:
             ahead += min(int(AHEAD_S / self._step_s), MAX_STEPS_AHEAD)
         if self._synchronous(feed):
-            if state.request is None and not state.reaches(feed, ahead):
+            # An open one may have come too early for the master; it knows steps by their number.
+            asked = state.request.step if state.request else state.step + 1 - ASK_AGAIN_STEPS
+            if state.step + 1 - asked >= ASK_AGAIN_STEPS and not state.reaches(feed, ahead):
                 self._do(self._want(feed))
             return
         left, size = state.leased(feed), self._batch(feed)
@@ -321,6 +324,8 @@ class ServerTrainer:
             ahead = 1
         self._pulling = Pulling(work, Split(self.partition, ids), self.state.ticket + 1)
         self._do(self.state.start_pull(tuple(ids), ahead=ahead))
+        # What the servers hold by now is to be ordered while this thread computes.
+        self._pump(0.0)
 
     def wait_pull(self, work: Work) -> Pulled | None:
         """See `Trainer.wait_pull`."""

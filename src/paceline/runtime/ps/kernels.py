@@ -242,6 +242,15 @@ def sum_rows(inverse: Int64s, grads: Array, out: Array) -> None:
                 out[row, d] += grads[i, d]
 
 
+@compiled
+def add_rows(inverse: Int64s, grads: Array, out: Array) -> None:
+    """``out[inverse[i]] += grads[i]`` in order."""
+    for i in range(inverse.size):
+        row = inverse[i]
+        for d in range(grads.shape[1]):
+            out[row, d] += grads[i, d]
+
+
 def scratch_for(size: int) -> Int32s:
     """A free hash scratch for ``size`` ids, at most half full."""
     return np.full(1 << max(4, (2 * size - 1).bit_length()), -1, np.int32)

@@ -7,6 +7,7 @@ unique id. Ids that were not foreseen are fetched when the forward asks for them
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -182,10 +183,36 @@ def bad_id(ids: Ids, num_rows: int | None) -> int | None:
     return None if 0 <= ids[worst] < num_rows else int(ids[worst])
 
 
+class _TakeRows(torch.autograd.Function):
+    """``F.embedding`` on the cpu, whose own backward is several times slower."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, inverse: Tensor) -> Tensor:
+        ctx.save_for_backward(inverse)
+        ctx.size = values.shape[0]
+        out = values.new_empty((*inverse.shape, values.shape[1]))
+        flat = out.view(-1, values.shape[1]).numpy()
+        kernels.gather(values.detach().numpy(), inverse.view(-1).numpy(), flat)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        (inverse,) = ctx.saved_tensors
+        if torch.is_grad_enabled():  # the gradient is to be differentiated itself
+            return torch.ops.aten.embedding_dense_backward(grad, inverse, ctx.size, -1, False), None
+        # Often a slice of a wide matrix: copied, its rows share cache lines and pages.
+        flat = grad.reshape(-1, grad.shape[-1]).contiguous().numpy()
+        summed = grad.new_zeros((ctx.size, grad.shape[-1]))
+        kernels.add_rows(inverse.view(-1).numpy(), flat, summed.numpy())
+        return summed, None
+
+
 def embed(lookups: Lookups, table: TableLookup, module: nn.Module, ids: Tensor) -> Tensor:
     """What ``nn.Embedding.forward`` computes, on the rows of this batch."""
     inverse, rows = lookups.find(table, ids)
     padding = _padding_position(table, module, rows)
+    if rows.leaf.is_cpu and inverse.is_contiguous():
+        return _TakeRows.apply(rows.leaf, inverse)  # type: ignore[no-any-return, no-untyped-call]
     return F.embedding(inverse, rows.leaf, padding)
 
 

@@ -192,7 +192,8 @@ class Loop:
         if step.staged.expected:
             self._recipes.judge([(recipe, call.used) for recipe, call in step.staged.expected])
         self._lookups.end()
-        self._trainer.push(work, Gradients(dense, sparse, work.num_samples, self._model.rates()))
+        rates = self._model.rates()
+        self._trainer.push(work, Gradients(dense, sparse, work.num_samples, rates, distinct=True))
 
     def _finish(self) -> None:
         """The user asks for the next batch."""

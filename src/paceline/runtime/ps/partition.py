@@ -60,25 +60,24 @@ class Partition:
             frames += [ids[place], rows[place]]
         return frames
 
-    def empty_dense(self) -> dict[str, Array]:
-        """Room for all dense parameters."""
-        return {dtype: np.empty(size, dtype) for dtype, size in self._sizes.items()}
+    def join_dense(self, dtype: str, shares: Sequence[Array]) -> Array:
+        """The flat vector of the servers' shares of it; a single share is not copied."""
+        if self.num_servers == 1:
+            return shares[0]
+        whole = np.empty(self._sizes[dtype], dtype)
+        for spans, share in zip(self._spans, shares, strict=True):
+            at = 0
+            for start, stop in spans[dtype]:
+                whole[start:stop] = share[at : at + stop - start]
+                at += stop - start
+        return whole
 
-    def empty_rows(self, ids: Mapping[int, Ids]) -> dict[int, Array]:
-        """Room for the rows of these ids."""
-        tables = self.schema.tables
-        return {t: np.empty((i.size, tables[t].dim), tables[t].dtype) for t, i in ids.items()}
-
-    def fill_dense(self, dense: Mapping[str, Array], server: int, dtype: str, flat: Array) -> None:
-        """Put a server's share of a flat vector into its place."""
-        at = 0
-        for start, stop in self._spans[server][dtype]:
-            dense[dtype][start:stop] = flat[at : at + stop - start]
-            at += stop - start
-
-    def fill_rows(
-        self, rows: Mapping[int, Array], split: Split, server: int, frames: Sequence[Array]
-    ) -> None:
-        """Put a server's rows, one flat array per table, into their places."""
-        for (table, target), values in zip(rows.items(), frames, strict=True):
-            target[split.place(table, server)] = values.reshape(-1, target.shape[1])
+    def join_rows(self, split: Split, table: int, shares: Sequence[Array]) -> Array:
+        """``[n, dim]`` in the order of the ids; a single server's share is not copied."""
+        spec = self.schema.tables[table]
+        if self.num_servers == 1:
+            return shares[0].reshape(-1, spec.dim)
+        rows = np.empty((split.ids[table].size, spec.dim), spec.dtype)
+        for server, share in enumerate(shares):
+            rows[split.place(table, server)] = share.reshape(-1, spec.dim)
+        return rows

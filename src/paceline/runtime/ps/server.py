@@ -17,6 +17,7 @@ import numpy as np
 from paceline.base.samples import SampleSet
 from paceline.runtime.process import Process
 from paceline.runtime.ps import cutfile
+from paceline.runtime.ps.admission import Admission
 from paceline.runtime.ps.kernels import Array
 from paceline.runtime.ps.state import (
     AnswerPull,
@@ -60,6 +61,7 @@ REPORT_S = 0.1
 REPORT_ANYWAY_S = 1.0
 IDLE_S = 0.05
 """Longest wait for a message before the timers above are looked at."""
+MAX_REFUSALS_LOGGED = 1_000
 
 _log = logging.getLogger(__name__)
 
@@ -75,7 +77,7 @@ class Writer:
         threading.Thread(target=self._run, name="cut-writer", daemon=True).start()
 
     def copy(self, copied: Copied, directory: Path, name: str, store: Store) -> None:
-        """Copy the store as it is now, which is all that training waits for, and have it written."""
+        """Copy the store as it is now, all that training waits for, and have it written."""
         start_s = time.perf_counter()
         saved = store.save()
         size = cutfile.packed_bytes(saved)
@@ -123,6 +125,7 @@ class Server:
         self.inc = process.inc
         self.state = ServerState(process.inc)
         self.store: Store | None = None
+        self.admission: Admission | None = None
         secret = process.job.secret()
         name = f"{process.node}-{process.inc}"
         bind = bind_address(process.spec.data_plane, process.job.run_dir, name)
@@ -140,6 +143,7 @@ class Server:
         self.parting: tuple[Part, Sequence[memoryview]] | None = None
         self.resend_at_s = self.report_at_s = 0.0
         self.reported: tuple[int, int] = (0, -1)
+        self.refused: set[tuple[bytes, str]] = set()
 
     def run(self) -> None:
         """Serve until the master or the agent says stop."""
@@ -163,6 +167,8 @@ class Server:
     def _serve(self, peer: bytes, message: Data, frames: Sequence[memoryview]) -> None:
         start_s = time.perf_counter()
         inc = self.state.leader_inc if isinstance(message, Order) else getattr(message, "inc", 0)
+        if not self._admits(peer, inc, message, frames):
+            return
         self.route[inc] = peer
         match message:
             case Part():
@@ -179,8 +185,34 @@ class Server:
             case Export():
                 self._export(message)
             case _:
-                _log.warning("a server has no use for %s", type(message).__name__)
+                pass
         self.handler_s[inc] = self.handler_s.get(inc, 0.0) + time.perf_counter() - start_s
+
+    def _admits(self, peer: bytes, inc: int, message: Data, frames: Sequence[memoryview]) -> bool:
+        """Whether the state machine may see it; it is the one to answer what is out of date."""
+        reason = ""
+        if not peer.endswith(b"-%d" % inc):
+            reason = f"it says that it is from incarnation {inc}"
+        elif message.epoch_no != self.state.epoch_no:
+            self._refuse(peer, message, "not of this epoch")
+        elif inc not in self.state.fenced and self.admission is not None:
+            reason = self.admission.misfit(message, frames)
+        if reason:
+            self._refuse(peer, message, reason)
+        return not reason
+
+    def _refuse(self, peer: bytes, message: Data, reason: str) -> None:
+        """Log what should not come, once: it may come a thousand times a second."""
+        key = (peer, type(message).__name__)
+        if key not in self.refused and len(self.refused) < MAX_REFUSALS_LOGGED:
+            self.refused.add(key)
+            _log.warning(
+                "message_refused peer=%s type=%s epoch_no=%d reason=%s",
+                peer.decode("ascii", "replace"),
+                key[1],
+                message.epoch_no,
+                reason,
+            )
 
     def _obey(self, message: NodeDown) -> None:
         match message:
@@ -260,7 +292,7 @@ class Server:
             values = np.frombuffer(rows, spec.dtype).reshape(-1, spec.dim)
             sparse[table] = (np.frombuffer(ids, np.int64), values)
         self.tensors[key] = Gradients(
-            dense=dense, sparse=sparse, weight=part.weight, rates=part.rates
+            dense=dense, sparse=sparse, weight=part.weight, rates=part.rates, distinct=True
         )
 
     def _apply(self, keys: Sequence[Key]) -> None:
@@ -334,6 +366,7 @@ class Server:
             if server.inc != self.inc:
                 self.peers.connect(server.inc, server.address)
         self._do(self.state.loaded(restore, manifest.step, SampleSet(manifest.committed)))
+        self.admission = Admission(self.state, manifest.schema, self.store.dense())
 
 
 def main(process: Process) -> None:

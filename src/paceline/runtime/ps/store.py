@@ -29,6 +29,8 @@ class Gradients:
     """Samples behind it; the gradients are of the mean loss over them."""
     rates: tuple[float, ...]
     """Learning rate of each optimizer group at that step."""
+    distinct: bool = False
+    """No table's ids repeat: they need not be merged."""
 
 
 class Store:
@@ -109,13 +111,19 @@ class Store:
                 for part, s in zip(parts, shares, strict=True)
                 if index in part.sparse
             ]
-            self._apply_rows(index, given_rows, parts[-1].rates)
+            merged = len(given_rows) == 1 and all(part.distinct for part in parts)
+            self._apply_rows(index, given_rows, parts[-1].rates, merged=merged)
         for table in self._tables:
             if isinstance(table, DynamicTable):
                 table.evict(self.updates)
 
     def _apply_rows(
-        self, index: int, given: list[tuple[Int64s, Array, float]], rates: tuple[float, ...]
+        self,
+        index: int,
+        given: list[tuple[Int64s, Array, float]],
+        rates: tuple[float, ...],
+        *,
+        merged: bool,
     ) -> None:
         spec = self.schema.tables[index]
         for ids, grads, _ in given:
@@ -131,7 +139,8 @@ class Store:
             scaled = [np.multiply(grads, share, dtype=spec.dtype) for _, grads, share in given]
             grads = np.concatenate(scaled)
         if ids.size:
-            ids, grads = dedup(ids, grads)
+            if not merged:
+                ids, grads = dedup(ids, grads)
             self._tables[index].apply(ids, grads, float(rates[spec.group]), self.updates)
 
     def save(self) -> dict[str, Array]:

@@ -1,0 +1,102 @@
+"""What being managed costs the training thread.
+
+    python benchmarks/bookkeeping.py [--quick] [--steps 10000] [--pairs 60] [--compute sleep|busy]
+
+A job of one worker and one server (asynchronous, exactly-once), a model with one small dense
+tensor, 10 ms of emulated compute per step.
+
+(i) Time inside paceline, summed around every entry on the training thread, over ``--steps`` steps:
+wall time without what it waited for data and pulls, the cpu time of the thread, and the wall time
+with the waits. Goal: 50 us a step.
+(ii) The same loop with and without paceline, in one worker process, in short interleaved runs of
+``--pair-steps`` steps (order alternating); the plain loop has its batches ready made. The ratio of
+wall times with its 95 % interval; goal: consistent with 1.005. Prints tables and JSON.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import harness
+import numpy as np
+
+from paceline.wire.spec import JobSpec
+
+GOAL_US, GOAL_RATIO = 50.0, 1.005
+
+
+def run(arguments: list[str], timeout_s: float) -> dict[str, list]:
+    with harness.scratch() as out:
+        script = Path(harness.TINY).with_name("metered.py")
+        spec = JobSpec(
+            script=str(script), args=("--out", str(out), *arguments), name="bookkeeping", mode="asp"
+        )
+        with harness.running(spec) as job:
+            result = out / "metered.json"
+            harness.until(lambda: result.exists() or job.outcome.exists(), timeout_s)
+            if "--profile" in arguments:
+                print((job.logs / "worker-0.log").read_text())
+            if not result.exists():
+                raise RuntimeError(f"no result; see {job.logs}")
+            # Renamed into place it is not: let the writer finish.
+            harness.until(lambda: result.read_text().endswith("}"), 5.0)
+            return json.loads(result.read_text())
+
+
+def per_step(entries: dict[str, list[list[float]]]) -> dict[str, dict[str, float]]:
+    """Microseconds per step of each entry, and of all."""
+    spent = {name: np.array(rows) * 1e6 for name, rows in entries.items()}
+    spent["all"] = sum(spent.values())
+    found = {}
+    for name, (wall, cpu, blocked) in ((n, rows.T) for n, rows in spent.items()):
+        busy = wall - blocked
+        found[name] = {
+            "mean_us": round(float(busy.mean()), 1),
+            "median_us": round(float(np.median(busy)), 1),
+            "p99_us": round(float(np.quantile(busy, 0.99)), 1),
+            "cpu_mean_us": round(float(cpu.mean()), 1),
+            "cpu_median_us": round(float(np.median(cpu)), 1),
+            "blocked_mean_us": round(float(blocked.mean()), 1),
+        }
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=10_000)
+    parser.add_argument("--pairs", type=int, default=60)
+    parser.add_argument("--pair-steps", type=int, default=25)
+    parser.add_argument("--compute", choices=("sleep", "busy"), default="busy")
+    parser.add_argument("--profile", action="store_true", help="print a profile of the thread")
+    parser.add_argument("--quick", action="store_true", help="500 steps, 10 pairs")
+    options = parser.parse_args()
+    steps, pairs = (500, 10) if options.quick else (options.steps, options.pairs)
+    arguments = ["--steps", str(steps), "--pairs", str(pairs), "--compute", options.compute]
+    arguments += ["--pair-steps", str(options.pair_steps)]
+    arguments += ["--profile"] if options.profile else []
+    total_steps = (2 if options.profile else 1) * steps + 2 * pairs * options.pair_steps
+    found = run(arguments, timeout_s=60.0 + 0.1 * total_steps)
+    entries, ratio = per_step(found["entries"]), harness.ratio(found["pairs"])
+    harness.table(
+        ("entry", *next(iter(entries.values()))),
+        [(name, *values.values()) for name, values in entries.items()],
+    )
+    print(
+        f"with / without: {ratio['ratio']:.4f} "
+        f"[{ratio['low95']:.4f}, {ratio['high95']:.4f}] over {ratio['n']} pairs"
+    )
+    harness.report(
+        "bookkeeping",
+        {
+            "compute": f"{options.compute} 10 ms",
+            "steps": steps,
+            "entries": entries,
+            "goal_us": GOAL_US,
+            "with_over_without": ratio,
+            "goal_ratio": GOAL_RATIO,
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()

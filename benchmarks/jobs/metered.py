@@ -1,0 +1,164 @@
+"""The job of ``bookkeeping.py``: its own loop, with clocks around every entry into paceline.
+
+Writes ``--out/metered.json``. Entries on the training thread: ``next`` of the batches and
+``optimizer.step`` (the model has no table, so its forward and backward are torch's own).
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from tiny import Ids, Tiny, _as_it_is
+
+import paceline as pl
+from paceline.runtime.data.loader import Loader
+from paceline.wire.data_plane import DataClient
+
+WARM_UP_STEPS = 200
+
+
+class Meter:
+    """Sums of wall time, cpu time of this thread, and time blocked, per entry."""
+
+    def __init__(self) -> None:
+        self.blocked_s = 0.0
+        self.entries: dict[str, list[tuple[float, float, float]]] = {}
+
+    def around(self, name: str, call: Callable[[], Any]) -> Any:
+        """Call, and note (wall, cpu, blocked)."""
+        blocked_s, cpu_s, wall_s = self.blocked_s, time.thread_time(), time.perf_counter()
+        try:
+            return call()
+        finally:
+            wall_s = time.perf_counter() - wall_s
+            spent = (wall_s, time.thread_time() - cpu_s, self.blocked_s - blocked_s)
+            self.entries.setdefault(name, []).append(spent)
+
+    def watch_waits(self) -> None:
+        """Count as blocked what waits for a pull or for data, and nothing else."""
+        self._watch(DataClient, "poll", lambda args: bool(args and args[0] > 0))
+        self._watch(Loader, "get", lambda args: not args)
+
+    def _watch(self, kind: type, name: str, waits: Callable[[tuple[Any, ...]], bool]) -> None:
+        inner = getattr(kind, name)
+
+        def outer(this: Any, *args: Any, **kwargs: Any) -> Any:
+            if kwargs.get("timeout_s") == 0 or not waits(args):
+                return inner(this, *args, **kwargs)
+            start_s = time.perf_counter()
+            try:
+                return inner(this, *args, **kwargs)
+            finally:
+                self.blocked_s += time.perf_counter() - start_s
+
+        setattr(kind, name, outer)
+
+
+def train(
+    batches: Iterator[torch.Tensor],
+    model: torch.nn.Module,
+    optimizer: Any,
+    steps: int,
+    compute: Callable[[], None],
+) -> float:
+    """Run so many steps; their wall time."""
+    start_s = time.perf_counter()
+    for _ in range(steps):
+        ids = next(batches)
+        model(ids).backward()
+        compute()
+        optimizer.step()
+        optimizer.zero_grad()
+    return time.perf_counter() - start_s
+
+
+def measure(
+    batches: Iterator[torch.Tensor],
+    model: torch.nn.Module,
+    optimizer: Any,
+    steps: int,
+    compute: Callable[[], None],
+) -> dict[str, list[tuple[float, float, float]]]:
+    """The same loop with clocks around the entries."""
+    meter = Meter()
+    meter.watch_waits()
+    for _ in range(steps):
+        ids = meter.around("next", lambda: next(batches))
+        model(ids).backward()
+        compute()
+        meter.around("step", optimizer.step)
+        optimizer.zero_grad()
+    return meter.entries
+
+
+def computing(kind: str, step_s: float) -> Callable[[], None]:
+    """Stands for compute: a sleep, or a busy loop that holds the core."""
+    if kind == "sleep":
+        return lambda: time.sleep(step_s)
+
+    def busy() -> None:
+        until_s = time.perf_counter() + step_s
+        while time.perf_counter() < until_s:
+            pass
+
+    return busy
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--pairs", type=int, required=True)
+    parser.add_argument("--pair-steps", type=int, required=True)
+    parser.add_argument("--compute", choices=("sleep", "busy"), required=True)
+    parser.add_argument("--step-s", type=float, default=0.01)
+    parser.add_argument("--profile", action="store_true")
+    options = parser.parse_args()
+    compute = computing(options.compute, options.step_s)
+    plain = Tiny(table=False)
+    plain_optimizer = torch.optim.SGD(plain.parameters(), lr=1e-3)
+
+    job = pl.init()
+    model = Tiny(table=False)
+    model, optimizer = job.prepare(model, torch.optim.SGD(model.parameters(), lr=1e-3))
+    batches = iter(job.batches(_Floats(10**9), batch_size=64, collate_fn=_as_it_is))
+    # Made before: the plain loop pays nothing for its data, so paceline's share is not flattered.
+    ready = iter([torch.rand(64)] * (options.pairs + 1) * options.pair_steps)
+
+    train(batches, model, optimizer, WARM_UP_STEPS, compute)
+    pairs = []
+    train(ready, plain, plain_optimizer, options.pair_steps, compute)
+    for number in range(options.pairs):
+        ours = (batches, model, optimizer, options.pair_steps, compute)
+        theirs = (ready, plain, plain_optimizer, options.pair_steps, compute)
+        first, second = (ours, theirs) if number % 2 else (theirs, ours)
+        took = train(*first), train(*second)
+        pairs.append(took if number % 2 else took[::-1])
+    if options.profile:
+        profile(lambda: measure(batches, model, optimizer, options.steps, compute))
+    entries = measure(batches, model, optimizer, options.steps, compute)
+    result = {"entries": entries, "pairs": pairs}
+    (options.out / "metered.json").write_text(json.dumps(result))
+
+
+def profile(run: Callable[[], Any]) -> None:
+    """Print where the training thread's cpu time goes (into the node's log)."""
+    import cProfile
+    import pstats
+
+    profiler = cProfile.Profile(time.thread_time)
+    profiler.runcall(run)
+    pstats.Stats(profiler).sort_stats("tottime").print_stats(40)
+
+
+class _Floats(Ids):
+    def __getitems__(self, indices: list[int]) -> torch.Tensor:
+        return super().__getitems__(indices).float()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""How large an explored job is, which classes it runs, and numbers for values."""
+
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+import msgspec
+
+from paceline.master.state import MasterState
+from paceline.runtime.ps.state import ServerState
+from paceline.runtime.ps.worker_state import WorkerState
+
+from .cells import File, cut_directory
+
+T = TypeVar("T")
+FAILURES = ("worker", "server", "master", "suspect-worker", "suspect-server")
+
+
+class Bounds(msgspec.Struct, frozen=True, kw_only=True):
+    """How large the explored job is and what may happen to it."""
+
+    mode: str = "asp"
+    samples: int = 2
+    epochs: int = 1
+    """``samples`` are those of one epoch."""
+    slice: int = 2
+    """Samples of a step (bsp)."""
+    workers: int = 2
+    servers: int = 2
+    leases: tuple[int, ...] = (1,)
+    """Sizes that a grant may have (asp)."""
+    window: int = 1
+    failures: int = 0
+    kinds: tuple[str, ...] = FAILURES
+    cuts: int = 1
+    restarts: str = "alone"
+    """``alone``: no worker is started again while one lives; ``any``."""
+    prefetch: bool = False
+    """Workers ask before they have nothing left."""
+    late: bool = False
+    """Answers of servers to workers are messages like all others; else heard at once."""
+    reduce: bool = True
+    """Forget what an epoch left behind, and messages that can do nothing any more."""
+    pull_first: bool = True
+    """A worker pulls from all servers of an epoch before it works in it."""
+
+
+class Machines(msgspec.Struct, frozen=True, kw_only=True):
+    """The classes under test; a planted flaw replaces one."""
+
+    server: type[ServerState] = ServerState
+    worker: type[WorkerState] = WorkerState
+    master: type[MasterState] = MasterState
+    cut_directory: Callable[[int, int], str] = cut_directory
+
+
+class Env(msgspec.Struct, frozen=True):
+    """What belongs to no process."""
+
+    failures: int
+    cuts: int
+    next_inc: int
+    slots: tuple[int, ...]
+    """The newest incarnation of each server."""
+    dead: frozenset[int] = frozenset()
+    """Workers that have ended; the master may not know."""
+    unheard: frozenset[int] = frozenset()
+    """Live workers that this life of the master has not heard of."""
+    suspected: frozenset[int] = frozenset()
+    """Live workers that this life of the master takes for dead."""
+    files: tuple[File, ...] = ()
+
+
+class Table(Generic[T]):
+    """Numbers for values."""
+
+    def __init__(self) -> None:
+        self.ids: dict[T, int] = {}
+        self.values: list[T] = []
+
+    def __call__(self, value: T) -> int:
+        found = self.ids.get(value)
+        if found is None:
+            found = self.ids[value] = len(self.values)
+            self.values.append(value)
+        return found

@@ -1,0 +1,238 @@
+"""What checks, choices and the reduction need to know of a process."""
+
+import msgspec
+
+from paceline.base.samples import Span
+from paceline.master.state import MasterState
+from paceline.runtime.ps.state import ServerState
+from paceline.runtime.ps.worker_state import WorkerState
+from paceline.wire.messages import (
+    At,
+    Committed,
+    Copied,
+    Fence,
+    FenceAnswer,
+    Grant,
+    Held,
+    LeaseRequest,
+    NewEpoch,
+    Order,
+    Ordered,
+    Part,
+    Prepared,
+    Ready,
+    Refused,
+    Restore,
+    Restored,
+    Stop,
+    TakeCut,
+)
+
+from .cells import FEED, Cell, MasterCell, ServerCell, Violation, WorkerCell, mask
+
+
+class Facts(msgspec.Struct, kw_only=True, frozen=True):
+    """What checks and choices need to know of a process, read once per process state."""
+
+    kind: str
+    inc: int
+    epoch_no: int
+    # a server
+    position: int = 0
+    step: int = 0
+    content: int = 0
+    fenced: frozenset[int] = frozenset()
+    # a worker
+    holds: int = 0
+    may_work: bool = False
+    may_pull: bool = False
+    pulled: bool = False
+    pulling: bool = False
+    # the master
+    done: int = 0
+    to_do: int = 0
+    complete: bool = False
+    safe: bool = False
+    map: tuple[int, ...] = ()
+    workers: frozenset[int] = frozenset()
+    owing: frozenset[int] = frozenset()
+    cutting: bool = False
+    copied: frozenset[int] = frozenset()
+    restoring: bool = False
+    journalled: bool = False
+    loadable: frozenset[str] = frozenset()
+
+    @staticmethod
+    def of(cell: Cell) -> "Facts":
+        """Read a process; raises `Violation` where it contradicts itself."""
+        match cell:
+            case ServerCell(state=state):
+                return Facts(
+                    kind="server",
+                    inc=state.inc,
+                    epoch_no=state.epoch_no,
+                    position=state.position,
+                    step=state.step,
+                    content=cell.content,
+                    fenced=frozenset(state.fenced),
+                )
+            case WorkerCell(state=state):
+                leased = [s for spans in state.lease.values() for s in spans]
+                offered = [s for o in state.offers.values() for s in o.part.spans]
+                return Facts(
+                    kind="worker",
+                    inc=state.inc,
+                    epoch_no=state.epoch_no,
+                    holds=mask([*leased, *offered]),
+                    may_work=cell.may_work(),
+                    may_pull=cell.may_pull(),
+                    pulled=cell.pulled,
+                    pulling=state.pulling is not None,
+                )
+        return _master_facts(cell)
+
+
+def ignores(cell: Cell, message: object) -> bool:
+    """Whether a message can do nothing in this process, now or later."""
+    match cell:
+        case ServerCell(state=state):
+            return _server_ignores(state, message)
+        case WorkerCell(state=state):
+            return _worker_ignores(state, message)
+    return _master_ignores(cell, message)
+
+
+def _master_facts(cell: MasterCell) -> Facts:
+    state = cell.state
+    ledger = state.ledger
+    line = ledger.lines.get(0)
+    done, to_do = mask(ledger.done), 0
+    parts = [done] + [mask(lease) for lease in ledger.leases.values()]
+    if line is not None:
+        to_do = mask(Span(0, a, b) for a, b in line.returned)
+        parts += [to_do]
+        fresh = mask([Span(0, line.cursor, line.end)])
+        to_do |= fresh
+        parts += [fresh]
+        if sum(p.bit_count() for p in parts) != line.end or sum(parts) != (1 << line.end) - 1:
+            raise Violation("C", f"a sample has two places in the ledger, or none: {parts}")
+    if cell.journalled is not None:
+        _compare_durable(state, cell.journalled)
+    return Facts(
+        kind="master",
+        inc=0,
+        epoch_no=state.epoch_no,
+        done=done,
+        to_do=to_do,
+        complete=FEED in ledger.feeds and ledger.is_complete(FEED),
+        safe=FEED in state.safe,
+        map=tuple(s.inc for s in state.map.servers) if state.map else (),
+        workers=frozenset(state.workers),
+        owing=frozenset(state.ledger.leases),
+        cutting=state.cutting is not None,
+        copied=frozenset(state.copied),
+        restoring=bool(state.restoring),
+        journalled=cell.journalled is not None,
+        loadable=frozenset(c.cut.directory for c in (*state.cuts[-1:], state.start) if c),
+    )
+
+
+def _compare_durable(state: MasterState, journalled: MasterState) -> None:
+    for name in ("epoch_no", "map", "start", "cuts", "last_cut_no", "safe", "grants", "gone"):
+        if getattr(state, name) != getattr(journalled, name):
+            raise Violation("journal", f"{name} is not what the journal says")
+
+
+def compare(one: Facts, two: Facts) -> None:
+    """Two servers of one epoch."""
+    if one.position > two.position:
+        one, two = two, one
+    if one.content & ~two.content:
+        raise Violation("A", f"server {one.inc} has {one.content:b}, {two.inc} has not")
+    if one.position == two.position and (one.content, one.step) != (two.content, two.step):
+        raise Violation("A", f"servers {one.inc} and {two.inc} differ at position {one.position}")
+
+
+def epoch_of(message: object) -> int:
+    return getattr(message, "epoch_no", 1 << 30)
+
+
+# ---------------------------------------------------------------------- what is ignored for good
+
+
+def _server_ignores(state: ServerState, message: object) -> bool:
+    """The reasoning behind the reduction; `World.is_dead` also tries that nothing happens."""
+    epoch_no = epoch_of(message)
+    if epoch_no != state.epoch_no:
+        return epoch_no < state.epoch_no
+    match message:
+        case Part(inc=inc, seq=seq, step=step):
+            known = (inc, seq) in state.parts or seq <= state.last_seq.get(inc, 0)
+            return known or inc in state.fenced or 0 < step <= state.step
+        case Ready(inc=inc, seq=seq, step=step):
+            if inc in state.fenced:
+                return True
+            if not step:
+                return seq <= state.last_seq.get(inc, 0)
+            known = step == state.step + 1 and state.ready_for_step.get(inc, 0) >= seq
+            return known or step <= state.step
+        case Order(start=start, entries=entries, fenced=fenced):
+            told = all(inc in state.fenced for inc, _ in fenced)
+            return start + len(entries) - 1 <= state.position and told
+        case At(server=server, position=position):
+            return state.applied_at.get(server, 0) >= position
+        case Fence(fenced=inc):
+            return inc in state.fenced
+        case TakeCut(cut_no=cut_no):
+            return cut_no <= state.last_cut
+        case Restore():
+            return True
+    return False
+
+
+def _worker_ignores(state: WorkerState, message: object) -> bool:
+    epoch_no = epoch_of(message)
+    if isinstance(message, Stop):
+        return False
+    if isinstance(message, NewEpoch):
+        return epoch_no <= state.epoch_no
+    if isinstance(message, Refused) and not message.fenced:
+        return True
+    if epoch_no != state.epoch_no:
+        return epoch_no < state.epoch_no
+    match message:
+        case Grant(n=n):
+            return n <= state.last_n
+        case Held(server=server, seq=seq):
+            return seq not in state.offers or server not in state.offers[seq].not_held_by
+        case Ordered(seq=seq):
+            return all(known > seq for known in state.offers)
+    return False
+
+
+def _master_ignores(cell: MasterCell, message: object) -> bool:
+    state = cell.state
+    epoch_no = epoch_of(message)
+    match message:
+        case Prepared(inc=inc):
+            return inc in state.prepared
+        case LeaseRequest(inc=inc, n=n):
+            if epoch_no < state.epoch_no:
+                return inc in state.prepared
+            last = state.grants.get(inc)
+            known = last is not None and (n < last.n or (n == last.n == cell.sent.get(inc)))
+            return (known or n == 0) and inc in state.workers and inc not in state.untold
+    if epoch_no != state.epoch_no:
+        return epoch_no < state.epoch_no
+    match message:
+        case Restored(inc=inc):
+            return inc not in state.restoring
+        case FenceAnswer(fenced=inc):
+            return inc in state.gone
+        case Committed(step=step, committed=committed):
+            if state.restoring:
+                return False
+            return step <= state.step and not mask(committed) & ~mask(state.ledger.done)
+        case Copied(cut_no=cut_no):
+            return cut_no <= state.last_cut_no
+    return False
