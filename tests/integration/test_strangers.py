@@ -65,7 +65,7 @@ HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 def test_strangers_at_every_port_are_refused_and_the_job_goes_on(
     tmp_path: Path, plane: DataPlaneSpec
 ) -> None:
-    flags = ("--step-s", "0.08")
+    flags = ("--step-s", "0.05")
     with running(tmp_path, *flags, workers=1, servers=NodeSpec(count=1), data_plane=plane) as job:
         job.until_committed(100)
         before = pids_of(job)

@@ -120,6 +120,14 @@ def test_a_rate_is_the_growth_over_the_window() -> None:
     assert rate.per_s() == pytest.approx(10.0)
 
 
+def test_a_rate_leaves_out_the_wait_before_the_first_growth() -> None:
+    rate = Rate()
+    for second in range(9):
+        rate.add(float(second), 0)
+    rate.add(9.0, 50)
+    assert rate.per_s() == pytest.approx(50.0)
+
+
 def test_totals_are_over_all_lives_of_a_node() -> None:
     monitor = Monitor()
     monitor.heartbeat("worker-0", NodeFacts(inc=1, samples=100, steps=1, cpu_s=2.0, bpt_s=0.5), 1.0)

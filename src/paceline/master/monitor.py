@@ -28,6 +28,10 @@ class Rate:
         if points and value < points[-1][1]:
             points.clear()
         grown = bool(points) and value > points[-1][1]
+        if grown and points[0][1] == points[-1][1]:
+            # The wait before the first growth (starting up) says nothing about the speed after it.
+            for _ in range(len(points) - 1):
+                points.popleft()
         points.append((now_s, value))
         # Two points stay, so that a rate is known after a long silence, too.
         while len(points) > 2 and points[1][0] < now_s - WINDOW_S:
