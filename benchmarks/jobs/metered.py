@@ -16,44 +16,61 @@ from tiny import Ids, Tiny, _as_it_is
 
 import paceline as pl
 from paceline.runtime.data.loader import Loader
+from paceline.runtime.ps.client import Pulling
+from paceline.runtime.ps.model import Model
+from paceline.runtime.ps.partition import Partition
 from paceline.wire.data_plane import DataClient
 
 WARM_UP_STEPS = 200
 
 
+Spent = tuple[float, ...]
+"""Seconds: wall, cpu of this thread, and of the wall time: blocked, wire, tensors."""
+
+
 class Meter:
-    """Sums of wall time, cpu time of this thread, and time blocked, per entry."""
+    """Time of each entry, and what of it went where."""
 
     def __init__(self) -> None:
-        self.blocked_s = 0.0
-        self.entries: dict[str, list[tuple[float, float, float]]] = {}
+        self.parts = {"blocked": 0.0, "wire": 0.0, "tensors": 0.0}
+        self.entries: dict[str, list[Spent]] = {}
+        self._inside = False
 
     def around(self, name: str, call: Callable[[], Any]) -> Any:
-        """Call, and note (wall, cpu, blocked)."""
-        blocked_s, cpu_s, wall_s = self.blocked_s, time.thread_time(), time.perf_counter()
+        """Call, and note what was spent."""
+        before = tuple(self.parts.values())
+        cpu_s, wall_s = time.thread_time(), time.perf_counter()
         try:
             return call()
         finally:
             wall_s = time.perf_counter() - wall_s
-            spent = (wall_s, time.thread_time() - cpu_s, self.blocked_s - blocked_s)
-            self.entries.setdefault(name, []).append(spent)
+            cpu_s = time.thread_time() - cpu_s
+            parts = (now - then for now, then in zip(self.parts.values(), before, strict=True))
+            self.entries.setdefault(name, []).append((wall_s, cpu_s, *parts))
 
-    def watch_waits(self) -> None:
-        """Count as blocked what waits for a pull or for data, and nothing else."""
-        self._watch(DataClient, "poll", lambda args: bool(args and args[0] > 0))
-        self._watch(Loader, "get", lambda args: not args)
+    def watch(self) -> None:
+        """Tell apart waiting (for a pull, for data), the data plane's calls, and tensors."""
+        self._watch(DataClient, "poll", lambda args: "blocked" if args[0] > 0 else "wire")
+        self._watch(Loader, "get", lambda args: "" if args else "blocked")
+        self._watch(DataClient, "send", lambda args: "wire")
+        self._watch(Pulling, "assemble", lambda args: "tensors")
+        self._watch(Partition, "part", lambda args: "tensors")
+        for name in ("load", "gradient_of", "whole_gradient"):
+            self._watch(Model, name, lambda args: "tensors")
 
-    def _watch(self, kind: type, name: str, waits: Callable[[tuple[Any, ...]], bool]) -> None:
+    def _watch(self, kind: type, name: str, part_of: Callable[[tuple[Any, ...]], str]) -> None:
         inner = getattr(kind, name)
 
         def outer(this: Any, *args: Any, **kwargs: Any) -> Any:
-            if kwargs.get("timeout_s") == 0 or not waits(args):
+            part = "" if self._inside or kwargs.get("timeout_s") == 0 else part_of(args)
+            if not part:
                 return inner(this, *args, **kwargs)
-            start_s = time.perf_counter()
+            self._inside, start_s = True, time.perf_counter()
             try:
                 return inner(this, *args, **kwargs)
             finally:
-                self.blocked_s += time.perf_counter() - start_s
+                self.parts[part] += time.perf_counter() - start_s
+                self._inside = False
 
         setattr(kind, name, outer)
 
@@ -82,10 +99,10 @@ def measure(
     optimizer: Any,
     steps: int,
     compute: Callable[[], None],
-) -> dict[str, list[tuple[float, float, float]]]:
+) -> dict[str, list[Spent]]:
     """The same loop with clocks around the entries."""
     meter = Meter()
-    meter.watch_waits()
+    meter.watch()
     for _ in range(steps):
         ids = meter.around("next", lambda: next(batches))
         model(ids).backward()
@@ -152,7 +169,9 @@ def profile(run: Callable[[], Any]) -> None:
 
     profiler = cProfile.Profile(time.thread_time)
     profiler.runcall(run)
-    pstats.Stats(profiler).sort_stats("tottime").print_stats(40)
+    stats = pstats.Stats(profiler)
+    stats.sort_stats("tottime").print_stats(40)
+    stats.sort_stats("cumtime").print_stats("paceline|data", 60)
 
 
 class _Floats(Ids):

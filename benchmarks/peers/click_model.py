@@ -1,6 +1,6 @@
 """The click model of `ps_throughput.py` in PyTorch, trained plainly or as a job of paceline.
 
-    python click_model.py --engine torch|paceline --socket FILE --name ARM [...]
+python click_model.py --engine torch|paceline --socket FILE --name ARM [...]
 """
 
 import argparse

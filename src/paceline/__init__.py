@@ -7,6 +7,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from paceline.runtime.data.batch import TensorRows
+    from paceline.runtime.data.growing import GrowingFiles
+    from paceline.runtime.data.parquet import ParquetRows
+    from paceline.runtime.data.stream import StreamSource
+    from paceline.runtime.data.table import SqlTable
+    from paceline.runtime.data.text import CsvRows, TextLines
     from paceline.runtime.job import Job, init
     from paceline.runtime.ps.embedding import Embedding
     from paceline.runtime.ps.port import Stopped
@@ -14,13 +20,33 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "CsvRows": "paceline.runtime.data.text",
     "Embedding": "paceline.runtime.ps.embedding",
+    "GrowingFiles": "paceline.runtime.data.growing",
     "Job": "paceline.runtime.job",
+    "ParquetRows": "paceline.runtime.data.parquet",
+    "SqlTable": "paceline.runtime.data.table",
     "Stopped": "paceline.runtime.ps.port",
+    "StreamSource": "paceline.runtime.data.stream",
+    "TensorRows": "paceline.runtime.data.batch",
+    "TextLines": "paceline.runtime.data.text",
     "init": "paceline.runtime.job",
 }
 
-__all__ = ["Embedding", "Job", "Stopped", "__version__", "init"]
+__all__ = [
+    "CsvRows",
+    "Embedding",
+    "GrowingFiles",
+    "Job",
+    "ParquetRows",
+    "SqlTable",
+    "Stopped",
+    "StreamSource",
+    "TensorRows",
+    "TextLines",
+    "__version__",
+    "init",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -487,4 +487,4 @@ def test_a_contribution_travels_whole(world: World) -> None:
     ],
 )
 def test_the_spec_says_where_a_server_listens(spec: DataPlaneSpec, expected: str) -> None:
-    assert bind_address(spec, Path("/r"), "server-0-3") == expected
+    assert bind_address(spec, "127.0.0.1", Path("/r"), "server-0-3") == expected

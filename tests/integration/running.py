@@ -105,6 +105,10 @@ class RunningJob:
         """Per life the unix times of its batches."""
         return {path.stem: np.fromfile(path) for path in self.out.glob("*.times")}
 
+    def num_lives(self) -> int:
+        """That were given anything."""
+        return sum(len(times) > 0 for times in self.times().values())
+
     def num_batches(self) -> int:
         """Over all lives."""
         return sum(len(times) for times in self.times().values())

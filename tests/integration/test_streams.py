@@ -16,7 +16,7 @@ import psutil
 import pytest
 import torch
 
-from tests.chaos.oracle import Counts
+from tests.chaos.oracle import Counts, leftovers
 from tests.integration.running import RunningJob, running, until
 
 SCRIPT = Path(__file__).with_name("jobs") / "streamed.py"
@@ -58,8 +58,12 @@ def growing(directory: Path) -> Iterator[threading.Event]:
         writer.join()
 
 
-def check_counts(job: RunningJob, epochs: int) -> None:
+def check_finished(job: RunningJob, epochs: int = 1) -> None:
     """Every record is in the final model once an epoch; each cut holds what it says."""
+    outcome = job.end()
+    assert outcome.state == "finished", outcome
+    assert outcome.committed == outcome.total == N * epochs
+    until(lambda: not leftovers(job.job), "a clean machine")
     assert job.cuts()
     for cut in job.cuts():
         counts = Counts(cut)
@@ -86,10 +90,7 @@ def test_a_stream_written_while_it_is_read_survives_the_death_of(
         pid = status.master_pid if victim == "master" else job.node(victim).pid
         os.kill(pid, signal.SIGKILL)
         rest.set()
-        outcome = job.end()
-        assert outcome.state == "finished", outcome
-        assert (outcome.committed, outcome.total) == (N, N)
-        check_counts(job, 1)
+        check_finished(job)
         name, least = {
             "worker-1": ("relaunch", 1),
             "server-1": ("epoch", 2),
@@ -116,8 +117,7 @@ def test_workers_rest_while_a_stream_has_nothing_and_read_on(tmp_path: Path) -> 
             now = worker.cpu_times()
             assert now.user + now.system - user_s - system_s < 0.5, "busy with waiting"
         rest.set()
-        assert job.end().state == "finished"
-        check_counts(job, 1)
+        check_finished(job)
 
 
 def test_lines_that_are_still_being_counted_are_read_for_two_epochs(tmp_path: Path) -> None:
@@ -127,27 +127,7 @@ def test_lines_that_are_still_being_counted_are_read_for_two_epochs(tmp_path: Pa
     with running(tmp_path, script=str(SCRIPT), args=args, mode="asp") as job:
         job.until_committed(N)
         os.kill(job.node("worker-0").pid, signal.SIGKILL)
-        outcome = job.end()
-        assert (outcome.state, outcome.committed, outcome.total) == ("finished", 2 * N, 2 * N)
-        check_counts(job, 2)
-
-
-def test_a_synchronous_job_waits_for_the_count(tmp_path: Path) -> None:
-    source = tmp_path / "lines.txt"
-    source.write_text("".join(f"{i}\n" for i in range(N)))
-    args = (str(source), "--num-samples", str(N), "--step-s", "0.001")
-    with running(tmp_path, script=str(SCRIPT), args=args, mode="bsp") as job:
-        assert job.end().committed == N
-
-
-def test_a_synchronous_job_refuses_a_stream_and_says_what_to_do(tmp_path: Path) -> None:
-    source = tmp_path / "stream"
-    source.mkdir()
-    args = (str(source), "--num-samples", str(N))
-    with running(tmp_path, script=str(SCRIPT), args=args, mode="bsp", workers=1) as job:
-        outcome = job.end()
-        assert outcome.state == "failed"
-        assert "run the job with --mode asp or --mode ssp" in outcome.traceback + outcome.error
+        check_finished(job, epochs=2)
 
 
 @pytest.mark.parametrize("num_loaders", [0, 2])
@@ -156,9 +136,11 @@ def test_the_same_script_alone_reads_the_same_stream(tmp_path: Path, num_loaders
     with growing(source) as rest:
         rest.set()
         subprocess.run(
-            [sys.executable, str(SCRIPT), str(source)]
-            + ["--num-samples", str(N), "--epochs", "2", "--step-s", "0"]
-            + ["--num-loaders", str(num_loaders)],
+            [
+                *(sys.executable, str(SCRIPT), str(source)),
+                *("--num-samples", str(N), "--epochs", "2", "--step-s", "0"),
+                *("--num-loaders", str(num_loaders)),
+            ],
             check=True,
             timeout=60,
         )

@@ -58,7 +58,12 @@ FAILED = {"state": "failed", "exit_code": 3, "error": "it broke", "committed": 5
             "--resume goes on with the job's own settings",
         ),
         (("attach", "x"), "no job matches 'x'"),
-        (("agent", "--join", "there:1"), "not yet"),
+        (("agent", "--join", "there:1"), "there is no job yet"),
+        (
+            ("agent", "--join", "there:1", "--secret-file", "nowhere"),
+            "cannot be read (No such file",
+        ),
+        (("agent", "--join", "there", "--secret-file", __file__), "holds no secret of a job"),
     ],
 )
 def test_a_mistake_is_one_message_and_exit_code_2(args: tuple[str, ...], message: str) -> None:

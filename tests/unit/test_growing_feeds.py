@@ -67,6 +67,7 @@ def test_partitions_are_numbered_in_the_order_in_which_they_are_heard_of() -> No
     assert made.names[2] == {"b": A, "a": B}
     assert (made.lines[A].end, made.lines[B].end) == (9, 3)
     assert made.news(2, [("a", 3), ("b", 10), ("c", 0), ("d", 1)]) == (("b", 10), ("d", 1))
+    assert made.num_to_do(2, [("a", 3), ("b", 10), ("d", 1)]) == 12 + 1 + 1
 
 
 def test_what_came_back_is_read_first_and_then_one_partition_after_the_other() -> None:

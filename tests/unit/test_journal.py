@@ -73,9 +73,7 @@ ONE_OF_EACH: list[JournalRecord] = [
     EpochStarted(epoch_no=2, cut=CUT, step=4, committed=SPANS, map=MAP),
     Extended(feed=1, ends=(("a", 9),), finished=True),
     Granted(
-        grant=Grant(
-            epoch_no=2, inc=3, n=1, feed=0, spans=SPANS, lines=(SourceLine(0, "a", None),)
-        )
+        grant=Grant(epoch_no=2, inc=3, n=1, feed=0, spans=SPANS, lines=(SourceLine(0, "a", None),))
     ),
     Returned(inc=3, committed=SPANS),
     CutValid(cut=CUT, step=4, committed=SPANS, epoch_no=2),

@@ -400,3 +400,83 @@ def test_a_snapshot_stands_for_all_records() -> None:
     (keep,) = of(Keep, acts)
     assert isinstance(keep.record, NodeStarted)
     assert keep.record.inc == newest + 1
+
+
+def joined(job: Job) -> str:
+    name, acts = job.members.join("elsewhere", job.now_s)
+    job.note(acts)
+    return name
+
+
+def test_who_joins_is_one_more_worker_that_nobody_launches() -> None:
+    job = Job()
+    name = joined(job)
+    assert name == "worker-1"
+    acts = job.hello(name, 70)
+    (start,) = of(Start, acts)
+    assert (start.node, start.message.rank, start.message.num_workers) == ("worker-1", 1, 2)
+    job.up(name)
+    acts = job.exit(name)
+    assert of(Start, acts)[0].node == name, "its process is started again where it is"
+    assert not of(Launch, acts)
+
+
+def test_one_who_joined_and_went_silent_is_dropped_only_when_others_wait() -> None:
+    job = Job()
+    job.run("worker-0")
+    inc = job.run(joined(job), 70)
+    job.members.stream_lost("worker-1")
+    for to_s in (LOST_AFTER_S + 1, 9 * LOST_AFTER_S):
+        job.members.heard("worker-0", to_s)
+        assert not of(WorkerLost, job.tick(to_s))
+    job.others_wait = True
+    acts = job.tick(9 * LOST_AFTER_S + 1)
+    assert of(WorkerLost, acts) == [WorkerLost(inc)]
+    assert not of(Launch, acts)
+    assert "worker-1" not in job.members.nodes
+    assert job.members.num_workers == 1
+    assert job.hello("worker-1", 70) == [Retire("worker-1")]
+
+
+def test_one_who_joined_and_leaves_in_order_is_dropped_at_once() -> None:
+    job = Job()
+    inc = job.run(joined(job), 70)
+    acts = job.exit("worker-1", ExitEvidence(exit_code=143, stopped_by_us=True))
+    assert of(WorkerLost, acts) == [WorkerLost(inc)]
+    assert "worker-1" not in job.members.nodes
+
+
+def test_one_who_was_to_join_and_never_came_is_dropped() -> None:
+    job = Job()
+    job.run("worker-0")
+    joined(job)
+    job.members.heard("worker-0", 61.0)
+    acts = job.tick(61.0)
+    assert [act.event for act in of(Tell, acts) if act.node == "worker-1"] == ["node_lost"]
+    assert Launch("worker-1") not in acts
+    assert "worker-1" not in job.members.nodes
+
+
+def test_a_restarted_master_awaits_who_joined_and_forgets_who_was_dropped() -> None:
+    job = Job()
+    first, second = joined(job), joined(job)
+    inc = job.run(second, 71)
+    job.run(first, 70)
+    job.exit(first, ExitEvidence(exit_code=143, stopped_by_us=True))
+    later = job.restarted()
+    assert Launch(second) not in later.first
+    assert first not in later.members.nodes
+    up = ProcessUp(node=second, inc=inc, pid=9, role="worker")
+    assert not of(Start, later.hello(second, 71, up))
+    fresh = Membership(num_workers=1, num_servers=1, restart=RestartSpec())
+    for record in job.members.snapshot():
+        fresh.apply(record)
+    assert fresh.snapshot() == job.members.snapshot()
+    assert set(fresh.nodes) == {"server-0", "worker-0", second}
+
+
+def test_a_job_that_ends_does_not_wait_for_one_who_joined_and_vanished() -> None:
+    job = Job()
+    job.run(joined(job), 70)
+    job.members.close(1.0, role="worker")
+    assert of(WorkerLost, job.tick(LOST_AFTER_S + 1))

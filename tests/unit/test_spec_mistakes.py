@@ -376,6 +376,20 @@ WRONG_FILES = [
         ),
     ),
     (
+        "script: train.py\nlisten: 0.0.0.0\n",
+        (
+            "job.yaml:2: listen: got '0.0.0.0', expected an IPv4 address of this machine, which "
+            "others are told; `hostname -I` lists them"
+        ),
+    ),
+    (
+        "script: train.py\nlisten: big-host\n",
+        (
+            "job.yaml:2: listen: got 'big-host', expected an IPv4 address of this machine, which "
+            "others are told; `hostname -I` lists them"
+        ),
+    ),
+    (
         "script: train.py\ncheckpoint: {dir: train.py}\n",
         "job.yaml:2: checkpoint.dir: got the file {here}/train.py, expected a folder; name another",
     ),

@@ -248,6 +248,30 @@ def test_frames_survive_any_division_into_reads(sizes: list[int], tail: bytes) -
     assert buffer == struct.pack("!I", 21) + tail
 
 
+def test_nobody_speaks_for_another_incarnation(path: Path) -> None:
+    async def body(agent: Agent, link: NodeLink) -> None:
+        stranger = NodeLink(path, msgspec.structs.replace(HELLO, inc=8))
+        stranger.send(Finished(inc=7))
+        stranger.send(Finished(inc=8))
+        await agent.until(lambda: Finished(inc=8) in agent.seen)
+        assert Finished(inc=7) not in agent.seen
+        stranger.close()
+
+    with_agent(path, body)
+
+
+def test_a_hello_in_the_name_of_another_process_is_refused(path: Path) -> None:
+    async def body(agent: Agent, link: NodeLink) -> None:
+        await agent.until(lambda: len(agent.seen) == 1)
+        stranger = NodeLink(path, msgspec.structs.replace(HELLO, pid=1))
+        assert await arrived(stranger, 1) == []
+        assert agent.server.send(7, Stop(inc=7)), "the real one is still there"
+        assert await arrived(link, 1) == [Stop(inc=7)]
+        assert agent.seen == [HELLO]
+
+    with_agent(path, body)
+
+
 def test_another_user_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def body(agent: Agent, link: NodeLink) -> None:
         await agent.until(lambda: len(agent.seen) == 1)

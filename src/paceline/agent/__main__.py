@@ -1,15 +1,20 @@
-"""``python -m paceline.agent --job-dir DIR --node NAME``: the agent process of one node."""
+"""``python -m paceline.agent --job-dir DIR --node NAME [--guest]``: the agent of one node.
+
+A guest serves the job of another machine: its job directory was made for this one node.
+"""
 
 import argparse
 import asyncio
 import logging
 import os
+import shutil
 import signal
 import sys
 import time
 from pathlib import Path
 
 from paceline.agent.agent import Agent
+from paceline.base.cgroups import remove_job
 from paceline.base.errors import TransientError
 from paceline.base.jobdir import JobDir
 from paceline.base.node_files import NodeFiles
@@ -44,9 +49,16 @@ def take_node(job: JobDir, node: str) -> int:
     return descriptor
 
 
-async def serve(job: JobDir, node: str, spec: JobSpec) -> None:
+def remove_guest(job: JobDir) -> None:
+    """What the supervisor does for a job of this machine; the logs stay."""
+    shutil.rmtree(job.run_dir, ignore_errors=True)
+    job.secret_file.unlink(missing_ok=True)
+    remove_job(job.job_id)
+
+
+async def serve(job: JobDir, node: str, spec: JobSpec, *, guest: bool) -> None:
     """Run the agent in this event loop."""
-    await Agent(job, node, spec).serve()
+    await Agent(job, node, spec, guest=guest).serve()
 
 
 def main() -> None:
@@ -54,6 +66,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m paceline.agent")
     parser.add_argument("--job-dir", type=Path, required=True)
     parser.add_argument("--node", required=True)
+    parser.add_argument("--guest", action="store_true")
     options = parser.parse_args()
     logging.basicConfig(
         stream=sys.stderr,
@@ -65,9 +78,11 @@ def main() -> None:
     job.make_run_dir()
     lock = take_node(job, options.node)
     try:
-        asyncio.run(serve(job, options.node, load(job.spec)))
+        asyncio.run(serve(job, options.node, load(job.spec), guest=options.guest))
     finally:
         os.close(lock)
+    if options.guest:
+        remove_guest(job)
 
 
 if __name__ == "__main__":

@@ -51,6 +51,8 @@ LAST_WORDS_S = 0.5
 """A dead process's messages are still in the socket: its end is told after them, or after this."""
 UNLINKED_S = 0.05
 """The same for a process that died before its connection was accepted."""
+GUEST_WAIT_S = 60.0
+"""How long an agent that came by itself looks for the job's master before it leaves."""
 MAX_QUEUED = 10_000
 """Messages for a master that does not read; more are dropped, as without a master."""
 
@@ -60,8 +62,10 @@ _log = logging.getLogger(__name__)
 class Agent:
     """One node's agent; create and `serve` it in a running event loop."""
 
-    def __init__(self, job: JobDir, node: str, spec: JobSpec) -> None:
+    def __init__(self, job: JobDir, node: str, spec: JobSpec, *, guest: bool = False) -> None:
+        """``guest``: the job is run by another machine; nothing but the node is to be kept up."""
         self._job = job
+        self._guest = guest
         self._node = node
         self._spec = spec
         self._files = NodeFiles(job, node)
@@ -80,6 +84,7 @@ class Agent:
         self._stream: MasterStream | None = None
         self._quit = asyncio.Event()
         self._terminated = False
+        self._heard_s = time.monotonic()
         self._supervisor: subprocess.Popen[bytes] | None = None
         self._told = ""
         if adopted:
@@ -100,7 +105,8 @@ class Agent:
         self._host.start_zygote()
         await self._link.start()
         loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGTERM, self._on_terminate)
+        for number in (signal.SIGTERM, signal.SIGINT) if self._guest else (signal.SIGTERM,):
+            loop.add_signal_handler(number, self._on_terminate)
         loops = (self._follow_master(), self._beat(), self._guard(), self._tick())
         tasks = [asyncio.create_task(each) for each in loops]
         quitting = asyncio.create_task(self._quit.wait())
@@ -252,10 +258,20 @@ class Agent:
             if not self._job.path.is_dir():
                 _log.warning("job_directory_gone node=%s", self._node)
                 self._do(self._state.leave(0.0, time.monotonic()))
+            elif self._guest:
+                self._give_up_on_silence()
             elif self._supervisor and self._supervisor.poll() is None:
                 continue
             elif not is_locked(self._job.supervisor_lock):
                 self._start_supervisor()
+
+    def _give_up_on_silence(self) -> None:
+        now_s = time.monotonic()
+        if self._stream is not None:
+            self._heard_s = now_s
+        elif now_s - self._heard_s > GUEST_WAIT_S:
+            _log.warning("master_gone node=%s: leaving", self._node)
+            self._do(self._state.leave(0.0, now_s))
 
     def _start_supervisor(self) -> None:
         """Also after the job's end: then it only removes what is left, this agent included."""

@@ -278,12 +278,15 @@ def report(
 @app.command()
 def agent(
     join: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where the master listens.")],
+    secret_file: Annotated[
+        Path | None,
+        typer.Option(metavar="PATH", help="The job's secret. Default: that of the newest job."),
+    ] = None,
 ) -> None:
-    """Add this machine to a job that runs elsewhere."""
-    raise ConfigError(
-        f"agent --join {join}: not yet; agents of this release run on the master's machine and "
-        "are started by it. Use `paceline scale --workers N` there"
-    )
+    """Add this machine to a running job as one more worker, until the job ends or Ctrl-C."""
+    from paceline.cli.join import join_job
+
+    join_job(join, secret_file)
 
 
 def _order(name: str | None, call: "Call") -> str:

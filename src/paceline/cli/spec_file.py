@@ -5,6 +5,7 @@ the wording of complaints. What a single value looks like is in ``paceline.cli.s
 """
 
 import difflib
+import ipaddress
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -276,6 +277,17 @@ def _check_encryption(draft: _Draft) -> None:
         draft.complain(key, got, "it with tcp or auto only", "remove it")
 
 
+def _check_listen(draft: _Draft) -> None:
+    key, address = "listen", str(draft.get("listen"))
+    try:
+        known = not ipaddress.IPv4Address(address).is_unspecified
+    except ValueError:
+        known = False
+    if not known:
+        expected = "an IPv4 address of this machine, which others are told"
+        draft.complain(key, repr(address), expected, "`hostname -I` lists them")
+
+
 def _check_env(draft: _Draft) -> None:
     for key in [key for key in draft.values if key.startswith("env.")]:
         name = key.removeprefix("env.")
@@ -297,6 +309,7 @@ _CHECKS: tuple[tuple[Callable[[_Draft], None], tuple[str, ...]], ...] = (
     (_check_waits, ()),
     (_check_folder, ("checkpoint.dir",)),
     (_check_encryption, ("data_plane.encryption", "data_plane.transport")),
+    (_check_listen, ("listen",)),
     (_check_env, ()),
 )
 """What one value alone cannot show; skipped when a value it compares was refused already."""

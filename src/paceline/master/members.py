@@ -36,11 +36,23 @@ class WorkersWanted(Record, frozen=True):
     """In a snapshot: no life has had this number, or a higher one."""
 
 
+class NodeJoined(Record, frozen=True):
+    """A worker that came by itself: the backend neither launches nor stops it."""
+
+    node: str
+
+
+class NodeDropped(Record, frozen=True):
+    """A node that came by itself is gone, and nobody waits for it any more."""
+
+    node: str
+
+
 class JobEnded(Record, frozen=True):
     """The job has ended; who goes on from this journal has a fresh budget."""
 
 
-MemberRecords = NodeStarted | NodeFinished | WorkersWanted | JobEnded
+MemberRecords = NodeStarted | NodeFinished | WorkersWanted | NodeJoined | NodeDropped | JobEnded
 
 # --------------------------------------------------------------------------- instructions
 
@@ -118,6 +130,8 @@ class Node(msgspec.Struct):
     name: str
     role: str
     rank: int
+    guest: bool = False
+    """It came by itself."""
     state: str = "pending"
     """pending, starting, running, finished, lost, backing off or failed."""
     note: str = ""

@@ -9,6 +9,9 @@ Silence (DESIGN, section 6): an agent that says nothing is replaced after ``lost
 harms no process, its successor takes over whatever runs. The process itself is given up only when
 an agent says that it is gone, or when no agent can be had for another ``lost_after_s`` *and* others
 wait for it.
+
+A worker may also come by itself (`join`): the same in everything, but nobody can launch an agent
+for it. It is awaited as long as others would be, and then dropped.
 """
 
 from collections.abc import Container, Iterator
@@ -23,7 +26,9 @@ from paceline.master.members import (
     Launch,
     MemberRecords,
     Node,
+    NodeDropped,
     NodeFinished,
+    NodeJoined,
     NodeStarted,
     Retire,
     Start,
@@ -100,6 +105,15 @@ class Membership:
             case WorkersWanted():
                 self._next_inc = max(self._next_inc, record.next_inc)
                 self._resize(record.count)
+            case NodeJoined():
+                node = self.nodes.get(record.node) or self._add(*_role_and_index(record.node))
+                node.guest = True
+                self.num_workers = max(self.num_workers, node.rank + 1)
+            case NodeDropped():
+                if record.node in self.nodes:
+                    self._forget(self.nodes[record.node])
+                staying = (node.rank for node in self.of_role("worker") if not node.leaving)
+                self.num_workers = max(staying, default=-1) + 1
             case JobEnded():
                 for node in self.nodes.values():
                     node.restarts, node.previous, node.alive = 0, None, False
@@ -122,7 +136,11 @@ class Membership:
     def snapshot(self) -> list[MemberRecords]:
         """Records that stand for all that were applied."""
         kept: list[MemberRecords] = [WorkersWanted(count=self.num_workers, next_inc=self._next_inc)]
+        names = (f"worker-{rank}" for rank in range(self.num_workers))
+        kept += [NodeDropped(node=name) for name in names if name not in self.nodes]
         for node in self.nodes.values():
+            if node.guest:
+                kept.append(NodeJoined(node=node.name))
             if node.inc:
                 record = NodeStarted(
                     node=node.name, inc=node.inc, restarts=node.restarts, previous=node.previous
@@ -175,7 +193,7 @@ class Membership:
             if not self._wanted(node):
                 continue
             node.heard_s, node.started_by = now_s, NOBODY
-            if node.name in awaited:
+            if node.guest or node.name in awaited:
                 node.state, node.greeted = "lost", True
             else:
                 node.unblamed = node.inc > 0
@@ -187,6 +205,11 @@ class Membership:
         acts = self._lost(node)
         self._forget(node)
         return [*acts, Retire(node.name)]
+
+    def _drop(self, node: Node, reason: str) -> list[Act]:
+        """A node that came by itself does not come back."""
+        told = Tell("node_lost", node.name, node.inc, reason)
+        return [told, *self._lost(node), self._keep(NodeDropped(node=node.name))]
 
     def _launch(self, node: Node, now_s: float) -> list[Act]:
         node.connected = node.greeted = node.needs_launch = False
@@ -345,6 +368,8 @@ class Membership:
             acts += self._gone_for_good(node)
         elif self.closing:
             acts.append(Retire(node.name))
+        elif node.guest and judged.verdict is Verdict.STOPPED and not node.unblamed:
+            acts += [*self._drop(node, "its machine has left"), Retire(node.name)]
         elif judged.verdict is Verdict.UNRETRYABLE:
             acts += self._fail(node, judged, exit_)
         else:
@@ -407,7 +432,7 @@ class Membership:
                 acts += self._start_if_due(node, now_s)
             elif node.alive and node.connected and node.up is None:
                 acts += self._repeat_start(node, now_s)
-            if self._wanted(node):
+            if self._wanted(node) or (node.guest and node.alive):
                 acts += self._on_silence(node, now_s, lost_after_s, others_wait)
         return acts
 
@@ -419,11 +444,16 @@ class Membership:
         self, node: Node, now_s: float, lost_after_s: float, others_wait: bool
     ) -> list[Act]:
         silent_s = now_s - node.heard_s
-        limit_s = lost_after_s if node.alive else max(lost_after_s, FIRST_HELLO_S)
+        waits = not (node.alive or (node.guest and node.greeted))
+        limit_s = max(lost_after_s, FIRST_HELLO_S) if waits else lost_after_s
         limit_s += 0.0 if node.greeted else self._pending_s
         if silent_s < limit_s:
             return []
         reason = f"silent for {silent_s:.1f} s"
+        if node.guest:
+            given_up = silent_s >= 2 * limit_s and others_wait
+            may_return = node.alive and self._wanted(node) and not given_up
+            return [] if may_return else self._drop(node, reason)
         if not node.replaced or not node.alive:
             told = Tell("agent_lost", node.name, node.inc, reason)
             node.replaced = True
@@ -443,7 +473,7 @@ class Membership:
         for node in list(self.of_role("worker")):
             if node.leaving and node.rank < count:
                 # Wanted again before it was gone: the next agent takes its place.
-                acts += self._lost(node)
+                acts += [*self._lost(node), *([Retire(node.name)] if node.guest else [])]
         known = set(self.nodes)
         for node in self.of_role("worker"):
             known -= {node.name} if node.leaving else set()
@@ -454,6 +484,14 @@ class Membership:
             elif node.name not in known:
                 acts += self._launch(node, now_s)
         return acts
+
+    def join(self, host: str, now_s: float) -> tuple[str, list[Act]]:
+        """One more worker, whose agent is about to be started there: its name."""
+        name = f"worker-{max((node.rank for node in self.of_role('worker')), default=-1) + 1}"
+        told = Tell("scaled", name, 0, f"{host} joins")
+        keep = self._keep(NodeJoined(node=name))
+        self.nodes[name].heard_s = now_s
+        return name, [keep, told]
 
     def _send_away(self, node: Node, grace_s: float) -> list[Act]:
         if node.alive and node.connected:

@@ -41,7 +41,20 @@ from paceline.master.ports import AgentEnd, Backend
 from paceline.master.snapshot import Snapshot, restore, take
 from paceline.master.status import count_committed, count_total, describe
 from paceline.master.training import CutChosen, Training
-from paceline.wire.client import Call, Done, GetStatus, JobStatus, Kill, Reply, Scale, StopJob
+from paceline.wire.client import (
+    Call,
+    Done,
+    GetSpec,
+    GetStatus,
+    JobInfo,
+    JobStatus,
+    Join,
+    Joined,
+    Kill,
+    Reply,
+    Scale,
+    StopJob,
+)
 from paceline.wire.control import AgentStream, ControlServer
 from paceline.wire.messages import (
     AgentHello,
@@ -156,7 +169,7 @@ class Master:
             PermanentError: the journal is damaged.
         """
         restarted = self._replay()
-        port = await self._server.start("127.0.0.1", self._known_port())
+        port = await self._server.start(self._spec.listen, self._known_port())
         self._write_address(port)
         self._outbox.tell("master_started", reason="from the journal" if restarted else "")
         self.training.resume()
@@ -210,7 +223,7 @@ class Master:
 
     def _write_address(self, port: int) -> None:
         fresh = self._job.master_address.with_suffix(".new")
-        fresh.write_text(f"127.0.0.1:{port}\n")
+        fresh.write_text(f"{self._spec.listen}:{port}\n")
         fresh.replace(self._job.master_address)
 
     async def _close(self, ending: Ending) -> Outcome:
@@ -326,10 +339,11 @@ class Master:
             before.end()
         self._names[stream] = name
         self._outbox.streams[name] = stream
-        if name in self.members.nodes:
-            self._backend.adopt(name, hello.agent_pid)
-        else:
+        node = self.members.nodes.get(name)
+        if node is None:
             self._refuse(name, "no node of this job")
+        elif not node.guest:
+            self._backend.adopt(name, hello.agent_pid)
         self._act(self.members.hello(hello, now_s))
 
     def _stream_ended(self, stream: AgentStream) -> None:
@@ -519,6 +533,15 @@ class Master:
                 self._act(self.members.kill(name))
             case StopJob(now=now):
                 self._stop("paceline stop", at_once=now)
+            case GetSpec():
+                return JobInfo(job_id=self._job.job_id, spec=self._spec)
+            case Join(host=host):
+                self._check_running()
+                if not self.training.state.cuts:
+                    raise ConfigError("the job has no model yet; join again when it trains")
+                node_name, acts = self.members.join(host, self._clock())
+                self._act(acts)
+                return Joined(node=node_name)
         return Done()
 
     def _check_running(self) -> None:

@@ -43,7 +43,6 @@ from paceline.wire.messages import (
     OpenFeed,
     Prepared,
     Restored,
-    feed_of,
 )
 from paceline.wire.spec import JobSpec
 
@@ -141,13 +140,11 @@ class Training:
         """How much this worker should get now."""
         feed = self.state.ledger.feeds[request.feed]
         members = sorted(self.state.workers)
-        lines = self.state.ledger.lines.items()
-        mine = [line for number, line in lines if feed_of(number) == request.feed]
         return Sizing(
             samples=lease_samples(
                 speed=self._monitor.speed(node),
                 batch_size=feed.batch_size,
-                remaining=sum(line.end - line.cursor + len(line.returned) for line in mine),
+                remaining=self.state.ledger.num_to_do(request.feed, request.ends),
                 num_workers=len(members),
                 shard_size=self._spec.data.shard_size,
                 held=self._held(request, feed),

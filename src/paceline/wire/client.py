@@ -3,6 +3,7 @@
 import msgspec
 
 from paceline.wire.messages import Message
+from paceline.wire.spec import JobSpec
 
 
 class GetStatus(Message, frozen=True):
@@ -25,6 +26,16 @@ class StopJob(Message, frozen=True):
     """End the job: in order (finish the step, one more cut), or ``now``; answer: Done."""
 
     now: bool = False
+
+
+class GetSpec(Message, frozen=True):
+    """Answer: JobInfo."""
+
+
+class Join(Message, frozen=True):
+    """A machine wants to be a worker and will start its agent now; answer: Joined."""
+
+    host: str
 
 
 class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,11 +84,24 @@ class JobStatus(Message, frozen=True):
     error: str = ""
 
 
+class JobInfo(Message, frozen=True):
+    """What a machine that joins has to know."""
+
+    job_id: str
+    spec: JobSpec
+
+
+class Joined(Message, frozen=True):
+    """The name of the new node."""
+
+    node: str
+
+
 class Done(Message, frozen=True):
     """The call was carried out, or why not."""
 
     error: str = ""
 
 
-Call = GetStatus | Scale | Kill | StopJob
-Reply = JobStatus | Done
+Call = GetStatus | Scale | Kill | StopJob | GetSpec | Join
+Reply = JobStatus | JobInfo | Joined | Done

@@ -20,6 +20,8 @@ COPY_BYTES = 1 << 16
 """Smaller frames are copied when sent and when received."""
 SHARED_BYTES = 1 << 15
 """Smaller frames go through the socket even on one host."""
+NOBLOCK, NOBLOCK_MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
+"""As plain numbers: arithmetic on pyzmq's enumerations takes longer than a send."""
 
 Buffer = Any
 """Anything that exports a contiguous buffer: bytes, memoryview, numpy array."""
@@ -85,8 +87,11 @@ class Packer:
                 inline.append(view)
         where = b"" if self._arena is None else encode((self._arena.name, places))
         try:
+            # The first part decides for all. (``send_multipart`` is this loop and much around it.)
             parts = [*prefix, encode(message), where, *inline]
-            sock.send_multipart(parts, zmq.NOBLOCK, copy=False)
+            for part in parts[:-1]:
+                sock.send(part, NOBLOCK_MORE, copy=len(part) < COPY_BYTES)
+            sock.send(parts[-1], NOBLOCK, copy=len(parts[-1]) < COPY_BYTES)
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH):
                 raise

@@ -37,7 +37,7 @@ import zmq
 
 from paceline.base.errors import PermanentError
 from paceline.wire.data_auth import Doorkeeper, secure_client
-from paceline.wire.data_packing import COPY_BYTES, Buffer, Frame, Packer, file_of
+from paceline.wire.data_packing import COPY_BYTES, NOBLOCK, Buffer, Frame, Packer, file_of
 from paceline.wire.messages import Data
 from paceline.wire.shm import DEFAULT_ARENA_BYTES
 from paceline.wire.spec import DataPlaneSpec
@@ -53,10 +53,10 @@ DEAD_AFTER_MS = 10_000
 RECONNECT_MS, RECONNECT_MAX_MS = 20, 1_000
 
 
-def bind_address(plane: DataPlaneSpec, run_dir: Path, name: str) -> str:
-    """Where the server ``name`` of a job whose processes share this host is to listen."""
+def bind_address(plane: DataPlaneSpec, listen: str, run_dir: Path, name: str) -> str:
+    """Where the server ``name`` of a job is to listen; ``listen``: the host's address, for tcp."""
     if plane.transport == "tcp":
-        return f"{'curve' if plane.encryption == 'curve' else 'tcp'}://127.0.0.1:*"
+        return f"{'curve' if plane.encryption == 'curve' else 'tcp'}://{listen}:*"
     scheme = "ipc" if plane.transport == "ipc" else "shm"
     return f"{scheme}://{run_dir / name}.data"
 
@@ -183,6 +183,8 @@ class DataClient:
         self._shared: dict[Path, Packer] = {}
         self._plain = Packer("", 0)
         self._poller = _Poller()
+        self.extra_ready = False
+        """Whether the last poll found that ``extra`` can be read."""
         for key, address in servers.items():
             self.connect(key, address)
 
@@ -231,6 +233,7 @@ class DataClient:
     def poll(self, timeout_s: float, extra: int = -1) -> list[tuple[int, Data, list[Frame]]]:
         """What has arrived; waits at most ``timeout_s``, or until ``extra`` can be read."""
         ready = self._poller.poll(timeout_s, extra)
+        self.extra_ready = extra in ready
         found: list[tuple[int, Data, list[Frame]]] = []
         for key, sock in self._sockets.items():
             for parts in _arrived(sock) if sock in ready else ():
@@ -319,6 +322,10 @@ def _endpoint(address: str) -> str:
 def _arrived(sock: Any) -> Iterator[list[Any]]:
     for _ in range(BATCH):
         try:
-            yield sock.recv_multipart(zmq.NOBLOCK, copy=False)
+            parts = [sock.recv(NOBLOCK, copy=False)]
         except zmq.Again:
             return
+        # The parts of a message arrive together. (``recv_multipart`` asks the socket for each.)
+        while parts[-1].more:
+            parts.append(sock.recv(NOBLOCK, copy=False))
+        yield parts

@@ -171,6 +171,9 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How often a dead node is started again."""
     timeouts: TimeoutSpec = TimeoutSpec()
     """How long to wait for whom."""
+    listen: Annotated[str, Meta(examples=["127.0.0.1"])] = "127.0.0.1"
+    """IPv4 address of this machine at which the master and, with ``data_plane.transport: tcp``, the
+    servers listen. Default 127.0.0.1: nobody outside of this machine can connect."""
     data_plane: DataPlaneSpec = DataPlaneSpec()
     """How tensors travel."""
 

@@ -38,7 +38,8 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--step-s", type=float, default=0.02)
     parser.add_argument("--synchronous", action="store_true")
-    parser.add_argument("--together", type=int, default=1, help="start when so many are there")
+    parser.add_argument("--together", type=int, default=1, help="wait until so many are there")
+    parser.add_argument("--together-at", type=int, default=1, help="in which batch")
     parser.add_argument("--evaluate", action="store_true")
     parser.add_argument("--hog", action="store_true")
     options = parser.parse_args()
@@ -51,14 +52,17 @@ def main() -> None:
     dataset = torch.utils.data.TensorDataset(torch.arange(options.num_samples))
     samples = (options.out / f"{name}.ids").open("wb", buffering=0)
     times = (options.out / f"{name}.times").open("wb", buffering=0)
-    while len(list(options.out.glob("*.ids"))) < options.together:
-        time.sleep(0.02)
     with samples, times:
         for num_batches, (ids,) in enumerate(job.batches(dataset, options.batch_size), 1):
             samples.write(ids.numpy().tobytes())
             times.write(torch.tensor([time.time()], dtype=torch.float64).numpy().tobytes())
             if options.hog and num_batches == 10:
                 hog_once(options.out / "hogged")
+            while (
+                num_batches == options.together_at
+                and len(list(options.out.glob("*.ids"))) < options.together
+            ):
+                time.sleep(0.02)
             loss = model(ids) / (ids.numel() if options.synchronous else 1)
             loss.backward()
             time.sleep(options.step_s)  # stands for compute, so that faults fall into a step

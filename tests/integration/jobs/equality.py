@@ -70,7 +70,7 @@ class Net(nn.Module):
         if kind == "sgd":
             return [SGD(self.parameters(), lr=0.3)]
         if kind == "adagrad":
-            return [Adagrad(self.parameters(), lr=0.02)]
+            return [Adagrad(self.parameters(), lr=0.005)]
         tables = [self.fields.weight, self.user.weight]
         return [Adam(self.deep.parameters(), lr=0.002), SparseAdam(tables, lr=0.01)]
 

@@ -45,11 +45,9 @@ class Line:
         """The epoch of the first fresh position."""
         return self.cursor // self.epoch_len if self.epoch_len else 0
 
-    def fresh(self) -> Iterator[tuple[int, int]]:
-        """What nobody has had of the present epoch."""
-        end = min(self.end, (self.epoch + 1) * self.epoch_len) if self.epoch_len else self.end
-        if self.cursor < end:
-            yield self.cursor, end
+    def fresh(self, number: int) -> Span:
+        """What nobody has had of the present epoch, as a span of line ``number``."""
+        return Span(number, self.cursor, (self.epoch + 1) * self.epoch_len or self.end)
 
     def next(self, count: int) -> tuple[int, int] | None:
         """Fresh samples first; what came back is read at the end of the epoch."""
@@ -145,6 +143,13 @@ class Ledger:
             return None
         return sum(self.lines[number].end for number in self.names[feed].values())
 
+    def num_to_do(self, feed: int, ends: Iterable[tuple[str, int]] = ()) -> int:
+        """Samples that nobody has; ``ends``: how far partitions are just said to reach."""
+        lines = [line for number, line in self.lines.items() if feed_of(number) == feed]
+        known = sum(line.end - line.cursor + len(line.returned) for line in lines)
+        reach = {line.name: line.reach for line in lines}
+        return known + sum(end - reach.get(name, 0) for name, end in self.news(feed, ends))
+
     # ------------------------------------------------------------------ leases
 
     def lease_size(self, inc: int, feed: int) -> int:
@@ -168,16 +173,23 @@ class Ledger:
         return []
 
     def _pick_growing(self, feed: int, count: int, batch_size: int) -> list[Span]:
+        found = _first(self._growing_to_do(feed), count)
+        if feed in self.finished:
+            return found
+        there = sum(len(span) for span in found)
+        return _first(found, there - there % min(count, batch_size))
+
+    def _growing_to_do(self, feed: int) -> Iterator[Span]:
         """What came back, then what is fresh of the earliest epoch, in the order of the lines."""
         lines = [(number, self.lines[number]) for number in self.names[feed].values()]
-        to_do = [Span(number, *back) for number, line in lines for back in line.returned]
-        fresh = [(line.epoch, Span(number, *new)) for number, line in lines for new in line.fresh()]
-        earliest = min((epoch for epoch, _ in fresh), default=0)
-        to_do += [span for epoch, span in fresh if epoch == earliest]
-        if feed not in self.finished:
-            there = min(count, sum(len(span) for span in to_do))
-            count = there - there % min(count, batch_size)
-        return _first(to_do, count)
+        for number, line in lines:
+            for back in line.returned:
+                yield Span(number, *back)
+        with_fresh = [(number, line) for number, line in lines if line.cursor < line.end]
+        earliest = min((line.epoch for _, line in with_fresh), default=0)
+        for number, line in with_fresh:
+            if line.epoch == earliest:
+                yield line.fresh(number)
 
     def pick_steps(
         self, feed: int, *, step: int, urgent: bool, member: int, num_members: int, num_steps: int
@@ -252,10 +264,12 @@ class Ledger:
                 state.returned.add(start, stop)
 
 
-def _first(spans: list[Span], count: int) -> list[Span]:
-    """The first ``count`` samples of a list of spans."""
+def _first(spans: Iterable[Span], count: int) -> list[Span]:
+    """The first ``count`` samples of some spans."""
     found: list[Span] = []
     for span in spans:
+        if count <= 0:
+            break
         stop = min(span.stop, span.start + count)
         if stop > span.start:
             found.append(Span(span.line, span.start, stop))

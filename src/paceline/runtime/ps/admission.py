@@ -126,7 +126,9 @@ def _bad_spans(spans: Sequence[Span], within: Span | None) -> str:
         return f"{spans} are no samples"
     if any(a.line == b.line and b.start < a.stop for a, b in pairwise(ordered)):
         return f"{spans} overlap"
-    for span in spans if within is not None else ():
+    if within is None:
+        return ""
+    for span in spans:
         if span.line != within.line or span.start < within.start or span.stop > within.stop:
             return f"{span} is outside of the slice {within}"
     return ""

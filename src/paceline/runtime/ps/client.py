@@ -416,7 +416,6 @@ class ServerTrainer:
         }
         for server in self.state.servers:
             self._send_part(server, part)
-        self._pump(0.0)
 
     def _send_part(self, server: int, part: Part) -> None:
         kept = self._parts.get(part.seq, {}).get(server)
@@ -506,7 +505,12 @@ class ServerTrainer:
     # ------------------------------------------------------------------ events
 
     def _check_stop(self) -> None:
-        if self.process.stop_requested and not self._leaving:
+        """Leave if told to; but not from a step that is not decided, and may need more of us.
+
+        Whoever left before it gave its share back, and what we computed would be lost without.
+        """
+        undecided = self.spec.mode == "bsp" and self.state.offers
+        if self.process.stop_requested and not self._leaving and not undecided:
             self._leaving = True
             self.drain()
             raise Stopped
@@ -531,10 +535,12 @@ class ServerTrainer:
         link = self.process.link.fileno()
         for key, message, frames in self.data.poll(timeout_s, extra=link):
             self._from_server(key, message, frames)
-        for order in self.process.link.receive():
-            self._from_master(order)
         now_s = time.monotonic()
-        if now_s >= self._resend_at_s:
+        resend = now_s >= self._resend_at_s
+        if self.data.extra_ready or resend:
+            for order in self.process.link.receive():
+                self._from_master(order)
+        if resend:
             if self._resend_at_s:
                 self._do(self.state.resend())
             self._resend_at_s = now_s + RESEND_S

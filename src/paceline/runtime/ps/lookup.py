@@ -196,7 +196,7 @@ class _TakeRows(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (inverse,) = ctx.saved_tensors
         if torch.is_grad_enabled():  # the gradient is to be differentiated itself
             return torch.ops.aten.embedding_dense_backward(grad, inverse, ctx.size, -1, False), None

@@ -172,7 +172,7 @@ class Loop:
         step.grads[optimizer] = self._model.gradient_of(optimizer)
         if len(step.grads) == num_optimizers:
             self._push(step)
-            if self._recorder is None:
+            if self._recorder is None and self._staged is None:
                 self._stage_ahead()
 
     def _push(self, step: Step) -> None:

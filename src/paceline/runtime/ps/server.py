@@ -128,7 +128,7 @@ class Server:
         self.admission: Admission | None = None
         secret = process.job.secret()
         name = f"{process.node}-{process.inc}"
-        bind = bind_address(process.spec.data_plane, process.job.run_dir, name)
+        bind = bind_address(process.spec.data_plane, process.spec.listen, process.job.run_dir, name)
         self.data = DataServer(bind, secret)
         self.peers = DataClient({}, secret, ident=name)
         self.writer = Writer()

@@ -90,6 +90,8 @@ class WorkerState:
         #: Feed -> partition -> how far the master is known to know that it reaches.
         self.told: dict[int, dict[str, int]] = {}
         self.map: ServerMap | None = None
+        #: Incarnations of the map's servers, the leader first.
+        self.servers: list[int] = []
         self.epoch_no = 0
         self._reset()
 
@@ -112,10 +114,6 @@ class WorkerState:
         self.applied_by: dict[int, int] = {}
         self.handled = SampleSet()
 
-    @property
-    def servers(self) -> list[int]:
-        return [server.inc for server in self.map.servers] if self.map else []
-
     # ------------------------------------------------------------------ from the master
 
     def new_epoch(self, message: NewEpoch) -> list[Instruction]:
@@ -125,6 +123,7 @@ class WorkerState:
         wanted = self.request.feed if self.request else None
         self._reset()
         self.epoch_no, self.map, self.step = message.epoch_no, message.map, message.step
+        self.servers = [server.inc for server in message.map.servers]
         return [DropWork(), *(self.want(wanted) if wanted is not None else [])]
 
     def feed_opened(self, message: FeedOpened) -> list[Instruction]:
@@ -256,7 +255,9 @@ class WorkerState:
     def reaches(self, feed: int, after: int) -> bool:
         """BSP: whether the lease has samples of step + 1 + ``after`` or of a later one."""
         lease, within = self.lease.get(feed), self._slice(feed, after)
-        return bool(lease) and within is not None and lease[-1].stop > within.start
+        if not lease or within is None:
+            return False
+        return lease[-1].stop > within.start
 
     def _next_spans(self, feed: int, count: int, after: int = 0) -> tuple[Span, ...]:
         found: list[Span] = []
@@ -285,14 +286,18 @@ class WorkerState:
         return Span(0, 0, 0)
 
     def _remove(self, feed: int, spans: tuple[Span, ...]) -> None:
-        taken, count = SampleSet(spans), sum(len(span) for span in spans)
-        kept: list[Span] = []
-        while count:
-            span = self.lease[feed].popleft()
-            rest = list(taken.missing(span))
-            count -= len(span) - sum(len(left) for left in rest)
-            kept += rest
-        self.lease.setdefault(feed, deque()).extendleft(reversed(kept))
+        """Take from the lease what `_next_spans` found in it, span by span in its order."""
+        if not spans:
+            return
+        lease, kept = self.lease[feed], list[Span]()
+        for span in spans:
+            while not _begins_in(span, found := lease.popleft()):
+                kept.append(found)
+            if found.start < span.start:
+                kept.append(Span(span.line, found.start, span.start))
+            if span.stop < found.stop:
+                lease.appendleft(Span(span.line, span.stop, found.stop))
+        lease.extendleft(reversed(kept))
 
     def offer(self, spans: tuple[Span, ...], rates: tuple[float, ...] = ()) -> Part:
         """Number a computed contribution; the edge cuts its gradients to the servers."""
@@ -449,3 +454,7 @@ class WorkerState:
     def _last_request(self) -> LeaseRequest:
         feed = min(self.feeds, default=0)
         return LeaseRequest(epoch_no=self.epoch_no, inc=self.inc, n=self.last_n, feed=feed)
+
+
+def _begins_in(span: Span, other: Span) -> bool:
+    return other.line == span.line and other.start <= span.start < other.stop

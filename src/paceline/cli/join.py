@@ -1,0 +1,109 @@
+"""``paceline agent --join``: this machine becomes a worker of a job whose master is elsewhere."""
+
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from paceline.base.errors import ConfigError, PermanentError
+from paceline.base.jobdir import JobDir, home
+from paceline.base.processes import JOB_DIR, SAFE_PATH
+from paceline.wire import spec as specs
+from paceline.wire.client import Call, Done, GetSpec, JobInfo, Join, Joined, Reply
+from paceline.wire.control import ControlClient
+from paceline.wire.spec import JobSpec
+
+JOIN_TIMEOUT_S = 10.0
+
+
+def join_job(address: str, secret_file: Path | None) -> NoReturn:
+    """Become the agent of a new node of the job at ``address``; the process is replaced by it.
+
+    Raises:
+        ConfigError: the address or the secret is wrong, or this machine lacks the script.
+        TransientError: nobody answers there.
+    """
+    secret = read_secret(secret_file)
+    client = ControlClient(check_address(address), secret)
+    info = _ask(client, GetSpec(), secret_file)
+    assert isinstance(info, JobInfo)
+    check_spec(info.spec, address)
+    joined = _ask(client, Join(host=socket.gethostname()), secret_file)
+    assert isinstance(joined, Joined)
+    job = make_directory(info, joined.node, address, secret)
+    print(f"joined job {info.job_id} as {joined.node}; logs: {job.logs}; Ctrl-C leaves", flush=True)
+    arguments = ["--job-dir", str(job.path), "--guest", "--node", joined.node]
+    os.execve(
+        sys.executable,
+        [sys.executable, *SAFE_PATH, "-m", "paceline.agent", *arguments],
+        {**os.environ, JOB_DIR: str(job.path)},
+    )
+
+
+def check_address(address: str) -> str:
+    """Raises ConfigError unless it is HOST:PORT."""
+    host, _, port = address.rpartition(":")
+    if not (host and port.isdecimal()):
+        raise ConfigError(
+            f"--join: got {address!r}, expected HOST:PORT; the job's directory on the master's "
+            "machine has it in master.address"
+        )
+    return address
+
+
+def read_secret(path: Path | None) -> bytes:
+    """The secret in a file, by default that of the newest job of this machine."""
+    path = path or JobDir.find(None).secret_file
+    try:
+        secret = path.read_bytes().strip()
+    except OSError as error:
+        raise ConfigError(
+            f"--secret-file: got {path}, which cannot be read ({error.strerror}); copy the file "
+            "`secret` of the job's directory from the master's machine"
+        ) from error
+    if not secret.isalnum():
+        raise ConfigError(f"--secret-file: {path} holds no secret of a job, expected 64 hex digits")
+    return secret
+
+
+def check_spec(spec: JobSpec, address: str) -> None:
+    """Raises ConfigError if a worker of this job could not run on this machine."""
+    if not Path(spec.script).is_file():
+        raise ConfigError(
+            f"the job's script {spec.script} is not on this machine; put it (and its data) at the "
+            "same path, then join again"
+        )
+    host = address.rpartition(":")[0]
+    if spec.data_plane.transport != "tcp" and host not in ("127.0.0.1", "localhost"):
+        raise ConfigError(
+            f"the job's data_plane.transport is {spec.data_plane.transport!r}, which stays on the "
+            "master's machine; start it with --set data_plane.transport=tcp to join it from here"
+        )
+
+
+def make_directory(info: JobInfo, node: str, address: str, secret: bytes) -> JobDir:
+    """A job directory of this one node, apart from those of the jobs of this machine."""
+    path = home() / "joined" / f"{info.job_id}.{node}"
+    path.mkdir(parents=True, mode=0o700)
+    job = JobDir(path)
+    specs.save(info.spec, job.spec)
+    with os.fdopen(os.open(job.secret_file, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
+        file.write(secret)
+    job.master_address.write_text(f"{address}\n")
+    job.logs.mkdir()
+    job.make_run_dir()
+    return job
+
+
+def _ask(client: ControlClient, call: Call, secret_file: Path | None) -> Reply:
+    try:
+        reply = client.call_sync(call, JOIN_TIMEOUT_S)
+    except PermanentError as error:
+        raise ConfigError(
+            f"{error}; --secret-file {secret_file or '(that of the newest job here)'}: expected "
+            "the file `secret` of the job's directory on the master's machine"
+        ) from error
+    if isinstance(reply, Done):
+        raise ConfigError(f"the job at {client.address}: {reply.error}")
+    return reply
