@@ -26,7 +26,7 @@ import numpy as np
 from paceline.base.jobdir import JobDir
 from paceline.master.journal import JournalRecord
 from paceline.master.state import Granted
-from paceline.wire.spec import JobSpec, NodeSpec
+from paceline.wire.spec import DataSpec, JobSpec, NodeSpec
 
 WATCH_S = 4.0
 """Longer than an outage: so much is looked at after each kill, and before it for comparison."""
@@ -45,6 +45,8 @@ def measure(mode: str, kills: int, step_s: float) -> list[dict[str, Any]]:
             mode=mode,  # type: ignore[arg-type]
             workers=NodeSpec(count=2),
             servers=NodeSpec(count=1),
+            # Small shards, so that somebody always wants one: the first grant is not waited for.
+            data=DataSpec(shard_size=512),
         )
         with harness.running(spec) as job:
             if not harness.until(lambda: len(steps_of(out)) == 2, WINDOW_S):
@@ -53,9 +55,9 @@ def measure(mode: str, kills: int, step_s: float) -> list[dict[str, Any]]:
             found = []
             for _ in range(kills):
                 time.sleep(WATCH_S)
-                killed_s, granted_s = kill_master(job)
+                killed_s, started_s, granted_s = kill_master(job)
                 time.sleep(max(0.0, killed_s + WATCH_S - time.monotonic()))
-                found.append(trial(out, killed_s, granted_s))
+                found.append({"restart_s": started_s} | trial(out, killed_s, granted_s))
             return found
 
 
@@ -64,8 +66,8 @@ def steps_of(out: Path) -> list[np.ndarray]:
     return [steps for steps in found if steps.size]
 
 
-def kill_master(job: JobDir) -> tuple[float, float | None]:
-    """When it was killed, and when the next one's first new grant was journalled."""
+def kill_master(job: JobDir) -> tuple[float, float | None, float | None]:
+    """When it was killed, seconds to the next one, when that one journalled its first new grant."""
     pid, before = harness.status(job).master_pid, last_record(job)
     killed_s = time.monotonic()
     os.kill(pid, signal.SIGKILL)
@@ -74,8 +76,8 @@ def kill_master(job: JobDir) -> tuple[float, float | None]:
         time.sleep(harness.POLL_S)
         started = [e for e in harness.events(job) if e["event"] == "master_started"]
         if started[-1]["at_s"] > killed_s and new_grant(job, before):
-            return killed_s, time.monotonic()
-    return killed_s, None
+            return killed_s, started[-1]["at_s"] - killed_s, time.monotonic()
+    return killed_s, None, None
 
 
 def last_record(job: JobDir) -> int:
@@ -133,7 +135,7 @@ def main() -> None:
             shown = ["never" if s is None else f"{s:.3f}" for s in seconds]
             counts = [one[key] for key in ("stalls", "steps_in_outage", "steps_expected")]
             rows.append((mode, *shown, *counts))
-    head = ("mode", "grant s", "median gap", "largest before", "largest after")
+    head = ("mode", "restart s", "grant s", "median gap", "largest before", "largest after")
     harness.table((*head, "stalls", "steps in outage", "expected"), rows)
     goals = {"stalls": 0, "grant_s": 2.0}
     harness.report("master_death", {"kills": kills, "goals": goals, "trials": trials})

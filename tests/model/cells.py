@@ -6,11 +6,11 @@ their meaning: tensors are the set of samples applied, a copy is that set, the n
 `server.py`, `client.py` and the master's `control.py`.
 """
 
+import pickle
 from collections.abc import Iterable
 
 import msgspec
 
-from paceline.base.errors import PacelineError
 from paceline.base.samples import Intervals, SampleSet, Span
 from paceline.master import state as master
 from paceline.master.shards.ledger import Ledger, Line
@@ -412,10 +412,7 @@ class MasterCell:
 
 
 def _copy(state: MasterState) -> MasterState:
-    import pickle
-
     return pickle.loads(pickle.dumps(state))  # type: ignore[no-any-return]
 
 
 Cell = ServerCell | WorkerCell | MasterCell
-Crash = PacelineError | KeyError | IndexError | AssertionError | AttributeError

@@ -140,7 +140,7 @@ class Network:
         """A fresh copy of the process."""
         return pickle.loads(self._pickled[cell_id])  # type: ignore[no-any-return]
 
-    def handled(self, cell_id: int, event_id: int, argument: object = None) -> Handled:
+    def handled(self, cell_id: int, event_id: int) -> Handled:
         """What a process does on an event; remembered."""
         key = (cell_id, event_id)
         found = self._handled.get(key)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from paceline.base.errors import ConfigError, PermanentError
+from paceline.base.errors import PermanentError
 from paceline.runtime.data import line_index
 from paceline.runtime.data.line_index import BLOCK_BYTES, LineIndex
 from paceline.runtime.data.lines import LineFiles, expand_paths
@@ -170,7 +170,7 @@ def test_a_file_that_changes_while_it_is_counted_is_an_error(tmp_path: Path) -> 
 def test_pickled_and_forked_copies_read_the_same(tmp_path: Path) -> None:
     files = LineFiles(write(tmp_path / "a", b"1\n2\n3\n"))
     assert files.read([2]) == [b"3"]
-    assert pickle.loads(pickle.dumps(files)).read([1]) == [b"2"]  # noqa: S301 - our own bytes
+    assert pickle.loads(pickle.dumps(files)).read([1]) == [b"2"]
 
 
 def test_no_thread_is_left_when_all_is_counted(tmp_path: Path) -> None:
@@ -184,7 +184,3 @@ def test_patterns_are_expanded_in_sorted_order(tmp_path: Path) -> None:
     for name in ("b.txt", "a.txt", "c.csv"):
         write(tmp_path / name, b"")
     assert [p.name for p in expand_paths(str(tmp_path / "*.txt"))] == ["a.txt", "b.txt"]
-    with pytest.raises(ConfigError, match=r"no file matches .*\.json"):
-        expand_paths([tmp_path / "a.txt", tmp_path / "*.json"])
-    with pytest.raises(ConfigError, match="list of data files is empty"):
-        expand_paths([])

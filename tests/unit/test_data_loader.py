@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from paceline.base.errors import ConfigError, InternalError
 from paceline.runtime.data import loader as loader_module
-from paceline.runtime.data.batch import TensorRows, batch_type, fetch_rows
+from paceline.runtime.data.batch import TensorRows, fetch_rows
 from paceline.runtime.data.loader import Loader
 from paceline.runtime.data.order import EpochOrder
 
@@ -190,13 +190,3 @@ def test_a_finished_batch_of_getitems_is_passed_through() -> None:
 def test_a_sequence_of_tensors_is_a_dataset() -> None:
     rows = [torch.full((2,), float(i)) for i in range(5)]
     assert fetch_rows(rows, np.array([4, 0]), None).tolist() == [[4, 4], [0, 0]]
-
-
-def test_tensor_rows_of_unequal_length_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"'x': \(3,\), 'y': \(4,\)"):
-        TensorRows(x=torch.zeros(3), y=torch.zeros(4))
-
-
-def test_a_column_that_cannot_be_an_attribute_is_refused() -> None:
-    with pytest.raises(ConfigError, match="rename"):
-        batch_type(("class",))

@@ -78,44 +78,170 @@ def growing(text: str) -> object:
 
 
 MISTAKES: list[tuple[Callable[[], object], str]] = [
-    (lambda: expand_paths([]), ""),
-    (lambda: expand_paths(["*.json"]), ""),
-    (lambda: expand_paths(["clicks.csv"]), ""),
-    (lambda: csv("1,2"), ""),
-    (lambda: csv("1,2,3,4"), ""),
-    (lambda: csv(""), ""),
-    (lambda: csv("x,2,ann"), ""),
-    (lambda: csv(",2,ann"), ""),
-    (lambda: csv('1,2,"ann'), ""),
-    (lambda: csv("1,2," + "z" * 100 + ",4"), ""),
-    (lambda: csv("1,2,\xff"), ""),
-    (lambda: csv(header="id,name"), ""),
-    (lambda: csv(header=""), ""),
-    (lambda: csv(delimiter=";;"), ""),
-    (lambda: csv(columns={"id": "int"}), ""),
-    (lambda: csv(columns={}), ""),
-    (lambda: csv(columns={"a b": "str"}), ""),
-    (two_headers, ""),
-    (text_line, ""),
-    (lambda: parquet({"when": pa.array([0], pa.timestamp("ms"))}), ""),
-    (lambda: parquet({"i": [None, 1]}), ""),
-    (lambda: parquet({"x": [1]}, ["y"]), ""),
-    (lambda: parquet({"x": [1]}, []), ""),
-    (two_schemas, ""),
-    (no_parquet, ""),
-    (lambda: table(key=None), ""),
-    (lambda: table(key="idd"), ""),
-    (lambda: table(key="code"), ""),
-    (lambda: table(table="goods"), ""),
-    (lambda: table(columns={"colour": "str"}), ""),
-    (lambda: table(columns={"id": "integer"}), ""),
-    (lambda: table(columns={"name": "int64"}), ""),
-    (lambda: table(url="sqlite:////no/such.db"), ""),
-    (lambda: growing("1\n{x\n"), ""),
-    (lambda: GrowingFiles("none"), ""),
-    (lambda: GrowingFiles(".", "*.csv"), ""),
-    (lambda: TensorRows(x=torch.zeros(3), y=torch.zeros(4)), ""),
-    (lambda: TensorRows(**{"class": torch.zeros(3)}), ""),
+    (lambda: expand_paths([]), "the list of data files is empty; name at least one"),
+    (lambda: expand_paths(["*.json"]), "no file matches '*.json' (from HERE); check the path"),
+    (
+        lambda: expand_paths(["clicks.csv"]),
+        "no file matches 'clicks.csv' (from HERE); check the path",
+    ),
+    (lambda: csv("1,2"), "a.csv, line 3: 2 columns, expected 3 (id, score, name): 1,2"),
+    (
+        lambda: csv("1,2,3,4"),
+        ("a.csv, line 3: 4 columns, expected 3 (id, score, name): 1,2,3,4"),
+    ),
+    (lambda: csv(""), "a.csv, line 3: 0 columns, expected 3 (id, score, name): "),
+    (
+        lambda: csv("x,2,ann"),
+        (
+            "a.csv, line 3: In CSV column #0: Row #1: CSV conversion error to int64: invalid "
+            "value 'x': x,2,ann"
+        ),
+    ),
+    (
+        lambda: csv(",2,ann"),
+        ("a.csv, line 3: column 'id' of type int64 has an empty value: ,2,ann"),
+    ),
+    (lambda: csv('1,2,"ann'), 'a.csv, line 3: a quote (") is opened and not closed'),
+    (
+        lambda: csv("1,2," + "z" * 100 + ",4"),
+        (
+            "a.csv, line 3: 4 columns, expected 3 (id, score, name): "
+            "1,2,zzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzz..."
+        ),
+    ),
+    (
+        lambda: csv("1,2,\xff"),
+        (
+            "a.csv, line 3: In CSV column #2: Row #1: CSV conversion error to string: invalid "
+            "UTF8 data: 1,2,�"
+        ),
+    ),
+    (
+        lambda: csv(header="id,name"),
+        (
+            "a.csv, line 1: no column 'score'; the header names id, name (header=False if the "
+            "file has none)"
+        ),
+    ),
+    (
+        lambda: csv(header=""),
+        (
+            "a.csv, line 1: no column 'id'; the header names nothing (header=False if the file "
+            "has none)"
+        ),
+    ),
+    (lambda: csv(delimiter=";;"), "the delimiter is ';;'; give one ASCII character"),
+    (
+        lambda: csv(columns={"id": "int"}),
+        ("column 'id' has the type 'int'; use one of float32, float64, int32, int64, bool, str"),
+    ),
+    (lambda: csv(columns={}), "no columns were named; give at least one as {name: type}"),
+    (
+        lambda: csv(columns={"a b": "str"}),
+        (
+            "columns ['a b'] cannot be attributes of a batch: Type names and field names must be "
+            "valid identifiers: 'a b'; rename them"
+        ),
+    ),
+    (
+        two_headers,
+        ("2.csv, line 1: the header differs from that of 1.csv: got b, a, expected a, b"),
+    ),
+    (
+        text_line,
+        (
+            "a.txt, line 2: not UTF-8: 'utf-8' codec can't decode byte 0xff in position 0: "
+            "invalid start byte; convert the file"
+        ),
+    ),
+    (
+        lambda: parquet({"when": pa.array([0], pa.timestamp("ms"))}),
+        (
+            "a.parquet: column 'when' of type timestamp[ms] cannot become a tensor; name the "
+            "columns to read, or convert it"
+        ),
+    ),
+    (
+        lambda: parquet({"i": [None, 1]}),
+        ("a.parquet, records 0 to 0: column 'i' of type int64 has an empty value"),
+    ),
+    (lambda: parquet({"x": [1]}, ["y"]), "a.parquet: no column 'y'; it has x"),
+    (lambda: parquet({"x": [1]}, []), "a.parquet: no columns were named; give at least one"),
+    (
+        two_schemas,
+        ("2.parquet has other columns than 1.parquet: got x: double, expected x: int64"),
+    ),
+    (
+        no_parquet,
+        (
+            "a.parquet cannot be read as Parquet: Parquet magic bytes not found in footer. "
+            "Either the file is corrupted or this is not a parquet file."
+        ),
+    ),
+    (
+        lambda: table(key=None),
+        (
+            "table items of sqlite:///a.db has no order without a key; declare a column that is "
+            "unique and never NULL as key=... (its primary key is 'id')"
+        ),
+    ),
+    (
+        lambda: table(key="idd"),
+        ("table items of sqlite:///a.db: no column 'idd'; it has id, code, name"),
+    ),
+    (
+        lambda: table(key="code"),
+        (
+            "table items of sqlite:///a.db: 'code' is no key: 1 NULLs and 1 repeated values in 3 "
+            "rows; declare a column that is unique and never NULL"
+        ),
+    ),
+    (
+        lambda: table(table="goods"),
+        ("table goods of sqlite:///a.db: no such table; there are: items"),
+    ),
+    (
+        lambda: table(columns={"colour": "str"}),
+        ("table items of sqlite:///a.db: no column 'colour'; it has id, code, name"),
+    ),
+    (
+        lambda: table(columns={"id": "integer"}),
+        (
+            "column 'id' has the type 'integer'; use one of float32, float64, int32, int64, "
+            "bool, str"
+        ),
+    ),
+    (
+        lambda: table(columns={"name": "int64"}),
+        (
+            "table items of sqlite:///a.db: column 'name' holds a value that is no int64: Could "
+            "not convert 'x' with type str: tried to convert to int64"
+        ),
+    ),
+    (lambda: table(url="sqlite:////no/such.db"), "no database '/no/such.db'; check the url"),
+    (
+        lambda: growing("1\n{x\n"),
+        ("a.jsonl, line 2: no JSON: JSON is malformed: object keys must be strings (byte 1)"),
+    ),
+    (lambda: GrowingFiles("none"), "none is no directory; create it before the job starts"),
+    (
+        lambda: GrowingFiles(".", "*.csv"),
+        ("the pattern '*.csv' names no known form; let it end in .jsonl or .parquet"),
+    ),
+    (
+        lambda: TensorRows(x=torch.zeros(3), y=torch.zeros(4)),
+        (
+            "TensorRows needs at least one tensor, all with the same first dimension; got shapes "
+            "{'x': (3,), 'y': (4,)}"
+        ),
+    ),
+    (
+        lambda: TensorRows(**{"class": torch.zeros(3)}),
+        (
+            "columns ['class'] cannot be attributes of a batch: Type names and field names "
+            "cannot be a keyword: 'class'; rename them"
+        ),
+    ),
 ]
 
 

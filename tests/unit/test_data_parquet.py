@@ -10,7 +10,6 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from paceline.base.errors import ConfigError
 from paceline.runtime.data.loader import Loader
 from paceline.runtime.data.order import EpochOrder
 from paceline.runtime.data.parquet import ParquetRows
@@ -46,8 +45,6 @@ def test_rows_of_several_files_and_groups_come_in_the_order_asked(rows: ParquetR
 def test_only_the_named_columns_are_read(tmp_path: Path) -> None:
     path = write(tmp_path / "a", {"x": [1, 2], "when": pa.array([0, 1], pa.timestamp("ms"))})
     assert ParquetRows(path, ["x"])[1]._fields == ("x",)
-    with pytest.raises(ConfigError, match=r"'when' of type timestamp\[ms\] cannot become a tensor"):
-        ParquetRows(path)
 
 
 def test_lists_of_fixed_length_become_a_matrix(tmp_path: Path) -> None:
@@ -56,11 +53,9 @@ def test_lists_of_fixed_length_become_a_matrix(tmp_path: Path) -> None:
     assert batch.x.tolist() == [[5, 6], [1, 2]]
 
 
-def test_an_empty_value_is_nan_or_refused(tmp_path: Path) -> None:
-    path = write(tmp_path / "a", {"f": [1.0, None], "i": [None, 1]})
+def test_an_empty_value_is_nan(tmp_path: Path) -> None:
+    path = write(tmp_path / "a", {"f": [1.0, None]})
     assert torch.isnan(ParquetRows(path, ["f"])[1].f)
-    with pytest.raises(ConfigError, match=r"a, records 0 to 0: column 'i' .* empty value"):
-        ParquetRows(path, ["i"])[0]
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -73,21 +68,10 @@ def test_an_epoch_through_the_loader_has_each_row_once(rows: ParquetRows, num_wo
 
 
 def test_a_pickled_copy_reads_the_same(rows: ParquetRows) -> None:
-    copy = pickle.loads(pickle.dumps(rows))  # noqa: S301 - our own bytes
+    copy = pickle.loads(pickle.dumps(rows))
     assert copy[30].id == 30
 
 
-def test_wrong_files_and_columns_are_refused(tmp_path: Path) -> None:
-    good = write(tmp_path / "a", {"x": [1]})
-    other = write(tmp_path / "b", {"x": [1.0]})
-    (tmp_path / "c").write_text("no parquet")
-    with pytest.raises(ConfigError, match="got x: double, expected x: int64"):
-        ParquetRows([good, other])
-    with pytest.raises(ConfigError, match="no column 'y'; it has x"):
-        ParquetRows(good, ["y"])
-    with pytest.raises(ConfigError, match="no columns were named"):
-        ParquetRows(good, [])
-    with pytest.raises(ConfigError, match="c cannot be read as Parquet"):
-        ParquetRows(tmp_path / "c")
+def test_a_record_beyond_the_end_is_an_index_error(tmp_path: Path) -> None:
     with pytest.raises(IndexError, match="record 1 of 1"):
-        ParquetRows(good)[1]
+        ParquetRows(write(tmp_path / "a", {"x": [1]}))[1]

@@ -3,14 +3,13 @@
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import sqlalchemy as sql
 import torch
 
-from paceline.base.errors import ConfigError, PermanentError
+from paceline.base.errors import PermanentError
 from paceline.runtime.data import table as table_module
 from paceline.runtime.data.loader import Loader
 from paceline.runtime.data.order import EpochOrder
@@ -73,7 +72,7 @@ def test_an_epoch_through_the_loader_has_each_row_once(items: SqlTable, num_work
 
 
 def test_a_pickled_copy_reads_the_same(items: SqlTable) -> None:
-    copy = pickle.loads(pickle.dumps(items))  # noqa: S301 - our own bytes
+    copy = pickle.loads(pickle.dumps(items))
     assert copy[2].id == 6
     copy.close()
 
@@ -81,40 +80,6 @@ def test_a_pickled_copy_reads_the_same(items: SqlTable) -> None:
 def test_the_connection_cannot_write(items: SqlTable) -> None:
     with items._connect() as connection, pytest.raises(sql.exc.OperationalError, match="readonly"):
         connection.execute(sql.text("DELETE FROM items"))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"key": None}, r"declare a column .* as key=\.\.\. \(its primary key is 'id'\)"),
-        ({"table": "goods"}, "no such table; there are: items"),
-        ({"columns": {"colour": "str"}}, "no column 'colour'; it has id, code, price, name"),
-        ({"key": "idd"}, "no column 'idd'"),
-        ({"columns": {"id": "integer"}}, "'integer'; use one of"),
-        ({"url": "sqlite:////no/such.db"}, "no database '/no/such.db'"),
-    ],
-)
-def test_a_wrong_description_is_refused(
-    engine: sql.Engine, arguments: dict[str, Any], message: str
-) -> None:
-    valid = {"url": str(engine.url), "table": "items", "key": "id", "columns": COLUMNS}
-    with pytest.raises(ConfigError, match=message):
-        SqlTable(**(valid | arguments))
-
-
-def test_a_key_with_repeated_or_missing_values_is_refused(engine: sql.Engine) -> None:
-    with engine.begin() as connection:
-        connection.execute(sql.text("UPDATE items SET code = NULL WHERE id = 3"))
-        connection.execute(sql.text("UPDATE items SET code = '0006' WHERE id IN (9, 12)"))
-    with pytest.raises(ConfigError, match="'code' is no key: 1 NULLs and 2 repeated values in 50"):
-        SqlTable(str(engine.url), "items", "code", COLUMNS)
-
-
-def test_values_of_another_type_are_named(engine: sql.Engine) -> None:
-    items = SqlTable(str(engine.url), "items", "id", {"name": "int64"})
-    with pytest.raises(ConfigError, match="column 'name' holds a value that is no int64"):
-        items[0]
-    items.close()
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.base.errors import ConfigError
 from paceline.runtime.data.batch import fetch_rows
 from paceline.runtime.data.loader import Loader
 from paceline.runtime.data.order import EpochOrder
@@ -37,15 +36,6 @@ def test_a_failing_parse_names_file_and_line(tmp_path: Path) -> None:
     assert caught.value.__notes__ == [f"while parsing {path}, line 2"]
 
 
-def test_bytes_that_are_not_utf8_are_named(tmp_path: Path) -> None:
-    path = tmp_path / "a"
-    path.write_bytes(b"ok\n\xff\xfe\n")
-    with pytest.raises(ConfigError, match=r"a, line 2: not UTF-8"):
-        TextLines(path)[1]
-    with pytest.raises(ConfigError, match=r"a, line 2: .*UTF8"):
-        CsvRows(path, {"x": "str"}, header=False)[1]
-
-
 def test_rows_become_one_tensor_per_column(tmp_path: Path) -> None:
     path = csv_file(tmp_path, 'name,id,score\nann,1,0.5\n"b,ob",2,\r\ncy,3,2')
     rows = CsvRows(path, COLUMNS)
@@ -64,48 +54,6 @@ def test_files_without_header_use_the_order_of_the_columns(tmp_path: Path) -> No
     path = csv_file(tmp_path, "1\t2\n3\t4\n")
     rows = CsvRows(path, {"x": "int64", "y": "int64"}, delimiter="\t", header=False)
     assert rows.__getitems__([1, 0]).y.tolist() == [4, 2]
-
-
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ("1,2", r"a\.csv, line 3: 2 columns, expected 3 \(id, score, name\): 1,2"),
-        ("1,2,3,4", r"a\.csv, line 3: 4 columns, expected 3"),
-        ("", r"a\.csv, line 3: 0 columns, expected 3"),
-        ("x,2,ann", r"a\.csv, line 3: .*conversion error to int64.*'x'.*x,2,ann"),
-        (",2,ann", r"a\.csv, line 3: column 'id' of type int64 has an empty value"),
-        ('1,2,"ann', r"a\.csv, line 3: a quote .* is opened and not closed"),
-        ("1,2," + "z" * 100 + ",4", r"z\.\.\.$"),
-    ],
-)
-def test_a_bad_row_is_named_with_what_was_expected(tmp_path: Path, row: str, message: str) -> None:
-    path = csv_file(tmp_path, f"id,score,name\n1,2,ann\n{row}\n3,4,bob\n")
-    with pytest.raises(ConfigError, match=message):
-        CsvRows(path, COLUMNS).__getitems__([0, 1, 2])
-
-
-@pytest.mark.parametrize(
-    ("text", "options", "message"),
-    [
-        ("id,name\n", {}, r"line 1: no column 'score'; the header names id, name"),
-        ("", {}, "the header names nothing"),
-        ("id,score,name\n", {"delimiter": ";;"}, "one ASCII character"),
-        ("id,score,name\n", {"columns": {"id": "int"}}, "'int'; use one of float32"),
-        ("id,score,name\n", {"columns": {}}, "no columns"),
-        ("id,score,name\n", {"columns": {"a b": "str"}}, "rename"),
-    ],
-)
-def test_a_wrong_description_is_refused_at_once(
-    tmp_path: Path, text: str, options: dict[str, object], message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        CsvRows(csv_file(tmp_path, text), **({"columns": COLUMNS} | options))  # type: ignore[arg-type]
-
-
-def test_headers_must_agree_between_files(tmp_path: Path) -> None:
-    paths = [csv_file(tmp_path, "a,b\n", "1"), csv_file(tmp_path, "b,a\n", "2")]
-    with pytest.raises(ConfigError, match="got b, a, expected a, b"):
-        CsvRows(paths, {"a": "int64"})
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import LBFGS, SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import StepLR
 
@@ -133,48 +133,258 @@ def table_outside_of_a_loop() -> None:
 
 
 MISTAKES: list[tuple[Callable[[], object], str]] = [
-    (lambda: pl.init().batches(DATA, 4), ""),
-    (lambda: pl.init().evaluate(dict, DATA), ""),
-    (lambda: pl.Embedding("user", 4)(torch.arange(3)), ""),
-    (batch_without_step, ""),
-    (second_step, ""),
-    (step_without_backward, ""),
-    (step_after_the_loop, ""),
-    (nested_loops, ""),
-    (two_loops_at_once, ""),
-    (prepare_twice, ""),
-    (load_after_prepare, ""),
-    (table_outside_of_a_loop, ""),
-    (lambda: Script().batches(batch_size=0), ""),
-    (lambda: Script().batches(batch_size=2.5), ""),
-    (lambda: Script().batches(batch_size=None), ""),
-    (lambda: Script().batches(epochs=0), ""),
-    (lambda: Script().batches(dataset=[]), ""),
-    (lambda: Script().batches(dataset=iter(())), ""),
-    (lambda: Script().batches(dataset=torch.utils.data.DataLoader(DATA)), ""),  # type: ignore[arg-type]
-    (lambda: prepare(lambda _: ()), ""),
-    (lambda: prepare(lambda m: (m, LBFGS(m.parameters()))), ""),
-    (lambda: prepare(lambda m: (m, Adam(m.parameters(), amsgrad=True))), ""),
-    (lambda: prepare(lambda m: (m, sgd(m, momentum=0.9))), ""),
-    (lambda: prepare(lambda m: (m, AdamW(m.parameters()))), ""),
-    (lambda: prepare(lambda m: (m, sgd(m), sgd(m))), ""),
-    (lambda: prepare(lambda m: (m, sgd(nn.Linear(3, 5)))), ""),
-    (lambda: prepare(lambda m: (m, StepLR(sgd(m), 1))), ""),
-    (lambda: prepare(lambda m: (m.half(), sgd(m))), ""),
-    (lambda: prepare(lambda m: (m, DATA)), ""),
-    (lambda: prepare(lambda m: with_table(m, t=nn.Embedding(9, 4, sparse=True, max_norm=1.0))), ""),
-    (lambda: prepare(lambda m: with_table(m, t=nn.EmbeddingBag(9, 4, sparse=True, mode="max"))), ""),
-    (lambda: prepare(lambda m: with_table(m, a=pl.Embedding("u", 4), b=pl.Embedding("u", 4))), ""),
-    (lambda: prepare(tied), ""),
-    (lambda: embedding(name=""), ""),
-    (lambda: embedding(dim=0), ""),
-    (lambda: embedding(admit=0), ""),
-    (lambda: embedding(optimizer="lion"), ""),
-    (lambda: evaluate(lambda batch: batch.y.mean()), ""),
-    (lambda: evaluate(lambda batch: {"loss": batch.y.mean()}), ""),
-    (lambda: evaluate(lambda _: {"loss": 1.0}), ""),
-    (lambda: evaluate(lambda batch: {"p": batch.y[1:]}), ""),
-    (evaluate_inside_a_step, ""),
+    (
+        lambda: pl.init().batches(DATA, 4),
+        (
+            "job.batches was called before job.prepare; call model, optimizer = "
+            "job.prepare(model, optimizer) first"
+        ),
+    ),
+    (
+        lambda: pl.init().evaluate(dict, DATA),
+        (
+            "job.evaluate was called before job.prepare; call model, optimizer = "
+            "job.prepare(model, optimizer) first"
+        ),
+    ),
+    (
+        lambda: pl.Embedding("user", 4)(torch.arange(3)),
+        (
+            "pl.Embedding 'user' was used on (3,) keys before job.prepare(model, optimizer), "
+            "which gives it its table"
+        ),
+    ),
+    (
+        batch_without_step,
+        (
+            "a batch went by without optimizer.step() (1 of 1 prepared optimizers did not step), "
+            "so its samples would never count; call it once per batch, and use job.evaluate for "
+            "batches that are not trained on"
+        ),
+    ),
+    (
+        second_step,
+        (
+            "optimizer.step() was called twice for one batch; a batch counts once: call it once, "
+            "after all of loss.backward()"
+        ),
+    ),
+    (
+        step_without_backward,
+        (
+            "optimizer.step() was called, but no parameter has a gradient; call loss.backward() "
+            "before it, and optimizer.zero_grad() after it"
+        ),
+    ),
+    (
+        step_after_the_loop,
+        (
+            "optimizer.step() was called outside of a loop over job.batches; only batches of the "
+            "job can be trained on"
+        ),
+    ),
+    (
+        nested_loops,
+        (
+            "job.batches was called inside the loop of another job.batches; finish that loop "
+            "first, and use job.evaluate for held-out data"
+        ),
+    ),
+    (
+        two_loops_at_once,
+        ("two loops over job.batches run at once; finish one, then the other"),
+    ),
+    (
+        prepare_twice,
+        ("job.prepare was called twice; give it everything in one call"),
+    ),
+    (
+        load_after_prepare,
+        (
+            "load_state_dict was called on a prepared model, whose values the worker does not "
+            "hold; call it before job.prepare"
+        ),
+    ),
+    (
+        table_outside_of_a_loop,
+        (
+            "table 'embedding' was used outside of job.batches and job.evaluate; its rows are "
+            "there only for the batch in hand"
+        ),
+    ),
+    (
+        lambda: Script().batches(batch_size=0),
+        ("job.batches: batch_size is 0; give a whole number of at least 1"),
+    ),
+    (
+        lambda: Script().batches(batch_size=2.5),
+        ("job.batches: batch_size is 2.5; give a whole number of at least 1"),
+    ),
+    (
+        lambda: Script().batches(batch_size=None),
+        ("job.batches: batch_size is given neither by the script nor by the job's spec"),
+    ),
+    (
+        lambda: Script().batches(epochs=0),
+        "job.batches: epochs is 0; give a whole number of at least 1",
+    ),
+    (
+        lambda: Script().batches(dataset=[]),
+        ("job.batches: the dataset is empty; it must have at least one record"),
+    ),
+    (
+        lambda: Script().batches(dataset=iter(())),
+        (
+            "job.batches: a tuple_iterator has no length or no index; give a dataset with "
+            "__len__ and __getitem__ (not a DataLoader: the job makes the batches)"
+        ),
+    ),
+    (
+        lambda: Script().batches(dataset=torch.utils.data.DataLoader(DATA)),
+        (
+            "job.batches: a DataLoader has no length or no index; give a dataset with __len__ "
+            "and __getitem__ (not a DataLoader: the job makes the batches)"
+        ),
+    ),  # type: ignore[arg-type]
+    (
+        lambda: prepare(lambda _: ()),
+        ("job.prepare got no model; call job.prepare(model, optimizer)"),
+    ),
+    (
+        lambda: prepare(lambda m: (m, LBFGS(m.parameters()))),
+        (
+            "LBFGS cannot be run on parameter servers; use one of torch.optim.Adagrad, "
+            "torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.SparseAdam"
+        ),
+    ),
+    (
+        lambda: prepare(lambda m: (m, Adam(m.parameters(), amsgrad=True))),
+        (
+            "optimizer 'adam': amsgrad=1.0 is not supported for embedding tables (sparse "
+            "gradients) on servers; leave it out or set it to 0. Supported: sgd (lr); adagrad "
+            "(lr, eps, initial_accumulator_value, lr_decay); rowwise_adagrad (lr, eps, "
+            "initial_accumulator_value); adam (lr, beta1, beta2, eps); ftrl (lr, beta, l1, l2)"
+        ),
+    ),
+    (
+        lambda: prepare(lambda m: (m, sgd(m, momentum=0.9))),
+        (
+            "optimizer 'sgd': momentum=0.9 is not supported for embedding tables (sparse "
+            "gradients) on servers; leave it out or set it to 0. Supported: sgd (lr); adagrad "
+            "(lr, eps, initial_accumulator_value, lr_decay); rowwise_adagrad (lr, eps, "
+            "initial_accumulator_value); adam (lr, beta1, beta2, eps); ftrl (lr, beta, l1, l2)"
+        ),
+    ),
+    (
+        lambda: prepare(lambda m: (m, AdamW(m.parameters()))),
+        (
+            "optimizer 'adamw' cannot update embedding tables (sparse gradients) on servers; "
+            "supported: sgd (lr); adagrad (lr, eps, initial_accumulator_value, lr_decay); "
+            "rowwise_adagrad (lr, eps, initial_accumulator_value); adam (lr, beta1, beta2, eps); "
+            "ftrl (lr, beta, l1, l2)"
+        ),
+    ),
+    (
+        lambda: prepare(lambda m: (m, sgd(m), sgd(m))),
+        (
+            "a parameter of shape (10, 4) is given to optimizer 0 and to optimizer 1; give each "
+            "parameter to one"
+        ),
+    ),
+    (
+        lambda: prepare(lambda m: (m, sgd(nn.Linear(3, 5)))),
+        (
+            "optimizer 0 trains a parameter of shape (5, 3) that is in no model given to "
+            "job.prepare; pass all models and their optimizers in one call"
+        ),
+    ),
+    (
+        lambda: prepare(lambda m: (m, StepLR(sgd(m), 1))),
+        ("job.prepare got a StepLR whose optimizer was not given; pass both in one call"),
+    ),
+    (
+        lambda: prepare(lambda m: (m.half(), sgd(m))),
+        (
+            "table 'table' is torch.float16; servers hold float32 and float64: convert the model "
+            "with .float(), and use torch.autocast for faster arithmetic"
+        ),
+    ),
+    (
+        lambda: prepare(lambda m: (m, DATA)),
+        (
+            "job.prepare got a TensorRows; it takes nn.Modules, torch optimizers and learning "
+            "rate schedulers (and lists of them)"
+        ),
+    ),
+    (
+        lambda: prepare(lambda m: with_table(m, t=nn.Embedding(9, 4, sparse=True, max_norm=1.0))),
+        (
+            "table 't': max_norm=1.0 cannot be done for rows on servers; leave it out, or use "
+            "sparse=False to keep the whole embedding in the worker"
+        ),
+    ),
+    (
+        lambda: prepare(lambda m: with_table(m, t=nn.EmbeddingBag(9, 4, sparse=True, mode="max"))),
+        "table 't': mode='max'; expected sum or mean",
+    ),
+    (
+        lambda: prepare(lambda m: with_table(m, a=pl.Embedding("u", 4), b=pl.Embedding("u", 4))),
+        ("two tables are called 'u'; give each pl.Embedding a name of its own"),
+    ),
+    (
+        lambda: prepare(tied),
+        (
+            "out.weight is also the weight of an embedding with sparse=True; a weight that is "
+            "shared with another kind of layer stays in the worker: use sparse=False"
+        ),
+    ),
+    (lambda: embedding(name=""), "pl.Embedding: name is ''; give the table a name of its own"),
+    (
+        lambda: embedding(dim=0),
+        ("pl.Embedding 'user': dim is 0; give a whole number of at least 1"),
+    ),
+    (
+        lambda: embedding(admit=0),
+        ("pl.Embedding 'user': admit is 0; give a whole number of at least 1"),
+    ),
+    (
+        lambda: embedding(optimizer="lion"),
+        (
+            "pl.Embedding 'user': optimizer='lion'; expected one of sgd, adagrad, "
+            "rowwise_adagrad, adam, ftrl"
+        ),
+    ),
+    (
+        lambda: evaluate(lambda batch: batch.y.mean()),
+        ("job.evaluate: fn returned a Tensor; return a dict of tensors with one entry per sample"),
+    ),
+    (
+        lambda: evaluate(lambda batch: {"loss": batch.y.mean()}),
+        (
+            "job.evaluate: fn returned a tensor of shape () as 'loss' for 4 samples; return one "
+            "entry per sample (4, ...) and average the result of evaluate, since batches differ "
+            "in size"
+        ),
+    ),
+    (
+        lambda: evaluate(lambda _: {"loss": 1.0}),
+        (
+            "job.evaluate: fn returned a float as 'loss' for 4 samples; return one entry per "
+            "sample (4, ...) and average the result of evaluate, since batches differ in size"
+        ),
+    ),
+    (
+        lambda: evaluate(lambda batch: {"p": batch.y[1:]}),
+        (
+            "job.evaluate: fn returned a tensor of shape (3,) as 'p' for 4 samples; return one "
+            "entry per sample (4, ...) and average the result of evaluate, since batches differ "
+            "in size"
+        ),
+    ),
+    (
+        evaluate_inside_a_step,
+        ("job.evaluate was called between a batch and its optimizer.step(); call it after"),
+    ),
 ]
 
 

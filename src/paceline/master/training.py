@@ -87,7 +87,9 @@ class Training:
             self._do(self.state.evaluated(feed, span))
         self._do(self.state.resume())
         # A fence may have been under way, or a life have ended, when the master died.
-        for inc in list(self.state.ledger.leases):
+        # One without a lease counts, too: in SSP its clock would hold the others back.
+        known = set(self.state.grants) | set(self.state.ledger.leases)
+        for inc in sorted(known - self.state.gone):
             node = self._members.node_of(inc)
             if node is None or not node.alive:
                 self._outbox.tell("fenced", reason=f"incarnation {inc}, of before the restart")

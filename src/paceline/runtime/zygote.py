@@ -133,6 +133,9 @@ def main() -> None:
     # Here and not in each child: changing groups takes the kernel up to 20 ms, a fork inherits.
     for path in options.join:
         Path(path).write_text("0")
+    # Read when torch is imported. Idle threads of OpenMP spin by default, on cores that the servers
+    # and the other workers of this machine need: seen to double a worker's time.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     for name in PRELOAD[options.role]:
         importlib.import_module(name)
     rehearsal = importlib.import_module("paceline.runtime.ps.rehearsal")

@@ -73,7 +73,8 @@ class Writer:
         self._jobs: queue.SimpleQueue[tuple[Copied, Path, str, memoryview]] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[Copied | OSError] = queue.SimpleQueue()
         self._image = bytearray()
-        self._busy = False
+        #: Copies handed over and not known to be on disk: while there is one, its image is taken.
+        self._num_writing = 0
         threading.Thread(target=self._run, name="cut-writer", daemon=True).start()
 
     def copy(self, copied: Copied, directory: Path, name: str, store: Store) -> None:
@@ -81,9 +82,9 @@ class Writer:
         start_s = time.perf_counter()
         saved = store.save()
         size = cutfile.packed_bytes(saved)
-        if self._busy or len(self._image) < size:
+        if self._num_writing or len(self._image) < size:
             self._image = bytearray(size)
-        self._busy = True
+        self._num_writing += 1
         used = cutfile.pack(saved, self._image)
         copied = msgspec.structs.replace(copied, pause_s=time.perf_counter() - start_s)
         self._jobs.put((copied, directory, name, memoryview(self._image)[:used]))
@@ -97,7 +98,7 @@ class Writer:
         if self._done.empty():
             return None
         done = self._done.get()
-        self._busy = False
+        self._num_writing -= 1
         if isinstance(done, OSError):
             raise done
         return done
