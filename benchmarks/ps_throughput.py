@@ -251,8 +251,8 @@ def median(arm: Arm, name: str) -> float:
 
 def ratio(one: Arm, other: Arm) -> float:
     """How much faster ``one`` is, in the median round."""
-    rounds = zip(one.rounds, other.rounds, strict=True)
-    return statistics.median(b["step_s"] / a["step_s"] for a, b in rounds)
+    both = zip(one.rounds, other.rounds, strict=True)
+    return statistics.median(b["step_s"] / a["step_s"] for a, b in both)
 
 
 COLUMNS = {

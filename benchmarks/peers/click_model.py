@@ -4,6 +4,7 @@ python click_model.py --engine torch|paceline --socket FILE --name ARM [...]
 """
 
 import argparse
+from itertools import pairwise
 
 import torch
 from rounds import Rounds
@@ -23,7 +24,7 @@ class ClickModel(nn.Module):
         self.tables = nn.ModuleList(nn.Embedding(rows, DIM, sparse=True) for _ in range(num_tables))
         sizes = [NUM_FIELDS * DIM, *hidden]
         layers: list[nn.Module] = []
-        for size, wider in zip(sizes, sizes[1:], strict=False):
+        for size, wider in pairwise(sizes):
             layers += [nn.Linear(size, wider), nn.ReLU()]
         self.top = nn.Sequential(*layers, nn.Linear(sizes[-1], 1))
 

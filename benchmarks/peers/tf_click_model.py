@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 from collections import deque
+from itertools import pairwise
 
 import numpy as np
 import tensorflow as tf
@@ -63,7 +64,7 @@ class Model:
         sizes = [NUM_FIELDS * DIM, *options.hidden, 1]
         self.layers = [
             (Trained([size, wider], size**-0.5), Trained([wider], 0.0))
-            for size, wider in zip(sizes, sizes[1:], strict=False)
+            for size, wider in pairwise(sizes)
         ]
 
     @property

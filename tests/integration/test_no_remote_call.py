@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline.base.errors import TransientError
 from paceline.base.jobdir import JobDir
 from paceline.cli.launch import ask, launch
 from paceline.wire.client import GetStatus, JobStatus, StopJob
@@ -85,9 +86,17 @@ def job(
     try:
         yield job
     finally:
-        if not job.outcome.exists():
-            ask(job, StopJob(now=True), timeout_s=START_S)
+        wait_until(lambda: asked_to_stop(job), START_S)
         wait_until(lambda: not job.run_dir.exists(), START_S)
+
+
+def asked_to_stop(job: JobDir) -> bool:
+    """False: the master that was killed is not back yet."""
+    try:
+        ask(job, StopJob(now=True), timeout_s=5.0)
+    except TransientError:
+        return job.outcome.exists()
+    return True
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float) -> None:

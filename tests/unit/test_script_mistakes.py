@@ -222,7 +222,10 @@ MISTAKES: list[tuple[Callable[[], object], str]] = [
     ),
     (
         lambda: Script().batches(batch_size=None),
-        ("job.batches: batch_size is given neither by the script nor by the job's spec"),
+        (
+            "job.batches: batch_size is given neither by the script nor by the job's spec; write "
+            "batch_size=..."
+        ),
     ),
     (
         lambda: Script().batches(epochs=0),

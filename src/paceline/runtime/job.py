@@ -137,9 +137,10 @@ class Job:
                 whose steps need the length, waits for the count.
             batch_size: samples of the global batch; how many of them come here is the job's affair.
             epochs: passes over the dataset.
-            shuffle: whether each epoch has a new order. It mixes all records of an epoch; of text
-                of more than 256 MiB, whether its length is known or not, only 64 neighbouring
-                shards (262,144 records by default) at a time.
+            shuffle: whether each epoch has a new order. It mixes all records of an epoch; those of
+                files and tables by shards, and within each; of text of more than 256 MiB, whether
+                its length is known or not, only 64 neighbouring shards (262,144 records by default)
+                at a time.
             num_workers: loader processes; 0: a thread of this process reads.
             collate_fn: as in torch's DataLoader.
             pin_memory: as in torch's DataLoader.
@@ -310,13 +311,16 @@ class Job:
         caller = "job.evaluate" if purpose == "evaluate" else "job.batches"
         _check_number(caller, "batch_size", batch_size)
         _check_number(caller, "epochs", epochs)
+        num_samples = _length(caller, dataset) if growth is None else None
+        # Files read neighbours together, so they are mixed by shards; elsewhere all are mixed.
+        asked = spec.data.shard_size or getattr(dataset, "shard_size_hint", None)
         feed = Feed(
             feed=self._num_feeds,
             purpose=purpose,
-            num_samples=_length(caller, dataset) if growth is None else None,
+            num_samples=num_samples,
             epochs=epochs,
             batch_size=batch_size or 0,
-            shard_size=self._shard_size,
+            shard_size=asked or num_samples or DEFAULT_SHARD_SIZE,
             shuffle=shuffle,
             window_shards=window_shards,
             # A second loop over the same data is not to repeat the order of the first.
@@ -377,7 +381,10 @@ def _check_prepared(flat: list[Any], modules: list[nn.Module], optimizers: list[
 
 def _check_number(caller: str, name: str, value: object) -> None:
     if value is None:
-        raise ConfigError(f"{caller}: {name} is given neither by the script nor by the job's spec")
+        raise ConfigError(
+            f"{caller}: {name} is given neither by the script nor by the job's spec; "
+            f"write {name}=..."
+        )
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ConfigError(f"{caller}: {name} is {value!r}; give a whole number of at least 1")
 

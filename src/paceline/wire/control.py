@@ -81,6 +81,9 @@ _CLIENT_OPTIONS = [
     ("grpc.enable_http_proxy", 0),
 ]
 
+# What reading from and writing to a peer that goes away raises; which one depends on the moment.
+_BROKEN = (grpc.RpcError, grpc.aio.InternalError, asyncio.InvalidStateError)
+
 _log = logging.getLogger(__name__)
 _decode_up: Callable[[bytes], list[AgentUp]] = decoder(list[AgentUp])
 _decode_down: Callable[[bytes], list[AgentDown]] = decoder(list[AgentDown])
@@ -164,7 +167,7 @@ class Stream(Generic[_In, _Out]):
             if not self._ended.done():
                 raise
             return None
-        except (grpc.RpcError, asyncio.InvalidStateError):
+        except _BROKEN:
             pass  # `_result` looks at it.
         return self._result(self._reading)
 
@@ -191,7 +194,7 @@ class Stream(Generic[_In, _Out]):
                 try:
                     async with asyncio.timeout(WRITE_TIMEOUT_S):
                         await self._call.write(self._batch())
-                except (TimeoutError, grpc.RpcError, asyncio.InvalidStateError) as error:
+                except (TimeoutError, *_BROKEN) as error:
                     _log.info("stream_broken peer=%s error=%s", self.peer, type(error).__name__)
                     self.end()
             if self._finishing:
@@ -247,7 +250,7 @@ class MasterStream(Stream[AgentDown, AgentUp]):
         broken = self._ended.done()
         await self.finish()
         if not broken:
-            with contextlib.suppress(TimeoutError, grpc.RpcError, asyncio.InvalidStateError):
+            with contextlib.suppress(TimeoutError, *_BROKEN):
                 async with asyncio.timeout(STOP_GRACE_S):
                     await self._call.done_writing()
                     await self._call.code()

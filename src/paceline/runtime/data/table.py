@@ -15,6 +15,7 @@ import sqlalchemy as sql
 
 from paceline.base.errors import ConfigError, PermanentError
 from paceline.runtime.data.columns import arrow_schema, to_batch
+from paceline.runtime.data.order import DEFAULT_SHARD_SIZE
 
 _BLOCK_ROWS = 1024
 _CACHED_BLOCKS = 64
@@ -38,6 +39,9 @@ class SqlTable:
             named, or the key is not unique; when reading, a value of another type.
         PermanentError: when reading, rows were added or removed.
     """
+
+    shard_size_hint = DEFAULT_SHARD_SIZE
+    """Neighbouring rows are read together."""
 
     def __init__(self, url: str, table: str, key: str | None, columns: Mapping[str, str]) -> None:
         self._url = sql.engine.make_url(url)

@@ -11,10 +11,14 @@ import pyarrow.csv
 from paceline.base.errors import ConfigError
 from paceline.runtime.data.columns import arrow_schema, to_batch
 from paceline.runtime.data.lines import LineFiles, Paths
+from paceline.runtime.data.order import DEFAULT_SHARD_SIZE
 
 
 class _LineRecords:
     """What all datasets of lines share: their length, known at once or waited for."""
+
+    shard_size_hint = DEFAULT_SHARD_SIZE
+    """Neighbouring lines are read together."""
 
     def __init__(self, lines: LineFiles) -> None:
         self._lines = lines

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from safetensors import numpy as safetensors
 
-from paceline.base.errors import InternalError
+from paceline.base.errors import ConfigError, InternalError
 from paceline.base.samples import Span
 from paceline.runtime.process import Process, current
 from paceline.runtime.ps import cutfile, layout
@@ -402,6 +402,8 @@ class ServerTrainer:
 
     def push(self, work: Work, gradients: Gradients) -> None:
         """See `Trainer.push`."""
+        # First: the `ready` for what the servers hold by now should not wait behind tensors.
+        self._pump(0.0)
         if work not in self._in_hand or self.partition is None:
             return
         self._in_hand.remove(work)
@@ -473,6 +475,11 @@ class ServerTrainer:
         directory = self._hand_in(feed, Span(self.state.feeds[feed].line(), 0, 0), b"")
         if directory is None:
             return None
+        if not Path(directory).is_dir():
+            raise ConfigError(
+                f"the results of job.evaluate are in {directory} of the master's machine, which is "
+                "another one; evaluate in jobs of one machine"
+            )
         parts: dict[str, list[Array]] = {}
         for path in sorted(
             Path(directory).glob("*.safetensors"), key=lambda p: int(p.stem.split("-")[0])

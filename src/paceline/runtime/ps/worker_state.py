@@ -207,8 +207,15 @@ class WorkerState:
 
         BSP: those that all servers hold wait for the others' share, which may be granted to us.
         """
-        held = self.synchronous and sum(not offer.not_held_by for offer in self.offers.values())
-        return len(self.offers) - held < self.window
+        if self.synchronous:
+            held = sum(not offer.not_held_by for offer in self.offers.values())
+            return len(self.offers) - held < self.window
+        unready = 0
+        for offer in reversed(self.offers.values()):
+            if offer.ready_sent:  # and so all before it are
+                break
+            unready += 1
+        return unready < self.window
 
     def take(self, feed: int, count: int) -> tuple[Span, ...]:
         """The samples of the next contribution, at most ``count``; none: there is no work now.
