@@ -21,6 +21,7 @@ from paceline.runtime.process import Process, current
 from paceline.runtime.ps import cutfile, layout
 from paceline.runtime.ps.partition import Partition, Split
 from paceline.runtime.ps.port import Array, Growth, Ids, Pulled, StepTimes, Stopped, Work
+from paceline.runtime.ps.pulling import Pulling
 from paceline.runtime.ps.store import Gradients
 from paceline.runtime.ps.worker_state import (
     DropWork,
@@ -93,36 +94,6 @@ def connect() -> "ServerTrainer":
     if process is None:
         raise InternalError("PACELINE_NODE is set, but no agent started this process")
     return ServerTrainer(process)
-
-
-class Pulling:
-    """A pull under way: what was asked, and the answers so far."""
-
-    def __init__(self, work: Work | None, split: Split, ticket: int) -> None:
-        self.work = work
-        self.split = split
-        self.ticket = ticket
-        self.answers: dict[int, tuple[PulledMessage, Sequence[memoryview]]] = {}
-        self.start_s = time.perf_counter()
-        #: When the last server had answered; 0.0: not yet.
-        self.done_s = 0.0
-
-    def assemble(self, partition: Partition, servers: Sequence[int]) -> Pulled:
-        """Put the answers together and let go of their frames."""
-        dtypes = self.answers[servers[0]][0].dense
-        shares = list(zip(*(self.answers[server][1] for server in servers), strict=True))
-        dense = {
-            dtype: partition.join_dense(dtype, [np.frombuffer(f, dtype) for f in share])
-            for dtype, share in zip(dtypes, shares, strict=False)
-        }
-        rows = {}
-        for table, share in zip(self.split.ids, shares[len(dtypes) :], strict=True):
-            dtype = partition.schema.tables[table].dtype
-            values = [np.frombuffer(frame, dtype) for frame in share]
-            rows[table] = partition.join_rows(self.split, table, values)
-        server_s = max(message.handler_s for message, _ in self.answers.values())
-        message_s = max(0.0, self.done_s - self.start_s - server_s)
-        return Pulled(dense, rows, server_s=server_s, message_s=message_s)
 
 
 class ServerTrainer:

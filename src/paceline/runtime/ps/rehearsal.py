@@ -22,6 +22,9 @@ def rehearse_worker() -> None:
     importlib.import_module("torch._dynamo")
     ids = np.zeros(2, np.int64)
     kernels.dedup(ids, np.zeros((2, 1), np.float32))
+    rows = np.zeros((2, 1), np.float32)
+    kernels.gather(rows, ids, rows.copy())
+    kernels.add_rows(ids, rows, rows.copy())
     for dynamic in (False, True):
         kernels.split(ids, OWNERS, 1, dynamic=dynamic)
 
