@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: setup demo test check chaos bench clean
+.PHONY: setup demo test check soak chaos bench clean
 
 setup: $(STAMP)
 
@@ -22,7 +22,10 @@ check: setup
 	$(BIN)/lint-imports
 
 test: check
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -m "not soak"
+
+soak: setup
+	$(BIN)/python -m pytest -q -m soak
 
 chaos: setup
 	$(BIN)/python -m tests.chaos.run --seeds $(or $(SEEDS),0:200)

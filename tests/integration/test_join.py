@@ -9,10 +9,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import psutil
+import pytest
 
 from paceline.base.jobdir import JobDir
 from paceline.wire.spec import DataPlaneSpec, NodeSpec, TimeoutSpec
 from tests.integration.running import RunningJob, running, until
+
+pytestmark = pytest.mark.soak
 
 GUEST = "worker-1"
 

@@ -244,6 +244,11 @@ class FakeAgent:
         self.left = False
         self.task = asyncio.get_running_loop().create_task(self._run())
 
+    def kill(self) -> None:
+        """End as by SIGKILL, even if the cancellation meets an error that is handled."""
+        self.left = True
+        self.task.cancel()
+
     async def _run(self) -> None:
         beat = asyncio.get_running_loop().create_task(self._beat())
         try:
@@ -345,7 +350,7 @@ class FakeBackend:
     def launch(self, node: str) -> None:
         before = self.agents.get(node)
         if before:
-            before.task.cancel()
+            before.kill()
         self.next_pid += 1
         agent = self.agents[node] = FakeAgent(self.world, node, self.next_pid)
         # The process outlives its agent, and the successor takes it over.
@@ -358,7 +363,7 @@ class FakeBackend:
 
     def stop(self, node: str) -> None:
         if node in self.agents:
-            self.agents[node].task.cancel()
+            self.agents[node].kill()
 
     async def watch(self) -> AsyncIterator[AgentExit]:
         while True:
@@ -369,7 +374,7 @@ class FakeBackend:
 
     def kill_agent(self, node: str) -> None:
         agent = self.agents[node]
-        agent.task.cancel()
+        agent.kill()
         self.exits.put_nowait(AgentExit(node, agent.pid, "killed"))
 
 
@@ -439,7 +444,7 @@ class Bench:
 
     async def close(self) -> None:
         for agent in self.backend.agents.values():
-            agent.task.cancel()
+            agent.kill()
         tasks = [agent.task for agent in self.backend.agents.values()]
         await asyncio.gather(*tasks, return_exceptions=True)
         if not self.running.done():
@@ -538,7 +543,7 @@ def test_everything_killed_goes_on_from_the_newest_cut(tmp_path: Path) -> None:
         await bench.until(lambda: bench.has_cut_of(300))
         await bench.kill_master()
         for agent in bench.backend.agents.values():
-            agent.task.cancel()
+            agent.kill()
         bench.backend.agents.clear()
         bench.start_master()
         outcome = await bench.done()
@@ -554,7 +559,7 @@ def test_a_damaged_cut_is_passed_over_for_the_one_before(tmp_path: Path) -> None
         await bench.until(lambda: bench.has_cut_of(300))
         await bench.kill_master()
         for agent in bench.backend.agents.values():
-            agent.task.cancel()
+            agent.kill()
         bench.backend.agents.clear()
         newest = max(path for path in bench.job.cuts.iterdir() if (path / "manifest.json").exists())
         (newest / "model.json").write_bytes(b"[]")
@@ -586,7 +591,7 @@ def test_a_silent_agent_is_replaced_and_its_process_goes_on(tmp_path: Path) -> N
         bench.world.hold.clear()
         await bench.until(lambda: len(bench.backend.agents) == 3)
         await bench.until(lambda: bench.backend.agents["worker-0"].process is not None)
-        bench.backend.agents["worker-0"].task.cancel()
+        bench.backend.agents["worker-0"].kill()
         await bench.until(lambda: bench.backend.agents["worker-0"].pid > 103)
         bench.world.hold.set()
         await bench.done()

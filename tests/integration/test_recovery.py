@@ -20,6 +20,8 @@ from tests.chaos.oracle import Counts, committed_counts
 from tests.chaos.run import feed_of_job
 from tests.integration.running import RunningJob, running, until
 
+pytestmark = pytest.mark.soak
+
 N = 4096
 MODES = pytest.mark.parametrize("mode", ["asp", "bsp"])
 

@@ -47,6 +47,8 @@ from paceline.wire.spec import DataPlaneSpec, NodeSpec
 from tests.chaos.planted import NUM_COUNTERS
 from tests.integration.running import RunningJob, running, until
 
+pytestmark = pytest.mark.soak
+
 ATTEMPTS = 8
 """At each port, with each kind of bytes."""
 WRONG = b"0" * 64

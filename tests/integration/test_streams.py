@@ -19,6 +19,8 @@ import torch
 from tests.chaos.oracle import Counts, leftovers
 from tests.integration.running import RunningJob, running, until
 
+pytestmark = pytest.mark.soak
+
 SCRIPT = Path(__file__).with_name("jobs") / "streamed.py"
 N = 3000
 NUM_FILES = 5
