@@ -222,7 +222,7 @@ def measure(batch: int, seconds: float) -> dict[str, object]:
 
 def measure_dlrover(python: str, seconds: float) -> dict[str, object]:
     """The peer, in its own environment."""
-    script = str(Path(__file__).with_name("dispatch_dlrover.py"))
+    script = str(Path(__file__).with_name("peers") / "dispatch_dlrover.py")
     done = subprocess.run(
         [python, script, "--seconds", str(seconds)], stdout=subprocess.PIPE, text=True, check=True
     )
