@@ -1,6 +1,6 @@
 """The same measurement on dlrover 0.6.1's local master; run by the Python that has dlrover.
 
-    PYTHON benchmarks/peers/dispatch_dlrover.py [--seconds 5]       (or: dispatch.py --dlrover PYTHON)
+    PYTHON benchmarks/peers/dispatch_dlrover.py [--seconds 5]    (or: dispatch.py --dlrover PYTHON)
 
 One local master over gRPC, four client processes, table splitter of 10^5 shards, a pair is
 ``get_task`` + ``report_task_result``. Needs beside dlrover: grpcio, protobuf, numpy, tornado,
