@@ -5,7 +5,9 @@ Writes ``--out/metered.json``. Entries on the training thread: ``next`` of the b
 """
 
 import argparse
+import itertools
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,23 +18,21 @@ from tiny import Ids, Tiny, _as_it_is
 
 import paceline as pl
 from paceline.runtime.data.loader import Loader
-from paceline.runtime.ps.client import Pulling
+from paceline.runtime.ps.exchange import Exchange
 from paceline.runtime.ps.model import Model
-from paceline.runtime.ps.partition import Partition
-from paceline.wire.data_plane import DataClient
 
 WARM_UP_STEPS = 200
 
 
 Spent = tuple[float, ...]
-"""Seconds: wall, cpu of this thread, and of the wall time: blocked, wire, tensors."""
+"""Seconds: wall, cpu of this thread, and of the wall time: blocked, tensors."""
 
 
 class Meter:
     """Time of each entry, and what of it went where."""
 
     def __init__(self) -> None:
-        self.parts = {"blocked": 0.0, "wire": 0.0, "tensors": 0.0}
+        self.parts = {"blocked": 0.0, "tensors": 0.0}
         self.entries: dict[str, list[Spent]] = {}
         self._inside = False
 
@@ -49,12 +49,9 @@ class Meter:
             self.entries.setdefault(name, []).append((wall_s, cpu_s, *parts))
 
     def watch(self) -> None:
-        """Tell apart waiting (for a pull, for data), the data plane's calls, and tensors."""
-        self._watch(DataClient, "poll", lambda args: "blocked" if args[0] > 0 else "wire")
+        """Tell apart waiting (for a pull, for data) and tensors, in this thread."""
+        self._watch(Exchange, "wait", lambda args: "blocked")
         self._watch(Loader, "get", lambda args: "" if args else "blocked")
-        self._watch(DataClient, "send", lambda args: "wire")
-        self._watch(Pulling, "assemble", lambda args: "tensors")
-        self._watch(Partition, "part", lambda args: "tensors")
         for name in ("load", "gradient_of", "whole_gradient"):
             self._watch(Model, name, lambda args: "tensors")
 
@@ -62,7 +59,8 @@ class Meter:
         inner = getattr(kind, name)
 
         def outer(this: Any, *args: Any, **kwargs: Any) -> Any:
-            part = "" if self._inside or kwargs.get("timeout_s") == 0 else part_of(args)
+            mine = threading.current_thread() is threading.main_thread()
+            part = "" if self._inside or not mine or kwargs.get("timeout_s") == 0 else part_of(args)
             if not part:
                 return inner(this, *args, **kwargs)
             self._inside, start_s = True, time.perf_counter()
@@ -113,14 +111,15 @@ def measure(
 
 
 def computing(kind: str, step_s: float) -> Callable[[], None]:
-    """Stands for compute: a sleep, or a busy loop that holds the core."""
+    """Stands for compute: a sleep, or matrix products of a tenth of a millisecond or so each."""
     if kind == "sleep":
         return lambda: time.sleep(step_s)
+    matrix = torch.rand(160, 160)
 
     def busy() -> None:
         until_s = time.perf_counter() + step_s
         while time.perf_counter() < until_s:
-            pass
+            matrix @ matrix
 
     return busy
 
@@ -158,6 +157,8 @@ def main() -> None:
     if options.profile:
         profile(lambda: measure(batches, model, optimizer, options.steps, compute))
     entries = measure(batches, model, optimizer, options.steps, compute)
+    bare = measure(itertools.repeat(torch.rand(64)), plain, plain_optimizer, 500, compute)
+    entries["torch's own step"] = bare["step"]
     result = {"entries": entries, "pairs": pairs}
     (options.out / "metered.json").write_text(json.dumps(result))
 

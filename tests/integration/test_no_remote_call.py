@@ -25,7 +25,7 @@ PATIENCE_S = 3.0
 """For one step of 10 ms on a machine that others use; a call without an answer takes for ever."""
 
 SCRIPT = """
-import json, os, struct, sys, time
+import json, os, struct, sys, threading, time
 import torch
 import paceline as pl
 from paceline.runtime.ps.client import ServerTrainer
@@ -36,17 +36,18 @@ seen = {"opened": [], "waits": 0, "idle_waits": 0}
 inside = False
 
 def audit(event, arguments):
-    if inside and event in ("socket.connect", "socket.getaddrinfo", "open", "subprocess.Popen"):
+    here = threading.current_thread() is threading.main_thread()
+    if inside and here and event in ("socket.connect", "socket.getaddrinfo", "open", "subprocess.Popen"):
         seen["opened"].append([event, str(arguments[:2])])
 
-def pump(self, timeout_s):
-    if inside and timeout_s > 0:
-        # A wait for the model's values is the data plane's; for anything else it would be a call.
-        pull = self._pulling is not None and not self._pulling.done_s
+def wait(self):
+    # A wait for the model's values is the data plane's; for anything else it would be a call.
+    if inside:
+        pull = self._pulling is not None and self._pulling.result is None
         seen["waits" if pull else "idle_waits"] += 1
-    return inner(self, timeout_s)
+    inner(self)
 
-inner, ServerTrainer._pump = ServerTrainer._pump, pump
+inner, ServerTrainer._wait = ServerTrainer._wait, wait
 sys.addaudithook(audit)
 
 job = pl.init()

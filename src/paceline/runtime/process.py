@@ -1,7 +1,8 @@
 """The training process from its fork to its exit: who it is, its link, its script, its end.
 
 The zygote's child calls `main`; everything else in ``runtime`` asks `current` for the node's
-identity, the link to the agent, the step ledger and whether a stop was asked for. Runs no thread.
+identity, the link to the agent, the step ledger and whether a stop was asked for. Runs no thread;
+a worker's `Exchange` does, and uses the link until ``at_end``.
 """
 
 import faulthandler
@@ -11,6 +12,7 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType, TracebackType
 
@@ -59,6 +61,8 @@ class Process:
         """Finish the step and leave in order: SIGTERM came, or the master's word."""
         self.told_to_stop = False
         """It was the master's word: the job ends, so an unfinished loop is no failure."""
+        self.at_end: Callable[[], None] = lambda: None
+        """Ends the thread that uses the link, so that the main thread can."""
         # Before the hello: from then on it may come.
         signal.signal(signal.SIGTERM, self._on_terminate)
         files = NodeFiles(job, up.node)
@@ -171,6 +175,7 @@ def run_script(process: Process) -> int:
         return report_error(process, error)
     if process.stop_requested and not process.told_to_stop:
         return EXIT_TERMINATED  # somebody else's SIGTERM: the work is not finished
+    process.at_end()
     process.link.send(Finished(inc=process.inc))
     return 0
 
@@ -191,6 +196,7 @@ def report_error(process: Process, error: BaseException, code: int = 1) -> int:
     text = "".join(traceback.format_exception(type(error), error, trace))
     if not isinstance(error, SystemExit):
         print(text, end="", file=sys.stderr)
+    process.at_end()
     process.link.send(
         ScriptError(
             inc=process.inc,

@@ -29,6 +29,7 @@ Not for use by several threads; to be created after a fork, not before.
 """
 
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -183,6 +184,7 @@ class DataClient:
         self._shared: dict[Path, Packer] = {}
         self._plain = Packer("", 0)
         self._poller = _Poller()
+        self._alarm = -1
         self.extra_ready = False
         """Whether the last poll found that ``extra`` can be read."""
         for key, address in servers.items():
@@ -230,9 +232,16 @@ class DataClient:
             sock.close(linger=0)
             self._packers.pop(key).reclaim(key)
 
+    def watch(self, alarm: int) -> None:
+        """An eventfd that ends a poll when another thread writes to it."""
+        self._alarm = alarm
+        self._poller.add(alarm)
+
     def poll(self, timeout_s: float, extra: int = -1) -> list[tuple[int, Data, list[Frame]]]:
         """What has arrived; waits at most ``timeout_s``, or until ``extra`` can be read."""
         ready = self._poller.poll(timeout_s, extra)
+        if self._alarm in ready:
+            os.eventfd_read(self._alarm)
         self.extra_ready = extra in ready
         found: list[tuple[int, Data, list[Frame]]] = []
         for key, sock in self._sockets.items():

@@ -1,14 +1,15 @@
 """A worker's side of the parameter servers: the `Trainer` port over the data plane.
 
-Everything happens in the training thread and without a thread of its own: `_pump` takes whatever
-has arrived at the sockets of servers and agent, hands it to the pure `WorkerState` and sends what
-that answers. It runs at the step's own calls; only where the loop has nothing to compute does it
-wait. Gradients are kept until the leader has them in the order.
+The pure `WorkerState` decides. Two threads use it, one at a time: the training thread by the calls
+of the port, and that of the `Exchange` with what has arrived from servers and agent. The training
+thread only leaves errands; where the loop has nothing to compute, it waits for the other to bring
+news. Gradients are kept until the leader has them in the order.
 """
 
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -19,6 +20,7 @@ from paceline.base.errors import ConfigError, InternalError
 from paceline.base.samples import Span
 from paceline.runtime.process import Process, current
 from paceline.runtime.ps import cutfile, layout
+from paceline.runtime.ps.exchange import Exchange
 from paceline.runtime.ps.partition import Partition, Split
 from paceline.runtime.ps.port import Array, Growth, Ids, Pulled, StepTimes, Stopped, Work
 from paceline.runtime.ps.pulling import Pulling
@@ -33,7 +35,6 @@ from paceline.runtime.ps.worker_state import (
     WorkerState,
 )
 from paceline.wire import cut
-from paceline.wire.data_plane import DataClient
 from paceline.wire.messages import (
     Data,
     Evaluated,
@@ -52,6 +53,7 @@ from paceline.wire.messages import (
     Part,
     Prepared,
     Pull,
+    Ready,
     Refused,
     SourceLine,
     Stop,
@@ -61,9 +63,7 @@ from paceline.wire.messages import Pulled as PulledMessage
 from paceline.wire.schema import ModelSchema
 
 RESEND_S = 0.5
-"""What is unanswered this long is sent again."""
-WAIT_S = 0.2
-"""Longest sleep in a wait before timers and the link are looked at."""
+"""What is unanswered this long is asked again."""
 FEW_STEPS = 2
 """With work for no more steps than this a worker is about to run out."""
 AHEAD_S = 3.5
@@ -106,13 +106,11 @@ class ServerTrainer:
         self.num_workers = process.num_workers
         self.overlap = self.takes_growth = process.spec.mode != "bsp"
         self.state = WorkerState(process.inc, mode=self.spec.mode, samples=self.spec.samples)
-        ident = f"{process.node}-{process.inc}"
-        self.data = DataClient({}, process.job.secret(), ident=ident)
         self.schema = ModelSchema()
         self.partition: Partition | None = None
         self._initial: Initial | None = None
-        #: seq -> server -> (header, frames), until the leader has it in the order.
-        self._parts: dict[int, dict[int, tuple[Part, list[Array]]]] = {}
+        #: By seq, until the leader has it in the order.
+        self._contributions: dict[int, Contribution] = {}
         #: Work that was shown as upcoming, by its samples: `next_work` returns the same object.
         self._shown: dict[tuple[Span, ...], Work] = {}
         #: Taken and not pushed; a new epoch withdraws it.
@@ -122,11 +120,13 @@ class ServerTrainer:
         self._export_ticket = 0
         self._evaluated: Evaluated | None = None
         self._growth: dict[int, Growth] = {}
-        self._resend_at_s = 0.0
         #: Mean seconds of a step of late; 0.0: not measured.
         self._step_s = 0.0
         #: A stop was heeded: what is under way is brought to its end.
         self._leaving = False
+        self._exchange = Exchange(process, self)
+        self._changed = self._exchange.changed
+        process.at_end = self._exchange.halt
 
     # ------------------------------------------------------------------ set-up
 
@@ -170,21 +170,21 @@ class ServerTrainer:
     def next_work(self, feed: int) -> Work | None:
         """See `Trainer.next_work`."""
         rested = False
-        while True:
-            self._pump(0.0)
-            self._check_stop()
-            if not self._may_take(feed):
-                self._pump(WAIT_S)
-                continue
-            work = self._take(feed)
-            if work is not None:
-                self._order_ahead(feed)
-                return work
-            if feed in self.state.ended and self.partition is not None:
-                return None
-            self._starve(feed, rest=not rested)
-            rested = True
-            self._pump(WAIT_S)
+        with self._changed:
+            while True:
+                self._check_stop()
+                if not self._may_take(feed):
+                    self._wait()
+                    continue
+                work = self._take(feed)
+                if work is not None:
+                    self._order_ahead(feed)
+                    return work
+                if feed in self.state.ended and self.partition is not None:
+                    return None
+                self._starve(feed, rest=not rested)
+                rested = True
+                self._wait()
 
     def _may_take(self, feed: int) -> bool:
         """Asynchronous: not while too many contributions are unready."""
@@ -217,7 +217,8 @@ class ServerTrainer:
 
     def source_line(self, line: int) -> SourceLine:
         """See `Trainer.source_line`."""
-        return self.state.source_line(line)
+        with self._changed:
+            return self.state.source_line(line)
 
     def _starve(self, feed: int, *, rest: bool) -> None:
         """Nothing to take now: have a request open, and (BSP) a pull that waits for the step."""
@@ -265,50 +266,52 @@ class ServerTrainer:
     def upcoming(self, feed: int, limit: int) -> tuple[Work, ...]:
         """See `Trainer.upcoming`."""
         state, size = self.state, self._batch(feed)
-        if self._synchronous(feed):
-            # With nothing left for step + 1 its share is in hand: next comes that of step + 2.
-            first = 0 if state.has_work(feed) else 1
-            found = [
-                (state.step + 1 + after, state.peek(feed, size, after))
-                for after in range(first, first + limit)
-            ]
-        else:
-            found = [(0, spans) for spans in state.batches(feed, size, limit)]
-        works = [self._work(feed, spans, step) for step, spans in found if spans]
-        self._shown = {work.spans: work for work in works}
+        with self._changed:
+            if self._synchronous(feed):
+                # With nothing left for step + 1 its share is in hand: next comes that of step + 2.
+                first = 0 if state.has_work(feed) else 1
+                found = [
+                    (state.step + 1 + after, state.peek(feed, size, after))
+                    for after in range(first, first + limit)
+                ]
+            else:
+                found = [(0, spans) for spans in state.batches(feed, size, limit)]
+            works = [self._work(feed, spans, step) for step, spans in found if spans]
+            self._shown = {work.spans: work for work in works}
         return tuple(works)
 
     def give_back(self, work: Work) -> None:
         """See `Trainer.give_back`: its samples are next again."""
-        if work in self._in_hand:
-            self._in_hand.remove(work)
-            self.state.put_back(work.feed, work.spans)
+        with self._changed:
+            if work in self._in_hand:
+                self._in_hand.remove(work)
+                self.state.put_back(work.feed, work.spans)
 
     # ------------------------------------------------------------------ pulls
 
     def start_pull(self, work: Work, ids: Mapping[int, Ids]) -> None:
         """See `Trainer.start_pull`; work of a later step (BSP) waits at the servers for it."""
-        if self.partition is None:
-            return
-        ahead = max(0, work.step - 1 - self.state.step) if work.step else 0
-        if self.spec.mode == "ssp" and work not in self._in_hand:
-            ahead = 1
-        self._pulling = Pulling(work, Split(self.partition, ids), self.state.ticket + 1)
-        self._do(self.state.start_pull(tuple(ids), ahead=ahead))
-        # What the servers hold by now is to be ordered while this thread computes.
-        self._pump(0.0)
+        with self._changed:
+            if self.partition is None:
+                return
+            ahead = max(0, work.step - 1 - self.state.step) if work.step else 0
+            if self.spec.mode == "ssp" and work not in self._in_hand:
+                ahead = 1
+            self._pulling = Pulling(work, Split(self.partition, ids), self.state.ticket + 1)
+            self._do(self.state.start_pull(tuple(ids), ahead=ahead))
 
     def wait_pull(self, work: Work) -> Pulled | None:
         """See `Trainer.wait_pull`."""
-        while True:
-            pulling = self._pulling
-            if pulling is None or pulling.work is not work or self.partition is None:
-                return None
-            if pulling.done_s:
-                self._pulling = None
-                return pulling.assemble(self.partition, self.state.servers)
-            self._pump(WAIT_S)
-            self._check_stop()
+        with self._changed:
+            while True:
+                pulling = self._pulling
+                if pulling is None or pulling.work is not work or self.partition is None:
+                    return None
+                if pulling.result is not None:
+                    self._pulling = None
+                    return pulling.result
+                self._wait()
+                self._check_stop()
 
     def rows(self, table: int, ids: Ids) -> Array:
         """See `Trainer.rows`."""
@@ -320,40 +323,42 @@ class ServerTrainer:
 
     def _pull_now(self, ids: Mapping[int, Ids], *, dense: bool) -> Pulled:
         """A pull of the state as it is; one that is under way is asked for again after it."""
-        suspended = self._pulling
-        pulling = None
-        while pulling is None or not pulling.done_s:
-            self._until(lambda: self.partition is not None)
-            assert self.partition is not None
-            split = Split(self.partition, ids)
-            self._pulling = pulling = Pulling(None, split, self.state.ticket + 1)
-            self._do(self.state.start_pull(tuple(ids), dense=dense))
-            self._until(lambda: self._pulling is not pulling or pulling.done_s > 0)  # noqa: B023
-        assert self.partition is not None
-        found = pulling.assemble(self.partition, self.state.servers)
-        self._pulling = None
-        if suspended is not None and suspended.work is not None:
-            if suspended.done_s:
-                self._pulling = suspended
-            else:
-                self.start_pull(suspended.work, suspended.split.ids)
-        return found
+        with self._changed:
+            suspended = self._pulling
+            pulling = None
+            while pulling is None or pulling.result is None:
+                self._until(lambda: self.partition is not None)
+                assert self.partition is not None
+                split = Split(self.partition, ids)
+                self._pulling = pulling = Pulling(None, split, self.state.ticket + 1)
+                self._do(self.state.start_pull(tuple(ids), dense=dense))
+                self._until(lambda: self._pulling is not pulling or pulling.result is not None)  # noqa: B023
+            self._pulling = None
+            if suspended is not None and suspended.work is not None:
+                if suspended.done_s:
+                    self._pulling = suspended
+                else:
+                    self.start_pull(suspended.work, suspended.split.ids)
+            return pulling.result
 
     def export(self, table: int) -> tuple[Ids, Array]:
         """See `Trainer.export`."""
-        while True:
+        found: list[tuple[Ids, Array]] = []
+        while not found:
             self._until(lambda: self.partition is not None)
-            self._export_ticket += 1
-            self._exported.clear()
-            epoch_no = self.state.epoch_no
-            self._until(
-                lambda: self.state.epoch_no != epoch_no or not self._not_exported(),  # noqa: B023
-                ask=lambda: self._ask_export(table),
-            )
-            if self.state.epoch_no == epoch_no:
-                keys, rows = zip(*self._exported.values(), strict=True)
-                dim = self.schema.tables[table].dim
-                return np.concatenate(keys), np.concatenate(rows).reshape(-1, dim)
+            with self._changed:
+                self._export_ticket += 1
+                self._exported.clear()
+                epoch_no = self.state.epoch_no
+                self._until(
+                    lambda: self.state.epoch_no != epoch_no or not self._not_exported(),  # noqa: B023
+                    ask=lambda: self._ask_export(table),
+                )
+                if self.state.epoch_no == epoch_no:
+                    found = list(self._exported.values())
+        keys, rows = zip(*found, strict=True)
+        dim = self.schema.tables[table].dim
+        return np.concatenate(keys), np.concatenate(rows).reshape(-1, dim)
 
     def _not_exported(self) -> list[int]:
         return [server for server in self.state.servers if server not in self._exported]
@@ -366,34 +371,22 @@ class ServerTrainer:
             table=table,
         )
         for server in self._not_exported():
-            self.data.send(server, message, ())
+            self._exchange.leave(partial(self._exchange.data.send, server, message))
         return []
 
     # ------------------------------------------------------------------ contributions
 
     def push(self, work: Work, gradients: Gradients) -> None:
         """See `Trainer.push`."""
-        # First: the `ready` for what the servers hold by now should not wait behind tensors.
-        self._pump(0.0)
-        if work not in self._in_hand or self.partition is None:
-            return
-        self._in_hand.remove(work)
-        part = self.state.offer(work.spans, gradients.rates)
-        split = Split(self.partition, {t: ids for t, (ids, _) in gradients.sparse.items()})
-        header = msgspec.structs.replace(
-            part, dense=tuple(gradients.dense), tables=tuple(gradients.sparse)
-        )
-        self._parts[part.seq] = {
-            server: (header, self.partition.part(gradients, split, index))
-            for index, server in enumerate(self.state.servers)
-        }
-        for server in self.state.servers:
-            self._send_part(server, part)
-
-    def _send_part(self, server: int, part: Part) -> None:
-        kept = self._parts.get(part.seq, {}).get(server)
-        if kept is not None:
-            self.data.send(server, *kept)
+        with self._changed:
+            self._exchange.check()
+            if work not in self._in_hand or self.partition is None:
+                return
+            self._in_hand.remove(work)
+            part = self.state.offer(work.spans, gradients.rates)
+            self._contributions[part.seq] = Contribution(part, gradients, self.partition)
+            for server in self.state.servers:
+                self._send(server, part)
 
     def drain(self) -> None:
         """See `Trainer.drain`."""
@@ -473,13 +466,6 @@ class ServerTrainer:
             samples=times.samples,
         )
 
-    def close(self) -> None:
-        """See `Trainer.close`."""
-        self._leaving = True
-        if self.partition is not None:
-            self.drain()
-        self.data.close()
-
     # ------------------------------------------------------------------ events
 
     def _check_stop(self) -> None:
@@ -487,6 +473,7 @@ class ServerTrainer:
 
         Whoever left before it gave its share back, and what we computed would be lost without.
         """
+        self._exchange.check()
         undecided = self.spec.mode == "bsp" and self.state.offers
         if self.process.stop_requested and not self._leaving and not undecided:
             self._leaving = True
@@ -496,34 +483,29 @@ class ServerTrainer:
     def _until(
         self, done: Callable[[], bool], ask: Callable[[], Iterable[Instruction]] = lambda: ()
     ) -> None:
-        """Pump until something is there; ``ask`` is repeated until then."""
+        """Wait until something is there; ``ask`` is repeated until then."""
         ask_at_s = 0.0
-        while not done():
-            now_s = time.monotonic()
-            if now_s >= ask_at_s:
-                self._do(ask())
-                ask_at_s = now_s + RESEND_S
-            self._pump(WAIT_S)
-            if self.process.stop_requested and not self._leaving:
-                raise Stopped
+        with self._changed:
+            while not done():
+                self._exchange.check()
+                now_s = time.monotonic()
+                if now_s >= ask_at_s:
+                    self._do(ask())
+                    ask_at_s = now_s + RESEND_S
+                self._wait()
+                if self.process.stop_requested and not self._leaving:
+                    raise Stopped
 
-    def _pump(self, timeout_s: float) -> None:
-        """Handle what has arrived; wait up to ``timeout_s`` for the first message."""
-        self.process.keep_link()
-        link = self.process.link.fileno()
-        for key, message, frames in self.data.poll(timeout_s, extra=link):
-            self._from_server(key, message, frames)
-        now_s = time.monotonic()
-        resend = now_s >= self._resend_at_s
-        if self.data.extra_ready or resend:
-            for order in self.process.link.receive():
-                self._from_master(order)
-        if resend:
-            if self._resend_at_s:
-                self._do(self.state.resend())
-            self._resend_at_s = now_s + RESEND_S
+    def _wait(self) -> None:
+        """Let the exchange bring news; the training thread waits here and nowhere else."""
+        self._exchange.wait()
 
-    def _from_server(self, server: int, message: Data, frames: Sequence[memoryview]) -> None:
+    def tick(self) -> None:
+        """See `Owner.tick`: everything that is unanswered, once more."""
+        self._do(self.state.resend())
+
+    def from_server(self, server: int, message: Data, frames: Sequence[memoryview]) -> None:
+        """See `Owner.from_server`."""
         match message:
             case PulledMessage():
                 pulling = self._pulling
@@ -545,10 +527,11 @@ class ServerTrainer:
                 )
             case _:
                 pass
-        for seq in [seq for seq in self._parts if seq not in self.state.offers]:
-            del self._parts[seq]
+        for seq in [seq for seq in self._contributions if seq not in self.state.offers]:
+            del self._contributions[seq]
 
-    def _from_master(self, message: NodeDown) -> None:
+    def from_master(self, message: NodeDown) -> None:
+        """See `Owner.from_master`."""
         match message:
             case Grant():
                 self._do(self.state.grant(message))
@@ -569,35 +552,71 @@ class ServerTrainer:
         for instruction in instructions:
             match instruction:
                 case ToMaster(message):
-                    self.process.link.send(message)
-                case ToServer(server, message) if isinstance(message, Part):
-                    self._send_part(server, message)
+                    self._exchange.leave(partial(self.process.link.send, message))
                 case ToServer(server, message):
                     self._send(server, message)
                 case PullDone(ticket):
-                    if self._pulling is not None and self._pulling.ticket == ticket:
-                        self._pulling.done_s = time.perf_counter()
+                    self._pull_done(ticket)
                 case DropWork():
                     self._drop()
                 case Leave():
                     raise Fenced
 
-    def _send(self, server: int, message: Data) -> None:
-        frames: list[Array] = []
+    def _send(self, server: int, message: Part | Ready | Pull) -> None:
+        """Leave it to be sent, with the tensors that belong to it."""
+        data, index = self._exchange.data, self.state.servers.index(server)
         pulling = self._pulling
-        if isinstance(message, Pull) and pulling and pulling.ticket == message.ticket:
-            frames = pulling.split.ids_of(self.state.servers.index(server))
-        self.data.send(server, message, frames)
+        if isinstance(message, Part):
+            kept = self._contributions[message.seq]
+            self._exchange.leave(lambda: data.send(server, kept.header(), kept.frames(index)))
+        elif isinstance(message, Pull) and pulling and pulling.ticket == message.ticket:
+            ids = pulling.split
+            self._exchange.leave(lambda: data.send(server, message, ids.ids_of(index)))
+        else:
+            self._exchange.leave(lambda: data.send(server, message))
+
+    def _pull_done(self, ticket: int) -> None:
+        """All servers have answered: put it together, which may take a while."""
+        pulling, partition, servers = self._pulling, self.partition, self.state.servers
+        if pulling is None or partition is None or pulling.ticket != ticket:
+            return
+        pulling.done_s = time.perf_counter()
+
+        def assemble() -> None:
+            result = pulling.assemble(partition, servers)
+            with self._changed:
+                pulling.result = result
+                self._changed.notify_all()
+
+        self._exchange.leave(assemble)
 
     def _drop(self) -> None:
         """A new epoch: connect to its servers, forget what was under way in the old one."""
         assert self.state.map is not None
         self.partition = Partition(self.schema, self.state.map)
         self._pulling = None
-        self._parts.clear()
+        self._contributions.clear()
         self._shown.clear()
         self._in_hand.clear()
-        for gone in set(self.data.keys()) - set(self.state.servers):
-            self.data.disconnect(gone)
+        data = self._exchange.data
+        for gone in set(data.keys()) - set(self.state.servers):
+            data.disconnect(gone)
         for server in self.state.map.servers:
-            self.data.connect(server.inc, server.address)
+            data.connect(server.inc, server.address)
+
+
+class Contribution:
+    """What is kept of a contribution, to be sent again if need be."""
+
+    def __init__(self, part: Part, gradients: Gradients, partition: Partition) -> None:
+        self._part, self._gradients, self._partition = part, gradients, partition
+        self._split = Split(partition, {t: ids for t, (ids, _) in gradients.sparse.items()})
+
+    def header(self) -> Part:
+        """The part, with what its frames are."""
+        dense, tables = tuple(self._gradients.dense), tuple(self._gradients.sparse)
+        return msgspec.structs.replace(self._part, dense=dense, tables=tables)
+
+    def frames(self, server: int) -> list[Array]:
+        """The tensors for a server of the map, by its place there."""
+        return self._partition.part(self._gradients, self._split, server)

@@ -12,17 +12,19 @@ from paceline.wire.schema import ModelSchema
 
 
 class Split:
-    """The ids of a pull or a push, grouped by server."""
+    """The ids of a pull or a push, grouped by server (when first asked)."""
 
     def __init__(self, partition: "Partition", ids: Mapping[int, Ids]) -> None:
         self.ids = ids
-        self._whole = partition.num_servers == 1
-        self._places = {} if self._whole else {t: partition.places(t, i) for t, i in ids.items()}
+        self._partition = partition
+        self._places: dict[int, tuple[Ids, Ids]] = {}
 
     def place(self, table: int, server: int) -> Ids | slice:
         """Where a server's rows stand among the table's."""
-        if self._whole:
+        if self._partition.num_servers == 1:
             return slice(None)
+        if table not in self._places:
+            self._places[table] = self._partition.places(table, self.ids[table])
         order, bounds = self._places[table]
         return order[bounds[server] : bounds[server + 1]]
 

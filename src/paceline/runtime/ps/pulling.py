@@ -21,9 +21,11 @@ class Pulling:
         self.start_s = time.perf_counter()
         #: When the last server had answered; 0.0: not yet.
         self.done_s = 0.0
+        #: The answers put together.
+        self.result: Pulled | None = None
 
     def assemble(self, partition: Partition, servers: Sequence[int]) -> Pulled:
-        """Put the answers together and let go of their frames."""
+        """Put the answers together."""
         dtypes = self.answers[servers[0]][0].dense
         shares = list(zip(*(self.answers[server][1] for server in servers), strict=True))
         dense = {

@@ -1,0 +1,120 @@
+"""The thread of a worker that talks to servers and agent, so that the training thread need not.
+
+What arrives is handed to the `Owner` under one lock, ``changed``, which whoever touches the owner's
+state holds. What is to be sent is left as an *errand*, a call that this thread makes without the
+lock: sockets, shared memory and the cutting of tensors to servers cost the training thread nothing.
+
+    exchange = Exchange(process, owner)         # starts the thread
+    with exchange.changed:
+        exchange.leave(partial(exchange.data.send, server, message))
+        exchange.wait()                         # until something has changed, at most WAIT_S
+    exchange.halt()                             # before the process says its last words
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from paceline.runtime.process import Process
+from paceline.wire.data_plane import DataClient
+from paceline.wire.messages import Data, NodeDown
+
+TICK_S = 0.5
+"""The owner's timer."""
+WAIT_S = 0.2
+"""Longest sleep of either thread before flags, timers and the link are looked at."""
+HALT_S = 5.0
+
+Errand = Callable[[], object]
+
+
+class Owner(Protocol):
+    """Whose messages these are; all is called in the exchange's thread, under ``changed``."""
+
+    def from_server(self, server: int, message: Data, frames: Sequence[memoryview]) -> None: ...
+
+    def from_master(self, message: NodeDown) -> None: ...
+
+    def tick(self) -> None: ...
+
+
+class Exchange:
+    """See the module. ``data`` is for errands and the owner's handlers only."""
+
+    def __init__(self, process: Process, owner: Owner) -> None:
+        ident = f"{process.node}-{process.inc}"
+        self.data = DataClient({}, process.job.secret(), ident=ident)
+        self.changed = threading.Condition()
+        self._process, self._owner = process, owner
+        self._errands: list[Errand] = []
+        self._asleep = False
+        self._halting = False
+        self._failure: BaseException | None = None
+        self._tick_at_s = time.monotonic() + TICK_S
+        self._alarm = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self.data.watch(self._alarm)
+        self._thread = threading.Thread(target=self._run, name="paceline-exchange", daemon=True)
+        self._thread.start()
+
+    def leave(self, errand: Errand) -> None:
+        """Have it done soon, in order; with ``changed`` held."""
+        self._errands.append(errand)
+        if self._asleep:
+            self._asleep = False
+            os.eventfd_write(self._alarm, 1)
+
+    def wait(self) -> None:
+        """Let go of ``changed`` until there is news, at most WAIT_S."""
+        self.changed.wait(WAIT_S)
+
+    def check(self) -> None:
+        """Raise in the calling thread what ended this one."""
+        if self._failure is not None:
+            raise self._failure
+
+    def halt(self) -> None:
+        """Do what was left, close the sockets, end the thread."""
+        with self.changed:
+            self._halting = True
+            os.eventfd_write(self._alarm, 1)
+        self._thread.join(HALT_S)
+
+    # ------------------------------------------------------------------ the thread
+
+    def _run(self) -> None:
+        try:
+            while not self._halting:
+                self._turn()
+            for errand in self._errands:
+                errand()
+        except BaseException as error:  # noqa: BLE001 - `check` raises it where it is noticed
+            with self.changed:
+                self._failure = error
+                self.changed.notify_all()
+        finally:
+            self.data.close()
+
+    def _turn(self) -> None:
+        self._process.keep_link()
+        link = self._process.link
+        arrived = self.data.poll(WAIT_S, extra=link.fileno())
+        now_s = time.monotonic()
+        due = now_s >= self._tick_at_s
+        orders = link.receive() if self.data.extra_ready or due else ()
+        with self.changed:
+            self._asleep = False
+            for server, message, frames in arrived:
+                self._owner.from_server(server, message, frames)
+            for order in orders:
+                self._owner.from_master(order)
+            if due:
+                self._owner.tick()
+                self._tick_at_s = now_s + TICK_S
+            if arrived or orders:
+                self.changed.notify_all()
+            errands, self._errands = self._errands, []
+            self._asleep = True
+        for errand in errands:
+            errand()
