@@ -65,10 +65,10 @@ def test_a_synchronous_grant_reaches_some_seconds_ahead(step_s: float | None, st
 
 
 def test_a_cut_is_due_by_time_or_by_its_share_whichever_is_rarer() -> None:
-    assert not cut_is_due(since_s=4.9, every_s=5.0, pause_s=0.01, share=0.02)
-    assert cut_is_due(since_s=5.0, every_s=5.0, pause_s=0.01, share=0.02)
-    assert not cut_is_due(since_s=49.0, every_s=5.0, pause_s=1.0, share=0.02)
-    assert cut_is_due(since_s=50.0, every_s=5.0, pause_s=1.0, share=0.02)
+    assert not cut_is_due(since_s=4.9, every_s=5.0, cost_s=0.01, share=0.02)
+    assert cut_is_due(since_s=5.0, every_s=5.0, cost_s=0.01, share=0.02)
+    assert not cut_is_due(since_s=49.0, every_s=5.0, cost_s=1.0, share=0.02)
+    assert cut_is_due(since_s=50.0, every_s=5.0, cost_s=1.0, share=0.02)
 
 
 def seen(workers: int = 0, cut: int = 0, *, servers_up: bool = True, agents: int = 0) -> Seen:

@@ -40,7 +40,8 @@ _log = logging.getLogger(__name__)
 
 def process_environment(job: JobDir, node: str, spec: JobSpec) -> dict[str, str]:
     """What every life of the node's process has in its environment."""
-    threads = str(spec.torch_threads)
+    cores = len(os.sched_getaffinity(0))
+    threads = str(spec.torch_threads or max(1, cores // spec.workers.count))
     return {
         # One BLAS thread: numpy would start a pool at its import, and the zygote has to fork.
         "OPENBLAS_NUM_THREADS": "1",

@@ -53,6 +53,6 @@ def lease_steps(step_s: float | None) -> int:
     return max(MIN_STEPS, min(MAX_STEPS, int(TARGET_S / max(step_s, 1e-6))))
 
 
-def cut_is_due(*, since_s: float, every_s: float, pause_s: float, share: float) -> bool:
-    """Whether ``since_s`` after the last cut another one may cost its pause again."""
-    return since_s >= max(every_s, pause_s / share)
+def cut_is_due(*, since_s: float, every_s: float, cost_s: float, share: float) -> bool:
+    """Whether ``since_s`` after the last cut another one may cost as much again."""
+    return since_s >= max(every_s, cost_s / share)

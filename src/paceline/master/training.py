@@ -74,7 +74,7 @@ class Training:
         self._outbox, self._fail = outbox, fail
         self._cuts = CutFolder(Path(spec.checkpoint.dir or job.cuts))
         self._evaluations = Evaluations(job.run_dir / "evaluations")
-        self._pause_s = 0.0
+        self._cost_s = 0.0
         self._last_cut_s = self._last_resend_s = 0.0
         #: Cuts that were just written and never read: no need to verify them.
         self._trusted: set[int] = set()
@@ -117,7 +117,7 @@ class Training:
             case FenceAnswer():
                 self._do(state.fence_answer(message))
             case Copied():
-                self._pause_s = max(self._pause_s, message.pause_s)
+                self._cost_s = max(self._cost_s, message.cost_s)
                 directory = str(self._cuts.directory(message.cut_no))
                 self._do(state.copy_said(message, directory))
                 self._note_cut(now_s)
@@ -290,7 +290,7 @@ class Training:
         due = cut_is_due(
             since_s=now_s - self._last_cut_s,
             every_s=checkpoint.every_s,
-            pause_s=self._pause_s,
+            cost_s=self._cost_s,
             share=checkpoint.share,
         )
         if cuts and due and self._has_changed():

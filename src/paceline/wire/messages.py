@@ -364,7 +364,8 @@ class Copied(Message, frozen=True):
     file: str = ""
     checksum: str = ""
     num_bytes: int = 0
-    pause_s: float = 0.0
+    cost_s: float = 0.0
+    """Of the server's thread, and of the core that wrote beside it."""
 
 
 class Restored(Message, frozen=True):

@@ -149,8 +149,8 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Nodes that run the script. Default 1."""
     servers: NodeSpec = NodeSpec()
     """Nodes that hold the model. Default 1."""
-    torch_threads: Annotated[int, Meta(ge=1, le=1_024)] = 1
-    """Threads of torch in each worker. Default 1: workers share the cores of one machine."""
+    torch_threads: Annotated[int, Meta(ge=1, le=1_024)] | None = None
+    """Threads of torch in each worker. Default none: the machine's cores shared by all workers."""
     env: dict[str, str] = {}
     """Environment variables added for the training process. Default none."""
 

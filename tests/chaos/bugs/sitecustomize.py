@@ -9,6 +9,7 @@ import importlib.abc
 import importlib.machinery
 import os
 import sys
+from collections.abc import Callable
 from types import ModuleType
 
 
@@ -71,37 +72,61 @@ def duplicate_part_applied(module: ModuleType) -> None:
 
 
 def newer_epoch_accepted(module: ModuleType) -> None:
-    """A server takes parts of an epoch that it has not entered."""
+    """A server takes messages of an epoch that it has not entered, and believes to be in it."""
     state = module.ServerState
-    part = state.part
+    part, pull = state.part, state.pull
 
-    def eager(self, message):  # type: ignore[no-untyped-def]
+    def enter(self, message):  # type: ignore[no-untyped-def]
         if 0 < self.epoch_no < message.epoch_no:
             self.epoch_no = message.epoch_no
+
+    def eager_part(self, message):  # type: ignore[no-untyped-def]
+        enter(self, message)
         return part(self, message)
 
-    state.part = eager
+    def eager_pull(self, message):  # type: ignore[no-untyped-def]
+        enter(self, message)
+        return pull(self, message)
+
+    state.part, state.pull = eager_part, eager_pull
 
 
-BUGS = {
-    "ready_before_all_held": ("paceline.runtime.ps.worker_state", ready_before_all_held),
-    "fence_ignored": ("paceline.runtime.ps.state", fence_ignored),
-    "ledger_not_rewound": ("paceline.master.shards.ledger", ledger_not_rewound),
-    "duplicate_part_applied": ("paceline.runtime.ps.state", duplicate_part_applied),
-    "newer_epoch_accepted": ("paceline.runtime.ps.state", newer_epoch_accepted),
+def workers_told_at_once(module: ModuleType) -> None:
+    """Goes with the one above, which it uncovers: workers start before servers are restored."""
+    state = module.MasterState
+
+    def start_epoch(self, servers):  # type: ignore[no-untyped-def]
+        journal, *restores = start(self, servers)
+        restoring, self.restoring = self.restoring, set()
+        told = [one for inc in sorted(self.untold) for one in self._tell_epoch(inc)]
+        self.restoring = restoring
+        return [journal, *told, *restores]
+
+    start, state.start_epoch = state.start_epoch, start_epoch
+
+
+WORKER, SERVER = "paceline.runtime.ps.worker_state", "paceline.runtime.ps.state"
+MASTER, LEDGER = "paceline.master.state", "paceline.master.shards.ledger"
+
+BUGS: dict[str, dict[str, Callable[[ModuleType], None]]] = {
+    "ready_before_all_held": {WORKER: ready_before_all_held},
+    "fence_ignored": {SERVER: fence_ignored},
+    "ledger_not_rewound": {LEDGER: ledger_not_rewound},
+    "duplicate_part_applied": {SERVER: duplicate_part_applied},
+    "newer_epoch_accepted": {SERVER: newer_epoch_accepted, MASTER: workers_told_at_once},
 }
 
 
 class Planter(importlib.abc.MetaPathFinder):
-    """Patches one module right after it was executed."""
+    """Patches modules right after they were executed."""
 
     def __init__(self, bug: str) -> None:
-        self.name, self.plant = BUGS[bug]
+        self.plants = dict(BUGS[bug])
 
     def find_spec(self, fullname, path=None, target=None):  # type: ignore[no-untyped-def]
-        if fullname != self.name:
+        plant = self.plants.pop(fullname, None)
+        if plant is None:
             return None
-        sys.meta_path.remove(self)
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         assert spec is not None
         loader = spec.loader
@@ -109,7 +134,7 @@ class Planter(importlib.abc.MetaPathFinder):
 
         def exec_and_plant(module):  # type: ignore[no-untyped-def]
             execute(module)
-            self.plant(module)
+            plant(module)
 
         loader.exec_module = exec_and_plant  # type: ignore[union-attr, method-assign]
         return spec

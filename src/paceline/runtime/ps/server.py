@@ -86,7 +86,7 @@ class Writer:
             self._image = bytearray(size)
         self._num_writing += 1
         used = cutfile.pack(saved, self._image)
-        copied = msgspec.structs.replace(copied, pause_s=time.perf_counter() - start_s)
+        copied = msgspec.structs.replace(copied, cost_s=time.perf_counter() - start_s)
         self._jobs.put((copied, directory, name, memoryview(self._image)[:used]))
 
     def finished(self) -> Copied | None:
@@ -106,16 +106,22 @@ class Writer:
     def _run(self) -> None:
         while True:
             copied, directory, name, image = self._jobs.get()
+            start_s = time.thread_time()
             try:
                 directory.mkdir(parents=True, exist_ok=True)
                 digest = write_file(directory, name, image)
             except OSError as error:
                 self._done.put(error)
                 continue
-            written = msgspec.structs.replace(
-                copied, file=name, checksum=digest, num_bytes=len(image)
+            self._done.put(
+                msgspec.structs.replace(
+                    copied,
+                    file=name,
+                    checksum=digest,
+                    num_bytes=len(image),
+                    cost_s=copied.cost_s + time.thread_time() - start_s,
+                )
             )
-            self._done.put(written)
 
 
 class Server:
@@ -131,7 +137,7 @@ class Server:
         name = f"{process.node}-{process.inc}"
         bind = bind_address(process.spec.data_plane, process.spec.listen, process.job.run_dir, name)
         self.data = DataServer(bind, secret)
-        self.peers = DataClient({}, secret, ident=name)
+        self.peers = DataClient({}, secret, ident=name, arena_bytes=0)
         self.writer = Writer()
         self.cuts = Path(process.spec.checkpoint.dir or process.job.cuts)
         #: Gradients of held contributions: views of the frames that they came in.
