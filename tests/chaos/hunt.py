@@ -25,7 +25,10 @@ def cases() -> list[Case]:
 
 def hunt(bug: str) -> tuple[int, str] | None:
     """How many runs it took to see the bug, and how it showed; None: it did not."""
-    os.environ["PYTHONPATH"] = str(Path(__file__).with_name("bugs"))
+    before = os.environ.get("PYTHONPATH", "")
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        filter(None, [str(Path(__file__).with_name("bugs")), before])
+    )
     os.environ["PACELINE_PLANTED_BUG"] = bug
     try:
         for number, case in enumerate(cases(), 1):
@@ -36,7 +39,8 @@ def hunt(bug: str) -> tuple[int, str] | None:
             finally:
                 _end_all()
     finally:
-        del os.environ["PACELINE_PLANTED_BUG"], os.environ["PYTHONPATH"]
+        del os.environ["PACELINE_PLANTED_BUG"]
+        os.environ["PYTHONPATH"] = before
     return None
 
 

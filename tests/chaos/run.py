@@ -109,6 +109,7 @@ def run(case: Case) -> dict[str, object]:
         time.sleep(0.05)
     assert not left, f"{where}: left behind {left}"
     check_counts(job, case, where)
+    check_logs(job, where)
     seconds = time.monotonic() - start_s
     if not os.environ.get("CHAOS_KEEP"):
         shutil.rmtree(job.path)
@@ -159,6 +160,13 @@ def check_counts(job: JobDir, case: Case, where: str) -> None:
             check_cut(directory, feed, case.samples, case.epochs, final=directory == cuts[-1])
         except AssertionError as error:
             raise AssertionError(f"{where}: {error}") from error
+
+
+def check_logs(job: JobDir, where: str) -> None:
+    """Assert that nothing died of an error of its own: recovery would hide it."""
+    for path in sorted(job.logs.iterdir()):
+        _, found, trace = path.read_text(errors="replace").partition("Traceback (most recent")
+        assert not found, f"{where}: an error in {path.name}: {trace[-600:]}"
 
 
 def main() -> None:

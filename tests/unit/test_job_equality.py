@@ -123,6 +123,28 @@ def test_a_lone_job_equals_plain_torch(make: Callable[[nn.Module], list[Optimize
         assert torch.allclose(held[name], value, rtol=1e-12, atol=1e-13), name
 
 
+def test_clipping_is_of_all_gradients_together() -> None:
+    torch.manual_seed(1)
+    plain, ours = Clicks(sparse=False).double(), _model()
+    plain_optimizer, optimizer = SGD(plain.parameters(), lr=0.5), SGD(ours.parameters(), lr=0.5)
+    job = pl.init()
+    job.prepare(ours, optimizer)
+    batches = job.batches(_data(), BATCH_SIZE, EPOCHS)
+    norms = []
+    for batch, expected in zip(batches, _plain_batches(_data()), strict=True):
+        F.mse_loss(ours(batch), batch.y).backward()
+        F.mse_loss(plain(expected), expected.y).backward()
+        norm = job.clip_grad_norm_(0.05)
+        torch.testing.assert_close(norm, nn.utils.clip_grad_norm_(plain.parameters(), 0.05))
+        for one in (optimizer, plain_optimizer):
+            one.step()
+            one.zero_grad()
+        norms.append(norm.item())
+    assert max(norms) > 0.05
+    for name, value in ours.state_dict().items():
+        torch.testing.assert_close(value, plain.state_dict()[name])
+
+
 def test_sparse_adam_equals_torch_where_every_row_is_in_every_batch() -> None:
     # Elsewhere it does not: torch counts steps per table, servers per row.
     data = TensorRows(ids=torch.arange(60) % 2, y=torch.arange(60.0).double() % 7)

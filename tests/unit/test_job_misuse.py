@@ -86,3 +86,16 @@ def test_an_error_of_the_dataset_is_raised_in_its_own_iteration() -> None:
             seen.append(len(batch))
     assert seen == [2, 2]
     assert not any("optimizer" in str(frame.path) for frame in caught.traceback)
+
+
+def test_clipping_needs_a_positive_norm() -> None:
+    job, _, _ = _prepared()
+    with pytest.raises(ConfigError, match="max_norm is 0; it must be above 0"):
+        job.clip_grad_norm_(0)
+
+
+def test_clipping_is_refused_where_gradients_are_summed_on_servers() -> None:
+    job, _, _ = _prepared()
+    job._trainer.sums_workers = True
+    with pytest.raises(ConfigError, match="--mode asp"):
+        job.clip_grad_norm_(1.0)

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -253,6 +254,37 @@ class Job:
             finally:
                 self._lookups.end()
             self._trainer.evaluate_put(work, values)
+
+    def clip_grad_norm_(self, max_norm: float) -> Tensor:
+        """Scale the gradients of the batch in hand to a norm of at most ``max_norm``.
+
+        As ``torch.nn.utils.clip_grad_norm_`` over all that was prepared, looked-up rows included;
+        call it between ``loss.backward()`` and ``optimizer.step()``.
+
+        Args:
+            max_norm: largest 2-norm of all gradients together, > 0.
+
+        Returns:
+            The norm before, a scalar.
+
+        Raises:
+            ConfigError: mode bsp, whose steps sum the gradients of all workers on the servers; or
+                ``max_norm`` is not positive.
+        """
+        model = self._prepared("job.clip_grad_norm_")
+        if not max_norm > 0:
+            raise ConfigError(f"job.clip_grad_norm_: max_norm is {max_norm}; it must be above 0")
+        if self._trainer.sums_workers:
+            raise ConfigError(
+                "job.clip_grad_norm_: in mode bsp a step is the sum of all workers' gradients, "
+                "which no worker sees; run the job with --mode asp or --mode ssp"
+            )
+        dense = [one.param for one in model.dense]
+        rows = [torch.from_numpy(values) for _, values in self._lookups.gradients().values()]
+        grads = [param.grad for param in dense if param.grad is not None]
+        norm = get_total_norm([*grads, *rows])
+        clip_grads_with_norm_([*dense, *self._lookups.leaves()], max_norm, norm)
+        return norm
 
     def state_dict(self) -> dict[str, Any]:
         """The prepared models' values as the job holds them now.

@@ -26,6 +26,7 @@ class Alone:
     """The `Trainer` of a script that was started plainly."""
 
     overlap = False
+    sums_workers = False
     takes_growth = True
     rank = 0
     num_workers = 1

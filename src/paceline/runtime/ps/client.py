@@ -104,7 +104,8 @@ class ServerTrainer:
         self.spec = process.spec
         self.rank = process.rank
         self.num_workers = process.num_workers
-        self.overlap = self.takes_growth = process.spec.mode != "bsp"
+        self.sums_workers = process.spec.mode == "bsp"
+        self.overlap = self.takes_growth = not self.sums_workers
         self.state = WorkerState(process.inc, mode=self.spec.mode, samples=self.spec.samples)
         self.schema = ModelSchema()
         self.partition: Partition | None = None

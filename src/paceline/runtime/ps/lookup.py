@@ -141,6 +141,11 @@ class Lookups:
         table.calls.append(Call(ids, positions, compact, used=True, version=ids._version))
         return positions, compact
 
+    def leaves(self) -> list[Tensor]:
+        """The rows of the batch in hand that take gradients."""
+        found = [compact.leaf for table in self.tables for compact in table.fetched]
+        return [leaf for leaf in found if leaf.requires_grad]
+
     def gradients(self) -> dict[int, tuple[Ids, Array]]:
         """Table -> (unique ids, summed gradients ``[n, dim]``) of the batch in hand."""
         found = {table.index: _gradient(table) for table in self.tables if table.trained}

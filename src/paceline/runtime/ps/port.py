@@ -98,6 +98,8 @@ class Trainer(Protocol):
     num_workers: int
     overlap: bool
     """Whether the pull of the next work may start before this one's push (ASP, SSP)."""
+    sums_workers: bool
+    """Whether a step is the sum of several workers' gradients (BSP)."""
     takes_growth: bool
     """Whether feeds of unknown length can be read: not where a step is one global batch for all
     (BSP)."""
