@@ -17,6 +17,7 @@ import socket
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -142,8 +143,9 @@ def main() -> None:
     (rehearsal.rehearse_server if options.role == "server" else rehearsal.rehearse_worker)()
     gc.collect()
     gc.freeze()
-    send(pair, Warm(import_s=time.monotonic() - started_s))
-    Zygote(pair).serve()
+    with suppress(BrokenPipeError, ConnectionResetError):  # as if it had hung up in between
+        send(pair, Warm(import_s=time.monotonic() - started_s))
+        Zygote(pair).serve()
 
 
 if __name__ == "__main__":

@@ -12,18 +12,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-import msgspec
 import numpy as np
-from safetensors import numpy as safetensors
 
-from paceline.base.errors import ConfigError, InternalError
+from paceline.base.errors import InternalError
 from paceline.base.samples import Span
 from paceline.runtime.process import Process, current
 from paceline.runtime.ps import cutfile, layout
 from paceline.runtime.ps.exchange import Exchange
-from paceline.runtime.ps.partition import Partition, Split
+from paceline.runtime.ps.partition import Contribution, Partition, Split
 from paceline.runtime.ps.port import Array, Growth, Ids, Pulled, StepTimes, Stopped, Work
 from paceline.runtime.ps.pulling import Pulling
+from paceline.runtime.ps.results import Results
 from paceline.runtime.ps.store import Gradients
 from paceline.runtime.ps.worker_state import (
     DropWork,
@@ -38,7 +37,6 @@ from paceline.wire import cut
 from paceline.wire.messages import (
     Data,
     Evaluated,
-    EvaluateResult,
     Export,
     Exported,
     Feed,
@@ -119,7 +117,7 @@ class ServerTrainer:
         self._pulling: Pulling | None = None
         self._exported: dict[int, tuple[Ids, Array]] = {}
         self._export_ticket = 0
-        self._evaluated: Evaluated | None = None
+        self._results = Results(self.state, self._until)
         self._growth: dict[int, Growth] = {}
         #: Mean seconds of a step of late; 0.0: not measured.
         self._step_s = 0.0
@@ -402,56 +400,15 @@ class ServerTrainer:
 
     def evaluate_put(self, work: Work, values: Mapping[str, Array]) -> None:
         """See `Trainer.evaluate_put`."""
-        if work not in self._in_hand:
-            return
-        self._in_hand.remove(work)
-        start = 0
-        for span in work.spans:
-            stop = start + len(span)
-            part = {name: np.ascontiguousarray(array[start:stop]) for name, array in values.items()}
-            self._hand_in(work.feed, span, safetensors.save(part))
-            start = stop
-
-    def _hand_in(self, feed: int, span: Span, values: bytes) -> str | None:
-        """Give results to the master; an empty span waits until all are there.
-
-        Returns:
-            The directory of the results; None: a new epoch has begun, which makes them void.
-        """
-        epoch_no = self.state.epoch_no
-        message = EvaluateResult(
-            epoch_no=epoch_no, inc=self.process.inc, feed=feed, span=span, values=values
-        )
-        self._evaluated = None
-
-        def answer() -> str:
-            found = self._evaluated
-            mine = found is not None and (found.feed, found.span) == (feed, span)
-            return found.directory if found is not None and mine else ""
-
-        self._until(
-            lambda: bool(answer()) or self.state.epoch_no != epoch_no,
-            ask=lambda: [ToMaster(message)],
-        )
-        return answer() if self.state.epoch_no == epoch_no else None
+        with self._changed:
+            if work not in self._in_hand:
+                return
+            self._in_hand.remove(work)
+        self._results.put(work, values)
 
     def evaluate_get(self, feed: int) -> Mapping[str, Array] | None:
         """See `Trainer.evaluate_get`."""
-        directory = self._hand_in(feed, Span(self.state.feeds[feed].line(), 0, 0), b"")
-        if directory is None:
-            return None
-        if not Path(directory).is_dir():
-            raise ConfigError(
-                f"the results of job.evaluate are in {directory} of the master's machine, which is "
-                "another one; evaluate in jobs of one machine"
-            )
-        parts: dict[str, list[Array]] = {}
-        for path in sorted(
-            Path(directory).glob("*.safetensors"), key=lambda p: int(p.stem.split("-")[0])
-        ):
-            for name, array in safetensors.load_file(path).items():
-                parts.setdefault(name, []).append(array)
-        return {name: np.concatenate(arrays) for name, arrays in parts.items()}
+        return self._results.get(feed)
 
     def record(self, times: StepTimes) -> None:
         """See `Trainer.record`."""
@@ -541,7 +498,7 @@ class ServerTrainer:
             case FeedOpened():
                 self._do(self.state.feed_opened(message))
             case Evaluated():
-                self._evaluated = message
+                self._results.answered(message)
             case WriteInitial():
                 self._write_initial(message)
             case Stop():
@@ -604,20 +561,3 @@ class ServerTrainer:
             data.disconnect(gone)
         for server in self.state.map.servers:
             data.connect(server.inc, server.address)
-
-
-class Contribution:
-    """What is kept of a contribution, to be sent again if need be."""
-
-    def __init__(self, part: Part, gradients: Gradients, partition: Partition) -> None:
-        self._part, self._gradients, self._partition = part, gradients, partition
-        self._split = Split(partition, {t: ids for t, (ids, _) in gradients.sparse.items()})
-
-    def header(self) -> Part:
-        """The part, with what its frames are."""
-        dense, tables = tuple(self._gradients.dense), tuple(self._gradients.sparse)
-        return msgspec.structs.replace(self._part, dense=dense, tables=tables)
-
-    def frames(self, server: int) -> list[Array]:
-        """The tensors for a server of the map, by its place there."""
-        return self._partition.part(self._gradients, self._split, server)

@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 
+import msgspec
 import numpy as np
 
 from paceline.runtime.ps import kernels, layout
 from paceline.runtime.ps.port import Array, Ids
 from paceline.runtime.ps.store import Gradients
-from paceline.wire.messages import ServerMap
+from paceline.wire.messages import Part, ServerMap
 from paceline.wire.schema import ModelSchema
 
 
@@ -83,3 +84,20 @@ class Partition:
         for server, share in enumerate(shares):
             rows[split.place(table, server)] = share.reshape(-1, spec.dim)
         return rows
+
+
+class Contribution:
+    """What is kept of a contribution, to be sent again if need be."""
+
+    def __init__(self, part: Part, gradients: Gradients, partition: Partition) -> None:
+        self._part, self._gradients, self._partition = part, gradients, partition
+        self._split = Split(partition, {t: ids for t, (ids, _) in gradients.sparse.items()})
+
+    def header(self) -> Part:
+        """The part, with what its frames are."""
+        dense, tables = tuple(self._gradients.dense), tuple(self._gradients.sparse)
+        return msgspec.structs.replace(self._part, dense=dense, tables=tables)
+
+    def frames(self, server: int) -> list[Array]:
+        """The tensors for a server of the map, by its place there."""
+        return self._partition.part(self._gradients, self._split, server)
