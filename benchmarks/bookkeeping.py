@@ -10,7 +10,8 @@ wall time without what it waited for data and pulls (``mean``, ``median``, ``p99
 of the thread, and the wall time by what it went to: ``tensors`` (parameters in, gradients out),
 ``rest`` (leases, batches, the protocol's state, records: bookkeeping in the narrow sense),
 ``blocked`` (the waits). Goal: 50 us a step, in all. Beside it, in the same process and measured
-likewise: ``optimizer.step`` of torch's SGD on the same model, which the job's step stands for.
+likewise: ``optimizer.step`` of torch's SGD on the same model, which the job's step stands for; and
+the cpu time of paceline's other threads in the process.
 (ii) The same loop with and without paceline, in one worker process, in short interleaved runs of
 ``--pair-steps`` steps (order alternating); the plain loop has its batches ready made. The ratio of
 wall times with its 95 % interval; goal: consistent with 1.005. Prints tables and JSON.
@@ -86,6 +87,8 @@ def main() -> None:
         ("entry", *next(iter(entries.values()))),
         [(name, *values.values()) for name, values in entries.items()],
     )
+    for name, cpu_s in found["thread_cpu_s"].items():
+        print(f"beside it, cpu of {name}: {1e6 * cpu_s:.0f} us a step")
     print(
         f"with / without: {ratio['ratio']:.4f} "
         f"[{ratio['low95']:.4f}, {ratio['high95']:.4f}] over {ratio['n']} pairs"
@@ -96,6 +99,7 @@ def main() -> None:
             "compute": f"{options.compute} 10 ms",
             "steps": steps,
             "entries": entries,
+            "thread_cpu_us": {n: round(1e6 * s, 1) for n, s in found["thread_cpu_s"].items()},
             "goal_us": GOAL_US,
             "with_over_without": ratio,
             "goal_ratio": GOAL_RATIO,

@@ -156,11 +156,23 @@ def main() -> None:
         pairs.append(took if number % 2 else took[::-1])
     if options.profile:
         profile(lambda: measure(batches, model, optimizer, options.steps, compute))
+    before = thread_cpu_s()
     entries = measure(batches, model, optimizer, options.steps, compute)
+    threads = {n: (s - before.get(n, 0.0)) / options.steps for n, s in thread_cpu_s().items()}
     bare = measure(itertools.repeat(torch.rand(64)), plain, plain_optimizer, 500, compute)
     entries["torch's own step"] = bare["step"]
-    result = {"entries": entries, "pairs": pairs}
+    result = {"entries": entries, "pairs": pairs, "thread_cpu_s": threads}
     (options.out / "metered.json").write_text(json.dumps(result))
+
+
+def thread_cpu_s() -> dict[str, float]:
+    """Cpu seconds of paceline's own threads in this process, so far."""
+    ours = [thread for thread in threading.enumerate() if thread.name.startswith("paceline")]
+    return {
+        thread.name: time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
+        for thread in ours
+        if thread.ident is not None
+    }
 
 
 def profile(run: Callable[[], Any]) -> None:

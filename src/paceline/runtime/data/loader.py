@@ -1,8 +1,8 @@
 """Batches made ahead of the training loop, from leased ranges of positions.
 
 The owner of the leases says what each batch consists of (``submit``) and takes the batches in
-the same order (``get``). A thread drives torch's DataLoader, so loader processes, pinned memory
-and the transport of tensors are torch's; the training thread only takes from a queue.
+the same order (``get``). A thread reads, or drives torch's DataLoader: loader processes, pinned
+memory and the transport of tensors are torch's. The training thread only takes from a queue.
 """
 
 import threading
@@ -64,20 +64,26 @@ class Loader:
         self._room: SimpleQueue[None] = SimpleQueue()
         for _ in range(prefetch):
             self._room.put(None)
-        self._batches: Iterator[Any] = iter(
-            DataLoader(
-                _Batches(dataset, collate_fn),
-                batch_size=None,
-                sampler=self._requests,
-                num_workers=num_workers,
-                collate_fn=_as_it_is,
-                pin_memory=pin_memory,
-                prefetch_factor=prefetch if num_workers else None,
-                # Torch seeds its workers from the global generator otherwise, and so would change
-                # the random numbers of the user's script.
-                generator=torch.Generator().manual_seed(order.seed if order else 0),
+        batches = _Batches(dataset, collate_fn)
+        self._batches: Iterator[Any]
+        if num_workers or pin_memory:
+            self._batches = iter(
+                DataLoader(
+                    batches,
+                    batch_size=None,
+                    sampler=self._requests,
+                    num_workers=num_workers,
+                    collate_fn=_as_it_is,
+                    pin_memory=pin_memory,
+                    prefetch_factor=prefetch if num_workers else None,
+                    # Torch seeds its workers from the global generator otherwise, and so would
+                    # change the random numbers of the user's script.
+                    generator=torch.Generator().manual_seed(order.seed if order else 0),
+                )
             )
-        )
+        else:
+            # What is left of torch's loader then takes longer than many a batch.
+            self._batches = map(batches.__getitem__, self._requests)
         self._thread = threading.Thread(target=self._drive, name="paceline-loader", daemon=True)
         self._thread.start()
 
