@@ -11,17 +11,17 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 import zmq
 
 from paceline.base.errors import PermanentError
 from paceline.wire import data_auth
-from paceline.wire.data_packing import COPY_BYTES, SHARED_BYTES
+from paceline.wire.codec import encode
+from paceline.wire.data_packing import COPY_BYTES, SHARED_BYTES, Envelope
 from paceline.wire.data_plane import QUEUE_LENGTH, DataClient, DataServer, bind_address
 from paceline.wire.messages import Data, Part, Pull, Pulled
-from paceline.wire.shm import SUFFIX
+from paceline.wire.shm import SUFFIX, Place
 from paceline.wire.spec import DataPlaneSpec
 
 SECRET = b"the secret of this job"
@@ -266,7 +266,7 @@ def test_the_servers_public_key_alone_lets_nobody_in(tmp_path: Path, open_all: E
         stranger.curve_serverkey = data_auth._key(SECRET, "server")[0]
         stranger.curve_publickey, stranger.curve_secretkey = zmq.curve_keypair()
         stranger.connect(server.address.replace("curve", "tcp"))
-        stranger.send_multipart([msgspec.msgpack.encode(pull(1)), b""])
+        stranger.send(encode(Envelope(pull(1))))
         until_s = time.monotonic() + LIMIT_S
         while not server.num_refused:
             assert time.monotonic() < until_s
@@ -280,7 +280,7 @@ def test_a_client_without_any_secret_is_not_heard(world: World) -> None:
     with zmq.Context() as context, context.socket(zmq.DEALER) as plain:
         plain.linger = 0
         plain.connect(endpoint)
-        plain.send_multipart([msgspec.msgpack.encode(pull(1)), b""])
+        plain.send(encode(Envelope(pull(1))))
         right = world.client(server.address)
         right.send(1, pull(2))
         assert [m for _, m, _ in take(server, 1)] == [pull(2)]
@@ -322,16 +322,16 @@ def test_garbage_from_a_peer_with_the_secret_is_dropped_and_logged_once(
     client = world.client(server.address)
     inner = client._sockets[1]  # the only way to send what no client of ours would
     rng = random.Random(3)
-    good = msgspec.msgpack.encode(pull(1))
-    place = msgspec.msgpack.encode
+    good, somewhere = pull(1), Place(0, 8, 0, 0)
     batches = [
         [b""],
         [b"\xc1", b""],
-        [good],
-        [good, b"\xc1"],
-        [good, place(("nowhere" + SUFFIX, ((0, 8, 0, 0),)))],
-        [good, place(("../../etc/passwd", ((0, 8, 0, 0),)))],
-        [good, place(("x", (None, None))), b"only one"],
+        [encode(good)],
+        [encode([good])[:-1]],
+        [encode(Envelope(good, "nowhere" + SUFFIX, (somewhere,)))],
+        [encode(Envelope(good, "../../etc/passwd", (somewhere,)))],
+        [encode(Envelope(good, "x", (None, None))), b"only one"],
+        [encode([good, "x", [[0, 8, 0]]])],
         *([rng.randbytes(20), rng.randbytes(rng.randrange(40))] for _ in range(20)),
     ]
     for parts in batches:

@@ -17,6 +17,7 @@ from paceline.wire.messages import (
     Pull,
     Stop,
 )
+from paceline.wire.shm import Place
 
 DECODERS: list[Callable[[Any], Any]] = [
     control._decode_up,
@@ -26,15 +27,15 @@ DECODERS: list[Callable[[Any], Any]] = [
     node_link._decode_up,
     node_link._decode_down,
     data_packing._decode,
-    data_packing._decode_placement,
 ]
 GOOD = [
     encode(message)
     for message in (
-        Pull(epoch_no=1, inc=1, ticket=1, tables=(1, 2)),
+        data_packing.Envelope(
+            Pull(epoch_no=1, inc=1, ticket=1, tables=(1, 2)), "own.arena", (Place(1, 2, 3, 4), None)
+        ),
         [Heartbeat(node="worker-0", facts=NodeFacts(inc=1))],
         ProcessUp(node="worker-0", inc=1, pid=1, role="worker"),
-        ("own.arena", ((1, 2, 3, 4), None)),
         Stop(inc=1),
         [Leave()],
     )

@@ -1,7 +1,6 @@
 """How one message of the data plane becomes parts for the socket, and back.
 
-Part 0 is the `Data` in msgpack; part 1 says for each frame where it lies in the sender's arena, or
-that it follows (empty: all follow); then those that follow.
+Part 0 is the `Envelope` in msgpack; then the frames that are not in the sender's arena.
 """
 
 import logging
@@ -9,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 import zmq
 
@@ -29,11 +29,20 @@ Frame = memoryview
 """A received frame."""
 
 _T = TypeVar("_T")
-_Placement = tuple[str, tuple[Place | None, ...]]
+
+
+class Envelope(msgspec.Struct, frozen=True, array_like=True):
+    """A message, and where its frames are."""
+
+    message: Data
+    arena: str = ""
+    """The sender's; empty: it has none, and all frames follow."""
+    places: tuple[Place | None, ...] = ()
+    """Of each frame in the arena; None: it follows."""
+
 
 _log = logging.getLogger(__name__)
-_decode: Callable[[Buffer], Data] = decoder(Data)
-_decode_placement: Callable[[Buffer], _Placement] = decoder(_Placement)
+_decode: Callable[[Buffer], Envelope] = decoder(Envelope)
 
 
 class Packer:
@@ -85,10 +94,12 @@ class Packer:
             places.append(place)
             if place is None:
                 inline.append(view)
-        where = b"" if self._arena is None else encode((self._arena.name, places))
+        envelope = Envelope(message)
+        if self._arena is not None:
+            envelope = Envelope(message, self._arena.name, tuple(places))
         try:
             # The first part decides for all. (``send_multipart`` is this loop and much around it.)
-            parts = [*prefix, encode(message), where, *inline]
+            parts = [*prefix, encode(envelope), *inline]
             for part in parts[:-1]:
                 sock.send(part, NOBLOCK_MORE, copy=len(part) < COPY_BYTES)
             sock.send(parts[-1], NOBLOCK, copy=len(parts[-1]) < COPY_BYTES)
@@ -105,14 +116,13 @@ class Packer:
     def open(self, parts: list[Any]) -> tuple[Data, list[Frame], str] | None:
         """Message, frames and the sender's arena; None: not understood, logged the first time."""
         try:
-            if len(parts) < 2:
-                raise Garbage(f"{len(parts)} parts, expected at least header and places")
-            head, where, *inline = parts
-            message = _decode(head.buffer)
-            if not len(where):
-                return message, [_owned(frame) for frame in inline], ""
-            arena, places = _decode_placement(where.buffer)
-            return message, self._frames(arena, places, inline), arena
+            if not parts:
+                raise Garbage("a message without parts")
+            head, *inline = parts
+            found = _decode(head.buffer)
+            if not found.arena:
+                return found.message, [_owned(frame) for frame in inline], ""
+            return found.message, self._frames(found.arena, found.places, inline), found.arena
         except (Garbage, BadPlace) as error:
             self.num_garbage += 1
             if self.num_garbage == 1:
