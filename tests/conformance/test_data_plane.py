@@ -131,14 +131,11 @@ def test_an_allocated_buffer_is_sent_as_it_was_filled(world: World) -> None:
     server = world.server()
     client = world.client(server.address)
     for ticket in range(4):
-        out = client.allocate(1, BIG)
-        out[:] = tensor(BIG, seed=ticket).data
-        assert client.send(1, pull(ticket), [out, out[:100]])
+        client.send(1, pull(ticket), [tensor(BIG, seed=ticket)])
         ((_, _, frames),) = take(server, 1)
-        assert bytes(frames[0]) == tensor(BIG, seed=ticket).tobytes()
         answer = server.allocate(b"17", BIG)
         answer[:] = frames[0]
-        assert server.send(b"17", pulled(ticket), [answer])
+        assert server.send(b"17", pulled(ticket), [answer, answer[:100]])
         ((_, _, back),) = take(client, 1)
         assert bytes(back[0]) == tensor(BIG, seed=ticket).tobytes()
 

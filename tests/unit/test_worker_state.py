@@ -261,6 +261,20 @@ def test_a_pull_is_done_when_all_servers_answer_at_one_step() -> None:
     assert state.step == 2
 
 
+def test_a_worker_without_work_says_so_until_it_pulls_again() -> None:
+    state = worker("ssp")
+    (told,) = state.rest()
+
+    assert isinstance(told, ToServer)
+    assert isinstance(told.message, Pull)
+    assert (told.server, told.message.clock) == (LEADER, -1)
+    assert state.rest() == []
+    assert told in state.resend()
+    state.start_pull()
+    assert told not in state.resend()
+    assert state.rest() != []
+
+
 def test_answers_to_an_older_pull_are_ignored(state: WorkerState) -> None:
     state.start_pull()
     state.start_pull()

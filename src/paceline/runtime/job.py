@@ -218,11 +218,12 @@ class Job:
             collate_fn: as in ``batches``.
 
         Returns:
-            name -> ``[len(dataset), ...]``, in the order of the dataset.
+            name -> ``[len(dataset), ...]``, in the order of the dataset. All of it is in the memory
+            of each worker.
 
         Raises:
             ConfigError: called between a batch and its ``optimizer.step()``, or ``fn`` returns
-                something else.
+                something else; or the worker runs on another machine than the master.
         """
         start_s = monotonic()
         model = self._prepared("job.evaluate")

@@ -129,6 +129,7 @@ def main() -> int:
     faulthandler.enable()
     process = _current = _from_environment()
     code = run_server(process) if process.role == "server" else run_script(process)
+    process.at_end()
     process.link.flush(LAST_WORDS_S)
     return code
 

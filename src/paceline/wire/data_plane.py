@@ -43,6 +43,7 @@ from paceline.wire.messages import Data
 from paceline.wire.shm import DEFAULT_ARENA_BYTES
 from paceline.wire.spec import DataPlaneSpec
 
+POLLIN, POLLIN_OUT = int(zmq.POLLIN), int(zmq.POLLIN | zmq.POLLOUT)
 MAX_FRAME_BYTES = 1 << 31
 QUEUE_LENGTH = 64
 """Messages that may wait for one peer, at either end."""
@@ -186,7 +187,7 @@ class DataClient:
         self._poller = _Poller()
         self._alarm = -1
         self.extra_ready = False
-        """Whether the last poll found that ``extra`` can be read."""
+        """Whether the last poll found ``extra`` ready."""
         for key, address in servers.items():
             self.connect(key, address)
 
@@ -237,9 +238,14 @@ class DataClient:
         self._alarm = alarm
         self._poller.add(alarm)
 
-    def poll(self, timeout_s: float, extra: int = -1) -> list[tuple[int, Data, list[Frame]]]:
-        """What has arrived; waits at most ``timeout_s``, or until ``extra`` can be read."""
-        ready = self._poller.poll(timeout_s, extra)
+    def poll(
+        self, timeout_s: float, extra: int = -1, *, writing: bool = False
+    ) -> list[tuple[int, Data, list[Frame]]]:
+        """What has arrived; waits at most ``timeout_s``, or until ``extra`` can be read.
+
+        ``writing``: or written.
+        """
+        ready = self._poller.poll(timeout_s, extra, writing=writing)
         if self._alarm in ready:
             os.eventfd_read(self._alarm)
         self.extra_ready = extra in ready
@@ -250,10 +256,6 @@ class DataClient:
                 if opened is not None:
                     found.append((key, opened[0], opened[1]))
         return found
-
-    def allocate(self, key: int, num_bytes: int) -> memoryview:
-        """Memory to write a frame for server ``key`` into, from where it is sent without a copy."""
-        return self._packers[key].allocate(num_bytes, shared=True)
 
     def send(self, key: int, message: Data, frames: Sequence[Buffer] = ()) -> bool:
         """Send; False: dropped, the server is not connected or does not read."""
@@ -288,7 +290,7 @@ class _Poller:
 
     def __init__(self) -> None:
         self._zmq = zmq.Poller()
-        self._extra = -1
+        self._extra, self._flags = -1, POLLIN
 
     def add(self, sock: Any) -> None:
         self._zmq.register(sock, zmq.POLLIN)
@@ -296,14 +298,15 @@ class _Poller:
     def remove(self, sock: Any) -> None:
         self._zmq.unregister(sock)
 
-    def poll(self, timeout_s: float, extra: int) -> dict[Any, int]:
+    def poll(self, timeout_s: float, extra: int, *, writing: bool = False) -> dict[Any, int]:
         """Sockets and descriptors that are ready."""
-        if extra != self._extra:
+        flags = POLLIN_OUT if writing else POLLIN
+        if (extra, flags) != (self._extra, self._flags):
             if self._extra >= 0:
                 self._zmq.unregister(self._extra)
             if extra >= 0:
-                self._zmq.register(extra, zmq.POLLIN)
-            self._extra = extra
+                self._zmq.register(extra, flags)
+            self._extra, self._flags = extra, flags
         return dict(self._zmq.poll(math.ceil(timeout_s * 1000)))
 
 

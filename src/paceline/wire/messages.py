@@ -84,11 +84,6 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True):
         stop = min(start + self.batch_size, size)
         return Span(self.line(), epoch * size + start, epoch * size + stop)
 
-    def step_of(self, position: int) -> int:
-        """The step whose slice contains the position."""
-        epoch, offset = divmod(position, self.num_samples or 1)
-        return self.first_step + epoch * self.steps_per_epoch + offset // self.batch_size + 1
-
 
 LINES_PER_FEED = 1 << 20
 
@@ -250,22 +245,25 @@ class At(Message, frozen=True):
 
 
 class Export(Message, frozen=True):
-    """worker -> server: send keys and rows of a table, from row ``offset`` (state_dict)."""
+    """worker -> server: send keys and rows of a table, from your row ``offset`` (state_dict)."""
 
     epoch_no: int
     inc: int
     ticket: int
     table: int
+    offset: int
 
 
 class Exported(Message, frozen=True):
-    """server -> worker: frames keys, rows."""
+    """server -> worker: a piece from row ``offset``; frames keys, rows. ``last``: it ends there."""
 
     epoch_no: int
     server: int
     inc: int
     ticket: int
     table: int
+    offset: int
+    last: bool
 
 
 Data = Part | Held | Ready | Ordered | Pull | Pulled | Refused | Order | At | Export | Exported
@@ -441,7 +439,7 @@ class Grant(Message, frozen=True):
 
 
 class Evaluated(Message, frozen=True):
-    """master -> worker: results of an evaluation so far stored (``done``: directory of parts)."""
+    """master -> worker: this span is stored; the empty one: all are, in ``directory``."""
 
     inc: int
     feed: int

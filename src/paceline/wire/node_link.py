@@ -93,6 +93,11 @@ class NodeLink:
     def connected(self) -> bool:
         return self._socket is not None
 
+    @property
+    def num_queued_bytes(self) -> int:
+        """Bytes that wait until the descriptor can be written; `receive` goes on with them."""
+        return self._queued_bytes
+
     def fileno(self) -> int:
         """The descriptor to poll for reading; -1 while not connected."""
         return -1 if self._socket is None else self._socket.fileno()

@@ -62,7 +62,6 @@ $body
 </html>
 """)
 
-BATCH_NOTE = "mean of the newest steps; logarithmic, since first steps take a hundred times as long"
 COST_NOTE = (
     "Times of events are exact to milliseconds. Samples are counted once per second, so that "
     "&ldquo;within&rdquo; may be up to a second too long: until the worker&rsquo;s own count, "

@@ -19,6 +19,7 @@ from paceline.base.samples import Span
 from paceline.runtime.process import Process, current
 from paceline.runtime.ps import cutfile, layout
 from paceline.runtime.ps.exchange import Exchange
+from paceline.runtime.ps.exports import Exporting
 from paceline.runtime.ps.partition import Contribution, Partition, Split
 from paceline.runtime.ps.port import Array, Growth, Ids, Pulled, StepTimes, Stopped, Work
 from paceline.runtime.ps.pulling import Pulling
@@ -37,7 +38,6 @@ from paceline.wire import cut
 from paceline.wire.messages import (
     Data,
     Evaluated,
-    Export,
     Exported,
     Feed,
     FeedOpened,
@@ -67,6 +67,8 @@ FEW_STEPS = 2
 AHEAD_S = 3.5
 """More is asked for while there is work for so long: a dead master is back sooner."""
 MAX_STEPS_AHEAD = 512
+PATIENCE, MAX_PATIENCE_S = 4.0, 5.0
+"""A server's answer is late after so many round trips, and after so many seconds at most."""
 ASK_AGAIN_STEPS = 16
 EXIT_FENCED = 76
 
@@ -115,12 +117,15 @@ class ServerTrainer:
         #: Taken and not pushed; a new epoch withdraws it.
         self._in_hand: list[Work] = []
         self._pulling: Pulling | None = None
-        self._exported: dict[int, tuple[Ids, Array]] = {}
-        self._export_ticket = 0
+        self._exporting: Exporting | None = None
+        self._num_exports = 0
         self._results = Results(self.state, self._until)
         self._growth: dict[int, Growth] = {}
         #: Mean seconds of a step of late; 0.0: not measured.
         self._step_s = 0.0
+        #: Of the last pull.
+        self._round_trip_s = 0.0
+        self._insist_at_s = 0.0
         #: A stop was heeded: what is under way is brought to its end.
         self._leaving = False
         self._exchange = Exchange(process, self)
@@ -132,6 +137,8 @@ class ServerTrainer:
     def prepare(self, schema: ModelSchema, initial: Initial) -> None:
         """See `Trainer.prepare`; the first worker writes the initial values as cut 0."""
         self.schema, self._initial = schema, initial
+        # Not before: what the master says of the job makes sense to a worker with a model.
+        self._exchange.start()
         message = Prepared(inc=self.process.inc, schema=schema)
         self._until(lambda: self.partition is not None, ask=lambda: [ToMaster(message)])
         self._initial = None
@@ -168,7 +175,6 @@ class ServerTrainer:
 
     def next_work(self, feed: int) -> Work | None:
         """See `Trainer.next_work`."""
-        rested = False
         with self._changed:
             while True:
                 self._check_stop()
@@ -181,8 +187,7 @@ class ServerTrainer:
                     return work
                 if feed in self.state.ended and self.partition is not None:
                     return None
-                self._starve(feed, rest=not rested)
-                rested = True
+                self._starve(feed)
                 self._wait()
 
     def _may_take(self, feed: int) -> bool:
@@ -219,7 +224,7 @@ class ServerTrainer:
         with self._changed:
             return self.state.source_line(line)
 
-    def _starve(self, feed: int, *, rest: bool) -> None:
+    def _starve(self, feed: int) -> None:
         """Nothing to take now: have a request open, and (BSP) a pull that waits for the step."""
         state = self.state
         if self.partition is None:
@@ -231,7 +236,7 @@ class ServerTrainer:
         if self._synchronous(feed) and state.pulling is None:
             self._pulling = None
             self._do(state.start_pull(dense=False, ahead=1))
-        elif rest and state.pulling is None:
+        elif state.pulling is None:
             self._do(state.rest())
 
     def _trains(self, feed: int) -> bool:
@@ -342,36 +347,36 @@ class ServerTrainer:
 
     def export(self, table: int) -> tuple[Ids, Array]:
         """See `Trainer.export`."""
-        found: list[tuple[Ids, Array]] = []
-        while not found:
-            self._until(lambda: self.partition is not None)
-            with self._changed:
-                self._export_ticket += 1
-                self._exported.clear()
+        with self._changed:
+            while True:
+                self._until(lambda: self.partition is not None)
                 epoch_no = self.state.epoch_no
+                self._num_exports += 1
+                exporting = Exporting(table, self._num_exports, self.state.servers)
+                self._exporting = exporting
                 self._until(
-                    lambda: self.state.epoch_no != epoch_no or not self._not_exported(),  # noqa: B023
-                    ask=lambda: self._ask_export(table),
+                    lambda: self.state.epoch_no != epoch_no or exporting.done,  # noqa: B023
+                    ask=self._ask_export,
                 )
+                self._exporting = None
                 if self.state.epoch_no == epoch_no:
-                    found = list(self._exported.values())
-        keys, rows = zip(*found, strict=True)
-        dim = self.schema.tables[table].dim
-        return np.concatenate(keys), np.concatenate(rows).reshape(-1, dim)
+                    return exporting.whole(self.schema.tables[table].dim)
 
-    def _not_exported(self) -> list[int]:
-        return [server for server in self.state.servers if server not in self._exported]
-
-    def _ask_export(self, table: int) -> list[Instruction]:
-        message = Export(
-            epoch_no=self.state.epoch_no,
-            inc=self.process.inc,
-            ticket=self._export_ticket,
-            table=table,
-        )
-        for server in self._not_exported():
-            self._exchange.leave(partial(self._exchange.data.send, server, message))
+    def _ask_export(self, only: int | None = None) -> list[Instruction]:
+        exporting = self._exporting
+        if exporting is not None:
+            for server, message in exporting.missing(self.state.epoch_no, self.process.inc):
+                if only in (None, server):
+                    self._exchange.leave(partial(self._exchange.data.send, server, message))
         return []
+
+    def _take_export(self, server: int, message: Exported, frames: Sequence[memoryview]) -> None:
+        if self._exporting is None:
+            return
+        keys, rows = (np.array(frame.cast("B")) for frame in frames)
+        dtype = self.schema.tables[message.table].dtype
+        if self._exporting.take(server, message, keys.view("int64"), rows.view(dtype)):
+            self._ask_export(server)
 
     # ------------------------------------------------------------------ contributions
 
@@ -404,7 +409,8 @@ class ServerTrainer:
             if work not in self._in_hand:
                 return
             self._in_hand.remove(work)
-        self._results.put(work, values)
+            epoch_no = self.state.epoch_no
+        self._results.put(work, values, epoch_no)
 
     def evaluate_get(self, feed: int) -> Mapping[str, Array] | None:
         """See `Trainer.evaluate_get`."""
@@ -447,7 +453,7 @@ class ServerTrainer:
             while not done():
                 self._exchange.check()
                 now_s = time.monotonic()
-                if now_s >= ask_at_s:
+                if now_s >= ask_at_s and not self.process.link.num_queued_bytes:
                     self._do(ask())
                     ask_at_s = now_s + RESEND_S
                 self._wait()
@@ -459,8 +465,17 @@ class ServerTrainer:
         self._exchange.wait()
 
     def tick(self) -> None:
-        """See `Owner.tick`: everything that is unanswered, once more."""
-        self._do(self.state.resend())
+        """See `Owner.tick`: everything that is unanswered, once more.
+
+        Servers are left in peace while answers are likely on their way over a slow wire.
+        """
+        now_s = time.monotonic()
+        again: Iterable[Instruction] = self.state.resend()
+        if now_s < self._insist_at_s:
+            again = [one for one in again if isinstance(one, ToMaster)]
+        else:
+            self._insist_at_s = now_s + min(PATIENCE * self._round_trip_s, MAX_PATIENCE_S)
+        self._do(again)
 
     def from_server(self, server: int, message: Data, frames: Sequence[memoryview]) -> None:
         """See `Owner.from_server`."""
@@ -476,13 +491,8 @@ class ServerTrainer:
                 self._do(self.state.ordered(message))
             case Refused():
                 self._do(self.state.refused(message))
-            case Exported() if message.ticket == self._export_ticket:
-                keys, rows = frames
-                dtype = self.schema.tables[message.table].dtype
-                self._exported[server] = (
-                    np.array(keys.cast("B")).view("int64"),
-                    np.array(rows.cast("B")).view(dtype),
-                )
+            case Exported():
+                self._take_export(server, message, frames)
             case _:
                 pass
         for seq in [seq for seq in self._contributions if seq not in self.state.offers]:
@@ -539,6 +549,7 @@ class ServerTrainer:
         if pulling is None or partition is None or pulling.ticket != ticket:
             return
         pulling.done_s = time.perf_counter()
+        self._round_trip_s = pulling.done_s - pulling.start_s
 
         def assemble() -> None:
             result = pulling.assemble(partition, servers)

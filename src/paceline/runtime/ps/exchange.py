@@ -4,7 +4,8 @@ What arrives is handed to the `Owner` under one lock, ``changed``, which whoever
 state holds. What is to be sent is left as an *errand*, a call that this thread makes without the
 lock: sockets, shared memory and the cutting of tensors to servers cost the training thread nothing.
 
-    exchange = Exchange(process, owner)         # starts the thread
+    exchange = Exchange(process, owner)
+    exchange.start()                            # from here on messages come and go
     with exchange.changed:
         exchange.leave(partial(exchange.data.send, server, message))
         exchange.wait()                         # until something has changed, at most WAIT_S
@@ -17,6 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from paceline.base.errors import InternalError, PacelineError
 from paceline.runtime.process import Process
 from paceline.wire.data_plane import DataClient
 from paceline.wire.messages import Data, NodeDown
@@ -52,10 +54,14 @@ class Exchange:
         self._asleep = False
         self._halting = False
         self._failure: BaseException | None = None
-        self._tick_at_s = time.monotonic() + TICK_S
+        self._tick_at_s = 0.0
         self._alarm = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self.data.watch(self._alarm)
         self._thread = threading.Thread(target=self._run, name="paceline-exchange", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._tick_at_s = time.monotonic() + TICK_S
         self._thread.start()
 
     def leave(self, errand: Errand) -> None:
@@ -75,11 +81,12 @@ class Exchange:
             raise self._failure
 
     def halt(self) -> None:
-        """Do what was left, close the sockets, end the thread."""
+        """Do what was left, close the sockets, end the thread; again: nothing."""
         with self.changed:
             self._halting = True
             os.eventfd_write(self._alarm, 1)
-        self._thread.join(HALT_S)
+        if self._thread.is_alive():
+            self._thread.join(HALT_S)
 
     # ------------------------------------------------------------------ the thread
 
@@ -89,17 +96,26 @@ class Exchange:
                 self._turn()
             for errand in self._errands:
                 errand()
-        except BaseException as error:  # noqa: BLE001 - `check` raises it where it is noticed
-            with self.changed:
-                self._failure = error
-                self.changed.notify_all()
+        except (PacelineError, SystemExit) as error:
+            self._fail(error)
+        except Exception as error:  # noqa: BLE001 - `check` raises it where it is noticed
+            failure = InternalError(
+                f"the exchange with the servers ended ({type(error).__name__}: {error})"
+            )
+            failure.__cause__ = error
+            self._fail(failure)
         finally:
             self.data.close()
+
+    def _fail(self, error: BaseException) -> None:
+        with self.changed:
+            self._failure = error
+            self.changed.notify_all()
 
     def _turn(self) -> None:
         self._process.keep_link()
         link = self._process.link
-        arrived = self.data.poll(WAIT_S, extra=link.fileno())
+        arrived = self.data.poll(WAIT_S, extra=link.fileno(), writing=link.num_queued_bytes > 0)
         now_s = time.monotonic()
         due = now_s >= self._tick_at_s
         orders = link.receive() if self.data.extra_ready or due else ()

@@ -1,6 +1,6 @@
 """The results of `job.evaluate`, by way of the master: handed in span by span, then read whole."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -12,6 +12,9 @@ from paceline.base.samples import Span
 from paceline.runtime.ps.port import Array, Work
 from paceline.runtime.ps.worker_state import Instruction, ToMaster, WorkerState
 from paceline.wire.messages import Evaluated, EvaluateResult
+
+MESSAGE_BYTES = 8 << 20
+"""Larger results travel in several messages."""
 
 
 class Until(Protocol):
@@ -33,18 +36,21 @@ class Results:
         """The master has this span; for the empty one: all results are there."""
         self._answer = message
 
-    def put(self, work: Work, values: Mapping[str, Array]) -> None:
-        """See `Trainer.evaluate_put`."""
+    def put(self, work: Work, values: Mapping[str, Array], epoch_no: int) -> None:
+        """See `Trainer.evaluate_put`; the work is of this epoch, and void in the next."""
+        sample_bytes = sum(array.nbytes for array in values.values()) / work.num_samples
         start = 0
-        for span in work.spans:
+        for span in _pieces(work.spans, max(1, int(MESSAGE_BYTES // max(1.0, sample_bytes)))):
             stop = start + len(span)
             part = {name: np.ascontiguousarray(array[start:stop]) for name, array in values.items()}
-            self._hand_in(work.feed, span, safetensors.save(part))
+            if self._hand_in(work.feed, span, safetensors.save(part), epoch_no) is None:
+                return
             start = stop
 
     def get(self, feed: int) -> Mapping[str, Array] | None:
         """See `Trainer.evaluate_get`."""
-        directory = self._hand_in(feed, Span(self._state.feeds[feed].line(), 0, 0), b"")
+        epoch_no = self._state.epoch_no
+        directory = self._hand_in(feed, Span(self._state.feeds[feed].line(), 0, 0), b"", epoch_no)
         if directory is None:
             return None
         if not Path(directory).is_dir():
@@ -60,14 +66,13 @@ class Results:
                 parts.setdefault(name, []).append(array)
         return {name: np.concatenate(arrays) for name, arrays in parts.items()}
 
-    def _hand_in(self, feed: int, span: Span, values: bytes) -> str | None:
+    def _hand_in(self, feed: int, span: Span, values: bytes, epoch_no: int) -> str | None:
         """Give results to the master; an empty span waits until all are there.
 
         Returns:
             The directory of the results; None: a new epoch has begun, which makes them void.
         """
         state = self._state
-        epoch_no = state.epoch_no
         message = EvaluateResult(
             epoch_no=epoch_no, inc=state.inc, feed=feed, span=span, values=values
         )
@@ -83,3 +88,10 @@ class Results:
             ask=lambda: [ToMaster(message)],
         )
         return directory() if state.epoch_no == epoch_no else None
+
+
+def _pieces(spans: Iterable[Span], count: int) -> Iterator[Span]:
+    """The same samples in spans of at most ``count``."""
+    for span in spans:
+        for start in range(span.start, span.stop, count):
+            yield Span(span.line, start, min(start + count, span.stop))

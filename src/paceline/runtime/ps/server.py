@@ -62,6 +62,8 @@ REPORT_ANYWAY_S = 1.0
 IDLE_S = 0.05
 """Longest wait for a message before the timers above are looked at."""
 MAX_REFUSALS_LOGGED = 1_000
+EXPORT_BYTES = 32 << 20
+"""Values in one piece of an export."""
 
 _log = logging.getLogger(__name__)
 
@@ -187,6 +189,8 @@ class Server:
             case Pull():
                 self.pull_ids[inc] = frames
                 self._do(self.state.pull(message))
+                if inc not in self.state.waiting:  # answered, or refused
+                    self.pull_ids.pop(inc, None)
             case Order():
                 self._do(self.state.order(message))
             case Export():
@@ -344,13 +348,17 @@ class Server:
     def _export(self, message: Export) -> None:
         if self.store is None or message.epoch_no != self.state.epoch_no:
             return
-        keys, rows = self.store.export(message.table)
+        table = self.store.schema.tables[message.table]
+        count = max(1, EXPORT_BYTES // (table.dim * np.dtype(table.dtype).itemsize))
+        keys, rows = self.store.export(message.table, message.offset, count)
         answer = Exported(
             epoch_no=message.epoch_no,
             server=self.inc,
             inc=message.inc,
             ticket=message.ticket,
             table=message.table,
+            offset=message.offset,
+            last=keys.size < count,
         )
         self.data.send(self.route[message.inc], answer, [keys, rows])
 

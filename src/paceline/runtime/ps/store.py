@@ -4,6 +4,7 @@ The store is a plain object without threads, clocks or sockets; the server proce
 order of updates. Equal calls give equal bits. It never imports torch.
 """
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -182,9 +183,12 @@ class Store:
                 f"the cut lacks buckets {sorted(missing)} of the model: a server's file is missing"
             )
 
-    def export(self, table: int) -> tuple[Int64s, Array]:
-        """All ids or keys that this server holds of a table, and copies of their rows."""
-        return self._tables[table].export()
+    def export(self, table: int, start: int = 0, count: int = sys.maxsize) -> tuple[Int64s, Array]:
+        """Ids or keys of ``count`` rows held here, from the one at ``start``, and their copies.
+
+        Fewer than ``count``: there are no more.
+        """
+        return self._tables[table].export(slice(start, start + count))
 
 
 def _under(arrays: Mapping[str, Array], prefix: str) -> dict[str, Array]:

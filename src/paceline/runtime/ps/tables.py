@@ -101,10 +101,10 @@ class FixedTable:
                 size, source, target = self.sizes[bucket], offsets[bucket], self.offsets[bucket]
                 slab[target : target + size] = saved[name][source : source + size]
 
-    def export(self) -> tuple[Int64s, Array]:
-        """All ids held and a copy of their values."""
+    def export(self, rows: slice) -> tuple[Int64s, Array]:
+        """The ids of these rows and a copy of their values."""
         ids = [np.arange(bucket, self.num_rows, NUM_BUCKETS) for bucket in self.buckets]
-        return np.concatenate([np.empty(0, np.int64), *ids]), self.slabs.values.copy()
+        return np.concatenate([np.empty(0, np.int64), *ids])[rows], self.slabs.values[rows].copy()
 
 
 class KeyIndex:
@@ -330,9 +330,9 @@ class DynamicTable:
         kernels.owners_of_keys(kernels.plain(keys, np.int64), owned, mine)
         return mine.astype(np.bool_)
 
-    def export(self) -> tuple[Int64s, Array]:
-        """Copies of all keys that have rows, and of their values."""
-        return self.index.keys.copy(), self.slabs.values[: self.index.used].copy()
+    def export(self, rows: slice) -> tuple[Int64s, Array]:
+        """Copies of the keys of these rows, and of their values."""
+        return self.index.keys[rows].copy(), self.slabs.values[: self.index.used][rows].copy()
 
 
 def _longer(array: Array, size: int) -> Array:

@@ -109,6 +109,8 @@ class WorkerState:
         self.ended: set[int] = set()
         self.ticket = 0
         self.pulling: Pull | None = None
+        #: SSP: the leader is not to wait for us.
+        self.resting = False
         self.answers: dict[int, Pulled] = {}
         #: At-least-once: what each server has applied of this worker, contiguously.
         self.applied_by: dict[int, int] = {}
@@ -391,6 +393,7 @@ class WorkerState:
         """
         self.ticket += 1
         self.answers = {}
+        self.resting = False
         self.pulling = Pull(
             epoch_no=self.epoch_no,
             inc=self.inc,
@@ -403,11 +406,16 @@ class WorkerState:
         return [ToServer(server, self.pulling) for server in self.servers]
 
     def rest(self) -> list[Instruction]:
-        """SSP: nothing to compute; nobody needs to wait for this worker."""
+        """SSP: nothing to compute, until the next pull; nobody needs to wait for this worker."""
+        if self.resting or not self.bounded or self.map is None:
+            return []
         self.ticket += 1
-        self.pulling = None
+        self.pulling, self.resting = None, True
+        return [self._idle()]
+
+    def _idle(self) -> ToServer:
         idle = Pull(epoch_no=self.epoch_no, inc=self.inc, ticket=self.ticket, dense=False)
-        return [ToServer(self.servers[0], idle)] if self.bounded and self.map else []
+        return ToServer(self.servers[0], idle)
 
     def pulled(self, message: Pulled) -> list[Instruction]:
         """Collect answers; those of an older step than the newest (BSP) are asked for again."""
@@ -456,6 +464,8 @@ class WorkerState:
         if self.pulling is not None:
             missing = [s for s in self.servers if s not in self.answers]
             again += [ToServer(server, self.pulling) for server in missing]
+        elif self.resting:
+            again.append(self._idle())
         return again
 
     def _last_request(self) -> LeaseRequest:
