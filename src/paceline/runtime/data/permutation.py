@@ -5,11 +5,11 @@ must cost no memory for 10^12 records. So nothing here depends on a library's ra
 on 64-bit integer arithmetic. Called by ``order``; imports no torch.
 """
 
-from collections.abc import Callable, Iterable
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
+from numba import njit
 
 IntArray = npt.NDArray[np.int64]
 _Words = npt.NDArray[np.uint64]
@@ -56,14 +56,14 @@ class Permutation:
     def forward(self, points: npt.ArrayLike) -> IntArray:
         """The images of ``points``, each in ``[0, length)``; any shape, not checked."""
         at = np.asarray(points, np.int64)
-        return self._table[at] if self.length <= _TABLE_LENGTH else self._walk(at, self._encrypt)
+        return self._table[at] if self.length <= _TABLE_LENGTH else self._walk(at, backwards=False)
 
     def inverse(self, images: npt.ArrayLike) -> IntArray:
         """The points whose images are ``images``."""
         at = np.asarray(images, np.int64)
         if self.length <= _TABLE_LENGTH:
             return self._inverse_table[at]
-        return self._walk(at, self._decrypt)
+        return self._walk(at, backwards=True)
 
     @cached_property
     def _table(self) -> IntArray:
@@ -78,32 +78,14 @@ class Permutation:
         return table
 
     @cached_property
-    def _round_keys(self) -> list[np.uint64]:
-        return [np.uint64(derive_key(self.key, turn)) for turn in range(_NUM_ROUNDS)]
+    def _round_keys(self) -> _Words:
+        return np.array([derive_key(self.key, turn) for turn in range(_NUM_ROUNDS)], np.uint64)
 
-    def _walk(self, points: IntArray, step: Callable[[_Words], _Words]) -> IntArray:
-        words = step(points.astype(np.uint64).ravel())
-        (outside,) = np.nonzero(words >= np.uint64(self.length))
-        while outside.size:
-            words[outside] = step(words[outside])
-            outside = outside[words[outside] >= np.uint64(self.length)]
-        return words.astype(np.int64).reshape(points.shape)
-
-    def _encrypt(self, words: _Words) -> _Words:
-        return self._feistel(words, range(_NUM_ROUNDS))
-
-    def _decrypt(self, words: _Words) -> _Words:
-        return self._feistel(words, reversed(range(_NUM_ROUNDS)))
-
-    def _feistel(self, words: _Words, turns: Iterable[int]) -> _Words:
-        # Even turns change the low half by the high one, odd turns the high half by the low one;
-        # each undoes itself, so decryption is the same turns backwards.
-        halves = [words & self._masks[0], words >> self._low_bits]
-        for turn in turns:
-            target = turn % 2
-            mixed = _mix_words(halves[1 - target] + self._round_keys[turn])
-            halves[target] = halves[target] ^ (mixed & self._masks[target])
-        return halves[0] | (halves[1] << self._low_bits)
+    def _walk(self, points: IntArray, *, backwards: bool) -> IntArray:
+        images = np.empty(points.shape, np.int64)
+        shape = np.uint64(self.length), self._low_bits, *self._masks
+        _walk_all(points.ravel(), images.reshape(-1), shape, self._round_keys, backwards)
+        return images
 
 
 def _mix(word: int) -> int:
@@ -118,3 +100,33 @@ def _mix_words(words: _Words) -> _Words:
     words = (words ^ (words >> np.uint64(30))) * np.uint64(_MULTIPLIERS[0])
     words = (words ^ (words >> np.uint64(27))) * np.uint64(_MULTIPLIERS[1])
     return words ^ (words >> np.uint64(31))
+
+
+@njit(cache=True, nogil=True)
+def _walk_all(points, images, shape, keys, backwards):  # type: ignore[no-untyped-def]
+    """Each point through the network, again and again until it is inside."""
+    length, low_bits, low_mask, high_mask = shape
+    for index in range(points.size):
+        word = np.uint64(points[index])
+        while True:
+            low, high = word & low_mask, word >> low_bits
+            # Even turns change the low half by the high one, odd turns the high half by the low
+            # one; each undoes itself, so the same turns backwards are the inverse.
+            for turn in range(keys.size):
+                at = keys.size - 1 - turn if backwards else turn
+                if at % 2 == 0:
+                    low ^= _mix_word(high + keys[at]) & low_mask
+                else:
+                    high ^= _mix_word(low + keys[at]) & high_mask
+            word = low | (high << low_bits)
+            if word < length:
+                break
+        images[index] = np.int64(word)
+
+
+@njit(inline="always")
+def _mix_word(word):  # type: ignore[no-untyped-def]
+    """As `_mix`, on a machine word."""
+    word = (word ^ (word >> np.uint64(30))) * np.uint64(_MULTIPLIERS[0])
+    word = (word ^ (word >> np.uint64(27))) * np.uint64(_MULTIPLIERS[1])
+    return word ^ (word >> np.uint64(31))

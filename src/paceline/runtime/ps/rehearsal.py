@@ -9,6 +9,7 @@ import importlib
 
 import numpy as np
 
+from paceline.runtime.data.permutation import Permutation
 from paceline.runtime.ps import kernels
 from paceline.runtime.ps.layout import initial_arrays
 from paceline.runtime.ps.store import Gradients, Store
@@ -20,6 +21,7 @@ OWNERS = np.zeros(NUM_BUCKETS, np.int32)
 def rehearse_worker() -> None:
     """What a worker does in its first step, without a model."""
     importlib.import_module("torch._dynamo")
+    Permutation(0, 1 << 20).forward(0)
     ids = np.zeros(2, np.int64)
     kernels.dedup(ids, np.zeros((2, 1), np.float32))
     rows = np.zeros((2, 1), np.float32)
