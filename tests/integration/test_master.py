@@ -7,6 +7,8 @@ every sample went into it exactly once.
 import asyncio
 import contextlib
 import json
+import socket
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -16,7 +18,7 @@ import pytest
 from paceline.base.errors import TransientError
 from paceline.base.jobdir import JobDir
 from paceline.base.samples import SampleSet, Span
-from paceline.master.service import Master
+from paceline.master.service import Master, Tick
 from paceline.wire.client import Done, GetStatus, JobStatus, Kill, Scale, StopJob
 from paceline.wire.control import ControlClient, MasterStream
 from paceline.wire.cut import CutManifest, write_file, write_manifest
@@ -390,11 +392,15 @@ class Bench:
         self.job.make_run_dir()
         self.spec = spec
         self.world = World(self.job)
+        self.paused_s = 0.0
+        """By how much the master's clock has jumped."""
         self.backend = FakeBackend(self.world)
         self.start_master()
 
     def start_master(self) -> None:
-        self.master = Master(self.job, self.spec, self.backend)
+        self.master = Master(
+            self.job, self.spec, self.backend, clock=lambda: time.monotonic() + self.paused_s
+        )
         self.running = asyncio.get_running_loop().create_task(self.master.run())
 
     async def kill_master(self) -> None:
@@ -700,3 +706,37 @@ def test_messages_of_strangers_change_nothing(
     play(tmp_path, body)
     refused = [r.getMessage() for r in caplog.records if "message_refused" in r.getMessage()]
     assert len(refused) == len(set(refused)) >= 2
+
+
+def test_a_master_whose_port_was_taken_meanwhile_takes_another(tmp_path: Path) -> None:
+    async def body(bench: Bench) -> None:
+        await bench.until(lambda: bench.progress > 300)
+        before = bench.job.master_address.read_text()
+        port = int(before.strip().rpartition(":")[2])
+        await bench.kill_master()
+        with socket.create_server(("127.0.0.1", port)):
+            bench.start_master()
+            outcome = await bench.done()
+        bench.assert_each_sample_once()
+        assert outcome.state == "finished"
+        assert bench.job.master_address.read_text() != before
+        assert bench.event_names().count("node_started") == 3
+
+    play(tmp_path, body)
+
+
+def test_a_master_that_was_paused_blames_nobody(tmp_path: Path) -> None:
+    async def body(bench: Bench) -> None:
+        bench.world.work_s = 0.02
+        await bench.until(lambda: bench.progress > 100)
+        for _ in range(3):
+            # The master, and with it its clock, stands still for three times `lost_after_s`.
+            bench.paused_s += 3.0
+            bench.master._put(Tick())
+            before = bench.progress
+            await bench.until(lambda: bench.progress > before + 50)  # noqa: B023
+        await bench.done()
+        bench.assert_each_sample_once()
+        assert "agent_lost" not in bench.event_names()
+
+    play(tmp_path, body)

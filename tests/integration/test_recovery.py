@@ -14,7 +14,7 @@ from paceline.master.journal import Journal
 from paceline.master.state import CutValid
 from paceline.wire.client import Scale, StopJob
 from paceline.wire.cut import read_manifest
-from paceline.wire.spec import NodeSpec
+from paceline.wire.spec import NodeSpec, TimeoutSpec
 from tests.chaos.faults import supervisor_pid
 from tests.chaos.oracle import Counts, committed_counts
 from tests.chaos.run import feed_of_job
@@ -203,6 +203,18 @@ def test_workers_come_and_go_while_the_job_runs(tmp_path: Path) -> None:
         assert not job.deaths()
         everything = np.concatenate(list(job.samples().values()))
         assert np.array_equal(np.sort(everything), np.arange(2 * N)), "who left lost work"
+
+
+def test_a_master_that_was_paused_blames_nobody_for_it(tmp_path: Path) -> None:
+    with running(tmp_path, timeouts=TimeoutSpec(lost_after_s=1.0)) as job:
+        job.until_committed(N // 4)
+        master = job.status().master_pid
+        os.kill(master, signal.SIGSTOP)
+        time.sleep(1.5)
+        os.kill(master, signal.SIGCONT)
+        job.check_finished()
+        assert not job.events("agent_lost")
+        assert not job.events("relaunch")
 
 
 @MODES

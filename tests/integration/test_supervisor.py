@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,8 +18,10 @@ from paceline.base.processes import (
     find_job_processes,
     is_locked,
     kill_quietly,
+    try_lock,
 )
 from paceline.wire.outcome import read_outcome
+from paceline.wire.spec import JobSpec, save
 
 PATIENCE_S = 60.0
 
@@ -184,3 +187,48 @@ def test_a_job_has_one_supervisor(scene: Scene) -> None:
     assert scene.start().wait(PATIENCE_S) == 3
     first.send_signal(signal.SIGTERM)
     assert first.wait(PATIENCE_S) == 0
+
+
+LAST_MASTER = """
+import sys
+from paceline.base.jobdir import JobDir
+from paceline.master import __main__ as master
+from paceline.wire.outcome import Outcome, write_outcome
+
+async def serve(job, spec):
+    write_outcome(Outcome(state="finished", exit_code=0), job.outcome)
+
+master.serve = serve
+master.main()
+"""
+
+
+def end_of_master(job: JobDir) -> subprocess.CompletedProcess[bytes]:
+    """A master that has nothing left to do but to exit."""
+    save(JobSpec(script="train.py"), job.spec)
+    env = {**os.environ, JOB_DIR: str(job.path)}
+    command = [sys.executable, "-c", LAST_MASTER, str(job.path)]
+    return subprocess.run(command, env=env, check=True, timeout=PATIENCE_S)
+
+
+def test_a_supervisor_that_died_before_the_job_s_end_is_replaced_to_clean_up(
+    scene: Scene,
+) -> None:
+    end_of_master(scene.job)
+    until(lambda: not scene.job.run_dir.exists())
+    until(lambda: not find_job_processes(scene.job.path))
+    scene.check_nothing_is_left()
+    assert scene.job.events.read_text().count("supervisor_started") == 1
+    outcome = read_outcome(scene.job.outcome)
+    assert outcome is not None
+    assert outcome.state == "finished"
+
+
+def test_a_living_supervisor_is_not_replaced_at_the_end(scene: Scene) -> None:
+    lock = try_lock(scene.job.supervisor_lock)
+    assert lock is not None
+    end_of_master(scene.job)
+    os.close(lock)
+    assert find_job_processes(scene.job.path) == []
+    assert scene.job.run_dir.exists()
+    shutil.rmtree(scene.job.run_dir)

@@ -99,6 +99,9 @@ ROWS = [
     ("other signal", Verdict.RETRYABLE, Evidence(exit=ExitEvidence(exit_code=255))),
     ("left early", Verdict.RETRYABLE, Evidence(exit=ExitEvidence(exit_code=0))),
     ("exit code", Verdict.RETRYABLE, Evidence(exit=ExitEvidence(exit_code=75))),
+    ("not started", Verdict.NOT_STARTED, Evidence(exit=ExitEvidence(), started=False)),
+    # Evidence of an end is evidence of a life.
+    ("killed", Verdict.RETRYABLE, Evidence(exit=ExitEvidence(signal=9), started=False)),
     ("unknown", Verdict.RETRYABLE, Evidence(exit=ExitEvidence())),
 ]
 

@@ -1,5 +1,6 @@
 """Each sample is in one place: to do, leased, or done."""
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -143,3 +144,45 @@ def test_every_sample_is_in_exactly_one_place(acts: list[tuple[str, int]]) -> No
             case "restore":
                 ledger.restore(ledger.done.spans()[: number - 1])
         assert ledger.places(12) == list(range(12))
+
+
+def evaluated(num_samples: int = 10) -> tuple[Ledger, Feed]:
+    """A ledger of a training feed, all of it leased, and an evaluation."""
+    found = Ledger()
+    found.open(feed())
+    grant(found, 1, 10)
+    other = msgspec.structs.replace(
+        feed(num_samples), feed=1, purpose="evaluate", shuffle=False, first_step=0
+    )
+    found.open(other)
+    return found, other
+
+
+def test_at_most_once_only_what_was_to_be_trained_on_counts_as_done_with_its_owner() -> None:
+    ledger, evaluation = evaluated()
+    ledger.grant(1, ledger.pick(1, 6))
+    ledger.lose(1, again=False)
+    assert ledger.is_complete(0)
+    line = evaluation.line()
+    assert not ledger.done.overlap(Span(line, 0, 10))
+    left = [span for _ in range(3) for span in take(ledger, 1, 6)]
+    assert sorted(left) == [Span(line, 0, 6), Span(line, 6, 10)]
+
+
+def test_at_most_once_a_restore_begins_an_evaluation_anew_and_trains_on_nothing_again() -> None:
+    ledger, evaluation = evaluated()
+    line = evaluation.line()
+    ledger.grant(2, ledger.pick(1, 6))
+    ledger.commit([Span(line, 0, 4)])
+    ledger.restore([], again=False)
+    assert not ledger.leases
+    assert ledger.is_complete(0)
+    assert ledger.pick(0, 10) == []
+    left = [span for _ in range(3) for span in take(ledger, 1, 6)]
+    assert sorted(left) == [Span(line, 0, 6), Span(line, 6, 10)]
+
+
+def take(ledger: Ledger, feed: int, count: int) -> list[Span]:
+    spans = ledger.pick(feed, count)
+    ledger.grant(9, spans)
+    return spans

@@ -287,6 +287,59 @@ def test_another_agent_never_starts_a_number_that_may_have_run() -> None:
     assert [start.message.inc for start in of(Start, acts)] == [first.message.inc + 1]
 
 
+def test_a_life_that_never_came_up_costs_no_budget_and_waits_longer_each_time() -> None:
+    job = Job(budget=0, backoff_s=1.0, backoff_max_s=4.0)
+    job.run("worker-0")
+    job.exit("worker-0", ExitEvidence(signal=15))
+    pid, waits, incs = 50, [], []
+    for _ in range(6):
+        pid += 1
+        incs.append(job.members.nodes["worker-0"].inc)
+        job.members.agent_ended("worker-0", pid - 1, "killed", job.now_s)
+        job.hello("worker-0", pid)
+        at_s = job.now_s
+        acts = job.tick(at_s + 0.1)
+        while not of(Start, acts):
+            acts = job.tick(job.now_s + 0.5)
+        assert not of(FailJob, acts)
+        waits.append(round(job.now_s - at_s))
+    assert waits == [1, 2, 4, 4, 4, 4]
+    assert len(set(incs)) == len(incs), "a number is given once"
+    assert job.members.num_restarts() == 0
+
+
+def test_a_life_that_was_heard_of_and_vanished_uses_the_budget() -> None:
+    job = Job(budget=0)
+    job.run("worker-0")
+    job.members.agent_ended("worker-0", 50, "killed", 1.0)
+    job.hello("worker-0", 51)
+    assert "nobody saw how" in of(FailJob, job.tick(1.2))[0].reason
+
+
+def test_what_a_former_master_started_may_have_run() -> None:
+    job = Job(budget=0)
+    job.hello("worker-0", 50)
+    later = job.restarted(awaited=("worker-0",))
+    later.members._restart = RestartSpec(budget=0)
+    later.hello("worker-0", 51)
+    assert of(FailJob, later.tick(2.0))
+
+
+def test_agents_that_die_young_after_a_long_life_wait_longer_each_time() -> None:
+    job = Job(backoff_s=1.0)
+    job.run("worker-0")
+    job.now_s = 1000.0
+    waits = []
+    job.members.agent_ended("worker-0", 50, "killed", job.now_s)
+    for _ in range(3):
+        job.members.agent_ended("worker-0", 0, "no memory", job.now_s)
+        at_s = job.now_s
+        while not of(Launch, job.tick(job.now_s + 0.5)):
+            pass
+        waits.append(job.now_s - at_s)
+    assert waits[1:] == [1.0, 2.0]
+
+
 def test_an_agent_that_never_comes_up_uses_the_budget() -> None:
     job = Job(budget=1, backoff_s=0)
     acts = job.members.agent_ended("worker-0", 0, "no such file", 0.0)

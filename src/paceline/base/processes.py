@@ -85,7 +85,8 @@ def start_detached(
 ) -> subprocess.Popen[bytes]:
     """Start ``python -m module args`` of a job in a session of its own, output appended to ``log``.
 
-    The signal mask is cleared: a caller that waits for blocked signals must not pass that on.
+    It outlives the caller's terminal, and keeps no directory of the caller's in use. The signal
+    mask is cleared: a caller that waits for blocked signals must not pass that on.
     """
     log.parent.mkdir(exist_ok=True)
     environment = {**(os.environ if env is None else env), JOB_DIR: str(job_dir)}
@@ -98,6 +99,7 @@ def start_detached(
                 stdout=output,
                 stderr=output,
                 env=environment,
+                cwd="/",
                 start_new_session=True,
             )
     finally:

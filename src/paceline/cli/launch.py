@@ -1,19 +1,21 @@
 """Starting a job: a job directory, the spec in it, a supervisor of its own session."""
 
 import subprocess
-import sys
 import time
 
-from paceline.base.errors import ConfigError, PermanentError
+from paceline.base.errors import ConfigError, PacelineError, PermanentError
 from paceline.base.jobdir import JobDir
-from paceline.base.processes import is_locked
+from paceline.base.processes import is_locked, start_detached
 from paceline.wire import spec as specs
-from paceline.wire.client import Call, Reply
+from paceline.wire.client import Call, GetStatus, Reply
 from paceline.wire.control import ControlClient
 from paceline.wire.spec import JobSpec
 
 START_S = 20.0
 """A supervisor and a master start in a second; a loaded machine gets this long."""
+
+ANSWER_S = 1.0
+"""For one answer of the master."""
 
 _supervisors: list[subprocess.Popen[bytes]] = []
 """Those of this process, to be reaped; a Popen that is forgotten warns that its process lives."""
@@ -41,27 +43,31 @@ def resume(job: JobDir) -> None:
 
 
 def start_supervisor(job: JobDir) -> None:
-    """Start the supervisor in a session of its own, so that it outlives the terminal.
+    """Start the supervisor and return when the master answers, or the job has ended already.
 
     Raises:
         PermanentError: it died, or nobody answered; names the log to read.
     """
     log = job.logs / "supervisor.log"
-    with log.open("ab") as out:
-        supervisor = subprocess.Popen(
-            [sys.executable, "-m", "paceline.supervisor", str(job.path)],
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=out,
-            start_new_session=True,
-            cwd="/",
-        )
+    supervisor = start_detached("paceline.supervisor", [str(job.path)], job.path, log)
     _supervisors[:] = [supervisor, *(one for one in _supervisors if one.poll() is None)]
     deadline_s = time.monotonic() + START_S
-    while not job.master_address.exists():
-        if supervisor.poll() is not None or time.monotonic() > deadline_s:
+    while not _answers(job):
+        died = supervisor.poll() is not None
+        if job.outcome.exists():
+            return
+        if died or time.monotonic() > deadline_s:
             raise PermanentError(f"the job did not start; see {log} and {job.logs / 'master.log'}")
         time.sleep(0.02)
+
+
+def _answers(job: JobDir) -> bool:
+    """Whether there is a master; the address of one that is gone stays."""
+    try:
+        ask(job, GetStatus(), ANSWER_S)
+    except (PacelineError, FileNotFoundError):
+        return False
+    return True
 
 
 def is_supervised(job: JobDir) -> bool:

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from paceline.base.jobdir import JobDir
-from paceline.base.processes import try_lock
+from paceline.base.processes import is_locked, start_detached, try_lock
 from paceline.master.ports import Backend
 from paceline.master.service import Master
 from paceline.wire.spec import JobSpec, load
@@ -26,7 +26,7 @@ def open_backend(job: JobDir, spec: JobSpec) -> Backend:
     Found by name: backends know the master's port, the master knows no backend.
     """
     module = importlib.import_module(f"paceline.backends.{spec.backend}.backend")
-    backend: Backend = module.LocalBackend(job, spec.pending_s)
+    backend: Backend = module.open_backend(job, spec)
     return backend
 
 
@@ -35,6 +35,18 @@ async def serve(job: JobDir, spec: JobSpec) -> None:
     master = Master(job, spec, open_backend(job, spec))
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, master.stop_nowait)
     await master.run()
+
+
+def leave_a_supervisor(job: JobDir) -> None:
+    """Start one if there is none: with the agents gone, nobody else would notice.
+
+    It finds the outcome and only cleans up; without an outcome it starts another master.
+    """
+    if job.path.is_dir() and not is_locked(job.supervisor_lock):
+        logging.getLogger(__name__).warning("supervisor_died job=%s: starting another", job.job_id)
+        log = job.logs / "supervisor.log"
+        # It outlives this process, which therefore cannot wait for it.
+        start_detached("paceline.supervisor", [str(job.path)], job.path, log)
 
 
 def main() -> None:
@@ -55,6 +67,7 @@ def main() -> None:
     try:
         asyncio.run(serve(job, load(job.spec)))
     finally:
+        leave_a_supervisor(job)
         os.close(lock)
 
 

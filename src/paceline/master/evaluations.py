@@ -1,11 +1,13 @@
-"""Results of evaluations, as workers hand them in: one file per span, in the run directory.
+"""Results of evaluations, as workers hand them in: one file per span, in the job directory.
 
 A worker sends the values of each span (``EvaluateResult``, repeated until ``Evaluated`` answers)
 and then asks with an empty span until the answer names the directory, which means: all are there.
 Each epoch has its own directory, since a restored model gives other values. The files survive the
-master; nothing of them is journalled.
+master; nothing of them is journalled. Within an epoch they stay: a worker that is started again
+runs its script from the top, and gets what was evaluated then without computing it again.
 """
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,12 +28,20 @@ class Evaluations:
         return self._root / str(epoch_no) / str(feed)
 
     def store(self, result: EvaluateResult) -> None:
-        """Write one part; it is there completely, or not at all."""
+        """Write one part; it is there completely, or not at all.
+
+        Raises:
+            OSError: it is not.
+        """
         directory = self.directory(result.epoch_no, result.feed)
         directory.mkdir(parents=True, exist_ok=True)
         path = directory / f"{result.span.start}-{result.span.stop}{SUFFIX}"
         partial = path.with_suffix(".partial")
-        partial.write_bytes(result.values)
+        try:
+            partial.write_bytes(result.values)
+        except OSError:
+            partial.unlink(missing_ok=True)
+            raise
         partial.replace(path)
 
     def stored(self, epoch_no: int) -> Iterator[tuple[int, Span]]:
@@ -40,3 +50,9 @@ class Evaluations:
             feed = int(path.parent.name)
             start, _, stop = path.stem.partition("-")
             yield feed, Span(feed * LINES_PER_FEED, int(start), int(stop))
+
+    def delete(self, before: int | None = None) -> None:
+        """Delete the results of epochs with smaller numbers than ``before``; None: of all."""
+        for path in self._root.glob("*"):
+            if before is None or int(path.name) < before:
+                shutil.rmtree(path, ignore_errors=True)

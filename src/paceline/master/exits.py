@@ -4,7 +4,7 @@ The first row that applies decides. The membership carries the verdict out; the 
 user (events, status, outcome).
 
 Reference: AntDT (arXiv:2404.09679), section V-D, error classes.
-Differs: the classes are decided by the rows below; preempted and stopped lives cost no budget.
+Differs: the classes are decided by the rows below; lives in `FREE` cost no budget.
 """
 
 import signal
@@ -26,6 +26,12 @@ class Verdict(StrEnum):
     OOM = "oom"
     RETRYABLE = "retryable"
     UNRETRYABLE = "unretryable"
+    NOT_STARTED = "not started"
+    """It never was a process that could have failed."""
+
+
+FREE = frozenset({Verdict.STOPPED, Verdict.PREEMPTED, Verdict.NOT_STARTED})
+"""Ends that cost no budget."""
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,6 +42,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """What the process itself said before it ended."""
     finished: bool = False
     """The script had returned."""
+    started: bool = True
+    """Whether there may have been a process."""
     any_committed: bool = True
     """Whether any sample of the job is in the model."""
     previous: tuple[str, int] | None = None
@@ -198,6 +206,12 @@ RULES: tuple[Rule, ...] = (
         Verdict.RETRYABLE,
         lambda e: e.exit.exit_code is not None,
         lambda e: f"exit code {e.exit.exit_code}",
+    ),
+    Rule(
+        "not started",
+        Verdict.NOT_STARTED,
+        lambda e: not e.started,
+        lambda _: "never came up; the order to start it was lost with its agent",
     ),
     Rule("unknown", Verdict.RETRYABLE, lambda _: True, lambda _: "gone; nobody saw how"),
 )

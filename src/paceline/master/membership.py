@@ -7,8 +7,9 @@ before any instruction of the same answer is carried out; the rest is told anew 
 
 Silence (DESIGN, section 6): an agent that says nothing is replaced after ``lost_after_s``; that
 harms no process, its successor takes over whatever runs. The process itself is given up only when
-an agent says that it is gone, or when no agent can be had for another ``lost_after_s`` *and* others
-wait for it.
+an agent says that it is gone, or when no agent can be had for another ``lost_after_s`` (long enough
+for one to start) *and* others wait for it. The clock is the master's own time, which stands still
+while the master does not run (`paceline.master.own_time`).
 
 A worker may also come by itself (`join`): the same in everything, but nobody can launch an agent
 for it. It is awaited as long as others would be, and then dropped.
@@ -16,7 +17,7 @@ for it. It is awaited as long as others would be, and then dropped.
 
 from collections.abc import Container, Iterator
 
-from paceline.master.exits import Evidence, Judged, Verdict, judge
+from paceline.master.exits import FREE, Evidence, Judged, Verdict, judge
 from paceline.master.members import (
     Act,
     End,
@@ -54,6 +55,8 @@ MISSING_S = 1.0
 """A new agent that does not know its node's process: its word about the end may be on its way."""
 REPEAT_START_S = 2.0
 """A StartProcess that got no answer is sent again."""
+AGENT_START_S = 5.0
+"""Time for the first word of an agent launched in place of a silent one, on a loaded machine."""
 FIRST_HELLO_S = 60.0
 """A launched agent whose first word takes longer is launched again."""
 
@@ -348,13 +351,20 @@ class Membership:
         return self._ended(node, message.evidence, now_s, any_committed=any_committed)
 
     def _ended(
-        self, node: Node, exit_: ExitEvidence, now_s: float, *, any_committed: bool
+        self,
+        node: Node,
+        exit_: ExitEvidence,
+        now_s: float,
+        *,
+        any_committed: bool,
+        started: bool = True,
     ) -> list[Act]:
         evidence = Evidence(
             exit=exit_,
             error=node.error,
             # A worker told to leave returns from its script, too.
             finished=node.returned and not (node.leaving or self.closing),
+            started=started,
             any_committed=any_committed,
             previous=node.previous,
         )
@@ -393,9 +403,10 @@ class Membership:
 
     def _again(self, node: Node, judged: Judged, now_s: float) -> list[Act]:
         """Start another life, now or later, if the budget allows."""
-        free = node.unblamed or judged.verdict in (Verdict.STOPPED, Verdict.PREEMPTED)
+        free = node.unblamed or judged.verdict in FREE
         error = node.error
-        node.previous = (error.kind, error.step) if error else None
+        if judged.verdict is not Verdict.NOT_STARTED:
+            node.previous = (error.kind, error.step) if error else None
         if not free and self.num_restarts() >= self._restart.budget:
             node.state = "failed"
             trace = error.traceback if error else ""
@@ -409,7 +420,9 @@ class Membership:
             node.streak = 0
         wait_s = self._backoff_s(node.streak)
         node.streak += 1
-        node.retry_at_s, node.state = now_s + wait_s, "backing off"
+        # The next life is long if it lasts from here, also when it never comes up.
+        node.up_s = node.retry_at_s = now_s + wait_s
+        node.state = "backing off"
         told = Tell("relaunch", node.name, node.inc, f"{judged.reason}; again in {wait_s:.1f} s")
         return [told, *(self._start_if_due(node, now_s) if wait_s == 0 else [])]
 
@@ -427,7 +440,7 @@ class Membership:
         acts: list[Act] = []
         for node in list(self.nodes.values()):
             if node.missing_since_s is not None and now_s >= node.missing_since_s + MISSING_S:
-                acts += self._ended(node, ExitEvidence(), now_s, any_committed=any_committed)
+                acts += self._missing(node, now_s, any_committed=any_committed)
             elif node.retry_at_s is not None and not node.alive:
                 acts += self._start_if_due(node, now_s)
             elif node.alive and node.connected and node.up is None:
@@ -435,6 +448,14 @@ class Membership:
             if self._wanted(node) or (node.guest and node.alive):
                 acts += self._on_silence(node, now_s, lost_after_s, others_wait)
         return acts
+
+    def _missing(self, node: Node, now_s: float, *, any_committed: bool) -> list[Act]:
+        """Its agent does not know of it, and no word about its end has come."""
+        # An agent that was told to start it and was then lost may never have read that. What a
+        # former master ordered and heard is not known.
+        started = node.up is not None or node.started_by == NOBODY
+        nothing = ExitEvidence()
+        return self._ended(node, nothing, now_s, any_committed=any_committed, started=started)
 
     def _repeat_start(self, node: Node, now_s: float) -> list[Act]:
         due = now_s >= node.started_s + REPEAT_START_S and node.started_by == node.agent_pid
@@ -445,8 +466,8 @@ class Membership:
     ) -> list[Act]:
         silent_s = now_s - node.heard_s
         waits = not (node.alive or (node.guest and node.greeted))
-        limit_s = max(lost_after_s, FIRST_HELLO_S) if waits else lost_after_s
-        limit_s += 0.0 if node.greeted else self._pending_s
+        start_s = FIRST_HELLO_S if waits else 0.0 if node.greeted else AGENT_START_S
+        limit_s = max(lost_after_s, start_s) + (0.0 if node.greeted else self._pending_s)
         if silent_s < limit_s:
             return []
         reason = f"silent for {silent_s:.1f} s"

@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine, Iterable
 
 import msgspec
 
-from paceline.base.errors import ConfigError
+from paceline.base.errors import ConfigError, TransientError
 from paceline.base.jobdir import JobDir
 from paceline.base.processes import find_job_processes
 from paceline.master.ending import Ending, Seen, Stage
@@ -37,6 +37,7 @@ from paceline.master.membership import Membership
 from paceline.master.monitor import Monitor
 from paceline.master.outbox import Outbox
 from paceline.master.outlet import LineFile
+from paceline.master.own_time import OwnTime
 from paceline.master.ports import AgentEnd, Backend
 from paceline.master.snapshot import Snapshot, restore, take
 from paceline.master.status import count_committed, count_total, describe
@@ -137,6 +138,7 @@ class Master:
     ) -> None:
         self._job, self._spec, self._backend = job, spec, backend
         self._clock, self._wall_clock = clock, wall_clock
+        self._own_time = OwnTime(clock)
         self.members = Membership(
             num_workers=spec.workers.count,
             num_servers=spec.servers.count,
@@ -165,15 +167,13 @@ class Master:
         """Return when the job has ended, and the outcome is written.
 
         Raises:
-            TransientError: the port of the master before this one is taken.
             PermanentError: the journal is damaged.
         """
         restarted = self._replay()
-        port = await self._server.start(self._spec.listen, self._known_port())
-        self._write_address(port)
+        self._write_address(await self._listen())
         self._outbox.tell("master_started", reason="from the journal" if restarted else "")
         self.training.resume()
-        self._act(self.members.begin(self._clock(), running_agents(self._job)))
+        self._act(self.members.begin(self._own_time(), running_agents(self._job)))
         self._outbox.flush()
         self._spawn(self._watch_backend())
         self._spawn(self._keep_time())
@@ -185,6 +185,8 @@ class Master:
 
     def _handle_batch(self) -> None:
         batch, self._inbox = self._inbox, []
+        # What has arrived is handled before anybody's silence is judged.
+        batch.sort(key=lambda fact: isinstance(fact, Tick))
         for fact in batch:
             self._handle(fact)
         if self._changed:
@@ -216,6 +218,19 @@ class Master:
         started = MasterStarted(started_s=self._started_s)
         return [started, take(self.training.state), *self.members.snapshot()]
 
+    async def _listen(self) -> int:
+        """Be reached where the master before this one was, or else where it is possible.
+
+        Agents read the address at each attempt; only those of other hosts know none but the first.
+        """
+        known = self._known_port()
+        if known:
+            try:
+                return await self._server.start(self._spec.listen, known)
+            except TransientError as error:
+                _log.warning("port_taken port=%d error=%s: taking another", known, error)
+        return await self._server.start(self._spec.listen)
+
     def _known_port(self) -> int:
         """The port of the master before this one: agents look for it there."""
         path = self._job.master_address
@@ -230,6 +245,7 @@ class Master:
         for name in self.members.nodes:
             self._backend.stop(name)
         outcome = self._outcome(ending)
+        self.training.close()
         write_outcome(outcome, self._job.outcome)
         self._outbox.journal.append([JobEnded()])
         self._outbox.journal.close()
@@ -293,7 +309,7 @@ class Master:
             case FromAgent(stream=stream, message=message):
                 self._try_from_stream(stream, message)
             case Tick():
-                self._tick(self._clock())
+                self._tick()
             case Asked():
                 self._asked(fact)
             case CutChosen():
@@ -302,7 +318,7 @@ class Master:
             case StopAsked():
                 self._stop("SIGTERM", at_once=self._ending is not None)
             case AgentEnded(end=end):
-                now_s = self._clock()
+                now_s = self._own_time()
                 self._act(self.members.agent_ended(end.node, end.agent_pid, end.reason, now_s))
 
     # ------------------------------------------------------------------ agents
@@ -318,7 +334,7 @@ class Master:
             )
 
     def _from_stream(self, stream: AgentStream, message: AgentUp | StreamEnded) -> None:
-        now_s = self._clock()
+        now_s = self._own_time()
         match message:
             case StreamEnded():
                 self._stream_ended(stream)
@@ -359,7 +375,7 @@ class Master:
         match message:
             case Heartbeat(facts=facts):
                 if facts is not None and self._is_alive(name, facts.inc):
-                    self.monitor.heartbeat(name, facts, now_s)
+                    self.monitor.heartbeat(name, facts, self._clock())
             case FromProcess(body=body):
                 if self._is_alive(name, body.inc):
                     self._from_process(name, body, now_s)
@@ -378,7 +394,7 @@ class Master:
             case Finished():
                 self.members.script_returned(body.inc)
             case _:
-                self.training.handle(name, body, now_s)
+                self.training.handle(name, body, self._clock())
 
     def _is_alive(self, name: str, inc: int) -> bool:
         node = self.members.node_of(inc)
@@ -428,12 +444,13 @@ class Master:
             self._spawn(self._choose_cut())
             self.training.choosing = True
 
-    def _tick(self, now_s: float) -> None:
+    def _tick(self) -> None:
+        now_s = self._clock()
         self._changed = True
         lost_after_s = self._spec.timeouts.derived(self.monitor.step_s()).lost_after_s or 0.0
         stalled = now_s - self.monitor.progress_s > lost_after_s
         acts = self.members.tick(
-            now_s,
+            self._own_time(),
             lost_after_s=lost_after_s,
             others_wait=stalled or bool(self.training.state.waiting),
             any_committed=bool(self.training.state.ledger.done),
@@ -523,7 +540,7 @@ class Master:
                 self._check_running()
                 if workers < 1:
                     raise ConfigError(f"cannot scale to {workers} workers, expected at least 1")
-                self._act(self.members.scale(workers, self._clock(), self._stop_s()))
+                self._act(self.members.scale(workers, self._own_time(), self._stop_s()))
             case Kill(node=name):
                 self._check_running()
                 node = self.members.nodes.get(name)
@@ -539,7 +556,7 @@ class Master:
                 self._check_running()
                 if not self.training.state.cuts:
                     raise ConfigError("the job has no model yet; join again when it trains")
-                node_name, acts = self.members.join(host, self._clock())
+                node_name, acts = self.members.join(host, self._own_time())
                 self._act(acts)
                 return Joined(node=node_name)
         return Done()

@@ -235,17 +235,15 @@ class MasterState:
 
     def _covers(self, cut: CutValid, feed: int) -> bool:
         """Whether no restore can take samples of this complete feed out of the model again."""
+        if self.ledger.feeds[feed].purpose != "train":
+            return True
         if self.samples == "at-most-once":
             return cut.epoch_no == self.epoch_no and self.ledger.is_complete(feed)
-        definition = self.ledger.feeds[feed]
         held = SampleSet(cut.committed)
-        return definition.purpose != "train" or (
-            self.ledger.is_complete(feed)
-            and all(
-                not held.missing(Span(line, 0, state.end))
-                for line, state in self.ledger.lines.items()
-                if feed_of(line) == feed
-            )
+        return self.ledger.is_complete(feed) and all(
+            not held.missing(Span(line, 0, state.end))
+            for line, state in self.ledger.lines.items()
+            if feed_of(line) == feed
         )
 
     def _record(self, record: Records) -> Journal:

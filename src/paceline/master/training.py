@@ -5,6 +5,7 @@ Handling a message never waits; verifying a cut, which reads it whole, happens i
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -48,6 +49,8 @@ from paceline.wire.spec import JobSpec
 
 RESEND_S = 1.0
 
+_log = logging.getLogger(__name__)
+
 
 class CutChosen(msgspec.Struct, frozen=True):
     """The cuts on disk were looked at: where the next epoch starts."""
@@ -73,7 +76,10 @@ class Training:
         self._spec, self._members, self._monitor = spec, members, monitor
         self._outbox, self._fail = outbox, fail
         self._cuts = CutFolder(Path(spec.checkpoint.dir or job.cuts))
-        self._evaluations = Evaluations(job.run_dir / "evaluations")
+        self._evaluations = Evaluations(job.evaluations)
+        #: Feeds of which a result was dropped.
+        self._dropped: set[int] = set()
+        #: Of the last cut, at the server where it took longest.
         self._cost_s = 0.0
         self._last_cut_s = self._last_resend_s = 0.0
         #: Cuts that were just written and never read: no need to verify them.
@@ -117,7 +123,6 @@ class Training:
             case FenceAnswer():
                 self._do(state.fence_answer(message))
             case Copied():
-                self._cost_s = max(self._cost_s, message.cost_s)
                 directory = str(self._cuts.directory(message.cut_no))
                 self._do(state.copy_said(message, directory))
                 self._note_cut(now_s)
@@ -179,11 +184,40 @@ class Training:
         elif state.ledger.done.missing(result.span):
             lease = state.ledger.leases.get(result.inc)
             if lease is None or lease.missing(result.span):
+                self._drop(result)
                 return
-            self._evaluations.store(result)
+            if not self._store(result):
+                return
             self._do(state.evaluated(result.feed, result.span))
         answer = Evaluated(inc=result.inc, feed=result.feed, span=result.span, directory=directory)
         self._outbox.to_process(result.inc, answer)
+
+    def _drop(self, result: EvaluateResult) -> None:
+        """Say once per feed that who has no lease of a span has handed in its result."""
+        if result.feed not in self._dropped:
+            self._dropped.add(result.feed)
+            _log.warning(
+                "evaluation_dropped feed=%d inc=%d span=%s: not leased to it",
+                result.feed,
+                result.inc,
+                result.span,
+            )
+
+    def _store(self, result: EvaluateResult) -> bool:
+        try:
+            self._evaluations.store(result)
+        except OSError as error:
+            directory = self._evaluations.directory(result.epoch_no, result.feed)
+            self._fail(
+                f"cannot store the results of job.evaluate in {directory}: {error.strerror}; make "
+                "room there, or set PACELINE_HOME to a place that has it, and start the job again"
+            )
+            return False
+        return True
+
+    def close(self) -> None:
+        """The job has ended: nobody will read what was evaluated."""
+        self._evaluations.delete()
 
     def _restored(self, message: Restored, now_s: float) -> None:
         waited = bool(self.state.restoring)
@@ -212,12 +246,15 @@ class Training:
             case CutValid(cut=cut):
                 if cut.cut_no > 0 and self.state.model is not None:
                     self._cuts.seal(record, self.state.sealed, self.state.model)
+                    self._cost_s = max(copied.cost_s for copied in self.state.sealed)
                 self._trusted.add(cut.cut_no)
                 self._outbox.tell("cut_valid", reason=f"cut {cut.cut_no} at step {record.step}")
                 self._outbox.later(self._delete_cuts)
             case EpochStarted(epoch_no=epoch_no, cut=cut):
                 self._trusted.discard(cut.cut_no)
                 self._outbox.tell("epoch", reason=f"epoch {epoch_no} from cut {cut.cut_no}")
+                # A worker may be reading those of the epoch before.
+                self._evaluations.delete(before=epoch_no - 1)
             case _:
                 pass
 

@@ -239,10 +239,11 @@ class Ledger:
     def lose(self, inc: int, *, again: bool = True) -> None:
         """The owner is gone: the rest of its leases goes back, to the end of the epoch.
 
-        ``again`` False (at-most-once): it counts as done, since it may be in the model.
+        ``again`` False (at-most-once): it counts as done, since it may be in the model. Only
+        training changes the model: what is evaluated always goes back.
         """
         for span in self.leases.pop(inc, SampleSet()):
-            if again:
+            if again or not self._trains(span.line):
                 self.lines[span.line].returned.add(span.start, span.stop)
             else:
                 self.done.add(span)
@@ -250,18 +251,24 @@ class Ledger:
     def restore(self, committed: Iterable[Span], *, again: bool = True) -> None:
         """A new epoch_no: leases are void, the ledger is the complement of this set.
 
-        ``again`` False (at-most-once): what was ever granted is not granted again.
+        ``again`` False (at-most-once): what was ever granted of training is not granted again.
         """
+        done = SampleSet(committed)
         if not again:
             for inc in list(self.leases):
                 self.lose(inc, again=False)
-            return
+            done = SampleSet(span for span in self.done if self._trains(span.line))
         self.leases.clear()
-        self.done = SampleSet(committed)
+        self.done = done
         for line, state in self.lines.items():
+            if not again and self._trains(line):
+                continue
             state.returned = Intervals()
             for start, stop in self.done.line(line).gaps(0, state.cursor):
                 state.returned.add(start, stop)
+
+    def _trains(self, line: int) -> bool:
+        return self.feeds[feed_of(line)].purpose == "train"
 
 
 def _first(spans: Iterable[Span], count: int) -> list[Span]:

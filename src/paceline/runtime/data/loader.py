@@ -137,6 +137,8 @@ class Loader:
         """
         self._requests.close()
         self._room.put(None)
+        if self._thread is threading.current_thread():
+            return  # collected as garbage here: it ends by itself
         self._thread.join(CLOSE_TIMEOUT_S)
         if self._thread.is_alive():
             raise PermanentError(

@@ -1,0 +1,217 @@
+"""The edge around the master's state: results of evaluations, what cuts cost."""
+
+import errno
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from paceline.base.jobdir import JobDir
+from paceline.base.samples import Span
+from paceline.master.membership import Membership
+from paceline.master.monitor import Monitor
+from paceline.master.outbox import Outbox
+from paceline.master.ports import AgentEnd
+from paceline.master.training import CutChosen, Training
+from paceline.wire.messages import (
+    Copied,
+    EvaluateResult,
+    Feed,
+    InitialWritten,
+    LeaseRequest,
+    OpenFeed,
+    Prepared,
+    ProcessUp,
+    Restored,
+)
+from paceline.wire.schema import ModelSchema
+from paceline.wire.spec import CheckpointSpec, JobSpec, NodeSpec, RestartSpec
+
+SERVERS, WORKER, OTHER = (1, 2), 3, 4
+NODES = ("server-0", "server-1", "worker-0", "worker-1")
+EVALUATION = Feed(
+    feed=0,
+    purpose="evaluate",
+    num_samples=8,
+    epochs=1,
+    batch_size=4,
+    shard_size=4,
+    shuffle=False,
+    seed=0,
+)
+
+
+class NoBackend:
+    """Nothing is launched here."""
+
+    def launch(self, node: str) -> None: ...
+    def adopt(self, node: str, agent_pid: int) -> None: ...
+    def stop(self, node: str) -> None: ...
+    def pending_s(self, node: str) -> float:
+        return 0.0
+
+    async def watch(self) -> AsyncIterator[AgentEnd]:
+        return
+        yield
+
+
+class Job:
+    """Two servers and two workers, all up, in their first epoch."""
+
+    def __init__(self, path: Path) -> None:
+        self.job = JobDir(path)
+        self.job.cuts.mkdir()
+        self.spec = JobSpec(
+            script="train.py",
+            workers=NodeSpec(count=2),
+            servers=NodeSpec(count=2),
+            checkpoint=CheckpointSpec(every_s=1.0, share=0.1),
+        )
+        self.members = Membership(num_workers=2, num_servers=2, restart=RestartSpec())
+        self.outbox = Outbox(self.job, self.members, NoBackend())
+        self.failed: list[str] = []
+        self.training = Training(
+            self.job, self.spec, self.members, Monitor(), self.outbox, self.failed.append
+        )
+        self.now_s = 0.0
+        self.begin()
+
+    def begin(self) -> None:
+        for inc, node in zip((*SERVERS, WORKER, OTHER), NODES, strict=True):
+            role = node.partition("-")[0]
+            self.members._new_life(self.members.nodes[node], 0.0)
+            up = ProcessUp(node=node, inc=inc, pid=inc, role=role, address=f"ipc://{inc}")
+            self.members.process_up(up, 0.0)
+        for inc in (WORKER, OTHER):
+            self.training.worker_up(inc)
+            self.say(Prepared(inc=inc, schema=ModelSchema()))
+        self.say(InitialWritten(inc=WORKER))
+        self.epoch()
+
+    def epoch(self) -> None:
+        self.training.start_epoch(CutChosen(0, []))
+        for inc in SERVERS:
+            self.say(Restored(epoch_no=self.state.epoch_no, inc=inc))
+
+    @property
+    def state(self):  # type: ignore[no-untyped-def]
+        return self.training.state
+
+    def say(self, message) -> None:  # type: ignore[no-untyped-def]
+        node = NODES[message.inc - 1]
+        self.training.handle(node, message, self.now_s)
+        self.outbox.flush()
+
+    def evaluate(self, inc: int) -> Span:
+        """A worker opens the evaluation and gets work."""
+        self.say(OpenFeed(inc=inc, feed=EVALUATION))
+        self.say(LeaseRequest(epoch_no=self.state.epoch_no, inc=inc, n=1, feed=0, starving=True))
+        (span,) = self.state.ledger.leases[inc]
+        return span
+
+    def hand_in(self, inc: int, span: Span) -> None:
+        self.say(
+            EvaluateResult(
+                epoch_no=self.state.epoch_no, inc=inc, feed=0, span=span, values=b"values"
+            )
+        )
+
+    def stored(self) -> list[str]:
+        root = self.job.evaluations
+        return sorted(str(p.relative_to(root)) for p in root.rglob("*") if p.is_file())
+
+    def cut(self, *costs_s: float) -> None:
+        """A cut that took the servers so long."""
+        number = self.state.cutting
+        assert number is not None
+        for inc, cost_s in zip(SERVERS, costs_s, strict=True):
+            copied = Copied(
+                epoch_no=self.state.epoch_no,
+                inc=inc,
+                cut_no=number,
+                position=1,
+                step=0,
+                committed=(),
+                file="",
+                checksum="",
+                num_bytes=0,
+                cost_s=cost_s,
+            )
+            self.say(copied)
+
+    def next_cut_s(self) -> float:
+        """Wait until a cut is asked for; the seconds that took."""
+        since_s = self.now_s
+        while self.state.cutting is None:
+            self.now_s += 0.5
+            self.training.tick(self.now_s, cuts=True)
+            self.outbox.flush()
+        return self.now_s - since_s
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return Job(tmp_path)
+
+
+def test_results_lie_in_the_job_directory_until_the_job_ends(job: Job) -> None:
+    span = job.evaluate(WORKER)
+    job.hand_in(WORKER, span)
+    assert job.stored() == [f"1/0/{span.start}-{span.stop}.safetensors"]
+    job.training.close()
+    assert job.stored() == []
+
+
+def test_results_of_the_epoch_before_stay_for_who_is_reading_them(job: Job) -> None:
+    for epoch_no in (1, 2, 3):
+        if epoch_no > 1:
+            job.epoch()
+        job.hand_in(WORKER, job.evaluate(WORKER))
+        epochs = {name.partition("/")[0] for name in job.stored()}
+        assert epochs == {str(number) for number in (epoch_no - 1, epoch_no) if number}
+
+
+def test_a_full_disk_fails_the_job_and_says_what_to_do(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    span = job.evaluate(WORKER)
+
+    def full(path: Path, data: bytes) -> int:
+        path.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    job.hand_in(WORKER, span)
+    (reason,) = job.failed
+    assert str(job.job.evaluations) in reason
+    assert "No space left on device" in reason
+    assert "PACELINE_HOME" in reason
+    assert job.stored() == []
+    assert not job.state.ledger.done, "what is not stored is not done"
+
+
+def test_a_result_without_a_lease_is_dropped_with_one_warning(
+    job: Job, caplog: pytest.LogCaptureFixture
+) -> None:
+    span = job.evaluate(WORKER)
+    job.evaluate(OTHER)
+    for _ in range(5):
+        job.hand_in(OTHER, span)
+    assert job.stored() == []
+    warnings = [r.getMessage() for r in caplog.records if "evaluation_dropped" in r.getMessage()]
+    assert len(warnings) == 1
+    assert f"inc={OTHER}" in warnings[0]
+
+
+def test_the_time_between_cuts_follows_the_last_one(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job.training._cuts, "seal", lambda *_: None)
+    monkeypatch.setattr(job.training, "_has_changed", lambda: True)
+    job.next_cut_s()
+    job.cut(0.01, 0.01)
+    assert job.next_cut_s() == 1.0
+    job.cut(0.01, 2.0)
+    assert job.next_cut_s() == 20.0
+    job.cut(0.02, 0.01)
+    assert job.next_cut_s() == 1.0
