@@ -1,17 +1,19 @@
 """Seeded fault plans against a running job, and proof that each fault fired.
 
 A fault is a real one: a signal to a real process, a cgroup quota, or a connection shut down in the
-middle (the descriptor is duplicated out of the process with pidfd_getfd and shut down).
+middle or slowed to a trickle (the descriptor is duplicated out of the process with pidfd_getfd).
 """
 
+import contextlib
 import ctypes
 import os
 import random
 import re
 import signal
 import socket
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,12 +22,31 @@ from paceline.base.jobdir import JobDir
 from paceline.wire.client import JobStatus
 
 SYS_PIDFD_GETFD = 438
+SO_MAX_PACING_RATE = 47
+UNPACED = (1 << 64) - 1
+TRICKLE = {"worker": 100_000, "server": 100_000, "agent": 1_000, "master": 1_000}
+"""Bytes per second that a delayed process sends on each connection. The kernel lets one packet
+(64 KiB at most, on loopback) go at once and makes the next wait for the first one's time, also when
+the pace is taken back meanwhile: tensors need a faster trickle than reports if it is to end soon."""
 LOST_AFTER_S = 1.0
 """What chaos jobs set as the time after which a silent node counts as unreachable."""
 SILENCE_S = 2.0
-KINDS = ("kill", "pause", "slow", "cut", "silence")
-"""Silence: process and agent are stopped for longer than the job's `lost_after_s`."""
 ROLES = ("worker", "server", "agent", "master", "supervisor")
+TIMED = 0.25
+"""Part of the faults that fire at a time instead of at a number of samples."""
+
+
+def kinds_for(role: str, *, tcp: bool) -> tuple[str, ...]:
+    """What can be done to whom; ``tcp``: tensors travel by it, and only then can they be delayed.
+
+    Silence: process and agent are stopped for longer than the job's `lost_after_s`. Delay: what the
+    process sends by TCP comes in a trickle.
+    """
+    if role == "supervisor":
+        return ("kill",)
+    if role in ("agent", "master"):
+        return ("kill", "pause", "cut", "delay")
+    return ("kill", "pause", "slow", "cut", "silence", *(("delay",) if tcp else ()))
 
 
 @dataclass(frozen=True)
@@ -36,37 +57,57 @@ class Fault:
     role: str
     index: int
     """Which worker, server or agent, counted among those there are."""
-    at_committed: int
-    """Fires when this many samples are in the model."""
+    at_committed: int | None
+    """Fires when this many samples are in the model; None: ``at_s`` counts."""
+    at_s: float
+    """Fires so long after the first sample was seen in the model."""
     for_s: float
-    """How long a pause or a slowing lasts."""
+    """How long a pause, a slowing or a delay lasts."""
+
+    def is_due(self, committed: int, since_first_s: float) -> bool:
+        """Whether it is to fire now."""
+        if self.at_committed is None:
+            return since_first_s >= self.at_s
+        return committed >= self.at_committed
 
     def __str__(self) -> str:
-        return f"{self.kind} {self.role}[{self.index}] at {self.at_committed} samples"
+        timed = self.at_committed is None
+        when = f"{self.at_s:.2f} s after the first" if timed else f"at {self.at_committed} samples"
+        return f"{self.kind} {self.role}[{self.index}] {when}"
 
 
 def plan(
-    seed: int, *, num_samples: int, num_faults: int, roles: tuple[str, ...] = ROLES
+    seed: int, *, num_samples: int, num_faults: int, training_s: float, tcp: bool = False
 ) -> list[Fault]:
-    """A pure function of its arguments: faults in the order in which they fire."""
-    rng = random.Random(seed)
+    """A pure function of its arguments.
+
+    Args:
+        seed: of everything.
+        num_samples: that will be in the model in the end.
+        num_faults: how many faults.
+        training_s: seconds that the job trains at least.
+        tcp: whether tensors travel by TCP.
+    """
+    # Not the sequence of the case's own choices, which would tie the role to the mode.
+    rng = random.Random(f"plan {seed}")
     faults = []
     for _ in range(num_faults):
-        role = rng.choice(roles)
-        kinds = KINDS if role in ("worker", "server") else ("kill", "pause", "cut")
-        if role == "supervisor":
-            kinds = ("kill",)
-        kind = rng.choice(kinds)
+        role = rng.choice(ROLES)
+        kind = rng.choice(kinds_for(role, tcp=tcp))
+        timed = rng.random() < TIMED
         faults.append(
             Fault(
                 kind=kind,
                 role=role,
                 index=rng.randrange(8),
-                at_committed=rng.randrange(num_samples // 10, num_samples * 3 // 4),
+                at_committed=None
+                if timed
+                else rng.randrange(num_samples // 10, num_samples * 3 // 4),
+                at_s=rng.uniform(0.0, 0.75 * training_s) if timed else 0.0,
                 for_s=rng.uniform(0.2, 0.8) + (SILENCE_S if kind == "silence" else 0.0),
             )
         )
-    return sorted(faults, key=lambda fault: fault.at_committed)
+    return faults
 
 
 @dataclass
@@ -87,23 +128,31 @@ class Injector:
         self.waiting = list(faults)
         self.fired: list[tuple[Fault, int]] = []
         self.active: list[Injection] = []
+        self.first_s: float | None = None
+        """When the first sample was seen in the model."""
 
     def look(self, status: JobStatus) -> None:
-        """Fire what is due; call it often."""
+        """Fire one fault that is due and has a victim; call it often."""
         now_s = time.monotonic()
-        if not self.waiting or status.committed < self.waiting[0].at_committed:
+        if self.first_s is None:
+            if not status.committed:
+                return
+            self.first_s = now_s
+        since_s = now_s - self.first_s
+        for fault in [f for f in self.waiting if f.is_due(status.committed, since_s)]:
+            pid = self._victim(fault, status)
+            if pid is None or not is_alive(pid):  # died of an earlier fault: wait for its successor
+                continue
+            try:
+                undo = self._fire(fault, pid, status)
+            except (ProcessLookupError, FileNotFoundError):  # it has just died
+                continue
+            if undo is None:
+                continue
+            self.waiting.remove(fault)
+            self.fired.append((fault, pid))
+            self.active.append(Injection(fault, pid, now_s + fault.for_s, undo))
             return
-        pid = self._victim(self.waiting[0], status)
-        if pid is None:
-            return
-        fault = self.waiting.pop(0)
-        try:
-            undo = self._fire(fault, pid, status)
-        except ProcessLookupError:  # it died of an earlier fault: try again on its successor
-            self.waiting.insert(0, fault)
-            return
-        self.fired.append((fault, pid))
-        self.active.append(Injection(fault, pid, now_s + fault.for_s, undo))
 
     def take_back(self) -> None:
         """End pauses and slowings whose time is up; call it often, whoever answers."""
@@ -129,7 +178,8 @@ class Injector:
         node = nodes[fault.index % len(nodes)]
         return (node.agent_pid if fault.role == "agent" else node.pid) or None
 
-    def _fire(self, fault: Fault, pid: int, status: JobStatus) -> Callable[[], None]:
+    def _fire(self, fault: Fault, pid: int, status: JobStatus) -> Callable[[], None] | None:
+        """Do it; how to take it back, or None: there was nothing to do it to."""
         if fault.kind == "kill":
             os.kill(pid, signal.SIGKILL)
         elif fault.kind == "pause":
@@ -139,14 +189,17 @@ class Injector:
             agent = next(n.agent_pid for n in status.nodes if n.pid == pid)
             os.kill(agent, signal.SIGSTOP)
             os.kill(pid, signal.SIGSTOP)
-            return lambda: (quietly_continue(agent), quietly_continue(pid))[0]
+            return lambda: quietly_continue(agent, pid)
         elif fault.kind == "slow":
             node = next(n.node for n in status.nodes if n.pid == pid)
             group = find_node_group(self.job.job_id, node)
             group.set_cpu(0.1)
             return lambda: group.set_cpu(None)
         elif fault.kind == "cut":
-            cut_connections(pid)
+            return (lambda: None) if cut_connections(pid) else None
+        elif fault.kind == "delay":
+            paced = pace_connections(pid, TRICKLE[fault.role])
+            return (lambda: unpace_quietly(pid)) if paced else None
         return lambda: None
 
 
@@ -163,19 +216,73 @@ def supervisor_pid(job: JobDir) -> int | None:
     return None
 
 
-def quietly_continue(pid: int) -> None:
-    """SIGCONT, if it is still there."""
+def is_alive(pid: int) -> bool:
+    """Whether it can still be hurt: a zombie takes signals, and nothing happens."""
     try:
-        os.kill(pid, signal.SIGCONT)
-    except ProcessLookupError:
-        return
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in ("Z", "X")
+
+
+def quietly_continue(*pids: int) -> None:
+    """SIGCONT to those that are still there."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
 
 
 def cut_connections(pid: int) -> int:
     """Shut down every connected socket of a process, as a broken network would; how many."""
+    num_cut = 0
+    for sock in connections(pid):
+        with contextlib.suppress(OSError):  # its peer was faster
+            sock.shutdown(socket.SHUT_RDWR)
+            num_cut += 1
+    return num_cut
+
+
+def pace_connections(pid: int, bytes_per_s: int) -> int:
+    """Have a process's TCP connections send at this rate at most; how many there are.
+
+    The kernel paces by itself, so that it works on loopback, too, but for the first ten packets of
+    a connection. Unix sockets cannot be paced.
+    """
+    num_paced = 0
+    for sock in connections(pid):
+        if sock.family in (socket.AF_INET, socket.AF_INET6):
+            rate = bytes_per_s.to_bytes(8, sys.byteorder)
+            sock.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, rate)
+            if bytes_per_s == UNPACED:
+                forget_pace(sock)
+            num_paced += 1
+    return num_paced
+
+
+def forget_pace(sock: socket.socket) -> None:
+    """Let a connection be fast at once: else what piled up goes at the old rate.
+
+    Only starting bbr computes the rate anew; without it the delay lasts longer.
+    """
+    for name in (b"reno", b"bbr"):
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name)
+
+
+def unpace_quietly(pid: int) -> None:
+    """Take the pace back, if the process is still there."""
+    if is_alive(pid):
+        with contextlib.suppress(OSError):
+            pace_connections(pid, UNPACED)
+
+
+def connections(pid: int) -> Iterator[socket.socket]:
+    """Duplicates of a process's connected stream sockets, each closed when the next is taken.
+
+    None must be kept: the connection would outlive its process.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     pidfd = os.pidfd_open(pid)
-    num_cut = 0
     try:
         for entry in list(Path(f"/proc/{pid}/fd").iterdir()):
             try:
@@ -191,11 +298,9 @@ def cut_connections(pid: int) -> int:
                 if copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                     continue
                 if copy.type == socket.SOCK_STREAM and _peer(copy):
-                    copy.shutdown(socket.SHUT_RDWR)
-                    num_cut += 1
+                    yield copy
     finally:
         os.close(pidfd)
-    return num_cut
 
 
 def _peer(sock: socket.socket) -> bool:

@@ -29,7 +29,22 @@ class Counts(nn.Module):
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Minus what is counted: its gradient is -1 per row and -b per counter."""
-        return -self.seen(ids).sum() - ids.numel() * self.counters.sum()
+        counted: torch.Tensor = -self.seen(ids).sum() - ids.numel() * self.counters.sum()
+        return counted
+
+
+class SlowRecords(torch.utils.data.Dataset[tuple[torch.Tensor]]):
+    """Records that take their time to read: what makes a loop wait for its input."""
+
+    def __init__(self, num_samples: int, record_s: float) -> None:
+        self.num_samples, self.record_s = num_samples, record_s
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor]:
+        time.sleep(self.record_s)
+        return (torch.tensor(index),)
 
 
 def main() -> None:
@@ -39,14 +54,21 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--step-s", type=float, default=0.02)
+    parser.add_argument("--setup-s", type=float, default=0.0, help="from init to prepare")
+    parser.add_argument("--record-s", type=float, default=0.0, help="to read one record")
     parser.add_argument("--synchronous", action="store_true")
     options = parser.parse_args()
 
     job = pl.init()
+    time.sleep(options.setup_s)  # stands for reading a vocabulary, or compiling a model
     rate = float(options.batch_size) if options.synchronous else 1.0
     model = Counts(options.num_samples)
     model, optimizer = job.prepare(model, torch.optim.SGD(model.parameters(), lr=rate))
-    dataset = torch.utils.data.TensorDataset(torch.arange(options.num_samples))
+    dataset = (
+        SlowRecords(options.num_samples, options.record_s)
+        if options.record_s
+        else torch.utils.data.TensorDataset(torch.arange(options.num_samples))
+    )
     for (ids,) in job.batches(dataset, batch_size=options.batch_size, epochs=options.epochs):
         loss = model(ids)
         if options.synchronous:

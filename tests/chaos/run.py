@@ -2,15 +2,18 @@
 
 Each seed names a mode, a fault plan and a job of planted counts; the run asserts that every planned
 fault fired, that the counts hold in the final cut and in every cut still there, and that nothing is
-left on the machine. A failed seed keeps its job directory.
+left on the machine. A failed seed keeps its job directory; with CHAOS_KEEP=1 every seed does, and a
+job that hangs is left alive to be looked at.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import os
 import random
 import shutil
+import statistics
 import sys
 import time
 from pathlib import Path
@@ -19,17 +22,35 @@ import msgspec
 
 from paceline.base.errors import PacelineError
 from paceline.base.jobdir import JobDir
+from paceline.base.processes import find_job_processes, kill_quietly
 from paceline.cli.launch import ask, launch
 from paceline.master.journal import Journal
 from paceline.master.state import FeedAdded
-from paceline.wire.client import GetStatus, JobStatus
+from paceline.wire.client import GetStatus, JobStatus, StopJob
 from paceline.wire.messages import Feed
-from paceline.wire.spec import CheckpointSpec, DataSpec, JobSpec, NodeSpec, RestartSpec, TimeoutSpec
-from tests.chaos.faults import LOST_AFTER_S, Fault, Injector, plan
+from paceline.wire.spec import (
+    CheckpointSpec,
+    DataPlaneSpec,
+    DataSpec,
+    JobSpec,
+    NodeSpec,
+    RestartSpec,
+    TimeoutSpec,
+)
+from tests.chaos.faults import LOST_AFTER_S, Fault, Injector, plan, supervisor_pid
 from tests.chaos.oracle import check_cut, leftovers
 
 SCRIPT = Path(__file__).with_name("planted.py")
 TIMEOUT_S = 60.0
+SLOW_S = 15.0
+"""What a run may take; more is no failure, but said."""
+NUM_SAMPLES = 4096
+BATCH_SIZE = 64
+STEP_S = 0.02
+SETUP_S = 0.7
+"""Of a script with a slow set-up."""
+RECORD_S = 0.001
+"""To read one record, where a loop waits for its input."""
 LINGER_S = 5.0
 """After the outcome is written the supervisor takes this long at most to clear the machine."""
 
@@ -43,14 +64,17 @@ class Case:
     samples: str
     num_workers: int
     num_servers: int
-    num_samples: int
     epochs: int
+    staleness: int
+    data_plane: DataPlaneSpec
+    setup_s: float
+    record_s: float
     faults: list[Fault]
 
 
 def case_of(seed: int) -> Case:
     """A pure function of the seed."""
-    rng = random.Random(seed)
+    rng = random.Random(f"case {seed}")
     mode, samples = rng.choice(
         [
             ("asp", "exactly-once"),
@@ -58,19 +82,39 @@ def case_of(seed: int) -> Case:
             ("ssp", "exactly-once"),
             ("asp", "at-least-once"),
             ("asp", "at-most-once"),
+            ("ssp", "at-least-once"),
+            ("ssp", "at-most-once"),
         ]
     )
-    num_samples, epochs = 4096, rng.choice([1, 2])
-    num_faults = rng.choice([1, 1, 2, 3])
+    record_s = rng.choice([0.0, 0.0, 0.0, RECORD_S])
+    epochs = 1 if record_s else rng.choice([1, 2])
+    num_workers = rng.choice([1, 2, 3])
+    data_plane = rng.choice(
+        [
+            *([DataPlaneSpec()] * 4),
+            DataPlaneSpec(transport="tcp", encryption="off"),
+            DataPlaneSpec(transport="tcp", encryption="curve"),
+        ]
+    )
+    num_samples = NUM_SAMPLES * epochs
     return Case(
         seed=seed,
         mode=mode,
         samples=samples,
-        num_workers=rng.choice([1, 2, 3]),
+        num_workers=num_workers,
         num_servers=rng.choice([1, 2]),
-        num_samples=num_samples,
         epochs=epochs,
-        faults=plan(seed, num_samples=num_samples * epochs, num_faults=num_faults),
+        staleness=rng.choice([1, 3]),
+        data_plane=data_plane,
+        setup_s=rng.choice([0.0, 0.0, 0.0, SETUP_S]),
+        record_s=record_s,
+        faults=plan(
+            seed,
+            num_samples=num_samples,
+            num_faults=rng.choice([1, 1, 2, 3]),
+            training_s=num_samples / num_workers * (STEP_S / BATCH_SIZE + record_s),
+            tcp=data_plane.transport == "tcp",
+        ),
     )
 
 
@@ -79,13 +123,17 @@ def run(case: Case) -> dict[str, object]:
     spec = JobSpec(
         script=str(SCRIPT),
         args=(
-            *("--num-samples", str(case.num_samples), "--epochs", str(case.epochs)),
+            *("--num-samples", str(NUM_SAMPLES), "--epochs", str(case.epochs)),
+            *("--batch-size", str(BATCH_SIZE), "--step-s", str(STEP_S)),
+            *("--setup-s", str(case.setup_s), "--record-s", str(case.record_s)),
             *(["--synchronous"] if case.mode == "bsp" else []),
         ),
         name=f"chaos-{case.seed}",
         seed=case.seed,
         mode=case.mode,  # type: ignore[arg-type]
         samples=case.samples,  # type: ignore[arg-type]
+        staleness=case.staleness,  # counts in ssp only
+        data_plane=case.data_plane,
         workers=NodeSpec(count=case.num_workers),
         servers=NodeSpec(count=case.num_servers),
         data=DataSpec(shard_size=256),
@@ -100,7 +148,11 @@ def run(case: Case) -> dict[str, object]:
         status = follow(job, injector, start_s + TIMEOUT_S)
     finally:
         injector.finish()
-    outcome = json.loads(job.outcome.read_text()) if job.outcome.exists() else {"state": "none"}
+    outcome = {"state": "none: it hangs"}
+    if job.outcome.exists():
+        outcome = json.loads(job.outcome.read_text())
+    elif not os.environ.get("CHAOS_KEEP"):
+        end(job)
     where = f"seed {case.seed} ({job.path}; {[str(f) for f in case.faults]})"
     assert outcome["state"] == "finished", f"{where}: ended as {outcome}"
     assert not injector.waiting, f"{where}: never fired: {[str(f) for f in injector.waiting]}"
@@ -119,9 +171,13 @@ def run(case: Case) -> dict[str, object]:
         "samples": case.samples,
         "workers": case.num_workers,
         "servers": case.num_servers,
+        "data_plane": case.data_plane.transport,
+        "setup_s": case.setup_s,
+        "record_s": case.record_s,
         "faults": [str(fault) for fault, _ in injector.fired],
         "epoch_no": status.epoch_no if status else None,
         "seconds": round(seconds, 2),
+        "slow": seconds > SLOW_S,
     }
 
 
@@ -140,6 +196,21 @@ def follow(job: JobDir, injector: Injector, deadline_s: float) -> JobStatus | No
             injector.look(status)
         time.sleep(0.03)
     return status
+
+
+def end(job: JobDir) -> None:
+    """End a job that hangs: the seeds after it need the machine."""
+    with contextlib.suppress(PacelineError, OSError):
+        ask(job, StopJob(now=True), timeout_s=2.0)
+    deadline_s = time.monotonic() + LINGER_S
+    while leftovers(job) and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    supervisor = supervisor_pid(job)
+    for pid in [
+        *([supervisor] if supervisor else []),
+        *(p.pid for p in find_job_processes(job.path)),
+    ]:
+        kill_quietly(pid)
 
 
 def feed_of_job(job: JobDir) -> Feed:
@@ -177,17 +248,32 @@ def main() -> None:
     options = parser.parse_args()
     first, last = (int(part) for part in options.seeds.split(":"))
     os.environ.setdefault("PACELINE_HOME", "/tmp/paceline-chaos")
-    failed = []
+    failed: list[int] = []
+    seconds: dict[int, float] = {}
     for seed in range(first, last):
+        start_s = time.monotonic()
         try:
             print(msgspec.json.encode(run(case_of(seed))).decode(), flush=True)
         except AssertionError as error:
             failed.append(seed)
             print(f"FAILED {error}", flush=True)
-            if not options.keep_going:
-                sys.exit(1)
-    print(f"{last - first - len(failed)} passed, {len(failed)} failed {failed}")
+        seconds[seed] = time.monotonic() - start_s
+        if failed and not options.keep_going:
+            break
+    print(summary(seconds, failed))
     sys.exit(bool(failed))
+
+
+def summary(seconds: dict[int, float], failed: list[int]) -> str:
+    """The last line of a range: ``seconds`` is how long each seed took, failed ones included."""
+    if not seconds:
+        return "0 seeds"
+    slow = [seed for seed, took_s in seconds.items() if took_s > SLOW_S]
+    return (
+        f"{len(seconds)} seeds, {len(failed)} failed {failed}, "
+        f"{len(slow)} took longer than {SLOW_S:.0f} s {slow}, "
+        f"median {statistics.median(seconds.values()):.1f} s, max {max(seconds.values()):.1f} s"
+    )
 
 
 if __name__ == "__main__":

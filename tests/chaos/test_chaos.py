@@ -1,14 +1,29 @@
 """A slice of the seeded chaos runs; ``make chaos`` runs 200."""
 
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
 import pytest
 
-from tests.chaos.run import case_of, run
+from tests.chaos.faults import ROLES, kinds_for, pace_connections, unpace_quietly
+from tests.chaos.run import case_of, run, summary
 
 SLICE = range(10)
+ALL = range(200)
+SENDER = """
+import socket, sys, time
+sock = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+while True:
+    sock.sendall(bytes(100))
+    time.sleep(0.01)
+"""
 
 
 @pytest.fixture(autouse=True)
-def _home(tmp_path, monkeypatch):
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
 
 
@@ -18,6 +33,77 @@ def test_the_slice_covers_every_mode_and_role() -> None:
     assert {case.samples for case in cases} == {"exactly-once", "at-least-once", "at-most-once"}
     roles = {fault.role for case in cases for fault in case.faults}
     assert roles == {"worker", "server", "agent", "master", "supervisor"}
+
+
+def test_a_case_is_a_function_of_its_seed() -> None:
+    assert [case_of(seed) for seed in ALL] == [case_of(seed) for seed in ALL]
+
+
+def test_200_seeds_do_everything_to_everybody_by_samples_and_by_time() -> None:
+    faults = [fault for seed in ALL for fault in case_of(seed).faults]
+    assert {(fault.role, fault.kind) for fault in faults} == {
+        (role, kind) for role in ROLES for kind in kinds_for(role, tcp=True)
+    }
+    by_time = {(fault.role, fault.at_committed is None) for fault in faults}
+    assert by_time == {(role, timed) for role in ROLES for timed in (False, True)}
+    assert 0.15 < sum(fault.at_committed is None for fault in faults) / len(faults) < 0.35
+
+
+def test_200_seeds_do_everything_in_every_mode() -> None:
+    cases = [case_of(seed) for seed in ALL]
+    modes = {(case.mode, case.samples) for case in cases}
+    assert len(modes) == 7
+    met = {
+        (case.mode, case.samples, value)
+        for case in cases
+        for value in (
+            *(fault.role for fault in case.faults),
+            f"set-up {case.setup_s}",
+            f"record {case.record_s}",
+            case.data_plane.transport,
+        )
+    }
+    assert len(met) == len(modes) * (len(ROLES) + 2 + 2 + 2)
+    assert {case.staleness for case in cases if case.mode == "ssp" and case.record_s} == {1, 3}
+
+
+def test_a_delayed_connection_is_a_trickle_until_it_is_taken_back() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = str(listener.getsockname()[1])
+        with subprocess.Popen([sys.executable, "-c", SENDER, port]) as sender:
+            sock, _ = listener.accept()
+            try:
+                free = received_in(sock, 0.3)
+                assert pace_connections(sender.pid, 1_000) == 1
+                received_in(sock, 0.1)  # what was on its way
+                paced = received_in(sock, 0.3)
+                unpace_quietly(sender.pid)
+                received_in(sock, 1.0)  # the time of the last packet
+                freed = received_in(sock, 0.3)
+            finally:
+                sender.kill()
+                sock.close()
+    assert free > 1_000
+    assert paced <= 500
+    assert freed > 1_000
+
+
+def received_in(sock: socket.socket, for_s: float) -> int:
+    """Bytes that arrive in the next seconds."""
+    end_s = time.monotonic() + for_s
+    num_bytes = 0
+    while (left_s := end_s - time.monotonic()) > 0:
+        sock.settimeout(left_s)
+        try:
+            num_bytes += len(sock.recv(1 << 16))
+        except TimeoutError:
+            break
+    return num_bytes
+
+
+def test_the_summary_names_failed_and_slow_seeds() -> None:
+    text = summary({3: 4.0, 4: 5.0, 5: 21.5}, [4])
+    assert text == ("3 seeds, 1 failed [4], 1 took longer than 15 s [5], median 5.0 s, max 21.5 s")
 
 
 @pytest.mark.parametrize("seed", SLICE)

@@ -270,8 +270,9 @@ def test_a_fence_is_repeated_until_it_is_answered(job: Job) -> None:
     assert job.state.resend() == []
 
 
-def test_at_least_once_the_lease_goes_back_at_once() -> None:
-    job = Job(samples="at-least-once")
+def unordered(mode: str) -> Job:
+    """At-least-once, with one worker that holds a lease."""
+    job = Job(mode, samples="at-least-once")
     job.do(job.state.worker_up(ONE))
     job.do(job.state.prepare(Prepared(inc=ONE, schema=SCHEMA), ""))
     job.do(job.state.initial_written(InitialWritten(inc=ONE), ""))
@@ -279,21 +280,35 @@ def test_at_least_once_the_lease_goes_back_at_once() -> None:
     job.do(job.state.start_epoch(servers(LEADER)))
     job.restored(LEADER)
     job.request(ONE, 1)
+    return job
+
+
+@pytest.mark.parametrize("mode", ["asp", "ssp"])
+def test_at_least_once_the_lease_goes_back_at_once(mode: str) -> None:
+    job = unordered(mode)
     job.do(job.state.worker_lost(ONE))
 
     assert job.journal[-1].record == Returned(inc=ONE)
     assert job.state.ledger.lease_size(ONE, 0) == 0
 
 
-def test_what_a_worker_forgets_as_handled_is_journalled() -> None:
-    job = Job(samples="at-least-once")
-    job.do(job.state.worker_up(ONE))
-    job.do(job.state.prepare(Prepared(inc=ONE, schema=SCHEMA), ""))
-    job.do(job.state.initial_written(InitialWritten(inc=ONE), ""))
-    job.do(job.state.open_feed(OpenFeed(inc=ONE, feed=FEED)))
-    job.do(job.state.start_epoch(servers(LEADER)))
+def test_nobody_waits_at_the_leader_for_a_lost_worker_s_clock() -> None:
+    job = unordered("ssp")
+    job.do(job.state.worker_lost(ONE))
+    fence = Send(LEADER, Fence(epoch_no=1, inc=LEADER, fenced=ONE))
+
+    assert fence in job.sent
+    job.restart()
     job.restored(LEADER)
-    job.request(ONE, 1)
+    assert fence in job.state.resend()
+    answer = FenceAnswer(epoch_no=1, inc=LEADER, fenced=ONE, committed=(Span(0, 0, 4),))
+    assert job.do(job.state.fence_answer(answer)) == []
+    assert fence not in job.state.resend()
+    assert not job.state.ledger.done
+
+
+def test_what_a_worker_forgets_as_handled_is_journalled() -> None:
+    job = unordered("asp")
     message = LeaseRequest(epoch_no=1, inc=ONE, n=2, feed=0, handled=(Span(0, 0, 4),))
     job.do(job.state.request(message, Sizing(samples=4)))
     job.restart()

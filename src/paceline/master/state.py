@@ -304,6 +304,8 @@ class MasterState:
         """After the journal was applied: which messages of this epoch have arrived is unknown."""
         if self.map:
             self.restoring = {server.inc for server in self.map.servers}
+        if self.mode == "ssp" and self.samples != "exactly-once":
+            self.fencing = set(self.gone)
         return self._restore()
 
     def _restore(self) -> list[Instruction]:
@@ -359,10 +361,16 @@ class MasterState:
             self.writer = None
         if self.map is None or (inc in self.gone and inc not in self.ledger.leases):
             return []
-        if self.samples != "exactly-once":
-            return [self._record(Returned(inc=inc)), *self._serve()]
-        self.fencing.add(inc)
-        return self._fence(inc)
+        if self.samples == "exactly-once":
+            self.fencing.add(inc)
+            return self._fence(inc)
+        returned = self._record(Returned(inc=inc))
+        if self.mode == "ssp":  # the others would wait for it at the leader
+            self.fencing.add(inc)
+        return [returned, *self._fence_all(), *self._serve()]
+
+    def _fence_all(self) -> list[Instruction]:
+        return [one for inc in sorted(self.fencing) for one in self._fence(inc)]
 
     def _fence(self, inc: int) -> list[Instruction]:
         if self.map is None or self.restoring:
@@ -375,6 +383,8 @@ class MasterState:
         if message.epoch_no != self.epoch_no or message.fenced not in self.fencing:
             return []
         self.fencing.discard(message.fenced)
+        if self.samples != "exactly-once":
+            return []  # what it left went back at once
         returned = Returned(inc=message.fenced, committed=message.committed)
         return [self._record(returned), *self._serve()]
 
@@ -546,9 +556,7 @@ class MasterState:
 
     def resend(self) -> list[Instruction]:
         """Everything of ours that is unanswered, once more."""
-        again = [*self._restore(), *self._ask_cut()]
-        for inc in sorted(self.fencing):
-            again += self._fence(inc)
+        again = [*self._restore(), *self._ask_cut(), *self._fence_all()]
         for inc in sorted(self.untold):
             again += self._tell_epoch(inc)
         return again

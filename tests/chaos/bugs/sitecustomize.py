@@ -81,11 +81,11 @@ def newer_epoch_accepted(module: ModuleType) -> None:
             self.epoch_no = message.epoch_no
 
     def eager_part(self, message):  # type: ignore[no-untyped-def]
-        enter(self, message)
+        enter(self, message)  # type: ignore[no-untyped-call]
         return part(self, message)
 
     def eager_pull(self, message):  # type: ignore[no-untyped-def]
-        enter(self, message)
+        enter(self, message)  # type: ignore[no-untyped-call]
         return pull(self, message)
 
     state.part, state.pull = eager_part, eager_pull
