@@ -51,7 +51,7 @@ class Exchange:
         self.changed = threading.Condition()
         self._process, self._owner = process, owner
         self._errands: list[Errand] = []
-        self._asleep = False
+        self._asleep = True
         self._halting = False
         self._failure: BaseException | None = None
         self._tick_at_s = 0.0
