@@ -10,6 +10,7 @@ import grpc.aio
 import pytest
 
 from paceline.base.errors import InternalError, PermanentError, TransientError
+from paceline.wire import control
 from paceline.wire.client import Call, Done, GetStatus, Kill, Reply
 from paceline.wire.control import (
     MAX_MESSAGE_BYTES,
@@ -279,6 +280,30 @@ def test_big_messages_travel_and_too_big_ones_are_refused_at_once() -> None:
         await stream.close()
 
     with_master(body)
+
+
+def test_a_peer_that_takes_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Deaf:
+        async def read(self) -> bytes:
+            await asyncio.Event().wait()
+            return b""
+
+        async def write(self, _: bytes) -> None:
+            await asyncio.Event().wait()
+
+    async def main() -> None:
+        stream: AgentStream = AgentStream(Deaf(), control._decode_up, "deaf")
+        stream.send_nowait(Leave())
+        await asyncio.sleep(0)
+        monkeypatch.setattr(control, "WRITE_TIMEOUT_S", -1.0)
+        waiting = asyncio.ensure_future(anext(aiter(stream), None))
+        await asyncio.sleep(0)
+        stream.send_nowait(Leave())
+        async with asyncio.timeout(LIMIT_S):
+            assert await waiting is None
+        assert stream.num_queued == 0
+
+    asyncio.run(main())
 
 
 def test_a_failing_handler_ends_its_stream_and_no_other(caplog: pytest.LogCaptureFixture) -> None:

@@ -27,6 +27,7 @@ import asyncio
 import contextlib
 import hmac
 import logging
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, Generic, Self, TypeVar
@@ -110,7 +111,10 @@ class Stream(Generic[_In, _Out]):
         self._wake = asyncio.Event()
         self._finishing = False
         self._ended = asyncio.get_running_loop().create_future()
-        self._reading: asyncio.Future[Any] | None = None
+        #: Who waits for the next message.
+        self._reading: asyncio.Task[Any] | None = None
+        #: Since when one write is under way; 0.0: none is.
+        self._writing_since_s = 0.0
         self._writer = asyncio.create_task(self._write_all())
 
     @property
@@ -133,6 +137,11 @@ class Stream(Generic[_In, _Out]):
         if self._ended.done() or self._finishing:
             return
         self._outgoing.append(data)
+        since_s = self._writing_since_s
+        if since_s and time.monotonic() - since_s > WRITE_TIMEOUT_S:
+            _log.info("stream_broken peer=%s error=it takes nothing", self.peer)
+            self._writer.cancel()
+            self.end()
         if len(self._outgoing) == QUEUE_WARNING:
             _log.warning("peer_reads_slowly peer=%s queued=%d", self.peer, QUEUE_WARNING)
         self._wake.set()
@@ -158,26 +167,21 @@ class Stream(Generic[_In, _Out]):
         """The next batch; None: the stream is over."""
         if self._ended.done():
             return None
-        # A future of its own, so that `end` can end the wait; a set of futures to wait for, or a
-        # timer per write, would cost as much as gRPC's own work on a small message.
-        self._reading = asyncio.ensure_future(self._call.read())
+        # In the reader's own task, which `end` interrupts: a task, or a timer, for each small
+        # message would cost as much as gRPC's own work on it.
+        self._reading = asyncio.current_task()
         try:
-            await self._reading
+            data = await self._call.read()
         except asyncio.CancelledError:
-            if not self._ended.done():
+            if self._reading is not None:
                 raise
             return None
-        except _BROKEN:
-            pass  # `_result` looks at it.
-        return self._result(self._reading)
-
-    def _result(self, reading: "asyncio.Future[Any]") -> bytes | None:
-        error = reading.exception()
-        if error is not None:
+        except _BROKEN as error:
+            self._reading = None
             self.end()
             self._broken(error)
             return None
-        data = reading.result()
+        self._reading = None
         if data is grpc.aio.EOF:
             self.end()
             return None
@@ -191,12 +195,13 @@ class Stream(Generic[_In, _Out]):
         """Write batches until the stream ends."""
         while not self._ended.done():
             while self._outgoing:
+                self._writing_since_s = time.monotonic()
                 try:
-                    async with asyncio.timeout(WRITE_TIMEOUT_S):
-                        await self._call.write(self._batch())
-                except (TimeoutError, *_BROKEN) as error:
+                    await self._call.write(self._batch())
+                except _BROKEN as error:
                     _log.info("stream_broken peer=%s error=%s", self.peer, type(error).__name__)
                     self.end()
+                self._writing_since_s = 0.0
             if self._finishing:
                 return
             await self._wake.wait()
@@ -214,8 +219,10 @@ class Stream(Generic[_In, _Out]):
         """Stop the iteration and drop what is queued; may be called again."""
         if not self._ended.done():
             self._ended.set_result(None)
-        if self._reading is not None:
-            self._reading.cancel()
+        reading, self._reading = self._reading, None
+        if reading is not None:
+            reading.cancel()
+            reading.uncancel()
         self._outgoing.clear()
         self._wake.set()
 
