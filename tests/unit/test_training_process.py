@@ -55,6 +55,12 @@ def test_sigterm_asks_for_a_stop_and_does_no_more(process: Process) -> None:
     assert process.stop_requested
 
 
+def test_sigterm_after_the_master_s_word_does_not_end_the_step(process: Process) -> None:
+    process.stop_requested = process.told_to_stop = True
+    os.kill(os.getpid(), signal.SIGTERM)  # would end this very process
+    assert process.stop_requested
+
+
 def test_an_announced_address_is_what_a_later_agent_finds(process: Process) -> None:
     process.announce("tcp://127.0.0.1:4711")
     recorded = NodeFiles(process.job, "server-0").process.read_bytes()

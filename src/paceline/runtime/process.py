@@ -59,6 +59,7 @@ class Process:
         """The step being worked on; kept up to date by the runtime, told with an error."""
         self.stop_requested = False
         """Finish the step and leave in order: SIGTERM came, or the master's word."""
+        self._terminated = False
         self.told_to_stop = False
         """It was the master's word: the job ends, so an unfinished loop is no failure."""
         self.at_end: Callable[[], None] = lambda: None
@@ -97,10 +98,13 @@ class Process:
         return False
 
     def _on_terminate(self, _number: int, _frame: FrameType | None) -> None:
-        """SIGTERM's handler: the second one ends the process at once."""
-        if self.stop_requested:
+        """SIGTERM's handler: the second one ends the process at once.
+
+        Not the first one after the master's word: an agent that is told to stop sends both.
+        """
+        if self._terminated:
             os._exit(EXIT_TERMINATED)
-        self.stop_requested = True
+        self._terminated = self.stop_requested = True
 
     def _up(self, address: str) -> ProcessUp:
         return ProcessUp(

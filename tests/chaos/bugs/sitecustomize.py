@@ -91,18 +91,22 @@ def newer_epoch_accepted(module: ModuleType) -> None:
     state.part, state.pull = eager_part, eager_pull
 
 
-def workers_told_at_once(module: ModuleType) -> None:
-    """Goes with the one above, which it uncovers: workers start before servers are restored."""
+def workers_told_first(module: ModuleType) -> None:
+    """Goes with the one above, which it uncovers: workers start before servers hear of the epoch.
+
+    As if the first `Restore` had been lost on its way; the repeated one comes a second later.
+    """
     state = module.MasterState
+    start = state.start_epoch
 
     def start_epoch(self, servers):  # type: ignore[no-untyped-def]
-        journal, *restores = start(self, servers)
+        journal = start(self, servers)[0]
         restoring, self.restoring = self.restoring, set()
         told = [one for inc in sorted(self.untold) for one in self._tell_epoch(inc)]
         self.restoring = restoring
-        return [journal, *told, *restores]
+        return [journal, *told]
 
-    start, state.start_epoch = state.start_epoch, start_epoch
+    state.start_epoch = start_epoch
 
 
 WORKER, SERVER = "paceline.runtime.ps.worker_state", "paceline.runtime.ps.state"
@@ -113,7 +117,7 @@ BUGS: dict[str, dict[str, Callable[[ModuleType], None]]] = {
     "fence_ignored": {SERVER: fence_ignored},
     "ledger_not_rewound": {LEDGER: ledger_not_rewound},
     "duplicate_part_applied": {SERVER: duplicate_part_applied},
-    "newer_epoch_accepted": {SERVER: newer_epoch_accepted, MASTER: workers_told_at_once},
+    "newer_epoch_accepted": {SERVER: newer_epoch_accepted, MASTER: workers_told_first},
 }
 
 
