@@ -14,6 +14,8 @@ from paceline.wire.spec import JobSpec
 START_S = 20.0
 """A supervisor and a master start in a second; a loaded machine gets this long."""
 
+CLEAN_UP_S = 10.0
+"""For the supervisor of a job that has ended to leave."""
 ANSWER_S = 1.0
 """For one answer of the master."""
 
@@ -35,6 +37,9 @@ def resume(job: JobDir) -> None:
     Raises:
         ConfigError: the job is running, or has come to its end.
     """
+    deadline_s = time.monotonic() + CLEAN_UP_S
+    while is_supervised(job) and job.outcome.exists() and time.monotonic() < deadline_s:
+        time.sleep(0.05)
     if is_supervised(job):
         raise ConfigError(f"job {job.job_id} is running; follow it with `paceline attach`")
     job.outcome.unlink(missing_ok=True)
