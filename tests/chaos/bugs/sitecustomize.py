@@ -42,6 +42,14 @@ def fence_ignored(module: ModuleType) -> None:
     state.fence = forgetful
 
 
+def silence_believed(module: ModuleType) -> None:
+    """Goes with the one above: a node is given up before another agent had the time to start.
+
+    Otherwise that agent takes the silent worker over, and nobody who lives is ever fenced.
+    """
+    module.AGENT_START_S = 0.0
+
+
 def ledger_not_rewound(module: ModuleType) -> None:
     """A restore leaves the ledger as it is but for the leases."""
 
@@ -111,10 +119,11 @@ def workers_told_first(module: ModuleType) -> None:
 
 WORKER, SERVER = "paceline.runtime.ps.worker_state", "paceline.runtime.ps.state"
 MASTER, LEDGER = "paceline.master.state", "paceline.master.shards.ledger"
+MEMBERS = "paceline.master.membership"
 
 BUGS: dict[str, dict[str, Callable[[ModuleType], None]]] = {
     "ready_before_all_held": {WORKER: ready_before_all_held},
-    "fence_ignored": {SERVER: fence_ignored},
+    "fence_ignored": {SERVER: fence_ignored, MEMBERS: silence_believed},
     "ledger_not_rewound": {LEDGER: ledger_not_rewound},
     "duplicate_part_applied": {SERVER: duplicate_part_applied},
     "newer_epoch_accepted": {SERVER: newer_epoch_accepted, MASTER: workers_told_first},
