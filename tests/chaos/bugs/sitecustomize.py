@@ -16,8 +16,11 @@ from types import ModuleType
 def ready_before_all_held(module: ModuleType) -> None:
     """WorkerState says `ready` when the first server holds a part."""
     state = module.WorkerState
+    original = state.held
 
     def held(self, message):  # type: ignore[no-untyped-def]
+        if not self.exactly_once:
+            return original(self, message)
         offer = self.offers.get(message.seq)
         if message.epoch_no != self.epoch_no or offer is None:
             return []
