@@ -198,7 +198,7 @@ def confused(epoch_no: int) -> Iterator[tuple[Data, list[object]]]:
             yield part(epoch_no=other), frames
             yield Ready(epoch_no=other, inc=NOBODY, seq=1, map_version=1), []
             yield Pull(epoch_no=other, inc=NOBODY, ticket=1, tables=(0,)), [ids]
-            yield Export(epoch_no=other, inc=NOBODY, ticket=1, table=0), []
+            yield Export(epoch_no=other, inc=NOBODY, ticket=1, table=0, offset=0), []
     for spans in (
         (Span(0, -4, 0),),
         (Span(0, 8, 4),),
@@ -236,7 +236,7 @@ def confused(epoch_no: int) -> Iterator[tuple[Data, list[object]]]:
     yield Ready(epoch_no=epoch_no, inc=NOBODY, seq=2**60, map_version=1), []
     yield Ready(epoch_no=epoch_no, inc=NOBODY, seq=1, map_version=77), []
     for table in (-1, 1, 2**40):
-        yield Export(epoch_no=epoch_no, inc=NOBODY, ticket=1, table=table), []
+        yield Export(epoch_no=epoch_no, inc=NOBODY, ticket=1, table=table, offset=0), []
     yield At(epoch_no=epoch_no, server=NOBODY, position=2**40), []
     yield Held(epoch_no=epoch_no, server=NOBODY, inc=NOBODY, seq=1), []
     yield Order(epoch_no=epoch_no, start=1, entries=()), []
