@@ -48,7 +48,8 @@ class Admission:
             case Ready():
                 return self._bad_ready(message)
             case Export():
-                return self._bad_tables((message.table,))
+                wrong = f"offset {message.offset}" if message.offset < 0 else ""
+                return wrong or self._bad_tables((message.table,))
             case Order():
                 return ""
             case _:

@@ -457,7 +457,8 @@ class ServerTrainer:
                     self._do(ask())
                     ask_at_s = now_s + RESEND_S
                 self._wait()
-                if self.process.stop_requested and not self._leaving:
+                # With work in hand this is a look-up of its step, which is to be finished.
+                if self.process.stop_requested and not (self._leaving or self._in_hand):
                     raise Stopped
 
     def _wait(self) -> None:
