@@ -25,7 +25,7 @@ import numpy as np
 
 from paceline.base.jobdir import JobDir
 from paceline.master.journal import JournalRecord
-from paceline.master.state import Granted
+from paceline.master.records import Granted
 from paceline.wire.spec import DataSpec, JobSpec, NodeSpec
 
 WATCH_S = 4.0

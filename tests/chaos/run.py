@@ -25,7 +25,7 @@ from paceline.base.jobdir import JobDir
 from paceline.base.processes import find_job_processes, kill_quietly
 from paceline.cli.launch import ask, launch
 from paceline.master.journal import Journal
-from paceline.master.state import FeedAdded
+from paceline.master.records import FeedAdded
 from paceline.wire.client import GetStatus, JobStatus, StopJob
 from paceline.wire.messages import Feed
 from paceline.wire.spec import (

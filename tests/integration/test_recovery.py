@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from paceline.base.cgroups import create_node_group, remove_job
 from paceline.master.journal import Journal
-from paceline.master.state import CutValid
+from paceline.master.records import CutValid
 from paceline.wire.client import Scale, StopJob
 from paceline.wire.cut import read_manifest
 from paceline.wire.spec import NodeSpec, TimeoutSpec

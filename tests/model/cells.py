@@ -13,6 +13,7 @@ import msgspec
 
 from paceline.base.samples import Intervals, SampleSet, Span
 from paceline.master import state as master
+from paceline.master.records import Records
 from paceline.master.shards.ledger import Ledger, Line
 from paceline.master.state import MasterState, Sizing
 from paceline.runtime.ps import state as ps
@@ -404,7 +405,7 @@ class MasterCell:
                     pass
         return done
 
-    def _journal(self, record: master.Records, sent: list[Output]) -> None:
+    def _journal(self, record: Records, sent: list[Output]) -> None:
         if self.journalled is None:
             return
         self.crashes.append((_copy(self.journalled), tuple(sent)))

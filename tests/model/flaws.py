@@ -12,8 +12,9 @@ import msgspec
 
 from paceline.base.samples import SampleSet, Span
 from paceline.master import state as master
+from paceline.master.records import CutValid, Granted, Records, Returned
 from paceline.master.shards.ledger import Ledger
-from paceline.master.state import Journal, MasterState, Returned, Send, Sizing
+from paceline.master.state import Journal, MasterState, Send, Sizing
 from paceline.runtime.ps import state as ps
 from paceline.runtime.ps import worker_state as worker
 from paceline.runtime.ps.state import Keep, Load, Report, ServerState
@@ -260,7 +261,7 @@ class AnotherGrantForTheSameRequest(MasterState):
             if spans:
                 grant = msgspec.structs.replace(last, spans=tuple(spans))
                 return [
-                    self._record(master.Granted(grant=grant)),
+                    self._record(Granted(grant=grant)),
                     Send(message.inc, grant),
                 ]
         return super().request(message, sizing)
@@ -312,10 +313,10 @@ class TakesBackTheFenced(MasterState):
 class ForgetsWhatIsSafe(MasterState):
     """Whether a feed is safe depends on what is not in the journal (found in production code)."""
 
-    def apply(self, record: master.Records) -> None:
+    def apply(self, record: Records) -> None:
         done = self.ledger.done.copy()
         super().apply(record)
-        if isinstance(record, master.CutValid) and not done:
+        if isinstance(record, CutValid) and not done:
             self.safe = set()
 
 

@@ -6,13 +6,8 @@ from collections.abc import Iterator
 import msgspec
 
 from paceline.base.errors import PacelineError
-from paceline.master.state import (
-    CutValid,
-    FeedAdded,
-    MasterState,
-    Records,
-    SchemaFixed,
-)
+from paceline.master.records import CutValid, FeedAdded, Records, SchemaFixed
+from paceline.master.state import MasterState
 from paceline.wire.messages import (
     CutRef,
     LeaseRequest,

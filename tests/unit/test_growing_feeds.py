@@ -7,17 +7,9 @@ import pytest
 
 from paceline.base.samples import SampleSet, Span
 from paceline.master import state as master_state
+from paceline.master.records import Extended, Granted, Records
 from paceline.master.shards.ledger import Ledger
-from paceline.master.state import (
-    Extended,
-    Fail,
-    Granted,
-    Instruction,
-    Journal,
-    MasterState,
-    Send,
-    Sizing,
-)
+from paceline.master.state import Fail, Instruction, Journal, MasterState, Send, Sizing
 from paceline.runtime.ps.worker_state import ToMaster, WorkerState
 from paceline.wire.messages import (
     Committed,
@@ -128,7 +120,7 @@ class Job:
         self.rng = random.Random(seed)
         self.feed = feed
         self.state = MasterState(mode="asp", samples="exactly-once")
-        self.records: list[master_state.Records] = []
+        self.records: list[Records] = []
         self.said: list[Instruction] = []
         self.workers: dict[int, WorkerState] = {}
         self.model = SampleSet()

@@ -10,20 +10,18 @@ from paceline.base.errors import PermanentError
 from paceline.base.samples import Span
 from paceline.master.journal import Journal, JournalRecord, MasterStarted
 from paceline.master.members import JobEnded, NodeFinished, NodeStarted, WorkersWanted
-from paceline.master.snapshot import Snapshot, restore, take
-from paceline.master.state import (
+from paceline.master.records import (
     CutGone,
     CutValid,
     EpochStarted,
     Extended,
     FeedAdded,
     Granted,
-    Instruction,
-    MasterState,
     Returned,
     SchemaFixed,
-    Sizing,
 )
+from paceline.master.snapshot import Snapshot, restore, take
+from paceline.master.state import Instruction, MasterState, Sizing
 from paceline.master.state import Journal as Write
 from paceline.wire.messages import (
     Committed,

@@ -3,19 +3,8 @@
 import pytest
 
 from paceline.base.samples import Span
-from paceline.master.state import (
-    CutValid,
-    EpochStarted,
-    Fail,
-    FeedDone,
-    Granted,
-    Instruction,
-    Journal,
-    MasterState,
-    Returned,
-    Send,
-    Sizing,
-)
+from paceline.master.records import CutValid, EpochStarted, Granted, Returned
+from paceline.master.state import Fail, FeedDone, Instruction, Journal, MasterState, Send, Sizing
 from paceline.wire.messages import (
     Committed,
     Copied,

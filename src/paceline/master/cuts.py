@@ -9,7 +9,7 @@ from collections.abc import Container, Iterable
 from pathlib import Path
 
 from paceline.base.errors import PermanentError
-from paceline.master.state import CutValid
+from paceline.master.records import CutValid
 from paceline.wire.cut import CutManifest, verify, write_manifest
 from paceline.wire.messages import Copied
 from paceline.wire.schema import ModelSchema

@@ -16,8 +16,8 @@ import msgspec
 
 from paceline.base.errors import PermanentError
 from paceline.master.members import MemberRecords
+from paceline.master.records import Record, Records
 from paceline.master.snapshot import Snapshot
-from paceline.master.state import Record, Records
 
 
 class MasterStarted(Record, frozen=True):

@@ -5,7 +5,7 @@ Vocabulary only; `paceline.master.membership` decides.
 
 import msgspec
 
-from paceline.master.state import Record
+from paceline.master.records import Record
 from paceline.wire.messages import ProcessUp, ScriptError, StartProcess
 
 # --------------------------------------------------------------------------- records

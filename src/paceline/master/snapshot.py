@@ -3,8 +3,9 @@
 import msgspec
 
 from paceline.base.samples import Intervals, SampleSet, Span
+from paceline.master.records import CutValid, EpochStarted, Record
 from paceline.master.shards.ledger import Line
-from paceline.master.state import CutValid, EpochStarted, MasterState, Record
+from paceline.master.state import MasterState
 from paceline.wire.messages import Feed, Grant, feed_of
 from paceline.wire.schema import ModelSchema
 

@@ -11,13 +11,23 @@ import msgspec
 
 from paceline.base.samples import SampleSet, Span
 from paceline.master.reasons import feed_difference, late_records, schema_difference
+from paceline.master.records import (
+    CutGone,
+    CutValid,
+    EpochStarted,
+    Extended,
+    FeedAdded,
+    Granted,
+    Records,
+    Returned,
+    SchemaFixed,
+)
 from paceline.master.shards.ledger import Ledger
 from paceline.wire.messages import (
     LINES_PER_FEED,
     Committed,
     Copied,
     CutRef,
-    Feed,
     FeedOpened,
     Fence,
     FenceAnswer,
@@ -38,78 +48,6 @@ from paceline.wire.messages import (
     feed_of,
 )
 from paceline.wire.schema import NUM_BUCKETS, ModelSchema
-
-# --------------------------------------------------------------------------- records
-
-
-class Record(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
-    """One line of the journal; the tag is the class name."""
-
-
-class SchemaFixed(Record, frozen=True):
-    """The model's schema, from the first worker that prepared one."""
-
-    model: ModelSchema
-
-
-class FeedAdded(Record, frozen=True):
-    """A feed as the first worker opened it."""
-
-    feed: Feed
-
-
-class EpochStarted(Record, frozen=True):
-    """A restore: leases are void, the ledger is the complement of the cut's committed set."""
-
-    epoch_no: int
-    cut: CutRef
-    step: int
-    committed: tuple[Span, ...]
-    map: ServerMap
-
-
-class Extended(Record, frozen=True):
-    """Partitions (of a feed of unknown length) reach so far; ``finished``: that is all."""
-
-    feed: int
-    ends: tuple[tuple[str, int], ...]
-    finished: bool = False
-
-
-class Granted(Record, frozen=True):
-    """The answer to request n of an incarnation."""
-
-    grant: Grant
-    handled: tuple[Span, ...] = ()
-    """At-least-once: applied on every server; the worker forgets them with this answer."""
-
-
-class Returned(Record, frozen=True):
-    """A lost incarnation: DONE := DONE + ``committed``, the rest of its leases to do."""
-
-    inc: int
-    committed: tuple[Span, ...] = ()
-
-
-class CutValid(Record, frozen=True):
-    """Every server has said `copied` with equal step and set."""
-
-    cut: CutRef
-    step: int
-    committed: tuple[Span, ...]
-    epoch_no: int
-
-
-class CutGone(Record, frozen=True):
-    """A cut was deleted, or found damaged: no epoch starts from it any more."""
-
-    cut_no: int
-
-
-Records = (
-    SchemaFixed | FeedAdded | EpochStarted | Extended | Granted | Returned | CutValid | CutGone
-)
-
 
 # --------------------------------------------------------------------------- instructions
 

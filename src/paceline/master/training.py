@@ -17,19 +17,9 @@ from paceline.master.evaluations import Evaluations
 from paceline.master.membership import Membership
 from paceline.master.monitor import Monitor
 from paceline.master.outbox import Outbox
+from paceline.master.records import CutValid, EpochStarted, Records
 from paceline.master.sizing import cut_is_due, lease_samples, lease_steps
-from paceline.master.state import (
-    CutValid,
-    EpochStarted,
-    Fail,
-    FeedDone,
-    Instruction,
-    Journal,
-    MasterState,
-    Records,
-    Send,
-    Sizing,
-)
+from paceline.master.state import Fail, FeedDone, Instruction, Journal, MasterState, Send, Sizing
 from paceline.master.status import count_committed
 from paceline.wire.messages import (
     Committed,

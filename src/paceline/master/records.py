@@ -1,0 +1,79 @@
+"""The records of `MasterState`: all of it that survives the master's death.
+
+Reference: docs/protocols/integrity.md, section 2.
+"""
+
+import msgspec
+
+from paceline.base.samples import Span
+from paceline.wire.messages import CutRef, Feed, Grant, ServerMap
+from paceline.wire.schema import ModelSchema
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """One line of the journal; the tag is the class name."""
+
+
+class SchemaFixed(Record, frozen=True):
+    """The model's schema, from the first worker that prepared one."""
+
+    model: ModelSchema
+
+
+class FeedAdded(Record, frozen=True):
+    """A feed as the first worker opened it."""
+
+    feed: Feed
+
+
+class EpochStarted(Record, frozen=True):
+    """A restore: leases are void, the ledger is the complement of the cut's committed set."""
+
+    epoch_no: int
+    cut: CutRef
+    step: int
+    committed: tuple[Span, ...]
+    map: ServerMap
+
+
+class Extended(Record, frozen=True):
+    """Partitions (of a feed of unknown length) reach so far; ``finished``: that is all."""
+
+    feed: int
+    ends: tuple[tuple[str, int], ...]
+    finished: bool = False
+
+
+class Granted(Record, frozen=True):
+    """The answer to request n of an incarnation."""
+
+    grant: Grant
+    handled: tuple[Span, ...] = ()
+    """At-least-once: applied on every server; the worker forgets them with this answer."""
+
+
+class Returned(Record, frozen=True):
+    """A lost incarnation: DONE := DONE + ``committed``, the rest of its leases to do."""
+
+    inc: int
+    committed: tuple[Span, ...] = ()
+
+
+class CutValid(Record, frozen=True):
+    """Every server has said `copied` with equal step and set."""
+
+    cut: CutRef
+    step: int
+    committed: tuple[Span, ...]
+    epoch_no: int
+
+
+class CutGone(Record, frozen=True):
+    """A cut was deleted, or found damaged: no epoch starts from it any more."""
+
+    cut_no: int
+
+
+Records = (
+    SchemaFixed | FeedAdded | EpochStarted | Extended | Granted | Returned | CutValid | CutGone
+)
