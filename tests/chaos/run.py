@@ -16,6 +16,7 @@ import shutil
 import statistics
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -49,6 +50,8 @@ BATCH_SIZE = 64
 STEP_S = 0.02
 SETUP_S = 0.7
 """Of a script with a slow set-up."""
+SYNC_S = 0.5
+"""More for each sync of a cut's file, on a slow disk: meanwhile the cut is in memory only."""
 RECORD_S = 0.001
 """To read one record, where a loop waits for its input."""
 LINGER_S = 5.0
@@ -69,6 +72,7 @@ class Case:
     data_plane: DataPlaneSpec
     setup_s: float
     record_s: float
+    sync_s: float
     faults: list[Fault]
 
 
@@ -108,6 +112,7 @@ def case_of(seed: int) -> Case:
         data_plane=data_plane,
         setup_s=rng.choice([0.0, 0.0, 0.0, SETUP_S]),
         record_s=record_s,
+        sync_s=random.Random(f"disk {seed}").choice([0.0, 0.0, SYNC_S]),
         faults=plan(
             seed,
             num_samples=num_samples,
@@ -116,6 +121,24 @@ def case_of(seed: int) -> Case:
             tcp=data_plane.transport == "tcp",
         ),
     )
+
+
+@contextlib.contextmanager
+def slow_disk(sync_s: float) -> Iterator[None]:
+    """Jobs launched meanwhile take so much longer to sync a server's file of a cut."""
+    if not sync_s:
+        yield
+        return
+    before = os.environ.get("PYTHONPATH")
+    paths = [str(Path(__file__).with_name("slow_disk")), *([before] if before else [])]
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+    os.environ["PACELINE_TEST_SYNC_S"] = str(sync_s)
+    try:
+        yield
+    finally:
+        del os.environ["PYTHONPATH"], os.environ["PACELINE_TEST_SYNC_S"]
+        if before:
+            os.environ["PYTHONPATH"] = before
 
 
 def run(case: Case) -> dict[str, object]:
@@ -142,7 +165,8 @@ def run(case: Case) -> dict[str, object]:
         timeouts=TimeoutSpec(lost_after_s=LOST_AFTER_S),
     )
     start_s = time.monotonic()
-    job = launch(spec)
+    with slow_disk(case.sync_s):
+        job = launch(spec)
     injector = Injector(job, case.faults)
     try:
         status = follow(job, injector, start_s + TIMEOUT_S)
@@ -174,6 +198,7 @@ def run(case: Case) -> dict[str, object]:
         "data_plane": case.data_plane.transport,
         "setup_s": case.setup_s,
         "record_s": case.record_s,
+        "sync_s": case.sync_s,
         "faults": [str(fault) for fault, _ in injector.fired],
         "epoch_no": status.epoch_no if status else None,
         "seconds": round(seconds, 2),

@@ -68,7 +68,7 @@ class RunningJob:
         assert not reply.error, reply.error
 
     def until_committed(self, count: int, *, cuts: int = 0) -> JobStatus:
-        """Wait until so many samples are in the model, and cuts beside the first are on disk."""
+        """Wait until so many samples are in the model, and cuts beside the first are valid."""
         return until(  # type: ignore[no-any-return]
             lambda: (
                 (now := self.status()).committed >= count

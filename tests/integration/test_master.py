@@ -21,7 +21,7 @@ from paceline.base.samples import SampleSet, Span
 from paceline.master.service import Master, Tick
 from paceline.wire.client import Done, GetStatus, JobStatus, Kill, Scale, StopJob
 from paceline.wire.control import ControlClient, MasterStream
-from paceline.wire.cut import CutManifest, write_file, write_manifest
+from paceline.wire.cut import CutManifest, checksum, write_file, write_manifest
 from paceline.wire.messages import (
     AgentDown,
     AgentHello,
@@ -109,8 +109,9 @@ class World:
             self.epoch_no, self.fenced = message.epoch_no, set()
 
     def write(self, directory: Path) -> str:
-        directory.mkdir(parents=True, exist_ok=True)
-        return write_file(directory, "model.json", msgspec.json.encode(list(self.model)))
+        image = msgspec.json.encode(list(self.model))
+        write_file(directory, "model.json", image)
+        return checksum(image)
 
 
 class FakeProcess:
@@ -158,6 +159,7 @@ class FakeServer(FakeProcess):
                         file="model.json",
                         checksum=world.write(directory),
                         num_bytes=1,
+                        stored=True,
                     )
                 )
 

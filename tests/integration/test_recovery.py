@@ -1,6 +1,7 @@
 """Whatever is killed, the job goes on, and every sample is in the model exactly once."""
 
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -11,13 +12,14 @@ from safetensors.torch import load_file
 
 from paceline.base.cgroups import create_node_group, remove_job
 from paceline.master.journal import Journal
-from paceline.master.records import CutValid
+from paceline.master.records import CutValid, Records
+from paceline.master.state import MasterState
 from paceline.wire.client import Scale, StopJob
 from paceline.wire.cut import read_manifest
 from paceline.wire.spec import NodeSpec, TimeoutSpec
 from tests.chaos.faults import supervisor_pid
 from tests.chaos.oracle import Counts, committed_counts
-from tests.chaos.run import feed_of_job
+from tests.chaos.run import feed_of_job, slow_disk
 from tests.integration.running import RunningJob, running, until
 
 pytestmark = pytest.mark.soak
@@ -125,7 +127,8 @@ def test_after_the_death_of_everything_the_job_is_resumed_from_its_newest_cut(
         newest = _valid_cuts(job)[-1]
         job.resume()
         job.check_finished()
-        assert job.events("epoch")[-1]["reason"] == f"epoch 2 from cut {newest.cut.cut_no}"
+        where = " in memory" if newest.cut.in_memory else ""
+        assert job.events("epoch")[-1]["reason"] == f"epoch 2 from cut {newest.cut.cut_no}{where}"
 
 
 def test_a_damaged_newest_cut_is_named_and_the_one_before_it_is_used(tmp_path: Path) -> None:
@@ -134,10 +137,11 @@ def test_a_damaged_newest_cut_is_named_and_the_one_before_it_is_used(tmp_path: P
         job.kill_everything()
         before, newest = _valid_cuts(job)[-2:]
         directory = Path(newest.cut.directory)
-        damaged = directory / min(read_manifest(directory).files)
-        image = bytearray(damaged.read_bytes())
-        image[len(image) // 2] ^= 1
-        damaged.write_bytes(image)
+        name = min(read_manifest(directory).files)
+        for damaged in directory.rglob(name):
+            image = bytearray(damaged.read_bytes())
+            image[len(image) // 2] ^= 1
+            damaged.write_bytes(image)
         job.resume()
         job.check_finished()
         (said,) = job.events("cut_damaged")
@@ -146,9 +150,43 @@ def test_a_damaged_newest_cut_is_named_and_the_one_before_it_is_used(tmp_path: P
 
 
 def _valid_cuts(job: RunningJob) -> list[CutValid]:
-    records = Journal(job.job.journal).replay()
-    cuts = [record for record in records if isinstance(record, CutValid)]
-    return [cut for cut in cuts if Path(cut.cut.directory, "manifest.json").exists()]
+    state = MasterState(mode="", samples="exactly-once")
+    for record in Journal(job.job.journal).replay():
+        if isinstance(record, Records):
+            state.apply(record)
+    return state.cuts
+
+
+@MODES
+def test_a_cut_that_is_in_memory_only_is_restored_from_one_of_its_copies(
+    tmp_path: Path, mode: str
+) -> None:
+    with slow_disk(3.0), running(tmp_path, mode=mode) as job:
+        job.until_committed(N // 3, cuts=1)
+        assert not job.events("cut_stored"), "the disk is slow"
+        (cut,) = (path for path in job.job.memory.iterdir() if path.name.isdigit())
+        server = job.node("server-1")
+        os.kill(server.agent_pid, signal.SIGKILL)
+        os.kill(server.pid, signal.SIGKILL)
+        shutil.rmtree(cut / "server-1")  # the node is gone with its memory
+        job.check_finished()
+        assert "epoch 2 from cut 1 in memory" in [e["reason"] for e in job.events("epoch")]
+        assert not job.events("cut_damaged")
+
+
+@MODES
+def test_a_cut_in_memory_that_is_lost_there_gives_way_to_the_one_on_disk(
+    tmp_path: Path, mode: str
+) -> None:
+    with slow_disk(3.0), running(tmp_path, mode=mode) as job:
+        job.until_committed(N // 3, cuts=1)
+        job.kill_everything()
+        shutil.rmtree(job.job.run_dir)  # the machine was started again
+        job.resume()
+        job.check_finished()
+        (lost,) = job.events("cut_damaged")
+        assert "manifest" in lost["reason"]
+        assert job.events("epoch")[-1]["reason"] == "epoch 2 from cut 0"
 
 
 @pytest.mark.parametrize("how", ["request", "signal"])

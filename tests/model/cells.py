@@ -195,6 +195,8 @@ class ServerCell:
                 case ps.CopyState(copied):
                     done.append((FILES, self._file(copied)))
                     done += self._perform(self.state.copy_is_safe(copied))
+                    stored = msgspec.structs.replace(copied, stored=True)
+                    done += self._perform(self.state.copy_is_safe(stored))
         return done
 
     def _apply(self, keys: tuple[Key, ...]) -> None:
@@ -378,7 +380,8 @@ class MasterCell:
             case Committed():
                 return state.committed(event)
             case Copied():
-                return state.copy_said(event, cut_directory(event.epoch_no, event.cut_no))
+                directory = cut_directory(event.epoch_no, event.cut_no)
+                return state.copy_said(event, directory, directory)
             case (str() as method, *arguments):
                 return getattr(state, method)(*arguments)  # type: ignore[no-any-return]
             case "resend":

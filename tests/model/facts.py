@@ -57,6 +57,7 @@ class Facts(msgspec.Struct, kw_only=True, frozen=True):
     workers: frozenset[int] = frozenset()
     owing: frozenset[int] = frozenset()
     cutting: bool = False
+    storing: bool = False
     copied: frozenset[int] = frozenset()
     restoring: bool = False
     journalled: bool = False
@@ -130,6 +131,7 @@ def _master_facts(cell: MasterCell) -> Facts:
         workers=frozenset(state.workers),
         owing=frozenset(state.ledger.leases),
         cutting=state.cutting is not None,
+        storing=state.storing is not None,
         copied=frozenset(state.copied),
         restoring=bool(state.restoring),
         journalled=cell.journalled is not None,
@@ -138,7 +140,17 @@ def _master_facts(cell: MasterCell) -> Facts:
 
 
 def _compare_durable(state: MasterState, journalled: MasterState) -> None:
-    for name in ("epoch_no", "map", "start", "cuts", "last_cut_no", "safe", "grants", "gone"):
+    for name in (
+        "epoch_no",
+        "map",
+        "start",
+        "cuts",
+        "last_cut_no",
+        "safe",
+        "covered",
+        "grants",
+        "gone",
+    ):
         if getattr(state, name) != getattr(journalled, name):
             raise Violation("journal", f"{name} is not what the journal says")
 
@@ -233,6 +245,6 @@ def _master_ignores(cell: MasterCell, message: object) -> bool:
             if state.restoring:
                 return False
             return step <= state.step and not mask(committed) & ~mask(state.ledger.done)
-        case Copied(cut_no=cut_no):
-            return cut_no <= state.last_cut_no
+        case Copied(cut_no=cut_no, stored=stored):
+            return cut_no <= state.last_cut_no and not (stored and cut_no == state.storing)
     return False

@@ -251,7 +251,7 @@ class Network:
             return False
         if isinstance(message, Committed):
             return mask(message.committed) != self.everything
-        if isinstance(message, Copied) and facts.cutting:
+        if isinstance(message, Copied) and facts.cutting and not message.stored:
             return len(facts.copied | {message.inc}) < len(facts.map)
         return False
 

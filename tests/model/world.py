@@ -220,7 +220,7 @@ class World(Network):
             yield ("new epoch", 0, 0), self._new_epoch(state)
         if self._may_restart(state):
             yield ("is started", env.next_inc, 0), self._start_worker(state)
-        if env.cuts and not master.cutting and not master.restoring:
+        if env.cuts and not (master.cutting or master.storing or master.restoring):
             cuts = self.envs(msgspec.structs.replace(env, cuts=env.cuts - 1))
             after = self.apply((cuts, *state[1:]), MASTER, self.events(("take_cut",)))
             yield ("asks for a cut", 0, 0), after
@@ -244,7 +244,7 @@ class World(Network):
         env = self.envs.values[state[0]]
         if not self.bounds.reduce:
             return None
-        if env.slots == master.map or master.cutting:
+        if env.slots == master.map or master.cutting or master.storing:
             return self._forced_pull(state) if self.bounds.mode != "bsp" else None
         return ("new epoch", 0, 0), self._new_epoch(state)
 

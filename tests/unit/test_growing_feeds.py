@@ -199,8 +199,9 @@ class Job:
                 position=0,
                 step=0,
                 committed=committed,
+                stored=True,
             )
-            self.do(self.state.copy_said(copied, "/n"))
+            self.do(self.state.copy_said(copied, "/n", "/m"))
 
     def kill(self, inc: int) -> None:
         del self.workers[inc]

@@ -4,6 +4,7 @@ import random
 import sqlite3
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from paceline.base.errors import PermanentError
@@ -12,6 +13,7 @@ from paceline.master.journal import Journal, JournalRecord, MasterStarted
 from paceline.master.members import JobEnded, NodeFinished, NodeStarted, WorkersWanted
 from paceline.master.records import (
     CutGone,
+    CutStored,
     CutValid,
     EpochStarted,
     Extended,
@@ -75,6 +77,7 @@ ONE_OF_EACH: list[JournalRecord] = [
     ),
     Returned(inc=3, committed=SPANS),
     CutValid(cut=CUT, step=4, committed=SPANS, epoch_no=2),
+    CutStored(cut=CUT),
     CutGone(cut_no=3),
     NodeStarted(node="worker-0", inc=9, restarts=1, previous=("ValueError", 3)),
     NodeFinished(node="worker-0"),
@@ -145,6 +148,7 @@ class Run:
         self.next_n: dict[int, int] = {}
         self.next_inc = 10
         self.served: set[int] = set()
+        self.stored: Copied | None = None
         self.do(self.state.prepare(Prepared(inc=1, schema=ModelSchema()), "/cuts/0"))
         self.do(self.state.initial_written(InitialWritten(inc=1), "/cuts/0"))
         self.do(self.state.open_feed(OpenFeed(inc=1, feed=FEED)))
@@ -170,7 +174,7 @@ class Run:
 
     def step(self) -> None:
         choice = self.rng.choice(["up", "up", "want", "want", "want", "want", "commit", "lose"])
-        choice = self.rng.choice([choice] * 20 + ["cut", "cut", "epoch"])
+        choice = self.rng.choice([choice] * 20 + ["cut", "cut", "store", "store", "epoch"])
         getattr(self, choice)()
 
     def up(self) -> None:
@@ -236,7 +240,12 @@ class Run:
                 step=0,
                 committed=self.state.ledger.done.spans(),
             )
-            self.do(self.state.copy_said(copied, "/cuts/n"))
+            self.do(self.state.copy_said(copied, "/cuts/n", "/memory/n"))
+            self.stored = msgspec.structs.replace(copied, stored=True)
+
+    def store(self) -> None:
+        if self.stored is not None:
+            self.do(self.state.copy_said(self.stored, "/cuts/n", "/memory/n"))
 
     def epoch(self) -> None:
         self.new_epoch()

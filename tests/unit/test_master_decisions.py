@@ -73,7 +73,7 @@ def test_a_cut_is_due_by_time_or_by_its_share_whichever_is_rarer() -> None:
 
 def seen(workers: int = 0, cut: int = 0, *, servers_up: bool = True, agents: int = 0) -> Seen:
     return Seen(
-        workers_alive=workers, last_cut_no=cut, servers_up=servers_up, agents_connected=agents
+        workers_alive=workers, last_stored_no=cut, servers_up=servers_up, agents_connected=agents
     )
 
 

@@ -8,6 +8,7 @@ from paceline.master.state import Fail, FeedDone, Instruction, Journal, MasterSt
 from paceline.wire.messages import (
     Committed,
     Copied,
+    CutRef,
     Feed,
     Fence,
     FenceAnswer,
@@ -27,6 +28,7 @@ from paceline.wire.messages import (
 from paceline.wire.schema import ModelSchema, Table
 
 LEADER, FOLLOWER, NEW, ONE, TWO = 1, 2, 3, 11, 12
+BOTH = (LEADER, FOLLOWER)
 SCHEMA = ModelSchema(dense=(), tables=(), groups=())
 FEED = Feed(
     feed=0,
@@ -88,7 +90,10 @@ class Job:
 
     def cut(self, *spans: Span, incs: tuple[int, ...] = (LEADER, FOLLOWER)) -> None:
         self.do(self.state.take_cut())
-        number = self.state.cutting
+        self.copied(*spans, incs=incs, stored=True)
+
+    def copied(self, *spans: Span, incs: tuple[int, ...], stored: bool) -> None:
+        number = self.state.storing if self.state.cutting is None else self.state.cutting
         assert number is not None
         for inc in incs:
             copied = Copied(
@@ -98,8 +103,9 @@ class Job:
                 position=1,
                 step=0,
                 committed=spans,
+                stored=stored,
             )
-            self.do(self.state.copy_said(copied, f"cut-{number}"))
+            self.do(self.state.copy_said(copied, f"cut-{number}", f"memory-{number}"))
 
 
 @pytest.fixture
@@ -207,16 +213,14 @@ def test_a_request_stays_open_until_something_comes_back(job: Job) -> None:
     assert grant.spans == (Span(0, 2, 5),), "as large as it was asked for"
 
 
-def test_workers_leave_when_a_valid_cut_holds_the_whole_feed(job: Job) -> None:
+def test_workers_leave_when_a_cut_on_disk_holds_the_whole_feed(job: Job) -> None:
     job.request(ONE, 1, samples=8)
     job.request(ONE, 2)
     job.committed(Span(0, 0, 8))
     assert all(isinstance(s.message, TakeCut) for s in job.sent), "in the model, not yet safe"
-    for inc in (LEADER, FOLLOWER):
-        copied = Copied(
-            epoch_no=1, inc=inc, cut_no=1, position=1, step=0, committed=(Span(0, 0, 8),)
-        )
-        job.do(job.state.copy_said(copied, "cut-1"))
+    job.copied(Span(0, 0, 8), incs=BOTH, stored=False)
+    assert not any(isinstance(s.message, Grant) for s in job.sent), "not yet on disk"
+    job.copied(Span(0, 0, 8), incs=BOTH, stored=True)
 
     assert FeedDone(0) in job.told
     assert [s.message.end for s in job.sent if isinstance(s.message, Grant)] == [True]
@@ -335,7 +339,9 @@ def test_a_cut_is_valid_when_all_servers_have_said_it(job: Job) -> None:
     assert len(job.state.cuts) == 1
     job.do(
         job.state.copy_said(
-            Copied(epoch_no=1, inc=FOLLOWER, cut_no=1, position=1, step=0, committed=()), "cut-1"
+            Copied(epoch_no=1, inc=FOLLOWER, cut_no=1, position=1, step=0, committed=()),
+            "cut-1",
+            "memory-1",
         )
     )
     assert isinstance(job.journal[-1].record, CutValid)
@@ -346,9 +352,64 @@ def test_servers_that_copied_different_sets_end_the_job(job: Job) -> None:
     job.cut(Span(0, 0, 2), incs=(LEADER,))
     other = Copied(epoch_no=1, inc=FOLLOWER, cut_no=1, position=1, step=0, committed=())
 
-    (fail,) = job.state.copy_said(other, "cut-1")
+    (fail,) = job.state.copy_said(other, "cut-1", "memory-1")
 
     assert isinstance(fail, Fail)
+
+
+def test_a_cut_in_memory_counts_and_is_on_disk_when_all_servers_say_so(job: Job) -> None:
+    job.do(job.state.take_cut())
+    job.copied(Span(0, 0, 2), incs=BOTH, stored=False)
+    assert job.state.cuts[-1].cut == CutRef(cut_no=1, directory="memory-1", in_memory=True)
+    assert job.state.last_stored_no == 0
+    assert job.state.take_cut() == [], "the next one waits for the disk"
+
+    job.copied(Span(0, 0, 2), incs=(LEADER,), stored=True)
+    asked = [s.inc for s in job.state.resend() if isinstance(s.message, TakeCut)]
+    assert asked == [FOLLOWER]
+    job.copied(Span(0, 0, 2), incs=(LEADER,), stored=False)  # late
+    job.copied(Span(0, 0, 2), incs=(FOLLOWER,), stored=True)
+
+    assert job.state.cuts[-1].cut == CutRef(cut_no=1, directory="cut-1")
+    assert job.state.last_stored_no == 1
+    assert job.state.take_cut() != []
+
+
+def test_a_server_that_is_on_disk_before_the_other_has_copied(job: Job) -> None:
+    job.do(job.state.take_cut())
+    job.copied(Span(0, 0, 2), incs=(LEADER,), stored=True)
+    job.copied(Span(0, 0, 2), incs=(FOLLOWER,), stored=False)
+    assert job.state.cuts[-1].cut.in_memory
+    job.copied(Span(0, 0, 2), incs=(FOLLOWER,), stored=True)
+    assert job.state.last_stored_no == 1
+
+
+def test_a_cut_that_never_came_to_disk_is_what_the_next_epoch_starts_from(job: Job) -> None:
+    job.do(job.state.take_cut())
+    job.copied(Span(0, 0, 2), incs=BOTH, stored=False)
+    job.do(job.state.start_epoch(servers(LEADER + 10, FOLLOWER)))
+
+    restores = [s.message for s in job.sent if isinstance(s.message, Restore)]
+    assert {message.cut.directory for message in restores} == {"memory-1"}
+    late = Copied(epoch_no=1, inc=FOLLOWER, cut_no=1, position=1, step=0, committed=(), stored=True)
+    assert job.state.copy_said(late, "cut-1", "memory-1") == []
+    job.restored(LEADER + 10, FOLLOWER)
+    job.cut(Span(0, 0, 4), incs=(LEADER + 10, FOLLOWER))
+    assert job.state.cuts[-1].cut == CutRef(cut_no=2, directory="cut-2")
+
+
+def test_a_master_restarted_while_a_cut_is_stored_hears_of_it(job: Job) -> None:
+    job.request(ONE, 1, samples=8)
+    job.committed(Span(0, 0, 8))
+    job.do(job.state.take_cut())
+    job.copied(Span(0, 0, 8), incs=BOTH, stored=False)
+    job.restart()
+    job.restored(LEADER, FOLLOWER)
+    asked = [s.inc for s in job.state.resend() if isinstance(s.message, TakeCut)]
+    assert asked == [LEADER, FOLLOWER]
+    job.copied(Span(0, 0, 8), incs=BOTH, stored=True)
+    assert job.state.last_stored_no == 1
+    assert job.state.safe == {0}
 
 
 def test_one_cut_at_a_time(job: Job) -> None:

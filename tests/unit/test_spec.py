@@ -80,7 +80,7 @@ def test_a_file_with_every_key_is_read() -> None:
         "servers: {count: 2, cpu: 1, memory: 512MiB}\ntorch_threads: 2\nenv: {A: b}\n"
         "data: {shard_size: 10, shuffle: no, seed: 3}\nbatch_size: 8\nepochs: 2\n"
         "backend: local\npending_s: 200ms\n"
-        "checkpoint: {every_s: 1m, share: 0.1, keep: 3, dir: d}\n"
+        "checkpoint: {every_s: 1m, share: 0.1, keep: 3, dir: d, in_memory: no}\n"
         "restart: {budget: 0, backoff_s: 0, backoff_max_s: 1h}\n"
         "timeouts: {heartbeat_s: 0.1, lost_after_s: 9s, stop_s: 2}\n"
         "listen: 10.0.0.5\ndata_plane: {transport: tcp, encryption: curve}\n"

@@ -136,6 +136,7 @@ class Job:
                 checksum="",
                 num_bytes=0,
                 cost_s=cost_s,
+                stored=True,
             )
             self.say(copied)
 

@@ -12,6 +12,8 @@ from pathlib import Path
 
 from paceline.base.errors import ConfigError
 
+SHARED_MEMORY = Path("/dev/shm")
+
 
 def home() -> Path:
     """``$PACELINE_HOME``, by default ``~/.paceline``."""
@@ -47,8 +49,18 @@ class JobDir:
     @property
     def run_dir(self) -> Path:
         """Memory-backed where possible; short, since unix socket paths end at 107 bytes."""
-        base = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path(tempfile.gettempdir())
+        base = SHARED_MEMORY if self.has_memory else Path(tempfile.gettempdir())
         return base / f"paceline-{self.job_id}"
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether this machine has a memory file system that we may write to."""
+        return os.access(SHARED_MEMORY, os.W_OK)
+
+    @property
+    def memory(self) -> Path:
+        """Cuts in the memory of nodes: ``memory/<number>/<node>/<file>``."""
+        return self.run_dir / "memory"
 
     def secret(self) -> bytes:
         """The job's secret, 32 random bytes as hex text."""

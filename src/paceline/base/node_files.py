@@ -1,5 +1,7 @@
 """Files of one node in the run directory, and its log: shared by its agent and its process."""
 
+import shutil
+
 from paceline.base.jobdir import JobDir
 
 
@@ -15,6 +17,7 @@ class NodeFiles:
         self.agent_lock = job.run_dir / f"{node}.agent"
         """Held by the node's agent; contains its process number."""
         self.log = job.logs / f"{node}.log"
+        self._memory = job.memory
 
     def remove(self) -> None:
         """Remove what only a living node needs, and what its dead processes left.
@@ -24,3 +27,5 @@ class NodeFiles:
         folder, node = self.process.parent, self.process.stem
         for path in (*folder.glob(f"{node}.*"), *folder.glob(f"{node}-*")):
             path.unlink(missing_ok=True)
+        for path in self._memory.glob(f"*/{node}"):
+            shutil.rmtree(path, ignore_errors=True)

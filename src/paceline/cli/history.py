@@ -98,6 +98,7 @@ _QUIET = frozenset(
         "process_exited",
         "agent_joined",
         "fenced",
+        "cut_stored",
         "cut_valid",
         "feed_opened",
         "feed_complete",

@@ -1,7 +1,7 @@
-"""The folder of cuts as the master keeps it: one directory per cut, manifests, deletion.
+"""The folders of cuts as the master keeps them: one directory per cut, manifests, deletion.
 
 Servers (for cut 0: one worker) write the files; the master makes a cut valid by its manifest,
-which is on disk before the journal says so, and removes what nobody needs any more.
+which is there before the journal says so, and removes what nobody needs any more.
 """
 
 import shutil
@@ -11,31 +11,37 @@ from pathlib import Path
 from paceline.base.errors import PermanentError
 from paceline.master.records import CutValid
 from paceline.wire.cut import CutManifest, verify, write_manifest
-from paceline.wire.messages import Copied
+from paceline.wire.messages import Copied, CutRef
 from paceline.wire.schema import ModelSchema
 
 
-class CutFolder:
-    """All cuts of a job, below ``root``."""
+class CutFolders:
+    """All cuts of a job: on disk below ``root``, the newest one also below ``memory``."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, root: Path, memory: Path) -> None:
+        self.root, self.memory = root, memory
 
-    def directory(self, cut_no: int) -> Path:
-        """Where the files of a cut are."""
-        return self.root / f"{cut_no:06d}"
+    def directory(self, cut_no: int) -> str:
+        """Where the files of a cut are on disk."""
+        return str(self.root / f"{cut_no:06d}")
 
-    def make(self, cut_no: int) -> Path:
+    def in_memory(self, cut_no: int) -> str:
+        """Where they are before that."""
+        return str(self.memory / f"{cut_no:06d}")
+
+    def make(self, cut_no: int) -> str:
         """The directory of a cut that is about to be written."""
         path = self.directory(cut_no)
-        path.mkdir(parents=True, exist_ok=True)
+        Path(path).mkdir(parents=True, exist_ok=True)
         return path
 
-    def seal(self, valid: CutValid, copies: Iterable[Copied], schema: ModelSchema) -> None:
-        """Write the manifest; the cut can be loaded from then on."""
+    def seal(
+        self, place: CutRef, valid: CutValid, copies: Iterable[Copied], schema: ModelSchema
+    ) -> None:
+        """Write the manifest; the cut can be loaded from this place from then on."""
         copies = tuple(copies)
         manifest = CutManifest(
-            cut_no=valid.cut.cut_no,
+            cut_no=place.cut_no,
             epoch_no=valid.epoch_no,
             position=max(copy.position for copy in copies),
             step=valid.step,
@@ -44,13 +50,23 @@ class CutFolder:
             files={copy.file: copy.checksum for copy in copies if copy.file},
             num_bytes=sum(copy.num_bytes for copy in copies),
         )
-        write_manifest(self.directory(valid.cut.cut_no), manifest)
+        write_manifest(Path(place.directory), manifest)
 
     def delete_others(self, keep: Container[int], newest: int) -> None:
-        """Remove every cut up to ``newest`` that is not to be kept, half-written ones included."""
-        for path in self.root.iterdir():
-            if path.name.isdigit() and int(path.name) <= newest and int(path.name) not in keep:
+        """Remove every cut up to ``newest`` that is not to be kept, half-written ones included.
+
+        In memory none is kept but the newest one: servers use its pages again.
+        """
+        for path in _numbered(self.root, newest):
+            if int(path.name) not in keep:
                 shutil.rmtree(path, ignore_errors=True)
+        for path in _numbered(self.memory, newest - 1):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _numbered(folder: Path, last: int) -> list[Path]:
+    found = folder.iterdir() if folder.exists() else ()
+    return [path for path in found if path.name.isdigit() and int(path.name) <= last]
 
 
 def first_undamaged(

@@ -28,7 +28,8 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     """What the master sees of the job right now."""
 
     workers_alive: int
-    last_cut_no: int
+    last_stored_no: int
+    """The newest cut on disk."""
     servers_up: bool
     agents_connected: int
 
@@ -64,7 +65,7 @@ class Ending(msgspec.Struct, kw_only=True):
             self.enter(Stage.OVER, now_s)
 
     def _cut_done(self, seen: Seen, now_s: float) -> bool:
-        there = self.wanted_cut is not None and seen.last_cut_no >= self.wanted_cut
+        there = self.wanted_cut is not None and seen.last_stored_no >= self.wanted_cut
         # Nobody replaces a server of a job that was told to stop.
         hopeless = self.state != "finished" and not seen.servers_up
         return there or hopeless or now_s > self.deadline_s

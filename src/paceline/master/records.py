@@ -60,12 +60,18 @@ class Returned(Record, frozen=True):
 
 
 class CutValid(Record, frozen=True):
-    """Every server has said `copied` with equal step and set."""
+    """Every server has said `Copied` with equal step and set; it may be in memory only."""
 
     cut: CutRef
     step: int
     committed: tuple[Span, ...]
     epoch_no: int
+
+
+class CutStored(Record, frozen=True):
+    """A cut that was in memory is on disk."""
+
+    cut: CutRef
 
 
 class CutGone(Record, frozen=True):
@@ -75,5 +81,13 @@ class CutGone(Record, frozen=True):
 
 
 Records = (
-    SchemaFixed | FeedAdded | EpochStarted | Extended | Granted | Returned | CutValid | CutGone
+    SchemaFixed
+    | FeedAdded
+    | EpochStarted
+    | Extended
+    | Granted
+    | Returned
+    | CutValid
+    | CutStored
+    | CutGone
 )

@@ -508,7 +508,7 @@ class Master:
     def _seen(self) -> Seen:
         return Seen(
             workers_alive=sum(node.alive for node in self.members.of_role("worker")),
-            last_cut_no=self.training.state.last_cut_no,
+            last_stored_no=self.training.state.last_stored_no,
             servers_up=self.members.servers() is not None,
             agents_connected=len(self._outbox.streams),
         )

@@ -36,6 +36,7 @@ class Snapshot(Record, frozen=True):
     cuts: tuple[CutValid, ...]
     last_cut_no: int
     safe: tuple[int, ...]
+    covered: tuple[int, ...] = ()
 
 
 def take(state: MasterState) -> Snapshot:
@@ -64,6 +65,7 @@ def take(state: MasterState) -> Snapshot:
         cuts=tuple(state.cuts),
         last_cut_no=state.last_cut_no,
         safe=tuple(sorted(state.safe)),
+        covered=tuple(sorted(state.covered)),
     )
 
 
@@ -87,4 +89,4 @@ def restore(state: MasterState, kept: Snapshot) -> None:
     state.gone = set(kept.gone)
     state.cuts = list(kept.cuts)
     state.last_cut_no = kept.last_cut_no
-    state.safe = set(kept.safe)
+    state.safe, state.covered = set(kept.safe), set(kept.covered)

@@ -13,6 +13,7 @@ from paceline.base.samples import SampleSet, Span
 from paceline.master.reasons import feed_difference, late_records, schema_difference
 from paceline.master.records import (
     CutGone,
+    CutStored,
     CutValid,
     EpochStarted,
     Extended,
@@ -104,8 +105,10 @@ class MasterState:
         self.start: EpochStarted | None = None
         self.cuts: list[CutValid] = []
         self.last_cut_no = 0
-        #: Complete feeds that a valid cut holds whole: workers may leave their loops.
+        #: Complete feeds that a cut on disk holds whole: workers may leave their loops.
         self.safe: set[int] = set()
+        #: Complete feeds that the newest cut holds whole, while it is in memory only.
+        self.covered: set[int] = set()
         #: Last answered request per incarnation of this epoch.
         self.grants: dict[int, Grant] = {}
         #: Incarnations whose leases were taken back in this epoch.
@@ -123,9 +126,11 @@ class MasterState:
         self.untold: set[int] = set()
         self.writer: int | None = None
         self.prepared: set[int] = set()
+        #: The cut that servers are copying, and the valid one that they are writing to disk.
         self.cutting: int | None = None
+        self.storing: int | None = None
         self.copied: dict[int, Copied] = {}
-        #: Those that made the newest cut valid: `copied` may already be the next one's.
+        #: Those that made the newest cut valid, or stored: `copied` may already be the next one's.
         self.sealed: tuple[Copied, ...] = ()
         #: Told as done: feeds.
         self.complete: set[int] = set()
@@ -146,6 +151,7 @@ class MasterState:
                 self.ledger.restore(record.committed, again=self.samples != "at-most-once")
                 self.grants.clear()
                 self.gone.clear()
+                self.covered.clear()
             case Extended():
                 self.ledger.extend(record.feed, record.ends, finished=record.finished)
             case Granted():
@@ -155,13 +161,16 @@ class MasterState:
                 self.ledger.lose(record.inc, again=self.samples != "at-most-once")
                 self.gone.add(record.inc)
             case CutValid():
-                self.cuts.append(record)
-                self.last_cut_no = max(self.last_cut_no, record.cut.cut_no)
-                if record.epoch_no == self.epoch_no:
-                    # The leader's word is not journalled; without this a restarted master would
-                    # not know that the feed is safe.
-                    self.ledger.commit(record.committed)
-                self.safe |= {feed for feed in self.ledger.feeds if self._covers(record, feed)}
+                self._apply_valid(record)
+            case CutStored():
+                number = record.cut.cut_no
+                self.cuts = [
+                    msgspec.structs.replace(cut, cut=record.cut)
+                    if cut.cut.cut_no == number
+                    else cut
+                    for cut in self.cuts
+                ]
+                self.safe |= self.covered
             case CutGone():
                 self.cuts = [cut for cut in self.cuts if cut.cut.cut_no != record.cut_no]
 
@@ -170,6 +179,17 @@ class MasterState:
         self.ledger.commit(record.handled)
         self.ledger.grant(grant.inc, grant.spans)
         self.grants[grant.inc] = grant
+
+    def _apply_valid(self, record: CutValid) -> None:
+        self.cuts.append(record)
+        self.last_cut_no = max(self.last_cut_no, record.cut.cut_no)
+        if record.epoch_no == self.epoch_no:
+            # The leader's word is not journalled; without this a restarted master would not know
+            # that the feed is safe.
+            self.ledger.commit(record.committed)
+        self.covered = {feed for feed in self.ledger.feeds if self._covers(record, feed)}
+        if not record.cut.in_memory:
+            self.safe |= self.covered
 
     def _covers(self, cut: CutValid, feed: int) -> bool:
         """Whether no restore can take samples of this complete feed out of the model again."""
@@ -234,7 +254,7 @@ class MasterState:
         self.fencing.clear()
         self.complete.clear()
         self.copied.clear()
-        self.cutting = None
+        self.cutting = self.storing = None
         self.untold = set(self.workers)
         self.restoring = {server.inc for server in self.map.servers} if self.map else set()
 
@@ -244,6 +264,9 @@ class MasterState:
             self.restoring = {server.inc for server in self.map.servers}
         if self.mode == "ssp" and self.samples != "exactly-once":
             self.fencing = set(self.gone)
+        newest = self.cuts[-1] if self.cuts else None
+        if newest is not None and newest.cut.in_memory and newest.epoch_no == self.epoch_no:
+            self.storing = newest.cut.cut_no
         return self._restore()
 
     def _restore(self) -> list[Instruction]:
@@ -451,38 +474,70 @@ class MasterState:
 
     def take_cut(self) -> list[Instruction]:
         """Ask for a cut, unless one is under way or servers are being restored."""
-        if self.cutting is not None or self.map is None or self.restoring:
+        if self.cut_under_way or self.map is None or self.restoring:
             return []
         self.cutting = self.last_cut_no + 1
         self.copied.clear()
         return self._ask_cut()
 
+    @property
+    def cut_under_way(self) -> bool:
+        """A cut is being copied or written to disk: the next one has to wait."""
+        return self.cutting is not None or self.storing is not None
+
+    @property
+    def last_stored_no(self) -> int:
+        """The number of the newest cut on disk."""
+        return max((cut.cut.cut_no for cut in self.cuts if not cut.cut.in_memory), default=0)
+
     def _ask_cut(self) -> list[Instruction]:
-        if self.map is None or self.cutting is None:
+        cut_no = self.storing if self.cutting is None else self.cutting
+        if self.map is None or cut_no is None:
             return []
+        enough = {inc for inc, c in self.copied.items() if c.stored or self.storing is None}
         return [
-            Send(s.inc, TakeCut(epoch_no=self.epoch_no, inc=s.inc, cut_no=self.cutting))
+            Send(s.inc, TakeCut(epoch_no=self.epoch_no, inc=s.inc, cut_no=cut_no))
             for s in self.map.servers
-            if s.inc not in self.copied
+            if s.inc not in enough
         ]
 
-    def copy_said(self, message: Copied, directory: str) -> list[Instruction]:
-        """A cut is valid when all servers of the map have said it with equal steps and sets."""
-        if message.epoch_no != self.epoch_no or message.cut_no != self.cutting:
+    def copy_said(self, message: Copied, directory: str, memory: str) -> list[Instruction]:
+        """A cut is valid when all servers of the map have said it with equal steps and sets.
+
+        Args:
+            message: what a server says.
+            directory: of the cut on disk.
+            memory: of the cut while some server has it in memory only.
+        """
+        if message.epoch_no != self.epoch_no or self.map is None or self.restoring:
             return []
-        if self.map is None or self.restoring:
+        if message.cut_no not in (self.cutting, self.storing):
             return []
-        self.copied[message.inc] = message
+        known = self.copied.get(message.inc)
+        if known is None or message.stored:
+            self.copied[message.inc] = message
         if set(self.copied) != {server.inc for server in self.map.servers}:
             return []
-        sets = {(c.step, c.committed) for c in self.copied.values()}
+        self.sealed = tuple(self.copied.values())
+        stored = all(copied.stored for copied in self.sealed)
+        cut_no = message.cut_no
+        if cut_no == self.cutting:
+            self.cutting, self.storing = None, None if stored else cut_no
+            place = directory if stored else memory
+            return self._cut_valid(CutRef(cut_no=cut_no, directory=place, in_memory=not stored))
+        if not stored:
+            return []
+        self.storing = None
+        on_disk = CutStored(cut=CutRef(cut_no=cut_no, directory=directory))
+        return [self._record(on_disk), *self._serve()]
+
+    def _cut_valid(self, cut: CutRef) -> list[Instruction]:
+        sets = {(c.step, c.committed) for c in self.sealed}
         step, committed = next(iter(sets))
         if len(sets) > 1:
             if self.samples == "exactly-once":
-                return [Fail(f"servers disagree on the content of cut {message.cut_no}")]
-            committed = _common([c.committed for c in self.copied.values()])
-        self.cutting, self.sealed = None, tuple(self.copied.values())
-        cut = CutRef(cut_no=message.cut_no, directory=directory)
+                return [Fail(f"servers disagree on the content of cut {cut.cut_no}")]
+            committed = _common([c.committed for c in self.sealed])
         valid = CutValid(cut=cut, step=step, committed=committed, epoch_no=self.epoch_no)
         return [self._record(valid), *self._serve()]
 

@@ -12,18 +12,19 @@ from pathlib import Path
 import msgspec
 
 from paceline.base.jobdir import JobDir
-from paceline.master.cuts import CutFolder, first_undamaged
+from paceline.master.cuts import CutFolders, first_undamaged
 from paceline.master.evaluations import Evaluations
 from paceline.master.membership import Membership
 from paceline.master.monitor import Monitor
 from paceline.master.outbox import Outbox
-from paceline.master.records import CutValid, EpochStarted, Records
+from paceline.master.records import CutStored, CutValid, EpochStarted, Records
 from paceline.master.sizing import cut_is_due, lease_samples, lease_steps
 from paceline.master.state import Fail, FeedDone, Instruction, Journal, MasterState, Send, Sizing
 from paceline.master.status import count_committed
 from paceline.wire.messages import (
     Committed,
     Copied,
+    CutRef,
     Evaluated,
     EvaluateResult,
     Feed,
@@ -65,7 +66,7 @@ class Training:
         self.state = MasterState(mode=spec.mode, samples=spec.samples, staleness=spec.staleness)
         self._spec, self._members, self._monitor = spec, members, monitor
         self._outbox, self._fail = outbox, fail
-        self._cuts = CutFolder(Path(spec.checkpoint.dir or job.cuts))
+        self._cuts = CutFolders(Path(spec.checkpoint.dir or job.cuts), job.memory)
         self._evaluations = Evaluations(job.evaluations)
         #: Feeds of which a result was dropped.
         self._dropped: set[int] = set()
@@ -103,9 +104,9 @@ class Training:
             case Committed():
                 self._do(state.committed(message))
             case Prepared():
-                self._do(state.prepare(message, str(self._cuts.make(0))))
+                self._do(state.prepare(message, self._cuts.make(0)))
             case InitialWritten():
-                self._do(state.initial_written(message, str(self._cuts.directory(0))))
+                self._do(state.initial_written(message, self._cuts.directory(0)))
             case OpenFeed():
                 self._open_feed(message)
             case EvaluateResult():
@@ -113,8 +114,9 @@ class Training:
             case FenceAnswer():
                 self._do(state.fence_answer(message))
             case Copied():
-                directory = str(self._cuts.directory(message.cut_no))
-                self._do(state.copy_said(message, directory))
+                number = message.cut_no
+                directory, memory = self._cuts.directory(number), self._cuts.in_memory(number)
+                self._do(state.copy_said(message, directory, memory))
                 self._note_cut(now_s)
             case Restored():
                 self._restored(message, now_s)
@@ -234,15 +236,17 @@ class Training:
     def _before_record(self, record: Records) -> None:
         match record:
             case CutValid(cut=cut):
-                if cut.cut_no > 0 and self.state.model is not None:
-                    self._cuts.seal(record, self.state.sealed, self.state.model)
-                    self._cost_s = max(copied.cost_s for copied in self.state.sealed)
                 self._trusted.add(cut.cut_no)
+                self._seal(cut, record)
                 self._outbox.tell("cut_valid", reason=f"cut {cut.cut_no} at step {record.step}")
-                self._outbox.later(self._delete_cuts)
+            case CutStored(cut=cut):
+                (valid,) = (one for one in self.state.cuts if one.cut.cut_no == cut.cut_no)
+                self._seal(cut, valid)
+                self._outbox.tell("cut_stored", reason=f"cut {cut.cut_no}")
             case EpochStarted(epoch_no=epoch_no, cut=cut):
                 self._trusted.discard(cut.cut_no)
-                self._outbox.tell("epoch", reason=f"epoch {epoch_no} from cut {cut.cut_no}")
+                where = " in memory" if cut.in_memory else ""
+                self._outbox.tell("epoch", reason=f"epoch {epoch_no} from cut {cut.cut_no}{where}")
                 # A worker may be reading those of the epoch before.
                 self._evaluations.delete(before=epoch_no - 1)
             case _:
@@ -250,15 +254,25 @@ class Training:
 
     # ------------------------------------------------------------------ cuts
 
+    def _seal(self, place: CutRef, valid: CutValid) -> None:
+        """Make the cut one that can be loaded from this place; cut 0 is, as its writer left it."""
+        if place.cut_no > 0 and self.state.model is not None:
+            self._cuts.seal(place, valid, self.state.sealed, self.state.model)
+            self._cost_s = max(copied.cost_s for copied in self.state.sealed)
+        if not place.in_memory:
+            self._outbox.later(self._delete_cuts)
+
     def _note_cut(self, now_s: float) -> None:
         """The time between cuts runs from the end of one to the start of the next."""
-        if self.state.cutting is None:
+        if not self.state.cut_under_way:
             self._last_cut_s = now_s
 
     def _delete_cuts(self) -> None:
+        """The newest cut is on disk: older ones may go, and those that never got there."""
         cuts = self.state.cuts
         newest = cuts[-1].cut.cut_no
-        keep = {cut.cut.cut_no for cut in cuts[-self._spec.checkpoint.keep :]}
+        stored = [cut.cut.cut_no for cut in cuts if not cut.cut.in_memory]
+        keep = set(stored[-self._spec.checkpoint.keep :])
         if self.state.restoring and self.state.start is not None:
             keep.add(self.state.start.cut.cut_no)
         for cut in cuts:
@@ -271,7 +285,7 @@ class Training:
         feeds = [f.feed for f in self.state.ledger.feeds.values() if f.purpose == "train"]
         if self.state.map is None or (feeds and set(feeds) <= self.state.safe):
             return 0
-        if self.state.cutting is not None:
+        if self.state.cut_under_way:
             return None
         self._do(self.state.take_cut())
         return self.state.cutting

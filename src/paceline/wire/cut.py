@@ -1,8 +1,11 @@
-"""A cut on disk: files with checksums, made valid by a manifest.
+"""A cut, on disk or in memory: files with checksums, made valid by a manifest.
 
 Servers, agents and the master write, verify and find cuts through this; what is inside the servers'
 files is their own affair (`runtime.ps.cutfile`). Files are written beside their final name, synced
 and renamed; the manifest comes last: a directory without a readable one holds no cut.
+
+A cut in memory is such a directory, too, but each of its files lies in the folders of the nodes
+that hold a copy of it, one folder a node.
 """
 
 import hashlib
@@ -49,11 +52,12 @@ def checksum(image: Any) -> str:
     return "sha256:" + hashlib.sha256(image).hexdigest()
 
 
-def write_file(directory: Path, name: str, image: Any) -> str:
-    """Write bytes as ``directory/name``; returns their checksum.
+def write_file(directory: Path, name: str, image: Any) -> None:
+    """Write bytes as ``directory/name``.
 
     Durable when it returns; until then the name does not exist or holds what it held.
     """
+    directory.mkdir(parents=True, exist_ok=True)
     partial = directory / f".{name}.partial"
     with partial.open("wb") as file:
         file.write(image)
@@ -65,7 +69,6 @@ def write_file(directory: Path, name: str, image: Any) -> str:
         os.fsync(folder)
     finally:
         os.close(folder)
-    return checksum(image)
 
 
 def write_manifest(directory: Path, manifest: CutManifest) -> None:
@@ -98,12 +101,21 @@ def read_manifest(directory: Path) -> CutManifest:
 
 
 def map_file(directory: Path, name: str, expected: str) -> mmap.mmap:
-    """One file of a cut, mapped read-only and verified against its checksum.
+    """One file of a cut, or an undamaged copy of it, mapped read-only and verified.
 
     Raises:
         PermanentError: the file is missing, truncated or damaged; names it.
     """
-    path = directory / name
+    errors = []
+    for path in sorted(directory.glob(f"*/{name}")) or [directory / name]:
+        try:
+            return _map_verified(path, expected)
+        except PermanentError as error:
+            errors.append(str(error))
+    raise PermanentError("; ".join(errors))
+
+
+def _map_verified(path: Path, expected: str) -> mmap.mmap:
     try:
         with path.open("rb") as file:
             image = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

@@ -106,10 +106,14 @@ def feed_of(line: int) -> int:
 
 
 class CutRef(msgspec.Struct, frozen=True, kw_only=True):
-    """A cut that can be loaded: one file per server that took part, with its checksum."""
+    """A cut that can be loaded: one file per server that took part, with its checksum.
+
+    ``in_memory``: it is not on disk yet; below the directory two nodes have a copy of each file.
+    """
 
     cut_no: int
     directory: str
+    in_memory: bool = False
 
 
 # --------------------------------------------------------------------------- entries of the order
@@ -351,7 +355,10 @@ class Committed(Message, frozen=True):
 
 
 class Copied(Message, frozen=True):
-    """server -> master: my copy of the cut would survive the loss of my node."""
+    """server -> master: my copy of the cut would survive the loss of my node.
+
+    Said once when two nodes hold it in memory, and again when it is on disk (``stored``).
+    """
 
     epoch_no: int
     inc: int
@@ -364,6 +371,7 @@ class Copied(Message, frozen=True):
     num_bytes: int = 0
     cost_s: float = 0.0
     """Of the server's thread, and of the core that wrote beside it."""
+    stored: bool = False
 
 
 class Restored(Message, frozen=True):

@@ -68,6 +68,9 @@ class CheckpointSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Verified cuts kept on disk. Default 2: if the newest is damaged there is another."""
     dir: Annotated[str, Meta(examples=["checkpoints"])] | None = None
     """Folder for cuts. Default none: ``cuts`` in the job directory."""
+    in_memory: bool = True
+    """Whether a cut counts as soon as two nodes hold it in memory. Default true, which takes twice
+    a server's state in ``/dev/shm``; false, or no room there: when it is on disk."""
 
 
 class RestartSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

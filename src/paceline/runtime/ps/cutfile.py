@@ -17,7 +17,7 @@ import numpy as np
 
 from paceline.base.errors import PermanentError
 from paceline.runtime.ps.kernels import Array
-from paceline.wire.cut import CutManifest, map_file, read_manifest, write_file
+from paceline.wire.cut import CutManifest, checksum, map_file, read_manifest, write_file
 
 _ALIGN_BYTES = 64
 _DTYPES = {"float32": "F32", "float64": "F64", "int32": "I32", "int64": "I64"}
@@ -91,7 +91,8 @@ def write_save(directory: Path, name: str, saved: Mapping[str, Array]) -> tuple[
     """Pack arrays and write them as ``directory/name``; returns checksum and bytes."""
     image = bytearray(packed_bytes(saved))
     pack(saved, image)
-    return write_file(directory, name, image), len(image)
+    write_file(directory, name, image)
+    return checksum(image), len(image)
 
 
 def read_cut(directory: Path) -> tuple[CutManifest, dict[str, dict[str, Array]]]:

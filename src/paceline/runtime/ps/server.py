@@ -1,23 +1,21 @@
 """One parameter server: sockets, tensors and cut files around the pure `ServerState`.
 
-One thread does everything in the order of messages; only the writing of a copied cut to disk runs
-beside it. Never imports torch.
+One thread does everything in the order of messages; only what becomes of a copied cut (`CutWriter`)
+runs beside it. Never imports torch.
 """
 
 import logging
-import queue
-import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
 from paceline.base.samples import SampleSet
 from paceline.runtime.process import Process
 from paceline.runtime.ps import cutfile
 from paceline.runtime.ps.admission import Admission
+from paceline.runtime.ps.cut_writer import CutWriter
 from paceline.runtime.ps.kernels import Array
 from paceline.runtime.ps.state import (
     AnswerPull,
@@ -34,11 +32,9 @@ from paceline.runtime.ps.state import (
     Tell,
 )
 from paceline.runtime.ps.store import Gradients, Store
-from paceline.wire.cut import write_file
 from paceline.wire.data_plane import DataClient, DataServer, bind_address
 from paceline.wire.messages import (
     At,
-    Copied,
     Data,
     Export,
     Exported,
@@ -68,64 +64,6 @@ EXPORT_BYTES = 32 << 20
 _log = logging.getLogger(__name__)
 
 
-class Writer:
-    """Writes one copied cut at a time to disk, beside the server's thread."""
-
-    def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[tuple[Copied, Path, str, memoryview]] = queue.SimpleQueue()
-        self._done: queue.SimpleQueue[Copied | OSError] = queue.SimpleQueue()
-        self._image = bytearray()
-        #: Copies handed over and not known to be on disk: while there is one, its image is taken.
-        self._num_writing = 0
-        threading.Thread(target=self._run, name="cut-writer", daemon=True).start()
-
-    def copy(self, copied: Copied, directory: Path, name: str, store: Store) -> None:
-        """Copy the store as it is now, all that training waits for, and have it written."""
-        start_s = time.perf_counter()
-        saved = store.save()
-        size = cutfile.packed_bytes(saved)
-        if self._num_writing or len(self._image) < size:
-            self._image = bytearray(size)
-        self._num_writing += 1
-        used = cutfile.pack(saved, self._image)
-        copied = msgspec.structs.replace(copied, cost_s=time.perf_counter() - start_s)
-        self._jobs.put((copied, directory, name, memoryview(self._image)[:used]))
-
-    def finished(self) -> Copied | None:
-        """The next cut that is on disk.
-
-        Raises:
-            OSError: the disk refused it.
-        """
-        if self._done.empty():
-            return None
-        done = self._done.get()
-        self._num_writing -= 1
-        if isinstance(done, OSError):
-            raise done
-        return done
-
-    def _run(self) -> None:
-        while True:
-            copied, directory, name, image = self._jobs.get()
-            start_s = time.thread_time()
-            try:
-                directory.mkdir(parents=True, exist_ok=True)
-                digest = write_file(directory, name, image)
-            except OSError as error:
-                self._done.put(error)
-                continue
-            self._done.put(
-                msgspec.structs.replace(
-                    copied,
-                    file=name,
-                    checksum=digest,
-                    num_bytes=len(image),
-                    cost_s=copied.cost_s + time.thread_time() - start_s,
-                )
-            )
-
-
 class Server:
     """The edge of one server incarnation."""
 
@@ -140,8 +78,7 @@ class Server:
         bind = bind_address(process.spec.data_plane, process.spec.listen, process.job.run_dir, name)
         self.data = DataServer(bind, secret)
         self.peers = DataClient({}, secret, ident=name, arena_bytes=0)
-        self.writer = Writer()
-        self.cuts = Path(process.spec.checkpoint.dir or process.job.cuts)
+        self.writer = CutWriter(process)
         #: Gradients of held contributions: views of the frames that they came in.
         self.tensors: dict[Key, Gradients] = {}
         #: Where each worker (or the leader) sent its last message from.
@@ -273,7 +210,8 @@ class Server:
                 case AnswerPull(pull):
                     self._answer(pull)
                 case CopyState(copied):
-                    self._copy(copied)
+                    assert self.store is not None
+                    self.writer.copy(copied, self.store)
                 case Load(restore):
                     self._load(restore)
 
@@ -362,19 +300,13 @@ class Server:
         )
         self.data.send(self.route[message.inc], answer, [keys, rows])
 
-    def _copy(self, copied: Copied) -> None:
-        assert self.store is not None
-        directory = self.cuts / f"{copied.cut_no:06d}"
-        # Two lives of a node may copy a cut of the same number; each has a file of its own.
-        name = f"{self.process.node}-{self.inc}.safetensors"
-        self.writer.copy(copied, directory, name, self.store)
-
     def _load(self, restore: Restore) -> None:
         manifest, files = cutfile.read_cut(Path(restore.cut.directory))
         owners = restore.map.owners
         me = next(i for i, s in enumerate(restore.map.servers) if s.inc == self.inc)
         self.store = Store(manifest.schema, owners, me)
         self.store.load(files.values())
+        self.writer.start_epoch(restore)
         self.tensors.clear()
         self.pull_ids.clear()
         for server in restore.map.servers:

@@ -1,0 +1,93 @@
+"""Files in the memory of nodes, for copies of cuts.
+
+They lie on a memory file system, below the job's run directory (``JobDir.memory``): a file outlives
+the process that wrote it, and goes with its node. The pages of the last cut are used again for the
+next one, since fresh ones cost as much time as the copying.
+"""
+
+import mmap
+import os
+from pathlib import Path
+
+from paceline.base.jobdir import JobDir
+from paceline.base.node_files import NodeFiles
+from paceline.wire.messages import ServerMap
+
+HEADROOM = 8
+"""A file is made larger by one part in so many: tables grow."""
+
+
+class MemoryFile:
+    """A file that is mapped for writing."""
+
+    def __init__(self, path: Path, num_bytes: int) -> None:
+        """Raises OSError: there is no room."""
+        capacity = num_bytes + num_bytes // HEADROOM
+        self._path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Not in place: whoever has mapped a file of this name keeps what it has.
+        fresh = path.with_name(f".{path.name}.partial")
+        descriptor = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+        try:
+            os.posix_fallocate(descriptor, 0, capacity)
+            self._mapped = mmap.mmap(descriptor, capacity)
+            os.truncate(descriptor, num_bytes)
+        except OSError:
+            fresh.unlink()
+            raise
+        finally:
+            os.close(descriptor)
+        fresh.replace(path)
+
+    def image(self, num_bytes: int) -> memoryview:
+        """The first so many bytes, to be written."""
+        return memoryview(self._mapped)[:num_bytes]
+
+    def become(self, path: Path, num_bytes: int) -> bool:
+        """Take another name and size; False: it is too small, or gone.
+
+        Raises OSError: there is no room.
+        """
+        if num_bytes > len(self._mapped):
+            return False
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._path.replace(path)
+        except FileNotFoundError:
+            return False
+        self._path = path
+        descriptor = os.open(path, os.O_RDWR)
+        try:
+            os.truncate(descriptor, num_bytes)
+            os.posix_fallocate(descriptor, 0, num_bytes)
+        finally:
+            os.close(descriptor)
+        return True
+
+    def remove(self) -> None:
+        """Its memory is free when nobody has it mapped any more."""
+        self._path.unlink(missing_ok=True)
+
+
+def place(last: MemoryFile | None, path: Path, num_bytes: int) -> MemoryFile:
+    """A file for the next cut: ``last`` under a new name if there is one that is large enough.
+
+    Raises OSError: there is no room.
+    """
+    if last is not None:
+        if last.become(path, num_bytes):
+            return last
+        last.remove()
+    return MemoryFile(path, num_bytes)
+
+
+def partner(job: JobDir, node: str, servers: ServerMap) -> str | None:
+    """The other node that holds a server's copies: the next server, or else some worker.
+
+    None: no other node of this machine has an agent.
+    """
+    others = [server.node for server in servers.servers]
+    at = others.index(node)
+    others = [*others[at + 1 :], *others[:at]]
+    others += sorted(path.stem for path in job.run_dir.glob("*.agent") if path.stem != node)
+    return next((name for name in others if NodeFiles(job, name).agent_lock.exists()), None)

@@ -1,0 +1,171 @@
+"""From a copied state to two nodes' memory, then to disk."""
+
+import errno
+import os
+import shutil
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from paceline.base.errors import PermanentError
+from paceline.base.jobdir import JobDir
+from paceline.base.node_files import NodeFiles
+from paceline.runtime.ps import cutfile
+from paceline.runtime.ps.cut_writer import CutWriter
+from paceline.runtime.ps.store import Store
+from paceline.wire import cut
+from paceline.wire.messages import Copied, CutRef, Restore, Server, ServerMap
+from paceline.wire.schema import NUM_BUCKETS, DenseTensor, ModelSchema, OptimizerGroup
+from paceline.wire.spec import CheckpointSpec
+
+SCHEMA = ModelSchema(
+    dense=(DenseTensor(name="w", shape=(4096,), dtype="float32", offset=0, group=0),),
+    groups=(OptimizerGroup(kind="sgd"),),
+)
+NAME = "server-0-7.safetensors"
+
+
+class Bench:
+    """One server's writer, in a job with two servers' nodes and one worker's."""
+
+    def __init__(self, tmp_path: Path, *nodes: str, in_memory: bool = True) -> None:
+        self.job = JobDir(tmp_path / f"cut-writer-{os.getpid()}-{tmp_path.name}")
+        self.job.path.mkdir()
+        self.job.make_run_dir()
+        for node in nodes:
+            NodeFiles(self.job, node).agent_lock.touch()
+        spec = SimpleNamespace(checkpoint=CheckpointSpec(in_memory=in_memory))
+        process = SimpleNamespace(job=self.job, node="server-0", inc=7, spec=spec)
+        self.writer = CutWriter(process)  # type: ignore[arg-type]
+        self.store = Store(SCHEMA, [0] * NUM_BUCKETS, 0)
+        self.restore_from(CutRef(cut_no=0, directory=""))
+
+    def restore_from(self, ref: CutRef) -> None:
+        servers = (Server(7, "server-0", ""),)
+        servers_map = ServerMap(version=1, servers=servers, owners=(0,) * NUM_BUCKETS)
+        self.writer.start_epoch(
+            Restore(epoch_no=1, inc=7, cut=ref, map=servers_map, mode="asp", samples="exactly-once")
+        )
+
+    def copy(self, cut_no: int, value: float) -> None:
+        self.store.dense()["float32"][:] = value
+        copied = Copied(epoch_no=1, inc=7, cut_no=cut_no, position=1, step=1, committed=())
+        self.writer.copy(copied, self.store)
+
+    def said(self) -> Copied:
+        deadline_s = time.monotonic() + 10
+        while (found := self.writer.finished()) is None:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.001)
+        return found
+
+    def whole(self, cut_no: int, value: float) -> list[bool]:
+        self.copy(cut_no, value)
+        said = [self.said()]
+        while not said[-1].stored:
+            said.append(self.said())
+        return [one.stored for one in said]
+
+    def in_memory(self, cut_no: int, node: str) -> Path:
+        return self.job.memory / f"{cut_no:06d}" / node / NAME
+
+    def values(self, path: Path) -> set[float]:
+        saved = cutfile.unpack(path.read_bytes())
+        return set(saved["dense.float32.value"].tolist())
+
+
+@pytest.fixture
+def bench(tmp_path: Path):  # type: ignore[no-untyped-def]
+    made: list[Bench] = []
+
+    def make(*nodes: str, in_memory: bool = True) -> Bench:
+        made.append(Bench(tmp_path, *nodes, in_memory=in_memory))
+        return made[-1]
+
+    yield make
+    for one in made:
+        shutil.rmtree(one.job.run_dir, ignore_errors=True)
+
+
+def test_a_cut_is_in_the_memory_of_two_nodes_then_on_disk(bench) -> None:  # type: ignore[no-untyped-def]
+    job = bench("server-0", "worker-0")
+    job.copy(1, 3.0)
+    first, second = job.said(), job.said()
+    assert (first.stored, second.stored) == (False, True)
+    assert (first.file, first.checksum) == (second.file, second.checksum) == (NAME, first.checksum)
+    for path in (job.in_memory(1, "server-0"), job.in_memory(1, "worker-0")):
+        assert cut.checksum(path.read_bytes()) == first.checksum
+        assert job.values(path) == {3.0}
+    assert job.values(job.job.cuts / "000001" / NAME) == {3.0}
+
+
+def test_the_pages_of_the_last_cut_are_used_again(bench) -> None:  # type: ignore[no-untyped-def]
+    job = bench("server-0", "server-1")
+    job.whole(1, 1.0)
+    pages = [job.in_memory(1, node).stat().st_ino for node in ("server-0", "server-1")]
+    job.whole(2, 2.0)
+    found = [job.in_memory(2, node).stat().st_ino for node in ("server-0", "server-1")]
+    assert found == pages
+    assert not job.in_memory(1, "server-0").exists()
+    assert job.values(job.in_memory(2, "server-1")) == {2.0}
+    assert job.values(job.job.cuts / "000001" / NAME) == {1.0}
+
+
+def test_what_the_epoch_was_restored_from_is_left_alone(bench) -> None:  # type: ignore[no-untyped-def]
+    job = bench("server-0", "server-1")
+    job.whole(1, 1.0)
+    job.restore_from(CutRef(cut_no=1, directory="", in_memory=True))
+    job.whole(2, 2.0)
+    for node in ("server-0", "server-1"):
+        assert job.values(job.in_memory(1, node)) == {1.0}
+        assert job.values(job.in_memory(2, node)) == {2.0}
+
+
+def test_files_deleted_behind_its_back_are_made_anew(bench) -> None:  # type: ignore[no-untyped-def]
+    job = bench("server-0", "server-1")
+    job.whole(1, 1.0)
+    shutil.rmtree(job.job.memory)
+    assert job.whole(2, 2.0) == [False, True]
+    assert job.values(job.in_memory(2, "server-0")) == {2.0}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "in_memory"), [(("server-0",), True), (("server-0", "b"), False)]
+)
+def test_without_a_partner_or_by_wish_it_counts_when_it_is_on_disk(  # type: ignore[no-untyped-def]
+    bench, nodes: tuple[str, ...], in_memory: bool
+) -> None:
+    job = bench(*nodes, in_memory=in_memory)
+    assert job.whole(1, 1.0) == [True]
+    assert job.whole(2, 2.0) == [True]
+    assert job.values(job.job.cuts / "000002" / NAME) == {2.0}
+    assert not job.job.memory.exists()
+
+
+def test_where_memory_has_no_room_it_counts_when_it_is_on_disk(  # type: ignore[no-untyped-def]
+    bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    job = bench("server-0", "server-1")
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    assert job.whole(1, 1.0) == [True]
+    assert job.whole(2, 2.0) == [True]
+    assert job.values(job.job.cuts / "000002" / NAME) == {2.0}
+    (line,) = caplog.messages
+    assert "checkpoint.in_memory" in line
+
+
+def test_one_damaged_copy_in_memory_is_no_loss(bench) -> None:  # type: ignore[no-untyped-def]
+    job = bench("server-0", "server-1")
+    job.copy(1, 1.0)
+    checksum = job.said().checksum
+    directory = job.in_memory(1, "x").parent.parent
+    job.in_memory(1, "server-0").write_bytes(b"damaged")
+    assert cut.map_file(directory, NAME, checksum)
+    shutil.rmtree(directory / "server-1")
+    with pytest.raises(PermanentError, match="checksum differs"):
+        cut.map_file(directory, NAME, checksum)
