@@ -54,7 +54,7 @@ class Deviation(NamedTuple):
 
 
 def run_alone(out: Path, steps: int, num_parts: int = 1) -> Path:
-    """Train in one process without services; returns ``out``."""
+    """Train in one process, with one thread, without services; returns ``out``."""
     out.mkdir(parents=True)
     flags = ["--out", str(out), "--steps", str(steps), "--parts", str(num_parts)]
     env = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -71,9 +71,13 @@ def run_job(out: Path, steps: int, workers: int, *, die: bool, timeout_s: float 
     out.mkdir(parents=True)
     spec = JobSpec(
         script=str(SCRIPT),
-        args=("--out", str(out), "--steps", str(steps), *(["--die"] if die else [])),
+        args=(
+            *("--out", str(out), "--steps", str(steps), "--together", str(workers)),
+            *(["--die"] if die else []),
+        ),
         name=f"equality-{workers}",
         mode="bsp",
+        torch_threads=1,  # as alone: threads split sums, too
         workers=NodeSpec(count=workers),
         servers=NodeSpec(count=2),
         restart=RestartSpec(backoff_s=0.1),

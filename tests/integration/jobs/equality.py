@@ -7,6 +7,7 @@ it (one file per process), and at the end the model (the chief).
 import argparse
 import os
 import signal
+import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -119,6 +120,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--parts", type=int, default=1, help="sum each batch in so many parts")
+    parser.add_argument("--together", type=int, default=1, help="begin when so many are there")
     parser.add_argument("--die", action="store_true", help="two workers die in mid-step")
     options = parser.parse_args()
     node = os.environ.get("PACELINE_NODE", "alone")
@@ -130,6 +132,8 @@ def main() -> None:
     flat = [optimizer for some in optimizers for optimizer in some]
     data = dataset(options.steps)
     with (options.out / f"{node}-{os.getpid()}.losses").open("wb", buffering=0) as file:
+        while len(list(options.out.glob("*.losses"))) < options.together:
+            time.sleep(0.02)
         for num_batches, batch in enumerate(job.batches(data, batch_size=BATCH_SIZE), 1):
             for rows in parts(Rows(*batch), options.parts):
                 losses = [net(rows) for net in nets]
