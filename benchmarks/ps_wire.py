@@ -84,11 +84,16 @@ def serve(scheme: str, directory: str, num_bytes: int) -> None:
     with closing(DataServer(bind, SECRET)) as server:
         print(server.address, flush=True)
         while True:
-            for peer, _, frames in server.poll(WAIT_S):
-                state[:] = frames[0]
-                out = server.allocate(peer, num_bytes)
-                out[:] = state.data
-                server.send(peer, PULLED, [out])
+            answer(server, state)
+
+
+def answer(server: DataServer, state: np.ndarray) -> None:
+    """Serve what has arrived; frames are dropped when they are used up."""
+    for peer, _, frames in server.poll(WAIT_S):
+        state[:] = frames.pop()
+        out = server.allocate(peer, state.nbytes)
+        out[:] = state.data
+        server.send(peer, PULLED, [out])
 
 
 class Raw:

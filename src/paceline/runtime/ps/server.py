@@ -95,18 +95,22 @@ class Server:
         """Serve until the master or the agent says stop."""
         self.process.announce(self.data.address)
         while not self.process.stop_requested:
-            self.process.keep_link()
-            link = self.process.link
-            for peer, message, frames in self.data.poll(IDLE_S, extra=link.fileno()):
-                self._serve(peer, message, frames)
-            for order in link.receive():
-                self._obey(order)
-            for _, message, _frames in self.peers.poll(0.0):
-                if isinstance(message, At):
-                    self._do(self.state.at(message))
-            self._tick(time.monotonic())
+            self._turn()
         self.data.close()
         self.peers.close()
+
+    def _turn(self) -> None:
+        """Take what has arrived; nothing holds its frames afterwards but `tensors`."""
+        self.process.keep_link()
+        link = self.process.link
+        for peer, message, frames in self.data.poll(IDLE_S, extra=link.fileno()):
+            self._serve(peer, message, frames)
+        for order in link.receive():
+            self._obey(order)
+        for _, message, _frames in self.peers.poll(0.0):
+            if isinstance(message, At):
+                self._do(self.state.at(message))
+        self._tick(time.monotonic())
 
     # ------------------------------------------------------------------ events
 
