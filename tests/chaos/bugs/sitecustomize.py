@@ -1,16 +1,19 @@
-"""Plants one bug in every process of a job: the chaos kit must find it.
+"""Plants bugs in every process of a job: the chaos kit must find them.
 
-Python imports this at start when this folder is on PYTHONPATH. The bug named by
-PACELINE_PLANTED_BUG is patched into the production class as soon as its module is imported; no
-production code knows of it.
+Python imports this at start when this folder is on PYTHONPATH. Each plant that PACELINE_PLANTS
+names is patched into its production module as soon as that is imported; no production code knows
+of it. Some bugs are hidden by another rule of the protocol: what uncovers them is a plant, too.
 """
 
 import importlib.abc
 import importlib.machinery
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import ModuleType
+
+LATE_STREAK = 6
+"""Lives that ended early: with the 0.1 s of chaos jobs the next one begins 3.2 s later."""
 
 
 def ready_before_all_held(module: ModuleType) -> None:
@@ -46,11 +49,24 @@ def fence_ignored(module: ModuleType) -> None:
 
 
 def silence_believed(module: ModuleType) -> None:
-    """Goes with the one above: a node is given up before another agent had the time to start.
+    """Uncovers the one above: a silent worker is given up, and its next life begins late.
 
-    Otherwise that agent takes the silent worker over, and nobody who lives is ever fenced.
+    Otherwise the next agent takes the silent worker over, and nobody who lives is ever fenced: as
+    if no place could be had for that agent, nor for the next life before the worker comes back.
     """
-    module.AGENT_START_S = 0.0
+    members = module.Membership
+    on_silence = members._on_silence
+
+    def believe(self, node, now_s, lost_after_s, others_wait):  # type: ignore[no-untyped-def]
+        silent_s = now_s - node.heard_s
+        if node.role != "worker" or not node.up or silent_s < lost_after_s:
+            return on_silence(self, node, now_s, lost_after_s, others_wait)
+        reason = f"unreachable, silent for {silent_s:.1f} s"
+        node.up_s, node.streak = now_s, LATE_STREAK
+        gone = module.Judged("unreachable", module.Verdict.RETRYABLE, reason)
+        return [*self._lost(node), *self._again(node, gone, now_s)]
+
+    members._on_silence = believe
 
 
 def ledger_not_rewound(module: ModuleType) -> None:
@@ -65,21 +81,23 @@ def ledger_not_rewound(module: ModuleType) -> None:
 
 
 def duplicate_part_applied(module: ModuleType) -> None:
-    """A repeated part is taken, and applied again, as if it were new."""
+    """A repeated part that is in the model is taken, and applied again, as if it were new."""
     state = module.ServerState
-    part, unordered = state.part, state._apply_unordered
+    part = state.part
 
     def forgetful(self, message):  # type: ignore[no-untyped-def]
-        if self.exactly_once and self.last_seq.get(message.inc, 0) >= message.seq:
-            self.last_seq[message.inc] = message.seq - 1
-            self.committed.subtract(message.spans)
-        return part(self, message)
-
-    def again(self, message):  # type: ignore[no-untyped-def]
+        last = self.last_seq.get(message.inc, 0)
+        if message.epoch_no != self.epoch_no or message.seq > last:
+            return part(self, message)
         self.last_seq[message.inc] = message.seq - 1
-        return unordered(self, message)
+        if self.exactly_once:  # what comes next of this worker orders it a second time
+            self.committed.subtract(message.spans)
+            return part(self, message)
+        applied = part(self, message)
+        self.last_seq[message.inc] = last
+        return [*applied, *part(self, message)]
 
-    state.part, state._apply_unordered = forgetful, again
+    state.part = forgetful
 
 
 def newer_epoch_accepted(module: ModuleType) -> None:
@@ -103,7 +121,7 @@ def newer_epoch_accepted(module: ModuleType) -> None:
 
 
 def workers_told_first(module: ModuleType) -> None:
-    """Goes with the one above, which it uncovers: workers start before servers hear of the epoch.
+    """Uncovers the one above: workers start before servers hear of the epoch.
 
     As if the first `Restore` had been lost on its way; the repeated one comes a second later.
     """
@@ -124,24 +142,31 @@ WORKER, SERVER = "paceline.runtime.ps.worker_state", "paceline.runtime.ps.state"
 MASTER, LEDGER = "paceline.master.state", "paceline.master.shards.ledger"
 MEMBERS = "paceline.master.membership"
 
-BUGS: dict[str, dict[str, Callable[[ModuleType], None]]] = {
-    "ready_before_all_held": {WORKER: ready_before_all_held},
-    "fence_ignored": {SERVER: fence_ignored, MEMBERS: silence_believed},
-    "ledger_not_rewound": {LEDGER: ledger_not_rewound},
-    "duplicate_part_applied": {SERVER: duplicate_part_applied},
-    "newer_epoch_accepted": {SERVER: newer_epoch_accepted, MASTER: workers_told_first},
+Plant = Callable[[ModuleType], None]
+PLANTS: dict[str, tuple[str, Plant]] = {
+    "ready_before_all_held": (WORKER, ready_before_all_held),
+    "fence_ignored": (SERVER, fence_ignored),
+    "silence_believed": (MEMBERS, silence_believed),
+    "ledger_not_rewound": (LEDGER, ledger_not_rewound),
+    "duplicate_part_applied": (SERVER, duplicate_part_applied),
+    "newer_epoch_accepted": (SERVER, newer_epoch_accepted),
+    "workers_told_first": (MASTER, workers_told_first),
 }
+"""By name: where it is planted, and how."""
 
 
 class Planter(importlib.abc.MetaPathFinder):
     """Patches modules right after they were executed."""
 
-    def __init__(self, bug: str) -> None:
-        self.plants = dict(BUGS[bug])
+    def __init__(self, names: Iterable[str]) -> None:
+        self.plants: dict[str, list[Plant]] = {}
+        for name in names:
+            where, plant = PLANTS[name]
+            self.plants.setdefault(where, []).append(plant)
 
     def find_spec(self, fullname, path=None, target=None):  # type: ignore[no-untyped-def]
-        plant = self.plants.pop(fullname, None)
-        if plant is None:
+        plants = self.plants.pop(fullname, None)
+        if plants is None:
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         assert spec is not None
@@ -150,11 +175,12 @@ class Planter(importlib.abc.MetaPathFinder):
 
         def exec_and_plant(module):  # type: ignore[no-untyped-def]
             execute(module)
-            plant(module)
+            for plant in plants:
+                plant(module)
 
         loader.exec_module = exec_and_plant  # type: ignore[union-attr, method-assign]
         return spec
 
 
-if os.environ.get("PACELINE_PLANTED_BUG"):
-    sys.meta_path.insert(0, Planter(os.environ["PACELINE_PLANTED_BUG"]))
+if os.environ.get("PACELINE_PLANTS"):
+    sys.meta_path.insert(0, Planter(os.environ["PACELINE_PLANTS"].split(",")))
