@@ -65,7 +65,7 @@ def _goes_back(case: Case) -> bool:
 
 def _leaves_a_server_behind(case: Case) -> bool:
     """A server is lost, and another one is still in the old epoch."""
-    return case.num_servers > 1 and _goes_back(case)
+    return case.num_servers > 1 and _does(case, ["kill"], "server")
 
 
 def _repeats_parts(case: Case) -> bool:
