@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count, islice
 from pathlib import Path
 from unittest.mock import patch
@@ -90,7 +90,9 @@ BUGS = [
 
 def cases(bug: Bug) -> list[Case]:
     """The first 50 that can bring it out."""
-    return list(islice((case for case in map(case_of, count()) if bug.may_show(case)), NUM_SEEDS))
+    apt = (case for case in map(case_of, count()) if bug.may_show(case))
+    # Python imports one sitecustomize only: the planter's, not that of the slow disk.
+    return [replace(case, sync_s=0.0) for case in islice(apt, NUM_SEEDS)]
 
 
 def hunt(bug: Bug) -> bool:

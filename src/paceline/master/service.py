@@ -77,6 +77,7 @@ METRICS_S = 1.0
 COMPACT_AT = 50_000
 """Records in the journal beyond which it is begun anew from a snapshot."""
 MAX_REFUSALS_LOGGED = 1_000
+HAS_ENDED = "the job has ended"
 NONSENSE = (ArithmeticError, LookupError, TypeError, ValueError)
 """What a well-formed message with impossible values ends in; InternalError stays the alarm."""
 
@@ -158,6 +159,7 @@ class Master:
         self._refused: set[tuple[str, str]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._ending: Ending | None = None
+        self._closed = False
         #: Something happened that may concern the job as a whole.
         self._changed = True
 
@@ -242,6 +244,10 @@ class Master:
         fresh.replace(self._job.master_address)
 
     async def _close(self, ending: Ending) -> Outcome:
+        self._closed = True
+        for fact in self._inbox:
+            if isinstance(fact, Asked):
+                _answer(fact, Done(error=HAS_ENDED))
         for name in self.members.nodes:
             self._backend.stop(name)
         outcome = self._outcome(ending)
@@ -288,6 +294,8 @@ class Master:
         self._put(FromAgent(stream, StreamEnded()))
 
     async def _on_call(self, call: Call) -> Reply:
+        if self._closed:
+            return Done(error=HAS_ENDED)
         answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._put(Asked(call, answer))
         return await answer
