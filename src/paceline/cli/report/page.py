@@ -28,6 +28,7 @@ th, td { text-align: left; vertical-align: top; padding: .25rem .9rem .25rem 0;
   border-bottom: 1px solid var(--line); overflow-wrap: anywhere; }
 th { font-weight: 600; }
 .facts th { font-weight: 400; color: var(--faint); width: 15rem; }
+.incidents td:nth-child(-n+2) { white-space: nowrap; }
 .numbers td:not(:first-child), .numbers th:not(:first-child) { text-align: right; }
 figure { margin: 0; }
 svg { display: block; width: 100%; height: auto; }
@@ -101,7 +102,7 @@ def _incidents(facts: Facts) -> str:
     if not facts.incidents:
         return f"{head}<p>Nothing went wrong.</p>"
     rows = [(str(n), *row) for n, row in enumerate(text.incident_rows(facts), start=1)]
-    table = _table(("", *text.INCIDENT_COLUMNS), rows)
+    table = _table(("", *text.INCIDENT_COLUMNS), rows, "incidents")
     return f'{head}{table}<p class="faint">{COST_NOTE}</p>'
 
 
