@@ -6,13 +6,14 @@ import shutil
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from paceline.base.errors import PermanentError
 from paceline.base.jobdir import JobDir
 from paceline.base.node_files import NodeFiles
-from paceline.runtime.ps import cutfile
+from paceline.runtime.ps import cut_writer, cutfile
 from paceline.runtime.ps.cut_writer import CutWriter
 from paceline.runtime.ps.store import Store
 from paceline.wire import cut
@@ -157,6 +158,30 @@ def test_where_memory_has_no_room_it_counts_when_it_is_on_disk(  # type: ignore[
     assert job.values(job.job.cuts / "000002" / NAME) == {2.0}
     (line,) = caplog.messages
     assert "checkpoint.in_memory" in line
+
+
+def test_a_disk_that_refuses_is_asked_again_for_a_while(  # type: ignore[no-untyped-def]
+    bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    full = iter([True, True])
+    write_file = cut.write_file
+
+    def refuse(*args: Any) -> None:
+        if next(full, refusing):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write_file(*args)
+
+    refusing = False
+    monkeypatch.setattr(cut, "write_file", refuse)
+    monkeypatch.setattr(cut_writer, "RETRY_S", 0.01)
+    job = bench("server-0", "server-1")
+    assert job.whole(1, 1.0) == [False, True]
+    assert len(caplog.messages) == 1
+
+    refusing = True
+    monkeypatch.setattr(cut_writer, "REFUSED_S", 0.05)
+    with pytest.raises(PermanentError, match=r"cut 2 cannot be written .*No space left.*make room"):
+        job.whole(2, 2.0)
 
 
 def test_one_damaged_copy_in_memory_is_no_loss(bench) -> None:  # type: ignore[no-untyped-def]

@@ -3,6 +3,7 @@
 Training waits for one copy of the server's state; all the rest happens in a thread beside it.
 """
 
+import itertools
 import logging
 import queue
 import threading
@@ -12,12 +13,16 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from paceline.base.errors import PermanentError
 from paceline.runtime.process import Process
 from paceline.runtime.ps import cutfile
 from paceline.runtime.ps.cut_memory import MemoryFile, partner, place
 from paceline.runtime.ps.store import Store
 from paceline.wire import cut
 from paceline.wire.messages import Copied, CutRef, Restore
+
+RETRY_S, REFUSED_S = 1.0, 60.0
+"""A disk that refuses a file is asked again so often, and for so long."""
 
 _log = logging.getLogger(__name__)
 
@@ -53,7 +58,7 @@ class CutWriter:
         #: Images handed over and not known to be on disk: while there is one, it is left alone.
         self._num_writing = 0
         self._images: queue.SimpleQueue[Image] = queue.SimpleQueue()
-        self._done: queue.SimpleQueue[Copied | OSError] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[Copied | Exception] = queue.SimpleQueue()
         threading.Thread(target=self._run, name="cut-writer", daemon=True).start()
 
     def start_epoch(self, restore: Restore) -> None:
@@ -113,12 +118,12 @@ class CutWriter:
         """The next cut that is in the memory of two nodes, or on disk (``stored``).
 
         Raises:
-            OSError: the disk refused it.
+            PermanentError: the disk has refused it for REFUSED_S.
         """
         if self._done.empty():
             return None
         done = self._done.get()
-        if isinstance(done, OSError):
+        if isinstance(done, Exception):
             raise done
         self._num_writing -= done.stored
         return done
@@ -126,25 +131,42 @@ class CutWriter:
     # ------------------------------------------------------------------ the thread
 
     def _run(self) -> None:
-        while True:
-            image = self._images.get()
-            start_s = time.thread_time()
-            replicated = image.partner is not None and self._replicate(image)
-            copied = msgspec.structs.replace(
-                image.copied,
-                file=self._name,
-                checksum=cut.checksum(image.data),
-                num_bytes=len(image.data),
-            )
-            if replicated:
-                self._say(copied, start_s)
+        try:
+            while True:
+                self._keep(self._images.get())
+        except Exception as error:  # noqa: BLE001 - `finished` raises it in the server's thread
+            self._done.put(error)
+
+    def _keep(self, image: Image) -> None:
+        start_s = time.thread_time()
+        replicated = image.partner is not None and self._replicate(image)
+        copied = msgspec.structs.replace(
+            image.copied,
+            file=self._name,
+            checksum=cut.checksum(image.data),
+            num_bytes=len(image.data),
+        )
+        if replicated:
+            self._say(copied, start_s)
+        self._store(copied.cut_no, image.data)
+        self._say(msgspec.structs.replace(copied, stored=True), start_s)
+
+    def _store(self, cut_no: int, data: memoryview) -> None:
+        """Write to disk; again while the disk refuses it, since somebody may make room there."""
+        directory = self._cuts / f"{cut_no:06d}"
+        first_s = time.monotonic()
+        for attempt in itertools.count():
             try:
-                directory = self._cuts / f"{copied.cut_no:06d}"
-                cut.write_file(directory, self._name, image.data)
+                cut.write_file(directory, self._name, data)
             except OSError as error:
-                self._done.put(error)
+                text = f"cut {cut_no} cannot be written to {directory}: {error.strerror}"
+                if time.monotonic() - first_s > REFUSED_S:
+                    raise PermanentError(f"{text}; make room there and resume the job") from error
+                if not attempt:
+                    _log.warning("%s; tried again for %.0f s", text, REFUSED_S)
+                time.sleep(RETRY_S)
             else:
-                self._say(msgspec.structs.replace(copied, stored=True), start_s)
+                return
 
     def _say(self, copied: Copied, start_s: float) -> None:
         spent_s = copied.cost_s + time.thread_time() - start_s
