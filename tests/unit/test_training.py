@@ -1,6 +1,7 @@
 """The edge around the master's state: results of evaluations, what cuts cost."""
 
 import errno
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -216,3 +217,21 @@ def test_the_time_between_cuts_follows_the_last_one(
     assert job.next_cut_s() == 20.0
     job.cut(0.02, 0.01)
     assert job.next_cut_s() == 1.0
+
+
+def test_a_disk_that_refuses_a_manifest_ends_the_job_with_a_reason(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(job.training._cuts, "seal", full)
+    monkeypatch.setattr(job.training, "_has_changed", lambda: True)
+    job.next_cut_s()
+    job.cut(0.0, 0.0)
+    (reason,) = job.failed
+    assert re.fullmatch(
+        r"the manifest of cut 1 cannot be written to .*/000001: No space left on device; "
+        "make room there and resume the job",
+        reason,
+    )

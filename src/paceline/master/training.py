@@ -257,7 +257,13 @@ class Training:
     def _seal(self, place: CutRef, valid: CutValid) -> None:
         """Make the cut one that can be loaded from this place; cut 0 is, as its writer left it."""
         if place.cut_no > 0 and self.state.model is not None:
-            self._cuts.seal(place, valid, self.state.sealed, self.state.model)
+            try:
+                self._cuts.seal(place, valid, self.state.sealed, self.state.model)
+            except OSError as error:
+                self._fail(
+                    f"the manifest of cut {place.cut_no} cannot be written to {place.directory}: "
+                    f"{error.strerror}; make room there and resume the job"
+                )
             self._cost_s = max(copied.cost_s for copied in self.state.sealed)
         if not place.in_memory:
             self._outbox.later(self._delete_cuts)
