@@ -175,6 +175,20 @@ def test_a_cut_that_is_in_memory_only_is_restored_from_one_of_its_copies(
 
 
 @MODES
+def test_without_any_of_its_copies_in_memory_the_cut_before_it_counts(
+    tmp_path: Path, mode: str
+) -> None:
+    with slow_disk(3.0), running(tmp_path, mode=mode) as job:
+        job.until_committed(N // 3, cuts=1)
+        for copies in job.job.memory.glob("*/server-*"):
+            shutil.rmtree(copies)
+        os.kill(job.node("server-1").pid, signal.SIGKILL)
+        job.check_finished()
+        assert "epoch 2 from cut 0" in [e["reason"] for e in job.events("epoch")]
+        assert len(job.events("cut_damaged")) == 1
+
+
+@MODES
 def test_a_cut_in_memory_that_is_lost_there_gives_way_to_the_one_on_disk(
     tmp_path: Path, mode: str
 ) -> None:

@@ -4,7 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from paceline.base.cgroups import create_node_group, find_node_group, find_trees, remove_job
+from paceline.base.cgroups import (
+    create_node_group,
+    find_node_group,
+    find_trees,
+    memory_headroom,
+    remove_job,
+)
 
 JOB, NODE = "job-1", "worker-0"
 
@@ -120,3 +126,25 @@ def test_a_group_that_still_has_members_is_reported(version_1: Machine) -> None:
     node = version_1.root / "memory/box/a/paceline" / JOB / NODE
     (node / "not-empty").mkdir(parents=True)
     assert not remove_job(JOB, *at)
+
+
+def test_headroom_counts_pages_of_files_as_free(version_1: Machine) -> None:
+    at = version_1.mounts, version_1.own
+    assert memory_headroom(*at) is None, "no such files: the root group"
+    memory = version_1.root / "memory/box/a"
+    (memory / "memory.limit_in_bytes").write_text("9223372036854771712\n")
+    (memory / "memory.usage_in_bytes").write_text("700\n")
+    assert memory_headroom(*at) is None
+    (memory / "memory.limit_in_bytes").write_text("1000\n")
+    (memory / "memory.stat").write_text("inactive_anon 500\ninactive_file 20\nactive_file 3\n")
+    assert memory_headroom(*at) == 323
+
+
+def test_headroom_of_a_version_2_group(version_2: Machine) -> None:
+    at = version_2.mounts, version_2.own
+    group = version_2.root / "all/box"
+    (group / "memory.max").write_text("max\n")
+    (group / "memory.current").write_text("400\n")
+    assert memory_headroom(*at) is None
+    (group / "memory.max").write_text("1000\n")
+    assert memory_headroom(*at) == 600

@@ -360,7 +360,7 @@ def test_servers_that_copied_different_sets_end_the_job(job: Job) -> None:
 def test_a_cut_in_memory_counts_and_is_on_disk_when_all_servers_say_so(job: Job) -> None:
     job.do(job.state.take_cut())
     job.copied(Span(0, 0, 2), incs=BOTH, stored=False)
-    assert job.state.cuts[-1].cut == CutRef(cut_no=1, directory="memory-1", in_memory=True)
+    assert job.state.cuts[-1].cut == CutRef(cut_no=1, directory="cut-1", memory="memory-1")
     assert job.state.last_stored_no == 0
     assert job.state.take_cut() == [], "the next one waits for the disk"
 
@@ -390,7 +390,7 @@ def test_a_cut_that_never_came_to_disk_is_what_the_next_epoch_starts_from(job: J
     job.do(job.state.start_epoch(servers(LEADER + 10, FOLLOWER)))
 
     restores = [s.message for s in job.sent if isinstance(s.message, Restore)]
-    assert {message.cut.directory for message in restores} == {"memory-1"}
+    assert {message.cut.memory for message in restores} == {"memory-1"}
     late = Copied(epoch_no=1, inc=FOLLOWER, cut_no=1, position=1, step=0, committed=(), stored=True)
     assert job.state.copy_said(late, "cut-1", "memory-1") == []
     job.restored(LEADER + 10, FOLLOWER)
@@ -410,6 +410,15 @@ def test_a_master_restarted_while_a_cut_is_stored_hears_of_it(job: Job) -> None:
     job.copied(Span(0, 0, 8), incs=BOTH, stored=True)
     assert job.state.last_stored_no == 1
     assert job.state.safe == {0}
+
+
+def test_a_cut_that_is_gone_before_it_is_on_disk_is_not_waited_for(job: Job) -> None:
+    job.do(job.state.take_cut())
+    job.copied(Span(0, 0, 2), incs=BOTH, stored=False)
+    job.do(job.state.cut_gone(1))
+    late = Copied(epoch_no=1, inc=LEADER, cut_no=1, position=1, step=0, committed=(), stored=True)
+    assert job.state.copy_said(late, "cut-1", "memory-1") == []
+    assert not job.state.cut_under_way
 
 
 def test_one_cut_at_a_time(job: Job) -> None:

@@ -3,6 +3,7 @@
 import errno
 import os
 import shutil
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ import pytest
 from paceline.base.errors import PermanentError
 from paceline.base.jobdir import JobDir
 from paceline.base.node_files import NodeFiles
-from paceline.runtime.ps import cut_writer, cutfile
+from paceline.runtime.ps import cut_memory, cut_writer, cutfile
 from paceline.runtime.ps.cut_writer import CutWriter
 from paceline.runtime.ps.store import Store
 from paceline.wire import cut
@@ -117,11 +118,33 @@ def test_the_pages_of_the_last_cut_are_used_again(bench) -> None:  # type: ignor
 def test_what_the_epoch_was_restored_from_is_left_alone(bench) -> None:  # type: ignore[no-untyped-def]
     job = bench("server-0", "server-1")
     job.whole(1, 1.0)
-    job.restore_from(CutRef(cut_no=1, directory="", in_memory=True))
-    job.whole(2, 2.0)
+    job.restore_from(CutRef(cut_no=1, directory="", memory=str(job.job.memory / "000001")))
+    assert job.whole(2, 2.0) == [True], "memory has room for one cut"
     for node in ("server-0", "server-1"):
         assert job.values(job.in_memory(1, node)) == {1.0}
-        assert job.values(job.in_memory(2, node)) == {2.0}
+    assert job.whole(3, 3.0) == [False, True]
+    assert job.values(job.in_memory(3, "server-1")) == {3.0}
+
+
+def test_an_image_that_is_being_written_is_left_alone(  # type: ignore[no-untyped-def]
+    bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go = threading.Event()
+    write_file = cut.write_file
+
+    def wait(*args: Any) -> None:
+        assert go.wait(10)
+        write_file(*args)
+
+    monkeypatch.setattr(cut, "write_file", wait)
+    job = bench("server-0", "server-1")
+    job.copy(1, 1.0)
+    assert not job.said().stored
+    job.copy(1, 2.0)  # of the next epoch: the first one did not become valid
+    assert job.values(job.in_memory(1, "server-1")) == {1.0}
+    go.set()
+    assert [job.said().stored, job.said().stored] == [True, True]
+    assert job.values(job.job.cuts / "000001" / NAME) == {2.0}
 
 
 def test_files_deleted_behind_its_back_are_made_anew(bench) -> None:  # type: ignore[no-untyped-def]
@@ -190,7 +213,16 @@ def test_one_damaged_copy_in_memory_is_no_loss(bench) -> None:  # type: ignore[n
     checksum = job.said().checksum
     directory = job.in_memory(1, "x").parent.parent
     job.in_memory(1, "server-0").write_bytes(b"damaged")
-    assert cut.map_file(directory, NAME, checksum)
+    assert cut.map_file(NAME, checksum, directory, job.job.cuts / "000001")
     shutil.rmtree(directory / "server-1")
     with pytest.raises(PermanentError, match="checksum differs"):
-        cut.map_file(directory, NAME, checksum)
+        cut.map_file(NAME, checksum, directory)
+
+
+def test_memory_that_others_need_is_left_to_them(  # type: ignore[no-untyped-def]
+    bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cut_memory, "memory_headroom", lambda: cut_memory.RESERVE_BYTES)
+    job = bench("server-0", "server-1")
+    assert job.whole(1, 1.0) == [True]
+    assert not list(job.job.memory.rglob("*.safetensors"))

@@ -19,6 +19,10 @@ PERIOD_US = 100_000
 """Period of the cpu quota: the kernel's default, so a quota of 0.1 core is 10 ms of each 100."""
 
 
+NO_LIMIT = 1 << 60
+"""What version 1 shows without one is larger."""
+
+
 class Tree(msgspec.Struct, frozen=True):
     """Where groups of one controller may be made; ``version`` 2: the tree of all controllers."""
 
@@ -207,6 +211,26 @@ def find_node_group(job_id: str, node: str, mounts: Path = MOUNTS, own: Path = O
         for name, tree in find_trees(mounts, own).items()
     }
     return NodeGroup({name: group for name, group in groups.items() if group.base.is_dir()})
+
+
+def memory_headroom(mounts: Path = MOUNTS, own: Path = OWN) -> int | None:
+    """Bytes that the caller's own group may still take; None: it has no limit.
+
+    Pages of files count as free, but for those of memory file systems.
+    """
+    tree = find_trees(mounts, own).get("memory")
+    if tree is None:
+        return None
+    names = ("max", "current") if tree.version == 2 else ("limit_in_bytes", "usage_in_bytes")
+    try:
+        limit, used = ((tree.base / f"memory.{name}").read_text().strip() for name in names)
+    except OSError:  # the root group
+        return None
+    if limit == "max" or int(limit) >= NO_LIMIT:
+        return None
+    stat = tree.base / "memory.stat"
+    files = _counter(stat, "inactive_file") + _counter(stat, "active_file")
+    return int(limit) - int(used) + files
 
 
 def remove_job(job_id: str, mounts: Path = MOUNTS, own: Path = OWN) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from paceline.base.errors import PermanentError
 from paceline.master.records import CutValid
-from paceline.wire.cut import CutManifest, verify, write_manifest
+from paceline.wire.cut import CutManifest, places, verify, write_manifest
 from paceline.wire.messages import Copied, CutRef
 from paceline.wire.schema import ModelSchema
 
@@ -38,7 +38,7 @@ class CutFolders:
     def seal(
         self, place: CutRef, valid: CutValid, copies: Iterable[Copied], schema: ModelSchema
     ) -> None:
-        """Write the manifest; the cut can be loaded from this place from then on."""
+        """Write the manifest; the cut can be loaded from where ``place`` says from then on."""
         copies = tuple(copies)
         manifest = CutManifest(
             cut_no=place.cut_no,
@@ -50,41 +50,44 @@ class CutFolders:
             files={copy.file: copy.checksum for copy in copies if copy.file},
             num_bytes=sum(copy.num_bytes for copy in copies),
         )
-        write_manifest(Path(place.directory), manifest)
+        write_manifest(places(place)[0], manifest)
 
     def delete_others(self, keep: Container[int], newest: int) -> None:
         """Remove every cut up to ``newest`` that is not to be kept, half-written ones included.
 
         In memory none is kept but the newest one: servers use its pages again.
         """
-        for path in _numbered(self.root, newest):
-            if int(path.name) not in keep:
+        for path in _numbered(self.root):
+            if int(path.name) <= newest and int(path.name) not in keep:
                 shutil.rmtree(path, ignore_errors=True)
-        for path in _numbered(self.memory, newest - 1):
-            shutil.rmtree(path, ignore_errors=True)
+        self.forget_memory(keep=newest)
+
+    def forget_memory(self, keep: int) -> None:
+        """Free what nodes have in memory of all cuts but this one."""
+        for path in _numbered(self.memory):
+            if int(path.name) != keep:
+                shutil.rmtree(path, ignore_errors=True)
 
 
-def _numbered(folder: Path, last: int) -> list[Path]:
+def _numbered(folder: Path) -> list[Path]:
     found = folder.iterdir() if folder.exists() else ()
-    return [path for path in found if path.name.isdigit() and int(path.name) <= last]
+    return [path for path in found if path.name.isdigit()]
 
 
 def first_undamaged(
     cuts: Iterable[CutValid], trusted: Container[int]
 ) -> tuple[int | None, list[tuple[int, str]]]:
-    """The newest cut whose files are all intact, and those found damaged before it; reads disks.
+    """The newest cut whose files are all intact, and those found damaged before it; reads them.
 
     Args:
         cuts: newest first.
-        trusted: cuts that need not be read: just written, and never read so far.
+        trusted: cuts that need not be read, only be there: just written, and never read so far.
     """
     damaged: list[tuple[int, str]] = []
     for cut in cuts:
         number = cut.cut.cut_no
-        if number in trusted:
-            return number, damaged
         try:
-            verify(Path(cut.cut.directory))
+            verify(*places(cut.cut), contents=number not in trusted)
         except PermanentError as error:
             damaged.append((number, str(error)))
         else:

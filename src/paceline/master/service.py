@@ -323,6 +323,8 @@ class Master:
             case CutChosen():
                 self._changed = True
                 self.training.start_epoch(fact)
+                if self._ending is not None:
+                    self._ending.wanted_cut = None  # asked for in vain, if it was
             case StopAsked():
                 self._stop("SIGTERM", at_once=self._ending is not None)
             case AgentEnded(end=end):

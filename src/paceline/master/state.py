@@ -67,7 +67,7 @@ class Journal(msgspec.Struct, frozen=True):
 
 
 class FeedDone(msgspec.Struct, frozen=True):
-    """Every sample of the feed is in the model, and in a valid cut."""
+    """Every sample of the feed is in the model, and in a cut on disk."""
 
     feed: int
 
@@ -172,6 +172,9 @@ class MasterState:
                 ]
                 self.safe |= self.covered
             case CutGone():
+                if self.cuts and self.cuts[-1].cut.cut_no == record.cut_no:
+                    self.storing = None
+                    self.covered.clear()
                 self.cuts = [cut for cut in self.cuts if cut.cut.cut_no != record.cut_no]
 
     def _apply_grant(self, record: Granted) -> None:
@@ -506,8 +509,8 @@ class MasterState:
 
         Args:
             message: what a server says.
-            directory: of the cut on disk.
-            memory: of the cut while some server has it in memory only.
+            directory: of the cut.
+            memory: where its files are that are not there yet.
         """
         if message.epoch_no != self.epoch_no or self.map is None or self.restoring:
             return []
@@ -523,8 +526,8 @@ class MasterState:
         cut_no = message.cut_no
         if cut_no == self.cutting:
             self.cutting, self.storing = None, None if stored else cut_no
-            place = directory if stored else memory
-            return self._cut_valid(CutRef(cut_no=cut_no, directory=place, in_memory=not stored))
+            where = "" if stored else memory
+            return self._cut_valid(CutRef(cut_no=cut_no, directory=directory, memory=where))
         if not stored:
             return []
         self.storing = None

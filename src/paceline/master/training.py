@@ -247,6 +247,7 @@ class Training:
                 self._trusted.discard(cut.cut_no)
                 where = " in memory" if cut.in_memory else ""
                 self._outbox.tell("epoch", reason=f"epoch {epoch_no} from cut {cut.cut_no}{where}")
+                self._cuts.forget_memory(keep=cut.cut_no)
                 # A worker may be reading those of the epoch before.
                 self._evaluations.delete(before=epoch_no - 1)
             case _:
@@ -313,17 +314,20 @@ class Training:
         return CutChosen(*await asyncio.to_thread(first_undamaged, cuts, frozenset(self._trusted)))
 
     def start_epoch(self, chosen: CutChosen) -> None:
-        """Start an epoch from this cut, if the servers are all still up."""
+        """Start an epoch from this cut, if the servers are all still up.
+
+        None was undamaged: choose again if another one has become valid meanwhile.
+        """
         self.choosing = False
         for cut_no, error in chosen.damaged:
             self._outbox.tell("cut_damaged", reason=error)
             self._do(self.state.cut_gone(cut_no))
-        if chosen.cut_no is None:
+        if chosen.cut_no is None and not self.state.cuts:
             errors = "; ".join(error for _, error in chosen.damaged)
             self._fail(f"no cut can be loaded, the job cannot go on: {errors}")
             return
         servers = self._members.servers()
-        if servers is not None:
+        if chosen.cut_no is not None and servers is not None:
             self._do(self.state.start_epoch(servers))
 
     # ------------------------------------------------------------------ the clock
@@ -346,5 +350,7 @@ class Training:
     def _has_changed(self) -> bool:
         if not self.state.cuts:
             return False
+        if self.state.cuts[-1].cut.in_memory:  # restored from there: it never comes to disk
+            return True
         held = sum(len(span) for span in self.state.cuts[-1].committed)
         return count_committed(self.state) > held

@@ -4,8 +4,9 @@ Servers, agents and the master write, verify and find cuts through this; what is
 files is their own affair (`runtime.ps.cutfile`). Files are written beside their final name, synced
 and renamed; the manifest comes last: a directory without a readable one holds no cut.
 
-A cut in memory is such a directory, too, but each of its files lies in the folders of the nodes
-that hold a copy of it, one folder a node.
+A cut that is not wholly on disk is in two *places*: a directory in memory, with the manifest and a
+folder for each node that holds copies of files; and its directory on disk, where files of servers
+may be that are ready there.
 """
 
 import hashlib
@@ -18,6 +19,7 @@ import msgspec
 
 from paceline.base.errors import PermanentError
 from paceline.base.samples import Span
+from paceline.wire.messages import CutRef
 from paceline.wire.schema import ModelSchema
 
 FORMAT_VERSION = 1
@@ -78,13 +80,19 @@ def write_manifest(directory: Path, manifest: CutManifest) -> None:
     write_file(directory, MANIFEST, msgspec.json.format(sealed, indent=1))
 
 
-def read_manifest(directory: Path) -> CutManifest:
-    """The verified manifest of a cut.
+def places(ref: CutRef) -> tuple[Path, ...]:
+    """Where the manifest and the files of a cut may be."""
+    disk = Path(ref.directory)
+    return (Path(ref.memory), disk) if ref.memory else (disk,)
+
+
+def read_manifest(place: Path) -> CutManifest:
+    """The verified manifest of a cut, from the first of its places.
 
     Raises:
         PermanentError: there is none, it is damaged, or of another format.
     """
-    path = directory / MANIFEST
+    path = place / MANIFEST
     try:
         sealed = msgspec.json.decode(path.read_bytes(), type=_Sealed)
         text = msgspec.json.format(bytes(sealed.manifest), indent=-1)
@@ -100,14 +108,20 @@ def read_manifest(directory: Path) -> CutManifest:
     return manifest
 
 
-def map_file(directory: Path, name: str, expected: str) -> mmap.mmap:
+def copies(name: str, *places: Path) -> list[Path]:
+    """All copies of one file of a cut."""
+    found = [path for place in places for path in (*sorted(place.glob(f"*/{name}")), place / name)]
+    return [path for path in found if path.exists()]
+
+
+def map_file(name: str, expected: str, *places: Path) -> mmap.mmap:
     """One file of a cut, or an undamaged copy of it, mapped read-only and verified.
 
     Raises:
         PermanentError: the file is missing, truncated or damaged; names it.
     """
     errors = []
-    for path in sorted(directory.glob(f"*/{name}")) or [directory / name]:
+    for path in copies(name, *places) or [places[-1] / name]:
         try:
             return _map_verified(path, expected)
         except PermanentError as error:
@@ -129,13 +143,20 @@ def _map_verified(path: Path, expected: str) -> mmap.mmap:
     return image
 
 
-def verify(directory: Path) -> CutManifest:
-    """The manifest of a cut whose files were all read and found undamaged.
+def verify(*places: Path, contents: bool = True) -> CutManifest:
+    """The manifest of a cut whose files were all found, and read and found undamaged.
+
+    Args:
+        places: of the cut.
+        contents: False: do not read the files.
 
     Raises:
         PermanentError: anything is missing, truncated or damaged; names the file.
     """
-    manifest = read_manifest(directory)
+    manifest = read_manifest(places[0])
     for name, expected in manifest.files.items():
-        map_file(directory, name, expected).close()
+        if contents:
+            map_file(name, expected, *places).close()
+        elif not copies(name, *places):
+            raise PermanentError(f"{places[-1] / name}: is not there; use an older cut")
     return manifest

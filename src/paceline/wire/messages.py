@@ -106,14 +106,17 @@ def feed_of(line: int) -> int:
 
 
 class CutRef(msgspec.Struct, frozen=True, kw_only=True):
-    """A cut that can be loaded: one file per server that took part, with its checksum.
-
-    ``in_memory``: it is not on disk yet; below the directory two nodes have a copy of each file.
-    """
+    """A cut that can be loaded: one file per server that took part, with its checksum."""
 
     cut_no: int
     directory: str
-    in_memory: bool = False
+    memory: str = ""
+    """Where nodes have copies of its files, until all of it is in its directory."""
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether it is not wholly on disk."""
+        return bool(self.memory)
 
 
 # --------------------------------------------------------------------------- entries of the order

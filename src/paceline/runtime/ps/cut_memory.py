@@ -5,16 +5,20 @@ the process that wrote it, and goes with its node. The pages of the last cut are
 next one, since fresh ones cost as much time as the copying.
 """
 
+import errno
 import mmap
 import os
 from pathlib import Path
 
+from paceline.base.cgroups import memory_headroom
 from paceline.base.jobdir import JobDir
 from paceline.base.node_files import NodeFiles
 from paceline.wire.messages import ServerMap
 
 HEADROOM = 8
 """A file is made larger by one part in so many: tables grow."""
+RESERVE_BYTES = 128 << 20
+"""Left to tensors in flight, and to what else needs shared memory; and to the process itself."""
 
 
 class MemoryFile:
@@ -25,6 +29,7 @@ class MemoryFile:
         capacity = num_bytes + num_bytes // HEADROOM
         self._path = path
         path.parent.mkdir(parents=True, exist_ok=True)
+        _check_room(path.parent, capacity)
         # Not in place: whoever has mapped a file of this name keeps what it has.
         fresh = path.with_name(f".{path.name}.partial")
         descriptor = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -67,6 +72,15 @@ class MemoryFile:
     def remove(self) -> None:
         """Its memory is free when nobody has it mapped any more."""
         self._path.unlink(missing_ok=True)
+
+
+def _check_room(folder: Path, num_bytes: int) -> None:
+    """Raises OSError where others would lack memory; the kernel would rather kill than refuse."""
+    found = os.statvfs(folder)
+    headroom = memory_headroom()
+    room = [found.f_bavail * found.f_frsize, *([] if headroom is None else [headroom])]
+    if min(room) - num_bytes < RESERVE_BYTES:
+        raise OSError(errno.ENOSPC, f"{min(room) >> 20} MiB are left, some of them for others")
 
 
 def place(last: MemoryFile | None, path: Path, num_bytes: int) -> MemoryFile:

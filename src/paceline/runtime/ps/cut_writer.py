@@ -19,7 +19,7 @@ from paceline.runtime.ps import cutfile
 from paceline.runtime.ps.cut_memory import MemoryFile, partner, place
 from paceline.runtime.ps.store import Store
 from paceline.wire import cut
-from paceline.wire.messages import Copied, CutRef, Restore
+from paceline.wire.messages import Copied, Restore
 
 RETRY_S, REFUSED_S = 1.0, 60.0
 """A disk that refuses a file is asked again so often, and for so long."""
@@ -33,9 +33,7 @@ class Image(msgspec.Struct, frozen=True):
     copied: Copied
     data: memoryview
     partner: str | None
-    """Who holds the second copy in memory; None: nobody, and this may be no memory that lasts."""
-    fresh: bool
-    """The partner's copy of the last cut is to be left alone."""
+    """Who holds the second copy in memory; None: nobody, and this is no memory that lasts."""
 
 
 class CutWriter:
@@ -49,51 +47,50 @@ class CutWriter:
         self._cuts = Path(spec.dir or process.job.cuts)
         self._in_memory = spec.in_memory and process.job.has_memory
         self._partner: str | None = None
-        self._restored_from: CutRef | None = None
-        #: The last image: this node's copy in memory, or where there is none, of this process.
-        self._own: MemoryFile | None = None
+        #: The last image, where it is of this process only.
         self._private = bytearray()
-        self._replica: MemoryFile | None = None  # used by the thread
-        self._last_no = 0
-        #: Images handed over and not known to be on disk: while there is one, it is left alone.
+        #: The copies of the last cut: in this node's memory, in the partner's (for the thread).
+        self._own: MemoryFile | None = None
+        self._replica: MemoryFile | None = None
+        #: The epoch was restored from memory, and no cut has been copied since.
+        self._needed = False
+        #: Images handed over and not known to be on disk.
         self._num_writing = 0
         self._images: queue.SimpleQueue[Image] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[Copied | Exception] = queue.SimpleQueue()
         threading.Thread(target=self._run, name="cut-writer", daemon=True).start()
 
     def start_epoch(self, restore: Restore) -> None:
-        """The server was restored: who its partner is, and which cut must be left as it is."""
+        """The server was restored: see who its partner is."""
         self._partner = partner(self._job, self._node, restore.map) if self._in_memory else None
-        self._restored_from = restore.cut
+        self._needed = restore.cut.in_memory
 
     def copy(self, copied: Copied, store: Store) -> None:
         """Copy the store as it is now, all that training waits for, and have it kept."""
         start_s = time.perf_counter()
         saved = store.save()
         size = cutfile.packed_bytes(saved)
-        fresh = self._last_is_needed()
-        holder = self._partner
-        image = self._place(copied.cut_no, size, fresh=fresh) if holder else None
+        # In memory there is room for one cut: not while the last one is the only one, or is read.
+        holder = None if self._needed or self._num_writing else self._partner
+        image = self._place(copied.cut_no, size) if holder else None
         if image is None:
-            holder = None
-            if fresh or len(self._private) < size:
-                self._private = bytearray(size)
-            image = memoryview(self._private)[:size]
-        self._last_no = copied.cut_no
+            holder, self._own, image = None, None, self._private_image(size)
+        else:
+            self._private = bytearray()
+        self._needed = False
         self._num_writing += 1
         cutfile.pack(saved, image)
         copied = msgspec.structs.replace(copied, cost_s=time.perf_counter() - start_s)
-        self._images.put(Image(copied, image, holder, fresh))
+        self._images.put(Image(copied, image, holder))
 
-    def _last_is_needed(self) -> bool:
-        """Whether the last image is being written, or is what this epoch was restored from."""
-        cut = self._restored_from
-        restored = cut is not None and cut.in_memory and cut.cut_no == self._last_no
-        return restored or self._num_writing > 0
+    def _private_image(self, size: int) -> memoryview:
+        if self._num_writing or len(self._private) < size:
+            self._private = bytearray(size)
+        return memoryview(self._private)[:size]
 
-    def _place(self, cut_no: int, size: int, *, fresh: bool) -> memoryview | None:
+    def _place(self, cut_no: int, size: int) -> memoryview | None:
         """Room in this node's memory; None: there is none."""
-        last, self._own = None if fresh else self._own, None
+        last, self._own = self._own, None
         try:
             self._own = place(last, self._path(cut_no, self._node), size)
         except OSError as error:
@@ -139,7 +136,7 @@ class CutWriter:
 
     def _keep(self, image: Image) -> None:
         start_s = time.thread_time()
-        replicated = image.partner is not None and self._replicate(image)
+        replicated = self._replicate(image)
         copied = msgspec.structs.replace(
             image.copied,
             file=self._name,
@@ -173,9 +170,10 @@ class CutWriter:
         self._done.put(msgspec.structs.replace(copied, cost_s=spent_s))
 
     def _replicate(self, image: Image) -> bool:
-        """Copy an image into the partner's memory; False: there is no room."""
-        assert image.partner is not None
-        last, self._replica = None if image.fresh else self._replica, None
+        """Copy an image into the partner's memory; False: there is none, or no room."""
+        last, self._replica = self._replica, None
+        if image.partner is None:
+            return False
         size = len(image.data)
         try:
             path = self._path(image.copied.cut_no, image.partner)

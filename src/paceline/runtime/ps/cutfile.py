@@ -95,12 +95,14 @@ def write_save(directory: Path, name: str, saved: Mapping[str, Array]) -> tuple[
     return checksum(image), len(image)
 
 
-def read_cut(directory: Path) -> tuple[CutManifest, dict[str, dict[str, Array]]]:
+def read_cut(*places: Path) -> tuple[CutManifest, dict[str, dict[str, Array]]]:
     """A cut, wholly verified: its manifest, and the arrays of each file by their names.
+
+    ``places``: its directory, or all that `cut.places` names.
 
     Raises:
         PermanentError: anything is missing, truncated or damaged; names the file.
     """
-    manifest = read_manifest(directory)
+    manifest = read_manifest(places[0])
     files = manifest.files.items()
-    return manifest, {name: unpack(map_file(directory, name, expected)) for name, expected in files}
+    return manifest, {name: unpack(map_file(name, expected, *places)) for name, expected in files}

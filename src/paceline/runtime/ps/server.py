@@ -7,10 +7,10 @@ runs beside it. Never imports torch.
 import logging
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
+from paceline.base.errors import PermanentError, TransientError
 from paceline.base.samples import SampleSet
 from paceline.runtime.process import Process
 from paceline.runtime.ps import cutfile
@@ -32,6 +32,7 @@ from paceline.runtime.ps.state import (
     Tell,
 )
 from paceline.runtime.ps.store import Gradients, Store
+from paceline.wire.cut import places
 from paceline.wire.data_plane import DataClient, DataServer, bind_address
 from paceline.wire.messages import (
     At,
@@ -305,7 +306,12 @@ class Server:
         self.data.send(self.route[message.inc], answer, [keys, rows])
 
     def _load(self, restore: Restore) -> None:
-        manifest, files = cutfile.read_cut(Path(restore.cut.directory))
+        try:
+            manifest, files = cutfile.read_cut(*places(restore.cut))
+        except PermanentError as error:
+            # The master reads a cut before an epoch starts from it again, and finds another.
+            text = f"cut {restore.cut.cut_no} cannot be loaded: {error}"
+            raise TransientError(text) from error
         owners = restore.map.owners
         me = next(i for i, s in enumerate(restore.map.servers) if s.inc == self.inc)
         self.store = Store(manifest.schema, owners, me)
