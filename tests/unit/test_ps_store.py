@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from paceline.base.errors import InternalError, PermanentError
 from paceline.runtime.ps import kernels, layout
+from paceline.runtime.ps.exports import Exporting
 from paceline.runtime.ps.store import Gradients, Store
 from paceline.runtime.ps.tables import Waiting
+from paceline.wire.messages import Exported
 from paceline.wire.schema import NUM_BUCKETS, DenseTensor, ModelSchema, OptimizerGroup, Table
 
 ALONE = (0,) * NUM_BUCKETS
@@ -310,6 +312,47 @@ def test_dynamic_table_with_admission_and_age_follows_a_dict(batches: list[list[
         rows = {key: used for key, used in rows.items() if step - used <= 4}
         seen = {key: (count, used) for key, (count, used) in seen.items() if step - used <= 4}
         assert held(store) == set(rows)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(1, 6),
+    st.lists(st.lists(st.integers(0, 60), min_size=1, max_size=12), min_size=4, max_size=30),
+)
+def test_pieces_of_an_export_hold_every_row_once_whatever_is_dropped_between_them(
+    count: int, batches: list[list[int]]
+) -> None:
+    store = dynamic(ttl_steps=3, capacity=32)
+    push(store, *range(30))
+    exporting, steady, ever = Exporting(0, 1, [5]), held(store), set[int]()
+    while not exporting.done:
+        ((server, asked),) = exporting.missing(epoch_no=1, inc=9)
+        keys, rows, more = store.piece(0, asked.offset, count)
+        assert keys.size <= count
+        piece = Exported(
+            epoch_no=1, server=5, inc=9, ticket=1, table=0, offset=asked.offset, next_offset=more
+        )
+        steady, ever = steady & held(store), ever | held(store)
+        assert exporting.take(server, piece, keys, rows)
+        if batches:
+            push(store, *batches.pop())
+    keys, _ = exporting.whole(2)
+    assert np.unique(keys).size == keys.size
+    assert steady <= set(keys.tolist()) <= ever
+
+
+def test_pieces_of_a_fixed_table_are_its_export() -> None:
+    store = fresh(spread(3))[1]
+    offset: int | None = 0
+    found, rows = [], []
+    while offset is not None:
+        piece, values, offset = store.piece(0, offset, 7)
+        found.append(piece)
+        rows.append(values)
+    ids, all_rows = store.export(0)
+    assert max(piece.size for piece in found) == 7
+    assert np.array_equal(np.concatenate(found), ids)
+    assert np.array_equal(np.concatenate(rows), all_rows)
 
 
 def test_admitted_keys_leave_room_for_others_that_wait() -> None:

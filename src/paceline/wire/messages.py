@@ -252,7 +252,7 @@ class At(Message, frozen=True):
 
 
 class Export(Message, frozen=True):
-    """worker -> server: send keys and rows of a table, from your row ``offset`` (state_dict)."""
+    """worker -> server: send keys and rows of a table (state_dict), first from ``offset`` 0."""
 
     epoch_no: int
     inc: int
@@ -262,7 +262,10 @@ class Export(Message, frozen=True):
 
 
 class Exported(Message, frozen=True):
-    """server -> worker: a piece from row ``offset``; frames keys, rows. ``last``: it ends there."""
+    """server -> worker: what was asked for; frames keys, rows.
+
+    ``next_offset``: what to ask for next, which means something to the server alone; None: nothing.
+    """
 
     epoch_no: int
     server: int
@@ -270,7 +273,7 @@ class Exported(Message, frozen=True):
     ticket: int
     table: int
     offset: int
-    last: bool
+    next_offset: int | None
 
 
 Data = Part | Held | Ready | Ordered | Pull | Pulled | Refused | Order | At | Export | Exported

@@ -14,7 +14,7 @@ class Exporting:
     def __init__(self, table: int, ticket: int, servers: Iterable[int]) -> None:
         self.table, self.ticket = table, ticket
         self._pieces: dict[int, list[tuple[Ids, Array]]] = {server: [] for server in servers}
-        #: Server -> row from which its next piece starts; gone when it has sent its last.
+        #: Server -> where its next piece starts; gone when it has sent its last.
         self._offsets = dict.fromkeys(self._pieces, 0)
 
     @property
@@ -43,10 +43,10 @@ class Exporting:
         if (message.ticket, message.offset) != (self.ticket, self._offsets.get(server)):
             return False
         self._pieces[server].append((keys, rows))
-        if message.last:
+        if message.next_offset is None:
             del self._offsets[server]
         else:
-            self._offsets[server] += keys.size
+            self._offsets[server] = message.next_offset
         return True
 
     def whole(self, dim: int) -> tuple[Ids, Array]:

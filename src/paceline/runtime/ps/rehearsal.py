@@ -32,7 +32,7 @@ def rehearse_worker() -> None:
 
 
 def rehearse_server() -> None:
-    """A step on a table of each kind, without a worker."""
+    """A step on a table of each kind and its export, without a worker."""
     schema = ModelSchema(
         dense=(DenseTensor(name="", shape=(1,), dtype="float32", offset=0, group=0),),
         tables=(
@@ -49,3 +49,4 @@ def rehearse_server() -> None:
     store.apply([Gradients({"float32": one}, sparse, 1, (0.1,))])
     for table in (0, 1):
         store.rows(table, ids[:1])
+        store.export(table)

@@ -293,7 +293,7 @@ class Server:
             return
         table = self.store.schema.tables[message.table]
         count = max(1, EXPORT_BYTES // (table.dim * np.dtype(table.dtype).itemsize))
-        keys, rows = self.store.export(message.table, message.offset, count)
+        keys, rows, more = self.store.piece(message.table, message.offset, count)
         answer = Exported(
             epoch_no=message.epoch_no,
             server=self.inc,
@@ -301,7 +301,7 @@ class Server:
             ticket=message.ticket,
             table=message.table,
             offset=message.offset,
-            last=keys.size < count,
+            next_offset=more,
         )
         self.data.send(self.route[message.inc], answer, [keys, rows])
 

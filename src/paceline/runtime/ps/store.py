@@ -183,12 +183,18 @@ class Store:
                 f"the cut lacks buckets {sorted(missing)} of the model: a server's file is missing"
             )
 
-    def export(self, table: int, start: int = 0, count: int = sys.maxsize) -> tuple[Int64s, Array]:
-        """Ids or keys of ``count`` rows held here, from the one at ``start``, and their copies.
+    def export(self, table: int) -> tuple[Int64s, Array]:
+        """Ids or keys of all rows held here, and copies of the rows."""
+        ids, rows, _ = self.piece(table, 0, sys.maxsize)
+        return ids, rows
 
-        Fewer than ``count``: there are no more.
+    def piece(self, table: int, start: int, count: int) -> tuple[Int64s, Array, int | None]:
+        """A part of `export` of about ``count`` rows, and where the next one starts; None: nowhere.
+
+        The first starts at 0. Updates between two pieces do not disturb: a row held all the time is
+        in exactly one, any other in one at most.
         """
-        return self._tables[table].export(slice(start, start + count))
+        return self._tables[table].piece(start, count)
 
 
 def _under(arrays: Mapping[str, Array], prefix: str) -> dict[str, Array]:

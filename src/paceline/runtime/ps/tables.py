@@ -101,10 +101,13 @@ class FixedTable:
                 size, source, target = self.sizes[bucket], offsets[bucket], self.offsets[bucket]
                 slab[target : target + size] = saved[name][source : source + size]
 
-    def export(self, rows: slice) -> tuple[Int64s, Array]:
-        """The ids of these rows and a copy of their values."""
-        ids = [np.arange(bucket, self.num_rows, NUM_BUCKETS) for bucket in self.buckets]
-        return np.concatenate([np.empty(0, np.int64), *ids])[rows], self.slabs.values[rows].copy()
+    def piece(self, start: int, count: int) -> tuple[Int64s, Array, int | None]:
+        """See `Store.piece`; ``start`` is a row."""
+        rows = slice(start, start + count)
+        each = [np.arange(bucket, self.num_rows, NUM_BUCKETS) for bucket in self.buckets]
+        ids = np.concatenate([np.empty(0, np.int64), *each])
+        more = rows.stop if rows.stop < ids.size else None
+        return ids[rows], self.slabs.values[rows].copy(), more
 
 
 class KeyIndex:
@@ -330,9 +333,16 @@ class DynamicTable:
         kernels.owners_of_keys(kernels.plain(keys, np.int64), owned, mine)
         return mine.astype(np.bool_)
 
-    def export(self, rows: slice) -> tuple[Int64s, Array]:
-        """Copies of the keys of these rows, and of their values."""
-        return self.index.keys[rows].copy(), self.slabs.values[: self.index.used][rows].copy()
+    def piece(self, start: int, count: int) -> tuple[Int64s, Array, int | None]:
+        """See `Store.piece`; ``start`` is a part of the hashes: evictions renumber rows."""
+        sizes = np.zeros(kernels.HASH_PARTS, np.int64)
+        kernels.count_parts(self.index.keys, sizes)
+        sizes[:start] = 0
+        stop = max(start + 1, int(np.searchsorted(np.cumsum(sizes), count, side="right")))
+        rows = np.empty(sizes[start:stop].sum(), np.int64)
+        kernels.find_parts(self.index.keys, start, stop, rows)
+        more = stop if stop < kernels.HASH_PARTS else None
+        return self.index.keys[rows], self.slabs.values[rows], more
 
 
 def _longer(array: Array, size: int) -> Array:
