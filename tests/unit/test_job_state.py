@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 import paceline as pl
 from paceline.runtime.data.batch import TensorRows
+from paceline.runtime.ps.model import Model
 from paceline.runtime.ps.port import StepTimes
 
 DATA = TensorRows(x=torch.arange(40.0).reshape(10, 4), y=torch.arange(10.0))
@@ -138,9 +139,11 @@ def test_evaluate_covers_the_dataset_in_order_with_the_trained_values() -> None:
 class Users(nn.Module):
     """Any key, also twice in one forward."""
 
-    def __init__(self, optimizer: str | None = None) -> None:
+    def __init__(self, optimizer: str | None = None, **args: float) -> None:
         super().__init__()
-        self.users = pl.Embedding("user", 3, optimizer=optimizer, dtype=torch.float64)
+        self.users = pl.Embedding(
+            "user", 3, optimizer=optimizer, optimizer_args=args, dtype=torch.float64
+        )
 
     def forward(self, keys: Tensor) -> Tensor:
         return self.users(keys).sum(2) + self.users(keys.flip(1)).sum(2)
@@ -178,6 +181,32 @@ def test_a_table_may_have_an_optimizer_of_its_own(optimizer: str) -> None:
         sgd.step()
         sizes.append(loss.item())
     assert sizes[-1] < 0.8 * sizes[0]
+
+
+@pytest.mark.parametrize("l1", [0.0, 5.0])
+def test_ftrl_with_l1_zeroes_the_rows_whose_gradients_stay_small(l1: float) -> None:
+    model = Users("ftrl", l1=l1)
+    sgd = SGD(model.parameters(), lr=0.1)
+    job = pl.init()
+    job.prepare(model, sgd)
+    # Gradients add up to 2 for key 3 (each row is read twice) and to 14 for key 8.
+    keys = torch.tensor([[3, 8], [8, 8], [8, 8], [8, 8]])
+    for batch in job.batches(TensorRows(keys=keys), 1, shuffle=False):
+        model(batch.keys).sum().backward()
+        sgd.step()
+    held = model.state_dict()
+    assert held["users.keys"].tolist() == [3, 8]
+    assert bool((held["users.rows"][0] == 0).all()) == bool(l1)
+    assert bool((held["users.rows"][1] < 0).all())
+
+
+def test_optimizer_args_refine_the_optimizer_of_the_weight() -> None:
+    model = Users(eps=1.0)
+    optimizer = Adagrad(model.parameters(), lr=0.5, initial_accumulator_value=0.25)
+    (group,) = Model([model], [optimizer], seed=0).schema.groups
+    assert group.kind == "adagrad"
+    assert group.hyper["eps"] == 1.0
+    assert group.hyper["initial_accumulator_value"] == 0.25
 
 
 def test_step_times_add_up(monkeypatch: pytest.MonkeyPatch) -> None:

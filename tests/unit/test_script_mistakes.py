@@ -358,6 +358,24 @@ MISTAKES: list[tuple[Callable[[], object], str]] = [
         ),
     ),
     (
+        lambda: embedding(optimizer="ftrl", optimizer_args={"alpha": 0.0}),
+        (
+            "pl.Embedding 'user': optimizer_args has alpha=0.0; ftrl takes beta, l1, l2 (the "
+            "learning rate is that of the optimizer of the table's weight)"
+        ),
+    ),
+    (
+        lambda: embedding(optimizer_args={"eps": 1e-8}),
+        (
+            "pl.Embedding 'user': optimizer_args has eps=1e-08; sgd takes none (the learning rate "
+            "is that of the optimizer of the table's weight)"
+        ),
+    ),
+    (
+        lambda: embedding(optimizer="ftrl", optimizer_args={"l1": -1}),
+        "pl.Embedding 'user': optimizer_args has l1=-1; give a number of at least 0",
+    ),
+    (
         lambda: evaluate(lambda batch: batch.y.mean()),
         ("job.evaluate: fn returned a Tensor; return a dict of tensors with one entry per sample"),
     ),

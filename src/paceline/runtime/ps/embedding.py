@@ -1,5 +1,6 @@
 """``pl.Embedding``: an embedding without a vocabulary."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -18,10 +19,16 @@ class Embedding(nn.Module):
     Args:
         name: of the table, unique in the job.
         dim: elements of a row.
-        admit: a key gets a row of its own when it was seen this many times.
+        admit: a key gets a row of its own in the update (batch) that is the n-th to contain it; how
+            often it occurs within one does not count.
         ttl_steps: rows unused for this many steps are dropped; None: never.
         capacity: rows kept at most, the least recently used go first; None: no bound.
         optimizer: sgd, adagrad, rowwise_adagrad, adam or ftrl; None: as that of ``weight``.
+        optimizer_args: hyper-parameters of the table's optimizer beside the learning rate, by
+            torch's names: ``eps`` and ``initial_accumulator_value`` of both adagrads, ``lr_decay``
+            of adagrad, ``beta1``, ``beta2`` and ``eps`` of adam, ``beta``, ``l1`` and ``l2`` of
+            ftrl. The rest are those of the optimizer of ``weight`` where it is of the same kind,
+            torch's defaults elsewhere.
         std: rows start as N(0, std), a pure function of the job's seed, table and key.
         seed: of the initial rows; None: the job's.
         dtype: float32 or float64; None: torch's default.
@@ -39,6 +46,7 @@ class Embedding(nn.Module):
         ttl_steps: int | None = None,
         capacity: int | None = None,
         optimizer: str | None = None,
+        optimizer_args: Mapping[str, float] | None = None,
         std: float = 0.01,
         seed: int | None = None,
         dtype: torch.dtype | None = None,
@@ -47,7 +55,8 @@ class Embedding(nn.Module):
         _check(name, dim=dim, admit=admit, ttl_steps=ttl_steps, capacity=capacity)
         self.name, self.dim = name, dim
         self.admit, self.ttl_steps, self.capacity = admit, ttl_steps, capacity
-        self.optimizer, self.std, self.seed = optimizer, std, seed
+        self.optimizer, self.optimizer_args = optimizer, dict(optimizer_args or {})
+        self.std, self.seed = std, seed
         self.weight = nn.Parameter(torch.empty(0, dim, dtype=dtype))
         """Never holds rows; stands for the table in ``model.parameters()``."""
 

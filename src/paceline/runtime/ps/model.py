@@ -82,7 +82,7 @@ class Model:
 
     # ------------------------------------------------------------------ binding
 
-    def _group(self, weight: nn.Parameter, *, kind: str | None = None, name: str = "") -> int:
+    def _group(self, weight: nn.Parameter, embedding: Embedding | None = None) -> int:
         """Index of the servers' group for ``weight``."""
         owner = self._trained_by.get(id(weight))
         if owner is None or not weight.requires_grad:
@@ -90,7 +90,10 @@ class Model:
         else:
             optimizer, settings = owner[1], owner[2]
             group = group_of(optimizer, settings)
-            group = table_group(name, kind, group) if kind else group
+            if embedding is not None:
+                group = table_group(
+                    embedding.name, embedding.optimizer, embedding.optimizer_args, group
+                )
         for index, (known, known_settings) in enumerate(
             zip(self._groups, self._settings, strict=True)
         ):
@@ -107,14 +110,13 @@ class Model:
         weight = module.weight
         assert isinstance(weight, nn.Parameter)
         path = next(name for name, other in named.items() if other is module)
-        name, kind = path or "embedding", None
-        if isinstance(module, Embedding):
-            name, kind = module.name, module.optimizer
+        embedding = module if isinstance(module, Embedding) else None
+        name = path or "embedding" if embedding is None else embedding.name
         dtype = _dtype_name(weight, f"table {name!r}")
-        group = self._group(weight, kind=kind, name=name)
+        group = self._group(weight, embedding)
         table = Table(name=name, dim=weight.shape[1], dtype=dtype, group=group)
-        if isinstance(module, Embedding):
-            table = _dynamic(table, module, self.seed)
+        if embedding is not None:
+            table = _dynamic(table, embedding, self.seed)
         else:
             table = msgspec.structs.replace(table, num_rows=weight.shape[0])
         for reader in readers:

@@ -4,7 +4,8 @@ The user's optimizer object stays what it is: schedulers, ``zero_grad`` and ``pa
 it as ever. Only its ``step`` is replaced, since the state of the update lives with the servers.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from math import inf
 from types import MethodType
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, SparseAdam
 
 from paceline.base.errors import ConfigError
+from paceline.runtime.ps.rules import row_options
 from paceline.wire.schema import OptimizerGroup
 
 _KINDS: dict[type[Optimizer], str] = {
@@ -53,17 +55,36 @@ def group_of(optimizer: Optimizer, settings: dict[str, Any]) -> OptimizerGroup:
     return OptimizerGroup(kind=kind, hyper=hyper)
 
 
-def table_group(name: str, kind: str, base: OptimizerGroup) -> OptimizerGroup:
+def table_group(
+    name: str, kind: str | None, args: Mapping[str, float], base: OptimizerGroup
+) -> OptimizerGroup:
     """The group of a table that asked for an optimizer of its own beside the rate of ``base``.
 
     Raises:
-        ConfigError: no such optimizer.
+        ConfigError: no such optimizer, or it has no such hyper-parameters.
     """
-    if kind not in TABLE_KINDS:
+    if kind is not None and kind not in TABLE_KINDS:
         raise ConfigError(
             f"pl.Embedding {name!r}: optimizer={kind!r}; expected one of {', '.join(TABLE_KINDS)}"
         )
-    return base if kind == base.kind else OptimizerGroup(kind=kind)
+    group = base if kind in (None, base.kind) else OptimizerGroup(kind=str(kind))
+    if not args:
+        return group
+    known = row_options(group.kind)
+    for option, value in args.items():
+        if option not in known:
+            raise ConfigError(
+                f"pl.Embedding {name!r}: optimizer_args has {option}={value!r}; {group.kind} takes "
+                f"{', '.join(known) or 'none'} (the learning rate is that of the optimizer of the "
+                "table's weight)"
+            )
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < inf:
+            raise ConfigError(
+                f"pl.Embedding {name!r}: optimizer_args has {option}={value!r}; give a number of "
+                "at least 0"
+            )
+    hyper = group.hyper | {option: float(value) for option, value in args.items()}
+    return OptimizerGroup(kind=group.kind, hyper=hyper)
 
 
 def _is_number(name: str, value: object) -> bool:

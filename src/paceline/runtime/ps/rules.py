@@ -79,6 +79,16 @@ def check_group(kind: str, hyper: Hyper, sparse: bool) -> None:
             )
 
 
+def row_options(kind: str) -> list[str]:
+    """Names of the hyper-parameters of embedding rows, beside lr.
+
+    Raises:
+        ConfigError: this kind cannot update them (`check_group`).
+    """
+    check_group(kind, {}, sparse=True)
+    return list(_DEFAULTS[kind, True])
+
+
 class Rule:
     """One optimizer group as servers run it, on dense parameters or on embedding rows."""
 
