@@ -88,6 +88,8 @@ class World:
         self.applied: list[Span] = []
         """Of this epoch, in order: an overlap would be a sample counted twice."""
         self.fenced: set[int] = set()
+        self.notes: dict[str, str] = {}
+        """What the agent of a node says of its limits."""
         self.work_s = 0.001
         self.hold = asyncio.Event()
         """Cleared: workers do not go on."""
@@ -268,7 +270,10 @@ class FakeAgent:
         stream = await ControlClient(address, self.world.job.secret()).connect_agent()
         self.stream = stream
         running = (self.process.up,) if self.process else ()
-        self._send(AgentHello(node=self.node, agent_pid=self.pid, host="h", running=running))
+        note = self.world.notes.get(self.node, "")
+        self._send(
+            AgentHello(node=self.node, agent_pid=self.pid, host="h", running=running, note=note)
+        )
         if self.ended:
             self._send(self.ended)
         try:
@@ -708,6 +713,20 @@ def test_messages_of_strangers_change_nothing(
     play(tmp_path, body)
     refused = [r.getMessage() for r in caplog.records if "message_refused" in r.getMessage()]
     assert len(refused) == len(set(refused)) >= 2
+
+
+def test_limits_that_an_agent_cannot_set_are_told_each_time_it_joins(tmp_path: Path) -> None:
+    async def body(bench: Bench) -> None:
+        bench.world.notes["worker-1"] = "worker-1 runs without limits"
+        await bench.until(lambda: bench.progress > 100)
+        await bench.kill_master()
+        bench.start_master()
+        await bench.done()
+        told = [event for event in bench.events() if event["event"] == "no_limits"]
+        assert [event["node"] for event in told] == ["worker-1"] * 2
+        assert {event["reason"] for event in told} == {"worker-1 runs without limits"}
+
+    play(tmp_path, body)
 
 
 def test_a_master_whose_port_was_taken_meanwhile_takes_another(tmp_path: Path) -> None:

@@ -93,6 +93,9 @@ def test_losses_are_news_in_words() -> None:
         Event(1, "master_started", "", 0, "from the journal"): (
             "a new master goes on from the journal"
         ),
+        Event(1, "no_limits", "worker-0", 0, "worker-0 runs without limits (cpu limit 2: why)"): (
+            "worker-0 runs without limits (cpu limit 2: why)"
+        ),
         Event(1, "master_died", "", 0, "exit code -9"): "master died: exit code -9",
     }
     assert {event: sentence(event) for event in told} == told

@@ -69,7 +69,7 @@ class Agent:
         self._node = node
         self._spec = spec
         self._files = NodeFiles(job, node)
-        self._group = self._make_group()
+        self._group, self._note = self._make_group()
         self._host = ProcessHost(
             job, node, spec, self._group, self._on_forked, self._on_process_exit
         )
@@ -92,13 +92,13 @@ class Agent:
         else:
             self._host.kill_strays()
 
-    def _make_group(self) -> NodeGroup:
+    def _make_group(self) -> tuple[NodeGroup, str]:
         role = role_of(self._node)
         nodes = self._spec.servers if role == "server" else self._spec.workers
         group, note = create_node_group(self._job.job_id, self._node, nodes.cpu, nodes.memory_bytes)
         if note:
             _log.warning("no_limits note=%s", note)
-        return group
+        return group, note
 
     async def serve(self) -> None:
         """Return when the node is to be no more."""
@@ -220,6 +220,7 @@ class Agent:
                 agent_pid=os.getpid(),
                 host=socket.gethostname(),
                 running=(running,) if running else (),
+                note=self._note,
             )
         )
         self._do(self._state.connected())

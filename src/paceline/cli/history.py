@@ -130,11 +130,9 @@ def sentence(event: Event) -> str:
             return f"{node} ended ({why}), started again{'' if at_once else f' in {again}'}"
         case "killed":
             return f"{node} is killed by order"
-        case "node_lost" | "agent_lost":
-            what = node if event.event == "node_lost" else f"the agent of {node}"
-            return f"{what} lost{told}"
-        case "agent_joined":
-            return f"an agent of {node} joined{told}"
+        case "node_lost" | "agent_lost" | "agent_joined":
+            what, _, happened = event.event.partition("_")
+            return f"{node if what == 'node' else f'the agent of {node}'} {happened}{told}"
         case "master_started":
             return "a new master goes on from the journal" if reason else "the master started"
         case "epoch":
@@ -143,6 +141,8 @@ def sentence(event: Event) -> str:
             return f"training goes on: {reason}"
         case "stopped":
             return f"the job is told to stop{told}"
+        case "no_limits":
+            return reason
         case "node_started":
             return f"{node} starts (life {event.inc})"
         case "process_up":

@@ -370,6 +370,8 @@ class Master:
             self._refuse(name, "no node of this job")
         elif not node.guest:
             self._backend.adopt(name, hello.agent_pid)
+        if hello.note and node is not None:
+            self._outbox.tell("no_limits", name, reason=hello.note)
         self._act(self.members.hello(hello, now_s))
 
     def _stream_ended(self, stream: AgentStream) -> None:

@@ -548,12 +548,13 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AgentHello(Message, frozen=True):
-    """agent -> master: first on each stream."""
+    """agent -> master: first on each stream. ``note``: which limits asked for it could not set."""
 
     node: str
     agent_pid: int
     host: str
     running: tuple[ProcessUp, ...] = ()
+    note: str = ""
 
 
 class Heartbeat(Message, frozen=True):
