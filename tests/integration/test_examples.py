@@ -1,4 +1,4 @@
-"""Each example runs as it stands, without a launcher, and learns."""
+"""Each example runs as it stands and learns: without a launcher, and one on servers, too."""
 
 import os
 import re
@@ -11,12 +11,12 @@ import pytest
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def run_example(name: str, tmp_path: Path, *flags: str) -> str:
+def run(tmp_path: Path, *command: str) -> str:
     # TMPDIR: the generated click log goes there, not to a cache left by an earlier run.
-    env = os.environ | {"TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    own = {"TMPDIR": str(tmp_path), "PACELINE_HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-W", "error", str(EXAMPLES / name), *flags],
-        env=env,
+        [sys.executable, "-W", "error", *command],
+        env=os.environ | own,
         capture_output=True,
         text=True,
         timeout=100,
@@ -24,6 +24,17 @@ def run_example(name: str, tmp_path: Path, *flags: str) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def run_example(name: str, tmp_path: Path, *flags: str) -> str:
+    return run(tmp_path, str(EXAMPLES / name), *flags)
+
+
+def check_auc(said: str) -> None:
+    found = re.search(r"test AUC ([\d.]+) \(best possible ([\d.]+)\)", said)
+    assert found is not None, said
+    # Ten thousand rows are far from enough for the ceiling; an unlearned model has 0.5.
+    assert 0.65 < float(found[1]) < float(found[2])
 
 
 def test_the_minimal_example_finds_the_weights(tmp_path: Path) -> None:
@@ -34,8 +45,16 @@ def test_the_minimal_example_finds_the_weights(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["02_wide_deep.py", "03_xdeepfm.py", "04_dcn.py"])
 def test_a_click_example_learns_from_generated_rows(name: str, tmp_path: Path) -> None:
-    said = run_example(name, tmp_path, "--rows", "10000", "--epochs", "1")
-    found = re.search(r"test AUC ([\d.]+) \(best possible ([\d.]+)\)", said)
-    assert found is not None, said
-    # Ten thousand rows are far from enough for the ceiling; an unlearned model has 0.5.
-    assert 0.65 < float(found[1]) < float(found[2])
+    check_auc(run_example(name, tmp_path, "--rows", "10000", "--epochs", "1"))
+
+
+def test_a_click_example_learns_on_servers_as_it_stands(tmp_path: Path) -> None:
+    script, launcher = str(EXAMPLES / "02_wide_deep.py"), "from paceline.cli.main import app; app()"
+    said = run(
+        tmp_path,
+        *("-c", launcher, "run", script, "--workers", "2", "--servers", "1"),
+        *("--", "--rows", "10000", "--epochs", "1"),
+    )
+    check_auc(said)
+    assert "9,000 of 9,000 samples in the model" in said
+    assert "Nothing went wrong." in said
