@@ -59,6 +59,7 @@ class Facts(msgspec.Struct, kw_only=True, frozen=True):
     cutting: bool = False
     storing: bool = False
     copied: frozenset[int] = frozenset()
+    stored: frozenset[int] = frozenset()
     restoring: bool = False
     journalled: bool = False
     loadable: frozenset[str] = frozenset()
@@ -133,6 +134,7 @@ def _master_facts(cell: MasterCell) -> Facts:
         cutting=state.cutting is not None,
         storing=state.storing is not None,
         copied=frozenset(state.copied),
+        stored=frozenset(inc for inc, copied in state.copied.items() if copied.stored),
         restoring=bool(state.restoring),
         journalled=cell.journalled is not None,
         loadable=frozenset(c.cut.directory for c in (*state.cuts[-1:], state.start) if c),

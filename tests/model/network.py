@@ -253,6 +253,8 @@ class Network:
             return mask(message.committed) != self.everything
         if isinstance(message, Copied) and facts.cutting and not message.stored:
             return len(facts.copied | {message.inc}) < len(facts.map)
+        if isinstance(message, Copied) and facts.storing and message.stored:
+            return len(facts.stored | {message.inc}) < len(facts.map)
         return False
 
     def _new_spot(self, cell_id: int, inbox: frozenset[int]) -> int:
