@@ -29,6 +29,7 @@ import msgspec
 import numpy as np
 import psutil
 
+from paceline.wire.copying import copy
 from paceline.wire.data_plane import DataClient, DataServer
 from paceline.wire.messages import Part, Pulled
 from paceline.wire.shm import Place
@@ -61,7 +62,7 @@ def serve_raw(num_bytes: int) -> None:
         peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with peer:
             while receive_into(peer, received.data):
-                state[:] = received
+                copy(state, received)
                 peer.sendall(state.data)
 
 
@@ -90,9 +91,9 @@ def serve(scheme: str, directory: str, num_bytes: int) -> None:
 def answer(server: DataServer, state: np.ndarray) -> None:
     """Serve what has arrived; frames are dropped when they are used up."""
     for peer, _, frames in server.poll(WAIT_S):
-        state[:] = frames.pop()
+        copy(state, np.frombuffer(frames.pop(), np.uint8))
         out = server.allocate(peer, state.nbytes)
-        out[:] = state.data
+        copy(np.frombuffer(out, np.uint8), state)
         server.send(peer, PULLED, [out])
 
 

@@ -30,6 +30,7 @@ import msgspec
 import numpy as np
 
 from paceline.base.errors import PermanentError, TransientError
+from paceline.wire.copying import copy
 
 DEFAULT_ARENA_BYTES = 64 << 20
 SUFFIX = ".arena"
@@ -115,7 +116,7 @@ class Arena:
             if block is None:
                 return None
             offset = block.place.offset
-            self._memory[offset : offset + frame.nbytes] = np.frombuffer(frame, np.uint8)
+            copy(self._memory[offset : offset + frame.nbytes], np.frombuffer(frame, np.uint8))
         block.receiver = receiver
         return block.place
 

@@ -19,6 +19,7 @@ from paceline.runtime.ps import cutfile
 from paceline.runtime.ps.cut_memory import MemoryFile, partner, place
 from paceline.runtime.ps.store import Store
 from paceline.wire import cut
+from paceline.wire.copying import copy
 from paceline.wire.messages import Copied, Restore
 
 RETRY_S, REFUSED_S = 1.0, 60.0
@@ -181,8 +182,7 @@ class CutWriter:
         except OSError as error:
             self._say_no_room(size, error)
             return False
-        # numpy lets the server's thread run meanwhile.
-        np.copyto(
+        copy(
             np.frombuffer(self._replica.image(size), np.uint8), np.frombuffer(image.data, np.uint8)
         )
         return True

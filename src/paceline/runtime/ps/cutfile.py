@@ -17,6 +17,7 @@ import numpy as np
 
 from paceline.base.errors import PermanentError
 from paceline.runtime.ps.kernels import Array
+from paceline.wire.copying import copy
 from paceline.wire.cut import CutManifest, checksum, map_file, read_manifest, write_file
 
 _ALIGN_BYTES = 64
@@ -59,8 +60,11 @@ def pack(saved: Mapping[str, Array], buffer: Any) -> int:
     target[: len(header)] = np.frombuffer(header, np.uint8)
     at = len(header)
     for array in arrays:
-        place = target[at : at + array.nbytes].view(array.dtype).reshape(array.shape)
-        np.copyto(place, array)
+        if array.flags.c_contiguous:
+            copy(target[at : at + array.nbytes], array.reshape(-1).view(np.uint8))
+        else:
+            place = target[at : at + array.nbytes].view(array.dtype).reshape(array.shape)
+            np.copyto(place, array)
         at += array.nbytes
     return at
 

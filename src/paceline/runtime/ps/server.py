@@ -32,6 +32,7 @@ from paceline.runtime.ps.state import (
     Tell,
 )
 from paceline.runtime.ps.store import Gradients, Store
+from paceline.wire.copying import copy
 from paceline.wire.cut import places
 from paceline.wire.data_plane import DataClient, DataServer, bind_address
 from paceline.wire.messages import (
@@ -278,7 +279,7 @@ class Server:
     def _copied(self, peer: bytes, values: Array) -> memoryview:
         """A copy, made where it is sent from: the next update may change the original."""
         frame = self.data.allocate(peer, values.nbytes)
-        np.copyto(np.frombuffer(frame, values.dtype), values)
+        copy(np.frombuffer(frame, np.uint8), values.view(np.uint8))
         return frame
 
     def _rows(self, peer: bytes, table: int, ids: Array) -> memoryview:
