@@ -50,7 +50,7 @@ QUEUE_LENGTH = 64
 BATCH = 64
 """Most messages that one poll takes from one socket."""
 LINGER_MS = 200
-LOOPBACK_BYTES = 512 << 10
+LOOPBACK_BYTES = 448 << 10
 """The kernel's buffers of a tcp connection to this machine: the larger ones that it would choose
 by itself outgrow the processor's caches. Between machines it shall choose."""
 HEARTBEAT_MS = 2_000
