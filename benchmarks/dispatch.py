@@ -32,6 +32,7 @@ from paceline.master.ports import AgentEnd
 from paceline.master.service import Master
 from paceline.master.shards.ledger import Ledger
 from paceline.wire.control import ControlClient, MasterStream
+from paceline.wire.cut import CutManifest, write_manifest
 from paceline.wire.messages import (
     AgentHello,
     Feed,
@@ -55,6 +56,16 @@ from paceline.wire.spec import CheckpointSpec, JobSpec, NodeSpec
 
 NUM_CLIENTS = 4
 WARM_UP_S = 0.5
+NO_MODEL = CutManifest(
+    cut_no=0,
+    epoch_no=0,
+    position=0,
+    step=0,
+    committed=(),
+    schema=ModelSchema(),
+    files={},
+    num_bytes=0,
+)
 FEED = Feed(
     feed=0,
     purpose="train",
@@ -121,7 +132,8 @@ class Client:
         self.say(Prepared(inc=self.inc, schema=ModelSchema()))
         async for message in self.stream:
             match message.body if isinstance(message, ToProcess) else message:
-                case WriteInitial():
+                case WriteInitial(directory=directory):
+                    write_manifest(Path(directory), NO_MODEL)
                     self.say(InitialWritten(inc=self.inc))
                 case NewEpoch(epoch_no=epoch_no):
                     self.say(OpenFeed(inc=self.inc, feed=FEED))
