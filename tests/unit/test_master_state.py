@@ -421,6 +421,19 @@ def test_a_cut_that_is_gone_before_it_is_on_disk_is_not_waited_for(job: Job) -> 
     assert not job.state.cut_under_way
 
 
+def test_a_feed_is_no_longer_safe_when_the_cut_that_held_it_is_damaged(job: Job) -> None:
+    job.cut(Span(0, 0, 2))
+    job.request(ONE, 1, samples=8)
+    job.committed(Span(0, 0, 8))
+    job.cut(Span(0, 0, 8))
+    assert job.state.safe == {0}
+    job.do(job.state.cut_gone(2))
+    job.do(job.state.start_epoch(servers(NEW, FOLLOWER)))
+    job.restored(NEW, FOLLOWER)
+    assert job.state.safe == set()
+    assert job.state.ledger.num_to_do(0, ()) == 6
+
+
 def test_one_cut_at_a_time(job: Job) -> None:
     job.do(job.state.take_cut())
 

@@ -147,6 +147,18 @@ def test_an_image_that_is_being_written_is_left_alone(  # type: ignore[no-untype
     assert job.values(job.job.cuts / "000001" / NAME) == {2.0}
 
 
+def test_a_cut_that_outgrew_its_file_frees_it_first(  # type: ignore[no-untyped-def]
+    bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = bench("server-0", "server-1")
+    job.whole(1, 1.0)
+    old = job.writer._own
+    monkeypatch.setattr(cutfile, "packed_bytes", lambda saved: 1 << 20)
+    job.copy(2, 2.0)
+    assert old._mapped.closed
+    assert not job.in_memory(1, "server-0").exists()
+
+
 def test_files_deleted_behind_its_back_are_made_anew(bench) -> None:  # type: ignore[no-untyped-def]
     job = bench("server-0", "server-1")
     job.whole(1, 1.0)

@@ -235,3 +235,4 @@ def test_a_disk_that_refuses_a_manifest_ends_the_job_with_a_reason(
         "make room there and resume the job",
         reason,
     )
+    assert job.job.cuts.joinpath("000000").exists(), "the job is resumed from there"

@@ -152,6 +152,8 @@ class MasterState:
                 self.grants.clear()
                 self.gone.clear()
                 self.covered.clear()
+                # A cut that was damaged no longer holds what it made safe.
+                self.safe = {feed for feed in self.safe if self.ledger.is_complete(feed)}
             case Extended():
                 self.ledger.extend(record.feed, record.ends, finished=record.finished)
             case Granted():

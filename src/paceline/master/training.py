@@ -21,6 +21,7 @@ from paceline.master.records import CutStored, CutValid, EpochStarted, Records
 from paceline.master.sizing import cut_is_due, lease_samples, lease_steps
 from paceline.master.state import Fail, FeedDone, Instruction, Journal, MasterState, Send, Sizing
 from paceline.master.status import count_committed
+from paceline.wire.cut import places
 from paceline.wire.messages import (
     Committed,
     Copied,
@@ -262,9 +263,10 @@ class Training:
                 self._cuts.seal(place, valid, self.state.sealed, self.state.model)
             except OSError as error:
                 self._fail(
-                    f"the manifest of cut {place.cut_no} cannot be written to {place.directory}: "
+                    f"the manifest of cut {place.cut_no} cannot be written to {places(place)[0]}: "
                     f"{error.strerror}; make room there and resume the job"
                 )
+                return  # the cuts before it are what the job is resumed from
             self._cost_s = max(copied.cost_s for copied in self.state.sealed)
         if not place.in_memory:
             self._outbox.later(self._delete_cuts)

@@ -5,6 +5,7 @@ the process that wrote it, and goes with its node. The pages of the last cut are
 next one, since fresh ones cost as much time as the copying.
 """
 
+import contextlib
 import errno
 import mmap
 import os
@@ -70,8 +71,10 @@ class MemoryFile:
         return True
 
     def remove(self) -> None:
-        """Its memory is free when nobody has it mapped any more."""
+        """Its memory is free when nobody has it mapped any more; nor does this process."""
         self._path.unlink(missing_ok=True)
+        with contextlib.suppress(BufferError):  # an image of it is still there
+            self._mapped.close()
 
 
 def _check_room(folder: Path, num_bytes: int) -> None:
