@@ -13,7 +13,7 @@ import numpy as np
 from paceline.base.errors import PacelineError
 from paceline.base.jobdir import JobDir
 from paceline.base.processes import find_job_processes, kill_quietly
-from paceline.cli.launch import ask, launch, resume
+from paceline.cli.launch import ask, is_supervised, launch, resume
 from paceline.wire.client import Call, Done, GetStatus, JobStatus, NodeStatus, StopJob
 from paceline.wire.outcome import Outcome, read_outcome
 from paceline.wire.spec import CheckpointSpec, DataSpec, JobSpec, NodeSpec, RestartSpec
@@ -129,7 +129,11 @@ class RunningJob:
 
     def resume(self) -> None:
         """Go on from the newest cut."""
-        until(lambda: supervisor_pid(self.job) is None, "the supervisor's end")
+        # The killed hold their locks a little longer than they can be seen.
+        until(
+            lambda: supervisor_pid(self.job) is None and not is_supervised(self.job),
+            "the supervisor's end",
+        )
         resume(self.job)
 
     # ------------------------------------------------------------------ how it is judged
