@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import msgspec
 
@@ -126,19 +127,13 @@ def case_of(seed: int) -> Case:
 @contextlib.contextmanager
 def slow_disk(sync_s: float) -> Iterator[None]:
     """Jobs launched meanwhile take so much longer to sync a server's file of a cut."""
-    if not sync_s:
+    planted = {}
+    if sync_s:  # Python imports one sitecustomize only: others may be on the path
+        path = [str(Path(__file__).with_name("slow_disk")), os.environ.get("PYTHONPATH")]
+        planted["PYTHONPATH"] = os.pathsep.join(filter(None, path))
+        planted["PACELINE_TEST_SYNC_S"] = str(sync_s)
+    with patch.dict(os.environ, planted):
         yield
-        return
-    before = os.environ.get("PYTHONPATH")
-    paths = [str(Path(__file__).with_name("slow_disk")), *([before] if before else [])]
-    os.environ["PYTHONPATH"] = os.pathsep.join(paths)
-    os.environ["PACELINE_TEST_SYNC_S"] = str(sync_s)
-    try:
-        yield
-    finally:
-        del os.environ["PYTHONPATH"], os.environ["PACELINE_TEST_SYNC_S"]
-        if before:
-            os.environ["PYTHONPATH"] = before
 
 
 def run(case: Case) -> dict[str, object]:
