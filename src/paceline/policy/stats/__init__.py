@@ -1,0 +1,1 @@
+"""Windows and change points that the policies look through."""

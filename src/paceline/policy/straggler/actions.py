@@ -1,0 +1,68 @@
+"""What can be done about stragglers.
+
+Reference: AntDT section V-E, Table II. ``AdjustBatch``, ``BackupWorkers``, ``Partial`` and
+``AdjustRate`` are global actions: they take effect on all workers at the same step.
+``KillRestart`` is a node action.
+"""
+
+import msgspec
+
+
+class Action(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Base of all actions."""
+
+    reason: str = ""
+    """The rule that fired, with the numbers it looked at."""
+    gain_s: float = 0.0
+    """Expected, until the end of the job or of the straggler; 0: not estimated."""
+    cost_s: float = 0.0
+    """Expected."""
+
+
+class Share(msgspec.Struct, frozen=True, array_like=True):
+    """Of a worker: B_i, samples of a batch, and C_i, batches of a step."""
+
+    batch_size: int
+    accumulation: int = 1
+
+
+class AdjustBatch(Action, frozen=True):
+    """ADJUST_BS: who computes how much of a step; asynchronous: at which rate leases are granted.
+
+    ``shares``: by node; synchronous: the sum of B_i * C_i is the global batch.
+    """
+
+    shares: dict[str, Share]
+
+
+class BackupWorkers(Action, frozen=True):
+    """BACKUP_WORKERS: a step is decided without its ``count`` slowest workers; 0 ends it."""
+
+    count: int
+
+
+class Partial(Action, frozen=True):
+    """A step is decided while at most ``left_out`` samples are missing; 0 ends it.
+
+    Not in the paper. Workers hand in their share in ``chunks`` contributions, so that a straggler's
+    finished chunks count.
+    """
+
+    left_out: int
+    chunks: int = 1
+
+
+class AdjustRate(Action, frozen=True):
+    """ADJUST_LR: a factor on each worker's contributions (asynchronous modes); by node."""
+
+    factors: dict[str, float]
+
+
+class KillRestart(Action, frozen=True):
+    """KILL_RESTART of a worker or a server."""
+
+    node: str
+
+
+AnyAction = AdjustBatch | BackupWorkers | Partial | AdjustRate | KillRestart
+"""NONE is the empty list."""

@@ -1,0 +1,121 @@
+"""What a solution sees of a job: one frozen observation per decision.
+
+Reference: AntDT section V-D (application state, node state, third-party state). Times are seconds,
+batch sizes samples. Workers are named by node: a plan outlives the incarnations of its workers.
+"""
+
+import msgspec
+
+
+class Pace(msgspec.Struct, frozen=True, kw_only=True):
+    """Means over one sliding window of one node, per iteration."""
+
+    iterations: int
+    """Iterations in the window."""
+    seconds: float
+    """Time that they span."""
+    samples: float
+    """Mean batch size of a worker."""
+    compute_s: float = 0.0
+    """T^w: thread time from batch ready to gradients ready, without any wait."""
+    server_s: float = 0.0
+    """T^s: of a worker, the slowest server's handler for its request; of a server, its own."""
+    message_s: float = 0.0
+    """T^m: round trip of the request, without T^s."""
+    bpt_s: float = 0.0
+    """Wall time of an iteration, waits included."""
+
+
+class Point(msgspec.Struct, frozen=True, array_like=True):
+    """What a worker showed at one batch size."""
+
+    batch_size: int
+    iterations: int
+    compute_s: float
+    """Mean T^w."""
+
+
+class Regime(msgspec.Struct, frozen=True, kw_only=True):
+    """A node since its last change point: it has behaved alike since then."""
+
+    since_s: float
+    """When it began, on the observation's clock."""
+    iterations: int
+    points: tuple[Point, ...]
+    """By batch size, ascending: with two sizes an affine cost can be fitted."""
+
+
+class WorkerSeen(msgspec.Struct, frozen=True, kw_only=True):
+    """One living worker."""
+
+    node: str
+    batch_size: int
+    """B_i of the plan in force; asynchronous: samples of one contribution."""
+    accumulation: int = 1
+    """C_i of the plan in force."""
+    kind: str = ""
+    """Hardware class."""
+    short: Pace | None = None
+    """Over L_trans; None: nothing measured in it, as after a restart."""
+    long: Pace | None = None
+    """Over L_per; None: not full yet."""
+    regime: Regime | None = None
+    restarts: int = 0
+    """Lives that a KILL_RESTART of ours has ended."""
+
+
+class ServerSeen(msgspec.Struct, frozen=True, kw_only=True):
+    """One living server; ``server_s`` of its paces is its handler's time per request."""
+
+    node: str
+    short: Pace | None = None
+    long: Pace | None = None
+    regime: Regime | None = None
+    restarts: int = 0
+
+
+class RestartCost(msgspec.Struct, frozen=True, kw_only=True):
+    """Five parts of a restart (AntDT section V-E-2), s; measured in this job, or its own start."""
+
+    pending_s: float = 0.0
+    """Until the platform gives a place."""
+    start_s: float = 0.0
+    """Until the process answers."""
+    rebuild_s: float = 0.0
+    """Until its script has built what it needs."""
+    restore_s: float = 0.0
+    """Until it has the model."""
+    redo_s: float = 0.0
+    """Work that was lost with it and is done again."""
+
+    @property
+    def total_s(self) -> float:
+        """All of it."""
+        return self.pending_s + self.start_s + self.rebuild_s + self.restore_s + self.redo_s
+
+
+class Observation(msgspec.Struct, frozen=True, kw_only=True):
+    """The job at one moment."""
+
+    now_s: float
+    step: int
+    """Synchronous: last decided step; asynchronous: contributions in the model."""
+    mode: str
+    """``bsp``, ``ssp``, ``asp`` or ``allreduce``."""
+    global_batch: int
+    """B; asynchronous: samples of one contribution."""
+    steps_left: int | None
+    """Of the feed; None: not known."""
+    workers: tuple[WorkerSeen, ...]
+    """By node name."""
+    servers: tuple[ServerSeen, ...] = ()
+    backup: int = 0
+    """BACKUP_WORKERS in force."""
+    left_out: int = 0
+    """`Partial` in force."""
+    pending_s: float | None = 0.0
+    """What the platform says a new node would wait; None: not known."""
+    worker_restart: RestartCost = RestartCost()
+    server_restart: RestartCost = RestartCost()
+    since_action_s: float | None = None
+    """Since the last action took effect; None: there was none."""
