@@ -84,6 +84,7 @@ class World:
             seed=0,
         )
         self.epoch_no = 0
+        self.servers: tuple[int, ...] = ()
         self.model = SampleSet()
         self.applied: list[Span] = []
         """Of this epoch, in order: an overlap would be a sample counted twice."""
@@ -105,6 +106,7 @@ class World:
         return True
 
     def restore(self, message: Restore) -> None:
+        self.servers = message.map.sharers
         if message.epoch_no > self.epoch_no:
             text = (Path(message.cut.directory) / "model.json").read_bytes()
             self.model = SampleSet(msgspec.json.decode(text, type=list[Span]))
@@ -158,6 +160,7 @@ class FakeServer(FakeProcess):
                         position=1,
                         step=len(world.model),
                         committed=world.model.spans(),
+                        sharers=world.servers,
                         file="model.json",
                         checksum=world.write(directory),
                         num_bytes=1,

@@ -239,7 +239,7 @@ def confused(epoch_no: int) -> Iterator[tuple[Data, list[object]]]:
         yield Export(epoch_no=epoch_no, inc=NOBODY, ticket=1, table=table, offset=0), []
     yield At(epoch_no=epoch_no, server=NOBODY, position=2**40), []
     yield Held(epoch_no=epoch_no, server=NOBODY, inc=NOBODY, seq=1), []
-    yield Order(epoch_no=epoch_no, start=1, entries=()), []
+    yield Order(epoch_no=epoch_no, leader=0, start=1, entries=()), []
 
 
 def speak_confused_to_the_server(job: RunningJob) -> None:

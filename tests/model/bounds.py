@@ -32,6 +32,8 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     failures: int = 0
     kinds: tuple[str, ...] = FAILURES
     cuts: int = 1
+    moves: int = 0
+    """Servers that are replaced while training goes on."""
     restarts: str = "alone"
     """``alone``: no worker is started again while one lives; ``any``."""
     prefetch: bool = False
@@ -58,9 +60,17 @@ class Env(msgspec.Struct, frozen=True):
 
     failures: int
     cuts: int
+    moves: int
     next_inc: int
     slots: tuple[int, ...]
     """The newest incarnation of each server."""
+    joiner: int = 0
+    """A server that was started to take the place of another; 0: none."""
+    joiner_slot: int = 0
+    joiner_dead: bool = False
+    """Or taken for dead."""
+    joiner_unseen: bool = False
+    """The present life of the master has not been told that it is dead."""
     dead: frozenset[int] = frozenset()
     """Workers that have ended; the master may not know."""
     unheard: frozenset[int] = frozenset()

@@ -7,7 +7,8 @@ their meaning: tensors are the set of samples applied, a copy is that set, the n
 """
 
 import pickle
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import msgspec
 
@@ -21,7 +22,9 @@ from paceline.runtime.ps import worker_state as worker
 from paceline.runtime.ps.state import Key, ServerState
 from paceline.runtime.ps.worker_state import WorkerState
 from paceline.wire.messages import (
+    AskMap,
     At,
+    ChangeMap,
     Committed,
     Copied,
     Feed,
@@ -30,12 +33,18 @@ from paceline.wire.messages import (
     FenceAnswer,
     Grant,
     Held,
+    Joined,
+    JoinServers,
     LeaseRequest,
+    MapIs,
+    MapSet,
     Message,
     NewEpoch,
+    NewMap,
     Order,
     Ordered,
     Part,
+    Piece,
     Prepared,
     Pull,
     Pulled,
@@ -51,6 +60,7 @@ from paceline.wire.schema import ModelSchema
 MASTER = 0
 FILES = -1
 EXIT = -2
+MOVED = -3
 FEED = 0
 SCHEMA = ModelSchema(dense=(), tables=(), groups=())
 
@@ -78,8 +88,23 @@ class Exit(Message, frozen=True):
     inc: int
 
 
+class Buckets(Message, frozen=True):
+    """old owner -> new owner: all pieces at once."""
+
+    epoch_no: int
+    piece: Piece
+    content: int
+
+
+class MoveOver(Message, frozen=True):
+    """master -> environment: a move has ended; ``old`` 0: without any effect."""
+
+    old: int
+    new: int
+
+
 Output = tuple[int, Message]
-"""(incarnation, `MASTER`, `FILES` or `EXIT`; message)."""
+"""(incarnation, `MASTER`, `FILES`, `EXIT` or `MOVED`; message)."""
 
 
 def mask(spans: Iterable[Span]) -> int:
@@ -120,43 +145,52 @@ class ServerCell:
         self.state = state
         self.content = 0
         self.kept: dict[Key, Part] = {}
+        #: Set aside at the last copy entry, and to whom it goes.
+        self.aside: tuple[int, Buckets] | None = None
         #: When the present event began.
         self.fenced_before: frozenset[int] = frozenset()
 
     def key(self) -> bytes:
         """Equal for equal states, whatever the order of their dictionaries."""
-        return _encoder.encode([self.state, self.content, sorted(self.kept.items())])
+        return _encoder.encode([self.state, self.content, self.aside, sorted(self.kept.items())])
 
     def handle(self, event: object) -> list[Output]:
         """One message, or ``resend``."""
         state, done = self.state, []
         self.fenced_before = frozenset(state.fenced)
+        hears: dict[type, Callable[[Any], list[ps.Instruction]]] = {
+            Part: state.part,
+            Ready: state.ready,
+            Order: state.order,
+            At: state.at,
+            Pull: state.pull,
+            Fence: state.fence,
+            TakeCut: state.take_cut,
+            JoinServers: state.join,
+            ChangeMap: state.change_map,
+            AskMap: state.ask_map,
+        }
         match event:
-            case Part():
-                done = self._perform(state.part(event), event)
-            case Ready():
-                done = self._perform(state.ready(event))
-            case Order():
-                done = self._perform(state.order(event))
-            case At():
-                done = self._perform(state.at(event))
-            case Pull():
-                done = self._perform(state.pull(event))
-            case Fence():
-                done = self._perform(state.fence(event))
-            case TakeCut():
-                done = self._perform(state.take_cut(event))
+            case Buckets():
+                done = self._arrived(event)
             case (Restore() as message, File() | None as file):
                 done = self._restore(message, file)
             case "resend":
                 pass
             case _:
-                raise AssertionError(event)
+                part = event if isinstance(event, Part) else None
+                done = self._perform(hears[type(event)](event), part)
         if state.leads:
             done += self._perform(state.orders())
             if state.fenced or event == "resend":
                 done += self._perform(state.orders(resend=True))
             done.append((MASTER, state.progress()))
+        elif event == "resend":
+            done += self._perform(state.orders(resend=True))
+        else:
+            done += self._perform(state.orders())
+        if self.aside is not None and event == "resend":
+            done.append(self.aside)
         self._check()
         return done
 
@@ -167,10 +201,17 @@ class ServerCell:
                 assert file is not None
                 content = SampleSet(Span(0, p, p + 1) for p in _bits(file.content))
                 done += self._perform(self.state.loaded(message, file.step, content))
-                self.content, self.kept = file.content, {}
+                self.content, self.kept, self.aside = file.content, {}, None
             else:
                 done += self._perform([instruction])
         return done
+
+    def _arrived(self, event: Buckets) -> list[Output]:
+        fresh = self.state.map is None and event.piece.epoch_no == self.state.epoch_no
+        if fresh:
+            self.content = event.content
+        done = self._perform(self.state.arrived(event.piece))
+        return [*done, *self._perform(self.state.advance())] if fresh else done
 
     def _perform(
         self, instructions: Iterable[ps.Instruction], part: Part | None = None
@@ -190,7 +231,20 @@ class ServerCell:
                 case ps.Forget(keys):
                     for key in keys:
                         self.kept.pop(key)
+                case ps.SendBuckets(to, piece):
+                    self.aside = (
+                        to.inc,
+                        Buckets(epoch_no=piece.epoch_no, piece=piece, content=self.content),
+                    )
+                    done.append(self.aside)
+                case ps.Remapped(now):
+                    if not now.copies:
+                        self.aside = None
+                case ps.MakeRoom():
+                    self.content, self.kept = 0, {}
                 case ps.AnswerPull(pull):
+                    if not self.state.owns:
+                        raise Violation("J", f"server {self.state.inc} answers without buckets")
                     done.append((pull.inc, self._pulled(pull)))
                 case ps.CopyState(copied):
                     done.append((FILES, self._file(copied)))
@@ -277,19 +331,17 @@ class WorkerCell:
     def handle(self, event: object) -> list[Output]:
         """One message, ``work``, ``pull`` or ``resend``."""
         state = self.state
+        hears: dict[type, Callable[[Any], list[worker.Instruction]]] = {
+            NewEpoch: state.new_epoch,
+            Grant: state.grant,
+            Held: state.held,
+            Ordered: state.ordered,
+            Refused: state.refused,
+            Pulled: state.pulled,
+            MapIs: state.map_is,
+            NewMap: state.new_map,
+        }
         match event:
-            case NewEpoch():
-                done = self._perform(state.new_epoch(event))
-            case Grant():
-                done = self._perform(state.grant(event))
-            case Held():
-                done = self._perform(state.held(event))
-            case Ordered():
-                done = self._perform(state.ordered(event))
-            case Refused():
-                done = self._perform(state.refused(event))
-            case Pulled():
-                done = self._perform(state.pulled(event))
             case Stop():
                 return [(EXIT, Exit(inc=state.inc))]
             case "work":
@@ -300,7 +352,7 @@ class WorkerCell:
             case "resend":
                 done = []
             case _:
-                raise AssertionError(event)
+                done = self._perform(hears[type(event)](event))
         while self.eager and self.may_work():
             done += self._work()
         if state.epoch_no and (self.prefetch or not state.has_work(FEED)):
@@ -339,6 +391,12 @@ class WorkerCell:
                     self.pulled = True
                 case worker.DropWork():
                     self.pulled = False
+                case worker.OfferAgain(_, part):
+                    done += [(server, part) for server in self.state.servers]
+                case worker.Remapped(pull):
+                    done += [(server, pull) for server in self.state.owners] if pull else []
+                case worker.Meet():
+                    pass
                 case worker.Leave():
                     done.append((EXIT, Exit(inc=self.state.inc)))
         return done
@@ -382,6 +440,10 @@ class MasterCell:
             case Copied():
                 directory = cut_directory(event.epoch_no, event.cut_no)
                 return state.copy_said(event, directory, directory)
+            case Joined():
+                return state.server_joined(event)
+            case MapSet():
+                return state.map_set(event)
             case (str() as method, *arguments):
                 return getattr(state, method)(*arguments)  # type: ignore[no-any-return]
             case "resend":
@@ -404,6 +466,10 @@ class MasterCell:
                     self._journal(record, done)
                 case master.Fail(reason):
                     raise Violation("E", reason)
+                case master.Moved(old, new):
+                    done.append((MOVED, MoveOver(old=old, new=new)))
+                case master.NotMoved(new):
+                    done.append((MOVED, MoveOver(old=0, new=new)))
                 case master.FeedDone():
                     pass
         return done

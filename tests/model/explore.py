@@ -188,6 +188,7 @@ def main(arguments: list[str] | None = None) -> int:
     add("--failures", type=int, default=0)
     add("--kinds", nargs="+", choices=FAILURES, default=list(FAILURES))
     add("--cuts", type=int, default=1)
+    add("--moves", type=int, default=0)
     add("--restarts", choices=("alone", "any"), default="alone")
     add("--prefetch", action="store_true")
     add("--late", action="store_true")

@@ -8,14 +8,20 @@ from paceline.runtime.ps.state import ServerState
 from paceline.runtime.ps.worker_state import WorkerState
 from paceline.wire.messages import (
     At,
+    ChangeMap,
     Committed,
     Copied,
     Fence,
     FenceAnswer,
     Grant,
     Held,
+    Joined,
+    JoinServers,
     LeaseRequest,
+    MapIs,
+    MapSet,
     NewEpoch,
+    NewMap,
     Order,
     Ordered,
     Part,
@@ -28,7 +34,7 @@ from paceline.wire.messages import (
     TakeCut,
 )
 
-from .cells import FEED, Cell, MasterCell, ServerCell, Violation, WorkerCell, mask
+from .cells import FEED, Buckets, Cell, MasterCell, ServerCell, Violation, WorkerCell, mask
 
 
 class Facts(msgspec.Struct, kw_only=True, frozen=True):
@@ -42,6 +48,8 @@ class Facts(msgspec.Struct, kw_only=True, frozen=True):
     step: int = 0
     content: int = 0
     fenced: frozenset[int] = frozenset()
+    placed: bool = False
+    """It has a share of the model, or had one in this epoch."""
     # a worker
     holds: int = 0
     may_work: bool = False
@@ -54,6 +62,8 @@ class Facts(msgspec.Struct, kw_only=True, frozen=True):
     complete: bool = False
     safe: bool = False
     map: tuple[int, ...] = ()
+    """The servers that the master counts on."""
+    moving: bool = False
     workers: frozenset[int] = frozenset()
     owing: frozenset[int] = frozenset()
     cutting: bool = False
@@ -77,6 +87,7 @@ class Facts(msgspec.Struct, kw_only=True, frozen=True):
                     step=state.step,
                     content=cell.content,
                     fenced=frozenset(state.fenced),
+                    placed=state.map is not None,
                 )
             case WorkerCell(state=state):
                 leased = [s for spans in state.lease.values() for s in spans]
@@ -128,7 +139,8 @@ def _master_facts(cell: MasterCell) -> Facts:
         to_do=to_do,
         complete=FEED in ledger.feeds and ledger.is_complete(FEED),
         safe=FEED in state.safe,
-        map=tuple(s.inc for s in state.map.servers) if state.map else (),
+        map=state.serving,
+        moving=state.move is not None,
         workers=frozenset(state.workers),
         owing=frozenset(state.ledger.leases),
         cutting=state.cutting is not None,
@@ -152,6 +164,7 @@ def _compare_durable(state: MasterState, journalled: MasterState) -> None:
         "covered",
         "grants",
         "gone",
+        "move",
     ):
         if getattr(state, name) != getattr(journalled, name):
             raise Violation("journal", f"{name} is not what the journal says")
@@ -182,9 +195,10 @@ def _server_ignores(state: ServerState, message: object) -> bool:
     match message:
         case Part(inc=inc, seq=seq, step=step):
             known = (inc, seq) in state.parts or seq <= state.last_seq.get(inc, 0)
-            return known or inc in state.fenced or 0 < step <= state.step
+            void = message.map_version < state.barrier or state.has_left
+            return known or inc in state.fenced or 0 < step <= state.step or void
         case Ready(inc=inc, seq=seq, step=step):
-            if inc in state.fenced:
+            if inc in state.fenced or message.map_version < state.barrier or state.handover:
                 return True
             if not step:
                 return seq <= state.last_seq.get(inc, 0)
@@ -199,8 +213,12 @@ def _server_ignores(state: ServerState, message: object) -> bool:
             return inc in state.fenced
         case TakeCut(cut_no=cut_no):
             return cut_no <= state.last_cut
-        case Restore():
+        case Restore() | JoinServers():
             return True
+        case Buckets():
+            return state.map is not None
+        case ChangeMap(map=wanted):
+            return state.map is not None and wanted.version <= state.map.version
     return False
 
 
@@ -214,7 +232,15 @@ def _worker_ignores(state: WorkerState, message: object) -> bool:
         return True
     if epoch_no != state.epoch_no:
         return epoch_no < state.epoch_no
+    version = state.map.version if state.map else 0
     match message:
+        case NewMap(map=told):
+            return told.version <= version
+        case MapIs(map=told, leads=leads, seq=seq):
+            if told.version < version or not leads:
+                return told.version <= version
+            void = any(o.part.map_version < message.barrier for o in state.offers.values())
+            return told.version == version and not void and all(k > seq for k in state.offers)
         case Grant(n=n):
             return n <= state.last_n
         case Held(server=server, seq=seq):
@@ -241,6 +267,14 @@ def _master_ignores(cell: MasterCell, message: object) -> bool:
     match message:
         case Restored(inc=inc):
             return inc not in state.restoring
+        case Joined(inc=inc, caught_up=caught_up):
+            if state.move is None or state.move.new.inc != inc:
+                return state.move is None or inc < state.move.new.inc
+            return state.joined and (state.caught_up or not caught_up)
+        case MapSet(map=told, settled=settled):
+            if state.restoring or state.map is None or told.version > state.map.version:
+                return False
+            return not settled or state.settled or told.version < state.map.version
         case FenceAnswer(fenced=inc):
             return inc in state.gone
         case Committed(step=step, committed=committed):
@@ -248,5 +282,6 @@ def _master_ignores(cell: MasterCell, message: object) -> bool:
                 return False
             return step <= state.step and not mask(committed) & ~mask(state.ledger.done)
         case Copied(cut_no=cut_no, stored=stored):
-            return cut_no <= state.last_cut_no and not (stored and cut_no == state.storing)
+            wanted = cut_no == state.cutting or (stored and cut_no == state.storing)
+            return cut_no <= state.last_cut_no and not wanted
     return False

@@ -19,11 +19,14 @@ import msgspec
 from paceline.master import state as master_state
 from paceline.wire.messages import (
     At,
+    ChangeMap,
     Committed,
     Copied,
     Feed,
     Fence,
     Held,
+    Joined,
+    JoinServers,
     LeaseRequest,
     Ordered,
     Pulled,
@@ -38,6 +41,7 @@ from .cells import (
     Cell,
     File,
     MasterCell,
+    MoveOver,
     Output,
     ServerCell,
     Violation,
@@ -53,6 +57,12 @@ Label = tuple[str, int, int]
 """(what, process, event)."""
 Sends = tuple[tuple[int, tuple[int, ...]], ...]
 """(receiver, messages)."""
+
+
+HEARD_AT_ONCE = (Held, Ordered, At, Pulled, JoinServers, Joined)
+"""To hear these later is the same as if what follows came later."""
+ANSWERED_AGAIN = (Restore, TakeCut, Fence, JoinServers, ChangeMap)
+"""Whoever repeats these needs the answer, although nothing changes."""
 
 
 class Step(NamedTuple):
@@ -103,7 +113,7 @@ class Network:
         #: Of each spot: the process in this state, and its incarnation.
         self.cell_of: list[int] = []
         self.pid_at: list[int] = []
-        self._instant = () if bounds.late else (Held, Ordered, At, Pulled)
+        self._instant = () if bounds.late else HEARD_AT_ONCE
         self._read = lru_cache(50_000)(self.cell)
         self.resend = self.events("resend")
         self.work = self.events("work")
@@ -226,12 +236,12 @@ class Network:
         ):
             handled = self.handled(cell_id, message_id)
             if handled.cell_id == cell_id:
-                return spot, ()
+                return spot, handled.outputs if isinstance(message, ANSWERED_AGAIN) else ()
             return self._spot(handled.cell_id, inbox), handled.outputs
         if self.reducing and self.is_dead(cell_id, message_id):
             if isinstance(message, Restore):
                 message_id = self.events((message, None))
-            if isinstance(message, Restore | TakeCut | Fence):  # changes nothing, is answered again
+            if isinstance(message, ANSWERED_AGAIN):  # changes nothing, is answered again
                 return spot, self.handled(cell_id, message_id).outputs
             return spot, ()
         if message_id in inbox:
@@ -294,8 +304,32 @@ class Network:
             other = [f for f in env.files if (f.directory, f.inc) != (directory, message.inc)]
             files = tuple(sorted([*other, message], key=lambda f: (f.directory, f.inc)))
             spots[0] = self.envs(msgspec.structs.replace(env, files=files))
+        elif isinstance(message, MoveOver):
+            self._move_over(spots, message)
         else:
             self._exit(spots, message.inc)  # type: ignore[attr-defined]
+
+    def _move_over(self, spots: list[int], message: MoveOver) -> None:
+        """The new server stands where the old one stood, or it goes."""
+        env = self.envs.values[spots[0]]
+        if message.new != env.joiner:
+            return
+        slots, slot, next_inc = list(env.slots), env.joiner_slot, env.next_inc
+        gone = message.new
+        if message.old:
+            gone, slots[slot] = slots[slot], message.new
+            if env.joiner_dead:  # it died as a server, and is replaced as such
+                slots[slot], next_inc = next_inc, next_inc + 1
+                fresh = self.cell_id(ServerCell(self.machines.server(slots[slot])))
+                spots.append(self._new_spot(fresh, frozenset()))
+        at = self.find(spots, gone)
+        if at >= 0:
+            del spots[at]
+        spots[0] = self.envs(
+            msgspec.structs.replace(
+                env, slots=tuple(slots), next_inc=next_inc, joiner=0, joiner_dead=False
+            )
+        )
 
     def _exit(self, spots: list[int], inc: int) -> None:
         """A process is gone, with its inbox."""

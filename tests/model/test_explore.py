@@ -29,6 +29,10 @@ CLEAN = {
         kinds=("server", "master"),
         reduce=False,
     ),
+    "asp, a server is replaced": Bounds(samples=1, workers=1, servers=1, cuts=0, moves=1),
+    "bsp, a server is replaced": Bounds(
+        mode="bsp", samples=1, slice=1, workers=1, servers=1, cuts=0, moves=1
+    ),
     "bsp, no failure": Bounds(mode="bsp", samples=2, cuts=0),
     "bsp, one worker dies": Bounds(mode="bsp", samples=2, cuts=0, failures=1, kinds=("worker",)),
     "bsp, a server dies, with a cut": Bounds(

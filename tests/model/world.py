@@ -11,6 +11,7 @@ from paceline.master.state import MasterState
 from paceline.wire.messages import (
     CutRef,
     LeaseRequest,
+    MapIs,
     NewEpoch,
     Prepared,
     Pull,
@@ -62,6 +63,7 @@ class World(Network):
         env = Env(
             failures=bounds.failures,
             cuts=bounds.cuts,
+            moves=bounds.moves,
             next_inc=incs[-1] + 1,
             slots=slots,
             unheard=frozenset(incs),
@@ -199,10 +201,10 @@ class World(Network):
         return self._take(state, at, Step(self._spot(cell_id, inbox), by_receiver(tuple(outputs))))
 
     def _refused(self, state: State, pid: int, where: int, pull: int) -> State | None:
-        """A server did not answer a pull; only the word that the worker is fenced matters."""
-        for _, event in self.handled(self.cell_at(state, where), pull).outputs:
+        """A server did not answer a pull: the worker may be fenced, or the map a newer one."""
+        for to, event in self.handled(self.cell_at(state, where), pull).outputs:
             message = self.events.values[event]
-            if isinstance(message, Refused) and message.fenced:
+            if to == pid and (isinstance(message, MapIs) or _is_fence(message)):
                 after = self.apply(state, pid, event)
                 return None if after == state else after
         return None
@@ -220,10 +222,33 @@ class World(Network):
             yield ("new epoch", 0, 0), self._new_epoch(state)
         if self._may_restart(state):
             yield ("is started", env.next_inc, 0), self._start_worker(state)
+        if env.joiner_unseen:
+            yield ("is seen dead", env.joiner, 0), self._joiner_lost(state)
+        if env.moves and not (env.joiner or master.moving or master.restoring):
+            for slot in range(len(env.slots)) if env.slots == master.map else ():
+                yield ("is to be replaced", env.slots[slot], 0), self._move(state, slot)
         if env.cuts and not (master.cutting or master.storing or master.restoring):
             cuts = self.envs(msgspec.structs.replace(env, cuts=env.cuts - 1))
             after = self.apply((cuts, *state[1:]), MASTER, self.events(("take_cut",)))
             yield ("asks for a cut", 0, 0), after
+
+    def _move(self, state: State, slot: int) -> State:
+        """A fresh server is to take the place of another."""
+        env = self.envs.values[state[0]]
+        old, new = env.slots[slot], env.next_inc
+        env = msgspec.structs.replace(
+            env, moves=env.moves - 1, next_inc=new + 1, joiner=new, joiner_slot=slot
+        )
+        fresh = self._new_spot(self.cell_id(ServerCell(self.machines.server(new))), frozenset())
+        joiner = Server(new, f"server-{new}", "")
+        replace = self.events(("replace", old, joiner))
+        return self.apply((self.envs(env), *state[1:], fresh), MASTER, replace)
+
+    def _joiner_lost(self, state: State) -> State:
+        env = self.envs.values[state[0]]
+        env_id = self.envs(msgspec.structs.replace(env, joiner_unseen=False))
+        lost = self.events(("joiner_lost", env.joiner))
+        return self.apply((env_id, *state[1:]), MASTER, lost)
 
     def _up(self, state: State, inc: int) -> State:
         env = self.envs.values[state[0]]
@@ -244,7 +269,7 @@ class World(Network):
         env = self.envs.values[state[0]]
         if not self.bounds.reduce:
             return None
-        if env.slots == master.map or master.cutting or master.storing:
+        if env.slots == master.map or master.cutting or master.storing or master.moving:
             return self._forced_pull(state) if self.bounds.mode != "bsp" else None
         return ("new epoch", 0, 0), self._new_epoch(state)
 
@@ -290,6 +315,11 @@ class World(Network):
                     yield ("dies", inc, 0), self._clean(spots)
                 if "suspect-worker" in kinds and (inc in master.workers or inc in env.unheard):
                     yield ("is taken for dead", inc, 0), self._suspect(start, inc)
+            elif inc == env.joiner and not env.joiner_dead:
+                if "server" in kinds:
+                    yield ("dies", inc, 0), self._joiner_dies(start, at)
+                if "suspect-server" in kinds:
+                    yield ("is taken for dead", inc, 0), self._joiner_dies(start, 0)
             elif inc in env.slots:
                 if "server" in kinds:
                     yield ("dies", inc, 0), self._replace(start, at, dies=True)
@@ -308,6 +338,15 @@ class World(Network):
             env, suspected=env.suspected | {inc}, unheard=env.unheard - {inc}
         )
         return self._lost((self.envs(env), *state[1:]), inc)
+
+    def _joiner_dies(self, state: State, at: int) -> State:
+        """``at`` 0: it is only taken for dead."""
+        env = self.envs.values[state[0]]
+        env = msgspec.structs.replace(env, joiner_dead=True, joiner_unseen=True)
+        spots = [self.envs(env), *state[1:]]
+        if at:
+            del spots[at]
+        return self._clean(spots)
 
     def _replace(self, state: State, at: int, *, dies: bool) -> State:
         """A fresh process in the place of a server that died or is taken for dead."""
@@ -337,6 +376,7 @@ class World(Network):
             cuts=env.cuts + bool(master.cutting),
             unheard=frozenset(workers),
             suspected=frozenset(),
+            joiner_unseen=env.joiner_dead,
         )
         spots = [self.envs(env), *state[1:]]
         spots[1] = self._spot(cell_id, self.spots.values[spots[1]][1])
@@ -353,15 +393,17 @@ class World(Network):
         key = (state[0], *(self.cell_at(state, at) for at in range(1, len(state))))
         facts = [self.facts[cell_id] for cell_id in key[1:]]
         master, others = facts[0], facts[1:]
-        servers = [f for f in others if f.kind == "server" and f.epoch_no]
+        servers = [f for f in others if f.kind == "server" and f.placed]
         for i, one in enumerate(servers):
             for two in servers[i + 1 :]:
                 if one.epoch_no == two.epoch_no:
                     compare(one, two)
-        leader = next(
-            (s for s in servers if s.inc == master.map[0] and s.epoch_no == master.epoch_no), None
-        )
-        if leader is not None:
+        present = [s for s in servers if s.epoch_no == master.epoch_no]
+        env = self.envs.values[state[0]]
+        all_alive = set(env.slots) <= {s.inc for s in present} and not env.joiner_dead
+        if all_alive and env.slots == master.map:
+            # Whoever is furthest has what was decided; it leads, or led before it handed over.
+            leader = max(present, key=lambda s: (s.position, len(s.fenced)))
             self._check_samples(master, leader, [f for f in others if f.kind == "worker"])
 
     def _check_samples(self, master: Facts, leader: Facts, workers: list[Facts]) -> None:
@@ -393,6 +435,8 @@ class World(Network):
             state = self._up(state, inc)
         for inc in sorted(self.envs.values[state[0]].dead):
             state = self._lost(state, inc)
+        if self.envs.values[state[0]].joiner_unseen:
+            state = self._joiner_lost(state)
         if self.envs.values[state[0]].slots != self.facts[self.cell_at(state, 1)].map:
             state = self._new_epoch(state)
         if self._may_restart(state):
@@ -431,7 +475,7 @@ class World(Network):
 
     def without_messages(self, state: State) -> State:
         """The same processes, everything under way lost; nothing more will fail or be copied."""
-        env = msgspec.structs.replace(self.envs.values[state[0]], failures=0, cuts=0)
+        env = msgspec.structs.replace(self.envs.values[state[0]], failures=0, cuts=0, moves=0)
         spots = [self._new_spot(self.cell_of[spot], frozenset()) for spot in state[2:]]
         cell_id = self.cell_of[state[1]]
         calm = self._calm_master.get(cell_id)
@@ -458,6 +502,10 @@ class World(Network):
             case "act":
                 return f"{who}: {value}"
         return f"{who} {what}"
+
+
+def _is_fence(message: object) -> bool:
+    return isinstance(message, Refused) and message.fenced
 
 
 def _servers(slots: tuple[int, ...]) -> tuple[Server, ...]:

@@ -199,6 +199,7 @@ class Job:
                 position=0,
                 step=0,
                 committed=committed,
+                sharers=(leader,),
                 stored=True,
             )
             self.do(self.state.copy_said(copied, "/n", "/m"))

@@ -239,6 +239,7 @@ class Run:
                 position=1,
                 step=0,
                 committed=self.state.ledger.done.spans(),
+                sharers=(self.leader,),
             )
             self.do(self.state.copy_said(copied, "/cuts/n", "/memory/n"))
             self.stored = msgspec.structs.replace(copied, stored=True)

@@ -74,7 +74,11 @@ class Job:
         self, inc: int, n: int, *, samples: int = 4, epoch_no: int | None = None
     ) -> list[Send]:
         message = LeaseRequest(
-            epoch_no=self.state.epoch_no if epoch_no is None else epoch_no, inc=inc, n=n, feed=0
+            epoch_no=self.state.epoch_no if epoch_no is None else epoch_no,
+            inc=inc,
+            n=n,
+            feed=0,
+            map_version=self.state.map.version if self.state.map else 0,
         )
         self.do(self.state.request(message, Sizing(samples=samples)))
         return self.sent
@@ -103,6 +107,7 @@ class Job:
                 position=1,
                 step=0,
                 committed=spans,
+                sharers=incs if len(incs) > 1 else BOTH,
                 stored=stored,
             )
             self.do(self.state.copy_said(copied, f"cut-{number}", f"memory-{number}"))
@@ -339,7 +344,15 @@ def test_a_cut_is_valid_when_all_servers_have_said_it(job: Job) -> None:
     assert len(job.state.cuts) == 1
     job.do(
         job.state.copy_said(
-            Copied(epoch_no=1, inc=FOLLOWER, cut_no=1, position=1, step=0, committed=()),
+            Copied(
+                epoch_no=1,
+                inc=FOLLOWER,
+                cut_no=1,
+                position=1,
+                step=0,
+                committed=(),
+                sharers=(LEADER, FOLLOWER),
+            ),
             "cut-1",
             "memory-1",
         )
@@ -350,7 +363,15 @@ def test_a_cut_is_valid_when_all_servers_have_said_it(job: Job) -> None:
 
 def test_servers_that_copied_different_sets_end_the_job(job: Job) -> None:
     job.cut(Span(0, 0, 2), incs=(LEADER,))
-    other = Copied(epoch_no=1, inc=FOLLOWER, cut_no=1, position=1, step=0, committed=())
+    other = Copied(
+        epoch_no=1,
+        inc=FOLLOWER,
+        cut_no=1,
+        position=1,
+        step=0,
+        committed=(),
+        sharers=(LEADER, FOLLOWER),
+    )
 
     (fail,) = job.state.copy_said(other, "cut-1", "memory-1")
 
@@ -391,7 +412,16 @@ def test_a_cut_that_never_came_to_disk_is_what_the_next_epoch_starts_from(job: J
 
     restores = [s.message for s in job.sent if isinstance(s.message, Restore)]
     assert {message.cut.memory for message in restores} == {"memory-1"}
-    late = Copied(epoch_no=1, inc=FOLLOWER, cut_no=1, position=1, step=0, committed=(), stored=True)
+    late = Copied(
+        epoch_no=1,
+        inc=FOLLOWER,
+        cut_no=1,
+        position=1,
+        step=0,
+        committed=(),
+        sharers=(LEADER, FOLLOWER),
+        stored=True,
+    )
     assert job.state.copy_said(late, "cut-1", "memory-1") == []
     job.restored(LEADER + 10, FOLLOWER)
     job.cut(Span(0, 0, 4), incs=(LEADER + 10, FOLLOWER))
@@ -416,7 +446,16 @@ def test_a_cut_that_is_gone_before_it_is_on_disk_is_not_waited_for(job: Job) -> 
     job.do(job.state.take_cut())
     job.copied(Span(0, 0, 2), incs=BOTH, stored=False)
     job.do(job.state.cut_gone(1))
-    late = Copied(epoch_no=1, inc=LEADER, cut_no=1, position=1, step=0, committed=(), stored=True)
+    late = Copied(
+        epoch_no=1,
+        inc=LEADER,
+        cut_no=1,
+        position=1,
+        step=0,
+        committed=(),
+        sharers=(LEADER, FOLLOWER),
+        stored=True,
+    )
     assert job.state.copy_said(late, "cut-1", "memory-1") == []
     assert not job.state.cut_under_way
 

@@ -18,7 +18,7 @@ from paceline.runtime.ps import cut_memory, cut_writer, cutfile
 from paceline.runtime.ps.cut_writer import CutWriter
 from paceline.runtime.ps.store import Store
 from paceline.wire import cut
-from paceline.wire.messages import Copied, CutRef, Restore, Server, ServerMap
+from paceline.wire.messages import Copied, CutRef, Server, ServerMap
 from paceline.wire.schema import NUM_BUCKETS, DenseTensor, ModelSchema, OptimizerGroup
 from paceline.wire.spec import CheckpointSpec
 
@@ -47,13 +47,13 @@ class Bench:
     def restore_from(self, ref: CutRef) -> None:
         servers = (Server(7, "server-0", ""),)
         servers_map = ServerMap(version=1, servers=servers, owners=(0,) * NUM_BUCKETS)
-        self.writer.start_epoch(
-            Restore(epoch_no=1, inc=7, cut=ref, map=servers_map, mode="asp", samples="exactly-once")
-        )
+        self.writer.start_epoch(servers_map, from_memory=ref.in_memory)
 
     def copy(self, cut_no: int, value: float) -> None:
         self.store.dense()["float32"][:] = value
-        copied = Copied(epoch_no=1, inc=7, cut_no=cut_no, position=1, step=1, committed=())
+        copied = Copied(
+            epoch_no=1, inc=7, cut_no=cut_no, position=1, step=1, committed=(), sharers=(7,)
+        )
         self.writer.copy(copied, self.store)
 
     def said(self) -> Copied:

@@ -26,6 +26,7 @@ from paceline.wire.messages import (
     FenceAnswer,
     Held,
     Included,
+    MapIs,
     Order,
     Ordered,
     Part,
@@ -49,7 +50,7 @@ def restore(inc: int, *, epoch_no: int = 1, mode: str = "asp", servers: int = 2)
         epoch_no=epoch_no,
         inc=inc,
         cut=CutRef(cut_no=0, directory=""),
-        map=ServerMap(version=1, servers=known, owners=()),
+        map=ServerMap(version=1, servers=known, owners=(0, 1)),
         mode=mode,
         samples="exactly-once",
         staleness=1,
@@ -171,7 +172,12 @@ def test_ready_is_the_decision_and_a_repetition_decides_nothing(leader: ServerSt
 def test_only_the_leader_decides(follower: ServerState) -> None:
     follower.part(part(1, 0, 2))
 
-    assert is_refused(follower.ready(ready(1)))
+    (reply,) = follower.ready(ready(1))
+
+    assert isinstance(reply, Reply)
+    assert isinstance(reply.message, MapIs)
+    assert not reply.message.leads
+    assert reply.message.map.servers[0].inc == LEADER
     assert follower.position == 0
 
 
@@ -188,7 +194,9 @@ def test_a_follower_applies_in_the_order_of_positions(follower: ServerState) -> 
     follower.part(part(1, 0, 2))
     follower.part(part(2, 2, 3))
     first, second = (
-        Order(epoch_no=1, start=p, entries=(Update(included=(Included(WORKER, p),)),))
+        Order(
+            epoch_no=1, leader=LEADER, start=p, entries=(Update(included=(Included(WORKER, p),)),)
+        )
         for p in (1, 2)
     )
 
@@ -211,7 +219,9 @@ def test_the_leader_keeps_an_entry_until_all_have_applied_it(leader: ServerState
 
 
 def test_an_order_for_a_part_never_held_stops_the_job(follower: ServerState) -> None:
-    order = Order(epoch_no=1, start=1, entries=(Update(included=(Included(WORKER, 1),)),))
+    order = Order(
+        epoch_no=1, leader=LEADER, start=1, entries=(Update(included=(Included(WORKER, 1),)),)
+    )
 
     with pytest.raises(InternalError, match="never held"):
         follower.order(order)
@@ -254,7 +264,7 @@ def test_a_follower_applies_what_was_ordered_before_the_fence(follower: ServerSt
     follower.part(part(1, 0, 2))
     follower.part(part(2, 2, 3))
     entry = Update(included=(Included(WORKER, 1),))
-    order = Order(epoch_no=1, start=1, entries=(entry,), fenced=((WORKER, 1),))
+    order = Order(epoch_no=1, leader=LEADER, start=1, entries=(entry,), fenced=((WORKER, 1),))
 
     done = follower.order(order)
 
@@ -274,7 +284,13 @@ def test_a_cut_is_an_entry_of_the_order(leader: ServerState, follower: ServerSta
     done = leader.take_cut(take)
 
     expected = Copied(
-        epoch_no=1, inc=LEADER, cut_no=1, position=2, step=0, committed=(Span(0, 0, 2),)
+        epoch_no=1,
+        inc=LEADER,
+        cut_no=1,
+        position=2,
+        step=0,
+        committed=(Span(0, 0, 2),),
+        sharers=(LEADER, FOLLOWER),
     )
     assert done == [CopyState(expected)]
     assert leader.log[2] == Cut(cut_no=1)

@@ -133,6 +133,7 @@ class Job:
                 position=1,
                 step=0,
                 committed=(),
+                sharers=SERVERS,
                 file="",
                 checksum="",
                 num_bytes=0,

@@ -34,7 +34,7 @@ INC, LEADER, FOLLOWER = 11, 1, 2
 
 def new_epoch(epoch_no: int = 1, step: int = 0) -> NewEpoch:
     servers = tuple(Server(i, f"server-{i}", "") for i in (LEADER, FOLLOWER))
-    server_map = ServerMap(version=epoch_no, servers=servers, owners=())
+    server_map = ServerMap(version=epoch_no, servers=servers, owners=tuple(range(len(servers))))
     return NewEpoch(epoch_no=epoch_no, inc=INC, map=server_map, step=step)
 
 

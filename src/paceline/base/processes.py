@@ -24,6 +24,7 @@ NODE = "PACELINE_NODE"
 SAFE_PATH = ("-P",)
 """Options of our Python processes: a ``queue.py`` in the current directory must not become ours."""
 
+PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -135,10 +136,23 @@ def adopt_orphans() -> None:
     Raises:
         OSError: the kernel refuses.
     """
+    _prctl(PR_SET_CHILD_SUBREAPER, 1, "PR_SET_CHILD_SUBREAPER")
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when the thread that forked it ends.
+
+    Raises:
+        OSError: the kernel refuses.
+    """
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL, "PR_SET_PDEATHSIG")
+
+
+def _prctl(option: int, value: int, name: str) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+    if libc.prctl(option, value, 0, 0, 0) != 0:
         number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), "prctl(PR_SET_CHILD_SUBREAPER)")
+        raise OSError(number, os.strerror(number), f"prctl({name})")
 
 
 class Watch:

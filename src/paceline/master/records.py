@@ -6,7 +6,7 @@ Reference: docs/protocols/integrity.md, section 2.
 import msgspec
 
 from paceline.base.samples import Span
-from paceline.wire.messages import CutRef, Feed, Grant, ServerMap
+from paceline.wire.messages import CutRef, Feed, Grant, Server, ServerMap
 from paceline.wire.schema import ModelSchema
 
 
@@ -80,6 +80,24 @@ class CutGone(Record, frozen=True):
     cut_no: int
 
 
+class MoveBegun(Record, frozen=True):
+    """All buckets of the server ``old`` are to move to ``new``, beside the map of ``version``."""
+
+    old: int
+    new: Server
+    version: int
+
+
+class MapChanged(Record, frozen=True):
+    """A server's word: the order holds this map."""
+
+    map: ServerMap
+
+
+class MoveEnded(Record, frozen=True):
+    """The buckets have moved, or will not."""
+
+
 Records = (
     SchemaFixed
     | FeedAdded
@@ -90,4 +108,7 @@ Records = (
     | CutValid
     | CutStored
     | CutGone
+    | MoveBegun
+    | MapChanged
+    | MoveEnded
 )

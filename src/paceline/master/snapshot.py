@@ -3,10 +3,10 @@
 import msgspec
 
 from paceline.base.samples import Intervals, SampleSet, Span
-from paceline.master.records import CutValid, EpochStarted, Record
+from paceline.master.records import CutValid, EpochStarted, MoveBegun, Record
 from paceline.master.shards.ledger import Line
 from paceline.master.state import MasterState
-from paceline.wire.messages import Feed, Grant, feed_of
+from paceline.wire.messages import Feed, Grant, ServerMap, feed_of
 from paceline.wire.schema import ModelSchema
 
 
@@ -37,6 +37,8 @@ class Snapshot(Record, frozen=True):
     last_cut_no: int
     safe: tuple[int, ...]
     covered: tuple[int, ...] = ()
+    map: ServerMap | None = None
+    move: MoveBegun | None = None
 
 
 def take(state: MasterState) -> Snapshot:
@@ -66,6 +68,8 @@ def take(state: MasterState) -> Snapshot:
         last_cut_no=state.last_cut_no,
         safe=tuple(sorted(state.safe)),
         covered=tuple(sorted(state.covered)),
+        map=state.map,
+        move=state.move,
     )
 
 
@@ -73,7 +77,8 @@ def restore(state: MasterState, kept: Snapshot) -> None:
     """Bring a fresh state to where the snapshot was taken."""
     state.model, state.start = kept.model, kept.start
     if kept.start is not None:
-        state.epoch_no, state.map, state.step = kept.start.epoch_no, kept.start.map, kept.start.step
+        state.epoch_no, state.step = kept.start.epoch_no, kept.start.step
+    state.map, state.move = kept.map, kept.move
     ledger = state.ledger
     ledger.feeds = {feed.feed: feed for feed in kept.feeds}
     ledger.names = {feed.feed: {} for feed in kept.feeds if feed.num_samples is None}

@@ -19,6 +19,9 @@ from paceline.master.records import (
     Extended,
     FeedAdded,
     Granted,
+    MapChanged,
+    MoveBegun,
+    MoveEnded,
     Records,
     Returned,
     SchemaFixed,
@@ -26,6 +29,7 @@ from paceline.master.records import (
 from paceline.master.shards.ledger import Ledger
 from paceline.wire.messages import (
     LINES_PER_FEED,
+    ChangeMap,
     Committed,
     Copied,
     CutRef,
@@ -34,8 +38,12 @@ from paceline.wire.messages import (
     FenceAnswer,
     Grant,
     InitialWritten,
+    Joined,
+    JoinServers,
     LeaseRequest,
+    MapSet,
     NewEpoch,
+    NewMap,
     NodeDown,
     OpenFeed,
     Prepared,
@@ -72,13 +80,26 @@ class FeedDone(msgspec.Struct, frozen=True):
     feed: int
 
 
+class Moved(msgspec.Struct, frozen=True):
+    """The incarnation ``old`` holds nothing any more and may go; ``new`` is in its place."""
+
+    old: int
+    new: int
+
+
+class NotMoved(msgspec.Struct, frozen=True):
+    """Nothing has moved, ``new`` is not needed."""
+
+    new: int
+
+
 class Fail(msgspec.Struct, frozen=True):
     """The job cannot go on; the reason is for the user."""
 
     reason: str
 
 
-Instruction = Send | Journal | FeedDone | Fail
+Instruction = Send | Journal | FeedDone | Moved | NotMoved | Fail
 
 
 class Sizing(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,6 +134,7 @@ class MasterState:
         self.grants: dict[int, Grant] = {}
         #: Incarnations whose leases were taken back in this epoch.
         self.gone: set[int] = set()
+        self.move: MoveBegun | None = None
         # Volatile.
         self.waiting: dict[int, LeaseRequest] = {}
         self.fencing: set[int] = set()
@@ -126,6 +148,8 @@ class MasterState:
         self.untold: set[int] = set()
         self.writer: int | None = None
         self.prepared: set[int] = set()
+        #: Of the move: the new server keeps parts; has the buckets; is dead. All have its map.
+        self.joined = self.caught_up = self.given_up = self.settled = False
         #: The cut that servers are copying, and the valid one that they are writing to disk.
         self.cutting: int | None = None
         self.storing: int | None = None
@@ -152,6 +176,7 @@ class MasterState:
                 self.grants.clear()
                 self.gone.clear()
                 self.covered.clear()
+                self.move = None
                 # A cut that was damaged no longer holds what it made safe.
                 self.safe = {feed for feed in self.safe if self.ledger.is_complete(feed)}
             case Extended():
@@ -162,6 +187,12 @@ class MasterState:
                 self.ledger.commit(record.committed)
                 self.ledger.lose(record.inc, again=self.samples != "at-most-once")
                 self.gone.add(record.inc)
+            case MapChanged():
+                self.map = record.map
+                # A cut that was asked for before may be one of servers that are gone since.
+                self.last_cut_no += 1
+            case MoveBegun() | MoveEnded():
+                self.move = record if isinstance(record, MoveBegun) else None
             case CutValid():
                 self._apply_valid(record)
             case CutStored():
@@ -174,10 +205,7 @@ class MasterState:
                 ]
                 self.safe |= self.covered
             case CutGone():
-                if self.cuts and self.cuts[-1].cut.cut_no == record.cut_no:
-                    self.storing = None
-                    self.covered.clear()
-                self.cuts = [cut for cut in self.cuts if cut.cut.cut_no != record.cut_no]
+                self._apply_gone(record.cut_no)
 
     def _apply_grant(self, record: Granted) -> None:
         grant = record.grant
@@ -195,6 +223,12 @@ class MasterState:
         self.covered = {feed for feed in self.ledger.feeds if self._covers(record, feed)}
         if not record.cut.in_memory:
             self.safe |= self.covered
+
+    def _apply_gone(self, cut_no: int) -> None:
+        if self.cuts and self.cuts[-1].cut.cut_no == cut_no:
+            self.storing = None
+            self.covered.clear()
+        self.cuts = [cut for cut in self.cuts if cut.cut.cut_no != cut_no]
 
     def _covers(self, cut: CutValid, feed: int) -> bool:
         """Whether no restore can take samples of this complete feed out of the model again."""
@@ -243,6 +277,7 @@ class MasterState:
         valid = self.cuts[-1]
         version = self.map.version + 1 if self.map else 1
         owners = tuple(bucket % len(servers) for bucket in range(NUM_BUCKETS))
+        not_moved = [NotMoved(self.move.new.inc)] if self.move else []
         record = EpochStarted(
             epoch_no=self.epoch_no + 1,
             cut=valid.cut,
@@ -252,7 +287,7 @@ class MasterState:
         )
         journal = self._record(record)
         self._forget_epoch()
-        return [journal, *self._restore()]
+        return [journal, *not_moved, *self._restore()]
 
     def _forget_epoch(self) -> None:
         self.waiting.clear()
@@ -260,13 +295,14 @@ class MasterState:
         self.complete.clear()
         self.copied.clear()
         self.cutting = self.storing = None
+        self.joined = self.caught_up = self.given_up = self.settled = False
         self.untold = set(self.workers)
         self.restoring = {server.inc for server in self.map.servers} if self.map else set()
 
     def resume(self) -> list[Instruction]:
         """After the journal was applied: which messages of this epoch have arrived is unknown."""
         if self.map:
-            self.restoring = {server.inc for server in self.map.servers}
+            self.restoring = set(self.map.sharers)
         if self.mode == "ssp" and self.samples != "exactly-once":
             self.fencing = set(self.gone)
         newest = self.cuts[-1] if self.cuts else None
@@ -380,6 +416,10 @@ class MasterState:
         if message.epoch_no != self.epoch_no:
             return self._tell_epoch(inc) if message.epoch_no < self.epoch_no else []
         self.untold.discard(inc)
+        return [*self._hint(message), *self._request(message, sizing)]
+
+    def _request(self, message: LeaseRequest, sizing: Sizing) -> list[Instruction]:
+        inc = message.inc
         last = self.grants.get(inc)
         if last is not None and message.n == last.n:
             return [Send(inc, last)]
@@ -501,9 +541,9 @@ class MasterState:
             return []
         enough = {inc for inc, c in self.copied.items() if c.stored or self.storing is None}
         return [
-            Send(s.inc, TakeCut(epoch_no=self.epoch_no, inc=s.inc, cut_no=cut_no))
-            for s in self.map.servers
-            if s.inc not in enough
+            Send(inc, TakeCut(epoch_no=self.epoch_no, inc=inc, cut_no=cut_no))
+            for inc in dict.fromkeys((*self.map.sharers, *self.serving))
+            if inc not in enough
         ]
 
     def copy_said(self, message: Copied, directory: str, memory: str) -> list[Instruction]:
@@ -521,7 +561,7 @@ class MasterState:
         known = self.copied.get(message.inc)
         if known is None or message.stored:
             self.copied[message.inc] = message
-        if set(self.copied) != {server.inc for server in self.map.servers}:
+        if set(self.copied) != set(message.sharers):
             return []
         self.sealed = tuple(self.copied.values())
         stored = all(copied.stored for copied in self.sealed)
@@ -534,7 +574,7 @@ class MasterState:
             return []
         self.storing = None
         on_disk = CutStored(cut=CutRef(cut_no=cut_no, directory=directory))
-        return [self._record(on_disk), *self._serve()]
+        return [self._record(on_disk), *self._serve(), *self._go_on_moving()]
 
     def _cut_valid(self, cut: CutRef) -> list[Instruction]:
         sets = {(c.step, c.committed) for c in self.sealed}
@@ -550,11 +590,122 @@ class MasterState:
         """The cut's files are deleted or damaged."""
         return [self._record(CutGone(cut_no=cut_no))]
 
+    # ------------------------------------------------------------------ moving buckets
+
+    @property
+    def serving(self) -> tuple[int, ...]:
+        """The servers without which a new epoch must begin: until a move is over, the old ones."""
+        if self.map is None:
+            return ()
+        incs = tuple(server.inc for server in self.map.servers)
+        if self.move is None:
+            return incs
+        old, new = self.move.old, self.move.new.inc
+        if old in incs:
+            return tuple(inc for inc in incs if inc != new)
+        return tuple(old if inc == new else inc for inc in incs)
+
+    def replace(self, old: int, new: Server) -> list[Instruction]:
+        """Move all buckets of a server to a fresh one while training goes on.
+
+        Not while servers are being restored, or without an order (``samples``): then nothing.
+        """
+        if self.move or self.map is None or self.restoring or self.samples != "exactly-once":
+            return []
+        if old not in self.map.sharers or self.map.index(new.inc) >= 0:
+            return []
+        self.joined = self.caught_up = self.given_up = self.settled = False
+        begun = MoveBegun(old=old, new=new, version=self.map.version)
+        return [self._record(begun), *self._ask_move()]
+
+    def joiner_lost(self, inc: int) -> list[Instruction]:
+        """The new server is dead: as a server if the buckets are its own already."""
+        if self.move is None or self.move.new.inc != inc or self.map is None:
+            return []
+        self.given_up = True
+        return self._go_on_moving()
+
+    def server_joined(self, message: Joined) -> list[Instruction]:
+        """The new server keeps parts, or has everything."""
+        if message.epoch_no != self.epoch_no or self.move is None:
+            return []
+        if message.inc != self.move.new.inc:
+            return []
+        self.joined, self.caught_up = True, self.caught_up or message.caught_up
+        return self._go_on_moving()
+
+    def map_set(self, message: MapSet) -> list[Instruction]:
+        """A server's word which map the order holds; any of a later version is true."""
+        if message.epoch_no != self.epoch_no or self.map is None or self.restoring:
+            return []
+        done: list[Instruction] = []
+        if message.map.version > self.map.version:
+            self.settled = False
+            done = [self._record(MapChanged(map=message.map)), *self._fence_all()]
+        if message.map.version == self.map.version and message.settled:
+            self.settled = True
+        return [*done, *self._go_on_moving()]
+
+    def _go_on_moving(self) -> list[Instruction]:
+        """End the move if it is over, else ask for what comes next."""
+        move, now = self.move, self.map
+        if move is None or now is None:
+            return []
+        if now.index(move.old) < 0:
+            # What it has copied for a cut may not be on disk yet.
+            if self.given_up or (self.settled and not self.cut_under_way):
+                return [self._record(MoveEnded()), Moved(move.old, move.new.inc)]
+        elif self.given_up and now.version > move.version and now.index(move.new.inc) < 0:
+            return [self._record(MoveEnded()), NotMoved(move.new.inc)]
+        return self._ask_move()
+
+    def _ask_move(self) -> list[Instruction]:
+        move, now = self.move, self.map
+        if move is None or now is None or self.restoring:
+            return []
+        asked: list[Instruction] = []
+        if not self.given_up and now.index(move.old) >= 0:
+            asked.append(Send(move.new.inc, self._join_message(move, now)))
+        wanted = self._wanted_map(move, now)
+        if wanted is not None:
+            leader = now.servers[0].inc
+            change = ChangeMap(epoch_no=self.epoch_no, inc=leader, map=wanted)
+            asked.append(Send(leader, change))
+        return asked
+
+    def _wanted_map(self, move: MoveBegun, now: ServerMap) -> ServerMap | None:
+        """What the leader is asked for; None: nothing yet."""
+        if now.index(move.old) < 0:
+            return now  # whether all have it
+        if self.given_up:
+            return without(now, move.new.inc)
+        if now.copies:
+            return switched(now, move.old, move.new) if self.caught_up else None
+        return copying(now, move.old, move.new) if self.joined else None
+
+    def _join_message(self, move: MoveBegun, now: ServerMap) -> JoinServers:
+        assert self.model is not None
+        return JoinServers(
+            epoch_no=self.epoch_no,
+            inc=move.new.inc,
+            map=now if now.copies else copying(now, move.old, move.new),
+            model=self.model,
+            mode=self.mode,
+            staleness=self.staleness,
+        )
+
+    def _hint(self, message: LeaseRequest) -> list[Instruction]:
+        """A worker that has missed a change of the map, and may not know who leads now."""
+        if self.map is None or self.restoring or message.map_version >= self.map.version:
+            return []
+        inc = message.inc
+        return [Send(inc, NewMap(epoch_no=self.epoch_no, inc=inc, map=self.map))]
+
     # ------------------------------------------------------------------ loss of messages
 
     def resend(self) -> list[Instruction]:
         """Everything of ours that is unanswered, once more."""
-        again = [*self._restore(), *self._ask_cut(), *self._fence_all()]
+        again = [*self._restore(), *self._ask_cut(), *self._fence_all(), *self._go_on_moving()]
         for inc in sorted(self.untold):
             again += self._tell_epoch(inc)
         return again
@@ -571,3 +722,26 @@ def _common(sets: list[tuple[Span, ...]]) -> tuple[Span, ...]:
         mine, theirs = common.spans(), SampleSet(other)
         common = SampleSet(part for span in mine for part in theirs.overlap(span))
     return common.spans()
+
+
+def copying(now: ServerMap, old: int, new: Server) -> ServerMap:
+    """The map after ``now`` in which all buckets of ``old`` are being copied to ``new``."""
+    me, to = now.index(old), len(now.servers)
+    return ServerMap(
+        version=now.version + 1,
+        servers=(*now.servers, new),
+        owners=now.owners,
+        copies=tuple(to if owner == me else -1 for owner in now.owners),
+    )
+
+
+def switched(now: ServerMap, old: int, new: Server) -> ServerMap:
+    """The map after ``now`` in which ``new`` stands where ``old`` stood."""
+    servers = tuple(new if s.inc == old else s for s in now.servers if s.inc != new.inc)
+    return ServerMap(version=now.version + 1, servers=servers, owners=now.owners)
+
+
+def without(now: ServerMap, new: int) -> ServerMap:
+    """The map after ``now`` in which nothing is copied to ``new``."""
+    servers = tuple(server for server in now.servers if server.inc != new)
+    return ServerMap(version=now.version + 1, servers=servers, owners=now.owners)

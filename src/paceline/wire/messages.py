@@ -39,6 +39,18 @@ class ServerMap(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     servers: tuple[Server, ...]
     owners: tuple[int, ...]
+    copies: tuple[int, ...] = ()
+    """``copies[b]``: the server that bucket b is being copied to, -1: none. Empty: no copying."""
+
+    def index(self, inc: int) -> int:
+        """Where an incarnation stands among the servers; -1: it is none of them."""
+        return next((k for k, server in enumerate(self.servers) if server.inc == inc), -1)
+
+    @property
+    def sharers(self) -> tuple[int, ...]:
+        """Incarnations of the servers that own buckets, in order."""
+        owning = set(self.owners)
+        return tuple(server.inc for k, server in enumerate(self.servers) if k in owning)
 
 
 class Feed(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,7 +154,18 @@ class Cut(Message, frozen=True):
     cut_no: int
 
 
-Entry = Update | Cut
+class Remap(Message, frozen=True):
+    """The map from here on. With copies: owners set these buckets aside and send them.
+
+    ``fenced`` and ``clocks`` (inc, clock, base) are what a next leader goes on from.
+    """
+
+    map: ServerMap
+    fenced: tuple[int, ...] = ()
+    clocks: tuple[tuple[int, int, int], ...] = ()
+
+
+Entry = Update | Cut | Remap
 
 
 # --------------------------------------------------------------------------- data plane
@@ -179,12 +202,16 @@ class Held(Message, frozen=True):
 
 
 class Ready(Message, frozen=True):
-    """worker -> leader: all servers hold all contributions up to ``seq`` (BSP: of ``step``)."""
+    """worker -> leader: all servers hold all contributions up to ``seq`` (BSP: of ``step``).
+
+    Those before ``first`` are in the order, or became void when buckets were copied.
+    """
 
     epoch_no: int
     inc: int
     seq: int
     map_version: int
+    first: int = 1
     step: int = 0
 
 
@@ -231,13 +258,68 @@ class Refused(Message, frozen=True):
     fenced: bool = False
 
 
-class Order(Message, frozen=True):
-    """leader -> server: entries at positions ``start``, ``start + 1`` and so on.
+class AskMap(Message, frozen=True):
+    """worker -> server: which map is in force, and what of mine is in the order?"""
 
-    ``fenced``: pairs (inc, position): no entry after that position contains inc.
+    epoch_no: int
+    inc: int
+
+
+class MapIs(Message, frozen=True):
+    """server -> worker: the map of its last entry.
+
+    With ``leads`` it is the leader's word: contributions of ``inc`` above ``seq`` that were sent
+    under a map before version ``barrier`` will never be ordered; they are offered under new seqs.
     """
 
     epoch_no: int
+    server: int
+    inc: int
+    map: ServerMap
+    leads: bool
+    barrier: int = 0
+    seq: int = 0
+
+
+class Piece(Message, frozen=True):
+    """old owner -> new owner: bytes of its buckets as of the copy entry, from ``offset`` on.
+
+    The buckets are packed as for a cut (``num_bytes`` in all). What else the new owner goes on from
+    comes with each piece: position, step, committed set, and the last seq of each worker.
+    """
+
+    epoch_no: int
+    server: int
+    """Who sends it."""
+    inc: int
+    """Who is to have it."""
+    map: ServerMap
+    position: int
+    step: int
+    committed: tuple[Span, ...]
+    last_seq: tuple[tuple[int, int], ...]
+    last_cut: int
+    offset: int = 0
+    num_bytes: int = 0
+
+
+class PieceHeld(Message, frozen=True):
+    """new owner -> old owner: the piece at ``offset`` is in memory."""
+
+    epoch_no: int
+    server: int
+    offset: int
+
+
+class Order(Message, frozen=True):
+    """leader -> server: entries at positions ``start``, ``start + 1`` and so on.
+
+    ``leader``: who sends it, and is to hear how far the receiver is. ``fenced``: pairs (inc,
+    position): no entry after that position contains inc.
+    """
+
+    epoch_no: int
+    leader: int
     start: int
     entries: tuple[Entry, ...]
     fenced: tuple[tuple[int, int], ...] = ()
@@ -276,7 +358,23 @@ class Exported(Message, frozen=True):
     next_offset: int | None
 
 
-Data = Part | Held | Ready | Ordered | Pull | Pulled | Refused | Order | At | Export | Exported
+Data = (
+    Part
+    | Held
+    | Ready
+    | Ordered
+    | Pull
+    | Pulled
+    | Refused
+    | Order
+    | At
+    | Export
+    | Exported
+    | AskMap
+    | MapIs
+    | Piece
+    | PieceHeld
+)
 
 
 # --------------------------------------------------------------------------- node plane, up
@@ -330,6 +428,8 @@ class LeaseRequest(Message, frozen=True):
     ends: tuple[tuple[str, int], ...] = ()
     finished: bool = False
     handled: tuple[Span, ...] = ()
+    map_version: int = 0
+    """Of the servers' map, as the worker knows it."""
 
 
 class EvaluateResult(Message, frozen=True):
@@ -372,6 +472,8 @@ class Copied(Message, frozen=True):
     position: int
     step: int
     committed: tuple[Span, ...]
+    sharers: tuple[int, ...]
+    """All whose copies make this cut: the owners under the map at its position."""
     file: str = ""
     checksum: str = ""
     num_bytes: int = 0
@@ -385,6 +487,31 @@ class Restored(Message, frozen=True):
 
     epoch_no: int
     inc: int
+
+
+class Joined(Message, frozen=True):
+    """joining server -> master: I keep parts; ``caught_up``: and have all buckets of my map.
+
+    ``progress`` grows as long as there is some.
+    """
+
+    epoch_no: int
+    inc: int
+    caught_up: bool = False
+    progress: int = 0
+
+
+class MapSet(Message, frozen=True):
+    """server -> master: the map of its last entry; with ``leads``, the leader's word.
+
+    ``settled``: all servers of this map have applied its entry.
+    """
+
+    epoch_no: int
+    inc: int
+    map: ServerMap
+    leads: bool
+    settled: bool = False
 
 
 class ScriptError(Message, frozen=True):
@@ -415,6 +542,8 @@ NodeUp = (
     | Committed
     | Copied
     | Restored
+    | Joined
+    | MapSet
     | ScriptError
     | Finished
 )
@@ -501,6 +630,37 @@ class TakeCut(Message, frozen=True):
     cut_no: int
 
 
+class JoinServers(Message, frozen=True):
+    """master -> one server incarnation: keep parts of this epoch until buckets come.
+
+    ``map`` is the one that will be asked for: it copies buckets to this server. Repeated until the
+    move is over; always answered.
+    """
+
+    epoch_no: int
+    inc: int
+    map: ServerMap
+    model: ModelSchema
+    mode: str
+    staleness: int = 0
+
+
+class ChangeMap(Message, frozen=True):
+    """master -> leader: order this map, if it follows yours; answer: yours."""
+
+    epoch_no: int
+    inc: int
+    map: ServerMap
+
+
+class NewMap(Message, frozen=True):
+    """master -> worker: the leader is to be asked for its map, which is this or a newer one."""
+
+    epoch_no: int
+    inc: int
+    map: ServerMap
+
+
 class Stop(Message, frozen=True):
     """master -> process: finish the step and leave in order."""
 
@@ -508,7 +668,18 @@ class Stop(Message, frozen=True):
 
 
 NodeDown = (
-    WriteInitial | FeedOpened | Grant | Evaluated | Restore | NewEpoch | Fence | TakeCut | Stop
+    WriteInitial
+    | FeedOpened
+    | Grant
+    | Evaluated
+    | Restore
+    | NewEpoch
+    | Fence
+    | TakeCut
+    | JoinServers
+    | ChangeMap
+    | NewMap
+    | Stop
 )
 
 

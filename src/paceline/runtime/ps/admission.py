@@ -6,16 +6,15 @@ the store never sees what it could only die of. A message that fits and yet brea
 no matter of this module: the state machine raises InternalError on it.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 import numpy as np
 
 from paceline.base.samples import Span
-from paceline.runtime.ps.kernels import Array
-from paceline.runtime.ps.layout import owned_buckets
+from paceline.runtime.ps.layout import dense_spans, owned_buckets
 from paceline.runtime.ps.state import ServerState
-from paceline.wire.messages import Data, Export, Order, Part, Pull, Ready
+from paceline.wire.messages import AskMap, Data, Export, Order, Part, Piece, Pull, Ready
 from paceline.wire.schema import NUM_BUCKETS, ModelSchema
 
 _ID_BYTES = 8
@@ -27,16 +26,20 @@ class Admission:
     Args:
         state: the server's protocol state, in that epoch.
         schema: the model.
-        dense: the flat values that this server owns, by dtype.
+        owners: who is to have the gradients of each bucket.
+        me: that is us.
     """
 
-    def __init__(self, state: ServerState, schema: ModelSchema, dense: Mapping[str, Array]) -> None:
-        assert state.map is not None
+    def __init__(
+        self, state: ServerState, schema: ModelSchema, owners: Sequence[int], me: int
+    ) -> None:
         self._state, self._schema = state, schema
-        self._dense_bytes = {dtype: values.nbytes for dtype, values in dense.items()}
-        me = [server.inc for server in state.map.servers].index(state.inc)
+        self._dense_bytes = {
+            dtype: sum(stop - start for start, stop in spans) * np.dtype(dtype).itemsize
+            for dtype, spans in dense_spans(schema, owners, me).items()
+        }
         self._owned = np.zeros(NUM_BUCKETS, np.bool_)
-        self._owned[list(owned_buckets(state.map.owners, me))] = True
+        self._owned[list(owned_buckets(owners, me))] = True
 
     def misfit(self, message: Data, frames: Sequence[memoryview]) -> str:
         """Why the message must not be handled; empty: it may."""
@@ -50,7 +53,7 @@ class Admission:
             case Export():
                 wrong = f"offset {message.offset}" if message.offset < 0 else ""
                 return wrong or self._bad_tables((message.table,))
-            case Order():
+            case Order() | Piece() | AskMap():
                 return ""
             case _:
                 return "a server has no use for it"
@@ -75,9 +78,10 @@ class Admission:
     def _bad_ready(self, ready: Ready) -> str:
         """The leader is to order what it holds itself (synchronous: what is there of the step)."""
         state = self._state
-        first = state.last_seq.get(ready.inc, 0) + 1
+        first = max(state.last_seq.get(ready.inc, 0) + 1, ready.first)
         sent = all((ready.inc, seq) in state.parts for seq in range(first, ready.seq + 1))
-        if state.leads and not ready.step and not sent:
+        void = ready.map_version < state.barrier
+        if state.leads and not ready.step and not void and not sent:
             return f"ready up to {ready.seq}, but not all from {first} on were sent"
         return ""
 

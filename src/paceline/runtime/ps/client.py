@@ -8,7 +8,7 @@ news. Gradients are kept until the leader has them in the order.
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -29,13 +29,17 @@ from paceline.runtime.ps.worker_state import (
     DropWork,
     Instruction,
     Leave,
+    Meet,
+    OfferAgain,
     PullDone,
+    Remapped,
     ToMaster,
     ToServer,
     WorkerState,
 )
 from paceline.wire import cut
 from paceline.wire.messages import (
+    AskMap,
     Data,
     Evaluated,
     Exported,
@@ -44,7 +48,9 @@ from paceline.wire.messages import (
     Grant,
     Held,
     InitialWritten,
+    MapIs,
     NewEpoch,
+    NewMap,
     NodeDown,
     OpenFeed,
     Ordered,
@@ -117,6 +123,8 @@ class ServerTrainer:
         #: Taken and not pushed; a new epoch withdraws it.
         self._in_hand: list[Work] = []
         self._pulling: Pulling | None = None
+        #: The servers of the map before this one.
+        self._connected: tuple[int, ...] = ()
         self._exporting: Exporting | None = None
         self._num_exports = 0
         self._results = Results(self.state, self._until)
@@ -350,16 +358,16 @@ class ServerTrainer:
         with self._changed:
             while True:
                 self._until(lambda: self.partition is not None)
-                epoch_no = self.state.epoch_no
+                owners = self.state.owners
                 self._num_exports += 1
-                exporting = Exporting(table, self._num_exports, self.state.servers)
+                exporting = Exporting(table, self._num_exports, owners)
                 self._exporting = exporting
                 self._until(
-                    lambda: self.state.epoch_no != epoch_no or exporting.done,  # noqa: B023
+                    lambda: self.state.owners != owners or exporting.done,  # noqa: B023
                     ask=self._ask_export,
                 )
                 self._exporting = None
-                if self.state.epoch_no == epoch_no:
+                if self.state.owners == owners:
                     return exporting.whole(self.schema.tables[table].dim)
 
     def _ask_export(self, only: int | None = None) -> list[Instruction]:
@@ -492,6 +500,8 @@ class ServerTrainer:
                 self._do(self.state.ordered(message))
             case Refused():
                 self._do(self.state.refused(message))
+            case MapIs():
+                self._do(self.state.map_is(message))
             case Exported():
                 self._take_export(server, message, frames)
             case _:
@@ -506,6 +516,8 @@ class ServerTrainer:
                 self._do(self.state.grant(message))
             case NewEpoch():
                 self._do(self.state.new_epoch(message))
+            case NewMap():
+                self._do(self.state.new_map(message))
             case FeedOpened():
                 self._do(self.state.feed_opened(message))
             case Evaluated():
@@ -528,25 +540,30 @@ class ServerTrainer:
                     self._pull_done(ticket)
                 case DropWork():
                     self._drop()
+                case Meet(server):
+                    self._exchange.data.connect(server.inc, server.address)
+                case Remapped(pull):
+                    self._remap(pull)
+                case OfferAgain(seq, part):
+                    self._offer_again(seq, part)
                 case Leave():
                     raise Fenced
 
-    def _send(self, server: int, message: Part | Ready | Pull) -> None:
+    def _send(self, server: int, message: Part | Ready | Pull | AskMap) -> None:
         """Leave it to be sent, with the tensors that belong to it."""
-        data, index = self._exchange.data, self.state.servers.index(server)
-        pulling = self._pulling
+        data, servers, pulling = self._exchange.data, self.state.servers, self._pulling
         if isinstance(message, Part):
-            kept = self._contributions[message.seq]
+            kept, index = self._contributions[message.seq], servers.index(server)
             self._exchange.leave(lambda: data.send(server, kept.header(), kept.frames(index)))
         elif isinstance(message, Pull) and pulling and pulling.ticket == message.ticket:
-            ids = pulling.split
+            ids, index = pulling.split, servers.index(server)
             self._exchange.leave(lambda: data.send(server, message, ids.ids_of(index)))
         else:
             self._exchange.leave(lambda: data.send(server, message))
 
     def _pull_done(self, ticket: int) -> None:
         """All servers have answered: put it together, which may take a while."""
-        pulling, partition, servers = self._pulling, self.partition, self.state.servers
+        pulling, partition, servers = self._pulling, self.partition, self.state.owners
         if pulling is None or partition is None or pulling.ticket != ticket:
             return
         pulling.done_s = time.perf_counter()
@@ -568,8 +585,36 @@ class ServerTrainer:
         self._contributions.clear()
         self._shown.clear()
         self._in_hand.clear()
+        self._connect(keep=())
+        self._connected = tuple(self.state.servers)
+
+    def _connect(self, keep: Collection[int]) -> None:
+        assert self.state.map is not None
         data = self._exchange.data
-        for gone in set(data.keys()) - set(self.state.servers):
+        for gone in set(data.keys()) - set(self.state.servers) - set(keep):
             data.disconnect(gone)
         for server in self.state.map.servers:
             data.connect(server.inc, server.address)
+
+    def _remap(self, pull: Pull | None) -> None:
+        """The map has changed while the work goes on.
+
+        Who has left it may still read what it was sent: that is let go at the next change.
+        """
+        assert self.state.map is not None
+        self.partition = Partition(self.schema, self.state.map)
+        self._connect(keep=self._connected)
+        self._connected = tuple(self.state.servers)
+        if pull is None:
+            return
+        if self._pulling is not None and not self._pulling.done_s:
+            self._pulling.ask_again(Split(self.partition, self._pulling.split.ids), pull.ticket)
+        for server in self.state.owners:
+            self._send(server, pull)
+
+    def _offer_again(self, seq: int, part: Part) -> None:
+        assert self.partition is not None
+        kept = self._contributions.pop(seq)
+        self._contributions[part.seq] = kept.renumbered(part, self.partition)
+        for server in self.state.servers:
+            self._send(server, part)

@@ -20,7 +20,7 @@ from paceline.runtime.ps.cut_memory import MemoryFile, partner, place
 from paceline.runtime.ps.store import Store
 from paceline.wire import cut
 from paceline.wire.copying import copy
-from paceline.wire.messages import Copied, Restore
+from paceline.wire.messages import Copied, ServerMap
 
 RETRY_S, REFUSED_S = 1.0, 60.0
 """A disk that refuses a file is asked again so often, and for so long."""
@@ -61,10 +61,14 @@ class CutWriter:
         self._done: queue.SimpleQueue[Copied | Exception] = queue.SimpleQueue()
         threading.Thread(target=self._run, name="cut-writer", daemon=True).start()
 
-    def start_epoch(self, restore: Restore) -> None:
-        """The server was restored: see who its partner is."""
-        self._partner = partner(self._job, self._node, restore.map) if self._in_memory else None
-        self._needed = restore.cut.in_memory
+    def start_epoch(self, server_map: ServerMap, *, from_memory: bool) -> None:
+        """The server has its share; ``from_memory``: of a cut that is nowhere else."""
+        self.set_map(server_map)
+        self._needed = from_memory
+
+    def set_map(self, server_map: ServerMap) -> None:
+        """See who the partner is."""
+        self._partner = partner(self._job, self._node, server_map) if self._in_memory else None
 
     def copy(self, copied: Copied, store: Store) -> None:
         """Copy the store as it is now, all that training waits for, and have it kept."""

@@ -69,6 +69,28 @@ def pack(saved: Mapping[str, Array], buffer: Any) -> int:
     return at
 
 
+class Chunks:
+    """A packed save that is nowhere in one piece: its bytes, ``size`` at a time."""
+
+    def __init__(self, saved: Mapping[str, Array], size: int) -> None:
+        header, arrays = _header(saved)
+        parts = [np.frombuffer(header, np.uint8)]
+        parts += [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays]
+        self._parts, self._size = parts, size
+        self._starts = np.cumsum([0, *(part.size for part in parts)])
+        self.num_bytes = int(self._starts[-1])
+
+    def at(self, offset: int) -> Array:
+        """A copy of the bytes from ``offset`` on: ``size`` of them, or the rest."""
+        stop = min(offset + self._size, self.num_bytes)
+        found = np.empty(stop - offset, np.uint8)
+        for start, part in zip(self._starts, self._parts, strict=False):
+            low, high = max(offset, int(start)), min(stop, int(start) + part.size)
+            if low < high:
+                found[low - offset : high - offset] = part[low - start : high - start]
+        return found
+
+
 def unpack(buffer: Any) -> dict[str, Array]:
     """The arrays of a packed save, as views of ``buffer``.
 

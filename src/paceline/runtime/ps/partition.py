@@ -22,7 +22,7 @@ class Split:
 
     def place(self, table: int, server: int) -> Ids | slice:
         """Where a server's rows stand among the table's."""
-        if self._partition.num_servers == 1:
+        if self._partition.num_owners == 1:
             return slice(None)
         if table not in self._places:
             self._places[table] = self._partition.places(table, self.ids[table])
@@ -39,20 +39,29 @@ class Partition:
 
     def __init__(self, schema: ModelSchema, server_map: ServerMap) -> None:
         self.schema = schema
-        self.num_servers = len(server_map.servers)
+        #: Servers that own nothing and are copied to stand behind the owners.
+        self.num_owners = len(server_map.sharers)
+        self._copies_of = [
+            me if me < self.num_owners else server_map.owners[server_map.copies.index(me)]
+            for me in range(len(server_map.servers))
+        ]
         self._owners = np.array(server_map.owners, np.int32)
         self._sizes = layout.dense_sizes(schema)
         self._spans = [
-            layout.dense_spans(schema, server_map.owners, me) for me in range(self.num_servers)
+            layout.dense_spans(schema, server_map.owners, me) for me in range(self.num_owners)
         ]
 
     def places(self, table: int, ids: Ids) -> tuple[Ids, Ids]:
         """See `kernels.split`."""
         dynamic = self.schema.tables[table].num_rows is None
-        return kernels.split(ids, self._owners, self.num_servers, dynamic=dynamic)
+        return kernels.split(ids, self._owners, self.num_owners, dynamic=dynamic)
 
     def part(self, gradients: Gradients, split: Split, server: int) -> list[Array]:
-        """The frames of a `Part` for one server: dense by dtype, then ids and rows by table."""
+        """The frames of a `Part` for one server: dense by dtype, then ids and rows by table.
+
+        One that an owner's buckets are being copied to gets what the owner gets.
+        """
+        server = self._copies_of[server]
         frames: list[Array] = []
         for dtype, flat in gradients.dense.items():
             spans = self._spans[server][dtype]
@@ -65,7 +74,7 @@ class Partition:
 
     def join_dense(self, dtype: str, shares: Sequence[Array]) -> Array:
         """The flat vector of the servers' shares of it; a single share is not copied."""
-        if self.num_servers == 1:
+        if self.num_owners == 1:
             return shares[0]
         whole = np.empty(self._sizes[dtype], dtype)
         for spans, share in zip(self._spans, shares, strict=True):
@@ -78,7 +87,7 @@ class Partition:
     def join_rows(self, split: Split, table: int, shares: Sequence[Array]) -> Array:
         """``[n, dim]`` in the order of the ids; a single server's share is not copied."""
         spec = self.schema.tables[table]
-        if self.num_servers == 1:
+        if self.num_owners == 1:
             return shares[0].reshape(-1, spec.dim)
         rows = np.empty((split.ids[table].size, spec.dim), spec.dtype)
         for server, share in enumerate(shares):
@@ -92,6 +101,10 @@ class Contribution:
     def __init__(self, part: Part, gradients: Gradients, partition: Partition) -> None:
         self._part, self._gradients, self._partition = part, gradients, partition
         self._split = Split(partition, {t: ids for t, (ids, _) in gradients.sparse.items()})
+
+    def renumbered(self, part: Part, partition: Partition) -> "Contribution":
+        """The same gradients under another seq, for the servers of another map."""
+        return Contribution(part, self._gradients, partition)
 
     def header(self) -> Part:
         """The part, with what its frames are."""

@@ -24,6 +24,11 @@ class Pulling:
         #: The answers put together.
         self.result: Pulled | None = None
 
+    def ask_again(self, split: Split, ticket: int) -> None:
+        """Other servers are asked; what some have answered does not count."""
+        self.split, self.ticket = split, ticket
+        self.answers.clear()
+
     def assemble(self, partition: Partition, servers: Sequence[int]) -> Pulled:
         """Put the answers together."""
         dtypes = self.answers[servers[0]][0].dense

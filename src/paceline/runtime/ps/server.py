@@ -17,6 +17,7 @@ from paceline.runtime.ps import cutfile
 from paceline.runtime.ps.admission import Admission
 from paceline.runtime.ps.cut_writer import CutWriter
 from paceline.runtime.ps.kernels import Array
+from paceline.runtime.ps.moving import Arriving, Sender
 from paceline.runtime.ps.state import (
     AnswerPull,
     Apply,
@@ -26,8 +27,11 @@ from paceline.runtime.ps.state import (
     Keep,
     Key,
     Load,
+    MakeRoom,
+    Remapped,
     Reply,
     Report,
+    SendBuckets,
     ServerState,
     Tell,
 )
@@ -36,21 +40,27 @@ from paceline.wire.copying import copy
 from paceline.wire.cut import places
 from paceline.wire.data_plane import DataClient, DataServer, bind_address
 from paceline.wire.messages import (
+    AskMap,
     At,
+    ChangeMap,
     Data,
     Export,
     Exported,
     Fence,
+    JoinServers,
     NodeDown,
     Order,
     Part,
+    Piece,
     Pull,
     Pulled,
     Ready,
     Restore,
+    ServerMap,
     Stop,
     TakeCut,
 )
+from paceline.wire.schema import ModelSchema
 
 RESEND_S = 0.5
 """Unanswered orders are repeated this often."""
@@ -60,6 +70,8 @@ REPORT_ANYWAY_S = 1.0
 IDLE_S = 0.05
 """Longest wait for a message before the timers above are looked at."""
 MAX_REFUSALS_LOGGED = 1_000
+CATCH_UP = 8
+"""Entries that a server which has joined applies at a time: parts are to be kept meanwhile."""
 EXPORT_BYTES = 32 << 20
 """Values in one piece of an export."""
 
@@ -73,7 +85,10 @@ class Server:
         self.process = process
         self.inc = process.inc
         self.state = ServerState(process.inc)
+        self.schema = ModelSchema()
         self.store: Store | None = None
+        self.sender: Sender | None = None
+        self.arriving: Arriving | None = None
         self.admission: Admission | None = None
         secret = process.job.secret()
         name = f"{process.node}-{process.inc}"
@@ -98,6 +113,7 @@ class Server:
         self.process.announce(self.data.address)
         while not self.process.stop_requested:
             self._turn()
+        self._stop_sending()
         self.data.close()
         self.peers.close()
 
@@ -118,8 +134,11 @@ class Server:
 
     def _serve(self, peer: bytes, message: Data, frames: Sequence[memoryview]) -> None:
         start_s = time.perf_counter()
-        inc = self.state.leader_inc if isinstance(message, Order) else getattr(message, "inc", 0)
+        inc = _sender_of(message)
         if not self._admits(peer, inc, message, frames):
+            return
+        if isinstance(message, Piece):
+            self._take_piece(peer, message, frames)
             return
         self.route[inc] = peer
         match message:
@@ -138,6 +157,8 @@ class Server:
                 self._do(self.state.order(message))
             case Export():
                 self._export(message)
+            case AskMap():
+                self._do(self.state.ask_map(message))
             case _:
                 pass
         self.handler_s[inc] = self.handler_s.get(inc, 0.0) + time.perf_counter() - start_s
@@ -176,6 +197,10 @@ class Server:
                 self._do(self.state.fence(message))
             case TakeCut():
                 self._do(self.state.take_cut(message))
+            case JoinServers():
+                self._do(self.state.join(message))
+            case ChangeMap():
+                self._do(self.state.change_map(message))
             case Stop():
                 self.process.stop_requested = True
             case _:
@@ -186,6 +211,10 @@ class Server:
         if resend:
             self.resend_at_s = now_s + RESEND_S
         self._do(self.state.orders(resend=resend))
+        if self.arriving is not None:
+            self._settle_in(self.arriving)
+        if self.state.behind:
+            self._do(self.state.advance(CATCH_UP))
         copied = self.writer.finished()
         if copied is not None:
             self._do(self.state.copy_is_safe(copied))
@@ -218,8 +247,21 @@ class Server:
                 case CopyState(copied):
                     assert self.store is not None
                     self.writer.copy(copied, self.store)
-                case Load(restore):
-                    self._load(restore)
+                case Load() | MakeRoom() | SendBuckets() | Remapped():
+                    self._change_share(instruction)
+
+    def _change_share(self, instruction: Load | MakeRoom | SendBuckets | Remapped) -> None:
+        match instruction:
+            case Load(restore):
+                self._load(restore)
+            case MakeRoom(join):
+                self._make_room(join)
+            case SendBuckets(to, piece):
+                assert self.store is not None
+                self._stop_sending()
+                self.sender = Sender(self.process, self.store, to, piece)
+            case Remapped(server_map):
+                self._remap(server_map)
 
     def _reply(self, inc: int, message: Data) -> None:
         if inc in self.route:
@@ -232,7 +274,7 @@ class Server:
             self.peers.send(inc, message, ())
 
     def _keep(self, key: Key) -> None:
-        assert self.parting is not None and self.store is not None
+        assert self.parting is not None
         part, frames = self.parting
         num_dense = len(part.dense)
         dense = {
@@ -243,7 +285,7 @@ class Server:
         for table, ids, rows in zip(
             part.tables, frames[num_dense::2], frames[num_dense + 1 :: 2], strict=True
         ):
-            spec = self.store.schema.tables[table]
+            spec = self.schema.tables[table]
             values = np.frombuffer(rows, spec.dtype).reshape(-1, spec.dim)
             sparse[table] = (np.frombuffer(ids, np.int64), values)
         self.tensors[key] = Gradients(
@@ -315,16 +357,69 @@ class Server:
             raise TransientError(text) from error
         owners = restore.map.owners
         me = next(i for i, s in enumerate(restore.map.servers) if s.inc == self.inc)
+        self._start_epoch(manifest.schema)
         self.store = Store(manifest.schema, owners, me)
         self.store.load(files.values())
-        self.writer.start_epoch(restore)
+        self.writer.start_epoch(restore.map, from_memory=restore.cut.in_memory)
+        self._connect(restore.map)
+        self._do(self.state.loaded(restore, manifest.step, SampleSet(manifest.committed)))
+        self.admission = Admission(self.state, manifest.schema, owners, me)
+
+    def _start_epoch(self, schema: ModelSchema) -> None:
+        self.schema = schema
+        self.store = self.arriving = None
+        self._stop_sending()
         self.tensors.clear()
         self.pull_ids.clear()
-        for server in restore.map.servers:
-            if server.inc != self.inc:
+
+    def _connect(self, server_map: ServerMap) -> None:
+        for server in server_map.servers:
+            if server.inc not in (self.inc, *self.peers.keys()):
                 self.peers.connect(server.inc, server.address)
-        self._do(self.state.loaded(restore, manifest.step, SampleSet(manifest.committed)))
-        self.admission = Admission(self.state, manifest.schema, self.store.dense())
+
+    # ------------------------------------------------------------------ moving buckets
+
+    def _make_room(self, join: JoinServers) -> None:
+        """Keep gradients from now on, and pieces of what they belong to."""
+        me = join.map.index(self.inc)
+        self._start_epoch(join.model)
+        self.arriving = Arriving(join.model, join.map.copies, me)
+        self.admission = Admission(self.state, join.model, join.map.copies, me)
+
+    def _take_piece(self, peer: bytes, piece: Piece, frames: Sequence[memoryview]) -> None:
+        if self.arriving is not None:
+            self.data.send(peer, self.arriving.take(piece, frames[0]))
+            self.state.progress_made = self.arriving.num_bytes
+
+    def _settle_in(self, arriving: Arriving) -> None:
+        """The share is here: catch up with what was ordered since it was set aside."""
+        found = arriving.finished()
+        if found is None:
+            return
+        self.arriving = None
+        self.store, piece = found
+        self._connect(piece.map)
+        self._do(self.state.arrived(piece))
+        self.writer.start_epoch(piece.map, from_memory=False)
+
+    def _remap(self, server_map: ServerMap) -> None:
+        self._connect(server_map)
+        if not server_map.copies:
+            self._stop_sending()
+        if self.state.owns:
+            self.writer.set_map(server_map)
+
+    def _stop_sending(self) -> None:
+        if self.sender is not None:
+            self.sender.stop()
+            self.sender = None
+
+
+def _sender_of(message: Data) -> int:
+    match message:
+        case Order(leader=inc) | Piece(server=inc):
+            return inc
+    return getattr(message, "inc", 0)
 
 
 def main(process: Process) -> None:

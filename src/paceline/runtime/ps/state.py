@@ -9,6 +9,7 @@ update a position, all servers apply entries by position, and a contribution get
 when every server holds its parts. The explorer in ``tests/model`` drives this very class.
 """
 
+import sys
 from collections.abc import Iterable
 
 import msgspec
@@ -16,7 +17,9 @@ import msgspec
 from paceline.base.errors import InternalError
 from paceline.base.samples import SampleSet
 from paceline.wire.messages import (
+    AskMap,
     At,
+    ChangeMap,
     Committed,
     Copied,
     Cut,
@@ -26,15 +29,22 @@ from paceline.wire.messages import (
     FenceAnswer,
     Held,
     Included,
+    Joined,
+    JoinServers,
+    MapIs,
+    MapSet,
     NodeUp,
     Order,
     Ordered,
     Part,
+    Piece,
     Pull,
     Ready,
     Refused,
+    Remap,
     Restore,
     Restored,
+    Server,
     ServerMap,
     TakeCut,
     Update,
@@ -100,7 +110,40 @@ class Load(msgspec.Struct, frozen=True):
     restore: Restore
 
 
-Instruction = Reply | Tell | Report | Keep | Apply | Forget | AnswerPull | CopyState | Load
+class MakeRoom(msgspec.Struct, frozen=True):
+    """Get ready for parts and pieces of the buckets that this map copies here."""
+
+    join: JoinServers
+
+
+class SendBuckets(msgspec.Struct, frozen=True):
+    """Set all buckets aside as they are now, and send them until the receiver has them."""
+
+    to: Server
+    piece: Piece
+    """What goes with each piece."""
+
+
+class Remapped(msgspec.Struct, frozen=True):
+    """This map is in force: what it does not copy is not sent any more, what it moved is gone."""
+
+    map: ServerMap
+
+
+Instruction = (
+    Reply
+    | Tell
+    | Report
+    | Keep
+    | Apply
+    | Forget
+    | AnswerPull
+    | CopyState
+    | Load
+    | MakeRoom
+    | SendBuckets
+    | Remapped
+)
 
 
 class ServerState:
@@ -113,7 +156,16 @@ class ServerState:
     def _reset(self) -> None:
         #: 0: a fresh server, which belongs to no epoch and takes nothing but `restore`.
         self.epoch_no = 0
+        #: None: fresh, or joining and without buckets.
         self.map: ServerMap | None = None
+        #: The position of the map's entry.
+        self.map_position = 0
+        #: The version of the last map that copies: what was sent under an older one is void.
+        self.barrier = 0
+        #: The buckets have come, and entries after them are still to be applied.
+        self.behind = False
+        #: Of the buckets that are on their way: what the edge has of them, in its own unit.
+        self.progress_made = 0
         self.mode = ""
         self.exactly_once = True
         self.staleness = 0
@@ -132,7 +184,8 @@ class ServerState:
         self.waiting: dict[int, Pull] = {}
         self.last_cut = 0
         self.copied: Copied | None = None
-        # Leader only.
+        # Leader only, and who was it until it has handed over: up to that position.
+        self.handover = 0
         self.log: dict[int, Entry] = {}
         self.applied_at: dict[int, int] = {}
         self.sent_to: dict[int, int] = {}
@@ -151,6 +204,16 @@ class ServerState:
     @property
     def leads(self) -> bool:
         return self.leader_inc == self.inc
+
+    @property
+    def owns(self) -> bool:
+        """Whether pulls are answered here: not while joining, nor after leaving."""
+        return self.map is not None and self.inc in self.map.sharers
+
+    @property
+    def has_left(self) -> bool:
+        """Whether the map is one without this server."""
+        return self.map is not None and self.map.index(self.inc) < 0
 
     # ------------------------------------------------------------------ epochs
 
@@ -195,9 +258,12 @@ class ServerState:
         if not self.exactly_once:
             return self._apply_unordered(message)
         held = Reply(inc, Held(epoch_no=self.epoch_no, server=self.inc, inc=inc, seq=message.seq))
+        if message.map_version < self.barrier or self.has_left:
+            return self._tell_map(inc)
         if key in self.parts or message.seq <= self.last_seq.get(inc, 0):
             return [held]
-        if message.step and message.step != self.step + 1:
+        # One that is not pulled from may be behind the workers.
+        if message.step and message.step != self.step + 1 and self.owns:
             return self._refuse(inc)
         self.parts[key] = message
         return [Keep(key), held]
@@ -218,20 +284,22 @@ class ServerState:
     def ready(self, message: Ready) -> list[Instruction]:
         """Leader: all servers hold these contributions; give them positions when due."""
         inc = message.inc
-        if message.epoch_no != self.epoch_no or not self.leads or self.map is None:
+        if message.epoch_no != self.epoch_no or self.map is None:
             return self._refuse(inc)
         if inc in self.fenced:
             return self._refuse(inc, fenced=True)
-        if message.map_version != self.map.version:
-            return self._refuse(inc)
+        if not self.leads or message.map_version < self.barrier:
+            return self._tell_map(inc)
         if message.step:
             done = self._ready_for_step(message)
         else:
             done = []
-            for seq in range(self.last_seq.get(inc, 0) + 1, message.seq + 1):
+            first = max(self.last_seq.get(inc, 0) + 1, message.first)
+            for seq in range(first, message.seq + 1):
                 done += self._decide(Update(included=(Included(inc, seq),)))
         last = self.last_seq.get(inc, 0)
-        return [*done, Reply(inc, Ordered(epoch_no=self.epoch_no, inc=inc, seq=last))]
+        told = self._tell_map(inc) if message.map_version != self.map.version else []
+        return [*done, Reply(inc, Ordered(epoch_no=self.epoch_no, inc=inc, seq=last)), *told]
 
     def _ready_for_step(self, message: Ready) -> list[Instruction]:
         """BSP by coverage: decide the step as soon as ready contributions cover its slice."""
@@ -263,18 +331,21 @@ class ServerState:
 
     def orders(self, *, resend: bool = False) -> list[Instruction]:
         """Leader: entries that the other servers have not been sent (``resend``: not applied)."""
-        if not self.leads:
-            return []
+        last = self.position if self.leads else self.handover
         told: list[Instruction] = []
-        for inc, applied in self.applied_at.items():
+        for inc, applied in self.applied_at.items() if last else ():
             after = applied if resend else max(applied, self.sent_to[inc])
-            if after >= self.position and not (resend and self.fenced):
+            if after >= last and not (resend and self.fenced and self.leads):
                 continue
-            entries = tuple(self.log[p] for p in range(after + 1, self.position + 1))
-            fenced = tuple(self.fenced.items())
-            order = Order(epoch_no=self.epoch_no, start=after + 1, entries=entries, fenced=fenced)
+            order = Order(
+                epoch_no=self.epoch_no,
+                leader=self.inc,
+                start=after + 1,
+                entries=tuple(self.log[p] for p in range(after + 1, last + 1)),
+                fenced=tuple(self.fenced.items()),
+            )
             told.append(Tell(inc, order))
-            self.sent_to[inc] = self.position
+            self.sent_to[inc] = last
         return told
 
     def order(self, message: Order) -> list[Instruction]:
@@ -284,24 +355,44 @@ class ServerState:
         for position, entry in enumerate(message.entries, message.start):
             if position > self.position:
                 self.pending[position] = entry
-        done: list[Instruction] = []
-        while (entry_now := self.pending.pop(self.position + 1, None)) is not None:
-            done += self._apply(entry_now)
+        done = [] if self.behind else self.advance()
         for inc, position in message.fenced:
-            if position <= self.position:
+            if self.map is not None and position <= self.position:
                 self.fenced[inc] = position
-                done += self._forget(key for key in self.parts if key[0] == inc)
+                done += self._forget([key for key in self.parts if key[0] == inc])
         at = At(epoch_no=self.epoch_no, server=self.inc, position=self.position)
-        return [*done, Tell(self.leader_inc, at)]
+        return [*done, Tell(message.leader, at)]
+
+    def advance(self, limit: int = sys.maxsize) -> list[Instruction]:
+        """Apply what comes next, at most ``limit`` entries: who has joined may be far behind."""
+        done: list[Instruction] = []
+        while self.map is not None and not self.has_left and limit:
+            entry = self.pending.pop(self.position + 1, None)
+            if entry is None:
+                break
+            done += self._apply(entry)
+            limit -= 1
+        if self.behind and self.position + 1 not in self.pending:
+            self.behind = False
+            done.append(Report(self._joined()))
+        return done
 
     def at(self, message: At) -> list[Instruction]:
-        """Leader: drop entries that all servers are past."""
+        """Leader: drop entries that all servers are past, and servers that are past their end."""
         if message.epoch_no == self.epoch_no and message.server in self.applied_at:
             before = self.applied_at[message.server]
             self.applied_at[message.server] = max(before, message.position)
-            for position in range(min(self.log, default=0), min(self.applied_at.values()) + 1):
-                self.log.pop(position, None)
+            self._drop_log()
         return []
+
+    def _drop_log(self) -> None:
+        if self.map is not None:
+            for inc in [inc for inc in self.applied_at if self.map.index(inc) < 0]:
+                if self.applied_at[inc] >= self.map_position:
+                    del self.applied_at[inc], self.sent_to[inc]
+        upto = min(self.applied_at.values(), default=self.position)
+        for position in range(min(self.log, default=0), upto + 1):
+            self.log.pop(position, None)
 
     def _apply(self, entry: Entry) -> list[Instruction]:
         self.position += 1
@@ -309,6 +400,8 @@ class ServerState:
             self.log.clear()
         if isinstance(entry, Cut):
             return self._copy(entry)
+        if isinstance(entry, Remap):
+            return self._remap(entry)
         keys = self._keys_of(entry)
         for key in keys:
             if any(self.committed.overlap(span) for span in self.parts[key].spans):
@@ -369,6 +462,8 @@ class ServerState:
 
     def _copy(self, entry: Cut) -> list[Instruction]:
         self.last_cut = entry.cut_no
+        if self.map is None or not self.owns:
+            return []
         copied = Copied(
             epoch_no=self.epoch_no,
             inc=self.inc,
@@ -376,13 +471,16 @@ class ServerState:
             position=self.position,
             step=self.step,
             committed=self.committed.spans(),
+            sharers=self.map.sharers,
         )
         return [CopyState(copied)]
 
     def fence(self, message: Fence) -> list[Instruction]:
         """Leader: nothing of this incarnation enters any more; permanent in this epoch."""
-        if message.epoch_no != self.epoch_no or not self.leads:
+        if message.epoch_no != self.epoch_no or self.map is None:
             return []
+        if not self.leads:
+            return [Report(self._map_set())]
         inc = message.fenced
         self.fenced.setdefault(inc, self.position)
         self.ready_for_step.pop(inc, None)
@@ -403,6 +501,154 @@ class ServerState:
             committed=self.committed.spans(),
         )
 
+    # ------------------------------------------------------------------ the map
+
+    def join(self, message: JoinServers) -> list[Instruction]:
+        """Keep parts of this epoch from now on; the buckets come later."""
+        if message.inc != self.inc or message.epoch_no < self.epoch_no:
+            return []
+        if message.epoch_no == self.epoch_no:
+            return [Report(self._joined())]
+        self._reset()
+        self.epoch_no, self.mode = message.epoch_no, message.mode
+        self.exactly_once, self.staleness = True, message.staleness
+        self.barrier = message.map.version
+        return [MakeRoom(message), Report(self._joined())]
+
+    def _joined(self) -> Joined:
+        caught_up = self.map is not None and not self.behind
+        return Joined(
+            epoch_no=self.epoch_no,
+            inc=self.inc,
+            caught_up=caught_up,
+            progress=self.progress_made + self.position,
+        )
+
+    def arrived(self, piece: Piece) -> list[Instruction]:
+        """The buckets are here as of the copy entry; `advance` goes on from there."""
+        if piece.epoch_no != self.epoch_no or self.map is not None:
+            return []
+        self.map, self.map_position = piece.map, piece.position
+        self.position, self.step = piece.position, piece.step
+        self.committed, self.last_seq = SampleSet(piece.committed), dict(piece.last_seq)
+        self.last_cut, self.behind = piece.last_cut, True
+        return []
+
+    def change_map(self, message: ChangeMap) -> list[Instruction]:
+        """Leader: order the map that follows the present one; whatever came: which one it is."""
+        if message.epoch_no != self.epoch_no or self.map is None:
+            return []
+        done: list[Instruction] = []
+        if self.leads and message.map.version == self.map.version + 1:
+            clocks = tuple((i, clock, self.clock_base[i]) for i, clock in self.clocks.items())
+            fenced = tuple(sorted(self.fenced))
+            done = self._decide(Remap(map=message.map, fenced=fenced, clocks=clocks))
+        return [*done, Report(self._map_set())]
+
+    def _map_set(self) -> MapSet:
+        assert self.map is not None
+        others = [server.inc for server in self.map.servers if server.inc != self.inc]
+        return MapSet(
+            epoch_no=self.epoch_no,
+            inc=self.inc,
+            map=self.map,
+            leads=self.leads,
+            settled=self.leads
+            and all(self.applied_at.get(inc, 0) >= self.map_position for inc in others),
+        )
+
+    def ask_map(self, message: AskMap) -> list[Instruction]:
+        """Tell a worker the map."""
+        inc = message.inc
+        if message.epoch_no != self.epoch_no:
+            return self._refuse(inc)
+        return self._refuse(inc, fenced=True) if inc in self.fenced else self._tell_map(inc)
+
+    def _tell_map(self, inc: int) -> list[Instruction]:
+        if self.map is None:
+            return self._refuse(inc)
+        told = MapIs(
+            epoch_no=self.epoch_no,
+            server=self.inc,
+            inc=inc,
+            map=self.map,
+            leads=self.leads,
+            barrier=self.barrier,
+            seq=self.last_seq.get(inc, 0),
+        )
+        return [Reply(inc, told)]
+
+    def _remap(self, entry: Remap) -> list[Instruction]:
+        """The map changes at this position, on every server."""
+        led, former = self.leads, self.map
+        assert former is not None
+        waiting = set(self.waiting)
+        known = waiting | set(self.last_seq) | {inc for inc, _ in self.parts}
+        self.map, self.map_position = entry.map, self.position
+        done: list[Instruction] = [Remapped(entry.map)]
+        if entry.map.copies:
+            self.barrier = entry.map.version
+            self.ready_for_step.clear()
+            done += self._send_buckets(entry.map)
+        void = [key for key, part in self.parts.items() if part.map_version < self.barrier]
+        done += self._forget(list(self.parts) if self.has_left else void)
+        if led and not self.leads:
+            self.handover = self.position
+        elif self.leads and not led:
+            self._take_over(entry)
+        if led or self.leads:
+            self._set_followers(former)
+        if not self.owns:
+            self.waiting.clear()
+        told = (known if led or self.leads else waiting) - set(self.fenced)
+        return [*done, *(one for inc in sorted(told) for one in self._tell_map(inc))]
+
+    def _send_buckets(self, now: ServerMap) -> list[Instruction]:
+        """Old owner: what goes to whom. A receiver has all of its buckets from one owner."""
+        me = now.index(self.inc)
+        targets = {to for owner, to in zip(now.owners, now.copies, strict=True) if owner == me}
+        return [
+            SendBuckets(
+                now.servers[to],
+                Piece(
+                    epoch_no=self.epoch_no,
+                    server=self.inc,
+                    inc=now.servers[to].inc,
+                    map=now,
+                    position=self.position,
+                    step=self.step,
+                    committed=self.committed.spans(),
+                    last_seq=tuple(sorted(self.last_seq.items())),
+                    last_cut=self.last_cut,
+                ),
+            )
+            for to in sorted(targets - {-1})
+        ]
+
+    def _take_over(self, entry: Remap) -> None:
+        """The former leader sends all entries up to this one."""
+        self.fenced |= {inc: self.position for inc in entry.fenced if inc not in self.fenced}
+        self.clocks = {inc: clock for inc, clock, _ in entry.clocks}
+        self.clock_base = {inc: base for inc, _, base in entry.clocks}
+        # The entry itself comes from both: the answer to it shows who has applied it.
+        self.log = {self.position: entry}
+        self.applied_at = {server.inc: self.position - 1 for server in entry.map.servers}
+        del self.applied_at[self.inc]
+        self.sent_to = dict(self.applied_at)
+
+    def _set_followers(self, former: ServerMap) -> None:
+        """Leader, new or former: who is to be told the order, and from where on."""
+        assert self.map is not None
+        if self.leads:
+            for server in self.map.servers:
+                if server.inc != self.inc and server.inc not in self.applied_at:
+                    self.applied_at[server.inc] = self.sent_to[server.inc] = self.position
+        # One that only copied and is given up may be dead; who leaves has to hear that it does.
+        for inc in {s.inc for s in former.servers} - {s.inc for s in self.map.servers}:
+            if inc not in former.sharers and inc in self.applied_at:
+                del self.applied_at[inc], self.sent_to[inc]
+        self._drop_log()
+
     # ------------------------------------------------------------------ pulls
 
     def pull(self, message: Pull) -> list[Instruction]:
@@ -411,6 +657,8 @@ class ServerState:
             return self._refuse(message.inc)
         if message.inc in self.fenced:
             return self._refuse(message.inc, fenced=True)
+        if not self.owns:
+            return self._tell_map(message.inc)
         if self.mode == "ssp" and self.leads:
             self._set_clock(message)
         self.waiting[message.inc] = message

@@ -15,12 +15,15 @@ import msgspec
 
 from paceline.base.samples import SampleSet, Span
 from paceline.wire.messages import (
+    AskMap,
     Feed,
     FeedOpened,
     Grant,
     Held,
     LeaseRequest,
+    MapIs,
     NewEpoch,
+    NewMap,
     NodeUp,
     Ordered,
     Part,
@@ -28,6 +31,7 @@ from paceline.wire.messages import (
     Pulled,
     Ready,
     Refused,
+    Server,
     ServerMap,
     SourceLine,
     feed_of,
@@ -40,7 +44,7 @@ class ToServer(msgspec.Struct, frozen=True):
     """Send to a server, named by its incarnation; the edge adds the tensors."""
 
     server: int
-    message: Part | Ready | Pull
+    message: Part | Ready | Pull | AskMap
 
 
 class ToMaster(msgspec.Struct, frozen=True):
@@ -63,7 +67,29 @@ class Leave(msgspec.Struct, frozen=True):
     """This incarnation is fenced: nothing of it counts any more. End the process."""
 
 
-Instruction = ToServer | ToMaster | PullDone | DropWork | Leave
+class Meet(msgspec.Struct, frozen=True):
+    """Connect to this server, if there is no connection yet."""
+
+    server: Server
+
+
+class Remapped(msgspec.Struct, frozen=True):
+    """The map is another one: meet its servers, leave the others, cut tensors by it.
+
+    ``pull``: the one that was under way is asked anew, under a new ticket: send it to all owners.
+    """
+
+    pull: Pull | None
+
+
+class OfferAgain(msgspec.Struct, frozen=True):
+    """The contribution ``seq`` is void; the same gradients are offered as ``part`` to all."""
+
+    seq: int
+    part: Part
+
+
+Instruction = ToServer | ToMaster | PullDone | DropWork | Leave | Meet | Remapped | OfferAgain
 
 
 class Offer(msgspec.Struct):
@@ -90,8 +116,9 @@ class WorkerState:
         #: Feed -> partition -> how far the master is known to know that it reaches.
         self.told: dict[int, dict[str, int]] = {}
         self.map: ServerMap | None = None
-        #: Incarnations of the map's servers, the leader first.
+        #: Incarnations of the map's servers, the leader first; of those that answer pulls.
         self.servers: list[int] = []
+        self.owners: tuple[int, ...] = ()
         self.epoch_no = 0
         self._reset()
 
@@ -124,9 +151,14 @@ class WorkerState:
             return []
         wanted = self.request.feed if self.request else None
         self._reset()
-        self.epoch_no, self.map, self.step = message.epoch_no, message.map, message.step
-        self.servers = [server.inc for server in message.map.servers]
+        self.epoch_no, self.step = message.epoch_no, message.step
+        self._set_map(message.map)
         return [DropWork(), *(self.want(wanted) if wanted is not None else [])]
+
+    def _set_map(self, server_map: ServerMap) -> None:
+        self.map = server_map
+        self.servers = [server.inc for server in server_map.servers]
+        self.owners = server_map.sharers
 
     def feed_opened(self, message: FeedOpened) -> list[Instruction]:
         """The feed as all workers read it."""
@@ -178,6 +210,7 @@ class WorkerState:
             ends=news,
             finished=finished,
             handled=self.handled.spans(),
+            map_version=self.map.version if self.map else 0,
         )
         if request == self.request:
             return []
@@ -313,14 +346,20 @@ class WorkerState:
         part = Part(
             epoch_no=self.epoch_no,
             inc=self.inc,
-            seq=self.next_seq,
-            map_version=self.map.version if self.map else 0,
+            seq=0,
+            map_version=0,
             spans=spans,
             weight=sum(len(span) for span in spans),
             step=self.step + 1 if self.synchronous else 0,
             slice=self._slice(feed_of(spans[0].line)),
             rates=rates,
         )
+        return self._number(part)
+
+    def _number(self, part: Part) -> Part:
+        """The next seq, under the present map."""
+        version = self.map.version if self.map else 0
+        part = msgspec.structs.replace(part, seq=self.next_seq, map_version=version)
         self.next_seq += 1
         self.offers[part.seq] = Offer(part, set(self.servers))
         return part
@@ -358,6 +397,7 @@ class WorkerState:
             inc=self.inc,
             seq=part.seq,
             map_version=part.map_version,
+            first=min(self.offers),
             step=part.step,
         )
         return ToServer(self.servers[0], ready)
@@ -381,6 +421,58 @@ class WorkerState:
         fenced = message.fenced and message.epoch_no == self.epoch_no
         return [Leave()] if fenced else []
 
+    # ------------------------------------------------------------------ the map
+
+    def new_map(self, message: NewMap) -> list[Instruction]:
+        """The master's hint that the map has changed."""
+        return self._ask_leader(message.map) if message.epoch_no == self.epoch_no else []
+
+    def _ask_leader(self, newer: ServerMap) -> list[Instruction]:
+        if self.map is None or newer.version <= self.map.version:
+            return []
+        leader = newer.servers[0]
+        return [Meet(leader), ToServer(leader.inc, AskMap(epoch_no=self.epoch_no, inc=self.inc))]
+
+    def map_is(self, message: MapIs) -> list[Instruction]:
+        """The map, of which only the leader's word counts: what it never will order is known to it.
+
+        See docs/protocols/integrity.md, section 3 ("refused, once per move").
+        """
+        if message.epoch_no != self.epoch_no or self.map is None:
+            return []
+        if not message.leads:
+            return self._ask_leader(message.map)
+        if message.map.version < self.map.version:
+            return []
+        done: list[Instruction] = []
+        if message.map.version > self.map.version:
+            done = self._change_map(message.map)
+        for seq in [seq for seq in self.offers if seq <= message.seq]:
+            del self.offers[seq]
+        return [*done, *self._offer_again(message.barrier), *self._ready()]
+
+    def _change_map(self, server_map: ServerMap) -> list[Instruction]:
+        pulled_from, leader = self.owners, self.servers[0]
+        self._set_map(server_map)
+        for offer in self.offers.values():
+            offer.not_held_by &= set(self.servers)
+            offer.ready_sent &= leader == self.servers[0]
+        if self.owners == pulled_from or self.pulling is None:
+            return [Remapped(None)]
+        self.ticket += 1
+        self.answers = {}
+        self.pulling = msgspec.structs.replace(self.pulling, ticket=self.ticket)
+        return [Remapped(self.pulling)]
+
+    def _offer_again(self, barrier: int) -> list[Instruction]:
+        done: list[Instruction] = []
+        for seq, offer in list(self.offers.items()):
+            if offer.part.map_version < barrier:
+                del self.offers[seq]
+                part = self._number(offer.part)
+                done.append(OfferAgain(seq, part))
+        return done
+
     # ------------------------------------------------------------------ pulls
 
     def start_pull(
@@ -403,7 +495,7 @@ class WorkerState:
             tables=tables,
             dense=dense,
         )
-        return [ToServer(server, self.pulling) for server in self.servers]
+        return [ToServer(server, self.pulling) for server in self.owners]
 
     def rest(self) -> list[Instruction]:
         """SSP: nothing to compute, until the next pull; nobody needs to wait for this worker."""
@@ -426,7 +518,7 @@ class WorkerState:
         if pull is None or message.ticket != pull.ticket:
             return done
         self.answers[message.server] = message
-        if len(self.answers) < len(self.servers):
+        if len(self.answers) < len(self.owners):
             return done
         newest = max(answer.step for answer in self.answers.values())
         behind = [s for s, answer in self.answers.items() if answer.step < newest]
@@ -462,7 +554,7 @@ class WorkerState:
         if ready:
             again.append(self._ready_message(ready[-1]))
         if self.pulling is not None:
-            missing = [s for s in self.servers if s not in self.answers]
+            missing = [s for s in self.owners if s not in self.answers]
             again += [ToServer(server, self.pulling) for server in missing]
         elif self.resting:
             again.append(self._idle())
@@ -470,7 +562,13 @@ class WorkerState:
 
     def _last_request(self) -> LeaseRequest:
         feed = min(self.feeds, default=0)
-        return LeaseRequest(epoch_no=self.epoch_no, inc=self.inc, n=self.last_n, feed=feed)
+        return LeaseRequest(
+            epoch_no=self.epoch_no,
+            inc=self.inc,
+            n=self.last_n,
+            feed=feed,
+            map_version=self.map.version if self.map else 0,
+        )
 
 
 def _begins_in(span: Span, other: Span) -> bool:
