@@ -7,11 +7,11 @@ from paceline.wire.messages import ProcessUp
 from paceline.wire.step_ledger import StepLedgerWriter
 
 
-def up(inc: int) -> ProcessUp:
-    return ProcessUp(node="worker-0", inc=inc, pid=os.getpid(), role="worker")
+def up(inc: int, role: str = "worker") -> ProcessUp:
+    return ProcessUp(node=f"{role}-0", inc=inc, pid=os.getpid(), role=role)
 
 
-def write(ledger: StepLedgerWriter, step: int, bpt_s: float) -> None:
+def write(ledger: StepLedgerWriter, step: int, bpt_s: float, samples: int = 10) -> None:
     ledger.write(
         step=step,
         t_start_s=0.0,
@@ -20,7 +20,7 @@ def write(ledger: StepLedgerWriter, step: int, bpt_s: float) -> None:
         server_s=bpt_s / 4,
         message_s=bpt_s / 8,
         wait_s=bpt_s / 8,
-        samples=10,
+        samples=samples,
     )
 
 
@@ -38,6 +38,28 @@ def test_means_are_over_the_steps_since_the_last_read(tmp_path: Path) -> None:
     assert reader.read(up(1)).bpt_s == 8.0
     nothing_new = reader.read(up(1))
     assert (nothing_new.steps, nothing_new.bpt_s, nothing_new.step) == (0, 0.0, 3)
+
+
+def test_a_step_without_samples_is_in_no_mean(tmp_path: Path) -> None:
+    path = tmp_path / "worker-0.ledger"
+    reader = FactsReader(path, NodeGroup({}))
+    ledger = StepLedgerWriter(path, inc=1)
+    write(ledger, 1, 1.0, samples=6)
+    write(ledger, 2, 100.0, samples=0)
+    write(ledger, 3, 3.0, samples=8)
+    facts = reader.read(up(1))
+    assert (facts.step, facts.steps, facts.step_samples, facts.compute_s) == (3, 2, 7.0, 1.0)
+
+
+def test_a_server_reports_its_own_time_per_answered_pull(tmp_path: Path) -> None:
+    path = tmp_path / "server-0.ledger"
+    reader = FactsReader(path, NodeGroup({}))
+    ledger = StepLedgerWriter(path, inc=1)
+    write(ledger, 1, 0.4, samples=1)
+    write(ledger, 2, 0.8, samples=3)
+    facts = reader.read(up(1, "server"))
+    assert (facts.step, facts.steps, facts.samples, facts.bpt_s) == (2, 4, 0, 0.0)
+    assert facts.server_s == (1 * 0.1 + 3 * 0.2) / 4
 
 
 def test_the_ledger_of_a_former_life_is_not_taken_for_this_ones(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ import logging
 import os
 from pathlib import Path
 
+import msgspec
+
 from paceline.base.cgroups import NodeGroup
 from paceline.base.errors import ConfigError
 from paceline.wire.messages import NodeFacts, ProcessUp
@@ -30,18 +32,10 @@ class FactsReader:
         """Facts of the running process; the means are over the steps since the last read."""
         cpu_s, rss_bytes = read_usage(up.pid)
         page = self._read_page()
-        records = page.records if page and page.inc == up.inc else ()
-        newest = page.newest if page and page.inc == up.inc else None
-        return NodeFacts(
-            inc=up.inc,
-            step=newest.step if newest else 0,
-            samples=newest.total_samples if newest else 0,
-            steps=len(records),
-            compute_s=_mean(records, "compute_s"),
-            server_s=_mean(records, "server_s"),
-            message_s=_mean(records, "message_s"),
-            bpt_s=_mean(records, "bpt_s"),
-            idle_s=_mean(records, "wait_s"),
+        mine = page if page and page.inc == up.inc else None
+        read = _server_facts if up.role == "server" else _worker_facts
+        return msgspec.structs.replace(
+            read(up.inc, mine) if mine else NodeFacts(inc=up.inc),
             cpu_s=cpu_s,
             rss_bytes=rss_bytes,
             throttled_s=self._group.throttled_s(),
@@ -55,6 +49,35 @@ class FactsReader:
                 self._unreadable = str(error)
                 _log.warning("step_ledger_unreadable error=%s", error)
             return None
+
+
+def _worker_facts(inc: int, page: LedgerPage) -> NodeFacts:
+    # A member without data takes part in a step; its time says nothing about a batch.
+    records = tuple(record for record in page.records if record.samples)
+    return NodeFacts(
+        inc=inc,
+        step=page.newest.step if page.newest else 0,
+        samples=page.newest.total_samples if page.newest else 0,
+        steps=len(records),
+        step_samples=_mean(records, "samples"),
+        compute_s=_mean(records, "compute_s"),
+        server_s=_mean(records, "server_s"),
+        message_s=_mean(records, "message_s"),
+        bpt_s=_mean(records, "bpt_s"),
+        idle_s=_mean(records, "wait_s"),
+    )
+
+
+def _server_facts(inc: int, page: LedgerPage) -> NodeFacts:
+    """Its records are of several answered pulls each, counted where a worker's has samples."""
+    pulls = sum(record.samples for record in page.records)
+    busy_s = sum(record.server_s * record.samples for record in page.records)
+    return NodeFacts(
+        inc=inc,
+        step=page.newest.step if page.newest else 0,
+        steps=pulls,
+        server_s=busy_s / pulls if pulls else 0.0,
+    )
 
 
 def _mean(records: tuple[StepRecord, ...], field: str) -> float:

@@ -706,12 +706,16 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     samples: int = 0
     """Samples handed to the training loop in this life."""
     steps: int = 0
+    """New since the last report; of a server: pulls that it has answered, one per worker's step."""
+    step_samples: float = 0.0
+    """Mean batch size of those steps."""
     compute_s: float = 0.0
     """T^w: mean of the newest steps, thread time without waits (antdt, section II)."""
     server_s: float = 0.0
+    """T^s: mean of the slowest server's handler; of a server: of its own work per answered pull."""
     message_s: float = 0.0
     bpt_s: float = 0.0
-    """Batch processing time: mean wall time of the newest steps."""
+    """Batch processing time: mean wall time of the newest steps; of a server: 0."""
     idle_s: float = 0.0
     cpu_s: float = 0.0
     rss_bytes: int = 0

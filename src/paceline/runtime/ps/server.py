@@ -18,6 +18,7 @@ from paceline.runtime.ps.admission import Admission
 from paceline.runtime.ps.cut_writer import CutWriter
 from paceline.runtime.ps.kernels import Array
 from paceline.runtime.ps.moving import Arriving, Sender
+from paceline.runtime.ps.service_time import ServiceTime
 from paceline.runtime.ps.state import (
     AnswerPull,
     Apply,
@@ -96,6 +97,7 @@ class Server:
         self.data = DataServer(bind, secret)
         self.peers = DataClient({}, secret, ident=name, arena_bytes=0)
         self.writer = CutWriter(process)
+        self.service = ServiceTime(process.ledger, IDLE_S)
         #: Gradients of held contributions: views of the frames that they came in.
         self.tensors: dict[Key, Gradients] = {}
         #: Where each worker (or the leader) sent its last message from.
@@ -121,7 +123,10 @@ class Server:
         """Take what has arrived; nothing holds its frames afterwards but `tensors`."""
         self.process.keep_link()
         link = self.process.link
-        for peer, message, frames in self.data.poll(IDLE_S, extra=link.fileno()):
+        self.service.wait()
+        arrived = self.data.poll(IDLE_S, extra=link.fileno())
+        self.service.work()
+        for peer, message, frames in arrived:
             self._serve(peer, message, frames)
         for order in link.receive():
             self._obey(order)
@@ -129,6 +134,7 @@ class Server:
             if isinstance(message, At):
                 self._do(self.state.at(message))
         self._tick(time.monotonic())
+        self.service.rest(self.state.step)
 
     # ------------------------------------------------------------------ events
 
@@ -317,6 +323,7 @@ class Server:
             dense=tuple(dense),
         )
         self.data.send(peer, answer, frames)
+        self.service.answered()
 
     def _copied(self, peer: bytes, values: Array) -> memoryview:
         """A copy, made where it is sent from: the next update may change the original."""
