@@ -94,7 +94,10 @@ class NoBackend:
         await asyncio.Event().wait()
         yield  # type: ignore[misc]
 
-    def pending_s(self, node: str) -> float:
+    def waited_s(self, node: str) -> float:
+        return 0.0
+
+    def pending_s(self) -> float:
         return 0.0
 
 

@@ -73,7 +73,7 @@ async def next_end(backend: Backend) -> AgentEnd:
 def test_a_killed_agent_is_reported_and_a_stopped_one_is_not(job: JobDir) -> None:
     async def scenario() -> None:
         async with nothing_left(job):
-            backend: Backend = LocalBackend(job, pending_s=0.0)
+            backend: Backend = LocalBackend(job)
             backend.launch(NODE)
             backend.launch("server-1")
             pid = await agent_of(job, NODE)
@@ -90,9 +90,9 @@ def test_a_killed_agent_is_reported_and_a_stopped_one_is_not(job: JobDir) -> Non
 def test_an_agent_is_adopted_by_the_next_masters_backend(job: JobDir) -> None:
     async def scenario() -> None:
         async with nothing_left(job):
-            LocalBackend(job, pending_s=0.0).launch(NODE)
+            LocalBackend(job).launch(NODE)
             pid = await agent_of(job, NODE)
-            backend: Backend = LocalBackend(job, pending_s=0.0)
+            backend: Backend = LocalBackend(job)
             backend.adopt(NODE, pid)
             backend.adopt(NODE, pid)
             os.kill(pid, signal.SIGKILL)
@@ -104,7 +104,7 @@ def test_an_agent_is_adopted_by_the_next_masters_backend(job: JobDir) -> None:
 
 def test_an_agent_that_died_unwatched_is_reported_when_it_is_adopted(job: JobDir) -> None:
     async def scenario() -> None:
-        backend: Backend = LocalBackend(job, pending_s=0.0)
+        backend: Backend = LocalBackend(job)
         backend.adopt(NODE, 1 << 22)
         assert (await next_end(backend)).agent_pid == 1 << 22
 
@@ -114,7 +114,7 @@ def test_an_agent_that_died_unwatched_is_reported_when_it_is_adopted(job: JobDir
 def test_a_pending_launch_is_held_back_and_can_be_withdrawn(job: JobDir) -> None:
     async def scenario() -> None:
         async with nothing_left(job):
-            backend: Backend = LocalBackend(job, pending_s=0.3)
+            backend: Backend = LocalBackend(job, pending_s=lambda: 0.3)
             asked_s = asyncio.get_running_loop().time()
             backend.launch(NODE)
             backend.launch("server-1")
@@ -122,8 +122,9 @@ def test_a_pending_launch_is_held_back_and_can_be_withdrawn(job: JobDir) -> None
             assert find_job_processes(job.path) == []
             await agent_of(job, NODE)
             assert asyncio.get_running_loop().time() - asked_s >= 0.3
-            assert backend.pending_s(NODE) == pytest.approx(0.3, abs=0.25)
-            assert backend.pending_s("server-1") == 0.0
+            assert backend.waited_s(NODE) == pytest.approx(0.3, abs=0.25)
+            assert backend.waited_s("server-1") == 0.0
+            assert backend.pending_s() == 0.3
             backend.stop(NODE)
             await until_gone(job)
 

@@ -381,7 +381,10 @@ class FakeBackend:
         while True:
             yield await self.exits.get()
 
-    def pending_s(self, node: str) -> float:
+    def waited_s(self, node: str) -> float:
+        return 0.0
+
+    def pending_s(self) -> float:
         return 0.0
 
     def kill_agent(self, node: str) -> None:

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import typer
 
 from paceline.base.errors import PermanentError
-from paceline.cli.spec_file import explain, flag_of, resolve
+from paceline.cli.main import app
+from paceline.cli.spec_file import FLAGS, explain, flag_of, resolve
 from paceline.cli.spec_values import LEAVES, parse_duration_s, parse_size_bytes
 from paceline.wire.spec import JobSpec, NodeSpec, TimeoutSpec, load, save
 
@@ -83,7 +85,7 @@ def test_a_file_with_every_key_is_read() -> None:
         "checkpoint: {every_s: 1m, share: 0.1, keep: 3, dir: d, in_memory: no}\n"
         "restart: {budget: 0, backoff_s: 0, backoff_max_s: 1h}\n"
         "timeouts: {heartbeat_s: 0.1, lost_after_s: 9s, stop_s: 2}\n"
-        "listen: 10.0.0.5\ndata_plane: {transport: tcp, encryption: curve}\n"
+        "pending_trace: 0s 1s\nlisten: 10.0.0.5\ndata_plane: {transport: tcp, encryption: curve}\n"
     )
     spec = resolve("job.yaml", {})
     assert set(spec.sources) == {*LEAVES, "env.A"}
@@ -115,14 +117,21 @@ def test_every_default_is_a_value_that_the_reader_takes() -> None:
 
 
 def test_flags_are_named_after_keys() -> None:
-    keys = ["batch_size", "pending_s", "workers", "checkpoint.keep", "script"]
+    keys = ["batch_size", "pending_s", "workers", "checkpoint.keep", "script", "listen"]
     assert [flag_of(key) for key in keys] == [
         "--batch-size",
         "--pending",
         "--workers",
         "--set checkpoint.keep",
         "--set script",
+        "--set listen",
     ]
+
+
+def test_every_flag_that_is_named_exists() -> None:
+    flags = {option for option in typer.main.get_command(app).commands["run"].params}
+    known = {name for option in flags for name in option.opts}
+    assert {flag_of(key) for key in FLAGS} <= known
 
 
 @pytest.mark.parametrize(
@@ -141,6 +150,22 @@ def test_sizes_are_read_in_decimal_and_binary_units(text: str, size: int | None)
 )  # fmt: skip
 def test_durations_are_read_as_seconds(text: str, seconds: float | None) -> None:
     assert parse_duration_s(text) == seconds
+
+
+def test_a_trace_of_pending_times_is_read_shown_and_followed() -> None:
+    Path("job.yaml").write_text(
+        "script: train.py\npending_s: 1s\npending_trace: 10s 5s, 1m 0s, 2m 500ms\n"
+    )
+    spec = resolve("job.yaml", {})
+    assert spec.pending_trace == ((10.0, 5.0), (60.0, 0.0), (120.0, 0.5))
+    shown = "pending_trace = 10s 5s, 60s 0s, 120s 0.5s  (job.yaml:3)"
+    assert shown in explain(spec)
+    times_s = (0.0, 9.9, 10.0, 59.0, 60.0, 1e6)
+    assert [spec.pending_at(t_s) for t_s in times_s] == [1.0, 1.0, 5.0, 5.0, 0.0, 0.5]
+    assert (spec.longest_pending_s, JobSpec(script="a", pending_s=3.0).longest_pending_s) == (5, 3)
+    assert resolve("train.py", {"pending_trace": "0s 2s"}).pending_at(0.0) == 2.0
+    save(spec, Path("job.json"))
+    assert load(Path("job.json")) == spec
 
 
 def test_a_saved_spec_is_loaded_as_it_was_and_is_private() -> None:

@@ -460,6 +460,13 @@ WRONG_FLAGS = [
         ),
     ),
     (
+        {"pending_trace": "10s 5s, 2s 0s"},
+        (
+            "--set pending_trace: got '10s 5s, 2s 0s', expected pairs of durations in order, like "
+            "0s 5s, 10m 0s; write e.g. --set pending_trace=0s 5s, 10m 0s"
+        ),
+    ),
+    (
         {"pending_s": ""},
         (
             "--pending: got nothing, expected a duration like 30s or 5m of at least 0; "

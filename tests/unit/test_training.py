@@ -48,7 +48,10 @@ class NoBackend:
     def launch(self, node: str) -> None: ...
     def adopt(self, node: str, agent_pid: int) -> None: ...
     def stop(self, node: str) -> None: ...
-    def pending_s(self, node: str) -> float:
+    def waited_s(self, node: str) -> float:
+        return 0.0
+
+    def pending_s(self) -> float:
         return 0.0
 
     async def watch(self) -> AsyncIterator[AgentEnd]:

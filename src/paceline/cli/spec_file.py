@@ -34,12 +34,24 @@ _SET_BY_PACELINE = re.compile(
 )
 _SECTIONS = {key.rpartition(".")[0] for key in LEAVES} - {""} | {"env"}
 _SHORT = {"workers": "workers.count", "servers": "servers.count"}
+FLAGS = (
+    "workers",
+    "servers",
+    "mode",
+    "staleness",
+    "batch_size",
+    "epochs",
+    "samples",
+    "seed",
+    "name",
+) + ("torch_threads", "strategy", "solution", "backend", "pending_s")
+"""Keys that ``paceline run`` has a flag of its own for."""
 _ROOT = "expected keys and values; write e.g. script: train.py"
 
 
 def flag_of(key: str) -> str:
-    """Name the flag that sets ``key``: ``--batch-size`` at the top level, else ``--set a.b``."""
-    if key in _SHORT or (key in LEAVES and "." not in key and key not in {"script", "args"}):
+    """Name the flag that sets ``key``: its own, like ``--batch-size``, else ``--set a.b``."""
+    if key in FLAGS:
         return "--" + key.removesuffix("_s").replace("_", "-")
     return f"--set {key}"
 

@@ -76,6 +76,19 @@ def parse_duration_s(text: str) -> float | None:
     return float(match[1]) * _SECONDS[match[2]] if match else None
 
 
+def parse_trace(text: str) -> tuple[tuple[float, float], ...] | None:
+    """Steps of ``0s 5s, 10m 0s``: from when, how long; None when it is no trace in order."""
+    found: list[tuple[float, float]] = []
+    for part in text.split(","):
+        times_s = [parse_duration_s(word) for word in part.split()]
+        match times_s:
+            case [float(from_s), float(wait_s)] if not found or found[-1][0] < from_s:
+                found.append((from_s, wait_s))
+            case _:
+                return None
+    return tuple(found)
+
+
 def _integer(text: str) -> int | None:
     return int(text) if _INTEGER.fullmatch(text) else None
 
@@ -101,6 +114,8 @@ def _reader(name: str, kind: inspect.Type) -> tuple[Callable[[str], object], str
     """Find how the text of a field is read, and in words what is expected of it."""
     if name.endswith("_bytes"):
         return parse_size_bytes, "a size like 512MiB"
+    if name.endswith("_trace"):
+        return parse_trace, "pairs of durations in order, like 0s 5s, 10m 0s"
     if name.endswith("_s"):
         return parse_duration_s, f"a duration like 30s or 5m{_bounds(kind)}"
     if isinstance(kind, inspect.LiteralType):
@@ -132,7 +147,7 @@ def _leaf(key: str, field: msgspec.structs.FieldInfo) -> Leaf:
         type=field.type,
         default=field.default,
         read=read,
-        is_list=isinstance(info, inspect.VarTupleType),
+        is_list=isinstance(info, inspect.VarTupleType) and read is str,
         expected=str(notes.get("description", expected)),
         example=show(key, examples[0] if isinstance(examples, list) else field.default),
     )
@@ -165,6 +180,8 @@ def show(key: str, value: object) -> str:
         return f"{value // 1024**power}{('B', 'KiB', 'MiB', 'GiB')[power]}"
     if isinstance(value, float):
         return f"{value:g}s" if key.endswith("_s") else f"{value:g}"
+    if isinstance(value, tuple | list) and key.endswith("_trace"):
+        return ", ".join(f"{from_s:g}s {wait_s:g}s" for from_s, wait_s in value)
     if isinstance(value, tuple | list):
         return f"[{', '.join(value)}]"
     return str(value)

@@ -38,6 +38,10 @@ class Backend(Protocol):
         """Ends of agents, as they happen; iterated by one task."""
         ...
 
-    def pending_s(self, node: str) -> float:
+    def waited_s(self, node: str) -> float:
         """Seconds the node's latest launch has waited for its place, or had to wait."""
+        ...
+
+    def pending_s(self) -> float | None:
+        """Seconds a launch of now would wait for its place; None: the platform does not say."""
         ...

@@ -144,7 +144,7 @@ class Master:
             num_workers=spec.workers.count,
             num_servers=spec.servers.count,
             restart=spec.restart,
-            pending_s=spec.pending_s,
+            pending_s=spec.longest_pending_s,
         )
         self.monitor = Monitor()
         self._outbox = Outbox(job, self.members, backend, wall_clock)

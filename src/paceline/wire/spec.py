@@ -168,6 +168,11 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where nodes run: processes on this machine. Default (and so far only) local."""
     pending_s: Seconds = 0.0
     """Local backend: each launch is held back this long, as a busy cluster would. Default 0."""
+    pending_trace: (
+        Annotated[tuple[tuple[Seconds, Seconds], ...], Meta(examples=["0s 5s, 10m 0s"])] | None
+    ) = None
+    """The same, as it changes: ``0s 5s, 10m 0s`` is 5 s in the job's first ten minutes and nothing
+    after them; ``pending_s`` holds before the first time named. Default none."""
     checkpoint: CheckpointSpec = CheckpointSpec()
     """When cuts are made and where they go."""
     restart: RestartSpec = RestartSpec()
@@ -188,6 +193,16 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def data_seed(self) -> int:
         """The seed of the sample order."""
         return self.seed if self.data.seed is None else self.data.seed
+
+    def pending_at(self, t_s: float) -> float:
+        """Seconds that a launch is held back, ``t_s`` after the job's start."""
+        begun = [wait_s for from_s, wait_s in self.pending_trace or () if from_s <= t_s]
+        return begun[-1] if begun else self.pending_s
+
+    @property
+    def longest_pending_s(self) -> float:
+        """The longest that a launch can be held back."""
+        return max([self.pending_s, *(wait_s for _, wait_s in self.pending_trace or ())])
 
 
 def save(spec: JobSpec, path: Path) -> None:

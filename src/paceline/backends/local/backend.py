@@ -7,7 +7,8 @@ import asyncio
 import functools
 import signal
 import subprocess
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 
 import msgspec
 
@@ -45,8 +46,8 @@ class Launch(msgspec.Struct, eq=False):
 class LocalBackend:
     """`paceline.master.ports.Backend` on this machine; create it in a running event loop."""
 
-    def __init__(self, job: JobDir, pending_s: float) -> None:
-        """``pending_s``: every launch is held back this long, as a busy cluster would."""
+    def __init__(self, job: JobDir, pending_s: Callable[[], float] = lambda: 0.0) -> None:
+        """``pending_s``: how long a launch of now is held back, as a busy cluster would."""
         self._job = job
         self._pending_s = pending_s
         self._loop = asyncio.get_running_loop()
@@ -54,10 +55,10 @@ class LocalBackend:
         self._exits: asyncio.Queue[AgentExit] = asyncio.Queue()
 
     def launch(self, node: str) -> None:
-        """Start an agent now, or after the spec's ``pending_s``."""
+        """Start an agent now, or when it has waited as long as the spec says."""
         self._forget(node)
         self._launches[node] = launch = Launch(node, asked_s=self._loop.time())
-        launch.timer = self._loop.call_later(self._pending_s, self._start, launch)
+        launch.timer = self._loop.call_later(self._pending_s(), self._start, launch)
 
     def adopt(self, node: str, agent_pid: int) -> None:
         """Watch an agent by its process number; nothing where it is watched already."""
@@ -82,7 +83,11 @@ class LocalBackend:
         while True:
             yield await self._exits.get()
 
-    def pending_s(self, node: str) -> float:
+    def pending_s(self) -> float:
+        """What the spec says for now; it is what `launch` holds to."""
+        return self._pending_s()
+
+    def waited_s(self, node: str) -> float:
         """Seconds since the launch was asked for, until the agent was started."""
         launch = self._launches.get(node)
         if launch is None:
@@ -120,4 +125,5 @@ class LocalBackend:
 
 def open_backend(job: JobDir, spec: JobSpec) -> LocalBackend:
     """The backend of a job, as its spec asks for it; call it in a running event loop."""
-    return LocalBackend(job, spec.pending_s)
+    started_s = job.spec.stat().st_mtime
+    return LocalBackend(job, lambda: spec.pending_at(time.time() - started_s))
