@@ -129,8 +129,8 @@ def test_flags_are_named_after_keys() -> None:
 
 
 def test_every_flag_that_is_named_exists() -> None:
-    flags = {option for option in typer.main.get_command(app).commands["run"].params}
-    known = {name for option in flags for name in option.opts}
+    options = typer.main.get_command(app).commands["run"].params
+    known = {name for option in options for name in option.opts}
     assert {flag_of(key) for key in FLAGS} <= known
 
 

@@ -34,17 +34,24 @@ _SET_BY_PACELINE = re.compile(
 )
 _SECTIONS = {key.rpartition(".")[0] for key in LEAVES} - {""} | {"env"}
 _SHORT = {"workers": "workers.count", "servers": "servers.count"}
-FLAGS = (
-    "workers",
-    "servers",
-    "mode",
-    "staleness",
-    "batch_size",
-    "epochs",
-    "samples",
-    "seed",
-    "name",
-) + ("torch_threads", "strategy", "solution", "backend", "pending_s")
+FLAGS = frozenset(
+    {
+        "workers",
+        "servers",
+        "mode",
+        "staleness",
+        "batch_size",
+        "epochs",
+        "samples",
+        "seed",
+        "name",
+        "torch_threads",
+        "strategy",
+        "solution",
+        "backend",
+        "pending_s",
+    }
+)
 """Keys that ``paceline run`` has a flag of its own for."""
 _ROOT = "expected keys and values; write e.g. script: train.py"
 
