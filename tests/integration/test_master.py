@@ -422,7 +422,7 @@ class Bench:
         await asyncio.gather(self.running, return_exceptions=True)
         for task in self.master._tasks:
             task.cancel()
-        await self.master._server.stop()
+        await self.master._door.close()
         self.master._outbox.journal.close()
 
     async def call(self, call: GetStatus | Scale | Kill | StopJob) -> JobStatus | Done:

@@ -14,9 +14,10 @@ from collections.abc import Callable, Coroutine, Iterable
 
 import msgspec
 
-from paceline.base.errors import ConfigError, TransientError
+from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
 from paceline.base.processes import find_job_processes
+from paceline.master.door import Door
 from paceline.master.ending import Ending, Seen, Stage
 from paceline.master.journal import JournalRecord, MasterStarted
 from paceline.master.members import (
@@ -56,7 +57,7 @@ from paceline.wire.client import (
     Scale,
     StopJob,
 )
-from paceline.wire.control import AgentStream, ControlServer
+from paceline.wire.control import AgentStream
 from paceline.wire.messages import (
     AgentHello,
     AgentUp,
@@ -150,7 +151,7 @@ class Master:
         self._outbox = Outbox(job, self.members, backend, wall_clock)
         self.training = Training(job, spec, self.members, self.monitor, self._outbox, self._fail)
         self._metrics = LineFile(job.metrics)
-        self._server = ControlServer(job.secret(), self._on_agent, self._on_call)
+        self._door = Door(job, spec.listen, self._on_agent, self._on_call)
         self._started_s = wall_clock()
         self._last_metrics_s = 0.0
         self._inbox: list[Fact] = []
@@ -172,7 +173,7 @@ class Master:
             PermanentError: the journal is damaged.
         """
         restarted = self._replay()
-        self._write_address(await self._listen())
+        await self._door.open()
         self._outbox.tell("master_started", reason="from the journal" if restarted else "")
         self.training.resume()
         self._act(self.members.begin(self._own_time(), running_agents(self._job)))
@@ -220,29 +221,6 @@ class Master:
         started = MasterStarted(started_s=self._started_s)
         return [started, take(self.training.state), *self.members.snapshot()]
 
-    async def _listen(self) -> int:
-        """Be reached where the master before this one was, or else where it is possible.
-
-        Agents read the address at each attempt; only those of other hosts know none but the first.
-        """
-        known = self._known_port()
-        if known:
-            try:
-                return await self._server.start(self._spec.listen, known)
-            except TransientError as error:
-                _log.warning("port_taken port=%d error=%s: taking another", known, error)
-        return await self._server.start(self._spec.listen)
-
-    def _known_port(self) -> int:
-        """The port of the master before this one: agents look for it there."""
-        path = self._job.master_address
-        return int(path.read_text().strip().rpartition(":")[2]) if path.exists() else 0
-
-    def _write_address(self, port: int) -> None:
-        fresh = self._job.master_address.with_suffix(".new")
-        fresh.write_text(f"{self._spec.listen}:{port}\n")
-        fresh.replace(self._job.master_address)
-
     async def _close(self, ending: Ending) -> Outcome:
         self._closed = True
         for fact in self._inbox:
@@ -258,7 +236,7 @@ class Master:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._server.stop()
+        await self._door.close()
         return outcome
 
     def _outcome(self, ending: Ending) -> Outcome:
