@@ -533,3 +533,71 @@ def test_a_job_that_ends_does_not_wait_for_one_who_joined_and_vanished() -> None
     job.run(joined(job), 70)
     job.members.close(1.0, role="worker")
     assert of(WorkerLost, job.tick(LOST_AFTER_S + 1))
+
+
+AS_ORDERED = ExitEvidence(exit_code=143, stopped_by_us=True)
+
+
+def test_a_restart_by_decision_ends_in_order_and_goes_on_at_another_place() -> None:
+    job = Job(num_workers=2, budget=0)
+    inc = job.run("worker-1")
+    acts = job.note(job.members.restart("worker-1", 1.0, grace_s=7.0))
+    assert of(End, acts) == [End("worker-1", inc, 7.0)]
+    after = job.exit("worker-1", AS_ORDERED)
+    assert [act for act in after if isinstance(act, Retire | Launch)] == [
+        Retire("worker-1"),
+        Launch("worker-1"),
+    ]
+    assert of(Start, after) == []
+    assert len(of(Start, job.hello("worker-1", 51))) == 1
+    node = job.members.nodes["worker-1"]
+    assert (node.restarts, node.decided, job.members.num_restarts()) == (0, 1, 0)
+    # The next end is no decision: the agent stays, and there is no budget left.
+    job.up("worker-1")
+    assert of(FailJob, job.exit("worker-1"))
+
+
+def test_restarts_by_decision_are_counted_by_the_next_master() -> None:
+    job = Job(budget=3)
+    job.run("worker-0")
+    for _ in range(2):
+        job.note(job.members.restart("worker-0", 0.0, grace_s=1.0))
+        job.exit("worker-0", AS_ORDERED)
+        job.run("worker-0")
+    job.exit("worker-0")
+    job.tick(job.spec.backoff_s)
+    node = job.restarted().members.nodes["worker-0"]
+    assert (node.restarts, node.decided) == (1, 2)
+    compacted = Job(budget=3)
+    for record in job.members.snapshot():
+        compacted.members.apply(record)
+    assert compacted.members.nodes["worker-0"].decided == 2
+
+
+def test_the_order_to_end_is_repeated_until_the_process_has_ended() -> None:
+    job = Job(budget=0)
+    inc = job.run("worker-0")
+    job.note(job.members.restart("worker-0", 1.0, grace_s=5.0))
+    assert of(End, job.tick(2.0)) == []
+    assert of(End, job.tick(3.0)) == [End("worker-0", inc, 5.0)]
+    job.exit("worker-0", AS_ORDERED)
+    assert of(End, job.tick(6.0)) == []
+
+
+def test_a_machine_that_joined_is_restarted_where_it_is() -> None:
+    job = Job()
+    name, acts = job.members.join("elsewhere", 0.0)
+    job.note(acts)
+    job.run(name)
+    job.note(job.members.restart(name, 1.0, grace_s=1.0))
+    after = job.exit(name, AS_ORDERED)
+    assert of(Retire, after) == []
+    assert len(of(Start, after)) == 1
+    assert job.members.nodes[name].decided == 1
+
+
+def test_the_end_of_a_life_is_told_with_its_evidence() -> None:
+    job = Job()
+    job.run("worker-0")
+    (ended,) = [act for act in of(Tell, job.exit("worker-0")) if act.event == "process_exited"]
+    assert (ended.verdict, ended.exit, ended.reason) == ("retryable", KILLED, "signal SIGKILL")

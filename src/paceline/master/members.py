@@ -6,7 +6,7 @@ Vocabulary only; `paceline.master.membership` decides.
 import msgspec
 
 from paceline.master.records import Record
-from paceline.wire.messages import ProcessUp, ScriptError, StartProcess
+from paceline.wire.messages import ExitEvidence, ProcessUp, ScriptError, StartProcess
 
 # --------------------------------------------------------------------------- records
 
@@ -18,6 +18,8 @@ class NodeStarted(Record, frozen=True):
     inc: int
     restarts: int = 0
     """Of this node, so far; only those that cost budget count."""
+    decided: int = 0
+    """Lives of this node, so far, that a KILL_RESTART has ended."""
     previous: tuple[str, int] | None = None
     """Exception class and step of the life before."""
 
@@ -111,12 +113,16 @@ class FailJob(msgspec.Struct, frozen=True):
 
 
 class Tell(msgspec.Struct, frozen=True):
-    """A line for the events file."""
+    """A line for the events file, and for whoever asks the monitor."""
 
     event: str
     node: str
     inc: int = 0
     reason: str = ""
+    verdict: str = ""
+    """Of the end of a life: what `paceline.master.exits` makes of the evidence."""
+    exit: ExitEvidence | None = None
+    """Of the end of a life."""
 
 
 Act = Keep | Launch | Retire | Start | End | WorkerUp | WorkerLost | FailJob | Tell
@@ -158,6 +164,8 @@ class Node(msgspec.Struct):
     missing_since_s: float | None = None
     retry_at_s: float | None = None
     restarts: int = 0
+    decided: int = 0
+    """Lives that a KILL_RESTART has ended."""
     streak: int = 0
     """Short lives in a row."""
     previous: tuple[str, int] | None = None
@@ -168,3 +176,8 @@ class Node(msgspec.Struct):
     """Scaled away, or the job ends: no further life."""
     unblamed: bool = False
     """The end of this life costs no budget: ordered by the user, or that of the whole job."""
+    moving: bool = False
+    """A KILL_RESTART is ending this life; the next begins where the platform puts it."""
+    end_told_s: float = 0.0
+    """When its agent was last told to."""
+    end_grace_s: float = 0.0

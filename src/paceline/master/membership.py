@@ -55,6 +55,8 @@ MISSING_S = 1.0
 """A new agent that does not know its node's process: its word about the end may be on its way."""
 REPEAT_START_S = 2.0
 """A StartProcess that got no answer is sent again."""
+REPEAT_END_S = 2.0
+"""The same for the StopProcess of a KILL_RESTART."""
 AGENT_START_S = 5.0
 """Time for the first word of an agent launched in place of a silent one, on a loaded machine."""
 FIRST_HELLO_S = 60.0
@@ -100,7 +102,8 @@ class Membership:
                 self._by_inc.pop(node.inc, None)
                 self._next_inc = max(self._next_inc, record.inc + 1)
                 node.inc, node.alive = record.inc, True
-                node.restarts, node.previous = record.restarts, record.previous
+                node.restarts, node.decided = record.restarts, record.decided
+                node.previous = record.previous
                 self._by_inc[node.inc] = node
             case NodeFinished():
                 node = self.nodes[record.node]
@@ -145,10 +148,7 @@ class Membership:
             if node.guest:
                 kept.append(NodeJoined(node=node.name))
             if node.inc:
-                record = NodeStarted(
-                    node=node.name, inc=node.inc, restarts=node.restarts, previous=node.previous
-                )
-                kept.append(record)
+                kept.append(_started(node, node.inc))
             if node.state == "finished":
                 kept.append(NodeFinished(node=node.name))
         return kept
@@ -291,12 +291,9 @@ class Membership:
         return self._new_life(node, now_s) if node.connected else []
 
     def _new_life(self, node: Node, now_s: float) -> list[Act]:
-        record = NodeStarted(
-            node=node.name, inc=self._next_inc, restarts=node.restarts, previous=node.previous
-        )
-        keep = self._keep(record)
+        keep = self._keep(_started(node, self._next_inc))
         node.retry_at_s = node.missing_since_s = node.up = node.error = None
-        node.returned = node.unblamed = False
+        node.returned = node.unblamed = node.moving = False
         node.state, node.note = "starting", ""
         return [
             keep,
@@ -369,7 +366,9 @@ class Membership:
             previous=node.previous,
         )
         judged = judge(evidence)
-        acts: list[Act] = [Tell("process_exited", node.name, node.inc, judged.reason)]
+        verdict, reason = judged.verdict, judged.reason
+        told = Tell("process_exited", node.name, node.inc, reason, verdict=verdict, exit=exit_)
+        acts: list[Act] = [told]
         node.note = judged.reason
         acts += self._lost(node)
         if judged.verdict is Verdict.FINISHED:
@@ -424,7 +423,16 @@ class Membership:
         node.up_s = node.retry_at_s = now_s + wait_s
         node.state = "backing off"
         told = Tell("relaunch", node.name, node.inc, f"{judged.reason}; again in {wait_s:.1f} s")
-        return [told, *(self._start_if_due(node, now_s) if wait_s == 0 else [])]
+        acts = [told, *(self._give_up_place(node) if node.moving else [])]
+        return [*acts, *(self._start_if_due(node, now_s) if wait_s == 0 else [])]
+
+    def _give_up_place(self, node: Node) -> list[Act]:
+        """What ended may have been slow because of where it was: ask for another place."""
+        node.decided += 1
+        if node.guest:
+            return []  # there is no other place for it
+        node.needs_launch = True
+        return [Retire(node.name)]
 
     def _backoff_s(self, streak: int) -> float:
         if streak == 0:
@@ -445,6 +453,8 @@ class Membership:
                 acts += self._start_if_due(node, now_s)
             elif node.alive and node.connected and node.up is None:
                 acts += self._repeat_start(node, now_s)
+            elif node.moving and node.alive and now_s >= node.end_told_s + REPEAT_END_S:
+                acts += self._end_to_move(node, now_s)
             if self._wanted(node) or (node.guest and node.alive):
                 acts += self._on_silence(node, now_s, lost_after_s, others_wait)
         return acts
@@ -525,11 +535,37 @@ class Membership:
         node.unblamed = True
         return [Tell("killed", name, node.inc, "by order"), End(name, node.inc, 0.0)]
 
+    def restart(self, name: str, now_s: float, grace_s: float) -> list[Act]:
+        """KILL_RESTART: end a node's process in order, and start it again at another place.
+
+        It costs no budget (``restart.budget`` is the user's, for what goes wrong) and no backoff.
+        """
+        node = self.nodes[name]
+        node.unblamed = node.moving = True
+        node.end_grace_s = grace_s
+        told = Tell("kill_restart", name, node.inc, "by decision")
+        return [told, *self._end_to_move(node, now_s)]
+
+    def _end_to_move(self, node: Node, now_s: float) -> list[Act]:
+        node.end_told_s = now_s
+        return [End(node.name, node.inc, node.end_grace_s)]
+
     def close(self, grace_s: float, *, role: str) -> list[Act]:
         """End all processes of a role: nothing is started again from here on."""
         self.closing = True
         alive = [node for node in self.of_role(role) if node.alive]
         return [End(node.name, node.inc, grace_s) for node in alive]
+
+
+def _started(node: Node, inc: int) -> NodeStarted:
+    """The record of a life of the node, with what it brings along from those before."""
+    return NodeStarted(
+        node=node.name,
+        inc=inc,
+        restarts=node.restarts,
+        decided=node.decided,
+        previous=node.previous,
+    )
 
 
 def _role_and_index(name: str) -> tuple[str, int]:
