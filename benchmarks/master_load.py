@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import json
 import os
+import random
 import resource
 import subprocess
 import sys
@@ -120,7 +121,8 @@ async def play_agent(
             step=step,
             samples=step * 512,
             steps=10,
-            compute_s=0.08,
+            step_samples=512.0,
+            compute_s=random.gauss(0.08, 0.004),
             server_s=0.01,
             message_s=0.005,
             bpt_s=0.1,

@@ -93,7 +93,7 @@ class Job:
         self.epoch()
 
     def epoch(self) -> None:
-        self.training.start_epoch(CutChosen(0, []))
+        self.training.start_epoch(CutChosen(0, []), self.now_s)
         for inc in SERVERS:
             self.say(Restored(epoch_no=self.state.epoch_no, inc=inc))
 

@@ -96,6 +96,7 @@ _QUIET = frozenset(
         "node_started",
         "process_up",
         "process_exited",
+        "works",
         "agent_joined",
         "fenced",
         "cut_stored",
@@ -119,6 +120,20 @@ def is_news(event: Event) -> bool:
     return event.event not in _QUIET
 
 
+_SENTENCES = {
+    "killed": "{node} is killed by order",
+    "kill_restart": "{node} is restarted by decision (see `paceline explain`)",
+    "works": "{node} works: its start took {reason}",
+    "epoch": "all servers load a cut: {reason}",
+    "restored": "training goes on: {reason}",
+    "stopped": "the job is told to stop: {reason}",
+    "no_limits": "{reason}",
+    "node_started": "{node} starts (life {inc})",
+    "process_up": "{node} is up ({reason})",
+    "process_exited": "{node} ended: {reason}",
+}
+
+
 def sentence(event: Event) -> str:
     """The event in words."""
     node, reason = event.node, event.reason
@@ -128,26 +143,12 @@ def sentence(event: Event) -> str:
             why, _, again = reason.rpartition("; again in ")
             at_once = again.startswith("0.0")
             return f"{node} ended ({why}), started again{'' if at_once else f' in {again}'}"
-        case "killed":
-            return f"{node} is killed by order"
         case "node_lost" | "agent_lost" | "agent_joined":
             what, _, happened = event.event.partition("_")
             return f"{node if what == 'node' else f'the agent of {node}'} {happened}{told}"
         case "master_started":
             return "a new master goes on from the journal" if reason else "the master started"
-        case "epoch":
-            return f"all servers load a cut: {reason}"
-        case "restored":
-            return f"training goes on: {reason}"
-        case "stopped":
-            return f"the job is told to stop{told}"
-        case "no_limits":
-            return reason
-        case "node_started":
-            return f"{node} starts (life {event.inc})"
-        case "process_up":
-            return f"{node} is up ({reason})"
-        case "process_exited":
-            return f"{node} ended: {reason}"
+        case known if known in _SENTENCES:
+            return _SENTENCES[known].format(node=node, inc=event.inc, reason=reason)
         case _:
             return " ".join(filter(None, (event.event.replace("_", " "), node))) + told

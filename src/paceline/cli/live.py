@@ -14,7 +14,7 @@ from paceline.cli.wording import clock, mib, milliseconds, percent, progress, sp
 from paceline.wire.client import JobStatus, NodeStatus
 
 NUM_EVENTS = 6
-UNSHOWN = frozenset({"fenced", "node_started", "agent_joined"})
+UNSHOWN = frozenset({"fenced", "node_started", "agent_joined", "works"})
 """Said by the events beside them."""
 BAR_WIDTH = 24
 PARTS = (("compute_s", "green"), ("server_s", "blue"), ("message_s", "magenta"))

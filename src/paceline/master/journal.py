@@ -17,6 +17,7 @@ import msgspec
 from paceline.base.errors import PermanentError
 from paceline.master.members import MemberRecords
 from paceline.master.records import Record, Records
+from paceline.master.restarts import StartMeasured
 from paceline.master.snapshot import Snapshot
 
 
@@ -27,7 +28,7 @@ class MasterStarted(Record, frozen=True):
     """Unix time."""
 
 
-JournalRecord = Records | MemberRecords | Snapshot | MasterStarted
+JournalRecord = Records | MemberRecords | StartMeasured | Snapshot | MasterStarted
 
 WAL_PAGES = 8192
 """Pages (4 KiB) between checkpoints: they sync, which would otherwise show in grants' latency."""

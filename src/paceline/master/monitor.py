@@ -1,19 +1,37 @@
-"""What the nodes report, over time: speeds, step time, totals over lives, signs of progress.
+"""What the nodes report, over time: speeds, windows, regimes, events, what their starts cost.
 
-Pure: facts and the clock come in. The master reads it for grant sizes and timeouts, and writes it
-out as metrics.
+Pure: facts and the clock come in. The master reads it for grant sizes and timeouts, makes of it
+what solutions see, and writes it out as metrics. Every report costs the same, however long the
+windows are.
 
-Reference: AntDT, section V-D (application and node state).
+    monitor.history("worker-1").long(now_s)            # means over L_per
+    monitor.events(node="worker-1", since_s=...)       # its ends, with the evidence
+    monitor.restarts.cost("worker")                    # of a restart, in five parts
+    monitor.observe(now_s, job)                        # all that a solution sees
+
+Reference: AntDT, section V-D (application and node state; the third party's is in `JobNow`).
 """
 
 from collections import deque
+from collections.abc import Collection
 
 import msgspec
 
-from paceline.wire.messages import NodeFacts
+from paceline.master.jobnow import JobNow
+from paceline.master.members import Tell
+from paceline.master.restarts import Restarts
+from paceline.policy.stats.history import Lengths, NodeHistory, Report
+from paceline.policy.straggler.observation import Observation, ServerSeen, WorkerSeen
+from paceline.wire.messages import ExitEvidence, NodeFacts
 
 WINDOW_S = 10.0
 """Speeds are means over so long."""
+MAX_EVENTS = 1_000
+"""Kept in memory; all are in the events file."""
+DEFAULT_LENGTHS = Lengths()
+"""The defaults: 100 and 200 iterations, 5 and 10 minutes at most."""
+ENDS = frozenset({"process_exited", "node_lost"})
+"""Events after which a life is over."""
 
 
 class Rate:
@@ -63,6 +81,43 @@ class NodeTotals(msgspec.Struct):
         return self.earlier_cpu_s + self.facts.cpu_s
 
 
+class NodeEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """Something happened to a node."""
+
+    t_s: float
+    """By the monitor's clock."""
+    event: str
+    node: str
+    inc: int = 0
+    reason: str = ""
+    verdict: str = ""
+    """Of the end of a life: finished, stopped, preempted, oom, retryable, unretryable, …"""
+    exit: ExitEvidence | None = None
+    """Of the end of a life: exit code, signal, oom kills, the end of its log."""
+
+
+class _Pulls:
+    """Answered pulls of a server, put together to iterations: one pull of each worker."""
+
+    def __init__(self, now_s: float) -> None:
+        self._since_s = now_s
+        self._pulls = 0.0
+        self._busy_s = 0.0
+
+    def add(self, facts: NodeFacts, num_workers: int, now_s: float) -> Report | None:
+        """A report for the windows, once an iteration is whole."""
+        self._pulls += facts.steps
+        self._busy_s += facts.steps * facts.server_s
+        iterations = int(self._pulls) // max(1, num_workers)
+        if not iterations:
+            return None
+        server_s, bpt_s = self._busy_s / self._pulls, (now_s - self._since_s) / iterations
+        self._since_s = now_s
+        self._pulls -= iterations * max(1, num_workers)
+        self._busy_s = self._pulls * server_s
+        return Report(t_s=now_s, iterations=iterations, server_s=server_s, bpt_s=bpt_s)
+
+
 class NodeMetrics(msgspec.Struct, frozen=True):
     """One node in one line of the metrics file."""
 
@@ -87,17 +142,25 @@ class Metrics(msgspec.Struct, frozen=True):
 
 
 class Monitor:
-    """Collects reports."""
+    """Collects reports and events."""
 
-    def __init__(self) -> None:
+    def __init__(self, lengths: Lengths = DEFAULT_LENGTHS) -> None:
+        """``lengths``: of the two windows."""
         self.nodes: dict[str, NodeTotals] = {}
+        self.restarts = Restarts()
+        self.num_workers = 0
+        """That train now."""
+        self._lengths = lengths
+        self._histories: dict[str, NodeHistory] = {}
+        self._pulls: dict[str, _Pulls] = {}
+        self._events: deque[NodeEvent] = deque(maxlen=MAX_EVENTS)
         self._speeds: dict[str, Rate] = {}
         self._committed = Rate()
         self.progress_s = 0.0
         """When anything was last seen to advance."""
 
     def heartbeat(self, node: str, facts: NodeFacts, now_s: float) -> None:
-        """One report of a node's process."""
+        """One report of a node's process: means over steps that no earlier report told of."""
         totals = self.nodes.get(node)
         if totals is None:
             self.nodes[node] = NodeTotals(facts)
@@ -105,13 +168,62 @@ class Monitor:
             if totals.facts.inc != facts.inc:
                 totals.earlier_samples += totals.facts.samples
                 totals.earlier_cpu_s += totals.facts.cpu_s
-                self._speeds.pop(node, None)
+                self._forget_life(node)
             elif facts.steps == 0:
                 # No step since the last report: the means of then are still the newest.
                 facts = _with_means_of(facts, totals.facts)
             totals.facts = facts
         if self._speeds.setdefault(node, Rate()).add(now_s, facts.samples):
             self.progress_s = now_s
+        if facts.steps:
+            self._into_windows(node, facts, now_s)
+        if facts.samples and self.restarts.is_starting(node):
+            self.restarts.works(node, now_s - facts.steps * facts.bpt_s)
+
+    def _into_windows(self, node: str, facts: NodeFacts, now_s: float) -> None:
+        report: Report | None
+        if node.startswith("server"):
+            pulls = self._pulls.setdefault(node, _Pulls(now_s))
+            report = pulls.add(facts, self.num_workers, now_s)
+        else:
+            report = Report(
+                t_s=now_s,
+                iterations=facts.steps,
+                samples=facts.step_samples,
+                compute_s=facts.compute_s,
+                server_s=facts.server_s,
+                message_s=facts.message_s,
+                bpt_s=facts.bpt_s,
+            )
+        if report is not None:
+            self.history(node).report(report)
+
+    def _forget_life(self, node: str) -> None:
+        """What is measured from here on is of another life."""
+        self._speeds.pop(node, None)
+        self._pulls.pop(node, None)
+        self.history(node).restart()
+
+    def note(self, told: Tell, now_s: float) -> None:
+        """An event of the membership."""
+        if not told.node:
+            return
+        self._events.append(
+            NodeEvent(
+                t_s=now_s,
+                event=told.event,
+                node=told.node,
+                inc=told.inc,
+                reason=told.reason,
+                verdict=told.verdict,
+                exit=told.exit,
+            )
+        )
+        if told.event in ENDS:
+            self.history(told.node).restart()
+            self.restarts.ended(told.node, now_s)
+        elif told.event == "process_up":
+            self.restarts.up(told.node, told.inc, now_s)
 
     def committed(self, samples: int, now_s: float) -> None:
         """How many samples are in the model."""
@@ -131,6 +243,65 @@ class Monitor:
     def step_s(self) -> float | None:
         """Seconds of one step: that of the slowest worker, as others may wait for it."""
         return max((n.facts.bpt_s for n in self.nodes.values() if n.facts.bpt_s > 0), default=None)
+
+    def history(self, node: str) -> NodeHistory:
+        """Windows and regime of a node; empty ones if it has not reported."""
+        found = self._histories.get(node)
+        if found is None:
+            found = self._histories[node] = NodeHistory(self._lengths)
+        return found
+
+    def events(
+        self, *, node: str = "", kinds: Collection[str] = (), since_s: float = 0.0
+    ) -> list[NodeEvent]:
+        """What has happened to one node, or to all, oldest first; the newest `MAX_EVENTS`."""
+        return [
+            event
+            for event in self._events
+            if event.t_s >= since_s
+            and (not node or event.node == node)
+            and (not kinds or event.event in kinds)
+        ]
+
+    def observe(self, now_s: float, job: JobNow) -> Observation:
+        """The job at this moment, as a solution sees it."""
+        return Observation(
+            now_s=now_s,
+            step=job.step,
+            mode=job.mode,
+            global_batch=job.global_batch,
+            steps_left=job.steps_left,
+            workers=tuple(self._worker(name, job, now_s) for name in job.shares),
+            servers=tuple(self._server(name, job, now_s) for name in job.servers),
+            backup=job.backup,
+            left_out=job.left_out,
+            pending_s=job.pending_s,
+            worker_restart=self.restarts.cost("worker"),
+            server_restart=self.restarts.cost("server"),
+            since_action_s=job.since_action_s,
+        )
+
+    def _worker(self, name: str, job: JobNow, now_s: float) -> WorkerSeen:
+        share, history = job.shares[name], self.history(name)
+        return WorkerSeen(
+            node=name,
+            batch_size=share.batch_size,
+            accumulation=share.accumulation,
+            short=history.short(now_s),
+            long=history.long(now_s),
+            regime=history.regime(now_s),
+            restarts=job.restarts.get(name, 0),
+        )
+
+    def _server(self, name: str, job: JobNow, now_s: float) -> ServerSeen:
+        history = self.history(name)
+        return ServerSeen(
+            node=name,
+            short=history.short(now_s),
+            long=history.long(now_s),
+            regime=history.regime(now_s),
+            restarts=job.restarts.get(name, 0),
+        )
 
     def metrics(self, unix_s: float, committed: int) -> Metrics:
         """A line for the metrics file."""
@@ -153,6 +324,7 @@ class Monitor:
 def _with_means_of(facts: NodeFacts, before: NodeFacts) -> NodeFacts:
     return msgspec.structs.replace(
         facts,
+        step_samples=before.step_samples,
         bpt_s=before.bpt_s,
         compute_s=before.compute_s,
         server_s=before.server_s,

@@ -14,7 +14,7 @@ from paceline.master.membership import Membership
 from paceline.master.outlet import LineFile
 from paceline.master.ports import Backend
 from paceline.wire.control import AgentStream
-from paceline.wire.messages import AgentDown, Leave, NodeDown, ToProcess
+from paceline.wire.messages import AgentDown, ExitEvidence, Leave, NodeDown, ToProcess
 
 _log = logging.getLogger(__name__)
 
@@ -47,11 +47,22 @@ class Outbox:
         """Do this once the records are written."""
         self._acts.append(act)
 
-    def tell(self, event: str, node: str = "", inc: int = 0, reason: str = "") -> None:
+    def tell(
+        self,
+        event: str,
+        node: str = "",
+        inc: int = 0,
+        reason: str = "",
+        exit_: ExitEvidence | None = None,
+    ) -> None:
         """A line for the events file and the log."""
         line: dict[str, object] = {"t": self._wall_clock(), "event": event}
         line |= {"node": node, "inc": inc} if node else {}
         line |= {"reason": reason} if reason else {}
+        if exit_ is not None:
+            how = {"exit_code": exit_.exit_code, "signal": exit_.signal}
+            line |= {name: value for name, value in how.items() if value is not None}
+            line |= {"oom_kills": exit_.oom_kills} if exit_.oom_kills else {}
         self.events.add(line)
         _log.info("%s node=%s inc=%d reason=%s", event, node, inc, reason)
 

@@ -40,9 +40,11 @@ from paceline.master.outbox import Outbox
 from paceline.master.outlet import LineFile
 from paceline.master.own_time import OwnTime
 from paceline.master.ports import AgentEnd, Backend
+from paceline.master.restarts import StartMeasured
 from paceline.master.snapshot import Snapshot, restore, take
 from paceline.master.status import count_committed, count_total, describe
 from paceline.master.training import CutChosen, Training
+from paceline.policy.straggler.decision_log import describe_cost
 from paceline.wire.client import (
     Call,
     Done,
@@ -192,6 +194,8 @@ class Master:
         batch.sort(key=lambda fact: isinstance(fact, Tick))
         for fact in batch:
             self._handle(fact)
+        for measured in self.monitor.restarts.take_fresh():
+            self._started(measured)
         if self._changed:
             self._changed = False
             self._go_on()
@@ -209,6 +213,8 @@ class Master:
                     self._started_s = record.started_s
                 case Snapshot():
                     restore(self.training.state, record)
+                case StartMeasured():
+                    self.monitor.restarts.apply(record)
                 case _ if isinstance(record, MemberRecords):
                     self.members.apply(record)
                 case _:
@@ -219,7 +225,8 @@ class Master:
 
     def _snapshot(self) -> list[JournalRecord]:
         started = MasterStarted(started_s=self._started_s)
-        return [started, take(self.training.state), *self.members.snapshot()]
+        measured = self.monitor.restarts.measured()
+        return [started, take(self.training.state), *self.members.snapshot(), *measured]
 
     async def _close(self, ending: Ending) -> Outcome:
         self._closed = True
@@ -300,7 +307,7 @@ class Master:
                 self._asked(fact)
             case CutChosen():
                 self._changed = True
-                self.training.start_epoch(fact)
+                self.training.start_epoch(fact, self._clock())
                 if self._ending is not None:
                     self._ending.wanted_cut = None  # asked for in vain, if it was
             case StopAsked():
@@ -348,6 +355,7 @@ class Master:
             self._refuse(name, "no node of this job")
         elif not node.guest:
             self._backend.adopt(name, hello.agent_pid)
+            self.monitor.restarts.joined(name, self._backend.waited_s(name))
         if hello.note and node is not None:
             self._outbox.tell("no_limits", name, reason=hello.note)
         self._act(self.members.hello(hello, now_s))
@@ -405,7 +413,8 @@ class Master:
                 case Keep(record=record):
                     outbox.record(record)
                 case Tell():
-                    outbox.tell(act.event, act.node, act.inc, act.reason)
+                    outbox.tell(act.event, act.node, act.inc, act.reason, exit_=act.exit)
+                    self.monitor.note(act, self._clock())
                 case WorkerUp(inc=inc):
                     self.training.worker_up(inc)
                 case WorkerLost(inc=inc):
@@ -414,12 +423,21 @@ class Master:
                     self._fail(act.reason, act.traceback, act.exit_code)
                 case Launch(node=node):
                     outbox.launch(node)
+                    first = self.members.nodes[node].inc == 0
+                    self.monitor.restarts.launched(node, self._clock(), first=first)
                 case Start(node=node, message=start):
                     outbox.to_agent(node, start)
                 case End(node=node, inc=inc, grace_s=grace_s):
                     outbox.to_agent(node, StopProcess(inc=inc, grace_s=grace_s))
                 case Retire(node=node):
                     outbox.retire(node)
+
+    def _started(self, measured: StartMeasured) -> None:
+        """A node works: what its start has cost is kept and told."""
+        self._outbox.record(measured)
+        self.monitor.restarts.apply(measured)
+        told = describe_cost(measured.cost)
+        self._act([Tell("works", measured.node, measured.inc, told)])
 
     # ------------------------------------------------------------------ the whole, the clock
 
@@ -437,6 +455,7 @@ class Master:
     def _tick(self) -> None:
         now_s = self._clock()
         self._changed = True
+        self.monitor.num_workers = len(self.training.state.workers)
         lost_after_s = self._spec.timeouts.derived(self.monitor.step_s()).lost_after_s or 0.0
         stalled = now_s - self.monitor.progress_s > lost_after_s
         acts = self.members.tick(

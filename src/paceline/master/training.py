@@ -12,12 +12,14 @@ from pathlib import Path
 import msgspec
 
 from paceline.base.jobdir import JobDir
+from paceline.base.samples import SampleSet, Span
 from paceline.master.cuts import CutFolders, first_undamaged
 from paceline.master.evaluations import Evaluations
 from paceline.master.membership import Membership
 from paceline.master.monitor import Monitor
 from paceline.master.outbox import Outbox
-from paceline.master.records import CutStored, CutValid, EpochStarted, Records
+from paceline.master.records import CutStored, CutValid, EpochStarted, Granted, Records
+from paceline.master.restarts import LostWork
 from paceline.master.sizing import cut_is_due, lease_samples, lease_steps
 from paceline.master.state import Fail, FeedDone, Instruction, Journal, MasterState, Send, Sizing
 from paceline.master.status import count_committed
@@ -36,6 +38,8 @@ from paceline.wire.messages import (
     OpenFeed,
     Prepared,
     Restored,
+    Server,
+    feed_of,
 )
 from paceline.wire.spec import JobSpec
 
@@ -78,6 +82,7 @@ class Training:
         self._trusted: set[int] = set()
         self.choosing = False
         """Cuts are being verified for the next epoch."""
+        self._lost_work = LostWork()
 
     def resume(self) -> None:
         """After the journal was applied."""
@@ -105,6 +110,7 @@ class Training:
             case Committed():
                 self._do(state.committed(message))
             case Prepared():
+                self._monitor.restarts.built(node, now_s)
                 self._do(state.prepare(message, self._cuts.make(0)))
             case InitialWritten():
                 self._do(state.initial_written(message, self._cuts.directory(0)))
@@ -113,6 +119,7 @@ class Training:
             case EvaluateResult():
                 self._evaluated(message)
             case FenceAnswer():
+                self._note_lost_work(message)
                 self._do(state.fence_answer(message))
             case Copied():
                 number = message.cut_no
@@ -218,6 +225,8 @@ class Training:
         if waited and not self.state.restoring:
             self._outbox.tell("restored", reason=f"epoch {self.state.epoch_no}")
             self._last_cut_s = now_s
+            for server in self.state.map.servers if self.state.map else ():
+                self._monitor.restarts.works(server.node, now_s)
 
     # ------------------------------------------------------------------ instructions
 
@@ -244,6 +253,9 @@ class Training:
                 (valid,) = (one for one in self.state.cuts if one.cut.cut_no == cut.cut_no)
                 self._seal(cut, valid)
                 self._outbox.tell("cut_stored", reason=f"cut {cut.cut_no}")
+            case Granted(grant=grant):
+                trained = sum(len(span) for span in grant.spans if self._trains(span))
+                self._lost_work.granted(grant.inc, trained)
             case EpochStarted(epoch_no=epoch_no, cut=cut):
                 self._trusted.discard(cut.cut_no)
                 where = " in memory" if cut.in_memory else ""
@@ -315,7 +327,7 @@ class Training:
         cuts = tuple(reversed(self.state.cuts))
         return CutChosen(*await asyncio.to_thread(first_undamaged, cuts, frozenset(self._trusted)))
 
-    def start_epoch(self, chosen: CutChosen) -> None:
+    def start_epoch(self, chosen: CutChosen, now_s: float) -> None:
         """Start an epoch from this cut, if the servers are all still up.
 
         None was undamaged: choose again if another one has become valid meanwhile.
@@ -330,7 +342,39 @@ class Training:
             return
         servers = self._members.servers()
         if chosen.cut_no is not None and servers is not None:
+            committed = count_committed(self.state)
             self._do(self.state.start_epoch(servers))
+            undone = committed - count_committed(self.state)
+            self._note_restore(servers, undone, now_s)
+
+    # ------------------------------------------------------------------ lost work
+
+    def _note_restore(self, servers: tuple[Server, ...], undone: int, now_s: float) -> None:
+        """Servers are to load a cut, which takes so many samples out of the model."""
+        speed = self._monitor.samples_per_s
+        for server in servers:
+            self._monitor.restarts.built(server.node, now_s)
+            self._monitor.restarts.redone(server.node, undone / speed if speed else 0.0)
+        nodes = self._monitor.nodes.values()
+        self._lost_work.epoch({node.facts.inc: node.facts.samples for node in nodes})
+
+    def _note_lost_work(self, answer: FenceAnswer) -> None:
+        """A worker's life is over; what it had finished beyond ``committed`` is to do again."""
+        inc, lease = answer.fenced, self.state.ledger.leases.get(answer.fenced)
+        node = self._members.node_of(inc)
+        if node is None or inc not in self.state.fencing or self.state.samples != "exactly-once":
+            return
+        left = SampleSet(lease or ())
+        left.subtract(answer.committed)
+        returned = sum(len(span) for span in left if self._trains(span))
+        facts = self._monitor.nodes[node.name].facts if node.name in self._monitor.nodes else None
+        if facts is None or facts.inc != inc or not facts.step_samples:
+            return
+        lost = self._lost_work.lost(inc, handed=facts.samples, returned=returned)
+        self._monitor.restarts.redone(node.name, lost * facts.bpt_s / facts.step_samples)
+
+    def _trains(self, span: Span) -> bool:
+        return self.state.ledger.feeds[feed_of(span.line)].purpose == "train"
 
     # ------------------------------------------------------------------ the clock
 

@@ -1,0 +1,179 @@
+"""What it costs to start a node, in five parts, measured at every start of this job.
+
+Pure: facts and the clock come in. One start goes through
+
+    since  the life before has ended, or the first launch was asked for
+           | pending: the platform had no place; what the launch has waited
+           | start:   agent and process come up, a wait between two tries included
+    up     the process answers (a server: with its address)
+           | rebuild: a worker's script builds its model; a server waits for the others
+    built  the model is prepared (a server: it is told to load)
+           | restore: a worker gets servers, work and rows; servers load their share
+    works  a worker's first batch begins (within one report); all servers are restored
+
+``redo`` is what was lost: of a worker the samples whose steps it had finished, and which did not
+come into the model; of servers those that a restore took out of it.
+
+Reference: AntDT, section V-E-2 (pending, initialisation, rebuilding, restoring, recomputation).
+Differs: measured in the job itself; the first starts stand for restarts until one was measured.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+
+import msgspec
+
+from paceline.master.records import Record
+from paceline.policy.straggler.observation import RestartCost
+
+REMEMBERED = 8
+"""Starts per role and kind: costs are means over the newest."""
+
+
+class StartMeasured(Record, frozen=True):
+    """A node works; kept, so that the next master knows as much."""
+
+    node: str
+    inc: int
+    cost: RestartCost
+    first: bool = False
+    """The node's first start: the prior."""
+    launched: bool = False
+    """It was given a place by the platform, as after a KILL_RESTART."""
+
+    @property
+    def role(self) -> str:
+        """``worker`` or ``server``."""
+        return self.node.partition("-")[0]
+
+
+class _Start(msgspec.Struct):
+    """One under way."""
+
+    since_s: float
+    first: bool
+    launched: bool = False
+    pending_s: float = 0.0
+    up_s: float | None = None
+    built_s: float | None = None
+    redo_s: float = 0.0
+    inc: int = 0
+
+
+class Restarts:
+    """Follows the starts of all nodes; ``first`` comes from whoever counts lives."""
+
+    def __init__(self) -> None:
+        self._under_way: dict[str, _Start] = {}
+        self._measured: dict[tuple[str, bool], deque[StartMeasured]] = {}
+        self._fresh: list[StartMeasured] = []
+
+    # ------------------------------------------------------------------ facts
+
+    def ended(self, node: str, now_s: float) -> None:
+        """A life of the node is over."""
+        self._under_way[node] = _Start(since_s=now_s, first=False)
+
+    def launched(self, node: str, now_s: float, *, first: bool) -> None:
+        """The platform is asked for a place."""
+        start = self._under_way.setdefault(node, _Start(since_s=now_s, first=first))
+        start.launched = True
+
+    def joined(self, node: str, waited_s: float) -> None:
+        """The node's agent is there, after so long a wait for its place."""
+        start = self._under_way.get(node)
+        if start is not None and start.launched and start.up_s is None:
+            start.pending_s = waited_s
+
+    def up(self, node: str, inc: int, now_s: float) -> None:
+        """The process answers."""
+        start = self._under_way.get(node)
+        if start is not None and start.up_s is None:
+            start.up_s, start.inc = now_s, inc
+
+    def built(self, node: str, now_s: float) -> None:
+        """What it needs is built; repeated messages change nothing."""
+        start = self._under_way.get(node)
+        if start is not None and start.up_s is not None and start.built_s is None:
+            start.built_s = now_s
+
+    def redone(self, node: str, redo_s: float) -> None:
+        """Work of so long was lost with the life before."""
+        start = self._under_way.get(node)
+        if start is not None:
+            start.redo_s = redo_s
+
+    def works(self, node: str, since_s: float) -> None:
+        """It does what it is there for: with that its start is measured."""
+        start = self._under_way.get(node)
+        if start is None or start.up_s is None:
+            return
+        del self._under_way[node]
+        built_s = start.up_s if start.built_s is None else start.built_s
+        cost = RestartCost(
+            pending_s=start.pending_s,
+            start_s=max(0.0, start.up_s - start.since_s - start.pending_s),
+            rebuild_s=built_s - start.up_s,
+            restore_s=max(0.0, since_s - built_s),
+            redo_s=start.redo_s,
+        )
+        self._fresh.append(
+            StartMeasured(
+                node=node, inc=start.inc, cost=cost, first=start.first, launched=start.launched
+            )
+        )
+
+    def take_fresh(self) -> list[StartMeasured]:
+        """What was measured since the last call, to be kept and applied."""
+        fresh, self._fresh = self._fresh, []
+        return fresh
+
+    def apply(self, record: StartMeasured) -> None:
+        """The only way that a measurement is added."""
+        kind = (record.role, record.first)
+        self._measured.setdefault(kind, deque(maxlen=REMEMBERED)).append(record)
+
+    # ------------------------------------------------------------------ what is known
+
+    def measured(self) -> Iterable[StartMeasured]:
+        """The newest of each role and kind."""
+        return (record for kept in self._measured.values() for record in kept)
+
+    def is_starting(self, node: str) -> bool:
+        """Whether the node has ended, or never begun, and does not work yet."""
+        return node in self._under_way
+
+    def cost(self, role: str) -> RestartCost:
+        """Of a KILL_RESTART: mean of the restarts that were given a place, else of first starts."""
+        again = [one.cost for one in self._measured.get((role, False), ()) if one.launched]
+        known = again or [one.cost for one in self._measured.get((role, True), ())]
+        if not known:
+            return RestartCost()
+        means = {
+            part: sum(getattr(cost, part) for cost in known) / len(known)
+            for part in RestartCost.__struct_fields__
+        }
+        return RestartCost(**means)
+
+
+class LostWork:
+    """Counts, per life, the samples that it had finished and that did not come into the model."""
+
+    def __init__(self) -> None:
+        self._granted: dict[int, int] = {}
+        #: Handed to the loop of a life before the present epoch.
+        self._before: dict[int, int] = {}
+
+    def granted(self, inc: int, num_samples: int) -> None:
+        """A lease to train on."""
+        self._granted[inc] = self._granted.get(inc, 0) + num_samples
+
+    def epoch(self, handed: dict[int, int]) -> None:
+        """A restore: leases are void; ``handed``: samples of each life's loop so far."""
+        self._granted.clear()
+        self._before = handed
+
+    def lost(self, inc: int, *, handed: int, returned: int) -> int:
+        """The life has ended: its loop had ``handed`` samples, and ``returned`` went back."""
+        in_model = self._granted.pop(inc, 0) - returned
+        return max(0, handed - self._before.pop(inc, 0) - in_model)

@@ -1,0 +1,122 @@
+"""What is written down of decisions: one JSON line each, in ``decisions.jsonl`` of a job.
+
+A log is a list of *runs*, each begun by a `Begun` (of a master, or of the simulator): what solution
+was asked, with which arguments. A `Decided` holds all that the solution saw and all that it
+answered, so it can be asked again; what became of its actions follows in lines that name the
+decision's number and the action's place in it. Numbers go on over all runs of a log.
+
+Not every decision without actions is here: see `paceline.master.controller.QUIET_S`.
+"""
+
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from paceline.policy.stats.history import Lengths
+from paceline.policy.straggler.actions import AnyAction
+from paceline.policy.straggler.observation import Observation, RestartCost
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """Base of all lines."""
+
+    t: float
+    """Unix time."""
+
+
+class Begun(Line, frozen=True):
+    """From here on this solution is asked, and it knows nothing of what was before."""
+
+    solution: str
+    args: dict[str, bool | int | float | str] = {}
+    lengths: Lengths = Lengths()
+    """Of the windows in its observations."""
+    every_s: float = 0.0
+    """It is asked when both have passed."""
+    every_iterations: int = 0
+
+
+class Decided(Line, frozen=True):
+    """The solution was asked."""
+
+    no: int
+    observation: Observation
+    actions: tuple[AnyAction, ...] = ()
+    took_s: float = 0.0
+    """The solution's own time."""
+
+
+class Failed(Line, frozen=True):
+    """The solution raised, or did not answer in time; told once per kind."""
+
+    no: int
+    kind: str
+    """Class of the exception, or ``late``."""
+    traceback: str = ""
+
+
+class Refused(Line, frozen=True):
+    """An action was not carried out."""
+
+    no: int
+    index: int
+    reason: str
+
+
+class TookEffect(Line, frozen=True):
+    """An action holds from here on: all workers follow the plan, the node works again."""
+
+    no: int
+    index: int
+    cost: RestartCost | None = None
+    """Measured, of a restart."""
+
+
+class Measured(Line, frozen=True):
+    """What an action has changed, some time after it took effect."""
+
+    no: int
+    index: int
+    before: float | None
+    """Samples per second that came into the model in the period before the decision."""
+    after: float | None
+    """The same, since the action took effect."""
+    seconds: float
+    """That ``after`` was measured over."""
+    gain_s: float | None = None
+    """Estimate: what the rest of the job takes less at the speed of after. None: its length, or a
+    speed, is not known."""
+    others: int = 0
+    """Actions that took effect in the same time: the change is theirs, too."""
+
+
+AnyLine = Begun | Decided | Failed | Refused | TookEffect | Measured
+
+
+def describe_cost(cost: RestartCost) -> str:
+    """Its parts that took any time, in words."""
+    parts = [
+        (name.removesuffix("_s"), getattr(cost, name)) for name in RestartCost.__struct_fields__
+    ]
+    told = ", ".join(f"{name} {took_s:.2f} s" for name, took_s in parts if took_s >= 0.005)
+    return f"{cost.total_s:.2f} s ({told})" if told else f"{cost.total_s:.2f} s"
+
+
+_decoder = msgspec.json.Decoder(AnyLine)
+
+
+def decode(lines: Iterable[bytes]) -> Iterator[AnyLine]:
+    """Lines of a log; a line that was torn by its writer's death is passed over.
+
+    Raises:
+        ValueError: a line of another version; the message has its number.
+    """
+    for number, line in enumerate(lines, 1):
+        if not line:
+            continue
+        try:
+            yield _decoder.decode(line)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"line {number}: {error}") from error
+        except msgspec.DecodeError:
+            continue

@@ -1,0 +1,296 @@
+"""What the monitor makes of reports and events, and what a solution sees of it."""
+
+import dataclasses
+import time
+
+import pytest
+
+from paceline.base.samples import Span
+from paceline.master.jobnow import JobNow, job_now
+from paceline.master.members import Tell
+from paceline.master.membership import Membership
+from paceline.master.monitor import MAX_EVENTS, Monitor
+from paceline.master.records import EpochStarted, FeedAdded
+from paceline.master.state import MasterState
+from paceline.policy.stats.history import Lengths
+from paceline.policy.straggler.actions import Share
+from paceline.wire.messages import (
+    CutRef,
+    ExitEvidence,
+    Feed,
+    NodeFacts,
+    ProcessUp,
+    Server,
+    ServerMap,
+)
+from paceline.wire.spec import RestartSpec
+
+SHORT = Lengths(short_iterations=10, short_s=60.0, long_iterations=20, long_s=120.0)
+
+
+@dataclasses.dataclass
+class Node:
+    """A worker that reports."""
+
+    monitor: Monitor
+    name: str
+    inc: int = 1
+    samples: int = 0
+
+    def report(self, now_s: float, steps: int, compute_s: float, batch: int = 64) -> None:
+        self.samples += steps * batch
+        facts = NodeFacts(
+            inc=self.inc,
+            samples=self.samples,
+            steps=steps,
+            step_samples=float(batch),
+            compute_s=compute_s,
+            server_s=0.01,
+            message_s=0.02,
+            bpt_s=compute_s + 0.05,
+        )
+        self.monitor.heartbeat(self.name, facts, now_s)
+
+
+def job(*workers: str, servers: tuple[str, ...] = (), **fields: object) -> JobNow:
+    values: dict[str, object] = {
+        "step": 5,
+        "mode": "bsp",
+        "global_batch": 64 * len(workers),
+        "steps_left": 100,
+        "shares": {name: Share(64) for name in workers},
+        "servers": servers,
+        "restarts": {},
+    }
+    return JobNow(**{**values, **fields})  # type: ignore[arg-type]
+
+
+def test_windows_are_counted_in_iterations_and_filled_by_reports() -> None:
+    monitor = Monitor(SHORT)
+    worker = Node(monitor, "worker-0")
+    for second in range(30):
+        worker.report(float(second), steps=2, compute_s=0.1 if second < 25 else 0.4)
+    (seen,) = monitor.observe(29.0, job("worker-0")).workers
+    assert seen.short is not None
+    assert seen.long is not None
+    assert (seen.short.iterations, seen.long.iterations) == (10, 20)
+    assert seen.short.compute_s == pytest.approx(0.4)
+    assert seen.long.compute_s == pytest.approx(0.25)
+    assert (seen.short.samples, seen.short.server_s, seen.short.message_s) == (64, 0.01, 0.02)
+    assert seen.regime is not None
+
+
+def test_a_report_without_new_steps_is_in_no_window() -> None:
+    monitor = Monitor(SHORT)
+    worker = Node(monitor, "worker-0")
+    worker.report(1.0, steps=4, compute_s=0.1)
+    for second in range(2, 9):
+        worker.report(float(second), steps=0, compute_s=0.0)
+    (seen,) = monitor.observe(9.0, job("worker-0")).workers
+    assert seen.short is not None
+    assert seen.short.iterations == 4
+    assert seen.long is None
+
+
+@pytest.mark.parametrize("event", ["process_exited", "node_lost", ""])
+def test_a_new_life_is_measured_afresh(event: str) -> None:
+    """By its first report at the latest, also where its end was not told."""
+    monitor = Monitor(SHORT)
+    worker = Node(monitor, "worker-0")
+    for second in range(30):
+        worker.report(float(second), steps=2, compute_s=0.9)
+    if event:
+        monitor.note(Tell(event, "worker-0", 1), 30.0)
+        assert monitor.observe(30.0, job("worker-0")).workers[0].short is None
+    worker.inc, worker.samples = 2, 0
+    worker.report(31.0, steps=3, compute_s=0.1)
+    (seen,) = monitor.observe(31.0, job("worker-0")).workers
+    assert seen.short is not None
+    assert (seen.short.iterations, seen.long) == (3, None)
+    assert seen.short.compute_s == pytest.approx(0.1)
+
+
+def test_an_iteration_of_a_server_is_one_pull_of_each_worker() -> None:
+    monitor = Monitor(SHORT)
+    monitor.num_workers = 4
+    for second in range(10):
+        facts = NodeFacts(inc=1, steps=6, server_s=0.03 if second < 5 else 0.06)
+        monitor.heartbeat("server-0", facts, float(second))
+    (seen,) = monitor.observe(9.0, job(servers=("server-0",))).servers
+    assert seen.short is not None
+    # 60 pulls are 15 iterations; the newest 10 of them are the 6 newest reports, all but one slow.
+    assert seen.short.iterations in (10, 11)
+    assert 0.05 < seen.short.server_s < 0.06
+    assert seen.short.bpt_s == pytest.approx(1 / 1.5, rel=0.1)
+    assert seen.short.compute_s == 0.0
+
+
+def test_events_are_found_by_node_kind_and_time_with_their_evidence() -> None:
+    monitor = Monitor()
+    oom = ExitEvidence(signal=9, oom_kills=1)
+    monitor.note(Tell("node_started", "worker-0", 1), 1.0)
+    monitor.note(Tell("process_exited", "worker-0", 1, "out of memory", "oom", oom), 2.0)
+    monitor.note(Tell("process_exited", "worker-1", 2, "signal SIGTERM", "preempted"), 3.0)
+    monitor.note(Tell("scaled", "", 0, "2 -> 3 workers"), 4.0)
+    assert [event.event for event in monitor.events()] == [
+        "node_started",
+        "process_exited",
+        "process_exited",
+    ]
+    (end,) = monitor.events(node="worker-0", kinds={"process_exited"})
+    assert (end.verdict, end.exit, end.t_s) == ("oom", oom, 2.0)
+    assert [event.node for event in monitor.events(since_s=2.5)] == ["worker-1"]
+
+
+def test_events_take_bounded_memory() -> None:
+    monitor = Monitor()
+    for number in range(3 * MAX_EVENTS):
+        monitor.note(Tell("node_started", "worker-0", number), float(number))
+    kept = monitor.events()
+    assert (len(kept), kept[-1].inc) == (MAX_EVENTS, 3 * MAX_EVENTS - 1)
+
+
+def test_a_start_is_measured_until_its_first_step_began() -> None:
+    monitor = Monitor()
+    monitor.restarts.launched("worker-0", 0.0, first=True)
+    monitor.restarts.joined("worker-0", 2.0)
+    monitor.note(Tell("process_up", "worker-0", 1), 3.0)
+    monitor.restarts.built("worker-0", 7.0)
+    worker = Node(monitor, "worker-0")
+    worker.report(9.0, steps=0, compute_s=0.0)
+    worker.report(10.0, steps=2, compute_s=0.45)
+    (one,) = monitor.restarts.take_fresh()
+    assert one.cost.pending_s == 2.0
+    assert one.cost.start_s == pytest.approx(1.0)
+    assert one.cost.rebuild_s == pytest.approx(4.0)
+    assert one.cost.restore_s == pytest.approx(10.0 - 2 * 0.5 - 7.0)
+
+
+def test_the_plan_in_force_and_the_third_party_s_facts_are_seen_as_they_are() -> None:
+    monitor = Monitor()
+    now = job(
+        "worker-0",
+        "worker-1",
+        restarts={"worker-1": 2},
+        backup=1,
+        left_out=7,
+        pending_s=None,
+        since_action_s=3.0,
+    )
+    seen = monitor.observe(9.0, now)
+    assert [worker.restarts for worker in seen.workers] == [0, 2]
+    assert (seen.backup, seen.left_out, seen.pending_s, seen.since_action_s) == (1, 7, None, 3.0)
+    assert (seen.step, seen.mode, seen.global_batch, seen.steps_left) == (5, "bsp", 128, 100)
+
+
+def test_an_observation_of_a_thousand_workers_is_made_within_ten_milliseconds() -> None:
+    monitor = Monitor(SHORT)
+    names = [f"worker-{index}" for index in range(1000)]
+    workers = [Node(monitor, name) for name in names]
+    for second in range(25):
+        for worker in workers:
+            worker.report(float(second), steps=1, compute_s=0.1)
+    now = job(*names)
+    took_s = []
+    for _ in range(5):
+        start_s = time.perf_counter()
+        seen = monitor.observe(25.0, now)
+        took_s.append(time.perf_counter() - start_s)
+    assert all(worker.long is not None for worker in seen.workers)
+    assert min(took_s) < 0.010
+
+
+# --------------------------------------------------------------------------- the job now
+
+
+class Training:
+    """Two servers and some workers in training, without their messages."""
+
+    def __init__(self, mode: str, num_workers: int, *, batch_size: int = 10) -> None:
+        self.state = MasterState(mode=mode, samples="exactly-once")
+        self.members = Membership(num_workers=num_workers, num_servers=2, restart=RestartSpec())
+        for inc, node in enumerate(list(self.members.nodes.values()), 1):
+            self.members._new_life(node, 0.0)
+            up = ProcessUp(node=node.name, inc=inc, pid=inc, role=node.role, address=f"a{inc}")
+            self.members.process_up(up, 0.0)
+            if node.role == "worker":
+                self.state.worker_up(inc)
+        servers = (Server(1, "server-0", "a1"), Server(2, "server-1", "a2"))
+        feed = Feed(
+            feed=0,
+            purpose="train",
+            num_samples=100,
+            epochs=2,
+            batch_size=batch_size,
+            shard_size=50,
+            shuffle=False,
+            seed=0,
+        )
+        self.state.apply(FeedAdded(feed=feed))
+        self.state.apply(
+            EpochStarted(
+                epoch_no=1,
+                cut=CutRef(cut_no=0, directory=""),
+                step=0,
+                committed=(),
+                map=ServerMap(version=1, servers=servers, owners=(0, 1)),
+            )
+        )
+
+    def now(self, committed: int = 0, total: int | None = 200) -> JobNow | None:
+        return job_now(
+            self.state,
+            self.members,
+            committed=committed,
+            total=total,
+            pending_s=0.0,
+            since_action_s=None,
+        )
+
+
+def test_a_synchronous_step_is_shared_as_the_ledger_shares_it() -> None:
+    training = Training("bsp", 3)
+    training.state.step = 4
+    now = training.now()
+    assert now is not None
+    assert (now.step, now.global_batch, now.steps_left) == (4, 10, 16)
+    assert now.servers == ("server-0", "server-1")
+    sizes = [share.batch_size for share in now.shares.values()]
+    slices = [
+        training.state.ledger.pick_steps(
+            0, step=1, urgent=False, member=member, num_members=3, num_steps=1
+        )
+        for member in range(3)
+    ]
+    assert sizes == [sum(len(span) for span in spans) for spans in slices]
+
+
+def test_an_asynchronous_job_counts_contributions() -> None:
+    now = Training("asp", 3).now(committed=31)
+    assert now is not None
+    assert (now.global_batch, now.step, now.steps_left) == (3, 10, 57)
+    assert list(now.shares) == ["worker-0", "worker-1", "worker-2"]
+    assert Training("asp", 3).now(total=None).steps_left is None  # type: ignore[union-attr]
+
+
+def test_workers_are_in_the_order_of_their_ranks_whatever_their_lives() -> None:
+    training = Training("asp", 3)
+    node = training.members.nodes["worker-0"]
+    training.state.worker_lost(node.inc)
+    training.members._new_life(node, 1.0)
+    node.decided = 1
+    training.state.worker_up(node.inc)
+    now = training.now()
+    assert now is not None
+    assert list(now.shares) == ["worker-0", "worker-1", "worker-2"]
+    assert now.restarts == {"worker-0": 1}
+
+
+def test_there_is_nothing_to_see_while_nobody_trains() -> None:
+    training = Training("asp", 2)
+    training.state.restoring = {1}
+    assert training.now() is None
+    training.state.restoring = set()
+    training.state.ledger.commit([Span(0, 0, 200)])
+    training.state.complete.add(0)
+    assert training.now() is None
