@@ -1,0 +1,311 @@
+"""When the solution is asked, what becomes of its answers, and what they have changed: pure.
+
+The controller knows neither solution nor job. It says when it is time (`is_due`), takes what the
+edge has observed, and returns instructions: ask, carry out, write. Answers, refusals and effects
+come back as calls; the clock is an argument. `paceline.master.deciding` is its edge.
+
+A solution may be wrong in every way and the job goes on: what it raises, and that it does not
+answer within `LATE_S`, is told once per kind; it is asked again at the next time (if its answer has
+come by then).
+
+Reference: AntDT, section V-E (controller: monitor, decide, act).
+"""
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from paceline.policy.straggler.actions import AnyAction, KillRestart
+from paceline.policy.straggler.decision_log import (
+    AnyLine,
+    Decided,
+    Failed,
+    Measured,
+    Refused,
+    TookEffect,
+)
+from paceline.policy.straggler.observation import Observation, RestartCost
+
+EVERY_S, EVERY_ITERATIONS = 30.0, 100
+"""Default period: when both have passed (AntDT decides every five minutes)."""
+LATE_S = 5.0
+"""A solution answers within this, or its answer counts for nothing."""
+QUIET_S = 300.0
+"""A decision without actions, after one without actions, is written down this often at most."""
+LOST_S = 60.0
+"""A global action that has not taken effect for so long does not hold up the next decision."""
+
+
+class Period(msgspec.Struct, frozen=True, kw_only=True):
+    """How often the solution is asked: when both have passed."""
+
+    every_s: float = EVERY_S
+    every_iterations: int = EVERY_ITERATIONS
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """How far the job is at a moment."""
+
+    t_s: float
+    committed: int
+    """Samples in the model."""
+    total: int | None = None
+
+
+class Ask(msgspec.Struct, frozen=True):
+    """Have the solution decide, and say `Controller.answered` or `Controller.failed`."""
+
+    no: int
+    observation: Observation
+
+
+class CarryOut(msgspec.Struct, frozen=True):
+    """Do it, and say `Controller.refused` or (later) `Controller.took_effect`."""
+
+    no: int
+    index: int
+    action: AnyAction
+
+
+class Write(msgspec.Struct, frozen=True):
+    """Add a line to the decision log."""
+
+    line: AnyLine
+
+
+Instruction = Ask | CarryOut | Write
+
+
+class _Flight(msgspec.Struct):
+    """An action from its decision until its outcome is measured."""
+
+    no: int
+    index: int
+    action: AnyAction
+    decided_s: float
+    before: float | None
+    effect: Progress | None = None
+
+
+class Controller:
+    """Of one job, from the start of its master; see the module."""
+
+    def __init__(
+        self, period: Period, wall_clock: Callable[[], float], *, first_no: int = 1
+    ) -> None:
+        """``wall_clock``: for the log; ``first_no``: of the first decision."""
+        self._period, self._wall_clock = period, wall_clock
+        self._next_no = first_no
+        self._asked: Ask | None = None
+        self._asked_s = 0.0
+        self._late = False
+        self._failures: set[str] = set()
+        self._last: tuple[float, float] | None = None
+        """Clock and iterations when the solution was last asked."""
+        self._progress: Progress | None = None
+        """When the solution was last asked."""
+        self._speed: float | None = None
+        """Samples per second in the period before it was last asked."""
+        self._flights: list[_Flight] = []
+        self._quiet_since_s: float | None = None
+        """When the last line of a decision without actions was written."""
+        self._effect_s: float | None = None
+        self.num_decisions = 0
+        self.num_actions: dict[str, int] = {}
+        """Carried out, by class."""
+
+    # ------------------------------------------------------------------ when
+
+    def is_due(self, now_s: float, iterations: float) -> bool:
+        """Whether to observe and `ask` now.
+
+        Args:
+            now_s: by the observations' clock.
+            iterations: of the job; a count that falls (a restore) starts anew.
+        """
+        if self._asked is not None or self._is_switching(now_s):
+            return False
+        if self._last is None or iterations < self._last[1]:
+            self._last = (now_s, iterations)
+            return False
+        since_s, done = self._last
+        period = self._period
+        return now_s - since_s >= period.every_s and iterations - done >= period.every_iterations
+
+    def _is_switching(self, now_s: float) -> bool:
+        """A global action is on its way: the plan that is seen is not the one that will hold."""
+        return any(
+            flight.effect is None
+            and not isinstance(flight.action, KillRestart)
+            and now_s - flight.decided_s < LOST_S
+            for flight in self._flights
+        )
+
+    def since_action_s(self, now_s: float) -> float | None:
+        """Since the last action took effect; None: there was none."""
+        return None if self._effect_s is None else now_s - self._effect_s
+
+    # ------------------------------------------------------------------ asking
+
+    def ask(
+        self, observation: Observation, iterations: float, progress: Progress
+    ) -> list[Instruction]:
+        """It is due: what the solution sees, and how far the job is."""
+        before, self._progress = self._progress, progress
+        self._speed = _speed(before, progress)
+        self._last = (progress.t_s, iterations)
+        self._asked, self._asked_s, self._late = (
+            Ask(self._next_no, observation),
+            progress.t_s,
+            False,
+        )
+        self._next_no += 1
+        return [*self._measure(progress), self._asked]
+
+    def answered(
+        self, no: int, actions: Sequence[AnyAction], took_s: float, now_s: float
+    ) -> list[Instruction]:
+        """The solution's decision; one that comes late counts for nothing."""
+        asked = self._take(no)
+        if asked is None:
+            return []
+        self.num_decisions += 1
+        decided = Decided(
+            t=self._wall_clock(),
+            no=no,
+            observation=asked.observation,
+            actions=tuple(actions),
+            took_s=took_s,
+        )
+        done: list[Instruction] = [Write(decided)] if self._is_news(decided, now_s) else []
+        for index, action in enumerate(actions):
+            objection = self._objection(action, asked.observation)
+            if objection:
+                done.append(self._refusal(no, index, objection))
+                continue
+            self._flights.append(_Flight(no, index, action, now_s, self._speed))
+            done.append(CarryOut(no, index, action))
+        return done
+
+    def failed(self, no: int, kind: str, traceback: str) -> list[Instruction]:
+        """The solution raised."""
+        return [] if self._take(no) is None else self._tell_failure(no, kind, traceback)
+
+    def tick(self, now_s: float) -> list[Instruction]:
+        """Look whether the solution is late."""
+        asked = self._asked
+        if asked is None or self._late or now_s - self._asked_s < LATE_S:
+            return []
+        self._late = True
+        return self._tell_failure(asked.no, "late", f"no answer within {LATE_S:g} s")
+
+    def _take(self, no: int) -> Ask | None:
+        """The question that ``no`` answers in time; None: it was given up, or another is open."""
+        asked, late = self._asked, self._late
+        if asked is None or asked.no != no:
+            return None
+        self._asked = None
+        return None if late else asked
+
+    def _tell_failure(self, no: int, kind: str, traceback: str) -> list[Instruction]:
+        if kind in self._failures:
+            return []
+        self._failures.add(kind)
+        return [Write(Failed(t=self._wall_clock(), no=no, kind=kind, traceback=traceback))]
+
+    def _is_news(self, decided: Decided, now_s: float) -> bool:
+        if decided.actions:
+            self._quiet_since_s = None
+            return True
+        if self._quiet_since_s is not None and now_s - self._quiet_since_s < QUIET_S:
+            return False
+        self._quiet_since_s = now_s
+        return True
+
+    def _objection(self, action: AnyAction, seen: Observation) -> str:
+        if not isinstance(action, KillRestart):
+            return ""
+        names = {worker.node for worker in seen.workers} | {server.node for server in seen.servers}
+        if action.node not in names:
+            return f"there is no living node {action.node}"
+        flight = self._restart_of(action.node)
+        if flight is not None:
+            return f"{action.node} is being restarted already, by decision {flight.no}"
+        return ""
+
+    # ------------------------------------------------------------------ what becomes of actions
+
+    def refused(self, no: int, index: int, reason: str) -> list[Instruction]:
+        """The edge could not carry it out."""
+        self._flights = [one for one in self._flights if (one.no, one.index) != (no, index)]
+        return [self._refusal(no, index, reason)]
+
+    def _refusal(self, no: int, index: int, reason: str) -> Write:
+        return Write(Refused(t=self._wall_clock(), no=no, index=index, reason=reason))
+
+    def carried_out(self, action: AnyAction) -> None:
+        """It is on its way."""
+        kind = type(action).__name__
+        self.num_actions[kind] = self.num_actions.get(kind, 0) + 1
+
+    def works(self, node: str, cost: RestartCost, progress: Progress) -> list[Instruction]:
+        """A node works after its start: with that a KILL_RESTART of it has taken effect."""
+        flight = self._restart_of(node)
+        return [] if flight is None else self._in_effect(flight, progress, cost)
+
+    def took_effect(self, no: int, index: int, progress: Progress) -> list[Instruction]:
+        """A global action holds for all workers."""
+        for flight in self._flights:
+            if (flight.no, flight.index) == (no, index) and flight.effect is None:
+                return self._in_effect(flight, progress, None)
+        return []
+
+    def _restart_of(self, node: str) -> _Flight | None:
+        for flight in self._flights:
+            action = flight.action
+            if isinstance(action, KillRestart) and action.node == node and flight.effect is None:
+                return flight
+        return None
+
+    def _in_effect(
+        self, flight: _Flight, progress: Progress, cost: RestartCost | None
+    ) -> list[Instruction]:
+        flight.effect, self._effect_s = progress, progress.t_s
+        line = TookEffect(t=self._wall_clock(), no=flight.no, index=flight.index, cost=cost)
+        return [Write(line)]
+
+    def _measure(self, progress: Progress) -> list[Instruction]:
+        """Outcomes of what has been in effect for a period."""
+        ripe = [
+            flight
+            for flight in self._flights
+            if flight.effect is not None
+            and progress.t_s - flight.effect.t_s >= self._period.every_s
+        ]
+        self._flights = [flight for flight in self._flights if flight not in ripe]
+        return [Write(self._outcome(flight, progress, len(ripe) - 1)) for flight in ripe]
+
+    def _outcome(self, flight: _Flight, progress: Progress, others: int) -> Measured:
+        assert flight.effect is not None
+        before, after = flight.before, _speed(flight.effect, progress)
+        gain_s = None
+        if before and after and progress.total is not None:
+            left = progress.total - flight.effect.committed
+            gain_s = left / before - left / after
+        return Measured(
+            t=self._wall_clock(),
+            no=flight.no,
+            index=flight.index,
+            before=before,
+            after=after,
+            seconds=progress.t_s - flight.effect.t_s,
+            gain_s=gain_s,
+            others=others,
+        )
+
+
+def _speed(earlier: Progress | None, later: Progress) -> float | None:
+    """Samples per second; None: a restore, or no time, lies between."""
+    if earlier is None or later.t_s <= earlier.t_s or later.committed < earlier.committed:
+        return None
+    return (later.committed - earlier.committed) / (later.t_s - earlier.t_s)
