@@ -1,0 +1,177 @@
+"""The job's metrics for Prometheus: HTTP on loopback, for whoever has the job's secret.
+
+    curl -H "Authorization: Bearer $(cat secret)" http://$(cat metrics.address)/metrics
+
+Imported only where ``metrics_port`` is set. Threads of its own answer; they read the newest
+`Exposed`, which the master replaces once per second and nobody changes.
+
+Reference: https://prometheus.io/docs/practices/naming (base units, ``_total`` for counters).
+"""
+
+import hmac
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, make_server
+
+import msgspec
+from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.exposition import ThreadingWSGIServer
+from prometheus_client.registry import Collector
+
+from paceline.base.jobdir import JobDir
+from paceline.master.monitor import Metrics
+
+HOST = "127.0.0.1"
+REQUEST_S = 10.0
+"""For one request to arrive."""
+NODE = ["node", "role"]
+
+App = Callable[[dict[str, Any], Any], Iterable[bytes]]
+
+
+class Exposed(msgspec.Struct, frozen=True, kw_only=True):
+    """What one scrape shows."""
+
+    job_id: str
+    metrics: Metrics
+    steps: int
+    speeds: dict[str, float]
+    """Samples per second by worker, where measured."""
+    restarts: dict[str, int]
+    """By node, those that cost budget."""
+    decided: dict[str, int]
+    """By node, those of KILL_RESTART."""
+    decisions: int
+    actions: dict[str, int]
+
+
+class JobCollector(Collector):
+    """Turns the newest `Exposed` into metrics; without one there are none."""
+
+    def __init__(self) -> None:
+        self.exposed: Exposed | None = None
+
+    def collect(self) -> Iterator[Metric]:
+        """All metrics of the job."""
+        exposed = self.exposed
+        if exposed is not None:
+            yield from _of_job(exposed)
+            yield from _of_nodes(exposed)
+
+
+def _of_job(exposed: Exposed) -> Iterator[Metric]:
+    metrics = exposed.metrics
+    yield InfoMetricFamily("paceline_job", "The job.", value={"job_id": exposed.job_id})
+    for name, text, value in (
+        ("committed_samples", "Samples in the model; a restore takes some out.", metrics.committed),
+        ("steps", "Steps in the model (asynchronous: contributions).", exposed.steps),
+        ("samples_per_second", "Samples that come into the model.", metrics.samples_per_s),
+    ):
+        yield GaugeMetricFamily(f"paceline_job_{name}", text, value=value)
+    decisions = "Times that the solution has decided, since the master's start."
+    yield CounterMetricFamily("paceline_job_decisions", decisions, value=exposed.decisions)
+    text = "Actions carried out since the master's start."
+    actions = CounterMetricFamily("paceline_job_actions", text, labels=["action"])
+    for action, count in exposed.actions.items():
+        actions.add_metric([action], count)
+    yield actions
+
+
+def _of_nodes(exposed: Exposed) -> Iterator[Metric]:
+    text = "Mean time of a batch in its newest report: own work, servers' work, the wire."
+    parts = GaugeMetricFamily("paceline_node_batch_part_seconds", text, labels=[*NODE, "part"])
+    text = "Mean wall time of a batch in its newest report, waits included."
+    whole = GaugeMetricFamily("paceline_node_batch_seconds", text, labels=NODE)
+    text = "Samples handed to the training loop, over all lives."
+    samples = CounterMetricFamily("paceline_node_samples", text, labels=NODE)
+    text = "Samples handed to the training loop, of late."
+    speed = GaugeMetricFamily("paceline_node_samples_per_second", text, labels=NODE)
+    text = "Processor time, over all lives."
+    cpu = CounterMetricFamily("paceline_node_cpu_seconds", text, labels=NODE)
+    memory = GaugeMetricFamily("paceline_node_resident_memory_bytes", "Memory.", labels=NODE)
+    for node, seen in exposed.metrics.nodes.items():
+        labels = [node, _role(node)]
+        parts.add_metric([*labels, "compute"], seen.compute_s)
+        parts.add_metric([*labels, "server"], seen.server_s)
+        parts.add_metric([*labels, "message"], seen.message_s)
+        whole.add_metric(labels, seen.bpt_s)
+        samples.add_metric(labels, seen.samples)
+        speed.add_metric(labels, exposed.speeds.get(node, 0.0))
+        cpu.add_metric(labels, seen.cpu_s)
+        memory.add_metric(labels, seen.rss_bytes)
+    text = "Processes started again, after a failure or by decision."
+    restarts = CounterMetricFamily("paceline_node_restarts", text, labels=[*NODE, "cause"])
+    for cause, counts in (("failure", exposed.restarts), ("decision", exposed.decided)):
+        for node, count in counts.items():
+            restarts.add_metric([node, _role(node), cause], count)
+    yield from (parts, whole, samples, speed, cpu, memory, restarts)
+
+
+def _role(node: str) -> str:
+    return node.partition("-")[0]
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = REQUEST_S
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name it overrides
+        """Say nothing: a scrape is no event."""
+
+
+class _HttpServer(ThreadingWSGIServer):
+    daemon_threads = True
+
+
+class Exporter:
+    """Serves from its creation until `close`."""
+
+    def __init__(self, job: JobDir, port: int) -> None:
+        """Listen at ``port`` (0: any free one), and write down where.
+
+        Raises:
+            OSError: the port is taken.
+        """
+        self._collector = JobCollector()
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(self._collector)
+        app = _guarded(make_wsgi_app(registry), job.secret())
+        self._server = make_server(HOST, port, app, _HttpServer, _Handler)
+        self.address = f"{HOST}:{self._server.server_port}"
+        fresh = job.metrics_address.with_suffix(".new")
+        fresh.write_text(f"{self.address}\n")
+        fresh.replace(job.metrics_address)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, name="paceline-metrics", daemon=True
+        )
+        self._thread.start()
+
+    def publish(self, exposed: Exposed) -> None:
+        """Show this from now on."""
+        self._collector.exposed = exposed
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def _guarded(app: App, secret: bytes) -> App:
+    """The same for those who have the secret; 401 for others."""
+    expected = b"Bearer " + secret
+
+    def guarded(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        got = str(environ.get("HTTP_AUTHORIZATION", "")).encode("utf-8", "replace")
+        if hmac.compare_digest(got, expected):
+            return app(environ, start_response)
+        start_response("401 Unauthorized", [("WWW-Authenticate", "Bearer")])
+        return [b"the job's secret is missing or wrong\n"]
+
+    return guarded

@@ -1,0 +1,131 @@
+"""The Prometheus endpoint: what is shown, and to whom."""
+
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
+
+from paceline.base.jobdir import JobDir
+from paceline.master.exporter import Exporter, Exposed, JobCollector
+from paceline.master.monitor import Metrics, NodeMetrics
+
+SECRET = "ab" * 32
+
+
+def exposed(num_workers: int = 2) -> Exposed:
+    server = NodeMetrics(
+        step=9,
+        samples=0,
+        bpt_s=0.0,
+        compute_s=0.0,
+        server_s=0.02,
+        message_s=0.0,
+        rss_bytes=1 << 20,
+        cpu_s=1.5,
+    )
+    worker = NodeMetrics(
+        step=9,
+        samples=640,
+        bpt_s=0.5,
+        compute_s=0.3,
+        server_s=0.1,
+        message_s=0.05,
+        rss_bytes=1 << 28,
+        cpu_s=9.0,
+    )
+    nodes = {"server-0": server} | {f"worker-{i}": worker for i in range(num_workers)}
+    return Exposed(
+        job_id="job-1",
+        metrics=Metrics(t=1.0, committed=1200, samples_per_s=99.5, nodes=nodes),
+        steps=20,
+        speeds={"worker-0": 50.0},
+        restarts={"worker-1": 3},
+        decided={"worker-1": 1},
+        decisions=7,
+        actions={"KillRestart": 1},
+    )
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> JobDir:
+    found = JobDir(tmp_path)
+    found.secret_file.write_text(SECRET)
+    return found
+
+
+@pytest.fixture
+def exporter(job: JobDir) -> Iterator[Exporter]:
+    serving = Exporter(job, 0)
+    yield serving
+    serving.close()
+
+
+def scrape(address: str, token: str = SECRET) -> dict[tuple[str, ...], float]:
+    """By name, and label values in the order of the labels' names."""
+    request = urllib.request.Request(
+        f"http://{address}/metrics", headers={"Authorization": f"Bearer {token}"}
+    )
+    with urllib.request.urlopen(request, timeout=5) as answer:
+        text = answer.read().decode()
+    return {
+        (sample.name, *(value for _, value in sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_a_scrape_shows_job_and_nodes(job: JobDir, exporter: Exporter) -> None:
+    address = job.metrics_address.read_text().strip()
+    assert address == exporter.address
+    assert scrape(address) == {}
+    exporter.publish(exposed())
+    shown = scrape(address)
+    assert shown["paceline_job_info", "job-1"] == 1
+    assert shown["paceline_job_committed_samples",] == 1200
+    assert shown["paceline_job_steps",] == 20
+    assert shown["paceline_job_decisions_total",] == 7
+    assert shown["paceline_job_actions_total", "KillRestart"] == 1
+    assert shown["paceline_node_batch_part_seconds", "worker-0", "compute", "worker"] == 0.3
+    assert shown["paceline_node_batch_part_seconds", "server-0", "server", "server"] == 0.02
+    assert shown["paceline_node_batch_seconds", "worker-1", "worker"] == 0.5
+    assert shown["paceline_node_samples_total", "worker-0", "worker"] == 640
+    assert shown["paceline_node_samples_per_second", "worker-0", "worker"] == 50
+    assert shown["paceline_node_restarts_total", "failure", "worker-1", "worker"] == 3
+    assert shown["paceline_node_restarts_total", "decision", "worker-1", "worker"] == 1
+
+
+@pytest.mark.parametrize("token", ["", "wrong", SECRET[:-1], SECRET + "x", "\xe9"])
+def test_without_the_secret_nothing_is_shown(exporter: Exporter, token: str) -> None:
+    exporter.publish(exposed())
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        scrape(exporter.address, token)
+    assert refused.value.code == 401
+    assert b"paceline" not in refused.value.read()
+    refused.value.close()
+
+
+def test_it_listens_on_loopback_only_and_a_taken_port_is_an_error(
+    job: JobDir, exporter: Exporter
+) -> None:
+    host, _, port = exporter.address.partition(":")
+    assert host == "127.0.0.1"
+    with pytest.raises(OSError, match="Address already in use"):
+        Exporter(job, int(port))
+
+
+def test_the_names_follow_the_conventions() -> None:
+    """Units are base units at the end of the name, of counters before ``_total``."""
+    collector = JobCollector()
+    collector.exposed = exposed()
+    registry = CollectorRegistry()
+    registry.register(collector)
+    units = ("seconds", "bytes", "samples", "per_second", "steps", "decisions", "actions")
+    for family in registry.collect():
+        assert family.name.startswith("paceline_")
+        assert family.documentation.endswith(".")
+        if family.type != "info":
+            assert family.name.endswith((*units, "restarts")), family.name
