@@ -14,6 +14,7 @@ import msgspec
 
 from paceline.base.samples import Intervals, SampleSet, Span
 from paceline.master import state as master
+from paceline.master.moving import Moving
 from paceline.master.records import Records
 from paceline.master.shards.ledger import Ledger, Line
 from paceline.master.state import MasterState, Sizing
@@ -122,7 +123,7 @@ def _hook(obj: object) -> object:
         return obj.edges
     if isinstance(obj, Line):
         return [obj.cursor, obj.end, obj.returned]
-    if isinstance(obj, Ledger | MasterState | ServerState | WorkerState):
+    if isinstance(obj, Ledger | MasterState | Moving | ServerState | WorkerState):
         return _plain(obj)
     return list(obj)  # type: ignore[call-overload]  # a deque
 
@@ -440,10 +441,8 @@ class MasterCell:
             case Copied():
                 directory = cut_directory(event.epoch_no, event.cut_no)
                 return state.copy_said(event, directory, directory)
-            case Joined():
-                return state.server_joined(event)
-            case MapSet():
-                return state.map_set(event)
+            case Joined() | MapSet():
+                return state.server_said(event)
             case (str() as method, *arguments):
                 return getattr(state, method)(*arguments)  # type: ignore[no-any-return]
             case "resend":

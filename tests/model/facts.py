@@ -140,7 +140,7 @@ def _master_facts(cell: MasterCell) -> Facts:
         complete=FEED in ledger.feeds and ledger.is_complete(FEED),
         safe=FEED in state.safe,
         map=state.serving,
-        moving=state.move is not None,
+        moving=state.moving.begun is not None,
         workers=frozenset(state.workers),
         owing=frozenset(state.ledger.leases),
         cutting=state.cutting is not None,
@@ -164,10 +164,11 @@ def _compare_durable(state: MasterState, journalled: MasterState) -> None:
         "covered",
         "grants",
         "gone",
-        "move",
     ):
         if getattr(state, name) != getattr(journalled, name):
             raise Violation("journal", f"{name} is not what the journal says")
+    if state.moving.begun != journalled.moving.begun:
+        raise Violation("journal", "the move is not what the journal says")
 
 
 def compare(one: Facts, two: Facts) -> None:
@@ -268,13 +269,14 @@ def _master_ignores(cell: MasterCell, message: object) -> bool:
         case Restored(inc=inc):
             return inc not in state.restoring
         case Joined(inc=inc, caught_up=caught_up):
-            if state.move is None or state.move.new.inc != inc:
-                return state.move is None or inc < state.move.new.inc
-            return state.joined and (state.caught_up or not caught_up)
+            moving = state.moving
+            if moving.begun is None or moving.begun.new.inc != inc:
+                return moving.begun is None or inc < moving.begun.new.inc
+            return moving.joined and (moving.caught_up or not caught_up)
         case MapSet(map=told, settled=settled):
             if state.restoring or state.map is None or told.version > state.map.version:
                 return False
-            return not settled or state.settled or told.version < state.map.version
+            return not settled or state.moving.settled or told.version < state.map.version
         case FenceAnswer(fenced=inc):
             return inc in state.gone
         case Committed(step=step, committed=committed):

@@ -75,7 +75,13 @@ class Job:
         self.outbox = Outbox(self.job, self.members, NoBackend())
         self.failed: list[str] = []
         self.training = Training(
-            self.job, self.spec, self.members, Monitor(), self.outbox, self.failed.append
+            self.job,
+            self.spec,
+            self.members,
+            Monitor(),
+            self.outbox,
+            self.failed.append,
+            lambda moved: None,
         )
         self.now_s = 0.0
         self.begin()

@@ -238,6 +238,22 @@ def kill(
 
 
 @app.command()
+def replace(
+    job: Job = None,
+    worker: Annotated[int | None, typer.Option(metavar="N", help="Which worker.")] = None,
+    server: Annotated[int | None, typer.Option(metavar="N", help="Which server.")] = None,
+) -> None:
+    """Have a fresh process take a node's place while training goes on."""
+    from paceline.wire.client import Replace
+
+    if (worker is None) == (server is None):
+        raise ConfigError("replace: expected one of --worker N and --server N")
+    node = f"server-{server}" if worker is None else f"worker-{worker}"
+    job_id = _order(job, Replace(node=node))
+    print(f"job {job_id}: {node} is being replaced")
+
+
+@app.command()
 def stop(
     job: Job = None,
     now: Annotated[bool, typer.Option("--now", help="At once, without a last cut.")] = False,

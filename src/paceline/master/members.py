@@ -50,11 +50,33 @@ class NodeDropped(Record, frozen=True):
     node: str
 
 
+class ServerAdded(Record, frozen=True):
+    """A server that is to take the place of another."""
+
+    node: str
+    replaces: str
+
+
+class ServerTook(Record, frozen=True):
+    """It has taken it: the other is on its way out."""
+
+    node: str
+
+
 class JobEnded(Record, frozen=True):
     """The job has ended; who goes on from this journal has a fresh budget."""
 
 
-MemberRecords = NodeStarted | NodeFinished | WorkersWanted | NodeJoined | NodeDropped | JobEnded
+MemberRecords = (
+    NodeStarted
+    | NodeFinished
+    | WorkersWanted
+    | NodeJoined
+    | NodeDropped
+    | ServerAdded
+    | ServerTook
+    | JobEnded
+)
 
 # --------------------------------------------------------------------------- instructions
 
@@ -104,6 +126,12 @@ class WorkerLost(msgspec.Struct, frozen=True):
     inc: int
 
 
+class JoinerLost(msgspec.Struct, frozen=True):
+    """A server that was to take the place of another is dead."""
+
+    inc: int
+
+
 class FailJob(msgspec.Struct, frozen=True):
     """The job cannot go on."""
 
@@ -125,7 +153,7 @@ class Tell(msgspec.Struct, frozen=True):
     """Of the end of a life."""
 
 
-Act = Keep | Launch | Retire | Start | End | WorkerUp | WorkerLost | FailJob | Tell
+Act = Keep | Launch | Retire | Start | End | WorkerUp | WorkerLost | JoinerLost | FailJob | Tell
 
 # --------------------------------------------------------------------------- state
 
@@ -138,6 +166,8 @@ class Node(msgspec.Struct):
     rank: int
     guest: bool = False
     """It came by itself."""
+    replaces: str = ""
+    """The server whose place it is to take."""
     state: str = "pending"
     """pending, starting, running, finished, lost, backing off or failed."""
     note: str = ""

@@ -23,6 +23,7 @@ from paceline.master.members import (
     End,
     FailJob,
     JobEnded,
+    JoinerLost,
     Keep,
     Launch,
     MemberRecords,
@@ -32,6 +33,8 @@ from paceline.master.members import (
     NodeJoined,
     NodeStarted,
     Retire,
+    ServerAdded,
+    ServerTook,
     Start,
     Tell,
     WorkerLost,
@@ -76,6 +79,7 @@ class Membership:
     ) -> None:
         """``pending_s``: how long a launch may have to wait for its place, which is no silence."""
         self._restart = restart
+        self._num_servers = num_servers
         self._pending_s = pending_s
         self._next_inc = 1
         self.num_workers = num_workers
@@ -120,9 +124,21 @@ class Membership:
                     self._forget(self.nodes[record.node])
                 staying = (node.rank for node in self.of_role("worker") if not node.leaving)
                 self.num_workers = max(staying, default=-1) + 1
+            case ServerAdded() | ServerTook():
+                self._apply_server(record)
             case JobEnded():
                 for node in self.nodes.values():
                     node.restarts, node.previous, node.alive = 0, None, False
+
+    def _apply_server(self, record: ServerAdded | ServerTook) -> None:
+        if isinstance(record, ServerAdded):
+            node = self.nodes.get(record.node) or self._add(*_role_and_index(record.node))
+            node.replaces = record.replaces
+        else:
+            node = self.nodes[record.node]
+            if node.replaces in self.nodes:
+                self.nodes[node.replaces].leaving = True
+            node.replaces = ""
 
     def _resize(self, count: int) -> None:
         for index in range(self.num_workers, count):
@@ -144,14 +160,21 @@ class Membership:
         kept: list[MemberRecords] = [WorkersWanted(count=self.num_workers, next_inc=self._next_inc)]
         names = (f"worker-{rank}" for rank in range(self.num_workers))
         kept += [NodeDropped(node=name) for name in names if name not in self.nodes]
+        first = (f"server-{rank}" for rank in range(self._num_servers))
+        kept += [NodeDropped(node=name) for name in first if not self._stays(name)]
         for node in self.nodes.values():
             if node.guest:
                 kept.append(NodeJoined(node=node.name))
-            if node.inc:
+            if node.role == "server" and self._stays(node.name):
+                kept.append(ServerAdded(node=node.name, replaces=node.replaces))
+            if node.inc and (node.role == "worker" or self._stays(node.name)):
                 kept.append(_started(node, node.inc))
             if node.state == "finished":
                 kept.append(NodeFinished(node=node.name))
         return kept
+
+    def _stays(self, name: str) -> bool:
+        return name in self.nodes and not self.nodes[name].leaving
 
     def _keep(self, record: MemberRecords) -> Keep:
         self.apply(record)
@@ -168,8 +191,11 @@ class Membership:
         return self._by_inc.get(inc)
 
     def servers(self) -> tuple[Server, ...] | None:
-        """All servers with their addresses; None: some are not up."""
-        nodes = list(self.of_role("server"))
+        """All servers with their addresses; None: some are not up.
+
+        One that is to take another's place counts from when it has taken it.
+        """
+        nodes = [n for n in self.of_role("server") if not (n.replaces or n.leaving)]
         if not all(node.up and node.up.address for node in nodes):
             return None
         return tuple(Server(n.inc, n.name, n.up.address) for n in nodes if n.up)
@@ -389,6 +415,8 @@ class Membership:
         was_alive, node.alive = node.alive, False
         node.up, node.missing_since_s = None, None
         node.state = "lost"
+        if was_alive and node.replaces:
+            return [JoinerLost(node.inc)]
         if not was_alive or node.role != "worker":
             return []
         told = [] if node.returned else [Tell("fenced", node.name, node.inc)]
@@ -549,6 +577,44 @@ class Membership:
     def _end_to_move(self, node: Node, now_s: float) -> list[Act]:
         node.end_told_s = now_s
         return [End(node.name, node.inc, node.end_grace_s)]
+
+    # ------------------------------------------------------------------ servers
+
+    def replace(self, name: str, now_s: float) -> list[Act]:
+        """Start a server that is to take the place of this one; `joiner` tells when it is up."""
+        rank = 1 + max(node.rank for node in self.of_role("server"))
+        keep = self._keep(ServerAdded(node=f"server-{rank}", replaces=name))
+        node = self.nodes[f"server-{rank}"]
+        told = Tell("replacing", name, self.nodes[name].inc, f"by {node.name}")
+        return [keep, told, *self._launch(node, now_s)]
+
+    def joining(self) -> Node | None:
+        """The server that is to take another's place."""
+        return next((node for node in self.of_role("server") if node.replaces), None)
+
+    def joiner(self) -> tuple[int, Server] | None:
+        """Incarnation to be replaced, and who is up to do it."""
+        node = self.joining()
+        if node is None or node.up is None or not node.up.address:
+            return None
+        return self.nodes[node.replaces].inc, Server(node.inc, node.name, node.up.address)
+
+    def replaced(self) -> list[Act]:
+        """The one that joined has everything: the other may go."""
+        node = self.joining()
+        if node is None:
+            return []
+        old = self.nodes[node.replaces]
+        told = Tell("replaced", old.name, old.inc, f"by {node.name}")
+        return [self._keep(ServerTook(node=node.name)), told, *self._gone_for_good(old)]
+
+    def not_replaced(self) -> list[Act]:
+        """The one that was to join is not needed."""
+        node = self.joining()
+        if node is None:
+            return []
+        told = Tell("not_replaced", node.replaces, self.nodes[node.replaces].inc)
+        return [told, self._keep(NodeDropped(node=node.name)), Retire(node.name)]
 
     def close(self, grace_s: float, *, role: str) -> list[Act]:
         """End all processes of a role: nothing is started again from here on."""

@@ -25,9 +25,11 @@ from paceline.master.members import (
     End,
     FailJob,
     JobEnded,
+    JoinerLost,
     Keep,
     Launch,
     MemberRecords,
+    Node,
     Retire,
     Start,
     Tell,
@@ -55,6 +57,7 @@ from paceline.wire.client import (
     Join,
     Joined,
     Kill,
+    Replace,
     Reply,
     Scale,
     StopJob,
@@ -151,7 +154,9 @@ class Master:
         )
         self.monitor = Monitor()
         self._outbox = Outbox(job, self.members, backend, wall_clock)
-        self.training = Training(job, spec, self.members, self.monitor, self._outbox, self._fail)
+        self.training = Training(
+            job, spec, self.members, self.monitor, self._outbox, self._fail, self._moved
+        )
         self._metrics = LineFile(job.metrics)
         self._door = Door(job, spec.listen, self._on_agent, self._on_call)
         self._started_s = wall_clock()
@@ -419,6 +424,8 @@ class Master:
                     self.training.worker_up(inc)
                 case WorkerLost(inc=inc):
                     self.training.worker_lost(inc)
+                case JoinerLost(inc=inc):
+                    self.training.joiner_lost(inc)
                 case FailJob():
                     self._fail(act.reason, act.traceback, act.exit_code)
                 case Launch(node=node):
@@ -431,6 +438,10 @@ class Master:
                     outbox.to_agent(node, StopProcess(inc=inc, grace_s=grace_s))
                 case Retire(node=node):
                     outbox.retire(node)
+
+    def _moved(self, done: bool) -> None:
+        """A move of buckets is over."""
+        self._act(self.members.replaced() if done else self.members.not_replaced())
 
     def _started(self, measured: StartMeasured) -> None:
         """A node works: what its start has cost is kept and told."""
@@ -447,6 +458,9 @@ class Master:
             self._begin_end(Ending(state="finished"))
         if self._ending is not None:
             self._advance_end(self._ending)
+        joiner = self.members.joiner()
+        if joiner is not None:
+            self.training.replace(*joiner)
         leaving = self._ending is not None and self._ending.stage >= Stage.LEAVE
         if not leaving and self.training.epoch_is_due():
             self._spawn(self._choose_cut())
@@ -552,11 +566,10 @@ class Master:
                 self._act(self.members.scale(workers, self._own_time(), self._stop_s()))
             case Kill(node=name):
                 self._check_running()
-                node = self.members.nodes.get(name)
-                if node is None or not node.alive:
-                    names = ", ".join(n.name for n in self.members.nodes.values() if n.alive)
-                    raise ConfigError(f"no live node {name!r}; there are: {names or 'none'}")
-                self._act(self.members.kill(name))
+                self._act(self.members.kill(self._alive(name).name))
+            case Replace(node=name):
+                self._check_running()
+                self._replace(name)
             case StopJob(now=now):
                 self._stop("paceline stop", at_once=now)
             case GetSpec():
@@ -569,6 +582,27 @@ class Master:
                 self._act(acts)
                 return Joined(node=node_name)
         return Done()
+
+    def _alive(self, name: str) -> Node:
+        node = self.members.nodes.get(name)
+        if node is None or not node.alive:
+            names = ", ".join(n.name for n in self.members.nodes.values() if n.alive)
+            raise ConfigError(f"no live node {name!r}; there are: {names or 'none'}")
+        return node
+
+    def _replace(self, name: str) -> None:
+        """KILL_RESTART: a worker ends in order and starts again; a server's buckets move first."""
+        if self._alive(name).role == "worker":
+            self._act(self.members.restart(name, self._own_time(), self._stop_s()))
+            return
+        if self.members.joining() is not None:
+            raise ConfigError("a server is being replaced already; wait until that is over")
+        if self._spec.samples != "exactly-once":
+            raise ConfigError(
+                f"samples is {self._spec.samples}: its servers keep no common order, without which "
+                "buckets cannot move; use `paceline kill`, which costs what came since the last cut"
+            )
+        self._act(self.members.replace(name, self._own_time()))
 
     def _check_running(self) -> None:
         if self._ending is not None:

@@ -69,7 +69,7 @@ def take(state: MasterState) -> Snapshot:
         safe=tuple(sorted(state.safe)),
         covered=tuple(sorted(state.covered)),
         map=state.map,
-        move=state.move,
+        move=state.moving.begun,
     )
 
 
@@ -78,7 +78,7 @@ def restore(state: MasterState, kept: Snapshot) -> None:
     state.model, state.start = kept.model, kept.start
     if kept.start is not None:
         state.epoch_no, state.step = kept.start.epoch_no, kept.start.step
-    state.map, state.move = kept.map, kept.move
+    state.map, state.moving.begun = kept.map, kept.move
     ledger = state.ledger
     ledger.feeds = {feed.feed: feed for feed in kept.feeds}
     ledger.names = {feed.feed: {} for feed in kept.feeds if feed.num_samples is None}

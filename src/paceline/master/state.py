@@ -10,6 +10,7 @@ and models the master's death as exactly that: the records, applied again.
 import msgspec
 
 from paceline.base.samples import SampleSet, Span
+from paceline.master.moving import Moving
 from paceline.master.reasons import feed_difference, late_records, schema_difference
 from paceline.master.records import (
     CutGone,
@@ -134,7 +135,7 @@ class MasterState:
         self.grants: dict[int, Grant] = {}
         #: Incarnations whose leases were taken back in this epoch.
         self.gone: set[int] = set()
-        self.move: MoveBegun | None = None
+        self.moving = Moving()
         # Volatile.
         self.waiting: dict[int, LeaseRequest] = {}
         self.fencing: set[int] = set()
@@ -148,8 +149,6 @@ class MasterState:
         self.untold: set[int] = set()
         self.writer: int | None = None
         self.prepared: set[int] = set()
-        #: Of the move: the new server keeps parts; has the buckets; is dead. All have its map.
-        self.joined = self.caught_up = self.given_up = self.settled = False
         #: The cut that servers are copying, and the valid one that they are writing to disk.
         self.cutting: int | None = None
         self.storing: int | None = None
@@ -176,7 +175,7 @@ class MasterState:
                 self.grants.clear()
                 self.gone.clear()
                 self.covered.clear()
-                self.move = None
+                self.moving.begun = None
                 # A cut that was damaged no longer holds what it made safe.
                 self.safe = {feed for feed in self.safe if self.ledger.is_complete(feed)}
             case Extended():
@@ -192,7 +191,7 @@ class MasterState:
                 # A cut that was asked for before may be one of servers that are gone since.
                 self.last_cut_no += 1
             case MoveBegun() | MoveEnded():
-                self.move = record if isinstance(record, MoveBegun) else None
+                self.moving.begun = record if isinstance(record, MoveBegun) else None
             case CutValid():
                 self._apply_valid(record)
             case CutStored():
@@ -277,7 +276,8 @@ class MasterState:
         valid = self.cuts[-1]
         version = self.map.version + 1 if self.map else 1
         owners = tuple(bucket % len(servers) for bucket in range(NUM_BUCKETS))
-        not_moved = [NotMoved(self.move.new.inc)] if self.move else []
+        begun = self.moving.begun
+        not_moved = [NotMoved(begun.new.inc)] if begun else []
         record = EpochStarted(
             epoch_no=self.epoch_no + 1,
             cut=valid.cut,
@@ -295,7 +295,7 @@ class MasterState:
         self.complete.clear()
         self.copied.clear()
         self.cutting = self.storing = None
-        self.joined = self.caught_up = self.given_up = self.settled = False
+        self.moving.forget()
         self.untold = set(self.workers)
         self.restoring = {server.inc for server in self.map.servers} if self.map else set()
 
@@ -594,105 +594,77 @@ class MasterState:
 
     @property
     def serving(self) -> tuple[int, ...]:
-        """The servers without which a new epoch must begin: until a move is over, the old ones."""
-        if self.map is None:
-            return ()
-        incs = tuple(server.inc for server in self.map.servers)
-        if self.move is None:
-            return incs
-        old, new = self.move.old, self.move.new.inc
-        if old in incs:
-            return tuple(inc for inc in incs if inc != new)
-        return tuple(old if inc == new else inc for inc in incs)
+        """The servers without which a new epoch must begin."""
+        return self.moving.serving(self.map) if self.map else ()
 
     def replace(self, old: int, new: Server) -> list[Instruction]:
         """Move all buckets of a server to a fresh one while training goes on.
 
         Not while servers are being restored, or without an order (``samples``): then nothing.
         """
-        if self.move or self.map is None or self.restoring or self.samples != "exactly-once":
+        if self.map is None or self.restoring or self.samples != "exactly-once":
             return []
-        if old not in self.map.sharers or self.map.index(new.inc) >= 0:
+        if self.moving.begun or old not in self.map.sharers or self.map.index(new.inc) >= 0:
             return []
-        self.joined = self.caught_up = self.given_up = self.settled = False
+        self.moving.forget()
         begun = MoveBegun(old=old, new=new, version=self.map.version)
         return [self._record(begun), *self._ask_move()]
 
     def joiner_lost(self, inc: int) -> list[Instruction]:
         """The new server is dead: as a server if the buckets are its own already."""
-        if self.move is None or self.move.new.inc != inc or self.map is None:
+        begun = self.moving.begun
+        if begun is None or begun.new.inc != inc:
             return []
-        self.given_up = True
+        self.moving.given_up = True
         return self._go_on_moving()
 
-    def server_joined(self, message: Joined) -> list[Instruction]:
-        """The new server keeps parts, or has everything."""
-        if message.epoch_no != self.epoch_no or self.move is None:
-            return []
-        if message.inc != self.move.new.inc:
-            return []
-        self.joined, self.caught_up = True, self.caught_up or message.caught_up
-        return self._go_on_moving()
-
-    def map_set(self, message: MapSet) -> list[Instruction]:
-        """A server's word which map the order holds; any of a later version is true."""
+    def server_said(self, message: Joined | MapSet) -> list[Instruction]:
+        """A server's word about the move, or which map the order holds: a later one is true."""
         if message.epoch_no != self.epoch_no or self.map is None or self.restoring:
             return []
+        if isinstance(message, Joined):
+            return self._go_on_moving() if self.moving.heard(message) else []
         done: list[Instruction] = []
         if message.map.version > self.map.version:
-            self.settled = False
+            self.moving.settled = False
             done = [self._record(MapChanged(map=message.map)), *self._fence_all()]
         if message.map.version == self.map.version and message.settled:
-            self.settled = True
+            self.moving.settled = True
         return [*done, *self._go_on_moving()]
 
     def _go_on_moving(self) -> list[Instruction]:
         """End the move if it is over, else ask for what comes next."""
-        move, now = self.move, self.map
-        if move is None or now is None:
+        begun, now = self.moving.begun, self.map
+        if begun is None or now is None or self.restoring:
             return []
-        if now.index(move.old) < 0:
-            # What it has copied for a cut may not be on disk yet.
-            if self.given_up or (self.settled and not self.cut_under_way):
-                return [self._record(MoveEnded()), Moved(move.old, move.new.inc)]
-        elif self.given_up and now.version > move.version and now.index(move.new.inc) < 0:
-            return [self._record(MoveEnded()), NotMoved(move.new.inc)]
-        return self._ask_move()
+        if not self.moving.is_over(now, cut_under_way=self.cut_under_way):
+            return self._ask_move()
+        moved = self.moving.has_switched(now)
+        end = Moved(begun.old, begun.new.inc) if moved else NotMoved(begun.new.inc)
+        return [self._record(MoveEnded()), end]
 
     def _ask_move(self) -> list[Instruction]:
-        move, now = self.move, self.map
-        if move is None or now is None or self.restoring:
+        begun, now = self.moving.begun, self.map
+        if begun is None or now is None or self.model is None:
             return []
         asked: list[Instruction] = []
-        if not self.given_up and now.index(move.old) >= 0:
-            asked.append(Send(move.new.inc, self._join_message(move, now)))
-        wanted = self._wanted_map(move, now)
+        joining = self.moving.joining_map(now)
+        if joining is not None:
+            join = JoinServers(
+                epoch_no=self.epoch_no,
+                inc=begun.new.inc,
+                map=joining,
+                model=self.model,
+                mode=self.mode,
+                staleness=self.staleness,
+            )
+            asked.append(Send(join.inc, join))
+        wanted = self.moving.wanted_map(now)
         if wanted is not None:
             leader = now.servers[0].inc
             change = ChangeMap(epoch_no=self.epoch_no, inc=leader, map=wanted)
             asked.append(Send(leader, change))
         return asked
-
-    def _wanted_map(self, move: MoveBegun, now: ServerMap) -> ServerMap | None:
-        """What the leader is asked for; None: nothing yet."""
-        if now.index(move.old) < 0:
-            return now  # whether all have it
-        if self.given_up:
-            return without(now, move.new.inc)
-        if now.copies:
-            return switched(now, move.old, move.new) if self.caught_up else None
-        return copying(now, move.old, move.new) if self.joined else None
-
-    def _join_message(self, move: MoveBegun, now: ServerMap) -> JoinServers:
-        assert self.model is not None
-        return JoinServers(
-            epoch_no=self.epoch_no,
-            inc=move.new.inc,
-            map=now if now.copies else copying(now, move.old, move.new),
-            model=self.model,
-            mode=self.mode,
-            staleness=self.staleness,
-        )
 
     def _hint(self, message: LeaseRequest) -> list[Instruction]:
         """A worker that has missed a change of the map, and may not know who leads now."""
@@ -722,26 +694,3 @@ def _common(sets: list[tuple[Span, ...]]) -> tuple[Span, ...]:
         mine, theirs = common.spans(), SampleSet(other)
         common = SampleSet(part for span in mine for part in theirs.overlap(span))
     return common.spans()
-
-
-def copying(now: ServerMap, old: int, new: Server) -> ServerMap:
-    """The map after ``now`` in which all buckets of ``old`` are being copied to ``new``."""
-    me, to = now.index(old), len(now.servers)
-    return ServerMap(
-        version=now.version + 1,
-        servers=(*now.servers, new),
-        owners=now.owners,
-        copies=tuple(to if owner == me else -1 for owner in now.owners),
-    )
-
-
-def switched(now: ServerMap, old: int, new: Server) -> ServerMap:
-    """The map after ``now`` in which ``new`` stands where ``old`` stood."""
-    servers = tuple(new if s.inc == old else s for s in now.servers if s.inc != new.inc)
-    return ServerMap(version=now.version + 1, servers=servers, owners=now.owners)
-
-
-def without(now: ServerMap, new: int) -> ServerMap:
-    """The map after ``now`` in which nothing is copied to ``new``."""
-    servers = tuple(server for server in now.servers if server.inc != new)
-    return ServerMap(version=now.version + 1, servers=servers, owners=now.owners)

@@ -21,7 +21,17 @@ from paceline.master.outbox import Outbox
 from paceline.master.records import CutStored, CutValid, EpochStarted, Granted, Records
 from paceline.master.restarts import LostWork
 from paceline.master.sizing import cut_is_due, lease_samples, lease_steps
-from paceline.master.state import Fail, FeedDone, Instruction, Journal, MasterState, Send, Sizing
+from paceline.master.state import (
+    Fail,
+    FeedDone,
+    Instruction,
+    Journal,
+    MasterState,
+    Moved,
+    NotMoved,
+    Send,
+    Sizing,
+)
 from paceline.master.status import count_committed
 from paceline.wire.cut import places
 from paceline.wire.messages import (
@@ -33,7 +43,9 @@ from paceline.wire.messages import (
     Feed,
     FenceAnswer,
     InitialWritten,
+    Joined,
     LeaseRequest,
+    MapSet,
     NodeUp,
     OpenFeed,
     Prepared,
@@ -44,6 +56,8 @@ from paceline.wire.messages import (
 from paceline.wire.spec import JobSpec
 
 RESEND_S = 1.0
+MOVE_PATIENCE_S = 30.0
+"""A server to which nothing of its share has come for so long is not to take another's place."""
 
 _log = logging.getLogger(__name__)
 
@@ -66,11 +80,14 @@ class Training:
         monitor: Monitor,
         outbox: Outbox,
         fail: Callable[[str], None],
+        moved: Callable[[bool], None],
     ) -> None:
-        """``fail``: end the job for this reason."""
+        """``fail``: end the job for this reason; ``moved``: a move is over, with success or not."""
         self.state = MasterState(mode=spec.mode, samples=spec.samples, staleness=spec.staleness)
         self._spec, self._members, self._monitor = spec, members, monitor
-        self._outbox, self._fail = outbox, fail
+        self._outbox, self._fail, self._moved = outbox, fail, moved
+        #: Of the move: how far it was seen to be, and when that was new.
+        self._move_progress: tuple[tuple[int, bool] | None, float] = (None, 0.0)
         self._cuts = CutFolders(Path(spec.checkpoint.dir or job.cuts), job.memory)
         self._evaluations = Evaluations(job.evaluations)
         #: Feeds of which a result was dropped.
@@ -128,6 +145,8 @@ class Training:
                 self._note_cut(now_s)
             case Restored():
                 self._restored(message, now_s)
+            case Joined() | MapSet():
+                self._do(state.server_said(message))
             case _:
                 pass
 
@@ -238,6 +257,10 @@ class Training:
                 case Journal(record=record):
                     self._before_record(record)
                     self._outbox.record(record)
+                case Moved():
+                    self._moved(True)
+                case NotMoved():
+                    self._moved(False)
                 case FeedDone(feed=feed):
                     self._outbox.tell("feed_complete", reason=f"feed {feed}")
                 case Fail(reason=reason):
@@ -265,6 +288,32 @@ class Training:
                 self._evaluations.delete(before=epoch_no - 1)
             case _:
                 pass
+
+    # ------------------------------------------------------------------ moving buckets
+
+    def replace(self, old: int, new: Server) -> None:
+        """Have the buckets of a server moved to a fresh one; again: nothing."""
+        self._do(self.state.replace(old, new))
+
+    def joiner_lost(self, inc: int) -> None:
+        """A server that was to take another's place is dead."""
+        self._do(self.state.joiner_lost(inc))
+
+    def _watch_move(self, now_s: float) -> None:
+        """Give up a move that does not get on."""
+        state, moving = self.state, self.state.moving
+        if moving.begun is None or state.map is None or moving.has_switched(state.map):
+            self._move_progress = (None, now_s)
+            return
+        seen = (moving.progress, moving.joined)
+        if seen != self._move_progress[0]:
+            self._move_progress = (seen, now_s)
+        elif now_s - self._move_progress[1] >= MOVE_PATIENCE_S:
+            self._move_progress = (None, now_s)
+            new = moving.begun.new
+            reason = f"{new.node}: nothing has come for {MOVE_PATIENCE_S:.0f} s"
+            self._outbox.tell("move_given_up", reason=reason)
+            self._do(state.joiner_lost(new.inc))
 
     # ------------------------------------------------------------------ cuts
 
@@ -318,8 +367,7 @@ class Training:
         servers = self._members.servers()
         if servers is None or not self.state.cuts or self.choosing:
             return False
-        known = self.state.map.servers if self.state.map else ()
-        return {server.inc for server in known} != {server.inc for server in servers}
+        return set(self.state.serving) != {server.inc for server in servers}
 
     async def choose_cut(self) -> CutChosen:
         """Find the newest undamaged cut."""
@@ -383,6 +431,7 @@ class Training:
         if now_s - self._last_resend_s >= RESEND_S:
             self._last_resend_s = now_s
             self._do(self.state.resend())
+        self._watch_move(now_s)
         checkpoint = self._spec.checkpoint
         due = cut_is_due(
             since_s=now_s - self._last_cut_s,

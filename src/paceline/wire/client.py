@@ -22,6 +22,12 @@ class Kill(Message, frozen=True):
     node: str
 
 
+class Replace(Message, frozen=True):
+    """Have another process take a node's place while training goes on."""
+
+    node: str
+
+
 class StopJob(Message, frozen=True):
     """End the job: in order (finish the step, one more cut), or ``now``; answer: Done."""
 
@@ -103,5 +109,5 @@ class Done(Message, frozen=True):
     error: str = ""
 
 
-Call = GetStatus | Scale | Kill | StopJob | GetSpec | Join
+Call = GetStatus | Scale | Kill | Replace | StopJob | GetSpec | Join
 Reply = JobStatus | JobInfo | Joined | Done
