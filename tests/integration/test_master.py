@@ -9,6 +9,8 @@ import contextlib
 import json
 import socket
 import time
+import urllib.error
+import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -767,3 +769,67 @@ def test_a_master_that_was_paused_blames_nobody(tmp_path: Path) -> None:
         assert "agent_lost" not in bench.event_names()
 
     play(tmp_path, body)
+
+
+def test_what_starts_cost_is_known_to_the_next_master(tmp_path: Path) -> None:
+    async def body(bench: Bench) -> None:
+        await bench.until(lambda: bench.progress > 300)
+        bench.world.hold.clear()
+        await bench.until(lambda: bench.event_names().count("works") == 3)
+        costs = [bench.master.monitor.restarts.cost(role) for role in ("worker", "server")]
+        assert all(0.0 < cost.total_s < LIMIT_S for cost in costs)
+        await bench.kill_master()
+        bench.start_master()
+        await bench.until(lambda: bench.master.monitor.restarts.cost("worker").total_s > 0)
+        again = [bench.master.monitor.restarts.cost(role) for role in ("worker", "server")]
+        assert again == costs
+        bench.world.hold.set()
+        await bench.done()
+
+    play(tmp_path, body)
+
+
+def test_an_unknown_solution_ends_the_job_with_the_names_there_are(tmp_path: Path) -> None:
+    async def body(bench: Bench) -> None:
+        outcome = await bench.done()
+        assert outcome.state == "failed"
+        assert "no solution 'best'; there are" in outcome.error
+
+    play(tmp_path, body, make_spec(solution="best"))
+
+
+def test_metrics_are_served_while_the_job_runs_and_to_nobody_without_the_secret(
+    tmp_path: Path,
+) -> None:
+    async def body(bench: Bench) -> None:
+        await bench.until(lambda: bench.progress > 300)
+        bench.world.hold.clear()
+        await asyncio.sleep(1.1)  # a measurement
+        address = bench.job.metrics_address.read_text().strip()
+        secret = bench.job.secret().decode()
+        text = await asyncio.to_thread(fetch, address, secret)
+        assert 'paceline_node_samples_total{node="worker-0",role="worker"}' in text
+        (committed,) = [
+            float(line.split()[1])
+            for line in text.splitlines()
+            if line.startswith("paceline_job_committed_samples ")
+        ]
+        assert 0 < committed <= bench.progress
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            await asyncio.to_thread(fetch, address, "guess")
+        refused.value.close()
+        assert refused.value.code == 401
+        bench.world.hold.set()
+        await bench.done()
+        with pytest.raises(urllib.error.URLError):
+            await asyncio.to_thread(fetch, address, secret)
+
+    play(tmp_path, body, make_spec(metrics_port=0))
+
+
+def fetch(address: str, secret: str) -> str:
+    request = urllib.request.Request(
+        f"http://{address}/metrics", headers={"Authorization": f"Bearer {secret}"}
+    )
+    with urllib.request.urlopen(request, timeout=5) as answer:
+        return str(answer.read().decode())

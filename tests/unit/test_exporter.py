@@ -10,8 +10,9 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from paceline.base.jobdir import JobDir
-from paceline.master.exporter import Exporter, Exposed, JobCollector
+from paceline.master.exporter import Exporter, JobCollector
 from paceline.master.monitor import Metrics, NodeMetrics
+from paceline.master.reporting import Exposed
 
 SECRET = "ab" * 32
 

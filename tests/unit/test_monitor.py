@@ -172,14 +172,13 @@ def test_the_plan_in_force_and_the_third_party_s_facts_are_seen_as_they_are() ->
         "worker-0",
         "worker-1",
         restarts={"worker-1": 2},
-        backup=1,
-        left_out=7,
+        absent=3,
         pending_s=None,
         since_action_s=3.0,
     )
     seen = monitor.observe(9.0, now)
     assert [worker.restarts for worker in seen.workers] == [0, 2]
-    assert (seen.backup, seen.left_out, seen.pending_s, seen.since_action_s) == (1, 7, None, 3.0)
+    assert (seen.absent, seen.pending_s, seen.since_action_s) == (3, None, 3.0)
     assert (seen.step, seen.mode, seen.global_batch, seen.steps_left) == (5, "bsp", 128, 100)
 
 
@@ -284,6 +283,20 @@ def test_workers_are_in_the_order_of_their_ranks_whatever_their_lives() -> None:
     assert now is not None
     assert list(now.shares) == ["worker-0", "worker-1", "worker-2"]
     assert now.restarts == {"worker-0": 1}
+
+
+def test_workers_under_restart_are_absent_and_those_who_leave_are_not_missed() -> None:
+    training = Training("asp", 4)
+    lost, leaving = (training.members.nodes[f"worker-{i}"] for i in (1, 3))
+    training.state.worker_lost(lost.inc)
+    leaving.leaving = True
+    now = training.now()
+    assert now is not None
+    assert (now.absent, len(now.shares)) == (1, 3)
+    training.state.worker_lost(leaving.inc)
+    now = training.now()
+    assert now is not None
+    assert (now.absent, list(now.shares)) == (1, ["worker-0", "worker-2"])
 
 
 def test_there_is_nothing_to_see_while_nobody_trains() -> None:

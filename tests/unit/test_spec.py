@@ -85,7 +85,9 @@ def test_a_file_with_every_key_is_read() -> None:
         "checkpoint: {every_s: 1m, share: 0.1, keep: 3, dir: d, in_memory: no}\n"
         "restart: {budget: 0, backoff_s: 0, backoff_max_s: 1h}\n"
         "timeouts: {heartbeat_s: 0.1, lost_after_s: 9s, stop_s: 2}\n"
-        "pending_trace: 0s 1s\nmetrics_port: 0\nlisten: 10.0.0.5\ndata_plane: {transport: tcp, encryption: curve}\n"
+        "pending_trace: 0s 1s\nmetrics_port: 0\nlisten: 10.0.0.5\n"
+        "data_plane: {transport: tcp, encryption: curve}\ndecide_every_s: 1m\n"
+        "windows: {short_steps: 10, short_s: 1m, long_steps: null, long_s: 2m}\n"
     )
     spec = resolve("job.yaml", {})
     assert set(spec.sources) == {*LEAVES, "env.A"}

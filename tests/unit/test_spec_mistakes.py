@@ -321,7 +321,10 @@ WRONG_FILES = [
     ),
     (
         "script: train.py\nsolution: best\n",
-        "job.yaml:2: solution: got 'best', expected none; write e.g. solution: none",
+        (
+            "job.yaml:2: solution: got 'best', expected one of auto, backup_workers, dd, even, lb_bsp, "
+            "nd, none, partial; write e.g. solution: nd"
+        ),
     ),
     (
         "script: train.py\nmode: async\n",
@@ -457,6 +460,34 @@ WRONG_FLAGS = [
         (
             "--staleness: got 2 in mode asp, where it has no effect, expected it with mode ssp only; "
             "remove it or set mode to ssp"
+        ),
+    ),
+    (
+        {"solution": "atuo"},
+        (
+            "--solution: got 'atuo', expected one of auto, backup_workers, dd, even, lb_bsp, nd, none, "
+            "partial; did you mean auto?"
+        ),
+    ),
+    (
+        {"solution": "nd", "solution_args.lambda": "2"},
+        (
+            "--set solution_args.lambda: solution nd has no parameter lambda; "
+            "it has every_s, every_steps, max_pending_s, slowness"
+        ),
+    ),
+    (
+        {"solution_args.slowness": "2"},
+        (
+            "--set solution_args.slowness: solution none has no parameter "
+            "slowness; it has every_s, every_steps"
+        ),
+    ),
+    (
+        {"windows.short_s": "null", "windows.short_steps": "null"},
+        (
+            "--set windows.short_steps: got none, as for windows.short_s, expected a window that "
+            "ends; give one of the two"
         ),
     ),
     (

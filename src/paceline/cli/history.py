@@ -122,7 +122,7 @@ def is_news(event: Event) -> bool:
 
 _SENTENCES = {
     "killed": "{node} is killed by order",
-    "kill_restart": "{node} is restarted by decision (see `paceline explain`)",
+    "kill_restart": "{node} is restarted by decision: {reason}",
     "works": "{node} works: its start took {reason}",
     "epoch": "all servers load a cut: {reason}",
     "restored": "training goes on: {reason}",

@@ -79,7 +79,7 @@ def run(
     name: Annotated[Flag, _flag("What to call the job.", "TEXT")] = None,
     torch_threads: Annotated[Flag, _flag("Threads of torch per worker.")] = None,
     strategy: Annotated[Flag, _flag("Who holds the model.", "ps")] = None,
-    solution: Annotated[Flag, _flag("Policy against stragglers.", "none")] = None,
+    solution: Annotated[Flag, _flag("Policy against stragglers.", "NAME")] = None,
     backend: Annotated[Flag, _flag("Where nodes run.", "local")] = None,
     pending: Annotated[Flag, _flag("Hold each launch back, e.g. 5s.", "TIME")] = None,
     settings: Annotated[

@@ -20,7 +20,15 @@ from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from yaml.resolver import Resolver
 
 from paceline.base.errors import ConfigError
-from paceline.cli.spec_values import LEAVES, Wrong, describe, find_leaf, read_value, show
+from paceline.cli.spec_values import (
+    FREE_SECTIONS,
+    LEAVES,
+    Wrong,
+    describe,
+    find_leaf,
+    read_value,
+    show,
+)
 from paceline.wire.spec import JobSpec
 
 COMMAND_LINE = "command line"
@@ -32,7 +40,7 @@ numpy, numba and zmq take a server 90 MiB."""
 _SET_BY_PACELINE = re.compile(
     r"PACELINE_.*|RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT"
 )
-_SECTIONS = {key.rpartition(".")[0] for key in LEAVES} - {""} | {"env"}
+_SECTIONS = {key.rpartition(".")[0] for key in LEAVES} - {""} | {*FREE_SECTIONS}
 _SHORT = {"workers": "workers.count", "servers": "servers.count"}
 FLAGS = frozenset(
     {
@@ -64,9 +72,13 @@ def flag_of(key: str) -> str:
 
 
 def _line(place: str, key: str, got: str, expected: str, remedy: str) -> str:
-    """Word one complaint. A flag is its own place and key."""
-    where = place if place.startswith("--") else f"{place}: {key}"
-    return f"{where}: got {got}, expected {expected}; {remedy}"
+    """Word one complaint."""
+    return f"{_where(place, key)}: got {got}, expected {expected}; {remedy}"
+
+
+def _where(place: str, key: str) -> str:
+    """A flag is its own place and key."""
+    return place if place.startswith("--") else f"{place}: {key}"
 
 
 def _write(place: str, key: str, value: str) -> str:
@@ -125,15 +137,15 @@ def _unknown_key(place: str, key: str) -> str:
     meant = [f"{section}.{close[0]}".lstrip(".")] if close else _elsewhere(name)
     if meant:
         got = "got an unknown key"
-        where = place if place.startswith("--") else f"{place}: {key}"
-        return f"{where}: {got}; did you mean {' or '.join(meant)}?"
+        return f"{_where(place, key)}: {got}; did you mean {' or '.join(meant)}?"
     return _line(place, key, "an unknown key", f"one of {', '.join(known)}", "remove it")
 
 
 def _keys_of(section: str) -> list[str]:
     prefix = f"{section}." if section else ""
     inside = (key.removeprefix(prefix) for key in LEAVES if key.startswith(prefix))
-    return list(dict.fromkeys([key.partition(".")[0] for key in inside] + ["env"] * (not section)))
+    free = [] if section else [*FREE_SECTIONS]
+    return list(dict.fromkeys([key.partition(".")[0] for key in inside] + free))
 
 
 def _elsewhere(name: str) -> list[str]:
@@ -151,7 +163,7 @@ def _read_mapping(draft: _Draft, file: Path, node: MappingNode, prefix: str = ""
             draft.complaints.append(_line(place, key, again, "it once", "remove one of the lines"))
             continue
         first_lines[key] = line
-        if "." in name and prefix != "env.":
+        if "." in name and prefix.rstrip(".") not in FREE_SECTIONS:
             # One way to write a key, or a repeated key could hide in two spellings.
             remedy = "write each part on its own level"
             draft.complaints.append(_line(place, key, "a dotted key", "a single name", remedy))
@@ -307,6 +319,35 @@ def _check_listen(draft: _Draft) -> None:
         draft.complain(key, repr(address), expected, "`hostname -I` lists them")
 
 
+def _check_windows(draft: _Draft) -> None:
+    for name in ("short", "long"):
+        keys = [f"windows.{name}_steps", f"windows.{name}_s"]
+        if draft.is_sound(keys) and all(draft.get(key) is None for key in keys):
+            remedy = "give one of the two"
+            draft.complain(keys[0], f"none, as for {keys[1]}", "a window that ends", remedy)
+
+
+def _check_solution(draft: _Draft) -> None:
+    """Names and parameters are the solutions' own; they are asked, not listed here."""
+    key, name = "solution", str(draft.get("solution"))
+    prefix = "solution_args."
+    args = {k.removeprefix(prefix): v for k, v in draft.values.items() if k.startswith(prefix)}
+    if name == "none" and not args:
+        return  # what most jobs say: nothing has to be imported for it
+    from paceline.policy.straggler.registry import names, solution
+
+    if name not in names():
+        near = difflib.get_close_matches(name, names(), 1)
+        remedy = f"did you mean {near[0]}?" if near else _write(draft.places[key], key, "nd")
+        draft.complain(key, repr(name), f"one of {', '.join(names())}", remedy)
+        return
+    for arg, value in args.items():
+        try:
+            solution(name, {arg: value})
+        except ConfigError as error:
+            draft.complaints.append(f"{_where(draft.places[prefix + arg], prefix + arg)}: {error}")
+
+
 def _check_env(draft: _Draft) -> None:
     for key in [key for key in draft.values if key.startswith("env.")]:
         name = key.removeprefix("env.")
@@ -329,6 +370,8 @@ _CHECKS: tuple[tuple[Callable[[_Draft], None], tuple[str, ...]], ...] = (
     (_check_folder, ("checkpoint.dir",)),
     (_check_encryption, ("data_plane.encryption", "data_plane.transport")),
     (_check_listen, ("listen",)),
+    (_check_windows, ()),
+    (_check_solution, ("solution",)),
     (_check_env, ()),
 )
 """What one value alone cannot show; skipped when a value it compares was refused already."""
@@ -389,5 +432,9 @@ def explain(spec: JobSpec) -> list[str]:
         for part in key.split("."):
             value = value[part]
         lines.append(f"{key} = {show(key, value)}  ({spec.sources.get(key, 'default')})")
+    lines += [
+        f"solution_args.{name} = {value}  ({spec.sources.get(f'solution_args.{name}')})"
+        for name, value in spec.solution_args.items()
+    ]
     hidden = [f"env.{name} = ***  ({spec.sources.get(f'env.{name}')})" for name in spec.env]
     return lines + hidden

@@ -27,11 +27,12 @@ _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
 _BOOLEAN = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _PATHS = ("script", "checkpoint.dir")
 
+FREE_SECTIONS = ("env", "solution_args")
+"""Sections whose keys are the user's, or a solution's."""
 _LATER = {
     "strategy": ("allreduce",),
     "mode": ("hybrid",),
     "backend": ("ray", "kubernetes"),
-    "solution": ("nd", "dd"),
 }
 """Values that will come: refused, but not as if they were misspelt."""
 
@@ -52,6 +53,8 @@ class Leaf(msgspec.Struct, frozen=True, kw_only=True):
     type: object
     """The field's annotation, with its ranges."""
     default: object
+    optional: bool = False
+    """Whether it may be none."""
     read: Callable[[str], object]
     """Text to value; None: not of this kind."""
     is_list: bool = False
@@ -136,7 +139,8 @@ def _bounds(kind: inspect.Type) -> str:
 
 def _leaf(key: str, field: msgspec.structs.FieldInfo) -> Leaf:
     info, notes = inspect.type_info(field.type), {}
-    if isinstance(info, inspect.UnionType):  # value or None
+    optional = isinstance(info, inspect.UnionType)  # value or None
+    if isinstance(info, inspect.UnionType):
         info = info.types[0]
     if isinstance(info, inspect.Metadata):
         notes, info = info.extra_json_schema or {}, info.type
@@ -146,6 +150,7 @@ def _leaf(key: str, field: msgspec.structs.FieldInfo) -> Leaf:
         key=key,
         type=field.type,
         default=field.default,
+        optional=optional,
         read=read,
         is_list=isinstance(info, inspect.VarTupleType) and read is str,
         expected=str(notes.get("description", expected)),
@@ -158,13 +163,13 @@ def _leaves(struct: type[msgspec.Struct], prefix: str = "") -> Iterator[Leaf]:
         key = prefix + field.encode_name
         if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
             yield from _leaves(field.type, f"{key}.")
-        elif key not in {"sources", "env"}:
+        elif key not in {"sources", *FREE_SECTIONS}:
             yield _leaf(key, field)
 
 
 def find_leaf(key: str) -> Leaf | None:
-    """Look up a dotted key; every name under ``env`` is one."""
-    if key.startswith("env."):
+    """Look up a dotted key; every name in a free section is one."""
+    if key.partition(".")[0] in FREE_SECTIONS and "." in key:
         return Leaf(key=key, type=str, default=None, read=str, expected="text", example='"1"')
     return LEAVES.get(key)
 
@@ -188,7 +193,7 @@ def show(key: str, value: object) -> str:
 
 
 LEAVES = {leaf.key: leaf for leaf in _leaves(JobSpec)}
-"""All keys but those under ``env``, in the order of the spec."""
+"""All keys but those of free sections, in the order of the spec."""
 
 
 def describe(node: Node) -> str:
@@ -211,7 +216,7 @@ def read_value(leaf: Leaf, node: Node, folder: Path) -> object:
     Raises:
         Wrong: it is of another type or out of range.
     """
-    if node.tag == f"{_TAG}null" and leaf.default is None and leaf.key in LEAVES:
+    if node.tag == f"{_TAG}null" and leaf.optional:
         return None
     if leaf.is_list:
         if not isinstance(node, SequenceNode):

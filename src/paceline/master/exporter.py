@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
-import msgspec
 from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -26,7 +25,7 @@ from prometheus_client.exposition import ThreadingWSGIServer
 from prometheus_client.registry import Collector
 
 from paceline.base.jobdir import JobDir
-from paceline.master.monitor import Metrics
+from paceline.master.reporting import Exposed
 
 HOST = "127.0.0.1"
 REQUEST_S = 10.0
@@ -34,22 +33,6 @@ REQUEST_S = 10.0
 NODE = ["node", "role"]
 
 App = Callable[[dict[str, Any], Any], Iterable[bytes]]
-
-
-class Exposed(msgspec.Struct, frozen=True, kw_only=True):
-    """What one scrape shows."""
-
-    job_id: str
-    metrics: Metrics
-    steps: int
-    speeds: dict[str, float]
-    """Samples per second by worker, where measured."""
-    restarts: dict[str, int]
-    """By node, those that cost budget."""
-    decided: dict[str, int]
-    """By node, those of KILL_RESTART."""
-    decisions: int
-    actions: dict[str, int]
 
 
 class JobCollector(Collector):

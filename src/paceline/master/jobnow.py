@@ -5,6 +5,7 @@ Pure views of the state machines, from which the monitor makes what a solution s
 
 import msgspec
 
+from paceline.master.members import Node
 from paceline.master.membership import Membership
 from paceline.master.state import MasterState
 from paceline.policy.straggler.actions import Share
@@ -23,8 +24,7 @@ class JobNow(msgspec.Struct, frozen=True, kw_only=True):
     servers: tuple[str, ...]
     restarts: dict[str, int]
     """By KILL_RESTART; of who had none, 0."""
-    backup: int = 0
-    left_out: int = 0
+    absent: int = 0
     pending_s: float | None = 0.0
     since_action_s: float | None = None
 
@@ -57,26 +57,45 @@ def job_now(
     nodes = [members.node_of(inc) for inc in sorted(state.workers)]
     steps_left: int | None
     if state.mode == "bsp":
-        batch_size, step, steps_left = feed.batch_size, state.step, feed.last_step - state.step
+        batch_size, steps_left = feed.batch_size, feed.last_step - state.step
         sizes = _equal_parts(batch_size, len(nodes))
     else:
-        batch_size = max(1, feed.batch_size // max(1, members.num_workers))
-        step = committed // batch_size
+        batch_size = _contribution(feed, members)
         steps_left = None if total is None else -(-(total - committed) // batch_size)
         sizes = [batch_size] * len(nodes)
     present = [(node, size) for node, size in zip(nodes, sizes, strict=True) if node]
     present.sort(key=lambda one: one[0].rank)
+    shares = {node.name: Share(size) for node, size in present}
+    wanted = [node.name for node in members.of_role("worker") if _is_wanted(node)]
     return JobNow(
         mode=state.mode,
-        step=step,
+        step=steps_done(state, members, committed),
         global_batch=batch_size,
         steps_left=steps_left,
-        shares={node.name: Share(size) for node, size in present},
+        shares=shares,
         servers=tuple(server.node for server in state.map.servers),
+        absent=sum(name not in shares for name in wanted),
         restarts={node.name: node.decided for node in members.nodes.values() if node.decided},
         pending_s=pending_s,
         since_action_s=since_action_s,
     )
+
+
+def _is_wanted(worker: Node) -> bool:
+    return not worker.leaving and worker.state not in ("finished", "failed")
+
+
+def steps_done(state: MasterState, members: Membership, committed: int) -> int:
+    """Synchronous: decided steps; asynchronous: contributions that so many samples make."""
+    feed = _feed(state)
+    if state.mode == "bsp" or feed is None:
+        return state.step
+    return committed // _contribution(feed, members)
+
+
+def _contribution(feed: Feed, members: Membership) -> int:
+    """Samples of one, in the asynchronous modes."""
+    return max(1, feed.batch_size // max(1, members.num_workers))
 
 
 def _feed(state: MasterState) -> Feed | None:

@@ -563,7 +563,7 @@ class Membership:
         node.unblamed = True
         return [Tell("killed", name, node.inc, "by order"), End(name, node.inc, 0.0)]
 
-    def restart(self, name: str, now_s: float, grace_s: float) -> list[Act]:
+    def restart(self, name: str, now_s: float, grace_s: float, reason: str = "") -> list[Act]:
         """KILL_RESTART: end a node's process in order, and start it again at another place.
 
         It costs no budget (``restart.budget`` is the user's, for what goes wrong) and no backoff.
@@ -571,7 +571,7 @@ class Membership:
         node = self.nodes[name]
         node.unblamed = node.moving = True
         node.end_grace_s = grace_s
-        told = Tell("kill_restart", name, node.inc, "by decision")
+        told = Tell("kill_restart", name, node.inc, reason)
         return [told, *self._end_to_move(node, now_s)]
 
     def _end_to_move(self, node: Node, now_s: float) -> list[Act]:

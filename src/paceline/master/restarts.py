@@ -24,6 +24,7 @@ from collections.abc import Iterable
 import msgspec
 
 from paceline.master.records import Record
+from paceline.policy.straggler.decision_log import PARTS
 from paceline.policy.straggler.observation import RestartCost
 
 REMEMBERED = 8
@@ -149,11 +150,9 @@ class Restarts:
         known = again or [one.cost for one in self._measured.get((role, True), ())]
         if not known:
             return RestartCost()
-        means = {
-            part: sum(getattr(cost, part) for cost in known) / len(known)
-            for part in RestartCost.__struct_fields__
-        }
-        return RestartCost(**means)
+        return RestartCost(
+            **{part: sum(getattr(cost, part) for cost in known) / len(known) for part in PARTS}
+        )
 
 
 class LostWork:

@@ -7,18 +7,26 @@ one's effect.
 """
 
 import asyncio
+import contextlib
 import logging
-import os
 import time
 from collections.abc import Callable, Coroutine, Iterable
-
-import msgspec
 
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
 from paceline.base.processes import find_job_processes
+from paceline.master.deciding import Answered, Deciding, lengths_of
 from paceline.master.door import Door
 from paceline.master.ending import Ending, Seen, Stage
+from paceline.master.facts import (
+    AgentEnded,
+    Asked,
+    Fact,
+    FromAgent,
+    StopAsked,
+    StreamEnded,
+    Tick,
+)
 from paceline.master.journal import JournalRecord, MasterStarted
 from paceline.master.members import (
     Act,
@@ -39,12 +47,12 @@ from paceline.master.members import (
 from paceline.master.membership import Membership
 from paceline.master.monitor import Monitor
 from paceline.master.outbox import Outbox
-from paceline.master.outlet import LineFile
 from paceline.master.own_time import OwnTime
-from paceline.master.ports import AgentEnd, Backend
+from paceline.master.ports import Backend
+from paceline.master.reporting import Reporting
 from paceline.master.restarts import StartMeasured
+from paceline.master.scene import Scene
 from paceline.master.snapshot import Snapshot, restore, take
-from paceline.master.status import count_committed, count_total, describe
 from paceline.master.training import CutChosen, Training
 from paceline.policy.straggler.decision_log import describe_cost
 from paceline.wire.client import (
@@ -90,41 +98,6 @@ NONSENSE = (ArithmeticError, LookupError, TypeError, ValueError)
 _log = logging.getLogger(__name__)
 
 
-class Tick(msgspec.Struct, frozen=True):
-    """The clock has moved on."""
-
-
-class StreamEnded(msgspec.Struct, frozen=True):
-    """An agent's connection is over."""
-
-
-class Asked(msgspec.Struct, frozen=True):
-    """A person's call; the answer goes into the future."""
-
-    call: Call
-    answer: "asyncio.Future[Reply]"
-
-
-class StopAsked(msgspec.Struct, frozen=True):
-    """A signal asks for the end; the second one, at once."""
-
-
-class FromAgent(msgspec.Struct, frozen=True):
-    """What came on a stream."""
-
-    stream: AgentStream
-    message: AgentUp | StreamEnded
-
-
-class AgentEnded(msgspec.Struct, frozen=True):
-    """What the backend saw."""
-
-    end: AgentEnd
-
-
-Fact = FromAgent | AgentEnded | Tick | Asked | CutChosen | StopAsked
-
-
 def running_agents(job: JobDir) -> set[str]:
     """Nodes whose agent, launched by a former master, runs on this machine."""
     agents = (p for p in find_job_processes(job.path) if p.runs("paceline.agent"))
@@ -152,12 +125,14 @@ class Master:
             restart=spec.restart,
             pending_s=spec.longest_pending_s,
         )
-        self.monitor = Monitor()
+        self.monitor = Monitor(lengths_of(spec.windows))
         self._outbox = Outbox(job, self.members, backend, wall_clock)
         self.training = Training(
             job, spec, self.members, self.monitor, self._outbox, self._fail, self._moved
         )
-        self._metrics = LineFile(job.metrics)
+        self.deciding: Deciding | None = None
+        """None: the spec names no solution."""
+        self._reporting = Reporting(job, self.training.state, self.members, self.monitor)
         self._door = Door(job, spec.listen, self._on_agent, self._on_call)
         self._started_s = wall_clock()
         self._last_metrics_s = 0.0
@@ -181,8 +156,11 @@ class Master:
         """
         restarted = self._replay()
         await self._door.open()
+        if self._spec.metrics_port is not None:
+            self._reporting.open_endpoint(self._spec.metrics_port)
         self._outbox.tell("master_started", reason="from the journal" if restarted else "")
         self.training.resume()
+        self._begin_deciding()
         self._act(self.members.begin(self._own_time(), running_agents(self._job)))
         self._outbox.flush()
         self._spawn(self._watch_backend())
@@ -192,6 +170,33 @@ class Master:
             self._wake.clear()
             self._handle_batch()
         return await self._close(self._ending)
+
+    def _begin_deciding(self) -> None:
+        if self._spec.solution == "none":
+            return
+        scene = Scene(
+            self.training,
+            self.members,
+            self.monitor,
+            pending_s=self._backend.pending_s,
+            restart=self._restart,
+        )
+        try:
+            self.deciding = Deciding(
+                self._spec,
+                self._job.decisions,
+                scene,
+                post=self._put_from_thread(),
+                tell=lambda event, reason: self._outbox.tell(event, reason=reason),
+                wall_clock=self._wall_clock,
+            )
+        except ConfigError as error:
+            self._fail(str(error))
+
+    def _restart(self, node: str, reason: str) -> None:
+        """KILL_RESTART."""
+        now_s = self._own_time()
+        self._act(self.members.restart(node, now_s, self._stop_s(), reason))
 
     def _handle_batch(self) -> None:
         batch, self._inbox = self._inbox, []
@@ -237,11 +242,12 @@ class Master:
         self._closed = True
         for fact in self._inbox:
             if isinstance(fact, Asked):
-                _answer(fact, Done(error=HAS_ENDED))
+                fact.reply(Done(error=HAS_ENDED))
         for name in self.members.nodes:
             self._backend.stop(name)
-        outcome = self._outcome(ending)
+        outcome = self._reporting.outcome(ending, self._started_s)
         self.training.close()
+        self._reporting.close()
         write_outcome(outcome, self._job.outcome)
         self._outbox.journal.append([JobEnded()])
         self._outbox.journal.close()
@@ -250,18 +256,6 @@ class Master:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._door.close()
         return outcome
-
-    def _outcome(self, ending: Ending) -> Outcome:
-        state = self.training.state
-        return Outcome(
-            state=ending.state,
-            exit_code=ending.exit_code,
-            error=ending.error,
-            traceback=ending.traceback,
-            jct_s=ending.ended_s - self._started_s,
-            committed=count_committed(state),
-            total=count_total(state) or 0,
-        )
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -273,6 +267,15 @@ class Master:
     def _put(self, fact: Fact) -> None:
         self._inbox.append(fact)
         self._wake.set()
+
+    def _put_from_thread(self) -> Callable[[Fact], None]:
+        loop = asyncio.get_running_loop()
+
+        def put(fact: Fact) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the job has ended
+                loop.call_soon_threadsafe(self._put, fact)
+
+        return put
 
     def stop_nowait(self) -> None:
         """A signal asks for the end of the job; the second one, at once."""
@@ -317,6 +320,8 @@ class Master:
                     self._ending.wanted_cut = None  # asked for in vain, if it was
             case StopAsked():
                 self._stop("SIGTERM", at_once=self._ending is not None)
+            case Answered() if self.deciding is not None:
+                self.deciding.answered(fact, self._clock())
             case AgentEnded(end=end):
                 now_s = self._own_time()
                 self._act(self.members.agent_ended(end.node, end.agent_pid, end.reason, now_s))
@@ -449,6 +454,8 @@ class Master:
         self.monitor.restarts.apply(measured)
         told = describe_cost(measured.cost)
         self._act([Tell("works", measured.node, measured.inc, told)])
+        if self.deciding is not None:
+            self.deciding.works(measured, self._clock())
 
     # ------------------------------------------------------------------ the whole, the clock
 
@@ -480,15 +487,12 @@ class Master:
         )
         self._act(acts)
         self.training.tick(now_s, cuts=self._ending is None)
+        if self.deciding is not None and self._ending is None:
+            self.deciding.tick(now_s)
         if now_s - self._last_metrics_s >= METRICS_S:
             self._last_metrics_s = now_s
-            self._measure(now_s)
-
-    def _measure(self, now_s: float) -> None:
-        committed = count_committed(self.training.state)
-        self.monitor.committed(committed, now_s)
-        self._metrics.add(self.monitor.metrics(self._wall_clock(), committed))
-        self._metrics.flush()
+            controller = self.deciding.controller if self.deciding else None
+            self._reporting.measure(now_s, self._wall_clock(), controller)
 
     # ------------------------------------------------------------------ the end
 
@@ -553,7 +557,7 @@ class Master:
             reply = self._reply(asked.call)
         except ConfigError as error:
             reply = Done(error=str(error))
-        self._outbox.later(lambda: _answer(asked, reply))
+        self._outbox.later(lambda: asked.reply(reply))
 
     def _reply(self, call: Call) -> Reply:
         match call:
@@ -610,18 +614,8 @@ class Master:
 
     def status(self) -> JobStatus:
         """The job as it is now."""
-        return describe(
-            self._job.job_id,
-            self.training.state,
-            self.members,
-            self.monitor,
-            master_pid=os.getpid(),
+        return self._reporting.status(
             started_s=self._started_s,
             num_events=self._outbox.events.num_lines(),
             ending=self._ending,
         )
-
-
-def _answer(asked: Asked, reply: Reply) -> None:
-    if not asked.answer.done():
-        asked.answer.set_result(reply)

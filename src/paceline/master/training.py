@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
 from paceline.base.samples import SampleSet, Span
 from paceline.master.cuts import CutFolders, first_undamaged
@@ -33,6 +34,7 @@ from paceline.master.state import (
     Sizing,
 )
 from paceline.master.status import count_committed
+from paceline.policy.straggler.actions import AnyAction
 from paceline.wire.cut import places
 from paceline.wire.messages import (
     Committed,
@@ -157,6 +159,14 @@ class Training:
     def worker_lost(self, inc: int) -> None:
         """Nothing of this worker may count from here on."""
         self._do(self.state.worker_lost(inc))
+
+    def carry_out(self, action: AnyAction) -> None:
+        """Set a global action going.
+
+        Raises:
+            ConfigError: it cannot be; the message says why.
+        """
+        raise ConfigError(f"{type(action).__name__} cannot be carried out yet")
 
     def stop(self) -> None:
         """Ask all workers to leave."""

@@ -118,6 +118,19 @@ class DataPlaneSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     about 4 times faster and leaves a signed hello."""
 
 
+class WindowSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How much of the past a solution sees; each window ends at the first of its limits reached."""
+
+    short_steps: Annotated[int, Meta(ge=1, le=1_000_000)] | None = 100
+    """Iterations of a worker in the short window (L_trans). Default 100; none: not counted."""
+    short_s: PositiveSeconds | None = 300.0
+    """Its seconds. Default 300, as in AntDT; none: not counted."""
+    long_steps: Annotated[int, Meta(ge=1, le=1_000_000)] | None = 200
+    """Iterations in the long window (L_per). Default 200; none: not counted."""
+    long_s: PositiveSeconds | None = 600.0
+    """Its seconds. Default 600, as in AntDT; none: not counted."""
+
+
 class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One job, as asked for."""
 
@@ -145,8 +158,14 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Steps, in mode ssp only (elsewhere setting it is an error). Default 3."""
     samples: Samples = "exactly-once"
     """What holds for each sample whatever dies. Default exactly-once; bsp offers nothing else."""
-    solution: Literal["none"] = "none"
-    """Policy against stragglers. Default (and so far only) none."""
+    solution: Annotated[str, Meta(description="the name of a solution")] = "none"
+    """Policy against stragglers: paceline's own, or of an installed package. Default none."""
+    solution_args: dict[str, str] = {}
+    """Its parameters, by name. Default none: its own defaults."""
+    decide_every_s: PositiveSeconds | None = None
+    """Seconds between decisions. Default none: what the solution asks for."""
+    windows: WindowSpec = WindowSpec()
+    """How much of the past it sees."""
 
     workers: NodeSpec = NodeSpec()
     """Nodes that run the script. Default 1."""

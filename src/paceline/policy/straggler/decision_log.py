@@ -8,6 +8,7 @@ decision's number and the action's place in it. Numbers go on over all runs of a
 Not every decision without actions is here: see `paceline.master.controller.QUIET_S`.
 """
 
+import contextlib
 from collections.abc import Iterable, Iterator
 
 import msgspec
@@ -15,6 +16,9 @@ import msgspec
 from paceline.policy.stats.history import Lengths
 from paceline.policy.straggler.actions import AnyAction
 from paceline.policy.straggler.observation import Observation, RestartCost
+
+PARTS = ("pending_s", "start_s", "rebuild_s", "restore_s", "redo_s")
+"""Of a restart's cost (AntDT section V-E-2)."""
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
@@ -95,14 +99,28 @@ AnyLine = Begun | Decided | Failed | Refused | TookEffect | Measured
 
 def describe_cost(cost: RestartCost) -> str:
     """Its parts that took any time, in words."""
-    parts = [
-        (name.removesuffix("_s"), getattr(cost, name)) for name in RestartCost.__struct_fields__
-    ]
+    parts = [(part.removesuffix("_s"), getattr(cost, part)) for part in PARTS]
     told = ", ".join(f"{name} {took_s:.2f} s" for name, took_s in parts if took_s >= 0.005)
     return f"{cost.total_s:.2f} s ({told})" if told else f"{cost.total_s:.2f} s"
 
 
 _decoder = msgspec.json.Decoder(AnyLine)
+
+
+class _Numbered(msgspec.Struct):
+    no: int = 0
+
+
+_number_of = msgspec.json.Decoder(_Numbered).decode
+
+
+def last_number(lines: Iterable[bytes]) -> int:
+    """The number of the last decision in a log; 0: there is none."""
+    last = 0
+    for line in lines:
+        with contextlib.suppress(msgspec.MsgspecError):  # torn
+            last = max(last, _number_of(line).no)
+    return last
 
 
 def decode(lines: Iterable[bytes]) -> Iterator[AnyLine]:

@@ -1,0 +1,201 @@
+"""The edge of the controller: asks the solution, has its actions carried out, writes both down.
+
+A solution may be anybody's code, so it runs in a thread of its own, one question at a time. The
+master goes on meanwhile; the answer comes back as a fact.
+"""
+
+import logging
+import math
+import os
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import get_args
+
+import msgspec
+
+from paceline.base.errors import ConfigError
+from paceline.master.controller import Ask, CarryOut, Controller, Instruction, Period, Write
+from paceline.master.outlet import LineFile
+from paceline.master.restarts import StartMeasured
+from paceline.master.scene import Scene
+from paceline.policy.stats.history import Lengths
+from paceline.policy.straggler.actions import AnyAction
+from paceline.policy.straggler.decision_log import AnyLine, Begun, Failed, last_number
+from paceline.policy.straggler.registry import solution
+from paceline.policy.straggler.solution import Solution
+from paceline.wire.spec import JobSpec, WindowSpec
+
+_log = logging.getLogger(__name__)
+
+
+class Answered(msgspec.Struct, frozen=True, kw_only=True):
+    """A fact: the solution has answered, or raised."""
+
+    no: int
+    actions: tuple[AnyAction, ...] = ()
+    took_s: float = 0.0
+    error: str = ""
+    """Class of what it raised."""
+    traceback: str = ""
+
+
+class Deciding:
+    """Of one job whose spec names a solution."""
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        log: Path,
+        scene: Scene,
+        *,
+        post: Callable[[Answered], None],
+        tell: Callable[[str, str], None],
+        wall_clock: Callable[[], float],
+    ) -> None:
+        """Begin.
+
+        Args:
+            spec: names the solution, its parameters, windows and period.
+            log: the decision log; goes on where a former master has ended.
+            scene: the job.
+            post: hands an answer to the event loop, from another thread; it comes to `answered`.
+            tell: an event and its reason.
+            wall_clock: for the log.
+
+        Raises:
+            ConfigError: there is no such solution, or it takes no such parameters.
+        """
+        self._solution = solution(spec.solution, spec.solution_args)
+        self._scene, self._post, self._tell = scene, post, tell
+        period = period_of(spec, self._solution)
+        self.controller = Controller(period, wall_clock, first_no=_continue(log))
+        self._log = LineFile(log)
+        self._write(
+            Begun(
+                t=wall_clock(),
+                solution=spec.solution,
+                args=dict(spec.solution_args),
+                lengths=lengths_of(spec.windows),
+                every_s=period.every_s,
+                every_iterations=period.every_iterations,
+            )
+        )
+
+    def tick(self, now_s: float) -> None:
+        """Ask the solution if it is time to, and somebody trains."""
+        controller = self.controller
+        self._do(controller.tick(now_s))
+        progress = self._scene.progress(now_s)
+        iterations = self._scene.iterations(progress)
+        if not controller.is_due(now_s, iterations):
+            return
+        seen = self._scene.observe(progress, controller.since_action_s(now_s))
+        if seen is not None:
+            self._do(controller.ask(seen, iterations, progress))
+
+    def answered(self, answer: Answered, now_s: float) -> None:
+        """What the solution's thread has posted."""
+        if answer.error:
+            self._do(self.controller.failed(answer.no, answer.error, answer.traceback))
+        else:
+            actions, took_s = answer.actions, answer.took_s
+            self._do(self.controller.answered(answer.no, actions, took_s, now_s))
+
+    def works(self, measured: StartMeasured, now_s: float) -> None:
+        """A node works after a start."""
+        progress = self._scene.progress(now_s)
+        self._do(self.controller.works(measured.node, measured.cost, progress))
+
+    # ------------------------------------------------------------------ instructions
+
+    def _do(self, instructions: Iterable[Instruction]) -> None:
+        for instruction in instructions:
+            match instruction:
+                case Ask():
+                    work = threading.Thread(
+                        target=self._decide, args=(instruction,), name="solution", daemon=True
+                    )
+                    work.start()
+                case CarryOut():
+                    self._carry_out(instruction)
+                case Write(line=line):
+                    self._write(line)
+        self._log.flush()
+
+    def _decide(self, ask: Ask) -> None:
+        """In the solution's thread; nothing that it raises goes further."""
+        start_s = time.perf_counter()
+        try:
+            actions = checked(self._solution.decide(ask.observation))
+        except BaseException as error:  # noqa: BLE001 - of whoever wrote the solution
+            kind, trace = type(error).__name__, traceback.format_exc()
+            self._post(Answered(no=ask.no, error=kind, traceback=trace))
+        else:
+            took_s = time.perf_counter() - start_s
+            self._post(Answered(no=ask.no, actions=actions, took_s=took_s))
+
+    def _carry_out(self, order: CarryOut) -> None:
+        try:
+            self._scene.carry_out(order.action)
+        except ConfigError as error:
+            self._do(self.controller.refused(order.no, order.index, str(error)))
+        else:
+            self.controller.carried_out(order.action)
+
+    def _write(self, line: AnyLine) -> None:
+        self._log.add(line)
+        if isinstance(line, Failed):
+            _log.error(
+                "solution_failed kind=%s decision=%d\n%s", line.kind, line.no, line.traceback
+            )
+            self._tell("solution_failed", f"{line.kind} (see logs/master.log); the job goes on")
+
+
+def period_of(spec: JobSpec, chosen: Solution) -> Period:
+    """How often to ask: as the spec says, else as the solution does."""
+    if spec.decide_every_s is not None:
+        return Period(every_s=spec.decide_every_s, every_iterations=0)
+    return Period(every_s=chosen.every_s, every_iterations=chosen.every_steps)
+
+
+def lengths_of(windows: WindowSpec) -> Lengths:
+    """The spec's windows as the monitor's."""
+    return Lengths(
+        short_iterations=windows.short_steps,
+        short_s=windows.short_s,
+        long_iterations=windows.long_steps,
+        long_s=windows.long_s,
+    )
+
+
+def checked(actions: object) -> tuple[AnyAction, ...]:
+    """What a solution returned, if it is a list of actions that can be written down.
+
+    Raises:
+        TypeError: it is something else.
+        ValueError: a gain or a cost is no number.
+    """
+    known = get_args(AnyAction)
+    if not isinstance(actions, list | tuple) or not all(isinstance(one, known) for one in actions):
+        names = ", ".join(kind.__name__ for kind in known)
+        raise TypeError(f"decide() returned {actions!r:.200}; return a list of {names}")
+    for one in actions:
+        if not (math.isfinite(one.gain_s) and math.isfinite(one.cost_s)):
+            raise ValueError(f"gain_s and cost_s are to be finite, 0 for not known; got {one}")
+    return tuple(actions)
+
+
+def _continue(log: Path) -> int:
+    """The number of the next decision in a log that a former master may have left in mid-line."""
+    if not log.exists():
+        return 1
+    with log.open("rb+") as lines:
+        last = last_number(lines)
+        if lines.tell():
+            lines.seek(-1, os.SEEK_END)
+            if lines.read(1) != b"\n":
+                lines.write(b"\n")
+    return last + 1

@@ -1,0 +1,52 @@
+"""What the master's task takes from its inbox, beside what other modules name."""
+
+import asyncio
+
+import msgspec
+
+from paceline.master.deciding import Answered
+from paceline.master.ports import AgentEnd
+from paceline.master.training import CutChosen
+from paceline.wire.client import Call, Reply
+from paceline.wire.control import AgentStream
+from paceline.wire.messages import AgentUp
+
+
+class Tick(msgspec.Struct, frozen=True):
+    """The clock has moved on."""
+
+
+class StreamEnded(msgspec.Struct, frozen=True):
+    """An agent's connection is over."""
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """A person's call; the answer goes into the future."""
+
+    call: Call
+    answer: "asyncio.Future[Reply]"
+
+    def reply(self, reply: Reply) -> None:
+        """Answer, if somebody still waits."""
+        if not self.answer.done():
+            self.answer.set_result(reply)
+
+
+class StopAsked(msgspec.Struct, frozen=True):
+    """A signal asks for the end; the second one, at once."""
+
+
+class FromAgent(msgspec.Struct, frozen=True):
+    """What came on a stream."""
+
+    stream: AgentStream
+    message: AgentUp | StreamEnded
+
+
+class AgentEnded(msgspec.Struct, frozen=True):
+    """What the backend saw."""
+
+    end: AgentEnd
+
+
+Fact = FromAgent | AgentEnded | Tick | Asked | CutChosen | StopAsked | Answered

@@ -1,0 +1,120 @@
+"""What the master tells people and machines of the job as a whole: status, metrics, Prometheus."""
+
+import logging
+import os
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from paceline.base.jobdir import JobDir
+from paceline.master.controller import Controller
+from paceline.master.ending import Ending
+from paceline.master.jobnow import steps_done
+from paceline.master.membership import Membership
+from paceline.master.monitor import Metrics, Monitor
+from paceline.master.outlet import LineFile
+from paceline.master.state import MasterState
+from paceline.master.status import count_committed, count_total, describe
+from paceline.wire.client import JobStatus
+from paceline.wire.outcome import Outcome
+
+if TYPE_CHECKING:
+    from paceline.master.exporter import Exporter
+
+_log = logging.getLogger(__name__)
+
+
+class Exposed(msgspec.Struct, frozen=True, kw_only=True):
+    """What one scrape shows."""
+
+    job_id: str
+    metrics: Metrics
+    steps: int
+    speeds: dict[str, float]
+    """Samples per second by worker, where measured."""
+    restarts: dict[str, int]
+    """By node, those that cost budget."""
+    decided: dict[str, int]
+    """By node, those of KILL_RESTART."""
+    decisions: int
+    actions: dict[str, int]
+
+
+class Reporting:
+    """Measures once per second; the metrics file, and the endpoint where one was asked for."""
+
+    def __init__(
+        self, job: JobDir, state: MasterState, members: Membership, monitor: Monitor
+    ) -> None:
+        self._job = job
+        self._state, self._members, self._monitor = state, members, monitor
+        self._file = LineFile(job.metrics)
+        self._exporter: Exporter | None = None
+
+    def open_endpoint(self, port: int) -> None:
+        """Answer Prometheus from now on; where the port is taken, only say so."""
+        # Most jobs do without it, and a master is to start soon.
+        from paceline.master.exporter import Exporter
+
+        try:
+            self._exporter = Exporter(self._job, port)
+        except OSError as error:
+            _log.error("no_metrics_endpoint port=%d error=%s", port, error)
+
+    def measure(self, now_s: float, unix_s: float, controller: Controller | None) -> None:
+        """Count what is in the model, and write all of it down."""
+        committed = count_committed(self._state)
+        self._monitor.committed(committed, now_s)
+        metrics = self._monitor.metrics(unix_s, committed)
+        self._file.add(metrics)
+        self._file.flush()
+        if self._exporter is not None:
+            self._expose(self._exporter, metrics, controller)
+
+    def _expose(
+        self, exporter: "Exporter", metrics: Metrics, controller: Controller | None
+    ) -> None:
+        nodes = self._members.nodes.values()
+        speeds = {name: self._monitor.speed(name) for name in metrics.nodes}
+        exporter.publish(
+            Exposed(
+                job_id=self._job.job_id,
+                metrics=metrics,
+                steps=steps_done(self._state, self._members, metrics.committed),
+                speeds={name: speed for name, speed in speeds.items() if speed is not None},
+                restarts={node.name: node.restarts for node in nodes},
+                decided={node.name: node.decided for node in nodes},
+                decisions=controller.num_decisions if controller else 0,
+                actions=dict(controller.num_actions) if controller else {},
+            )
+        )
+
+    def status(self, *, started_s: float, num_events: int, ending: Ending | None) -> JobStatus:
+        """The job as it is now."""
+        return describe(
+            self._job.job_id,
+            self._state,
+            self._members,
+            self._monitor,
+            master_pid=os.getpid(),
+            started_s=started_s,
+            num_events=num_events,
+            ending=ending,
+        )
+
+    def outcome(self, ending: Ending, started_s: float) -> Outcome:
+        """The job as it has ended."""
+        return Outcome(
+            state=ending.state,
+            exit_code=ending.exit_code,
+            error=ending.error,
+            traceback=ending.traceback,
+            jct_s=ending.ended_s - started_s,
+            committed=count_committed(self._state),
+            total=count_total(self._state) or 0,
+        )
+
+    def close(self) -> None:
+        """Stop answering Prometheus."""
+        if self._exporter is not None:
+            self._exporter.close()

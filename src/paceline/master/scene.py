@@ -1,0 +1,68 @@
+"""The job as a decision needs it: what there is to see, and what can be done about it."""
+
+from collections.abc import Callable
+
+from paceline.base.errors import ConfigError
+from paceline.master.controller import Progress
+from paceline.master.jobnow import job_now, steps_done
+from paceline.master.membership import Membership
+from paceline.master.monitor import Monitor
+from paceline.master.status import count_committed, count_total
+from paceline.master.training import Training
+from paceline.policy.straggler.actions import AnyAction, KillRestart
+from paceline.policy.straggler.observation import Observation
+
+
+class Scene:
+    """The master's machines, looked at and acted on in its event loop."""
+
+    def __init__(
+        self,
+        training: Training,
+        members: Membership,
+        monitor: Monitor,
+        *,
+        pending_s: Callable[[], float | None],
+        restart: Callable[[str, str], None],
+    ) -> None:
+        """``pending_s``: the backend's; ``restart(node, reason)``: as a membership's decision."""
+        self._training, self._members, self._monitor = training, members, monitor
+        self._pending_s, self._restart = pending_s, restart
+
+    def progress(self, now_s: float) -> Progress:
+        """How far the job is."""
+        state = self._training.state
+        return Progress(now_s, count_committed(state), count_total(state))
+
+    def iterations(self, progress: Progress) -> float:
+        """Steps of the job; asynchronous: of its mean worker."""
+        state = self._training.state
+        steps = steps_done(state, self._members, progress.committed)
+        return steps if state.mode == "bsp" else steps / max(1, len(state.workers))
+
+    def observe(self, progress: Progress, since_action_s: float | None) -> Observation | None:
+        """What a solution sees; None: nobody trains now."""
+        now = job_now(
+            self._training.state,
+            self._members,
+            committed=progress.committed,
+            total=progress.total,
+            pending_s=self._pending_s(),
+            since_action_s=since_action_s,
+        )
+        return None if now is None else self._monitor.observe(progress.t_s, now)
+
+    def carry_out(self, action: AnyAction) -> None:
+        """Set it going.
+
+        Raises:
+            ConfigError: it cannot be; the message says why.
+        """
+        if not isinstance(action, KillRestart):
+            self._training.carry_out(action)
+        elif self._members.nodes[action.node].role == "server":
+            raise ConfigError(
+                "servers are not replaced yet: all of them would go back to the last cut"
+            )
+        else:
+            self._restart(action.node, action.reason)

@@ -1,0 +1,250 @@
+"""The controller's edge: the solution's thread, the log, and what a bad solution can do."""
+
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.base.errors import ConfigError
+from paceline.master import deciding
+from paceline.master.controller import LATE_S, Progress
+from paceline.master.deciding import Answered, Deciding, checked, lengths_of, period_of
+from paceline.master.restarts import StartMeasured
+from paceline.policy.stats.history import Lengths
+from paceline.policy.straggler.actions import AnyAction, BackupWorkers, KillRestart
+from paceline.policy.straggler.decision_log import (
+    AnyLine,
+    Begun,
+    Decided,
+    Failed,
+    Refused,
+    TookEffect,
+    decode,
+)
+from paceline.policy.straggler.observation import Observation, RestartCost, WorkerSeen
+from paceline.policy.straggler.solution import Solution
+from paceline.wire.spec import JobSpec, WindowSpec
+
+KILL = KillRestart(node="worker-1", reason="slow")
+
+
+class Scene:
+    """A job of one asking place; notes what it was told to do."""
+
+    def __init__(self) -> None:
+        self.trains = True
+        self.done: list[AnyAction] = []
+
+    def progress(self, now_s: float) -> Progress:
+        return Progress(now_s, round(100 * now_s), None)
+
+    def iterations(self, progress: Progress) -> float:
+        return progress.t_s
+
+    def observe(self, progress: Progress, since_action_s: float | None) -> Observation | None:
+        return (
+            Observation(
+                now_s=progress.t_s,
+                step=1,
+                mode="asp",
+                global_batch=8,
+                steps_left=None,
+                workers=(WorkerSeen(node="worker-1", batch_size=8),),
+                since_action_s=since_action_s,
+            )
+            if self.trains
+            else None
+        )
+
+    def carry_out(self, action: AnyAction) -> None:
+        if isinstance(action, BackupWorkers):
+            raise ConfigError("not in this mode")
+        self.done.append(action)
+
+
+class Played(Solution, frozen=True):
+    """Decides what a test says."""
+
+    def decide(self, seen: Observation) -> list[AnyAction]:
+        return PLAY(seen)
+
+
+PLAY: Callable[[Observation], Any] = lambda _: []  # noqa: E731
+
+
+class Edge:
+    """A deciding edge whose answers the test hands over."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, play: Callable[..., Any]):
+        monkeypatch.setattr(deciding, "solution", lambda *_: Played())
+        monkeypatch.setitem(globals(), "PLAY", play)
+        self.scene, self.log = Scene(), folder / "decisions.jsonl"
+        self.told: list[tuple[str, str]] = []
+        self.answers: list[Answered] = []
+        self.posted = threading.Event()
+        self.now_s = 0.0
+        self.begin()
+
+    def begin(self) -> None:
+        self.edge = Deciding(
+            JobSpec(script="a", solution="played", decide_every_s=10.0),
+            self.log,
+            self.scene,  # type: ignore[arg-type]
+            post=self.post,
+            tell=lambda event, reason: self.told.append((event, reason)),
+            wall_clock=lambda: 1e9 + self.now_s,
+        )
+        self.edge.tick(self.now_s)
+
+    def post(self, answer: Answered) -> None:
+        self.answers.append(answer)
+        self.posted.set()
+
+    def period(self) -> None:
+        """Ten seconds, and an answer if one comes."""
+        self.now_s += 10.0
+        self.posted.clear()
+        self.edge.tick(self.now_s)
+        if self.scene.trains:
+            assert self.posted.wait(10.0)
+            self.edge.answered(self.answers[-1], self.now_s)
+
+    def lines(self) -> list[AnyLine]:
+        return list(decode(self.log.read_bytes().splitlines()))
+
+
+def test_a_decision_is_made_carried_out_and_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edge = Edge(tmp_path, monkeypatch, lambda _: [KILL])
+    edge.period()
+    assert edge.scene.done == [KILL]
+    begun, decided = edge.lines()
+    assert begun == Begun(
+        t=1e9, solution="played", lengths=Lengths(), every_s=10.0, every_iterations=0
+    )
+    assert isinstance(decided, Decided)
+    assert (decided.no, decided.actions, decided.t) == (1, (KILL,), 1e9 + 10)
+    assert decided.took_s > 0
+    measured = StartMeasured(node="worker-1", inc=9, cost=RestartCost(start_s=2.0))
+    edge.edge.works(measured, 15.0)
+    assert edge.lines()[-1] == TookEffect(t=1e9 + 10, no=1, index=0, cost=measured.cost)
+
+
+def test_what_cannot_be_carried_out_is_written_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edge = Edge(tmp_path, monkeypatch, lambda _: [BackupWorkers(count=1), KILL])
+    edge.period()
+    assert edge.scene.done == [KILL]
+    assert edge.lines()[-1] == Refused(t=1e9 + 10, no=1, index=0, reason="not in this mode")
+    assert edge.edge.controller.num_actions == {"KillRestart": 1}
+
+
+def test_nothing_is_asked_while_nobody_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edge = Edge(tmp_path, monkeypatch, lambda _: [KILL])
+    edge.scene.trains = False
+    edge.period()
+    assert edge.answers == []
+    edge.scene.trains = True
+    edge.period()
+    assert len(edge.answers) == 1
+
+
+def boom(_: Observation) -> None:
+    raise KeyError("worker-7")
+
+
+def leave(_: Observation) -> None:
+    raise SystemExit(3)
+
+
+@pytest.mark.parametrize(
+    ("play", "kind"),
+    [
+        (boom, "KeyError"),
+        (leave, "SystemExit"),
+        (lambda _: None, "TypeError"),
+        (lambda _: ["kill"], "TypeError"),
+        (lambda _: [KillRestart(node="a", gain_s=float("nan"))], "ValueError"),
+    ],
+)
+def test_a_solution_that_fails_is_told_once_and_hurts_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, play: Callable[..., Any], kind: str
+) -> None:
+    edge = Edge(tmp_path, monkeypatch, play)
+    for _ in range(3):
+        edge.period()
+    (failed,) = [line for line in edge.lines() if isinstance(line, Failed)]
+    assert failed.kind == kind
+    assert "Traceback" in failed.traceback
+    assert edge.told == [("solution_failed", f"{kind} (see logs/master.log); the job goes on")]
+    assert edge.scene.done == []
+
+
+def test_a_solution_that_does_not_answer_holds_up_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released = threading.Event()
+
+    def stuck(_: Observation) -> list[AnyAction]:
+        released.wait(30.0)
+        return [KILL]
+
+    edge = Edge(tmp_path, monkeypatch, stuck)
+    edge.edge.tick(10.0)
+    for now_s in (11.0, 10.0 + LATE_S, 100.0, 1000.0):
+        edge.edge.tick(now_s)
+    assert [line.kind for line in edge.lines() if isinstance(line, Failed)] == ["late"]
+    released.set()
+    assert edge.posted.wait(10.0)
+    edge.edge.answered(edge.answers[-1], 1001.0)
+    assert edge.scene.done == []
+    edge.now_s = 1010.0
+    edge.period()
+    assert edge.scene.done == [KILL]
+
+
+@pytest.mark.parametrize("torn", [b"", b'{"type":"Decided","no":9'])
+def test_a_new_master_goes_on_in_the_same_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torn: bytes
+) -> None:
+    edge = Edge(tmp_path, monkeypatch, lambda _: [KILL])
+    edge.period()
+    with edge.log.open("ab") as file:
+        file.write(torn)
+    edge.begin()
+    edge.period()
+    kinds = [type(line) for line in edge.lines()]
+    assert kinds == [Begun, Decided, Begun, Decided]
+    assert [line.no for line in edge.lines() if isinstance(line, Decided)] == [1, 2]
+
+
+def test_the_spec_s_period_and_windows_hold_else_the_solution_s() -> None:
+    chosen = Played(every_s=7.0, every_steps=3)
+    assert period_of(JobSpec(script="a"), chosen).every_s == 7.0
+    assert period_of(JobSpec(script="a"), chosen).every_iterations == 3
+    own = period_of(JobSpec(script="a", decide_every_s=1.5), chosen)
+    assert (own.every_s, own.every_iterations) == (1.5, 0)
+    assert lengths_of(WindowSpec()) == Lengths()
+    short = lengths_of(WindowSpec(short_steps=5, short_s=None, long_steps=None, long_s=9.0))
+    assert (short.short_iterations, short.short_s) == (5, None)
+    assert (short.long_iterations, short.long_s) == (None, 9.0)
+
+
+def test_actions_are_taken_as_they_are() -> None:
+    assert checked([KILL]) == checked((KILL,)) == (KILL,)
+
+
+def test_a_line_of_a_log_is_one_line_of_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edge = Edge(tmp_path, monkeypatch, lambda _: [KILL])
+    edge.period()
+    for line in edge.log.read_text().splitlines():
+        assert json.loads(line)["type"] in ("Begun", "Decided")
