@@ -18,38 +18,39 @@ from torch import nn  # noqa: E402
 
 import paceline as pl  # noqa: E402
 
-NUM_ROWS, DIM = 4096, 8
+DIM = 8
 
 
 class Tiny(nn.Module):
     """One table and one layer; ``table`` False: one small dense tensor."""
 
-    def __init__(self, *, table: bool) -> None:
+    def __init__(self, num_rows: int, dim: int, *, table: bool) -> None:
         super().__init__()
-        self.rows = nn.Embedding(NUM_ROWS, DIM, sparse=True) if table else None
-        self.layer = nn.Linear(DIM, 1, bias=table)
+        self.num_rows, self.dim = num_rows, dim
+        self.rows = nn.Embedding(num_rows, dim, sparse=True) if table else None
+        self.layer = nn.Linear(dim, 1, bias=table)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """The mean of the outputs."""
         if self.rows is None:
-            return self.layer(ids[:, None].expand(-1, DIM) / NUM_ROWS).mean()
+            return self.layer(ids[:, None].expand(-1, self.dim) / self.num_rows).mean()
         return self.layer(self.rows(ids)).mean()
 
 
 class Ids(torch.utils.data.Dataset[torch.Tensor]):
     """So many samples; sample i is row i, modulo the table."""
 
-    def __init__(self, num_samples: int) -> None:
-        self.num_samples = num_samples
+    def __init__(self, num_samples: int, num_rows: int) -> None:
+        self.num_samples, self.num_rows = num_samples, num_rows
 
     def __len__(self) -> int:
         return self.num_samples
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.tensor(index % NUM_ROWS)
+        return torch.tensor(index % self.num_rows)
 
     def __getitems__(self, indices: list[int]) -> torch.Tensor:
-        return torch.tensor(indices) % NUM_ROWS
+        return torch.tensor(indices) % self.num_rows
 
 
 def _as_it_is(batch: torch.Tensor) -> torch.Tensor:
@@ -60,6 +61,8 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--num-samples", type=int, default=10**9)
+    parser.add_argument("--rows", type=int, default=4096)
+    parser.add_argument("--dim", type=int, default=DIM)
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--step-s", type=float, default=0.01)
     parser.add_argument("--dense", action="store_true", help="no table")
@@ -70,12 +73,12 @@ def main() -> None:
     stamps = {"entered_s": ENTERED_S, "init_s": time.monotonic()}
     job = pl.init()
     stamps["inited_s"] = time.monotonic()
-    model = Tiny(table=not options.dense)
+    model = Tiny(options.rows, options.dim, table=not options.dense)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     stamps["prepare_s"] = time.monotonic()
     model, optimizer = job.prepare(model, optimizer)
     stamps["prepared_s"] = time.monotonic()
-    dataset = Ids(options.num_samples)
+    dataset = Ids(options.num_samples, options.rows)
     stamps["loop_s"] = time.monotonic()
     for ids in job.batches(dataset, batch_size=options.batch_size, collate_fn=_as_it_is):
         if "batch_s" not in stamps:

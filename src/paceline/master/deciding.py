@@ -107,7 +107,7 @@ class Deciding:
     def works(self, measured: StartMeasured, now_s: float) -> None:
         """A node works after a start."""
         progress = self._scene.progress(now_s)
-        self._do(self.controller.works(measured.node, measured.cost, progress))
+        self._do(self.controller.works(measured.replaces or measured.node, measured.cost, progress))
 
     # ------------------------------------------------------------------ instructions
 

@@ -73,7 +73,7 @@ def job_now(
         global_batch=batch_size,
         steps_left=steps_left,
         shares=shares,
-        servers=tuple(server.node for server in state.map.servers),
+        servers=tuple(s.node for s in state.map.servers if s.inc in state.map.sharers),
         absent=sum(name not in shares for name in wanted),
         restarts={node.name: node.decided for node in members.nodes.values() if node.decided},
         pending_s=pending_s,

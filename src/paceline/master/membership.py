@@ -580,12 +580,12 @@ class Membership:
 
     # ------------------------------------------------------------------ servers
 
-    def replace(self, name: str, now_s: float) -> list[Act]:
+    def replace(self, name: str, now_s: float, reason: str) -> list[Act]:
         """Start a server that is to take the place of this one; `joiner` tells when it is up."""
         rank = 1 + max(node.rank for node in self.of_role("server"))
         keep = self._keep(ServerAdded(node=f"server-{rank}", replaces=name))
         node = self.nodes[f"server-{rank}"]
-        told = Tell("replacing", name, self.nodes[name].inc, f"by {node.name}")
+        told = Tell("replacing", name, self.nodes[name].inc, f"{reason}: {node.name} takes over")
         return [keep, told, *self._launch(node, now_s)]
 
     def joining(self) -> Node | None:

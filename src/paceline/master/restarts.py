@@ -41,6 +41,8 @@ class StartMeasured(Record, frozen=True):
     """The node's first start: the prior."""
     launched: bool = False
     """It was given a place by the platform, as after a KILL_RESTART."""
+    replaces: str = ""
+    """The server whose place it has taken."""
 
     @property
     def role(self) -> str:
@@ -104,8 +106,11 @@ class Restarts:
         if start is not None:
             start.redo_s = redo_s
 
-    def works(self, node: str, since_s: float) -> None:
-        """It does what it is there for: with that its start is measured."""
+    def works(self, node: str, since_s: float, *, replaces: str = "") -> None:
+        """It does what it is there for: with that its start is measured.
+
+        ``replaces``: the node whose place it has taken.
+        """
         start = self._under_way.get(node)
         if start is None or start.up_s is None:
             return
@@ -120,7 +125,12 @@ class Restarts:
         )
         self._fresh.append(
             StartMeasured(
-                node=node, inc=start.inc, cost=cost, first=start.first, launched=start.launched
+                node=node,
+                inc=start.inc,
+                cost=cost,
+                first=start.first and not replaces,
+                launched=start.launched,
+                replaces=replaces,
             )
         )
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-from paceline.base.errors import ConfigError
 from paceline.master.controller import Progress
 from paceline.master.jobnow import job_now, steps_done
 from paceline.master.membership import Membership
@@ -58,11 +57,7 @@ class Scene:
         Raises:
             ConfigError: it cannot be; the message says why.
         """
-        if not isinstance(action, KillRestart):
-            self._training.carry_out(action)
-        elif self._members.nodes[action.node].role == "server":
-            raise ConfigError(
-                "servers are not replaced yet: all of them would go back to the last cut"
-            )
-        else:
+        if isinstance(action, KillRestart):
             self._restart(action.node, action.reason)
+        else:
+            self._training.carry_out(action)

@@ -193,10 +193,24 @@ class Master:
         except ConfigError as error:
             self._fail(str(error))
 
-    def _restart(self, node: str, reason: str) -> None:
-        """KILL_RESTART."""
+    def _restart(self, name: str, reason: str) -> None:
+        """KILL_RESTART: a worker ends in order and starts again; a server's buckets move first.
+
+        Raises:
+            ConfigError: it cannot be done now, or not in this job.
+        """
         now_s = self._own_time()
-        self._act(self.members.restart(node, now_s, self._stop_s(), reason))
+        if self._alive(name).role == "worker":
+            self._act(self.members.restart(name, now_s, self._stop_s(), reason))
+            return
+        if self.members.joining() is not None:
+            raise ConfigError("a server is being replaced already; wait until that is over")
+        if self._spec.samples != "exactly-once":
+            raise ConfigError(
+                f"samples is {self._spec.samples}: its servers keep no common order, without which "
+                "buckets cannot move; use `paceline kill`, which costs what came since the last cut"
+            )
+        self._act(self.members.replace(name, now_s, reason))
 
     def _handle_batch(self) -> None:
         batch, self._inbox = self._inbox, []
@@ -446,6 +460,9 @@ class Master:
 
     def _moved(self, done: bool) -> None:
         """A move of buckets is over."""
+        new = self.members.joining()
+        if new is not None and done:
+            self.monitor.restarts.works(new.name, self._clock(), replaces=new.replaces)
         self._act(self.members.replaced() if done else self.members.not_replaced())
 
     def _started(self, measured: StartMeasured) -> None:
@@ -573,7 +590,7 @@ class Master:
                 self._act(self.members.kill(self._alive(name).name))
             case Replace(node=name):
                 self._check_running()
-                self._replace(name)
+                self._restart(name, "by order")
             case StopJob(now=now):
                 self._stop("paceline stop", at_once=now)
             case GetSpec():
@@ -593,20 +610,6 @@ class Master:
             names = ", ".join(n.name for n in self.members.nodes.values() if n.alive)
             raise ConfigError(f"no live node {name!r}; there are: {names or 'none'}")
         return node
-
-    def _replace(self, name: str) -> None:
-        """KILL_RESTART: a worker ends in order and starts again; a server's buckets move first."""
-        if self._alive(name).role == "worker":
-            self._act(self.members.restart(name, self._own_time(), self._stop_s()))
-            return
-        if self.members.joining() is not None:
-            raise ConfigError("a server is being replaced already; wait until that is over")
-        if self._spec.samples != "exactly-once":
-            raise ConfigError(
-                f"samples is {self._spec.samples}: its servers keep no common order, without which "
-                "buckets cannot move; use `paceline kill`, which costs what came since the last cut"
-            )
-        self._act(self.members.replace(name, self._own_time()))
 
     def _check_running(self) -> None:
         if self._ending is not None:
