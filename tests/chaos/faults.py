@@ -18,8 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.base.cgroups import find_node_group
+from paceline.base.errors import PacelineError
 from paceline.base.jobdir import JobDir
-from paceline.wire.client import JobStatus
+from paceline.cli.launch import ask
+from paceline.wire.client import Done, JobStatus, Replace
 
 SYS_PIDFD_GETFD = 438
 SO_MAX_PACING_RATE = 47
@@ -110,6 +112,22 @@ def plan(
     return faults
 
 
+def moves(seed: int, *, num_samples: int, count: int) -> list[Fault]:
+    """Replacements of servers while the rest of a plan goes on; a pure function as `plan`."""
+    rng = random.Random(f"moves {seed}")
+    return [
+        Fault(
+            kind="replace",
+            role="server",
+            index=rng.randrange(8),
+            at_committed=rng.randrange(num_samples // 20, num_samples // 2),
+            at_s=0.0,
+            for_s=0.0,
+        )
+        for _ in range(count)
+    ]
+
+
 @dataclass
 class Injection:
     """A fault that fired, and how to take it back."""
@@ -197,10 +215,19 @@ class Injector:
             return lambda: group.set_cpu(None)
         elif fault.kind == "cut":
             return (lambda: None) if cut_connections(pid) else None
+        elif fault.kind == "replace":
+            return (lambda: None) if self._replace(pid, status) else None
         elif fault.kind == "delay":
             paced = pace_connections(pid, TRICKLE[fault.role])
             return (lambda: unpace_quietly(pid)) if paced else None
         return lambda: None
+
+    def _replace(self, pid: int, status: JobStatus) -> bool:
+        """Have the master replace a server; False: it does not answer. It may refuse."""
+        node = next(n.node for n in status.nodes if n.pid == pid)
+        with contextlib.suppress(PacelineError, OSError):
+            return isinstance(ask(self.job, Replace(node=node), timeout_s=1.0), Done)
+        return False
 
 
 def supervisor_pid(job: JobDir) -> int | None:

@@ -39,7 +39,7 @@ from paceline.wire.spec import (
     RestartSpec,
     TimeoutSpec,
 )
-from tests.chaos.faults import LOST_AFTER_S, Fault, Injector, plan, supervisor_pid
+from tests.chaos.faults import LOST_AFTER_S, Fault, Injector, moves, plan, supervisor_pid
 from tests.chaos.oracle import check_cut, leftovers
 
 SCRIPT = Path(__file__).with_name("planted.py")
@@ -55,6 +55,8 @@ SYNC_S = 0.5
 """More for each sync of a cut's file, on a slow disk: meanwhile the cut is in memory only."""
 RECORD_S = 0.001
 """To read one record, where a loop waits for its input."""
+MORE_EPOCHS = 2
+"""Where servers are replaced: it takes a second, and should happen while the job trains."""
 LINGER_S = 5.0
 """After the outcome is written the supervisor takes this long at most to clear the machine."""
 
@@ -75,6 +77,16 @@ class Case:
     record_s: float
     sync_s: float
     faults: list[Fault]
+
+
+def with_moves(case: Case) -> Case:
+    """The same where servers are replaced besides; without an order they cannot be."""
+    if case.samples != "exactly-once":
+        return case
+    epochs = case.epochs + MORE_EPOCHS
+    num_samples = NUM_SAMPLES * epochs
+    added = moves(case.seed, num_samples=num_samples, count=1 + case.seed % 2)
+    return dataclasses.replace(case, epochs=epochs, faults=[*case.faults, *added])
 
 
 def case_of(seed: int) -> Case:
@@ -265,6 +277,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seeds", default="0:10", help="a:b, b excluded")
     parser.add_argument("--keep-going", action="store_true")
+    parser.add_argument("--no-moves", action="store_true", help="replace no servers")
     options = parser.parse_args()
     first, last = (int(part) for part in options.seeds.split(":"))
     os.environ.setdefault("PACELINE_HOME", "/tmp/paceline-chaos")
@@ -273,7 +286,8 @@ def main() -> None:
     for seed in range(first, last):
         start_s = time.monotonic()
         try:
-            print(msgspec.json.encode(run(case_of(seed))).decode(), flush=True)
+            case = case_of(seed) if options.no_moves else with_moves(case_of(seed))
+            print(msgspec.json.encode(run(case)).decode(), flush=True)
         except AssertionError as error:
             failed.append(seed)
             print(f"FAILED {error}", flush=True)
