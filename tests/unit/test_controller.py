@@ -10,6 +10,7 @@ from paceline.master.controller import (
     LATE_S,
     LOST_S,
     QUIET_S,
+    SPAN_S,
     Ask,
     CarryOut,
     Controller,
@@ -209,6 +210,30 @@ def test_an_outcome_that_cannot_be_told_is_none() -> None:
     endless.works()
     (measured,) = lines(endless.decide(), Measured)
     assert (measured.before, measured.after, measured.gain_s) == (1000.0, 1000.0, None)
+
+
+def test_speeds_are_taken_over_a_span_however_often_the_solution_is_asked() -> None:
+    job = Job()
+    job.controller = Controller(Period(every_s=1.0, every_iterations=0), lambda: job.now_s)
+
+    def second(*actions: AnyAction) -> list[Measured]:
+        job.wait(1.0)
+        asked = job.ask()
+        job.controller.answered(asked[-1].no, actions, 0.0, job.now_s)  # type: ignore[union-attr]
+        return lines(asked, Measured)
+
+    for _ in range(20):
+        second()
+    job.speed = 400.0
+    for _ in range(5):
+        second()
+    second(KILL)
+    job.works()
+    job.speed = 900.0
+    measured = [one for _ in range(int(SPAN_S)) for one in second()]
+    assert [(one.before, one.after, one.seconds) for one in measured] == [
+        ((4 * 1000 + 6 * 400) / 10, 900.0, SPAN_S)
+    ]
 
 
 def test_actions_that_took_effect_together_are_measured_together() -> None:

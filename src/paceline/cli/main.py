@@ -292,6 +292,35 @@ def report(
 
 
 @app.command()
+def explain(job: Job = None) -> None:
+    """Tell what was decided about a job's stragglers, why, and what came of it."""
+    from paceline.base.jobdir import JobDir
+    from paceline.cli.explain import explain as tell
+
+    tell(JobDir.find(job), _console())
+
+
+@app.command()
+def replay(
+    log: Annotated[
+        str | None, typer.Argument(metavar="[LOG]", help="A decisions.jsonl, or a JOB.")
+    ] = None,
+    solution: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Who is to decide. Default: the log's own.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A parameter of the solution."),
+    ] = None,
+) -> None:
+    """Make a job's decisions again, offline; exit code 1 if its own solution now differs."""
+    from paceline.cli.explain import run_replay
+
+    same = run_replay(log, solution, parse_settings(settings or []), _console())
+    raise typer.Exit(0 if same else 1)
+
+
+@app.command()
 def agent(
     join: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where the master listens.")],
     secret_file: Annotated[

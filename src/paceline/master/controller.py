@@ -11,6 +11,7 @@ come by then).
 Reference: AntDT, section V-E (controller: monitor, decide, act).
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -32,6 +33,8 @@ LATE_S = 5.0
 """A solution answers within this, or its answer counts for nothing."""
 QUIET_S = 300.0
 """A decision without actions, after one without actions, is written down this often at most."""
+SPAN_S = 10.0
+"""Speeds before and after an action are taken over so long at least, and a period at least."""
 LOST_S = 60.0
 """A global action that has not taken effect for so long does not hold up the next decision."""
 
@@ -102,10 +105,10 @@ class Controller:
         self._failures: set[str] = set()
         self._last: tuple[float, float] | None = None
         """Clock and iterations when the solution was last asked."""
-        self._progress: Progress | None = None
-        """When the solution was last asked."""
+        self._points: deque[Progress] = deque()
+        """When the solution was asked, back to one that is a span old; since the last effect."""
         self._speed: float | None = None
-        """Samples per second in the period before it was last asked."""
+        """Samples per second over them."""
         self._flights: list[_Flight] = []
         self._quiet_since_s: float | None = None
         """When the last line of a decision without actions was written."""
@@ -141,6 +144,10 @@ class Controller:
             for flight in self._flights
         )
 
+    @property
+    def _span_s(self) -> float:
+        return max(SPAN_S, self._period.every_s)
+
     def since_action_s(self, now_s: float) -> float | None:
         """Since the last action took effect; None: there was none."""
         return None if self._effect_s is None else now_s - self._effect_s
@@ -151,8 +158,10 @@ class Controller:
         self, observation: Observation, iterations: float, progress: Progress
     ) -> list[Instruction]:
         """It is due: what the solution sees, and how far the job is."""
-        before, self._progress = self._progress, progress
-        self._speed = _speed(before, progress)
+        while len(self._points) > 1 and progress.t_s - self._points[1].t_s >= self._span_s:
+            self._points.popleft()
+        self._speed = _speed(self._points[0], progress) if self._points else None
+        self._points.append(progress)
         self._last = (progress.t_s, iterations)
         self._asked, self._asked_s, self._late = (
             Ask(self._next_no, observation),
@@ -271,16 +280,16 @@ class Controller:
         self, flight: _Flight, progress: Progress, cost: RestartCost | None
     ) -> list[Instruction]:
         flight.effect, self._effect_s = progress, progress.t_s
+        self._points = deque([progress])
         line = TookEffect(t=self._wall_clock(), no=flight.no, index=flight.index, cost=cost)
         return [Write(line)]
 
     def _measure(self, progress: Progress) -> list[Instruction]:
-        """Outcomes of what has been in effect for a period."""
+        """Outcomes of what has been in effect for long enough."""
         ripe = [
             flight
             for flight in self._flights
-            if flight.effect is not None
-            and progress.t_s - flight.effect.t_s >= self._period.every_s
+            if flight.effect is not None and progress.t_s - flight.effect.t_s >= self._span_s
         ]
         self._flights = [flight for flight in self._flights if flight not in ripe]
         return [Write(self._outcome(flight, progress, len(ripe) - 1)) for flight in ripe]

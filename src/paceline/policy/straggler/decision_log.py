@@ -82,7 +82,7 @@ class Measured(Line, frozen=True):
     no: int
     index: int
     before: float | None
-    """Samples per second that came into the model in the period before the decision."""
+    """Samples per second that came into the model before the decision."""
     after: float | None
     """The same, since the action took effect."""
     seconds: float

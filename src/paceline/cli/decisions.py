@@ -1,0 +1,238 @@
+"""A job's decision log as stories: what was seen, decided, expected, and what came of it.
+
+Numbers are those of the log, which the master has measured; what is estimated is called so.
+"""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from paceline.base.errors import ConfigError
+from paceline.cli.history import Tail
+from paceline.cli.wording import counted, milliseconds, seconds, speed
+from paceline.policy.straggler.actions import (
+    AdjustBatch,
+    AdjustRate,
+    AnyAction,
+    BackupWorkers,
+    KillRestart,
+    Partial,
+    Profile,
+    Share,
+)
+from paceline.policy.straggler.decision_log import (
+    AnyLine,
+    Begun,
+    Decided,
+    Failed,
+    Measured,
+    Refused,
+    TookEffect,
+    decode,
+    describe_cost,
+)
+from paceline.policy.straggler.observation import Observation, ServerSeen, WorkerSeen
+
+MAX_SHARES = 6
+"""Of an ADJUST_BS, named one by one."""
+
+
+class Story(msgspec.Struct, frozen=True, kw_only=True):
+    """One action, or what else there is to tell; ``t`` in Unix time."""
+
+    t: float
+    no: int
+    what: str
+    """The action, with whom it concerns."""
+    seen: str = ""
+    """Who was slow against whom."""
+    rule: str = ""
+    """The solution, and its rule with the numbers that it looked at."""
+    expected: str = ""
+    """Gain and cost."""
+    became: str = ""
+    """Refused, on its way, or in effect."""
+    outcome: str = ""
+    """What was measured afterwards."""
+
+
+def read_log(path: Path) -> list[AnyLine]:
+    """All whole lines of a decision log.
+
+    Raises:
+        ConfigError: there is none, or it is of another version.
+    """
+    if not path.exists():
+        raise ConfigError(
+            f"{path}: no decisions were written; start the job with a solution, e.g. --solution nd"
+        )
+    try:
+        return list(decode(Tail(path).lines()))
+    except ValueError as error:
+        raise ConfigError(f"{path}: not a decision log of this version: {error}") from error
+
+
+def stories(lines: Sequence[AnyLine]) -> list[Story]:
+    """What there is to tell, in order; decisions without actions are not."""
+    told: list[Story] = []
+    after = _After(lines)
+    solution = ""
+    for line in lines:
+        match line:
+            case Begun():
+                solution = line.solution
+            case Failed():
+                last = line.traceback.strip().rpartition("\n")[2] or line.kind
+                told.append(Story(t=line.t, no=line.no, what=f"{solution} failed", rule=last))
+            case Decided():
+                told += [
+                    _story(solution, line, index, action, after)
+                    for index, action in enumerate(line.actions)
+                ]
+            case _:
+                pass
+    return told
+
+
+class _After:
+    """What became of actions, by the number of the decision and the place in it."""
+
+    def __init__(self, lines: Iterable[AnyLine]) -> None:
+        self.refused: dict[tuple[int, int], Refused] = {}
+        self.effect: dict[tuple[int, int], TookEffect] = {}
+        self.measured: dict[tuple[int, int], Measured] = {}
+        for line in lines:
+            match line:
+                case Refused():
+                    self.refused[line.no, line.index] = line
+                case TookEffect():
+                    self.effect[line.no, line.index] = line
+                case Measured():
+                    self.measured[line.no, line.index] = line
+                case _:
+                    pass
+
+
+def _story(solution: str, decided: Decided, index: int, action: AnyAction, after: _After) -> Story:
+    key = (decided.no, index)
+    return Story(
+        t=decided.t,
+        no=decided.no,
+        what=name_of(action),
+        seen=seen_of(action, decided.observation),
+        rule=f"{solution}: {action.reason}",
+        expected=expected_of(action, decided.observation),
+        became=_became(decided, after.refused.get(key), after.effect.get(key)),
+        outcome=_outcome(after.measured.get(key)),
+    )
+
+
+def num_decisions(lines: Iterable[AnyLine]) -> tuple[int, int]:
+    """Decisions in the log, and those of them with actions."""
+    decided = [line for line in lines if isinstance(line, Decided)]
+    return len(decided), sum(bool(line.actions) for line in decided)
+
+
+def name_of(action: AnyAction) -> str:
+    """The action as AntDT names it, and what it does."""
+    match action:
+        case KillRestart(node=node):
+            return f"KILL_RESTART {node}"
+        case AdjustBatch(shares=shares):
+            named = list(shares.items())[:MAX_SHARES]
+            more = len(shares) - MAX_SHARES
+            told = ", ".join(f"{node} {_size(share)}" for node, share in named)
+            return f"ADJUST_BS {told}" + (f" and {more} more" if more > 0 else "")
+        case BackupWorkers(count=count):
+            return f"BACKUP_WORKERS {count}"
+        case Partial(left_out=left_out):
+            return f"PARTIAL, up to {left_out:,} samples"
+        case AdjustRate(factors=factors):
+            return f"ADJUST_LR of {counted(len(factors), 'worker')}"
+        case Profile(sizes=sizes):
+            return f"PROFILE of {counted(len(sizes), 'worker')}"
+
+
+def _size(share: Share) -> str:
+    size = f"{share.batch_size:,}"
+    return f"{size} x {share.accumulation}" if share.accumulation > 1 else size
+
+
+# --------------------------------------------------------------------------- parts of a story
+
+
+def seen_of(action: AnyAction, seen: Observation) -> str:
+    """Who was slow against whom: the node of the action, or the slowest worker."""
+    if isinstance(action, KillRestart) and action.node.startswith("server"):
+        return _compared(action.node, {one.node: _server_s(one) for one in seen.servers})
+    times_s = {one.node: _worker_s(one) for one in seen.workers}
+    known = {node: time_s for node, time_s in times_s.items() if time_s is not None}
+    if isinstance(action, KillRestart):
+        return _compared(action.node, times_s)
+    return _compared(max(known, key=lambda node: known[node]), times_s) if known else ""
+
+
+def _compared(node: str, times_s: dict[str, float | None]) -> str:
+    own_s = times_s.get(node)
+    others = [time_s for name, time_s in times_s.items() if name != node and time_s is not None]
+    if own_s is None:
+        return ""
+    told = f"{node} took {milliseconds(own_s)}"
+    if not others:
+        return told
+    mean_s = sum(others) / len(others)
+    times = f", {own_s / mean_s:.1f} times as long" if mean_s > 0 else ""
+    if len(others) == 1:
+        return f"{told}, the other {milliseconds(mean_s)}{times}"
+    return f"{told}, the {len(others)} others {milliseconds(mean_s)} on average{times}"
+
+
+def _worker_s(worker: WorkerSeen) -> float | None:
+    pace = worker.long or worker.short
+    return pace.compute_s if pace else None
+
+
+def _server_s(server: ServerSeen) -> float | None:
+    pace = server.long or server.short
+    return pace.server_s if pace else None
+
+
+def expected_of(action: AnyAction, seen: Observation) -> str:
+    """What the solution expected; a restart's cost also where it did not say."""
+    parts = [f"gain {seconds(action.gain_s)}"] if action.gain_s else []
+    if action.cost_s:
+        parts.append(f"cost {seconds(action.cost_s)}")
+    if isinstance(action, KillRestart):
+        on_server = action.node.startswith("server")
+        cost = seen.server_restart if on_server else seen.worker_restart
+        parts.append(f"a restart takes {describe_cost(cost)}")
+        pending = "not known" if seen.pending_s is None else seconds(seen.pending_s)
+        parts.append(f"waiting for a place {pending}")
+    return "; ".join(parts)
+
+
+def _became(decided: Decided, refused: Refused | None, effect: TookEffect | None) -> str:
+    if refused is not None:
+        return f"not carried out: {refused.reason}"
+    if effect is None:
+        return "not known to have taken effect"
+    cost = f"; its start took {describe_cost(effect.cost)}" if effect.cost else ""
+    return f"in effect after {seconds(effect.t - decided.t)}{cost}"
+
+
+def _outcome(measured: Measured | None) -> str:
+    if measured is None:
+        return ""
+    if measured.before is None or measured.after is None:
+        return "the speeds before and after cannot be compared"
+    told = (
+        f"{speed(measured.before)} before, {speed(measured.after)} in the "
+        f"{seconds(measured.seconds)} after"
+    )
+    if measured.gain_s is not None:
+        less = "less" if measured.gain_s >= 0 else "more"
+        told += f"; the rest takes {seconds(abs(measured.gain_s))} {less} at that speed (estimate)"
+    if measured.others:
+        told += f"; together with {counted(measured.others, 'other action')}"
+    return told

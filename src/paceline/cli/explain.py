@@ -1,0 +1,137 @@
+"""``paceline explain`` and ``paceline replay``: what was decided, why, and what came of it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from paceline.base.errors import ConfigError
+from paceline.base.jobdir import JobDir
+from paceline.cli.decisions import Story, name_of, num_decisions, read_log, stories
+from paceline.cli.wording import clock, counted
+from paceline.policy.straggler.actions import AnyAction
+from paceline.policy.straggler.decision_log import AnyLine, Begun, Decided
+from paceline.policy.straggler.registry import solution
+from paceline.policy.straggler.replay import Replayed, replay
+from paceline.policy.straggler.solution import Solution
+
+PARTS = ("seen", "rule", "expected", "became", "outcome")
+
+
+def explain(job: JobDir, console: Console) -> None:
+    """Tell what was decided for a job, and why.
+
+    Raises:
+        ConfigError: nothing was written, or it cannot be read.
+    """
+    lines = read_log(job.decisions)
+    begun = next((line for line in lines if isinstance(line, Begun)), None)
+    decided, acted = num_decisions(lines)
+    name = begun.solution if begun else "no solution"
+    console.print(f"{job.job_id}: {name}", style="bold", highlight=False, markup=False)
+    console.print(
+        f"  {counted(decided, 'decision')} written, {acted} with actions; "
+        f"of those without only one in a while is written",
+        highlight=False,
+    )
+    started_s = lines[0].t if lines else 0.0
+    for story in stories(lines):
+        _tell(story, started_s, console)
+
+
+def _tell(story: Story, started_s: float, console: Console) -> None:
+    console.print()
+    head = f"{clock(story.t - started_s):>7}  decision {story.no}: {story.what}"
+    console.print(head, style="bold", highlight=False, markup=False)
+    rows = [(part, text) for part in PARTS if (text := getattr(story, part))]
+    if not console.is_terminal:
+        for part, text in rows:
+            line = f"         {part:<10}{text}"
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
+        return
+    grid = Table.grid(padding=(0, 2))
+    for part, text in rows:
+        grid.add_row(f"         {part}", text)
+    console.print(grid, highlight=False, markup=False)
+
+
+def run_replay(
+    source: str | None, name: str | None, args: Mapping[str, str], console: Console
+) -> bool:
+    """Ask for the decisions of a log again, and show where the answers differ.
+
+    Args:
+        source: a log, or what `JobDir.find` takes.
+        name: the solution to ask; None: the log's own.
+        args: its parameters; of the log's own those that are to differ.
+        console: to show it on.
+
+    Returns:
+        Whether the log's own solution answers as it did.
+
+    Raises:
+        ConfigError: no such log or solution.
+    """
+    path = Path(source) if source and Path(source).is_file() else JobDir.find(source).decisions
+    lines = read_log(path)
+    own = _all(lines, lambda begun: solution(begun.solution, begun.args))
+    differing = [one for one in own if not one.same]
+    if name is not None or args:
+        asked = _all(lines, lambda begun: _asked(begun, name, args))
+        _show(asked, name or "the same, with other parameters", console)
+    for one in differing:
+        console.print(_difference(one), highlight=False, markup=False, soft_wrap=True)
+    verdict = f"differs in {len(differing)} of" if differing else "reproduces all"
+    names = " and ".join(dict.fromkeys(b.solution for b in lines if isinstance(b, Begun)))
+    console.print(
+        f"{names or 'nobody'}: {verdict} {counted(len(own), 'decision')} of the log",
+        style="red" if differing else "green",
+        highlight=False,
+    )
+    return not differing
+
+
+def _all(lines: Sequence[AnyLine], choose: Callable[[Begun], Solution]) -> list[Replayed]:
+    try:
+        return list(replay(lines, choose))
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"the solution fails on the log's observations: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _asked(begun: Begun, name: str | None, args: Mapping[str, str]) -> Solution:
+    if name is None or name == begun.solution:
+        return solution(begun.solution, {**begun.args, **args})
+    return solution(name, args)
+
+
+def _show(asked: Sequence[Replayed], name: str, console: Console) -> None:
+    """Decisions in which anyone acts, the log's beside those of now."""
+    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
+    for column in ("decision", "step", "the log", name):
+        table.add_column(column, overflow="fold")
+    for one in asked:
+        if one.actions or one.decided.actions:
+            log, now = _names(one.decided.actions), _names(one.actions)
+            step = f"{one.decided.observation.step:,}"
+            table.add_row(str(one.decided.no), step, log, "the same" if one.same else now)
+    if table.row_count:
+        console.print(table, highlight=False, markup=False)
+    acted = sum(bool(one.actions) for one in asked)
+    console.print(f"{name}: acts in {acted} of {counted(len(asked), 'decision')}", highlight=False)
+
+
+def _names(actions: Sequence[AnyAction]) -> str:
+    return "\n".join(f"{name_of(action)} ({action.reason})" for action in actions) or "-"
+
+
+def _difference(one: Replayed) -> str:
+    decided: Decided = one.decided
+    then, now = _names(decided.actions), _names(one.actions)
+    if then == now:
+        then, now = repr(decided.actions), repr(one.actions)
+    return f"decision {decided.no}: was {then}; is now {now}"

@@ -1,0 +1,44 @@
+"""Decisions made again from a log: by the solution that made them, or by another one.
+
+A decision is a pure function of its observation, so the log's own solution must answer as it did;
+where it does not, it is another version of it, or it remembers something.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+
+import msgspec
+
+from paceline.policy.straggler.actions import AnyAction
+from paceline.policy.straggler.decision_log import AnyLine, Begun, Decided
+from paceline.policy.straggler.solution import Solution
+
+
+class Replayed(msgspec.Struct, frozen=True, kw_only=True):
+    """One decision, then and now."""
+
+    decided: Decided
+    actions: tuple[AnyAction, ...]
+    """Of the solution that was asked now."""
+
+    @property
+    def same(self) -> bool:
+        """Whether every field of every action is equal, reasons and estimates included."""
+        return self.actions == self.decided.actions
+
+
+def replay(lines: Iterable[AnyLine], choose: Callable[[Begun], Solution]) -> Iterator[Replayed]:
+    """Ask again for every decision of a log.
+
+    Args:
+        lines: of the log; those before its first `Begun` are passed over.
+        choose: the solution for the run that the line begins.
+    """
+    asked: Solution | None = None
+    for line in lines:
+        match line:
+            case Begun():
+                asked = choose(line)
+            case Decided() if asked is not None:
+                yield Replayed(decided=line, actions=tuple(asked.decide(line.observation)))
+            case _:
+                pass

@@ -1,0 +1,103 @@
+"""A worker that is slow is seen, decided about, restarted elsewhere, and the log tells it all."""
+
+import contextlib
+import io
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from paceline.cli.decisions import read_log, stories
+from paceline.cli.explain import run_replay
+from paceline.policy.straggler.actions import KillRestart
+from paceline.policy.straggler.decision_log import Begun, Decided, TookEffect
+from paceline.wire.spec import RestartSpec, WindowSpec
+from tests.integration.running import running, until
+
+pytestmark = pytest.mark.soak
+
+STOPPED_S, RUNNING_S = 0.3, 0.03
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+
+
+@contextlib.contextmanager
+def slowed(pid: int) -> Iterator[None]:
+    """The process gets to run a tenth of the time, until it is gone."""
+    over = threading.Event()
+
+    def hold() -> None:
+        with contextlib.suppress(ProcessLookupError):
+            while not over.is_set():
+                os.kill(pid, signal.SIGSTOP)
+                time.sleep(STOPPED_S)
+                os.kill(pid, signal.SIGCONT)
+                time.sleep(RUNNING_S)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+def test_nd_restarts_a_slow_worker_elsewhere_and_the_log_replays(tmp_path: Path) -> None:
+    with running(
+        tmp_path,
+        "--num-samples",
+        "24576",
+        "--step-s",
+        "0.03",
+        workers=3,
+        solution="nd",
+        decide_every_s=1.0,
+        windows=WindowSpec(short_steps=10, long_steps=20),
+        restart=RestartSpec(budget=0),
+    ) as job:
+        job.until_committed(1500)
+        victim = job.node("worker-1")
+        with slowed(victim.pid):
+            until(lambda: job.events("kill_restart"), "a decision to restart it")
+            until(lambda: job.node("worker-1").agent_pid not in (0, victim.agent_pid), "its place")
+        until(lambda: len([e for e in job.events("works") if e["node"] == "worker-1"]) == 2, "work")
+        job.check_finished()
+
+        assert {event["node"] for event in job.events("kill_restart")} == {"worker-1"}
+        assert job.deaths() == []  # in order
+        lines = read_log(job.job.decisions)
+        first = next(line for line in lines if isinstance(line, Decided) and line.actions)
+        (action,) = first.actions
+        assert isinstance(action, KillRestart)
+        assert action.node == "worker-1"
+        paces = {worker.node: worker.long for worker in first.observation.workers}
+        assert all(paces.values())
+        slow, *others = (paces[f"worker-{i}"].compute_s for i in (1, 0, 2))  # type: ignore[union-attr]
+        assert slow > 1.5 * max(others)
+        assert all(server.short is not None for server in first.observation.servers)
+        effect = next(line for line in lines if isinstance(line, TookEffect))
+        assert effect.no == first.no
+        assert effect.cost is not None
+        assert 0.0 < effect.cost.total_s < effect.t - first.t + 1.0
+        assert effect.cost.start_s > 0
+        assert effect.cost.rebuild_s > 0
+        assert sum(isinstance(line, Begun) for line in lines) == 1
+        assert stories(lines)[0].became.startswith("in effect after")
+
+        shown = io.StringIO()
+        console = Console(file=shown, width=200)
+        assert run_replay(str(job.job.decisions), None, {}, console)
+        assert run_replay(job.job.job_id, "nd", {"slowness": "100"}, console)
+        assert "nd: reproduces all" in shown.getvalue()
+        assert "nd: acts in 0 of" in shown.getvalue()
