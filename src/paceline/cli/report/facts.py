@@ -10,6 +10,7 @@ import msgspec
 from msgspec import structs
 
 from paceline.base.jobdir import JobDir
+from paceline.cli.decisions import Story, read_log, stories
 from paceline.cli.history import Event, Point, read_events, read_metrics
 from paceline.wire import spec as specs
 from paceline.wire.outcome import Outcome, read_outcome
@@ -17,6 +18,10 @@ from paceline.wire.spec import JobSpec
 
 ENDS = ("finished", "stopped", "killed", "out of memory", "failed", "unreachable", "running")
 """How a life can end; ``running``: it has not."""
+
+
+ORDERS = {"killed": "killed by order", "kill_restart": "restarted by decision"}
+"""Why a life ended that had to end."""
 
 
 class Life(msgspec.Struct, frozen=True):
@@ -75,6 +80,8 @@ class Facts(msgspec.Struct, frozen=True):
     workers: tuple[Worker, ...]
     events: tuple[Event, ...]
     points: tuple[Point, ...]
+    decisions: tuple[Story, ...] = ()
+    """What was decided about stragglers, action by action."""
 
     @property
     def samples_per_s(self) -> float:
@@ -97,14 +104,18 @@ def read_facts(job: JobDir) -> Facts:
 
     Raises:
         PermanentError: the spec is damaged.
+        ConfigError: the decision log is of another version.
     """
-    return work_out(
+    facts = work_out(
         job,
         specs.load(job.spec),
         read_outcome(job.outcome),
         read_events(job.events),
         read_metrics(job.metrics),
     )
+    if not job.decisions.exists():
+        return facts
+    return structs.replace(facts, decisions=tuple(stories(read_log(job.decisions))))
 
 
 def work_out(
@@ -177,12 +188,12 @@ def how_ended(end: Event | None, *, by_order: bool) -> str:
 
 def find_incidents(events: Sequence[Event], points: Sequence[Point]) -> Iterator[Incident]:
     """Everything that a healthy job does not have, in order."""
-    ordered = {event.inc for event in events if event.event == "killed"}
+    ordered = {event.inc: ORDERS[event.event] for event in events if event.event in ORDERS}
     for index, event in enumerate(events):
         later = events[index + 1 :]
         match event.event:
             case "relaunch":
-                what = "killed by order" if event.inc in ordered else _before(event.reason, "; ")
+                what = ordered.get(event.inc) or _before(event.reason, "; ")
                 back_s = _next(later, "process_up", event.node)
                 done = "started again" if back_s else "to be started again"
                 told = _incident(event, f"{event.node}: {what}", done, back_s, points)

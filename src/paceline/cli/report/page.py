@@ -77,7 +77,8 @@ def write_page(facts: Facts, path: Path) -> None:
 
 def render(facts: Facts) -> str:
     """The page as text."""
-    parts = [_facts_table(facts), _incidents(facts), _workers(facts), *_drawings(facts)]
+    parts = [_facts_table(facts), _incidents(facts), _decisions(facts), _workers(facts)]
+    parts += _drawings(facts)
     if facts.outcome and facts.outcome.traceback:
         parts.insert(1, f"<h2>Traceback</h2><pre>{escape(facts.outcome.traceback)}</pre>")
     return PAGE.substitute(
@@ -104,6 +105,13 @@ def _incidents(facts: Facts) -> str:
     rows = [(str(n), *row) for n, row in enumerate(text.incident_rows(facts), start=1)]
     table = _table(("", *text.INCIDENT_COLUMNS), rows, "incidents")
     return f'{head}{table}<p class="faint">{COST_NOTE}</p>'
+
+
+def _decisions(facts: Facts) -> str:
+    if not facts.decisions:
+        return ""
+    table = _table(text.DECISION_COLUMNS, text.decision_rows(facts))
+    return f"<h2>Decisions</h2>{table}"
 
 
 def _drawings(facts: Facts) -> list[str]:

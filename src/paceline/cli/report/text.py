@@ -113,6 +113,22 @@ def incident_rows(facts: Facts) -> list[tuple[str, ...]]:
     ]
 
 
+DECISION_COLUMNS = ("at", "decided against stragglers", "why", "what came of it")
+
+
+def decision_rows(facts: Facts) -> list[tuple[str, ...]]:
+    """Per action: when, what, why, what came of it."""
+    return [
+        (
+            clock(story.t - facts.started_s),
+            story.what,
+            "; ".join(filter(None, (story.seen, story.rule))),
+            "; ".join(filter(None, (story.became, story.outcome))) or "-",
+        )
+        for story in facts.decisions
+    ]
+
+
 def show(facts: Facts, console: Console) -> None:
     """Print the report."""
     console.print(facts.job_id, style="bold", highlight=False)
@@ -122,6 +138,8 @@ def show(facts: Facts, console: Console) -> None:
     console.print(grid, highlight=False, markup=False)
     if facts.incidents:
         _table(console, INCIDENT_COLUMNS, incident_rows(facts))
+    if facts.decisions:
+        _table(console, DECISION_COLUMNS, decision_rows(facts))
     _table(console, WORKER_COLUMNS, worker_rows(facts))
 
 
