@@ -22,6 +22,7 @@ from tests.integration.running import running, until
 pytestmark = pytest.mark.soak
 
 STOPPED_S, RUNNING_S = 0.3, 0.03
+PENDING_S = 1.5
 
 
 @pytest.fixture(autouse=True)
@@ -65,6 +66,7 @@ def test_nd_restarts_a_slow_worker_elsewhere_and_the_log_replays(tmp_path: Path)
         decide_every_s=1.0,
         windows=WindowSpec(short_steps=10, long_steps=20),
         restart=RestartSpec(budget=0),
+        pending_trace=((0.0, 0.0), (5.0, PENDING_S)),
     ) as job:
         job.until_committed(1500)
         victim = job.node("worker-1")
@@ -81,6 +83,7 @@ def test_nd_restarts_a_slow_worker_elsewhere_and_the_log_replays(tmp_path: Path)
         (action,) = first.actions
         assert isinstance(action, KillRestart)
         assert action.node == "worker-1"
+        assert first.observation.pending_s == PENDING_S
         paces = {worker.node: worker.long for worker in first.observation.workers}
         assert all(paces.values())
         slow, *others = (paces[f"worker-{i}"].compute_s for i in (1, 0, 2))  # type: ignore[union-attr]
@@ -90,6 +93,7 @@ def test_nd_restarts_a_slow_worker_elsewhere_and_the_log_replays(tmp_path: Path)
         assert effect.no == first.no
         assert effect.cost is not None
         assert 0.0 < effect.cost.total_s < effect.t - first.t + 1.0
+        assert PENDING_S <= effect.cost.pending_s < PENDING_S + 1.0
         assert effect.cost.start_s > 0
         assert effect.cost.rebuild_s > 0
         assert sum(isinstance(line, Begun) for line in lines) == 1

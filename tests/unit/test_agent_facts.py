@@ -70,6 +70,18 @@ def test_the_ledger_of_a_former_life_is_not_taken_for_this_ones(tmp_path: Path) 
     assert (facts.inc, facts.steps, facts.samples) == (2, 0, 0)
 
 
+def test_a_new_agent_does_not_report_again_what_its_predecessor_did(tmp_path: Path) -> None:
+    path = tmp_path / "worker-0.ledger"
+    ledger = StepLedgerWriter(path, inc=1)
+    for step in range(1, 6):
+        write(ledger, step, 1.0)
+    reader = FactsReader(path, NodeGroup({}))
+    reader.skip_past()
+    write(ledger, 6, 2.0)
+    facts = reader.read(up(1))
+    assert (facts.steps, facts.bpt_s, facts.samples) == (1, 2.0, 60)
+
+
 def test_a_file_that_is_no_ledger_leaves_the_kernels_facts(tmp_path: Path) -> None:
     path = tmp_path / "worker-0.ledger"
     path.write_bytes(b"something else, long enough for a header" * 4)

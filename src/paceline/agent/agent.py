@@ -89,6 +89,7 @@ class Agent:
         self._told = ""
         if adopted:
             self._host.adopt(adopted)
+            self._facts.skip_past()
         else:
             self._host.kill_strays()
 

@@ -41,6 +41,10 @@ class FactsReader:
             throttled_s=self._group.throttled_s(),
         )
 
+    def skip_past(self) -> None:
+        """Of a process that another agent has reported on: what it did so far is no news."""
+        self._read_page()
+
     def _read_page(self) -> LedgerPage | None:
         try:
             return self._ledger.read()
