@@ -12,6 +12,7 @@ import msgspec
 
 from paceline.base.samples import SampleSet, Span
 from paceline.master import state as master
+from paceline.master.moving import Moving
 from paceline.master.records import CutValid, Granted, Records, Returned
 from paceline.master.shards.ledger import Ledger
 from paceline.master.state import Journal, MasterState, Send, Sizing
@@ -27,10 +28,14 @@ from paceline.wire.messages import (
     Grant,
     Held,
     Included,
+    Joined,
     LeaseRequest,
     Part,
+    Piece,
     Ready,
+    Remap,
     Restore,
+    ServerMap,
     TakeCut,
     Update,
 )
@@ -112,7 +117,33 @@ class TwoUnreadyPerStep(WorkerState):
         return len(self.offers) < self.window
 
 
+class OldPartsStayGood(WorkerState):
+    """After a copy entry the same seqs are offered on: the new owner never gets their parts."""
+
+    def _offer_again(self, barrier: int) -> list[worker.Instruction]:
+        return []
+
+
 # ---------------------------------------------------------------------- servers
+
+
+class OldMapsAreOrdered(ServerState):
+    """After a copy entry the leader orders what was sent under older maps."""
+
+    def _remap(self, entry: Remap) -> list[ps.Instruction]:
+        done = super()._remap(msgspec.structs.replace(entry, map=entry.map))
+        self.barrier = 0
+        return done
+
+    def _forget(self, keys: Iterable[ps.Key]) -> list[ps.Instruction]:
+        return []
+
+
+class SnapshotTooLate(ServerState):
+    """The new owner takes what it is sent as the state of the entry before."""
+
+    def arrived(self, piece: Piece) -> list[ps.Instruction]:
+        return super().arrived(msgspec.structs.replace(piece, position=piece.position - 1))
 
 
 class FenceIgnored(ServerState):
@@ -320,12 +351,47 @@ class ForgetsWhatIsSafe(MasterState):
             self.safe = set()
 
 
+class SwitchesAtOnce(Moving):
+    """The switch is asked for when the new server has joined, not when it has caught up."""
+
+    def heard(self, message: Joined) -> bool:
+        return super().heard(msgspec.structs.replace(message, caught_up=True))
+
+
+class SwitchingMaster(MasterState):
+    """With the flaw above."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.moving = SwitchesAtOnce()
+
+
+class LeavesAtOnce(Moving):
+    """The old server goes when the leader has ordered the switch."""
+
+    def is_over(self, now: ServerMap, *, cut_under_way: bool) -> bool:
+        self.settled = True
+        return super().is_over(now, cut_under_way=cut_under_way)
+
+
+class HastyMaster(MasterState):
+    """With the flaw above."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.moving = LeavesAtOnce()
+
+
 def _asp(**bounds: object) -> Bounds:
     return Bounds(**{"mode": "asp", "cuts": 0, **bounds})  # type: ignore[arg-type]
 
 
 def _bsp(**bounds: object) -> Bounds:
     return Bounds(**{"mode": "bsp", "cuts": 0, **bounds})  # type: ignore[arg-type]
+
+
+def _move(**bounds: object) -> Bounds:
+    return _asp(**{"samples": 1, "workers": 1, "servers": 1, "moves": 1, **bounds})
 
 
 FLAWS = [
@@ -480,5 +546,35 @@ FLAWS = [
         finds="FEA",
         machines=Machines(server=CutWithoutStep),
         bounds=_bsp(samples=2, slice=1, cuts=1, failures=1, kinds=("server",), workers=1),
+    ),
+    Flaw(
+        name="what was sent under an older map is offered on after a copy entry",
+        finds="F",
+        machines=Machines(worker=OldPartsStayGood),
+        bounds=_move(),
+    ),
+    Flaw(
+        name="what was sent under an older map is ordered after a copy entry",
+        finds="AF",
+        machines=Machines(server=OldMapsAreOrdered),
+        bounds=_move(),
+    ),
+    Flaw(
+        name="buckets are taken as those of an earlier position",
+        finds="AEF",
+        machines=Machines(server=SnapshotTooLate),
+        bounds=_move(),
+    ),
+    Flaw(
+        name="the switch does not wait for the buckets",
+        finds="F",
+        machines=Machines(master=SwitchingMaster),
+        bounds=_move(),
+    ),
+    Flaw(
+        name="the old leader goes before all have its entries",
+        finds="F",
+        machines=Machines(master=HastyMaster),
+        bounds=_move(),
     ),
 ]

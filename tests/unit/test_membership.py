@@ -2,11 +2,14 @@
 
 from typing import TypeVar
 
+import pytest
+
 from paceline.master.members import (
     Act,
     End,
     FailJob,
     JobEnded,
+    JoinerLost,
     Keep,
     Launch,
     NodeFinished,
@@ -601,3 +604,73 @@ def test_the_end_of_a_life_is_told_with_its_evidence() -> None:
     job.run("worker-0")
     (ended,) = [act for act in of(Tell, job.exit("worker-0")) if act.event == "process_exited"]
     assert (ended.verdict, ended.exit, ended.reason) == ("retryable", KILLED, "signal SIGKILL")
+
+
+# ---------------------------------------------------------------------- servers
+
+
+def replacing() -> Job:
+    job = Job(num_workers=1, num_servers=2)
+    for index, node in enumerate(("server-0", "server-1")):
+        job.hello(node, 10 + index)
+        job.up(node, f"shm://{node}")
+    job.note(job.members.replace("server-0", 0.0, "slow"))
+    return job
+
+
+def test_a_server_that_joins_counts_when_it_has_taken_the_others_place() -> None:
+    job = replacing()
+    before = job.members.servers()
+    job.hello("server-2", 20)
+    job.up("server-2", "shm://server-2")
+    assert job.members.servers() == before
+    assert job.members.joiner() == (1, Server(3, "server-2", "shm://server-2"))
+
+    acts = job.note(job.members.replaced())
+
+    assert Retire("server-0") in acts
+    assert [s.node for s in job.members.servers() or ()] == ["server-1", "server-2"]
+    assert job.members.joining() is None
+    assert "server-0" not in job.members.nodes
+
+
+def test_a_server_that_is_not_needed_leaves() -> None:
+    job = replacing()
+    job.hello("server-2", 20)
+
+    acts = job.note(job.members.not_replaced())
+
+    assert Retire("server-2") in acts
+    assert sorted(node.name for node in job.members.of_role("server")) == ["server-0", "server-1"]
+    assert not job.members.not_replaced(), "again: nothing"
+
+
+def test_a_joining_server_that_dies_is_told() -> None:
+    job = replacing()
+    job.hello("server-2", 20)
+    job.up("server-2", "shm://server-2")
+    inc = job.members.nodes["server-2"].inc
+
+    exited = ProcessExited(node="server-2", inc=inc, evidence=KILLED)
+    acts = job.note(job.members.process_exited(exited, 0.0, any_committed=True))
+
+    assert JoinerLost(inc) in acts
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_who_serves_survives_the_master(taken: bool) -> None:
+    job = replacing()
+    job.hello("server-2", 20)
+    job.up("server-2", "shm://server-2")
+    if taken:
+        job.note(job.members.replaced())
+
+    for records in ([keep.record for keep in job.kept], job.members.snapshot()):
+        again = job.fresh()
+        for record in records:
+            again.apply(record)
+        again.begin(0.0)
+        names = {node.name for node in again.of_role("server")}
+        assert names == {node.name for node in job.members.of_role("server")}
+        joining = again.joining()
+        assert (joining is None) == taken

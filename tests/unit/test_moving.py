@@ -1,0 +1,450 @@
+"""What each machine promises while buckets move; every interleaving of them is in tests/model."""
+
+import numpy as np
+import pytest
+
+from paceline.base.errors import PermanentError
+from paceline.base.samples import SampleSet, Span
+from paceline.master.moving import Moving, copying, switched, without
+from paceline.master.records import MoveBegun
+from paceline.runtime.ps import cutfile, moving, partition
+from paceline.runtime.ps.state import (
+    CopyState,
+    Forget,
+    Instruction,
+    Reply,
+    Report,
+    SendBuckets,
+    ServerState,
+)
+from paceline.runtime.ps.store import Gradients, Store
+from paceline.runtime.ps.worker_state import OfferAgain, Remapped, ToServer, WorkerState
+from paceline.wire.messages import (
+    AskMap,
+    ChangeMap,
+    CutRef,
+    Feed,
+    FeedOpened,
+    Fence,
+    Grant,
+    Included,
+    Joined,
+    JoinServers,
+    MapIs,
+    MapSet,
+    NewEpoch,
+    Order,
+    Part,
+    Piece,
+    Pull,
+    Ready,
+    Refused,
+    Remap,
+    Restore,
+    Server,
+    ServerMap,
+    TakeCut,
+    Update,
+)
+from paceline.wire.schema import NUM_BUCKETS, DenseTensor, ModelSchema, OptimizerGroup, Table
+
+OLD, OTHER, NEW, WORKER = 1, 2, 3, 11
+FIRST = ServerMap(
+    version=1, servers=(Server(OLD, "a", "x://a"), Server(OTHER, "b", "x://b")), owners=(0, 1)
+)
+JOINER = Server(NEW, "c", "x://c")
+COPY = copying(FIRST, OLD, JOINER)
+SWITCH = switched(COPY, OLD, JOINER)
+SCHEMA = ModelSchema(
+    dense=(DenseTensor(name="w", shape=(300,), dtype="float32", offset=0, group=0),),
+    tables=(
+        Table(name="t", dim=4, dtype="float32", num_rows=500, group=0),
+        Table(name="d", dim=2, dtype="float32", num_rows=None, group=0, init_seed=1, init_std=0.1),
+    ),
+    groups=(OptimizerGroup(kind="adagrad", hyper={"eps": 1e-10}),),
+    block_elems=16,
+)
+
+
+def server(inc: int) -> ServerState:
+    state = ServerState(inc)
+    restore = Restore(
+        epoch_no=1,
+        inc=inc,
+        cut=CutRef(cut_no=0, directory=""),
+        map=FIRST,
+        mode="asp",
+        samples="exactly-once",
+    )
+    state.loaded(restore, 0, SampleSet())
+    return state
+
+
+def part(seq: int, version: int, start: int = 0) -> Part:
+    spans = (Span(0, start, start + 1),)
+    return Part(epoch_no=1, inc=WORKER, seq=seq, map_version=version, spans=spans, weight=1)
+
+
+def ready(seq: int, version: int, first: int = 1) -> Ready:
+    return Ready(epoch_no=1, inc=WORKER, seq=seq, map_version=version, first=first)
+
+
+def change(to: ServerMap) -> ChangeMap:
+    return ChangeMap(epoch_no=1, inc=OLD, map=to)
+
+
+def told(done: list[Instruction]) -> list[MapIs]:
+    return [i.message for i in done if isinstance(i, Reply) and isinstance(i.message, MapIs)]
+
+
+def joined() -> ServerState:
+    state = ServerState(NEW)
+    state.join(JoinServers(epoch_no=1, inc=NEW, map=COPY, model=SCHEMA, mode="asp"))
+    return state
+
+
+# ---------------------------------------------------------------------- servers
+
+
+def test_a_copy_entry_voids_what_was_sent_under_older_maps() -> None:
+    leader = server(OLD)
+    leader.part(part(1, 1))
+    leader.part(part(2, 1, 1))
+    leader.ready(ready(1, 1))
+
+    done = leader.change_map(change(COPY))
+
+    assert Forget(((WORKER, 2),)) in done
+    (word,) = told(done)
+    assert (word.leads, word.barrier, word.seq) == (True, COPY.version, 1)
+    assert told(leader.ready(ready(2, 1))) == [word], "refused, and why"
+    assert told(leader.part(part(2, 1, 1))) == [word]
+    assert leader.position == 2
+
+
+def test_the_map_is_ordered_once_however_often_it_is_asked_for() -> None:
+    leader = server(OLD)
+    leader.change_map(change(COPY))
+
+    (again,) = leader.change_map(change(COPY))
+    (late,) = leader.change_map(change(FIRST))
+
+    assert again == late
+    assert isinstance(again, Report)
+    assert leader.position == 1
+
+
+def test_the_old_owner_sends_what_it_holds_at_the_copy_entry() -> None:
+    leader = server(OLD)
+    leader.part(part(1, 1))
+    leader.ready(ready(1, 1))
+
+    (send,) = (i for i in leader.change_map(change(COPY)) if isinstance(i, SendBuckets))
+
+    assert send.to == JOINER
+    assert (send.piece.position, send.piece.committed) == (2, (Span(0, 0, 1),))
+    assert send.piece.last_seq == ((WORKER, 1),)
+
+
+def test_a_cut_while_buckets_are_copied_is_made_by_their_owners() -> None:
+    leader = server(OLD)
+    leader.change_map(change(COPY))
+
+    (copy,) = leader.take_cut(TakeCut(epoch_no=1, inc=OLD, cut_no=1))
+
+    assert isinstance(copy, CopyState)
+    assert copy.copied.sharers == (OLD, OTHER)
+
+
+def test_a_joining_server_keeps_parts_and_goes_on_from_the_pieces() -> None:
+    state = joined()
+    state.part(part(2, COPY.version, 1))
+    update = Update(included=(Included(WORKER, 2),))
+    state.order(Order(epoch_no=1, leader=OLD, start=3, entries=(update,)))
+    assert state.position == 0
+    assert isinstance(state.pull(Pull(epoch_no=1, inc=WORKER, ticket=1))[0], Reply)
+
+    state.arrived(piece())
+    done = state.advance()
+
+    assert state.position == 3
+    assert state.committed == SampleSet([Span(0, 0, 2)])
+    assert done[-1] == Report(Joined(epoch_no=1, inc=NEW, caught_up=True, progress=3))
+
+
+def piece() -> Piece:
+    return Piece(
+        epoch_no=1,
+        server=OLD,
+        inc=NEW,
+        map=COPY,
+        position=2,
+        step=0,
+        committed=(Span(0, 0, 1),),
+        last_seq=((WORKER, 1),),
+        last_cut=4,
+    )
+
+
+def test_after_the_switch_the_new_owner_answers_pulls_and_the_old_one_does_not() -> None:
+    leader = server(OLD)
+    for to in (COPY, SWITCH):
+        leader.change_map(change(to))
+    state = joined()
+    state.arrived(piece())
+    state.order(Order(epoch_no=1, leader=OLD, start=3, entries=(Remap(map=SWITCH),)))
+    state.advance()
+    pull = Pull(epoch_no=1, inc=WORKER, ticket=1)
+
+    (word,) = told(leader.pull(pull))
+
+    assert not word.leads
+    assert word.map == SWITCH
+    assert state.leads
+    assert not told(state.pull(pull))
+
+
+def test_the_next_leader_knows_who_is_fenced() -> None:
+    leader, state = server(OLD), joined()
+    leader.change_map(change(COPY))
+    leader.fence(Fence(epoch_no=1, inc=OLD, fenced=WORKER))
+    leader.change_map(change(SWITCH))
+    state.arrived(piece())
+    entries = tuple(leader.log[position] for position in sorted(leader.log))
+    state.order(Order(epoch_no=1, leader=OLD, start=3, entries=entries))
+    state.advance()
+
+    (reply,) = state.part(part(5, SWITCH.version, 3))
+
+    assert isinstance(reply, Reply)
+    assert isinstance(reply.message, Refused)
+    assert reply.message.fenced
+
+
+def test_who_has_handed_over_names_the_next_leader() -> None:
+    leader = server(OLD)
+    for to in (COPY, SWITCH):
+        leader.change_map(change(to))
+
+    (fence,) = leader.fence(Fence(epoch_no=1, inc=OLD, fenced=WORKER))
+
+    assert isinstance(fence, Report)
+    assert fence.message == MapSet(epoch_no=1, inc=OLD, map=SWITCH, leads=False)
+
+
+# ---------------------------------------------------------------------- workers
+
+
+def worker(*spans: Span) -> WorkerState:
+    state = WorkerState(WORKER, mode="asp", samples="exactly-once")
+    feed = Feed(
+        feed=0,
+        purpose="train",
+        num_samples=8,
+        epochs=1,
+        batch_size=1,
+        shard_size=4,
+        shuffle=False,
+        seed=0,
+    )
+    state.feed_opened(FeedOpened(inc=WORKER, feed=feed))
+    state.new_epoch(NewEpoch(epoch_no=1, inc=WORKER, map=FIRST, step=0))
+    state.want(0)
+    state.grant(Grant(epoch_no=1, inc=WORKER, n=1, feed=0, spans=spans))
+    return state
+
+
+def word(now: ServerMap, *, leads: bool, barrier: int = COPY.version, seq: int = 0) -> MapIs:
+    inc = now.servers[0].inc
+    return MapIs(epoch_no=1, server=inc, inc=WORKER, map=now, leads=leads, barrier=barrier, seq=seq)
+
+
+def test_what_is_void_is_offered_again_to_all_servers_of_the_new_map() -> None:
+    state = worker(Span(0, 0, 2))
+    first, second = state.offer(state.take(0, 1)), state.offer(state.take(0, 1))
+
+    done = state.map_is(word(COPY, leads=True, seq=first.seq))
+
+    (again,) = (i for i in done if isinstance(i, OfferAgain))
+    assert (again.seq, again.part.seq) == (second.seq, 3)
+    assert again.part.spans == second.spans
+    assert again.part.map_version == COPY.version
+    assert state.offers[3].not_held_by == {OLD, OTHER, NEW}
+    assert state.map_is(word(COPY, leads=True, seq=first.seq)) == [], "a repetition"
+
+
+def test_a_followers_word_voids_nothing() -> None:
+    state = worker(Span(0, 0, 1))
+    state.offer(state.take(0, 1))
+
+    done = state.map_is(word(COPY, leads=False))
+
+    assert list(state.offers) == [1]
+    assert ToServer(OLD, AskMap(epoch_no=1, inc=WORKER)) in done
+
+
+def test_after_a_switch_nobody_waits_for_who_has_left() -> None:
+    state = worker(Span(0, 0, 1))
+    state.map_is(word(COPY, leads=True))
+    state.offer(state.take(0, 1))
+    for inc in (OTHER, NEW):
+        state.offers[1].not_held_by.discard(inc)
+
+    done = state.map_is(word(SWITCH, leads=True))
+
+    (said,) = (i for i in done if isinstance(i, ToServer))
+    assert said == ToServer(NEW, ready(1, COPY.version))
+
+
+def test_a_pull_under_way_is_asked_anew_of_the_owners() -> None:
+    state = worker(Span(0, 0, 1))
+    state.start_pull((0,))
+
+    (remapped,) = (i for i in state.map_is(word(SWITCH, leads=True)) if isinstance(i, Remapped))
+
+    assert remapped.pull is not None
+    assert (remapped.pull.ticket, remapped.pull.tables) == (2, (0,))
+    assert state.owners == (NEW, OTHER)
+
+
+# ---------------------------------------------------------------------- the master
+
+
+def begun() -> Moving:
+    state = Moving()
+    state.begun = MoveBegun(old=OLD, new=JOINER, version=FIRST.version)
+    return state
+
+
+def test_one_map_after_the_other() -> None:
+    state = begun()
+    assert state.wanted_map(FIRST) is None
+    state.heard(Joined(epoch_no=1, inc=NEW))
+    assert state.wanted_map(FIRST) == COPY
+    assert state.wanted_map(COPY) is None
+    state.heard(Joined(epoch_no=1, inc=NEW, caught_up=True))
+    assert state.wanted_map(COPY) == SWITCH
+    assert not state.is_over(SWITCH, cut_under_way=False), "not all have its entry"
+    state.settled = True
+    assert not state.is_over(SWITCH, cut_under_way=True)
+    assert state.is_over(SWITCH, cut_under_way=False)
+
+
+def test_until_the_move_is_over_the_old_servers_are_those_that_count() -> None:
+    state = begun()
+
+    assert [state.serving(now) for now in (FIRST, COPY, SWITCH)] == [
+        (OLD, OTHER),
+        (OLD, OTHER),
+        (OLD, OTHER),
+    ]
+
+
+def test_a_copy_that_is_given_up_needs_a_later_map_to_say_so() -> None:
+    state = begun()
+    state.heard(Joined(epoch_no=1, inc=NEW))
+    state.given_up = True
+
+    wanted = state.wanted_map(FIRST)
+
+    assert wanted == without(FIRST, NEW)
+    assert not state.is_over(FIRST, cut_under_way=False), "the copy may still be ordered"
+    assert state.wanted_map(COPY) == without(COPY, NEW)
+    assert state.is_over(without(COPY, NEW), cut_under_way=False)
+
+
+# ---------------------------------------------------------------------- tensors
+
+
+def whole_map(num_servers: int) -> ServerMap:
+    servers = tuple(Server(inc, f"s{inc}", "") for inc in range(1, num_servers + 1))
+    owners = tuple(bucket % num_servers for bucket in range(NUM_BUCKETS))
+    return ServerMap(version=1, servers=servers, owners=owners)
+
+
+def gradients(seed: int) -> Gradients:
+    rng = np.random.default_rng(seed)
+    keys = rng.choice(2**62, 40, replace=False)
+    ids = rng.choice(500, 60, replace=False)
+    return Gradients(
+        dense={"float32": rng.normal(size=300).astype("float32")},
+        sparse={
+            0: (ids, rng.normal(size=(60, 4)).astype("float32")),
+            1: (keys, rng.normal(size=(40, 2)).astype("float32")),
+        },
+        weight=1,
+        rates=(0.1,),
+        distinct=True,
+    )
+
+
+def test_a_share_that_travelled_in_pieces_is_the_same_share() -> None:
+    now = whole_map(2)
+    copied = copying(now, 1, JOINER)
+    cut = partition.Partition(SCHEMA, copied)
+    old = Store(SCHEMA, now.owners, 0)
+    before, after = gradients(1), gradients(2)
+    old.apply([share(cut, before, 0)])
+    arriving = moving.Arriving(SCHEMA, copied.copies, copied.index(NEW))
+    image = cutfile.Chunks(old.save(), moving.PIECE_BYTES)
+
+    arriving.take(numbered(image), memoryview(image.at(0)))
+    found = None
+    while found is None:
+        found = arriving.finished()
+    new, _ = found
+    old.apply([share(cut, after, 0)])
+    new.apply([share(cut, after, 2)])
+
+    theirs, mine = old.save(), new.save()
+    assert theirs.keys() == mine.keys()
+    for name in theirs:
+        np.testing.assert_array_equal(theirs[name], mine[name], name)
+
+
+def share(cut: partition.Partition, whole: Gradients, server: int) -> Gradients:
+    """As it comes out at a server of the map."""
+    ids = {table: ids for table, (ids, _) in whole.sparse.items()}
+    frames = cut.part(whole, partition.Split(cut, ids), server)
+    return Gradients(
+        dense={"float32": frames[0]},
+        sparse={0: (frames[1], frames[2]), 1: (frames[3], frames[4])},
+        weight=whole.weight,
+        rates=whole.rates,
+        distinct=True,
+    )
+
+
+def numbered(image: cutfile.Chunks) -> Piece:
+    return Piece(
+        epoch_no=1,
+        server=OLD,
+        inc=NEW,
+        map=COPY,
+        position=1,
+        step=0,
+        committed=(),
+        last_seq=(),
+        last_cut=0,
+        num_bytes=image.num_bytes,
+    )
+
+
+def test_a_piece_of_another_size_is_refused() -> None:
+    arriving = moving.Arriving(SCHEMA, COPY.copies, 2)
+    image = cutfile.Chunks({"a": np.zeros(9)}, moving.PIECE_BYTES)
+
+    with pytest.raises(PermanentError, match="3 bytes"):
+        arriving.take(numbered(image), memoryview(b"abc"))
+
+
+@pytest.mark.parametrize("size", [1, 64, 100, 4096])
+def test_chunks_are_the_packed_save(size: int) -> None:
+    saved = {"a": np.arange(100, dtype=np.float64), "b": np.arange(7, dtype=np.int32)}
+    packed = bytearray(cutfile.packed_bytes(saved))
+    cutfile.pack(saved, packed)
+
+    image = cutfile.Chunks(saved, size)
+
+    pieces = [image.at(offset).tobytes() for offset in range(0, image.num_bytes, size)]
+    assert b"".join(pieces) == packed
