@@ -58,6 +58,12 @@ class Scene:
             ConfigError: it cannot be; the message says why.
         """
         if isinstance(action, KillRestart):
-            self._restart(action.node, action.reason)
+            self._kill_restart(action)
         else:
             self._training.carry_out(action)
+
+    def _kill_restart(self, action: KillRestart) -> None:
+        node = self._members.nodes.get(action.node)
+        if node is None or not node.alive or node.leaving:
+            raise ConfigError(f"{action.node} has ended meanwhile, or is about to leave")
+        self._restart(action.node, action.reason)
