@@ -47,9 +47,10 @@ def test_who_went_away_between_question_and_answer_is_not_restarted(state: str) 
     assert stage.restarted == []
 
 
-def test_a_server_is_not_restarted_yet() -> None:
-    with pytest.raises(ConfigError, match="a server is not replaced yet"):
-        Stage().scene.carry_out(KillRestart(node="server-0"))
+def test_a_server_is_restarted_as_well() -> None:
+    stage = Stage()
+    stage.scene.carry_out(KillRestart(node="server-0", reason="slow"))
+    assert stage.restarted == [("server-0", "slow")]
 
 
 def test_iterations_are_steps_of_the_job_or_of_its_mean_worker() -> None:

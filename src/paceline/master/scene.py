@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from paceline.base.errors import ConfigError
 from paceline.master.controller import Progress
 from paceline.master.jobnow import job_now, steps_done
 from paceline.master.membership import Membership
