@@ -32,6 +32,10 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     failures: int = 0
     kinds: tuple[str, ...] = FAILURES
     cuts: int = 1
+    plans: int = 0
+    """Changes of who computes what (bsp): by turns all of a step is one worker's."""
+    leads: tuple[int, ...] = (1,)
+    """Steps after the undecided one, as the master knows it, in which a plan is to begin."""
     restarts: str = "alone"
     """``alone``: no worker is started again while one lives; ``any``."""
     prefetch: bool = False
@@ -58,6 +62,7 @@ class Env(msgspec.Struct, frozen=True):
 
     failures: int
     cuts: int
+    plans: int
     next_inc: int
     slots: tuple[int, ...]
     """The newest incarnation of each server."""

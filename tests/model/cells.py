@@ -13,9 +13,11 @@ import msgspec
 
 from paceline.base.samples import Intervals, SampleSet, Span
 from paceline.master import state as master
-from paceline.master.records import Records
+from paceline.master.plans import Plans
+from paceline.master.records import Granted, Place, Planned, Records
 from paceline.master.shards.ledger import Ledger, Line
 from paceline.master.state import MasterState, Sizing
+from paceline.policy.straggler.actions import Share
 from paceline.runtime.ps import state as ps
 from paceline.runtime.ps import worker_state as worker
 from paceline.runtime.ps.state import Key, ServerState
@@ -28,6 +30,8 @@ from paceline.wire.messages import (
     FeedOpened,
     Fence,
     FenceAnswer,
+    GiveBack,
+    GivenBack,
     Grant,
     Held,
     LeaseRequest,
@@ -40,6 +44,7 @@ from paceline.wire.messages import (
     Pull,
     Pulled,
     Ready,
+    Recall,
     Refused,
     Restore,
     Restored,
@@ -95,6 +100,8 @@ def _hook(obj: object) -> object:
         return obj.spans()
     if isinstance(obj, Intervals):
         return obj.edges
+    if isinstance(obj, Plans):
+        return [obj.known, obj.preparing]
     if isinstance(obj, Line):
         return [obj.cursor, obj.end, obj.returned]
     if isinstance(obj, Ledger | MasterState | ServerState | WorkerState):
@@ -278,18 +285,6 @@ class WorkerCell:
         """One message, ``work``, ``pull`` or ``resend``."""
         state = self.state
         match event:
-            case NewEpoch():
-                done = self._perform(state.new_epoch(event))
-            case Grant():
-                done = self._perform(state.grant(event))
-            case Held():
-                done = self._perform(state.held(event))
-            case Ordered():
-                done = self._perform(state.ordered(event))
-            case Refused():
-                done = self._perform(state.refused(event))
-            case Pulled():
-                done = self._perform(state.pulled(event))
             case Stop():
                 return [(EXIT, Exit(inc=state.inc))]
             case "work":
@@ -300,7 +295,7 @@ class WorkerCell:
             case "resend":
                 done = []
             case _:
-                raise AssertionError(event)
+                done = self._perform(self._hear(event))
         while self.eager and self.may_work():
             done += self._work()
         if state.epoch_no and (self.prefetch or not state.has_work(FEED)):
@@ -309,6 +304,27 @@ class WorkerCell:
         if not state.epoch_no:
             done.append((MASTER, Prepared(inc=state.inc, schema=SCHEMA)))
         return done
+
+    def _hear(self, message: object) -> list[worker.Instruction]:
+        state = self.state
+        match message:
+            case NewEpoch():
+                return state.new_epoch(message)
+            case Grant():
+                return state.grant(message)
+            case Recall():
+                return state.recalled(message)
+            case GivenBack():
+                return state.given_back(message)
+            case Held():
+                return state.held(message)
+            case Ordered():
+                return state.ordered(message)
+            case Refused():
+                return state.refused(message)
+            case Pulled():
+                return state.pulled(message)
+        raise AssertionError(message)
 
     def may_work(self) -> bool:
         """Whether the script would compute a contribution now."""
@@ -370,7 +386,9 @@ class MasterCell:
         state = self.state
         match event:
             case (LeaseRequest() as request, int() as samples):
-                return state.request(request, self._sizing(request.inc, samples))
+                return state.request(request, Sizing(samples=samples, steps=2))
+            case GiveBack():
+                return state.given_back(event)
             case Prepared():
                 return state.prepare(event, "")
             case Restored():
@@ -382,18 +400,18 @@ class MasterCell:
             case Copied():
                 directory = cut_directory(event.epoch_no, event.cut_no)
                 return state.copy_said(event, directory, directory)
+            case ("plan", str() as node, int() as lead):
+                whole = Share(state.ledger.feeds[FEED].batch_size)
+                return state.adjust_batch({node: whole}, lead)
             case (str() as method, *arguments):
                 return getattr(state, method)(*arguments)  # type: ignore[no-any-return]
             case "resend":
                 return []
         raise AssertionError(event)
 
-    def _sizing(self, inc: int, samples: int) -> Sizing:
-        members = sorted(self.state.workers | {inc})
-        return Sizing(samples=samples, steps=2, member=members.index(inc), num_members=len(members))
-
     def _perform(self, instructions: Iterable[master.Instruction]) -> list[Output]:
         done: list[Output] = []
+        since, granted = None, 0
         for instruction in instructions:
             match instruction:
                 case master.Send(inc, message):
@@ -401,12 +419,27 @@ class MasterCell:
                         self.sent[inc] = message.n
                     done.append((inc, message))
                 case master.Journal(record):
+                    if isinstance(record, Planned):
+                        since, granted = record.since, 0
+                    elif isinstance(record, Granted):
+                        granted |= mask(record.grant.spans)
                     self._journal(record, done)
                 case master.Fail(reason):
                     raise Violation("E", reason)
                 case master.FeedDone():
                     pass
+        self._check_plan(since, granted)
         return done
+
+    def _check_plan(self, since: Place | None, granted: int) -> None:
+        """What is leased from a plan's place on, when it is committed, is granted after that."""
+        ledger = self.state.ledger
+        if since is None or since.line not in ledger.lines:
+            return
+        rest = mask([Span(since.line, since.position, ledger.lines[since.line].end)])
+        for inc, lease in ledger.leases.items():
+            if mask(lease) & rest & ~granted:
+                raise Violation("K", f"{inc} holds samples of before the plan that deals them")
 
     def _journal(self, record: Records, sent: list[Output]) -> None:
         if self.journalled is None:

@@ -12,6 +12,8 @@ from paceline.wire.messages import (
     Copied,
     Fence,
     FenceAnswer,
+    GiveBack,
+    GivenBack,
     Grant,
     Held,
     LeaseRequest,
@@ -21,6 +23,7 @@ from paceline.wire.messages import (
     Part,
     Prepared,
     Ready,
+    Recall,
     Refused,
     Restore,
     Restored,
@@ -61,6 +64,7 @@ class Facts(msgspec.Struct, kw_only=True, frozen=True):
     copied: frozenset[int] = frozenset()
     stored: frozenset[int] = frozenset()
     restoring: bool = False
+    planning: bool = False
     journalled: bool = False
     loadable: frozenset[str] = frozenset()
 
@@ -136,6 +140,7 @@ def _master_facts(cell: MasterCell) -> Facts:
         copied=frozenset(state.copied),
         stored=frozenset(inc for inc, copied in state.copied.items() if copied.stored),
         restoring=bool(state.restoring),
+        planning=state.plans.preparing is not None,
         journalled=cell.journalled is not None,
         loadable=frozenset(c.cut.directory for c in (*state.cuts[-1:], state.start) if c),
     )
@@ -152,9 +157,12 @@ def _compare_durable(state: MasterState, journalled: MasterState) -> None:
         "covered",
         "grants",
         "gone",
+        "gave_back",
     ):
         if getattr(state, name) != getattr(journalled, name):
             raise Violation("journal", f"{name} is not what the journal says")
+    if state.plans.known != journalled.plans.known:
+        raise Violation("journal", "the plans are not what the journal says")
 
 
 def compare(one: Facts, two: Facts) -> None:
@@ -217,6 +225,10 @@ def _worker_ignores(state: WorkerState, message: object) -> bool:
     match message:
         case Grant(n=n):
             return n <= state.last_n
+        case Recall(n=n):
+            return n <= state.last_n
+        case GivenBack(r=r):
+            return all(known > r for known in state.giving_back)
         case Held(server=server, seq=seq):
             return seq not in state.offers or server not in state.offers[seq].not_held_by
         case Ordered(seq=seq):
@@ -239,6 +251,8 @@ def _master_ignores(cell: MasterCell, message: object) -> bool:
     if epoch_no != state.epoch_no:
         return epoch_no < state.epoch_no
     match message:
+        case GiveBack(inc=inc, r=r):
+            return r <= state.gave_back.get(inc, 0) or inc in state.gone
         case Restored(inc=inc):
             return inc not in state.restoring
         case FenceAnswer(fenced=inc):

@@ -23,6 +23,7 @@ from paceline.wire.messages import (
     Copied,
     Feed,
     Fence,
+    GiveBack,
     Held,
     LeaseRequest,
     Ordered,
@@ -231,7 +232,9 @@ class Network:
         if self.reducing and self.is_dead(cell_id, message_id):
             if isinstance(message, Restore):
                 message_id = self.events((message, None))
-            if isinstance(message, Restore | TakeCut | Fence):  # changes nothing, is answered again
+            if isinstance(
+                message, Restore | TakeCut | Fence | GiveBack
+            ):  # changes nothing, is answered again
                 return spot, self.handled(cell_id, message_id).outputs
             return spot, ()
         if message_id in inbox:
@@ -250,7 +253,7 @@ class Network:
         if facts.kind != "master" or facts.epoch_no != epoch_of(message) or facts.restoring:
             return False
         if isinstance(message, Committed):
-            return mask(message.committed) != self.everything
+            return not facts.planning and mask(message.committed) != self.everything
         if isinstance(message, Copied) and facts.cutting and not message.stored:
             return len(facts.copied | {message.inc}) < len(facts.map)
         if isinstance(message, Copied) and facts.storing and message.stored:

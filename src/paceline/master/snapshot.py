@@ -3,7 +3,7 @@
 import msgspec
 
 from paceline.base.samples import Intervals, SampleSet, Span
-from paceline.master.records import CutValid, EpochStarted, Record
+from paceline.master.records import CutValid, EpochStarted, Planned, Record
 from paceline.master.shards.ledger import Line
 from paceline.master.state import MasterState
 from paceline.wire.messages import Feed, Grant, feed_of
@@ -37,6 +37,8 @@ class Snapshot(Record, frozen=True):
     last_cut_no: int
     safe: tuple[int, ...]
     covered: tuple[int, ...] = ()
+    gave_back: tuple[tuple[int, int], ...] = ()
+    plans: tuple[Planned, ...] = ()
 
 
 def take(state: MasterState) -> Snapshot:
@@ -66,6 +68,8 @@ def take(state: MasterState) -> Snapshot:
         last_cut_no=state.last_cut_no,
         safe=tuple(sorted(state.safe)),
         covered=tuple(sorted(state.covered)),
+        gave_back=tuple(state.gave_back.items()),
+        plans=tuple(state.plans.known),
     )
 
 
@@ -90,3 +94,4 @@ def restore(state: MasterState, kept: Snapshot) -> None:
     state.cuts = list(kept.cuts)
     state.last_cut_no = kept.last_cut_no
     state.safe, state.covered = set(kept.safe), set(kept.covered)
+    state.gave_back, state.plans.known = dict(kept.gave_back), list(kept.plans)

@@ -17,10 +17,11 @@ from paceline.master.evaluations import Evaluations
 from paceline.master.membership import Membership
 from paceline.master.monitor import Monitor
 from paceline.master.outbox import Outbox
-from paceline.master.records import CutStored, CutValid, EpochStarted, Records
-from paceline.master.sizing import cut_is_due, lease_samples, lease_steps
+from paceline.master.records import CutStored, CutValid, EpochStarted, Planned, Records
+from paceline.master.sizing import cut_is_due, lease_samples, lease_steps, plan_lead
 from paceline.master.state import Fail, FeedDone, Instruction, Journal, MasterState, Send, Sizing
 from paceline.master.status import count_committed
+from paceline.policy.straggler.actions import Share
 from paceline.wire.cut import places
 from paceline.wire.messages import (
     Committed,
@@ -30,6 +31,7 @@ from paceline.wire.messages import (
     EvaluateResult,
     Feed,
     FenceAnswer,
+    GiveBack,
     InitialWritten,
     LeaseRequest,
     NodeUp,
@@ -110,6 +112,8 @@ class Training:
                 self._do(state.initial_written(message, self._cuts.directory(0)))
             case OpenFeed():
                 self._open_feed(message)
+            case GiveBack():
+                self._do(state.given_back(message))
             case EvaluateResult():
                 self._evaluated(message)
             case FenceAnswer():
@@ -126,11 +130,16 @@ class Training:
 
     def worker_up(self, inc: int) -> None:
         """A worker's process is there."""
-        self._do(self.state.worker_up(inc))
+        node = self._members.node_of(inc)
+        self._do(self.state.worker_up(inc, node.name if node is not None else ""))
 
     def worker_lost(self, inc: int) -> None:
         """Nothing of this worker may count from here on."""
         self._do(self.state.worker_lost(inc))
+
+    def adjust_batch(self, shares: dict[str, Share]) -> None:
+        """ADJUST_BS; see `MasterState.adjust_batch`."""
+        self._do(self.state.adjust_batch(shares, plan_lead(self._monitor.step_s())))
 
     def stop(self) -> None:
         """Ask all workers to leave."""
@@ -139,19 +148,16 @@ class Training:
     def _sizing(self, node: str, request: LeaseRequest) -> Sizing:
         """How much this worker should get now."""
         feed = self.state.ledger.feeds[request.feed]
-        members = sorted(self.state.workers)
         return Sizing(
             samples=lease_samples(
                 speed=self._monitor.speed(node),
                 batch_size=feed.batch_size,
                 remaining=self.state.ledger.num_to_do(request.feed, request.ends),
-                num_workers=len(members),
+                num_workers=len(self.state.workers),
                 shard_size=self._spec.data.shard_size,
                 held=self._held(request, feed),
             ),
             steps=lease_steps(self._monitor.step_s()),
-            member=members.index(request.inc) if request.inc in self.state.workers else 0,
-            num_members=max(1, len(members)),
         )
 
     def _held(self, request: LeaseRequest, feed: Feed) -> int:
@@ -251,6 +257,8 @@ class Training:
                 self._cuts.forget_memory(keep=cut.cut_no)
                 # A worker may be reading those of the epoch before.
                 self._evaluations.delete(before=epoch_no - 1)
+            case Planned(plan=plan, step=step):
+                self._outbox.tell("plan", reason=f"plan {plan.no} from step {step} on")
             case _:
                 pass
 
