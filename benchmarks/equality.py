@@ -3,7 +3,8 @@
     python benchmarks/equality.py [--quick] [--json FILE]
 
 Each job trains six models at once (SGD, Adagrad, Adam; float64, float32), in BSP on two servers,
-also with two workers killed in mid-step. Every worker writes the loss of each sample; the loss of
+also with two workers killed in mid-step, and with another plan of who computes how much every six
+steps. Every worker writes the loss of each sample; the loss of
 a step is their mean over its samples, weighted exactly. A sample that was computed twice, because
 its first worker died, must have the right loss both times: whichever counted, the step's is right.
 
@@ -12,6 +13,7 @@ two orders of summation differ, without any distribution.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -19,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,8 +38,48 @@ CASES = tuple(
     (kind, dtype) for dtype in ("float64", "float32") for kind in ("sgd", "adagrad", "adam")
 )
 """In the order in which the script writes their losses."""
-JOBS = ((1, False), (2, False), (4, False), (2, True), (4, True))
-"""(workers, whether two of them are killed)."""
+SWITCH_EVERY = 6
+
+
+class Job(NamedTuple):
+    """One run: so many workers, whether two of them are killed, whether plans switch."""
+
+    workers: int
+    die: bool = False
+    switch: bool = False
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        what = ["2 killed"] * self.die + ["plans switch"] * self.switch
+        return ", ".join([f"{self.workers} workers", *what])
+
+
+JOBS = (
+    Job(1),
+    Job(2),
+    Job(4),
+    Job(2, die=True),
+    Job(4, die=True),
+    Job(2, switch=True),
+    Job(4, switch=True),
+    Job(2, die=True, switch=True),
+    Job(4, die=True, switch=True),
+)
+PLANS = {
+    1: [{"worker-0": (BATCH_SIZE, 1)}],
+    2: [
+        {"worker-0": (17, 1), "worker-1": (34, 1)},
+        {"worker-0": (BATCH_SIZE, 1)},
+        {"worker-0": (41, 1), "worker-1": (10, 1)},
+    ],
+    4: [
+        {"worker-0": (5, 1), "worker-1": (23, 1), "worker-2": (22, 1), "worker-3": (1, 1)},
+        {"worker-1": (20, 1), "worker-3": (31, 1)},
+        {"worker-0": (30, 1), "worker-1": (7, 1), "worker-2": (7, 1), "worker-3": (7, 1)},
+    ],
+}
+"""By workers: samples and batches of each node's share."""
 NUM_PARTS = 4
 FLOAT64_LIMIT, FLOAT32_LIMIT, DRIFT_FACTOR = 1e-10, 1e-5, 3.0
 
@@ -62,13 +104,28 @@ def run_alone(out: Path, steps: int, num_parts: int = 1) -> Path:
     return out
 
 
-def run_job(out: Path, steps: int, workers: int, *, die: bool, timeout_s: float = 300.0) -> Path:
-    """Train with this many workers on two servers; returns ``out``.
+@contextlib.contextmanager
+def switching(every: int, plans: Sequence[Mapping[str, tuple[int, int]]]) -> Iterator[None]:
+    """Jobs that are launched meanwhile take up these plans by turns; see ``jobs/switching``."""
+    folder = Path(__file__).with_name("jobs") / "switching"
+    before = dict(os.environ)
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(folder), before.get("PYTHONPATH", "")])
+    os.environ["PACELINE_BENCH_PLANS"] = json.dumps({"every": every, "plans": plans})
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def run_job(out: Path, steps: int, job: Job, *, timeout_s: float = 300.0) -> Path:
+    """Train on two servers; returns ``out``.
 
     Raises:
-        RuntimeError: the job failed or took too long, or nobody died who should have.
+        RuntimeError: the job failed or took too long, or what was to happen did not.
     """
     out.mkdir(parents=True)
+    workers, die, switch = job
     spec = JobSpec(
         script=str(SCRIPT),
         args=(
@@ -82,16 +139,19 @@ def run_job(out: Path, steps: int, workers: int, *, die: bool, timeout_s: float 
         servers=NodeSpec(count=2),
         restart=RestartSpec(backoff_s=0.1),
     )
-    job = launch(spec)
+    with switching(SWITCH_EVERY, PLANS[workers]) if switch else contextlib.nullcontext():
+        folder = launch(spec)
     deadline_s = time.monotonic() + timeout_s
-    while (outcome := read_outcome(job.outcome)) is None:
+    while (outcome := read_outcome(folder.outcome)) is None:
         if time.monotonic() > deadline_s:
-            raise RuntimeError(f"{job.path}: no outcome after {timeout_s:.0f} s")
+            raise RuntimeError(f"{folder.path}: no outcome after {timeout_s:.0f} s")
         time.sleep(0.05)
     if outcome.state != "finished":
-        raise RuntimeError(f"{job.path}: {outcome.state}: {outcome.error}\n{outcome.traceback}")
+        raise RuntimeError(f"{folder.path}: {outcome.state}: {outcome.error}\n{outcome.traceback}")
     if die and len(list(out.glob("died-*"))) != 2:
-        raise RuntimeError(f"{job.path}: two workers were to die, but did not")
+        raise RuntimeError(f"{folder.path}: two workers were to die, but did not")
+    if switch and folder.events.read_text().count('"plan"') < 3:
+        raise RuntimeError(f"{folder.path}: plans were to switch, but did not")
     return out
 
 
@@ -165,7 +225,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     args = parser.parse_args()
     steps = 60 if args.quick else args.steps
-    jobs = [job for job in JOBS if job[0] <= (2 if args.quick else 4)]
+    jobs = [job for job in JOBS if job.workers <= (2 if args.quick else 4)]
     with tempfile.TemporaryDirectory(prefix="equality-") as folder:
         os.environ.setdefault("PACELINE_HOME", folder)
         reference = run_alone(Path(folder) / "alone", steps)
@@ -174,10 +234,9 @@ def main() -> int:
         rows: list[tuple[str, dict[tuple[str, str], Deviation]]] = [
             (f"1 process, {NUM_PARTS} parts", drift)
         ]
-        for workers, die in jobs:
-            name = f"{workers} workers{', 2 killed' if die else ''}"
-            run = run_job(Path(folder) / name.replace(" ", "-"), steps, workers, die=die)
-            rows.append((name, deviations(reference, run)))
+        for job in jobs:
+            run = run_job(Path(folder) / job.name.replace(" ", "-"), steps, job)
+            rows.append((job.name, deviations(reference, run)))
     print(
         f"largest relative deviation of a step's loss from one process, {steps} steps of "
         f"{BATCH_SIZE}, BSP, 2 servers"
@@ -204,7 +263,7 @@ def main() -> int:
 
 
 def _line(name: str, cells: Sequence[str]) -> str:
-    return f"{name:20s}" + "".join(f"{cell:>12s}" for cell in cells)
+    return f"{name:36s}" + "".join(f"{cell:>12s}" for cell in cells)
 
 
 if __name__ == "__main__":

@@ -26,15 +26,16 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_one_worker_computes_bit_for_bit_what_the_script_computes_alone(
     reference: Path, tmp_path: Path
 ) -> None:
-    run = equality.run_job(tmp_path / "out", NUM_STEPS, 1, die=False)
+    run = equality.run_job(tmp_path / "out", NUM_STEPS, equality.Job(1))
     for case, found in equality.deviations(reference, run).items():
         assert found == (0.0, 0.0), case
 
 
+@pytest.mark.parametrize("switch", [False, True], ids=["one plan", "plans switch"])
 def test_two_workers_of_which_both_die_in_mid_step_compute_what_one_process_computes(
-    reference: Path, tmp_path: Path
+    reference: Path, tmp_path: Path, switch: bool
 ) -> None:
-    run = equality.run_job(tmp_path / "out", NUM_STEPS, 2, die=True)
+    run = equality.run_job(tmp_path / "out", NUM_STEPS, equality.Job(2, die=True, switch=switch))
     assert len(list(run.glob("worker-*.losses"))) == 4  # two lives each
     for (kind, dtype), found in equality.deviations(reference, run).items():
         if dtype == "float64":

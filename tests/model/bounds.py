@@ -34,6 +34,10 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     cuts: int = 1
     moves: int = 0
     """Servers that are replaced while training goes on."""
+    plans: int = 0
+    """Changes of who computes what (bsp): by turns all of a step is one worker's."""
+    leads: tuple[int, ...] = (1,)
+    """Steps after the undecided one, as the master knows it, in which a plan is to begin."""
     restarts: str = "alone"
     """``alone``: no worker is started again while one lives; ``any``."""
     prefetch: bool = False
@@ -61,6 +65,7 @@ class Env(msgspec.Struct, frozen=True):
     failures: int
     cuts: int
     moves: int
+    plans: int
     next_inc: int
     slots: tuple[int, ...]
     """The newest incarnation of each server."""

@@ -15,9 +15,11 @@ import msgspec
 from paceline.base.samples import Intervals, SampleSet, Span
 from paceline.master import state as master
 from paceline.master.moving import Moving
-from paceline.master.records import Records
+from paceline.master.plans import Plans
+from paceline.master.records import Granted, Place, Planned, Records
 from paceline.master.shards.ledger import Ledger, Line
 from paceline.master.state import MasterState, Sizing
+from paceline.policy.straggler.actions import Share
 from paceline.runtime.ps import state as ps
 from paceline.runtime.ps import worker_state as worker
 from paceline.runtime.ps.state import Key, ServerState
@@ -32,6 +34,8 @@ from paceline.wire.messages import (
     FeedOpened,
     Fence,
     FenceAnswer,
+    GiveBack,
+    GivenBack,
     Grant,
     Held,
     Joined,
@@ -50,6 +54,7 @@ from paceline.wire.messages import (
     Pull,
     Pulled,
     Ready,
+    Recall,
     Refused,
     Restore,
     Restored,
@@ -121,6 +126,8 @@ def _hook(obj: object) -> object:
         return obj.spans()
     if isinstance(obj, Intervals):
         return obj.edges
+    if isinstance(obj, Plans):
+        return [obj.known, obj.preparing]
     if isinstance(obj, Line):
         return [obj.cursor, obj.end, obj.returned]
     if isinstance(obj, Ledger | MasterState | Moving | ServerState | WorkerState):
@@ -339,6 +346,8 @@ class WorkerCell:
             Ordered: state.ordered,
             Refused: state.refused,
             Pulled: state.pulled,
+            Recall: state.recalled,
+            GivenBack: state.given_back,
             MapIs: state.map_is,
             NewMap: state.new_map,
         }
@@ -429,7 +438,9 @@ class MasterCell:
         state = self.state
         match event:
             case (LeaseRequest() as request, int() as samples):
-                return state.request(request, self._sizing(request.inc, samples))
+                return state.request(request, Sizing(samples=samples, steps=2))
+            case GiveBack():
+                return state.given_back(event)
             case Prepared():
                 return state.prepare(event, "")
             case Restored():
@@ -443,18 +454,18 @@ class MasterCell:
                 return state.copy_said(event, directory, directory)
             case Joined() | MapSet():
                 return state.server_said(event)
+            case ("plan", str() as node, int() as lead):
+                whole = Share(state.ledger.feeds[FEED].batch_size)
+                return state.adjust_batch({node: whole}, lead)
             case (str() as method, *arguments):
                 return getattr(state, method)(*arguments)  # type: ignore[no-any-return]
             case "resend":
                 return []
         raise AssertionError(event)
 
-    def _sizing(self, inc: int, samples: int) -> Sizing:
-        members = sorted(self.state.workers | {inc})
-        return Sizing(samples=samples, steps=2, member=members.index(inc), num_members=len(members))
-
     def _perform(self, instructions: Iterable[master.Instruction]) -> list[Output]:
         done: list[Output] = []
+        since, granted = None, 0
         for instruction in instructions:
             match instruction:
                 case master.Send(inc, message):
@@ -462,6 +473,10 @@ class MasterCell:
                         self.sent[inc] = message.n
                     done.append((inc, message))
                 case master.Journal(record):
+                    if isinstance(record, Planned):
+                        since, granted = record.since, 0
+                    elif isinstance(record, Granted):
+                        granted |= mask(record.grant.spans)
                     self._journal(record, done)
                 case master.Fail(reason):
                     raise Violation("E", reason)
@@ -471,7 +486,18 @@ class MasterCell:
                     done.append((MOVED, MoveOver(old=0, new=new)))
                 case master.FeedDone():
                     pass
+        self._check_plan(since, granted)
         return done
+
+    def _check_plan(self, since: Place | None, granted: int) -> None:
+        """What is leased from a plan's place on, when it is committed, is granted after that."""
+        ledger = self.state.ledger
+        if since is None or since.line not in ledger.lines:
+            return
+        rest = mask([Span(since.line, since.position, ledger.lines[since.line].end)])
+        for inc, lease in ledger.leases.items():
+            if mask(lease) & rest & ~granted:
+                raise Violation("K", f"{inc} holds samples of before the plan that deals them")
 
     def _journal(self, record: Records, sent: list[Output]) -> None:
         if self.journalled is None:

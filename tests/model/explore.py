@@ -189,6 +189,8 @@ def main(arguments: list[str] | None = None) -> int:
     add("--kinds", nargs="+", choices=FAILURES, default=list(FAILURES))
     add("--cuts", type=int, default=1)
     add("--moves", type=int, default=0)
+    add("--plans", type=int, default=0)
+    add("--leads", type=int, nargs="+", default=[1])
     add("--restarts", choices=("alone", "any"), default="alone")
     add("--prefetch", action="store_true")
     add("--late", action="store_true")
@@ -199,7 +201,7 @@ def main(arguments: list[str] | None = None) -> int:
     finish_every = given.pop("finish_every")
     given["reduce"] = not given.pop("no_reduce")
     max_states = given.pop("max_states")
-    for name in ("leases", "kinds"):
+    for name in ("leases", "kinds", "leads"):
         given[name] = tuple(given[name])
     explorer = Explorer(
         Bounds(**given),

@@ -13,6 +13,8 @@ from paceline.wire.messages import (
     Copied,
     Fence,
     FenceAnswer,
+    GiveBack,
+    GivenBack,
     Grant,
     Held,
     Joined,
@@ -27,6 +29,7 @@ from paceline.wire.messages import (
     Part,
     Prepared,
     Ready,
+    Recall,
     Refused,
     Restore,
     Restored,
@@ -71,6 +74,7 @@ class Facts(msgspec.Struct, kw_only=True, frozen=True):
     copied: frozenset[int] = frozenset()
     stored: frozenset[int] = frozenset()
     restoring: bool = False
+    planning: bool = False
     journalled: bool = False
     loadable: frozenset[str] = frozenset()
 
@@ -148,6 +152,7 @@ def _master_facts(cell: MasterCell) -> Facts:
         copied=frozenset(state.copied),
         stored=frozenset(inc for inc, copied in state.copied.items() if copied.stored),
         restoring=bool(state.restoring),
+        planning=state.plans.preparing is not None,
         journalled=cell.journalled is not None,
         loadable=frozenset(c.cut.directory for c in (*state.cuts[-1:], state.start) if c),
     )
@@ -164,11 +169,14 @@ def _compare_durable(state: MasterState, journalled: MasterState) -> None:
         "covered",
         "grants",
         "gone",
+        "gave_back",
     ):
         if getattr(state, name) != getattr(journalled, name):
             raise Violation("journal", f"{name} is not what the journal says")
     if state.moving.begun != journalled.moving.begun:
         raise Violation("journal", "the move is not what the journal says")
+    if state.plans.known != journalled.plans.known:
+        raise Violation("journal", "the plans are not what the journal says")
 
 
 def compare(one: Facts, two: Facts) -> None:
@@ -244,6 +252,10 @@ def _worker_ignores(state: WorkerState, message: object) -> bool:
             return told.version == version and not void and all(k > seq for k in state.offers)
         case Grant(n=n):
             return n <= state.last_n
+        case Recall(n=n):
+            return n <= state.last_n
+        case GivenBack(r=r):
+            return all(known > r for known in state.giving_back)
         case Held(server=server, seq=seq):
             return seq not in state.offers or server not in state.offers[seq].not_held_by
         case Ordered(seq=seq):
@@ -266,6 +278,8 @@ def _master_ignores(cell: MasterCell, message: object) -> bool:
     if epoch_no != state.epoch_no:
         return epoch_no < state.epoch_no
     match message:
+        case GiveBack(inc=inc, r=r):
+            return r <= state.gave_back.get(inc, 0) or inc in state.gone
         case Restored(inc=inc):
             return inc not in state.restoring
         case Joined(inc=inc, caught_up=caught_up):

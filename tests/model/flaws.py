@@ -5,6 +5,7 @@ class; ``finds`` are the invariants whose violation shows it (which of them come
 the order of the search), `bounds` the smallest job in which it shows.
 """
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -13,7 +14,8 @@ import msgspec
 from paceline.base.samples import SampleSet, Span
 from paceline.master import state as master
 from paceline.master.moving import Moving
-from paceline.master.records import CutValid, Granted, Records, Returned
+from paceline.master.plans import Plans
+from paceline.master.records import CutValid, GaveBack, Granted, Records, Returned
 from paceline.master.shards.ledger import Ledger
 from paceline.master.state import Journal, MasterState, Send, Sizing
 from paceline.runtime.ps import state as ps
@@ -25,6 +27,7 @@ from paceline.wire.messages import (
     Cut,
     Fence,
     FenceAnswer,
+    GiveBack,
     Grant,
     Held,
     Included,
@@ -33,6 +36,7 @@ from paceline.wire.messages import (
     Part,
     Piece,
     Ready,
+    Recall,
     Remap,
     Restore,
     ServerMap,
@@ -41,6 +45,7 @@ from paceline.wire.messages import (
 )
 
 from .bounds import Bounds, Machines
+from .cells import FEED
 
 
 class Flaw(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,6 +127,26 @@ class OldPartsStayGood(WorkerState):
 
     def _offer_again(self, barrier: int) -> list[worker.Instruction]:
         return []
+
+
+class KeepsWhatItGivesBack(WorkerState):
+    """Gives back, and computes it all the same."""
+
+    def recalled(self, message: Recall) -> list[worker.Instruction]:
+        lease = {feed: list(spans) for feed, spans in self.lease.items()}
+        done = super().recalled(message)
+        self.lease.update({feed: deque(spans) for feed, spans in lease.items()})
+        return done
+
+
+class GivesBackWhatItBegan(WorkerState):
+    """Gives back what it has offered, too."""
+
+    def recalled(self, message: Recall) -> list[worker.Instruction]:
+        begun = [span for offer in self.offers.values() for span in offer.part.spans]
+        if message.epoch_no == self.epoch_no and message.n == self.last_n:
+            self.put_back(FEED, tuple(s for s in begun if s.start >= message.start))
+        return super().recalled(message)
 
 
 # ---------------------------------------------------------------------- servers
@@ -271,7 +296,7 @@ class KeepsLedger(MasterState):
 
     def __init__(self, *, mode: str, samples: str, staleness: int = 0) -> None:
         super().__init__(mode=mode, samples=samples, staleness=staleness)
-        self.ledger = LedgerNotRewound()
+        self.ledger = self.plans.ledger = LedgerNotRewound()
 
 
 class ReturnsBeforeTheAnswer(MasterState):
@@ -335,8 +360,8 @@ class TakesBackTheFenced(MasterState):
     def request(self, message: LeaseRequest, sizing: Sizing) -> list[master.Instruction]:
         return [] if message.inc in self.gone else super().request(message, sizing)
 
-    def worker_up(self, inc: int) -> list[master.Instruction]:
-        self.workers.add(inc)
+    def worker_up(self, inc: int, node: str = "") -> list[master.Instruction]:
+        self.workers[inc] = node
         self.untold.add(inc)
         return []
 
@@ -382,6 +407,45 @@ class HastyMaster(MasterState):
         self.moving = LeavesAtOnce()
 
 
+class TakesBackTwice(MasterState):
+    """A repeated `GiveBack` is taken as a new one."""
+
+    def given_back(self, message: GiveBack) -> list[master.Instruction]:
+        known = self.gave_back.get(message.inc, 0)
+        if message.epoch_no == self.epoch_no and message.r <= known:
+            return [self._record(GaveBack(inc=message.inc, r=known, spans=message.spans))]
+        return super().given_back(message)
+
+
+class AnswersBeforeTheJournal(MasterState):
+    """What a worker gives back is acknowledged before it is journalled."""
+
+    def given_back(self, message: GiveBack) -> list[master.Instruction]:
+        return _sends_first(super().given_back(message))
+
+
+class NoHolders(Plans):
+    """Sees nobody who holds what a plan will deal anew."""
+
+    def holders(self) -> list[int]:
+        return []
+
+
+class CommitsAtOnce(MasterState):
+    """See `NoHolders`."""
+
+    def __init__(self, *, mode: str, samples: str, staleness: int = 0) -> None:
+        super().__init__(mode=mode, samples=samples, staleness=staleness)
+        self.plans = NoHolders(self.ledger, synchronous=True)
+
+
+class WaitsForTheRecall(MasterState):
+    """A plan whose place has come keeps it, however long the recall takes."""
+
+    def _move_plan(self, undecided: int) -> list[master.Instruction]:
+        return self._commit_plan()
+
+
 def _asp(**bounds: object) -> Bounds:
     return Bounds(**{"mode": "asp", "cuts": 0, **bounds})  # type: ignore[arg-type]
 
@@ -392,6 +456,11 @@ def _bsp(**bounds: object) -> Bounds:
 
 def _move(**bounds: object) -> Bounds:
     return _asp(**{"samples": 1, "workers": 1, "servers": 1, "moves": 1, **bounds})
+
+
+def _planned(**bounds: object) -> Bounds:
+    """Two steps of one sample; who computes the second changes."""
+    return _bsp(**{"slice": 1, "workers": 1, "servers": 1, "plans": 1, **bounds})
 
 
 FLAWS = [
@@ -540,6 +609,42 @@ FLAWS = [
         finds="H",
         machines=Machines(server=OrderedOnFirstReady),
         bounds=_bsp(samples=2),
+    ),
+    Flaw(
+        name="a worker computes what it gave back",
+        finds="C",
+        machines=Machines(worker=KeepsWhatItGivesBack),
+        bounds=_planned(),
+    ),
+    Flaw(
+        name="a worker gives back what it has offered",
+        finds="BC",
+        machines=Machines(worker=GivesBackWhatItBegan),
+        bounds=_planned(leads=(0,)),
+    ),
+    Flaw(
+        name="what was given back is taken twice",
+        finds="C",
+        machines=Machines(master=TakesBackTwice),
+        bounds=_planned(reduce=False),
+    ),
+    Flaw(
+        name="what was given back is acknowledged before it is journalled",
+        finds="F",
+        machines=Machines(master=AnswersBeforeTheJournal),
+        bounds=_planned(failures=1, kinds=("master",)),
+    ),
+    Flaw(
+        name="a plan is committed while samples of its steps are leased",
+        finds="K",
+        machines=Machines(master=CommitsAtOnce),
+        bounds=_planned(),
+    ),
+    Flaw(
+        name="a plan whose step has come is waited for",
+        finds="F",
+        machines=Machines(master=WaitsForTheRecall),
+        bounds=_planned(workers=2, samples=4, slice=2),
     ),
     Flaw(
         name="a cut without the step",

@@ -24,6 +24,7 @@ from paceline.wire.messages import (
     Copied,
     Feed,
     Fence,
+    GiveBack,
     Held,
     Joined,
     JoinServers,
@@ -61,7 +62,7 @@ Sends = tuple[tuple[int, tuple[int, ...]], ...]
 
 HEARD_AT_ONCE = (Held, Ordered, At, Pulled, JoinServers, Joined)
 """To hear these later is the same as if what follows came later."""
-ANSWERED_AGAIN = (Restore, TakeCut, Fence, JoinServers, ChangeMap)
+ANSWERED_AGAIN = (Restore, TakeCut, Fence, GiveBack, JoinServers, ChangeMap)
 """Whoever repeats these needs the answer, although nothing changes."""
 
 
@@ -260,7 +261,7 @@ class Network:
         if facts.kind != "master" or facts.epoch_no != epoch_of(message) or facts.restoring:
             return False
         if isinstance(message, Committed):
-            return mask(message.committed) != self.everything
+            return not facts.planning and mask(message.committed) != self.everything
         if isinstance(message, Copied) and facts.cutting and not message.stored:
             return len(facts.copied | {message.inc}) < len(facts.map)
         if isinstance(message, Copied) and facts.storing and message.stored:

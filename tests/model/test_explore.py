@@ -4,11 +4,20 @@ Larger bounds: ``python -m tests.model.explore --help``; what was run is in
 docs/protocols/integrity-explored.md.
 """
 
+from typing import Any
+
 import pytest
 
 from .bounds import Bounds
 from .explore import Explorer
 from .flaws import FLAWS, Flaw
+
+
+def planned(**bounds: Any) -> Bounds:
+    """Steps of one sample; who computes the second one changes."""
+    job = {"mode": "bsp", "samples": 2, "slice": 1, "workers": 1, "servers": 1, "cuts": 0}
+    return Bounds(**{**job, "plans": 1, **bounds})
+
 
 CLEAN = {
     "asp, a cut, no failure": Bounds(samples=2, cuts=1),
@@ -38,6 +47,10 @@ CLEAN = {
     "bsp, a server dies, with a cut": Bounds(
         mode="bsp", samples=2, slice=1, workers=1, cuts=1, failures=1, kinds=("server",)
     ),
+    "bsp, two plans, in time and too late": planned(plans=2, leads=(0, 1)),
+    "bsp, a plan gives one worker what the other has": planned(slice=2, workers=2, leads=(0,)),
+    "bsp, a plan, the master dies": planned(failures=1, kinds=("master",)),
+    "bsp, a plan, a server dies": planned(failures=1, kinds=("server",)),
 }
 
 

@@ -22,7 +22,7 @@ from paceline.wire.messages import (
     Server,
 )
 
-from .bounds import Env
+from .bounds import Bounds, Env
 from .cells import (
     MASTER,
     SCHEMA,
@@ -64,6 +64,7 @@ class World(Network):
             failures=bounds.failures,
             cuts=bounds.cuts,
             moves=bounds.moves,
+            plans=bounds.plans,
             next_inc=incs[-1] + 1,
             slots=slots,
             unheard=frozenset(incs),
@@ -231,6 +232,16 @@ class World(Network):
             cuts = self.envs(msgspec.structs.replace(env, cuts=env.cuts - 1))
             after = self.apply((cuts, *state[1:]), MASTER, self.events(("take_cut",)))
             yield ("asks for a cut", 0, 0), after
+        if env.plans and not master.restoring:
+            for lead in self.bounds.leads:
+                yield (f"asks for a plan {lead} ahead", 0, 0), self._new_plan(state, lead)
+
+    def _new_plan(self, state: State, lead: int) -> State:
+        """From some step on all of it is one worker's."""
+        env = self.envs.values[state[0]]
+        env = msgspec.structs.replace(env, plans=env.plans - 1)
+        event = self.events(("plan", _node(self.bounds, env.plans), lead))
+        return self.apply((self.envs(env), *state[1:]), MASTER, event)
 
     def _move(self, state: State, slot: int) -> State:
         """A fresh server is to take the place of another."""
@@ -253,7 +264,8 @@ class World(Network):
     def _up(self, state: State, inc: int) -> State:
         env = self.envs.values[state[0]]
         env_id = self.envs(msgspec.structs.replace(env, unheard=env.unheard - {inc}))
-        state = self.apply((env_id, *state[1:]), MASTER, self.events(("worker_up", inc)))
+        event = self.events(("worker_up", inc, _node(self.bounds, inc)))
+        state = self.apply((env_id, *state[1:]), MASTER, event)
         return self.apply(state, inc, self.resend)
 
     def _lost(self, state: State, inc: int) -> State:
@@ -475,7 +487,8 @@ class World(Network):
 
     def without_messages(self, state: State) -> State:
         """The same processes, everything under way lost; nothing more will fail or be copied."""
-        env = msgspec.structs.replace(self.envs.values[state[0]], failures=0, cuts=0, moves=0)
+        env = msgspec.structs.replace(self.envs.values[state[0]], failures=0, cuts=0)
+        env = msgspec.structs.replace(env, moves=0, plans=0)
         spots = [self._new_spot(self.cell_of[spot], frozenset()) for spot in state[2:]]
         cell_id = self.cell_of[state[1]]
         calm = self._calm_master.get(cell_id)
@@ -506,6 +519,11 @@ class World(Network):
 
 def _is_fence(message: object) -> bool:
     return isinstance(message, Refused) and message.fenced
+
+
+def _node(bounds: Bounds, number: int) -> str:
+    """A worker's node, by its incarnation."""
+    return f"worker-{number % bounds.workers}"
 
 
 def _servers(slots: tuple[int, ...]) -> tuple[Server, ...]:

@@ -91,6 +91,19 @@ def test_cleared_requests_are_never_seen(num_workers: int) -> None:
         assert (tag, x.tolist()) == ("new", [0, 1])
 
 
+def test_what_comes_before_a_change_of_mind_is_made_once(num_workers: int) -> None:
+    with Loader(Squares(), IN_ORDER, num_workers=num_workers, prefetch=4) as loader:
+        for start in range(20, 30):
+            loader.submit(start, [(0, start, start + 2)])
+        assert loader.get(timeout_s=30)[0] == 20
+        loader.clear(keep=2)
+        loader.submit("new", [(0, 0, 2)])
+        assert [loader.get(timeout_s=30)[0] for _ in range(3)] == [21, 22, "new"]
+        loader.clear(keep=3)
+        loader.submit("newer", [(0, 2, 4)])
+        assert loader.get(timeout_s=30)[0] == "newer"
+
+
 def test_a_request_cleared_on_its_way_leaves_the_loader_waiting(
     num_workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -168,7 +168,7 @@ class Job:
         for one in instructions:
             is_request = isinstance(one, ToMaster) and isinstance(one.message, LeaseRequest)
             if is_request and self.rng.random() >= self.loss:
-                self.do(self.state.request(one.message, Sizing(samples=20, num_members=2)))
+                self.do(self.state.request(one.message, Sizing(samples=20)))
 
     def want(self, worker: WorkerState, ends: dict[str, int], *, finished: bool = False) -> None:
         self.tell(worker.want(2, ends, finished=finished))

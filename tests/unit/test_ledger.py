@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.base.samples import SampleSet, Span
-from paceline.master.shards.ledger import Ledger
+from paceline.master.plans import Portion
+from paceline.master.shards.ledger import Ledger, Slice
 from paceline.wire.messages import Feed
 
 
@@ -91,22 +92,34 @@ def test_a_feed_is_complete_when_all_of_it_is_in_the_model(ledger: Ledger) -> No
     assert ledger.is_complete(0)
 
 
-def test_members_share_each_slice(ledger: Ledger) -> None:
-    def share(member: int) -> list[Span]:
-        return ledger.pick_steps(0, step=1, urgent=False, member=member, num_members=2, num_steps=2)
+def slices(ledger: Ledger, member: int) -> list[Slice]:
+    """The first two slices, shared by two members alike."""
+    wholes = [ledger.feeds[0].slice_of(step) for step in (1, 2)]
+    return [((whole,), Portion(member, member + 1, 2).of([whole])) for whole in wholes]
 
-    assert share(0) == [Span(0, 0, 2), Span(0, 4, 6)]
-    assert share(1) == [Span(0, 2, 4), Span(0, 6, 8)]
+
+def test_members_share_each_slice(ledger: Ledger) -> None:
+    assert ledger.pick_slices(slices(ledger, 0)) == [Span(0, 0, 2), Span(0, 4, 6)]
+    assert ledger.pick_slices(slices(ledger, 1)) == [Span(0, 2, 4), Span(0, 6, 8)]
 
 
 def test_who_has_nothing_left_gets_what_others_left_of_the_undecided_step(ledger: Ledger) -> None:
     ledger.grant(1, [Span(0, 0, 2)])
+    first = slices(ledger, 0)[:1]
 
-    def picked(*, urgent: bool) -> list[Span]:
-        return ledger.pick_steps(0, step=1, urgent=urgent, member=0, num_members=2, num_steps=1)
+    assert ledger.pick_slices(first) == []
+    assert ledger.pick_slices(first, urgent=2) == [Span(0, 2, 4)]
+    assert ledger.pick_slices(first, urgent=1) == [Span(0, 2, 3)]
 
-    assert picked(urgent=False) == []
-    assert picked(urgent=True) == [Span(0, 2, 4)]
+
+def test_what_an_owner_gives_back_is_to_do_again(ledger: Ledger) -> None:
+    grant(ledger, 1, 6)
+    ledger.give_back(1, [Span(0, 4, 10)])
+
+    assert ledger.lease_size(1, 0) == 4
+    assert ledger.holders(0, 3) == [1]
+    assert ledger.holders(0, 4) == []
+    assert ledger.num_to_do(0) == 6
 
 
 class _Job(Ledger):

@@ -15,6 +15,8 @@ from paceline.runtime.ps.worker_state import (
 from paceline.wire.messages import (
     Feed,
     FeedOpened,
+    GiveBack,
+    GivenBack,
     Grant,
     Held,
     LeaseRequest,
@@ -24,6 +26,7 @@ from paceline.wire.messages import (
     Pull,
     Pulled,
     Ready,
+    Recall,
     Refused,
     Server,
     ServerMap,
@@ -282,3 +285,52 @@ def test_answers_to_an_older_pull_are_ignored(state: WorkerState) -> None:
     for server in (LEADER, FOLLOWER):
         assert state.pulled(pulled(server, 1, 0)) == []
     assert state.pulling is not None
+
+
+# ---------------------------------------------------------------------- giving back
+
+
+def recall(n: int, start: int, *, epoch_no: int = 1) -> Recall:
+    return Recall(epoch_no=epoch_no, inc=INC, n=n, line=0, start=start)
+
+
+def given_back(done: list[Instruction]) -> list[tuple[int, tuple[Span, ...]]]:
+    return [
+        (i.message.r, i.message.spans)
+        for i in done
+        if isinstance(i, ToMaster) and isinstance(i.message, GiveBack)
+    ]
+
+
+def test_what_was_not_begun_is_given_back_and_more_is_asked_for() -> None:
+    state = worker("bsp")
+    lease(state, Span(0, 0, 2), Span(0, 4, 6))
+    offer(state)
+
+    done = state.recalled(recall(1, 1))
+
+    assert given_back(done) == [(1, (Span(0, 1, 2), Span(0, 4, 6)))]
+    assert [r.n for r in requests(done)] == [2]
+    assert state.leased(0) == 0
+
+
+@pytest.mark.parametrize("message", [recall(0, 0), recall(2, 0), recall(1, 0, epoch_no=2)])
+def test_a_recall_of_another_time_is_ignored(message: Recall) -> None:
+    state = worker("bsp")
+    lease(state, Span(0, 0, 4))
+
+    assert state.recalled(message) == []
+    assert state.leased(0) == 4
+
+
+def test_what_is_given_back_is_repeated_until_the_master_knows() -> None:
+    state = worker("bsp")
+    lease(state, Span(0, 0, 8))
+    state.recalled(recall(1, 6))
+    state.recalled(recall(1, 4))
+
+    assert [r for r, _ in given_back(state.resend())] == [1, 2]
+    state.given_back(GivenBack(epoch_no=1, inc=INC, r=1))
+    assert given_back(state.resend()) == [(2, (Span(0, 4, 6),))]
+    state.given_back(GivenBack(epoch_no=1, inc=INC, r=2))
+    assert given_back(state.resend()) == []

@@ -23,6 +23,21 @@ class Span(msgspec.Struct, frozen=True, array_like=True, order=True):
         return self.stop - self.start
 
 
+def between(spans: Iterable[Span], low: int, high: int) -> list[Span]:
+    """Samples number ``low`` to ``high`` (excluded) of these, in their order."""
+    found: list[Span] = []
+    at = 0
+    for span in spans:
+        start = span.start + max(0, low - at)
+        stop = min(span.stop, span.start + high - at)
+        if start < stop:
+            found.append(Span(span.line, start, stop))
+        at += len(span)
+        if at >= high:
+            break
+    return found
+
+
 class Intervals:
     """A set of integers as sorted, disjoint, non-touching intervals of one line.
 

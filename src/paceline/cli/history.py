@@ -103,6 +103,7 @@ _QUIET = frozenset(
         "cut_valid",
         "feed_opened",
         "feed_complete",
+        "plan",
         "supervisor_started",
         "finished",
         "restored",

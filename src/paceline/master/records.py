@@ -6,8 +6,30 @@ Reference: docs/protocols/integrity.md, section 2.
 import msgspec
 
 from paceline.base.samples import Span
+from paceline.policy.straggler.actions import Share
 from paceline.wire.messages import CutRef, Feed, Grant, Server, ServerMap
 from paceline.wire.schema import ModelSchema
+
+
+class Place(msgspec.Struct, frozen=True, array_like=True, order=True):
+    """Where something begins: a position of a line; those of a later feed are later."""
+
+    line: int = 0
+    position: int = 0
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The global actions in force, as one value: each of them makes a new plan of the last one."""
+
+    no: int = 0
+    shares: dict[str, Share] = {}
+    """By node. A node without one computes nothing, unless no living node has one: then all compute
+    alike."""
+
+    def size_of(self, node: str) -> int:
+        """Samples of a step that this node computes."""
+        share = self.shares.get(node)
+        return share.batch_size * share.accumulation if share is not None else 0
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
@@ -59,6 +81,25 @@ class Returned(Record, frozen=True):
     committed: tuple[Span, ...] = ()
 
 
+class GaveBack(Record, frozen=True):
+    """A living incarnation has forgotten these samples of its lease; they are to do."""
+
+    inc: int
+    r: int
+    spans: tuple[Span, ...]
+
+
+class Planned(Record, frozen=True):
+    """A plan is committed: at that time nobody held a sample from ``since`` on."""
+
+    plan: Plan
+    since: Place
+    step: int
+    """The step that begins at ``since``, as it was foreseen."""
+    undecided: Place
+    """Where the undecided step began at that time."""
+
+
 class CutValid(Record, frozen=True):
     """Every server has said `Copied` with equal step and set; it may be in memory only."""
 
@@ -105,6 +146,8 @@ Records = (
     | Extended
     | Granted
     | Returned
+    | GaveBack
+    | Planned
     | CutValid
     | CutStored
     | CutGone

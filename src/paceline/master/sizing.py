@@ -4,6 +4,8 @@ Reference: DLRover (arXiv:2304.01468 and RM), section 5.1: slow workers get shor
 Differs: any length, from the worker's own speed, instead of three classes of length.
 """
 
+from math import ceil
+
 TARGET_S = 6.0
 """A grant aims at so much of its owner's work: long enough to be rare, short enough to give back
 little when its owner is lost; between 2 and 10 s."""
@@ -11,6 +13,9 @@ BATCHES_BEFORE_MEASURED = 4
 STEPS_BEFORE_MEASURED = 16
 MIN_STEPS = 2
 MAX_STEPS = 1024
+PLAN_LEAD_S = 0.3
+"""A new plan begins so much later: by then all workers have given back what they hold from there
+on, and have been granted their new shares. The leader's report alone may be 0.1 s old."""
 
 
 def lease_samples(
@@ -51,6 +56,13 @@ def lease_steps(step_s: float | None) -> int:
     if step_s is None:
         return STEPS_BEFORE_MEASURED
     return max(MIN_STEPS, min(MAX_STEPS, int(TARGET_S / max(step_s, 1e-6))))
+
+
+def plan_lead(step_s: float | None) -> int:
+    """Steps from the undecided one, as the master knows it, to the one a new plan begins with."""
+    if step_s is None:
+        return STEPS_BEFORE_MEASURED
+    return 1 + ceil(PLAN_LEAD_S / max(step_s, 1e-6))
 
 
 def cut_is_due(*, since_s: float, every_s: float, cost_s: float, share: float) -> bool:

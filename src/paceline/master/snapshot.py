@@ -3,7 +3,7 @@
 import msgspec
 
 from paceline.base.samples import Intervals, SampleSet, Span
-from paceline.master.records import CutValid, EpochStarted, MoveBegun, Record
+from paceline.master.records import CutValid, EpochStarted, MoveBegun, Planned, Record
 from paceline.master.shards.ledger import Line
 from paceline.master.state import MasterState
 from paceline.wire.messages import Feed, Grant, ServerMap, feed_of
@@ -39,6 +39,8 @@ class Snapshot(Record, frozen=True):
     covered: tuple[int, ...] = ()
     map: ServerMap | None = None
     move: MoveBegun | None = None
+    gave_back: tuple[tuple[int, int], ...] = ()
+    plans: tuple[Planned, ...] = ()
 
 
 def take(state: MasterState) -> Snapshot:
@@ -70,6 +72,8 @@ def take(state: MasterState) -> Snapshot:
         covered=tuple(sorted(state.covered)),
         map=state.map,
         move=state.moving.begun,
+        gave_back=tuple(state.gave_back.items()),
+        plans=tuple(state.plans.known),
     )
 
 
@@ -95,3 +99,4 @@ def restore(state: MasterState, kept: Snapshot) -> None:
     state.cuts = list(kept.cuts)
     state.last_cut_no = kept.last_cut_no
     state.safe, state.covered = set(kept.safe), set(kept.covered)
+    state.gave_back, state.plans.known = dict(kept.gave_back), list(kept.plans)

@@ -7,10 +7,14 @@ vanish (docs/protocols/integrity.md, section 2). The explorer in ``tests/model``
 and models the master's death as exactly that: the records, applied again.
 """
 
+from collections.abc import Iterator
+
 import msgspec
 
+from paceline.base.errors import ConfigError
 from paceline.base.samples import SampleSet, Span
 from paceline.master.moving import Moving
+from paceline.master.plans import Plans, Portion, portion_of
 from paceline.master.reasons import feed_difference, late_records, schema_difference
 from paceline.master.records import (
     CutGone,
@@ -19,24 +23,31 @@ from paceline.master.records import (
     EpochStarted,
     Extended,
     FeedAdded,
+    GaveBack,
     Granted,
     MapChanged,
     MoveBegun,
     MoveEnded,
+    Place,
+    Planned,
     Records,
     Returned,
     SchemaFixed,
 )
-from paceline.master.shards.ledger import Ledger
+from paceline.master.shards.ledger import Ledger, Slice
+from paceline.policy.straggler.actions import Share
 from paceline.wire.messages import (
     LINES_PER_FEED,
     ChangeMap,
     Committed,
     Copied,
     CutRef,
+    Feed,
     FeedOpened,
     Fence,
     FenceAnswer,
+    GiveBack,
+    GivenBack,
     Grant,
     InitialWritten,
     Joined,
@@ -48,6 +59,7 @@ from paceline.wire.messages import (
     NodeDown,
     OpenFeed,
     Prepared,
+    Recall,
     Restore,
     Restored,
     Server,
@@ -110,8 +122,6 @@ class Sizing(msgspec.Struct, frozen=True, kw_only=True):
     """Asynchronous: samples of one grant; 0: none until it asks again, with less left."""
     steps: int = 16
     """Synchronous: slices that a grant may reach beyond the undecided step."""
-    member: int = 0
-    num_members: int = 1
 
 
 class MasterState:
@@ -136,6 +146,10 @@ class MasterState:
         #: Incarnations whose leases were taken back in this epoch.
         self.gone: set[int] = set()
         self.moving = Moving()
+        #: Number of the last thing that an incarnation of this epoch gave back.
+        self.gave_back: dict[int, int] = {}
+        #: Which plan holds where.
+        self.plans = Plans(self.ledger, synchronous=mode == "bsp")
         # Volatile.
         self.waiting: dict[int, LeaseRequest] = {}
         self.fencing: set[int] = set()
@@ -143,8 +157,8 @@ class MasterState:
         self.restoring: set[int] = set()
         #: How large the next grant of an incarnation should be, as last told.
         self.sizes: dict[int, Sizing] = {}
-        #: Workers that are alive, by incarnation.
-        self.workers: set[int] = set()
+        #: Workers that are alive: incarnation -> node.
+        self.workers: dict[int, str] = {}
         #: Workers not known to be in this epoch.
         self.untold: set[int] = set()
         self.writer: int | None = None
@@ -166,51 +180,57 @@ class MasterState:
         match record:
             case SchemaFixed():
                 self.model = record.model
-            case FeedAdded():
-                self.ledger.open(record.feed)
             case EpochStarted():
-                self.start, self.map = record, record.map
-                self.epoch_no, self.step = record.epoch_no, record.step
-                self.ledger.restore(record.committed, again=self.samples != "at-most-once")
-                self.grants.clear()
-                self.gone.clear()
-                self.covered.clear()
-                self.moving.begun = None
-                # A cut that was damaged no longer holds what it made safe.
-                self.safe = {feed for feed in self.safe if self.ledger.is_complete(feed)}
-            case Extended():
-                self.ledger.extend(record.feed, record.ends, finished=record.finished)
-            case Granted():
-                self._apply_grant(record)
-            case Returned():
-                self.ledger.commit(record.committed)
-                self.ledger.lose(record.inc, again=self.samples != "at-most-once")
-                self.gone.add(record.inc)
+                self._apply_epoch(record)
             case MapChanged():
                 self.map = record.map
                 # A cut that was asked for before may be one of servers that are gone since.
                 self.last_cut_no += 1
             case MoveBegun() | MoveEnded():
                 self.moving.begun = record if isinstance(record, MoveBegun) else None
+            case Planned():
+                self.plans.apply(record)
             case CutValid():
                 self._apply_valid(record)
             case CutStored():
-                number = record.cut.cut_no
-                self.cuts = [
-                    msgspec.structs.replace(cut, cut=record.cut)
-                    if cut.cut.cut_no == number
-                    else cut
-                    for cut in self.cuts
-                ]
-                self.safe |= self.covered
+                self._apply_stored(record)
             case CutGone():
                 self._apply_gone(record.cut_no)
+            case _:
+                self._apply_to_ledger(record)
 
-    def _apply_grant(self, record: Granted) -> None:
-        grant = record.grant
-        self.ledger.commit(record.handled)
-        self.ledger.grant(grant.inc, grant.spans)
-        self.grants[grant.inc] = grant
+    def _apply_to_ledger(
+        self, record: FeedAdded | Extended | Granted | Returned | GaveBack
+    ) -> None:
+        match record:
+            case FeedAdded():
+                self.ledger.open(record.feed)
+            case Extended():
+                self.ledger.extend(record.feed, record.ends, finished=record.finished)
+            case Granted(grant=grant):
+                self.ledger.commit(record.handled)
+                self.ledger.grant(grant.inc, grant.spans)
+                self.grants[grant.inc] = grant
+            case Returned():
+                self.ledger.commit(record.committed)
+                self.ledger.lose(record.inc, again=self.samples != "at-most-once")
+                self.gone.add(record.inc)
+            case GaveBack():
+                self.ledger.give_back(record.inc, record.spans)
+                self.gave_back[record.inc] = record.r
+
+    def _apply_epoch(self, record: EpochStarted) -> None:
+        self.start, self.map = record, record.map
+        self.epoch_no, self.step = record.epoch_no, record.step
+        self.ledger.restore(record.committed, again=self.samples != "at-most-once")
+        self.grants.clear()
+        self.gone.clear()
+        self.gave_back.clear()
+        self.covered.clear()
+        self.plans.restart(record.step)
+        self.moving.begun = None
+        # A cut that was damaged no longer holds what it made safe.
+        self.safe = {feed for feed in self.safe if self.ledger.is_complete(feed)}
 
     def _apply_valid(self, record: CutValid) -> None:
         self.cuts.append(record)
@@ -228,6 +248,14 @@ class MasterState:
             self.storing = None
             self.covered.clear()
         self.cuts = [cut for cut in self.cuts if cut.cut.cut_no != cut_no]
+
+    def _apply_stored(self, record: CutStored) -> None:
+        number = record.cut.cut_no
+        self.cuts = [
+            msgspec.structs.replace(cut, cut=record.cut) if cut.cut.cut_no == number else cut
+            for cut in self.cuts
+        ]
+        self.safe |= self.covered
 
     def _covers(self, cut: CutValid, feed: int) -> bool:
         """Whether no restore can take samples of this complete feed out of the model again."""
@@ -287,7 +315,8 @@ class MasterState:
         )
         journal = self._record(record)
         self._forget_epoch()
-        return [journal, *not_moved, *self._restore()]
+        self.plans.move(self.step + 1, free=True)
+        return [journal, *not_moved, *self._commit_plan(), *self._restore()]
 
     def _forget_epoch(self) -> None:
         self.waiting.clear()
@@ -344,17 +373,17 @@ class MasterState:
 
     # ------------------------------------------------------------------ members
 
-    def worker_up(self, inc: int) -> list[Instruction]:
+    def worker_up(self, inc: int, node: str = "") -> list[Instruction]:
         """A worker's process is alive; one that was given up in this epoch is told to leave."""
         if inc in self.gone:
             return [Send(inc, Stop(inc=inc))]
-        self.workers.add(inc)
+        self.workers[inc] = node
         self.untold.add(inc)
         return []
 
     def worker_lost(self, inc: int) -> list[Instruction]:
         """A worker is dead, or silent for too long: nothing of it may count from here on."""
-        self.workers.discard(inc)
+        self.workers.pop(inc, None)
         self.untold.discard(inc)
         self.prepared.discard(inc)
         self.waiting.pop(inc, None)
@@ -388,7 +417,7 @@ class MasterState:
         if self.samples != "exactly-once":
             return []  # what it left went back at once
         returned = Returned(inc=message.fenced, committed=message.committed)
-        return [self._record(returned), *self._serve()]
+        return [self._record(returned), *self._commit_plan(), *self._serve()]
 
     # ------------------------------------------------------------------ feeds and leases
 
@@ -428,12 +457,16 @@ class MasterState:
         if message.handled:
             self.ledger.commit(message.handled)
         grown = self._extend(message) if message.feed in self.ledger.names else []
-        done: list[Instruction] = []
+        done = [*grown]
         if sizing.samples:
             self.waiting[inc], self.sizes[inc] = message, sizing
-            done = self._grant(message, sizing)
-        others = self._serve() if message.handled or grown else []
-        return [*grown, *done, *others]
+            if message.starving:  # nobody is to starve where a plan is to begin
+                done += self._move_plan(message.step)
+            if inc in self.waiting:
+                done += self._grant(message, sizing)
+        if message.handled or grown:
+            done += self._serve()
+        return done
 
     def _extend(self, message: LeaseRequest) -> list[Instruction]:
         """The source of a feed of unknown length, as this worker sees it now."""
@@ -470,25 +503,40 @@ class MasterState:
         if end and feed not in self.complete:
             self.complete.add(feed)
             done.append(FeedDone(feed))
-        return done
+        return [*done, *self._recall(inc)]
 
     def _pick(self, message: LeaseRequest, sizing: Sizing) -> list[Span]:
-        feed = self.ledger.feeds[message.feed]
+        feed, num_members = self.ledger.feeds[message.feed], max(1, len(self.workers))
         if self.mode != "bsp" or feed.purpose != "train":
-            batch_size = max(1, feed.batch_size // sizing.num_members)
+            batch_size = max(1, feed.batch_size // num_members)
             return self.ledger.pick(message.feed, sizing.samples, batch_size)
-        return self.ledger.pick_steps(
-            message.feed,
-            step=message.step,
-            urgent=message.starving,
-            member=sizing.member,
-            num_members=sizing.num_members,
-            num_steps=sizing.steps,
-        )
+        urgent = -(-feed.batch_size // num_members) if message.starving else 0
+        return self.ledger.pick_slices(self._slices(message, feed, sizing.steps), urgent=urgent)
+
+    def _slices(self, message: LeaseRequest, feed: Feed, num_steps: int) -> Iterator[Slice]:
+        """The next slices, as far as a grant may reach now, and this worker's part of each."""
+        members = sorted((node, inc) for inc, node in self.workers.items())
+        nodes = [node for node, _ in members]
+        index = members.index((self.workers[message.inc], message.inc))
+        portions: dict[int, Portion] = {}
+        first = max(message.step, feed.first_step + 1)
+        for step in range(first, min(first + num_steps, feed.last_step + 1)):
+            whole = (feed.slice_of(step),)
+            place = Place(whole[0].line, whole[0].start)
+            if self.plans.reserves(place):
+                return
+            plan = self.plans.at(place)
+            if plan.no not in portions:
+                portions[plan.no] = portion_of(plan, nodes, index)
+            yield whole, portions[plan.no].of(whole)
 
     def _serve(self) -> list[Instruction]:
         """Something came back or was completed: look at the open requests again."""
-        return [done for inc in sorted(self.waiting) for done in self._again(inc)]
+        return [
+            done
+            for inc in sorted(self.waiting)
+            for done in self._grant(self.waiting[inc], self.sizes[inc])
+        ]
 
     def evaluated(self, feed: int, span: Span) -> list[Instruction]:
         """The results of this span of an evaluation are stored."""
@@ -496,14 +544,6 @@ class MasterState:
             return []
         self.ledger.commit([span])
         return self._serve()
-
-    def _again(self, inc: int) -> list[Instruction]:
-        members = sorted(self.workers)
-        member = members.index(inc) if inc in members else 0
-        sizing = msgspec.structs.replace(
-            self.sizes[inc], member=member, num_members=max(1, len(members))
-        )
-        return self._grant(self.waiting[inc], sizing)
 
     def committed(self, message: Committed) -> list[Instruction]:
         """The leader's word of what is in the model; leases shrink, DONE grows."""
@@ -513,7 +553,74 @@ class MasterState:
             return []
         self.step = max(self.step, message.step)
         self.ledger.commit(message.committed)
-        return self._serve()
+        return [*self._move_plan(self.step + 1), *self._serve()]
+
+    # ------------------------------------------------------------------ plans
+
+    def adjust_batch(self, shares: dict[str, Share], lead: int) -> list[Instruction]:
+        """ADJUST_BS: have each node compute this share of a step, ``lead`` steps from now on.
+
+        Synchronous: on all workers at the same step, which the answer of `plan_in_force` tells when
+        it is certain. A later call replaces one whose plan is still on its way.
+
+        Raises:
+            ConfigError: a share is not positive, or together they are not the global batch.
+        """
+        feed = self.plans.in_training()
+        total = sum(share.batch_size * share.accumulation for share in shares.values())
+        if any(share.batch_size < 1 or share.accumulation < 1 for share in shares.values()):
+            raise ConfigError(f"a plan has shares of at least 1 batch of 1 sample, got {shares}")
+        if self.mode == "bsp" and feed is not None and total != feed.batch_size:
+            raise ConfigError(
+                f"the shares of a plan are {total} samples together; a step is {feed.batch_size}"
+            )
+        self.plans.change(lead, self.step + 1, shares=shares)
+        return self._go_on_with_plan()
+
+    def plan_in_force(self) -> Planned:
+        """The plan of the undecided step, and since when it holds."""
+        return self.plans.record_at(self.plans.place(self.step + 1))
+
+    def _go_on_with_plan(self) -> list[Instruction]:
+        """A plan was prepared or moved: commit it, or recall what is in its way."""
+        return [*self._commit_plan(), *self._recall(), *self._serve()]
+
+    def _move_plan(self, undecided: int) -> list[Instruction]:
+        """A step was decided, or somebody starves in it: the plan on its way may be overdue."""
+        if self.plans.move(undecided):
+            return self._go_on_with_plan()
+        return self._commit_plan()
+
+    def _commit_plan(self) -> list[Instruction]:
+        record = self.plans.committable(self.step + 1)
+        return [self._record(record)] if record is not None else []
+
+    def _recall(self, only: int | None = None) -> list[Instruction]:
+        """Ask for what is held from the place on where the new plan begins."""
+        done: list[Instruction] = []
+        for inc in self.plans.holders():
+            if inc in self.workers and only in (None, inc):
+                done.append(Send(inc, self._recall_message(inc)))
+        return done
+
+    def _recall_message(self, inc: int) -> Recall:
+        assert self.plans.preparing is not None
+        since, n = self.plans.preparing.since, self.grants[inc].n
+        return Recall(epoch_no=self.epoch_no, inc=inc, n=n, line=since.line, start=since.position)
+
+    def given_back(self, message: GiveBack) -> list[Instruction]:
+        """A worker has forgotten a part of its lease: it is to do, once."""
+        inc, r = message.inc, message.r
+        if message.epoch_no != self.epoch_no or inc not in self.workers or inc in self.fencing:
+            return []
+        known = self.gave_back.get(inc, 0)
+        if r > known + 1:
+            return []
+        done: list[Instruction] = []
+        if r == known + 1:
+            done.append(self._record(GaveBack(inc=inc, r=r, spans=message.spans)))
+            done += [*self._commit_plan(), *self._serve()]
+        return [*done, Send(inc, GivenBack(epoch_no=self.epoch_no, inc=inc, r=r))]
 
     # ------------------------------------------------------------------ cuts
 
@@ -677,7 +784,8 @@ class MasterState:
 
     def resend(self) -> list[Instruction]:
         """Everything of ours that is unanswered, once more."""
-        again = [*self._restore(), *self._ask_cut(), *self._fence_all(), *self._go_on_moving()]
+        again = [*self._restore(), *self._ask_cut(), *self._fence_all(), *self._recall()]
+        again += self._go_on_moving()
         for inc in sorted(self.untold):
             again += self._tell_epoch(inc)
         return again

@@ -19,9 +19,9 @@ from paceline.master.evaluations import Evaluations
 from paceline.master.membership import Membership
 from paceline.master.monitor import Monitor
 from paceline.master.outbox import Outbox
-from paceline.master.records import CutStored, CutValid, EpochStarted, Granted, Records
+from paceline.master.records import CutStored, CutValid, EpochStarted, Granted, Planned, Records
 from paceline.master.restarts import LostWork
-from paceline.master.sizing import cut_is_due, lease_samples, lease_steps
+from paceline.master.sizing import cut_is_due, lease_samples, lease_steps, plan_lead
 from paceline.master.state import (
     Fail,
     FeedDone,
@@ -34,7 +34,7 @@ from paceline.master.state import (
     Sizing,
 )
 from paceline.master.status import count_committed
-from paceline.policy.straggler.actions import AnyAction
+from paceline.policy.straggler.actions import AdjustBatch, AnyAction
 from paceline.wire.cut import places
 from paceline.wire.messages import (
     Committed,
@@ -44,6 +44,7 @@ from paceline.wire.messages import (
     EvaluateResult,
     Feed,
     FenceAnswer,
+    GiveBack,
     InitialWritten,
     Joined,
     LeaseRequest,
@@ -126,8 +127,6 @@ class Training:
             case LeaseRequest():
                 if message.feed in state.ledger.feeds:
                     self._do(state.request(message, self._sizing(node, message)))
-            case Committed():
-                self._do(state.committed(message))
             case Prepared():
                 self._monitor.restarts.built(node, now_s)
                 self._do(state.prepare(message, self._cuts.make(0)))
@@ -135,8 +134,18 @@ class Training:
                 self._do(state.initial_written(message, self._cuts.directory(0)))
             case OpenFeed():
                 self._open_feed(message)
+            case GiveBack():
+                self._do(state.given_back(message))
             case EvaluateResult():
                 self._evaluated(message)
+            case _:
+                self._from_server(message, now_s)
+
+    def _from_server(self, message: NodeUp, now_s: float) -> None:
+        state = self.state
+        match message:
+            case Committed():
+                self._do(state.committed(message))
             case FenceAnswer():
                 self._note_lost_work(message)
                 self._do(state.fence_answer(message))
@@ -154,7 +163,8 @@ class Training:
 
     def worker_up(self, inc: int) -> None:
         """A worker's process is there."""
-        self._do(self.state.worker_up(inc))
+        node = self._members.node_of(inc)
+        self._do(self.state.worker_up(inc, node.name if node is not None else ""))
 
     def worker_lost(self, inc: int) -> None:
         """Nothing of this worker may count from here on."""
@@ -166,7 +176,10 @@ class Training:
         Raises:
             ConfigError: it cannot be; the message says why.
         """
-        raise ConfigError(f"{type(action).__name__} cannot be carried out yet")
+        if not isinstance(action, AdjustBatch):
+            raise ConfigError(f"{type(action).__name__} cannot be carried out yet")
+        lead = plan_lead(self._monitor.step_s())
+        self._do(self.state.adjust_batch(action.shares, lead))
 
     def stop(self) -> None:
         """Ask all workers to leave."""
@@ -175,19 +188,16 @@ class Training:
     def _sizing(self, node: str, request: LeaseRequest) -> Sizing:
         """How much this worker should get now."""
         feed = self.state.ledger.feeds[request.feed]
-        members = sorted(self.state.workers)
         return Sizing(
             samples=lease_samples(
                 speed=self._monitor.speed(node),
                 batch_size=feed.batch_size,
                 remaining=self.state.ledger.num_to_do(request.feed, request.ends),
-                num_workers=len(members),
+                num_workers=len(self.state.workers),
                 shard_size=self._spec.data.shard_size,
                 held=self._held(request, feed),
             ),
             steps=lease_steps(self._monitor.step_s()),
-            member=members.index(request.inc) if request.inc in self.state.workers else 0,
-            num_members=max(1, len(members)),
         )
 
     def _held(self, request: LeaseRequest, feed: Feed) -> int:
@@ -296,6 +306,8 @@ class Training:
                 self._cuts.forget_memory(keep=cut.cut_no)
                 # A worker may be reading those of the epoch before.
                 self._evaluations.delete(before=epoch_no - 1)
+            case Planned(plan=plan, step=step):
+                self._outbox.tell("plan", reason=f"plan {plan.no} from step {step} on")
             case _:
                 pass
 

@@ -432,6 +432,18 @@ class LeaseRequest(Message, frozen=True):
     """Of the servers' map, as the worker knows it."""
 
 
+class GiveBack(Message, frozen=True):
+    """worker -> master: these samples of its lease it has forgotten; resent until `GivenBack`.
+
+    ``r`` counts what this incarnation gives back in this epoch, from 1.
+    """
+
+    epoch_no: int
+    inc: int
+    r: int
+    spans: tuple[Span, ...]
+
+
 class EvaluateResult(Message, frozen=True):
     """worker -> master: values of one span (safetensors bytes); resent until Evaluated."""
 
@@ -537,6 +549,7 @@ NodeUp = (
     | InitialWritten
     | OpenFeed
     | LeaseRequest
+    | GiveBack
     | EvaluateResult
     | FenceAnswer
     | Committed
@@ -579,6 +592,28 @@ class Grant(Message, frozen=True):
     spans: tuple[Span, ...] = ()
     end: bool = False
     lines: tuple[SourceLine, ...] = ()
+
+
+class Recall(Message, frozen=True):
+    """master -> worker: give back what you have not begun from position ``start`` of ``line`` on.
+
+    It is of the time of grant ``n``: a worker that has not taken that one yet, or has taken a later
+    one, does nothing. Repeated while the ledger holds such a lease.
+    """
+
+    epoch_no: int
+    inc: int
+    n: int
+    line: int
+    start: int
+
+
+class GivenBack(Message, frozen=True):
+    """master -> worker: all up to number ``r`` is journalled."""
+
+    epoch_no: int
+    inc: int
+    r: int
 
 
 class Evaluated(Message, frozen=True):
@@ -671,6 +706,8 @@ NodeDown = (
     WriteInitial
     | FeedOpened
     | Grant
+    | Recall
+    | GivenBack
     | Evaluated
     | Restore
     | NewEpoch

@@ -13,10 +13,13 @@ At every moment each sample below the cursor is in exactly one of: returned, one
 (DESIGN, invariant 1; AntDT section V-C calls them TODO, DOING, DONE).
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
-from paceline.base.samples import Intervals, SampleSet, Span
+from paceline.base.samples import Intervals, SampleSet, Span, between
 from paceline.wire.messages import Feed, SourceLine, feed_of
+
+Slice = tuple[Sequence[Span], Sequence[Span]]
+"""A slice, whole, and one member's part of it."""
 
 
 class Line:
@@ -173,11 +176,11 @@ class Ledger:
         return []
 
     def _pick_growing(self, feed: int, count: int, batch_size: int) -> list[Span]:
-        found = _first(self._growing_to_do(feed), count)
+        found = between(self._growing_to_do(feed), 0, count)
         if feed in self.finished:
             return found
         there = sum(len(span) for span in found)
-        return _first(found, there - there % min(count, batch_size))
+        return between(found, 0, there - there % min(count, batch_size))
 
     def _growing_to_do(self, feed: int) -> Iterator[Span]:
         """What came back, then what is fresh of the earliest epoch, in the order of the lines."""
@@ -191,29 +194,22 @@ class Ledger:
             if line.epoch == earliest:
                 yield line.fresh(number)
 
-    def pick_steps(
-        self, feed: int, *, step: int, urgent: bool, member: int, num_members: int, num_steps: int
-    ) -> list[Span]:
-        """What a synchronous grant would hold: this member's part of the next slices.
+    def pick_slices(self, slices: Iterable[Slice], *, urgent: int = 0) -> list[Span]:
+        """What a synchronous grant would hold: what is to do of a member's parts of these slices.
 
-        Member i of n gets part i of each slice. ``urgent``: the worker has nothing left for the
-        undecided ``step``; if its own part of that slice is gone it gets what others left there.
+        Args:
+            slices: from the undecided one on.
+            urgent: > 0: the worker has nothing left for the undecided slice; if its own part of
+                that is gone it gets up to so many samples of what others left there.
         """
-        definition = self.feeds[feed]
-        first, last = max(step, definition.first_step + 1), definition.last_step
         own: list[Span] = []
-        for at in range(first, min(first + num_steps, last + 1)):
-            whole = definition.slice_of(at)
-            size = len(whole)
-            low = whole.start + size * member // num_members
-            high = whole.start + size * (member + 1) // num_members
-            own += self._to_do(Span(whole.line, low, high))
-        if urgent and first <= last:
-            whole = definition.slice_of(first)
-            if not any(span.start < whole.stop for span in own):
-                left, share = self._to_do(whole), -(-len(whole) // num_members)
-                own = [*_first(left, share), *own]
-        return own
+        left: list[Span] = []
+        for number, (whole, part) in enumerate(slices):
+            mine = [span for one in part for span in self._to_do(one)]
+            if number == 0 and urgent and not mine:
+                left = between((span for one in whole for span in self._to_do(one)), 0, urgent)
+            own += mine
+        return [*left, *own]
 
     def _to_do(self, span: Span) -> list[Span]:
         """The parts of a span that are neither leased nor done."""
@@ -235,6 +231,18 @@ class Ledger:
                 self.done.add(new)
                 for lease in self.leases.values():
                     lease.subtract([new])
+
+    def holders(self, line: int, start: int) -> list[int]:
+        """Who has a lease on samples of ``line`` from position ``start`` on."""
+        rest = Span(line, start, self.lines[line].end) if line in self.lines else None
+        return [inc for inc, lease in self.leases.items() if rest and lease.overlap(rest)]
+
+    def give_back(self, inc: int, spans: Iterable[Span]) -> None:
+        """A living owner has forgotten these; what of them it holds is to do again."""
+        lease = self.leases.get(inc, SampleSet())
+        for back in [part for span in spans for part in lease.overlap(span)]:
+            lease.subtract([back])
+            self.lines[back.line].returned.add(back.start, back.stop)
 
     def lose(self, inc: int, *, again: bool = True) -> None:
         """The owner is gone: the rest of its leases goes back, to the end of the epoch.
@@ -269,16 +277,3 @@ class Ledger:
 
     def _trains(self, line: int) -> bool:
         return self.feeds[feed_of(line)].purpose == "train"
-
-
-def _first(spans: Iterable[Span], count: int) -> list[Span]:
-    """The first ``count`` samples of some spans."""
-    found: list[Span] = []
-    for span in spans:
-        if count <= 0:
-            break
-        stop = min(span.stop, span.start + count)
-        if stop > span.start:
-            found.append(Span(span.line, span.start, stop))
-            count -= stop - span.start
-    return found

@@ -24,6 +24,8 @@ Ranges = Sequence[tuple[Any, int, int]]
 """``(epoch, start, stop)`` of a feed, or ``(partition, start, stop)`` of a stream."""
 
 CLOSE_TIMEOUT_S = 30.0
+NOT_ASKED = 0
+"""The number of what no request asked for; theirs begin at 1."""
 
 
 class Loader:
@@ -114,9 +116,7 @@ class Loader:
         if not self._thread.is_alive():
             raise InternalError("a batch was asked of a closed loader")
         try:
-            while (
-                done := self._ready.get(timeout=timeout_s)
-            ).generation < self._requests.generation:
+            while not self._requests.taken(done := self._ready.get(timeout=timeout_s)):
                 self._room.put(None)
         except Empty:
             raise TimeoutError(f"no batch was ready within {timeout_s} s") from None
@@ -125,9 +125,9 @@ class Loader:
             raise done.error
         return done.tag, done.batch
 
-    def clear(self) -> None:
-        """Forget all batches that were submitted and not yet taken."""
-        self._requests.clear()
+    def clear(self, keep: int = 0) -> None:
+        """Forget the batches that were submitted and not yet taken, but for the next ``keep``."""
+        self._requests.clear(keep)
 
     def close(self) -> None:
         """Stop the thread and the loader processes; what is in the making is dropped.
@@ -168,20 +168,20 @@ class Loader:
             if batch is _Idle:
                 continue
             request = self._requests.pop()
-            self._ready.put(_Done(request.tag, request.generation, batch, error))
+            self._ready.put(_Done(request.number, request.tag, batch, error))
             self._room.get()
 
 
 class _Request(NamedTuple):
+    number: int
     tag: Any
-    generation: int
     ranges: tuple[tuple[Any, int, int], ...]
     order: EpochOrder | None
 
 
 class _Done(NamedTuple):
+    number: int
     tag: Any
-    generation: int
     batch: Any
     error: BaseException | None
 
@@ -198,8 +198,10 @@ class _Requests(Sampler[Any]):
     """
 
     def __init__(self) -> None:
-        self.generation = 0
         self._closed = False
+        self._last = 0
+        #: Numbers of those that are to be taken, in order.
+        self._wanted: deque[int] = deque()
         self._waiting: deque[_Request] = deque()
         self._given: deque[_Request] = deque()
         self._changed = threading.Condition()
@@ -208,8 +210,20 @@ class _Requests(Sampler[Any]):
         with self._changed:
             if self._closed:
                 raise InternalError(f"batch {tag} was submitted to a closed loader")
-            self._waiting.append(_Request(tag, self.generation, ranges, order))
+            self._last += 1
+            self._wanted.append(self._last)
+            self._waiting.append(_Request(self._last, tag, ranges, order))
             self._changed.notify()
+
+    def taken(self, done: _Done) -> bool:
+        """Take what was made; False: it was cleared."""
+        with self._changed:
+            if done.number == NOT_ASKED:
+                return True
+            if not self._wanted or self._wanted[0] != done.number:
+                return False
+            self._wanted.popleft()
+            return True
 
     def wait(self) -> bool:
         """Block until a batch is due; False when the loader is closed."""
@@ -223,12 +237,14 @@ class _Requests(Sampler[Any]):
             if waiting := self._given or self._waiting:
                 return waiting.popleft()
             # A loader process died with nothing to do: the next batch asked for will say so.
-            return _Request(None, self.generation, (), None)
+            return _Request(NOT_ASKED, None, (), None)
 
-    def clear(self) -> None:
+    def clear(self, keep: int) -> None:
         with self._changed:
-            self.generation += 1
-            self._waiting.clear()
+            while len(self._wanted) > keep:
+                number = self._wanted.pop()
+                if self._waiting and self._waiting[-1].number == number:
+                    self._waiting.pop()
 
     def close(self) -> None:
         with self._changed:

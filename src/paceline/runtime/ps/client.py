@@ -45,6 +45,7 @@ from paceline.wire.messages import (
     Exported,
     Feed,
     FeedOpened,
+    GivenBack,
     Grant,
     Held,
     InitialWritten,
@@ -58,6 +59,7 @@ from paceline.wire.messages import (
     Prepared,
     Pull,
     Ready,
+    Recall,
     Refused,
     SourceLine,
     Stop,
@@ -514,6 +516,10 @@ class ServerTrainer:
         match message:
             case Grant():
                 self._do(self.state.grant(message))
+            case Recall():
+                self._do(self.state.recalled(message))
+            case GivenBack():
+                self._do(self.state.given_back(message))
             case NewEpoch():
                 self._do(self.state.new_epoch(message))
             case NewMap():

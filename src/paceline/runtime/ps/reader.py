@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from itertools import takewhile
 from typing import Any
 
 from paceline.base.samples import Span
@@ -42,11 +43,12 @@ class Reader:
     def ask(self, works: Iterable[Work]) -> None:
         """These come next: have their batches made. Never blocks."""
         coming = [work for work in works if work not in self._made]
-        known = min(len(coming), len(self._asked))
-        if any(a is not b for a, b in zip(self._asked, coming, strict=False)):
-            self._loader.clear()
-            self._asked.clear()
-            known = 0
+        pairs = zip(self._asked, coming, strict=False)
+        known = sum(1 for _ in takewhile(lambda pair: pair[0] is pair[1], pairs))
+        if known < min(len(self._asked), len(coming)):
+            self._loader.clear(keep=known)
+            while len(self._asked) > known:
+                self._asked.pop()
         for work in coming[known:]:
             self._loader.submit(work, self._ranges(work))
             self._asked.append(work)

@@ -8,6 +8,7 @@ The protocol is that of docs/protocols/integrity.md, sections 2 and 3. The explo
 ``tests/model`` drives this very class.
 """
 
+import sys
 from collections import deque
 from collections.abc import Mapping
 
@@ -18,6 +19,8 @@ from paceline.wire.messages import (
     AskMap,
     Feed,
     FeedOpened,
+    GiveBack,
+    GivenBack,
     Grant,
     Held,
     LeaseRequest,
@@ -30,6 +33,7 @@ from paceline.wire.messages import (
     Pull,
     Pulled,
     Ready,
+    Recall,
     Refused,
     Server,
     ServerMap,
@@ -134,6 +138,9 @@ class WorkerState:
         #: The ends that every version of the open request holds.
         self.telling: tuple[tuple[str, int], ...] = ()
         self.ended: set[int] = set()
+        #: Forgotten, and not known to be journalled, by number.
+        self.giving_back: dict[int, tuple[Span, ...]] = {}
+        self.last_r = 0
         self.ticket = 0
         self.pulling: Pull | None = None
         #: SSP: the leader is not to wait for us.
@@ -221,6 +228,35 @@ class WorkerState:
             self.telling = ()
         self.request = request
         return [ToMaster(request)]
+
+    def recalled(self, message: Recall) -> list[Instruction]:
+        """Give back what was not begun from a position on, and ask for what comes instead."""
+        if message.epoch_no != self.epoch_no or message.n != self.last_n:
+            return []
+        feed = feed_of(message.line)
+        lease = SampleSet(self.lease.get(feed, ()))
+        back = lease.overlap(Span(message.line, message.start, sys.maxsize))
+        if not back:
+            return []
+        lease.subtract(back)
+        self.lease[feed] = deque(lease.spans())
+        return [*self._give_back(tuple(back)), *self.want(feed)]
+
+    def _give_back(self, spans: tuple[Span, ...]) -> list[Instruction]:
+        self.last_r += 1
+        self.giving_back[self.last_r] = spans
+        return [self._give_back_message(self.last_r)]
+
+    def _give_back_message(self, r: int) -> ToMaster:
+        spans = self.giving_back[r]
+        return ToMaster(GiveBack(epoch_no=self.epoch_no, inc=self.inc, r=r, spans=spans))
+
+    def given_back(self, message: GivenBack) -> list[Instruction]:
+        """The master knows: these are others' now."""
+        if message.epoch_no == self.epoch_no:
+            for r in [r for r in self.giving_back if r <= message.r]:
+                del self.giving_back[r]
+        return []
 
     def source_line(self, line: int) -> SourceLine:
         """What a granted line is at its source."""
@@ -543,6 +579,7 @@ class WorkerState:
         live, and in which epoch. Our servers may be gone, and nobody else would tell us.
         """
         again: list[Instruction] = [ToMaster(self.request or self._last_request())]
+        again += [self._give_back_message(r) for r in self.giving_back]
         behind = self.applied_by.get
         for seq, offer in self.offers.items():
             again += [

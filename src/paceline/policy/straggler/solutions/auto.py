@@ -38,8 +38,8 @@ class Auto(Solution, frozen=True):
     """``auto``: ADJUST_BS, partial steps, BACKUP_WORKERS and KILL_RESTART, by gain and cost."""
 
     min_gain: Part = 0.02
-    """Work is divided anew when a step gets faster by this part of it, and by more than the times it
-    is based on are uncertain by."""
+    """Work is divided anew when a step gets faster by this part of it, and by more than the times
+    it is based on are uncertain by."""
     min_random_gain: Part = 0.05
     """Steps go without their slowest when they get faster by this part: it drops work, and is
     estimated from how iterations scatter."""

@@ -1,0 +1,381 @@
+"""Plans: who computes what of a step, from one step on, whoever dies while it is prepared."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.base.errors import ConfigError
+from paceline.base.samples import Span
+from paceline.master.plans import Plans, portion_of
+from paceline.master.records import GaveBack, Place, Plan, Planned
+from paceline.master.shards.ledger import Ledger
+from paceline.master.state import Fail, Instruction, Journal, MasterState, Send, Sizing
+from paceline.policy.straggler.actions import Share
+from paceline.wire.messages import (
+    Committed,
+    Feed,
+    FenceAnswer,
+    GiveBack,
+    GivenBack,
+    Grant,
+    InitialWritten,
+    LeaseRequest,
+    OpenFeed,
+    Prepared,
+    Recall,
+    Restored,
+    Server,
+)
+from paceline.wire.schema import ModelSchema
+
+LEADER, ONE, TWO = 1, 11, 12
+NODES = {ONE: "worker-0", TWO: "worker-1"}
+FEED = Feed(
+    feed=0,
+    purpose="train",
+    num_samples=80,
+    epochs=1,
+    batch_size=8,
+    shard_size=80,
+    shuffle=False,
+    seed=0,
+)
+UNEVEN = {"worker-0": Share(1, 2), "worker-1": Share(6)}
+
+
+class Job:
+    """A master with one server and two workers, which are granted five steps each time."""
+
+    def __init__(self, mode: str = "bsp") -> None:
+        self.mode = mode
+        self.journal: list[Journal] = []
+        self.state = MasterState(mode=mode, samples="exactly-once")
+        for inc, node in NODES.items():
+            self.do(self.state.worker_up(inc, node))
+            self.do(self.state.prepare(Prepared(inc=inc, schema=ModelSchema()), ""))
+        self.do(self.state.initial_written(InitialWritten(inc=ONE), ""))
+        self.do(self.state.open_feed(OpenFeed(inc=ONE, feed=FEED)))
+        self.new_epoch()
+
+    def do(self, done: list[Instruction]) -> list[Send]:
+        assert not any(isinstance(one, Fail) for one in done), done
+        self.journal += [one for one in done if isinstance(one, Journal)]
+        return [one for one in done if isinstance(one, Send)]
+
+    def new_epoch(self, leader: int = LEADER) -> None:
+        self.do(self.state.start_epoch((Server(leader, "server-0", ""),)))
+        self.do(self.state.restored(Restored(epoch_no=self.state.epoch_no, inc=leader)))
+
+    def restart(self) -> None:
+        self.state = MasterState(mode=self.mode, samples="exactly-once")
+        for entry in self.journal:
+            self.state.apply(entry.record)
+        self.do(self.state.resume())
+        self.do(self.state.restored(Restored(epoch_no=1, inc=LEADER)))
+        for inc, node in NODES.items():
+            self.do(self.state.worker_up(inc, node))
+
+    def request(self, inc: int, *, step: int = 1, starving: bool = False) -> list[Send]:
+        last = self.state.grants.get(inc)
+        message = LeaseRequest(
+            epoch_no=self.state.epoch_no,
+            inc=inc,
+            n=last.n + 1 if last else 1,
+            feed=0,
+            step=step,
+            starving=starving,
+        )
+        return self.do(self.state.request(message, Sizing(steps=5)))
+
+    def give_back(self, inc: int, *spans: Span, r: int = 1) -> list[Send]:
+        message = GiveBack(epoch_no=self.state.epoch_no, inc=inc, r=r, spans=spans)
+        return self.do(self.state.given_back(message))
+
+    def decided(self, step: int) -> list[Send]:
+        """The leader's word that the model holds the slices up to this step."""
+        spans = (Span(0, 0, 8 * step),)
+        message = Committed(epoch_no=self.state.epoch_no, inc=LEADER, step=step, committed=spans)
+        return self.do(self.state.committed(message))
+
+    def plan(self, lead: int = 2) -> list[Send]:
+        return self.do(self.state.adjust_batch(UNEVEN, lead))
+
+    def lease(self, inc: int) -> tuple[Span, ...]:
+        return self.state.ledger.leases[inc].spans()
+
+
+@pytest.fixture
+def job() -> Job:
+    """Both workers hold their halves of the steps 1 to 5."""
+    job = Job()
+    job.request(ONE)
+    job.request(TWO)
+    return job
+
+
+def grants(sent: list[Send]) -> dict[int, tuple[Span, ...]]:
+    return {one.inc: one.message.spans for one in sent if isinstance(one.message, Grant)}
+
+
+def recalls(sent: list[Send]) -> dict[int, int]:
+    return {one.inc: one.message.start for one in sent if isinstance(one.message, Recall)}
+
+
+def beyond(job: Job, inc: int, start: int) -> tuple[Span, ...]:
+    return tuple(job.state.ledger.leases[inc].overlap(Span(0, start, 80)))
+
+
+# ---------------------------------------------------------------------- who computes what
+
+
+@given(
+    sizes=st.lists(st.integers(0, 50), min_size=1, max_size=6),
+    start=st.integers(0, 10),
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=4),
+)
+def test_the_portions_of_all_members_are_the_slice(
+    sizes: list[int], start: int, lengths: list[int]
+) -> None:
+    nodes = [f"worker-{i}" for i in range(len(sizes))]
+    plan = Plan(shares={n: Share(size) for n, size in zip(nodes, sizes, strict=True) if size})
+    spans, at = list[Span](), start
+    for length in lengths:
+        spans.append(Span(0, at, at + length))
+        at += length + 3
+    total = sum(lengths)
+
+    parts = [portion_of(plan, nodes, index).of(spans) for index in range(len(nodes))]
+
+    assert [p for part in parts for s in part for p in range(s.start, s.stop)] == [
+        p for s in spans for p in range(s.start, s.stop)
+    ]
+    for size, part in zip(sizes, parts, strict=True):
+        fair = total * size / sum(sizes) if any(sizes) else total / len(sizes)
+        assert abs(sum(len(span) for span in part) - fair) < 1
+
+
+def test_a_dead_member_s_share_is_dealt_by_the_shares_of_the_others() -> None:
+    plan = Plan(shares={"a": Share(4), "b": Share(2), "c": Share(2)})
+
+    assert portion_of(plan, ["b", "c"], 0).of([Span(0, 0, 8)]) == [Span(0, 0, 4)]
+    assert portion_of(plan, ["a", "c"], 1).of([Span(0, 0, 9)]) == [Span(0, 6, 9)]
+    assert portion_of(plan, ["new", "c"], 0).of([Span(0, 0, 8)]) == []
+    assert portion_of(plan, ["new", "newer"], 1).of([Span(0, 0, 8)]) == [Span(0, 4, 8)]
+
+
+def test_plans_hold_from_their_places_on_and_are_forgotten_when_over() -> None:
+    plans = Plans(Ledger(), synchronous=True)
+    for no, (since, undecided) in enumerate([(8, 0), (24, 8), (16, 8), (40, 24)], 1):
+        record = Planned(
+            plan=Plan(no=no), since=Place(0, since), step=no, undecided=Place(0, undecided)
+        )
+        plans.apply(record)
+
+    assert [one.plan.no for one in plans.known] == [3, 4], "the second never came to be"
+    assert plans.at(Place(0, 39)).no == 3
+    assert plans.at(Place(1, 0)).no == 4
+    plans.restart(step=1)
+    assert plans.at(Place(0, 0)).no == 4
+
+
+# ---------------------------------------------------------------------- prepare and commit
+
+
+def test_a_plan_is_committed_when_nobody_holds_what_it_deals(job: Job) -> None:
+    assert recalls(job.plan()) == {ONE: 16, TWO: 16}, "from step 3 on"
+    job.give_back(ONE, *beyond(job, ONE, 16))
+    assert job.state.plan_in_force().plan.no == 0
+    job.give_back(TWO, *beyond(job, TWO, 16))
+
+    assert isinstance(job.journal[-1].record, Planned)
+    assert (job.journal[-1].record.since, job.journal[-1].record.step) == (Place(0, 16), 3)
+    granted = grants(job.request(ONE)) | grants(job.request(TWO))
+    assert granted == {
+        ONE: (Span(0, 16, 18), Span(0, 24, 26), Span(0, 32, 34)),
+        TWO: (Span(0, 18, 24), Span(0, 26, 32), Span(0, 34, 40)),
+    }
+
+
+def test_until_then_nothing_is_granted_beyond_it_and_afterwards_at_once(job: Job) -> None:
+    job.plan()
+    job.give_back(ONE, *beyond(job, ONE, 16))
+    assert grants(job.request(ONE)) == {}
+    sent = job.give_back(TWO, *beyond(job, TWO, 16))
+
+    assert grants(sent) == {ONE: (Span(0, 16, 18), Span(0, 24, 26), Span(0, 32, 34))}
+    assert GivenBack(epoch_no=1, inc=TWO, r=1) in [one.message for one in sent]
+
+
+def test_which_plan_holds_and_since_when_can_be_asked(job: Job) -> None:
+    job.plan()
+    for inc in NODES:
+        job.give_back(inc, *beyond(job, inc, 16))
+    job.decided(1)
+    assert job.state.plan_in_force().plan.no == 0
+    job.decided(2)
+
+    found = job.state.plan_in_force()
+    assert (found.plan.no, found.plan.shares, found.step) == (1, UNEVEN, 3)
+
+
+def test_what_is_given_back_counts_once_however_often_it_comes(job: Job) -> None:
+    job.plan()
+    back = beyond(job, TWO, 16)
+    job.give_back(TWO, *back)
+    job.give_back(ONE, *beyond(job, ONE, 16))
+    job.request(TWO)
+    held = job.lease(TWO)
+
+    sent = job.give_back(TWO, *back)
+
+    assert [one.message for one in sent] == [GivenBack(epoch_no=1, inc=TWO, r=1)]
+    assert job.lease(TWO) == held
+    assert job.give_back(TWO, *back, r=3) == [], "the second is missing"
+
+
+def test_a_worker_without_a_share_gets_nothing(job: Job) -> None:
+    for inc in NODES:
+        job.state.ledger.give_back(inc, job.lease(inc))
+    job.do(job.state.adjust_batch({"worker-1": Share(8)}, 0))
+
+    assert grants(job.request(ONE)) == {}
+    assert grants(job.request(TWO))[TWO][0] == Span(0, 0, 8)
+
+
+def test_a_plan_is_at_once_in_force_where_steps_are_nobody_s() -> None:
+    job = Job("asp")
+    job.request(ONE)
+    job.plan()
+
+    assert job.state.plan_in_force().plan.shares == UNEVEN
+
+
+@pytest.mark.parametrize(
+    "shares", [{"worker-0": Share(7)}, {"worker-0": Share(0), "worker-1": Share(8)}]
+)
+def test_a_plan_that_is_no_step_is_refused(job: Job, shares: dict[str, Share]) -> None:
+    with pytest.raises(ConfigError):
+        job.state.adjust_batch(shares, 2)
+
+    assert job.state.plans.preparing is None
+
+
+def test_the_newest_of_two_plans_under_way_counts(job: Job) -> None:
+    job.plan()
+    job.do(job.state.adjust_batch({"worker-1": Share(8)}, 3))
+    for inc in NODES:
+        job.give_back(inc, *beyond(job, inc, 24))
+
+    (one,) = job.state.plans.known
+    assert (one.plan.no, one.plan.shares) == (2, {"worker-1": Share(8)})
+
+
+# ---------------------------------------------------------------------- too late
+
+
+def test_a_plan_whose_step_has_come_is_moved(job: Job) -> None:
+    job.plan()
+    job.give_back(ONE, *beyond(job, ONE, 16))
+    job.decided(1)
+    assert job.state.plans.preparing is not None
+    job.decided(2)
+
+    assert job.state.plans.known[-1].since == Place(0, 48), "twice as far, which nobody holds"
+    assert grants(job.request(ONE, step=3))[ONE] == (
+        *(Span(0, 8 * k, 8 * k + 4) for k in (2, 3, 4)),
+        Span(0, 40, 44),
+        Span(0, 48, 50),
+    )
+
+
+def test_a_plan_is_moved_before_somebody_starves(job: Job) -> None:
+    job.plan()
+    job.give_back(ONE, *beyond(job, ONE, 16))
+    sent = job.request(ONE, step=3, starving=True)
+
+    assert grants(sent)[ONE][0] == Span(0, 16, 20), "by the old plan"
+    assert job.state.plans.known[-1].since == Place(0, 48)
+
+
+def test_a_plan_that_is_to_begin_after_the_feed_begins_with_the_next(job: Job) -> None:
+    job.plan(lead=100)
+
+    assert job.state.plans.known[-1].since == Place(0, 80)
+    job.decided(10)
+    other = Feed(**{name: getattr(FEED, name) for name in FEED.__struct_fields__} | {"feed": 1})
+    job.do(job.state.open_feed(OpenFeed(inc=ONE, feed=other)))
+    assert job.state.plan_in_force().plan.no == 1
+
+
+# ---------------------------------------------------------------------- deaths
+
+
+def test_a_dead_worker_s_leases_need_no_answer(job: Job) -> None:
+    job.plan()
+    job.give_back(ONE, *beyond(job, ONE, 16))
+    job.do(job.state.worker_lost(TWO))
+    assert job.state.plans.preparing is not None
+    answer = FenceAnswer(epoch_no=1, inc=LEADER, fenced=TWO, committed=())
+    job.do(job.state.fence_answer(answer))
+
+    records = [type(entry.record).__name__ for entry in job.journal[-2:]]
+    assert records == ["Returned", "Planned"]
+
+
+def test_a_plan_that_was_not_committed_dies_with_the_master(job: Job) -> None:
+    job.plan()
+    back = beyond(job, ONE, 16)
+    job.give_back(ONE, *back)
+    job.restart()
+    job.request(ONE)
+
+    assert isinstance(job.journal[-2].record, GaveBack), "that stays"
+    assert beyond(job, ONE, 16) == back, "granted again, by the old plan"
+    assert job.state.plan_in_force().plan.no == 0
+
+
+def test_a_committed_plan_outlives_the_master(job: Job) -> None:
+    job.plan()
+    for inc in NODES:
+        job.give_back(inc, *beyond(job, inc, 16))
+    job.restart()
+
+    assert grants(job.request(ONE))[ONE][0] == Span(0, 16, 18)
+
+
+def test_what_a_dead_master_s_answer_left_unsaid_is_said_again(job: Job) -> None:
+    job.plan()
+    back = beyond(job, ONE, 16)
+    job.give_back(ONE, *back)
+    job.restart()
+    sent = job.give_back(ONE, *back)
+
+    assert [one.message for one in sent] == [GivenBack(epoch_no=1, inc=ONE, r=1)]
+    assert len(job.lease(ONE)) == 2
+
+
+def test_a_new_epoch_commits_the_plan_since_nobody_holds_anything(job: Job) -> None:
+    job.plan()
+    job.new_epoch(leader=2)
+
+    assert isinstance(job.journal[-1].record, Planned)
+    assert job.state.plan_in_force().plan.no == 1
+
+
+def test_after_a_restore_the_newest_plan_holds_from_the_cut_on(job: Job) -> None:
+    job.plan()
+    for inc in NODES:
+        job.give_back(inc, *beyond(job, inc, 16))
+    job.new_epoch(leader=2)
+
+    assert (job.state.plan_in_force().plan.no, job.state.plan_in_force().step) == (1, 1)
+
+
+def test_a_worker_that_joins_while_a_plan_is_prepared_gets_nothing_beyond_it(job: Job) -> None:
+    job.plan()
+    job.do(job.state.worker_up(13, "worker-2"))
+
+    assert grants(job.request(13)) == {}
+    for inc in NODES:
+        job.give_back(inc, *beyond(job, inc, 16))
+    assert grants(job.request(13)) == {}, "it has no share"
