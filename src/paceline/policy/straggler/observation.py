@@ -6,43 +6,8 @@ batch sizes samples. Workers are named by node: a plan outlives the incarnations
 
 import msgspec
 
-
-class Pace(msgspec.Struct, frozen=True, kw_only=True):
-    """Means over one sliding window of one node, per iteration."""
-
-    iterations: int
-    """Iterations in the window."""
-    seconds: float
-    """Time that they span."""
-    samples: float
-    """Mean batch size of a worker."""
-    compute_s: float = 0.0
-    """T^w: thread time from batch ready to gradients ready, without any wait."""
-    server_s: float = 0.0
-    """T^s: of a worker, the slowest server's handler for its request; of a server, its own."""
-    message_s: float = 0.0
-    """T^m: round trip of the request, without T^s."""
-    bpt_s: float = 0.0
-    """Wall time of an iteration, waits included."""
-
-
-class Point(msgspec.Struct, frozen=True, array_like=True):
-    """What a worker showed at one batch size."""
-
-    batch_size: int
-    iterations: int
-    compute_s: float
-    """Mean T^w."""
-
-
-class Regime(msgspec.Struct, frozen=True, kw_only=True):
-    """A node since its last change point: it has behaved alike since then."""
-
-    since_s: float
-    """When it began, on the observation's clock."""
-    iterations: int
-    points: tuple[Point, ...]
-    """By batch size, ascending: with two sizes an affine cost can be fitted."""
+from paceline.policy.stats.regimes import Regime
+from paceline.policy.stats.windows import Pace
 
 
 class WorkerSeen(msgspec.Struct, frozen=True, kw_only=True):

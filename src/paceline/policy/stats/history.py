@@ -1,0 +1,68 @@
+"""What the monitor keeps of one node, and a solution sees of it.
+
+The master and the simulator feed every report of a node to its `NodeHistory`, and ask it when an
+observation is made. It has no clock.
+"""
+
+import msgspec
+
+from paceline.policy.stats.regimes import Regime, Regimes
+from paceline.policy.stats.windows import Pace, Report, Window
+
+__all__ = ["PAPER", "Lengths", "NodeHistory", "Report"]
+
+
+class Lengths(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Of the two sliding windows; each ends at whichever of its two limits is reached first."""
+
+    short_iterations: int | None = 100
+    """L_trans; None: not counted in iterations."""
+    short_s: float | None = 300.0
+    """L_trans; None: not counted in time."""
+    long_iterations: int | None = 200
+    """L_per."""
+    long_s: float | None = 600.0
+    """L_per."""
+
+
+PAPER = Lengths(short_iterations=None, long_iterations=None)
+"""5 and 10 minutes, whatever an iteration takes (AntDT section VII-A-5)."""
+
+
+class NodeHistory:
+    """Windows and regimes of one node; O(1) amortised per report.
+
+    Raises:
+        ValueError: a window has no limit, or one that is not positive.
+    """
+
+    def __init__(self, lengths: Lengths) -> None:
+        self._short = Window(lengths.short_iterations, lengths.short_s)
+        self._long = Window(lengths.long_iterations, lengths.long_s)
+        self._regimes = Regimes()
+
+    def report(self, report: Report) -> None:
+        """Take in what the node showed; a report of no iterations or no time is passed over."""
+        if report.iterations <= 0 or not report.compute_s + report.server_s > 0.0:
+            return
+        self._short.add(report)
+        self._long.add(report)
+        self._regimes.add(report)
+
+    def restart(self) -> None:
+        """The node's process has ended: what comes is another life, perhaps on another machine."""
+        self._short.clear()
+        self._long.clear()
+        self._regimes = Regimes(self._regimes.slope_s())
+
+    def short(self, now_s: float) -> Pace | None:
+        """Means over L_trans; None: nothing measured in it."""
+        return self._short.pace(now_s)
+
+    def long(self, now_s: float) -> Pace | None:
+        """Means over L_per; None: it is not full, or nothing was measured in it lately."""
+        return self._long.pace(now_s) if self._long.full() else None
+
+    def regime(self, now_s: float) -> Regime | None:
+        """Since the last change point; None: nothing measured within L_per."""
+        return self._regimes.present() if self._long.pace(now_s) is not None else None

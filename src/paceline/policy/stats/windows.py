@@ -1,0 +1,144 @@
+"""Sliding windows over what one node reports.
+
+Reference: AntDT sections V-D and VI-A (L_trans and L_per).
+Differs: the paper counts windows in minutes only; here in iterations, too, so that a job of two
+minutes has windows as well.
+"""
+
+import math
+from collections import deque
+
+import msgspec
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """Means over the newest iterations of one node, since its report before."""
+
+    t_s: float
+    """When the last of them ended."""
+    iterations: int
+    samples: float = 0.0
+    """Per iteration; of a server 0."""
+    compute_s: float = 0.0
+    """T^w: thread time from batch ready to gradients ready, without any wait; of a server 0."""
+    server_s: float = 0.0
+    """T^s: of a worker, the slowest server's handler for its request; of a server, its own."""
+    message_s: float = 0.0
+    """T^m: round trip of the request, without T^s."""
+    bpt_s: float = 0.0
+    """Wall time of an iteration, waits included."""
+
+    @property
+    def begin_s(self) -> float:
+        """When the first of the iterations began."""
+        return self.t_s - self.iterations * self.bpt_s
+
+
+class Pace(msgspec.Struct, frozen=True, kw_only=True):
+    """Means over one sliding window of one node, per iteration."""
+
+    iterations: int
+    """Iterations in the window."""
+    seconds: float
+    """Time that they span."""
+    samples: float
+    """Mean batch size of a worker."""
+    compute_s: float = 0.0
+    """T^w: thread time from batch ready to gradients ready, without any wait."""
+    server_s: float = 0.0
+    """T^s: of a worker, the slowest server's handler for its request; of a server, its own."""
+    message_s: float = 0.0
+    """T^m: round trip of the request, without T^s."""
+    bpt_s: float = 0.0
+    """Wall time of an iteration, waits included."""
+
+
+class Window:
+    """The fewest newest reports that reach a number of iterations or a span of time.
+
+    Args:
+        iterations: full when it holds as many; None: not counted.
+        seconds: full when it spans as much; None: not counted.
+
+    Raises:
+        ValueError: neither is counted, or one is not positive.
+    """
+
+    def __init__(self, iterations: int | None, seconds: float | None) -> None:
+        limits = (iterations, seconds)
+        if limits == (None, None) or any(limit is not None and limit <= 0 for limit in limits):
+            raise ValueError(
+                f"a window of {iterations} iterations and {seconds} s; give at least one, above 0"
+            )
+        self._iterations = math.inf if iterations is None else iterations
+        self._seconds = math.inf if seconds is None else seconds
+        self._reports: deque[Report] = deque()
+        self._sums = _Sums()
+        self._until_resum = 0
+
+    def add(self, report: Report) -> None:
+        """Take in the newest report; O(1) amortised."""
+        self._reports.append(report)
+        self._sums.add(report, 1)
+        while len(self._reports) > 1 and self._full_without_oldest():
+            self._sums.add(self._reports.popleft(), -1)
+        self._until_resum -= 1
+        if self._until_resum < 0:
+            # What went in and came out again leaves rounding errors behind, of the size of the
+            # largest that was in.
+            self._sums = _Sums()
+            for each in self._reports:
+                self._sums.add(each, 1)
+            self._until_resum = len(self._reports)
+
+    def full(self) -> bool:
+        """Whether it reaches one of its limits."""
+        return self._sums.iterations >= self._iterations or self._span_s() >= self._seconds
+
+    def pace(self, now_s: float) -> Pace | None:
+        """Means over the window; None: nothing is in it that is newer than its span of time."""
+        if not self._reports or now_s - self._reports[-1].t_s > self._seconds:
+            return None
+        sums, count = self._sums, self._sums.iterations
+        return Pace(
+            iterations=count,
+            seconds=self._span_s(),
+            samples=sums.samples / count,
+            compute_s=sums.compute_s / count,
+            server_s=sums.server_s / count,
+            message_s=sums.message_s / count,
+            bpt_s=sums.bpt_s / count,
+        )
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._reports.clear()
+        self._sums = _Sums()
+        self._until_resum = 0
+
+    def _span_s(self) -> float:
+        return self._reports[-1].t_s - self._reports[0].begin_s if self._reports else 0.0
+
+    def _full_without_oldest(self) -> bool:
+        left = self._sums.iterations - self._reports[0].iterations
+        span_s = self._reports[-1].t_s - self._reports[1].begin_s
+        return left >= self._iterations or span_s >= self._seconds
+
+
+class _Sums:
+    """Over iterations."""
+
+    __slots__ = ("bpt_s", "compute_s", "iterations", "message_s", "samples", "server_s")
+
+    def __init__(self) -> None:
+        self.iterations = 0
+        self.samples = self.compute_s = self.server_s = self.message_s = self.bpt_s = 0.0
+
+    def add(self, report: Report, sign: int) -> None:
+        count = sign * report.iterations
+        self.iterations += count
+        self.samples += count * report.samples
+        self.compute_s += count * report.compute_s
+        self.server_s += count * report.server_s
+        self.message_s += count * report.message_s
+        self.bpt_s += count * report.bpt_s

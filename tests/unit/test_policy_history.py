@@ -1,0 +1,207 @@
+"""Regimes go on through batch sizes that we order, and end where the node changes."""
+
+import numpy as np
+import pytest
+
+from paceline.policy.stats.history import PAPER, Lengths, NodeHistory, Report
+
+
+class Node:
+    """A worker whose batch takes delay + slope * size, with noise; reports ten iterations."""
+
+    def __init__(self, noise: float = 0.0, lengths: Lengths | None = None) -> None:
+        self.history = NodeHistory(lengths or Lengths())
+        self.delay_s, self.slope_s, self.size = 0.0, 0.001, 1000.0
+        self.t_s = 0.0
+        self.noise = noise
+        self.rng = np.random.default_rng(0)
+
+    def run(self, reports: int) -> None:
+        for _ in range(reports):
+            scatter = 1.0 + self.noise * float(self.rng.normal())
+            time_s = (self.delay_s + self.slope_s * self.size) * scatter
+            self.t_s += 10 * time_s
+            self.history.report(
+                Report(
+                    t_s=self.t_s,
+                    iterations=10,
+                    samples=self.size,
+                    compute_s=time_s,
+                    server_s=0.1,
+                    bpt_s=time_s,
+                )
+            )
+
+    @property
+    def regime(self):  # type: ignore[no-untyped-def]
+        return self.history.regime(self.t_s)
+
+
+def test_nothing_is_seen_of_a_node_that_has_reported_nothing() -> None:
+    history = NodeHistory(Lengths())
+    assert (history.short(0.0), history.long(0.0), history.regime(0.0)) == (None, None, None)
+    history.report(Report(t_s=0.0, iterations=0))
+    assert history.short(0.0) is None
+
+
+def test_the_long_window_is_seen_only_when_it_is_full() -> None:
+    node = Node()
+    node.run(19)
+    assert node.history.short(node.t_s) is not None
+    assert node.history.long(node.t_s) is None
+    node.run(1)
+    assert node.history.long(node.t_s) is not None
+
+
+def test_the_paper_counts_in_minutes_only() -> None:
+    node = Node(lengths=PAPER)
+    node.run(59)
+    assert node.history.long(node.t_s) is None
+    node.run(1)
+    pace = node.history.long(node.t_s)
+    assert pace is not None
+    assert pace.seconds == pytest.approx(600.0)
+
+
+def test_a_steady_node_is_in_one_regime_from_its_first_iteration_on() -> None:
+    node = Node(noise=0.02)
+    node.run(100)
+    assert node.regime.since_s == pytest.approx(0.0)
+    assert node.regime.iterations == 1000
+    assert node.regime.verified
+    assert [point.batch_size for point in node.regime.points] == [1000]
+
+
+def test_an_onset_is_suspected_at_the_first_slow_report_and_verified_at_the_third() -> None:
+    node = Node(noise=0.01)
+    node.run(20)
+    onset_s = node.t_s
+    node.delay_s = 0.5
+    node.run(1)
+    assert not node.regime.verified
+    assert node.regime.points[0].compute_s == pytest.approx(1.5, rel=0.05)
+    node.run(2)
+    assert node.regime.verified
+    assert node.regime.since_s == pytest.approx(onset_s)
+    assert node.regime.iterations == 30
+
+
+def test_iterations_from_before_the_onset_do_not_stay_in_its_regime() -> None:
+    node = Node()
+    node.run(20)
+    node.delay_s = 0.2
+    node.run(1)
+    node.delay_s = 0.5
+    node.run(3)
+    assert node.regime.points[0].compute_s == pytest.approx(1.5)
+
+
+def test_a_spike_is_in_no_regime() -> None:
+    node = Node()
+    node.run(20)
+    node.delay_s = 20.0
+    node.run(1)
+    node.delay_s = 0.0
+    node.run(10)
+    assert node.regime.verified
+    assert node.regime.since_s == 0.0
+    assert node.regime.points[0].compute_s == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.3])
+def test_another_batch_size_is_the_same_regime(delay_s: float) -> None:
+    node = Node()
+    node.delay_s = delay_s
+    node.run(20)
+    node.size = 400.0
+    node.run(5)
+    assert node.regime.since_s == 0.0
+    assert [point.batch_size for point in node.regime.points] == [400, 1000]
+
+
+def test_a_change_that_comes_with_another_batch_size_is_told_from_it() -> None:
+    node = Node()
+    node.run(20)
+    changed_s = node.t_s
+    node.size, node.delay_s = 1050.0, 0.5
+    node.run(1)
+    assert not node.regime.verified
+    node.run(2)
+    assert node.regime.verified
+    assert node.regime.since_s == pytest.approx(changed_s)
+
+
+def test_a_suspected_onset_that_is_answered_at_once_is_verified_at_the_new_size() -> None:
+    node = Node()
+    node.run(20)
+    onset_s = node.t_s
+    node.delay_s = 0.5
+    node.run(1)
+    node.size = 450.0
+    node.run(2)
+    assert node.regime.verified
+    assert node.regime.since_s == pytest.approx(onset_s)
+    assert [point.batch_size for point in node.regime.points] == [450, 1000]
+
+
+def test_relief_is_found_at_the_size_that_the_straggler_was_given() -> None:
+    node = Node(noise=0.01)
+    node.run(20)
+    node.delay_s = 0.5
+    node.run(3)
+    node.size = 450.0
+    node.run(20)
+    relief_s = node.t_s
+    node.delay_s = 0.0
+    node.run(3)
+    assert node.regime.verified
+    assert node.regime.since_s == pytest.approx(relief_s)
+    assert node.regime.points[0].compute_s == pytest.approx(0.45, rel=0.05)
+
+
+def test_a_regime_knows_the_slope_of_the_ones_before() -> None:
+    node = Node()
+    node.run(20)
+    assert node.regime.slope_s is None
+    node.delay_s = 0.5
+    node.run(3)
+    assert node.regime.slope_s == pytest.approx(0.001, rel=1e-3)
+
+
+def test_a_change_is_found_soon_after_an_ordered_change_of_size() -> None:
+    node = Node(noise=0.01)
+    node.run(20)
+    node.size = 1050.0
+    node.run(4)
+    node.delay_s = 0.3
+    node.run(3)
+    assert node.regime.iterations == 30
+
+
+def test_after_a_restart_only_the_slope_is_remembered() -> None:
+    node = Node()
+    node.run(30)
+    node.history.restart()
+    assert node.history.short(node.t_s) is None
+    assert node.regime is None
+    node.run(1)
+    assert node.regime.iterations == 10
+    assert node.regime.slope_s == pytest.approx(0.001)
+
+
+def test_a_silent_node_shows_nothing() -> None:
+    node = Node()
+    node.run(30)
+    later_s = node.t_s + 601.0
+    history = node.history
+    assert (history.short(later_s), history.long(later_s), history.regime(later_s)) == (None,) * 3
+
+
+def test_a_server_is_followed_by_its_handlers_time() -> None:
+    history = NodeHistory(Lengths())
+    for number in range(24):
+        server_s = 0.1 if number < 20 else 0.4
+        history.report(Report(t_s=10.0 * number, iterations=10, server_s=server_s, bpt_s=1.0))
+    regime = history.regime(230.0)
+    assert regime is not None
+    assert regime.points[0].compute_s == pytest.approx(0.4)
