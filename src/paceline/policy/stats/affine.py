@@ -47,9 +47,3 @@ def fit(
     slopes = (joint + strength * prior) / (varied + strength)
     slopes = np.clip(slopes, 0.0, steepest)
     return mean_s - slopes * mean_size, slopes
-
-
-def identified(sizes: Floats, weights: Floats) -> bool:
-    """Whether one owner's sizes differ enough to tell delay from slope without the prior."""
-    mean = float(np.average(sizes, weights=weights))
-    return bool((weights * (sizes - mean) ** 2).sum() >= PRIOR_WEIGHT * mean * mean)

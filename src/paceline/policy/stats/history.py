@@ -23,6 +23,8 @@ class Lengths(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """L_per."""
     long_s: float | None = 600.0
     """L_per."""
+    smoothing: float = 0.3
+    """Weight of the newest report in the exponential average that LB-BSP predicts speed by."""
 
 
 PAPER = Lengths(short_iterations=None, long_iterations=None)
@@ -37,8 +39,8 @@ class NodeHistory:
     """
 
     def __init__(self, lengths: Lengths) -> None:
-        self._short = Window(lengths.short_iterations, lengths.short_s)
-        self._long = Window(lengths.long_iterations, lengths.long_s)
+        self._short = Window(lengths.short_iterations, lengths.short_s, lengths.smoothing)
+        self._long = Window(lengths.long_iterations, lengths.long_s, lengths.smoothing)
         self._regimes = Regimes()
 
     def report(self, report: Report) -> None:

@@ -4,8 +4,11 @@ A change of batch size that we ordered is no change of the node: as long as what
 the same node at another size, its regime goes on and has learnt a second point.
 """
 
+import itertools
 import math
+import statistics
 from collections import deque
+from collections.abc import Iterable
 
 import msgspec
 import numpy as np
@@ -23,6 +26,7 @@ _VERIFY = 3
 _WARM_UP = 8
 _RECENT = 16
 _SIGMAS = 3.0
+_MIN_SCATTER = 4
 
 
 class Point(msgspec.Struct, frozen=True, array_like=True):
@@ -46,6 +50,8 @@ class Regime(msgspec.Struct, frozen=True, kw_only=True):
     """False: a change is suspected, and these are the iterations since; enough for a cheap cure."""
     slope_s: float | None = None
     """Per sample, as the node's earlier regimes showed it; None: this is the first one."""
+    scatter: float = 0.0
+    """Standard deviation of single iterations over their mean, lately; 0: not known."""
 
 
 class Regimes:
@@ -70,6 +76,7 @@ class Regimes:
         """Reports since a change that is suspected; they are in no regime yet."""
         self._settling = False
         """The doubt came up with a new batch size, which the change points cannot judge."""
+        self._scatter = 0.0
 
     def add(self, report: Report) -> None:
         """Take in the newest report."""
@@ -89,6 +96,7 @@ class Regimes:
         else:
             self._doubt = []
             self._points.add(report)
+            self._scatter = _scatter(self._recent) or self._scatter
 
     def present(self) -> Regime | None:
         """The regime it is in, or seems to be in since a change that is not verified."""
@@ -101,6 +109,7 @@ class Regimes:
             points=points.by_size(),
             verified=not self._doubt,
             slope_s=self._slope_s,
+            scatter=self._scatter,
         )
 
     def slope_s(self) -> float | None:
@@ -126,7 +135,7 @@ class Regimes:
 
     def _agrees(self, points: "_Points", report: Report) -> bool:
         tolerance = max(_THRESHOLD, _SIGMAS * self._changes.noise)
-        low_s, high_s = points.bounds_s(report.samples, self._slope_s)
+        low_s, high_s = points.bounds_s(report.samples)
         return low_s * (1.0 - tolerance) <= _time_s(report) <= high_s * (1.0 + tolerance)
 
     def _begin(self, reports: list[Report]) -> None:
@@ -172,37 +181,30 @@ class _Points:
         )
         return tuple(sorted(points, key=lambda point: point.batch_size))
 
+    def bounds_s(self, size: float) -> tuple[float, float]:
+        """What a batch of this size may take in this regime.
+
+        Whatever the split into delay and slope: more samples take no less time, and no more than in
+        proportion. This also holds where a small batch does not use all of a device.
+        """
+        low_s, high_s = 0.0, math.inf
+        for group in self._groups:
+            time_s = group.seconds / group.iterations
+            scaled_s = time_s * size / group.size if group.size else time_s
+            low_s = max(low_s, min(time_s, scaled_s))
+            high_s = min(high_s, max(time_s, scaled_s))
+        return low_s, high_s
+
     def slope_s(self, prior_s: float | None) -> float:
-        return self._fit(prior_s)[1]
-
-    def bounds_s(self, size: float, prior_s: float | None) -> tuple[float, float]:
-        """What a batch of this size may take in this regime."""
-        sizes, weights = self._sizes(), self._weights()
-        if affine.identified(sizes, weights):
-            delay_s, slope_s = self._fit(prior_s)
-            return delay_s + slope_s * size, delay_s + slope_s * size
-        mean_s = sum(group.seconds for group in self._groups) / weights.sum()
-        mean_size = float(np.average(sizes, weights=weights))
-        all_slope_s = mean_s * size / mean_size if mean_size else mean_s
-        return min(mean_s, all_slope_s), max(mean_s, all_slope_s)
-
-    def _fit(self, prior_s: float | None) -> tuple[float, float]:
-        weights = self._weights()
-        times_s = np.array([group.seconds for group in self._groups]) / weights
-        delays_s, slopes_s = affine.fit(
+        weights = np.array([float(group.iterations) for group in self._groups])
+        _, slopes_s = affine.fit(
             np.zeros(len(weights), np.int64),
-            self._sizes(),
-            times_s,
+            np.array([group.size for group in self._groups]),
+            np.array([group.seconds for group in self._groups]) / weights,
             weights,
             np.array([math.nan if prior_s is None else prior_s]),
         )
-        return float(delays_s[0]), float(slopes_s[0])
-
-    def _sizes(self) -> affine.Floats:
-        return np.array([group.size for group in self._groups])
-
-    def _weights(self) -> affine.Floats:
-        return np.array([float(group.iterations) for group in self._groups])
+        return float(slopes_s[0])
 
 
 class _Group:
@@ -217,6 +219,20 @@ class _Group:
     @property
     def size(self) -> float:
         return self.samples / self.iterations
+
+
+def _scatter(reports: Iterable[Report]) -> float:
+    """Of single iterations over their mean, by the differences between reports; 0: too few.
+
+    By their median, so that a change of level among them is not taken for scatter.
+    """
+    differences = [
+        abs(_time_s(one) - _time_s(two))
+        / _time_s(one)
+        * math.sqrt(one.iterations * two.iterations / (one.iterations + two.iterations))
+        for one, two in itertools.pairwise(reports)
+    ]
+    return 1.4826 * statistics.median(differences) if len(differences) >= _MIN_SCATTER else 0.0
 
 
 def _time_s(report: Report) -> float:

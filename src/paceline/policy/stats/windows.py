@@ -29,6 +29,11 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Wall time of an iteration, waits included."""
 
     @property
+    def throughput(self) -> float:
+        """Samples per second of T^w; 0 of a server."""
+        return self.samples / self.compute_s if self.compute_s else 0.0
+
+    @property
     def begin_s(self) -> float:
         """When the first of the iterations began."""
         return self.t_s - self.iterations * self.bpt_s
@@ -43,6 +48,10 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
     """Time that they span."""
     samples: float
     """Mean batch size of a worker."""
+    throughput: float = 0.0
+    """Mean of batch size / T^w, samples per s."""
+    smoothed: float = 0.0
+    """The same as an exponential average over all reports, the newest weighing most."""
     compute_s: float = 0.0
     """T^w: thread time from batch ready to gradients ready, without any wait."""
     server_s: float = 0.0
@@ -59,12 +68,15 @@ class Window:
     Args:
         iterations: full when it holds as many; None: not counted.
         seconds: full when it spans as much; None: not counted.
+        smoothing: weight of the newest report in the exponential average.
 
     Raises:
-        ValueError: neither is counted, or one is not positive.
+        ValueError: neither limit is counted, or one is not positive.
     """
 
-    def __init__(self, iterations: int | None, seconds: float | None) -> None:
+    def __init__(
+        self, iterations: int | None, seconds: float | None, smoothing: float = 0.3
+    ) -> None:
         limits = (iterations, seconds)
         if limits == (None, None) or any(limit is not None and limit <= 0 for limit in limits):
             raise ValueError(
@@ -75,11 +87,15 @@ class Window:
         self._reports: deque[Report] = deque()
         self._sums = _Sums()
         self._until_resum = 0
+        self._smoothing = smoothing
+        self._smoothed: float | None = None
 
     def add(self, report: Report) -> None:
         """Take in the newest report; O(1) amortised."""
         self._reports.append(report)
         self._sums.add(report, 1)
+        before = report.throughput if self._smoothed is None else self._smoothed
+        self._smoothed = before + self._smoothing * (report.throughput - before)
         while len(self._reports) > 1 and self._full_without_oldest():
             self._sums.add(self._reports.popleft(), -1)
         self._until_resum -= 1
@@ -104,6 +120,8 @@ class Window:
             iterations=count,
             seconds=self._span_s(),
             samples=sums.samples / count,
+            throughput=sums.throughput / count,
+            smoothed=self._smoothed or 0.0,
             compute_s=sums.compute_s / count,
             server_s=sums.server_s / count,
             message_s=sums.message_s / count,
@@ -115,6 +133,7 @@ class Window:
         self._reports.clear()
         self._sums = _Sums()
         self._until_resum = 0
+        self._smoothed = None
 
     def _span_s(self) -> float:
         return self._reports[-1].t_s - self._reports[0].begin_s if self._reports else 0.0
@@ -128,16 +147,27 @@ class Window:
 class _Sums:
     """Over iterations."""
 
-    __slots__ = ("bpt_s", "compute_s", "iterations", "message_s", "samples", "server_s")
+    __slots__ = (
+        "bpt_s",
+        "compute_s",
+        "iterations",
+        "message_s",
+        "samples",
+        "server_s",
+        "throughput",
+    )
 
     def __init__(self) -> None:
         self.iterations = 0
-        self.samples = self.compute_s = self.server_s = self.message_s = self.bpt_s = 0.0
+        self.samples = self.throughput = self.compute_s = self.server_s = self.message_s = (
+            self.bpt_s
+        ) = 0.0
 
     def add(self, report: Report, sign: int) -> None:
         count = sign * report.iterations
         self.iterations += count
         self.samples += count * report.samples
+        self.throughput += count * report.throughput
         self.compute_s += count * report.compute_s
         self.server_s += count * report.server_s
         self.message_s += count * report.message_s
