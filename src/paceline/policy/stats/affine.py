@@ -46,4 +46,4 @@ def fit(
     strength = PRIOR_WEIGHT * np.maximum(mean_size, 1.0) ** 2
     slopes = (joint + strength * prior) / (varied + strength)
     slopes = np.clip(slopes, 0.0, steepest)
-    return mean_s - slopes * mean_size, slopes
+    return np.maximum(mean_s - slopes * mean_size, 0.0), slopes

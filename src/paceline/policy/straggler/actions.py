@@ -2,7 +2,7 @@
 
 Reference: AntDT section V-E, Table II. ``AdjustBatch``, ``BackupWorkers``, ``Partial`` and
 ``AdjustRate`` are global actions: they take effect on all workers at the same step.
-``KillRestart`` is a node action.
+``KillRestart`` and ``Profile`` are node actions.
 """
 
 import msgspec
@@ -33,6 +33,8 @@ class AdjustBatch(Action, frozen=True):
     """
 
     shares: dict[str, Share]
+    fixed: bool = False
+    """Asynchronous: nobody is granted more of an epoch than its share, however fast it is."""
 
 
 class BackupWorkers(Action, frozen=True):
@@ -64,5 +66,15 @@ class KillRestart(Action, frozen=True):
     node: str
 
 
-AnyAction = AdjustBatch | BackupWorkers | Partial | AdjustRate | KillRestart
+class Profile(Action, frozen=True):
+    """Let workers compute ``steps`` batches of a size that are not applied; their samples go back.
+
+    The paper's DD (section VI-B) varies the batch size at the start without saying how; by node.
+    """
+
+    sizes: dict[str, int]
+    steps: int
+
+
+AnyAction = AdjustBatch | BackupWorkers | Partial | AdjustRate | KillRestart | Profile
 """NONE is the empty list."""

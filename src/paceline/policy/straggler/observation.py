@@ -20,6 +20,10 @@ class WorkerSeen(msgspec.Struct, frozen=True, kw_only=True):
     """C_i of the plan in force."""
     kind: str = ""
     """Hardware class."""
+    batch_limit: int | None = None
+    """Largest batch that leaves 5 % of its memory free; None: not known."""
+    lease_share: int = 0
+    """Asynchronous: its share in the `AdjustBatch` in force; 0: none is."""
     short: Pace | None = None
     """Over L_trans; None: nothing measured in it, as after a restart."""
     long: Pace | None = None
@@ -52,6 +56,9 @@ class RestartCost(msgspec.Struct, frozen=True, kw_only=True):
     """Until it has the model."""
     redo_s: float = 0.0
     """Work that was lost with it and is done again."""
+    stall_s: float | None = None
+    """Of all this, time in which the whole job stood still; None: not known. A worker's share is
+    done by the others meanwhile, and a server serves until its successor has its buckets."""
 
     @property
     def total_s(self) -> float:
@@ -77,7 +84,13 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     backup: int = 0
     """BACKUP_WORKERS in force."""
     left_out: int = 0
-    """`Partial` in force."""
+    """`Partial` in force: samples."""
+    chunks: int = 1
+    """`Partial` in force: contributions of one worker to a step."""
+    fixed: bool = False
+    """Asynchronous: a fixed `AdjustBatch` is in force."""
+    absent: int = 0
+    """Workers of the job that are not living: lost, or under restart."""
     pending_s: float | None = 0.0
     """What the platform says a new node would wait; None: not known."""
     worker_restart: RestartCost = RestartCost()

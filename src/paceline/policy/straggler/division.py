@@ -1,0 +1,190 @@
+"""The best division of a synchronous step: who computes how much, and who is not waited for.
+
+Reference: AntDT section VI-A, equation 2; Chen et al. 2016, arXiv:1604.00981 (backup workers).
+Differs: costs are affine; a worker beyond help (its delay alone is longer than the others' step)
+keeps one sample that a step may lack, so that its recovery is seen; steps may go without a part of
+their samples where delays are random.
+"""
+
+import dataclasses
+import functools
+import math
+import statistics
+from typing import NamedTuple
+
+import numpy as np
+
+from paceline.policy.straggler import solvers
+from paceline.policy.straggler.fleet import Fleet
+from paceline.policy.straggler.observation import Observation
+from paceline.policy.straggler.solvers import Floats, Ints
+
+_MOST_LEFT_OUT = 0.25
+"""Of the workers; no larger part is considered for being left out of a step."""
+
+
+class Patience(NamedTuple):
+    """Whom a step waits for; one of the first two is 0."""
+
+    backup: int = 0
+    left_out: int = 0
+    chunks: int = 1
+
+
+class Randomness(NamedTuple):
+    """An answer to delays that hit another worker every step."""
+
+    workers: int = 0
+    """So many slowest workers are not waited for."""
+    chunks: int = 1
+    """1: their samples are dropped; more: what they have finished counts."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Division:
+    """Shares by worker, in the observation's order."""
+
+    shares: Ints
+    patience: Patience
+    beyond_help: np.ndarray[tuple[int], np.dtype[np.bool_]]
+    step_s: float
+    """Predicted."""
+
+
+class Step:
+    """Predicts the time of a step of one observation, under any division."""
+
+    def __init__(self, seen: Observation, fleet: Fleet) -> None:
+        self._seen = seen
+        self._fleet = fleet
+        scatters = [worker.regime.scatter for worker in seen.workers if worker.regime is not None]
+        self._scatter = statistics.median(scatters)
+        round_trips_s = [
+            worker.short.server_s + worker.short.message_s
+            for worker in seen.workers
+            if worker.short is not None
+        ]
+        self._round_trip_s = statistics.median(round_trips_s) if round_trips_s else 0.0
+
+    def present_s(self) -> float:
+        """Of the plan in force."""
+        seen, shares = self._seen, self._fleet.shares
+        times_s = self._fleet.times_s(shares)
+        slowest = np.argsort(-times_s, kind="stable")
+        lacking = int((np.cumsum(shares[slowest]) <= seen.left_out).sum())
+        return self._with_scatter(
+            float(times_s[slowest[min(max(lacking, seen.backup), len(slowest) - 1)]]),
+            self.in_force(),
+        )
+
+    def in_force(self) -> Randomness:
+        """What of the plan in force answers random delays, and not workers beyond help."""
+        seen = self._seen
+        if seen.backup:
+            return Randomness(seen.backup)
+        if seen.chunks == 1:
+            return Randomness()
+        return Randomness(seen.left_out * len(seen.workers) // seen.global_batch, seen.chunks)
+
+    def best(self, growth: float, chunks: int, min_random_gain: float) -> Division | None:
+        """The division of the shortest step; None: the limits leave none."""
+        seen, fleet = self._seen, self._fleet
+        shares = self._levelled(growth)
+        if shares is None:
+            return None
+        times_s = fleet.times_s(shares)
+        least = shares <= seen.workers[0].accumulation
+        level_s = float(times_s[~least].max()) if not least.all() else float(times_s.max())
+        # Only parameter servers can decide a step without some of its samples.
+        beyond = least & (times_s > level_s) & (seen.mode == "bsp")
+        step_s = level_s if seen.mode == "bsp" else float(times_s.max())
+        random = self._against_random(step_s, chunks, min_random_gain)
+        return Division(
+            shares=shares,
+            patience=self._patience(int(beyond.sum()), int(shares[beyond].sum()), random),
+            beyond_help=beyond,
+            step_s=self._with_scatter(step_s, random),
+        )
+
+    def _levelled(self, growth: float) -> Ints | None:
+        """Whole batches of the accumulation in force."""
+        seen, fleet = self._seen, self._fleet
+        unit = seen.workers[0].accumulation
+        mixed = any(worker.accumulation != unit for worker in seen.workers)
+        if mixed or seen.global_batch % unit:
+            return None
+        even = seen.global_batch / len(seen.workers)
+        most = np.ceil(growth * np.maximum(fleet.shares, even) / unit)
+        limits = np.array(
+            [math.inf if each.batch_limit is None else each.batch_limit for each in seen.workers]
+        )
+        upper = np.minimum(most, limits).astype(np.int64)
+        try:
+            units = solvers.level(
+                fleet.delays_s, unit * fleet.slopes_s, seen.global_batch // unit, upper=upper
+            )
+        except solvers.Infeasible:
+            return None
+        return unit * units
+
+    def _patience(self, workers: int, samples: int, random: Randomness) -> Patience:
+        if not random.workers:
+            return Patience(left_out=samples)
+        if random.chunks == 1:
+            return Patience(backup=workers + random.workers)
+        part = random.workers * self._seen.global_batch // len(self._seen.workers)
+        return Patience(left_out=samples + part, chunks=random.chunks)
+
+    def _against_random(self, step_s: float, chunks: int, min_gain: float) -> Randomness:
+        """What to leave out, given how single iterations scatter."""
+        if self._seen.mode != "bsp":
+            return Randomness()
+        present = self.in_force()
+        options = [Randomness()]
+        for workers in range(1, int(_MOST_LEFT_OUT * len(self._seen.workers)) + 1):
+            options += [Randomness(workers), Randomness(workers, chunks)]
+        best = min(options, key=lambda option: self._with_scatter(step_s, option))
+        if best.workers <= present.workers:
+            return best
+        worth = self._with_scatter(step_s, best) < (1.0 - min_gain) * self._with_scatter(
+            step_s, present
+        )
+        return best if worth else present
+
+    def _with_scatter(self, step_s: float, random: Randomness) -> float:
+        """With the wait for the slowest that counts, and the work that is done again."""
+        count = len(self._seen.workers)
+        slowest = _expected_rank(count, min(random.workers, count - 1))
+        wait_s = self._scatter * step_s * max(slowest, 0.0)
+        again = random.workers / count * (1.0 if random.chunks == 1 else 0.5)
+        return (step_s + wait_s + (random.chunks - 1) * self._round_trip_s) / (1.0 - again)
+
+
+def restart_gains(fleet: Fleet, division: Division, latency_s: float) -> tuple[Floats, Floats]:
+    """What the recovery of each worker would save, and what its absence until then would cost.
+
+    By the continuous solution of the division: with W = sum of 1 / slope and D = sum of
+    delay / slope a step of B samples takes (B + D) / W.
+
+    Returns:
+        Part of a step's time that is saved; seconds that the absence costs.
+    """
+    rates = 1.0 / fleet.slopes_s
+    lost = fleet.delays_s * rates
+    usual_rates = 1.0 / fleet.usual_slopes_s
+    usual_lost = fleet.usual_delays_s * usual_rates
+    helps = ~division.beyond_help
+    total = float(division.shares[helps].sum()) + float(lost[helps].sum())
+    rate = float(rates[helps].sum())
+    without_s = (total - helps * lost) / np.maximum(rate - helps * rates, 1e-300)
+    healed_s = (total - helps * lost + usual_lost) / (rate - helps * rates + usual_rates)
+    gain = 1.0 - healed_s / max(division.step_s, total / rate)
+    return gain, latency_s * (1.0 - healed_s / without_s)
+
+
+@functools.lru_cache(maxsize=4096)
+def _expected_rank(count: int, left_out: int) -> float:
+    """Of ``count`` normal values the slowest but ``left_out``, in deviations (Blom 1958)."""
+    if count == 1:
+        return 0.0
+    return statistics.NormalDist().inv_cdf((count - left_out - 0.375) / (count + 0.25))

@@ -1,0 +1,86 @@
+"""The workers of an observation as arrays: what a batch costs each of them.
+
+Reference: none; see `paceline.policy.stats.affine`.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Self
+
+import numpy as np
+
+from paceline.policy.stats import affine
+from paceline.policy.straggler.observation import WorkerSeen
+from paceline.policy.straggler.solvers import Floats, Ints
+
+_LEAST_SLOPE = 1e-3
+"""Of the usual time per sample: no cost is taken for independent of the batch size."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Fleet:
+    """Costs of a step, delay + slope * samples, by worker in the observation's order."""
+
+    delays_s: Floats
+    slopes_s: Floats
+    usual_delays_s: Floats
+    """What is usual for workers of its kind, and would be expected of it after a restart."""
+    usual_slopes_s: Floats
+    shares: Ints
+    """Samples per step in the plan in force."""
+
+    @classmethod
+    def of(cls, workers: Sequence[WorkerSeen]) -> Self | None:
+        """Fit the costs; None: no worker was measured."""
+        measured = np.array([worker.regime is not None for worker in workers])
+        if not measured.any():
+            return None
+        delays_s, slopes_s = np.zeros(len(workers)), np.zeros(len(workers))
+        delays_s[measured], slopes_s[measured] = _fit(
+            [worker for worker in workers if worker.regime is not None]
+        )
+        usual_delays_s, usual_slopes_s = np.zeros(len(workers)), np.zeros(len(workers))
+        for members in _kinds(workers):
+            known = members & measured if (members & measured).any() else measured
+            usual_slopes_s[members] = np.median(slopes_s[known])
+            usual_delays_s[members] = np.median(delays_s[known])
+        delays_s = np.where(measured, delays_s, usual_delays_s)
+        slopes_s = np.where(measured, slopes_s, usual_slopes_s)
+        times = np.array([worker.accumulation for worker in workers])
+        sizes = np.array([worker.batch_size for worker in workers], np.int64)
+        return cls(
+            delays_s=times * delays_s,
+            slopes_s=np.maximum(slopes_s, _LEAST_SLOPE * usual_slopes_s),
+            usual_delays_s=times * usual_delays_s,
+            usual_slopes_s=usual_slopes_s,
+            shares=times * sizes,
+        )
+
+    def times_s(self, shares: Ints) -> Floats:
+        """Of a step with these shares."""
+        return self.delays_s + self.slopes_s * shares
+
+
+def _fit(workers: Sequence[WorkerSeen]) -> tuple[Floats, Floats]:
+    """Delay and slope per batch; every worker has a regime."""
+    regimes = [worker.regime for worker in workers if worker.regime is not None]
+    points = [point for regime in regimes for point in regime.points]
+    owners = np.repeat(np.arange(len(regimes)), [len(regime.points) for regime in regimes])
+    sizes = np.array([point.batch_size for point in points], np.float64)
+    times_s = np.array([point.compute_s for point in points])
+    weights = np.array([point.iterations for point in points], np.float64)
+    priors = np.array([np.nan if regime.slope_s is None else regime.slope_s for regime in regimes])
+    if np.isnan(priors).any():
+        # Time over size is an upper bound of the slope; the usual one is not a straggler's.
+        total_s = np.bincount(owners, weights * times_s)
+        per_sample_s = total_s / np.maximum(np.bincount(owners, weights * sizes), 1.0)
+        for members in _kinds(workers):
+            unknown = members & np.isnan(priors)
+            priors[unknown] = np.median(per_sample_s[members])
+    return affine.fit(owners, sizes, times_s, weights, priors)
+
+
+def _kinds(workers: Sequence[WorkerSeen]) -> list[np.ndarray[tuple[int], np.dtype[np.bool_]]]:
+    """The members of each hardware class."""
+    kinds = np.array([worker.kind for worker in workers])
+    return [kinds == kind for kind in np.unique(kinds)]

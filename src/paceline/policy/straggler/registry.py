@@ -1,0 +1,82 @@
+"""Solutions by name: paceline's own, and those that installed packages declare.
+
+A package declares one by an entry point::
+
+    [project.entry-points."paceline.solutions"]
+    mine = "my_package.solutions:Mine"
+"""
+
+import difflib
+import importlib.metadata
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from paceline.base.errors import ConfigError
+from paceline.policy.straggler.solution import Solution
+from paceline.policy.straggler.solutions.auto import Auto
+from paceline.policy.straggler.solutions.dedicated import Dedicated
+from paceline.policy.straggler.solutions.lb_bsp import LbBsp
+from paceline.policy.straggler.solutions.non_dedicated import NonDedicated
+from paceline.policy.straggler.solutions.static import Backup, Even, LeaveOut, Nothing
+
+GROUP = "paceline.solutions"
+
+BUILT_IN: Mapping[str, type[Solution]] = {
+    "auto": Auto,
+    "backup_workers": Backup,
+    "dd": Dedicated,
+    "even": Even,
+    "lb_bsp": LbBsp,
+    "nd": NonDedicated,
+    "none": Nothing,
+    "partial": LeaveOut,
+}
+
+
+def names() -> list[str]:
+    """Of all solutions there are."""
+    return sorted({*BUILT_IN, *importlib.metadata.entry_points(group=GROUP).names})
+
+
+def solution(name: str, parameters: Mapping[str, object] | None = None) -> Solution:
+    """The solution of this name, with its parameters set.
+
+    Args:
+        name: one of `names`; a built-in one comes before an entry point of the same name.
+        parameters: by field of the solution; numbers may be given as text.
+
+    Raises:
+        ConfigError: no such solution, or a parameter that it does not have or take.
+    """
+    kind = BUILT_IN.get(name) or _installed(name)
+    known = {field.encode_name: field for field in msgspec.structs.fields(kind)}
+    values: dict[str, Any] = {}
+    for key, value in (parameters or {}).items():
+        if key not in known:
+            raise ConfigError(
+                f"solution {name} has no parameter {key}; it has {', '.join(sorted(known))}"
+            )
+        try:
+            values[key] = msgspec.convert(value, known[key].type, strict=False)
+        except msgspec.ValidationError as refused:
+            default = known[key].default
+            raise ConfigError(
+                f"solution {name}: {key}: {value!r}: {refused}; leave it out for {default!r}"
+            ) from refused
+    return kind(**values)
+
+
+def _installed(name: str) -> type[Solution]:
+    for entry in importlib.metadata.entry_points(group=GROUP, name=name):
+        kind = entry.load()
+        if isinstance(kind, type) and issubclass(kind, Solution):
+            return kind
+        raise ConfigError(
+            f"solution {name}: {entry.value} is {kind!r}; declare a class that derives from "
+            f"{Solution.__module__}.{Solution.__name__}"
+        )
+    near = difflib.get_close_matches(name, names(), n=1)
+    meant = f"; did you mean {near[0]}?" if near else ""
+    raise ConfigError(f"no solution {name!r}; there are {', '.join(names())}{meant}")

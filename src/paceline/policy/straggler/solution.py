@@ -1,0 +1,55 @@
+"""What a solution is: a named policy that turns an observation into actions.
+
+Reference: AntDT section V-E. A solution of a user derives from `Solution`, and is found by an entry
+point of the group ``paceline.solutions`` (see `paceline.policy.straggler.registry`).
+"""
+
+from collections.abc import Iterable
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from paceline.policy.straggler.actions import AdjustBatch, AnyAction, Share
+from paceline.policy.straggler.observation import Observation, WorkerSeen
+
+Steps = Annotated[int, Meta(ge=0)]
+Seconds = Annotated[float, Meta(ge=0)]
+Part = Annotated[float, Meta(gt=0, lt=1)]
+
+SYNCHRONOUS = ("bsp", "allreduce")
+
+
+class Solution(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of all solutions; the fields are the parameters that a user may set.
+
+    It is asked again when both ``every_steps`` and ``every_s`` have passed. It remembers nothing
+    between two questions, reads no clock and draws no numbers, so that a log of observations can be
+    replayed with any solution.
+    """
+
+    every_steps: Steps = 10
+    every_s: Seconds = 0.0
+
+    def decide(self, seen: Observation) -> list[AnyAction]:
+        """What to do now; an empty list is NONE."""
+        raise NotImplementedError(f"{type(self).__name__} does not say how it decides")
+
+
+def adjusted(
+    workers: Iterable[WorkerSeen], sizes: Iterable[int], reason: str, gain_s: float = 0.0
+) -> list[AnyAction]:
+    """ADJUST_BS to these batch sizes; nothing where they are in force already."""
+    shares = {
+        worker.node: Share(int(size), worker.accumulation)
+        for worker, size in zip(workers, sizes, strict=True)
+    }
+    if all(shares[worker.node].batch_size == worker.batch_size for worker in workers):
+        return []
+    return [AdjustBatch(shares=shares, reason=reason, gain_s=gain_s)]
+
+
+def even(total: int, count: int) -> list[int]:
+    """Parts that differ by one at most."""
+    least, more = divmod(total, count)
+    return [least + (index < more) for index in range(count)]

@@ -1,0 +1,1 @@
+"""The solutions that come with paceline; `paceline.policy.straggler.registry` names them."""

@@ -1,0 +1,212 @@
+"""``auto``: paceline's own solution.
+
+It differs from AntDT-ND in four ways. A change point, and not a window of fixed length, says since
+when a node is slow, so that it reacts, and takes back, within tens of iterations. The time of a
+batch is affine in its size: delay + slope * samples. Work is divided whenever that is worth more
+than it costs, whether or not anyone is a straggler by some factor. And a restart is a matter of
+cost (`paceline.policy.straggler.restarts`).
+
+Reference: AntDT section VI-A (what it replaces); FALCON sections 3.2 and 4.2 (change points, cost).
+"""
+
+import statistics
+from typing import Annotated
+
+import numpy as np
+from msgspec import Meta
+
+from paceline.policy.straggler import restarts, solvers
+from paceline.policy.straggler.actions import (
+    AdjustBatch,
+    AnyAction,
+    BackupWorkers,
+    KillRestart,
+    Partial,
+    Share,
+)
+from paceline.policy.straggler.division import Division, Patience, Step, restart_gains
+from paceline.policy.straggler.fleet import Fleet
+from paceline.policy.straggler.observation import Observation
+from paceline.policy.straggler.solution import SYNCHRONOUS, Part, Solution, adjusted
+from paceline.policy.straggler.solvers import Floats
+
+_NO_END = 1e9
+"""Stands for the steps that are left of a job whose length is not known."""
+
+
+class Auto(Solution, frozen=True):
+    """``auto``: ADJUST_BS, partial steps, BACKUP_WORKERS and KILL_RESTART, by gain and cost."""
+
+    min_gain: Part = 0.02
+    """Work is divided anew when a step gets faster by this part of it."""
+    min_random_gain: Part = 0.05
+    """Steps go without their slowest when they get faster by this part: it drops work, and is
+    estimated from how iterations scatter."""
+    growth: Annotated[float, Meta(gt=1)] = 2.0
+    """A worker gets at most so many times its present, or an even, share: nobody knows what it
+    takes for more."""
+    chunks: Annotated[int, Meta(ge=2)] = 4
+    """Contributions of a worker in partial steps against random delays."""
+    min_lease_change: Part = 0.1
+    """Asynchronous: leases are granted at another rate when somebody's changes by this part."""
+    slowness: Annotated[float, Meta(gt=1)] = 1.1
+    """Who is restarted takes at least so many times what is usual."""
+    min_iterations: Annotated[int, Meta(ge=1)] = 20
+    """Who is restarted was slow for at least so many iterations."""
+    max_restarts: Annotated[int, Meta(ge=0)] = 3
+    """Of one node. Each that did not help doubles what the next must be worth."""
+    restarts_at_once: Part = 0.1
+    """Of the workers; one is always allowed."""
+
+    def decide(self, seen: Observation) -> list[AnyAction]:
+        """Cheap cures first; what they leave is what a restart is held against."""
+        fleet = Fleet.of(seen.workers)
+        if fleet is None:
+            return []
+        if seen.mode in SYNCHRONOUS:
+            return self._synchronous(seen, fleet)
+        return self._asynchronous(seen, fleet)
+
+    # ------------------------------------------------------------------ bsp, all-reduce
+
+    def _synchronous(self, seen: Observation, fleet: Fleet) -> list[AnyAction]:
+        step = Step(seen, fleet)
+        best = step.best(self.growth, self.chunks, self.min_random_gain)
+        if best is None:
+            return []
+        actions = self._divide(seen, best, step.present_s())
+        latency_s = restarts.latency_s(seen, seen.worker_restart)
+        gain, absence_s = restart_gains(fleet, best, latency_s)
+        even = np.full(len(seen.workers), seen.global_batch / len(seen.workers))
+        usual_s = fleet.usual_delays_s + fleet.usual_slopes_s * even
+        step_s = best.step_s + _besides_s(seen)
+        candidates = restarts.worker_candidates(
+            seen,
+            slowness=(fleet.delays_s + fleet.slopes_s * even) / usual_s,
+            gain=gain * best.step_s / step_s,
+            cost_s=np.maximum(absence_s, 0.0) + seen.worker_restart.redo_s + best.step_s,
+        )
+        return actions + self._restarts(seen, candidates, _steps_left(seen) * step_s, step_s)
+
+    def _divide(self, seen: Observation, best: Division, present_s: float) -> list[AnyAction]:
+        """ADJUST_BS and whom not to wait for, where a step gets faster by enough."""
+        in_force = Patience(seen.backup, seen.left_out, seen.chunks)
+        gain_s = present_s - best.step_s
+        idle = [worker.node for worker in seen.workers if worker.batch_size == 0]
+        if gain_s < self.min_gain * present_s and not idle:
+            over = best.patience == Patience() != in_force
+            return _patience(best.patience, in_force, "nobody is beyond help now") if over else []
+        steps = min(_elapsed(seen), _steps_left(seen))
+        reason = f"a step of {present_s:.3g} s gets one of {best.step_s:.3g} s"
+        if idle:
+            reason += f"; work for {', '.join(idle)}"
+        beyond = [seen.workers[index].node for index in np.flatnonzero(best.beyond_help)]
+        if beyond:
+            reason += f"; not waited for: {', '.join(beyond)}"
+        unit = seen.workers[0].accumulation
+        sizes = (best.shares // unit).tolist()
+        return adjusted(seen.workers, sizes, reason, gain_s * steps) + _patience(
+            best.patience, in_force, reason
+        )
+
+    # ------------------------------------------------------------------------ asp, ssp
+
+    def _asynchronous(self, seen: Observation, fleet: Fleet) -> list[AnyAction]:
+        waits_s = np.array(
+            [
+                max(worker.short.bpt_s - worker.short.compute_s, 0.0) if worker.short else 0.0
+                for worker in seen.workers
+            ]
+        )
+        sizes = fleet.shares.astype(np.float64)
+        # In SSP a fast worker waits for the slowest, and its waits say nothing about itself.
+        round_trip_s = float(np.median(waits_s)) if seen.mode == "asp" else 0.0
+        times_s = fleet.times_s(fleet.shares) + round_trip_s
+        usual_s = fleet.usual_delays_s + fleet.usual_slopes_s * sizes + round_trip_s
+        actions = self._leases(seen, sizes / times_s)
+        gain, absence = _asynchronous_gains(seen.mode, sizes, times_s, usual_s)
+        latency_s = restarts.latency_s(seen, seen.worker_restart)
+        candidates = restarts.worker_candidates(
+            seen,
+            slowness=times_s / usual_s,
+            gain=gain,
+            cost_s=absence * latency_s + seen.worker_restart.redo_s / len(times_s) + usual_s,
+        )
+        iteration_s = float(np.median(times_s))
+        left_s = _steps_left(seen) * iteration_s / len(seen.workers)
+        return actions + self._restarts(seen, candidates, left_s, iteration_s)
+
+    def _leases(self, seen: Observation, speeds: Floats) -> list[AnyAction]:
+        """Leases in proportion to speed."""
+        total = sum(worker.batch_size for worker in seen.workers)
+        sizes = solvers.level(np.zeros(len(speeds)), 1.0 / speeds, total)
+        present = np.array([worker.lease_share for worker in seen.workers])
+        change = np.abs(sizes - present) / sizes
+        if change.max() < self.min_lease_change:
+            return []
+        shares = {
+            worker.node: Share(size)
+            for worker, size in zip(seen.workers, sizes.tolist(), strict=True)
+        }
+        slowest = seen.workers[int(speeds.argmin())].node
+        return [AdjustBatch(shares=shares, reason=f"leases by speed; {slowest} is the slowest")]
+
+    # ----------------------------------------------------------------------------- both
+
+    def _restarts(
+        self, seen: Observation, workers: list[restarts.Candidate], left_s: float, step_s: float
+    ) -> list[KillRestart]:
+        rule = restarts.Rule(
+            slowness=self.slowness,
+            min_iterations=self.min_iterations,
+            max_restarts=self.max_restarts,
+        )
+        limit = max(1, int(self.restarts_at_once * len(seen.workers))) - seen.absent
+        servers = restarts.server_candidates(seen, step_s)
+        return restarts.worth_while(seen, rule, workers, left_s, limit) + restarts.worth_while(
+            seen, rule, servers, left_s, limit=len(seen.servers)
+        )
+
+
+def _steps_left(seen: Observation) -> float:
+    return _NO_END if seen.steps_left is None else seen.steps_left
+
+
+def _elapsed(seen: Observation) -> int:
+    """Iterations since anyone changed; a straggler is expected to last for as long again."""
+    return min(worker.regime.iterations for worker in seen.workers if worker.regime is not None)
+
+
+def _besides_s(seen: Observation) -> float:
+    """Of a step, what is not the slowest worker's computation."""
+    paces = [worker.short for worker in seen.workers if worker.short is not None]
+    if not paces:
+        return 0.0
+    slowest_s = max(pace.compute_s for pace in paces)
+    return max(statistics.median(pace.bpt_s for pace in paces) - slowest_s, 0.0)
+
+
+def _patience(new: Patience, in_force: Patience, reason: str) -> list[AnyAction]:
+    """What makes steps wait for other workers than they do now."""
+    actions: list[AnyAction] = []
+    if new.backup != in_force.backup:
+        actions.append(BackupWorkers(count=new.backup, reason=reason))
+    if (new.left_out, new.chunks) != (in_force.left_out, in_force.chunks):
+        actions.append(Partial(left_out=new.left_out, chunks=new.chunks, reason=reason))
+    return actions
+
+
+def _asynchronous_gains(
+    mode: str, sizes: Floats, times_s: Floats, usual_s: Floats
+) -> tuple[Floats, Floats]:
+    """Parts of the job's time: saved by each worker's recovery, and lost by its absence.
+
+    In ASP a slow worker costs what it does less than usual. In SSP everybody waits for the slowest,
+    but nobody for one that is gone.
+    """
+    if mode == "ssp":
+        slowest = times_s >= times_s.max()
+        return slowest * (1.0 - usual_s / times_s), np.full(len(times_s), 1.0 / len(times_s))
+    speeds, usual = sizes / times_s, sizes / usual_s
+    healed = speeds.sum() - speeds + usual
+    return (usual - speeds) / healed, usual / healed

@@ -1,0 +1,27 @@
+"""LB-BSP: batch sizes follow predicted speed, always.
+
+Reference: AntDT section VII-A-3; Chen et al. 2020, "Semi-dynamic load balancing" (SoCC).
+Differs: of that paper's predictors the exponential average is used. Sizes come from an exact
+solver, so this is a stronger baseline than the published one. There is no threshold: it adjusts
+whether or not anyone is a straggler.
+"""
+
+import numpy as np
+
+from paceline.policy.straggler import solvers
+from paceline.policy.straggler.actions import AnyAction
+from paceline.policy.straggler.observation import Observation
+from paceline.policy.straggler.solution import SYNCHRONOUS, Solution, adjusted
+
+
+class LbBsp(Solution, frozen=True):
+    """``lb_bsp``: every 10 iterations B_i in proportion to the smoothed speed."""
+
+    def decide(self, seen: Observation) -> list[AnyAction]:
+        """ADJUST_BS as soon as every worker was measured."""
+        speeds = [worker.short.smoothed if worker.short else 0.0 for worker in seen.workers]
+        if seen.mode not in SYNCHRONOUS or not all(speeds):
+            return []
+        slopes_s = 1.0 / np.array(speeds)
+        sizes = solvers.level(np.zeros(len(speeds)), slopes_s, seen.global_batch)
+        return adjusted(seen.workers, sizes.tolist(), "in proportion to the smoothed speeds")
