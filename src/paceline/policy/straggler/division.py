@@ -47,8 +47,10 @@ class Division:
     shares: Ints
     patience: Patience
     beyond_help: np.ndarray[tuple[int], np.dtype[np.bool_]]
+    level_s: float
+    """Time of the slowest that is waited for, without scatter."""
     step_s: float
-    """Predicted."""
+    """Predicted, with scatter."""
 
 
 class Step:
@@ -68,14 +70,23 @@ class Step:
 
     def present_s(self) -> float:
         """Of the plan in force."""
-        seen, shares = self._seen, self._fleet.shares
+        seen = self._seen
+        # The share of one that is gone is done by the others.
+        shares = self._fleet.shares * (seen.global_batch / max(self._fleet.shares.sum(), 1))
         times_s = self._fleet.times_s(shares)
         slowest = np.argsort(-times_s, kind="stable")
-        lacking = int((np.cumsum(shares[slowest]) <= seen.left_out).sum())
+        lacking = int((np.cumsum(shares[slowest]) <= 1.001 * seen.left_out).sum())
         return self._with_scatter(
             float(times_s[slowest[min(max(lacking, seen.backup), len(slowest) - 1)]]),
             self.in_force(),
         )
+
+    def uncertainty(self) -> float:
+        """Standard error of the slowest worker's time, relative."""
+        times_s = self._fleet.times_s(self._fleet.shares)
+        regimes = [worker.regime for worker in self._seen.workers]
+        slowest = regimes[int(times_s.argmax())]
+        return self._scatter / math.sqrt(slowest.iterations) if slowest else 0.0
 
     def in_force(self) -> Randomness:
         """What of the plan in force answers random delays, and not workers beyond help."""
@@ -103,6 +114,7 @@ class Step:
             shares=shares,
             patience=self._patience(int(beyond.sum()), int(shares[beyond].sum()), random),
             beyond_help=beyond,
+            level_s=step_s,
             step_s=self._with_scatter(step_s, random),
         )
 
@@ -178,7 +190,7 @@ def restart_gains(fleet: Fleet, division: Division, latency_s: float) -> tuple[F
     rate = float(rates[helps].sum())
     without_s = (total - helps * lost) / np.maximum(rate - helps * rates, 1e-300)
     healed_s = (total - helps * lost + usual_lost) / (rate - helps * rates + usual_rates)
-    gain = 1.0 - healed_s / max(division.step_s, total / rate)
+    gain = 1.0 - healed_s / max(division.level_s, total / rate)
     return gain, latency_s * (1.0 - healed_s / without_s)
 
 

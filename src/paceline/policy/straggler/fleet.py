@@ -56,7 +56,7 @@ class Fleet:
             shares=times * sizes,
         )
 
-    def times_s(self, shares: Ints) -> Floats:
+    def times_s(self, shares: Ints | Floats) -> Floats:
         """Of a step with these shares."""
         return self.delays_s + self.slopes_s * shares
 

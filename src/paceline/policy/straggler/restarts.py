@@ -29,7 +29,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     min_iterations: Annotated[int, Meta(ge=1)] = 20
     """Iterations that it must have been seen for."""
     max_restarts: Annotated[int, Meta(ge=0)] = 3
-    """Of one node. Each that did not help doubles what the next must be worth."""
+    """Of one node. Each doubles what the next must be worth."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +66,8 @@ def worth_while(
         limit: restarts at most.
     """
     due: list[tuple[float, KillRestart]] = []
+    # Where restarts were seen not to help, the next one is less likely to.
+    futile = sum(each.restarts > 0 and each.slowness >= rule.slowness for each in candidates)
     for each in candidates:
         if (
             each.slowness < rule.slowness
@@ -75,15 +77,16 @@ def worth_while(
         ):
             continue
         lost_s = each.gain * (seen.now_s - each.regime.since_s)
-        price_s = each.cost_s * 2.0**each.restarts
+        price_s = each.cost_s * 2.0**each.restarts * (1 + futile - (each.restarts > 0))
         gain_s = each.gain * left_s
         if lost_s < price_s or gain_s <= price_s:
             continue
         reason = (
             f"{each.slowness:.2f} times the usual for {each.regime.iterations} iterations, "
             f"which cost {lost_s:.3g} s; a restart costs {each.cost_s:.3g} s"
-            + (f", after {each.restarts} more is asked of it" if each.restarts else "")
         )
+        if price_s > each.cost_s:
+            reason += f", and must be worth {price_s:.3g} s, since restarts did not help before"
         action = KillRestart(node=each.node, reason=reason, gain_s=gain_s, cost_s=each.cost_s)
         due.append((each.gain, action))
     due.sort(key=lambda one: -one[0])

@@ -38,7 +38,8 @@ class Auto(Solution, frozen=True):
     """``auto``: ADJUST_BS, partial steps, BACKUP_WORKERS and KILL_RESTART, by gain and cost."""
 
     min_gain: Part = 0.02
-    """Work is divided anew when a step gets faster by this part of it."""
+    """Work is divided anew when a step gets faster by this part of it, and by more than the times it
+    is based on are uncertain by."""
     min_random_gain: Part = 0.05
     """Steps go without their slowest when they get faster by this part: it drops work, and is
     estimated from how iterations scatter."""
@@ -54,7 +55,7 @@ class Auto(Solution, frozen=True):
     min_iterations: Annotated[int, Meta(ge=1)] = 20
     """Who is restarted was slow for at least so many iterations."""
     max_restarts: Annotated[int, Meta(ge=0)] = 3
-    """Of one node. Each that did not help doubles what the next must be worth."""
+    """Of one node. Each doubles what the next must be worth."""
     restarts_at_once: Part = 0.1
     """Of the workers; one is always allowed."""
 
@@ -74,7 +75,8 @@ class Auto(Solution, frozen=True):
         best = step.best(self.growth, self.chunks, self.min_random_gain)
         if best is None:
             return []
-        actions = self._divide(seen, best, step.present_s())
+        worth = max(self.min_gain, step.uncertainty())
+        actions = self._divide(seen, best, step.present_s(), worth)
         latency_s = restarts.latency_s(seen, seen.worker_restart)
         gain, absence_s = restart_gains(fleet, best, latency_s)
         even = np.full(len(seen.workers), seen.global_batch / len(seen.workers))
@@ -83,17 +85,19 @@ class Auto(Solution, frozen=True):
         candidates = restarts.worker_candidates(
             seen,
             slowness=(fleet.delays_s + fleet.slopes_s * even) / usual_s,
-            gain=gain * best.step_s / step_s,
+            gain=gain * best.level_s / step_s,
             cost_s=np.maximum(absence_s, 0.0) + seen.worker_restart.redo_s + best.step_s,
         )
         return actions + self._restarts(seen, candidates, _steps_left(seen) * step_s, step_s)
 
-    def _divide(self, seen: Observation, best: Division, present_s: float) -> list[AnyAction]:
-        """ADJUST_BS and whom not to wait for, where a step gets faster by enough."""
+    def _divide(
+        self, seen: Observation, best: Division, present_s: float, worth: float
+    ) -> list[AnyAction]:
+        """ADJUST_BS and whom not to wait for, where a step gets faster by what it is worth."""
         in_force = Patience(seen.backup, seen.left_out, seen.chunks)
         gain_s = present_s - best.step_s
         idle = [worker.node for worker in seen.workers if worker.batch_size == 0]
-        if gain_s < self.min_gain * present_s and not idle:
+        if gain_s < worth * present_s and not idle:
             over = best.patience == Patience() != in_force
             return _patience(best.patience, in_force, "nobody is beyond help now") if over else []
         steps = min(_elapsed(seen), _steps_left(seen))
