@@ -7,14 +7,13 @@ their samples where delays are random.
 """
 
 import dataclasses
-import functools
 import math
 import statistics
 from typing import NamedTuple
 
 import numpy as np
 
-from paceline.policy.straggler import solvers
+from paceline.policy.straggler import ranks, solvers
 from paceline.policy.straggler.fleet import Fleet
 from paceline.policy.straggler.observation import Observation
 from paceline.policy.straggler.solvers import Floats, Ints
@@ -59,8 +58,10 @@ class Step:
     def __init__(self, seen: Observation, fleet: Fleet) -> None:
         self._seen = seen
         self._fleet = fleet
-        scatters = [worker.regime.scatter for worker in seen.workers if worker.regime is not None]
-        self._scatter = statistics.median(scatters)
+        known = [worker.regime for worker in seen.workers if worker.regime is not None]
+        delays = ranks.Delays(known, len(seen.workers))
+        self._scatter = delays.scatter
+        self._ranks = delays.expected_ranks(self._most_left_out())
         round_trips_s = [
             worker.short.server_s + worker.short.message_s
             for worker in seen.workers
@@ -76,17 +77,23 @@ class Step:
         times_s = self._fleet.times_s(shares)
         slowest = np.argsort(-times_s, kind="stable")
         lacking = int((np.cumsum(shares[slowest]) <= 1.001 * seen.left_out).sum())
-        return self._with_scatter(
-            float(times_s[slowest[min(max(lacking, seen.backup), len(slowest) - 1)]]),
-            self.in_force(),
+        spared = min(max(lacking, seen.backup), len(slowest) - 1)
+        random = self.in_force()
+        # Those who are spared are the slowest on average, or those who are late by chance.
+        return min(
+            self._with_scatter(float(times_s[slowest[one]]), random, random.workers - one)
+            for one in range(spared + 1)
         )
 
     def uncertainty(self) -> float:
-        """Standard error of the slowest worker's time, relative."""
+        """By how much the slowest worker would be above the others if all were alike."""
         times_s = self._fleet.times_s(self._fleet.shares)
-        regimes = [worker.regime for worker in self._seen.workers]
-        slowest = regimes[int(times_s.argmax())]
-        return self._scatter / math.sqrt(slowest.iterations) if slowest else 0.0
+        workers = self._seen.workers
+        regime = workers[int(times_s.argmax())].regime
+        if regime is None:
+            return 0.0
+        iterations = sum(point.recent for point in regime.points)
+        return self._scatter * ranks.normal_rank(len(workers), 0) / math.sqrt(iterations)
 
     def in_force(self) -> Randomness:
         """What of the plan in force answers random delays, and not workers beyond help."""
@@ -126,7 +133,8 @@ class Step:
         if mixed or seen.global_batch % unit:
             return None
         even = seen.global_batch / len(seen.workers)
-        most = np.ceil(growth * np.maximum(fleet.shares, even) / unit)
+        known = np.array([worker.regime is not None for worker in seen.workers])
+        most = np.ceil(np.where(known, growth * np.maximum(fleet.shares, even), even) / unit)
         limits = np.array(
             [math.inf if each.batch_limit is None else each.batch_limit for each in seen.workers]
         )
@@ -153,7 +161,7 @@ class Step:
             return Randomness()
         present = self.in_force()
         options = [Randomness()]
-        for workers in range(1, int(_MOST_LEFT_OUT * len(self._seen.workers)) + 1):
+        for workers in range(1, self._most_left_out() + 1):
             options += [Randomness(workers), Randomness(workers, chunks)]
         best = min(options, key=lambda option: self._with_scatter(step_s, option))
         if best.workers <= present.workers:
@@ -163,13 +171,22 @@ class Step:
         )
         return best if worth else present
 
-    def _with_scatter(self, step_s: float, random: Randomness) -> float:
-        """With the wait for the slowest that counts, and the work that is done again."""
-        count = len(self._seen.workers)
-        slowest = _expected_rank(count, min(random.workers, count - 1))
-        wait_s = self._scatter * step_s * max(slowest, 0.0)
-        again = random.workers / count * (1.0 if random.chunks == 1 else 0.5)
-        return (step_s + wait_s + (random.chunks - 1) * self._round_trip_s) / (1.0 - again)
+    def _with_scatter(self, step_s: float, random: Randomness, spared: int | None = None) -> float:
+        """With the wait for the slowest that counts, and the work that is done again.
+
+        Args:
+            step_s: time of a step without scatter.
+            random: whom the step goes without.
+            spared: how many of them are late by chance; None: all.
+        """
+        rank = random.workers if spared is None else max(spared, 0)
+        again = random.workers / len(self._seen.workers) * (1.0 if random.chunks == 1 else 0.5)
+        round_trips_s = (random.chunks - 1) * self._round_trip_s
+        waited_s = step_s * float(self._ranks[min(rank, self._most_left_out())])
+        return (waited_s + round_trips_s) / (1.0 - again)
+
+    def _most_left_out(self) -> int:
+        return int(_MOST_LEFT_OUT * len(self._seen.workers))
 
 
 def restart_gains(fleet: Fleet, division: Division, latency_s: float) -> tuple[Floats, Floats]:
@@ -192,11 +209,3 @@ def restart_gains(fleet: Fleet, division: Division, latency_s: float) -> tuple[F
     healed_s = (total - helps * lost + usual_lost) / (rate - helps * rates + usual_rates)
     gain = 1.0 - healed_s / max(division.level_s, total / rate)
     return gain, latency_s * (1.0 - healed_s / without_s)
-
-
-@functools.lru_cache(maxsize=4096)
-def _expected_rank(count: int, left_out: int) -> float:
-    """Of ``count`` normal values the slowest but ``left_out``, in deviations (Blom 1958)."""
-    if count == 1:
-        return 0.0
-    return statistics.NormalDist().inv_cdf((count - left_out - 0.375) / (count + 0.25))

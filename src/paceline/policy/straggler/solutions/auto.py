@@ -38,11 +38,11 @@ class Auto(Solution, frozen=True):
     """``auto``: ADJUST_BS, partial steps, BACKUP_WORKERS and KILL_RESTART, by gain and cost."""
 
     min_gain: Part = 0.02
-    """Work is divided anew when a step gets faster by this part of it, and by more than the times it
-    is based on are uncertain by."""
-    min_random_gain: Part = 0.05
-    """Steps go without their slowest when they get faster by this part: it drops work, and is
-    estimated from how iterations scatter."""
+    """Work is divided anew when a step gets faster by this part of it, and by more than what its
+    prediction is uncertain by."""
+    min_random_gain: Part = 0.1
+    """Steps go without their slowest when they get faster by this part: it drops work, and takes
+    what hits several workers at once for independent."""
     growth: Annotated[float, Meta(gt=1)] = 2.0
     """A worker gets at most so many times its present, or an even, share: nobody knows what it
     takes for more."""
