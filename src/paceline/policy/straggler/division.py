@@ -80,10 +80,9 @@ class Step:
         spared = min(max(lacking, seen.backup), len(slowest) - 1)
         random = self.in_force()
         # Those who are spared are the slowest on average, or those who are late by chance.
-        return min(
-            self._with_scatter(float(times_s[slowest[one]]), random, random.workers - one)
-            for one in range(spared + 1)
-        )
+        by_chance = np.maximum(random.workers - np.arange(spared + 1), 0)
+        waited_s = (times_s[slowest[: spared + 1]] * self._ratios(by_chance)).min()
+        return float(self._with_drops(waited_s, np.array(random.workers), random.chunks))
 
     def uncertainty(self) -> float:
         """By how much the slowest worker would be above the others if all were alike."""
@@ -117,12 +116,13 @@ class Step:
         beyond = least & (times_s > level_s) & (seen.mode == "bsp")
         step_s = level_s if seen.mode == "bsp" else float(times_s.max())
         random = self._against_random(step_s, chunks, min_random_gain)
+        waited_s = step_s * self._ratios(np.array(random.workers))
         return Division(
             shares=shares,
             patience=self._patience(int(beyond.sum()), int(shares[beyond].sum()), random),
             beyond_help=beyond,
             level_s=step_s,
-            step_s=self._with_scatter(step_s, random),
+            step_s=float(self._with_drops(waited_s, np.array(random.workers), random.chunks)),
         )
 
     def _levelled(self, growth: float) -> Ints | None:
@@ -160,30 +160,32 @@ class Step:
         if self._seen.mode != "bsp":
             return Randomness()
         present = self.in_force()
-        options = [Randomness()]
-        for workers in range(1, self._most_left_out() + 1):
-            options += [Randomness(workers), Randomness(workers, chunks)]
-        best = min(options, key=lambda option: self._with_scatter(step_s, option))
+        counts = np.arange(self._most_left_out() + 1)
+        waited_s = step_s * self._ratios(counts)
+        steps_s = {each: self._with_drops(waited_s, counts, each) for each in (1, chunks)}
+        best_s, best_chunks = min((float(steps_s[each].min()), each) for each in steps_s)
+        best = Randomness(int(steps_s[best_chunks].argmin()), best_chunks)
         if best.workers <= present.workers:
             return best
-        worth = self._with_scatter(step_s, best) < (1.0 - min_gain) * self._with_scatter(
-            step_s, present
-        )
-        return best if worth else present
+        present_s = steps_s[present.chunks if present.chunks in steps_s else 1][
+            min(present.workers, self._most_left_out())
+        ]
+        return best if best_s < (1.0 - min_gain) * present_s else present
 
-    def _with_scatter(self, step_s: float, random: Randomness, spared: int | None = None) -> float:
-        """With the wait for the slowest that counts, and the work that is done again.
+    def _ratios(self, spared: Ints) -> Floats:
+        """Of the wait to a worker's mean, if so many are not waited for that are late by chance."""
+        return self._ranks[np.minimum(spared, self._most_left_out())]
+
+    def _with_drops(self, waited_s: Floats, dropped: Ints, chunks: int) -> Floats:
+        """With the work that is done again.
 
         Args:
-            step_s: time of a step without scatter.
-            random: whom the step goes without.
-            spared: how many of them are late by chance; None: all.
+            waited_s: for the slowest that counts.
+            dropped: workers that are not waited for.
+            chunks: contributions of a worker; if several, what it has finished is not done again.
         """
-        rank = random.workers if spared is None else max(spared, 0)
-        again = random.workers / len(self._seen.workers) * (1.0 if random.chunks == 1 else 0.5)
-        round_trips_s = (random.chunks - 1) * self._round_trip_s
-        waited_s = step_s * float(self._ranks[min(rank, self._most_left_out())])
-        return (waited_s + round_trips_s) / (1.0 - again)
+        again = dropped / len(self._seen.workers) * (1.0 if chunks == 1 else 0.5)
+        return np.asarray((waited_s + (chunks - 1) * self._round_trip_s) / (1.0 - again))
 
     def _most_left_out(self) -> int:
         return int(_MOST_LEFT_OUT * len(self._seen.workers))
