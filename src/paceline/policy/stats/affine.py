@@ -11,39 +11,58 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-PRIOR_WEIGHT = 0.1
+_PRIOR_WEIGHT = 0.1
 """Iterations, seen at twice the mean batch size, that the prior slope counts for: what follows if
 single iterations scatter by a tenth and slopes are foreseen to a third."""
+_MOST_WEIGHT = 10.0
+"""Iterations that a point counts for at most: from then on not scatter, but that nobody stays quite
+the same is what makes it wrong."""
+_LEAST_SLOPE = 0.5
+"""Of the prior: contention makes a sample dearer, hardly cheaper. With too large a slope we take a
+step towards the right size that is too small, with too small a one we overshoot."""
 
 
 def fit(
-    owners: Ints, sizes: Floats, times_s: Floats, weights: Floats, priors: Floats
+    owners: Ints,
+    sizes: Floats,
+    times_s: Floats,
+    iterations: Floats,
+    recent: Floats,
+    priors: Floats,
 ) -> tuple[Floats, Floats]:
     """Fit one affine cost, delay + slope * size, per owner.
 
     With one size the data do not tell delay from slope, and with sizes close to each other hardly:
-    the slope is drawn towards the prior, by as much as the sizes leave it open.
+    the slope is drawn towards the prior, by as much as the sizes leave it open. The cost passes
+    through the centre of the recent points.
 
     Args:
         owners: whose point each is, 0 to ``len(priors)`` - 1; every owner has at least one.
         sizes: batch size, samples.
-        times_s: mean time of a batch.
-        weights: iterations behind each point.
+        times_s: time of a batch.
+        iterations: behind each point.
+        recent: weight of each point for the present level, above 0.
         priors: expected slope per owner, s per sample; NaN: time over size, so no delay.
 
     Returns:
         Delays in s, slopes in s per sample; neither is below 0.
     """
     count = len(priors)
-    total = np.bincount(owners, weights, count)
-    mean_size = np.bincount(owners, weights * sizes, count) / total
-    mean_s = np.bincount(owners, weights * times_s, count) / total
+
+    def centre(weights: Floats, values: Floats) -> Floats:
+        return np.asarray(
+            np.bincount(owners, weights * values, count) / np.bincount(owners, weights, count)
+        )
+
+    size, time_s = centre(recent, sizes), centre(recent, times_s)
+    steepest = time_s / np.maximum(size, 1.0)
+    prior = np.minimum(np.where(np.isnan(priors), steepest, priors), steepest)
+    weights = iterations / (1.0 + iterations / _MOST_WEIGHT)
+    mean_size, mean_s = centre(weights, sizes), centre(weights, times_s)
     off = sizes - mean_size[owners]
     varied = np.bincount(owners, weights * off * off, count)
     joint = np.bincount(owners, weights * off * (times_s - mean_s[owners]), count)
-    steepest = mean_s / np.maximum(mean_size, 1.0)
-    prior = np.minimum(np.where(np.isnan(priors), steepest, priors), steepest)
-    strength = PRIOR_WEIGHT * np.maximum(mean_size, 1.0) ** 2
+    strength = _PRIOR_WEIGHT * np.maximum(mean_size, 1.0) ** 2
     slopes = (joint + strength * prior) / (varied + strength)
-    slopes = np.clip(slopes, 0.0, steepest)
-    return np.maximum(mean_s - slopes * mean_size, 0.0), slopes
+    slopes = np.clip(slopes, _LEAST_SLOPE * prior, steepest)
+    return np.maximum(time_s - slopes * size, 0.0), slopes

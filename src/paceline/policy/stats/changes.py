@@ -135,13 +135,20 @@ class ChangePoints:
         verify: values that a change is judged on; it is jitter when 2 more have not shown it.
         warm_up: values that the prior is taken from; changes among them are found at their end.
         stable: values that make a level a healthy one, which small steps are measured against.
+        longest: run lengths kept.
 
-    Time per value: two dozen operations on arrays of at most 250 run lengths.
+    Time per value: two dozen operations on arrays of ``longest`` numbers.
     """
 
     def __init__(
-        self, threshold: float = 0.10, verify: int = 3, warm_up: int = 30, stable: int = 20
+        self,
+        threshold: float = 0.10,
+        verify: int = 3,
+        warm_up: int = 30,
+        stable: int = 20,
+        longest: int = 250,
     ) -> None:
+        self._longest = longest
         self._threshold = threshold
         self._verify = verify
         self._stable = stable
@@ -165,6 +172,11 @@ class ChangePoints:
         """Lowest stable level so far."""
 
     @property
+    def ready(self) -> bool:
+        """Whether it has warmed up."""
+        return self._runs is not None
+
+    @property
     def pending(self) -> int:
         """Values since the change that is being verified began; 0: none is."""
         return 0 if self._candidate is None else self._segment - self._candidate
@@ -174,8 +186,11 @@ class ChangePoints:
         self._healthy = None
         self._slow = False
         if self._runs is not None:
+            self._learn_noise()
             self._begin(level, [])
-        self._waiting.clear()
+        elif self._waiting:
+            scale = level / statistics.median(self._waiting)
+            self._waiting = [scale * value for value in self._waiting]
 
     def update(self, value: float) -> Change | None:
         """Take in the next value; a change that it confirms."""
@@ -185,7 +200,8 @@ class ChangePoints:
         if len(self._waiting) < self._warm_up:
             return None
         waited, self._waiting = self._waiting, []
-        self.noise = _noise(waited)
+        # A change among these must not be taken for noise: half of them may have it.
+        self.noise = _noise(waited, 0.5)
         self._begin(statistics.median(waited), [])
         last: Change | None = None
         for values_left, each in zip(range(len(waited) - 1, -1, -1), waited, strict=True):
@@ -196,7 +212,7 @@ class ChangePoints:
 
     def _begin(self, level: float, values: list[float]) -> None:
         """A segment, with the values that it has."""
-        self._runs = RunLengths(level, self.noise * level)
+        self._runs = RunLengths(level, self.noise * level, longest=self._longest)
         for value in values:
             self._runs.update(value)
         self._values.clear()
@@ -249,12 +265,20 @@ class ChangePoints:
         new_level = statistics.median(after)
         healthy = math.inf if self._healthy is None else self._healthy
         self._slow = shift is Shift.ONSET or new_level >= (1.0 + self._threshold) * healthy
+        self._learn_noise()
         self._begin(new_level, after)
         return Change(shift=shift, values=len(after), before=level, after=new_level)
 
+    def _learn_noise(self) -> None:
+        if len(self._values) >= _LADDER:
+            # Half of the values may be a spike off the level, as means over some iterations often
+            # are, and the median of their deviations would not see it.
+            self.noise = _noise(list(self._values), 0.75)
 
-def _noise(values: list[float]) -> float:
-    """Standard deviation over level, from medians."""
+
+def _noise(values: list[float], quantile: float) -> float:
+    """Standard deviation over level, as normal values would have it with such deviations."""
     level = statistics.median(values)
-    deviation = 1.4826 * statistics.median(abs(value - level) for value in values)
-    return max(deviation / level, _MIN_SCALE)
+    deviations = sorted(abs(value - level) for value in values)
+    normal = statistics.NormalDist().inv_cdf(0.5 + 0.5 * quantile)
+    return max(deviations[int(quantile * len(deviations))] / normal / level, _MIN_SCALE)

@@ -55,7 +55,7 @@ class NodeHistory:
         """The node's process has ended: what comes is another life, perhaps on another machine."""
         self._short.clear()
         self._long.clear()
-        self._regimes = Regimes(self._regimes.slope_s())
+        self._regimes = Regimes()
 
     def short(self, now_s: float) -> Pace | None:
         """Means over L_trans; None: nothing measured in it."""

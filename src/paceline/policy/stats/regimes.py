@@ -4,11 +4,8 @@ A change of batch size that we ordered is no change of the node: as long as what
 the same node at another size, its regime goes on and has learnt a second point.
 """
 
-import itertools
 import math
-import statistics
 from collections import deque
-from collections.abc import Iterable
 
 import msgspec
 import numpy as np
@@ -24,9 +21,18 @@ _SAME_SIZE = 0.02
 _MAX_POINTS = 8
 _VERIFY = 3
 _WARM_UP = 8
+_LONGEST = 100
 _RECENT = 16
 _SIGMAS = 3.0
 _MIN_SCATTER = 4
+_LATE_HALF_LIFE = 150
+"""Iterations; longer than a change of level is news, so that one is not taken for random delays."""
+_HALF_LIFE = 30
+"""Iterations after which what was seen at a batch size weighs half."""
+
+
+LATE = 2.0 ** (np.arange(16) / 5.0)
+"""Times over the expected time that `Regime.late` counts, from 1 to 8."""
 
 
 class Point(msgspec.Struct, frozen=True, array_like=True):
@@ -35,7 +41,9 @@ class Point(msgspec.Struct, frozen=True, array_like=True):
     batch_size: int
     iterations: int
     compute_s: float
-    """Mean T^w."""
+    """Mean T^w, the newest iterations weighing most."""
+    recent: float = 1.0
+    """Weight for the present level of the node; fades as iterations pass."""
 
 
 class Regime(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,20 +60,21 @@ class Regime(msgspec.Struct, frozen=True, kw_only=True):
     """Per sample, as the node's earlier regimes showed it; None: this is the first one."""
     scatter: float = 0.0
     """Standard deviation of single iterations over their mean, lately; 0: not known."""
+    late: tuple[float, ...] = ()
+    """How late single iterations were: fading counts of reports by the largest of their times over
+    the expected one (`LATE`), and last of iterations; none: not known."""
 
 
 class Regimes:
     """Follows the time that one node takes for its iterations.
 
     Of a worker this is T^w as a function of its batch size, of a server T^s.
-
-    Args:
-        slope_s: per sample, as an earlier life of the node showed it.
     """
 
-    def __init__(self, slope_s: float | None = None) -> None:
-        self._slope_s = slope_s
-        self._changes = ChangePoints(_THRESHOLD, _VERIFY, _WARM_UP)
+    def __init__(self) -> None:
+        self._slope_s: float | None = None
+        """As earlier regimes showed it."""
+        self._changes = ChangePoints(_THRESHOLD, _VERIFY, _WARM_UP, longest=_LONGEST)
         self._size: float | None = None
         """Batch size that the change points are watched at."""
         self._recent: deque[Report] = deque(maxlen=_RECENT)
@@ -76,7 +85,8 @@ class Regimes:
         """Reports since a change that is suspected; they are in no regime yet."""
         self._settling = False
         """The doubt came up with a new batch size, which the change points cannot judge."""
-        self._scatter = 0.0
+        self._scatter = _Scatter()
+        self._late = _Late()
 
     def add(self, report: Report) -> None:
         """Take in the newest report."""
@@ -86,8 +96,12 @@ class Regimes:
             self._recent.clear()
             self._changes.rescale(_time_s(report))
         self._recent.append(report)
+        if report.compute_max_s:
+            expected_s = self._points.expected_s(report)
+            self._late.add(report.compute_max_s / expected_s, report.iterations)
+        judged = self._changes.ready
         change = self._changes.update(_time_s(report))
-        if moved or self._settling:
+        if moved or self._settling or not judged:
             self._settle(report)
         elif change is not None:
             self._begin(list(self._recent)[-change.values :])
@@ -95,8 +109,7 @@ class Regimes:
             self._doubt = list(self._recent)[-self._changes.pending :]
         else:
             self._doubt = []
-            self._points.add(report)
-            self._scatter = _scatter(self._recent) or self._scatter
+            self._accept(report)
 
     def present(self) -> Regime | None:
         """The regime it is in, or seems to be in since a change that is not verified."""
@@ -109,12 +122,9 @@ class Regimes:
             points=points.by_size(),
             verified=not self._doubt,
             slope_s=self._slope_s,
-            scatter=self._scatter,
+            scatter=self._scatter.deviation(),
+            late=self._late.counts(),
         )
-
-    def slope_s(self) -> float | None:
-        """Per sample, as shown so far; None: by nothing."""
-        return self._points.slope_s(self._slope_s) if self._points.iterations else self._slope_s
 
     def _settle(self, report: Report) -> None:
         """Whether the node at another batch size is in the same regime."""
@@ -128,10 +138,15 @@ class Regimes:
                 self._changes.rescale(_time_s(report))
             self._doubt = []
             self._settling = False
-            self._points.add(report)
+            self._accept(report)
         else:
             self._settling = True
             self._doubt = [report]
+
+    def _accept(self, report: Report) -> None:
+        self._points.add(report)
+        if len(self._recent) > 1:
+            self._scatter.add(self._recent[-2], report)
 
     def _agrees(self, points: "_Points", report: Report) -> bool:
         tolerance = max(_THRESHOLD, _SIGMAS * self._changes.noise)
@@ -140,7 +155,8 @@ class Regimes:
 
     def _begin(self, reports: list[Report]) -> None:
         """A verified regime, with its first reports."""
-        self._slope_s = self.slope_s()
+        if self._points.iterations:
+            self._slope_s = self._points.slope_s(self._slope_s)
         # The first of them may still hold iterations of the regime before.
         later = _Points(reports[1:])
         self._points = _Points(reports) if self._agrees(later, reports[0]) else later
@@ -170,14 +186,14 @@ class _Points:
                 self._groups.remove(min(self._groups, key=lambda group: group.iterations))
             group = _Group()
             self._groups.append(group)
-        group.iterations += report.iterations
-        group.samples += report.iterations * report.samples
-        group.seconds += report.iterations * _time_s(report)
+        for each in self._groups:
+            each.recent *= 0.5 ** (report.iterations / _HALF_LIFE)
+        group.add(report)
 
     def by_size(self) -> tuple[Point, ...]:
         points = (
-            Point(round(group.size), group.iterations, group.seconds / group.iterations)
-            for group in self._groups
+            Point(round(each.size), each.iterations, each.time_s, each.recent)
+            for each in self._groups
         )
         return tuple(sorted(points, key=lambda point: point.batch_size))
 
@@ -189,50 +205,89 @@ class _Points:
         """
         low_s, high_s = 0.0, math.inf
         for group in self._groups:
-            time_s = group.seconds / group.iterations
-            scaled_s = time_s * size / group.size if group.size else time_s
-            low_s = max(low_s, min(time_s, scaled_s))
-            high_s = min(high_s, max(time_s, scaled_s))
+            scaled_s = group.time_s * size / group.size if group.size else group.time_s
+            low_s = max(low_s, min(group.time_s, scaled_s))
+            high_s = min(high_s, max(group.time_s, scaled_s))
         return low_s, high_s
 
     def slope_s(self, prior_s: float | None) -> float:
-        weights = np.array([float(group.iterations) for group in self._groups])
         _, slopes_s = affine.fit(
-            np.zeros(len(weights), np.int64),
+            np.zeros(len(self._groups), np.int64),
             np.array([group.size for group in self._groups]),
-            np.array([group.seconds for group in self._groups]) / weights,
-            weights,
+            np.array([group.time_s for group in self._groups]),
+            np.array([float(group.iterations) for group in self._groups]),
+            np.array([group.recent for group in self._groups]),
             np.array([math.nan if prior_s is None else prior_s]),
         )
         return float(slopes_s[0])
 
+    def expected_s(self, report: Report) -> float:
+        """Of an iteration at its size; its own mean as far as that leaves it open."""
+        for group in self._groups:
+            if abs(report.samples - group.size) <= _SAME_SIZE * group.size:
+                return group.time_s
+        low_s, high_s = self.bounds_s(report.samples)
+        return min(max(_time_s(report), low_s), high_s)
+
+
+class _Scatter:
+    """Of single iterations over their mean, by the differences between reports."""
+
+    def __init__(self) -> None:
+        self._differences: deque[float] = deque(maxlen=_RECENT)
+
+    def add(self, before: Report, report: Report) -> None:
+        """The two newest reports at one batch size."""
+        difference = abs(_time_s(report) - _time_s(before)) / _time_s(before)
+        pairs = report.iterations * before.iterations / (report.iterations + before.iterations)
+        self._differences.append(difference * math.sqrt(pairs))
+
+    def deviation(self) -> float:
+        """Standard deviation; 0: not known.
+
+        By the third quartile, so that a change of level is not taken for scatter.
+        """
+        count = len(self._differences)
+        return sorted(self._differences)[3 * count // 4] / 1.15 if count >= _MIN_SCATTER else 0.0
+
+
+class _Late:
+    """Counts of how late iterations were, which fade."""
+
+    def __init__(self) -> None:
+        self._counts = [0.0] * len(LATE)
+        self._iterations = 0.0
+
+    def add(self, ratio: float, iterations: int) -> None:
+        """A report whose largest time was ``ratio`` times the expected one."""
+        fade = 0.5 ** (iterations / _LATE_HALF_LIFE)
+        self._counts = [fade * count for count in self._counts]
+        self._iterations = fade * self._iterations + iterations
+        # Between two counters it counts for both in parts, so that the mean stays what it is.
+        place = min(max(5.0 * math.log2(ratio), 0.0), len(LATE) - 1.0)
+        below = min(int(place), len(LATE) - 2)
+        self._counts[below] += 1.0 - (place - below)
+        self._counts[below + 1] += place - below
+
+    def counts(self) -> tuple[float, ...]:
+        return (*self._counts, self._iterations) if self._iterations else ()
+
 
 class _Group:
-    """Reports at one batch size, summed over iterations."""
+    """Reports at one batch size, as averages whose memory fades."""
 
-    __slots__ = ("iterations", "samples", "seconds")
+    __slots__ = ("iterations", "recent", "size", "time_s")
 
     def __init__(self) -> None:
         self.iterations = 0
-        self.samples = self.seconds = 0.0
+        self.recent = self.size = self.time_s = 0.0
 
-    @property
-    def size(self) -> float:
-        return self.samples / self.iterations
-
-
-def _scatter(reports: Iterable[Report]) -> float:
-    """Of single iterations over their mean, by the differences between reports; 0: too few.
-
-    By their median, so that a change of level among them is not taken for scatter.
-    """
-    differences = [
-        abs(_time_s(one) - _time_s(two))
-        / _time_s(one)
-        * math.sqrt(one.iterations * two.iterations / (one.iterations + two.iterations))
-        for one, two in itertools.pairwise(reports)
-    ]
-    return 1.4826 * statistics.median(differences) if len(differences) >= _MIN_SCATTER else 0.0
+    def add(self, report: Report) -> None:
+        self.iterations += report.iterations
+        self.recent += report.iterations
+        part = report.iterations / self.recent
+        self.size += part * (report.samples - self.size)
+        self.time_s += part * (_time_s(report) - self.time_s)
 
 
 def _time_s(report: Report) -> float:

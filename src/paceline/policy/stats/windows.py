@@ -21,6 +21,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Per iteration; of a server 0."""
     compute_s: float = 0.0
     """T^w: thread time from batch ready to gradients ready, without any wait; of a server 0."""
+    compute_max_s: float = 0.0
+    """The largest T^w among them; 0: not known."""
     server_s: float = 0.0
     """T^s: of a worker, the slowest server's handler for its request; of a server, its own."""
     message_s: float = 0.0

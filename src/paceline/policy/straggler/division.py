@@ -7,14 +7,13 @@ their samples where delays are random.
 """
 
 import dataclasses
-import functools
 import math
 import statistics
 from typing import NamedTuple
 
 import numpy as np
 
-from paceline.policy.straggler import solvers
+from paceline.policy.straggler import ranks, solvers
 from paceline.policy.straggler.fleet import Fleet
 from paceline.policy.straggler.observation import Observation
 from paceline.policy.straggler.solvers import Floats, Ints
@@ -59,8 +58,10 @@ class Step:
     def __init__(self, seen: Observation, fleet: Fleet) -> None:
         self._seen = seen
         self._fleet = fleet
-        scatters = [worker.regime.scatter for worker in seen.workers if worker.regime is not None]
-        self._scatter = statistics.median(scatters)
+        known = [worker.regime for worker in seen.workers if worker.regime is not None]
+        delays = ranks.Delays(known, len(seen.workers))
+        self._scatter = delays.scatter
+        self._ranks = delays.expected_ranks(self._most_left_out())
         round_trips_s = [
             worker.short.server_s + worker.short.message_s
             for worker in seen.workers
@@ -76,17 +77,22 @@ class Step:
         times_s = self._fleet.times_s(shares)
         slowest = np.argsort(-times_s, kind="stable")
         lacking = int((np.cumsum(shares[slowest]) <= 1.001 * seen.left_out).sum())
-        return self._with_scatter(
-            float(times_s[slowest[min(max(lacking, seen.backup), len(slowest) - 1)]]),
-            self.in_force(),
-        )
+        spared = min(max(lacking, seen.backup), len(slowest) - 1)
+        random = self.in_force()
+        # Those who are spared are the slowest on average, or those who are late by chance.
+        by_chance = np.maximum(random.workers - np.arange(spared + 1), 0)
+        waited_s = (times_s[slowest[: spared + 1]] * self._ratios(by_chance)).min()
+        return float(self._with_drops(waited_s, np.array(random.workers), random.chunks))
 
     def uncertainty(self) -> float:
-        """Standard error of the slowest worker's time, relative."""
+        """By how much the slowest worker would be above the others if all were alike."""
         times_s = self._fleet.times_s(self._fleet.shares)
-        regimes = [worker.regime for worker in self._seen.workers]
-        slowest = regimes[int(times_s.argmax())]
-        return self._scatter / math.sqrt(slowest.iterations) if slowest else 0.0
+        workers = self._seen.workers
+        regime = workers[int(times_s.argmax())].regime
+        if regime is None:
+            return 0.0
+        iterations = sum(point.recent for point in regime.points)
+        return self._scatter * ranks.normal_rank(len(workers), 0) / math.sqrt(iterations)
 
     def in_force(self) -> Randomness:
         """What of the plan in force answers random delays, and not workers beyond help."""
@@ -110,12 +116,13 @@ class Step:
         beyond = least & (times_s > level_s) & (seen.mode == "bsp")
         step_s = level_s if seen.mode == "bsp" else float(times_s.max())
         random = self._against_random(step_s, chunks, min_random_gain)
+        waited_s = step_s * self._ratios(np.array(random.workers))
         return Division(
             shares=shares,
             patience=self._patience(int(beyond.sum()), int(shares[beyond].sum()), random),
             beyond_help=beyond,
             level_s=step_s,
-            step_s=self._with_scatter(step_s, random),
+            step_s=float(self._with_drops(waited_s, np.array(random.workers), random.chunks)),
         )
 
     def _levelled(self, growth: float) -> Ints | None:
@@ -126,7 +133,8 @@ class Step:
         if mixed or seen.global_batch % unit:
             return None
         even = seen.global_batch / len(seen.workers)
-        most = np.ceil(growth * np.maximum(fleet.shares, even) / unit)
+        known = np.array([worker.regime is not None for worker in seen.workers])
+        most = np.ceil(np.where(known, growth * np.maximum(fleet.shares, even), even) / unit)
         limits = np.array(
             [math.inf if each.batch_limit is None else each.batch_limit for each in seen.workers]
         )
@@ -152,24 +160,35 @@ class Step:
         if self._seen.mode != "bsp":
             return Randomness()
         present = self.in_force()
-        options = [Randomness()]
-        for workers in range(1, int(_MOST_LEFT_OUT * len(self._seen.workers)) + 1):
-            options += [Randomness(workers), Randomness(workers, chunks)]
-        best = min(options, key=lambda option: self._with_scatter(step_s, option))
+        counts = np.arange(self._most_left_out() + 1)
+        waited_s = step_s * self._ratios(counts)
+        steps_s = {each: self._with_drops(waited_s, counts, each) for each in (1, chunks)}
+        best_s, best_chunks = min((float(steps_s[each].min()), each) for each in steps_s)
+        best = Randomness(int(steps_s[best_chunks].argmin()), best_chunks)
         if best.workers <= present.workers:
             return best
-        worth = self._with_scatter(step_s, best) < (1.0 - min_gain) * self._with_scatter(
-            step_s, present
-        )
-        return best if worth else present
+        present_s = steps_s[present.chunks if present.chunks in steps_s else 1][
+            min(present.workers, self._most_left_out())
+        ]
+        return best if best_s < (1.0 - min_gain) * present_s else present
 
-    def _with_scatter(self, step_s: float, random: Randomness) -> float:
-        """With the wait for the slowest that counts, and the work that is done again."""
-        count = len(self._seen.workers)
-        slowest = _expected_rank(count, min(random.workers, count - 1))
-        wait_s = self._scatter * step_s * max(slowest, 0.0)
-        again = random.workers / count * (1.0 if random.chunks == 1 else 0.5)
-        return (step_s + wait_s + (random.chunks - 1) * self._round_trip_s) / (1.0 - again)
+    def _ratios(self, spared: Ints) -> Floats:
+        """Of the wait to a worker's mean, if so many are not waited for that are late by chance."""
+        return self._ranks[np.minimum(spared, self._most_left_out())]
+
+    def _with_drops(self, waited_s: Floats, dropped: Ints, chunks: int) -> Floats:
+        """With the work that is done again.
+
+        Args:
+            waited_s: for the slowest that counts.
+            dropped: workers that are not waited for.
+            chunks: contributions of a worker; if several, what it has finished is not done again.
+        """
+        again = dropped / len(self._seen.workers) * (1.0 if chunks == 1 else 0.5)
+        return np.asarray((waited_s + (chunks - 1) * self._round_trip_s) / (1.0 - again))
+
+    def _most_left_out(self) -> int:
+        return int(_MOST_LEFT_OUT * len(self._seen.workers))
 
 
 def restart_gains(fleet: Fleet, division: Division, latency_s: float) -> tuple[Floats, Floats]:
@@ -192,11 +211,3 @@ def restart_gains(fleet: Fleet, division: Division, latency_s: float) -> tuple[F
     healed_s = (total - helps * lost + usual_lost) / (rate - helps * rates + usual_rates)
     gain = 1.0 - healed_s / max(division.level_s, total / rate)
     return gain, latency_s * (1.0 - healed_s / without_s)
-
-
-@functools.lru_cache(maxsize=4096)
-def _expected_rank(count: int, left_out: int) -> float:
-    """Of ``count`` normal values the slowest but ``left_out``, in deviations (Blom 1958)."""
-    if count == 1:
-        return 0.0
-    return statistics.NormalDist().inv_cdf((count - left_out - 0.375) / (count + 0.25))

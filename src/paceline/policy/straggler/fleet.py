@@ -68,16 +68,17 @@ def _fit(workers: Sequence[WorkerSeen]) -> tuple[Floats, Floats]:
     owners = np.repeat(np.arange(len(regimes)), [len(regime.points) for regime in regimes])
     sizes = np.array([point.batch_size for point in points], np.float64)
     times_s = np.array([point.compute_s for point in points])
-    weights = np.array([point.iterations for point in points], np.float64)
+    iterations = np.array([point.iterations for point in points], np.float64)
     priors = np.array([np.nan if regime.slope_s is None else regime.slope_s for regime in regimes])
     if np.isnan(priors).any():
         # Time over size is an upper bound of the slope; the usual one is not a straggler's.
-        total_s = np.bincount(owners, weights * times_s)
-        per_sample_s = total_s / np.maximum(np.bincount(owners, weights * sizes), 1.0)
+        total_s = np.bincount(owners, iterations * times_s)
+        per_sample_s = total_s / np.maximum(np.bincount(owners, iterations * sizes), 1.0)
         for members in _kinds(workers):
             unknown = members & np.isnan(priors)
             priors[unknown] = np.median(per_sample_s[members])
-    return affine.fit(owners, sizes, times_s, weights, priors)
+    recent = np.array([point.recent for point in points])
+    return affine.fit(owners, sizes, times_s, iterations, recent, priors)
 
 
 def _kinds(workers: Sequence[WorkerSeen]) -> list[np.ndarray[tuple[int], np.dtype[np.bool_]]]:

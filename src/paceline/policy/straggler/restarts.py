@@ -67,11 +67,10 @@ def worth_while(
     """
     due: list[tuple[float, KillRestart]] = []
     # Where restarts were seen not to help, the next one is less likely to.
-    futile = sum(each.restarts > 0 and each.slowness >= rule.slowness for each in candidates)
+    futile = sum(each.restarts > 0 for each in candidates)
     for each in candidates:
         if (
-            each.slowness < rule.slowness
-            or not each.regime.verified
+            not each.regime.verified
             or each.regime.iterations < rule.min_iterations
             or each.restarts >= rule.max_restarts
         ):
@@ -93,8 +92,8 @@ def worth_while(
     return [action for _, action in due[: max(limit, 0)]]
 
 
-def server_candidates(seen: Observation, step_s: float) -> list[Candidate]:
-    """Servers, by how much longer they take than is usual."""
+def server_candidates(seen: Observation, rule: Rule, step_s: float) -> list[Candidate]:
+    """Servers that take longer than is usual."""
     cost = seen.server_restart
     # A slow server goes on serving until its successor has its buckets.
     stall_s = latency_s(seen, cost) + cost.redo_s if cost.stall_s is None else cost.stall_s
@@ -111,14 +110,14 @@ def server_candidates(seen: Observation, step_s: float) -> list[Candidate]:
             cost_s=max(stall_s, step_s),
         )
         for (server, regime), time_s in zip(known, times_s, strict=True)
-        if time_s > usual_s > 0.0
+        if time_s >= rule.slowness * usual_s > 0.0
     ]
 
 
 def worker_candidates(
-    seen: Observation, slowness: Floats, gain: Floats, cost_s: Floats
+    seen: Observation, rule: Rule, slowness: Floats, gain: Floats, cost_s: Floats
 ) -> list[Candidate]:
-    """Workers that are slower than usual; arrays in the observation's order."""
+    """Workers that take longer than is usual; arrays in the observation's order."""
     return [
         Candidate(
             node=worker.node,
@@ -128,7 +127,7 @@ def worker_candidates(
             gain=float(gain[index]),
             cost_s=float(cost_s[index]),
         )
-        for index in np.flatnonzero((slowness > 1.0) & (gain > 0.0)).tolist()
+        for index in np.flatnonzero((slowness >= rule.slowness) & (gain > 0.0)).tolist()
         if (worker := seen.workers[index]).regime is not None
     ]
 

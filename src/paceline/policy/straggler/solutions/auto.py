@@ -38,11 +38,11 @@ class Auto(Solution, frozen=True):
     """``auto``: ADJUST_BS, partial steps, BACKUP_WORKERS and KILL_RESTART, by gain and cost."""
 
     min_gain: Part = 0.02
-    """Work is divided anew when a step gets faster by this part of it, and by more than the times
-    it is based on are uncertain by."""
-    min_random_gain: Part = 0.05
-    """Steps go without their slowest when they get faster by this part: it drops work, and is
-    estimated from how iterations scatter."""
+    """Work is divided anew when a step gets faster by this part of it, and by more than what its
+    prediction is uncertain by."""
+    min_random_gain: Part = 0.1
+    """Steps go without their slowest when they get faster by this part: it drops work, and takes
+    what hits several workers at once for independent."""
     growth: Annotated[float, Meta(gt=1)] = 2.0
     """A worker gets at most so many times its present, or an even, share: nobody knows what it
     takes for more."""
@@ -84,6 +84,7 @@ class Auto(Solution, frozen=True):
         step_s = best.step_s + _besides_s(seen)
         candidates = restarts.worker_candidates(
             seen,
+            self._rule(),
             slowness=(fleet.delays_s + fleet.slopes_s * even) / usual_s,
             gain=gain * best.level_s / step_s,
             cost_s=np.maximum(absence_s, 0.0) + seen.worker_restart.redo_s + best.step_s,
@@ -132,6 +133,7 @@ class Auto(Solution, frozen=True):
         latency_s = restarts.latency_s(seen, seen.worker_restart)
         candidates = restarts.worker_candidates(
             seen,
+            self._rule(),
             slowness=times_s / usual_s,
             gain=gain,
             cost_s=absence * latency_s + seen.worker_restart.redo_s / len(times_s) + usual_s,
@@ -160,15 +162,18 @@ class Auto(Solution, frozen=True):
     def _restarts(
         self, seen: Observation, workers: list[restarts.Candidate], left_s: float, step_s: float
     ) -> list[KillRestart]:
-        rule = restarts.Rule(
+        limit = max(1, int(self.restarts_at_once * len(seen.workers))) - seen.absent
+        rule = self._rule()
+        servers = restarts.server_candidates(seen, rule, step_s)
+        return restarts.worth_while(seen, rule, workers, left_s, limit) + restarts.worth_while(
+            seen, rule, servers, left_s, limit=len(servers)
+        )
+
+    def _rule(self) -> restarts.Rule:
+        return restarts.Rule(
             slowness=self.slowness,
             min_iterations=self.min_iterations,
             max_restarts=self.max_restarts,
-        )
-        limit = max(1, int(self.restarts_at_once * len(seen.workers))) - seen.absent
-        servers = restarts.server_candidates(seen, step_s)
-        return restarts.worth_while(seen, rule, workers, left_s, limit) + restarts.worth_while(
-            seen, rule, servers, left_s, limit=len(seen.servers)
         )
 
 

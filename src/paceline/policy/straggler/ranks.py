@@ -1,0 +1,84 @@
+"""How late the slowest, the second slowest, ... of a step's workers are, where delays are random.
+
+What hits another worker in every step is not in any worker's mean, and dividing work differently
+does not help against it. What helps is not to wait for the slowest; this tells by how much.
+
+Reference: order statistics; Blom 1958 for normal values. Chen et al. 2016, arXiv:1604.00981,
+section 3, chooses the number of backup workers by measuring such waits off line.
+"""
+
+import functools
+import math
+import statistics
+from collections.abc import Sequence
+
+import numpy as np
+
+from paceline.policy.stats.regimes import LATE, Regime
+from paceline.policy.straggler.solvers import Floats
+
+_LEAST_SEEN = 5
+"""Iterations per worker; from fewer nothing is said about single ones."""
+
+
+class Delays:
+    """How single iterations are spread about a worker's mean, pooled over the workers.
+
+    Args:
+        regimes: of those that were measured, at least one.
+        count: workers.
+    """
+
+    def __init__(self, regimes: Sequence[Regime], count: int) -> None:
+        self._count = count
+        late = [regime.late for regime in regimes if regime.late]
+        pooled = np.array(late).sum(axis=0) if late else np.zeros(len(LATE) + 1)
+        self._reports, self._iterations = pooled[:-1], max(float(pooled[-1]), 1.0)
+        self._known = bool(pooled[-1] >= _LEAST_SEEN * count)
+        squares = float(self._reports @ (LATE - 1.0) ** 2) / self._iterations
+        scatter = statistics.median(regime.scatter for regime in regimes)
+        self.scatter = max(scatter, math.sqrt(squares))
+        """Standard deviation of an iteration over its mean."""
+
+    def expected_ranks(self, most: int) -> Floats:
+        """Expected time of the slowest of the workers, the second slowest, ...
+
+        Args:
+            most: ranks after the first.
+
+        Returns:
+            ``most`` + 1 ratios to a worker's mean, descending.
+        """
+        if self._known:
+            return _empirical(self._reports, self._iterations, self._count, most)
+        ranks = [normal_rank(self._count, rank) for rank in range(most + 1)]
+        return 1.0 + self.scatter * np.array(ranks)
+
+
+@functools.lru_cache(maxsize=1024)
+def normal_rank(count: int, rank: int) -> float:
+    """Expected value of the largest but ``rank`` of normal values, in deviations; not below 0."""
+    place = (count - rank - 0.375) / (count + 0.25)
+    return max(statistics.NormalDist().inv_cdf(place), 0.0)
+
+
+def _empirical(reports: Floats, iterations: float, count: int, most: int) -> Floats:
+    """From counts of reports by how late the latest of their iterations was.
+
+    E[rank b] is the sum over levels of the step between two levels times the probability that more
+    than b workers are at the upper one or above. Of a report one iteration counts; the others,
+    which were less late, as if they were in time.
+    """
+    above = np.clip(np.cumsum(reports[::-1])[::-1][1:] / iterations, 1e-300, 1.0 - 1e-12)
+    ranks = np.arange(most + 1)
+    ways = np.array(
+        [
+            math.lgamma(count + 1) - math.lgamma(rank + 1) - math.lgamma(count - rank + 1)
+            for rank in ranks.tolist()
+        ]
+    )
+    exactly = np.exp(
+        ways + np.outer(np.log(above), ranks) + np.outer(np.log1p(-above), count - ranks)
+    )
+    more = np.clip(1.0 - np.cumsum(exactly, axis=1), 0.0, 1.0)
+    return np.asarray(1.0 + np.diff(LATE) @ more)
