@@ -10,7 +10,8 @@ from paceline.master.jobnow import JobNow, job_now
 from paceline.master.members import Tell
 from paceline.master.membership import Membership
 from paceline.master.monitor import MAX_EVENTS, Monitor
-from paceline.master.records import EpochStarted, FeedAdded
+from paceline.master.plans import portion_of
+from paceline.master.records import EpochStarted, FeedAdded, Place, Plan, Planned
 from paceline.master.state import MasterState
 from paceline.policy.stats.history import Lengths
 from paceline.policy.straggler.actions import Share
@@ -255,13 +256,18 @@ def test_a_synchronous_step_is_shared_as_the_ledger_shares_it() -> None:
     assert (now.step, now.global_batch, now.steps_left) == (4, 10, 16)
     assert now.servers == ("server-0", "server-1")
     sizes = [share.batch_size for share in now.shares.values()]
-    slices = [
-        training.state.ledger.pick_steps(
-            0, step=1, urgent=False, member=member, num_members=3, num_steps=1
-        )
-        for member in range(3)
-    ]
-    assert sizes == [sum(len(span) for span in spans) for spans in slices]
+    names = list(now.shares)
+    parts = [portion_of(Plan(), names, member).of([Span(0, 0, 10)]) for member in range(3)]
+    assert sizes == [sum(len(span) for span in spans) for spans in parts]
+
+
+def test_a_synchronous_step_is_shared_as_the_plan_says() -> None:
+    training = Training("bsp", 3)
+    plan = Plan(no=1, shares={"worker-0": Share(9), "worker-1": Share(1)})
+    training.state.apply(Planned(plan=plan, since=Place(), step=1, undecided=Place()))
+    now = training.now()
+    assert now is not None
+    assert [share.batch_size for share in now.shares.values()] == [9, 1, 0]
 
 
 def test_an_asynchronous_job_counts_contributions() -> None:

@@ -262,6 +262,14 @@ class Controller:
         flight = self._restart_of(node)
         return [] if flight is None else self._in_effect(flight, progress, cost)
 
+    def awaited(self) -> list[tuple[int, int, AnyAction]]:
+        """Global actions that are on their way: decision, index, action."""
+        return [
+            (flight.no, flight.index, flight.action)
+            for flight in self._flights
+            if flight.effect is None and not isinstance(flight.action, KillRestart)
+        ]
+
     def took_effect(self, no: int, index: int, progress: Progress) -> list[Instruction]:
         """A global action holds for all workers."""
         for flight in self._flights:

@@ -89,6 +89,9 @@ class Deciding:
         controller = self.controller
         self._do(controller.tick(now_s))
         progress = self._scene.progress(now_s)
+        for no, index, action in controller.awaited():
+            if self._scene.holds(action):
+                self._do(controller.took_effect(no, index, progress))
         iterations = self._scene.iterations(progress)
         if not controller.is_due(now_s, iterations):
             return

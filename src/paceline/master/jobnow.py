@@ -66,6 +66,9 @@ def job_now(
     present = [(node, size) for node, size in zip(nodes, sizes, strict=True) if node]
     present.sort(key=lambda one: one[0].rank)
     shares = {node.name: Share(size) for node, size in present}
+    planned = state.plan_in_force().plan.shares
+    if state.mode == "bsp" and planned.keys() & shares.keys():
+        shares = {name: planned.get(name, Share(0)) for name in shares}
     wanted = [node.name for node in members.of_role("worker") if _is_wanted(node)]
     return JobNow(
         mode=state.mode,

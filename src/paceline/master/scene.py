@@ -9,7 +9,7 @@ from paceline.master.membership import Membership
 from paceline.master.monitor import Monitor
 from paceline.master.status import count_committed, count_total
 from paceline.master.training import Training
-from paceline.policy.straggler.actions import AnyAction, KillRestart
+from paceline.policy.straggler.actions import AdjustBatch, AnyAction, KillRestart
 from paceline.policy.straggler.observation import Observation
 
 
@@ -51,6 +51,11 @@ class Scene:
             since_action_s=since_action_s,
         )
         return None if now is None else self._monitor.observe(progress.t_s, now)
+
+    def holds(self, action: AnyAction) -> bool:
+        """Whether a global action is in force for the step that is worked on."""
+        plan = self._training.state.plan_in_force().plan
+        return isinstance(action, AdjustBatch) and plan.shares == action.shares
 
     def carry_out(self, action: AnyAction) -> None:
         """Set it going.
