@@ -33,6 +33,7 @@ _HALF_LIFE = 30
 
 LATE = 2.0 ** (np.arange(16) / 5.0)
 """Times over the expected time that `Regime.late` counts, from 1 to 8."""
+_EXCESS = (LATE - 1.0).tolist()
 
 
 class Point(msgspec.Struct, frozen=True, array_like=True):
@@ -87,6 +88,8 @@ class Regimes:
         """The doubt came up with a new batch size, which the change points cannot judge."""
         self._scatter = _Scatter()
         self._late = _Late()
+        self._unjudged: list[tuple[float, int]] = []
+        """How late iterations were in reports that are in no regime yet."""
 
     def add(self, report: Report) -> None:
         """Take in the newest report."""
@@ -95,10 +98,13 @@ class Regimes:
             self._size = report.samples
             self._recent.clear()
             self._changes.rescale(_time_s(report))
+            self._changes.noise = max(
+                self._changes.noise, self._late.deviation() / math.sqrt(report.iterations)
+            )
         self._recent.append(report)
         if report.compute_max_s:
-            expected_s = self._points.expected_s(report)
-            self._late.add(report.compute_max_s / expected_s, report.iterations)
+            ratio = report.compute_max_s / self._points.expected_s(report)
+            self._unjudged.append((ratio, report.iterations))
         judged = self._changes.ready
         change = self._changes.update(_time_s(report))
         if moved or self._settling or not judged:
@@ -147,9 +153,13 @@ class Regimes:
         self._points.add(report)
         if len(self._recent) > 1:
             self._scatter.add(self._recent[-2], report)
+        for ratio, iterations in self._unjudged:
+            self._late.add(ratio, iterations)
+        self._unjudged.clear()
 
     def _agrees(self, points: "_Points", report: Report) -> bool:
-        tolerance = max(_THRESHOLD, _SIGMAS * self._changes.noise)
+        by_chance = self._late.deviation() / math.sqrt(report.iterations)
+        tolerance = max(_THRESHOLD, _SIGMAS * self._changes.noise, _SIGMAS * by_chance)
         low_s, high_s = points.bounds_s(report.samples)
         return low_s * (1.0 - tolerance) <= _time_s(report) <= high_s * (1.0 + tolerance)
 
@@ -162,6 +172,8 @@ class Regimes:
         self._points = _Points(reports) if self._agrees(later, reports[0]) else later
         self._doubt = []
         self._settling = False
+        # These iterations were not late by chance.
+        self._unjudged.clear()
 
 
 class _Points:
@@ -268,6 +280,13 @@ class _Late:
         below = min(int(place), len(LATE) - 2)
         self._counts[below] += 1.0 - (place - below)
         self._counts[below + 1] += place - below
+
+    def deviation(self) -> float:
+        """Standard deviation of single iterations over the expected time; 0: not known."""
+        squares = sum(
+            count * excess * excess for count, excess in zip(self._counts, _EXCESS, strict=True)
+        )
+        return math.sqrt(squares / self._iterations) if self._iterations else 0.0
 
     def counts(self) -> tuple[float, ...]:
         return (*self._counts, self._iterations) if self._iterations else ()

@@ -20,6 +20,10 @@ from paceline.policy.straggler.solvers import Floats, Ints
 
 _MOST_LEFT_OUT = 0.25
 """Of the workers; no larger part is considered for being left out of a step."""
+_UNFINISHED = 0.75
+"""Of the share of one that is late: all of it after a delay, half if it is half as fast."""
+
+Members = np.ndarray[tuple[int], np.dtype[np.bool_]]
 
 
 class Patience(NamedTuple):
@@ -45,7 +49,7 @@ class Division:
 
     shares: Ints
     patience: Patience
-    beyond_help: np.ndarray[tuple[int], np.dtype[np.bool_]]
+    beyond_help: Members
     level_s: float
     """Time of the slowest that is waited for, without scatter."""
     step_s: float
@@ -85,14 +89,15 @@ class Step:
         return float(self._with_drops(waited_s, np.array(random.workers), random.chunks))
 
     def uncertainty(self) -> float:
-        """By how much the slowest worker would be above the others if all were alike."""
+        """By how much the slowest worker may be above the others though all are alike, relative."""
         times_s = self._fleet.times_s(self._fleet.shares)
         workers = self._seen.workers
         regime = workers[int(times_s.argmax())].regime
         if regime is None:
             return 0.0
         iterations = sum(point.recent for point in regime.points)
-        return self._scatter * ranks.normal_rank(len(workers), 0) / math.sqrt(iterations)
+        # The largest of so many errors is expected there, and hardly a deviation above.
+        return self._scatter * (ranks.normal_rank(len(workers), 0) + 1.0) / math.sqrt(iterations)
 
     def in_force(self) -> Randomness:
         """What of the plan in force answers random delays, and not workers beyond help."""
@@ -119,7 +124,7 @@ class Step:
         waited_s = step_s * self._ratios(np.array(random.workers))
         return Division(
             shares=shares,
-            patience=self._patience(int(beyond.sum()), int(shares[beyond].sum()), random),
+            patience=_patience(shares, beyond, random),
             beyond_help=beyond,
             level_s=step_s,
             step_s=float(self._with_drops(waited_s, np.array(random.workers), random.chunks)),
@@ -146,14 +151,6 @@ class Step:
         except solvers.Infeasible:
             return None
         return unit * units
-
-    def _patience(self, workers: int, samples: int, random: Randomness) -> Patience:
-        if not random.workers:
-            return Patience(left_out=samples)
-        if random.chunks == 1:
-            return Patience(backup=workers + random.workers)
-        part = random.workers * self._seen.global_batch // len(self._seen.workers)
-        return Patience(left_out=samples + part, chunks=random.chunks)
 
     def _against_random(self, step_s: float, chunks: int, min_gain: float) -> Randomness:
         """What to leave out, given how single iterations scatter."""
@@ -184,11 +181,20 @@ class Step:
             dropped: workers that are not waited for.
             chunks: contributions of a worker; if several, what it has finished is not done again.
         """
-        again = dropped / len(self._seen.workers) * (1.0 if chunks == 1 else 0.5)
+        again = dropped / len(self._seen.workers) * (1.0 if chunks == 1 else _UNFINISHED)
         return np.asarray((waited_s + (chunks - 1) * self._round_trip_s) / (1.0 - again))
 
     def _most_left_out(self) -> int:
         return int(_MOST_LEFT_OUT * len(self._seen.workers))
+
+
+def _patience(shares: Ints, beyond_help: Members, random: Randomness) -> Patience:
+    if not random.workers:
+        return Patience(left_out=int(shares[beyond_help].sum()))
+    if random.chunks == 1:
+        return Patience(backup=int(beyond_help.sum()) + random.workers)
+    largest = np.sort(shares)[-random.workers :]
+    return Patience(left_out=int(shares[beyond_help].sum() + largest.sum()), chunks=random.chunks)
 
 
 def restart_gains(fleet: Fleet, division: Division, latency_s: float) -> tuple[Floats, Floats]:

@@ -37,7 +37,7 @@ _NO_END = 1e9
 class Auto(Solution, frozen=True):
     """``auto``: ADJUST_BS, partial steps, BACKUP_WORKERS and KILL_RESTART, by gain and cost."""
 
-    min_gain: Part = 0.02
+    min_gain: Part = 0.01
     """Work is divided anew when a step gets faster by this part of it, and by more than what its
     prediction is uncertain by."""
     min_random_gain: Part = 0.1

@@ -1,0 +1,361 @@
+"""``auto`` in closed loops, and what it answers to single observations."""
+
+import msgspec
+import numpy as np
+import pytest
+
+from paceline.policy.stats.regimes import Point, Regime
+from paceline.policy.stats.windows import Pace
+from paceline.policy.straggler.actions import (
+    AdjustBatch,
+    BackupWorkers,
+    KillRestart,
+    Partial,
+)
+from paceline.policy.straggler.observation import (
+    Observation,
+    RestartCost,
+    ServerSeen,
+    WorkerSeen,
+)
+from paceline.policy.straggler.solutions.auto import Auto
+from paceline.policy.straggler.solutions.lb_bsp import LbBsp
+from paceline.policy.straggler.solutions.non_dedicated import NonDedicated
+from paceline.policy.straggler.solutions.static import Backup, LeaveOut, Nothing
+from tests.unit.straggler_world import EVEN, SLOPE_S, World, clairvoyant_s
+
+STEPS = 400
+
+
+def one(index: int, delay_s: float, count: int = 8) -> np.ndarray:
+    delays_s = np.zeros(count)
+    delays_s[index] = delay_s
+    return delays_s
+
+
+def transient(t_s: float) -> np.ndarray:
+    """Two workers, in the first half of every 400 s."""
+    return (t_s % 400.0 < 200.0) * (one(1, 1.0) + one(5, 1.5))
+
+
+# ---------------------------------------------------------------------- closed loops, bsp
+
+
+def test_nothing_is_done_where_nobody_is_slow() -> None:
+    world = World(Auto(), noise=0.03)
+    world.run(STEPS)
+    assert [actions for _, actions in world.log if actions] == []
+
+
+def test_transient_stragglers_cost_little_more_than_to_one_who_knows_them() -> None:
+    world = World(Auto(max_restarts=0), delays_s=transient)
+    assert world.run(STEPS) <= 1.10 * clairvoyant_s(world, STEPS)
+
+
+def test_shares_are_given_back_on_relief() -> None:
+    world = World(Auto(max_restarts=0), delays_s=lambda t_s: (t_s < 300.0) * one(1, 1.0))
+    world.run(STEPS)
+    first = world.actions(AdjustBatch)[0]
+    assert isinstance(first, AdjustBatch)
+    assert first.shares["w001"].batch_size < 0.7 * EVEN
+    assert np.abs(world.shares - EVEN).max() < 0.1 * EVEN
+
+
+def test_a_worker_beyond_help_is_left_with_one_sample_and_not_waited_for() -> None:
+    world = World(Auto(max_restarts=0), delays_s=lambda _: one(1, 5.0))
+    jct_s = world.run(STEPS)
+    assert world.shares[1] == 1
+    assert world.left_out == 1
+    assert jct_s <= 1.10 * clairvoyant_s(world, STEPS)
+
+
+def test_waiting_for_everybody_is_taken_up_again_on_relief() -> None:
+    world = World(Auto(max_restarts=0), delays_s=lambda t_s: (t_s < 300.0) * one(1, 5.0))
+    world.run(STEPS)
+    assert world.left_out == 0
+    assert np.abs(world.shares - EVEN).max() < 0.05 * EVEN
+
+
+def test_a_slowness_in_proportion_to_the_batch_is_levelled_as_well() -> None:
+    world = World(
+        Auto(max_restarts=0), slowness=lambda t_s: np.where(t_s > 100.0, 1.0 + one(3, 1.5), 1.0)
+    )
+    assert world.run(STEPS) <= 1.05 * clairvoyant_s(world, STEPS)
+
+
+def test_a_persistent_straggler_is_restarted_once() -> None:
+    world = World(Auto(), delays_s=lambda _: one(6, 2.0))
+    world.run(STEPS)
+    assert world.restarts.tolist() == [0, 0, 0, 0, 0, 0, 1, 0]
+    assert np.abs(world.shares - EVEN).max() < 0.05 * EVEN
+
+
+def test_restarts_that_do_not_help_are_given_up() -> None:
+    world = World(Auto(), delays_s=lambda _: one(6, 2.0), cures=False)
+    jct_s = world.run(STEPS)
+    assert 1 <= world.restarts[6] <= 3
+    assert jct_s <= 1.25 * clairvoyant_s(world, STEPS)
+
+
+def test_nobody_is_restarted_shortly_before_the_end() -> None:
+    world = World(Auto(), delays_s=lambda _: one(6, 0.6))
+    world.run(40)
+    assert world.actions(KillRestart) == []
+
+
+def test_a_long_pending_time_postpones_the_restart() -> None:
+    steps_of_kill = []
+    for pending_s in (0.0, 600.0):
+        world = World(Auto(), delays_s=lambda _: one(6, 1.0), pending_s=pending_s)
+        world.run(STEPS)
+        steps = [
+            seen.step
+            for seen, actions in world.log
+            if any(isinstance(action, KillRestart) for action in actions)
+        ]
+        steps_of_kill.append(steps[0] if steps else STEPS)
+    assert steps_of_kill[0] < steps_of_kill[1]
+
+
+def test_a_slow_server_is_replaced() -> None:
+    world = World(Auto(), server_delays_s=[0.0, 0.0, 1.5, 0.0])
+    jct_s = world.run(STEPS)
+    assert world.server_restarts.tolist() == [0, 0, 1, 0]
+    assert jct_s <= 1.10 * clairvoyant_s(world, STEPS)
+
+
+def test_delays_that_hit_another_worker_every_step_are_answered_by_not_waiting() -> None:
+    rng = np.random.default_rng(3)
+    world = World(Auto(), delays_s=lambda _: 3.0 * (rng.random(8) < 0.05), cures=False)
+    jct_s = world.run(STEPS)
+    assert world.actions(BackupWorkers) or world.actions(Partial)
+    rng = np.random.default_rng(3)
+    waiting = World(Nothing(), delays_s=lambda _: 3.0 * (rng.random(8) < 0.05), cures=False)
+    assert jct_s < 0.95 * waiting.run(STEPS)
+
+
+@pytest.mark.parametrize("other", [Nothing(), NonDedicated(), LbBsp(), Backup(), LeaveOut()])
+@pytest.mark.parametrize("delay_s", [0.5, 1.0, 2.5])
+def test_no_other_solution_is_faster_under_stragglers(other, delay_s: float) -> None:  # type: ignore[no-untyped-def]
+    def delays_s(t_s: float) -> np.ndarray:
+        return np.maximum(0.5 * delay_s * transient(t_s), one(6, delay_s))
+
+    assert World(Auto(), delays_s=delays_s).run(STEPS) < World(other, delays_s=delays_s).run(STEPS)
+
+
+# ------------------------------------------------------------------- single observations
+
+
+def seen_worker(
+    index: int, compute_s: float, *, size: int = EVEN, restarts: int = 0, iterations: int = 100
+) -> WorkerSeen:
+    return WorkerSeen(
+        node=f"w{index}",
+        batch_size=size,
+        short=Pace(
+            iterations=100, seconds=200.0, samples=size, compute_s=compute_s, bpt_s=compute_s + 0.1
+        ),
+        regime=Regime(
+            since_s=0.0,
+            iterations=iterations,
+            points=(Point(size, iterations, compute_s, 40.0),),
+        ),
+        restarts=restarts,
+    )
+
+
+def seen_job(times_s: list[float], **changes: object) -> Observation:
+    seen = Observation(
+        now_s=300.0,
+        step=100,
+        mode="bsp",
+        global_batch=EVEN * len(times_s),
+        steps_left=1000,
+        workers=tuple(seen_worker(index, time_s) for index, time_s in enumerate(times_s)),
+        worker_restart=RestartCost(start_s=30.0, restore_s=10.0, redo_s=2.0),
+        server_restart=RestartCost(start_s=30.0, stall_s=1.0),
+    )
+    return msgspec.structs.replace(seen, **changes)
+
+
+def test_a_decision_is_a_function_of_the_observation() -> None:
+    seen = seen_job([2.0, 2.0, 3.5, 2.0])
+    assert Auto().decide(seen) == Auto().decide(seen)
+
+
+def test_nothing_is_decided_before_anything_was_measured() -> None:
+    workers = tuple(WorkerSeen(node=f"w{index}", batch_size=EVEN) for index in range(3))
+    assert Auto().decide(seen_job([2.0], workers=workers, global_batch=3 * EVEN)) == []
+
+
+def test_the_whole_step_is_divided() -> None:
+    actions = Auto(max_restarts=0).decide(seen_job([2.0, 2.0, 3.0, 2.0]))
+    (action,) = [action for action in actions if isinstance(action, AdjustBatch)]
+    assert sum(share.batch_size for share in action.shares.values()) == 4 * EVEN
+    # Delay 1.0 s and slope 2 ms: level at (4 * 2 + 1) / 4 = 2.25 s.
+    assert action.shares["w2"].batch_size == pytest.approx(625, abs=2)
+    assert "a step of" in action.reason
+    assert action.gain_s > 0.0
+
+
+def test_a_started_worker_without_a_share_gets_one() -> None:
+    seen = seen_job([2.0, 2.0, 2.0])
+    fresh = WorkerSeen(node="w3", batch_size=0)
+    actions = Auto().decide(
+        msgspec.structs.replace(seen, workers=(*seen.workers, fresh), global_batch=3 * EVEN)
+    )
+    (action,) = actions
+    assert isinstance(action, AdjustBatch)
+    assert action.shares["w3"].batch_size == pytest.approx(750, abs=2)
+
+
+def test_accumulation_stays_as_it_is() -> None:
+    workers = tuple(
+        msgspec.structs.replace(worker, accumulation=2)
+        for worker in seen_job([2.0, 2.0, 3.0, 2.0]).workers
+    )
+    seen = seen_job([2.0] * 4, workers=workers, global_batch=8 * EVEN)
+    (action,) = Auto(max_restarts=0).decide(seen)
+    assert isinstance(action, AdjustBatch)
+    assert {share.accumulation for share in action.shares.values()} == {2}
+    assert sum(2 * share.batch_size for share in action.shares.values()) == 8 * EVEN
+
+
+def test_nobody_gets_a_batch_above_its_limit() -> None:
+    workers = tuple(
+        msgspec.structs.replace(worker, batch_limit=1100)
+        for worker in seen_job([2.0, 2.0, 3.0, 2.0]).workers
+    )
+    (action,) = Auto(max_restarts=0).decide(seen_job([2.0] * 4, workers=workers))
+    assert isinstance(action, AdjustBatch)
+    assert max(share.batch_size for share in action.shares.values()) == 1100
+
+
+def test_classes_of_hardware_are_each_their_own_measure() -> None:
+    workers = tuple(
+        msgspec.structs.replace(worker, kind="old" if index < 2 else "new", batch_size=size)
+        for index, (worker, size) in enumerate(
+            zip(seen_job([2.0] * 4).workers, (500, 500, 1500, 1500), strict=True)
+        )
+    )
+    workers = tuple(
+        msgspec.structs.replace(
+            worker,
+            regime=Regime(
+                since_s=0.0, iterations=100, points=(Point(worker.batch_size, 100, 2.0, 40.0),)
+            ),
+        )
+        for worker in workers
+    )
+    # The old ones are three times as slow per sample; they are level, and healthy for what they are.
+    assert Auto().decide(seen_job([2.0] * 4, workers=workers)) == []
+
+
+def test_all_reduce_has_no_partial_steps() -> None:
+    actions = Auto(max_restarts=0).decide(seen_job([2.0, 2.0, 9.0, 2.0], mode="allreduce"))
+    assert [type(action) for action in actions] == [AdjustBatch]
+
+
+def test_restarts_are_limited_at_once() -> None:
+    times_s = [2.0] * 5 + [6.0] * 2
+    actions = Auto().decide(seen_job(times_s))
+    assert len([action for action in actions if isinstance(action, KillRestart)]) == 1
+    actions = Auto().decide(seen_job(times_s, absent=1))
+    assert [action for action in actions if isinstance(action, KillRestart)] == []
+
+
+def test_a_restart_says_what_it_gains_and_costs() -> None:
+    actions = Auto().decide(seen_job([2.0, 2.0, 6.0, 2.0]))
+    (restart,) = [action for action in actions if isinstance(action, KillRestart)]
+    assert restart.node == "w2"
+    assert 0.0 < restart.cost_s < restart.gain_s
+    assert "times the usual" in restart.reason
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"pending_s": 3000.0},
+        {"steps_left": 5},
+        {"worker_restart": RestartCost(start_s=3000.0)},
+    ],
+)
+def test_a_restart_that_costs_more_than_the_straggler_is_not_made(
+    change: dict[str, object],
+) -> None:
+    actions = Auto().decide(seen_job([2.0, 2.0, 6.0, 2.0], **change))
+    assert [action for action in actions if isinstance(action, KillRestart)] == []
+
+
+def test_a_suspected_change_is_answered_by_shares_and_not_by_a_restart() -> None:
+    seen = seen_job([2.0, 2.0, 6.0, 2.0])
+    worker = seen.workers[2]
+    assert worker.regime is not None
+    doubtful = msgspec.structs.replace(
+        worker, regime=msgspec.structs.replace(worker.regime, verified=False)
+    )
+    workers = (*seen.workers[:2], doubtful, seen.workers[3])
+    kinds = {type(each) for each in Auto().decide(seen_job([2.0] * 4, workers=workers))}
+    assert kinds == {AdjustBatch, Partial}
+
+
+# --------------------------------------------------------------------------- asp and ssp
+
+
+def test_leases_follow_speed_in_asp() -> None:
+    (action,) = Auto(max_restarts=0).decide(seen_job([2.0, 2.0, 4.0], mode="asp"))
+    assert isinstance(action, AdjustBatch)
+    rates = {node: share.batch_size for node, share in action.shares.items()}
+    assert rates["w0"] == pytest.approx(rates["w2"] * 4.1 / 2.1, rel=0.01)
+
+
+def test_leases_are_left_alone_while_speeds_stay_alike() -> None:
+    seen = seen_job([2.0, 2.0, 4.0], mode="asp")
+    (action,) = Auto(max_restarts=0).decide(seen)
+    assert isinstance(action, AdjustBatch)
+    workers = tuple(
+        msgspec.structs.replace(worker, lease_share=action.shares[worker.node].batch_size)
+        for worker in seen.workers
+    )
+    again = msgspec.structs.replace(seen, workers=workers)
+    assert Auto(max_restarts=0).decide(again) == []
+
+
+@pytest.mark.parametrize("mode", ["asp", "ssp"])
+def test_a_straggler_is_restarted_in_asynchronous_modes(mode: str) -> None:
+    seen = seen_job([2.0] * 7 + [8.0], mode=mode, steps_left=8000)
+    actions = Auto().decide(seen)
+    assert [each.node for each in actions if isinstance(each, KillRestart)] == ["w7"]
+
+
+def test_a_straggler_costs_less_in_asp_than_in_bsp_and_is_borne_for_longer() -> None:
+    def restarts(mode: str) -> list[str]:
+        seen = seen_job([2.0] * 7 + [3.0], mode=mode, steps_left=8000, now_s=100.0)
+        return [each.node for each in Auto().decide(seen) if isinstance(each, KillRestart)]
+
+    assert restarts("ssp") == ["w7"]
+    assert restarts("asp") == []
+
+
+def test_a_slow_server_is_replaced_in_asp() -> None:
+    regime = Regime(since_s=0.0, iterations=100, points=(Point(0, 100, 0.1),))
+    slow = Regime(since_s=0.0, iterations=100, points=(Point(0, 100, 1.1),))
+    servers = tuple(
+        ServerSeen(node=f"s{index}", regime=each)
+        for index, each in enumerate([regime, slow, regime])
+    )
+    seen = seen_job([2.0] * 4, mode="asp", servers=servers)
+    workers = tuple(msgspec.structs.replace(each, lease_share=EVEN) for each in seen.workers)
+    (action,) = Auto().decide(msgspec.structs.replace(seen, workers=workers))
+    assert isinstance(action, KillRestart)
+    assert action.node == "s1"
+
+
+def test_the_shares_of_a_plan_are_whole_and_at_least_one() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        times_s = (SLOPE_S * EVEN * rng.uniform(0.5, 4.0, 12)).tolist()
+        for action in Auto().decide(seen_job(times_s)):
+            if isinstance(action, AdjustBatch):
+                assert all(share.batch_size >= 1 for share in action.shares.values())
+                assert sum(share.batch_size for share in action.shares.values()) == 12 * EVEN
