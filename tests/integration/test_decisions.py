@@ -54,13 +54,19 @@ def slowed(pid: int) -> Iterator[None]:
             os.kill(pid, signal.SIGCONT)
 
 
-def test_nd_restarts_a_slow_worker_elsewhere_and_the_log_replays(tmp_path: Path) -> None:
+def restarts(decided: Decided) -> list[KillRestart]:
+    return [action for action in decided.actions if isinstance(action, KillRestart)]
+
+
+@pytest.mark.parametrize("mode", ["asp", "bsp"])
+def test_nd_restarts_a_slow_worker_elsewhere_and_the_log_replays(tmp_path: Path, mode: str) -> None:
     with running(
         tmp_path,
         "--num-samples",
         "24576",
         "--step-s",
         "0.03",
+        mode=mode,
         workers=3,
         solution="nd",
         decide_every_s=1.0,
@@ -79,9 +85,8 @@ def test_nd_restarts_a_slow_worker_elsewhere_and_the_log_replays(tmp_path: Path)
         assert {event["node"] for event in job.events("kill_restart")} == {"worker-1"}
         assert job.deaths() == []  # in order
         lines = read_log(job.job.decisions)
-        first = next(line for line in lines if isinstance(line, Decided) and line.actions)
-        (action,) = first.actions
-        assert isinstance(action, KillRestart)
+        first = next(line for line in lines if isinstance(line, Decided) and restarts(line))
+        (action,) = restarts(first)
         assert action.node == "worker-1"
         assert first.observation.pending_s == PENDING_S
         paces = {worker.node: worker.long for worker in first.observation.workers}
@@ -97,7 +102,8 @@ def test_nd_restarts_a_slow_worker_elsewhere_and_the_log_replays(tmp_path: Path)
         assert effect.cost.start_s > 0
         assert effect.cost.rebuild_s > 0
         assert sum(isinstance(line, Begun) for line in lines) == 1
-        assert stories(lines)[0].became.startswith("in effect after")
+        told = next(story for story in stories(lines) if story.what == "KILL_RESTART worker-1")
+        assert told.became.startswith("in effect after")
 
         shown = io.StringIO()
         console = Console(file=shown, width=200)

@@ -5,6 +5,7 @@ import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from paceline.base.jobdir import JobDir
@@ -18,8 +19,10 @@ from paceline.wire.messages import (
     Copied,
     EvaluateResult,
     Feed,
+    FenceAnswer,
     InitialWritten,
     LeaseRequest,
+    NodeFacts,
     OpenFeed,
     Prepared,
     ProcessUp,
@@ -59,14 +62,18 @@ class NoBackend:
         yield
 
 
+TRAINED = msgspec.structs.replace(EVALUATION, purpose="train", num_samples=1000, batch_size=20)
+
+
 class Job:
     """Two servers and two workers, all up, in their first epoch."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, mode: str = "bsp") -> None:
         self.job = JobDir(path)
         self.job.cuts.mkdir()
         self.spec = JobSpec(
             script="train.py",
+            mode=mode,
             workers=NodeSpec(count=2),
             servers=NodeSpec(count=2),
             checkpoint=CheckpointSpec(every_s=1.0, share=0.1),
@@ -74,11 +81,12 @@ class Job:
         self.members = Membership(num_workers=2, num_servers=2, restart=RestartSpec())
         self.outbox = Outbox(self.job, self.members, NoBackend())
         self.failed: list[str] = []
+        self.monitor = Monitor()
         self.training = Training(
             self.job,
             self.spec,
             self.members,
-            Monitor(),
+            self.monitor,
             self.outbox,
             self.failed.append,
             lambda moved: None,
@@ -246,3 +254,77 @@ def test_a_disk_that_refuses_a_manifest_ends_the_job_with_a_reason(
         reason,
     )
     assert job.job.cuts.joinpath("000000").exists(), "the job is resumed from there"
+
+
+# --------------------------------------------------------------------------- what was lost
+
+
+def report(job: Job, samples: int) -> None:
+    """The first worker has finished so many samples, ten and half a second a step."""
+    facts = NodeFacts(inc=WORKER, samples=samples, steps=1, step_samples=10.0, bpt_s=0.5)
+    job.monitor.heartbeat("worker-0", facts, job.now_s)
+
+
+def redo_s(job: Job, node: str) -> float:
+    """What the next start of the node counts as work to be done again."""
+    job.monitor.restarts.up(node, 9, 50.0)
+    job.monitor.restarts.works(node, 60.0)
+    (measured,) = job.monitor.restarts.take_fresh()
+    assert measured.node == node
+    return measured.cost.redo_s
+
+
+def lose_worker(job: Job, *committed: Span) -> None:
+    job.monitor.restarts.ended("worker-0", 40.0)
+    job.training.worker_lost(WORKER)
+    answer = FenceAnswer(
+        epoch_no=job.state.epoch_no, inc=SERVERS[0], fenced=WORKER, committed=committed
+    )
+    job.say(answer)
+
+
+def asynchronous(path: Path) -> Job:
+    job = Job(path, mode="asp")
+    job.say(OpenFeed(inc=WORKER, feed=TRAINED))
+    return job
+
+
+def lease(job: Job, n: int) -> Span:
+    job.say(LeaseRequest(epoch_no=job.state.epoch_no, inc=WORKER, n=n, feed=0, starving=True))
+    return job.state.grants[WORKER].spans[0]
+
+
+def test_a_lost_worker_s_finished_samples_that_are_not_in_the_model_are_lost_work(
+    tmp_path: Path,
+) -> None:
+    job = asynchronous(tmp_path)
+    span = lease(job, 1)
+    assert len(span) >= 40
+    report(job, 40)
+    lose_worker(job, Span(span.line, span.start, span.start + 30))
+    assert redo_s(job, "worker-0") == pytest.approx(0.5)
+
+
+def test_a_worker_that_ended_in_order_has_lost_nothing(tmp_path: Path) -> None:
+    job = asynchronous(tmp_path)
+    span = lease(job, 1)
+    report(job, 40)
+    lose_worker(job, Span(span.line, span.start, span.start + 40))
+    assert redo_s(job, "worker-0") == 0.0
+
+
+def test_what_a_restore_takes_out_of_the_model_is_the_servers_lost_work(tmp_path: Path) -> None:
+    job = asynchronous(tmp_path)
+    span = lease(job, 1)
+    report(job, 40)
+    for second in range(3):
+        job.monitor.committed(20 * second, float(second))
+    job.state.ledger.commit([Span(span.line, span.start, span.start + 40)])
+    job.monitor.restarts.ended("server-1", 3.0)
+    job.epoch()
+    assert redo_s(job, "server-1") == pytest.approx(40 / 20)
+    # The worker lives on: only what it does from here on can be lost with it.
+    lease(job, 1)
+    report(job, 60)
+    lose_worker(job)
+    assert redo_s(job, "worker-0") == pytest.approx(20 / 10 * 0.5)
