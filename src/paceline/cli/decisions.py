@@ -11,6 +11,7 @@ import msgspec
 from paceline.base.errors import ConfigError
 from paceline.cli.history import Tail
 from paceline.cli.wording import counted, milliseconds, seconds, speed
+from paceline.policy.stats.windows import Pace
 from paceline.policy.straggler.actions import (
     AdjustBatch,
     AdjustRate,
@@ -32,7 +33,7 @@ from paceline.policy.straggler.decision_log import (
     decode,
     describe_cost,
 )
-from paceline.policy.straggler.observation import Observation, ServerSeen, WorkerSeen
+from paceline.policy.straggler.observation import Observation, ServerSeen
 
 MAX_SHARES = 6
 """Of an ADJUST_BS, named one by one."""
@@ -166,10 +167,10 @@ def seen_of(action: AnyAction, seen: Observation) -> str:
     """Who was slow against whom: the node of the action, or the slowest worker."""
     if isinstance(action, KillRestart) and action.node.startswith("server"):
         return _compared(action.node, {one.node: _server_s(one) for one in seen.servers})
-    times_s = {one.node: _worker_s(one) for one in seen.workers}
-    known = {node: time_s for node, time_s in times_s.items() if time_s is not None}
     if isinstance(action, KillRestart):
-        return _compared(action.node, times_s)
+        return _compared(action.node, {w.node: _compute_s(w.long or w.short) for w in seen.workers})
+    times_s = {worker.node: _compute_s(worker.short or worker.long) for worker in seen.workers}
+    known = {node: time_s for node, time_s in times_s.items() if time_s is not None}
     return _compared(max(known, key=lambda node: known[node]), times_s) if known else ""
 
 
@@ -188,8 +189,7 @@ def _compared(node: str, times_s: dict[str, float | None]) -> str:
     return f"{told}, the {len(others)} others {milliseconds(mean_s)} on average{times}"
 
 
-def _worker_s(worker: WorkerSeen) -> float | None:
-    pace = worker.long or worker.short
+def _compute_s(pace: Pace | None) -> float | None:
     return pace.compute_s if pace else None
 
 
