@@ -3,10 +3,11 @@
     python benchmarks/equality.py [--quick] [--json FILE]
 
 Each job trains six models at once (SGD, Adagrad, Adam; float64, float32), in BSP on two servers,
-also with two workers killed in mid-step, and with another plan of who computes how much every six
-steps. Every worker writes the loss of each sample; the loss of
-a step is their mean over its samples, weighted exactly. A sample that was computed twice, because
-its first worker died, must have the right loss both times: whichever counted, the step's is right.
+also with two workers killed in mid-step, with another plan of who computes how much every six
+steps, and with a server replaced by a fresh one. Every worker writes the loss of each sample; the
+loss of a step is their mean over its samples, weighted exactly. A sample that was computed twice,
+because its first worker died, must have the right loss both times: whichever counted, the step's is
+right.
 
 The yardstick for float32 is one process that sums each of its own batches in four parts: that much
 two orders of summation differ, without any distribution.
@@ -28,7 +29,9 @@ from typing import NamedTuple
 import numpy as np
 from safetensors.numpy import load_file
 
-from paceline.cli.launch import launch
+from paceline.base.errors import PacelineError
+from paceline.cli.launch import ask, launch
+from paceline.wire.client import Replace
 from paceline.wire.outcome import read_outcome
 from paceline.wire.spec import JobSpec, NodeSpec, RestartSpec
 
@@ -42,16 +45,18 @@ SWITCH_EVERY = 6
 
 
 class Job(NamedTuple):
-    """One run: so many workers, whether two of them are killed, whether plans switch."""
+    """One run: so many workers; are two killed, do plans switch, is a server replaced?"""
 
     workers: int
     die: bool = False
     switch: bool = False
+    move: bool = False
 
     @property
     def name(self) -> str:
         """For people."""
         what = ["2 killed"] * self.die + ["plans switch"] * self.switch
+        what += ["server replaced"] * self.move
         return ", ".join([f"{self.workers} workers", *what])
 
 
@@ -65,6 +70,8 @@ JOBS = (
     Job(4, switch=True),
     Job(2, die=True, switch=True),
     Job(4, die=True, switch=True),
+    Job(2, move=True),
+    Job(4, die=True, switch=True, move=True),
 )
 PLANS = {
     1: [{"worker-0": (BATCH_SIZE, 1)}],
@@ -125,7 +132,7 @@ def run_job(out: Path, steps: int, job: Job, *, timeout_s: float = 300.0) -> Pat
         RuntimeError: the job failed or took too long, or what was to happen did not.
     """
     out.mkdir(parents=True)
-    workers, die, switch = job
+    workers, die, switch, move = job
     spec = JobSpec(
         script=str(SCRIPT),
         args=(
@@ -145,6 +152,10 @@ def run_job(out: Path, steps: int, job: Job, *, timeout_s: float = 300.0) -> Pat
     while (outcome := read_outcome(folder.outcome)) is None:
         if time.monotonic() > deadline_s:
             raise RuntimeError(f"{folder.path}: no outcome after {timeout_s:.0f} s")
+        if move and folder.events.exists() and '"works"' in folder.events.read_text():
+            # Again: it is being replaced already.
+            with contextlib.suppress(PacelineError, OSError):
+                ask(folder, Replace(node="server-0"), timeout_s=1.0)
         time.sleep(0.05)
     if outcome.state != "finished":
         raise RuntimeError(f"{folder.path}: {outcome.state}: {outcome.error}\n{outcome.traceback}")
@@ -152,6 +163,8 @@ def run_job(out: Path, steps: int, job: Job, *, timeout_s: float = 300.0) -> Pat
         raise RuntimeError(f"{folder.path}: two workers were to die, but did not")
     if switch and folder.events.read_text().count('"plan"') < 3:
         raise RuntimeError(f"{folder.path}: plans were to switch, but did not")
+    if move and '"replaced"' not in folder.events.read_text():
+        raise RuntimeError(f"{folder.path}: a server was to be replaced, but was not")
     return out
 
 

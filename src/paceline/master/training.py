@@ -34,7 +34,7 @@ from paceline.master.state import (
     Sizing,
 )
 from paceline.master.status import count_committed
-from paceline.policy.straggler.actions import AdjustBatch, AnyAction
+from paceline.policy.straggler.actions import AdjustBatch, AnyAction, Share
 from paceline.wire.cut import places
 from paceline.wire.messages import (
     Committed,
@@ -178,8 +178,11 @@ class Training:
         """
         if not isinstance(action, AdjustBatch):
             raise ConfigError(f"{type(action).__name__} cannot be carried out yet")
-        lead = plan_lead(self._monitor.step_s())
-        self._do(self.state.adjust_batch(action.shares, lead))
+        self.adjust_batch(action.shares)
+
+    def adjust_batch(self, shares: dict[str, Share]) -> None:
+        """ADJUST_BS; see `MasterState.adjust_batch`."""
+        self._do(self.state.adjust_batch(shares, plan_lead(self._monitor.step_s())))
 
     def stop(self) -> None:
         """Ask all workers to leave."""
