@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from paceline.policy.stats.history import PAPER, Lengths, NodeHistory, Report
+from paceline.policy.stats.regimes import LATE
 
 
 class Node:
@@ -15,6 +16,7 @@ class Node:
         self.t_s = 0.0
         self.noise = noise
         self.rng = np.random.default_rng(0)
+        self.spike_s = 0.0
 
     def run(self, reports: int) -> None:
         for _ in range(reports):
@@ -26,7 +28,8 @@ class Node:
                     t_s=self.t_s,
                     iterations=10,
                     samples=self.size,
-                    compute_s=time_s,
+                    compute_s=time_s + self.spike_s / 10,
+                    compute_max_s=time_s + self.spike_s,
                     server_s=0.1,
                     bpt_s=time_s,
                 )
@@ -205,3 +208,57 @@ def test_a_server_is_followed_by_its_handlers_time() -> None:
     regime = history.regime(230.0)
     assert regime is not None
     assert regime.points[0].compute_s == pytest.approx(0.4)
+
+
+def test_the_scatter_of_single_iterations_is_seen_in_means_of_ten() -> None:
+    node = Node(noise=0.02)
+    node.run(60)
+    # Reports scatter by 2 %, so iterations by 2 % times the root of 10.
+    assert node.regime.scatter == pytest.approx(0.02 * 10**0.5, rel=0.4)
+
+
+def test_a_change_of_level_is_not_scatter() -> None:
+    node = Node()
+    node.run(20)
+    node.delay_s = 0.5
+    node.run(10)
+    assert node.regime.scatter < 0.001
+
+
+def test_single_late_iterations_are_counted_by_how_late_they_are() -> None:
+    node = Node()
+    for number in range(40):
+        node.spike_s = 0.2 if number % 4 == 0 else 0.0
+        node.run(1)
+    *counts, iterations = node.regime.late
+    late = sum(count for count, ratio in zip(counts, LATE, strict=True) if ratio > 1.1)
+    # One in four reports of ten iterations, fading; the newest was 30 iterations ago.
+    assert late / iterations == pytest.approx(1 / 40, rel=0.2)
+
+
+def test_iterations_of_a_new_regime_were_not_late_by_chance() -> None:
+    node = Node()
+    node.run(20)
+    node.delay_s = 1.0
+    node.run(10)
+    *counts, _ = node.regime.late
+    assert sum(counts[1:]) == pytest.approx(0.0)
+
+
+def test_what_was_seen_at_a_size_fades_for_the_present_level() -> None:
+    node = Node()
+    node.run(20)
+    node.size = 500.0
+    node.run(6)
+    small, large = node.regime.points
+    assert small.recent > large.recent
+    assert (small.iterations, large.iterations) == (60, 200)
+
+
+def test_a_node_keeps_few_points_however_many_sizes_it_saw() -> None:
+    node = Node()
+    for size in range(400, 2000, 100):
+        node.size = float(size)
+        node.run(1)
+    assert len(node.regime.points) == 8
+    assert node.regime.points[-1].batch_size == 1900

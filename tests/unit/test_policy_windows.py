@@ -48,6 +48,24 @@ def test_means_are_over_iterations_and_not_over_reports() -> None:
     assert pace.compute_s == 2.5
 
 
+def test_speed_is_a_mean_of_ratios_and_smoothed_over_reports() -> None:
+    window = Window(20, None, smoothing=0.5)
+    for number, compute_s in enumerate((1.0, 2.0, 4.0), start=1):
+        window.add(report(10.0 * number, compute_s=compute_s))
+    pace = window.pace(30.0)
+    assert pace is not None
+    assert pace.throughput == (32.0 + 16.0) / 2
+    assert pace.smoothed == ((64.0 + 32.0) / 2 + 16.0) / 2
+
+
+def test_a_cleared_window_knows_nothing() -> None:
+    window = Window(10, None)
+    window.add(report(10.0))
+    window.clear()
+    assert not window.full()
+    assert window.pace(10.0) is None
+
+
 def test_what_is_older_than_the_window_is_no_news() -> None:
     window = Window(10, 100.0)
     assert window.pace(0.0) is None

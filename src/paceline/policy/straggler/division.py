@@ -34,6 +34,11 @@ class Patience(NamedTuple):
     chunks: int = 1
 
 
+def in_force(seen: Observation) -> Patience:
+    """As the last actions have set it."""
+    return Patience(seen.backup, seen.left_out, seen.chunks)
+
+
 class Randomness(NamedTuple):
     """An answer to delays that hit another worker every step."""
 
@@ -59,12 +64,9 @@ class Division:
 class Step:
     """Predicts the time of a step of one observation, under any division."""
 
-    def __init__(self, seen: Observation, fleet: Fleet) -> None:
+    def __init__(self, seen: Observation, fleet: Fleet, delays: ranks.Delays) -> None:
         self._seen = seen
         self._fleet = fleet
-        known = [worker.regime for worker in seen.workers if worker.regime is not None]
-        delays = ranks.Delays(known, len(seen.workers))
-        self._scatter = delays.scatter
         self._ranks = delays.expected_ranks(self._most_left_out())
         round_trips_s = [
             worker.short.server_s + worker.short.message_s
@@ -73,40 +75,20 @@ class Step:
         ]
         self._round_trip_s = statistics.median(round_trips_s) if round_trips_s else 0.0
 
-    def present_s(self) -> float:
-        """Of the plan in force."""
+    def present_s(self, patience: Patience) -> float:
+        """Of the shares in force."""
         seen = self._seen
         # The share of one that is gone is done by the others.
         shares = self._fleet.shares * (seen.global_batch / max(self._fleet.shares.sum(), 1))
         times_s = self._fleet.times_s(shares)
         slowest = np.argsort(-times_s, kind="stable")
-        lacking = int((np.cumsum(shares[slowest]) <= 1.001 * seen.left_out).sum())
-        spared = min(max(lacking, seen.backup), len(slowest) - 1)
-        random = self.in_force()
+        lacking = int((np.cumsum(shares[slowest]) <= 1.001 * patience.left_out).sum())
+        spared = min(max(lacking, patience.backup), len(slowest) - 1)
+        random = self._random(patience)
         # Those who are spared are the slowest on average, or those who are late by chance.
         by_chance = np.maximum(random.workers - np.arange(spared + 1), 0)
         waited_s = (times_s[slowest[: spared + 1]] * self._ratios(by_chance)).min()
         return float(self._with_drops(waited_s, np.array(random.workers), random.chunks))
-
-    def uncertainty(self) -> float:
-        """By how much the slowest worker may be above the others though all are alike, relative."""
-        times_s = self._fleet.times_s(self._fleet.shares)
-        workers = self._seen.workers
-        regime = workers[int(times_s.argmax())].regime
-        if regime is None:
-            return 0.0
-        iterations = sum(point.recent for point in regime.points)
-        # The largest of so many errors is expected there, and hardly a deviation above.
-        return self._scatter * (ranks.normal_rank(len(workers), 0) + 1.0) / math.sqrt(iterations)
-
-    def in_force(self) -> Randomness:
-        """What of the plan in force answers random delays, and not workers beyond help."""
-        seen = self._seen
-        if seen.backup:
-            return Randomness(seen.backup)
-        if seen.chunks == 1:
-            return Randomness()
-        return Randomness(seen.left_out * len(seen.workers) // seen.global_batch, seen.chunks)
 
     def best(self, growth: float, chunks: int, min_random_gain: float) -> Division | None:
         """The division of the shortest step; None: the limits leave none."""
@@ -129,6 +111,15 @@ class Step:
             level_s=step_s,
             step_s=float(self._with_drops(waited_s, np.array(random.workers), random.chunks)),
         )
+
+    def _random(self, patience: Patience) -> Randomness:
+        """What of it answers random delays, and not workers beyond help."""
+        if patience.backup:
+            return Randomness(patience.backup)
+        if patience.chunks == 1:
+            return Randomness()
+        workers = patience.left_out * len(self._seen.workers) // self._seen.global_batch
+        return Randomness(workers, patience.chunks)
 
     def _levelled(self, growth: float) -> Ints | None:
         """Whole batches of the accumulation in force."""
@@ -156,7 +147,7 @@ class Step:
         """What to leave out, given how single iterations scatter."""
         if self._seen.mode != "bsp":
             return Randomness()
-        present = self.in_force()
+        present = self._random(in_force(self._seen))
         counts = np.arange(self._most_left_out() + 1)
         waited_s = step_s * self._ratios(counts)
         steps_s = {each: self._with_drops(waited_s, counts, each) for each in (1, chunks)}

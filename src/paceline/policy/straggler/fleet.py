@@ -10,6 +10,7 @@ from typing import Self
 import numpy as np
 
 from paceline.policy.stats import affine
+from paceline.policy.straggler import ranks
 from paceline.policy.straggler.observation import WorkerSeen
 from paceline.policy.straggler.solvers import Floats, Ints
 
@@ -26,15 +27,23 @@ class Fleet:
     usual_delays_s: Floats
     """What is usual for workers of its kind, and would be expected of it after a restart."""
     usual_slopes_s: Floats
+    by_chance: Floats
+    """Of those that are not taken for usual: what of their difference may be chance, relative."""
     shares: Ints
     """Samples per step in the plan in force."""
 
     @classmethod
-    def of(cls, workers: Sequence[WorkerSeen]) -> Self | None:
-        """Fit the costs; None: no worker was measured."""
+    def of(cls, workers: Sequence[WorkerSeen], scatter: float) -> Self:
+        """Fit the costs.
+
+        Whoever differs from what is usual by no more than chance, given how iterations scatter, is
+        taken for usual: of many workers some always look slow.
+
+        Args:
+            workers: at least one was measured.
+            scatter: standard deviation of an iteration over its mean.
+        """
         measured = np.array([worker.regime is not None for worker in workers])
-        if not measured.any():
-            return None
         delays_s, slopes_s = np.zeros(len(workers)), np.zeros(len(workers))
         delays_s[measured], slopes_s[measured] = _fit(
             [worker for worker in workers if worker.regime is not None]
@@ -44,21 +53,35 @@ class Fleet:
             known = members & measured if (members & measured).any() else measured
             usual_slopes_s[members] = np.median(slopes_s[known])
             usual_delays_s[members] = np.median(delays_s[known])
-        delays_s = np.where(measured, delays_s, usual_delays_s)
-        slopes_s = np.where(measured, slopes_s, usual_slopes_s)
         times = np.array([worker.accumulation for worker in workers])
         sizes = np.array([worker.batch_size for worker in workers], np.int64)
+        usual_s = usual_delays_s + usual_slopes_s * sizes
+        apart_s = np.abs(delays_s + slopes_s * sizes - usual_s)
+        by_chance = _by_chance(workers, scatter)
+        alike = ~measured | (apart_s <= by_chance * usual_s)
+        delays_s = np.where(alike, usual_delays_s, delays_s)
+        slopes_s = np.where(alike, usual_slopes_s, slopes_s)
         return cls(
             delays_s=times * delays_s,
             slopes_s=np.maximum(slopes_s, _LEAST_SLOPE * usual_slopes_s),
             usual_delays_s=times * usual_delays_s,
             usual_slopes_s=usual_slopes_s,
+            by_chance=np.where(alike, 0.0, by_chance),
             shares=times * sizes,
         )
 
     def times_s(self, shares: Ints | Floats) -> Floats:
         """Of a step with these shares."""
         return self.delays_s + self.slopes_s * shares
+
+
+def _by_chance(workers: Sequence[WorkerSeen], scatter: float) -> Floats:
+    """The largest of so many errors is expected there, and hardly a deviation above."""
+    recent = [
+        sum(point.recent for point in worker.regime.points) if worker.regime else 1.0
+        for worker in workers
+    ]
+    return scatter * (ranks.normal_rank(len(workers), 0) + 1.0) / np.sqrt(recent)
 
 
 def _fit(workers: Sequence[WorkerSeen]) -> tuple[Floats, Floats]:

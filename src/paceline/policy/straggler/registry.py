@@ -70,7 +70,13 @@ def solution(name: str, parameters: Mapping[str, object] | None = None) -> Solut
 
 def _installed(name: str) -> type[Solution]:
     for entry in importlib.metadata.entry_points(group=GROUP, name=name):
-        kind = entry.load()
+        try:
+            kind = entry.load()
+        except (ImportError, AttributeError) as failed:
+            raise ConfigError(
+                f"solution {name}: {entry.value} cannot be loaded: {failed}; install or mend the "
+                "package that declares it"
+            ) from failed
         if isinstance(kind, type) and issubclass(kind, Solution):
             return kind
         raise ConfigError(

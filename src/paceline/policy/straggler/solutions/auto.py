@@ -24,9 +24,10 @@ from paceline.policy.straggler.actions import (
     Partial,
     Share,
 )
-from paceline.policy.straggler.division import Division, Patience, Step, restart_gains
+from paceline.policy.straggler.division import Division, Patience, Step, in_force, restart_gains
 from paceline.policy.straggler.fleet import Fleet
 from paceline.policy.straggler.observation import Observation
+from paceline.policy.straggler.ranks import Delays
 from paceline.policy.straggler.solution import SYNCHRONOUS, Part, Solution, adjusted
 from paceline.policy.straggler.solvers import Floats
 
@@ -38,8 +39,8 @@ class Auto(Solution, frozen=True):
     """``auto``: ADJUST_BS, partial steps, BACKUP_WORKERS and KILL_RESTART, by gain and cost."""
 
     min_gain: Part = 0.01
-    """Work is divided anew when a step gets faster by this part of it, and by more than what its
-    prediction is uncertain by."""
+    """Work is divided anew when a step gets faster by this part of it, and by more than may be
+    chance in how slow the slowest worker seems."""
     min_random_gain: Part = 0.1
     """Steps go without their slowest when they get faster by this part: it drops work, and takes
     what hits several workers at once for independent."""
@@ -61,22 +62,22 @@ class Auto(Solution, frozen=True):
 
     def decide(self, seen: Observation) -> list[AnyAction]:
         """Cheap cures first; what they leave is what a restart is held against."""
-        fleet = Fleet.of(seen.workers)
-        if fleet is None:
+        regimes = [worker.regime for worker in seen.workers if worker.regime is not None]
+        if not regimes:
             return []
+        delays = Delays(regimes, len(seen.workers))
+        fleet = Fleet.of(seen.workers, delays.scatter)
         if seen.mode in SYNCHRONOUS:
-            return self._synchronous(seen, fleet)
+            return self._synchronous(seen, fleet, Step(seen, fleet, delays))
         return self._asynchronous(seen, fleet)
 
     # ------------------------------------------------------------------ bsp, all-reduce
 
-    def _synchronous(self, seen: Observation, fleet: Fleet) -> list[AnyAction]:
-        step = Step(seen, fleet)
+    def _synchronous(self, seen: Observation, fleet: Fleet, step: Step) -> list[AnyAction]:
         best = step.best(self.growth, self.chunks, self.min_random_gain)
         if best is None:
             return []
-        worth = max(self.min_gain, step.uncertainty())
-        actions = self._divide(seen, best, step.present_s(), worth)
+        actions = self._divide(seen, fleet, step, best)
         latency_s = restarts.latency_s(seen, seen.worker_restart)
         gain, absence_s = restart_gains(fleet, best, latency_s)
         even = np.full(len(seen.workers), seen.global_batch / len(seen.workers))
@@ -92,27 +93,29 @@ class Auto(Solution, frozen=True):
         return actions + self._restarts(seen, candidates, _steps_left(seen) * step_s, step_s)
 
     def _divide(
-        self, seen: Observation, best: Division, present_s: float, worth: float
+        self, seen: Observation, fleet: Fleet, step: Step, best: Division
     ) -> list[AnyAction]:
-        """ADJUST_BS and whom not to wait for, where a step gets faster by what it is worth."""
-        in_force = Patience(seen.backup, seen.left_out, seen.chunks)
-        gain_s = present_s - best.step_s
+        """ADJUST_BS and whom not to wait for, each where a step gets faster by what it is worth."""
+        slowest = int(fleet.times_s(fleet.shares).argmax())
+        present, present_s = in_force(seen), step.present_s(in_force(seen))
+        worth_s = present_s * max(self.min_gain, float(fleet.by_chance[slowest]))
         idle = [worker.node for worker in seen.workers if worker.batch_size == 0]
-        if gain_s < worth * present_s and not idle:
-            over = best.patience == Patience() != in_force
-            return _patience(best.patience, in_force, "nobody is beyond help now") if over else []
-        steps = min(_elapsed(seen), _steps_left(seen))
+        by_shares = step.present_s(best.patience) - best.step_s >= worth_s or bool(idle)
+        gain_s = present_s - best.step_s
+        if not by_shares and gain_s < worth_s and best.patience != Patience():
+            return []
         reason = f"a step of {present_s:.3g} s gets one of {best.step_s:.3g} s"
         if idle:
             reason += f"; work for {', '.join(idle)}"
         beyond = [seen.workers[index].node for index in np.flatnonzero(best.beyond_help)]
         if beyond:
             reason += f"; not waited for: {', '.join(beyond)}"
-        unit = seen.workers[0].accumulation
-        sizes = (best.shares // unit).tolist()
-        return adjusted(seen.workers, sizes, reason, gain_s * steps) + _patience(
-            best.patience, in_force, reason
-        )
+        gain_s *= min(_elapsed(seen), _steps_left(seen))
+        actions = _patience(best.patience, present, reason)
+        if by_shares:
+            sizes = (best.shares // seen.workers[0].accumulation).tolist()
+            actions += adjusted(seen.workers, sizes, reason, gain_s)
+        return actions
 
     # ------------------------------------------------------------------------ asp, ssp
 
@@ -195,12 +198,12 @@ def _besides_s(seen: Observation) -> float:
     return max(statistics.median(pace.bpt_s for pace in paces) - slowest_s, 0.0)
 
 
-def _patience(new: Patience, in_force: Patience, reason: str) -> list[AnyAction]:
+def _patience(new: Patience, present: Patience, reason: str) -> list[AnyAction]:
     """What makes steps wait for other workers than they do now."""
     actions: list[AnyAction] = []
-    if new.backup != in_force.backup:
+    if new.backup != present.backup:
         actions.append(BackupWorkers(count=new.backup, reason=reason))
-    if (new.left_out, new.chunks) != (in_force.left_out, in_force.chunks):
+    if (new.left_out, new.chunks) != (present.left_out, present.chunks):
         actions.append(Partial(left_out=new.left_out, chunks=new.chunks, reason=reason))
     return actions
 
