@@ -12,9 +12,7 @@ Prints tables and JSON.
 """
 
 import argparse
-import contextlib
 import json
-import os
 from pathlib import Path
 
 import harness
@@ -78,40 +76,12 @@ def formula(samples: str, servers: int) -> dict[str, float]:
 
 def compare(model: str, pairs: int, run_steps: int) -> list[tuple[float, float]]:
     """Seconds of interleaved runs: (exactly-once, at-least-once)."""
-    with harness.scratch() as out, contextlib.ExitStack() as stack:
-        gates = []
-        for samples in ("exactly-once", "at-least-once"):
-            gate, times = out / f"{samples}.gate", out / f"{samples}.times"
-            os.mkfifo(gate)
-            args = ["--out", str(times), "--gate", str(gate), "--model", model]
-            args += ["--run-steps", str(run_steps)]
-            if model == "tiny":
-                args += ["--batch-size", "64"]
-            stack.enter_context(harness.running(spec_of("asp", samples, args)))
-            gates.append((gate, times))
-        for gate, times in gates:
-            for _ in range(2):
-                run_once(gate, times)
-        found = []
-        for number in range(pairs):
-            order = gates if number % 2 else gates[::-1]
-            took = [run_once(*one) for one in order]
-            first, second = took if number % 2 else took[::-1]
-            found.append((first, second))
-        return found
 
+    def spec(samples: str, flags: list[str]) -> JobSpec:
+        args = [*flags, "--model", model, "--run-steps", str(run_steps)]
+        return spec_of("asp", samples, [*args, *(["--batch-size", "64"] * (model == "tiny"))])
 
-def run_once(gate: Path, times: Path) -> float:
-    before = len(times.read_text().splitlines()) if times.exists() else 0
-    gate.write_bytes(b"g")
-    if not harness.until(lambda: len(lines(times)) > before, RUN_S):
-        raise RuntimeError("a run did not end")
-    return float(lines(times)[before])
-
-
-def lines(path: Path) -> list[str]:
-    text = path.read_text() if path.exists() else ""
-    return text.splitlines() if text.endswith("\n") else text.splitlines()[:-1]
+    return harness.interleaved(spec, ("exactly-once", "at-least-once"), pairs)
 
 
 def main() -> None:

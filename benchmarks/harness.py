@@ -27,6 +27,7 @@ from paceline.wire.spec import JobSpec
 
 TINY = Path(__file__).with_name("jobs") / "tiny.py"
 POLL_S = 0.02
+RUN_S = 300.0
 
 
 @contextlib.contextmanager
@@ -97,6 +98,51 @@ def events(job: JobDir) -> list[dict[str, Any]]:
     offset_s = time.time() - time.monotonic()
     found = [json.loads(line) for line in job.events.read_text().splitlines()]
     return [{**event, "at_s": event["t"] - offset_s} for event in found]
+
+
+# ---------------------------------------------------------------------------- interleaved runs
+
+
+def interleaved(
+    spec: Callable[[str, list[str]], JobSpec], arms: tuple[str, str], pairs: int
+) -> list[tuple[float, float]]:
+    """Seconds of runs of two jobs of ``jobs/gated.py`` side by side; one works at a time.
+
+    Args:
+        spec: the job of an arm, which has these flags.
+        arms: of which the second is what the first is compared with.
+        pairs: of runs; the order within them alternates.
+    """
+    with scratch() as out, contextlib.ExitStack() as stack:
+        gates = []
+        for arm in arms:
+            gate, times = out / f"{arm}.gate", out / f"{arm}.times"
+            os.mkfifo(gate)
+            stack.enter_context(running(spec(arm, ["--out", str(times), "--gate", str(gate)])))
+            gates.append((gate, times))
+        for gate, times in gates:
+            for _ in range(2):
+                _run_once(gate, times)
+        found = []
+        for number in range(pairs):
+            order = gates if number % 2 else gates[::-1]
+            took = [_run_once(*one) for one in order]
+            first, second = took if number % 2 else took[::-1]
+            found.append((first, second))
+        return found
+
+
+def _run_once(gate: Path, times: Path) -> float:
+    before = len(_whole_lines(times))
+    gate.write_bytes(b"g")
+    if not until(lambda: len(_whole_lines(times)) > before, RUN_S):
+        raise RuntimeError("a run did not end")
+    return float(_whole_lines(times)[before])
+
+
+def _whole_lines(path: Path) -> list[str]:
+    text = path.read_text() if path.exists() else ""
+    return text.splitlines() if text.endswith("\n") else text.splitlines()[:-1]
 
 
 # ---------------------------------------------------------------------------- figures
