@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from paceline.base.errors import PermanentError
 from paceline.base.samples import SampleSet, Span
 from paceline.master.moving import Moving, copying, switched, without
 from paceline.master.records import MoveBegun
 from paceline.runtime.ps import cutfile, moving, partition
+from paceline.runtime.ps.admission import Admission
 from paceline.runtime.ps.state import (
     CopyState,
     Forget,
@@ -431,11 +431,15 @@ def numbered(image: cutfile.Chunks) -> Piece:
 
 
 def test_a_piece_of_another_size_is_refused() -> None:
-    arriving = moving.Arriving(SCHEMA, COPY.copies, 2)
+    state = joined()
     image = cutfile.Chunks({"a": np.zeros(9)}, moving.PIECE_BYTES)
+    admission = Admission(state, SCHEMA, COPY.copies, 2)
 
-    with pytest.raises(PermanentError, match="3 bytes"):
-        arriving.take(numbered(image), memoryview(b"abc"))
+    right = admission.misfit(numbered(image), [memoryview(image.at(0))])
+    wrong = admission.misfit(numbered(image), [memoryview(b"abc")])
+    nothing = admission.misfit(numbered(image), [])
+
+    assert (right, bool(wrong), bool(nothing)) == ("", True, True)
 
 
 @pytest.mark.parametrize("size", [1, 64, 100, 4096])

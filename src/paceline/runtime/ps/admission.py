@@ -13,6 +13,7 @@ import numpy as np
 
 from paceline.base.samples import Span
 from paceline.runtime.ps.layout import dense_spans, owned_buckets
+from paceline.runtime.ps.moving import PIECE_BYTES
 from paceline.runtime.ps.state import ServerState
 from paceline.wire.messages import AskMap, Data, Export, Order, Part, Piece, Pull, Ready
 from paceline.wire.schema import NUM_BUCKETS, ModelSchema
@@ -53,7 +54,9 @@ class Admission:
             case Export():
                 wrong = f"offset {message.offset}" if message.offset < 0 else ""
                 return wrong or self._bad_tables((message.table,))
-            case Order() | Piece() | AskMap():
+            case Piece():
+                return _bad_piece(message, frames)
+            case Order() | AskMap():
                 return ""
             case _:
                 return "a server has no use for it"
@@ -122,6 +125,15 @@ class Admission:
         if not self._owned.all() and not self._owned[ids % NUM_BUCKETS].all():
             return f"table {spec.name!r}: rows of another server"
         return ""
+
+
+def _bad_piece(piece: Piece, frames: Sequence[memoryview]) -> str:
+    at, size = piece.offset, piece.num_bytes
+    if not 0 <= at < size or at % PIECE_BYTES:
+        return f"a piece from byte {at} of {size} on"
+    expected = min(PIECE_BYTES, size - at)
+    sizes = [frame.nbytes for frame in frames]
+    return "" if sizes == [expected] else f"a piece of {sizes} bytes, expected {expected}"
 
 
 def _bad_spans(spans: Sequence[Span], within: Span | None) -> str:

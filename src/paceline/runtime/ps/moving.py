@@ -21,7 +21,6 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from paceline.base.errors import PermanentError
 from paceline.base.processes import die_with_parent
 from paceline.runtime.process import Process
 from paceline.runtime.ps import cutfile
@@ -99,6 +98,11 @@ def _send_all(process: Process, store: Store, to: Server, piece: Piece) -> None:
     client.close()
 
 
+def held(piece: Piece) -> PieceHeld:
+    """The answer to a piece that is in memory."""
+    return PieceHeld(epoch_no=piece.epoch_no, server=piece.inc, offset=piece.offset)
+
+
 class Arriving:
     """The share that is on its way here."""
 
@@ -112,19 +116,12 @@ class Arriving:
         self.num_bytes = 0
         """Received so far."""
 
-    def take(self, piece: Piece, frame: memoryview) -> PieceHeld:
-        """Keep a piece; the answer to it.
-
-        Raises:
-            PermanentError: it is not of the size that was announced.
-        """
+    def take(self, piece: Piece, frame: memoryview) -> None:
+        """Keep a piece (`Admission` has seen it)."""
         if self._image is None:
             self._image = np.empty(piece.num_bytes, np.uint8)
             self._missing = set(range(0, piece.num_bytes, PIECE_BYTES))
         if piece.offset in self._missing:
-            expected = min(PIECE_BYTES, self._image.size - piece.offset)
-            if frame.nbytes != expected:
-                raise PermanentError(f"a piece of {frame.nbytes} bytes, expected {expected}")
             at = slice(piece.offset, piece.offset + frame.nbytes)
             self._image[at] = np.frombuffer(frame, np.uint8)
             self._missing.discard(piece.offset)
@@ -132,7 +129,6 @@ class Arriving:
             if not self._missing:
                 self._piece = piece
                 threading.Thread(target=self._build, name="buckets", daemon=True).start()
-        return PieceHeld(epoch_no=piece.epoch_no, server=piece.inc, offset=piece.offset)
 
     def _build(self) -> None:
         try:

@@ -17,7 +17,7 @@ from paceline.runtime.ps import cutfile
 from paceline.runtime.ps.admission import Admission
 from paceline.runtime.ps.cut_writer import CutWriter
 from paceline.runtime.ps.kernels import Array
-from paceline.runtime.ps.moving import Arriving, Sender
+from paceline.runtime.ps.moving import Arriving, Sender, held
 from paceline.runtime.ps.service_time import ServiceTime
 from paceline.runtime.ps.state import (
     AnswerPull,
@@ -339,8 +339,10 @@ class Server:
         return frame
 
     def _export(self, message: Export) -> None:
-        if self.store is None or message.epoch_no != self.state.epoch_no:
+        if not self.state.owns:  # what is still here of a share that has moved is of the past
+            self._do(self.state.ask_map(AskMap(epoch_no=message.epoch_no, inc=message.inc)))
             return
+        assert self.store is not None
         table = self.store.schema.tables[message.table]
         count = max(1, EXPORT_BYTES // (table.dim * np.dtype(table.dtype).itemsize))
         keys, rows, more = self.store.piece(message.table, message.offset, count)
@@ -395,8 +397,9 @@ class Server:
 
     def _take_piece(self, peer: bytes, piece: Piece, frames: Sequence[memoryview]) -> None:
         if self.arriving is not None:
-            self.data.send(peer, self.arriving.take(piece, frames[0]))
+            self.arriving.take(piece, frames[0])
             self.state.progress_made = self.arriving.num_bytes
+        self.data.send(peer, held(piece))
 
     def _settle_in(self, arriving: Arriving) -> None:
         """The share is here: catch up with what was ordered since it was set aside."""
