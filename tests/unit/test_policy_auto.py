@@ -330,7 +330,7 @@ def test_a_straggler_is_restarted_in_asynchronous_modes(mode: str) -> None:
 
 def test_a_straggler_costs_less_in_asp_than_in_bsp_and_is_borne_for_longer() -> None:
     def restarts(mode: str) -> list[str]:
-        seen = seen_job([2.0] * 7 + [3.0], mode=mode, steps_left=8000, now_s=100.0)
+        seen = seen_job([2.0] * 7 + [2.3], mode=mode, steps_left=8000, now_s=100.0)
         return [each.node for each in Auto().decide(seen) if isinstance(each, KillRestart)]
 
     assert restarts("ssp") == ["w7"]

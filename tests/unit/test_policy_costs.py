@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.policy.stats import affine
@@ -63,6 +63,7 @@ def test_the_cost_passes_through_the_newest_point() -> None:
     assert delay_s + slope_s * 1000 == pytest.approx(3.0, rel=0.02)
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.floats(1, 1e5), st.floats(1e-3, 1e3)), min_size=1, max_size=8),
     st.one_of(st.just(np.nan), st.floats(1e-9, 1.0)),

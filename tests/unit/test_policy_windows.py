@@ -1,7 +1,7 @@
 """Sliding windows end at whichever of iterations and time is reached first."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.policy.stats.windows import Report, Window
@@ -86,6 +86,7 @@ def test_a_window_without_a_positive_limit_is_refused(limits: tuple[int, float])
         Window(*limits)
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 30), st.floats(1e-3, 1e6)), min_size=1, max_size=60),
     st.integers(1, 100),

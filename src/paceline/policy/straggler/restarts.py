@@ -1,14 +1,20 @@
-"""KILL_RESTART by cost: when a straggler has cost as much as its restart would.
+"""KILL_RESTART by cost: when a straggler is expected to cost more than its restart.
 
-Reference: AntDT section V-E-2 (the five parts of a restart); FALCON section 4.2 and the classical
-ski rental: whoever rents until the rent paid equals the price, and then buys, pays at most twice
-what it would have paid knowing the future.
+Nobody tells how long a straggler will last. Here one of age a is as likely to end between a and 2 a
+as after 2 a, whatever a is (durations have no scale of their own); so until the end of the job, a
+time l away, it is expected to last for a * ln(1 + l / a). It is restarted when what that costs is
+more than the restart. While l is above 1.7 a, that is no later than by the ski rental of FALCON,
+which restarts when the straggler has cost as much as the restart would; short of the job's end it
+does not restart at all.
+
+Reference: AntDT section V-E-2 (the five parts of a restart); FALCON section 4.2 (ski rental).
 Differs: AntDT restarts whoever is slow over a window of fixed length. Here the restart's cost is
 measured in this job, the platform's pending time is part of it, and it counts what the job loses
 by it, not what the node does: the other workers do its share meanwhile.
 """
 
 import dataclasses
+import math
 from typing import Annotated
 
 import msgspec
@@ -56,7 +62,7 @@ def latency_s(seen: Observation, cost: RestartCost) -> float:
 def worth_while(
     seen: Observation, rule: Rule, candidates: list[Candidate], left_s: float, limit: int
 ) -> list[KillRestart]:
-    """Those that have cost as much as their restart would, dearest first.
+    """Those that are expected to cost more than their restart, dearest first.
 
     Args:
         seen: the job.
@@ -75,14 +81,14 @@ def worth_while(
             or each.restarts >= rule.max_restarts
         ):
             continue
-        lost_s = each.gain * (seen.now_s - each.regime.since_s)
+        age_s = max(seen.now_s - each.regime.since_s, 1e-9)
+        gain_s = each.gain * age_s * math.log1p(left_s / age_s)
         price_s = each.cost_s * 2.0**each.restarts * (1 + futile - (each.restarts > 0))
-        gain_s = each.gain * left_s
-        if lost_s < price_s or gain_s <= price_s:
+        if gain_s <= price_s:
             continue
         reason = (
-            f"{each.slowness:.2f} times the usual for {each.regime.iterations} iterations, "
-            f"which cost {lost_s:.3g} s; a restart costs {each.cost_s:.3g} s"
+            f"{each.slowness:.2f} times the usual for {each.regime.iterations} iterations; "
+            f"expected to cost {gain_s:.3g} s more, a restart {each.cost_s:.3g} s"
         )
         if price_s > each.cost_s:
             reason += f", and must be worth {price_s:.3g} s, since restarts did not help before"

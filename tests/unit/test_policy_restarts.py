@@ -1,0 +1,122 @@
+"""A restart is made when the straggler is expected to cost more."""
+
+import math
+
+import pytest
+
+from paceline.policy.stats.regimes import Point, Regime
+from paceline.policy.straggler.observation import Observation, RestartCost, ServerSeen
+from paceline.policy.straggler.restarts import (
+    Candidate,
+    Rule,
+    latency_s,
+    server_candidates,
+    worth_while,
+)
+
+NOW_S = 1000.0
+
+
+def job(**changes: object) -> Observation:
+    fields: dict[str, object] = {
+        "now_s": NOW_S,
+        "step": 100,
+        "mode": "bsp",
+        "global_batch": 1,
+        "steps_left": None,
+        "workers": (),
+    }
+    return Observation(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def candidate(
+    node: str = "w0",
+    *,
+    age_s: float = 100.0,
+    gain: float = 0.1,
+    cost_s: float = 10.0,
+    restarts: int = 0,
+    iterations: int = 50,
+    verified: bool = True,
+) -> Candidate:
+    regime = Regime(since_s=NOW_S - age_s, iterations=iterations, points=(), verified=verified)
+    return Candidate(
+        node=node, regime=regime, restarts=restarts, slowness=1.5, gain=gain, cost_s=cost_s
+    )
+
+
+def restarted(*candidates: Candidate, left_s: float = 1e9, limit: int = 10) -> list[str]:
+    found = worth_while(job(), Rule(), list(candidates), left_s, limit)
+    return [action.node for action in found]
+
+
+def test_the_expected_loss_is_held_against_the_cost() -> None:
+    left_s = 900.0
+    expected_s = 0.1 * 100.0 * math.log(10.0)
+    assert restarted(candidate(cost_s=0.99 * expected_s), left_s=left_s) == ["w0"]
+    assert restarted(candidate(cost_s=1.01 * expected_s), left_s=left_s) == []
+
+
+@pytest.mark.parametrize("age_s", [1.0, 30.0, 1000.0])
+def test_it_is_no_later_than_ski_rental_and_never_for_more_than_is_left(age_s: float) -> None:
+    ski_rental = candidate(age_s=age_s, cost_s=0.1 * age_s)
+    assert restarted(ski_rental, left_s=1.8 * age_s) == ["w0"]
+    assert restarted(candidate(age_s=age_s, cost_s=0.1 * 5.0), left_s=5.0) == []
+
+
+@pytest.mark.parametrize(
+    "unfit",
+    [
+        candidate(verified=False),
+        candidate(iterations=19),
+        candidate(restarts=3),
+    ],
+)
+def test_who_is_not_known_well_or_was_restarted_often_is_let_be(unfit: Candidate) -> None:
+    assert restarted(unfit) == []
+
+
+def test_a_restart_that_did_not_help_makes_the_next_ones_dearer() -> None:
+    expected_s = 0.1 * 100.0 * math.log1p(1e9 / 100.0)
+    futile = candidate("w1", cost_s=0.6 * expected_s, restarts=1)
+    assert restarted(futile) == []
+    first = candidate("w0", cost_s=0.6 * expected_s)
+    assert restarted(first) == ["w0"]
+    assert restarted(first, futile) == []
+
+
+def test_the_dearest_come_first_and_no_more_than_allowed() -> None:
+    three = [candidate(f"w{index}", gain=gain) for index, gain in enumerate((0.1, 0.3, 0.2))]
+    assert restarted(*three) == ["w1", "w2", "w0"]
+    assert restarted(*three, limit=2) == ["w1", "w2"]
+    assert restarted(*three, limit=-1) == []
+
+
+def test_latency_is_what_the_platform_says_now() -> None:
+    cost = RestartCost(pending_s=60.0, start_s=3.0, rebuild_s=2.0, restore_s=1.0, redo_s=9.0)
+    assert latency_s(job(pending_s=None), cost) == 66.0
+    assert latency_s(job(pending_s=5.0), cost) == 11.0
+
+
+def server(node: str, server_s: float) -> ServerSeen:
+    points = (Point(0, 100, server_s),)
+    return ServerSeen(node=node, regime=Regime(since_s=0.0, iterations=100, points=points))
+
+
+def test_servers_are_held_against_the_usual_one() -> None:
+    servers = (server("s0", 0.1), server("s1", 0.1), server("s2", 0.6), ServerSeen(node="s3"))
+    seen = job(servers=servers, server_restart=RestartCost(start_s=30.0, stall_s=2.0))
+    (slow,) = server_candidates(seen, Rule(), step_s=2.0)
+    assert (slow.node, slow.slowness, slow.gain, slow.cost_s) == (
+        "s2",
+        pytest.approx(6.0),
+        pytest.approx(0.25),
+        2.0,
+    )
+
+
+def test_a_server_stands_still_for_all_of_its_restart_unless_measured_otherwise() -> None:
+    servers = (server("s0", 0.1), server("s1", 0.1), server("s2", 0.6))
+    restart = RestartCost(pending_s=50.0, start_s=30.0, redo_s=5.0)
+    (slow,) = server_candidates(job(servers=servers, server_restart=restart), Rule(), step_s=2.0)
+    assert slow.cost_s == 35.0
