@@ -1,5 +1,7 @@
 """Sets of samples behave like sets of positions."""
 
+import tracemalloc
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -78,3 +80,12 @@ def test_an_empty_span_is_no_sample() -> None:
     assert not found
     assert len(found) == 0
     assert found == SampleSet()
+
+
+def test_the_spans_of_a_set_take_room_for_its_intervals_and_not_for_its_samples() -> None:
+    held = SampleSet([Span(0, 0, 10**9)])
+    tracemalloc.start()
+    assert held.spans() == (Span(0, 0, 10**9),)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 10_000

@@ -156,7 +156,8 @@ class SampleSet:
 
     def spans(self) -> tuple[Span, ...]:
         """All intervals, ordered by line and position."""
-        return tuple(self)
+        # Not of the set itself: its length is in samples, and a tuple would make room for as many.
+        return tuple(iter(self))
 
     def __iter__(self) -> Iterator[Span]:
         for line in sorted(self.lines):
