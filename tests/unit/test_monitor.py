@@ -121,7 +121,7 @@ def test_an_iteration_of_a_server_is_one_pull_of_each_worker() -> None:
     assert seen.short is not None
     # 60 pulls are 15 iterations; the newest 10 of them are the 6 newest reports, all but one slow.
     assert seen.short.iterations in (10, 11)
-    assert 0.05 < seen.short.server_s < 0.06
+    assert 4 * 0.05 < seen.short.server_s < 4 * 0.06
     assert seen.short.bpt_s == pytest.approx(1 / 1.5, rel=0.1)
     assert seen.short.compute_s == 0.0
 

@@ -111,10 +111,13 @@ class _Pulls:
         iterations = int(self._pulls) // max(1, num_workers)
         if not iterations:
             return None
-        server_s, bpt_s = self._busy_s / self._pulls, (now_s - self._since_s) / iterations
+        pull_s, bpt_s = self._busy_s / self._pulls, (now_s - self._since_s) / iterations
         self._since_s = now_s
         self._pulls -= iterations * max(1, num_workers)
-        self._busy_s = self._pulls * server_s
+        self._busy_s = self._pulls * pull_s
+        # What it takes of an iteration, as T^w is: for a pull alone it would shrink with each
+        # worker that shares the step.
+        server_s = pull_s * max(1, num_workers)
         return Report(t_s=now_s, iterations=iterations, server_s=server_s, bpt_s=bpt_s)
 
 

@@ -24,7 +24,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     compute_max_s: float = 0.0
     """The largest T^w among them; 0: not known."""
     server_s: float = 0.0
-    """T^s: of a worker, the slowest server's handler for its request; of a server, its own."""
+    """T^s: of a worker, the slowest server's handler for its request; of a server, its own work for
+    the requests of all workers."""
     message_s: float = 0.0
     """T^m: round trip of the request, without T^s."""
     bpt_s: float = 0.0
@@ -57,7 +58,8 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
     compute_s: float = 0.0
     """T^w: thread time from batch ready to gradients ready, without any wait."""
     server_s: float = 0.0
-    """T^s: of a worker, the slowest server's handler for its request; of a server, its own."""
+    """T^s: of a worker, the slowest server's handler for its request; of a server, its own work for
+    the requests of all workers."""
     message_s: float = 0.0
     """T^m: round trip of the request, without T^s."""
     bpt_s: float = 0.0
