@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from paceline.base.errors import ConfigError, InternalError, PacelineError
-from paceline.cli import data
+from paceline.cli import data, sim
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -46,6 +46,7 @@ app = typer.Typer(
     help="Elastic training of PyTorch models on parameter servers, every sample accounted for.",
 )
 app.add_typer(data.app, name="data")
+app.add_typer(sim.app, name="sim")
 
 Job = Annotated[
     str | None,

@@ -1,0 +1,1 @@
+"""Experiments on stragglers, run and shown: the same for simulated and for real jobs."""

@@ -1,0 +1,185 @@
+"""Results of experiments as Markdown, beside the numbers of the paper."""
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from paceline.sim import paper
+from paceline.sim.results import CLOCKS, Results, Run, mean_s
+
+OURS = ("auto", "ND", "ND, own windows", "DD")
+"""Methods that the others are held against."""
+RESAMPLES = 10_000
+ENOUGH_SEEDS = 5
+"""Intervals of fewer say nothing."""
+
+
+def markdown(results: Results) -> str:
+    """Everything there is to say about some results."""
+    parts = [
+        f"# Stragglers: {results.preset}",
+        f"**{CLOCKS[results.clock]}** paceline {results.version} ({results.commit}), "
+        f"{results.started}; `{results.command}`.",
+        *results.notes,
+        _jcts(results),
+        _margins(results),
+        _paired(results),
+        _restarts(results),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """The first column is text, the others are numbers."""
+    body = [f"| {' | '.join(row)} |" for row in rows]
+    if not body:
+        return ""
+    ruler = "|---|" + "---:|" * (len(head) - 1)
+    return "\n".join([f"| {' | '.join(head)} |", ruler, *body])
+
+
+# ------------------------------------------------------------------------------ times
+
+
+def _jcts(results: Results) -> str:
+    head = (
+        "job",
+        "method",
+        "JCT (s)",
+        "±",
+        "paper (s)",
+        "off",
+        "plain / this",
+        "JCT / oracle",
+        "worst",
+        "restarts",
+        "short steps",
+    )
+    return "## Job completion times\n\n" + _table(head, (_row(results, *r) for r in results.rows()))
+
+
+def _row(results: Results, scenario: str, mode: str, method: str) -> list[str]:
+    runs = results.of(scenario, mode, method)
+    jct_s = mean_s(runs)
+    published_s = paper.JCT_S.get((scenario, method)) if mode != "asp" else None
+    plain_s = _plain_s(results, scenario, mode)
+    over = [run.outcome.jct_s / run.oracle_s for run in runs]
+    return [
+        f"{scenario}, {mode}",
+        method,
+        f"{jct_s:,.0f}",
+        f"{statistics.stdev(run.outcome.jct_s for run in runs):,.0f}" if len(runs) > 1 else "",
+        "" if published_s is None else f"{published_s:,.0f}",
+        "" if published_s is None else f"{jct_s / published_s - 1:+.0%}",
+        "" if plain_s is None else f"{plain_s / jct_s:.2f}",
+        f"{statistics.mean(over):.3f}",
+        f"{max(over):.3f}",
+        f"{statistics.mean(run.outcome.restarts for run in runs):.3g}",
+        f"{statistics.mean(run.outcome.short_steps for run in runs):,.0f}",
+    ]
+
+
+PLAIN = {"bsp": "BSP", "asp": "ASP-DDS", "ssp": "SSP", "allreduce": "DDP"}
+"""By mode: the method that does nothing about stragglers."""
+
+
+def _plain_s(results: Results, scenario: str, mode: str) -> float | None:
+    runs = results.of(scenario, mode, PLAIN[mode])
+    return mean_s(runs) if runs else None
+
+
+# ------------------------------------------------------------------------------ margins
+
+
+def _margins(results: Results) -> str:
+    """How much longer the others take than ours, and than the paper's did."""
+    rows = []
+    ours = [name for name in OURS if name in results.methods]
+    for scenario, mode, other in results.rows():
+        published = paper.TIMES_ND.get((scenario, mode, other)) or paper.TIMES_DD.get(
+            (scenario, other)
+        )
+        if published is None:
+            continue
+        other_s = mean_s(results.of(scenario, mode, other))
+        found = [results.of(scenario, mode, name) for name in ours]
+        rows.append(
+            [
+                f"{scenario}, {mode}: {other}",
+                *(f"{other_s / mean_s(runs):.2f}" if runs else "" for runs in found),
+                f"{published:.2f}",
+            ]
+        )
+    if not rows:
+        return ""
+    head = ("the other takes so many times as long as", *ours, "paper's")
+    return "## Margins\n\n" + _table(head, rows)
+
+
+# ------------------------------------------------------------------------------ paired
+
+
+def _paired(results: Results) -> str:
+    """`auto` against each other method, over the same seeds."""
+    rows = []
+    for scenario, mode, other in results.rows():
+        ratios = _ratios(results.of(scenario, mode, "auto"), results.of(scenario, mode, other))
+        if other == "auto" or len(ratios) < ENOUGH_SEEDS:
+            continue
+        low, high = _interval(ratios)
+        rows.append(
+            [
+                f"{scenario}, {mode}: {other}",
+                f"{len(ratios)}",
+                f"{statistics.mean(ratios):.3f}",
+                f"{low:.3f} to {high:.3f}",
+                "yes" if high < 1.0 else "no",
+            ]
+        )
+    if not rows:
+        return ""
+    head = ("auto against", "seeds", "mean JCT ratio", "95 % interval", "below 1")
+    text = f"Intervals of the mean by bootstrap ({RESAMPLES:,} resamples of the seeds)."
+    return f"## auto, paired by seed\n\n{text}\n\n" + _table(head, rows)
+
+
+def _ratios(ours: list[Run], others: list[Run]) -> list[float]:
+    times_s = {run.seed: run.outcome.jct_s for run in others}
+    return [run.outcome.jct_s / times_s[run.seed] for run in ours if run.seed in times_s]
+
+
+def _interval(values: Sequence[float]) -> tuple[float, float]:
+    draws = np.random.default_rng(0).choice(values, (RESAMPLES, len(values)))
+    low, high = np.percentile(draws.mean(axis=1), (2.5, 97.5))
+    return float(low), float(high)
+
+
+# ------------------------------------------------------------------------------ restarts
+
+
+def _restarts(results: Results) -> str:
+    """What the loss of a worker costs, beside the start of its node."""
+    plain = {run.seed: run.outcome.jct_s for run in results.of("undisturbed", "bsp", "BSP")}
+    rows = []
+    for scenario, mode, method in results.rows():
+        if not scenario.startswith("restart, ") or not plain:
+            continue
+        runs = results.of(scenario, mode, method)
+        published_s = paper.RESTART_S.get(scenario)
+        rows.append(
+            [
+                scenario.removeprefix("restart, "),
+                _mean(runs, lambda run: run.outcome.jct_s - plain.get(run.seed, math.nan)),
+                _mean(runs, lambda run: run.outcome.redone),
+                "" if published_s is None else f"{published_s:,.0f}",
+            ]
+        )
+    head = ("recovery by", "JCT over undisturbed (s)", "samples redone", "paper (s)")
+    table = _table(head, rows)
+    return f"## Restart of a worker (Fig. 17)\n\n{table}" if table else ""
+
+
+def _mean(runs: Sequence[Run], value: Callable[[Run], float]) -> str:
+    return f"{statistics.mean(map(value, runs)):,.0f}"

@@ -1,0 +1,1 @@
+"""Jobs in virtual time, over the ledger, monitor and solutions that real jobs use."""

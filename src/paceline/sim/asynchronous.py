@@ -1,0 +1,303 @@
+"""A job without common steps in virtual time: ASP and SSP on parameter servers.
+
+Each worker computes batch after batch of its own leases. A contribution goes to every server, and
+counts when all have handled it; each server handles one after the other, in the order in which they
+come. A worker goes on at once while few enough of its contributions are under way; in SSP it also
+waits for the slowest worker that is not idle.
+"""
+
+import heapq
+import itertools
+from collections import deque
+
+import msgspec
+import numpy as np
+
+from paceline.base.errors import InternalError
+from paceline.base.samples import SampleSet, Span
+from paceline.master.sizing import lease_samples
+from paceline.policy.straggler.actions import AdjustBatch, Profile
+from paceline.sim.costs import Ints
+from paceline.sim.job import FEED, Job, Situation
+
+WINDOW = 2
+"""Contributions of a worker that may be under way (docs/protocols/integrity.md, section 3)."""
+COMMIT_EVERY_S = 60.0
+"""How often the ledger hears what is in the model: it looks through every lease then."""
+
+
+class _Hands:
+    """What one life of a worker has in hand."""
+
+    __slots__ = ("batch", "batch_s", "begun", "counted", "lease", "sent", "since_s", "speed")
+
+    def __init__(self, counted: int) -> None:
+        """``counted``: where its clock starts, in SSP."""
+        self.lease: deque[Span] = deque()
+        """What it has not begun."""
+        self.batch: list[Span] = []
+        """What it computes; empty: nothing."""
+        self.since_s = self.batch_s = 0.0
+        self.sent: deque[list[Span]] = deque()
+        """Contributions under way."""
+        self.begun = 0
+        """Batches."""
+        self.counted = counted
+        """Contributions in the model: its clock."""
+        self.speed: float | None = None
+        """Samples per second, of its last batch."""
+
+    def next_batch(self, size: int) -> list[Span]:
+        """Take a batch from the lease; it may be smaller."""
+        taken: list[Span] = []
+        while size > 0 and self.lease:
+            first = self.lease.popleft()
+            stop = min(first.stop, first.start + size)
+            taken.append(Span(first.line, first.start, stop))
+            size -= stop - first.start
+            if stop < first.stop:
+                self.lease.appendleft(Span(first.line, stop, first.stop))
+        return taken
+
+    @property
+    def idle(self) -> bool:
+        """It has nothing to do: nobody waits for it."""
+        return not (self.batch or self.lease or self.sent)
+
+
+class Asynchronous(Job):
+    """See the module."""
+
+    def work(self) -> None:
+        """Event by event."""
+        self._total = self.scenario.num_samples * self.scenario.epochs
+        self._lease_shares: dict[str, int] = {}
+        """Of the plan in force."""
+        self._quota: Ints | None = None
+        """What a worker is granted of an epoch, at most; None: what it asks for."""
+        self._granted = np.zeros(len(self.workers.names), dtype=np.int64)
+        """Of the present epoch, to each worker; without what has come back."""
+        self._hands = [_Hands(0) for _ in self.workers.names]
+        self._queue: list[tuple[float, int, int, _Hands, bool]] = []
+        """Ends of batches (False) and of the handling of contributions (True)."""
+        self._order = itertools.count()
+        self._uncommitted = SampleSet()
+        self._committed_s = self._kept_s = 0.0
+        self._kept: tuple[Span, ...] = ()
+        """The last checkpoint."""
+        self._stopped = False
+        self._go_on_all(0.0)
+        while self.num_committed < self._total:
+            self._next()
+        self._commit()
+        assert self.ledger.is_complete(FEED)
+
+    def steps_left(self) -> int:
+        """In contributions of the usual size."""
+        return -(-(self._total - self.num_committed) // self.scenario.local_batch)
+
+    def iterations(self) -> float:
+        """Batches of the mean worker."""
+        return self.steps / max(1, int(self.workers.present.sum()))
+
+    def situation(self, now_s: float) -> Situation:
+        """With the leases' part of the plan."""
+        return msgspec.structs.replace(
+            super().situation(now_s),
+            lease_shares=self._lease_shares,
+            fixed=self._quota is not None,
+        )
+
+    # ------------------------------------------------------------------ events
+
+    def _next(self) -> None:
+        if self._queue and self._queue[0][0] < self.next_event_s:
+            self.now_s, _, worker, hands, handled = heapq.heappop(self._queue)
+            if hands is not self._hands[worker]:
+                return
+            if handled:
+                self._handled(worker, hands)
+            else:
+                self._computed(worker, hands)
+            self._checkpoint()
+        elif np.isfinite(self.next_event_s):
+            self.now_s = max(self.now_s, self.next_event_s)
+            self.next_event()
+        else:
+            left = self._total - self.num_committed
+            raise InternalError(f"{left} samples are left, and nobody computes them")
+
+    def _later(self, at_s: float, worker: int, hands: _Hands, *, handled: bool) -> None:
+        heapq.heappush(self._queue, (at_s, next(self._order), worker, hands, handled))
+
+    def _go_on_all(self, now_s: float) -> None:
+        for worker in np.flatnonzero(self.workers.present).tolist():
+            self._go_on(worker, self._hands[worker], now_s)
+
+    def _go_on(self, worker: int, hands: _Hands, now_s: float) -> None:
+        """Begin the next batch, if there is one and it may."""
+        if hands.batch or self._stopped or len(hands.sent) >= WINDOW or self._is_ahead(hands):
+            return
+        if not hands.lease:
+            self._ask(worker, hands)
+        hands.batch = hands.next_batch(self.scenario.local_batch)
+        if not hands.batch:
+            return
+        size = sum(len(span) for span in hands.batch)
+        self.workers.disturbances.move_one(worker, now_s, hands.begun)
+        hands.since_s = now_s
+        hands.batch_s = self.workers.one_batch_s(worker, size, hands.begun)
+        hands.begun += 1
+        self._later(now_s + hands.batch_s, worker, hands, handled=False)
+
+    def _is_ahead(self, hands: _Hands) -> bool:
+        """SSP: too far ahead of the slowest."""
+        if self.scenario.mode != "ssp":
+            return False
+        own = hands.counted + len(hands.sent)
+        slowest = min((each.counted for each in self._hands if not each.idle), default=own)
+        return own - slowest > self.scenario.staleness
+
+    def _computed(self, worker: int, hands: _Hands) -> None:
+        """A batch is over; its gradients go to the servers."""
+        size = sum(len(span) for span in hands.batch)
+        traffic, tally = self.scenario.traffic, self.worker_tally
+        hands.speed = size / hands.batch_s
+        tally.steps[worker] += 1
+        tally.samples[worker] += size
+        tally.compute_s[worker] += hands.batch_s
+        tally.server_s[worker] += self.servers.part_s().max(initial=0.0)
+        tally.message_s[worker] += traffic.message_s
+        sent_s = traffic.round_trip_s(1, self.scenario.servers)
+        handled_s = self.servers.handle(self.now_s + sent_s, self.steps)
+        self._later(handled_s, worker, hands, handled=True)
+        hands.sent.append(hands.batch)
+        hands.batch = []
+        self.report(tally, self.workers.names, self.scenario.report_every)
+        self._go_on(worker, hands, self.now_s)
+
+    def _handled(self, worker: int, hands: _Hands) -> None:
+        """A contribution is in the model."""
+        spans = hands.sent.popleft()
+        size = sum(len(span) for span in spans)
+        self._uncommitted.update(spans)
+        self.num_committed += size
+        self.contributed[worker] += size
+        self.steps += 1
+        hands.counted += 1
+        tally, every = self.server_tally, self.scenario.report_every * self.scenario.workers
+        tally.steps += 1
+        tally.server_s += self.servers.part_s() + self.servers.update_s()
+        self.report(tally, self.servers.names, every)
+        if self.now_s - self._committed_s >= COMMIT_EVERY_S:
+            self._commit()
+        if self.scenario.mode == "ssp":
+            self._go_on_all(self.now_s)
+        else:
+            self._go_on(worker, hands, self.now_s)
+
+    # ------------------------------------------------------------------ leases
+
+    def _ask(self, worker: int, hands: _Hands) -> None:
+        """The master grants what it would grant to a worker that runs out."""
+        count = lease_samples(
+            speed=hands.speed,
+            batch_size=self.scenario.local_batch,
+            remaining=self.ledger.num_to_do(FEED),
+            num_workers=int(self.workers.present.sum()),
+        )
+        line = self.ledger.lines[self.feed.line()]
+        epoch = line.epoch
+        is_fresh = not line.returned or line.cursor % line.epoch_len != 0
+        if self._quota is not None and is_fresh:
+            count = min(count, int(self._quota[worker] - self._granted[worker]))
+        spans = self.ledger.pick(FEED, count) if count > 0 else []
+        if not spans:
+            return
+        self.ledger.grant(int(self.worker_tally.incs[worker]), spans)
+        self.ledger_calls += 1
+        hands.lease.extend(spans)
+        if is_fresh:
+            self._granted[worker] += sum(len(span) for span in spans)
+        if line.epoch != epoch:
+            self._granted[:] = 0
+            if self._quota is not None:
+                self.agenda.add(self.now_s, self._go_on_all)
+
+    def adjust(self, action: AdjustBatch) -> None:
+        """Shares of leases: as they would follow from speed alone, or, fixed, of each epoch."""
+        self._lease_shares = {name: share.batch_size for name, share in action.shares.items()}
+        if self._quota is not None:
+            self._granted[:] = 0  # what is left of the epoch is divided anew
+        self._quota = None
+        if action.fixed:
+            shares = np.zeros(len(self._granted), dtype=np.int64)
+            for name, share in self._lease_shares.items():
+                shares[self.workers.rows[name]] = share
+            # Rounded up: together they are the epoch at least.
+            self._quota = -(-self.scenario.num_samples * shares // int(shares.sum()))
+        self.agenda.add(self.now_s, self._go_on_all)
+
+    def profile(self, action: Profile) -> None:
+        """Nobody asks for it without common steps."""
+
+    def _commit(self) -> None:
+        self.ledger_calls += 1
+        self.ledger.commit(self._uncommitted)
+        self._uncommitted = SampleSet()
+        self._committed_s = self.now_s
+
+    # ------------------------------------------------------------------ nodes that go and come
+
+    def worker_lost(self, worker: int, now_s: float) -> None:
+        """What is not in the model goes back, and to whoever has nothing to do."""
+        self._commit()
+        hands = self._hands[worker]
+        self._note_redone(hands, now_s)
+        inc = int(self.worker_tally.incs[worker])
+        self.ledger.lose(inc)
+        self._hands[worker] = _Hands(0)
+        self._go_on_all(now_s)
+
+    def _note_redone(self, hands: _Hands, now_s: float) -> None:
+        self.redone += sum(len(span) for spans in hands.sent for span in spans)
+        if hands.batch:
+            share = min(1.0, (now_s - hands.since_s) / hands.batch_s)
+            self.redone += int(share * sum(len(span) for span in hands.batch))
+
+    def worker_back(self, worker: int, now_s: float) -> None:
+        """It asks for a lease; its clock is that of the slowest."""
+        others = [each.counted for each in self._hands if not each.idle]
+        self._hands[worker] = _Hands(min(others, default=0))
+        self._go_on(worker, self._hands[worker], now_s)
+
+    def pause(self, seconds: float) -> None:
+        """Servers do nothing for so long."""
+        self.servers.free_s = np.maximum(self.servers.free_s, self.now_s) + seconds
+
+    def restart_all(self, until_s: float) -> None:
+        """All drop what they have; the ledger goes back to the last checkpoint."""
+        self._commit()
+        for hands in self._hands:
+            self._note_redone(hands, self.now_s)
+        num_kept = sum(len(span) for span in self._kept)
+        self.redone += self.num_committed - num_kept
+        self.num_committed = num_kept
+        self.ledger.restore(self._kept)
+        self._hands = [_Hands(0) for _ in self._hands]
+        self._stopped = True
+        self.agenda.add(until_s, self._resume)
+
+    def _resume(self, now_s: float) -> None:
+        if self.is_restarting:
+            return  # the last one that is waited for resumes
+        self._stopped = False
+        self._go_on_all(now_s)
+
+    def _checkpoint(self) -> None:
+        recovery = self.scenario.recovery
+        every_s = recovery.checkpoint_every_s
+        if every_s is not None and self.now_s - self._kept_s >= every_s and not self._stopped:
+            self._commit()
+            self._kept, self._kept_s = self.ledger.done.spans(), self.now_s
+            self.pause(recovery.checkpoint_s)

@@ -1,0 +1,204 @@
+"""The experiments by name: those of the paper, and ours."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from paceline.base.errors import ConfigError
+from paceline.sim import families, pai, production
+from paceline.sim.experiments import Experiment, Preset
+from paceline.sim.methods import (
+    ASP,
+    ASP_DDS,
+    ASYNCHRONOUS,
+    AUTO,
+    BACKUP_TENTH,
+    BSP,
+    DD,
+    DDP,
+    LB_BSP,
+    ND,
+    ND_OWN,
+    SSP,
+    SYNCHRONOUS,
+)
+from paceline.sim.presets import (
+    CHECKPOINTS_MIN,
+    INTENSITIES,
+    MOBILENET_REDUCE,
+    RESNET_REDUCE,
+    dedicated,
+    killed,
+    large,
+    server_straggler,
+    undisturbed,
+    worker_stragglers,
+)
+from paceline.sim.results import Method
+from paceline.sim.scenarios import Scenario
+
+ONE_JOB = (BSP, BACKUP_TENTH, LB_BSP, ND, ND_OWN, AUTO)
+"""For synchronous jobs of other sizes than the paper's."""
+WORST = 0.8
+"""The intensity of Figures 10 and 11."""
+
+
+def _always(scenario: Scenario) -> Callable[[int], Scenario]:
+    """The same scenario for every seed."""
+
+    def draw(seed: int) -> Scenario:
+        del seed
+        return scenario
+
+    return draw
+
+
+def _fixed(scenario: Scenario, methods: tuple[Method, ...], *, trail: bool = False) -> Experiment:
+    return Experiment(draw=_always(scenario), methods=methods, keep_trail=trail)
+
+
+def _paper(
+    mode: str, intensities: tuple[float, ...], methods: tuple[Method, ...]
+) -> list[Experiment]:
+    kinds = (worker_stragglers, server_straggler)
+    return [
+        _fixed(kind(si, mode), methods, trail=si == WORST) for kind in kinds for si in intensities
+    ]
+
+
+def _restarts() -> list[Experiment]:
+    killings = [partial(killed, every_min) for every_min in (None, *CHECKPOINTS_MIN)]
+    return [
+        _fixed(undisturbed(), (BSP,)),
+        *(Experiment(draw=draw, methods=(BSP,)) for draw in killings),
+    ]
+
+
+def _dedicated() -> list[Experiment]:
+    models = {"ResNet-101": RESNET_REDUCE, "MobileNet": MOBILENET_REDUCE}
+    return [_fixed(dedicated(*one), (DDP, LB_BSP, DD, AUTO)) for one in models.items()]
+
+
+def _families(mode: str, methods: tuple[Method, ...]) -> list[Experiment]:
+    return [
+        Experiment(draw=partial(families.draw, family, mode), methods=methods)
+        for family in families.FAMILIES
+    ]
+
+
+def presets(data: Path | None = None) -> dict[str, Preset]:
+    """All presets; ``data``: where the traces of ``pai`` are."""
+    table = _paper("bsp", INTENSITIES, (BSP, ND, ND_OWN, AUTO))
+    every_row = _paper("bsp", INTENSITIES, SYNCHRONOUS)
+    asp = _paper("asp", (WORST,), ASYNCHRONOUS)
+    every = [
+        Preset(
+            name="paper",
+            about="all of the paper's: every method in every row, BSP and ASP, DD, restarts",
+            experiments=(*every_row, *asp, *_dedicated(), *_restarts()),
+        ),
+        Preset(
+            name="table3",
+            about="Table III: BSP, ND and auto at four straggler intensities",
+            experiments=tuple(table),
+            repeat=5,
+        ),
+        Preset(
+            name="fig10",
+            about="Figure 10: all methods in BSP at intensity 0.8",
+            experiments=tuple(_paper("bsp", (WORST,), SYNCHRONOUS)),
+            repeat=5,
+        ),
+        Preset(
+            name="fig11",
+            about="Figure 11: all methods in ASP at intensity 0.8",
+            experiments=tuple(asp),
+            repeat=5,
+        ),
+        Preset(
+            name="ssp",
+            about="the same in SSP with a staleness of 3",
+            experiments=tuple(_paper("ssp", (WORST,), (SSP, ND, ND_OWN, AUTO))),
+        ),
+        Preset(
+            name="dd",
+            about="Figure 15: four V100 and four P100 in all-reduce",
+            experiments=tuple(_dedicated()),
+        ),
+        Preset(
+            name="fig17",
+            about="Figure 17: what the restart of a worker costs",
+            experiments=tuple(_restarts()),
+            repeat=5,
+        ),
+        Preset(
+            name="families",
+            about="five families of patterns, on the seeds that solutions are judged on",
+            experiments=(*_families("bsp", ONE_JOB), *_families("asp", ASYNCHRONOUS)),
+            repeat=20,
+            first_seed=families.FIRST_EVALUATION_SEED,
+        ),
+        Preset(
+            name="fleet",
+            about="section VII-F: all jobs of an A/B test; a seed is a job",
+            experiments=tuple(
+                Experiment(draw=partial(production.fleet, mode), methods=methods)
+                for mode, methods in (
+                    ("bsp", ONE_JOB),
+                    ("asp", (ASP, ASP_DDS, ND, ND_OWN, AUTO)),
+                )
+            ),
+            repeat=30,
+            notes=(f"Assumed: {production.STRAGGLING:.0%} of the jobs have stragglers.",),
+        ),
+        Preset(
+            name="homepage",
+            about="section VII-F: 230 workers and 50 servers, 27.8 h under BSP",
+            experiments=(_fixed(production.homepage("bsp"), (BSP, ND, AUTO)),),
+            notes=(
+                "Two slow workers and their slowdown are fitted to the 27.8 h; the paper does not "
+                "say what straggled.",
+            ),
+        ),
+        Preset(
+            name="large",
+            about="1,000 workers and 200 servers: how fast the simulator is",
+            experiments=(_fixed(large(), (BSP, AUTO)),),
+        ),
+    ]
+    if data is not None:
+        every.append(_pai(data))
+    return {preset.name: preset for preset in every}
+
+
+def _pai(data: Path) -> Preset:
+    return Preset(
+        name="pai",
+        about="the measured workers of four production jobs (--data)",
+        experiments=tuple(
+            Experiment(
+                draw=partial(pai.draw, data, job, "bsp"),
+                methods=(BSP, BACKUP_TENTH, LB_BSP, ND, ND_OWN, AUTO),
+            )
+            for job in pai.JOBS
+        ),
+        repeat=20,
+        first_seed=families.FIRST_EVALUATION_SEED,
+    )
+
+
+def preset_of(name: str, data: Path | None = None) -> Preset:
+    """A preset by name.
+
+    Raises:
+        ConfigError: there is none, or it needs data.
+    """
+    known = presets(data)
+    if name == "pai" and data is None:
+        raise ConfigError(
+            "preset pai reads measured batch times: --data names the directory with the files "
+            "job_*_norm.csv.gz of github.com/alibaba/clusterdata"
+        )
+    if name not in known:
+        raise ConfigError(f"no preset {name!r}; there are {', '.join([*known, 'pai'])}")
+    return known[name]

@@ -1,0 +1,310 @@
+"""What all simulated jobs have in common: nodes, a clock, reports, and the carrying out of actions.
+
+A job runs in virtual time. It tells its `Control` what each node has done, as agents do, asks it
+when a decision is due, and does what it says. Decisions and restarts fall where they fall, also
+into the middle of a step.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Protocol
+
+import msgspec
+import numpy as np
+
+from paceline.master.shards.ledger import Ledger
+from paceline.policy.straggler.actions import (
+    AdjustBatch,
+    AdjustRate,
+    AnyAction,
+    BackupWorkers,
+    KillRestart,
+    Partial,
+    Profile,
+    Share,
+)
+from paceline.policy.straggler.observation import RestartCost
+from paceline.sim.agenda import Agenda
+from paceline.sim.costs import Ints
+from paceline.sim.nodes import Servers, Workers
+from paceline.sim.outcome import Acted, Outcome, Sight
+from paceline.sim.scenarios import Scenario
+from paceline.sim.tally import Tally
+from paceline.wire.messages import Feed, NodeFacts
+
+FEED = 1
+
+
+def latency_s(cost: RestartCost) -> float:
+    """How long a node is away that is restarted."""
+    return cost.pending_s + cost.start_s + cost.rebuild_s + cost.restore_s
+
+
+class Situation(msgspec.Struct, frozen=True, kw_only=True):
+    """The job as the master knows it when a decision is due."""
+
+    now_s: float
+    step: int
+    """Synchronous: steps; asynchronous: contributions."""
+    iterations: float
+    steps_left: int
+    committed: int
+    """Samples in the model."""
+    workers: dict[str, Share]
+    """That have a process, with their part of the plan in force."""
+    backup: int
+    partial: Partial
+    lease_shares: dict[str, int] = {}
+    """Asynchronous: of the `AdjustBatch` in force."""
+    fixed: bool = False
+    """Asynchronous: that `AdjustBatch` is a fixed one."""
+
+
+class Control(Protocol):
+    """The master's side of a run."""
+
+    @property
+    def next_s(self) -> float:
+        """When it wants to look next whether a decision is due."""
+        ...
+
+    @property
+    def num_decisions(self) -> int:
+        """Decisions so far."""
+        ...
+
+    def report(self, node: str, facts: NodeFacts, now_s: float) -> None:
+        """Take in what a node did."""
+        ...
+
+    def killed(self, node: str, now_s: float) -> None:
+        """A node's process has ended."""
+        ...
+
+    def restarted(self, node: str, inc: int, cost: RestartCost) -> None:
+        """A node that was killed is back, as another incarnation; ``cost`` is what it took."""
+        ...
+
+    def is_due(self, now_s: float, iterations: float) -> bool:
+        """Look whether to decide now."""
+        ...
+
+    def decide(self, now: Situation) -> Sequence[AnyAction]:
+        """Say what to do."""
+        ...
+
+
+class Job:
+    """Base of the two kinds of jobs."""
+
+    def __init__(
+        self, scenario: Scenario, seed: int, control: Control, *, keep_trail: bool = False
+    ) -> None:
+        """``keep_trail``: keep every report, for drawing."""
+        self.scenario, self.control = scenario, control
+        self.now_s = 0.0
+        self.agenda = Agenda()
+        self.workers, self.servers = Workers(scenario, seed), Servers(scenario, seed)
+        self.feed = Feed(
+            feed=FEED,
+            purpose="train",
+            num_samples=scenario.num_samples,
+            epochs=scenario.epochs,
+            batch_size=scenario.batch_size,
+            shard_size=0,
+            shuffle=True,
+            seed=seed,
+        )
+        self.batch_size: Ints = np.full(scenario.workers, scenario.local_batch)
+        """B_i of the plan in force."""
+        self.accumulation: Ints = np.ones(scenario.workers, dtype=np.int64)
+        self.backup = 0
+        self.partial = Partial(left_out=0)
+        self.num_committed = 0
+        """Samples in the model."""
+        n, m = scenario.workers, scenario.servers
+        self.worker_tally = Tally(np.arange(1, n + 1))
+        self.server_tally = Tally(np.arange(n + 1, n + m + 1))
+        self._last_inc = n + m
+        self.contributed: Ints = np.zeros(scenario.workers, dtype=np.int64)
+        self.ledger = Ledger()
+        self.ledger.open(self.feed)
+        self.steps = self.short_steps = self.left_out = self.redone = 0
+        self.ledger_calls = self.reports = 0
+        self._restarting: set[str] = set()
+        self._acted: list[Acted] = []
+        self._trail: list[Sight] | None = [] if keep_trail else None
+        for kill in scenario.kills:
+            self.agenda.add(kill.at_s, partial(self._kill, kill.node))
+
+    def run(self) -> Outcome:
+        """Run to the end."""
+        self.work()
+        return Outcome(
+            jct_s=self.now_s,
+            samples=sum(len(span) for span in self.ledger.done),
+            steps=self.steps,
+            short_steps=self.short_steps,
+            left_out=self.left_out,
+            redone=self.redone,
+            restarts=sum(acted.action == "KillRestart" for acted in self._acted),
+            ledger_calls=self.ledger_calls,
+            reports=self.reports,
+            decisions=self.control.num_decisions,
+            shares=dict(zip(self.workers.names, self.contributed.tolist(), strict=True)),
+            acted=tuple(self._acted),
+            trail=tuple(self._trail or ()),
+        )
+
+    # ------------------------------------------------------------------ for the two kinds
+
+    def work(self) -> None:
+        """Go from the first sample to the last."""
+        raise NotImplementedError
+
+    def worker_lost(self, worker: int, now_s: float) -> None:
+        """Its process is gone: its uncommitted samples are somebody else's."""
+        raise NotImplementedError
+
+    def worker_back(self, worker: int, now_s: float) -> None:
+        """It has a process again."""
+        raise NotImplementedError
+
+    def pause(self, seconds: float) -> None:
+        """Everybody waits for so long."""
+        raise NotImplementedError
+
+    def restart_all(self, until_s: float) -> None:
+        """From checkpoints: everybody stops, goes back to the last one, and starts at that time."""
+        raise NotImplementedError
+
+    def iterations(self) -> float:
+        """Synchronous: steps; asynchronous: batches of the mean worker."""
+        raise NotImplementedError
+
+    def adjust(self, action: AdjustBatch) -> None:
+        """ADJUST_BS."""
+        raise NotImplementedError
+
+    def profile(self, action: Profile) -> None:
+        """Measure batches of these sizes, which are not applied."""
+        raise NotImplementedError
+
+    def steps_left(self) -> int:
+        """Steps, or contributions, to the end."""
+        raise NotImplementedError
+
+    # ------------------------------------------------------------------ reports and decisions
+
+    @property
+    def next_event_s(self) -> float:
+        """When something happens that is not the training's own doing."""
+        return min(self.agenda.next_s, self.control.next_s)
+
+    def next_event(self) -> None:
+        """Let it happen."""
+        if self.control.next_s < self.agenda.next_s:
+            at_s = self.control.next_s
+            if self.control.is_due(at_s, self.iterations()) and self.workers.present.any():
+                for action in self.control.decide(self.situation(at_s)):
+                    self._act(action, at_s)
+        else:
+            self.agenda.run_next()
+
+    def report(self, tally: Tally, names: Sequence[str], every: int) -> None:
+        """Let the nodes of a role report that have done as many steps."""
+        for row in tally.due(every, self.now_s, self.scenario.heartbeat_s):
+            facts = tally.report(row, self.steps, self.now_s)
+            self.reports += 1
+            self.control.report(names[row], facts, self.now_s)
+            if self._trail is not None:
+                sight = Sight(
+                    at_s=self.now_s,
+                    node=names[row],
+                    steps=facts.steps,
+                    batch_size=facts.step_samples,
+                    compute_s=facts.compute_s,
+                    server_s=facts.server_s,
+                    bpt_s=facts.bpt_s,
+                )
+                self._trail.append(sight)
+
+    def situation(self, now_s: float) -> Situation:
+        """The job as the master knows it."""
+        names, size, count = self.workers.names, self.batch_size, self.accumulation
+        rows = np.flatnonzero(self.workers.present).tolist()
+        return Situation(
+            now_s=now_s,
+            step=self.steps,
+            iterations=self.iterations(),
+            steps_left=self.steps_left(),
+            committed=self.num_committed,
+            workers={names[i]: Share(int(size[i]), int(count[i])) for i in rows},
+            backup=self.backup,
+            partial=self.partial,
+        )
+
+    @property
+    def is_restarting(self) -> bool:
+        """Whether a node that was killed is not back."""
+        return bool(self._restarting)
+
+    # ------------------------------------------------------------------ actions
+
+    def _act(self, action: AnyAction, now_s: float) -> None:
+        node = action.node if isinstance(action, KillRestart) else ""
+        if node in self._restarting:
+            return
+        match action:
+            case AdjustBatch():
+                self.adjust(action)
+            case BackupWorkers(count=count):
+                self.backup = count
+            case Partial():
+                self.partial = action
+            case AdjustRate():
+                pass  # weighs gradients; takes no time
+            case KillRestart():
+                self._kill(node, now_s)
+            case Profile():
+                self.profile(action)
+        name = type(action).__name__
+        acted = Acted(at_s=now_s, step=self.steps, action=name, node=node, reason=action.reason)
+        self._acted.append(acted)
+
+    def _kill(self, node: str, now_s: float) -> None:
+        if node in self._restarting:
+            return
+        self._restarting.add(node)
+        recovery = self.scenario.recovery
+        is_worker = node in self.workers.rows
+        cost = recovery.worker if is_worker else recovery.server
+        back_s = now_s + latency_s(cost)
+        self.agenda.add(back_s, partial(self._back, node, cost))
+        if recovery.checkpoint_every_s is not None:
+            self.control.killed(node, now_s)
+            self.restart_all(back_s)
+        elif is_worker:
+            self.control.killed(node, now_s)
+            row = self.workers.rows[node]
+            self.workers.lose(row)
+            self.worker_lost(row, now_s)
+
+    def _back(self, node: str, cost: RestartCost, now_s: float) -> None:
+        self._restarting.discard(node)
+        inc = self._next_inc()
+        if node in self.servers.rows:
+            row = self.servers.rows[node]
+            self.servers.replace(row)
+            self.server_tally.begin(row, inc, now_s)
+            self.pause(self.scenario.recovery.switch_s)
+        else:
+            row = self.workers.rows[node]
+            self.workers.start(row)
+            self.worker_tally.begin(row, inc, now_s)
+            self.worker_back(row, now_s)
+        self.control.restarted(node, inc, cost)
+
+    def _next_inc(self) -> int:
+        self._last_inc += 1
+        return self._last_inc

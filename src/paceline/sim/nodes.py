@@ -1,0 +1,133 @@
+"""The nodes of a simulated job: lives, places, and how long their work takes now."""
+
+import numpy as np
+
+from paceline.sim.costs import Floats, Ints
+from paceline.sim.patterns import Disturbances
+from paceline.sim.scenarios import Scenario
+
+_BLOCK = 256
+_NOISE = 1 << 20
+"""Keeps the noise's draws apart from those of the patterns."""
+
+
+def worker_names(count: int) -> list[str]:
+    """Names of the workers, in the order of their rows."""
+    return [f"worker-{i}" for i in range(count)]
+
+
+def server_names(count: int) -> list[str]:
+    """Names of the servers, in the order of their rows."""
+    return [f"server-{i}" for i in range(count)]
+
+
+class Noise:
+    """A factor on each worker's computation in each iteration, the same under every solution."""
+
+    def __init__(self, sigma: float, num_workers: int, seed: int) -> None:
+        """``sigma``: of the factor's logarithm; the factor's mean is 1."""
+        self._sigma, self._seed = sigma, seed
+        self._number = np.full(num_workers, -1, dtype=np.int64)
+        self._block = np.ones((num_workers, _BLOCK))
+
+    def all(self, iteration: int) -> Floats:
+        """Of every worker in this iteration."""
+        for i in np.flatnonzero(self._number != iteration // _BLOCK):
+            self._draw(int(i), iteration // _BLOCK)
+        return self._block[:, iteration % _BLOCK]
+
+    def of(self, worker: int, iteration: int) -> float:
+        """Of one worker in this iteration."""
+        if self._number[worker] != iteration // _BLOCK:
+            self._draw(worker, iteration // _BLOCK)
+        return float(self._block[worker, iteration % _BLOCK])
+
+    def _draw(self, worker: int, number: int) -> None:
+        self._number[worker] = number
+        if self._sigma:
+            rng = np.random.default_rng((self._seed, _NOISE, worker, number))
+            log_mean = -0.5 * self._sigma**2
+            self._block[worker] = rng.lognormal(log_mean, self._sigma, _BLOCK)
+
+
+class Workers:
+    """Workers by row; ``present``: those that have a process."""
+
+    def __init__(self, scenario: Scenario, seed: int) -> None:
+        n = scenario.workers
+        self.names = worker_names(n)
+        self.rows = {name: i for i, name in enumerate(self.names)}
+        self.life = np.zeros(n, dtype=np.int64)
+        self.present = np.ones(n, dtype=np.bool_)
+        self.speed: Floats = np.array(scenario.speeds or (1.0,) * n)
+        self.noise = Noise(scenario.compute.noise, n, seed)
+        self.disturbances = Disturbances(scenario.patterns, "worker", n, seed)
+        self._compute = scenario.compute
+
+    def batch_s(self, batch_size: Ints | Floats, iteration: int) -> Floats:
+        """T^w of a batch of every worker that starts now; 0 for an empty one."""
+        disturbed = self.disturbances
+        busy_s = self._compute.batch_s(batch_size, self.speed)
+        busy_s = busy_s * disturbed.slowdown * self.noise.all(iteration) + disturbed.delay_s
+        return np.where(np.asarray(batch_size) > 0, busy_s, 0.0)
+
+    def one_batch_s(self, worker: int, batch_size: int, iteration: int) -> float:
+        """T^w of a batch of one worker that starts now."""
+        disturbed, compute = self.disturbances, self._compute
+        samples = max(batch_size, compute.saturation)
+        busy_s = compute.fixed_s + samples * compute.per_sample_s / float(self.speed[worker])
+        slowdown, delay_s = disturbed.slowdown[worker], disturbed.delay_s[worker]
+        return float(busy_s * slowdown * self.noise.of(worker, iteration) + delay_s)
+
+    def lose(self, worker: int) -> None:
+        """Its process is gone."""
+        self.present[worker] = False
+
+    def start(self, worker: int) -> None:
+        """It has a process again, in another place."""
+        self.life[worker] += 1
+        self.present[worker] = True
+        self.disturbances.renew(worker, int(self.life[worker]))
+
+
+class Servers:
+    """Servers by row."""
+
+    def __init__(self, scenario: Scenario, seed: int) -> None:
+        n = scenario.servers
+        self.names = server_names(n)
+        self.rows = {name: i for i, name in enumerate(self.names)}
+        self.life = np.zeros(n, dtype=np.int64)
+        self.disturbances = Disturbances(scenario.patterns, "server", n, seed)
+        self.free_s: Floats = np.zeros(n)
+        """When each is done with all that has come so far (asynchronous)."""
+        self._traffic = scenario.traffic
+
+    def part_s(self) -> Floats:
+        """Time of each server for a worker's part and pull."""
+        return self._traffic.part_s * self.disturbances.slowdown
+
+    def slowest_s(self, num_parts: int) -> tuple[float, float]:
+        """Of the server that takes longest for so many parts and their update: both times."""
+        part_s, update_s = self.part_s(), self.update_s()
+        if not len(part_s):
+            return 0.0, self._traffic.reduce_s
+        slowest = int(np.argmax(num_parts * part_s + update_s))
+        return float(part_s[slowest]), float(update_s[slowest])
+
+    def update_s(self) -> Floats:
+        """Time of each server for applying an update."""
+        disturbed = self.disturbances
+        return self._traffic.update_s * disturbed.slowdown + disturbed.delay_s
+
+    def handle(self, arrival_s: float, update: int) -> float:
+        """Let every server handle a contribution, which is an update; when the last is done."""
+        self.disturbances.move(arrival_s, update)
+        begin_s = np.maximum(self.free_s, arrival_s)
+        self.free_s = begin_s + self.part_s() + self.update_s()
+        return float(self.free_s.max(initial=arrival_s))
+
+    def replace(self, server: int) -> None:
+        """A fresh one, in another place, has taken over."""
+        self.life[server] += 1
+        self.disturbances.renew(server, int(self.life[server]))

@@ -1,0 +1,331 @@
+"""A job of common steps in virtual time: BSP on parameter servers, and all-reduce.
+
+A step starts with everybody's pull of equal parameters, and is decided when all of its samples (in
+a short step: enough of them) are with all servers. A worker that is late for a short step finishes
+the batch it is in, which nobody waits for and nobody uses, before it joins the step then under way:
+a gradient belongs to the step whose parameters it was computed on.
+
+A worker that is killed in a step leaves its whole part of it to the others, who compute it after
+their own; what it had been leased ahead is shared in the same way when its step comes.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.base.samples import SampleSet, Span
+from paceline.master.sizing import lease_steps, plan_lead
+from paceline.policy.straggler.actions import AdjustBatch, Profile
+from paceline.sim.costs import Floats, Ints, served_s
+from paceline.sim.job import FEED, Job
+from paceline.sim.slices import Parts, Slices
+
+
+class _Round:
+    """Some samples of a step, cut between workers, and when each is at which batch of them."""
+
+    def __init__(self, parts: Parts, begin_s: Floats, batch_s: Floats, count: Ints) -> None:
+        """``count``: batches that each worker's part is computed in."""
+        self.parts, self.begin_s, self.batch_s, self.count = parts, begin_s, batch_s, count
+        self.sizes = parts.sizes
+        self.end_s = begin_s + np.where(self.sizes > 0, batch_s * count, 0.0)
+
+    def num_done(self, at_s: float) -> Ints:
+        """Batches of each worker that are done by then."""
+        done = (at_s - self.begin_s) / np.maximum(self.batch_s, 1e-12) + 1e-9
+        return np.where(self.sizes > 0, np.clip(done, 0, self.count), 0).astype(np.int64)
+
+    def samples_of(self, batches: Ints) -> Ints:
+        """Samples in the first batches of each worker."""
+        samples: Ints = self.sizes * batches // self.count
+        return samples
+
+    def drop(self, worker: int) -> list[Span]:
+        """A worker's part is nobody's now."""
+        self.sizes[worker] = 0
+        self.end_s[worker] = self.begin_s[worker]
+        return self.parts.take(worker)
+
+
+class _Decided(NamedTuple):
+    """Of a step."""
+
+    closed_s: float
+    """What had not ended by then is left out."""
+    at_s: float
+    """When the update is applied."""
+
+
+class Synchronous(Job):
+    """See the module."""
+
+    def work(self) -> None:
+        """Step by step."""
+        n = self.scenario.workers
+        self._slices = Slices(self.ledger, self.feed, self.worker_tally.incs)
+        self._rounds: list[_Round] = []
+        self._unclaimed: list[Span] = []
+        """Samples of the step that nobody has, as nobody is there."""
+        self._free_s: Floats = np.zeros(n)
+        """When each worker is done with a batch that came too late."""
+        self._late: Floats = np.zeros((2, n))
+        """Samples and T^w of that batch; 0: there is none."""
+        self._step_s: float | None = None
+        self._pause_s = 0.0
+        self._stopped_until_s: float | None = None
+        """All were stopped, and will be back then."""
+        self._kept: tuple[float, int, tuple[Span, ...]] = (0.0, 0, ())
+        """The last checkpoint: when, of which step, with which samples."""
+        while self._begin():
+            decided = self._wait()
+            if decided is not None:
+                self._finish(decided)
+        assert self.ledger.is_complete(FEED)
+        self.ledger_calls = self._slices.calls
+
+    def iterations(self) -> float:
+        """Steps."""
+        return float(self.steps)
+
+    def steps_left(self) -> int:
+        """Of the feed; what short steps have left out is not counted."""
+        return max(0, self.feed.last_step - self._slices.step)
+
+    # ------------------------------------------------------------------ a step
+
+    def _begin(self) -> bool:
+        """Deal out the next step; False: there is none."""
+        self._catch_up()
+        self.now_s += self._pause_s
+        self._pause_s = 0.0
+        shares = np.where(self.workers.present, self.batch_size * self.accumulation, 0)
+        dealt = self._slices.next(shares, lease_steps(self._step_s))
+        if dealt is None:
+            return False
+        self.workers.disturbances.move(self.now_s, self._slices.step)
+        self.servers.disturbances.move(self.now_s, self._slices.step)
+        parts, orphans = dealt
+        count = np.maximum(1, self.accumulation * self.partial.chunks)
+        self._rounds = [self._round(parts, np.maximum(self.now_s, self._free_s), count)]
+        self._share_out(orphans, self.now_s)
+        return True
+
+    def _catch_up(self) -> None:
+        """Let happen what has to happen before a step can begin."""
+        while self.next_event_s <= self.now_s or not self.workers.present.any():
+            self.now_s = max(self.now_s, self.next_event_s)
+            self.next_event()
+            if self._stopped_until_s is not None:
+                self._roll_back(self._stopped_until_s)
+
+    def _round(self, parts: Parts, begin_s: Floats, count: Ints) -> _Round:
+        batch_s = self.workers.batch_s(parts.sizes / count, self._slices.step)
+        return _Round(parts, begin_s, batch_s, count)
+
+    def _share_out(self, spans: list[Span], from_s: float) -> None:
+        """Samples of a lost worker's part go to the others in equal parts, once there are any."""
+        self._unclaimed += spans
+        if not self._unclaimed or not self.workers.present.any():
+            return
+        parts = Parts(self._unclaimed, self.workers.present.astype(np.int64))
+        self._unclaimed = []
+        for worker in np.flatnonzero(self.workers.present).tolist():
+            self._slices.give(worker, parts.of(worker))
+        begin_s = np.maximum(self._rounds[-1].end_s, from_s)
+        self._rounds.append(self._round(parts, begin_s, np.ones(len(begin_s), dtype=np.int64)))
+
+    def _wait(self) -> _Decided | None:
+        """Let happen what happens before the step is decided; None: it never is."""
+        while self.next_event_s < (decided := self._decided()).at_s:
+            self.next_event()
+            if self._stopped_until_s is not None:
+                self._roll_back(self._stopped_until_s)
+                return None
+        return decided
+
+    def _decided(self) -> _Decided:
+        """When enough of the step is with all servers, and applied."""
+        if self._unclaimed:
+            return _Decided(math.inf, math.inf)
+        traffic = self.scenario.traffic
+        has_part = np.sum([each.sizes for each in self._rounds], axis=0) > 0
+        num_parts = int(has_part.sum())
+        part_s, update_s = self.servers.slowest_s(num_parts)
+        ends_s = self._rounds[-1].end_s[has_part]
+        if self._is_short():
+            closed_s = self._enough_s(ends_s)
+            there_s = closed_s + part_s
+        else:
+            closed_s = float(ends_s.max())
+            there_s = served_s(ends_s, part_s)
+        sent_s = traffic.round_trip_s(num_parts, self.scenario.servers)
+        return _Decided(closed_s, there_s + sent_s + update_s)
+
+    def _is_short(self) -> bool:
+        return self.backup > 0 or self.partial.left_out > 0
+
+    def _enough_s(self, ends_s: Floats) -> float:
+        """When only as much is missing as may be."""
+        if self.backup > 0:
+            return float(np.sort(ends_s)[max(0, len(ends_s) - self.backup - 1)])
+        when, size = [], []
+        for each in self._rounds:
+            for batch in range(1, int(each.count.max()) + 1):
+                there = (each.sizes > 0) & (batch <= each.count)
+                last = np.full_like(each.count, batch)
+                when.append((each.begin_s + batch * each.batch_s)[there])
+                size.append((each.samples_of(last) - each.samples_of(last - 1))[there])
+        at_s, samples = np.concatenate(when), np.concatenate(size)
+        order = np.argsort(at_s, kind="stable")
+        enough = samples.sum() - self.partial.left_out
+        reached = int(np.searchsorted(np.cumsum(samples[order]), max(1, enough)))
+        return float(at_s[order[reached]])
+
+    def _finish(self, decided: _Decided) -> None:
+        """The step is in the model."""
+        self._step_s, self.now_s = decided.at_s - self.now_s, decided.at_s
+        self.steps += 1
+        self._note_servers()
+        self._note_late()
+        if self._is_short():
+            self._commit(self._close(decided.closed_s).spans())
+        else:
+            for each in self._rounds:
+                self._note(each, np.where(each.sizes > 0, each.count, 0))
+            self._commit(self._rounds[0].parts.spans)
+        every, n = self.scenario.report_every, self.scenario.workers
+        self.report(self.worker_tally, self.workers.names, every)
+        self.report(self.server_tally, self.servers.names, every * n)
+        self._checkpoint()
+
+    def _commit(self, spans: tuple[Span, ...]) -> None:
+        self._slices.commit(spans)
+        self.num_committed += sum(len(span) for span in spans)
+
+    def _close(self, closed_s: float) -> SampleSet:
+        """Leave out what has not ended by then; returns the rest."""
+        committed = SampleSet(self._rounds[0].parts.spans)
+        busy = np.zeros(len(self._free_s), dtype=np.bool_)
+        before = self.left_out
+        for each in self._rounds:
+            done = each.num_done(closed_s)
+            self._note(each, done)
+            kept = each.samples_of(done)
+            late = kept < each.sizes
+            for worker in np.flatnonzero(late).tolist():
+                left_out = each.parts.of(worker, int(kept[worker]))
+                committed.subtract(left_out)
+                self._slices.put_back(worker, left_out)
+                self.left_out += sum(len(span) for span in left_out)
+            self._keep_late(each, done, late & ~busy, closed_s)
+            busy |= late
+        self.short_steps += self.left_out > before
+        return committed
+
+    def _keep_late(self, each: _Round, done: Ints, late: NDArray[np.bool_], at_s: float) -> None:
+        """These workers go on with a batch that nobody waits for, if they have begun it."""
+        next_s = each.begin_s + done * each.batch_s
+        begun = late & (next_s < at_s)
+        self._free_s = np.where(begun, next_s + each.batch_s, self._free_s)
+        self._late[0] = np.where(begun, each.sizes / each.count, self._late[0])
+        self._late[1] = np.where(begun, each.batch_s, self._late[1])
+
+    # ------------------------------------------------------------------ what nodes will report
+
+    def _note(self, each: _Round, done: Ints) -> None:
+        tally = self.worker_tally
+        samples = each.samples_of(done)
+        part_s = float(self.servers.part_s().max(initial=0.0))
+        tally.steps += done
+        tally.samples += samples
+        tally.compute_s += done * each.batch_s
+        tally.server_s += done * part_s
+        tally.message_s += done * self.scenario.traffic.message_s
+        self.contributed += samples
+
+    def _note_late(self) -> None:
+        """Batches that came too late for their step, and are over now."""
+        over = (self._late[1] > 0) & (self._free_s <= self.now_s)
+        tally = self.worker_tally
+        tally.steps += over
+        tally.samples += np.where(over, self._late[0], 0.0)
+        tally.compute_s += np.where(over, self._late[1], 0.0)
+        self._late[:, over] = 0.0
+
+    def _note_servers(self) -> None:
+        num_pulls = int(self.workers.present.sum())
+        tally = self.server_tally
+        tally.steps += num_pulls
+        tally.server_s += num_pulls * self.servers.part_s() + self.servers.update_s()
+
+    # ------------------------------------------------------------------ actions
+
+    def adjust(self, action: AdjustBatch) -> None:
+        """Holds from a step ahead: the same one for all workers."""
+        # The lead counts from the undecided step, which is not among those ahead.
+        self._slices.recall(plan_lead(self._step_s) - 1)
+        for name, share in action.shares.items():
+            row = self.workers.rows[name]
+            self.batch_size[row] = share.batch_size
+            self.accumulation[row] = share.accumulation
+
+    def profile(self, action: Profile) -> None:
+        """Before the next step, while the others wait; the samples stay in the leases."""
+        sizes = np.zeros(len(self._free_s), dtype=np.int64)
+        for name, size in action.sizes.items():
+            sizes[self.workers.rows[name]] = size
+        batch_s = self.workers.batch_s(sizes, self._slices.step)
+        names, tally = self.workers.names, self.worker_tally
+        self.report(tally, names, 1)
+        tally.steps += np.where(sizes > 0, action.steps, 0)
+        tally.samples += action.steps * sizes
+        tally.compute_s += action.steps * batch_s
+        self.report(tally, names, 1)
+        self.pause(action.steps * float(batch_s.max()))
+
+    # ------------------------------------------------------------------ nodes that go and come
+
+    def worker_lost(self, worker: int, now_s: float) -> None:
+        """The others take over its part of this step, and of those that are granted already."""
+        self._slices.lose(worker)
+        self._free_s[worker], self._late[:, worker] = 0.0, 0.0
+        lost = []
+        for each in self._rounds:
+            spent = (now_s - each.begin_s) / np.maximum(each.end_s - each.begin_s, 1e-12)
+            self.redone += int(each.sizes[worker] * np.clip(spent[worker], 0.0, 1.0))
+            lost += each.drop(worker)
+        self._share_out(lost, now_s)
+
+    def worker_back(self, worker: int, now_s: float) -> None:
+        """It gets a part of the first step that is not granted yet, or what nobody else has."""
+        self._share_out([], now_s)
+
+    def pause(self, seconds: float) -> None:
+        """Before the next step."""
+        self._pause_s += seconds
+
+    def restart_all(self, until_s: float) -> None:
+        """The step under way is given up."""
+        self._stopped_until_s = max(until_s, self._stopped_until_s or 0.0)
+
+    def _roll_back(self, until_s: float) -> None:
+        """All are back, with the last checkpoint."""
+        self._stopped_until_s = None
+        _, step, committed = self._kept
+        num_kept = sum(len(span) for span in committed)
+        self.redone += self.num_committed - num_kept
+        self.num_committed = num_kept
+        self._slices.roll_back(step, committed)
+        self._rounds, self._unclaimed = [], []
+        self._free_s[:], self._late[:] = 0.0, 0.0
+        self.now_s = until_s
+
+    def _checkpoint(self) -> None:
+        """Save, if that is how this job survives and it is time."""
+        recovery = self.scenario.recovery
+        every_s = recovery.checkpoint_every_s
+        if every_s is not None and self.now_s - self._kept[0] >= every_s:
+            self.now_s += recovery.checkpoint_s
+            self._kept = self.now_s, self._slices.step, self.ledger.done.spans()

@@ -1,0 +1,83 @@
+"""Small simulated jobs, and a controller that does as it is told, when it is told."""
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from paceline.policy.straggler.actions import AnyAction
+from paceline.policy.straggler.observation import RestartCost
+from paceline.sim.asynchronous import Asynchronous
+from paceline.sim.costs import Compute, Traffic
+from paceline.sim.job import Job, Situation
+from paceline.sim.outcome import Outcome
+from paceline.sim.scenarios import Recovery, Scenario
+from paceline.sim.synchronous import Synchronous
+from paceline.wire.messages import NodeFacts
+
+SMALL = Scenario(
+    name="small",
+    mode="bsp",
+    workers=4,
+    servers=2,
+    num_samples=2_050,
+    epochs=2,
+    batch_size=400,
+    compute=Compute(per_sample_s=0.01),
+    recovery=Recovery(worker=RestartCost(start_s=7.0), server=RestartCost(start_s=5.0)),
+)
+"""A step takes one second, but for the last one of an epoch."""
+
+NOISY = msgspec.structs.replace(
+    SMALL,
+    compute=Compute(per_sample_s=0.01, fixed_s=0.02, noise=0.05),
+    traffic=Traffic(message_s=0.02, part_s=0.001, update_s=0.01),
+)
+
+
+class Scripted:
+    """Does what the script says at its times."""
+
+    def __init__(self, script: Sequence[tuple[float, Sequence[AnyAction]]] = ()) -> None:
+        self.script = sorted(script, key=lambda one: one[0])
+        self.num_decisions = 0
+        self.reports: list[tuple[str, NodeFacts, float]] = []
+        self.kills: list[tuple[str, float]] = []
+        self.restarts: list[tuple[str, int]] = []
+        self.seen: list[Situation] = []
+
+    @property
+    def next_s(self) -> float:
+        return self.script[0][0] if self.script else math.inf
+
+    def report(self, node: str, facts: NodeFacts, now_s: float) -> None:
+        self.reports.append((node, facts, now_s))
+
+    def killed(self, node: str, now_s: float) -> None:
+        self.kills.append((node, now_s))
+
+    def restarted(self, node: str, inc: int, cost: RestartCost) -> None:
+        self.restarts.append((node, inc))
+
+    def is_due(self, now_s: float, iterations: float) -> bool:
+        return True
+
+    def decide(self, now: Situation) -> Sequence[AnyAction]:
+        self.seen.append(now)
+        return self.script.pop(0)[1]
+
+
+def changed(scenario: Scenario, **changes: object) -> Scenario:
+    return msgspec.structs.replace(scenario, **changes)
+
+
+def job_of(scenario: Scenario, control: Scripted | None = None, seed: int = 0) -> Job:
+    kind = Synchronous if scenario.mode in {"bsp", "allreduce"} else Asynchronous
+    return kind(scenario, seed, control or Scripted())
+
+
+def run(
+    scenario: Scenario, *script: tuple[float, Sequence[AnyAction]], seed: int = 0
+) -> tuple[Outcome, Scripted]:
+    control = Scripted(script)
+    return job_of(scenario, control, seed).run(), control
