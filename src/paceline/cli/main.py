@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from paceline.base.errors import ConfigError, InternalError, PacelineError
-from paceline.cli import data, sim
+from paceline.cli import bench, data, sim
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -45,6 +45,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Elastic training of PyTorch models on parameter servers, every sample accounted for.",
 )
+app.add_typer(bench.app, name="bench")
 app.add_typer(data.app, name="data")
 app.add_typer(sim.app, name="sim")
 

@@ -1,0 +1,119 @@
+"""The command ``paceline bench``: experiments with real jobs on this machine."""
+
+import shlex
+import sys
+from datetime import datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from paceline.cli.stragglers.emulations import Emulations
+    from paceline.sim.experiments import Preset
+    from paceline.sim.results import Run
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Experiments with real jobs on this machine.",
+)
+
+
+@app.callback()
+def _bench() -> None:
+    """Keep `stragglers` a subcommand while it is the only one."""
+
+
+@app.command()
+def stragglers(
+    preset: Annotated[str, typer.Argument(help="See --list.")] = "worst",
+    *,
+    list_: Annotated[bool, typer.Option("--list", help="Name the presets and leave.")] = False,
+    seed: Annotated[int, typer.Option(help="First seed.")] = 0,
+    repeat: Annotated[int, typer.Option(help="Seeds from there on.", min=1)] = 1,
+    solution: Annotated[
+        list[str] | None,
+        typer.Option(help="Methods to run, by label or solution; again for more. Default: all."),
+    ] = None,
+    workers: Annotated[int, typer.Option(help="Processes that train.", min=2)] = 20,
+    servers: Annotated[int, typer.Option(help="Processes that hold the model.", min=1)] = 8,
+    time_scale: Annotated[
+        float, typer.Option(help="A second of a step of the paper's.", min=0.001, max=1.0)
+    ] = 0.1,
+    step_scale: Annotated[
+        float, typer.Option(help="An iteration of the paper's.", min=0.01, max=1.0)
+    ] = 0.1,
+    json: Annotated[Path | None, typer.Option(help="Write the results here.")] = None,
+    plots: Annotated[
+        Path | None, typer.Option(help="Draw the figures into this directory.")
+    ] = None,
+) -> None:
+    """Run the paper's experiments on stragglers as real jobs; Markdown tables come to stdout.
+
+    Master, agents, workers, servers and messages are real. Computation is emulated by calibrated
+    sleeps, so that many workers fit on few cores.
+    """
+    from paceline.cli.stragglers.scaled import Size, preset_of, presets
+    from paceline.sim.presets import Scale
+
+    size = Size(workers=workers, servers=servers, scale=Scale(time=time_scale, steps=step_scale))
+    if list_:
+        for each in presets(size).values():
+            print(f"{each.name:10} {each.about}")
+        return
+    chosen = preset_of(preset, size)
+    results = _run(chosen, range(seed, seed + repeat), frozenset(solution or ()), json)
+    _show(results, json, plots)
+
+
+def _run(preset: "Preset", seeds: range, labels: frozenset[str], json: Path | None) -> "Emulations":
+    """Run all; the file has the runs so far whenever one is over."""
+    from paceline.base.errors import ConfigError
+    from paceline.cli.sim import _commit
+    from paceline.cli.stragglers.emulations import Emulations, emulate
+    from paceline.cli.stragglers.progress import Watch
+    from paceline.sim.results import encode
+
+    planned = preset.runs(seeds, labels)
+    if not planned:
+        methods = {m.label for e in preset.experiments for m in e.methods}
+        raise ConfigError(
+            f"preset {preset.name} has no method {', '.join(sorted(labels))}; "
+            f"it has {', '.join(sorted(methods))}"
+        )
+    results = Emulations(
+        clock="emulated",
+        preset=preset.name,
+        version=version("paceline"),
+        commit=_commit(),
+        command=shlex.join(["paceline", *sys.argv[1:]]),
+        started=datetime.now().astimezone().isoformat(timespec="seconds"),
+        notes=preset.notes,
+    )
+    with Watch(len(planned)) as watch:
+
+        def ran(run: "Run") -> None:
+            watch.ran(run)
+            if json is not None:
+                json.write_bytes(encode(results))
+
+        emulate(results, planned, ran)
+    return results
+
+
+def _show(results: "Emulations", json: Path | None, plots: Path | None) -> None:
+    from paceline.cli.stragglers.beside import markdown_beside
+    from paceline.cli.stragglers.figures import draw
+    from paceline.cli.stragglers.tables import markdown
+    from paceline.sim.results import encode
+
+    print(markdown(results))
+    print(markdown_beside(results))
+    if json is not None:
+        json.write_bytes(encode(results))
+    if plots is not None:
+        for path in draw(results, plots):
+            print(path, file=sys.stderr)

@@ -1,0 +1,149 @@
+"""Experiments on real jobs: calibrated first, simulated afterwards with what was measured."""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from paceline.cli.stragglers.real import Ran, run_real
+from paceline.policy.straggler.observation import RestartCost
+from paceline.sim.costs import Traffic
+from paceline.sim.experiments import Planned, simulate
+from paceline.sim.oracle import oracle_s
+from paceline.sim.results import Method, Results, Run
+from paceline.sim.scenarios import Recovery, Scenario
+
+CALIBRATION_STEPS = 20
+PLAIN = Method(label="calibration", solution="none")
+MOST_SHARE = 0.1
+"""Of a step: where messages take more, a run shows them and not its stragglers."""
+
+
+class Calibration(msgspec.Struct, frozen=True, kw_only=True):
+    """An undisturbed step of this machine; medians."""
+
+    step_s: float
+    message_s: float
+    """What of it is not computation."""
+
+    @property
+    def share(self) -> float:
+        """Of messages in a step."""
+        return self.message_s / self.step_s
+
+
+class Beside(msgspec.Struct, frozen=True, kw_only=True):
+    """A real run, and the simulated one of the same scenario, method and seed."""
+
+    real: Run
+    simulated: Run
+    refused: int
+    """Actions that the master did not carry out in the real one."""
+
+    @property
+    def ratio(self) -> float:
+        """JCT, real over simulated."""
+        return self.real.outcome.jct_s / self.simulated.outcome.jct_s
+
+
+class Emulations(Results, kw_only=True):
+    """Results of real jobs, with what they are compared to."""
+
+    calibrations: dict[str, Calibration] = {}
+    """By mode."""
+    restarts: dict[str, RestartCost] = {}
+    """By role: mean of those that were measured; simulated runs cost that much."""
+    beside: list[Beside] = []
+
+
+def emulate(results: Emulations, planned: Sequence[Planned], ran: Callable[[Run], None]) -> None:
+    """Run one real job after the other into the results; then simulate each.
+
+    Args:
+        results: to be filled.
+        planned: what to run; trails are kept of each method's first run.
+        ran: told of each run; its oracle knows the restarts that were measured so far.
+
+    Raises:
+        PermanentError: a job failed.
+        InternalError: a job lost a sample, or counted one twice.
+    """
+    costs: dict[str, list[RestartCost]] = {"worker": [], "server": []}
+    real: list[Ran] = []
+    seen: set[tuple[str, str, str]] = set()
+    for one in planned:
+        scenario = one.experiment.draw(one.seed)
+        if scenario.mode not in results.calibrations:
+            results.calibrations[scenario.mode] = calibrate(scenario, one.seed)
+        row = (scenario.name, scenario.mode, one.method.label)
+        begun_s = time.monotonic()
+        keep_trail = one.experiment.keep_trail and row not in seen
+        seen.add(row)
+        found = run_real(scenario, one.method, one.seed, keep_trail=keep_trail)
+        real.append(found)
+        for role, measured in found.costs.items():
+            costs[role] += measured
+        results.restarts = {role: _mean(each) for role, each in costs.items() if each}
+        results.methods[one.method.label] = one.method
+        results.scenarios.setdefault(scenario.name, scenario)
+        run = Run(
+            scenario=scenario.name,
+            mode=scenario.mode,
+            method=one.method.label,
+            seed=one.seed,
+            outcome=found.outcome,
+            oracle_s=float(oracle_s(_as_measured(scenario, results), one.seed)),
+            took_s=time.monotonic() - begun_s,
+        )
+        results.runs.append(run)
+        ran(run)
+    _compare(results, planned, real)
+
+
+def calibrate(scenario: Scenario, seed: int) -> Calibration:
+    """Measure the step of a job without stragglers."""
+    plain = msgspec.structs.replace(
+        scenario,
+        name="undisturbed",
+        patterns=(),
+        num_samples=CALIBRATION_STEPS * scenario.batch_size,
+        epochs=1,
+    )
+    ran = run_real(plain, PLAIN, seed)
+    return Calibration(step_s=ran.step_s, message_s=max(0.0, ran.step_s - ran.busy_s))
+
+
+def _mean(costs: Sequence[RestartCost]) -> RestartCost:
+    names = [field.name for field in msgspec.structs.fields(RestartCost)]
+    return RestartCost(
+        **{name: statistics.mean(getattr(cost, name) or 0.0 for cost in costs) for name in names}
+    )
+
+
+def _as_measured(scenario: Scenario, results: Emulations) -> Scenario:
+    """The scenario with this machine's messages and restarts."""
+    assumed = scenario.recovery
+    server = results.restarts.get("server", assumed.server)
+    return msgspec.structs.replace(
+        scenario,
+        traffic=Traffic(message_s=results.calibrations[scenario.mode].message_s),
+        recovery=Recovery(
+            worker=results.restarts.get("worker", assumed.worker),
+            server=server,
+            switch_s=server.stall_s or 0.0,
+        ),
+    )
+
+
+def _compare(results: Emulations, planned: Sequence[Planned], real: Sequence[Ran]) -> None:
+    """Simulate each run, and ask the oracle again, with all that was measured."""
+    for number, (one, found) in enumerate(zip(planned, real, strict=True)):
+        scenario = _as_measured(one.experiment.draw(one.seed), results)
+        best_s = float(oracle_s(scenario, one.seed))
+        run = msgspec.structs.replace(results.runs[number], oracle_s=best_s)
+        results.runs[number] = run
+        simulated = msgspec.structs.replace(
+            simulate(scenario, one.method, one.seed), oracle_s=best_s
+        )
+        results.beside.append(Beside(real=run, simulated=simulated, refused=len(found.refused)))

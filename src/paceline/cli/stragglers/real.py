@@ -1,0 +1,259 @@
+"""A scenario as a real job: launched, followed to its end, and read from what it left behind."""
+
+import contextlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from paceline.base.errors import InternalError, PacelineError, PermanentError
+from paceline.base.jobdir import JobDir
+from paceline.cli.decisions import read_log
+from paceline.cli.history import read_events, read_metrics
+from paceline.cli.launch import ask, launch
+from paceline.cli.stragglers.emulation import DIRECTORY, Emulated, diaries, started_s
+from paceline.policy.straggler.actions import AnyAction, KillRestart
+from paceline.policy.straggler.decision_log import AnyLine, Decided, Refused, TookEffect
+from paceline.policy.straggler.observation import RestartCost
+from paceline.sim.costs import Floats
+from paceline.sim.methods import lengths_of
+from paceline.sim.nodes import worker_names
+from paceline.sim.outcome import Acted, Outcome, Sight
+from paceline.sim.results import Method
+from paceline.sim.scenarios import Scenario
+from paceline.wire.client import StopJob
+from paceline.wire.outcome import read_outcome
+from paceline.wire.spec import JobSpec, NodeSpec, TimeoutSpec, WindowSpec
+
+SCRIPT = Path(__file__).with_name("emulated") / "train.py"
+POLL_S = 0.2
+CLEAN_UP_S = 20.0
+PATIENCE_S = 1_800.0
+"""For one job; one that takes longer is ended and told of."""
+LOST_AFTER_S = 60.0
+"""Many processes that start on few cores are silent for long."""
+
+
+class Ran(msgspec.Struct, frozen=True, kw_only=True):
+    """What a real job came to."""
+
+    outcome: Outcome
+    refused: tuple[str, ...]
+    """Actions that the master did not carry out, with its reasons."""
+    costs: dict[str, list[RestartCost]]
+    """Measured restarts, by role."""
+    step_s: float
+    """Median time from one batch of a worker to its next."""
+    busy_s: float
+    """Synchronous: median, over steps, of the slowest worker's batch; else of all batches."""
+    update_s: dict[str, float]
+    """By server: median time of an update, with what it is delayed by."""
+
+
+def spec_of(scenario: Scenario, method: Method, seed: int, directory: Path) -> JobSpec:
+    """The job of a scenario."""
+    lengths = lengths_of(method, scenario)
+    path = [str(SCRIPT.parent), os.environ.get("PYTHONPATH", "")]
+    return JobSpec(
+        script=str(SCRIPT),
+        name="stragglers",
+        seed=seed,
+        mode=scenario.mode,  # type: ignore[arg-type]
+        staleness=scenario.staleness,
+        solution=method.solution,
+        solution_args={key: str(value) for key, value in method.parameters.items()},
+        windows=WindowSpec(
+            short_steps=lengths.short_iterations,
+            short_s=lengths.short_s,
+            long_steps=lengths.long_iterations,
+            long_s=lengths.long_s,
+        ),
+        workers=NodeSpec(count=scenario.workers),
+        servers=NodeSpec(count=scenario.servers),
+        torch_threads=1,
+        env={DIRECTORY: str(directory), "PYTHONPATH": os.pathsep.join(filter(None, path))},
+        pending_s=scenario.recovery.worker.pending_s,
+        timeouts=TimeoutSpec(lost_after_s=LOST_AFTER_S),
+    )
+
+
+def run_real(scenario: Scenario, method: Method, seed: int, *, keep_trail: bool = False) -> Ran:
+    """Run a scenario with real processes, to the end.
+
+    Raises:
+        PermanentError: the job failed, or did not end; its directory is kept, and named.
+        InternalError: a sample is not in the model, or stragglers were not played.
+    """
+    with tempfile.TemporaryDirectory(prefix="paceline-emulated-") as name:
+        directory = Path(name)
+        Emulated(scenario=scenario, seed=seed).write(directory)
+        job = launch(spec_of(scenario, method, seed, directory))
+        with _ending(job):
+            _await_end(job)
+        ran = _read(job, directory, scenario, keep_trail=keep_trail)
+    shutil.rmtree(job.path)
+    return ran
+
+
+@contextlib.contextmanager
+def _ending(job: JobDir) -> Iterator[None]:
+    """Leave nothing of the job running, whatever happens."""
+    try:
+        yield
+    finally:
+        if not job.outcome.exists():
+            with contextlib.suppress(PacelineError, OSError):
+                ask(job, StopJob(now=True))
+        deadline_s = time.monotonic() + CLEAN_UP_S
+        while job.run_dir.exists() and time.monotonic() < deadline_s:
+            time.sleep(POLL_S)
+
+
+def _await_end(job: JobDir) -> None:
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not job.outcome.exists():
+        if time.monotonic() > deadline_s:
+            raise PermanentError(f"job {job.job_id} took over {PATIENCE_S:.0f} s; see {job.logs}")
+        time.sleep(POLL_S)
+    outcome = read_outcome(job.outcome)
+    if outcome is None or outcome.state != "finished":
+        why = outcome.error if outcome else "no outcome"
+        raise PermanentError(f"job {job.job_id} did not finish: {why}; see {job.logs}")
+
+
+# ------------------------------------------------------------------------------ afterwards
+
+
+def _read(job: JobDir, directory: Path, scenario: Scenario, *, keep_trail: bool) -> Ran:
+    begun_s = started_s(directory, scenario.workers)
+    completed = [e.t for e in read_events(job.events) if e.event == "feed_complete"]
+    if begun_s is None or not completed:
+        raise InternalError(f"job {job.job_id} finished, but not its training; see {job.path}")
+    _check_samples(job, scenario)
+    batches = {name: np.concatenate(diaries(directory, name)) for name in _workers(scenario)}
+    # The first entry of a life is no batch.
+    batches = {name: entries[entries[:, 2] > 0] for name, entries in batches.items()}
+    lines = read_log(job.decisions) if job.decisions.exists() else []
+    acted = _acted(lines, begun_s)
+    computed = {name: int(entries[:, 2].sum()) for name, entries in batches.items()}
+    total = scenario.num_samples * scenario.epochs
+    outcome = Outcome(
+        jct_s=float(completed[-1] - begun_s),
+        samples=total,
+        steps=scenario.num_steps if scenario.mode == "bsp" else sum(map(len, batches.values())),
+        redone=sum(computed.values()) - total,
+        restarts=sum(each.action == KillRestart.__name__ for each in acted),
+        decisions=sum(isinstance(line, Decided) for line in lines),
+        shares=computed,
+        acted=tuple(acted),
+        trail=tuple(_trail(job, begun_s, scenario)) if keep_trail else (),
+    )
+    step_s, busy_s = _steps(list(batches.values()), synchronous=scenario.mode == "bsp")
+    return Ran(
+        outcome=outcome,
+        refused=tuple(line.reason for line in lines if isinstance(line, Refused)),
+        costs=_costs(lines),
+        step_s=step_s,
+        busy_s=busy_s,
+        update_s=_updates(directory, scenario),
+    )
+
+
+def _workers(scenario: Scenario) -> list[str]:
+    return worker_names(scenario.workers)
+
+
+def _check_samples(job: JobDir, scenario: Scenario) -> None:
+    """Read the model's own count from the last cut.
+
+    Raises:
+        InternalError: a sample is missing in it, or more than once in it.
+    """
+    from paceline.runtime.ps import cutfile
+
+    last = max(path.parent for path in job.cuts.glob("*/manifest.json"))
+    manifest, files = cutfile.read_cut(last)
+    del manifest
+    counted = sum(
+        float(values.sum())
+        for arrays in files.values()
+        for values in arrays.values()
+        if values.dtype == np.float64
+    )
+    total = scenario.num_samples * scenario.epochs
+    if abs(counted - total) > 0.5:
+        raise InternalError(f"job {job.job_id}: the model counts {counted:g} of {total} samples")
+
+
+def _actions(lines: Sequence[AnyLine]) -> Iterator[tuple[TookEffect, AnyAction]]:
+    decided = {line.no: line.actions for line in lines if isinstance(line, Decided)}
+    for line in lines:
+        if isinstance(line, TookEffect):
+            yield line, decided[line.no][line.index]
+
+
+def _acted(lines: Sequence[AnyLine], begun_s: float) -> list[Acted]:
+    steps = {line.no: line.observation.step for line in lines if isinstance(line, Decided)}
+    return [
+        Acted(
+            at_s=line.t - begun_s,
+            step=steps[line.no],
+            action=type(action).__name__,
+            node=action.node if isinstance(action, KillRestart) else "",
+            reason=action.reason,
+        )
+        for line, action in _actions(lines)
+    ]
+
+
+def _costs(lines: Sequence[AnyLine]) -> dict[str, list[RestartCost]]:
+    """Of the restarts that took effect; of a role without any, as the master last expected it."""
+    found: dict[str, list[RestartCost]] = {"worker": [], "server": []}
+    for line, action in _actions(lines):
+        if isinstance(action, KillRestart) and line.cost is not None:
+            found[action.node.rpartition("-")[0]].append(line.cost)
+    seen = [line.observation for line in lines if isinstance(line, Decided)]
+    if seen:
+        found["worker"] = found["worker"] or [seen[-1].worker_restart]
+        found["server"] = found["server"] or [seen[-1].server_restart]
+    return found
+
+
+def _steps(batches: Sequence[Floats], *, synchronous: bool) -> tuple[float, float]:
+    """`Ran.step_s` and `Ran.busy_s`."""
+    step_s = float(np.median(np.concatenate([np.diff(each[:, 0]) for each in batches])))
+    busy = [each[:, 1] - each[:, 0] for each in batches]
+    if not synchronous:
+        return step_s, float(np.median(np.concatenate(busy)))
+    common = min(map(len, busy))
+    return step_s, float(np.median(np.max([each[:common] for each in busy], axis=0)))
+
+
+def _updates(directory: Path, scenario: Scenario) -> dict[str, float]:
+    names = [f"server-{i}" for i in range(scenario.servers)]
+    entries = {name: np.concatenate(diaries(directory, name)) for name in names}
+    return {name: float(np.median(each[:, 1] - each[:, 0])) for name, each in entries.items()}
+
+
+def _trail(job: JobDir, begun_s: float, scenario: Scenario) -> Iterator[Sight]:
+    """What the master measured once a second."""
+    before: dict[str, tuple[int, int]] = {}
+    for point in read_metrics(job.metrics):
+        for node, now in point.nodes.items():
+            steps, samples = before.get(node, (0, 0))
+            before[node] = (now.step, now.samples)
+            if now.step > steps and point.t >= begun_s:
+                yield Sight(
+                    at_s=point.t - begun_s,
+                    node=node,
+                    steps=now.step - steps,
+                    batch_size=(now.samples - samples) / (now.step - steps),
+                    compute_s=now.compute_s,
+                    server_s=now.server_s,
+                    bpt_s=now.bpt_s,
+                )
