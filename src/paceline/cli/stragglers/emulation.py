@@ -57,8 +57,14 @@ def diaries(directory: Path, node: str) -> list[NDArray[np.float64]]:
 
 def started_s(directory: Path, workers: int) -> float | None:
     """Unix time at which the last worker was ready to train; None: not all are."""
-    entries = [diary(directory, f"worker-{i}", 0) for i in range(workers)]
-    return max(float(each[0, 0]) for each in entries) if all(map(len, entries)) else None
+    ready_s = [_ready_s(directory, f"worker-{i}") for i in range(workers)]
+    known_s = [each for each in ready_s if each is not None]
+    return max(known_s) if len(known_s) == workers else None
+
+
+def _ready_s(directory: Path, node: str) -> float | None:
+    """Of its first life that came so far."""
+    return next((float(each[0, 0]) for each in diaries(directory, node) if len(each)), None)
 
 
 class Life:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 
 import msgspec
+import numpy as np
 
 from paceline.cli.stragglers.real import Ran, run_real
 from paceline.policy.straggler.observation import RestartCost
@@ -110,8 +111,13 @@ def calibrate(scenario: Scenario, seed: int) -> Calibration:
         num_samples=CALIBRATION_STEPS * scenario.batch_size,
         epochs=1,
     )
-    ran = run_real(plain, PLAIN, seed)
-    return Calibration(step_s=ran.step_s, message_s=max(0.0, ran.step_s - ran.busy_s))
+    batches = list(run_real(plain, PLAIN, seed).batches.values())
+    step_s = np.median(np.concatenate([np.diff(each[:, 0]) for each in batches]))
+    busy_s = [each[:, 1] - each[:, 0] for each in batches]
+    if scenario.mode == "bsp":  # a step takes as long as its slowest worker
+        busy_s = [np.max([each[:CALIBRATION_STEPS] for each in busy_s], axis=0)]
+    message_s = max(0.0, step_s - np.median(np.concatenate(busy_s)))
+    return Calibration(step_s=float(step_s), message_s=float(message_s))
 
 
 def _mean(costs: Sequence[RestartCost]) -> RestartCost:

@@ -16,13 +16,13 @@ from paceline.base.jobdir import JobDir
 from paceline.cli.decisions import read_log
 from paceline.cli.history import read_events, read_metrics
 from paceline.cli.launch import ask, launch
-from paceline.cli.stragglers.emulation import DIRECTORY, Emulated, diaries, started_s
+from paceline.cli.stragglers.emulation import DIRECTORY, FIELDS, Emulated, diaries, started_s
 from paceline.policy.straggler.actions import AnyAction, KillRestart
 from paceline.policy.straggler.decision_log import AnyLine, Decided, Refused, TookEffect
 from paceline.policy.straggler.observation import RestartCost
 from paceline.sim.costs import Floats
 from paceline.sim.methods import lengths_of
-from paceline.sim.nodes import worker_names
+from paceline.sim.nodes import server_names, worker_names
 from paceline.sim.outcome import Acted, Outcome, Sight
 from paceline.sim.results import Method
 from paceline.sim.scenarios import Scenario
@@ -47,12 +47,10 @@ class Ran(msgspec.Struct, frozen=True, kw_only=True):
     """Actions that the master did not carry out, with its reasons."""
     costs: dict[str, list[RestartCost]]
     """Measured restarts, by role."""
-    step_s: float
-    """Median time from one batch of a worker to its next."""
-    busy_s: float
-    """Synchronous: median, over steps, of the slowest worker's batch; else of all batches."""
-    update_s: dict[str, float]
-    """By server: median time of an update, with what it is delayed by."""
+    batches: dict[str, Floats]
+    """By worker: start and end (Unix time) and samples of each batch, over all its lives."""
+    updates: dict[str, Floats]
+    """By server: start and end of each update, with what it is delayed by."""
 
 
 def spec_of(scenario: Scenario, method: Method, seed: int, directory: Path) -> JobSpec:
@@ -135,7 +133,7 @@ def _read(job: JobDir, directory: Path, scenario: Scenario, *, keep_trail: bool)
     if begun_s is None or not completed:
         raise InternalError(f"job {job.job_id} finished, but not its training; see {job.path}")
     _check_samples(job, scenario)
-    batches = {name: np.concatenate(diaries(directory, name)) for name in _workers(scenario)}
+    batches = _entries(directory, worker_names(scenario.workers))
     # The first entry of a life is no batch.
     batches = {name: entries[entries[:, 2] > 0] for name, entries in batches.items()}
     lines = read_log(job.decisions) if job.decisions.exists() else []
@@ -153,19 +151,19 @@ def _read(job: JobDir, directory: Path, scenario: Scenario, *, keep_trail: bool)
         acted=tuple(acted),
         trail=tuple(_trail(job, begun_s, scenario)) if keep_trail else (),
     )
-    step_s, busy_s = _steps(list(batches.values()), synchronous=scenario.mode == "bsp")
     return Ran(
         outcome=outcome,
         refused=tuple(line.reason for line in lines if isinstance(line, Refused)),
         costs=_costs(lines),
-        step_s=step_s,
-        busy_s=busy_s,
-        update_s=_updates(directory, scenario),
+        batches=batches,
+        updates=_entries(directory, server_names(scenario.servers)),
     )
 
 
-def _workers(scenario: Scenario) -> list[str]:
-    return worker_names(scenario.workers)
+def _entries(directory: Path, nodes: Sequence[str]) -> dict[str, Floats]:
+    """Of all lives of each node."""
+    none = np.empty((0, FIELDS))
+    return {node: np.concatenate([none, *diaries(directory, node)]) for node in nodes}
 
 
 def _check_samples(job: JobDir, scenario: Scenario) -> None:
@@ -177,8 +175,7 @@ def _check_samples(job: JobDir, scenario: Scenario) -> None:
     from paceline.runtime.ps import cutfile
 
     last = max(path.parent for path in job.cuts.glob("*/manifest.json"))
-    manifest, files = cutfile.read_cut(last)
-    del manifest
+    _, files = cutfile.read_cut(last)
     counted = sum(
         float(values.sum())
         for arrays in files.values()
@@ -222,22 +219,6 @@ def _costs(lines: Sequence[AnyLine]) -> dict[str, list[RestartCost]]:
         found["worker"] = found["worker"] or [seen[-1].worker_restart]
         found["server"] = found["server"] or [seen[-1].server_restart]
     return found
-
-
-def _steps(batches: Sequence[Floats], *, synchronous: bool) -> tuple[float, float]:
-    """`Ran.step_s` and `Ran.busy_s`."""
-    step_s = float(np.median(np.concatenate([np.diff(each[:, 0]) for each in batches])))
-    busy = [each[:, 1] - each[:, 0] for each in batches]
-    if not synchronous:
-        return step_s, float(np.median(np.concatenate(busy)))
-    common = min(map(len, busy))
-    return step_s, float(np.median(np.max([each[:common] for each in busy], axis=0)))
-
-
-def _updates(directory: Path, scenario: Scenario) -> dict[str, float]:
-    names = [f"server-{i}" for i in range(scenario.servers)]
-    entries = {name: np.concatenate(diaries(directory, name)) for name in names}
-    return {name: float(np.median(each[:, 1] - each[:, 0])) for name, each in entries.items()}
 
 
 def _trail(job: JobDir, begun_s: float, scenario: Scenario) -> Iterator[Sight]:

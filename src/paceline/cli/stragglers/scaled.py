@@ -1,5 +1,7 @@
 """The paper's experiments at the size of one machine: the presets of ``paceline bench``."""
 
+from collections.abc import Callable
+
 import msgspec
 
 from paceline.base.errors import ConfigError
@@ -81,19 +83,19 @@ def _experiments(
         for intensity in intensities:
             scenario = shrunk(kind(intensity, mode, size.scale), size)
             of_this = tuple(scaled(method, scenario, size.scale.steps) for method in methods)
-            draw = _always(scenario)
-            found.append(Experiment(draw=draw, methods=of_this, keep_trail=intensity == WORST))
+            keep_trail = intensity == WORST
+            found.append(Experiment(draw=_always(scenario), methods=of_this, keep_trail=keep_trail))
     return found
 
 
-class _always:  # noqa: N801 -- reads as the function that it stands for
+def _always(scenario: Scenario) -> Callable[[int], Scenario]:
     """The same scenario for every seed."""
 
-    def __init__(self, scenario: Scenario) -> None:
-        self._scenario = scenario
+    def draw(seed: int) -> Scenario:
+        del seed
+        return scenario
 
-    def __call__(self, seed: int) -> Scenario:
-        return self._scenario
+    return draw
 
 
 def presets(size: Size) -> dict[str, Preset]:

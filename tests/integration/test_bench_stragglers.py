@@ -1,0 +1,88 @@
+"""A job of emulated stragglers: real processes, and what was planted is what comes out."""
+
+import msgspec
+import numpy as np
+import pytest
+
+from paceline.cli.stragglers.beside import markdown_beside
+from paceline.cli.stragglers.emulations import Emulations, emulate
+from paceline.cli.stragglers.real import run_real
+from paceline.policy.straggler.observation import RestartCost
+from paceline.sim.costs import Compute
+from paceline.sim.experiments import Experiment, Planned
+from paceline.sim.methods import BSP
+from paceline.sim.patterns import Persistent
+from paceline.sim.results import Run
+from paceline.sim.scenarios import Recovery, Scenario
+
+pytestmark = pytest.mark.soak
+
+WORKER_S, SERVER_S = 0.1, 0.06
+STEPS = 20
+SMALL = Scenario(
+    name="small",
+    mode="bsp",
+    workers=3,
+    servers=2,
+    num_samples=STEPS * 3 * 50,
+    epochs=1,
+    batch_size=3 * 50,
+    compute=Compute(per_sample_s=0.002),
+    recovery=Recovery(worker=RestartCost(), server=RestartCost()),
+    patterns=(
+        Persistent(nodes=(1,), delay_s=WORKER_S),
+        Persistent(role="server", nodes=(1,), delay_s=SERVER_S),
+    ),
+)
+"""A step takes 0.1 s without stragglers; planted are a worker and a server."""
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path_factory.mktemp("home")))
+
+
+def seconds(entries: np.ndarray) -> float:  # type: ignore[type-arg]
+    return float(np.median(entries[:, 1] - entries[:, 0]))
+
+
+def test_a_job_shows_the_stragglers_that_were_planted() -> None:
+    ran = run_real(SMALL, BSP, seed=1, keep_trail=True)
+
+    # That each sample is in the model once was read from its last cut.
+    assert ran.outcome.samples == sum(ran.outcome.shares.values()) == SMALL.num_samples
+    assert ran.outcome.redone == 0
+    assert set(ran.outcome.shares.values()) == {STEPS * 50}
+    assert seconds(ran.batches["worker-0"]) == pytest.approx(0.1, abs=0.04)
+    assert seconds(ran.batches["worker-1"]) == pytest.approx(0.1 + WORKER_S, abs=0.04)
+    assert seconds(ran.updates["server-0"]) < SERVER_S / 2
+    assert seconds(ran.updates["server-1"]) == pytest.approx(SERVER_S, abs=0.03)
+    assert len(ran.updates["server-1"]) == STEPS
+    assert ran.outcome.jct_s > STEPS * (0.1 + WORKER_S + SERVER_S)
+    # What the monitor measured, for the plots.
+    mean_s = {
+        node: np.mean([sight.compute_s for sight in ran.outcome.trail if sight.node == node])
+        for node in ("worker-0", "worker-1")
+    }
+    assert mean_s["worker-1"] > mean_s["worker-0"] + WORKER_S / 2
+
+
+def test_asynchronous_servers_pay_for_each_contribution() -> None:
+    ran = run_real(msgspec.structs.replace(SMALL, mode="asp"), BSP, seed=1)
+    assert ran.outcome.samples == SMALL.num_samples
+    assert len(ran.updates["server-1"]) >= 3 * STEPS
+    assert ran.outcome.jct_s > 3 * STEPS * SERVER_S
+
+
+def test_a_run_stands_beside_the_simulated_one() -> None:
+    told: list[Run] = []
+    results = Emulations(
+        clock="emulated", preset="small", version="", commit="", command="", started=""
+    )
+    experiment = Experiment(draw=lambda seed: SMALL, methods=(BSP,))
+    emulate(results, [Planned(experiment, BSP, 0)], told.append)
+    (beside,) = results.beside
+    assert told[0].outcome == beside.real.outcome == results.runs[0].outcome
+    assert beside.simulated.outcome.steps == STEPS
+    assert beside.ratio == pytest.approx(1.0, abs=0.25)
+    assert "| small, bsp | BSP |" in markdown_beside(results)

@@ -1,0 +1,101 @@
+"""What a process of an emulated job knows of itself, and the presets made smaller."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from paceline.cli.stragglers.emulation import Emulated, Life, diaries, started_s
+from paceline.cli.stragglers.scaled import SAMPLES, Size, presets, scaled
+from paceline.sim.methods import AUTO, ND, lengths_of
+from paceline.sim.patterns import Persistent
+from paceline.sim.presets import Scale, worker_stragglers
+from paceline.sim.scenarios import Scenario
+from tests.simulated import SMALL
+
+ALL = SMALL.workers
+
+
+def begin(directory: Path, *patterns: Persistent, **changes: object) -> Scenario:
+    scenario = msgspec.structs.replace(SMALL, patterns=patterns, **changes)
+    Emulated(scenario=scenario, seed=3).write(directory)
+    return scenario
+
+
+def lives(directory: Path) -> list[Life]:
+    """Of all workers, ready to train."""
+    found = [Life(f"worker-{i}", directory) for i in range(ALL)]
+    for life in found:
+        life.note(100.0 + life.place.index, 100.0, 0)
+    return found
+
+
+def test_the_job_starts_when_its_last_worker_is_ready(tmp_path: Path) -> None:
+    begin(tmp_path)
+    assert started_s(tmp_path, ALL) is None
+    first = Life("worker-0", tmp_path)
+    assert first.started_s() is None  # and it dies before it is ready
+    lives(tmp_path)
+    assert started_s(tmp_path, ALL) == 100.0 + ALL - 1 == first.started_s()
+
+
+def test_nobody_is_disturbed_before_the_start(tmp_path: Path) -> None:
+    begin(tmp_path, Persistent(role="server", nodes=(0,), delay_s=2.0))
+    server = Life("server-0", tmp_path)
+    assert server.delay_s(0) == 0.0
+    lives(tmp_path)
+    assert server.delay_s(0) == 2.0
+    assert Life("server-1", tmp_path).delay_s(0) == 0.0
+
+
+def test_the_next_life_is_in_another_place(tmp_path: Path) -> None:
+    begin(tmp_path, Persistent(nodes=(1,), delay_s=2.0))
+    _, slow, *_ = lives(tmp_path)
+    assert slow.batch_s(100, 0) == pytest.approx(1.0 + 2.0)
+    again = Life("worker-1", tmp_path)
+    assert again.place.life == 1
+    assert again.batch_s(100, 0) == pytest.approx(1.0)
+
+
+def test_a_fresh_server_under_another_name_is_in_another_place(tmp_path: Path) -> None:
+    begin(tmp_path, Persistent(role="server", nodes=(1,), delay_s=2.0))
+    lives(tmp_path)
+    assert Life(f"server-{SMALL.servers}", tmp_path).delay_s(0) == 0.0
+
+
+def test_a_slowdown_multiplies_the_computation_and_iterations_are_counted(tmp_path: Path) -> None:
+    begin(tmp_path, Persistent(nodes=(1,), slowdown=3.0, clock="iterations", start=2.0, stop=4.0))
+    _, slow, *_ = lives(tmp_path)
+    assert [slow.batch_s(100, i) for i in range(6)] == pytest.approx([1, 1, 3, 3, 1, 1])
+
+
+def test_a_torn_entry_of_a_diary_is_passed_over(tmp_path: Path) -> None:
+    begin(tmp_path)
+    life = Life("worker-0", tmp_path)
+    life.note(1.0, 2.0, 7)
+    with (tmp_path / "worker-0.0").open("ab") as file:
+        file.write(b"\0" * 11)
+    (entries,) = diaries(tmp_path, "worker-0")
+    assert entries.tolist() == [[1.0, 2.0, 7.0]]
+
+
+@pytest.mark.parametrize("name", sorted(presets(Size())))
+def test_presets_keep_times_and_stragglers_at_every_size(name: str) -> None:
+    size = Size(workers=4, servers=2, scale=Scale(time=0.2, steps=0.1))
+    for experiment in presets(size)[name].experiments:
+        scenario = experiment.draw(0)
+        assert scenario.num_steps == 165
+        assert scenario.local_batch == SAMPLES
+        assert float(scenario.compute.batch_s(SAMPLES)) == pytest.approx(2.0 * 0.2)
+        counts = {"worker": 4, "server": 2}
+        persistent = [p for p in scenario.patterns if isinstance(p, Persistent)]
+        assert persistent
+        assert all(node < counts[p.role] for p in persistent for node in p.nodes)
+
+
+def test_periods_shrink_with_the_job() -> None:
+    scenario = worker_stragglers(0.8, "bsp", Scale(time=0.1, steps=0.1))
+    paper = scaled(ND, scenario, 0.1)
+    assert paper.parameters["every_s"] == pytest.approx(3.0)
+    assert lengths_of(paper, scenario).long_s == pytest.approx(6.0)
+    assert scaled(AUTO, scenario, 0.1).parameters["every_steps"] == 1
