@@ -53,10 +53,11 @@ def test_a_job_shows_the_stragglers_that_were_planted() -> None:
     assert ran.outcome.samples == sum(ran.outcome.shares.values()) == SMALL.num_samples
     assert ran.outcome.redone == 0
     assert set(ran.outcome.shares.values()) == {STEPS * 50}
-    assert seconds(ran.batches["worker-0"]) == pytest.approx(0.1, abs=0.04)
-    assert seconds(ran.batches["worker-1"]) == pytest.approx(0.1 + WORKER_S, abs=0.04)
+    # Sleeps are never shorter; on a busy machine they are longer.
+    assert 0.1 <= seconds(ran.batches["worker-0"]) < 0.1 + WORKER_S / 2
+    assert 0.1 + WORKER_S <= seconds(ran.batches["worker-1"]) < 0.1 + 1.5 * WORKER_S
     assert seconds(ran.updates["server-0"]) < SERVER_S / 2
-    assert seconds(ran.updates["server-1"]) == pytest.approx(SERVER_S, abs=0.03)
+    assert SERVER_S <= seconds(ran.updates["server-1"]) < 1.5 * SERVER_S
     assert len(ran.updates["server-1"]) == STEPS
     assert ran.outcome.jct_s > STEPS * (0.1 + WORKER_S + SERVER_S)
     # What the monitor measured, for the plots.

@@ -19,6 +19,8 @@ from paceline.sim.scenarios import Scenario
 
 DIRECTORY = "PACELINE_EMULATED"
 """Environment variable that names the directory."""
+ROWS = 1_024
+"""Of the model, which counts: sample i has added 1 to row i % ROWS."""
 WAIT_S = 0.02
 FIELDS = 3
 """Of an entry: when it began and ended (Unix time), and its samples."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 import numpy as np
 
+from paceline.base.errors import PermanentError
 from paceline.cli.stragglers.real import Ran, run_real
 from paceline.policy.straggler.observation import RestartCost
 from paceline.sim.costs import Traffic
@@ -61,28 +62,33 @@ class Emulations(Results, kw_only=True):
 def emulate(results: Emulations, planned: Sequence[Planned], ran: Callable[[Run], None]) -> None:
     """Run one real job after the other into the results; then simulate each.
 
+    A job that fails has no row; the notes say so.
+
     Args:
         results: to be filled.
         planned: what to run; trails are kept of each method's first run.
         ran: told of each run; its oracle knows the restarts that were measured so far.
 
     Raises:
-        PermanentError: a job failed.
         InternalError: a job lost a sample, or counted one twice.
+        PermanentError: not even the calibration came to its end.
     """
     costs: dict[str, list[RestartCost]] = {"worker": [], "server": []}
-    real: list[Ran] = []
-    seen: set[tuple[str, str, str]] = set()
+    done: list[tuple[Planned, Ran]] = []
     for one in planned:
         scenario = one.experiment.draw(one.seed)
         if scenario.mode not in results.calibrations:
             results.calibrations[scenario.mode] = calibrate(scenario, one.seed)
-        row = (scenario.name, scenario.mode, one.method.label)
         begun_s = time.monotonic()
-        keep_trail = one.experiment.keep_trail and row not in seen
-        seen.add(row)
-        found = run_real(scenario, one.method, one.seed, keep_trail=keep_trail)
-        real.append(found)
+        is_first = not results.of(scenario.name, scenario.mode, one.method.label)
+        keep_trail = one.experiment.keep_trail and is_first
+        try:
+            found = run_real(scenario, one.method, one.seed, keep_trail=keep_trail)
+        except PermanentError as error:
+            row = f"{scenario.name}, {scenario.mode}, {one.method.label}, seed {one.seed}"
+            results.notes += (f"**No result** of {row}: {error}.",)
+            continue
+        done.append((one, found))
         for role, measured in found.costs.items():
             costs[role] += measured
         results.restarts = {role: _mean(each) for role, each in costs.items() if each}
@@ -99,7 +105,7 @@ def emulate(results: Emulations, planned: Sequence[Planned], ran: Callable[[Run]
         )
         results.runs.append(run)
         ran(run)
-    _compare(results, planned, real)
+    _compare(results, done)
 
 
 def calibrate(scenario: Scenario, seed: int) -> Calibration:
@@ -142,9 +148,9 @@ def _as_measured(scenario: Scenario, results: Emulations) -> Scenario:
     )
 
 
-def _compare(results: Emulations, planned: Sequence[Planned], real: Sequence[Ran]) -> None:
+def _compare(results: Emulations, done: Sequence[tuple[Planned, Ran]]) -> None:
     """Simulate each run, and ask the oracle again, with all that was measured."""
-    for number, (one, found) in enumerate(zip(planned, real, strict=True)):
+    for number, (one, found) in enumerate(done):
         scenario = _as_measured(one.experiment.draw(one.seed), results)
         best_s = float(oracle_s(scenario, one.seed))
         run = msgspec.structs.replace(results.runs[number], oracle_s=best_s)

@@ -14,9 +14,9 @@ import numpy as np
 from paceline.base.errors import InternalError, PacelineError, PermanentError
 from paceline.base.jobdir import JobDir
 from paceline.cli.decisions import read_log
-from paceline.cli.history import read_events, read_metrics
+from paceline.cli.history import read_events, read_last_metrics, read_metrics
 from paceline.cli.launch import ask, launch
-from paceline.cli.stragglers.emulation import DIRECTORY, FIELDS, Emulated, diaries, started_s
+from paceline.cli.stragglers.emulation import DIRECTORY, FIELDS, ROWS, Emulated, diaries, started_s
 from paceline.policy.straggler.actions import AnyAction, KillRestart
 from paceline.policy.straggler.decision_log import AnyLine, Decided, Refused, TookEffect
 from paceline.policy.straggler.observation import RestartCost
@@ -28,13 +28,16 @@ from paceline.sim.results import Method
 from paceline.sim.scenarios import Scenario
 from paceline.wire.client import StopJob
 from paceline.wire.outcome import read_outcome
+from paceline.wire.schema import NUM_BUCKETS
 from paceline.wire.spec import JobSpec, NodeSpec, TimeoutSpec, WindowSpec
 
 SCRIPT = Path(__file__).with_name("emulated") / "train.py"
-POLL_S = 0.2
+POLL_S = 0.5
 CLEAN_UP_S = 20.0
-PATIENCE_S = 1_800.0
-"""For one job; one that takes longer is ended and told of."""
+TOLERANCE = 1e-3
+"""Of a count: sums of some thousand fractions."""
+PATIENCE_S = 120.0
+"""A job that takes in no sample for so long is ended, kept, and told of."""
 LOST_AFTER_S = 60.0
 """Many processes that start on few cores are silent for long."""
 
@@ -84,8 +87,8 @@ def run_real(scenario: Scenario, method: Method, seed: int, *, keep_trail: bool 
     """Run a scenario with real processes, to the end.
 
     Raises:
-        PermanentError: the job failed, or did not end; its directory is kept, and named.
-        InternalError: a sample is not in the model, or stragglers were not played.
+        PermanentError: the job failed, or stood still; its directory is kept, and named.
+        InternalError: a sample is not in the model once per epoch, or servers were not slowed.
     """
     with tempfile.TemporaryDirectory(prefix="paceline-emulated-") as name:
         directory = Path(name)
@@ -113,15 +116,19 @@ def _ending(job: JobDir) -> Iterator[None]:
 
 
 def _await_end(job: JobDir) -> None:
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not job.outcome.exists():
-        if time.monotonic() > deadline_s:
-            raise PermanentError(f"job {job.job_id} took over {PATIENCE_S:.0f} s; see {job.logs}")
+    committed, changed_s = -1, time.monotonic()
+    while (outcome := read_outcome(job.outcome)) is None:
+        point = read_last_metrics(job.metrics)
+        if point is not None and point.committed != committed:
+            committed, changed_s = point.committed, time.monotonic()
+        if time.monotonic() > changed_s + PATIENCE_S:
+            raise PermanentError(
+                f"job {job.job_id} has stood still at {committed} samples for {PATIENCE_S:.0f} s; "
+                f"see {job.path}"
+            )
         time.sleep(POLL_S)
-    outcome = read_outcome(job.outcome)
-    if outcome is None or outcome.state != "finished":
-        why = outcome.error if outcome else "no outcome"
-        raise PermanentError(f"job {job.job_id} did not finish: {why}; see {job.logs}")
+    if outcome.state != "finished":
+        raise PermanentError(f"job {job.job_id}: {outcome.state}: {outcome.error}; see {job.path}")
 
 
 # ------------------------------------------------------------------------------ afterwards
@@ -136,6 +143,9 @@ def _read(job: JobDir, directory: Path, scenario: Scenario, *, keep_trail: bool)
     batches = _entries(directory, worker_names(scenario.workers))
     # The first entry of a life is no batch.
     batches = {name: entries[entries[:, 2] > 0] for name, entries in batches.items()}
+    updates = _entries(directory, server_names(scenario.servers))
+    if not all(map(len, updates.values())):
+        raise InternalError(f"job {job.job_id}: its servers could not be slowed; see {job.logs}")
     lines = read_log(job.decisions) if job.decisions.exists() else []
     acted = _acted(lines, begun_s)
     computed = {name: int(entries[:, 2].sum()) for name, entries in batches.items()}
@@ -156,7 +166,7 @@ def _read(job: JobDir, directory: Path, scenario: Scenario, *, keep_trail: bool)
         refused=tuple(line.reason for line in lines if isinstance(line, Refused)),
         costs=_costs(lines),
         batches=batches,
-        updates=_entries(directory, server_names(scenario.servers)),
+        updates=updates,
     )
 
 
@@ -167,24 +177,26 @@ def _entries(directory: Path, nodes: Sequence[str]) -> dict[str, Floats]:
 
 
 def _check_samples(job: JobDir, scenario: Scenario) -> None:
-    """Read the model's own count from the last cut.
+    """Read the model's own counts from the last cut.
 
     Raises:
-        InternalError: a sample is missing in it, or more than once in it.
+        InternalError: a sample is missing in it, or in it too often.
     """
     from paceline.runtime.ps import cutfile
+    from paceline.runtime.ps.store import Store
 
     last = max(path.parent for path in job.cuts.glob("*/manifest.json"))
-    _, files = cutfile.read_cut(last)
-    counted = sum(
-        float(values.sum())
-        for arrays in files.values()
-        for values in arrays.values()
-        if values.dtype == np.float64
-    )
-    total = scenario.num_samples * scenario.epochs
-    if abs(counted - total) > 0.5:
-        raise InternalError(f"job {job.job_id}: the model counts {counted:g} of {total} samples")
+    manifest, files = cutfile.read_cut(last)
+    whole = Store(manifest.schema, [0] * NUM_BUCKETS, 0)
+    whole.load(files.values())
+    rows, counts = whole.export(0)
+    wanted = scenario.epochs * np.bincount(np.arange(scenario.num_samples) % ROWS, minlength=ROWS)
+    wrong = np.flatnonzero(np.abs(counts[:, 0] - wanted[rows]) > TOLERANCE)
+    if len(rows) != ROWS or wrong.size:
+        raise InternalError(
+            f"job {job.job_id}: {len(rows)} of {ROWS} rows count samples, {wrong.size} wrongly; "
+            f"see {job.path}"
+        )
 
 
 def _actions(lines: Sequence[AnyLine]) -> Iterator[tuple[TookEffect, AnyAction]]:

@@ -10,9 +10,7 @@ import torch
 from torch import nn
 
 import paceline as pl
-from paceline.cli.stragglers.emulation import Life
-
-ROWS = 1_024
+from paceline.cli.stragglers.emulation import ROWS, Life
 
 
 class Counts(nn.Module):
