@@ -55,7 +55,8 @@ class Emulations(Results, kw_only=True):
     calibrations: dict[str, Calibration] = {}
     """By mode."""
     restarts: dict[str, RestartCost] = {}
-    """By role: mean of those that were measured; simulated runs cost that much."""
+    """By role: mean of those that took effect, or what the master expected; simulated runs cost
+    that much."""
     beside: list[Beside] = []
 
 
@@ -89,9 +90,10 @@ def emulate(results: Emulations, planned: Sequence[Planned], ran: Callable[[Run]
             results.notes += (f"**No result** of {row}: {error}.",)
             continue
         done.append((one, found))
+        results.restarts |= found.expected
         for role, measured in found.costs.items():
             costs[role] += measured
-        results.restarts = {role: _mean(each) for role, each in costs.items() if each}
+        results.restarts |= {role: _mean(each) for role, each in costs.items() if each}
         results.methods[one.method.label] = one.method
         results.scenarios.setdefault(scenario.name, scenario)
         run = Run(

@@ -49,7 +49,9 @@ class Ran(msgspec.Struct, frozen=True, kw_only=True):
     refused: tuple[str, ...]
     """Actions that the master did not carry out, with its reasons."""
     costs: dict[str, list[RestartCost]]
-    """Measured restarts, by role."""
+    """Of restarts that took effect, by role."""
+    expected: dict[str, RestartCost]
+    """By role: what the master took a restart to cost, when it last decided."""
     batches: dict[str, Floats]
     """By worker: start and end (Unix time) and samples of each batch, over all its lives."""
     updates: dict[str, Floats]
@@ -165,6 +167,7 @@ def _read(job: JobDir, directory: Path, scenario: Scenario, *, keep_trail: bool)
         outcome=outcome,
         refused=tuple(line.reason for line in lines if isinstance(line, Refused)),
         costs=_costs(lines),
+        expected=_expected(lines),
         batches=batches,
         updates=updates,
     )
@@ -221,16 +224,18 @@ def _acted(lines: Sequence[AnyLine], begun_s: float) -> list[Acted]:
 
 
 def _costs(lines: Sequence[AnyLine]) -> dict[str, list[RestartCost]]:
-    """Of the restarts that took effect; of a role without any, as the master last expected it."""
     found: dict[str, list[RestartCost]] = {"worker": [], "server": []}
     for line, action in _actions(lines):
         if isinstance(action, KillRestart) and line.cost is not None:
             found[action.node.rpartition("-")[0]].append(line.cost)
-    seen = [line.observation for line in lines if isinstance(line, Decided)]
-    if seen:
-        found["worker"] = found["worker"] or [seen[-1].worker_restart]
-        found["server"] = found["server"] or [seen[-1].server_restart]
     return found
+
+
+def _expected(lines: Sequence[AnyLine]) -> dict[str, RestartCost]:
+    seen = [line.observation for line in lines if isinstance(line, Decided)]
+    if not seen:
+        return {}
+    return {"worker": seen[-1].worker_restart, "server": seen[-1].server_restart}
 
 
 def _trail(job: JobDir, begun_s: float, scenario: Scenario) -> Iterator[Sight]:
