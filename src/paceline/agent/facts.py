@@ -65,6 +65,7 @@ def _worker_facts(inc: int, page: LedgerPage) -> NodeFacts:
         steps=len(records),
         step_samples=_mean(records, "samples"),
         compute_s=_mean(records, "compute_s"),
+        compute_max_s=max((record.compute_s for record in records), default=0.0),
         server_s=_mean(records, "server_s"),
         message_s=_mean(records, "message_s"),
         bpt_s=_mean(records, "bpt_s"),

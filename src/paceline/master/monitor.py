@@ -194,6 +194,7 @@ class Monitor:
                 iterations=facts.steps,
                 samples=facts.step_samples,
                 compute_s=facts.compute_s,
+                compute_max_s=facts.compute_max_s,
                 server_s=facts.server_s,
                 message_s=facts.message_s,
                 bpt_s=facts.bpt_s,

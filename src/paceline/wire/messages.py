@@ -748,6 +748,8 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Mean batch size of those steps."""
     compute_s: float = 0.0
     """T^w: mean of the newest steps, thread time without waits (antdt, section II)."""
+    compute_max_s: float = 0.0
+    """The largest of them."""
     server_s: float = 0.0
     """T^s: mean of the slowest server's handler; of a server: of its own work per answered pull."""
     message_s: float = 0.0
