@@ -4,12 +4,19 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from typer.testing import CliRunner
 
+from paceline.base.errors import ConfigError
+from paceline.cli.main import app
+from paceline.cli.stragglers.beside import markdown_beside
 from paceline.cli.stragglers.emulation import Emulated, Life, diaries, started_s
-from paceline.cli.stragglers.scaled import SAMPLES, Size, presets, scaled
+from paceline.cli.stragglers.emulations import Beside, Calibration, Emulations
+from paceline.cli.stragglers.scaled import SAMPLES, Size, preset_of, presets, scaled
 from paceline.sim.methods import AUTO, ND, lengths_of
+from paceline.sim.outcome import Outcome
 from paceline.sim.patterns import Persistent
 from paceline.sim.presets import Scale, worker_stragglers
+from paceline.sim.results import Run
 from paceline.sim.scenarios import Scenario
 from tests.simulated import SMALL
 
@@ -99,3 +106,33 @@ def test_periods_shrink_with_the_job() -> None:
     assert paper.parameters["every_s"] == pytest.approx(3.0)
     assert lengths_of(paper, scenario).long_s == pytest.approx(6.0)
     assert scaled(AUTO, scenario, 0.1).parameters["every_steps"] == 1
+
+
+def ran(method: str, jct_s: float) -> Run:
+    outcome = Outcome(jct_s=jct_s, samples=1, steps=1)
+    return Run(scenario="a", mode="bsp", method=method, seed=0, outcome=outcome, oracle_s=1.0)
+
+
+def test_real_runs_stand_beside_simulated_ones_with_both_ranks() -> None:
+    results = Emulations(
+        clock="emulated", preset="p", version="", commit="", command="", started=""
+    )
+    results.calibrations["bsp"] = Calibration(step_s=0.2, message_s=0.05)
+    results.beside = [
+        Beside(real=ran("BSP", 90.0), simulated=ran("BSP", 100.0), refused=0),
+        Beside(real=ran("ND", 50.0), simulated=ran("ND", 40.0), refused=2),
+        Beside(real=ran("auto", 45.0), simulated=ran("auto", 45.0), refused=0),
+    ]
+    text = markdown_beside(results)
+    assert "| a, bsp | BSP | 90.0 | 100.0 | 0.900 | 3 / 3 | 0 |" in text
+    assert "| a, bsp | ND | 50.0 | 40.0 | 1.250 | 2 / 1 | 2 |" in text
+    assert "| a, bsp | auto | 45.0 | 45.0 | 1.000 | 1 / 2 | 0 |" in text
+    assert "50 ms, 25%, of an undisturbed bsp step of 200 ms: too much, raise --time-scale" in text
+
+
+def test_the_command_names_its_presets_and_refuses_others() -> None:
+    shown = CliRunner().invoke(app, ["bench", "stragglers", "--list"])
+    assert shown.exit_code == 0
+    assert [line.split()[0] for line in shown.stdout.splitlines()] == list(presets(Size()))
+    with pytest.raises(ConfigError, match="no preset 'none'; there are table3"):
+        preset_of("none", Size())

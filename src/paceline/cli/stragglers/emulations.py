@@ -28,6 +28,8 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     step_s: float
     message_s: float
     """What of it is not computation."""
+    update_s: float = 0.0
+    """What of that a server takes to apply an update."""
 
     @property
     def share(self) -> float:
@@ -119,13 +121,19 @@ def calibrate(scenario: Scenario, seed: int) -> Calibration:
         num_samples=CALIBRATION_STEPS * scenario.batch_size,
         epochs=1,
     )
-    batches = list(run_real(plain, PLAIN, seed).batches.values())
+    ran = run_real(plain, PLAIN, seed)
+    batches = list(ran.batches.values())
     step_s = np.median(np.concatenate([np.diff(each[:, 0]) for each in batches]))
     busy_s = [each[:, 1] - each[:, 0] for each in batches]
     if scenario.mode == "bsp":  # a step takes as long as its slowest worker
         busy_s = [np.max([each[:CALIBRATION_STEPS] for each in busy_s], axis=0)]
     message_s = max(0.0, step_s - np.median(np.concatenate(busy_s)))
-    return Calibration(step_s=float(step_s), message_s=float(message_s))
+    updates = np.concatenate(list(ran.updates.values()))
+    return Calibration(
+        step_s=float(step_s),
+        message_s=float(message_s),
+        update_s=float(np.median(updates[:, 1] - updates[:, 0])),
+    )
 
 
 def _mean(costs: Sequence[RestartCost]) -> RestartCost:
@@ -137,11 +145,11 @@ def _mean(costs: Sequence[RestartCost]) -> RestartCost:
 
 def _as_measured(scenario: Scenario, results: Emulations) -> Scenario:
     """The scenario with this machine's messages and restarts."""
-    assumed = scenario.recovery
+    assumed, step = scenario.recovery, results.calibrations[scenario.mode]
     server = results.restarts.get("server", assumed.server)
     return msgspec.structs.replace(
         scenario,
-        traffic=Traffic(message_s=results.calibrations[scenario.mode].message_s),
+        traffic=Traffic(message_s=max(0.0, step.message_s - step.update_s), update_s=step.update_s),
         recovery=Recovery(
             worker=results.restarts.get("worker", assumed.worker),
             server=server,
