@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -14,6 +15,8 @@ from paceline.sim.outcome import Outcome
 from paceline.sim.scenarios import Recovery, Scenario
 from paceline.sim.synchronous import Synchronous
 from paceline.wire.messages import NodeFacts
+
+S = TypeVar("S", bound=msgspec.Struct)
 
 SMALL = Scenario(
     name="small",
@@ -67,8 +70,8 @@ class Scripted:
         return self.script.pop(0)[1]
 
 
-def changed(scenario: Scenario, **changes: object) -> Scenario:
-    return msgspec.structs.replace(scenario, **changes)
+def changed(struct: S, **changes: object) -> S:
+    return msgspec.structs.replace(struct, **changes)
 
 
 def job_of(scenario: Scenario, control: Scripted | None = None, seed: int = 0) -> Job:

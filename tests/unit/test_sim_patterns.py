@@ -24,7 +24,8 @@ from paceline.sim.patterns import (
 
 PATTERNS: list[AnyPattern] = [
     Transient(probability=0.3, period=100.0, share=0.5, delay_s=1.0),
-    Persistent(nodes=(2,), delay_s=3.0, start=50.0, stop=400.0),
+    Persistent(nodes=(2,), delay_s=3.0, start=50.0),
+    Persistent(role="worker", nodes=(2,), slowdown=2.0, start=50.0, stop=400.0),
     OnOff(mean_on=40.0, mean_off=60.0, delay_s=2.0),
     HeavyTail(scale_s=0.1, shape=1.5, worst_s=5.0, noisy=0.5),
     Ladder(nodes=(2,), rung_s=0.1, rungs=3, every=20.0, hold=100.0, start=30.0),
@@ -140,13 +141,13 @@ def test_heavy_tails_are_drawn_per_iteration_and_cut_off() -> None:
 
 
 def test_a_ladder_climbs_holds_and_ends() -> None:
-    spells = first_spells(PATTERNS[4], Place("worker", 2))
+    spells = first_spells(PATTERNS[5], Place("worker", 2))
     assert [round(spell.delay_s, 6) for spell in spells] == [0.1, 0.2, 0.3]
     assert (spells[0].start, spells[-1].start, spells[-1].stop) == (30.0, 70.0, 170.0)
 
 
 def test_a_trace_goes_round_in_a_circle() -> None:
-    course = Course(spells_of(PATTERNS, 5, Place("worker", 4), 0))
+    course = Course(spells_of(PATTERNS, 6, Place("worker", 4), 0))
     levels = [course.at(t).slowdown for t in (0.0, 10.0, 20.0, 30.0)]
     assert levels == [1.0, 3.0, 1.0, 3.0]
 

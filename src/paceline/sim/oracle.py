@@ -179,7 +179,7 @@ class _Synchronous(_Clairvoyant):
             trip_s = scenario.traffic.round_trip_s(1, scenario.servers)
             now_s += self._level_s[step] + part_s + update_s + trip_s
         num_switches = sum(len(restarts) for restarts in self.servers_plan.values())
-        return now_s + num_switches * scenario.recovery.switch_s
+        return float(now_s) + num_switches * scenario.recovery.switch_s
 
     def _planned(self, workers: Workers, servers: Servers) -> Agenda:
         agenda = Agenda()

@@ -88,12 +88,14 @@ class Persistent(Pattern, frozen=True, kw_only=True):
     delay_s: float = 0.0
     slowdown: float = 1.0
     start: float = 0.0
-    stop: float = math.inf
+    stop: float | None = None
+    """None: never."""
 
     def spells(self, place: Place, rng: np.random.Generator) -> Spells:
         """At most one."""
         if place.index in self.nodes and place.life == 0:
-            yield Spell(self.start, self.stop, self.delay_s, self.slowdown)
+            stop = math.inf if self.stop is None else self.stop
+            yield Spell(self.start, stop, self.delay_s, self.slowdown)
 
 
 class OnOff(Pattern, frozen=True, kw_only=True):

@@ -58,6 +58,10 @@ class Steering:
         self._monitor.restarts.apply(measured)
         self._controller.works(node, cost, self._progress)
 
+    def restart_cost(self, role: str) -> RestartCost:
+        """As the monitor knows it."""
+        return self._monitor.restarts.cost(role)
+
     # ------------------------------------------------------------------ decisions
 
     def is_due(self, now_s: float, iterations: float) -> bool:
@@ -103,10 +107,12 @@ class Steering:
             since_action_s=self._controller.since_action_s(now.now_s),
         )
         seen = self._monitor.observe(now.now_s, job)
-        # Not in the master's view yet: what else is in force, and what the hardware is.
+        # Not in the master's view yet: what else is in force, what the hardware is, what stalls.
         kinds = dict(zip(worker_names(scenario.workers), scenario.kinds, strict=False))
+        stall_s = scenario.recovery.server.stall_s
         return msgspec.structs.replace(
             seen,
+            server_restart=msgspec.structs.replace(seen.server_restart, stall_s=stall_s),
             backup=now.backup,
             left_out=now.partial.left_out,
             chunks=now.partial.chunks,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from paceline.sim import paper
+from paceline.cli.stragglers.tables import published
 from paceline.sim.outcome import Sight
 from paceline.sim.results import CLOCKS, Results, Run, mean_s
 from paceline.sim.scenarios import Scenario
@@ -86,7 +86,7 @@ def _jct_bars(results: Results, mode: str) -> Figure | None:
         runs = [results.of(scenario, mode, method) for method in methods]
         _bars(axes, offset, runs, colour, scenario.split()[0])
         for x, method in enumerate(methods):
-            published_s = paper.JCT_S.get((scenario, method)) if mode == "bsp" else None
+            published_s = published(results, scenario, mode, method)
             if published_s is not None:
                 _mark(axes, x + offset, published_s)
     if mode == "asp":
@@ -130,7 +130,8 @@ def _dedicated(results: Results) -> Figure | None:
     rows = [results.of("ResNet-101", "allreduce", method) for method in methods]
     axes.bar(range(len(methods)), [mean_s(runs) for runs in rows], 0.6, color=COLOURS[0])
     for x, method in enumerate(methods):
-        if (published_s := paper.JCT_S.get(("ResNet-101", method))) is not None:
+        published_s = published(results, "ResNet-101", "allreduce", method)
+        if published_s is not None:
             _mark(axes, x, published_s)
     axes.set_xticks(range(len(methods)), methods)
     _legend(axes, marked=True)
@@ -174,10 +175,13 @@ def _intensities(results: Results) -> Figure | None:
         if not line:
             continue
         axes.plot(*zip(*line, strict=True), "o-", color=COLOURS[number], label=f"{role}, {method}")
-        published = [paper.JCT_S.get((f"{role} {si:g}", method)) for si, _ in line]
-        if all(published):
-            si = [x for x, _ in line]
-            axes.plot(si, published, ":", color=COLOURS[number], alpha=0.7)  # type: ignore[arg-type]
+        theirs = [
+            (si, published_s)
+            for si, _ in line
+            if (published_s := published(results, f"{role} {si:g}", "bsp", method)) is not None
+        ]
+        if theirs:
+            axes.plot(*zip(*theirs, strict=True), ":", color=COLOURS[number], alpha=0.7)
     axes.plot([], [], ":", color="#777777", label="paper")
     axes.legend(fontsize=8)
     return figure

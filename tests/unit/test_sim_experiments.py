@@ -1,0 +1,295 @@
+"""Presets, their fit to the paper's BSP column, steering, and what is shown of results."""
+
+import gzip
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from paceline.base.errors import ConfigError
+from paceline.cli.main import app
+from paceline.cli.stragglers.figures import draw
+from paceline.cli.stragglers.tables import markdown
+from paceline.policy.stats.history import PAPER, Lengths
+from paceline.policy.straggler.registry import solution
+from paceline.sim import families, pai, paper, production
+from paceline.sim.catalogue import preset_of, presets
+from paceline.sim.experiments import Experiment, Preset, run_all, simulate
+from paceline.sim.methods import AUTO, BSP, LB_BSP, ND, ND_OWN, lengths_of, solution_of
+from paceline.sim.presets import INTENSITIES, Scale, server_straggler, worker_stragglers
+from paceline.sim.results import Method, Results, decode, encode
+from paceline.sim.scenarios import Scenario
+from paceline.sim.steering import Steering
+from tests.simulated import NOISY, changed
+
+SCALED = Scale(time=0.1, steps=0.1)
+
+
+# ------------------------------------------------------------------------- the paper's jobs
+
+
+@pytest.mark.parametrize("intensity", INTENSITIES)
+@pytest.mark.parametrize("kind", [worker_stragglers, server_straggler])
+def test_bsp_is_within_15_percent_of_table_3(kind: object, intensity: float) -> None:
+    scenario = changed(kind(intensity, "bsp"), report_every=10)
+    jcts_s = [simulate(scenario, BSP, seed).outcome.jct_s for seed in range(2)]
+    assert np.mean(jcts_s) == pytest.approx(paper.JCT_S[scenario.name, "BSP"], rel=0.15)
+
+
+def test_a_scaled_job_is_the_papers_with_a_hundredth_of_its_time() -> None:
+    full, small = (worker_stragglers(0.5, "bsp", scale) for scale in (Scale(), SCALED))
+    assert (full.num_steps, small.num_steps) == (1_650, 165)
+    assert small.recovery.worker.start_s == pytest.approx(full.recovery.worker.start_s / 100)
+    full_s, small_s = (simulate(each, BSP, 1).outcome.jct_s for each in (full, small))
+    assert small_s == pytest.approx(full_s / 100, rel=0.02)
+
+
+def test_windows_and_periods_of_the_paper_follow_the_scale() -> None:
+    scenario = worker_stragglers(0.5, "bsp", SCALED)
+    assert lengths_of(ND, worker_stragglers(0.5, "bsp")) == PAPER
+    assert lengths_of(ND, scenario).long_s == pytest.approx(6.0)
+    assert solution_of(ND, scenario).every_s == pytest.approx(3.0)
+    assert lengths_of(ND_OWN, scenario).long_iterations == Lengths().long_iterations
+
+
+def test_the_homepage_job_takes_27_8_hours_under_bsp() -> None:
+    # A hundredth of its length; a day's transient stragglers average out.
+    jcts_s = [
+        simulate(production.homepage("bsp", 0.01), BSP, seed).outcome.jct_s for seed in range(3)
+    ]
+    assert 100 * np.mean(jcts_s) / 3600 == pytest.approx(27.8, rel=0.05)
+
+
+def test_the_stated_share_of_the_fleet_straggles() -> None:
+    jobs = [production.fleet("bsp", seed) for seed in range(300)]
+    share = np.mean([bool(job.patterns) for job in jobs])
+    assert share == pytest.approx(production.STRAGGLING, abs=0.07)
+    assert len({job.workers for job in jobs}) > 2
+
+
+@pytest.mark.parametrize("family", families.FAMILIES)
+def test_a_family_is_drawn_by_its_seed(family: str) -> None:
+    drawn = [families.draw(family, "bsp", seed) for seed in (5, 5, 6)]
+    assert drawn[0] == drawn[1]
+    assert drawn[0].patterns != drawn[2].patterns
+
+
+# ------------------------------------------------------------------------- measured times
+
+
+def write_trace(directory: Path, rows: str) -> None:
+    with gzip.open(directory / "job_1_norm.csv.gz", "wt") as file:
+        file.write(",worker,gpu,time,batch_time_norm\n" + rows)
+
+
+def test_a_trace_is_read_as_slowdowns_of_the_fastest_worker(tmp_path: Path) -> None:
+    write_trace(
+        tmp_path, "0,0,25,1,200\n1,1,25,1,500\n2,0,25,11,200\n3,0,25,21,200\n4,1,25,21,700\n"
+    )
+    assert pai.read(tmp_path / "job_1_norm.csv.gz").tolist() == [[1, 1, 1], [2.5, 2.5, 3.5]]
+
+
+def test_a_worker_that_is_seen_late_is_taken_to_have_begun_so(tmp_path: Path) -> None:
+    write_trace(tmp_path, "0,0,25,1,100\n1,0,25,11,100\n2,1,25,11,300\n")
+    assert pai.read(tmp_path / "job_1_norm.csv.gz")[1].tolist() == [3, 3]
+
+
+def test_every_node_of_a_traced_job_is_as_slow_as_measured(tmp_path: Path) -> None:
+    write_trace(tmp_path, "0,0,25,1,100\n1,1,25,1,300\n")
+    scenario = pai.draw(tmp_path, 1, "bsp", seed=0)
+    assert scenario.workers == 2
+    outcome = simulate(scenario, BSP, 0).outcome
+    assert outcome.jct_s / scenario.num_steps == pytest.approx(3 * 2.05, rel=0.05)
+
+
+def test_what_is_no_trace_is_refused_with_its_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"job_1_norm\.csv\.gz is not there"):
+        pai.read(tmp_path / "job_1_norm.csv.gz")
+    (tmp_path / "job_1_norm.csv.gz").write_bytes(b"no gzip")
+    with pytest.raises(ConfigError, match="no trace of mini-batch times"):
+        pai.read(tmp_path / "job_1_norm.csv.gz")
+
+
+# ------------------------------------------------------------------------- steering
+
+
+def test_solutions_find_and_cure_a_simulated_straggler() -> None:
+    scenario = server_straggler(0.8, "bsp", SCALED)
+    plain = simulate(scenario, BSP, 0).outcome
+    cured = simulate(scenario, AUTO, 0).outcome
+    assert [acted.node for acted in cured.acted] == ["server-3"]
+    assert cured.jct_s < 0.55 * plain.jct_s
+
+
+def test_without_a_straggler_nobody_is_restarted() -> None:
+    scenario = changed(NOISY, num_samples=80_000)
+    for method in (ND_OWN, AUTO):
+        assert simulate(scenario, method, 0).outcome.restarts == 0
+
+
+def test_a_solution_is_asked_at_its_own_pace() -> None:
+    scenario = worker_stragglers(0.1, "bsp", SCALED)
+    slow = Method(label="slow", solution="none", parameters={"every_steps": 50, "every_s": 0.0})
+    assert simulate(scenario, slow, 0).outcome.decisions == 3
+
+
+def test_the_master_learns_what_restarts_cost() -> None:
+    scenario = worker_stragglers(0.8, "bsp", SCALED)
+    steering = Steering(scenario, solution("none"), Lengths())
+    assert steering.restart_cost("worker").total_s == pytest.approx(1.2)
+    cost = changed(scenario.recovery.worker, pending_s=7.0)
+    steering.restarted("worker-1", 99, cost)
+    assert steering.restart_cost("worker").pending_s == 7.0
+
+
+# ------------------------------------------------------------------------- presets
+
+
+def always(scenario: Scenario) -> Experiment:
+    return Experiment(draw=lambda _: scenario, methods=(BSP, LB_BSP, ND, AUTO), keep_trail=True)
+
+
+def results_of(*experiments: Experiment, seeds: range = range(2)) -> Results:
+    preset = Preset(name="test", about="", experiments=experiments)
+    results = Results(
+        clock="virtual", preset="test", version="0", commit="c", command="x", started="now"
+    )
+    for one, scenario, run in run_all(preset.runs(seeds), seeds.start):
+        results.methods[one.method.label] = one.method
+        results.scenarios.setdefault(scenario.name, scenario)
+        results.runs.append(run)
+    return results
+
+
+def test_every_preset_draws_its_scenarios(tmp_path: Path) -> None:
+    for job in pai.JOBS:
+        with gzip.open(tmp_path / f"job_{job}_norm.csv.gz", "wt") as file:
+            file.write("worker,time,batch_time_norm\n0,1,100\n1,1,100\n")
+    for preset in presets(tmp_path).values():
+        for planned in preset.runs(range(preset.first_seed, preset.first_seed + 2)):
+            scenario = planned.experiment.draw(planned.seed)
+            assert scenario.num_steps > 100
+            solution_of(planned.method, scenario)
+
+
+def test_an_unknown_preset_is_refused_with_those_that_there_are() -> None:
+    with pytest.raises(ConfigError, match=r"no preset 'tabel3'; there are .*table3.*pai"):
+        preset_of("tabel3")
+    with pytest.raises(ConfigError, match="--data"):
+        preset_of("pai")
+
+
+def test_methods_are_chosen_by_label_or_solution() -> None:
+    preset = preset_of("fig10")
+    assert {one.method.label for one in preset.runs(range(1), frozenset({"auto", "BSP"}))} == {
+        "auto",
+        "BSP",
+    }
+    nd = {one.method.label for one in preset.runs(range(1), frozenset({"nd"}))}
+    assert nd == {"ND", "ND, own windows"}
+
+
+# ------------------------------------------------------------------------- results
+
+
+@pytest.fixture(scope="module")
+def results() -> Results:
+    return results_of(
+        *(always(worker_stragglers(si, "bsp", SCALED)) for si in (0.3, 0.8)),
+        always(server_straggler(0.8, "bsp", SCALED)),
+        seeds=range(5),
+    )
+
+
+def test_results_come_back_from_json(results: Results) -> None:
+    assert decode(encode(results)) == results
+
+
+def test_the_table_has_each_row_beside_the_papers_and_the_oracle(results: Results) -> None:
+    text = markdown(results)
+    assert "Virtual time" in text
+    row = re.search(r"\| worker 0.8, bsp \| BSP \|(.*)\|", text)
+    assert row is not None
+    cells = [cell.strip() for cell in row.group(1).split("|")]
+    runs = results.of("worker 0.8", "bsp", "BSP")
+    jct_s = np.mean([run.outcome.jct_s for run in runs])
+    assert cells[0] == f"{jct_s:,.0f}"
+    assert cells[2] == "81"
+    ratio = np.mean([run.outcome.jct_s / run.oracle_s for run in runs])
+    assert cells[5] == f"{ratio:.3f}"
+
+
+def test_margins_are_those_of_the_runs_beside_the_published_ones(results: Results) -> None:
+    text = markdown(results)
+    other, ours = (
+        np.mean([run.outcome.jct_s for run in results.of("server 0.8", "bsp", label)])
+        for label in ("LB-BSP", "auto")
+    )
+    row = re.search(r"\| server 0.8, bsp: LB-BSP \|(.*)\|", text)
+    assert row is not None
+    assert row.group(1).split("|")[0].strip() == f"{other / ours:.2f}"
+    assert row.group(1).rstrip().endswith("2.04")
+
+
+def test_auto_is_paired_with_the_others_by_seed(results: Results) -> None:
+    text = markdown(results)
+    assert re.search(r"\| worker 0.8, bsp: BSP \| 5 \| 0\.\d+ \| 0\.\d+ to 0\.\d+ \| yes \|", text)
+
+
+def test_figures_are_drawn_for_what_there_is(results: Results, tmp_path: Path) -> None:
+    names = {path.stem for path in draw(results, tmp_path / "plots")}
+    assert names == {
+        "fig07_bpt_by_batch_size",
+        "fig10_jct_bsp",
+        "fig12_batch_sizes",
+        "fig13_bpt_of_workers",
+        "fig14_slow_server",
+        "table3",
+    }
+
+
+def test_the_command_writes_table_json_and_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = Preset(
+        name="small", about="", experiments=(always(worker_stragglers(0.8, "bsp", SCALED)),)
+    )
+    monkeypatch.setattr("paceline.sim.catalogue.preset_of", lambda name, data: small)
+    json, plots = tmp_path / "out.json", tmp_path / "plots"
+    command = ["sim", "stragglers", "small", "--seed", "3", "--repeat", "2"]
+    options = [
+        "--solution",
+        "BSP",
+        "--solution",
+        "auto",
+        "--json",
+        str(json),
+        "--plots",
+        str(plots),
+    ]
+    done = CliRunner().invoke(app, [*command, *options])
+    assert done.exit_code == 0, done.output
+    assert "## Job completion times" in done.stdout
+    written = decode(json.read_bytes())
+    assert [(run.method, run.seed) for run in written.runs] == [
+        ("BSP", 3),
+        ("auto", 3),
+        ("BSP", 4),
+        ("auto", 4),
+    ]
+    assert written.clock == "virtual"
+    assert (plots / "fig10_jct_bsp.png").stat().st_size > 1_000
+
+
+def test_the_command_names_its_presets() -> None:
+    done = CliRunner().invoke(app, ["sim", "stragglers", "--list"])
+    assert done.exit_code == 0
+    assert {line.split()[0] for line in done.stdout.splitlines()} >= {"paper", "table3", "pai"}
+
+
+def test_a_method_that_a_preset_does_not_have_is_refused() -> None:
+    done = CliRunner().invoke(app, ["sim", "stragglers", "dd", "--solution", "lb-bsp"])
+    assert done.exit_code == 2
+    assert "it has DD, DDP, LB-BSP, auto" in done.output

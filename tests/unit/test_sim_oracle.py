@@ -1,0 +1,159 @@
+"""The clairvoyant scheduler: exact where it can be worked out by hand, and never beaten."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.policy.straggler.observation import RestartCost
+from paceline.sim.costs import Compute
+from paceline.sim.experiments import simulate
+from paceline.sim.methods import (
+    ASP,
+    ASP_DDS,
+    AUTO,
+    BACKUP_TENTH,
+    BSP,
+    LB_BSP,
+    ND_OWN,
+    PARTIAL,
+    SSP,
+)
+from paceline.sim.oracle import best_restarts, level_s, oracle_s
+from paceline.sim.patterns import OnOff, Persistent
+from paceline.sim.results import Method
+from paceline.sim.scenarios import Recovery, Scenario
+from tests.simulated import NOISY, SMALL, changed
+
+NEVER = Recovery(worker=RestartCost(start_s=1e6), server=RestartCost(start_s=1e6))
+"""Nobody is restarted."""
+
+
+# ------------------------------------------------------------------------- the level
+
+
+def test_all_are_done_at_once() -> None:
+    # 2 + 0.01 * 50 = 0.01 * 250.
+    assert level_s(np.array([2.0, 0.0]), np.array([0.01, 0.01]), 300) == pytest.approx(2.5)
+
+
+def test_who_is_delayed_beyond_the_level_gets_nothing() -> None:
+    assert level_s(np.array([9.0, 0.0]), np.array([0.01, 0.01]), 300) == pytest.approx(3.0)
+
+
+def test_who_is_away_gets_nothing() -> None:
+    assert level_s(np.zeros(2), np.array([math.inf, 0.01]), 300) == pytest.approx(3.0)
+
+
+def test_below_saturation_a_part_costs_as_much_as_at_it() -> None:
+    # The second would help from 1.0 s on; then it takes all 100 samples that it must cost.
+    args = np.zeros(2), np.array([0.01, 0.01])
+    assert level_s(*args, 60, saturation=100) == pytest.approx(1.0)
+    assert level_s(*args, 250, saturation=100) == pytest.approx(1.25)
+
+
+@given(
+    costs=st.lists(st.tuples(st.floats(0.0, 5.0), st.floats(0.001, 0.1)), min_size=1, max_size=6),
+    samples=st.integers(1, 1_000),
+)
+def test_at_the_level_the_parts_are_all_samples(
+    costs: list[tuple[float, float]], samples: int
+) -> None:
+    delay_s, per_sample_s = (np.array(column) for column in zip(*costs, strict=True))
+    level = level_s(delay_s, per_sample_s, samples)
+    parts = np.maximum(0.0, (level - delay_s) / per_sample_s)
+    assert parts.sum() == pytest.approx(samples, rel=1e-6)
+
+
+# ------------------------------------------------------------------------- restarts
+
+
+def test_a_node_is_restarted_when_that_is_worth_most() -> None:
+    at_s = np.arange(100.0)
+    slow_from_40 = np.where(at_s < 40, 1.1, 0.1)
+    healthy = np.ones(100)
+    worth = {0: slow_from_40, 1: healthy}
+    assert best_restarts(lambda life: worth.get(life, healthy), at_s, away_s=10.0) == [40.0]
+
+
+def test_a_node_is_not_restarted_for_less_than_it_costs() -> None:
+    at_s = np.arange(100.0)
+    briefly_slow = np.where((at_s >= 40) & (at_s < 45), 0.1, 1.0)
+    worth = {0: briefly_slow}
+    assert best_restarts(lambda life: worth.get(life, np.ones(100)), at_s, away_s=10.0) == []
+
+
+def test_a_slow_worker_costs_the_oracle_its_restart_and_a_slow_server_what_it_delays_before() -> (
+    None
+):
+    recovery = Recovery(worker=RestartCost(start_s=8.0), server=RestartCost(start_s=8.0))
+    base = changed(SMALL, num_samples=40_000, epochs=1, recovery=recovery)
+    worker = changed(base, patterns=(Persistent(nodes=(0,), slowdown=50.0),))
+    # 100 steps of 1 s; for 8 s three workers do the work of four.
+    assert oracle_s(worker, 0) == pytest.approx(100 + 8 / 4, abs=0.5)
+    server = changed(base, patterns=(Persistent(role="server", nodes=(0,), delay_s=1.0),))
+    assert oracle_s(server, 0) == pytest.approx(100 + 4, abs=1.0)
+
+
+def test_without_stragglers_the_oracle_needs_what_the_work_needs() -> None:
+    base = changed(SMALL, num_samples=40_000, epochs=1)
+    assert oracle_s(base, 0) == pytest.approx(100.0)
+    assert oracle_s(changed(base, mode="asp"), 0) == pytest.approx(100.0)
+
+
+def test_in_asp_a_server_that_is_too_slow_sets_the_pace() -> None:
+    pattern = Persistent(role="server", nodes=(0,), delay_s=0.5)
+    scenario = changed(
+        SMALL, mode="asp", num_samples=40_000, epochs=1, recovery=NEVER, patterns=(pattern,)
+    )
+    assert oracle_s(scenario, 0) == pytest.approx(400 * 0.5, rel=0.02)
+
+
+# ------------------------------------------------------------------------- nobody is faster
+
+SYNCHRONOUS = (BSP, BACKUP_TENTH, LB_BSP, ND_OWN, PARTIAL, AUTO)
+ASYNCHRONOUS = (ASP, ASP_DDS, ND_OWN, AUTO)
+CASES = (
+    [("bsp", method) for method in SYNCHRONOUS]
+    + [("asp", method) for method in ASYNCHRONOUS]
+    + [("ssp", method) for method in (SSP, AUTO)]
+    + [("allreduce", method) for method in (BSP, LB_BSP, AUTO)]
+)
+
+
+@pytest.mark.parametrize(("mode", "method"), CASES, ids=lambda case: getattr(case, "label", case))
+@given(
+    delay_s=st.floats(0.0, 3.0),
+    slowdown=st.floats(1.0, 4.0),
+    role=st.sampled_from(["worker", "server"]),
+    start_s=st.floats(0.0, 30.0),
+    seed=st.integers(0, 10_000),
+)
+@settings(max_examples=8, deadline=None)
+def test_no_solution_is_faster_than_the_oracle(
+    mode: str, method: Method, delay_s: float, slowdown: float, role: str, start_s: float, seed: int
+) -> None:
+    scenario = disturbed(mode, delay_s, slowdown, role, start_s)
+    run = simulate(scenario, method, seed)
+    assert run.outcome.samples == scenario.num_samples * scenario.epochs
+    assert run.outcome.jct_s >= oracle_s(scenario, seed)
+
+
+def disturbed(mode: str, delay_s: float, slowdown: float, role: str, start_s: float) -> Scenario:
+    compute = Compute(per_sample_s=0.01, fixed_s=0.02, noise=0.03)
+    return changed(
+        NOISY,
+        mode=mode,
+        servers=0 if mode == "allreduce" else 2,
+        num_samples=24_000,
+        epochs=2,
+        staleness=2,
+        compute=compute,
+        patterns=(
+            Persistent(role=role, nodes=(1,), delay_s=delay_s, slowdown=slowdown, start=start_s),
+            OnOff(mean_on=5.0, mean_off=20.0, delay_s=0.5, probability=0.5),
+        ),
+        time_scale=0.05,
+    )
