@@ -28,7 +28,6 @@ from .cells import (
     Cell,
     File,
     MasterCell,
-    ServerCell,
     Violation,
 )
 from .facts import Facts, compare
@@ -69,13 +68,15 @@ class World(Network):
             files=tuple(File(directory=cut.directory, inc=i, step=0, content=0) for i in slots),
         )
         cells: list[Cell] = [master]
-        cells += [ServerCell(self.machines.server(inc)) for inc in slots]
+        cells += [self._server(inc) for inc in slots]
         cells += [self._worker(inc) for inc in incs]
         spots = [self._new_spot(self.cell_id(cell), frozenset()) for cell in cells]
         state = (self.envs(env), *spots)
         for inc in incs:
             state = self._up(state, inc)
         state = self.apply(state, MASTER, self.events(("start_epoch", servers)))
+        if bounds.left_out:
+            state = self.apply(state, MASTER, self.events(("short", bounds.left_out)))
         return self._settle(state)
 
     def _settle(self, state: State) -> State:
@@ -257,13 +258,17 @@ class World(Network):
         if not self.bounds.reduce:
             return None
         if env.slots == master.map or master.cutting or master.storing:
-            return self._forced_pull(state) if self.bounds.mode != "bsp" else None
+            return self._forced_pull(state)
         return ("new epoch", 0, 0), self._new_epoch(state)
 
     def _forced_pull(self, state: State) -> tuple[Label, State] | None:
-        """Asynchronous: when the first pull happens makes no difference to anyone."""
+        """When the first pull of an epoch happens makes no difference to anyone.
+
+        Synchronous: whoever pulls late sees what one that pulled early and waits will see, too.
+        """
         for at in range(2, len(state)):
-            if self.facts[self.cell_at(state, at)].may_pull:
+            facts = self.facts[self.cell_at(state, at)]
+            if facts.may_pull and not facts.pulled:
                 after = self._pull(state, at)
                 if after is not None:
                     return ("act", self.pid_at[state[at]], self.pull), after
@@ -330,7 +335,7 @@ class World(Network):
         spots = [self.envs(env), *state[1:]]
         if dies:
             del spots[at]
-        fresh = self.cell_id(ServerCell(self.machines.server(new)))
+        fresh = self.cell_id(self._server(new))
         spots.append(self._new_spot(fresh, frozenset()))
         return self._clean(spots)
 

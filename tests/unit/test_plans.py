@@ -10,8 +10,9 @@ from paceline.master.plans import Plans, portion_of
 from paceline.master.records import GaveBack, Place, Plan, Planned
 from paceline.master.shards.ledger import Ledger
 from paceline.master.state import Fail, Instruction, Journal, MasterState, Send, Sizing
-from paceline.policy.straggler.actions import Share
+from paceline.policy.straggler.actions import AdjustBatch, BackupWorkers, Partial, Share
 from paceline.wire.messages import (
+    Allow,
     Committed,
     Feed,
     FenceAnswer,
@@ -25,6 +26,7 @@ from paceline.wire.messages import (
     Recall,
     Restored,
     Server,
+    Slice,
 )
 from paceline.wire.schema import ModelSchema
 
@@ -71,11 +73,14 @@ class Job:
         for entry in self.journal:
             self.state.apply(entry.record)
         self.do(self.state.resume())
-        self.do(self.state.restored(Restored(epoch_no=1, inc=LEADER)))
+        leader = self.state.map.servers[0].inc if self.state.map else LEADER
+        self.do(self.state.restored(Restored(epoch_no=self.state.epoch_no, inc=leader)))
         for inc, node in NODES.items():
             self.do(self.state.worker_up(inc, node))
 
-    def request(self, inc: int, *, step: int = 1, starving: bool = False) -> list[Send]:
+    def request(
+        self, inc: int, *, step: int = 1, whole: Slice = (), starving: bool = False
+    ) -> list[Send]:
         last = self.state.grants.get(inc)
         message = LeaseRequest(
             epoch_no=self.state.epoch_no,
@@ -83,6 +88,7 @@ class Job:
             n=last.n + 1 if last else 1,
             feed=0,
             step=step,
+            slice=whole or (FEED.slice_of(step),),
             starving=starving,
         )
         return self.do(self.state.request(message, Sizing(steps=5)))
@@ -91,14 +97,16 @@ class Job:
         message = GiveBack(epoch_no=self.state.epoch_no, inc=inc, r=r, spans=spans)
         return self.do(self.state.given_back(message))
 
-    def decided(self, step: int) -> list[Send]:
+    def decided(self, step: int, **said: int) -> list[Send]:
         """The leader's word that the model holds the slices up to this step."""
         spans = (Span(0, 0, 8 * step),)
-        message = Committed(epoch_no=self.state.epoch_no, inc=LEADER, step=step, committed=spans)
+        message = Committed(
+            epoch_no=self.state.epoch_no, inc=LEADER, step=step, committed=spans, **said
+        )
         return self.do(self.state.committed(message))
 
     def plan(self, lead: int = 2) -> list[Send]:
-        return self.do(self.state.adjust_batch(UNEVEN, lead))
+        return self.do(self.state.carry_out(AdjustBatch(shares=UNEVEN), lead))
 
     def lease(self, inc: int) -> tuple[Span, ...]:
         return self.state.ledger.leases[inc].spans()
@@ -236,7 +244,7 @@ def test_what_is_given_back_counts_once_however_often_it_comes(job: Job) -> None
 def test_a_worker_without_a_share_gets_nothing(job: Job) -> None:
     for inc in NODES:
         job.state.ledger.give_back(inc, job.lease(inc))
-    job.do(job.state.adjust_batch({"worker-1": Share(8)}, 0))
+    job.do(job.state.carry_out(AdjustBatch(shares={"worker-1": Share(8)}), 0))
 
     assert grants(job.request(ONE)) == {}
     assert grants(job.request(TWO))[TWO][0] == Span(0, 0, 8)
@@ -255,14 +263,14 @@ def test_a_plan_is_at_once_in_force_where_steps_are_nobody_s() -> None:
 )
 def test_a_plan_that_is_no_step_is_refused(job: Job, shares: dict[str, Share]) -> None:
     with pytest.raises(ConfigError):
-        job.state.adjust_batch(shares, 2)
+        job.state.carry_out(AdjustBatch(shares=shares), 2)
 
     assert job.state.plans.preparing is None
 
 
 def test_the_newest_of_two_plans_under_way_counts(job: Job) -> None:
     job.plan()
-    job.do(job.state.adjust_batch({"worker-1": Share(8)}, 3))
+    job.do(job.state.carry_out(AdjustBatch(shares={"worker-1": Share(8)}), 3))
     for inc in NODES:
         job.give_back(inc, *beyond(job, inc, 24))
 
@@ -379,3 +387,114 @@ def test_a_worker_that_joins_while_a_plan_is_prepared_gets_nothing_beyond_it(job
     for inc in NODES:
         job.give_back(inc, *beyond(job, inc, 16))
     assert grants(job.request(13)) == {}, "it has no share"
+
+
+# ---------------------------------------------------------------------- short steps
+
+
+def allows(sent: list[Send]) -> list[tuple[int, int, int, int]]:
+    return [
+        (one.message.no, one.message.step, one.message.left_out, one.message.of)
+        for one in sent
+        if isinstance(one.message, Allow)
+    ]
+
+
+def short(job: Job, left_out: int = 3) -> list[Send]:
+    """Half of the steps 3 and later may lack some samples; everybody has given back."""
+    job.do(job.state.carry_out(Partial(left_out=left_out, chunks=2), 2))
+    sent: list[Send] = []
+    for inc in NODES:
+        sent += job.give_back(inc, *beyond(job, inc, 16))
+    return sent
+
+
+def test_the_leader_is_told_what_may_be_left_out_until_it_says_that_it_knows(job: Job) -> None:
+    told = (1, 3, 3, 8)
+    assert allows(short(job)) == [told]
+    assert allows(job.do(job.state.resend())) == [told]
+    job.decided(1, allow=1)
+
+    assert allows(job.do(job.state.resend())) == []
+
+
+def test_a_leader_and_a_master_that_begin_anew_are_told_again(job: Job) -> None:
+    short(job)
+    job.decided(1, allow=1)
+    job.restart()
+    assert allows(job.do(job.state.resend())) == [(1, 3, 3, 8)]
+    job.do(job.state.start_epoch((Server(2, "server-0", ""),)))
+
+    sent = job.do(job.state.restored(Restored(epoch_no=2, inc=2)))
+    assert allows(sent) == [(1, 1, 3, 8)], "from the cut on"
+
+
+@pytest.mark.parametrize(
+    ("shares", "count", "left_out"),
+    [({}, 1, 4), (UNEVEN, 1, 6), (UNEVEN, 0, 0)],
+)
+def test_backup_workers_leave_out_as_much_as_the_largest_shares(
+    job: Job, shares: dict[str, Share], count: int, left_out: int
+) -> None:
+    if shares:
+        job.do(job.state.carry_out(AdjustBatch(shares=shares), 100))
+    job.do(job.state.carry_out(BackupWorkers(count=count), 100))
+
+    assert job.state.plans.known[-1].plan.left_out == left_out
+    assert job.state.plans.known[-1].plan.shares == shares, "that stays"
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        Partial(left_out=8),
+        Partial(left_out=-1),
+        Partial(left_out=1, chunks=0),
+        BackupWorkers(count=2),
+    ],
+)
+def test_what_leaves_nothing_of_a_step_is_refused(job: Job, action: Partial) -> None:
+    with pytest.raises(ConfigError):
+        job.state.carry_out(action, 2)
+
+
+def test_where_nobody_waits_nobody_is_left_out() -> None:
+    with pytest.raises(ConfigError, match="bsp"):
+        Job("asp").state.carry_out(Partial(left_out=1), 2)
+
+
+def test_short_steps_are_counted_over_restores_and_masters(job: Job) -> None:
+    short(job)
+    job.decided(1, allow=1, short_steps=1, left_out=3)
+    job.decided(1)
+    assert (job.state.short_steps, job.state.left_out) == (1, 3), "the older word came late"
+    job.new_epoch(leader=2)
+    job.restart()
+
+    assert (job.state.short_steps, job.state.left_out) == (1, 3)
+    late = Committed(epoch_no=2, inc=2, step=1, committed=(), short_steps=2, left_out=4)
+    job.do(job.state.restored(Restored(epoch_no=2, inc=2)))
+    job.do(job.state.committed(late))
+    assert (job.state.short_steps, job.state.left_out) == (3, 7)
+
+
+def test_what_was_left_out_is_dealt_at_the_end_of_the_epoch_by_the_newest_plan() -> None:
+    job = Job()
+    job.do(job.state.carry_out(AdjustBatch(shares=UNEVEN), 0))
+    job.state.ledger.grant(ONE, [Span(0, 0, 80)])
+    left = (Span(0, 1, 5), Span(0, 9, 13))
+    job.do(
+        job.state.committed(
+            Committed(
+                epoch_no=1,
+                inc=LEADER,
+                step=10,
+                committed=(Span(0, 0, 1), Span(0, 5, 9), Span(0, 13, 80)),
+            )
+        )
+    )
+    job.give_back(ONE, *left)
+
+    assert job.state.plans.undecided() == left
+    assert grants(job.request(ONE, step=11, whole=left))[ONE] == (Span(0, 1, 3),)
+    assert grants(job.request(TWO, step=11, whole=left))[TWO] == (Span(0, 3, 5), Span(0, 9, 13))

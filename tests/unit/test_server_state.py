@@ -1,5 +1,6 @@
 """What one server promises; every interleaving of several is in tests/model."""
 
+import msgspec
 import pytest
 
 from paceline.base.errors import InternalError
@@ -18,10 +19,13 @@ from paceline.runtime.ps.state import (
     Tell,
 )
 from paceline.wire.messages import (
+    Allow,
     At,
+    Committed,
     Copied,
     Cut,
     CutRef,
+    Feed,
     Fence,
     FenceAnswer,
     Held,
@@ -73,7 +77,7 @@ def part(
         spans=(Span(0, start, stop),),
         weight=stop - start,
         step=step,
-        slice=Span(0, 4 * step - 4, 4 * step) if step else None,
+        slice=(Span(0, 4 * step - 4, 4 * step),) if step else (),
     )
 
 
@@ -347,6 +351,104 @@ def test_a_pull_waits_for_its_step() -> None:
     assert leader.pull(pull) == []
     leader.part(part(1, 0, 4, step=1))
     assert AnswerPull(pull) in leader.ready(ready(1, step=1))
+
+
+# ---------------------------------------------------------------------- short steps (bsp)
+
+
+def allow(left_out: int, *, no: int = 1, step: int = 1) -> Allow:
+    return Allow(epoch_no=1, inc=LEADER, no=no, step=step, left_out=left_out, of=4)
+
+
+@pytest.fixture
+def synchronous() -> ServerState:
+    return server(LEADER, mode="bsp", servers=1)
+
+
+def test_a_step_is_decided_while_what_may_be_left_out_is_missing(synchronous: ServerState) -> None:
+    synchronous.allow(allow(2))
+    synchronous.part(part(1, 0, 1, step=1))
+    assert applied(synchronous.ready(ready(1, step=1))) == [], "3 of 4 are missing"
+    synchronous.part(part(1, 2, 3, inc=OTHER, step=1))
+    done = synchronous.ready(ready(1, inc=OTHER, step=1))
+
+    assert applied(done) == [((WORKER, 1), (OTHER, 1))]
+    assert (synchronous.step, synchronous.short_steps, synchronous.left_out) == (1, 1, 2)
+    assert synchronous.committed == SampleSet([Span(0, 0, 1), Span(0, 2, 3)])
+
+
+def test_what_waits_when_the_leader_hears_of_it_is_decided_then(synchronous: ServerState) -> None:
+    synchronous.part(part(1, 0, 3, step=1))
+    synchronous.ready(ready(1, step=1))
+    done = synchronous.allow(allow(1))
+
+    assert applied(done) == [((WORKER, 1),)]
+
+
+def test_nothing_is_left_out_before_the_step_that_is_told(synchronous: ServerState) -> None:
+    synchronous.allow(allow(1, step=2))
+    synchronous.part(part(1, 0, 3, step=1))
+
+    assert applied(synchronous.ready(ready(1, step=1))) == []
+    synchronous.part(part(2, 3, 4, step=1))
+    synchronous.ready(ready(2, step=1))
+    synchronous.part(part(3, 5, 8, step=2))
+    assert len(applied(synchronous.ready(ready(3, step=2)))) == 1
+    assert (synchronous.short_steps, synchronous.left_out) == (1, 1)
+
+
+def test_a_small_slice_may_lack_as_small_a_share(synchronous: ServerState) -> None:
+    synchronous.allow(allow(2))
+    whole = (Span(0, 0, 1), Span(0, 3, 4), Span(0, 6, 7))
+    for seq, span in enumerate(whole, 1):
+        piece = msgspec.structs.replace(
+            part(seq, span.start, span.stop, step=1), slice=whole, weight=1
+        )
+        synchronous.part(piece)
+
+    assert applied(synchronous.ready(ready(1, step=1))) == [], "one of three may be missing"
+    assert len(applied(synchronous.ready(ready(2, step=1)))) == 1
+
+
+def test_the_newest_word_counts_and_is_confirmed(synchronous: ServerState) -> None:
+    synchronous.allow(allow(0, no=3))
+    (said,) = synchronous.allow(allow(3, no=2))
+
+    assert isinstance(said, Report)
+    assert isinstance(said.message, Committed)
+    assert said.message.allow == 3
+    synchronous.part(part(1, 0, 3, step=1))
+    assert applied(synchronous.ready(ready(1, step=1))) == []
+
+
+def test_a_contribution_that_a_step_left_out_never_enters_another(synchronous: ServerState) -> None:
+    synchronous.allow(allow(2))
+    synchronous.part(part(1, 0, 2, inc=OTHER, step=1))
+    synchronous.part(part(1, 2, 4, step=1))
+    done = synchronous.ready(ready(1, step=1))
+
+    assert Forget(((OTHER, 1),)) in done
+    assert is_refused(synchronous.part(part(1, 0, 2, inc=OTHER, step=1)))
+    assert applied(synchronous.ready(ready(1, inc=OTHER, step=1))) == []
+
+
+def test_what_the_next_step_consists_of_follows_from_what_is_in_the_model(
+    synchronous: ServerState,
+) -> None:
+    feed = Feed(
+        feed=0,
+        purpose="train",
+        num_samples=8,
+        epochs=1,
+        batch_size=4,
+        shard_size=8,
+        shuffle=False,
+        seed=0,
+    )
+    synchronous.committed = SampleSet([Span(0, 0, 3)])
+    assert synchronous.next_slice(feed) == (Span(0, 4, 8),)
+    synchronous.committed.add(Span(0, 5, 8))
+    assert synchronous.next_slice(feed) == (Span(0, 3, 5),)
 
 
 # ---------------------------------------------------------------------- staleness (ssp)

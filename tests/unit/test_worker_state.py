@@ -1,8 +1,9 @@
 """What one worker promises; every interleaving with servers and master is in tests/model."""
 
+import msgspec
 import pytest
 
-from paceline.base.samples import Span
+from paceline.base.samples import Intervals, Span
 from paceline.runtime.ps.worker_state import (
     DropWork,
     Instruction,
@@ -10,6 +11,7 @@ from paceline.runtime.ps.worker_state import (
     PullDone,
     ToMaster,
     ToServer,
+    Withdraw,
     WorkerState,
 )
 from paceline.wire.messages import (
@@ -41,20 +43,27 @@ def new_epoch(epoch_no: int = 1, step: int = 0) -> NewEpoch:
     return NewEpoch(epoch_no=epoch_no, inc=INC, map=server_map, step=step)
 
 
+FEED = Feed(
+    feed=0,
+    purpose="train",
+    num_samples=8,
+    epochs=1,
+    batch_size=4,
+    shard_size=4,
+    shuffle=False,
+    seed=0,
+)
+
+
 def worker(mode: str = "asp", samples: str = "exactly-once") -> WorkerState:
+    """A worker in its first epoch; a synchronous one has pulled."""
     state = WorkerState(INC, mode=mode, samples=samples)
-    feed = Feed(
-        feed=0,
-        purpose="train",
-        num_samples=8,
-        epochs=1,
-        batch_size=4,
-        shard_size=4,
-        shuffle=False,
-        seed=0,
-    )
-    state.feed_opened(FeedOpened(inc=INC, feed=feed))
+    state.feed_opened(FeedOpened(inc=INC, feed=FEED))
     state.new_epoch(new_epoch())
+    if mode == "bsp":
+        state.start_pull()
+        for server in (LEADER, FOLLOWER):
+            state.pulled(pulled(server, 1, 0))
     return state
 
 
@@ -68,6 +77,19 @@ def offer(state: WorkerState, count: int = 1) -> Part:
     part = state.offer(state.take(0, count))
     assert part is not None
     return part
+
+
+def pulled(server: int, ticket: int, step: int) -> Pulled:
+    """The answer of a server with all slices up to this step in its model."""
+    return Pulled(
+        epoch_no=1,
+        server=server,
+        inc=INC,
+        ticket=ticket,
+        step=step,
+        last_seq=0,
+        slice=FEED.next_slice(Intervals([0, 4 * step] if step else [])),
+    )
 
 
 def held(server: int, seq: int, epoch_no: int = 1) -> Held:
@@ -230,10 +252,6 @@ def test_only_a_fence_of_this_epoch_is_final(
 # ---------------------------------------------------------------------- steps and pulls (bsp)
 
 
-def pulled(server: int, ticket: int, step: int) -> Pulled:
-    return Pulled(epoch_no=1, server=server, inc=INC, ticket=ticket, step=step, last_seq=0)
-
-
 def test_samples_of_a_later_slice_wait_for_their_step() -> None:
     state = worker("bsp")
     lease(state, Span(0, 2, 6))
@@ -250,17 +268,43 @@ def test_a_request_says_that_nothing_is_left_for_the_undecided_step() -> None:
     lease(state, Span(0, 4, 6))
 
     (request,) = requests(state.want(0))
-    assert (request.step, request.starving) == (1, True)
+    assert (request.step, request.slice, request.starving) == (1, (Span(0, 0, 4),), True)
+
+
+def test_what_a_step_consists_of_is_known_when_the_servers_have_said_it() -> None:
+    state = WorkerState(INC, mode="bsp", samples="exactly-once")
+    state.feed_opened(FeedOpened(inc=INC, feed=FEED))
+    state.new_epoch(new_epoch())
+    lease(state, Span(0, 0, 8))
+    assert (state.slice, state.has_work(0)) == (None, False)
+
+    state.start_pull()
+    state.pulled(pulled(LEADER, 1, 1))
+    state.pulled(pulled(FOLLOWER, 1, 1))
+
+    assert state.take(0, 10) == (Span(0, 4, 8),), "not what the cut's step says"
+
+
+def test_an_answer_about_another_feed_says_nothing_of_this_one() -> None:
+    state = worker("bsp")
+    state.start_pull()
+    other = msgspec.structs.replace(FEED, feed=1)
+    state.feed_opened(FeedOpened(inc=INC, feed=other))
+    for server in (LEADER, FOLLOWER):
+        state.pulled(pulled(server, 2, 2))
+
+    assert (state.step, state.slice) == (2, None)
 
 
 def test_a_pull_is_done_when_all_servers_answer_at_one_step() -> None:
     state = worker("bsp")
     state.start_pull(ahead=1)
 
-    assert state.pulled(pulled(LEADER, 1, 2)) == []
-    again = state.pulled(pulled(FOLLOWER, 1, 1))
-    assert again == [ToServer(FOLLOWER, Pull(epoch_no=1, inc=INC, ticket=1, min_step=2))]
-    assert state.pulled(pulled(FOLLOWER, 1, 2)) == [PullDone(1)]
+    assert state.pulled(pulled(LEADER, 2, 2)) == []
+    again = state.pulled(pulled(FOLLOWER, 2, 1))
+    pull = Pull(epoch_no=1, inc=INC, ticket=2, min_step=2, feed=FEED)
+    assert again == [ToServer(FOLLOWER, pull)]
+    assert state.pulled(pulled(FOLLOWER, 2, 2)) == [PullDone(2)]
     assert state.step == 2
 
 
@@ -334,3 +378,62 @@ def test_what_is_given_back_is_repeated_until_the_master_knows() -> None:
     assert given_back(state.resend()) == [(2, (Span(0, 4, 6),))]
     state.given_back(GivenBack(epoch_no=1, inc=INC, r=2))
     assert given_back(state.resend()) == []
+
+
+# ---------------------------------------------------------------------- short steps
+
+
+def decided(state: WorkerState, step: int, done: list[int], last_seq: int) -> list[Instruction]:
+    """The answers to a pull, of servers whose models hold these samples (as edges)."""
+    ticket = state.ticket + 1
+    state.start_pull(ahead=1)
+    found: list[Instruction] = []
+    for server in (LEADER, FOLLOWER):
+        answer = pulled(server, ticket, step)
+        told = {"last_seq": last_seq, "slice": FEED.next_slice(Intervals(done))}
+        found = state.pulled(msgspec.structs.replace(answer, **told))
+    return found
+
+
+def test_what_a_step_has_left_out_is_given_back() -> None:
+    state = worker("bsp")
+    lease(state, Span(0, 0, 3), Span(0, 4, 6))
+    offer(state)
+    offer(state)
+
+    done = decided(state, 1, [0, 1, 3, 4], last_seq=1)
+
+    assert given_back(done) == [(1, (Span(0, 1, 3),))], "offered, and not even begun"
+    assert (state.step, state.leased(0), state.offers) == (1, 2, {})
+    assert state.take(0, 10) == (Span(0, 4, 6),)
+
+
+def test_work_in_hand_of_a_decided_step_is_withdrawn_and_given_back() -> None:
+    state = worker("bsp")
+    lease(state, Span(0, 0, 2))
+    state.take(0, 2)
+
+    done = decided(state, 1, [2, 4], last_seq=0)
+
+    assert done[0] == Withdraw()
+    assert given_back(done) == [(1, (Span(0, 0, 2),))]
+
+
+def test_what_was_left_out_and_comes_next_is_kept() -> None:
+    state = worker("bsp")
+    lease(state, Span(0, 4, 6))
+
+    done = decided(state, 2, [0, 1, 2, 4, 7, 8], last_seq=0)
+
+    assert state.slice == (Span(0, 1, 2), Span(0, 4, 7))
+    assert given_back(done) == []
+    assert state.take(0, 10) == (Span(0, 4, 6),)
+
+
+def test_nothing_is_given_back_where_nothing_was_left_out() -> None:
+    state = worker("bsp")
+    lease(state, Span(0, 0, 2), Span(0, 4, 8))
+    offer(state, 2)
+
+    assert given_back(decided(state, 1, [0, 4], last_seq=1)) == []
+    assert state.leased(0) == 4

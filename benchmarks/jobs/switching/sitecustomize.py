@@ -13,7 +13,7 @@ from typing import Any
 
 def _switch(every: int, plans: list[dict[str, tuple[int, int]]]) -> None:
     from paceline.master.training import Training
-    from paceline.policy.straggler.actions import Share
+    from paceline.policy.straggler.actions import AdjustBatch, Share
     from paceline.wire.messages import Committed
 
     inner = Training.handle
@@ -24,7 +24,8 @@ def _switch(every: int, plans: list[dict[str, tuple[int, int]]]) -> None:
         inner(this, node, message, now_s)
         if isinstance(message, Committed) and this.state.step >= next_step:
             shares = plans[number % len(plans)]
-            this.adjust_batch({node: Share(*share) for node, share in shares.items()})
+            named = {node: Share(*share) for node, share in shares.items()}
+            this.carry_out(AdjustBatch(shares=named))
             next_step, number = this.state.step + every, number + 1
 
     Training.handle = handle  # type: ignore[method-assign]

@@ -25,6 +25,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     shares: dict[str, Share] = {}
     """By node. A node without one computes nothing, unless no living node has one: then all compute
     alike."""
+    left_out: int = 0
+    """Samples of a step that may be missing when it is decided (synchronous)."""
+    allow: int = 0
+    """Number of the plan since which that is so; 0: it always was."""
+    chunks: int = 1
+    """Contributions in which each worker hands in its share of a step (synchronous)."""
 
     def size_of(self, node: str) -> int:
         """Samples of a step that this node computes."""
@@ -56,6 +62,10 @@ class EpochStarted(Record, frozen=True):
     step: int
     committed: tuple[Span, ...]
     map: ServerMap
+    short_steps: int = 0
+    """Of all epochs before, decided while something was missing."""
+    left_out: int = 0
+    """Samples that were missing in them."""
 
 
 class Extended(Record, frozen=True):

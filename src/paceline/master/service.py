@@ -271,6 +271,8 @@ class Master:
             jct_s=ending.ended_s - self._started_s,
             committed=count_committed(state),
             total=count_total(state) or 0,
+            short_steps=state.short_steps,
+            left_out=state.left_out,
         )
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
 from paceline.master.cuts import CutFolders, first_undamaged
 from paceline.master.evaluations import Evaluations
@@ -21,7 +22,7 @@ from paceline.master.records import CutStored, CutValid, EpochStarted, Planned, 
 from paceline.master.sizing import cut_is_due, lease_samples, lease_steps, plan_lead
 from paceline.master.state import Fail, FeedDone, Instruction, Journal, MasterState, Send, Sizing
 from paceline.master.status import count_committed
-from paceline.policy.straggler.actions import Share
+from paceline.policy.straggler.actions import AdjustRate, AnyAction, KillRestart
 from paceline.wire.cut import places
 from paceline.wire.messages import (
     Committed,
@@ -137,9 +138,15 @@ class Training:
         """Nothing of this worker may count from here on."""
         self._do(self.state.worker_lost(inc))
 
-    def adjust_batch(self, shares: dict[str, Share]) -> None:
-        """ADJUST_BS; see `MasterState.adjust_batch`."""
-        self._do(self.state.adjust_batch(shares, plan_lead(self._monitor.step_s())))
+    def carry_out(self, action: AnyAction) -> None:
+        """Set a global action going.
+
+        Raises:
+            ConfigError: it cannot be; the message says why.
+        """
+        if isinstance(action, KillRestart | AdjustRate):
+            raise ConfigError(f"{type(action).__name__} is no global action")
+        self._do(self.state.carry_out(action, plan_lead(self._monitor.step_s())))
 
     def stop(self) -> None:
         """Ask all workers to leave."""

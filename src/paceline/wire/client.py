@@ -82,6 +82,8 @@ class JobStatus(Message, frozen=True):
     num_events: int
     """Lines in the events file so far."""
     error: str = ""
+    short_steps: int = 0
+    """Steps that were decided while something of their slice was missing."""
 
 
 class JobInfo(Message, frozen=True):

@@ -11,7 +11,7 @@ sender; a receiver acts only if ``epoch_no`` equals its own. Senders repeat unti
 
 import msgspec
 
-from paceline.base.samples import Span
+from paceline.base.samples import Intervals, Span, between
 from paceline.wire.schema import ModelSchema
 
 
@@ -39,6 +39,10 @@ class ServerMap(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     servers: tuple[Server, ...]
     owners: tuple[int, ...]
+
+
+Slice = tuple[Span, ...]
+"""What one synchronous step consists of, in order."""
 
 
 class Feed(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,16 +77,62 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def last_step(self) -> int:
-        """The step of the feed's last slice."""
-        return self.first_step + self.steps_per_epoch * self.epochs
+        """The step of the feed's last slice, if no step before it is declared short."""
+        return self.first_step + self.num_slices
 
-    def slice_of(self, step: int) -> Span:
-        """The global batch of ``step`` (first_step < step <= last_step), as positions."""
-        epoch, k = divmod(step - self.first_step - 1, self.steps_per_epoch)
+    @property
+    def num_slices(self) -> int:
+        """Slices of all epochs; 0: not known."""
+        return self.steps_per_epoch * self.epochs
+
+    def slice_no(self, number: int) -> Span:
+        """Slice ``number`` (1 ... num_slices) of the feed's order, as positions."""
+        epoch, k = divmod(number - 1, self.steps_per_epoch)
         size = self.num_samples or 0
         start = k * self.batch_size
         stop = min(start + self.batch_size, size)
         return Span(self.line(), epoch * size + start, epoch * size + stop)
+
+    def slice_of(self, step: int) -> Span:
+        """The global batch of a step, if no step before it is declared short."""
+        return self.slice_no(step - self.first_step)
+
+    def number_at(self, position: int) -> int:
+        """The number of the slice that holds this position."""
+        epoch, offset = divmod(position, self.num_samples or 1)
+        return epoch * self.steps_per_epoch + offset // self.batch_size + 1
+
+    def next_slice(self, done: Intervals) -> Slice:
+        """What the step consists of that follows a model with these samples of the feed.
+
+        The slices come in order; after the last one of an epoch what short steps have left out of
+        it, in slices of the same size. Empty: the model has all.
+        """
+        size = self.num_samples or 0
+        number = self.number_at(done.edges[-1] - 1) if done else 0
+        if number and number % self.steps_per_epoch == 0:
+            left = done.gaps(0, number // self.steps_per_epoch * size)
+            spans = (Span(self.line(), start, stop) for start, stop in left)
+            if found := between(spans, 0, self.batch_size):
+                return tuple(found)
+        return (self.slice_no(number + 1),) if number < self.num_slices else ()
+
+    def is_in_order(self, whole: Slice) -> bool:
+        """Whether this is a slice of the order, and none of left-outs."""
+        return whole == (self.slice_no(self.number_at(whole[0].start)),)
+
+    def rank(self, whole: Slice) -> int:
+        """The number of a slice in order; of one of left-outs: that of the next one in order."""
+        number = self.number_at(whole[0].start)
+        if self.is_in_order(whole):
+            return number
+        return -(-number // self.steps_per_epoch) * self.steps_per_epoch + 1
+
+    def start_of(self, number: int) -> int:
+        """Where slice ``number`` begins; beyond the last one: the end."""
+        if number > self.num_slices:
+            return (self.num_samples or 0) * self.epochs
+        return self.slice_no(number).start
 
 
 LINES_PER_FEED = 1 << 20
@@ -151,7 +201,7 @@ Entry = Update | Cut
 class Part(Message, frozen=True):
     """worker -> each server: its share of one contribution; tensors follow as frames.
 
-    ``slice`` (BSP) is the slice of the epoch that step ``step`` consists of.
+    ``slice`` (BSP) is what step ``step`` consists of.
     """
 
     epoch_no: int
@@ -161,7 +211,7 @@ class Part(Message, frozen=True):
     spans: tuple[Span, ...]
     weight: int
     step: int = 0
-    slice: Span | None = None
+    slice: Slice = ()
     rates: tuple[float, ...] = ()
     tables: tuple[int, ...] = ()
     """Tables with sparse gradients here, in the order of their (ids, gradients) frames."""
@@ -205,6 +255,8 @@ class Pull(Message, frozen=True):
     min_step: int = 0
     clock: int = -1
     """SSP: contributions this worker has offered; -1: it is idle and nobody waits for it."""
+    feed: Feed | None = None
+    """BSP: what it trains on."""
     tables: tuple[int, ...] = ()
     dense: bool = True
 
@@ -218,6 +270,8 @@ class Pulled(Message, frozen=True):
     ticket: int
     step: int
     last_seq: int
+    slice: Slice = ()
+    """What step + 1 of the pull's feed consists of."""
     handler_s: float = 0.0
     dense: tuple[str, ...] = ()
 
@@ -315,9 +369,10 @@ class OpenFeed(Message, frozen=True):
 class LeaseRequest(Message, frozen=True):
     """worker -> master: more samples of ``feed``. The same n gets the same grant.
 
-    ``step`` (BSP): the undecided step; ``starving``: nothing is left to offer for it. ``ends``: the
-    partitions (of a feed of unknown length) that the worker sees reach further than the master is
-    known to know, and whether no partition will grow any more (``finished``).
+    ``step`` and ``slice`` (BSP): the undecided step and what it consists of, if the worker knows;
+    ``starving``: nothing is left to offer for it. ``ends``: the partitions (of a feed of unknown
+    length) that the worker sees reach further than the master is known to know, and whether none
+    will grow any more (``finished``).
     ``handled`` (at-least-once): applied on every server.
     """
 
@@ -326,6 +381,7 @@ class LeaseRequest(Message, frozen=True):
     n: int
     feed: int
     step: int = 0
+    slice: Slice = ()
     starving: bool = False
     ends: tuple[tuple[str, int], ...] = ()
     finished: bool = False
@@ -364,12 +420,17 @@ class FenceAnswer(Message, frozen=True):
 
 
 class Committed(Message, frozen=True):
-    """leader -> master: the committed set and step now."""
+    """leader -> master: the committed set and step now, and the newest `Allow` that it knows."""
 
     epoch_no: int
     inc: int
     step: int
     committed: tuple[Span, ...]
+    allow: int = 0
+    short_steps: int = 0
+    """Of this epoch_no: decided while something of their slice was missing."""
+    left_out: int = 0
+    """Samples that were missing, in all of them."""
 
 
 class Copied(Message, frozen=True):
@@ -528,6 +589,21 @@ class Fence(Message, frozen=True):
     fenced: int
 
 
+class Allow(Message, frozen=True):
+    """master -> leader: from ``step`` on decide a slice while a share of it is missing.
+
+    ``left_out`` samples of ``of``, the global batch; of a smaller slice as much less.
+    """
+
+    epoch_no: int
+    inc: int
+    no: int
+    """Of the plan; a newer one replaces it."""
+    step: int
+    left_out: int
+    of: int
+
+
 class TakeCut(Message, frozen=True):
     """master -> leader: order a cut; a repetition does nothing."""
 
@@ -552,6 +628,7 @@ NodeDown = (
     | Restore
     | NewEpoch
     | Fence
+    | Allow
     | TakeCut
     | Stop
 )

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from paceline.base.samples import Span
+from paceline.base.samples import SampleSet, Span
 from paceline.runtime.ps.kernels import Array
 from paceline.runtime.ps.layout import owned_buckets
 from paceline.runtime.ps.state import ServerState
@@ -61,11 +61,14 @@ class Admission:
         if len(part.rates) != len(self._schema.groups):
             return f"{len(part.rates)} learning rates for {len(self._schema.groups)} groups"
         synchronous = self._state.mode == "bsp"
-        if (part.step > 0) != synchronous or (part.slice is not None) != synchronous:
+        if (part.step > 0) != synchronous or bool(part.slice) != synchronous:
             return f"step {part.step} and slice {part.slice} in mode {self._state.mode}"
         return _bad_spans(part.spans, part.slice) or self._bad_tables(part.tables)
 
     def _bad_pull(self, pull: Pull, frames: Sequence[memoryview]) -> str:
+        feed = pull.feed
+        if feed is not None and min(feed.num_samples or 0, feed.batch_size, feed.epochs) < 1:
+            return f"a feed of {feed.num_samples} samples in slices of {feed.batch_size}"
         if bad := self._bad_tables(pull.tables):
             return bad
         if len(frames) != len(pull.tables):
@@ -120,17 +123,14 @@ class Admission:
         return ""
 
 
-def _bad_spans(spans: Sequence[Span], within: Span | None) -> str:
+def _bad_spans(spans: Sequence[Span], within: Sequence[Span]) -> str:
     ordered = sorted(spans)
     if any(min(span.line, span.start) < 0 or span.start >= span.stop for span in ordered):
         return f"{spans} are no samples"
     if any(a.line == b.line and b.start < a.stop for a, b in pairwise(ordered)):
         return f"{spans} overlap"
-    if within is None:
-        return ""
-    for span in spans:
-        if span.line != within.line or span.start < within.start or span.stop > within.stop:
-            return f"{span} is outside of the slice {within}"
+    if within and any(map(SampleSet(within).missing, spans)):
+        return f"{spans} are not all of the slice {within}"
     return ""
 
 

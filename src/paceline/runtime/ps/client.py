@@ -32,6 +32,7 @@ from paceline.runtime.ps.worker_state import (
     PullDone,
     ToMaster,
     ToServer,
+    Withdraw,
     WorkerState,
 )
 from paceline.wire import cut
@@ -237,7 +238,8 @@ class ServerTrainer:
             self._do(state.start_pull(dense=False))
         if self._synchronous(feed) and state.pulling is None:
             self._pulling = None
-            self._do(state.start_pull(dense=False, ahead=1))
+            # What the step consists of is asked for before the first; later it is waited for.
+            self._do(state.start_pull(dense=False, ahead=int(state.slice is not None)))
         elif state.pulling is None:
             self._do(state.rest())
 
@@ -534,6 +536,8 @@ class ServerTrainer:
                     self._pull_done(ticket)
                 case DropWork():
                     self._drop()
+                case Withdraw():
+                    self._withdraw()
                 case Leave():
                     raise Fenced
 
@@ -565,6 +569,17 @@ class ServerTrainer:
                 self._changed.notify_all()
 
         self._exchange.leave(assemble)
+
+    def _withdraw(self) -> None:
+        """A step was decided without the work in hand for it."""
+        self._in_hand = [work for work in self._in_hand if not 0 < work.step <= self.state.step]
+        pulling = self._pulling
+        if (
+            pulling is not None
+            and pulling.work is not None
+            and pulling.work.step <= self.state.step
+        ):
+            self._pulling = None
 
     def _drop(self) -> None:
         """A new epoch: connect to its servers, forget what was under way in the old one."""

@@ -36,6 +36,7 @@ from paceline.wire.copying import copy
 from paceline.wire.cut import places
 from paceline.wire.data_plane import DataClient, DataServer, bind_address
 from paceline.wire.messages import (
+    Allow,
     At,
     Data,
     Export,
@@ -174,6 +175,8 @@ class Server:
                 self._do(self.state.restore(message))
             case Fence():
                 self._do(self.state.fence(message))
+            case Allow():
+                self._do(self.state.allow(message))
             case TakeCut():
                 self._do(self.state.take_cut(message))
             case Stop():
@@ -271,6 +274,7 @@ class Server:
             ticket=pull.ticket,
             step=self.state.step,
             last_seq=self.state.last_seq.get(pull.inc, 0),
+            slice=self.state.next_slice(pull.feed),
             handler_s=spent_s,
             dense=tuple(dense),
         )

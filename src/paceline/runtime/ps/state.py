@@ -9,19 +9,21 @@ update a position, all servers apply entries by position, and a contribution get
 when every server holds its parts. The explorer in ``tests/model`` drives this very class.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from paceline.base.errors import InternalError
 from paceline.base.samples import SampleSet
 from paceline.wire.messages import (
+    Allow,
     At,
     Committed,
     Copied,
     Cut,
     Data,
     Entry,
+    Feed,
     Fence,
     FenceAnswer,
     Held,
@@ -36,6 +38,7 @@ from paceline.wire.messages import (
     Restore,
     Restored,
     ServerMap,
+    Slice,
     TakeCut,
     Update,
 )
@@ -138,6 +141,10 @@ class ServerState:
         self.sent_to: dict[int, int] = {}
         #: BSP: inc -> last contribution of the undecided step that all servers hold.
         self.ready_for_step: dict[int, int] = {}
+        #: BSP: what may be left out of a step, by the step from which on it holds.
+        self.allowed: list[Allow] = []
+        #: BSP: steps of this epoch that were decided without all of their slice, and what of it.
+        self.short_steps = self.left_out = 0
         #: SSP: inc -> clock, on one scale.
         self.clocks: dict[int, int] = {}
         self.clock_base: dict[int, int] = {}
@@ -234,25 +241,45 @@ class ServerState:
         return [*done, Reply(inc, Ordered(epoch_no=self.epoch_no, inc=inc, seq=last))]
 
     def _ready_for_step(self, message: Ready) -> list[Instruction]:
-        """BSP by coverage: decide the step as soon as ready contributions cover its slice."""
         if message.step != self.step + 1:
             return []
         inc = message.inc
         self.ready_for_step[inc] = max(message.seq, self.ready_for_step.get(inc, 0))
+        return self._decide_step()
+
+    def _decide_step(self) -> list[Instruction]:
+        """BSP by coverage: decide as soon as ready contributions cover the slice, or enough of it.
+
+        Never on nothing.
+        """
         included = tuple(Included(i, s) for i, s in sorted(self.ready_for_step.items()))
-        covered, wanted = SampleSet(), None
-        num_covered = 0
-        for key in self._keys_of(Update(included=included, step=message.step)):
-            part = self.parts[key]
-            wanted = part.slice
-            covered.update(part.spans)
-            num_covered += sum(len(span) for span in part.spans)
-        if wanted is None or covered.missing(wanted):
+        entry = Update(included=included, step=self.step + 1)
+        parts = [self.parts[key] for key in self._keys_of(entry)]
+        missing = _missing(parts)
+        if missing < 0:
+            raise InternalError(f"step {entry.step}: samples are offered twice for its slice")
+        if not parts or missing > self._may_lack(parts[0]):
             return []
-        if num_covered != len(wanted):
-            msg = f"step {message.step}: {num_covered} samples offered for a slice of {len(wanted)}"
-            raise InternalError(msg)
-        return self._decide(Update(included=included, step=message.step))
+        return self._decide(entry)
+
+    def _may_lack(self, part: Part) -> int:
+        """How many samples of the undecided step's slice may be missing."""
+        held = [one for one in self.allowed if one.step <= self.step + 1]
+        size = sum(len(span) for span in part.slice)
+        return held[-1].left_out * size // held[-1].of if held else 0
+
+    def allow(self, message: Allow) -> list[Instruction]:
+        """Leader: how much may be left out from a step on; an older word changes nothing."""
+        if message.epoch_no != self.epoch_no or not self.leads:
+            return []
+        newest = self.allowed[-1].no if self.allowed else 0
+        if message.no <= newest:
+            return [Report(self.progress())]
+        later = [one for one in self.allowed if one.step < message.step]
+        while len(later) > 1 and later[1].step <= self.step + 1:
+            del later[0]
+        self.allowed = [*later, message]
+        return [*self._decide_step(), Report(self.progress())]
 
     # ------------------------------------------------------------------ the order
 
@@ -310,6 +337,7 @@ class ServerState:
         if isinstance(entry, Cut):
             return self._copy(entry)
         keys = self._keys_of(entry)
+        missing = _missing([self.parts[key] for key in keys]) if entry.step else 0
         for key in keys:
             if any(self.committed.overlap(span) for span in self.parts[key].spans):
                 raise InternalError(f"contribution {key} holds samples that are in the model")
@@ -319,6 +347,8 @@ class ServerState:
         done: list[Instruction] = [Apply(tuple(keys))]
         if entry.step:
             self.step = entry.step
+            self.short_steps += missing > 0
+            self.left_out += missing
             self.ready_for_step.clear()
             done += self._forget(key for key, part in self.parts.items() if part.step <= self.step)
         return [*done, *self._answer_waiting()]
@@ -401,6 +431,9 @@ class ServerState:
             inc=self.inc,
             step=self.step,
             committed=self.committed.spans(),
+            allow=self.allowed[-1].no if self.allowed else 0,
+            short_steps=self.short_steps,
+            left_out=self.left_out,
         )
 
     # ------------------------------------------------------------------ pulls
@@ -426,6 +459,10 @@ class ServerState:
             self.clocks[inc] = min(self.clocks.values(), default=0)
             self.clock_base[inc] = self.clocks[inc] - message.clock
 
+    def next_slice(self, feed: Feed | None) -> Slice:
+        """BSP: what the next step consists of, which is a function of what is in the model."""
+        return () if feed is None else feed.next_slice(self.committed.line(feed.line()))
+
     def _may_go(self, pull: Pull) -> bool:
         if pull.inc in self.clocks:
             floor = min(self.clocks.values())
@@ -436,3 +473,11 @@ class ServerState:
     def _answer_waiting(self) -> list[Instruction]:
         free = [inc for inc, pull in self.waiting.items() if self._may_go(pull)]
         return [AnswerPull(self.waiting.pop(inc)) for inc in free]
+
+
+def _missing(parts: Sequence[Part]) -> int:
+    """Samples of a step's slice that these contributions lack; < 0: some are in them twice."""
+    covered = SampleSet(span for part in parts for span in part.spans)
+    if len(covered) != sum(len(span) for part in parts for span in part.spans):
+        return -1
+    return sum(len(span) for span in parts[0].slice) - len(covered) if parts else 0

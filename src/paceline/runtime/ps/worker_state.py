@@ -10,11 +10,11 @@ The protocol is that of docs/protocols/integrity.md, sections 2 and 3. The explo
 
 import sys
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
-from paceline.base.samples import SampleSet, Span
+from paceline.base.samples import SampleSet, Span, between
 from paceline.wire.messages import (
     Feed,
     FeedOpened,
@@ -33,6 +33,7 @@ from paceline.wire.messages import (
     Recall,
     Refused,
     ServerMap,
+    Slice,
     SourceLine,
     feed_of,
 )
@@ -63,11 +64,15 @@ class DropWork(msgspec.Struct, frozen=True):
     """A new epoch: leases and contributions are void, gradients can go."""
 
 
+class Withdraw(msgspec.Struct, frozen=True):
+    """What was taken and not offered is of a step that was decided without it: drop it."""
+
+
 class Leave(msgspec.Struct, frozen=True):
     """This incarnation is fenced: nothing of it counts any more. End the process."""
 
 
-Instruction = ToServer | ToMaster | PullDone | DropWork | Leave
+Instruction = ToServer | ToMaster | PullDone | DropWork | Withdraw | Leave
 
 
 class Offer(msgspec.Struct):
@@ -102,10 +107,14 @@ class WorkerState:
     def _reset(self) -> None:
         #: BSP: the step whose parameters the last pull brought.
         self.step = 0
+        #: BSP: what the step after it consists of, as servers say; None: they were not asked yet.
+        self.slice: Slice | None = None
         self.next_seq = 1
         self.offers: dict[int, Offer] = {}
         #: Granted and not taken, per feed, in the order of the grants.
         self.lease: dict[int, deque[Span]] = {}
+        #: BSP: taken for the undecided step and not offered.
+        self.taken = SampleSet()
         self.last_n = 0
         self.request: LeaseRequest | None = None
         #: The ends that every version of the open request holds.
@@ -137,8 +146,19 @@ class WorkerState:
 
     def feed_opened(self, message: FeedOpened) -> list[Instruction]:
         """The feed as all workers read it."""
-        self.feeds.setdefault(message.feed.feed, message.feed)
+        feed = message.feed
+        if feed.feed not in self.feeds:
+            self.feeds[feed.feed] = feed
+            if feed.purpose == "train":
+                self.slice = None
         return []
+
+    def _in_training(self) -> Feed | None:
+        """BSP: the feed whose slices steps consist of."""
+        if not self.synchronous:
+            return None
+        feeds = [feed for feed in self.feeds.values() if feed.purpose == "train"]
+        return max(feeds, key=lambda feed: feed.feed, default=None)
 
     def grant(self, message: Grant) -> list[Instruction]:
         """Take the answer to the open request, once."""
@@ -181,6 +201,7 @@ class WorkerState:
             n=self.last_n + 1,
             feed=feed,
             step=self.step + 1 if self.synchronous else 0,
+            slice=self._slice(feed) or (),
             starving=not self.has_work(feed) if starving is None else starving,
             ends=news,
             finished=finished,
@@ -210,6 +231,8 @@ class WorkerState:
         return [*self._give_back(tuple(back)), *self.want(feed)]
 
     def _give_back(self, spans: tuple[Span, ...]) -> list[Instruction]:
+        if not spans:
+            return []
         self.last_r += 1
         self.giving_back[self.last_r] = spans
         return [self._give_back_message(self.last_r)]
@@ -262,6 +285,8 @@ class WorkerState:
         """
         spans = self._next_spans(feed, count)
         self._remove(feed, spans)
+        if self._slice(feed):
+            self.taken.update(spans)
         return spans
 
     def peek(self, feed: int, count: int, after: int = 0) -> tuple[Span, ...]:
@@ -287,6 +312,7 @@ class WorkerState:
 
     def put_back(self, feed: int, spans: tuple[Span, ...]) -> None:
         """Taken and not offered: these come first again."""
+        self.taken.subtract(spans)
         self.lease.setdefault(feed, deque()).extendleft(reversed(spans))
         self._add(feed, ())
 
@@ -300,35 +326,29 @@ class WorkerState:
     def reaches(self, feed: int, after: int) -> bool:
         """BSP: whether the lease has samples of step + 1 + ``after`` or of a later one."""
         lease, within = self.lease.get(feed), self._slice(feed, after)
-        if not lease or within is None:
+        if not lease or not within:
             return False
-        return lease[-1].stop > within.start
+        return lease[-1].stop > within[0].start
 
     def _next_spans(self, feed: int, count: int, after: int = 0) -> tuple[Span, ...]:
-        found: list[Span] = []
-        room = count
         within = self._slice(feed, after)
-        for span in self.lease.get(feed, ()):
-            if room <= 0:
-                break
-            start, stop = span.start, span.stop
-            if within is not None:
-                if start >= within.stop:
-                    break
-                start, stop = max(start, within.start), min(stop, within.stop)
-            stop = min(stop, start + room)
-            if start < stop:
-                found.append(Span(span.line, start, stop))
-                room -= stop - start
+        lease: Iterable[Span] = self.lease.get(feed, ())
+        if within is not None:
+            lease = _common(lease, within)
+        found = between(lease, 0, count)
         return tuple(sorted(found)) if self.synchronous else tuple(found)
 
-    def _slice(self, feed: int, after: int = 0) -> Span | None:
-        definition, step = self.feeds[feed], self.step + 1 + after
+    def _slice(self, feed: int, after: int = 0) -> Slice | None:
+        """BSP: what step + 1 + ``after`` consists of, unless short steps come between."""
+        definition, whole = self.feeds[feed], self.slice
         if not self.synchronous or definition.purpose != "train":
             return None
-        if definition.first_step < step <= definition.last_step:
-            return definition.slice_of(step)
-        return Span(0, 0, 0)
+        if not whole or whole[0].line != definition.line():
+            return ()
+        if not after:
+            return whole
+        number = definition.rank(whole) + after - (not definition.is_in_order(whole))
+        return (definition.slice_no(number),) if number <= definition.num_slices else ()
 
     def _remove(self, feed: int, spans: tuple[Span, ...]) -> None:
         """Take from the lease what `_next_spans` found in it, span by span in its order."""
@@ -354,10 +374,11 @@ class WorkerState:
             spans=spans,
             weight=sum(len(span) for span in spans),
             step=self.step + 1 if self.synchronous else 0,
-            slice=self._slice(feed_of(spans[0].line)),
+            slice=self._slice(feed_of(spans[0].line)) or (),
             rates=rates,
         )
         self.next_seq += 1
+        self.taken.subtract(spans)
         self.offers[part.seq] = Offer(part, set(self.servers))
         return part
 
@@ -436,6 +457,7 @@ class WorkerState:
             ticket=self.ticket,
             min_step=self.step + ahead if self.synchronous else 0,
             clock=self.next_seq - 1 + ahead if self.bounded else -1,
+            feed=self._in_training(),
             tables=tables,
             dense=dense,
         )
@@ -473,10 +495,44 @@ class WorkerState:
             return [ToServer(server, self.pulling) for server in behind]
         self.pulling = None
         if self.synchronous:
-            self.step = newest
-            for seq in [s for s, offer in self.offers.items() if offer.part.step <= newest]:
-                del self.offers[seq]
+            whole = message.slice if pull.feed == self._in_training() else None
+            done += self._advance(newest, whole, message.last_seq)
         return [*done, PullDone(pull.ticket)]
+
+    def _advance(self, step: int, whole: Slice | None, last_seq: int) -> list[Instruction]:
+        """All steps up to this one are decided: give back what they have left out of ours.
+
+        Args:
+            step: of which all servers have the parameters.
+            whole: what the next one consists of.
+            last_seq: the last of our contributions that is in one of them.
+        """
+        decided = [seq for seq, offer in self.offers.items() if offer.part.step <= step]
+        parts = [self.offers.pop(seq).part for seq in decided]
+        left = [span for part in parts if part.seq > last_seq for span in part.spans]
+        withdrawn = list(self.taken) if step > self.step else []
+        self.step, self.slice = step, whole
+        for span in (*left, *withdrawn):
+            self._add(feed_of(span.line), (span,))
+        self.taken.subtract(withdrawn)
+        done: list[Instruction] = [Withdraw()] if withdrawn else []
+        return [*done, *self._give_back(self._remove_late())]
+
+    def _remove_late(self) -> tuple[Span, ...]:
+        """What the lease has of steps that were decided without it; it comes with others again."""
+        feed, whole = self._in_training(), self.slice
+        if feed is None or not whole or not self.lease.get(feed.feed):
+            return ()
+        decided = Span(feed.line(), 0, feed.start_of(feed.rank(whole)))
+        if self.lease[feed.feed][0].start >= decided.stop:
+            return ()
+        lease = SampleSet(self.lease[feed.feed])
+        late = SampleSet(lease.overlap(decided))
+        late.subtract(whole)
+        if late:
+            lease.subtract(late)
+            self.lease[feed.feed] = deque(lease)
+        return late.spans()
 
     # ------------------------------------------------------------------ loss
 
@@ -508,6 +564,17 @@ class WorkerState:
     def _last_request(self) -> LeaseRequest:
         feed = min(self.feeds, default=0)
         return LeaseRequest(epoch_no=self.epoch_no, inc=self.inc, n=self.last_n, feed=feed)
+
+
+def _common(lease: Iterable[Span], within: Slice) -> Iterator[Span]:
+    """What a lease has of a slice; both are ordered by samples."""
+    for span in lease:
+        if not within or span.start >= within[-1].stop:
+            return
+        for part in within if span.stop > within[0].start else ():
+            start, stop = max(span.start, part.start), min(span.stop, part.stop)
+            if start < stop:
+                yield Span(span.line, start, stop)
 
 
 def _begins_in(span: Span, other: Span) -> bool:
