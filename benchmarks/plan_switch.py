@@ -20,15 +20,15 @@ from equality import switching
 from numpy.typing import NDArray
 
 from paceline.base.jobdir import JobDir
+from paceline.policy.straggler.actions import AdjustBatch, Share
 from paceline.wire.spec import JobSpec, NodeSpec
 
 WORKERS, BATCH_SIZE = 2, 64
 EVERY = 6
 """Steps from one plan to the request for the next."""
 PLANS = [
-    {"worker-0": (8, 1), "worker-1": (56, 1)},
-    {"worker-0": (40, 1), "worker-1": (24, 1)},
-    {"worker-0": (60, 1), "worker-1": (4, 1)},
+    AdjustBatch(shares={"worker-0": Share(size), "worker-1": Share(BATCH_SIZE - size)})
+    for size in (8, 40, 60)
 ]
 GOAL = 0.01
 SKIPPED = 5

@@ -13,6 +13,7 @@ from paceline.master.state import Fail, Instruction, Journal, MasterState, Send,
 from paceline.policy.straggler.actions import AdjustBatch, BackupWorkers, Partial, Share
 from paceline.wire.messages import (
     Allow,
+    Batching,
     Committed,
     Feed,
     FenceAnswer,
@@ -498,3 +499,24 @@ def test_what_was_left_out_is_dealt_at_the_end_of_the_epoch_by_the_newest_plan()
     assert job.state.plans.undecided() == left
     assert grants(job.request(ONE, step=11, whole=left))[ONE] == (Span(0, 1, 3),)
     assert grants(job.request(TWO, step=11, whole=left))[TWO] == (Span(0, 3, 5), Span(0, 9, 13))
+
+
+# ---------------------------------------------------------------------- batches
+
+
+def test_a_grant_says_how_its_samples_are_computed(job: Job) -> None:
+    assert not job.state.grants[ONE].batching
+    job.plan()
+    for inc in NODES:
+        job.give_back(inc, *beyond(job, inc, 16))
+    job.request(ONE)
+    job.request(TWO)
+
+    assert job.state.grants[ONE].batching == (Batching(), Batching(start=16, batch_size=1))
+    assert job.state.grants[TWO].batching == (Batching(), Batching(start=16, batch_size=6))
+    job.decided(3)
+    job.do(job.state.carry_out(Partial(left_out=2, chunks=4), 100))
+    job.request(TWO, step=4)
+    assert job.state.grants[TWO].batching[-1] == Batching(
+        start=80, batch_size=6, contribution=2, short=True
+    )

@@ -15,6 +15,7 @@ from paceline.runtime.ps.worker_state import (
     WorkerState,
 )
 from paceline.wire.messages import (
+    Batching,
     Feed,
     FeedOpened,
     GiveBack,
@@ -437,3 +438,69 @@ def test_nothing_is_given_back_where_nothing_was_left_out() -> None:
 
     assert given_back(decided(state, 1, [0, 4], last_seq=1)) == []
     assert state.leased(0) == 4
+
+
+# ---------------------------------------------------------------------- batches of a share
+
+
+def dealt(*spans: Span, **how: int | bool) -> WorkerState:
+    """A worker that computes its share of steps like this."""
+    state = worker("bsp")
+    state.want(0)
+    batching = (Batching(), Batching(start=4, **how))  # type: ignore[arg-type]
+    state.grant(Grant(epoch_no=1, inc=INC, n=1, feed=0, spans=spans, batching=batching))
+    return state
+
+
+def test_a_share_is_computed_in_batches_from_the_place_on_that_is_told() -> None:
+    state = dealt(Span(0, 0, 8), batch_size=3)
+
+    assert state.step_batches(0, 0, 5) == [(Span(0, 0, 4),)]
+    assert state.step_batches(0, 1, 5) == [(Span(0, 4, 7),), (Span(0, 7, 8),)]
+    assert state.step_batches(0, 1, 1) == [(Span(0, 4, 7),)]
+    assert state.next_size(0) > 4
+    decided(state, 1, [0, 4], last_seq=0)
+    assert state.next_size(0) == 3
+
+
+def test_a_contribution_is_whole_when_its_samples_are_taken_or_nothing_is_left() -> None:
+    state = dealt(Span(0, 4, 8), batch_size=2, contribution=3)
+    decided(state, 1, [0, 4], last_seq=0)
+    assert state.step_batches(0, 0, 9) == [(Span(0, 4, 6),), (Span(0, 6, 7),), (Span(0, 7, 8),)]
+
+    first = state.take(0, state.next_size(0))
+    assert not state.is_whole(0)
+    second = state.take(0, state.next_size(0))
+    assert (first, second) == ((Span(0, 4, 6),), (Span(0, 6, 7),))
+    assert state.is_whole(0)
+    assert state.offer((Span(0, 4, 7),)).weight == 3
+    state.take(0, state.next_size(0))
+    assert state.is_whole(0), "nothing is left"
+
+
+def test_whoever_may_be_left_out_looks_out_while_it_computes() -> None:
+    state = dealt(Span(0, 4, 7), short=True)
+    decided(state, 1, [0, 4], last_seq=0)
+    assert state.watch() == [], "there is nothing in hand"
+    state.take(0, 2)
+    (told,) = state.watch()
+    assert isinstance(told, ToServer)
+    assert isinstance(told.message, Pull)
+    assert (told.server, told.message.min_step, told.message.dense) == (LEADER, 2, False)
+    assert state.watch() == [], "once"
+    assert told in state.resend()
+
+    assert state.has_work(0)
+    answer = pulled(LEADER, told.message.ticket, 2)
+    assert state.pulled(answer) == []
+    assert not state.has_work(0), "of a step that is over"
+    assert (state.step, state.passed) == (1, 2)
+    assert given_back(decided(state, 2, [0, 4, 7, 8], last_seq=0)) == [], "it comes next"
+    assert state.leased(0) == 3
+
+
+def test_nobody_looks_out_where_nothing_is_left_out() -> None:
+    state = dealt(Span(0, 0, 8), batch_size=3)
+    state.take(0, 2)
+
+    assert state.watch() == []

@@ -20,7 +20,7 @@ from paceline.base.samples import Span, between
 from paceline.master.records import Place, Plan, Planned
 from paceline.master.shards.ledger import Ledger
 from paceline.policy.straggler.actions import AdjustBatch, BackupWorkers, Partial, Share
-from paceline.wire.messages import LINES_PER_FEED, Feed, Slice
+from paceline.wire.messages import LINES_PER_FEED, Batching, Feed, Slice
 
 GlobalAction = AdjustBatch | BackupWorkers | Partial
 
@@ -49,6 +49,17 @@ def portion_of(plan: Plan, members: Sequence[str], index: int) -> Portion:
 
 NO_PLAN = Planned(plan=Plan(), since=Place(), step=0, undecided=Place())
 """All compute alike, from the start."""
+
+
+def _batching(plan: Plan, nodes: Sequence[str], index: int, feed: Feed, start: int) -> Batching:
+    share = plan.shares.get(nodes[index])
+    mine = portion_of(plan, nodes, index).of((feed.slice_no(1),))
+    return Batching(
+        start=start,
+        batch_size=share.batch_size if share is not None else 0,
+        contribution=-(-sum(map(len, mine)) // plan.chunks) if plan.chunks > 1 else 0,
+        short=plan.left_out > 0,
+    )
 
 
 class Preparing(msgspec.Struct):
@@ -101,6 +112,18 @@ class Plans:
     def at(self, place: Place) -> Plan:
         """The plan by which the slice is dealt that begins here."""
         return self.record_at(place).plan
+
+    def batching(self, place: Place, nodes: Sequence[str], index: int) -> tuple[Batching, ...]:
+        """How member ``index`` of these nodes computes its shares, from a slice's place on."""
+        feed = self.in_training()
+        if feed is None or not self.known:
+            return ()
+        records = [self.record_at(place), *(one for one in self.known if one.since > place)]
+        return tuple(
+            _batching(one.plan, nodes, index, feed, one.since.position if one.since > place else 0)
+            for one in records
+            if one.since.line <= place.line
+        )
 
     def allowed(self) -> Planned | None:
         """Since when a step may lack what it may lack by the newest plan; None: never anything."""

@@ -33,6 +33,7 @@ from paceline.master.shards.ledger import Ledger, Part
 from paceline.wire.messages import (
     LINES_PER_FEED,
     Allow,
+    Batching,
     Committed,
     Copied,
     CutRef,
@@ -463,6 +464,7 @@ class MasterState:
             spans=tuple(spans),
             end=end,
             lines=self.ledger.source_lines(spans) if feed in self.ledger.names else (),
+            batching=self._batching(message),
         )
         granted = Granted(grant=grant, handled=message.handled)
         done: list[Instruction] = [self._record(granted), Send(inc, grant)]
@@ -481,15 +483,24 @@ class MasterState:
 
     def _parts(self, message: LeaseRequest, feed: Feed, num_steps: int) -> Iterator[Part]:
         """The next slices, as far as a grant may reach now, and this worker's part of each."""
-        members = sorted((node, inc) for inc, node in self.workers.items())
-        nodes = [node for node, _ in members]
-        index = members.index((self.workers[message.inc], message.inc))
+        nodes, index = self._members(message.inc)
         portions: dict[int, Portion] = {}
         for place, whole in self._next_slices(message, feed, num_steps):
             plan = self.plans.at(place)
             if plan.no not in portions:
                 portions[plan.no] = portion_of(plan, nodes, index)
             yield whole, portions[plan.no].of(whole)
+
+    def _members(self, inc: int) -> tuple[list[str], int]:
+        """The nodes that share a slice, in the order of their parts, and which of them this is."""
+        members = sorted((node, inc) for inc, node in self.workers.items())
+        return [node for node, _ in members], members.index((self.workers[inc], inc))
+
+    def _batching(self, message: LeaseRequest) -> tuple[Batching, ...]:
+        if self.mode != "bsp" or self.ledger.feeds[message.feed].purpose != "train":
+            return ()
+        place = self.plans.place(message.slice or self.plans.undecided())
+        return self.plans.batching(place, *self._members(message.inc))
 
     def _next_slices(
         self, message: LeaseRequest, feed: Feed, num_steps: int

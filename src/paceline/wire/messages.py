@@ -135,6 +135,21 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True):
         return self.slice_no(number).start
 
 
+class Batching(msgspec.Struct, frozen=True, array_like=True):
+    """How a worker computes its share of the steps from position ``start`` of their feed on.
+
+    A contribution is computed in batches whose gradients are added up.
+    """
+
+    start: int = 0
+    batch_size: int = 0
+    """Samples of a batch at most; 0: all of the contribution."""
+    contribution: int = 0
+    """Samples of a contribution; 0: all of the share."""
+    short: bool = False
+    """A step may be decided without it, so it is worth while to look out for that."""
+
+
 LINES_PER_FEED = 1 << 20
 
 
@@ -514,7 +529,8 @@ class FeedOpened(Message, frozen=True):
 class Grant(Message, frozen=True):
     """master -> worker: the answer to request n. ``end``: the feed is complete.
 
-    ``lines`` (a feed of unknown length): the lines of the spans.
+    ``lines`` (a feed of unknown length): the lines of the spans. ``batching`` (BSP): from the
+    undecided step on, by ``start``; empty: all of a share at once.
     """
 
     epoch_no: int
@@ -524,6 +540,7 @@ class Grant(Message, frozen=True):
     spans: tuple[Span, ...] = ()
     end: bool = False
     lines: tuple[SourceLine, ...] = ()
+    batching: tuple[Batching, ...] = ()
 
 
 class Recall(Message, frozen=True):

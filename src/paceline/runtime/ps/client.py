@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from paceline.base.errors import InternalError
-from paceline.base.samples import Span
+from paceline.base.samples import SampleSet, Span
 from paceline.runtime.process import Process, current
 from paceline.runtime.ps import cutfile, layout
 from paceline.runtime.ps.exchange import Exchange
@@ -120,6 +120,8 @@ class ServerTrainer:
         #: Taken and not pushed; a new epoch withdraws it.
         self._in_hand: list[Work] = []
         self._pulling: Pulling | None = None
+        #: BSP: the step whose dense parameters the script has.
+        self._loaded_step = 0
         self._exporting: Exporting | None = None
         self._num_exports = 0
         self._results = Results(self.state, self._until)
@@ -262,12 +264,14 @@ class ServerTrainer:
         return Work(feed, spans, sum(len(span) for span in spans), step)
 
     def _take(self, feed: int) -> Work | None:
-        spans = self.state.take(feed, self._batch(feed))
+        state, synchronous = self.state, self._synchronous(feed)
+        spans = state.take(feed, state.next_size(feed) if synchronous else self._batch(feed))
         if not spans:
             return None
-        step = self.state.step + 1 if self._synchronous(feed) else 0
-        self.process.step = self.state.step + 1 if step else self.state.next_seq
-        work = self._work(feed, spans, step)
+        self.process.step = state.step + 1 if synchronous else state.next_seq
+        work = self._work(feed, spans, state.step + 1 if synchronous else 0)
+        if synchronous:
+            work.ends_contribution, work.ends_step = state.is_whole(feed), not state.has_work(feed)
         self._in_hand.append(work)
         return work
 
@@ -275,13 +279,12 @@ class ServerTrainer:
         """See `Trainer.upcoming`."""
         state, size = self.state, self._batch(feed)
         with self._changed:
+            found: list[tuple[int, tuple[Span, ...]]] = []
             if self._synchronous(feed):
                 # With nothing left for step + 1 its share is in hand: next comes that of step + 2.
-                first = 0 if state.has_work(feed) else 1
-                found = [
-                    (state.step + 1 + after, state.peek(feed, size, after))
-                    for after in range(first, first + limit)
-                ]
+                for after in range(limit + 1):
+                    batches = state.step_batches(feed, after, limit - len(found))
+                    found += [(state.step + 1 + after, spans) for spans in batches]
             else:
                 found = [(0, spans) for spans in state.batches(feed, size, limit)]
             works = [self._work(feed, spans, step) for step, spans in found if spans]
@@ -306,7 +309,8 @@ class ServerTrainer:
             if self.spec.mode == "ssp" and work not in self._in_hand:
                 ahead = 1
             self._pulling = Pulling(work, Split(self.partition, ids), self.state.ticket + 1)
-            self._do(self.state.start_pull(tuple(ids), ahead=ahead))
+            dense = not work.step or work.step != self._loaded_step
+            self._do(self.state.start_pull(tuple(ids), dense=dense, ahead=ahead))
 
     def wait_pull(self, work: Work) -> Pulled | None:
         """See `Trainer.wait_pull`."""
@@ -316,7 +320,8 @@ class ServerTrainer:
                 if pulling is None or pulling.work is not work or self.partition is None:
                     return None
                 if pulling.result is not None:
-                    self._pulling = None
+                    self._pulling, self._loaded_step = None, work.step
+                    self._do(self.state.watch())
                     return pulling.result
                 self._wait()
                 self._check_stop()
@@ -327,6 +332,7 @@ class ServerTrainer:
 
     def dense(self) -> Mapping[str, Array]:
         """See `Trainer.dense`."""
+        self._loaded_step = 0
         return self._pull_now({}, dense=True).dense
 
     def _pull_now(self, ids: Mapping[int, Ids], *, dense: bool) -> Pulled:
@@ -384,14 +390,20 @@ class ServerTrainer:
 
     # ------------------------------------------------------------------ contributions
 
-    def push(self, work: Work, gradients: Gradients) -> None:
-        """See `Trainer.push`."""
+    def push(self, works: Sequence[Work], gradients: Gradients) -> None:
+        """See `Trainer.push`; what a step was decided without is not sent any more."""
         with self._changed:
             self._exchange.check()
-            if work not in self._in_hand or self.partition is None:
+            valid = [work for work in works if work in self._in_hand]
+            whole = len(valid) == len(works) and self.state.passed <= self.state.step
+            if not whole or self.partition is None:
+                for work in valid:
+                    self.give_back(work)
                 return
-            self._in_hand.remove(work)
-            part = self.state.offer(work.spans, gradients.rates)
+            for work in works:
+                self._in_hand.remove(work)
+            spans = SampleSet(span for work in works for span in work.spans).spans()
+            part = self.state.offer(spans if len(works) > 1 else works[0].spans, gradients.rates)
             self._contributions[part.seq] = Contribution(part, gradients, self.partition)
             for server in self.state.servers:
                 self._send(server, part)
@@ -585,7 +597,7 @@ class ServerTrainer:
         """A new epoch: connect to its servers, forget what was under way in the old one."""
         assert self.state.map is not None
         self.partition = Partition(self.schema, self.state.map)
-        self._pulling = None
+        self._pulling, self._loaded_step = None, 0
         self._contributions.clear()
         self._shown.clear()
         self._in_hand.clear()

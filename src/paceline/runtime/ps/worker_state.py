@@ -16,6 +16,7 @@ import msgspec
 
 from paceline.base.samples import SampleSet, Span, between
 from paceline.wire.messages import (
+    Batching,
     Feed,
     FeedOpened,
     GiveBack,
@@ -115,6 +116,11 @@ class WorkerState:
         self.lease: dict[int, deque[Span]] = {}
         #: BSP: taken for the undecided step and not offered.
         self.taken = SampleSet()
+        #: BSP: how to compute what is held, by position.
+        self.batching: tuple[Batching, ...] = ()
+        #: BSP: the newest step that the leader has said to be decided, while we compute for it.
+        self.passed = 0
+        self.watching: Pull | None = None
         self.last_n = 0
         self.request: LeaseRequest | None = None
         #: The ends that every version of the open request holds.
@@ -171,6 +177,8 @@ class WorkerState:
         self.told.setdefault(message.feed, {}).update(self.telling)
         self.lines.update({line.line: line for line in message.lines})
         self._add(message.feed, message.spans)
+        if self.feeds[message.feed].purpose == "train":
+            self.batching = message.batching
         if message.end:
             self.ended.add(message.feed)
         return []
@@ -293,6 +301,38 @@ class WorkerState:
         """What `take` will return next (BSP: for step + 1 + after), to load it ahead."""
         return self._next_spans(feed, count, after)
 
+    def next_size(self, feed: int) -> int:
+        """BSP: samples of the next batch at most."""
+        how = self._how(self._slice(feed))
+        return _size(how, len(self.taken))
+
+    def is_whole(self, feed: int) -> bool:
+        """BSP: whether what is taken and not offered is a whole contribution."""
+        how = self._how(self._slice(feed))
+        ends = how.contribution and len(self.taken) % how.contribution == 0
+        return bool(ends) or not self.has_work(feed)
+
+    def step_batches(self, feed: int, after: int, limit: int) -> list[tuple[Span, ...]]:
+        """BSP: the next batches of step + 1 + ``after``, at most ``limit``, as they come."""
+        how, spans = self._how(self._slice(feed, after)), self.peek(feed, sys.maxsize, after)
+        held = 0 if after else len(self.taken)
+        at, total = 0, sum(len(span) for span in spans)
+        found: list[tuple[Span, ...]] = []
+        while at < total and len(found) < limit:
+            size = _size(how, held + at)
+            found.append(tuple(between(spans, at, at + size)))
+            at += size
+        return found
+
+    def _how(self, whole: Slice | None) -> Batching:
+        """How the share of a slice is computed."""
+        feed = self._in_training()
+        if feed is None or not whole:
+            return Batching()
+        start = feed.start_of(feed.rank(whole))
+        held = [how for how in self.batching if how.start <= start]
+        return held[-1] if held else Batching()
+
     def batches(self, feed: int, size: int, limit: int) -> list[tuple[Span, ...]]:
         """What the next ``limit`` calls of ``take(feed, size)`` will return (asynchronous)."""
         found: list[tuple[Span, ...]] = []
@@ -331,7 +371,7 @@ class WorkerState:
         return lease[-1].stop > within[0].start
 
     def _next_spans(self, feed: int, count: int, after: int = 0) -> tuple[Span, ...]:
-        within = self._slice(feed, after)
+        within = self._slice(feed, after) if after or self.passed <= self.step else ()
         lease: Iterable[Span] = self.lease.get(feed, ())
         if within is not None:
             lease = _common(lease, within)
@@ -449,7 +489,7 @@ class WorkerState:
         pull is for the contribution after the one being computed.
         """
         self.ticket += 1
-        self.answers = {}
+        self.answers, self.watching = {}, None
         self.resting = False
         self.pulling = Pull(
             epoch_no=self.epoch_no,
@@ -462,6 +502,20 @@ class WorkerState:
             dense=dense,
         )
         return [ToServer(server, self.pulling) for server in self.servers]
+
+    def watch(self) -> list[Instruction]:
+        """BSP: while we compute for a step that may be decided without us, look out for that."""
+        if self.pulling or self.watching or not self.taken or not self._how(self.slice).short:
+            return []
+        self.ticket += 1
+        self.watching = Pull(
+            epoch_no=self.epoch_no,
+            inc=self.inc,
+            ticket=self.ticket,
+            min_step=self.step + 1,
+            dense=False,
+        )
+        return [ToServer(self.servers[0], self.watching)]
 
     def rest(self) -> list[Instruction]:
         """SSP: nothing to compute, until the next pull; nobody needs to wait for this worker."""
@@ -481,6 +535,8 @@ class WorkerState:
         if message.epoch_no != self.epoch_no:
             return []
         done = [] if self.exactly_once else self._applied(message.server, message.last_seq)
+        if self.watching is not None and message.ticket == self.watching.ticket:
+            self.watching, self.passed = None, message.step
         if pull is None or message.ticket != pull.ticket:
             return done
         self.answers[message.server] = message
@@ -559,11 +615,19 @@ class WorkerState:
             again += [ToServer(server, self.pulling) for server in missing]
         elif self.resting:
             again.append(self._idle())
+        elif self.watching is not None:
+            again.append(ToServer(self.servers[0], self.watching))
         return again
 
     def _last_request(self) -> LeaseRequest:
         feed = min(self.feeds, default=0)
         return LeaseRequest(epoch_no=self.epoch_no, inc=self.inc, n=self.last_n, feed=feed)
+
+
+def _size(how: Batching, held: int) -> int:
+    """Samples of the batch that follows so many of the contributions of a step."""
+    size = how.batch_size or sys.maxsize
+    return min(size, how.contribution - held % how.contribution) if how.contribution else size
 
 
 def _common(lease: Iterable[Span], within: Slice) -> Iterator[Span]:
