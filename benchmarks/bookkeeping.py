@@ -33,7 +33,11 @@ def run(arguments: list[str], timeout_s: float) -> dict[str, list]:
     with harness.scratch() as out:
         script = Path(harness.TINY).with_name("metered.py")
         spec = JobSpec(
-            script=str(script), args=("--out", str(out), *arguments), name="bookkeeping", mode="asp"
+            script=str(script),
+            args=("--out", str(out), *arguments),
+            name="bookkeeping",
+            mode="asp",
+            solution="none",
         )
         with harness.running(spec) as job:
             result = out / "metered.json"

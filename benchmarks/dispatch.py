@@ -148,6 +148,7 @@ async def run_master(job: JobDir, seconds: float) -> None:
     spec = JobSpec(
         script="/bench",
         mode="asp",
+        solution="none",
         samples="at-least-once",
         workers=NodeSpec(count=NUM_CLIENTS),
         checkpoint=CheckpointSpec(every_s=10_000),

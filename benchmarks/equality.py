@@ -3,11 +3,11 @@
     python benchmarks/equality.py [--quick] [--json FILE]
 
 Each job trains six models at once (SGD, Adagrad, Adam; float64, float32), in BSP on two servers,
-also with two workers killed in mid-step, with another plan of who computes how much every six
-steps, and with a server replaced by a fresh one. Every worker writes the loss of each sample; the
-loss of a step is their mean over its samples, weighted exactly. A sample that was computed twice,
-because its first worker died, must have the right loss both times: whichever counted, the step's is
-right.
+also with two workers killed in mid-step, with another plan every six steps of who computes how
+much in how many batches, and with a server replaced by a fresh one. Every worker writes the loss of
+each sample; the loss of a step is their mean over its samples, weighted exactly. A sample that was
+computed twice, because its first worker died, must have the right loss both times: whichever
+counted, the step's is right.
 
 The yardstick for float32 is one process that sums each of its own batches in four parts: that much
 two orders of summation differ, without any distribution.
@@ -22,15 +22,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from safetensors.numpy import load_file
 
 from paceline.base.errors import PacelineError
 from paceline.cli.launch import ask, launch
+from paceline.policy.straggler.actions import AdjustBatch, AnyAction, Share
 from paceline.wire.client import Replace
 from paceline.wire.outcome import read_outcome
 from paceline.wire.spec import JobSpec, NodeSpec, RestartSpec
@@ -62,6 +64,7 @@ class Job(NamedTuple):
 
 JOBS = (
     Job(1),
+    Job(1, switch=True),
     Job(2),
     Job(4),
     Job(2, die=True),
@@ -73,20 +76,24 @@ JOBS = (
     Job(2, move=True),
     Job(4, die=True, switch=True, move=True),
 )
+
+
+def _plan(*shares: tuple[int, int]) -> AdjustBatch:
+    """Batches of so many samples, and how many of them, of worker-0 and so on; (0, 0): no share."""
+    named = {f"worker-{k}": Share(*share) for k, share in enumerate(shares) if share[0]}
+    return AdjustBatch(shares=named)
+
+
 PLANS = {
-    1: [{"worker-0": (BATCH_SIZE, 1)}],
-    2: [
-        {"worker-0": (17, 1), "worker-1": (34, 1)},
-        {"worker-0": (BATCH_SIZE, 1)},
-        {"worker-0": (41, 1), "worker-1": (10, 1)},
-    ],
-    4: [
-        {"worker-0": (5, 1), "worker-1": (23, 1), "worker-2": (22, 1), "worker-3": (1, 1)},
-        {"worker-1": (20, 1), "worker-3": (31, 1)},
-        {"worker-0": (30, 1), "worker-1": (7, 1), "worker-2": (7, 1), "worker-3": (7, 1)},
-    ],
+    1: (_plan((17, 3)), _plan((BATCH_SIZE, 1))),
+    2: (_plan((17, 1), (17, 2)), _plan((BATCH_SIZE, 1)), _plan((7, 5), (16, 1))),
+    4: (
+        _plan((5, 1), (23, 1), (11, 2), (1, 1)),
+        _plan((0, 0), (5, 4), (0, 0), (31, 1)),
+        _plan((10, 3), (7, 1), (7, 1), (7, 1)),
+    ),
 }
-"""By workers: samples and batches of each node's share."""
+"""By workers."""
 NUM_PARTS = 4
 FLOAT64_LIMIT, FLOAT32_LIMIT, DRIFT_FACTOR = 1e-10, 1e-5, 3.0
 
@@ -112,12 +119,16 @@ def run_alone(out: Path, steps: int, num_parts: int = 1) -> Path:
 
 
 @contextlib.contextmanager
-def switching(every: int, plans: Sequence[Mapping[str, tuple[int, int]]]) -> Iterator[None]:
-    """Jobs that are launched meanwhile take up these plans by turns; see ``jobs/switching``."""
+def switching(
+    every: int, actions: Sequence[AnyAction], phases: Path | None = None
+) -> Iterator[None]:
+    """The masters of jobs launched meanwhile carry these out by turns; see ``jobs/switching``."""
     folder = Path(__file__).with_name("jobs") / "switching"
     before = dict(os.environ)
     os.environ["PYTHONPATH"] = os.pathsep.join([str(folder), before.get("PYTHONPATH", "")])
-    os.environ["PACELINE_BENCH_PLANS"] = json.dumps({"every": every, "plans": plans})
+    os.environ["PACELINE_BENCH_EVERY"] = str(every)
+    os.environ["PACELINE_BENCH_ACTIONS"] = msgspec.json.encode(actions).decode()
+    os.environ["PACELINE_BENCH_PHASES"] = str(phases or os.devnull)
     try:
         yield
     finally:
@@ -141,6 +152,7 @@ def run_job(out: Path, steps: int, job: Job, *, timeout_s: float = 300.0) -> Pat
         ),
         name=f"equality-{workers}",
         mode="bsp",
+        solution="none",
         torch_threads=1,  # as alone: threads split sums, too
         workers=NodeSpec(count=workers),
         servers=NodeSpec(count=2),

@@ -14,13 +14,14 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.base.errors import PacelineError
 from paceline.base.jobdir import JobDir
+from paceline.base.processes import find_job_processes
 from paceline.cli.launch import ask, launch
 from paceline.wire.client import GetStatus, JobStatus, StopJob
 from paceline.wire.spec import JobSpec
@@ -103,10 +104,17 @@ def events(job: JobDir) -> list[dict[str, Any]]:
 # ---------------------------------------------------------------------------- interleaved runs
 
 
+class Run(NamedTuple):
+    """One of several of a job."""
+
+    seconds: float
+    master_cpu_s: float
+
+
 def interleaved(
     spec: Callable[[str, list[str]], JobSpec], arms: tuple[str, str], pairs: int
-) -> list[tuple[float, float]]:
-    """Seconds of runs of two jobs of ``jobs/gated.py`` side by side; one works at a time.
+) -> list[tuple[Run, Run]]:
+    """Runs of two jobs of ``jobs/gated.py`` side by side; one works at a time.
 
     Args:
         spec: the job of an arm, which has these flags.
@@ -118,11 +126,11 @@ def interleaved(
         for arm in arms:
             gate, times = out / f"{arm}.gate", out / f"{arm}.times"
             os.mkfifo(gate)
-            stack.enter_context(running(spec(arm, ["--out", str(times), "--gate", str(gate)])))
-            gates.append((gate, times))
-        for gate, times in gates:
+            flags = ["--out", str(times), "--gate", str(gate)]
+            gates.append((gate, times, stack.enter_context(running(spec(arm, flags)))))
+        for gate in gates:
             for _ in range(2):
-                _run_once(gate, times)
+                _run_once(*gate)
         found = []
         for number in range(pairs):
             order = gates if number % 2 else gates[::-1]
@@ -132,12 +140,21 @@ def interleaved(
         return found
 
 
-def _run_once(gate: Path, times: Path) -> float:
+def _run_once(gate: Path, times: Path, job: JobDir) -> Run:
     before = len(_whole_lines(times))
+    cpu_s = _master_cpu_s(job)
     gate.write_bytes(b"g")
     if not until(lambda: len(_whole_lines(times)) > before, RUN_S):
         raise RuntimeError("a run did not end")
-    return float(_whole_lines(times)[before])
+    then_cpu_s = _master_cpu_s(job)
+    return Run(float(_whole_lines(times)[before]), then_cpu_s - cpu_s)
+
+
+def _master_cpu_s(job: JobDir) -> float:
+    """Of all threads that the job's master ever had."""
+    pid = next(one.pid for one in find_job_processes(job.path) if one.runs("paceline.master"))
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _whole_lines(path: Path) -> list[str]:

@@ -42,6 +42,7 @@ def measure(mode: str, kills: int, step_s: float) -> list[dict[str, Any]]:
             script=str(harness.TINY),
             args=("--out", str(out), "--step-s", str(step_s)),
             name=f"master-{mode}",
+            solution="none",
             mode=mode,  # type: ignore[arg-type]
             workers=NodeSpec(count=2),
             servers=NodeSpec(count=1),

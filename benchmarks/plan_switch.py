@@ -13,6 +13,7 @@ which is the machine's own. Prints a table and JSON.
 import argparse
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import harness
 import numpy as np
@@ -20,55 +21,81 @@ from equality import switching
 from numpy.typing import NDArray
 
 from paceline.base.jobdir import JobDir
+from paceline.policy.straggler.actions import AdjustBatch, Share
 from paceline.wire.spec import JobSpec, NodeSpec
 
-WORKERS, BATCH_SIZE = 2, 64
+WORKERS = 2
+OF_TWO = 64
+"""Samples of a step, per pair of workers."""
 EVERY = 6
 """Steps from one plan to the request for the next."""
-PLANS = [
-    {"worker-0": (8, 1), "worker-1": (56, 1)},
-    {"worker-0": (40, 1), "worker-1": (24, 1)},
-    {"worker-0": (60, 1), "worker-1": (4, 1)},
-]
 GOAL = 0.01
 SKIPPED = 5
 """Steps at the start and at the end."""
 
 
-def run(switches: int, step_s: float) -> tuple[NDArray[np.float64], NDArray[np.bool_], int]:
-    """Seconds of each step, whether the one after it has another plan, and the plans committed."""
+class Run(NamedTuple):
+    """One job."""
+
+    times: NDArray[np.float64]
+    """Seconds of each step."""
+    switched: NDArray[np.bool_]
+    """Whether the step after it has another plan."""
+    plans: int
+    """That were committed."""
+    phases: NDArray[np.float64]
+    """[plans, 3]: monotonic times: asked for, committed, all workers granted something anew."""
+
+
+def plans_of(workers: int) -> list[AdjustBatch]:
+    """Of each two workers now one, now the other computes more."""
+    return [
+        AdjustBatch(
+            shares={f"worker-{k}": Share(OF_TWO - size if k % 2 else size) for k in range(workers)}
+        )
+        for size in (8, 40, 60)
+    ]
+
+
+def run(switches: int, step_s: float, workers: int = WORKERS) -> Run:
+    """One job of an even number of workers."""
     steps = switches * (EVERY + 4) + 4 * SKIPPED
     with harness.scratch() as out:
         flags = {
             "--out": out,
             "--steps": steps,
-            "--batch-size": BATCH_SIZE,
+            "--batch-size": OF_TWO * workers // 2,
             "--step-s": step_s,
-            "--together": WORKERS,
+            "--together": workers,
         }
         spec = JobSpec(
             script=str(Path(__file__).with_name("jobs") / "switched.py"),
             args=tuple(word for flag in flags.items() for word in map(str, flag)),
             name="plan-switch",
             mode="bsp",
-            workers=NodeSpec(count=WORKERS),
+            solution="none",
+            workers=NodeSpec(count=workers),
+            torch_threads=1,
             servers=NodeSpec(count=1),
         )
-        with switching(EVERY, PLANS), harness.running(spec) as job:
+        found = out / "phases"
+        with switching(EVERY, plans_of(workers), found), harness.running(spec) as job:
             if not harness.until(job.outcome.exists, 60.0 + 2 * steps * step_s):
                 raise RuntimeError("the job does not end")
             plans = sum(event["event"] == "plan" for event in harness.events(job))
-        return (*steps_of(out, job), plans)
+        return Run(*steps_of(out, job), plans, harness.stamps(found).reshape(-1, 3))
 
 
 def steps_of(out: Path, job: JobDir) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """From the workers' stamps."""
-    rows = [harness.stamps(path).reshape(-1, 2) for path in sorted(out.glob("worker-*.f64"))]
-    if len({len(one) for one in rows}) != 1:
+    """From the workers' stamps; the first steps may be without those that came late."""
+    rows = [harness.stamps(path).reshape(-1, 3) for path in sorted(out.glob("worker-*.f64"))]
+    first = SKIPPED + int(max(one[0, 2] for one in rows))
+    rows = [one[one[:, 2] >= first] for one in rows]
+    if any(not np.array_equal(one[:, 2], rows[0][:, 2]) for one in rows):
         raise RuntimeError(f"a worker was not part of every step; see {job.logs}")
     times = np.max([np.diff(one[:, 0]) for one in rows], axis=0)
     switched = np.diff(rows[0][:, 1]) != 0
-    return times[SKIPPED:-SKIPPED], switched[SKIPPED:-SKIPPED]
+    return times[:-SKIPPED], switched[:-SKIPPED]
 
 
 def main() -> int:
@@ -77,7 +104,7 @@ def main() -> int:
     parser.add_argument("--step-s", type=float, default=0.3)
     parser.add_argument("--quick", action="store_true", help="20 switches")
     options = parser.parse_args()
-    times, switched, plans = run(20 if options.quick else options.switches, options.step_s)
+    times, switched, plans, _ = run(20 if options.quick else options.switches, options.step_s)
     median_s = float(np.median(times[~switched]))
     extra = {
         name: np.percentile(times[which] - median_s, [50, 95, 100]) / median_s

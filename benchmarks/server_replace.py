@@ -33,6 +33,7 @@ def spec_of(out: Path, megabytes: int) -> JobSpec:
         script=str(harness.TINY),
         args=("--out", str(out), "--rows", str(rows), "--dim", str(DIM), "--batch-size", "512"),
         name="replace",
+        solution="none",
         mode="asp",
         workers=NodeSpec(count=2),
         servers=NodeSpec(count=1),

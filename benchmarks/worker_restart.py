@@ -39,6 +39,7 @@ def spec_of(out: Path) -> JobSpec:
         script=str(harness.TINY),
         args=("--out", str(out)),
         name="restart",
+        solution="none",
         mode="asp",
         workers=NodeSpec(count=2),
         servers=NodeSpec(count=1),

@@ -1,6 +1,7 @@
 """The job of ``plan_switch.py``: steps of equal compute, whoever computes how much of them.
 
-Appends to ``--out/<node>.f64`` for each batch: when it was ready, and how many samples it has.
+Appends to ``--out/<node>.f64`` for each batch: when it was ready, how many samples it has, and its
+step, from 0.
 """
 
 import argparse
@@ -35,13 +36,15 @@ def main() -> None:
     job = pl.init()
     model = nn.Linear(1, 1)
     model, optimizer = job.prepare(model, torch.optim.SGD(model.parameters(), lr=1e-9))
-    data = Floats(options.steps * options.batch_size)
+    num_samples = options.steps * options.batch_size
+    data = Floats(num_samples, num_samples)
     with (options.out / f"{os.environ['PACELINE_NODE']}.f64").open("wb", buffering=0) as file:
         while len(list(options.out.glob("*.f64"))) < options.together:
             time.sleep(0.02)
         for batch in job.batches(data, options.batch_size, shuffle=False, collate_fn=_as_it_is):
-            file.write(np.array([time.monotonic(), len(batch)]).tobytes())
-            model(batch).square().mean().backward()
+            step = int(batch[0, 0]) // options.batch_size
+            file.write(np.array([time.monotonic(), len(batch), step]).tobytes())
+            model(batch / num_samples).square().mean().backward()
             time.sleep(options.step_s)
             optimizer.step()
             optimizer.zero_grad()

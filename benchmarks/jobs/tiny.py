@@ -18,13 +18,13 @@ from torch import nn  # noqa: E402
 
 import paceline as pl  # noqa: E402
 
-DIM = 8
+NUM_ROWS, DIM = 4096, 8
 
 
 class Tiny(nn.Module):
     """One table and one layer; ``table`` False: one small dense tensor."""
 
-    def __init__(self, num_rows: int, dim: int, *, table: bool) -> None:
+    def __init__(self, num_rows: int = NUM_ROWS, dim: int = DIM, *, table: bool) -> None:
         super().__init__()
         self.num_rows, self.dim = num_rows, dim
         self.rows = nn.Embedding(num_rows, dim, sparse=True) if table else None
@@ -40,7 +40,7 @@ class Tiny(nn.Module):
 class Ids(torch.utils.data.Dataset[torch.Tensor]):
     """So many samples; sample i is row i, modulo the table."""
 
-    def __init__(self, num_samples: int, num_rows: int) -> None:
+    def __init__(self, num_samples: int, num_rows: int = NUM_ROWS) -> None:
         self.num_samples, self.num_rows = num_samples, num_rows
 
     def __len__(self) -> int:
@@ -61,7 +61,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--num-samples", type=int, default=10**9)
-    parser.add_argument("--rows", type=int, default=4096)
+    parser.add_argument("--rows", type=int, default=NUM_ROWS)
     parser.add_argument("--dim", type=int, default=DIM)
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--step-s", type=float, default=0.01)

@@ -73,7 +73,7 @@ def _repeats_parts(case: Case) -> bool:
     return case.samples != "at-least-once" and _does(case, HELD_UP, "worker", "server")
 
 
-TWICE = "a sample was applied [2-9]|ledger says|that are in the model|offered for a slice"
+TWICE = "a sample was applied [2-9]|ledger says|that are in the model|are offered twice"
 BUGS = [
     Bug("ready_before_all_held", _needs_order, "never held it|servers disagree"),
     Bug("fence_ignored", _fences_the_living, TWICE, ("silence_believed",)),

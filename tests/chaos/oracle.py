@@ -18,15 +18,17 @@ TOLERANCE = 1e-6
 
 
 class Counts:
-    """The planted counts of one cut."""
+    """The planted counts of one cut; ``by_updates``: how often each row was updated."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, by_updates: bool = False) -> None:
         self.manifest, files = cutfile.read_cut(directory)
         whole = Store(self.manifest.schema, [0] * NUM_BUCKETS, 0)
         whole.load(files.values())
         ids, rows = whole.export(0)
         self.seen = np.zeros(ids.size)
-        self.seen[ids] = rows[:, 0]
+        if by_updates:
+            (rows,) = (a for name, a in whole.save().items() if name.endswith(".row_step"))
+        self.seen[ids] = rows.reshape(-1)
         self.counters = whole.dense()["float64"]
 
 
@@ -40,6 +42,26 @@ def committed_counts(feed: Feed, spans: Iterable, num_samples: int) -> np.ndarra
             stop = min(span.stop, (epoch + 1) * num_samples) - epoch * num_samples
             np.add.at(counts, order.indices(epoch, start, stop), 1)
     return counts
+
+
+def check_updates(directory: Path, feed: Feed, epochs: int, *, final: bool) -> None:
+    """Assert of a job whose updates differ in weight that each row was updated with its sample.
+
+    The dense counters count steps in bsp; in the other modes they are scaled, equally on all servers.
+    """
+    counts = Counts(directory, by_updates=True)
+    num_samples, steps = counts.seen.size, counts.manifest.step
+    said = committed_counts(feed, counts.manifest.committed, num_samples)
+    wrong = np.flatnonzero(counts.seen != said)
+    assert wrong.size == 0, (
+        f"{directory.name}: rows {wrong[:5]} were updated {counts.seen[wrong[:5]]} times, "
+        f"ledger says {said[wrong[:5]]}"
+    )
+    assert not final or np.all(said == epochs), f"{directory.name}: the ledger lacks samples"
+    wanted = steps * feed.batch_size or counts.counters[0]
+    assert np.all(np.abs(counts.counters - wanted) < TOLERANCE), (
+        f"{directory.name}: dense counters {np.unique(counts.counters)} after {steps} steps"
+    )
 
 
 def check_cut(directory: Path, feed: Feed, samples: str, epochs: int, *, final: bool) -> None:

@@ -16,6 +16,7 @@ import shutil
 import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import patch
@@ -25,9 +26,11 @@ import msgspec
 from paceline.base.errors import PacelineError
 from paceline.base.jobdir import JobDir
 from paceline.base.processes import find_job_processes, kill_quietly
+from paceline.cli.decisions import read_log
 from paceline.cli.launch import ask, launch
 from paceline.master.journal import Journal
 from paceline.master.records import FeedAdded
+from paceline.policy.straggler.decision_log import Decided, TookEffect
 from paceline.wire.client import GetStatus, JobStatus, StopJob
 from paceline.wire.messages import Feed
 from paceline.wire.spec import (
@@ -38,9 +41,10 @@ from paceline.wire.spec import (
     NodeSpec,
     RestartSpec,
     TimeoutSpec,
+    WindowSpec,
 )
 from tests.chaos.faults import LOST_AFTER_S, Fault, Injector, moves, plan, supervisor_pid
-from tests.chaos.oracle import check_cut, leftovers
+from tests.chaos.oracle import check_cut, check_updates, leftovers
 
 SCRIPT = Path(__file__).with_name("planted.py")
 TIMEOUT_S = 60.0
@@ -57,6 +61,11 @@ RECORD_S = 0.001
 """To read one record, where a loop waits for its input."""
 MORE_EPOCHS = 2
 """Where servers are replaced: it takes a second, and should happen while the job trains."""
+SOLUTIONS = ("even", "nd", "none", "lb_bsp", "backup_workers", "partial", "adjust_lr", "auto")
+SHORTENING = ("backup_workers", "partial", "auto")
+WEIGHING = "adjust_lr"
+PERIOD = {"every_s": "0.4", "every_steps": "6"}
+WINDOWS = WindowSpec(short_steps=8, short_s=5.0, long_steps=16, long_s=10.0)
 LINGER_S = 5.0
 """After the outcome is written the supervisor takes this long at most to clear the machine."""
 
@@ -77,6 +86,36 @@ class Case:
     record_s: float
     sync_s: float
     faults: list[Fault]
+    solution: str = "none"
+    slow: str = ""
+    """A node that takes three times as long for a batch."""
+
+    @property
+    def by_updates(self) -> bool:
+        """Whether updates may differ in weight: steps lack samples, or learning rates are adjusted."""
+        return self.solution in SHORTENING if self.mode == "bsp" else self.solution == WEIGHING
+
+    @property
+    def data(self) -> tuple[int, int]:
+        """Samples of an epoch, and epochs.
+
+        An asynchronous batch may end one lease and begin the next, in another epoch, with the same
+        sample, whose row is updated once then: where updates are counted there is one long epoch.
+        """
+        if self.by_updates and self.mode != "bsp":
+            return NUM_SAMPLES * self.epochs, 1
+        return NUM_SAMPLES, self.epochs
+
+
+def with_solution(case: Case) -> Case:
+    """The same under a solution, which has something to do in two of three runs."""
+    rng = random.Random(f"solution {case.seed}")
+    # Without an order each server knows a staleness of its own.
+    known = [s for s in SOLUTIONS if case.samples == "exactly-once" or s != WEIGHING]
+    solution = rng.choice(known)
+    return dataclasses.replace(
+        case, solution=solution, slow=rng.choice(["", "worker-0", "worker-1"])
+    )
 
 
 def with_moves(case: Case) -> Case:
@@ -150,13 +189,17 @@ def slow_disk(sync_s: float) -> Iterator[None]:
 
 def run(case: Case) -> dict[str, object]:
     """Run one case to its end and assert what must hold; the facts of the run."""
+    num_samples, epochs = case.data
     spec = JobSpec(
         script=str(SCRIPT),
         args=(
-            *("--num-samples", str(NUM_SAMPLES), "--epochs", str(case.epochs)),
+            *("--num-samples", str(num_samples), "--epochs", str(epochs)),
             *("--batch-size", str(BATCH_SIZE), "--step-s", str(STEP_S)),
+            *("--share", str(BATCH_SIZE // case.num_workers)),
             *("--setup-s", str(case.setup_s), "--record-s", str(case.record_s)),
             *(["--synchronous"] if case.mode == "bsp" else []),
+            *(["--by-updates"] if case.by_updates else []),
+            *(["--slow", case.slow] if case.slow else []),
         ),
         name=f"chaos-{case.seed}",
         seed=case.seed,
@@ -167,6 +210,9 @@ def run(case: Case) -> dict[str, object]:
         workers=NodeSpec(count=case.num_workers),
         servers=NodeSpec(count=case.num_servers),
         data=DataSpec(shard_size=256),
+        solution=case.solution,
+        solution_args=PERIOD if case.solution != "none" else {},
+        windows=WINDOWS,
         checkpoint=CheckpointSpec(every_s=0.5, share=0.5, keep=1000),
         restart=RestartSpec(budget=100, backoff_s=0.1),
         timeouts=TimeoutSpec(lost_after_s=LOST_AFTER_S),
@@ -193,7 +239,7 @@ def run(case: Case) -> dict[str, object]:
     assert not left, f"{where}: left behind {left}"
     check_counts(job, case, where)
     check_logs(job, where)
-    seconds = time.monotonic() - start_s
+    acted, seconds = actions(job), time.monotonic() - start_s
     if not os.environ.get("CHAOS_KEEP"):
         shutil.rmtree(job.path)
     return {
@@ -206,10 +252,13 @@ def run(case: Case) -> dict[str, object]:
         "setup_s": case.setup_s,
         "record_s": case.record_s,
         "sync_s": case.sync_s,
+        "solution": case.solution,
+        "slow": case.slow,
+        "actions": acted,
         "faults": [str(fault) for fault, _ in injector.fired],
         "epoch_no": status.epoch_no if status else None,
         "seconds": round(seconds, 2),
-        "slow": seconds > SLOW_S,
+        "took_long": seconds > SLOW_S,
     }
 
 
@@ -255,14 +304,25 @@ def feed_of_job(job: JobDir) -> Feed:
 
 def check_counts(job: JobDir, case: Case, where: str) -> None:
     """Assert the planted counts in every cut that is there."""
-    feed = feed_of_job(job)
+    feed, (_, epochs) = feed_of_job(job), case.data
     cuts = sorted(path.parent for path in job.cuts.glob("*/manifest.json"))
     assert cuts, f"{where}: no cut"
     for directory in cuts:
         try:
-            check_cut(directory, feed, case.samples, case.epochs, final=directory == cuts[-1])
+            if case.by_updates:
+                check_updates(directory, feed, epochs, final=directory == cuts[-1])
+            else:
+                check_cut(directory, feed, case.samples, epochs, final=directory == cuts[-1])
         except AssertionError as error:
             raise AssertionError(f"{where}: {error}") from error
+
+
+def actions(job: JobDir) -> dict[str, int]:
+    """How often each action took effect."""
+    lines = read_log(job.decisions) if job.decisions.exists() else []
+    decided = {line.no: line.actions for line in lines if isinstance(line, Decided)}
+    done = (decided[line.no][line.index] for line in lines if isinstance(line, TookEffect))
+    return dict(Counter(type(action).__name__ for action in done))
 
 
 def check_logs(job: JobDir, where: str) -> None:
@@ -278,6 +338,7 @@ def main() -> None:
     parser.add_argument("--seeds", default="0:10", help="a:b, b excluded")
     parser.add_argument("--keep-going", action="store_true")
     parser.add_argument("--no-moves", action="store_true", help="replace no servers")
+    parser.add_argument("--no-solutions", action="store_true", help="nobody acts on stragglers")
     options = parser.parse_args()
     first, last = (int(part) for part in options.seeds.split(":"))
     os.environ.setdefault("PACELINE_HOME", "/tmp/paceline-chaos")
@@ -286,7 +347,9 @@ def main() -> None:
     for seed in range(first, last):
         start_s = time.monotonic()
         try:
-            case = case_of(seed) if options.no_moves else with_moves(case_of(seed))
+            case = case_of(seed)
+            case = case if options.no_moves else with_moves(case)
+            case = case if options.no_solutions else with_solution(case)
             print(msgspec.json.encode(run(case)).decode(), flush=True)
         except AssertionError as error:
             failed.append(seed)

@@ -171,6 +171,8 @@ def running(
 ) -> Iterator[RunningJob]:
     """A planted-count job on two servers, with a cut every half second.
 
+    Nothing is done to it but by the test: no solution acts on stragglers unless it is named.
+
     Args:
         out: a folder for its notes.
         flags: of jobs/counted.py.
@@ -190,6 +192,7 @@ def running(
         "data": DataSpec(shard_size=256),
         "checkpoint": CheckpointSpec(every_s=0.5, share=0.5, keep=3),
         "restart": RestartSpec(backoff_s=0.1),
+        "solution": "none",
     }
     job = RunningJob(launch(JobSpec(**(fields | spec))), out)
     try:

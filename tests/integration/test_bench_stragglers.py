@@ -75,6 +75,17 @@ def test_asynchronous_servers_pay_for_each_contribution() -> None:
     assert ran.outcome.jct_s > 3 * STEPS * SERVER_S
 
 
+@pytest.mark.parametrize("delay_s", [0.15, 0.3])
+def test_with_a_slow_server_asp_is_slower_than_bsp(delay_s: float) -> None:
+    # AntDT section VII-C: an update per contribution there, one per step here.
+    slow = Persistent(role="server", nodes=(1,), delay_s=delay_s)
+    scenario = msgspec.structs.replace(SMALL, patterns=(slow,), num_samples=SMALL.num_samples // 2)
+    bsp = run_real(scenario, BSP, seed=1)
+    asp = run_real(msgspec.structs.replace(scenario, mode="asp"), BSP, seed=1)
+
+    assert asp.outcome.jct_s > bsp.outcome.jct_s
+
+
 def test_a_run_stands_beside_the_simulated_one() -> None:
     told: list[Run] = []
     results = Emulations(

@@ -9,11 +9,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from paceline.base.jobdir import JobDir
 from paceline.base.processes import find_job_processes
 from paceline.cli.history import read_last_metrics
+from paceline.policy.straggler.observation import Observation
 from paceline.wire.outcome import read_outcome
 
 PACELINE = (sys.executable, "-c", "from paceline.cli.main import app; app()")
@@ -104,6 +106,9 @@ def test_a_healthy_job_says_little_and_leaves_a_report_and_nothing_else(shell: S
     assert find_job_processes(job.path) == []
     assert not job.run_dir.exists()
     assert "finished" in shell.run("status")[1]
+    code, _, err = shell.run("status", "--observation")
+    assert code == 2
+    assert "does not run: it is finished" in err
     assert "job completion time" in shell.run("report", job.job_id)[1]
 
 
@@ -158,6 +163,9 @@ def test_a_detached_job_is_seen_and_steered_from_other_shells(shell: Shell) -> N
     until(lambda: trains(job), "a sample in the model")
 
     assert "training" in shell.run("status", job.job_id)[1]
+    seen = msgspec.json.decode(shell.run("status", "--observation")[1], type=Observation)
+    assert [server.node for server in seen.servers] == ["server-0"]
+    assert seen.worker_restart.start_s > 0
     watcher = shell.start("attach")
     assert watcher.stdout is not None
     assert "training: server-0" in watcher.stdout.readline()

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import os
-import resource
 import shutil
 import signal
 import subprocess
@@ -499,36 +498,23 @@ def test_an_agent_starts_a_supervisor_when_there_is_none(job: JobDir) -> None:
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        "paceline.agent.__main__",
-        "paceline.backends.local.backend",
-        "paceline.master.__main__",
-        "paceline.supervisor.__main__",
-    ],
-)
-def test_control_processes_start_within_half_a_second(module: str) -> None:
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run([sys.executable, "-c", f"import {module}"], check=True)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    # Cpu time: other work on the machine shall not decide.
-    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    print(f"{module}: {cpu_s:.3f} cpu s to start")
-    assert cpu_s < 0.5
+SLOW_TO_IMPORT = ("torch", "numba", "matplotlib", "pyarrow", "sqlalchemy", "rich", "unittest")
 
 
 @pytest.mark.parametrize(
-    "module",
+    ("module", "allowed"),
     [
-        "paceline.agent.__main__",
-        "paceline.backends.local.backend",
-        "paceline.master.__main__",
-        "paceline.runtime.ps.server",
-        "paceline.runtime.zygote",
-        "paceline.supervisor.__main__",
+        ("paceline.agent.__main__", ""),
+        ("paceline.backends.local.backend", ""),
+        ("paceline.cli.main", "rich"),
+        ("paceline.master.__main__", ""),
+        ("paceline.runtime.ps.server", "numba"),
+        ("paceline.runtime.zygote", ""),
+        ("paceline.supervisor.__main__", ""),
     ],
 )
-def test_processes_around_training_never_import_torch(module: str) -> None:
-    code = f"import {module}, sys; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+def test_processes_around_training_import_nothing_slow(module: str, allowed: str) -> None:
+    # So that they start in half a second; `benchmarks/control_start.py` times them.
+    code = f"import {module}, sys; print(*sorted(set({SLOW_TO_IMPORT}) & set(sys.modules)))"
+    ran = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert ran.stdout.strip() == allowed

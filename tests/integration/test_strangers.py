@@ -214,7 +214,7 @@ def confused(epoch_no: int) -> Iterator[tuple[Data, list[object]]]:
     yield part(rates=()), frames
     yield part(rates=(1.0,) * 9), frames
     yield part(step=1), frames
-    yield part(slice=Span(0, 0, 4)), frames
+    yield part(slice=(Span(0, 0, 4),)), frames
     for tables in ((1,), (-1,), (0, 0), (2**40,)):
         yield part(tables=tables), [dense, *[ids, rows] * len(tables)]
         yield Pull(epoch_no=epoch_no, inc=NOBODY, ticket=1, tables=tables), [ids] * len(tables)

@@ -36,6 +36,8 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     """Servers that are replaced while training goes on."""
     plans: int = 0
     """Changes of who computes what (bsp): by turns all of a step is one worker's."""
+    left_out: int = 0
+    """Samples of a step that may be missing when it is decided (bsp)."""
     leads: tuple[int, ...] = (1,)
     """Steps after the undecided one, as the master knows it, in which a plan is to begin."""
     restarts: str = "alone"

@@ -19,12 +19,13 @@ from paceline.master.plans import Plans
 from paceline.master.records import Granted, Place, Planned, Records
 from paceline.master.shards.ledger import Ledger, Line
 from paceline.master.state import MasterState, Sizing
-from paceline.policy.straggler.actions import Share
+from paceline.policy.straggler.actions import AdjustBatch, Partial, Share
 from paceline.runtime.ps import state as ps
 from paceline.runtime.ps import worker_state as worker
 from paceline.runtime.ps.state import Key, ServerState
 from paceline.runtime.ps.worker_state import WorkerState
 from paceline.wire.messages import (
+    Allow,
     AskMap,
     At,
     ChangeMap,
@@ -58,6 +59,7 @@ from paceline.wire.messages import (
     Refused,
     Restore,
     Restored,
+    Slice,
     Stop,
     TakeCut,
 )
@@ -149,8 +151,10 @@ _encoder = msgspec.msgpack.Encoder(enc_hook=_hook, order="deterministic")
 class ServerCell:
     """One server process: `ServerState`, its tensors (samples) and the gradients it keeps."""
 
-    def __init__(self, state: ServerState) -> None:
+    def __init__(self, state: ServerState, left_out: int = 0) -> None:
         self.state = state
+        #: Samples of a step that may be missing at most.
+        self.left_out = left_out
         self.content = 0
         self.kept: dict[Key, Part] = {}
         #: Set aside at the last copy entry, and to whom it goes.
@@ -173,6 +177,7 @@ class ServerCell:
             At: state.at,
             Pull: state.pull,
             Fence: state.fence,
+            Allow: state.allow,
             TakeCut: state.take_cut,
             JoinServers: state.join,
             ChangeMap: state.change_map,
@@ -263,21 +268,26 @@ class ServerCell:
 
     def _apply(self, keys: tuple[Key, ...]) -> None:
         state, applied = self.state, 0
-        whole: Span | None = None
+        whole: Slice = ()
         for key in keys:
             if key not in self.kept:
                 raise Violation("A", f"server {state.inc} applies {key} without its tensors")
             if state.leads and key[0] in self.fenced_before:
                 raise Violation("G", f"{key[0]} is fenced and enters position {state.position}")
             part = self.kept.pop(key)
-            whole = part.slice if part.slice is not None else whole
+            whole = part.slice or whole
             new = mask(part.spans)
             if new & (self.content | applied):
                 raise Violation("B", f"{key} brings samples that are in the model already")
             applied |= new
         self.content |= applied
-        if whole is not None and applied != mask([whole]):
-            raise Violation("H", f"a step of {applied:b} is not the slice {mask([whole]):b}")
+        if whole:
+            self._check_step(applied, mask(whole))
+
+    def _check_step(self, applied: int, whole: int) -> None:
+        missing = (whole & ~applied).bit_count()
+        if applied & ~whole or missing > self.left_out or not applied:
+            raise Violation("H", f"a step of {applied:b} is not the slice {whole:b}")
 
     def _pulled(self, pull: Pull) -> Pulled:
         state = self.state
@@ -288,6 +298,7 @@ class ServerCell:
             ticket=pull.ticket,
             step=state.step,
             last_seq=state.last_seq.get(pull.inc, 0),
+            slice=state.next_slice(pull.feed),
         )
 
     def _file(self, copied: Copied) -> File:
@@ -405,7 +416,7 @@ class WorkerCell:
                     done += [(server, part) for server in self.state.servers]
                 case worker.Remapped(pull):
                     done += [(server, pull) for server in self.state.owners] if pull else []
-                case worker.Meet():
+                case worker.Meet() | worker.Withdraw():
                     pass
                 case worker.Leave():
                     done.append((EXIT, Exit(inc=self.state.inc)))
@@ -456,7 +467,9 @@ class MasterCell:
                 return state.server_said(event)
             case ("plan", str() as node, int() as lead):
                 whole = Share(state.ledger.feeds[FEED].batch_size)
-                return state.adjust_batch({node: whole}, lead)
+                return state.carry_out(AdjustBatch(shares={node: whole}), lead)
+            case ("short", int() as left_out):
+                return state.carry_out(Partial(left_out=left_out), 0)
             case (str() as method, *arguments):
                 return getattr(state, method)(*arguments)  # type: ignore[no-any-return]
             case "resend":

@@ -165,7 +165,7 @@ class _Found(Exception):
 def _alarm(broken: BaseException) -> str:
     """A machine stopped the job by itself: the letter of what it says."""
     text = repr(broken)
-    letter = "B" if "are in the model" in text else "H" if "for a slice" in text else "A"
+    letter = "B" if "are in the model" in text else "H" if "offered twice" in text else "A"
     return f"{letter}: {text}"
 
 
@@ -190,6 +190,7 @@ def main(arguments: list[str] | None = None) -> int:
     add("--cuts", type=int, default=1)
     add("--moves", type=int, default=0)
     add("--plans", type=int, default=0)
+    add("--left-out", type=int, default=0)
     add("--leads", type=int, nargs="+", default=[1])
     add("--restarts", choices=("alone", "any"), default="alone")
     add("--prefetch", action="store_true")

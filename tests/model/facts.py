@@ -7,6 +7,7 @@ from paceline.master.state import MasterState
 from paceline.runtime.ps.state import ServerState
 from paceline.runtime.ps.worker_state import WorkerState
 from paceline.wire.messages import (
+    Allow,
     At,
     ChangeMap,
     Committed,
@@ -220,6 +221,8 @@ def _server_ignores(state: ServerState, message: object) -> bool:
             return state.applied_at.get(server, 0) >= position
         case Fence(fenced=inc):
             return inc in state.fenced
+        case Allow(no=no):
+            return bool(state.allowed) and no <= state.allowed[-1].no
         case TakeCut(cut_no=cut_no):
             return cut_no <= state.last_cut
         case Restore() | JoinServers():

@@ -5,6 +5,7 @@ class; ``finds`` are the invariants whose violation shows it (which of them come
 the order of the search), `bounds` the smallest job in which it shows.
 """
 
+import sys
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -25,6 +26,7 @@ from paceline.runtime.ps.worker_state import WorkerState
 from paceline.wire.messages import (
     Committed,
     Cut,
+    Feed,
     Fence,
     FenceAnswer,
     GiveBack,
@@ -40,6 +42,7 @@ from paceline.wire.messages import (
     Remap,
     Restore,
     ServerMap,
+    Slice,
     TakeCut,
     Update,
 )
@@ -147,6 +150,23 @@ class GivesBackWhatItBegan(WorkerState):
         if message.epoch_no == self.epoch_no and message.n == self.last_n:
             self.put_back(FEED, tuple(s for s in begun if s.start >= message.start))
         return super().recalled(message)
+
+
+class OffersWhatItGivesBack(WorkerState):
+    """What a step left out is given back, and offered again all the same."""
+
+    def _remove_late(self) -> tuple[Span, ...]:
+        kept = {feed: deque(spans) for feed, spans in self.lease.items()}
+        late = super()._remove_late()
+        self.lease = kept
+        return late
+
+
+class ForgetsWhatWasLeftOut(WorkerState):
+    """Takes every contribution of a decided step for included."""
+
+    def _advance(self, step: int, whole: Slice | None, last_seq: int) -> list[worker.Instruction]:
+        return super()._advance(step, whole, sys.maxsize)
 
 
 # ---------------------------------------------------------------------- servers
@@ -269,6 +289,21 @@ class OrderedOnFirstReady(ServerState):
             return []
         entry = Update(included=(Included(message.inc, message.seq),), step=message.step)
         return self._decide(entry)
+
+
+class LeavesOutTooMuch(ServerState):
+    """Leaves out of every step one sample more than is allowed."""
+
+    def _may_lack(self, part: Part) -> int:
+        return super()._may_lack(part) + 1
+
+
+class NeverComesBack(ServerState):
+    """After the last slice of an epoch comes the next epoch, whatever was left out."""
+
+    def next_slice(self, feed: Feed | None) -> Slice:
+        whole = super().next_slice(feed)
+        return whole if feed is None or not whole or feed.is_in_order(whole) else ()
 
 
 class LoadedTwice(ServerState):
@@ -442,7 +477,7 @@ class CommitsAtOnce(MasterState):
 class WaitsForTheRecall(MasterState):
     """A plan whose place has come keeps it, however long the recall takes."""
 
-    def _move_plan(self, undecided: int) -> list[master.Instruction]:
+    def _move_plan(self, undecided: int, whole: Slice = ()) -> list[master.Instruction]:
         return self._commit_plan()
 
 
@@ -617,6 +652,12 @@ FLAWS = [
         bounds=_planned(),
     ),
     Flaw(
+        name="a worker computes what it gave back (asp)",
+        finds="BC",
+        machines=Machines(worker=KeepsWhatItGivesBack),
+        bounds=_asp(samples=3, leases=(3,), servers=1),
+    ),
+    Flaw(
         name="a worker gives back what it has offered",
         finds="BC",
         machines=Machines(worker=GivesBackWhatItBegan),
@@ -645,6 +686,31 @@ FLAWS = [
         finds="F",
         machines=Machines(master=WaitsForTheRecall),
         bounds=_planned(workers=2, samples=4, slice=2),
+    ),
+    Flaw(
+        name="what a step left out is given back, and offered again",
+        finds="C",
+        machines=Machines(worker=OffersWhatItGivesBack),
+        bounds=_bsp(samples=3, left_out=1, servers=1),
+        finish=False,
+    ),
+    Flaw(
+        name="what a step left out is taken for included",
+        finds="F",
+        machines=Machines(worker=ForgetsWhatWasLeftOut),
+        bounds=_bsp(left_out=1, servers=1),
+    ),
+    Flaw(
+        name="more is left out than is allowed",
+        finds="H",
+        machines=Machines(server=LeavesOutTooMuch),
+        bounds=_bsp(samples=3, slice=3, left_out=1, servers=1),
+    ),
+    Flaw(
+        name="what is left out never comes back",
+        finds="F",
+        machines=Machines(server=NeverComesBack),
+        bounds=_bsp(left_out=1, servers=1),
     ),
     Flaw(
         name="a cut without the step",

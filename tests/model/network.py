@@ -428,15 +428,14 @@ class Network:
             if facts.kind == "server" and inc not in env.slots:
                 del spots[at]
                 continue
-            fresh: Cell = (
-                ServerCell(self.machines.server(inc))
-                if facts.kind == "server"
-                else self._worker(inc)
-            )
+            fresh: Cell = self._server(inc) if facts.kind == "server" else self._worker(inc)
             kept = frozenset(m for m in inbox if epoch_of(self.events.values[m]) >= epoch_no)
             spots[at] = self._spot(self.cell_id(fresh), kept)
         master_cell, inbox = self.spots.values[spots[1]]
         spots[1] = self._spot(master_cell, inbox)
+
+    def _server(self, inc: int) -> ServerCell:
+        return ServerCell(self.machines.server(inc), self.bounds.left_out)
 
     def _worker(self, inc: int) -> WorkerCell:
         state = self.machines.worker(

@@ -19,6 +19,11 @@ def planned(**bounds: Any) -> Bounds:
     return Bounds(**{**job, "plans": 1, **bounds})
 
 
+def short(**bounds: Any) -> Bounds:
+    """Of a step of two samples one may be left out; the second step is of one sample."""
+    return planned(**{"samples": 3, "slice": 2, "plans": 0, "left_out": 1, **bounds})
+
+
 CLEAN = {
     "asp, a cut, no failure": Bounds(samples=2, cuts=1),
     "asp, one worker dies": Bounds(samples=1, cuts=0, failures=1, kinds=("worker",)),
@@ -42,6 +47,10 @@ CLEAN = {
     "bsp, a server is replaced": Bounds(
         mode="bsp", samples=1, slice=1, workers=1, servers=1, cuts=0, moves=1
     ),
+    "asp, a lease is shared at the tail": Bounds(samples=3, leases=(3,), cuts=0),
+    "asp, a lease is shared at the tail, a worker dies": Bounds(
+        samples=3, leases=(3,), servers=1, cuts=0, failures=1, kinds=("worker",)
+    ),
     "bsp, no failure": Bounds(mode="bsp", samples=2, cuts=0),
     "bsp, one worker dies": Bounds(mode="bsp", samples=2, cuts=0, failures=1, kinds=("worker",)),
     "bsp, a server dies, with a cut": Bounds(
@@ -49,6 +58,11 @@ CLEAN = {
     ),
     "bsp, two plans, in time and too late": planned(plans=2, leads=(0, 1)),
     "bsp, a plan gives one worker what the other has": planned(slice=2, workers=2, leads=(0,)),
+    "bsp, short steps": Bounds(mode="bsp", servers=1, cuts=0, left_out=1),
+    "bsp, short steps, the worker dies": short(failures=1, kinds=("worker",)),
+    "bsp, short steps, the master dies": short(failures=1, kinds=("master",)),
+    "bsp, short steps, a server dies, with a cut": short(failures=1, kinds=("server",), cuts=1),
+    "bsp, short steps and a plan": short(plans=1),
     "bsp, a plan, the master dies": planned(failures=1, kinds=("master",)),
     "bsp, a plan, a server dies": planned(failures=1, kinds=("server",)),
 }

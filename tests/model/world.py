@@ -29,7 +29,6 @@ from .cells import (
     Cell,
     File,
     MasterCell,
-    ServerCell,
     Violation,
 )
 from .facts import Facts, compare
@@ -71,13 +70,15 @@ class World(Network):
             files=tuple(File(directory=cut.directory, inc=i, step=0, content=0) for i in slots),
         )
         cells: list[Cell] = [master]
-        cells += [ServerCell(self.machines.server(inc)) for inc in slots]
+        cells += [self._server(inc) for inc in slots]
         cells += [self._worker(inc) for inc in incs]
         spots = [self._new_spot(self.cell_id(cell), frozenset()) for cell in cells]
         state = (self.envs(env), *spots)
         for inc in incs:
             state = self._up(state, inc)
         state = self.apply(state, MASTER, self.events(("start_epoch", servers)))
+        if bounds.left_out:
+            state = self.apply(state, MASTER, self.events(("short", bounds.left_out)))
         return self._settle(state)
 
     def _settle(self, state: State) -> State:
@@ -250,7 +251,7 @@ class World(Network):
         env = msgspec.structs.replace(
             env, moves=env.moves - 1, next_inc=new + 1, joiner=new, joiner_slot=slot
         )
-        fresh = self._new_spot(self.cell_id(ServerCell(self.machines.server(new))), frozenset())
+        fresh = self._new_spot(self.cell_id(self._server(new)), frozenset())
         joiner = Server(new, f"server-{new}", "")
         replace = self.events(("replace", old, joiner))
         return self.apply((self.envs(env), *state[1:], fresh), MASTER, replace)
@@ -369,7 +370,7 @@ class World(Network):
         spots = [self.envs(env), *state[1:]]
         if dies:
             del spots[at]
-        fresh = self.cell_id(ServerCell(self.machines.server(new)))
+        fresh = self.cell_id(self._server(new))
         spots.append(self._new_spot(fresh, frozenset()))
         return self._clean(spots)
 

@@ -52,6 +52,19 @@ def test_a_step_without_samples_is_in_no_mean(tmp_path: Path) -> None:
     assert (facts.step, facts.steps, facts.step_samples, facts.compute_s) == (3, 2, 7.0, 1.0)
 
 
+def test_the_longest_of_batches_of_several_sizes_says_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "worker-0.ledger"
+    reader = FactsReader(path, NodeGroup({}))
+    ledger = StepLedgerWriter(path, inc=1)
+    write(ledger, 1, 4.0, samples=100)
+    write(ledger, 2, 4.4, samples=105)
+    assert reader.read(up(1)).compute_max_s == 2.2
+    # A worker that does its part of a lost one's share has a small batch beside its own.
+    write(ledger, 3, 4.0, samples=100)
+    write(ledger, 4, 0.2, samples=5)
+    assert reader.read(up(1)).compute_max_s == 0.0
+
+
 def test_a_server_reports_its_own_time_per_answered_pull(tmp_path: Path) -> None:
     path = tmp_path / "server-0.ledger"
     reader = FactsReader(path, NodeGroup({}))

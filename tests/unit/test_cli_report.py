@@ -83,6 +83,14 @@ def test_a_healthy_job_has_no_incidents() -> None:
     )
 
 
+def test_steps_that_were_declared_short_are_told() -> None:
+    outcome = Outcome(state="finished", exit_code=0, short_steps=12, left_out=3400)
+
+    told = dict(figures(facts(*START, *END, outcome=outcome)))
+    assert told["steps declared short"] == "12 (3,400 samples came later in their epoch)"
+    assert "steps declared short" not in dict(figures(QUIET))
+
+
 def test_each_loss_is_an_incident_with_what_was_done_and_what_it_cost() -> None:
     killed, crashed, restored = EVENTFUL.incidents
     assert killed.what == "worker-1: killed by order"

@@ -19,7 +19,7 @@ from paceline.master.controller import (
     Progress,
     Write,
 )
-from paceline.policy.straggler.actions import AnyAction, BackupWorkers, KillRestart
+from paceline.policy.straggler.actions import AnyAction, BackupWorkers, KillRestart, Partial
 from paceline.policy.straggler.decision_log import Decided, Failed, Measured, Refused, TookEffect
 from paceline.policy.straggler.observation import (
     Observation,
@@ -148,6 +148,15 @@ def test_a_node_is_not_restarted_twice_at_once() -> None:
     assert len(orders(job.decide(KILL))) == 1
 
 
+def test_a_server_that_was_not_replaced_may_be_replaced_again() -> None:
+    job, kill = Job(), KillRestart(node="server-0")
+    job.decide(kill)
+    (refused,) = lines(job.controller.given_up("server-0", "it goes on"), Refused)
+    assert (refused.no, refused.index, refused.reason) == (1, 0, "it goes on")
+    assert job.controller.given_up("server-0", "it goes on") == []
+    assert len(orders(job.decide(kill))) == 1
+
+
 def test_a_node_that_is_not_there_is_not_restarted() -> None:
     (refused,) = lines(Job().decide(KillRestart(node="worker-9")), Refused)
     assert refused.reason == "there is no living node worker-9"
@@ -258,6 +267,16 @@ def test_a_global_action_that_never_takes_effect_is_not_waited_for_without_end()
     job = Job()
     job.decide(BACKUP)
     assert job.controller.is_due(job.now_s + LOST_S, 1e6)
+
+
+def test_a_later_action_replaces_one_of_its_kind_that_never_took_effect() -> None:
+    job = Job()
+    job.decide(BACKUP, KILL)
+    job.wait(LOST_S)
+    (refused,) = lines(job.decide(Partial(left_out=3)), Refused)
+    assert (refused.no, refused.index) == (1, 0)
+    assert refused.reason == "replaced by decision 2 before it took effect"
+    assert job.controller.awaited() == [(2, 0, Partial(left_out=3))]
 
 
 def test_a_restart_on_its_way_holds_up_nothing() -> None:

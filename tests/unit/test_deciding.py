@@ -6,15 +6,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from paceline.base.errors import ConfigError
 from paceline.master import deciding
 from paceline.master.controller import LATE_S, Progress
 from paceline.master.deciding import Answered, Deciding, checked, lengths_of, period_of
+from paceline.master.members import Tell
+from paceline.master.outlet import before
 from paceline.master.restarts import StartMeasured
 from paceline.policy.stats.history import Lengths
-from paceline.policy.straggler.actions import AnyAction, BackupWorkers, KillRestart
+from paceline.policy.straggler.actions import (
+    AdjustBatch,
+    AnyAction,
+    BackupWorkers,
+    KillRestart,
+    Share,
+)
 from paceline.policy.straggler.decision_log import (
     AnyLine,
     Begun,
@@ -116,6 +125,25 @@ class Edge:
         return list(decode(self.log.read_bytes().splitlines()))
 
 
+def test_a_large_log_is_begun_anew_and_its_numbers_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deciding, "LOG_BYTES", 1000)
+    edge = Edge(tmp_path, monkeypatch, lambda _: [KILL])
+    while not (aside := before(edge.log)).exists():
+        edge.period()
+        assert edge.log.exists()
+    assert 1000 < aside.stat().st_size < 3000
+    (begun,) = edge.lines()
+    older = list(decode(aside.read_bytes().splitlines()))
+    assert begun == older[0]
+    monkeypatch.setattr(deciding, "LOG_BYTES", 10_000)
+    edge.begin()
+    edge.period()
+    (newest,) = [line for line in edge.lines() if isinstance(line, Decided)]
+    assert newest.no == max(line.no for line in older if isinstance(line, Decided)) + 1
+
+
 def test_a_decision_is_made_carried_out_and_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,6 +170,17 @@ def test_what_cannot_be_carried_out_is_written_with_the_reason(
     assert edge.scene.done == [KILL]
     assert edge.lines()[-1] == Refused(t=1e9 + 10, no=1, index=0, reason="not in this mode")
     assert edge.edge.controller.num_actions == {"KillRestart": 1}
+
+
+def test_a_server_that_was_not_replaced_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edge = Edge(tmp_path, monkeypatch, lambda _: [KILL])
+    edge.period()
+    edge.edge.note(Tell("process_up", KILL.node))
+    edge.edge.note(Tell("not_replaced", KILL.node))
+    reason = f"no other server has taken the place of {KILL.node}"
+    assert edge.lines()[-1] == Refused(t=1e9 + 10, no=1, index=0, reason=reason)
 
 
 def test_nothing_is_asked_while_nobody_trains(
@@ -172,6 +211,8 @@ def leave(_: Observation) -> None:
         (lambda _: None, "TypeError"),
         (lambda _: ["kill"], "TypeError"),
         (lambda _: [KillRestart(node="a", gain_s=float("nan"))], "ValueError"),
+        (lambda _: [AdjustBatch(shares={"worker-1": 8})], "ValidationError"),  # type: ignore[dict-item]
+        (lambda _: [KillRestart(node=object())], "TypeError"),  # type: ignore[arg-type]
     ],
 )
 def test_a_solution_that_fails_is_told_once_and_hurts_nobody(
@@ -185,6 +226,15 @@ def test_a_solution_that_fails_is_told_once_and_hurts_nobody(
     assert "Traceback" in failed.traceback
     assert edge.told == [("solution_failed", f"{kind} (see logs/master.log); the job goes on")]
     assert edge.scene.done == []
+
+
+def test_numbers_of_another_library_are_numbers() -> None:
+    eight: Any = np.int64(8)
+    shares = {"worker-1": Share(eight)}
+    (action,) = checked([AdjustBatch(shares=shares, gain_s=np.float64(1.5))])
+    assert action == AdjustBatch(shares={"worker-1": Share(8)}, gain_s=1.5)
+    assert isinstance(action, AdjustBatch)
+    assert type(action.shares["worker-1"].batch_size) is int
 
 
 def test_a_solution_that_does_not_answer_holds_up_nobody(

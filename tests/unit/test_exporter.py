@@ -13,6 +13,8 @@ from paceline.base.jobdir import JobDir
 from paceline.master.exporter import Exporter, JobCollector
 from paceline.master.monitor import Metrics, NodeMetrics
 from paceline.master.reporting import Exposed
+from paceline.policy.stats.windows import Pace
+from paceline.policy.straggler.observation import Observation, RestartCost, WorkerSeen
 
 SECRET = "ab" * 32
 
@@ -48,6 +50,22 @@ def exposed(num_workers: int = 2) -> Exposed:
         decided={"worker-1": 1},
         decisions=7,
         actions={"KillRestart": 1},
+        observation=Observation(
+            now_s=9.0,
+            step=20,
+            mode="bsp",
+            global_batch=64,
+            steps_left=None,
+            workers=(
+                WorkerSeen(
+                    node="worker-0",
+                    batch_size=32,
+                    short=Pace(iterations=9, seconds=4.5, samples=32, compute_s=0.4, bpt_s=0.6),
+                ),
+            ),
+            pending_s=7.0,
+            worker_restart=RestartCost(start_s=3.0, redo_s=0.5),
+        ),
     )
 
 
@@ -97,6 +115,14 @@ def test_a_scrape_shows_job_and_nodes(job: JobDir, exporter: Exporter) -> None:
     assert shown["paceline_node_samples_per_second", "worker-0", "worker"] == 50
     assert shown["paceline_node_restarts_total", "failure", "worker-1", "worker"] == 3
     assert shown["paceline_node_restarts_total", "decision", "worker-1", "worker"] == 1
+    window = ("worker-0", "worker", "short")
+    assert shown["paceline_node_window_batch_seconds", *window] == 0.6
+    assert shown["paceline_node_window_batch_samples", *window] == 32
+    part = ("worker-0", "compute", "worker", "short")
+    assert shown["paceline_node_window_batch_part_seconds", *part] == 0.4
+    assert shown["paceline_job_pending_seconds",] == 7
+    assert shown["paceline_restart_part_seconds", "start", "worker"] == 3
+    assert shown["paceline_restart_part_seconds", "redo", "worker"] == 0.5
 
 
 @pytest.mark.parametrize("token", ["", "wrong", SECRET[:-1], SECRET + "x", "\xe9"])

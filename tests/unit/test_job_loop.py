@@ -1,19 +1,24 @@
 """The loop over work whose owner changes its mind, overlaps, withdraws and stops."""
 
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.optim import SGD
+from torch.optim.lr_scheduler import StepLR
 
 import paceline as pl
+from paceline.base.samples import Span
 from paceline.runtime.data.batch import TensorRows
 from paceline.runtime.job import Job
 from paceline.runtime.ps.alone import Alone
-from paceline.runtime.ps.port import Ids, Pulled, Work
+from paceline.runtime.ps.port import Growth, Ids, Pulled, Work
 from paceline.runtime.ps.store import Gradients
+from paceline.wire.messages import Feed
 from paceline.wire.spec import JobSpec
 
 NUM_SAMPLES = 64
@@ -30,10 +35,10 @@ class Told(Alone):
         self.told.append(("pull", work.step))
         super().start_pull(work, ids)
 
-    def push(self, work: Work, gradients: Gradients) -> None:
-        assert gradients.weight == work.num_samples
-        self.told.append(("push", work.step))
-        super().push(work, gradients)
+    def push(self, works: Sequence[Work], gradients: Gradients) -> None:
+        assert gradients.weight == sum(work.num_samples for work in works)
+        self.told.append(("push", works[-1].step))
+        super().push(works, gradients)
 
     def give_back(self, work: Work) -> None:
         self.told.append(("back", work.step))
@@ -76,6 +81,41 @@ class Withdrawing(Told):
         return super().wait_pull(work)
 
 
+class Accumulating(Told):
+    """Deals each step in three batches of different sizes, as one contribution."""
+
+    def open_feed(self, feed: Feed, growth: Growth | None = None) -> Feed:
+        opened = super().open_feed(feed, growth)
+        slices = self._to_do[feed.feed]
+        take = slices.take
+
+        def deal() -> Work | None:
+            if not self.dealt:
+                whole = take()
+                if whole is None:
+                    return None
+                (span,) = whole.spans
+                cut = [span.start, span.start + 1, span.start + 4, span.stop]
+                for start, stop in pairwise(cut):
+                    last = stop == span.stop
+                    part = Work(
+                        feed.feed, (Span(span.line, start, stop),), stop - start, whole.step
+                    )
+                    part.ends_contribution = part.ends_step = last
+                    self.dealt.append(part)
+            return self.dealt.popleft()
+
+        self.dealt: deque[Work] = deque()
+        slices.take = deal  # type: ignore[method-assign]
+        return opened
+
+    def upcoming(self, feed: int, limit: int) -> tuple[Work, ...]:
+        return tuple(self.dealt)[:limit]
+
+    def give_back(self, work: Work) -> None:
+        self.told.append(("back", work.step))
+
+
 class Counted(nn.Module):
     """Every applied sample takes exactly 1 from its own row and from the dense counter."""
 
@@ -114,6 +154,79 @@ def test_every_sample_counts_once_per_epoch(trainer: Callable[[], Told]) -> None
         optimizer.step()
         optimizer.zero_grad()
     _assert_once(model, 2)
+
+
+def test_a_step_in_several_batches_is_pushed_once_and_counts_every_sample() -> None:
+    trainer = Accumulating()
+    job, model, optimizer = _job(trainer)
+    sizes = []
+    for batch in job.batches(DATA, 16):
+        model.loss(batch.ids).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        sizes.append(len(batch.ids))
+    assert sizes == [1, 3, 12] * 4
+    assert [step for what, step in trainer.told if what == "push"] == [1, 2, 3, 4]
+    held = model.state_dict()
+    assert held["count"].item() == -(1 + 9 + 144) / 16 * 4, "the mean of what each batch saw"
+    mean = {1 / 16: 4, 3 / 16: 12, 12 / 16: 48}
+    rows = held["rows.weight"].squeeze(1).neg().tolist()
+    assert {share: rows.count(share) for share in mean} == mean
+
+
+def test_schedulers_act_once_for_each_step_and_all_its_batches_have_its_rate() -> None:
+    pushed = []
+
+    class Watched(Accumulating):
+        def push(self, works: Sequence[Work], gradients: Gradients) -> None:
+            pushed.append((works[-1].step, gradients.rates))
+            super().push(works, gradients)
+
+    job, model = Job(Watched()), Counted()
+    optimizer = SGD(model.parameters(), lr=1.0)
+    scheduler = StepLR(optimizer, step_size=1, gamma=0.5)
+    job.prepare(model, optimizer, scheduler)
+    for batch in job.batches(DATA, 16):
+        model.loss(batch.ids).backward()
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+    assert [(step, rates[0]) for step, rates in pushed] == [
+        (k, 0.5 ** (k - 1)) for k in (1, 2, 3, 4)
+    ]
+
+
+def test_schedulers_make_up_for_steps_that_this_worker_was_no_part_of() -> None:
+    class Absent(Told):
+        def next_work(self, feed: int) -> Work | None:
+            work = super().next_work(feed)
+            return super().next_work(feed) if work is not None and work.step in (2, 3) else work
+
+    trainer = Absent()
+    job, model = Job(trainer), Counted()
+    optimizer = SGD(model.parameters(), lr=1.0)
+    scheduler = StepLR(optimizer, step_size=1, gamma=0.5)
+    job.prepare(model, optimizer, scheduler)
+    seen = []
+    for batch in job.batches(DATA, 16):
+        model.loss(batch.ids).backward()
+        optimizer.step()
+        scheduler.step()
+        pushed = [step for what, step in trainer.told if what == "push"]
+        seen.append((pushed[-1], scheduler.get_last_lr()[0]))
+    assert seen == [(1, 0.5), (3, 0.125), (4, 0.0625)]
+
+
+def test_batches_of_a_contribution_that_is_not_whole_are_given_back() -> None:
+    trainer = Accumulating()
+    job, model, optimizer = _job(trainer)
+    for number, batch in enumerate(job.batches(DATA, 16)):
+        model.loss(batch.ids).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if number == 1:
+            break
+    assert [told for told in trainer.told if told[0] != "pull"] == [("back", 1), ("back", 1)]
 
 
 def test_the_next_pull_starts_right_after_the_push() -> None:

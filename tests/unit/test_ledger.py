@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from paceline.base.samples import SampleSet, Span
 from paceline.master.plans import Portion
-from paceline.master.shards.ledger import Ledger, Slice
+from paceline.master.shards.ledger import Ledger, Part
 from paceline.wire.messages import Feed
 
 
@@ -92,24 +92,24 @@ def test_a_feed_is_complete_when_all_of_it_is_in_the_model(ledger: Ledger) -> No
     assert ledger.is_complete(0)
 
 
-def slices(ledger: Ledger, member: int) -> list[Slice]:
+def parts(ledger: Ledger, member: int) -> list[Part]:
     """The first two slices, shared by two members alike."""
     wholes = [ledger.feeds[0].slice_of(step) for step in (1, 2)]
     return [((whole,), Portion(member, member + 1, 2).of([whole])) for whole in wholes]
 
 
 def test_members_share_each_slice(ledger: Ledger) -> None:
-    assert ledger.pick_slices(slices(ledger, 0)) == [Span(0, 0, 2), Span(0, 4, 6)]
-    assert ledger.pick_slices(slices(ledger, 1)) == [Span(0, 2, 4), Span(0, 6, 8)]
+    assert ledger.pick_parts(parts(ledger, 0)) == [Span(0, 0, 2), Span(0, 4, 6)]
+    assert ledger.pick_parts(parts(ledger, 1)) == [Span(0, 2, 4), Span(0, 6, 8)]
 
 
 def test_who_has_nothing_left_gets_what_others_left_of_the_undecided_step(ledger: Ledger) -> None:
     ledger.grant(1, [Span(0, 0, 2)])
-    first = slices(ledger, 0)[:1]
+    first = parts(ledger, 0)[:1]
 
-    assert ledger.pick_slices(first) == []
-    assert ledger.pick_slices(first, urgent=2) == [Span(0, 2, 4)]
-    assert ledger.pick_slices(first, urgent=1) == [Span(0, 2, 3)]
+    assert ledger.pick_parts(first) == []
+    assert ledger.pick_parts(first, urgent=2) == [Span(0, 2, 4)]
+    assert ledger.pick_parts(first, urgent=1) == [Span(0, 2, 3)]
 
 
 def test_what_an_owner_gives_back_is_to_do_again(ledger: Ledger) -> None:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from paceline.master.ending import LAST_CUT_S, LEAVE_S, Ending, Seen, Stage
 from paceline.master.monitor import Monitor, Rate
-from paceline.master.sizing import cut_is_due, lease_samples, lease_steps
+from paceline.master.sizing import cut_is_due, lease_samples, lease_steps, plan_lead, tail_share
 from paceline.wire.messages import NodeFacts
 
 PLENTY = 10**9
@@ -16,6 +16,14 @@ def test_a_lease_is_six_seconds_of_its_owner_s_work() -> None:
     fast = lease_samples(speed=1000.0, batch_size=100, remaining=PLENTY, num_workers=4)
     slow = lease_samples(speed=100.0, batch_size=100, remaining=PLENTY, num_workers=4)
     assert (fast, slow) == (6000, 600)
+
+
+def test_a_plan_says_how_much_of_the_work_a_worker_is_granted() -> None:
+    all_work = {"batch_size": 10, "remaining": 1000, "num_workers": 2}
+    fast, slow = (
+        lease_samples(speed=400.0 * share, share=share, **all_work) for share in (0.75, 0.05)
+    )
+    assert (fast, slow) == (370, 20), "at the tail, too"
 
 
 def test_before_it_is_measured_a_worker_gets_four_batches() -> None:
@@ -57,11 +65,45 @@ def test_who_asks_early_gets_nothing_beyond_its_share_of_the_tail() -> None:
     assert lease_samples(remaining=1000, held=200, **own) == 0
 
 
+def test_at_the_tail_the_slowest_shares_what_it_holds() -> None:
+    leases, speeds = {1: 100, 2: 60}, {1: 30.0, 2: 10.0, 3: 30.0}
+    assert tail_share(leases, speeds, 3, batch_size=10) == (2, 15), "so that both end together"
+    assert tail_share(leases, {}, 3, batch_size=10) == (1, 50)
+    assert tail_share({1: 30}, {3: 10.0}, 3, batch_size=20) is None, "not enough for two"
+    assert tail_share({}, speeds, 3, batch_size=1) is None
+
+
+@given(
+    leases=st.dictionaries(st.integers(1, 9), st.integers(1, 10_000), max_size=6),
+    speeds=st.dictionaries(st.integers(1, 10), st.none() | st.floats(0.01, 1e6)),
+    batch_size=st.integers(1, 500),
+)
+def test_who_shares_keeps_a_batch_and_gives_one(
+    leases: dict[int, int], speeds: dict[int, float | None], batch_size: int
+) -> None:
+    found = tail_share(leases, speeds, 10, batch_size)
+    if found is not None:
+        inc, keep = found
+        assert batch_size <= keep <= leases[inc] - batch_size
+
+
+@pytest.mark.parametrize(("step_s", "lead"), [(None, 16), (2.0, 2), (0.3, 2), (0.1, 4), (0.01, 31)])
+def test_a_plan_begins_some_tenths_of_a_second_ahead(step_s: float | None, lead: int) -> None:
+    assert plan_lead(step_s) == lead
+
+
 @pytest.mark.parametrize(
     ("step_s", "steps"), [(None, 16), (0.001, 1024), (0.1, 60), (1.0, 6), (60.0, 2)]
 )
 def test_a_synchronous_grant_reaches_some_seconds_ahead(step_s: float | None, steps: int) -> None:
     assert lease_steps(step_s) == steps
+
+
+@pytest.mark.parametrize(("step_s", "steps"), [(None, 2), (0.1, 5), (10.0, 2)])
+def test_while_a_worker_is_missed_little_is_dealt_out_ahead(
+    step_s: float | None, steps: int
+) -> None:
+    assert lease_steps(step_s, complete=False) == steps
 
 
 def test_a_cut_is_due_by_time_or_by_its_share_whichever_is_rarer() -> None:

@@ -12,12 +12,14 @@ from paceline.wire.messages import (
     Feed,
     Fence,
     FenceAnswer,
+    GiveBack,
     Grant,
     InitialWritten,
     LeaseRequest,
     NewEpoch,
     OpenFeed,
     Prepared,
+    Recall,
     Restore,
     Restored,
     Server,
@@ -216,6 +218,27 @@ def test_a_request_stays_open_until_something_comes_back(job: Job) -> None:
     grant = job.sent[0].message
     assert isinstance(grant, Grant)
     assert grant.spans == (Span(0, 2, 5),), "as large as it was asked for"
+
+
+def test_what_nobody_has_begun_is_recalled_for_one_that_starves(job: Job) -> None:
+    job.request(ONE, 1, samples=8)
+    starving = LeaseRequest(epoch_no=1, inc=TWO, n=1, feed=0, starving=True, map_version=1)
+    job.do(job.state.request(starving, Sizing(samples=2, speed=30.0)))
+    recall = Send(ONE, Recall(epoch_no=1, inc=ONE, n=1, feed=0, keep=4))
+    assert job.sent == [recall]
+    assert recall in job.state.resend()
+
+    job.do(job.state.given_back(GiveBack(epoch_no=1, inc=ONE, r=1, spans=(Span(0, 5, 8),))))
+    granted = [one.message.spans for one in job.sent if isinstance(one.message, Grant)]
+    assert granted == [(Span(0, 5, 7),)]
+    assert job.state.ledger.lease_size(ONE, 0) == 5
+    assert not any(isinstance(one, Send) for one in job.state.resend())
+
+
+def test_nothing_is_recalled_for_one_that_has_work_left(job: Job) -> None:
+    job.request(ONE, 1, samples=8)
+
+    assert job.request(TWO, 1) == []
 
 
 def test_workers_leave_when_a_cut_on_disk_holds_the_whole_feed(job: Job) -> None:

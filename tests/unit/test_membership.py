@@ -609,8 +609,8 @@ def test_the_end_of_a_life_is_told_with_its_evidence() -> None:
 # ---------------------------------------------------------------------- servers
 
 
-def replacing() -> Job:
-    job = Job(num_workers=1, num_servers=2)
+def replacing(budget: int = 8) -> Job:
+    job = Job(num_workers=1, num_servers=2, budget=budget)
     for index, node in enumerate(("server-0", "server-1")):
         job.hello(node, 10 + index)
         job.up(node, f"shm://{node}")
@@ -632,6 +632,7 @@ def test_a_server_that_joins_counts_when_it_has_taken_the_others_place() -> None
     assert [s.node for s in job.members.servers() or ()] == ["server-1", "server-2"]
     assert job.members.joining() is None
     assert "server-0" not in job.members.nodes
+    assert job.members.nodes["server-2"].decided == 1, "what it is worth to replace this one again"
 
 
 def test_a_server_that_is_not_needed_leaves() -> None:
@@ -643,6 +644,20 @@ def test_a_server_that_is_not_needed_leaves() -> None:
     assert Retire("server-2") in acts
     assert sorted(node.name for node in job.members.of_role("server")) == ["server-0", "server-1"]
     assert not job.members.not_replaced(), "again: nothing"
+    assert job.members.nodes["server-0"].decided == 1
+
+
+def test_a_joining_server_that_uses_up_the_budget_ends_the_move_and_not_the_job() -> None:
+    job = replacing(budget=0)
+    job.hello("server-2", 20)
+
+    exited = ProcessExited(node="server-2", inc=3, evidence=KILLED)
+    acts = job.note(job.members.process_exited(exited, 0.0, any_committed=True))
+
+    assert not of(FailJob, acts)
+    assert Retire("server-2") in acts
+    assert [act.node for act in of(Tell, acts) if act.event == "not_replaced"] == ["server-0"]
+    assert job.members.joining() is None
 
 
 def test_a_joining_server_that_dies_is_told() -> None:

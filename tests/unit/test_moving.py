@@ -1,5 +1,9 @@
 """What each machine promises while buckets move; every interleaving of them is in tests/model."""
 
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
 import numpy as np
 import pytest
 
@@ -7,6 +11,7 @@ from paceline.base.samples import SampleSet, Span
 from paceline.master.moving import Moving, copying, switched, without
 from paceline.master.records import MoveBegun
 from paceline.runtime.ps import cutfile, moving, partition
+from paceline.runtime.ps import server as ps_server
 from paceline.runtime.ps.admission import Admission
 from paceline.runtime.ps.state import (
     CopyState,
@@ -20,9 +25,11 @@ from paceline.runtime.ps.state import (
 from paceline.runtime.ps.store import Gradients, Store
 from paceline.runtime.ps.worker_state import OfferAgain, Remapped, ToServer, WorkerState
 from paceline.wire.messages import (
+    Allow,
     AskMap,
     ChangeMap,
     CutRef,
+    Export,
     Feed,
     FeedOpened,
     Fence,
@@ -186,6 +193,19 @@ def piece() -> Piece:
     )
 
 
+def test_who_joins_counts_on_from_what_the_old_owner_counted() -> None:
+    leader = server(OLD)
+    leader.part(part(1, 1))
+    leader.ready(ready(1, 1))
+    leader.short_steps, leader.left_out = 2, 5
+    (send,) = (i for i in leader.change_map(change(COPY)) if isinstance(i, SendBuckets))
+    state = joined()
+
+    state.arrived(send.piece)
+
+    assert (state.applied, state.short_steps, state.left_out) == (1, 2, 5)
+
+
 def test_after_the_switch_the_new_owner_answers_pulls_and_the_old_one_does_not() -> None:
     leader = server(OLD)
     for to in (COPY, SWITCH):
@@ -219,6 +239,23 @@ def test_the_next_leader_knows_who_is_fenced() -> None:
     assert isinstance(reply, Reply)
     assert isinstance(reply.message, Refused)
     assert reply.message.fenced
+
+
+def test_the_next_leader_knows_what_a_step_may_lack() -> None:
+    leader = server(OLD)
+    allow = Allow(epoch_no=1, inc=OLD, no=3, step=7, left_out=2, of=8)
+    leader.allow(allow)
+    leader.change_map(change(COPY))
+    leader.change_map(change(SWITCH))
+    entries = tuple(leader.log[position] for position in (1, 2))
+    state = joined()
+    state.arrived(msgspec.structs.replace(piece(), position=1))
+
+    state.order(Order(epoch_no=1, leader=OLD, start=1, entries=entries))
+    state.advance()
+
+    assert state.leads
+    assert state.allowed == [allow]
 
 
 def test_who_has_handed_over_names_the_next_leader() -> None:
@@ -353,6 +390,16 @@ def test_a_copy_that_is_given_up_needs_a_later_map_to_say_so() -> None:
     assert state.is_over(without(COPY, NEW), cut_under_way=False)
 
 
+def test_a_move_that_is_given_up_too_late_ends_as_one_that_was_not() -> None:
+    state = begun()
+    state.given_up = True
+    assert not state.is_over(SWITCH, cut_under_way=False), "not all have heard of it"
+    state.settled = True
+    assert state.is_over(SWITCH, cut_under_way=False)
+    state.settled, state.lost = False, True
+    assert state.is_over(SWITCH, cut_under_way=True), "it died as a server"
+
+
 # ---------------------------------------------------------------------- tensors
 
 
@@ -438,8 +485,43 @@ def test_a_piece_of_another_size_is_refused() -> None:
     right = admission.misfit(numbered(image), [memoryview(image.at(0))])
     wrong = admission.misfit(numbered(image), [memoryview(b"abc")])
     nothing = admission.misfit(numbered(image), [])
+    other = msgspec.structs.replace(numbered(image), inc=NEW + 1)
+    strange = admission.misfit(other, [memoryview(image.at(0))])
 
     assert (right, bool(wrong), bool(nothing)) == ("", True, True)
+    assert strange == f"a piece for incarnation {NEW + 1}"
+
+
+def edge_of(state: ServerState) -> tuple[ps_server.Server, list[Any]]:
+    """A server without a process, and what it sends."""
+    edge, sent = object.__new__(ps_server.Server), list[Any]()
+    edge.state, edge.store, edge.admission, edge.arriving = state, None, None, None
+    edge.route, edge.handler_s, edge.refused = {}, {}, set()
+    edge.data = SimpleNamespace(send=lambda _, message, *frames: sent.append(message))  # type: ignore[assignment]
+    return edge, sent
+
+
+def test_a_piece_of_another_epoch_is_not_looked_at() -> None:
+    edge, sent = edge_of(joined())
+    image = cutfile.Chunks({"a": np.zeros(9)}, moving.PIECE_BYTES)
+    edge.arriving = moving.Arriving(SCHEMA, COPY.copies, 2)
+
+    edge._serve(
+        b"%d-copy-%d" % (OLD, OLD), msgspec.structs.replace(numbered(image), epoch_no=2), []
+    )
+
+    assert (sent, edge.arriving.num_bytes) == ([], 0)
+
+
+@pytest.mark.parametrize("epoch_no", [1, 2])
+def test_an_export_for_a_fenced_worker_or_of_another_epoch_is_refused(epoch_no: int) -> None:
+    edge, sent = edge_of(server(OLD))
+    edge.state.fenced[WORKER] = 0
+
+    export = Export(epoch_no=epoch_no, inc=WORKER, ticket=1, table=99, offset=0)
+    edge._serve(b"worker-%d" % WORKER, export, [])
+
+    assert sent == [Refused(epoch_no=1, server=OLD, inc=WORKER, fenced=epoch_no == 1)]
 
 
 @pytest.mark.parametrize("size", [1, 64, 100, 4096])

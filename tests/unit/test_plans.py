@@ -6,12 +6,14 @@ from hypothesis import strategies as st
 
 from paceline.base.errors import ConfigError
 from paceline.base.samples import Span
-from paceline.master.plans import Plans, portion_of
+from paceline.master.plans import Plans, part_sizes, portion_of
 from paceline.master.records import GaveBack, Place, Plan, Planned
 from paceline.master.shards.ledger import Ledger
 from paceline.master.state import Fail, Instruction, Journal, MasterState, Send, Sizing
-from paceline.policy.straggler.actions import Share
+from paceline.policy.straggler.actions import AdjustBatch, AdjustRate, BackupWorkers, Partial, Share
 from paceline.wire.messages import (
+    Allow,
+    Batching,
     Committed,
     Feed,
     FenceAnswer,
@@ -20,11 +22,14 @@ from paceline.wire.messages import (
     Grant,
     InitialWritten,
     LeaseRequest,
+    NewRate,
     OpenFeed,
     Prepared,
+    Rate,
     Recall,
     Restored,
     Server,
+    Slice,
 )
 from paceline.wire.schema import ModelSchema
 
@@ -71,11 +76,14 @@ class Job:
         for entry in self.journal:
             self.state.apply(entry.record)
         self.do(self.state.resume())
-        self.do(self.state.restored(Restored(epoch_no=1, inc=LEADER)))
+        leader = self.state.map.servers[0].inc if self.state.map else LEADER
+        self.do(self.state.restored(Restored(epoch_no=self.state.epoch_no, inc=leader)))
         for inc, node in NODES.items():
             self.do(self.state.worker_up(inc, node))
 
-    def request(self, inc: int, *, step: int = 1, starving: bool = False) -> list[Send]:
+    def request(
+        self, inc: int, *, step: int = 1, whole: Slice = (), starving: bool = False
+    ) -> list[Send]:
         last = self.state.grants.get(inc)
         message = LeaseRequest(
             epoch_no=self.state.epoch_no,
@@ -83,22 +91,25 @@ class Job:
             n=last.n + 1 if last else 1,
             feed=0,
             step=step,
+            slice=whole or (FEED.slice_of(step),),
             starving=starving,
         )
-        return self.do(self.state.request(message, Sizing(steps=5)))
+        return self.do(self.state.request(message, Sizing(samples=8, steps=5)))
 
     def give_back(self, inc: int, *spans: Span, r: int = 1) -> list[Send]:
         message = GiveBack(epoch_no=self.state.epoch_no, inc=inc, r=r, spans=spans)
         return self.do(self.state.given_back(message))
 
-    def decided(self, step: int) -> list[Send]:
+    def decided(self, step: int, **said: int) -> list[Send]:
         """The leader's word that the model holds the slices up to this step."""
         spans = (Span(0, 0, 8 * step),)
-        message = Committed(epoch_no=self.state.epoch_no, inc=LEADER, step=step, committed=spans)
+        message = Committed(
+            epoch_no=self.state.epoch_no, inc=LEADER, step=step, committed=spans, **said
+        )
         return self.do(self.state.committed(message))
 
     def plan(self, lead: int = 2) -> list[Send]:
-        return self.do(self.state.adjust_batch(UNEVEN, lead))
+        return self.do(self.state.carry_out(AdjustBatch(shares=UNEVEN), lead))
 
     def lease(self, inc: int) -> tuple[Span, ...]:
         return self.state.ledger.leases[inc].spans()
@@ -149,8 +160,11 @@ def test_the_portions_of_all_members_are_the_slice(
     assert [p for part in parts for s in part for p in range(s.start, s.stop)] == [
         p for s in spans for p in range(s.start, s.stop)
     ]
+    assert part_sizes(plan, nodes, total) == [sum(map(len, part)) for part in parts]
+    named = [size for size in sizes if size] or [1]
+    sizes = [size or round(sum(named) / len(named)) for size in sizes]
     for size, part in zip(sizes, parts, strict=True):
-        fair = total * size / sum(sizes) if any(sizes) else total / len(sizes)
+        fair = total * size / sum(sizes)
         assert abs(sum(len(span) for span in part) - fair) < 1
 
 
@@ -159,7 +173,7 @@ def test_a_dead_member_s_share_is_dealt_by_the_shares_of_the_others() -> None:
 
     assert portion_of(plan, ["b", "c"], 0).of([Span(0, 0, 8)]) == [Span(0, 0, 4)]
     assert portion_of(plan, ["a", "c"], 1).of([Span(0, 0, 9)]) == [Span(0, 6, 9)]
-    assert portion_of(plan, ["new", "c"], 0).of([Span(0, 0, 8)]) == []
+    assert portion_of(plan, ["new", "c"], 0).of([Span(0, 0, 8)]) == [Span(0, 0, 4)], "3 of 5"
     assert portion_of(plan, ["new", "newer"], 1).of([Span(0, 0, 8)]) == [Span(0, 4, 8)]
 
 
@@ -233,13 +247,13 @@ def test_what_is_given_back_counts_once_however_often_it_comes(job: Job) -> None
     assert job.give_back(TWO, *back, r=3) == [], "the second is missing"
 
 
-def test_a_worker_without_a_share_gets_nothing(job: Job) -> None:
+def test_a_worker_without_a_share_gets_as_much_as_the_others(job: Job) -> None:
     for inc in NODES:
         job.state.ledger.give_back(inc, job.lease(inc))
-    job.do(job.state.adjust_batch({"worker-1": Share(8)}, 0))
+    job.do(job.state.carry_out(AdjustBatch(shares={"worker-1": Share(8)}), 0))
 
-    assert grants(job.request(ONE)) == {}
-    assert grants(job.request(TWO))[TWO][0] == Span(0, 0, 8)
+    assert grants(job.request(ONE))[ONE][:2] == (Span(0, 0, 4), Span(0, 8, 12))
+    assert grants(job.request(TWO))[TWO][:2] == (Span(0, 4, 8), Span(0, 12, 16))
 
 
 def test_a_plan_is_at_once_in_force_where_steps_are_nobody_s() -> None:
@@ -250,24 +264,47 @@ def test_a_plan_is_at_once_in_force_where_steps_are_nobody_s() -> None:
     assert job.state.plan_in_force().plan.shares == UNEVEN
 
 
+def test_a_plan_is_a_share_of_what_is_leased_where_there_are_no_steps() -> None:
+    job = Job("asp")
+    assert job.state.share_of(ONE) is None
+    job.plan()
+
+    assert (job.state.share_of(ONE), job.state.share_of(TWO)) == (0.25, 0.75)
+    job.do(job.state.worker_lost(ONE))
+    assert (job.state.share_of(ONE), job.state.share_of(TWO)) == (None, 1.0)
+
+
 @pytest.mark.parametrize(
     "shares", [{"worker-0": Share(7)}, {"worker-0": Share(0), "worker-1": Share(8)}]
 )
 def test_a_plan_that_is_no_step_is_refused(job: Job, shares: dict[str, Share]) -> None:
     with pytest.raises(ConfigError):
-        job.state.adjust_batch(shares, 2)
+        job.state.carry_out(AdjustBatch(shares=shares), 2)
 
     assert job.state.plans.preparing is None
 
 
 def test_the_newest_of_two_plans_under_way_counts(job: Job) -> None:
     job.plan()
-    job.do(job.state.adjust_batch({"worker-1": Share(8)}, 3))
+    job.do(job.state.carry_out(AdjustBatch(shares={"worker-1": Share(8)}), 3))
     for inc in NODES:
         job.give_back(inc, *beyond(job, inc, 24))
 
     (one,) = job.state.plans.known
     assert (one.plan.no, one.plan.shares) == (2, {"worker-1": Share(8)})
+
+
+def test_what_is_so_already_is_not_prepared_again(job: Job) -> None:
+    job.plan()
+    assert job.state.plans.preparing is not None
+    job.state.plans.preparing.lead = 7
+    assert recalls(job.plan()) == {ONE: 16, TWO: 16}
+    assert job.state.plans.preparing.lead == 7
+
+    for inc in NODES:
+        job.give_back(inc, *beyond(job, inc, 16))
+    assert job.plan() == []
+    assert [one.plan.no for one in job.state.plans.known] == [1]
 
 
 # ---------------------------------------------------------------------- too late
@@ -295,6 +332,17 @@ def test_a_plan_is_moved_before_somebody_starves(job: Job) -> None:
 
     assert grants(sent)[ONE][0] == Span(0, 16, 20), "by the old plan"
     assert job.state.plans.known[-1].since == Place(0, 48)
+
+
+def test_who_starves_gets_of_what_others_left_no_more_than_its_own_share(job: Job) -> None:
+    job.plan()
+    for inc in NODES:
+        job.give_back(inc, *beyond(job, inc, 16))
+    job.decided(2)
+    assert grants(job.request(ONE, step=3))[ONE][0] == Span(0, 16, 18)
+
+    sent = job.request(ONE, step=3, starving=True)
+    assert grants(sent)[ONE] == (Span(0, 18, 20),), "it is slow: the others are there for the rest"
 
 
 def test_a_plan_that_is_to_begin_after_the_feed_begins_with_the_next(job: Job) -> None:
@@ -376,6 +424,234 @@ def test_a_worker_that_joins_while_a_plan_is_prepared_gets_nothing_beyond_it(job
     job.do(job.state.worker_up(13, "worker-2"))
 
     assert grants(job.request(13)) == {}
+    sent = [one for inc in NODES for one in job.give_back(inc, *beyond(job, inc, 16))]
+    assert grants(sent)[13][0] == Span(0, 21, 24), "and then as much as the others' mean: 4 of 12"
+
+
+def test_the_share_of_who_has_come_since_is_the_mean_of_the_others() -> None:
+    plan = Plan(shares={"worker-0": Share(3, 2), "worker-1": Share(9, 2)})
+    assert plan.share_of("worker-1") == Share(9, 2)
+    assert plan.share_of("worker-2") == Share(6, 2)
+    assert plan.sizes_of(["worker-2", "worker-0"]) == [12, 6]
+    assert Plan().share_of("worker-2") is None
+
+
+# ---------------------------------------------------------------------- short steps
+
+
+def allows(sent: list[Send]) -> list[tuple[int, int, int, int]]:
+    return [
+        (one.message.no, one.message.step, one.message.left_out, one.message.of)
+        for one in sent
+        if isinstance(one.message, Allow)
+    ]
+
+
+def short(job: Job, left_out: int = 3) -> list[Send]:
+    """Half of the steps 3 and later may lack some samples; everybody has given back."""
+    job.do(job.state.carry_out(Partial(left_out=left_out, chunks=2), 2))
+    sent: list[Send] = []
+    for inc in NODES:
+        sent += job.give_back(inc, *beyond(job, inc, 16))
+    return sent
+
+
+def test_the_leader_is_told_what_may_be_left_out_until_it_says_that_it_knows(job: Job) -> None:
+    told = (1, 3, 3, 8)
+    assert allows(short(job)) == [told]
+    assert allows(job.do(job.state.resend())) == [told]
+    job.decided(1, allow=1)
+
+    assert allows(job.do(job.state.resend())) == []
+
+
+def test_a_leader_and_a_master_that_begin_anew_are_told_again(job: Job) -> None:
+    short(job)
+    job.decided(1, allow=1)
+    job.restart()
+    assert allows(job.do(job.state.resend())) == [(1, 3, 3, 8)]
+    job.do(job.state.start_epoch((Server(2, "server-0", ""),)))
+
+    sent = job.do(job.state.restored(Restored(epoch_no=2, inc=2)))
+    assert allows(sent) == [(1, 1, 3, 8)], "from the cut on"
+
+
+@pytest.mark.parametrize(
+    ("shares", "count", "left_out"),
+    [({}, 1, 4), (UNEVEN, 1, 6), (UNEVEN, 0, 0)],
+)
+def test_backup_workers_leave_out_as_much_as_the_largest_shares(
+    job: Job, shares: dict[str, Share], count: int, left_out: int
+) -> None:
+    if shares:
+        job.do(job.state.carry_out(AdjustBatch(shares=shares), 100))
+    job.do(job.state.carry_out(BackupWorkers(count=count), 100))
+
+    assert job.state.plans.known[-1].plan.left_out == left_out
+    assert job.state.plans.known[-1].plan.shares == shares, "that stays"
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        Partial(left_out=8),
+        Partial(left_out=-1),
+        Partial(left_out=1, chunks=0),
+        BackupWorkers(count=2),
+    ],
+)
+def test_what_leaves_nothing_of_a_step_is_refused(job: Job, action: Partial) -> None:
+    with pytest.raises(ConfigError):
+        job.state.carry_out(action, 2)
+
+
+def test_where_nobody_waits_nobody_is_left_out() -> None:
+    with pytest.raises(ConfigError, match="bsp"):
+        Job("asp").state.carry_out(Partial(left_out=1), 2)
+
+
+def test_short_steps_are_counted_over_restores_and_masters(job: Job) -> None:
+    short(job)
+    job.decided(1, allow=1, short_steps=1, left_out=3)
+    job.decided(1)
+    assert (job.state.short_steps, job.state.left_out) == (1, 3), "the older word came late"
+    job.new_epoch(leader=2)
+    job.restart()
+
+    assert (job.state.short_steps, job.state.left_out) == (1, 3)
+    late = Committed(epoch_no=2, inc=2, step=1, committed=(), short_steps=2, left_out=4)
+    job.do(job.state.restored(Restored(epoch_no=2, inc=2)))
+    job.do(job.state.committed(late))
+    assert (job.state.short_steps, job.state.left_out) == (3, 7)
+
+
+def test_what_was_left_out_is_dealt_at_the_end_of_the_epoch_by_the_newest_plan() -> None:
+    job = Job()
+    job.do(job.state.carry_out(AdjustBatch(shares=UNEVEN), 0))
+    job.state.ledger.grant(ONE, [Span(0, 0, 80)])
+    left = (Span(0, 1, 5), Span(0, 9, 13))
+    job.do(
+        job.state.committed(
+            Committed(
+                epoch_no=1,
+                inc=LEADER,
+                step=10,
+                committed=(Span(0, 0, 1), Span(0, 5, 9), Span(0, 13, 80)),
+            )
+        )
+    )
+    job.give_back(ONE, *left)
+
+    assert job.state.plans.undecided() == left
+    assert grants(job.request(ONE, step=11, whole=left))[ONE] == (Span(0, 1, 3),)
+    assert grants(job.request(TWO, step=11, whole=left))[TWO] == (Span(0, 3, 5), Span(0, 9, 13))
+
+
+# ---------------------------------------------------------------------- batches
+
+
+def test_a_grant_says_how_its_samples_are_computed(job: Job) -> None:
+    assert not job.state.grants[ONE].batching
+    job.plan()
     for inc in NODES:
         job.give_back(inc, *beyond(job, inc, 16))
-    assert grants(job.request(13)) == {}, "it has no share"
+    job.request(ONE)
+    job.request(TWO)
+
+    assert job.state.grants[ONE].batching == (Batching(), Batching(start=16, batch_size=1))
+    assert job.state.grants[TWO].batching == (Batching(), Batching(start=16, batch_size=6))
+    job.decided(3)
+    job.do(job.state.carry_out(Partial(left_out=2, chunks=4), 100))
+    job.request(TWO, step=4)
+    assert job.state.grants[TWO].batching[-1] == Batching(
+        start=80, batch_size=6, contribution=2, short=True
+    )
+
+
+def test_backup_workers_stay_so_many_when_shares_change(job: Job) -> None:
+    job.do(job.state.carry_out(BackupWorkers(count=1), 3))
+    job.plan(lead=3)
+
+    assert job.state.plans.preparing is not None
+    assert job.state.plans.preparing.plan.left_out == 6, "the larger share"
+
+
+@pytest.mark.parametrize(
+    "action", [AdjustBatch(shares=UNEVEN), BackupWorkers(count=1), Partial(left_out=3, chunks=2)]
+)
+def test_an_action_is_in_force_when_its_plan_is_committed(
+    job: Job, action: AdjustBatch | BackupWorkers | Partial
+) -> None:
+    job.do(job.state.carry_out(action, 2))
+    assert not job.state.holds(action)
+    for inc in NODES:
+        job.give_back(inc, Span(0, 16, 40))
+    job.decided(2)
+
+    assert job.state.holds(action)
+
+
+def test_with_other_workers_backup_workers_are_to_be_ordered_again(job: Job) -> None:
+    backup = BackupWorkers(count=1)
+    job.do(job.state.carry_out(backup, 100))
+    assert job.state.plans.newest.left_out == 4
+
+    job.do(job.state.worker_up(13, "worker-2"))
+
+    assert not job.state.holds(backup)
+
+
+# ---------------------------------------------------------------------- fixed shares
+
+
+def test_nobody_is_granted_more_of_an_epoch_than_its_fixed_share() -> None:
+    job = Job("asp")
+    shares = {"worker-0": Share(1), "worker-1": Share(3)}
+    job.do(job.state.carry_out(AdjustBatch(shares=shares, fixed=True), 2))
+
+    granted = [grants(job.request(ONE)).get(ONE, ()) for _ in range(4)]
+
+    assert granted == [(Span(0, 0, 8),), (Span(0, 8, 16),), (Span(0, 16, 20),), ()]
+    assert grants(job.request(TWO)) == {TWO: (Span(0, 20, 28),)}
+
+
+def test_a_step_has_no_fixed_parts(job: Job) -> None:
+    with pytest.raises(ConfigError, match="mode asp or ssp"):
+        job.state.carry_out(AdjustBatch(shares=UNEVEN, fixed=True), 2)
+
+
+# ---------------------------------------------------------------------- learning rates
+
+
+def test_factors_are_told_at_once_and_with_every_grant() -> None:
+    job = Job("asp")
+    for inc in NODES:
+        job.state.untold.discard(inc)
+    sent = job.do(job.state.carry_out(AdjustRate(factors={"worker-1": 0.5}), 2))
+    told = {one.inc: one.message.rate for one in sent if isinstance(one.message, NewRate)}
+
+    assert told == {ONE: Rate(1, by_staleness=True), TWO: Rate(1, 0.5)}
+    job.request(TWO)
+    assert job.state.grants[TWO].rate == Rate(1, 0.5)
+    job.restart()
+    job.request(ONE)
+    assert job.state.grants[ONE].rate == Rate(1, by_staleness=True)
+
+
+def test_factors_can_be_ended() -> None:
+    job = Job("asp")
+    job.do(job.state.carry_out(AdjustRate(factors={}), 2))
+    job.do(job.state.carry_out(AdjustRate(factors={}, by_staleness=False), 2))
+
+    assert job.state.plans.newest.rate_of("worker-0") == Rate(2)
+
+
+def test_a_synchronous_mean_takes_no_factors(job: Job) -> None:
+    with pytest.raises(ConfigError, match="exact mean"):
+        job.state.carry_out(AdjustRate(factors={}), 2)
+
+
+@pytest.mark.parametrize("factor", [0.0, -1.0, float("inf"), float("nan")])
+def test_factors_are_above_0(factor: float) -> None:
+    with pytest.raises(ConfigError, match="above 0"):
+        Job("asp").state.carry_out(AdjustRate(factors={"worker-0": factor}), 2)

@@ -1,5 +1,7 @@
 """``auto`` in closed loops, and what it answers to single observations."""
 
+import itertools
+
 import msgspec
 import numpy as np
 import pytest
@@ -12,13 +14,14 @@ from paceline.policy.straggler.actions import (
     KillRestart,
     Partial,
 )
+from paceline.policy.straggler.division import Patience
 from paceline.policy.straggler.observation import (
     Observation,
     RestartCost,
     ServerSeen,
     WorkerSeen,
 )
-from paceline.policy.straggler.solutions.auto import Auto
+from paceline.policy.straggler.solutions.auto import Auto, _patience
 from paceline.policy.straggler.solutions.lb_bsp import LbBsp
 from paceline.policy.straggler.solutions.non_dedicated import NonDedicated
 from paceline.policy.straggler.solutions.static import Backup, LeaveOut, Nothing
@@ -188,6 +191,15 @@ def test_nothing_is_decided_before_anything_was_measured() -> None:
     assert Auto().decide(seen_job([2.0], workers=workers, global_batch=3 * EVEN)) == []
 
 
+def test_nothing_is_decided_while_somebody_may_be_slow_in_the_first_iteration() -> None:
+    first = tuple(seen_worker(index, time_s, iterations=1) for index, time_s in enumerate([2, 3]))
+    silent = WorkerSeen(node="w2", batch_size=EVEN)
+    seen = seen_job([2.0, 3.0, 2.0])
+    assert Auto().decide(msgspec.structs.replace(seen, workers=(*first, silent))) == []
+    told = seen_worker(2, 9.0, iterations=1)
+    assert Auto().decide(msgspec.structs.replace(seen, workers=(*first, told)))
+
+
 def test_the_whole_step_is_divided() -> None:
     actions = Auto(max_restarts=0).decide(seen_job([2.0, 2.0, 3.0, 2.0]))
     (action,) = [action for action in actions if isinstance(action, AdjustBatch)]
@@ -198,15 +210,25 @@ def test_the_whole_step_is_divided() -> None:
     assert action.gain_s > 0.0
 
 
-def test_a_started_worker_without_a_share_gets_one() -> None:
-    seen = seen_job([2.0, 2.0, 2.0])
-    fresh = WorkerSeen(node="w3", batch_size=0)
-    actions = Auto().decide(
-        msgspec.structs.replace(seen, workers=(*seen.workers, fresh), global_batch=3 * EVEN)
-    )
-    (action,) = actions
-    assert isinstance(action, AdjustBatch)
-    assert action.shares["w3"].batch_size == pytest.approx(750, abs=2)
+def test_short_steps_of_one_kind_take_the_place_of_the_other() -> None:
+    """BACKUP_WORKERS and partial steps are one action in force: one action changes it."""
+    for new, present in itertools.permutations(
+        (Patience(), Patience(backup=2), Patience(left_out=1), Patience(left_out=9, chunks=4)), 2
+    ):
+        (action,) = _patience(new, present, "")
+        if isinstance(action, BackupWorkers):
+            assert Patience(backup=action.count) == new
+        else:
+            assert isinstance(action, Partial)
+            assert Patience(left_out=action.left_out, chunks=action.chunks) == new
+
+
+def test_where_limits_leave_no_division_a_straggler_is_restarted_all_the_same() -> None:
+    seen = seen_job([2.0] * 7 + [8.0], steps_left=8000)
+    limited = tuple(msgspec.structs.replace(each, batch_limit=EVEN // 2) for each in seen.workers)
+    actions = Auto().decide(msgspec.structs.replace(seen, workers=limited))
+    assert [each.node for each in actions if isinstance(each, KillRestart)] == ["w7"]
+    assert not [each for each in actions if isinstance(each, AdjustBatch)]
 
 
 def test_accumulation_stays_as_it_is() -> None:
@@ -258,9 +280,10 @@ def test_all_reduce_has_no_partial_steps() -> None:
 
 def test_restarts_are_limited_at_once() -> None:
     times_s = [2.0] * 5 + [6.0] * 2
-    actions = Auto().decide(seen_job(times_s))
+    auto = Auto(restarts_at_once=0.1)
+    actions = auto.decide(seen_job(times_s))
     assert len([action for action in actions if isinstance(action, KillRestart)]) == 1
-    actions = Auto().decide(seen_job(times_s, absent=1))
+    actions = auto.decide(seen_job(times_s, absent=1))
     assert [action for action in actions if isinstance(action, KillRestart)] == []
 
 
@@ -307,6 +330,10 @@ def test_leases_follow_speed_in_asp() -> None:
     assert isinstance(action, AdjustBatch)
     rates = {node: share.batch_size for node, share in action.shares.items()}
     assert rates["w0"] == pytest.approx(rates["w2"] * 4.1 / 2.1, rel=0.01)
+
+
+def test_leases_of_equal_workers_are_left_alone() -> None:
+    assert Auto().decide(seen_job([2.0, 2.1, 2.0], mode="asp")) == []
 
 
 def test_leases_are_left_alone_while_speeds_stay_alike() -> None:

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.policy.stats import affine
+from paceline.policy.stats.history import Lengths, NodeHistory, Report
 from paceline.policy.stats.regimes import LATE, Point, Regime
 from paceline.policy.straggler.fleet import Fleet
 from paceline.policy.straggler.observation import WorkerSeen
@@ -147,14 +148,46 @@ def test_ranks_of_normal_scatter_are_those_of_normal_values() -> None:
 
 
 def test_ranks_of_rare_delays_are_those_of_a_binomial() -> None:
-    # One iteration in 20 takes twice the time: level 5 of the counters is 2.
+    # One iteration in 20 takes twice the time, or about.
     late = [0.0] * 16 + [200.0]
-    late[0], late[5] = 10.0, 10.0
-    assert LATE[5] == pytest.approx(2.0)
+    level = int(np.searchsorted(LATE, 2.0))
+    late[0], late[level] = 10.0, 10.0
     ranks = Delays([regime(late)] * 20, count=20).expected_ranks(2)
     hit = np.random.default_rng(0).binomial(20, 0.05, 200_000)
-    expected = [1.0 + (hit > rank).mean() for rank in range(3)]
+    expected = [1.0 + (LATE[level] - 1.0) * (hit > rank).mean() for rank in range(3)]
     assert ranks == pytest.approx(expected, abs=0.01)
+
+
+def scattered(seed: int, per_report: int) -> Regime:
+    """A node whose iterations scatter by 2 %."""
+    node, rng = NodeHistory(Lengths()), np.random.default_rng(seed)
+    for number in range(400 // per_report):
+        times_s = rng.normal(1.0, 0.02, per_report)
+        report = Report(
+            t_s=float(per_report * (number + 1)),
+            iterations=per_report,
+            samples=100.0,
+            compute_s=float(times_s.mean()),
+            compute_max_s=float(times_s.max()),
+            bpt_s=1.0,
+        )
+        node.report(report)
+    seen = node.regime(400.0)
+    assert seen is not None
+    return seen
+
+
+@pytest.mark.parametrize("per_report", [1, 10])
+def test_scatter_is_not_overestimated_by_the_counters(per_report: int) -> None:
+    delays = Delays([scattered(seed, per_report) for seed in range(20)], 20)
+    assert delays.scatter == pytest.approx(0.02, rel=0.3)
+
+
+def test_who_is_not_waited_for_is_late_for_the_next_steps_too() -> None:
+    late = [0.0] * 16 + [200.0]
+    late[0], late[12] = 10.0, 10.0
+    waiting, skipping = (Delays([regime(late)] * 20, 20, skipping=each) for each in (False, True))
+    assert (skipping.expected_ranks(2) > waiting.expected_ranks(2)).all()
 
 
 def test_few_iterations_say_nothing_about_rare_delays() -> None:

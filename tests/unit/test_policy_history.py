@@ -245,6 +245,53 @@ def test_iterations_of_a_new_regime_were_not_late_by_chance() -> None:
     assert sum(counts[1:]) == pytest.approx(0.0)
 
 
+class Single:
+    """A worker that reports every iteration; some are late by all of their time."""
+
+    def __init__(self) -> None:
+        self.history = NodeHistory(Lengths())
+        self.t_s = 0.0
+
+    def run(self, iterations: int, time_s: float = 1.0) -> None:
+        for _ in range(iterations):
+            self.t_s += time_s
+            report = Report(
+                t_s=self.t_s,
+                iterations=1,
+                samples=1000.0,
+                compute_s=time_s,
+                compute_max_s=time_s,
+                server_s=0.1,
+                bpt_s=time_s,
+            )
+            self.history.report(report)
+
+    @property
+    def num_late(self) -> float:
+        regime = self.history.regime(self.t_s)
+        assert regime is not None
+        counted = zip(regime.late, LATE, strict=False)
+        return sum(count for count, ratio in counted if ratio > 1.5)
+
+
+def test_a_burst_that_is_over_soon_was_late_by_chance() -> None:
+    node = Single()
+    node.run(30)
+    node.run(6, 2.0)
+    assert node.num_late == 0.0
+    node.run(10)
+    # All of it, but for what has faded since.
+    assert 5.0 < node.num_late <= 6.0
+
+
+def test_what_lasts_was_not_late_by_chance_when_it_is_over() -> None:
+    node = Single()
+    node.run(30)
+    node.run(20, 2.0)
+    node.run(10)
+    assert node.num_late == 0.0
+
+
 def test_what_was_seen_at_a_size_fades_for_the_present_level() -> None:
     node = Node()
     node.run(20)

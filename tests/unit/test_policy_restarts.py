@@ -111,8 +111,34 @@ def test_servers_are_held_against_the_usual_one() -> None:
         "s2",
         pytest.approx(6.0),
         pytest.approx(0.25),
-        2.0,
-    )
+        pytest.approx(2.0 + 30.0 / 4),
+    ), "what training stands still, and what the start takes of four nodes"
+
+
+def test_what_a_server_costs_until_its_successor_is_there_is_not_saved() -> None:
+    servers = (server("s0", 0.1), server("s1", 0.1), server("s2", 0.6))
+    for pending_s, replaced in ((0.0, ["s2"]), (3600.0, [])):
+        seen = job(servers=servers, server_restart=RestartCost(stall_s=1.0), pending_s=pending_s)
+        slow = server_candidates(seen, Rule(), step_s=2.0)
+        due = worth_while(seen, Rule(), slow, left_s=2000.0, limit=1)
+        assert [action.node for action in due] == replaced
+
+
+def test_no_server_is_replaced_while_another_is() -> None:
+    servers = (server("s0", 0.1), server("s1", 0.1), server("s2", 0.6))
+    assert server_candidates(job(servers=servers, replacing="s1"), Rule(), step_s=2.0) == []
+
+
+def test_a_server_that_differs_by_chance_is_let_be() -> None:
+    def noisy(scatter: float) -> list[Candidate]:
+        points = (Point(0, 100, 0.13),)
+        regime = Regime(since_s=0.0, iterations=100, points=points, scatter=scatter)
+        slow = ServerSeen(node="s2", regime=regime)
+        seen = job(servers=(server("s0", 0.1), server("s1", 0.1), slow))
+        return server_candidates(seen, Rule(), step_s=2.0)
+
+    assert len(noisy(0.5)) == 1
+    assert not noisy(1.0)
 
 
 def test_a_server_stands_still_for_all_of_its_restart_unless_measured_otherwise() -> None:

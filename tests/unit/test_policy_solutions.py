@@ -8,6 +8,7 @@ from paceline.policy.stats.regimes import Point, Regime
 from paceline.policy.stats.windows import Pace
 from paceline.policy.straggler.actions import (
     AdjustBatch,
+    AdjustRate,
     AnyAction,
     BackupWorkers,
     KillRestart,
@@ -19,8 +20,8 @@ from paceline.policy.straggler.observation import Observation, ServerSeen, Worke
 from paceline.policy.straggler.solution import Solution
 from paceline.policy.straggler.solutions.dedicated import Dedicated
 from paceline.policy.straggler.solutions.lb_bsp import LbBsp
-from paceline.policy.straggler.solutions.non_dedicated import PAPER, NonDedicated
-from paceline.policy.straggler.solutions.static import Backup, Even, LeaveOut, Nothing
+from paceline.policy.straggler.solutions.non_dedicated import NonDedicated
+from paceline.policy.straggler.solutions.static import Backup, Even, LeaveOut, Nothing, Rates
 from paceline.policy.straggler.solvers import NoExactSum
 
 SIZE = 100
@@ -168,7 +169,6 @@ def test_nd_is_quiet_before_anything_was_measured() -> None:
 
 def test_nd_is_asked_as_often_as_the_paper_says() -> None:
     assert (NonDedicated().every_steps, NonDedicated().every_s) == (100, 30.0)
-    assert (PAPER.every_steps, PAPER.every_s) == (0, 300.0)
 
 
 # ----------------------------------------------------------------------------- baselines
@@ -192,6 +192,16 @@ def test_even_takes_back_uneven_shares() -> None:
     assert Even().decide(job([1.0, 1.0, 1.0])) == []
 
 
+def test_shares_are_whole_where_several_batches_do_not_divide_them() -> None:
+    seen = job([1.0, 2.0, 4.0])
+    workers = tuple(msgspec.structs.replace(each, accumulation=2) for each in seen.workers)
+    for solution in (Even(), LbBsp(), NonDedicated()):
+        (action,) = solution.decide(msgspec.structs.replace(seen, workers=workers))
+        assert isinstance(action, AdjustBatch)
+        parts = [share.batch_size * share.accumulation for share in action.shares.values()]
+        assert sum(parts) == seen.global_batch
+
+
 def test_even_fixes_everybodys_part_of_the_epoch_in_asp() -> None:
     (action,) = Even().decide(job([1.0, 2.0], mode="asp"))
     assert isinstance(action, AdjustBatch)
@@ -207,6 +217,15 @@ def test_a_tenth_of_the_workers_are_backups(workers: int, absent: int, count: in
     assert [action.count for action in actions if isinstance(action, BackupWorkers)] == (
         [count] if count else []
     )
+
+
+def test_rates_are_adjusted_once_where_parameters_get_stale() -> None:
+    (action,) = Rates().decide(job([1.0, 2.0], mode="asp"))
+
+    assert isinstance(action, AdjustRate)
+    assert (action.factors, action.by_staleness) == ({}, True)
+    assert Rates().decide(job([1.0, 2.0], mode="asp", by_staleness=True)) == []
+    assert Rates().decide(job([1.0, 2.0])) == []
 
 
 def test_backup_workers_are_ordered_once_and_in_bsp_only() -> None:

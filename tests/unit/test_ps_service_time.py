@@ -1,10 +1,15 @@
 """A server's own time per request, as its step ledger shows it."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from paceline.runtime.ps.server import Server
 from paceline.runtime.ps.service_time import NOTE_S, ServiceTime
+from paceline.runtime.ps.state import ServerState
+from paceline.wire.messages import Pull
 from paceline.wire.step_ledger import StepLedgerReader, StepLedgerWriter, StepRecord
 
 PATIENCE_S = 0.05
@@ -62,3 +67,18 @@ def test_a_wait_longer_than_it_can_be_is_work_that_the_machine_held_up(tmp_path:
     serving.turn(wait_s=2.05, work_s=0.0, answers=1)
     (record,) = serving.records()
     assert record.server_s == pytest.approx(2.0)
+
+
+def test_a_pull_that_only_asks_how_far_the_job_is_is_no_request() -> None:
+    answered: list[int] = []
+    edge: Any = object.__new__(Server)
+    edge.inc, edge.state = 1, ServerState(1)
+    edge.route, edge.pull_ids, edge.handler_s = {7: b"worker-7"}, {}, {}
+    edge.store = SimpleNamespace(dense=dict)
+    edge.data = SimpleNamespace(send=lambda *_: None)
+    edge.service = SimpleNamespace(answered=lambda: answered.append(1))
+
+    for dense in (False, True):
+        edge._answer(Pull(epoch_no=1, inc=7, ticket=1, dense=dense))
+
+    assert len(answered) == 1

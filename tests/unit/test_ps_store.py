@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -240,6 +241,16 @@ def dynamic(**options: Any) -> Store:
     table = Table(name="d", dim=2, dtype="float64", group=0, init_std=0.5, **options)
     schema = ModelSchema(tables=(table,), groups=(OptimizerGroup(kind="adagrad"),))
     return Store(schema, ALONE, 0)
+
+
+def test_a_factor_on_an_update_is_one_on_its_learning_rates() -> None:
+    gradients = whole_gradients(np.random.default_rng(1))
+    ((scaled,), (rated,)) = fresh(), fresh()
+    scaled.apply([gradients], 0.25)
+    rated.apply([replace(gradients, rates=tuple(0.25 * rate for rate in gradients.rates))])
+
+    for name, array in scaled.save().items():
+        np.testing.assert_array_equal(array, rated.save()[name])
 
 
 def push(store: Store, *keys: int) -> None:

@@ -1,5 +1,6 @@
 """What one server promises; every interleaving of several is in tests/model."""
 
+import msgspec
 import pytest
 
 from paceline.base.errors import InternalError
@@ -18,10 +19,13 @@ from paceline.runtime.ps.state import (
     Tell,
 )
 from paceline.wire.messages import (
+    Allow,
     At,
+    Committed,
     Copied,
     Cut,
     CutRef,
+    Feed,
     Fence,
     FenceAnswer,
     Held,
@@ -74,7 +78,7 @@ def part(
         spans=(Span(0, start, stop),),
         weight=stop - start,
         step=step,
-        slice=Span(0, 4 * step - 4, 4 * step) if step else None,
+        slice=(Span(0, 4 * step - 4, 4 * step),) if step else (),
     )
 
 
@@ -365,6 +369,104 @@ def test_a_pull_waits_for_its_step() -> None:
     assert AnswerPull(pull) in leader.ready(ready(1, step=1))
 
 
+# ---------------------------------------------------------------------- short steps (bsp)
+
+
+def allow(left_out: int, *, no: int = 1, step: int = 1) -> Allow:
+    return Allow(epoch_no=1, inc=LEADER, no=no, step=step, left_out=left_out, of=4)
+
+
+@pytest.fixture
+def synchronous() -> ServerState:
+    return server(LEADER, mode="bsp", servers=1)
+
+
+def test_a_step_is_decided_while_what_may_be_left_out_is_missing(synchronous: ServerState) -> None:
+    synchronous.allow(allow(2))
+    synchronous.part(part(1, 0, 1, step=1))
+    assert applied(synchronous.ready(ready(1, step=1))) == [], "3 of 4 are missing"
+    synchronous.part(part(1, 2, 3, inc=OTHER, step=1))
+    done = synchronous.ready(ready(1, inc=OTHER, step=1))
+
+    assert applied(done) == [((WORKER, 1), (OTHER, 1))]
+    assert (synchronous.step, synchronous.short_steps, synchronous.left_out) == (1, 1, 2)
+    assert synchronous.committed == SampleSet([Span(0, 0, 1), Span(0, 2, 3)])
+
+
+def test_what_waits_when_the_leader_hears_of_it_is_decided_then(synchronous: ServerState) -> None:
+    synchronous.part(part(1, 0, 3, step=1))
+    synchronous.ready(ready(1, step=1))
+    done = synchronous.allow(allow(1))
+
+    assert applied(done) == [((WORKER, 1),)]
+
+
+def test_nothing_is_left_out_before_the_step_that_is_told(synchronous: ServerState) -> None:
+    synchronous.allow(allow(1, step=2))
+    synchronous.part(part(1, 0, 3, step=1))
+
+    assert applied(synchronous.ready(ready(1, step=1))) == []
+    synchronous.part(part(2, 3, 4, step=1))
+    synchronous.ready(ready(2, step=1))
+    synchronous.part(part(3, 5, 8, step=2))
+    assert len(applied(synchronous.ready(ready(3, step=2)))) == 1
+    assert (synchronous.short_steps, synchronous.left_out) == (1, 1)
+
+
+def test_a_small_slice_may_lack_as_small_a_share(synchronous: ServerState) -> None:
+    synchronous.allow(allow(2))
+    whole = (Span(0, 0, 1), Span(0, 3, 4), Span(0, 6, 7))
+    for seq, span in enumerate(whole, 1):
+        piece = msgspec.structs.replace(
+            part(seq, span.start, span.stop, step=1), slice=whole, weight=1
+        )
+        synchronous.part(piece)
+
+    assert applied(synchronous.ready(ready(1, step=1))) == [], "one of three may be missing"
+    assert len(applied(synchronous.ready(ready(2, step=1)))) == 1
+
+
+def test_the_newest_word_counts_and_is_confirmed(synchronous: ServerState) -> None:
+    synchronous.allow(allow(0, no=3))
+    (said,) = synchronous.allow(allow(3, no=2))
+
+    assert isinstance(said, Report)
+    assert isinstance(said.message, Committed)
+    assert said.message.allow == 3
+    synchronous.part(part(1, 0, 3, step=1))
+    assert applied(synchronous.ready(ready(1, step=1))) == []
+
+
+def test_a_contribution_that_a_step_left_out_never_enters_another(synchronous: ServerState) -> None:
+    synchronous.allow(allow(2))
+    synchronous.part(part(1, 0, 2, inc=OTHER, step=1))
+    synchronous.part(part(1, 2, 4, step=1))
+    done = synchronous.ready(ready(1, step=1))
+
+    assert Forget(((OTHER, 1),)) in done
+    assert is_refused(synchronous.part(part(1, 0, 2, inc=OTHER, step=1)))
+    assert applied(synchronous.ready(ready(1, inc=OTHER, step=1))) == []
+
+
+def test_what_the_next_step_consists_of_follows_from_what_is_in_the_model(
+    synchronous: ServerState,
+) -> None:
+    feed = Feed(
+        feed=0,
+        purpose="train",
+        num_samples=8,
+        epochs=1,
+        batch_size=4,
+        shard_size=8,
+        shuffle=False,
+        seed=0,
+    )
+    synchronous.committed = SampleSet([Span(0, 0, 3)])
+    assert synchronous.next_slice(feed) == (Span(0, 4, 8),)
+    synchronous.committed.add(Span(0, 5, 8))
+    assert synchronous.next_slice(feed) == (Span(0, 3, 5),)
+
+
 # ---------------------------------------------------------------------- staleness (ssp)
 
 
@@ -394,3 +496,49 @@ def test_nobody_waits_for_a_fenced_worker() -> None:
     done = leader.fence(Fence(epoch_no=1, inc=LEADER, fenced=OTHER))
 
     assert AnswerPull(waiting) in done
+
+
+# ---------------------------------------------------------------------- learning rates (asp)
+
+
+def factors(done: list[Instruction]) -> list[float]:
+    return [i.factor for i in done if isinstance(i, Apply)]
+
+
+def test_a_contribution_has_the_factor_that_its_part_names(leader: ServerState) -> None:
+    leader.part(msgspec.structs.replace(part(1, 0, 2), factor=0.25))
+    leader.part(part(2, 2, 4))
+
+    assert factors(leader.ready(ready(2))) == [0.25, 1.0]
+
+
+def test_what_was_computed_on_old_parameters_counts_less(leader: ServerState) -> None:
+    leader.part(part(1, 0, 2, inc=OTHER))
+    leader.part(part(2, 2, 4, inc=OTHER))
+    leader.part(msgspec.structs.replace(part(1, 4, 6), seen=0))
+    leader.part(msgspec.structs.replace(part(2, 6, 8), seen=3, factor=0.5))
+    leader.ready(ready(2, inc=OTHER))
+
+    assert factors(leader.ready(ready(2))) == [1 / 3, 0.5], "two updates came between, then none"
+
+
+def test_all_servers_weigh_a_contribution_alike(leader: ServerState, follower: ServerState) -> None:
+    stale = msgspec.structs.replace(part(2, 2, 4), seen=0)
+    for state in (leader, follower):
+        state.part(part(1, 0, 2))
+        state.part(stale)
+    leader.take_cut(TakeCut(epoch_no=1, inc=LEADER, cut_no=1))
+    decided = leader.ready(ready(2))
+    (order,) = [i.message for i in leader.orders() if isinstance(i, Tell)]
+
+    assert isinstance(order, Order)
+    assert factors(follower.order(order)) == factors(decided) == [1.0, 0.5], "a cut is no update"
+
+
+def test_where_nothing_is_ordered_each_server_counts_for_itself() -> None:
+    state = ServerState(LEADER)
+    at_least_once = msgspec.structs.replace(restore(LEADER, servers=1), samples="at-least-once")
+    state.loaded(at_least_once, 0, SampleSet())
+    state.part(part(1, 0, 2))
+
+    assert factors(state.part(msgspec.structs.replace(part(2, 2, 4), seen=0))) == [0.5]

@@ -2,6 +2,7 @@
 
 import gzip
 import re
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +16,33 @@ from paceline.cli.stragglers.tables import markdown
 from paceline.policy.stats.history import PAPER, Lengths
 from paceline.policy.straggler.registry import solution
 from paceline.sim import families, pai, paper, production
-from paceline.sim.catalogue import preset_of, presets
+from paceline.sim.catalogue import always, preset_of, presets
+from paceline.sim.costs import Traffic
 from paceline.sim.experiments import Experiment, Preset, run_all, simulate
-from paceline.sim.methods import AUTO, BSP, LB_BSP, ND, ND_OWN, lengths_of, solution_of
-from paceline.sim.presets import INTENSITIES, Scale, server_straggler, worker_stragglers
+from paceline.sim.methods import (
+    AUTO,
+    BLIND,
+    BSP,
+    DD,
+    DDP,
+    LB_BSP,
+    ND,
+    ND_OWN,
+    OVER_TIME,
+    lengths_of,
+    solution_of,
+)
+from paceline.sim.oracle import oracle_s
+from paceline.sim.outcome import Outcome
+from paceline.sim.presets import (
+    INTENSITIES,
+    MOBILENET_REDUCE,
+    RESNET_REDUCE,
+    Scale,
+    dedicated,
+    server_straggler,
+    worker_stragglers,
+)
 from paceline.sim.results import Method, Results, decode, encode
 from paceline.sim.scenarios import Scenario
 from paceline.sim.steering import Steering
@@ -115,18 +139,43 @@ def test_what_is_no_trace_is_refused_with_its_name(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------- steering
 
 
+def restarted(outcome: Outcome) -> list[str]:
+    return [each.node for each in outcome.acted if each.action == "KillRestart"]
+
+
 def test_solutions_find_and_cure_a_simulated_straggler() -> None:
     scenario = server_straggler(0.8, "bsp", SCALED)
     plain = simulate(scenario, BSP, 0).outcome
     cured = simulate(scenario, AUTO, 0).outcome
-    assert [acted.node for acted in cured.acted] == ["server-3"]
+    # Shares may be evened out by some percent besides.
+    assert restarted(cured) == ["server-3"]
     assert cured.jct_s < 0.55 * plain.jct_s
+
+
+@pytest.mark.parametrize("method", [ND_OWN, AUTO])
+def test_a_slow_server_is_replaced_where_the_others_take_no_time(method: Method) -> None:
+    scenario = server_straggler(0.8, "bsp", SCALED)
+    scenario = changed(scenario, traffic=Traffic(message_s=0.005))
+    # The default windows count iterations: 100 and 200 of them.
+    scenario = changed(scenario, num_samples=10 * scenario.num_samples, time_scale=1.0)
+    assert restarted(simulate(scenario, method, 0).outcome) == ["server-3"]
 
 
 def test_without_a_straggler_nobody_is_restarted() -> None:
     scenario = changed(NOISY, num_samples=80_000)
     for method in (ND_OWN, AUTO):
         assert simulate(scenario, method, 0).outcome.restarts == 0
+
+
+@pytest.mark.parametrize("name", sorted(BLIND))
+def test_reports_change_nothing_for_a_solution_that_does_not_look_at_them(name: str) -> None:
+    scenario = worker_stragglers(0.8, "bsp", SCALED)
+    method = Method(label=name, solution=name)
+    blind, seen = (
+        simulate(scenario, method, 0, keep_trail=trail).outcome for trail in (False, True)
+    )
+    assert blind.reports < seen.reports
+    assert (blind.jct_s, blind.steps) == (seen.jct_s, seen.steps)
 
 
 def test_a_solution_is_asked_at_its_own_pace() -> None:
@@ -138,17 +187,18 @@ def test_a_solution_is_asked_at_its_own_pace() -> None:
 def test_the_master_learns_what_restarts_cost() -> None:
     scenario = worker_stragglers(0.8, "bsp", SCALED)
     steering = Steering(scenario, solution("none"), Lengths())
-    assert steering.restart_cost("worker").total_s == pytest.approx(1.2)
+    assert steering._monitor.restarts.cost("worker").total_s == pytest.approx(1.2)
     cost = changed(scenario.recovery.worker, pending_s=7.0)
     steering.restarted("worker-1", 99, cost)
-    assert steering.restart_cost("worker").pending_s == 7.0
+    assert steering._monitor.restarts.cost("worker").pending_s == 7.0
 
 
 # ------------------------------------------------------------------------- presets
 
 
-def always(scenario: Scenario) -> Experiment:
-    return Experiment(draw=lambda _: scenario, methods=(BSP, LB_BSP, ND, AUTO), keep_trail=True)
+def each(scenario: Scenario) -> Experiment:
+    methods = (BSP, LB_BSP, ND, AUTO)
+    return Experiment(draw=lambda _: scenario, methods=methods, trails=OVER_TIME)
 
 
 def results_of(*experiments: Experiment, seeds: range = range(2)) -> Results:
@@ -191,14 +241,28 @@ def test_methods_are_chosen_by_label_or_solution() -> None:
     assert nd == {"ND", "ND, own windows"}
 
 
+def test_runs_are_the_same_in_several_processes() -> None:
+    experiments = tuple(
+        Experiment(draw=partial(always, scenario=kind(0.8, "bsp", SCALED)), methods=(BSP, AUTO))
+        for kind in (worker_stragglers, server_straggler)
+    )
+    planned = Preset(name="test", about="", experiments=experiments).runs(range(2))
+    alone, together = (
+        [(one.method, run.seed, run.outcome) for one, _, run in run_all(planned, 0, processes)]
+        for processes in (1, 2)
+    )
+    assert len(alone) == 8
+    assert together == alone
+
+
 # ------------------------------------------------------------------------- results
 
 
 @pytest.fixture(scope="module")
 def results() -> Results:
     return results_of(
-        *(always(worker_stragglers(si, "bsp", SCALED)) for si in (0.3, 0.8)),
-        always(server_straggler(0.8, "bsp", SCALED)),
+        *(each(worker_stragglers(si, "bsp", SCALED)) for si in (0.3, 0.8)),
+        each(server_straggler(0.8, "bsp", SCALED)),
         seeds=range(5),
     )
 
@@ -254,11 +318,11 @@ def test_the_command_writes_table_json_and_figures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small = Preset(
-        name="small", about="", experiments=(always(worker_stragglers(0.8, "bsp", SCALED)),)
+        name="small", about="", experiments=(each(worker_stragglers(0.8, "bsp", SCALED)),)
     )
     monkeypatch.setattr("paceline.sim.catalogue.preset_of", lambda name, data: small)
     json, plots = tmp_path / "out.json", tmp_path / "plots"
-    command = ["sim", "stragglers", "small", "--seed", "3", "--repeat", "2"]
+    command = ["sim", "stragglers", "small", "--seed", "3", "--repeat", "2", "--processes", "1"]
     options = [
         "--solution",
         "BSP",
@@ -293,3 +357,29 @@ def test_a_method_that_a_preset_does_not_have_is_refused() -> None:
     done = CliRunner().invoke(app, ["sim", "stragglers", "dd", "--solution", "lb-bsp"])
     assert done.exit_code == 2
     assert "it has DD, DDP, LB-BSP, auto" in done.output
+
+
+# ------------------------------------------------------------------------- dedicated clusters
+
+
+def jcts_s(scenario: Scenario) -> dict[str, float]:
+    methods = (DDP, LB_BSP, DD)
+    return {each.label: simulate(scenario, each, 0).outcome.jct_s for each in methods}
+
+
+def test_dd_beats_ddp_and_lb_bsp_as_published() -> None:
+    found_s = jcts_s(dedicated("ResNet-101", RESNET_REDUCE))
+    for label, jct_s in found_s.items():
+        assert jct_s == pytest.approx(paper.JCT_S["ResNet-101", label], rel=0.05)
+
+
+def test_dd_is_as_good_as_anything_for_mobilenet() -> None:
+    # The paper's margins are out of reach where a V100 is three times as fast (docs/simulator.md).
+    scenario = dedicated("MobileNet", MOBILENET_REDUCE)
+    assert jcts_s(scenario)["DD"] <= 1.02 * oracle_s(scenario, 0)
+
+
+def test_a_profile_is_reported_apart_from_the_steps() -> None:
+    scenario = changed(dedicated("ResNet-101", RESNET_REDUCE), num_samples=768 * 40)
+    acted = simulate(scenario, DD, 0).outcome.acted
+    assert [each.action for each in acted] == ["Profile"] * 5 + ["AdjustBatch"]

@@ -145,12 +145,13 @@ def test_accumulation_is_several_batches_of_one_step() -> None:
 
 def test_backup_workers_do_not_wait_for_the_slowest_and_lose_nothing() -> None:
     scenario = changed(NOISY, patterns=(SLOW_WORKER,), num_samples=8_000)
-    outcome, _ = run(scenario, (0.0, [BackupWorkers(count=1)]))
+    outcome, _ = run(scenario, (3.5, [BackupWorkers(count=1)]))
     assert outcome.samples == 16_000
-    assert outcome.left_out >= 40 * 100
+    # Ordered in the second step, for two steps on: 37 are short.
+    assert outcome.left_out >= 37 * 100
     # A quarter of each step comes back, of that a quarter again, down to the last sample.
-    assert 40 * 4 / 3 <= outcome.steps <= 40 * 4 / 3 + 6
-    assert outcome.jct_s == pytest.approx(40 * 4 / 3, rel=0.15)
+    assert 3 + 37 * 4 / 3 <= outcome.steps <= 3 + 37 * 4 / 3 + 6
+    assert outcome.jct_s == pytest.approx(3 * 3.0 + 37 * 4 / 3, rel=0.15)
     assert outcome.jct_s < 0.6 * run(scenario)[0].jct_s
 
 
@@ -162,7 +163,7 @@ def test_backup_workers_do_not_help_against_a_slow_server() -> None:
 def test_a_partial_step_takes_what_a_straggler_has_finished() -> None:
     slow = Persistent(nodes=(1,), slowdown=4.0)
     scenario = changed(SMALL, patterns=(slow,), num_samples=8_000)
-    outcome, _ = run(scenario, (0.0, [Partial(left_out=80, chunks=10)]))
+    outcome, _ = run(scenario, (4.5, [Partial(left_out=80, chunks=10)]))
     assert outcome.samples == 16_000
     assert outcome.shares["worker-1"] > 0.2 * 4_000
     assert outcome.jct_s < 0.5 * run(scenario)[0].jct_s
@@ -170,9 +171,15 @@ def test_a_partial_step_takes_what_a_straggler_has_finished() -> None:
 
 def test_ending_backup_workers_makes_steps_whole_again() -> None:
     scenario = changed(SMALL, patterns=(SLOW_WORKER,), num_samples=8_000)
-    script = [(0.0, [BackupWorkers(count=1)]), (10.5, [BackupWorkers(count=0)])]
+    script = [(3.5, [BackupWorkers(count=1)]), (18.5, [BackupWorkers(count=0)])]
     outcome, _ = run(scenario, *script)
     assert 8 <= outcome.short_steps <= 12
+
+
+def test_short_steps_begin_ahead_and_never_before_they_are_ordered() -> None:
+    scenario = changed(SMALL, patterns=(SLOW_WORKER,), num_samples=8_000)
+    times_s = [run(scenario, (at_s, [BackupWorkers(count=1)]))[0].jct_s for at_s in (3.5, 5.9)]
+    assert times_s[0] == pytest.approx(times_s[1]), "both in the second step"
 
 
 # ------------------------------------------------------------------------- restarts

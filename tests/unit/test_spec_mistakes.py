@@ -322,8 +322,8 @@ WRONG_FILES = [
     (
         "script: train.py\nsolution: best\n",
         (
-            "job.yaml:2: solution: got 'best', expected one of auto, backup_workers, dd, even, lb_bsp, "
-            "nd, none, partial; write e.g. solution: nd"
+            "job.yaml:2: solution: got 'best', expected one of adjust_lr, auto, backup_workers, dd, "
+            "even, lb_bsp, nd, none, partial; write e.g. solution: nd"
         ),
     ),
     (
@@ -465,8 +465,8 @@ WRONG_FLAGS = [
     (
         {"solution": "atuo"},
         (
-            "--solution: got 'atuo', expected one of auto, backup_workers, dd, even, lb_bsp, nd, none, "
-            "partial; did you mean auto?"
+            "--solution: got 'atuo', expected one of adjust_lr, auto, backup_workers, dd, even, lb_bsp, "
+            "nd, none, partial; did you mean auto?"
         ),
     ),
     (
@@ -477,7 +477,7 @@ WRONG_FLAGS = [
         ),
     ),
     (
-        {"solution_args.slowness": "2"},
+        {"solution": "none", "solution_args.slowness": "2"},
         (
             "--set solution_args.slowness: solution none has no parameter "
             "slowness; it has every_s, every_steps"

@@ -14,6 +14,7 @@ from paceline.master.membership import Membership
 from paceline.master.monitor import Monitor
 from paceline.master.outbox import Outbox
 from paceline.master.ports import AgentEnd
+from paceline.master.sizing import BATCHES_BEFORE_MEASURED
 from paceline.master.training import CutChosen, Training
 from paceline.wire.messages import (
     Copied,
@@ -328,3 +329,8 @@ def test_what_a_restore_takes_out_of_the_model_is_the_servers_lost_work(tmp_path
     report(job, 60)
     lose_worker(job)
     assert redo_s(job, "worker-0") == pytest.approx(20 / 10 * 0.5)
+
+
+def test_an_asynchronous_lease_is_of_batches_as_workers_compute_them(tmp_path: Path) -> None:
+    job = asynchronous(tmp_path)
+    assert len(lease(job, 1)) == BATCHES_BEFORE_MEASURED * TRAINED.batch_size // 2

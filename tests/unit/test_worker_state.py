@@ -1,8 +1,9 @@
 """What one worker promises; every interleaving with servers and master is in tests/model."""
 
+import msgspec
 import pytest
 
-from paceline.base.samples import Span
+from paceline.base.samples import Intervals, Span
 from paceline.runtime.ps.worker_state import (
     DropWork,
     Instruction,
@@ -10,9 +11,11 @@ from paceline.runtime.ps.worker_state import (
     PullDone,
     ToMaster,
     ToServer,
+    Withdraw,
     WorkerState,
 )
 from paceline.wire.messages import (
+    Batching,
     Feed,
     FeedOpened,
     GiveBack,
@@ -21,10 +24,12 @@ from paceline.wire.messages import (
     Held,
     LeaseRequest,
     NewEpoch,
+    NewRate,
     Ordered,
     Part,
     Pull,
     Pulled,
+    Rate,
     Ready,
     Recall,
     Refused,
@@ -41,20 +46,27 @@ def new_epoch(epoch_no: int = 1, step: int = 0) -> NewEpoch:
     return NewEpoch(epoch_no=epoch_no, inc=INC, map=server_map, step=step)
 
 
+FEED = Feed(
+    feed=0,
+    purpose="train",
+    num_samples=8,
+    epochs=1,
+    batch_size=4,
+    shard_size=4,
+    shuffle=False,
+    seed=0,
+)
+
+
 def worker(mode: str = "asp", samples: str = "exactly-once") -> WorkerState:
+    """A worker in its first epoch; a synchronous one has pulled."""
     state = WorkerState(INC, mode=mode, samples=samples)
-    feed = Feed(
-        feed=0,
-        purpose="train",
-        num_samples=8,
-        epochs=1,
-        batch_size=4,
-        shard_size=4,
-        shuffle=False,
-        seed=0,
-    )
-    state.feed_opened(FeedOpened(inc=INC, feed=feed))
+    state.feed_opened(FeedOpened(inc=INC, feed=FEED))
     state.new_epoch(new_epoch())
+    if mode == "bsp":
+        state.start_pull()
+        for server in (LEADER, FOLLOWER):
+            state.pulled(pulled(server, 1, 0))
     return state
 
 
@@ -68,6 +80,19 @@ def offer(state: WorkerState, count: int = 1) -> Part:
     part = state.offer(state.take(0, count))
     assert part is not None
     return part
+
+
+def pulled(server: int, ticket: int, step: int) -> Pulled:
+    """The answer of a server with all slices up to this step in its model."""
+    return Pulled(
+        epoch_no=1,
+        server=server,
+        inc=INC,
+        ticket=ticket,
+        step=step,
+        last_seq=0,
+        slice=FEED.next_slice(Intervals([0, 4 * step] if step else [])),
+    )
 
 
 def held(server: int, seq: int, epoch_no: int = 1) -> Held:
@@ -230,10 +255,6 @@ def test_only_a_fence_of_this_epoch_is_final(
 # ---------------------------------------------------------------------- steps and pulls (bsp)
 
 
-def pulled(server: int, ticket: int, step: int) -> Pulled:
-    return Pulled(epoch_no=1, server=server, inc=INC, ticket=ticket, step=step, last_seq=0)
-
-
 def test_samples_of_a_later_slice_wait_for_their_step() -> None:
     state = worker("bsp")
     lease(state, Span(0, 2, 6))
@@ -250,17 +271,43 @@ def test_a_request_says_that_nothing_is_left_for_the_undecided_step() -> None:
     lease(state, Span(0, 4, 6))
 
     (request,) = requests(state.want(0))
-    assert (request.step, request.starving) == (1, True)
+    assert (request.step, request.slice, request.starving) == (1, (Span(0, 0, 4),), True)
+
+
+def test_what_a_step_consists_of_is_known_when_the_servers_have_said_it() -> None:
+    state = WorkerState(INC, mode="bsp", samples="exactly-once")
+    state.feed_opened(FeedOpened(inc=INC, feed=FEED))
+    state.new_epoch(new_epoch())
+    lease(state, Span(0, 0, 8))
+    assert (state.slice, state.has_work(0)) == (None, False)
+
+    state.start_pull()
+    state.pulled(pulled(LEADER, 1, 1))
+    state.pulled(pulled(FOLLOWER, 1, 1))
+
+    assert state.take(0, 10) == (Span(0, 4, 8),), "not what the cut's step says"
+
+
+def test_an_answer_about_another_feed_says_nothing_of_this_one() -> None:
+    state = worker("bsp")
+    state.start_pull()
+    other = msgspec.structs.replace(FEED, feed=1)
+    state.feed_opened(FeedOpened(inc=INC, feed=other))
+    for server in (LEADER, FOLLOWER):
+        state.pulled(pulled(server, 2, 2))
+
+    assert (state.step, state.slice) == (2, None)
 
 
 def test_a_pull_is_done_when_all_servers_answer_at_one_step() -> None:
     state = worker("bsp")
     state.start_pull(ahead=1)
 
-    assert state.pulled(pulled(LEADER, 1, 2)) == []
-    again = state.pulled(pulled(FOLLOWER, 1, 1))
-    assert again == [ToServer(FOLLOWER, Pull(epoch_no=1, inc=INC, ticket=1, min_step=2))]
-    assert state.pulled(pulled(FOLLOWER, 1, 2)) == [PullDone(1)]
+    assert state.pulled(pulled(LEADER, 2, 2)) == []
+    again = state.pulled(pulled(FOLLOWER, 2, 1))
+    pull = Pull(epoch_no=1, inc=INC, ticket=2, min_step=2, feed=FEED)
+    assert again == [ToServer(FOLLOWER, pull)]
+    assert state.pulled(pulled(FOLLOWER, 2, 2)) == [PullDone(2)]
     assert state.step == 2
 
 
@@ -291,7 +338,7 @@ def test_answers_to_an_older_pull_are_ignored(state: WorkerState) -> None:
 
 
 def recall(n: int, start: int, *, epoch_no: int = 1) -> Recall:
-    return Recall(epoch_no=epoch_no, inc=INC, n=n, line=0, start=start)
+    return Recall(epoch_no=epoch_no, inc=INC, n=n, feed=0, start=start)
 
 
 def given_back(done: list[Instruction]) -> list[tuple[int, tuple[Span, ...]]]:
@@ -314,6 +361,43 @@ def test_what_was_not_begun_is_given_back_and_more_is_asked_for() -> None:
     assert state.leased(0) == 0
 
 
+def test_who_does_not_know_the_step_yet_asks_for_no_more_than_its_part_of_it() -> None:
+    state = WorkerState(INC, mode="bsp", samples="exactly-once")
+    state.feed_opened(FeedOpened(inc=INC, feed=FEED))
+    state.new_epoch(new_epoch())
+    lease(state, Span(0, 0, 2))
+
+    (asked,) = requests(state.want(0))
+
+    assert not asked.starving
+
+
+def test_a_contribution_that_is_begun_keeps_what_it_waits_for() -> None:
+    state = worker("bsp")
+    lease(state, Span(0, 0, 2), Span(0, 4, 6))
+    state.take(0, 1)
+
+    done = state.recalled(recall(1, 0))
+
+    assert given_back(done) == [(1, (Span(0, 4, 6),))]
+    assert state.take(0, 1) == (Span(0, 1, 2),)
+
+
+def test_without_steps_the_next_samples_are_kept_and_the_rest_is_given_back(
+    state: WorkerState,
+) -> None:
+    lease(state, Span(0, 4, 7), Span(0, 0, 2))
+    offer(state)
+    message = Recall(epoch_no=1, inc=INC, n=1, feed=0, keep=1)
+
+    done = state.recalled(message)
+
+    assert given_back(done) == [(1, (Span(0, 6, 7), Span(0, 0, 2)))]
+    assert requests(done) == [], "it has work"
+    assert state.take(0, 10) == (Span(0, 5, 6),)
+    assert state.recalled(message) == []
+
+
 @pytest.mark.parametrize("message", [recall(0, 0), recall(2, 0), recall(1, 0, epoch_no=2)])
 def test_a_recall_of_another_time_is_ignored(message: Recall) -> None:
     state = worker("bsp")
@@ -334,3 +418,154 @@ def test_what_is_given_back_is_repeated_until_the_master_knows() -> None:
     assert given_back(state.resend()) == [(2, (Span(0, 4, 6),))]
     state.given_back(GivenBack(epoch_no=1, inc=INC, r=2))
     assert given_back(state.resend()) == []
+
+
+# ---------------------------------------------------------------------- short steps
+
+
+def decided(state: WorkerState, step: int, done: list[int], last_seq: int) -> list[Instruction]:
+    """The answers to a pull, of servers whose models hold these samples (as edges)."""
+    ticket = state.ticket + 1
+    state.start_pull(ahead=1)
+    found: list[Instruction] = []
+    for server in (LEADER, FOLLOWER):
+        answer = pulled(server, ticket, step)
+        told = {"last_seq": last_seq, "slice": FEED.next_slice(Intervals(done))}
+        found = state.pulled(msgspec.structs.replace(answer, **told))
+    return found
+
+
+def test_what_a_step_has_left_out_is_given_back() -> None:
+    state = worker("bsp")
+    lease(state, Span(0, 0, 3), Span(0, 4, 6))
+    offer(state)
+    offer(state)
+
+    done = decided(state, 1, [0, 1, 3, 4], last_seq=1)
+
+    assert given_back(done) == [(1, (Span(0, 1, 3),))], "offered, and not even begun"
+    assert (state.step, state.leased(0), state.offers) == (1, 2, {})
+    assert state.take(0, 10) == (Span(0, 4, 6),)
+
+
+def test_work_in_hand_of_a_decided_step_is_withdrawn_and_given_back() -> None:
+    state = worker("bsp")
+    lease(state, Span(0, 0, 2))
+    state.take(0, 2)
+
+    done = decided(state, 1, [2, 4], last_seq=0)
+
+    assert done[0] == Withdraw()
+    assert given_back(done) == [(1, (Span(0, 0, 2),))]
+
+
+def test_what_was_left_out_and_comes_next_is_kept() -> None:
+    state = worker("bsp")
+    lease(state, Span(0, 4, 6))
+
+    done = decided(state, 2, [0, 1, 2, 4, 7, 8], last_seq=0)
+
+    assert state.slice == (Span(0, 1, 2), Span(0, 4, 7))
+    assert given_back(done) == []
+    assert state.take(0, 10) == (Span(0, 4, 6),)
+
+
+def test_nothing_is_given_back_where_nothing_was_left_out() -> None:
+    state = worker("bsp")
+    lease(state, Span(0, 0, 2), Span(0, 4, 8))
+    offer(state, 2)
+
+    assert given_back(decided(state, 1, [0, 4], last_seq=1)) == []
+    assert state.leased(0) == 4
+
+
+# ---------------------------------------------------------------------- batches of a share
+
+
+def dealt(*spans: Span, **how: int | bool) -> WorkerState:
+    """A worker that computes its share of steps like this."""
+    state = worker("bsp")
+    state.want(0)
+    batching = (Batching(), Batching(start=4, **how))  # type: ignore[arg-type]
+    state.grant(Grant(epoch_no=1, inc=INC, n=1, feed=0, spans=spans, batching=batching))
+    return state
+
+
+def test_a_share_is_computed_in_batches_from_the_place_on_that_is_told() -> None:
+    state = dealt(Span(0, 0, 8), batch_size=3)
+
+    assert state.step_batches(0, 0, 5) == [(Span(0, 0, 4),)]
+    assert state.step_batches(0, 1, 5) == [(Span(0, 4, 7),), (Span(0, 7, 8),)]
+    assert state.step_batches(0, 1, 1) == [(Span(0, 4, 7),)]
+    assert state.next_size(0) > 4
+    decided(state, 1, [0, 4], last_seq=0)
+    assert state.next_size(0) == 3
+
+
+def test_a_contribution_is_whole_when_its_samples_are_taken_or_nothing_is_left() -> None:
+    state = dealt(Span(0, 4, 8), batch_size=2, contribution=3)
+    decided(state, 1, [0, 4], last_seq=0)
+    assert state.step_batches(0, 0, 9) == [(Span(0, 4, 6),), (Span(0, 6, 7),), (Span(0, 7, 8),)]
+
+    first = state.take(0, state.next_size(0))
+    assert not state.is_whole(0)
+    second = state.take(0, state.next_size(0))
+    assert (first, second) == ((Span(0, 4, 6),), (Span(0, 6, 7),))
+    assert state.is_whole(0)
+    assert state.offer((Span(0, 4, 7),)).weight == 3
+    state.take(0, state.next_size(0))
+    assert state.is_whole(0), "nothing is left"
+
+
+def test_whoever_may_be_left_out_looks_out_while_it_computes() -> None:
+    state = dealt(Span(0, 4, 7), short=True)
+    decided(state, 1, [0, 4], last_seq=0)
+    assert state.watch() == [], "there is nothing in hand"
+    state.take(0, 2)
+    (told,) = state.watch()
+    assert isinstance(told, ToServer)
+    assert isinstance(told.message, Pull)
+    assert (told.server, told.message.min_step, told.message.dense) == (LEADER, 2, False)
+    assert state.watch() == [], "once"
+    assert told in state.resend()
+
+    assert state.has_work(0)
+    answer = pulled(LEADER, told.message.ticket, 2)
+    assert state.pulled(answer) == []
+    assert not state.has_work(0), "of a step that is over"
+    assert (state.step, state.passed) == (1, 2)
+    assert given_back(decided(state, 2, [0, 4, 7, 8], last_seq=0)) == [], "it comes next"
+    assert state.leased(0) == 3
+
+
+def test_nobody_looks_out_where_nothing_is_left_out() -> None:
+    state = dealt(Span(0, 0, 8), batch_size=3)
+    state.take(0, 2)
+
+    assert state.watch() == []
+
+
+# ---------------------------------------------------------------------- learning rates
+
+
+def test_contributions_say_the_newest_factor_and_what_they_are_computed_on(
+    state: WorkerState,
+) -> None:
+    lease(state, Span(0, 0, 4))
+    assert (offer(state).factor, state.offer(state.take(0, 1), seen=5).seen) == (1.0, -1)
+    state.new_rate(NewRate(epoch_no=1, inc=INC, rate=Rate(2, 0.5)))
+    assert offer(state).factor == 0.5
+    state.new_rate(NewRate(epoch_no=1, inc=INC, rate=Rate(1, 0.1)))
+    state.new_rate(NewRate(epoch_no=2, inc=INC, rate=Rate(9, 0.1)))
+    state.new_rate(NewRate(epoch_no=1, inc=INC, rate=Rate(3, by_staleness=True)))
+    part = state.offer(state.take(0, 1), seen=5)
+
+    assert (part.factor, part.seen) == (1.0, 5)
+
+
+def test_a_grant_brings_the_factor_too(state: WorkerState) -> None:
+    state.want(0)
+    rate = Rate(1, 0.5)
+    state.grant(Grant(epoch_no=1, inc=INC, n=1, feed=0, spans=(Span(0, 0, 4),), rate=rate))
+
+    assert offer(state).factor == 0.5

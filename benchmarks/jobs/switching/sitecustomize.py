@@ -1,34 +1,73 @@
-"""Switches plans in a job's master, for ``plan_switch.py`` and ``equality.py``.
+"""Has a job's master carry out actions by turns, as a solution would ask for them.
 
-Python runs a module of this name at its start; a benchmark puts its folder on the path of the job.
-``$PACELINE_BENCH_PLANS`` is JSON: ``every``, steps between two plans, and ``plans``, which come by
-turns: node -> [batch size, accumulation].
+Python runs a module of this name at its start; a benchmark puts its folder on the path of the job
+(`equality.switching`). ``$PACELINE_BENCH_ACTIONS`` is a JSON list of actions,
+``$PACELINE_BENCH_EVERY`` the steps between two of them. For each three monotonic times are appended
+to ``$PACELINE_BENCH_PHASES`` (float64): asked for, committed, all workers granted something anew.
 """
 
-import json
 import os
 import sys
+import time
 from typing import Any
 
 
-def _switch(every: int, plans: list[dict[str, tuple[int, int]]]) -> None:
+class _Phases:
+    """Of the action on its way."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._asked_s = self._committed_s = 0.0
+        self._before: dict[int, int] = {}
+
+    def asked(self, state: Any) -> None:
+        """An action is to be carried out now."""
+        self._asked_s, self._committed_s = time.monotonic(), 0.0
+        # Who has just come back was granted nothing yet.
+        self._before = {inc: state.grants[inc].n for inc in state.workers if inc in state.grants}
+
+    def look(self, state: Any) -> None:
+        """After each message."""
+        if not self._asked_s or state.plans.preparing is not None:
+            return
+        self._committed_s = self._committed_s or time.monotonic()
+        there = {inc: n for inc, n in self._before.items() if inc in state.grants}
+        if all(state.grants[inc].n > n for inc, n in there.items() if inc in state.workers):
+            self._write(time.monotonic())
+            self._asked_s = 0.0
+
+    def _write(self, granted_s: float) -> None:
+        import numpy as np
+
+        with open(self._path, "ab") as file:
+            file.write(np.array([self._asked_s, self._committed_s, granted_s]).tobytes())
+
+
+def _switch(every: int, actions: str, phases: _Phases) -> None:
+    import msgspec
+
     from paceline.master.training import Training
-    from paceline.policy.straggler.actions import Share
+    from paceline.policy.straggler.actions import AnyAction
     from paceline.wire.messages import Committed
 
-    inner = Training.handle
+    inner, plans = Training.handle, msgspec.json.decode(actions, type=list[AnyAction])
     next_step, number = every, 0
 
     def handle(this: Training, node: str, message: Any, now_s: float) -> None:
         nonlocal next_step, number
         inner(this, node, message, now_s)
         if isinstance(message, Committed) and this.state.step >= next_step:
-            shares = plans[number % len(plans)]
-            this.adjust_batch({node: Share(*share) for node, share in shares.items()})
+            phases.asked(this.state)
+            this.carry_out(plans[number % len(plans)])
             next_step, number = this.state.step + every, number + 1
+        phases.look(this.state)
 
     Training.handle = handle  # type: ignore[method-assign]
 
 
-if "PACELINE_BENCH_PLANS" in os.environ and "paceline.master" in sys.orig_argv:
-    _switch(**json.loads(os.environ["PACELINE_BENCH_PLANS"]))
+if "PACELINE_BENCH_ACTIONS" in os.environ and "paceline.master" in sys.orig_argv:
+    _switch(
+        int(os.environ["PACELINE_BENCH_EVERY"]),
+        os.environ["PACELINE_BENCH_ACTIONS"],
+        _Phases(os.environ.get("PACELINE_BENCH_PHASES", os.devnull)),
+    )

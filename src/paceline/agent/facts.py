@@ -13,6 +13,8 @@ from paceline.wire.step_ledger import LedgerPage, StepLedgerReader, StepRecord
 
 TAIL_LINES = 20
 TAIL_BYTES = 16_384
+ALIKE = 1.1
+"""Batches whose sizes differ by no more are of one size."""
 
 _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -65,12 +67,20 @@ def _worker_facts(inc: int, page: LedgerPage) -> NodeFacts:
         steps=len(records),
         step_samples=_mean(records, "samples"),
         compute_s=_mean(records, "compute_s"),
-        compute_max_s=max((record.compute_s for record in records), default=0.0),
+        compute_max_s=_longest_s(records),
         server_s=_mean(records, "server_s"),
         message_s=_mean(records, "message_s"),
         bpt_s=_mean(records, "bpt_s"),
         idle_s=_mean(records, "wait_s"),
     )
+
+
+def _longest_s(records: tuple[StepRecord, ...]) -> float:
+    """The longest T^w; 0 where it may only be that of the largest batch."""
+    sizes = [record.samples for record in records]
+    if not sizes or max(sizes) > ALIKE * min(sizes):
+        return 0.0
+    return max(record.compute_s for record in records)
 
 
 def _server_facts(inc: int, page: LedgerPage) -> NodeFacts:

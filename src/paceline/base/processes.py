@@ -90,7 +90,11 @@ def start_detached(
     mask is cleared: a caller that waits for blocked signals must not pass that on.
     """
     log.parent.mkdir(exist_ok=True)
-    environment = {**(os.environ if env is None else env), JOB_DIR: str(job_dir)}
+    environment = {
+        **(os.environ if env is None else env),
+        JOB_DIR: str(job_dir),
+        "OPENBLAS_NUM_THREADS": "1",  # its pool of threads takes a third of numpy's import
+    }
     blocked = signal.pthread_sigmask(signal.SIG_SETMASK, ())
     try:
         with log.open("ab") as output:

@@ -1,9 +1,5 @@
 """The command ``paceline bench``: experiments with real jobs on this machine."""
 
-import shlex
-import sys
-from datetime import datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -71,28 +67,13 @@ def stragglers(
 
 def _run(preset: "Preset", seeds: range, labels: frozenset[str], json: Path | None) -> "Emulations":
     """Run all; the file has the runs so far whenever one is over."""
-    from paceline.base.errors import ConfigError
-    from paceline.cli.sim import _commit
+    from paceline.cli.stragglers.command import circumstances
     from paceline.cli.stragglers.emulations import Emulations, emulate
     from paceline.cli.stragglers.progress import Watch
     from paceline.sim.results import encode
 
     planned = preset.runs(seeds, labels)
-    if not planned:
-        methods = {m.label for e in preset.experiments for m in e.methods}
-        raise ConfigError(
-            f"preset {preset.name} has no method {', '.join(sorted(labels))}; "
-            f"it has {', '.join(sorted(methods))}"
-        )
-    results = Emulations(
-        clock="emulated",
-        preset=preset.name,
-        version=version("paceline"),
-        commit=_commit(),
-        command=shlex.join(["paceline", *sys.argv[1:]]),
-        started=datetime.now().astimezone().isoformat(timespec="seconds"),
-        notes=preset.notes,
-    )
+    results = Emulations(clock="emulated", **circumstances(preset))
     with Watch(len(planned)) as watch:
 
         def ran(run: "Run") -> None:
@@ -106,7 +87,7 @@ def _run(preset: "Preset", seeds: range, labels: frozenset[str], json: Path | No
 
 def _show(results: "Emulations", json: Path | None, plots: Path | None) -> None:
     from paceline.cli.stragglers.beside import markdown_beside
-    from paceline.cli.stragglers.figures import draw
+    from paceline.cli.stragglers.command import draw_into
     from paceline.cli.stragglers.tables import markdown
     from paceline.sim.results import encode
 
@@ -114,6 +95,4 @@ def _show(results: "Emulations", json: Path | None, plots: Path | None) -> None:
     print(markdown_beside(results))
     if json is not None:
         json.write_bytes(encode(results))
-    if plots is not None:
-        for path in draw(results, plots):
-            print(path, file=sys.stderr)
+    draw_into(plots, results)

@@ -26,9 +26,9 @@ def explain(job: JobDir, console: Console) -> None:
         ConfigError: nothing was written, or it cannot be read.
     """
     lines = read_log(job.decisions)
-    begun = next((line for line in lines if isinstance(line, Begun)), None)
+    names = list(dict.fromkeys(line.solution for line in lines if isinstance(line, Begun)))
     decided, acted = num_decisions(lines)
-    name = begun.solution if begun else "no solution"
+    name = ", then ".join(names) or "no solution"
     console.print(f"{job.job_id}: {name}", style="bold", highlight=False, markup=False)
     console.print(
         f"  {counted(decided, 'decision')} written, {acted} with actions; "

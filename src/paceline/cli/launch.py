@@ -9,6 +9,7 @@ from paceline.base.processes import is_locked, start_detached
 from paceline.wire import spec as specs
 from paceline.wire.client import Call, GetStatus, Reply
 from paceline.wire.control import ControlClient
+from paceline.wire.outcome import read_outcome
 from paceline.wire.spec import JobSpec
 
 START_S = 20.0
@@ -78,6 +79,20 @@ def _answers(job: JobDir) -> bool:
 def is_supervised(job: JobDir) -> bool:
     """Whether the job's supervisor lives."""
     return is_locked(job.supervisor_lock)
+
+
+def ask_running(job: JobDir, call: Call) -> Reply:
+    """Ask the master of a job that must be running.
+
+    Raises:
+        ConfigError: it has ended, or is interrupted.
+        TransientError: nobody answers: it is being restarted.
+    """
+    outcome = read_outcome(job.outcome)
+    if outcome or not is_supervised(job):
+        state = outcome.state if outcome else "interrupted"
+        raise ConfigError(f"job {job.job_id} does not run: it is {state}; see `paceline status`")
+    return ask(job, call)
 
 
 def ask(job: JobDir, call: Call, timeout_s: float = 5.0) -> Reply:

@@ -185,12 +185,19 @@ def attach(job: Job = None) -> None:
 
 
 @app.command()
-def status(job: Job = None) -> None:
+def status(
+    job: Job = None,
+    observation: Annotated[
+        bool, typer.Option("--observation", help="JSON: what a solution sees of it now.")
+    ] = False,
+) -> None:
     """Show all jobs, or one in detail."""
     from paceline.base.jobdir import JobDir
     from paceline.cli import show
 
-    if job is None:
+    if observation:
+        show.show_observation(JobDir.find(job))
+    elif job is None:
         show.show_jobs(_console())
     else:
         show.show_job(JobDir.find(job), _console())
@@ -344,16 +351,11 @@ def _order(name: str | None, call: "Call") -> str:
         TransientError: the master does not answer.
     """
     from paceline.base.jobdir import JobDir
-    from paceline.cli.launch import ask, is_supervised
+    from paceline.cli.launch import ask_running
     from paceline.wire.client import Done
-    from paceline.wire.outcome import read_outcome
 
     job = JobDir.find(name)
-    outcome = read_outcome(job.outcome)
-    if outcome or not is_supervised(job):
-        state = outcome.state if outcome else "interrupted"
-        raise ConfigError(f"job {job.job_id} does not run: it is {state}; see `paceline status`")
-    reply = ask(job, call)
+    reply = ask_running(job, call)
     if isinstance(reply, Done) and reply.error:
         raise ConfigError(f"job {job.job_id}: {reply.error}")
     return job.job_id

@@ -12,11 +12,11 @@ from rich.table import Table
 from paceline.base.errors import ConfigError, PacelineError
 from paceline.base.jobdir import JobDir, home
 from paceline.cli.history import Tail, read_events, read_last_metrics, sentence
-from paceline.cli.launch import ask, is_supervised
+from paceline.cli.launch import ask, ask_running, is_supervised
 from paceline.cli.live import draw, node_table
 from paceline.cli.wording import clock, percent, progress, speed
 from paceline.wire import spec as specs
-from paceline.wire.client import GetStatus, JobStatus, NodeStatus
+from paceline.wire.client import GetObservation, GetStatus, JobStatus, NodeStatus, Observed
 from paceline.wire.outcome import Outcome, read_outcome
 
 ASK_S = 2.0
@@ -139,6 +139,20 @@ def show_job(job: JobDir, console: Console) -> None:
     if not outcome:
         console.print(f"  go on with `paceline run --resume {job.job_id}`", highlight=False)
     console.print(f"  files: {job.path}", highlight=False, markup=False, soft_wrap=True)
+
+
+def show_observation(job: JobDir) -> None:
+    """JSON to stdout: windows, regimes and restart costs as a solution sees them.
+
+    Raises:
+        ConfigError: the job does not run, or nobody trains now.
+        TransientError: no master answers.
+    """
+    reply = ask_running(job, GetObservation())
+    assert isinstance(reply, Observed), reply
+    if not reply.json:
+        raise ConfigError(f"in job {job.job_id} nobody trains now; see `paceline status`")
+    sys.stdout.write(msgspec.json.format(reply.json, indent=2) + "\n")
 
 
 # --------------------------------------------------------------------------- logs

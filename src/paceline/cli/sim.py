@@ -1,10 +1,6 @@
 """The command ``paceline sim``: experiments in virtual time."""
 
-import shlex
-import subprocess
-import sys
-from datetime import datetime
-from importlib.metadata import version
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -46,6 +42,17 @@ def stragglers(
     data: Annotated[
         Path | None, typer.Option(help="Directory of measured batch times (preset pai).")
     ] = None,
+    ledger_call_us: Annotated[
+        float | None,
+        typer.Option(help="Measured cost of a ledger call (fig18).", show_default=False),
+    ] = None,
+    action_ms: Annotated[
+        float, typer.Option(help="Measured wait at a switching step (fig18).")
+    ] = 0.0,
+    processes: Annotated[
+        int | None,
+        typer.Option(help="Processes to run in. Default: one per CPU.", show_default=False, min=1),
+    ] = None,
     json: Annotated[Path | None, typer.Option(help="Write the results here.")] = None,
     plots: Annotated[
         Path | None, typer.Option(help="Draw the figures into this directory.")
@@ -56,42 +63,31 @@ def stragglers(
     Nothing is computed and nothing waits: times are virtual.
     """
     from paceline.sim.catalogue import preset_of, presets
+    from paceline.sim.results import CallCosts
 
     if list_:
         for each in presets(data or Path()).values():
-            print(f"{each.name:10} {each.about}")
+            print(f"{each.name:12} {each.about}")
         return
     chosen = preset_of(preset, data)
     first = chosen.first_seed if seed is None else seed
     seeds = range(first, first + (repeat or chosen.repeat))
-    results = _run(chosen, seeds, frozenset(solution or ()))
+    results = _run(chosen, seeds, frozenset(solution or ()), processes or os.cpu_count() or 1)
+    if ledger_call_us is not None:
+        results.call_costs = CallCosts(ledger_call_s=ledger_call_us / 1e6, action_s=action_ms / 1e3)
     _show(results, json, plots)
 
 
-def _run(preset: "Preset", seeds: range, labels: frozenset[str]) -> "Results":
-    from paceline.base.errors import ConfigError
+def _run(preset: "Preset", seeds: range, labels: frozenset[str], processes: int) -> "Results":
+    from paceline.cli.stragglers.command import circumstances
     from paceline.cli.stragglers.progress import Watch
     from paceline.sim.experiments import run_all
     from paceline.sim.results import Results
 
     planned = preset.runs(seeds, labels)
-    if not planned:
-        methods = {m.label for e in preset.experiments for m in e.methods}
-        raise ConfigError(
-            f"preset {preset.name} has no method {', '.join(sorted(labels))}; "
-            f"it has {', '.join(sorted(methods))}"
-        )
-    results = Results(
-        clock="virtual",
-        preset=preset.name,
-        version=version("paceline"),
-        commit=_commit(),
-        command=shlex.join(["paceline", *sys.argv[1:]]),
-        started=datetime.now().astimezone().isoformat(timespec="seconds"),
-        notes=preset.notes,
-    )
+    results = Results(clock="virtual", **circumstances(preset))
     with Watch(len(planned)) as watch:
-        for one, scenario, run in run_all(planned, seeds.start):
+        for one, scenario, run in run_all(planned, seeds.start, processes):
             results.methods[one.method.label] = one.method
             results.scenarios.setdefault(scenario.name, scenario)
             results.runs.append(run)
@@ -100,23 +96,11 @@ def _run(preset: "Preset", seeds: range, labels: frozenset[str]) -> "Results":
 
 
 def _show(results: "Results", json: Path | None, plots: Path | None) -> None:
-    from paceline.cli.stragglers.figures import draw
+    from paceline.cli.stragglers.command import draw_into
     from paceline.cli.stragglers.tables import markdown
     from paceline.sim.results import encode
 
-    print(markdown(results))
     if json is not None:
         json.write_bytes(encode(results))
-    if plots is not None:
-        for path in draw(results, plots):
-            print(path, file=sys.stderr)
-
-
-def _commit() -> str:
-    """Of the source tree that this runs from; none: it is installed."""
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
-    except OSError:
-        return "no commit"
-    return done.stdout.strip() or "no commit"
+    print(markdown(results))
+    draw_into(plots, results)

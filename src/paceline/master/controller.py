@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from paceline.policy.straggler.actions import AnyAction, KillRestart
+from paceline.policy.straggler.actions import AnyAction, BackupWorkers, KillRestart, Partial
 from paceline.policy.straggler.decision_log import (
     AnyLine,
     Decided,
@@ -192,6 +192,7 @@ class Controller:
             if objection:
                 done.append(self._refusal(no, index, objection))
                 continue
+            done += self._replace_earlier(no, action)
             self._flights.append(_Flight(no, index, action, now_s, self._speed))
             done.append(CarryOut(no, index, action))
         return done
@@ -248,6 +249,21 @@ class Controller:
         """The edge could not carry it out."""
         self._flights = [one for one in self._flights if (one.no, one.index) != (no, index)]
         return [self._refusal(no, index, reason)]
+
+    def given_up(self, node: str, reason: str) -> list[Instruction]:
+        """A KILL_RESTART of this node came to nothing: the node goes on as it was."""
+        flight = self._restart_of(node)
+        return [] if flight is None else self.refused(flight.no, flight.index, reason)
+
+    def _replace_earlier(self, no: int, action: AnyAction) -> list[Instruction]:
+        """A global action replaces one of its kind that has not taken effect."""
+        replaced = [
+            (earlier, index)
+            for earlier, index, awaited in self.awaited()
+            if _kind(awaited) == _kind(action)
+        ]
+        reason = f"replaced by decision {no} before it took effect"
+        return [done for one in replaced for done in self.refused(*one, reason)]
 
     def _refusal(self, no: int, index: int, reason: str) -> Write:
         return Write(Refused(t=self._wall_clock(), no=no, index=index, reason=reason))
@@ -319,6 +335,11 @@ class Controller:
             gain_s=gain_s,
             others=others,
         )
+
+
+def _kind(action: AnyAction) -> str:
+    """Of a global action: one replaces another of its kind."""
+    return "short steps" if isinstance(action, BackupWorkers | Partial) else type(action).__name__
 
 
 def _speed(earlier: Progress | None, later: Progress) -> float | None:

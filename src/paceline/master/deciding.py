@@ -11,6 +11,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable
+from numbers import Integral, Real
 from pathlib import Path
 from typing import get_args
 
@@ -18,7 +19,8 @@ import msgspec
 
 from paceline.base.errors import ConfigError
 from paceline.master.controller import Ask, CarryOut, Controller, Instruction, Period, Write
-from paceline.master.outlet import LineFile
+from paceline.master.members import Tell
+from paceline.master.outlet import LineFile, before
 from paceline.master.restarts import StartMeasured
 from paceline.master.scene import Scene
 from paceline.policy.stats.history import Lengths
@@ -29,6 +31,9 @@ from paceline.policy.straggler.solution import Solution
 from paceline.wire.spec import JobSpec, WindowSpec
 
 _log = logging.getLogger(__name__)
+
+LOG_BYTES = 64 << 20
+"""A decision log that is larger is put aside, and the one that lay there is dropped."""
 
 
 class Answered(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,16 +78,15 @@ class Deciding:
         period = period_of(spec, self._solution)
         self.controller = Controller(period, wall_clock, first_no=_continue(log))
         self._log = LineFile(log)
-        self._write(
-            Begun(
-                t=wall_clock(),
-                solution=spec.solution,
-                args=dict(spec.solution_args),
-                lengths=lengths_of(spec.windows),
-                every_s=period.every_s,
-                every_iterations=period.every_iterations,
-            )
+        self._begun = Begun(
+            t=wall_clock(),
+            solution=spec.solution,
+            args=dict(spec.solution_args),
+            lengths=lengths_of(spec.windows),
+            every_s=period.every_s,
+            every_iterations=period.every_iterations,
         )
+        self._write(self._begun)
 
     def tick(self, now_s: float) -> None:
         """Ask the solution if it is time to, and somebody trains."""
@@ -112,6 +116,12 @@ class Deciding:
         progress = self._scene.progress(now_s)
         self._do(self.controller.works(measured.replaces or measured.node, measured.cost, progress))
 
+    def note(self, told: Tell) -> None:
+        """An event of the membership."""
+        if told.event == "not_replaced":
+            reason = f"no other server has taken the place of {told.node}"
+            self._do(self.controller.given_up(told.node, reason))
+
     # ------------------------------------------------------------------ instructions
 
     def _do(self, instructions: Iterable[Instruction]) -> None:
@@ -127,6 +137,10 @@ class Deciding:
                 case Write(line=line):
                     self._write(line)
         self._log.flush()
+        if self._log.num_bytes > LOG_BYTES:
+            self._log.put_aside()
+            self._write(self._begun)
+            self._log.flush()
 
     def _decide(self, ask: Ask) -> None:
         """In the solution's thread; nothing that it raises goes further."""
@@ -175,11 +189,12 @@ def lengths_of(windows: WindowSpec) -> Lengths:
 
 
 def checked(actions: object) -> tuple[AnyAction, ...]:
-    """What a solution returned, if it is a list of actions that can be written down.
+    """What a solution returned, if it is a list of actions that can be written down and read again.
 
     Raises:
         TypeError: it is something else.
         ValueError: a gain or a cost is no number.
+        ValidationError: another value is none that the action can have.
     """
     known = get_args(AnyAction)
     if not isinstance(actions, list | tuple) or not all(isinstance(one, known) for one in actions):
@@ -188,17 +203,30 @@ def checked(actions: object) -> tuple[AnyAction, ...]:
     for one in actions:
         if not (math.isfinite(one.gain_s) and math.isfinite(one.cost_s)):
             raise ValueError(f"gain_s and cost_s are to be finite, 0 for not known; got {one}")
-    return tuple(actions)
+    # Nothing has looked at the values yet: a struct takes what it is given.
+    read = msgspec.json.Decoder(tuple[AnyAction, ...])
+    return read.decode(msgspec.json.encode(actions, enc_hook=_plain))
+
+
+def _plain(value: object) -> int | float:
+    """A number of another library."""
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        return float(value)
+    raise TypeError(f"an action holds {value!r:.100}, a {type(value).__name__}")
 
 
 def _continue(log: Path) -> int:
     """The number of the next decision in a log that a former master may have left in mid-line."""
-    if not log.exists():
-        return 1
-    with log.open("rb+") as lines:
-        last = last_number(lines)
-        if lines.tell():
-            lines.seek(-1, os.SEEK_END)
-            if lines.read(1) != b"\n":
-                lines.write(b"\n")
+    last = 0
+    for path in (before(log), log):
+        if not path.exists():
+            continue
+        with path.open("rb+") as lines:
+            last = max(last, last_number(lines))
+            if lines.tell():
+                lines.seek(-1, os.SEEK_END)
+                if lines.read(1) != b"\n":
+                    lines.write(b"\n")
     return last + 1

@@ -25,7 +25,10 @@ from prometheus_client.exposition import ThreadingWSGIServer
 from prometheus_client.registry import Collector
 
 from paceline.base.jobdir import JobDir
+from paceline.master.monitor import NodeMetrics
 from paceline.master.reporting import Exposed
+from paceline.policy.stats.windows import Pace
+from paceline.policy.straggler.observation import Observation, ServerSeen, WorkerSeen
 
 HOST = "127.0.0.1"
 REQUEST_S = 10.0
@@ -47,6 +50,9 @@ class JobCollector(Collector):
         if exposed is not None:
             yield from _of_job(exposed)
             yield from _of_nodes(exposed)
+            if exposed.observation is not None:
+                yield from _of_windows(exposed.observation)
+                yield from _of_restarts(exposed.observation)
 
 
 def _of_job(exposed: Exposed) -> Iterator[Metric]:
@@ -81,9 +87,7 @@ def _of_nodes(exposed: Exposed) -> Iterator[Metric]:
     memory = GaugeMetricFamily("paceline_node_resident_memory_bytes", "Memory.", labels=NODE)
     for node, seen in exposed.metrics.nodes.items():
         labels = [node, _role(node)]
-        parts.add_metric([*labels, "compute"], seen.compute_s)
-        parts.add_metric([*labels, "server"], seen.server_s)
-        parts.add_metric([*labels, "message"], seen.message_s)
+        _add_parts(parts, labels, seen)
         whole.add_metric(labels, seen.bpt_s)
         samples.add_metric(labels, seen.samples)
         speed.add_metric(labels, exposed.speeds.get(node, 0.0))
@@ -95,6 +99,50 @@ def _of_nodes(exposed: Exposed) -> Iterator[Metric]:
         for node, count in counts.items():
             restarts.add_metric([node, _role(node), cause], count)
     yield from (parts, whole, samples, speed, cpu, memory, restarts)
+
+
+def _add_parts(parts: GaugeMetricFamily, labels: list[str], seen: NodeMetrics | Pace) -> None:
+    """T^w, T^s and T^m."""
+    parts.add_metric([*labels, "compute"], seen.compute_s)
+    parts.add_metric([*labels, "server"], seen.server_s)
+    parts.add_metric([*labels, "message"], seen.message_s)
+
+
+def _of_windows(seen: Observation) -> Iterator[Metric]:
+    labels = [*NODE, "window"]
+    text = "Mean time of a batch over a window: own work, servers' work, the wire."
+    parts = GaugeMetricFamily(
+        "paceline_node_window_batch_part_seconds", text, labels=[*labels, "part"]
+    )
+    text = "Mean wall time of a batch over a window, waits included."
+    whole = GaugeMetricFamily("paceline_node_window_batch_seconds", text, labels=labels)
+    text = "Mean batch size over a window."
+    size = GaugeMetricFamily("paceline_node_window_batch_samples", text, labels=labels)
+    text = "Mean batch size over own work, over a window."
+    speed = GaugeMetricFamily("paceline_node_window_samples_per_second", text, labels=labels)
+    nodes: list[WorkerSeen | ServerSeen] = [*seen.workers, *seen.servers]
+    for node in nodes:
+        for window, pace in (("short", node.short), ("long", node.long)):
+            if pace is None:
+                continue
+            values = [node.node, _role(node.node), window]
+            _add_parts(parts, values, pace)
+            whole.add_metric(values, pace.bpt_s)
+            size.add_metric(values, pace.samples)
+            speed.add_metric(values, pace.throughput)
+    yield from (parts, whole, size, speed)
+
+
+def _of_restarts(seen: Observation) -> Iterator[Metric]:
+    if seen.pending_s is not None:
+        text = "Time that a new node would wait for its place, as the platform says."
+        yield GaugeMetricFamily("paceline_job_pending_seconds", text, value=seen.pending_s)
+    text = "What a restart takes, by its parts."
+    parts = GaugeMetricFamily("paceline_restart_part_seconds", text, labels=["role", "part"])
+    for role, cost in (("worker", seen.worker_restart), ("server", seen.server_restart)):
+        for part in ("pending", "start", "rebuild", "restore", "redo"):
+            parts.add_metric([role, part], getattr(cost, f"{part}_s"))
+    yield parts
 
 
 def _role(node: str) -> str:

@@ -5,10 +5,11 @@ Pure views of the state machines, from which the monitor makes what a solution s
 
 import msgspec
 
-from paceline.master.members import Node
 from paceline.master.membership import Membership
+from paceline.master.plans import part_sizes
+from paceline.master.records import Plan
 from paceline.master.state import MasterState
-from paceline.policy.straggler.actions import Share
+from paceline.policy.straggler.actions import BackupWorkers, Share
 from paceline.wire.messages import Feed
 
 
@@ -22,8 +23,16 @@ class JobNow(msgspec.Struct, frozen=True, kw_only=True):
     shares: dict[str, Share]
     """Of the living workers, in the order of their ranks."""
     servers: tuple[str, ...]
+    replacing: str = ""
     restarts: dict[str, int]
     """By KILL_RESTART; of who had none, 0."""
+    lease_shares: dict[str, int] = {}
+    fixed: bool = False
+    by_staleness: bool = False
+    backup: int = 0
+    """0 also when workers have come or gone since: as much is left out as others had."""
+    left_out: int = 0
+    chunks: int = 1
     absent: int = 0
     pending_s: float | None = 0.0
     since_action_s: float | None = None
@@ -55,21 +64,20 @@ def job_now(
     if feed is None or state.map is None or state.restoring or not state.workers:
         return None
     nodes = [members.node_of(inc) for inc in sorted(state.workers)]
-    steps_left: int | None
-    if state.mode == "bsp":
-        batch_size, steps_left = feed.batch_size, feed.last_step - state.step
-        sizes = _equal_parts(batch_size, len(nodes))
-    else:
-        batch_size = _contribution(feed, members)
-        steps_left = None if total is None else -(-(total - committed) // batch_size)
-        sizes = [batch_size] * len(nodes)
+    synchronous = state.mode == "bsp"
+    batch_size = feed.batch_size if synchronous else _contribution(feed, members)
+    names = [node.name if node is not None else "" for node in nodes]
+    sizes = part_sizes(Plan(), names, batch_size) if synchronous else [batch_size] * len(nodes)
+    steps_left = None if total is None else -(-(total - committed) // batch_size)
+    if synchronous and steps_left is not None:
+        # Slices are not all whole; and what short steps leave out makes more of them.
+        steps_left = max(steps_left, feed.last_step - state.step)
     present = [(node, size) for node, size in zip(nodes, sizes, strict=True) if node]
     present.sort(key=lambda one: one[0].rank)
     shares = {node.name: Share(size) for node, size in present}
-    planned = state.plan_in_force().plan.shares
-    if state.mode == "bsp" and planned.keys() & shares.keys():
-        shares = {name: planned.get(name, Share(0)) for name in shares}
-    wanted = [node.name for node in members.of_role("worker") if _is_wanted(node)]
+    plan = state.plan_in_force().plan
+    if synchronous and plan.shares.keys() & shares.keys():
+        shares = {name: plan.share_of(name) or shares[name] for name in shares}
     return JobNow(
         mode=state.mode,
         step=steps_done(state, members, committed),
@@ -77,15 +85,20 @@ def job_now(
         steps_left=steps_left,
         shares=shares,
         servers=tuple(s.node for s in state.map.servers if s.inc in state.map.sharers),
-        absent=sum(name not in shares for name in wanted),
+        replacing=joining.replaces if (joining := members.joining()) else "",
+        absent=sum(node.name not in shares for node in members.wanted_workers()),
         restarts={node.name: node.decided for node in members.nodes.values() if node.decided},
         pending_s=pending_s,
         since_action_s=since_action_s,
+        lease_shares={}
+        if synchronous
+        else dict(zip(plan.shares, plan.sizes_of(tuple(plan.shares)), strict=True)),
+        fixed=plan.fixed,
+        by_staleness=plan.by_staleness,
+        backup=plan.backup if state.holds(BackupWorkers(count=plan.backup)) else 0,
+        left_out=0 if plan.backup else plan.left_out,
+        chunks=plan.chunks,
     )
-
-
-def _is_wanted(worker: Node) -> bool:
-    return not worker.leaving and worker.state not in ("finished", "failed")
 
 
 def steps_done(state: MasterState, members: Membership, committed: int) -> int:
@@ -105,8 +118,3 @@ def _feed(state: MasterState) -> Feed | None:
     """The one that is trained on: the newest, unless it is complete."""
     feeds = [feed for feed in state.ledger.feeds.values() if feed.purpose == "train"]
     return feeds[-1] if feeds and feeds[-1].feed not in state.complete else None
-
-
-def _equal_parts(size: int, count: int) -> list[int]:
-    """As `Ledger.pick_steps` cuts a slice."""
-    return [size * (i + 1) // count - size * i // count for i in range(count)]

@@ -121,6 +121,9 @@ class Membership:
                 self.num_workers = max(self.num_workers, node.rank + 1)
             case NodeDropped():
                 if record.node in self.nodes:
+                    old = self.nodes.get(self.nodes[record.node].replaces)
+                    if old is not None:  # to replace it did not help either
+                        old.decided += 1
                     self._forget(self.nodes[record.node])
                 staying = (node.rank for node in self.of_role("worker") if not node.leaving)
                 self.num_workers = max(staying, default=-1) + 1
@@ -134,6 +137,9 @@ class Membership:
         if isinstance(record, ServerAdded):
             node = self.nodes.get(record.node) or self._add(*_role_and_index(record.node))
             node.replaces = record.replaces
+            if record.replaces in self.nodes:
+                # Being replaced did not help if this one is slow, too.
+                node.decided = self.nodes[record.replaces].decided + 1
         else:
             node = self.nodes[record.node]
             if node.replaces in self.nodes:
@@ -185,6 +191,11 @@ class Membership:
     def of_role(self, role: str) -> Iterator[Node]:
         """All nodes of a role, those on their way out included."""
         return (node for node in self.nodes.values() if node.role == role)
+
+    def wanted_workers(self) -> Iterator[Node]:
+        """Those that are to train: alive, or expected back."""
+        ended = ("finished", "failed")
+        return (n for n in self.of_role("worker") if not n.leaving and n.state not in ended)
 
     def node_of(self, inc: int) -> Node | None:
         """The node that ``inc`` is the newest life of; None: old, or never given."""
@@ -435,6 +446,8 @@ class Membership:
         if judged.verdict is not Verdict.NOT_STARTED:
             node.previous = (error.kind, error.step) if error else None
         if not free and self.num_restarts() >= self._restart.budget:
+            if node.replaces:  # the job goes on without it
+                return self.not_replaced()
             node.state = "failed"
             trace = error.traceback if error else ""
             reason = (

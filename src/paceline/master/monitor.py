@@ -156,6 +156,8 @@ class Monitor:
         self._lengths = lengths
         self._histories: dict[str, NodeHistory] = {}
         self._pulls: dict[str, _Pulls] = {}
+        self._ended: set[str] = set()
+        """Whose process has ended, and who has not been heard of since."""
         self._events: deque[NodeEvent] = deque(maxlen=MAX_EVENTS)
         self._speeds: dict[str, Rate] = {}
         self._committed = Rate()
@@ -164,6 +166,7 @@ class Monitor:
 
     def heartbeat(self, node: str, facts: NodeFacts, now_s: float) -> None:
         """One report of a node's process: means over steps that no earlier report told of."""
+        self._ended.discard(node)
         totals = self.nodes.get(node)
         if totals is None:
             self.nodes[node] = NodeTotals(facts)
@@ -226,6 +229,7 @@ class Monitor:
         if told.event in ENDS:
             self.history(told.node).restart()
             self.restarts.ended(told.node, now_s)
+            self._ended.add(told.node)
         elif told.event == "process_up":
             self.restarts.up(told.node, told.inc, now_s)
 
@@ -246,7 +250,8 @@ class Monitor:
 
     def step_s(self) -> float | None:
         """Seconds of one step: that of the slowest worker, as others may wait for it."""
-        return max((n.facts.bpt_s for n in self.nodes.values() if n.facts.bpt_s > 0), default=None)
+        living = (node for name, node in self.nodes.items() if name not in self._ended)
+        return max((node.facts.bpt_s for node in living if node.facts.bpt_s > 0), default=None)
 
     def history(self, node: str) -> NodeHistory:
         """Windows and regime of a node; empty ones if it has not reported."""
@@ -277,6 +282,12 @@ class Monitor:
             steps_left=job.steps_left,
             workers=tuple(self._worker(name, job, now_s) for name in job.shares),
             servers=tuple(self._server(name, job, now_s) for name in job.servers),
+            replacing=job.replacing,
+            backup=job.backup,
+            left_out=job.left_out,
+            chunks=job.chunks,
+            fixed=job.fixed,
+            by_staleness=job.by_staleness,
             absent=job.absent,
             pending_s=job.pending_s,
             worker_restart=self.restarts.cost("worker"),
@@ -290,6 +301,7 @@ class Monitor:
             node=name,
             batch_size=share.batch_size,
             accumulation=share.accumulation,
+            lease_share=job.lease_shares.get(name, 0),
             short=history.short(now_s),
             long=history.long(now_s),
             regime=history.regime(now_s),

@@ -18,8 +18,10 @@ class Moving:
 
     def forget(self) -> None:
         """What a restarted master does not know, and asks for anew."""
-        #: The new server keeps parts; has all buckets; is dead, or given up.
-        self.joined = self.caught_up = self.given_up = False
+        #: The new server keeps parts; has all buckets.
+        self.joined = self.caught_up = False
+        #: It is not wanted any more; it is dead.
+        self.given_up = self.lost = False
         #: All servers of the present map have applied its entry.
         self.settled = False
         #: How far the new server says that it is; only grows.
@@ -54,7 +56,7 @@ class Moving:
             return False
         if self.has_switched(now):
             # What the old one has copied for a cut may not be on disk yet.
-            return self.given_up or (self.settled and not cut_under_way)
+            return self.lost or (self.settled and not cut_under_way)
         # A copy entry that was asked for may still be ordered: only a later map says it was not.
         return self.given_up and now.version > begun.version and now.index(begun.new.inc) < 0
 

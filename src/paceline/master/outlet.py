@@ -8,11 +8,18 @@ import msgspec
 _encode = msgspec.json.Encoder().encode
 
 
+def before(path: Path) -> Path:
+    """Where the lines are that came before those in ``path``, if it was begun anew."""
+    return path.with_suffix(f".1{path.suffix}")
+
+
 class LineFile:
     """A file of JSON lines that others may append to as well."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self.num_bytes = 0
+        """As of the last `flush` that wrote."""
         self._lines: list[bytes] = []
         self._num_lines = 0
         self._counted_bytes = 0
@@ -29,6 +36,11 @@ class LineFile:
         self._lines.clear()
         with self._path.open("ab", buffering=0) as file:
             file.write(data)
+            self.num_bytes = file.tell()
+
+    def put_aside(self) -> None:
+        """Begin the file anew; what it held is in `before` from now on."""
+        self._path.replace(before(self._path))
 
     def num_lines(self) -> int:
         """Lines in the file, those of other writers included."""

@@ -1,6 +1,6 @@
 """The time in which the master itself ran: what the silence of others is measured in.
 
-A master that was paused, or got no processor, heard nobody: that is nobody's silence (DESIGN: never
+A master that was paused, or got no processor, heard nobody: that is nobody's silence (never
 is healthy work killed because the one who watches cannot see it).
 """
 

@@ -9,15 +9,28 @@ Reference: AntDT, sections V-E and V-F.
 Differs: no primary agent and no local barrier.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
+from math import inf
 from typing import NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
+from paceline.base.errors import ConfigError
 from paceline.base.samples import Span, between
 from paceline.master.records import Place, Plan, Planned
 from paceline.master.shards.ledger import Ledger
-from paceline.wire.messages import LINES_PER_FEED, Feed
+from paceline.policy.straggler.actions import (
+    AdjustBatch,
+    AdjustRate,
+    BackupWorkers,
+    Partial,
+    Share,
+)
+from paceline.wire.messages import LINES_PER_FEED, Batching, Feed, Slice
+
+GlobalAction = AdjustBatch | BackupWorkers | Partial | AdjustRate
 
 
 class Portion(NamedTuple):
@@ -32,18 +45,37 @@ class Portion(NamedTuple):
         size = sum(len(span) for span in spans)
         return between(spans, size * self.low // self.whole, size * self.high // self.whole)
 
+    def size(self, size: int) -> int:
+        """Of a slice of so many samples."""
+        return size * self.high // self.whole - size * self.low // self.whole
+
 
 def portion_of(plan: Plan, members: Sequence[str], index: int) -> Portion:
-    """What member ``index`` of these nodes computes; without any share among them, all alike."""
-    sizes = [plan.size_of(node) for node in members]
-    if not any(sizes):
-        sizes = [1] * len(members)
+    """What member ``index`` of these nodes computes."""
+    sizes = plan.sizes_of(members)
     low = sum(sizes[:index])
     return Portion(low, low + sizes[index], sum(sizes))
 
 
+def part_sizes(plan: Plan, members: Sequence[str], size: int) -> list[int]:
+    """Samples that each member computes of a slice of this size."""
+    edges = list(accumulate(plan.sizes_of(members), initial=0))
+    return [Portion(low, high, edges[-1]).size(size) for low, high in pairwise(edges)]
+
+
 NO_PLAN = Planned(plan=Plan(), since=Place(), step=0, undecided=Place())
 """All compute alike, from the start."""
+
+
+def _batching(plan: Plan, nodes: Sequence[str], index: int, feed: Feed, start: int) -> Batching:
+    share = plan.share_of(nodes[index])
+    mine = portion_of(plan, nodes, index).size(len(feed.slice_no(1)))
+    return Batching(
+        start=start,
+        batch_size=share.batch_size if share is not None else 0,
+        contribution=-(-mine // plan.chunks) if plan.chunks > 1 else 0,
+        short=plan.left_out > 0,
+    )
 
 
 class Preparing(msgspec.Struct):
@@ -88,6 +120,11 @@ class Plans:
             newest = self.known[-1].plan
             self.known = [Planned(plan=newest, since=Place(), step=step + 1, undecided=Place())]
 
+    @property
+    def newest(self) -> Plan:
+        """The plan committed last."""
+        return (self.known or [NO_PLAN])[-1].plan
+
     def record_at(self, place: Place) -> Planned:
         """The commit of the plan by which the slice is dealt that begins here."""
         held = [one for one in self.known if one.since <= place]
@@ -97,39 +134,157 @@ class Plans:
         """The plan by which the slice is dealt that begins here."""
         return self.record_at(place).plan
 
+    def batching(self, place: Place, nodes: Sequence[str], index: int) -> tuple[Batching, ...]:
+        """How member ``index`` of these nodes computes its shares, from a slice's place on."""
+        feed = self.in_training()
+        if feed is None or not self.known:
+            return ()
+        records = [self.record_at(place), *(one for one in self.known if one.since > place)]
+        return tuple(
+            _batching(one.plan, nodes, index, feed, one.since.position if one.since > place else 0)
+            for one in records
+            if one.since.line <= place.line
+        )
+
+    def allowed(self) -> Planned | None:
+        """Since when a step may lack what it may lack by the newest plan; None: never anything."""
+        newest = self.known[-1].plan.allow if self.known else 0
+        return next((one for one in self.known if newest and one.plan.allow == newest), None)
+
     # ------------------------------------------------------------------ on the way
 
-    def change(self, lead: int, undecided: int, **changes: object) -> None:
-        """Prepare the newest plan with these changes, ``lead`` steps after the undecided one."""
-        before = self.preparing.plan if self.preparing else (self.known or [NO_PLAN])[-1].plan
-        plan = msgspec.structs.replace(before, no=before.no + 1, **changes)
-        self.preparing = Preparing(plan=plan, lead=lead)
-        self._place_anew(undecided)
+    def prepare(self, action: GlobalAction, lead: int, step: int, nodes: Sequence[str]) -> None:
+        """Begin to make this action part of the plan, ``lead`` steps after the undecided one.
 
-    def move(self, undecided: int, *, free: bool = False) -> bool:
+        Args:
+            action: replaces what the newest plan says of the same; nothing happens if it is that.
+            lead: as above.
+            step: the undecided one.
+            nodes: of the workers that live.
+
+        Raises:
+            ConfigError: it cannot be; the message says why.
+        """
+        before = self.preparing.plan if self.preparing else self.newest
+        self._check(action, nodes)
+        plan = self.amended(before, action, nodes)
+        self._check_short(plan)
+        if plan == before:
+            return
+        plan = replace(plan, no=before.no + 1)
+        if plan.left_out != before.left_out:
+            plan = replace(plan, allow=plan.no)
+        self.preparing = Preparing(plan=plan, lead=lead)
+        self._place_anew(step, self.undecided())
+
+    def amended(self, plan: Plan, action: GlobalAction, nodes: Sequence[str]) -> Plan:
+        """The plan with this action as part of it; the same plan if it is that already."""
+        match action:
+            case AdjustBatch(shares=shares, fixed=fixed):
+                plan = replace(plan, shares=dict(shares), fixed=fixed)
+            case BackupWorkers(count=count):
+                plan = replace(plan, backup=count, left_out=0, chunks=1)
+            case Partial(left_out=left_out, chunks=chunks):
+                plan = replace(plan, backup=0, left_out=left_out, chunks=chunks)
+            case AdjustRate(factors=factors, by_staleness=by_staleness):
+                plan = replace(plan, factors=dict(factors), by_staleness=by_staleness)
+        return replace(plan, left_out=self._share_of(plan, nodes)) if plan.backup else plan
+
+    def _check(self, action: GlobalAction, nodes: Sequence[str]) -> None:
+        match action:
+            case AdjustBatch(shares=shares, fixed=fixed):
+                self._check_shares(shares)
+                feed = self.in_training()
+                if fixed and (self.synchronous or feed is None or feed.num_samples is None):
+                    raise ConfigError(
+                        "fixed shares are parts of an epoch of known length, in mode asp or ssp"
+                    )
+            case AdjustRate(factors=factors):
+                self._check_factors(factors)
+            case BackupWorkers(count=count):
+                if self.in_training() is None:
+                    raise ConfigError(
+                        "nothing is being trained on, so nobody's share can be spared"
+                    )
+                if not 0 <= count < len(nodes):
+                    raise ConfigError(f"cannot do without {count} of {len(nodes)} workers")
+            case _:
+                pass
+
+    def _check_shares(self, shares: Mapping[str, Share]) -> None:
+        if any(share.batch_size < 1 or share.accumulation < 1 for share in shares.values()):
+            raise ConfigError(f"a share is at least 1 batch of 1 sample, got {dict(shares)}")
+        feed = self.in_training()
+        total = sum(share.batch_size * share.accumulation for share in shares.values())
+        if self.synchronous and feed is not None and total != feed.batch_size:
+            raise ConfigError(
+                f"the shares are {total} samples together; the global batch is {feed.batch_size}"
+            )
+
+    def _check_factors(self, factors: Mapping[str, float]) -> None:
+        if self.synchronous:
+            raise ConfigError(
+                "ADJUST_LR in mode bsp: a step is the exact mean over its samples, which a factor "
+                "on some of them would break; run the job with --mode asp or --mode ssp"
+            )
+        if not all(0 < factor < inf for factor in factors.values()):
+            raise ConfigError(f"factors on learning rates are above 0, got {dict(factors)}")
+
+    def _share_of(self, plan: Plan, nodes: Sequence[str]) -> int:
+        """Samples of a step that the plan's backup workers compute, those with the largest shares.
+
+        However many there are, a step has one worker more.
+        """
+        feed = self.in_training()
+        count = min(plan.backup, len(nodes) - 1)
+        sizes = sorted(part_sizes(plan, nodes, feed.batch_size if feed is not None else 0))
+        return sum(sizes[len(sizes) - count :])
+
+    def _check_short(self, plan: Plan) -> None:
+        if (plan.backup, plan.left_out, plan.chunks) == (0, 0, 1):
+            return
+        if not self.synchronous:
+            raise ConfigError("only the steps of mode bsp wait for workers that could be left out")
+        feed = self.in_training()
+        size = feed.batch_size if feed is not None else plan.left_out + 1
+        if plan.chunks < 1 or not 0 <= plan.left_out < size:
+            raise ConfigError(
+                f"{plan.left_out} samples left out in {plan.chunks} chunks: expected 0 to "
+                f"{size - 1}, and at least 1 chunk"
+            )
+
+    def move(self, step: int, whole: Slice, *, free: bool = False) -> bool:
         """If the plan was to begin by now, let it begin later; whether it was.
 
         Nothing is granted from its place on until it is committed, so nobody may get there before.
-        ``free``: nobody holds anything, so it can begin at once.
+
+        Args:
+            step: the undecided one, which consists of ``whole``.
+            whole: empty: as the ledger knows it.
+            free: nobody holds anything, so it can begin at once.
         """
-        preparing = self.preparing
-        if preparing is None or not (free or self.place(undecided) >= preparing.since):
+        if self.preparing is None:
             return False
-        preparing.lead = 0 if free else max(1, 2 * preparing.lead)
-        self._place_anew(undecided)
+        feed, whole = self.in_training(), whole or self.undecided()
+        in_order = feed is None or not whole or feed.is_in_order(whole)
+        if not (free or (in_order and self.reserves(self.place(whole)))):
+            return False
+        self.preparing.lead = 0 if free else max(1, 2 * self.preparing.lead)
+        self._place_anew(step, whole)
         return True
 
-    def _place_anew(self, undecided: int) -> None:
+    def _place_anew(self, step: int, whole: Slice) -> None:
         assert self.preparing is not None
-        self.preparing.step = undecided + self.preparing.lead
-        self.preparing.since = self.place(self.preparing.step) if self.synchronous else Place()
+        lead = self.preparing.lead
+        self.preparing.step = step + lead
+        self.preparing.since = self.place(whole, lead) if self.synchronous else Place()
 
-    def committable(self, undecided: int) -> Planned | None:
+    def committable(self) -> Planned | None:
         """The record that commits the plan, once nobody holds a sample from its place on."""
         one = self.preparing
         if one is None or self.holders():
             return None
-        since_then = self.place(undecided)
+        since_then = self.place(self.undecided())
         return Planned(plan=one.plan, since=one.since, step=one.step, undecided=since_then)
 
     def holders(self) -> list[int]:
@@ -149,12 +304,20 @@ class Plans:
         feeds = [feed for feed in self.ledger.feeds.values() if feed.purpose == "train"]
         return feeds[-1] if feeds and not self.ledger.is_complete(feeds[-1].feed) else None
 
-    def place(self, step: int) -> Place:
-        """Where a step begins; without a feed: where the next one will."""
+    def undecided(self) -> Slice:
+        """What the undecided step consists of, as far as the ledger knows."""
         feed = self.in_training()
-        if feed is None or feed.num_samples is None:
+        if feed is None or not self.synchronous:
+            return ()
+        return feed.next_slice(self.ledger.done.line(feed.line()))
+
+    def place(self, whole: Slice, ahead: int = 0) -> Place:
+        """Where a slice, or the one so many steps after it, stands; none: where the next feed will.
+
+        Slices of left-outs have no place of their own: they are dealt as what comes after them.
+        """
+        feed = self.in_training()
+        if feed is None or not whole:
             return Place(line=(max(self.ledger.feeds, default=-1) + 1) * LINES_PER_FEED)
-        if step > feed.last_step:
-            return Place(feed.line(), feed.num_samples * feed.epochs)
-        whole = feed.slice_of(max(step, feed.first_step + 1))
-        return Place(whole.line, whole.start)
+        number = feed.rank(whole) + (ahead if feed.is_in_order(whole) else 0)
+        return Place(feed.line(), feed.start_of(number))

@@ -3,11 +3,13 @@
 Reference: docs/protocols/integrity.md, section 2.
 """
 
+from collections.abc import Sequence
+
 import msgspec
 
 from paceline.base.samples import Span
 from paceline.policy.straggler.actions import Share
-from paceline.wire.messages import CutRef, Feed, Grant, Server, ServerMap
+from paceline.wire.messages import CutRef, Feed, Grant, Rate, Server, ServerMap
 from paceline.wire.schema import ModelSchema
 
 
@@ -23,13 +25,44 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     no: int = 0
     shares: dict[str, Share] = {}
-    """By node. A node without one computes nothing, unless no living node has one: then all compute
-    alike."""
+    """By node; see `share_of`. None: all compute alike."""
+    fixed: bool = False
+    """Nobody is granted more of an epoch than its share (asynchronous)."""
+    backup: int = 0
+    """Workers whose shares a step may lack (synchronous)."""
+    left_out: int = 0
+    """Samples of a step that may be missing when it is decided (synchronous)."""
+    allow: int = 0
+    """Number of the plan since which that is so; 0: it always was."""
+    chunks: int = 1
+    """Contributions in which each worker hands in its share of a step (synchronous)."""
+    factors: dict[str, float] = {}
+    """On the learning rate of contributions, by node (asynchronous)."""
+    by_staleness: bool = False
+    """Whether it is 1 / (1 + staleness) for those without a factor."""
 
-    def size_of(self, node: str) -> int:
-        """Samples of a step that this node computes."""
-        share = self.shares.get(node)
-        return share.batch_size * share.accumulation if share is not None else 0
+    def rate_of(self, node: str) -> Rate:
+        """The factor on the learning rate of this node's contributions."""
+        by_staleness = self.by_staleness and node not in self.factors
+        return Rate(self.no, self.factors.get(node, 1.0), by_staleness)
+
+    def share_of(self, node: str) -> Share | None:
+        """Of a node that has come since, the mean; None: all compute alike."""
+        return self.shares.get(node) or self._mean()
+
+    def _mean(self) -> Share | None:
+        if not self.shares:
+            return None
+        shares = self.shares.values()
+        size = sum(share.batch_size * share.accumulation for share in shares) / len(shares)
+        accumulation = max(share.accumulation for share in shares)
+        return Share(max(1, round(size / accumulation)), accumulation)
+
+    def sizes_of(self, nodes: Sequence[str]) -> list[int]:
+        """What these nodes compute of a step, in proportion to each other."""
+        mean = self._mean() or Share(1)
+        shares = (self.shares.get(node, mean) for node in nodes)
+        return [share.batch_size * share.accumulation for share in shares]
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
@@ -56,6 +89,10 @@ class EpochStarted(Record, frozen=True):
     step: int
     committed: tuple[Span, ...]
     map: ServerMap
+    short_steps: int = 0
+    """Of all epochs before, decided while something was missing."""
+    left_out: int = 0
+    """Samples that were missing in them."""
 
 
 class Extended(Record, frozen=True):

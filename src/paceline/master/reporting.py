@@ -2,6 +2,7 @@
 
 import logging
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -15,6 +16,7 @@ from paceline.master.monitor import Metrics, Monitor
 from paceline.master.outlet import LineFile
 from paceline.master.state import MasterState
 from paceline.master.status import count_committed, count_total, describe
+from paceline.policy.straggler.observation import Observation
 from paceline.wire.client import JobStatus
 from paceline.wire.outcome import Outcome
 
@@ -38,6 +40,8 @@ class Exposed(msgspec.Struct, frozen=True, kw_only=True):
     """By node, those of KILL_RESTART."""
     decisions: int
     actions: dict[str, int]
+    observation: Observation | None = None
+    """As a solution sees the job; None: nobody trains."""
 
 
 class Reporting:
@@ -61,7 +65,13 @@ class Reporting:
         except OSError as error:
             _log.error("no_metrics_endpoint port=%d error=%s", port, error)
 
-    def measure(self, now_s: float, unix_s: float, controller: Controller | None) -> None:
+    def measure(
+        self,
+        now_s: float,
+        unix_s: float,
+        controller: Controller | None,
+        observe: Callable[[], Observation | None],
+    ) -> None:
         """Count what is in the model, and write all of it down."""
         committed = count_committed(self._state)
         self._monitor.committed(committed, now_s)
@@ -69,10 +79,14 @@ class Reporting:
         self._file.add(metrics)
         self._file.flush()
         if self._exporter is not None:
-            self._expose(self._exporter, metrics, controller)
+            self._expose(self._exporter, metrics, controller, observe())
 
     def _expose(
-        self, exporter: "Exporter", metrics: Metrics, controller: Controller | None
+        self,
+        exporter: "Exporter",
+        metrics: Metrics,
+        controller: Controller | None,
+        observation: Observation | None,
     ) -> None:
         nodes = self._members.nodes.values()
         speeds = {name: self._monitor.speed(name) for name in metrics.nodes}
@@ -86,6 +100,7 @@ class Reporting:
                 decided={node.name: node.decided for node in nodes},
                 decisions=controller.num_decisions if controller else 0,
                 actions=dict(controller.num_actions) if controller else {},
+                observation=observation,
             )
         )
 
@@ -112,6 +127,8 @@ class Reporting:
             jct_s=ending.ended_s - started_s,
             committed=count_committed(self._state),
             total=count_total(self._state) or 0,
+            short_steps=self._state.short_steps,
+            left_out=self._state.left_out,
         )
 
     def close(self) -> None:

@@ -7,9 +7,10 @@ from paceline.master.controller import Progress
 from paceline.master.jobnow import job_now, steps_done
 from paceline.master.membership import Membership
 from paceline.master.monitor import Monitor
+from paceline.master.plans import GlobalAction
 from paceline.master.status import count_committed, count_total
 from paceline.master.training import Training
-from paceline.policy.straggler.actions import AdjustBatch, AnyAction, KillRestart
+from paceline.policy.straggler.actions import AnyAction, KillRestart
 from paceline.policy.straggler.observation import Observation
 
 
@@ -38,7 +39,7 @@ class Scene:
         """Steps of the job; asynchronous: of its mean worker."""
         state = self._training.state
         steps = steps_done(state, self._members, progress.committed)
-        return steps if state.mode == "bsp" else steps / max(1, len(state.workers))
+        return steps if state.mode == "bsp" else steps / max(1, self._members.num_workers)
 
     def observe(self, progress: Progress, since_action_s: float | None) -> Observation | None:
         """What a solution sees; None: nobody trains now."""
@@ -54,8 +55,7 @@ class Scene:
 
     def holds(self, action: AnyAction) -> bool:
         """Whether a global action is in force for the step that is worked on."""
-        plan = self._training.state.plan_in_force().plan
-        return isinstance(action, AdjustBatch) and plan.shares == action.shares
+        return isinstance(action, GlobalAction) and self._training.state.holds(action)
 
     def carry_out(self, action: AnyAction) -> None:
         """Set it going.

@@ -12,6 +12,8 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Iterable
 
+import msgspec
+
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
 from paceline.base.processes import find_job_processes
@@ -55,9 +57,11 @@ from paceline.master.scene import Scene
 from paceline.master.snapshot import Snapshot, restore, take
 from paceline.master.training import CutChosen, Training
 from paceline.policy.straggler.decision_log import describe_cost
+from paceline.policy.straggler.observation import Observation
 from paceline.wire.client import (
     Call,
     Done,
+    GetObservation,
     GetSpec,
     GetStatus,
     JobInfo,
@@ -65,6 +69,7 @@ from paceline.wire.client import (
     Join,
     Joined,
     Kill,
+    Observed,
     Replace,
     Reply,
     Scale,
@@ -130,6 +135,13 @@ class Master:
         self.training = Training(
             job, spec, self.members, self.monitor, self._outbox, self._fail, self._moved
         )
+        self._scene = Scene(
+            self.training,
+            self.members,
+            self.monitor,
+            pending_s=backend.pending_s,
+            restart=self._restart,
+        )
         self.deciding: Deciding | None = None
         """None: the spec names no solution."""
         self._reporting = Reporting(job, self.training.state, self.members, self.monitor)
@@ -174,18 +186,11 @@ class Master:
     def _begin_deciding(self) -> None:
         if self._spec.solution == "none":
             return
-        scene = Scene(
-            self.training,
-            self.members,
-            self.monitor,
-            pending_s=self._backend.pending_s,
-            restart=self._restart,
-        )
         try:
             self.deciding = Deciding(
                 self._spec,
                 self._job.decisions,
-                scene,
+                self._scene,
                 post=self._put_from_thread(),
                 tell=lambda event, reason: self._outbox.tell(event, reason=reason),
                 wall_clock=self._wall_clock,
@@ -437,8 +442,7 @@ class Master:
                 case Keep(record=record):
                     outbox.record(record)
                 case Tell():
-                    outbox.tell(act.event, act.node, act.inc, act.reason, exit_=act.exit)
-                    self.monitor.note(act, self._clock())
+                    self._tell(act)
                 case WorkerUp(inc=inc):
                     self.training.worker_up(inc)
                 case WorkerLost(inc=inc):
@@ -457,6 +461,12 @@ class Master:
                     outbox.to_agent(node, StopProcess(inc=inc, grace_s=grace_s))
                 case Retire(node=node):
                     outbox.retire(node)
+
+    def _tell(self, told: Tell) -> None:
+        self._outbox.tell(told.event, told.node, told.inc, told.reason, exit_=told.exit)
+        self.monitor.note(told, self._clock())
+        if self.deciding is not None:
+            self.deciding.note(told)
 
     def _moved(self, done: bool) -> None:
         """A move of buckets is over."""
@@ -509,7 +519,7 @@ class Master:
         if now_s - self._last_metrics_s >= METRICS_S:
             self._last_metrics_s = now_s
             controller = self.deciding.controller if self.deciding else None
-            self._reporting.measure(now_s, self._wall_clock(), controller)
+            self._reporting.measure(now_s, self._wall_clock(), controller, self._observe)
 
     # ------------------------------------------------------------------ the end
 
@@ -580,6 +590,9 @@ class Master:
         match call:
             case GetStatus():
                 return self.status()
+            case GetObservation():
+                seen = self._observe()
+                return Observed(json=msgspec.json.encode(seen).decode() if seen else "")
             case Scale(workers=workers):
                 self._check_running()
                 if workers < 1:
@@ -603,6 +616,12 @@ class Master:
                 self._act(acts)
                 return Joined(node=node_name)
         return Done()
+
+    def _observe(self) -> Observation | None:
+        """The job as a solution would see it now; None: nobody trains."""
+        now_s = self._clock()
+        since_s = self.deciding.controller.since_action_s(now_s) if self.deciding else None
+        return self._scene.observe(self._scene.progress(now_s), since_s)
 
     def _alive(self, name: str) -> Node:
         node = self.members.nodes.get(name)

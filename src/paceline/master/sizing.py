@@ -4,11 +4,13 @@ Reference: DLRover (arXiv:2304.01468 and RM), section 5.1: slow workers get shor
 Differs: any length, from the worker's own speed, instead of three classes of length.
 """
 
+from collections.abc import Mapping
 from math import ceil
 
 TARGET_S = 6.0
 """A grant aims at so much of its owner's work: long enough to be rare, short enough to give back
 little when its owner is lost; between 2 and 10 s."""
+INCOMPLETE_S = 0.5
 BATCHES_BEFORE_MEASURED = 4
 STEPS_BEFORE_MEASURED = 16
 MIN_STEPS = 2
@@ -26,23 +28,28 @@ def lease_samples(
     num_workers: int,
     shard_size: int | None = None,
     held: int = 0,
+    share: float | None = None,
 ) -> int:
     """Samples of one asynchronous grant, in whole batches.
 
     Args:
-        speed: samples per second of the worker that asks; None: not measured yet.
+        speed: samples per second of the worker that asks, or that a plan wants of it; None: not
+            measured yet.
         batch_size: samples of one of its batches.
         remaining: samples of the feed that nobody has.
         num_workers: workers that share them.
         shard_size: as the user set it; then that is the answer.
         held: samples that the worker still has; 0: it is about to run out, and gets at least one
             batch.
+        share: its part of what all workers compute, by a plan; None: all compute alike.
 
     Returns:
         0: nothing now, it has its share.
     """
     # At the tail nobody should hold much more than the others.
-    fair = ((remaining + held) // (2 * max(1, num_workers)) - held) // batch_size
+    whole = remaining + held
+    half = whole // (2 * max(1, num_workers)) if share is None else int(whole * share / 2)
+    fair = (half - held) // batch_size
     if held and fair * batch_size < (shard_size or batch_size):
         return 0
     if shard_size is not None:
@@ -51,11 +58,47 @@ def lease_samples(
     return max(1, min(batches, fair)) * batch_size
 
 
-def lease_steps(step_s: float | None) -> int:
-    """Steps that a synchronous grant reaches ahead."""
+def tail_share(
+    leases: Mapping[int, int],
+    speeds: Mapping[int, float | None],
+    asker: int,
+    batch_size: int,
+) -> tuple[int, int] | None:
+    """Whom to ask for a part of its lease at the tail, and how many samples it is to keep.
+
+    Of the owner that would take longest, so much that it and the asker end together.
+
+    Args:
+        leases: samples that each other worker holds.
+        speeds: samples per second; None or absent: not measured, as fast as the others.
+        asker: who has nothing.
+        batch_size: samples of a batch; the owner keeps at least the next one.
+
+    Returns:
+        None: nobody holds enough for two.
+    """
+    known = [speed for speed in speeds.values() if speed]
+    mean = sum(known) / len(known) if known else 1.0
+    if not leases:
+        return None
+    owner = max(leases, key=lambda inc: (leases[inc] / (speeds.get(inc) or mean), inc))
+    own, asking = speeds.get(owner) or mean, speeds.get(asker) or mean
+    keep = max(batch_size, int(leases[owner] * own / (own + asking)))
+    return (owner, keep) if leases[owner] - keep >= batch_size else None
+
+
+def lease_steps(step_s: float | None, *, complete: bool = True) -> int:
+    """Steps that a synchronous grant reaches ahead.
+
+    Args:
+        step_s: seconds of a step; None: not measured yet.
+        complete: whether all workers of the job are there; if not, only little is dealt out among
+            those who are: who comes back would have nothing to do.
+    """
     if step_s is None:
-        return STEPS_BEFORE_MEASURED
-    return max(MIN_STEPS, min(MAX_STEPS, int(TARGET_S / max(step_s, 1e-6))))
+        return STEPS_BEFORE_MEASURED if complete else MIN_STEPS
+    target_s = TARGET_S if complete else INCOMPLETE_S
+    return max(MIN_STEPS, min(MAX_STEPS, int(target_s / max(step_s, 1e-6))))
 
 
 def plan_lead(step_s: float | None) -> int:

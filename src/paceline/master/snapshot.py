@@ -97,6 +97,8 @@ def restore(state: MasterState, kept: Snapshot) -> None:
     state.grants = {grant.inc: grant for grant in kept.grants}
     state.gone = set(kept.gone)
     state.cuts = list(kept.cuts)
+    steps = [cut.step for cut in kept.cuts if cut.epoch_no == state.epoch_no]
+    state.step = max([state.step, *steps])
     state.last_cut_no = kept.last_cut_no
     state.safe, state.covered = set(kept.safe), set(kept.covered)
     state.gave_back, state.plans.known = dict(kept.gave_back), list(kept.plans)

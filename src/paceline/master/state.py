@@ -11,10 +11,9 @@ from collections.abc import Iterator
 
 import msgspec
 
-from paceline.base.errors import ConfigError
-from paceline.base.samples import SampleSet, Span
+from paceline.base.samples import SampleSet, Span, between
 from paceline.master.moving import Moving
-from paceline.master.plans import Plans, Portion, portion_of
+from paceline.master.plans import GlobalAction, Plans, Portion, portion_of
 from paceline.master.reasons import feed_difference, late_records, schema_difference
 from paceline.master.records import (
     CutGone,
@@ -34,10 +33,12 @@ from paceline.master.records import (
     Returned,
     SchemaFixed,
 )
-from paceline.master.shards.ledger import Ledger, Slice
-from paceline.policy.straggler.actions import Share
+from paceline.master.shards.ledger import Ledger, Part
+from paceline.master.sizing import MIN_STEPS, tail_share
 from paceline.wire.messages import (
     LINES_PER_FEED,
+    Allow,
+    Batching,
     ChangeMap,
     Committed,
     Copied,
@@ -56,6 +57,7 @@ from paceline.wire.messages import (
     MapSet,
     NewEpoch,
     NewMap,
+    NewRate,
     NodeDown,
     OpenFeed,
     Prepared,
@@ -64,6 +66,7 @@ from paceline.wire.messages import (
     Restored,
     Server,
     ServerMap,
+    Slice,
     Stop,
     TakeCut,
     WriteInitial,
@@ -122,6 +125,8 @@ class Sizing(msgspec.Struct, frozen=True, kw_only=True):
     """Asynchronous: samples of one grant; 0: none until it asks again, with less left."""
     steps: int = 16
     """Synchronous: slices that a grant may reach beyond the undecided step."""
+    speed: float | None = None
+    """Samples per second of the worker; None: not measured."""
 
 
 class MasterState:
@@ -172,6 +177,8 @@ class MasterState:
         #: Told as done: feeds.
         self.complete: set[int] = set()
         self.step = 0
+        #: The leader's last word.
+        self.heard: Committed | None = None
 
     # ------------------------------------------------------------------ records
 
@@ -239,6 +246,7 @@ class MasterState:
             # The leader's word is not journalled; without this a restarted master would not know
             # that the feed is safe.
             self.ledger.commit(record.committed)
+            self.step = max(self.step, record.step)
         self.covered = {feed for feed in self.ledger.feeds if self._covers(record, feed)}
         if not record.cut.in_memory:
             self.safe |= self.covered
@@ -312,10 +320,12 @@ class MasterState:
             step=valid.step,
             committed=valid.committed,
             map=ServerMap(version=version, servers=servers, owners=owners),
+            short_steps=self.short_steps,
+            left_out=self.left_out,
         )
         journal = self._record(record)
         self._forget_epoch()
-        self.plans.move(self.step + 1, free=True)
+        self.plans.move(self.step + 1, (), free=True)
         return [journal, *not_moved, *self._commit_plan(), *self._restore()]
 
     def _forget_epoch(self) -> None:
@@ -323,7 +333,7 @@ class MasterState:
         self.fencing.clear()
         self.complete.clear()
         self.copied.clear()
-        self.cutting = self.storing = None
+        self.cutting = self.storing = self.heard = None
         self.moving.forget()
         self.untold = set(self.workers)
         self.restoring = {server.inc for server in self.map.servers} if self.map else set()
@@ -361,7 +371,8 @@ class MasterState:
         self.restoring.discard(message.inc)
         if self.restoring:
             return []
-        return [told for inc in sorted(self.untold) for told in self._tell_epoch(inc)]
+        told = [told for inc in sorted(self.untold) for told in self._tell_epoch(inc)]
+        return [*self._allow(), *told]
 
     def _tell_epoch(self, inc: int) -> list[Instruction]:
         if self.restoring or self.start is None or self.map is None or inc not in self.prepared:
@@ -417,6 +428,10 @@ class MasterState:
         if self.samples != "exactly-once":
             return []  # what it left went back at once
         returned = Returned(inc=message.fenced, committed=message.committed)
+        # Who waits gets of it what is urgent, and asks again: its owner may come back.
+        for inc in self.waiting:
+            size = self.sizes[inc]
+            self.sizes[inc] = msgspec.structs.replace(size, steps=min(size.steps, MIN_STEPS))
         return [self._record(returned), *self._commit_plan(), *self._serve()]
 
     # ------------------------------------------------------------------ feeds and leases
@@ -427,7 +442,7 @@ class MasterState:
         known = self.ledger.feeds.get(feed.feed)
         if known is None:
             before = [f.last_step for f in self.ledger.feeds.values() if f.purpose == "train"]
-            known = msgspec.structs.replace(feed, first_step=max(before, default=0))
+            known = msgspec.structs.replace(feed, first_step=max([self.step, *before]))
             journal = self._record(FeedAdded(feed=known))
             return [journal, Send(message.inc, FeedOpened(inc=message.inc, feed=known))]
         if msgspec.structs.replace(feed, first_step=known.first_step) != known:
@@ -461,7 +476,7 @@ class MasterState:
         if sizing.samples:
             self.waiting[inc], self.sizes[inc] = message, sizing
             if message.starving:  # nobody is to starve where a plan is to begin
-                done += self._move_plan(message.step)
+                done += self._move_plan(message.step, message.slice)
             if inc in self.waiting:
                 done += self._grant(message, sizing)
         if message.handled or grown:
@@ -487,7 +502,7 @@ class MasterState:
         if end and self.ledger.feeds[feed].purpose == "train" and feed not in self.safe:
             return self.take_cut()
         if not spans and not end:
-            return []
+            return self._recall_tail(message)
         del self.waiting[inc]
         grant = Grant(
             epoch_no=self.epoch_no,
@@ -497,6 +512,8 @@ class MasterState:
             spans=tuple(spans),
             end=end,
             lines=self.ledger.source_lines(spans) if feed in self.ledger.names else (),
+            batching=self._batching(message),
+            rate=self.plans.newest.rate_of(self.workers[inc]),
         )
         granted = Granted(grant=grant, handled=message.handled)
         done: list[Instruction] = [self._record(granted), Send(inc, grant)]
@@ -508,27 +525,92 @@ class MasterState:
     def _pick(self, message: LeaseRequest, sizing: Sizing) -> list[Span]:
         feed, num_members = self.ledger.feeds[message.feed], max(1, len(self.workers))
         if self.mode != "bsp" or feed.purpose != "train":
+            if self._has_fixed_parts(feed):
+                parts = self._fixed_parts(message.inc, feed)
+                return between(self.ledger.pick_parts(parts), 0, sizing.samples)
             batch_size = max(1, feed.batch_size // num_members)
             return self.ledger.pick(message.feed, sizing.samples, batch_size)
-        urgent = -(-feed.batch_size // num_members) if message.starving else 0
-        return self.ledger.pick_slices(self._slices(message, feed, sizing.steps), urgent=urgent)
+        urgent = self._usual_part(message, feed) if message.starving else 0
+        return self.ledger.pick_parts(self._parts(message, feed, sizing.steps), urgent=urgent)
 
-    def _slices(self, message: LeaseRequest, feed: Feed, num_steps: int) -> Iterator[Slice]:
+    def _usual_part(self, message: LeaseRequest, feed: Feed) -> int:
+        """Samples of a global batch that this worker computes at its step; at least one."""
+        nodes, index = self._members(message.inc)
+        plan = self.plans.at(self.plans.place(message.slice or self.plans.undecided()))
+        return max(1, portion_of(plan, nodes, index).size(feed.batch_size))
+
+    def _has_fixed_parts(self, feed: Feed) -> bool:
+        return self.plans.newest.fixed and feed.purpose == "train" and bool(feed.num_samples)
+
+    def _fixed_parts(self, inc: int, feed: Feed) -> Iterator[Part]:
+        """This worker's part of each epoch."""
+        nodes, index = self._members(inc)
+        portion = portion_of(self.plans.newest, nodes, index)
+        size = feed.num_samples or 0
+        for start in range(0, feed.epochs * size, size):
+            epoch = (Span(feed.line(), start, start + size),)
+            yield epoch, portion.of(epoch)
+
+    def _parts(self, message: LeaseRequest, feed: Feed, num_steps: int) -> Iterator[Part]:
         """The next slices, as far as a grant may reach now, and this worker's part of each."""
-        members = sorted((node, inc) for inc, node in self.workers.items())
-        nodes = [node for node, _ in members]
-        index = members.index((self.workers[message.inc], message.inc))
+        nodes, index = self._members(message.inc)
         portions: dict[int, Portion] = {}
-        first = max(message.step, feed.first_step + 1)
-        for step in range(first, min(first + num_steps, feed.last_step + 1)):
-            whole = (feed.slice_of(step),)
-            place = Place(whole[0].line, whole[0].start)
-            if self.plans.reserves(place):
-                return
+        for place, whole in self._next_slices(message, feed, num_steps):
             plan = self.plans.at(place)
             if plan.no not in portions:
                 portions[plan.no] = portion_of(plan, nodes, index)
             yield whole, portions[plan.no].of(whole)
+
+    def _members(self, inc: int) -> tuple[list[str], int]:
+        """The nodes that share a slice, in the order of their parts, and which of them this is."""
+        members = sorted((node, inc) for inc, node in self.workers.items())
+        return [node for node, _ in members], members.index((self.workers[inc], inc))
+
+    def _batching(self, message: LeaseRequest) -> tuple[Batching, ...]:
+        if self.mode != "bsp" or self.ledger.feeds[message.feed].purpose != "train":
+            return ()
+        place = self.plans.place(message.slice or self.plans.undecided())
+        return self.plans.batching(place, *self._members(message.inc))
+
+    def _next_slices(
+        self, message: LeaseRequest, feed: Feed, num_steps: int
+    ) -> Iterator[tuple[Place, Slice]]:
+        """That of the undecided step, and what comes after it in order, by place."""
+        known = message.slice if message.step > self.step else ()
+        whole, line = known or self.plans.undecided(), feed.line()
+        if not whole or whole[0].line != line:
+            return
+        first = feed.rank(whole)
+        if not feed.is_in_order(whole):
+            yield Place(line, feed.start_of(first)), whole
+        for number in range(first, min(first + num_steps, feed.num_slices + 1)):
+            span = feed.slice_no(number)
+            place = Place(line, span.start)
+            if self.plans.reserves(place):
+                return
+            yield place, (span,)
+
+    def _recall_tail(self, message: LeaseRequest) -> list[Instruction]:
+        """Nothing is to do, and a worker starves: have the slowest one share what it holds."""
+        feed, asker = self.ledger.feeds[message.feed], message.inc
+        if not message.starving or (self.mode == "bsp" and feed.purpose == "train"):
+            return []
+        if self._has_fixed_parts(feed):
+            return []
+        leases = {
+            inc: size
+            for inc in self.workers
+            if inc != asker and (size := self.ledger.lease_size(inc, feed.feed))
+        }
+        speeds = {inc: self.sizes[inc].speed for inc in (*leases, asker) if inc in self.sizes}
+        batch_size = max(1, feed.batch_size // max(1, len(self.workers)))
+        found = tail_share(leases, speeds, asker, batch_size)
+        if found is None:
+            return []
+        inc, keep = found
+        n = self.grants[inc].n
+        recall = Recall(epoch_no=self.epoch_no, inc=inc, n=n, feed=feed.feed, keep=keep)
+        return [Send(inc, recall)]
 
     def _serve(self) -> list[Instruction]:
         """Something came back or was completed: look at the open requests again."""
@@ -552,48 +634,100 @@ class MasterState:
         if message.inc != self.map.servers[0].inc or self.restoring:
             return []
         self.step = max(self.step, message.step)
+        if self.heard is None or _later(message, self.heard):
+            self.heard = message
         self.ledger.commit(message.committed)
         return [*self._move_plan(self.step + 1), *self._serve()]
 
     # ------------------------------------------------------------------ plans
 
-    def adjust_batch(self, shares: dict[str, Share], lead: int) -> list[Instruction]:
-        """ADJUST_BS: have each node compute this share of a step, ``lead`` steps from now on.
+    def carry_out(self, action: GlobalAction, lead: int) -> list[Instruction]:
+        """Have a global action take effect, on all workers from the same step on.
 
-        Synchronous: on all workers at the same step, which the answer of `plan_in_force` tells when
-        it is certain. A later call replaces one whose plan is still on its way.
+        Asynchronous: at once. A later call replaces an earlier one that is still on its way.
+
+        Args:
+            action: it makes a new plan of the last one.
+            lead: steps from the undecided one to that from which on it is to hold.
 
         Raises:
-            ConfigError: a share is not positive, or together they are not the global batch.
+            ConfigError: it cannot be; the message says why.
         """
-        feed = self.plans.in_training()
-        total = sum(share.batch_size * share.accumulation for share in shares.values())
-        if any(share.batch_size < 1 or share.accumulation < 1 for share in shares.values()):
-            raise ConfigError(f"a plan has shares of at least 1 batch of 1 sample, got {shares}")
-        if self.mode == "bsp" and feed is not None and total != feed.batch_size:
-            raise ConfigError(
-                f"the shares of a plan are {total} samples together; a step is {feed.batch_size}"
-            )
-        self.plans.change(lead, self.step + 1, shares=shares)
+        self.plans.prepare(action, lead, self.step + 1, list(self.workers.values()))
         return self._go_on_with_plan()
+
+    def share_of(self, inc: int) -> float | None:
+        """A worker's part of what all compute, by the plan in force; None: all compute alike."""
+        plan = self.plan_in_force().plan
+        if not plan.shares or inc not in self.workers:
+            return None
+        portion = portion_of(plan, *self._members(inc))
+        return (portion.high - portion.low) / portion.whole
+
+    @property
+    def short_steps(self) -> int:
+        """Steps that were decided while something of them was missing, restored ones included."""
+        before = self.start.short_steps if self.start is not None else 0
+        return before + (self.heard.short_steps if self.heard is not None else 0)
+
+    @property
+    def left_out(self) -> int:
+        """Samples that were missing in them."""
+        before = self.start.left_out if self.start is not None else 0
+        return before + (self.heard.left_out if self.heard is not None else 0)
+
+    def _allow(self) -> list[Instruction]:
+        """Tell the leader what may be left out, unless it has said that it knows."""
+        allowed, feed = self.plans.allowed(), self.plans.in_training()
+        if allowed is None or feed is None or self.map is None or self.restoring:
+            return []
+        if self.heard is not None and self.heard.allow >= allowed.plan.allow:
+            return []
+        leader = self.map.servers[0].inc
+        allow = Allow(
+            epoch_no=self.epoch_no,
+            inc=leader,
+            no=allowed.plan.allow,
+            step=allowed.step,
+            left_out=allowed.plan.left_out,
+            of=feed.batch_size,
+        )
+        return [Send(leader, allow)]
 
     def plan_in_force(self) -> Planned:
         """The plan of the undecided step, and since when it holds."""
-        return self.plans.record_at(self.plans.place(self.step + 1))
+        return self.plans.record_at(self.plans.place(self.plans.undecided()))
+
+    def holds(self, action: GlobalAction) -> bool:
+        """Whether this is part of the plan in force."""
+        plan = self.plan_in_force().plan
+        return self.plans.amended(plan, action, list(self.workers.values())) == plan
 
     def _go_on_with_plan(self) -> list[Instruction]:
         """A plan was prepared or moved: commit it, or recall what is in its way."""
         return [*self._commit_plan(), *self._recall(), *self._serve()]
 
-    def _move_plan(self, undecided: int) -> list[Instruction]:
+    def _move_plan(self, undecided: int, whole: Slice = ()) -> list[Instruction]:
         """A step was decided, or somebody starves in it: the plan on its way may be overdue."""
-        if self.plans.move(undecided):
+        if self.plans.move(undecided, whole):
             return self._go_on_with_plan()
         return self._commit_plan()
 
     def _commit_plan(self) -> list[Instruction]:
-        record = self.plans.committable(self.step + 1)
-        return [self._record(record)] if record is not None else []
+        record = self.plans.committable()
+        if record is None:
+            return []
+        return [self._record(record), *self._allow(), *self._tell_rates()]
+
+    def _tell_rates(self) -> list[Instruction]:
+        if self.mode == "bsp":
+            return []
+        newest = self.plans.newest
+        return [
+            Send(inc, NewRate(epoch_no=self.epoch_no, inc=inc, rate=newest.rate_of(node)))
+            for inc, node in sorted(self.workers.items())
+            if inc not in self.untold
+        ]
 
     def _recall(self, only: int | None = None) -> list[Instruction]:
         """Ask for what is held from the place on where the new plan begins."""
@@ -606,7 +740,8 @@ class MasterState:
     def _recall_message(self, inc: int) -> Recall:
         assert self.plans.preparing is not None
         since, n = self.plans.preparing.since, self.grants[inc].n
-        return Recall(epoch_no=self.epoch_no, inc=inc, n=n, line=since.line, start=since.position)
+        feed = feed_of(since.line)
+        return Recall(epoch_no=self.epoch_no, inc=inc, n=n, feed=feed, start=since.position)
 
     def given_back(self, message: GiveBack) -> list[Instruction]:
         """A worker has forgotten a part of its lease: it is to do, once."""
@@ -722,6 +857,11 @@ class MasterState:
         begun = self.moving.begun
         if begun is None or begun.new.inc != inc:
             return []
+        self.moving.lost = True
+        return self.give_up_move()
+
+    def give_up_move(self) -> list[Instruction]:
+        """Leave the buckets where they are, unless the leader has moved them meanwhile."""
         self.moving.given_up = True
         return self._go_on_moving()
 
@@ -785,7 +925,9 @@ class MasterState:
     def resend(self) -> list[Instruction]:
         """Everything of ours that is unanswered, once more."""
         again = [*self._restore(), *self._ask_cut(), *self._fence_all(), *self._recall()]
-        again += self._go_on_moving()
+        again += [*self._allow(), *self._go_on_moving()]
+        for inc in sorted(self.waiting):
+            again += self._recall_tail(self.waiting[inc])
         for inc in sorted(self.untold):
             again += self._tell_epoch(inc)
         return again
@@ -802,3 +944,8 @@ def _common(sets: list[tuple[Span, ...]]) -> tuple[Span, ...]:
         mine, theirs = common.spans(), SampleSet(other)
         common = SampleSet(part for span in mine for part in theirs.overlap(span))
     return common.spans()
+
+
+def _later(one: Committed, other: Committed) -> bool:
+    """Whether this was said after that."""
+    return (one.step, one.allow) > (other.step, other.allow)

@@ -34,7 +34,7 @@ from paceline.master.state import (
     Sizing,
 )
 from paceline.master.status import count_committed
-from paceline.policy.straggler.actions import AdjustBatch, AnyAction, Share
+from paceline.policy.straggler.actions import AnyAction, KillRestart, Profile
 from paceline.wire.cut import places
 from paceline.wire.messages import (
     Committed,
@@ -176,13 +176,9 @@ class Training:
         Raises:
             ConfigError: it cannot be; the message says why.
         """
-        if not isinstance(action, AdjustBatch):
-            raise ConfigError(f"{type(action).__name__} cannot be carried out yet")
-        self.adjust_batch(action.shares)
-
-    def adjust_batch(self, shares: dict[str, Share]) -> None:
-        """ADJUST_BS; see `MasterState.adjust_batch`."""
-        self._do(self.state.adjust_batch(shares, plan_lead(self._monitor.step_s())))
+        if isinstance(action, KillRestart | Profile):
+            raise ConfigError(f"{type(action).__name__} is no global action")
+        self._do(self.state.carry_out(action, plan_lead(self._monitor.step_s())))
 
     def stop(self) -> None:
         """Ask all workers to leave."""
@@ -191,17 +187,29 @@ class Training:
     def _sizing(self, node: str, request: LeaseRequest) -> Sizing:
         """How much this worker should get now."""
         feed = self.state.ledger.feeds[request.feed]
+        speed, share = self._monitor.speed(node), self.state.share_of(request.inc)
+        if share is not None:  # as fast as the plan wants it to be
+            speeds = [self._monitor.speed(name) or 0.0 for name in self.state.workers.values()]
+            speed = sum(speeds) * share or None
+        num_workers = max(1, len(self.state.workers))
+        together = self._spec.mode == "bsp" or feed.purpose != "train"
         return Sizing(
             samples=lease_samples(
-                speed=self._monitor.speed(node),
-                batch_size=feed.batch_size,
+                speed=speed,
+                batch_size=feed.batch_size if together else max(1, feed.batch_size // num_workers),
                 remaining=self.state.ledger.num_to_do(request.feed, request.ends),
-                num_workers=len(self.state.workers),
+                num_workers=num_workers,
                 shard_size=self._spec.data.shard_size,
                 held=self._held(request, feed),
+                share=share,
             ),
-            steps=lease_steps(self._monitor.step_s()),
+            steps=lease_steps(self._monitor.step_s(), complete=self._is_complete()),
+            speed=self._monitor.speed(node),
         )
+
+    def _is_complete(self) -> bool:
+        present = set(self.state.workers.values())
+        return all(node.name in present for node in self._members.wanted_workers())
 
     def _held(self, request: LeaseRequest, feed: Feed) -> int:
         """Samples that the worker still has, if it asks before it runs out (asynchronous)."""
@@ -338,7 +346,7 @@ class Training:
             new = moving.begun.new
             reason = f"{new.node}: nothing has come for {MOVE_PATIENCE_S:.0f} s"
             self._outbox.tell("move_given_up", reason=reason)
-            self._do(state.joiner_lost(new.inc))
+            self._do(state.give_up_move())
 
     # ------------------------------------------------------------------ cuts
 

@@ -35,7 +35,7 @@ from paceline.runtime.ps.alone import Alone
 from paceline.runtime.ps.lookup import Lookups
 from paceline.runtime.ps.loop import Loop
 from paceline.runtime.ps.model import Model
-from paceline.runtime.ps.optimizer import replace_step
+from paceline.runtime.ps.optimizer import follow_steps, replace_step
 from paceline.runtime.ps.port import Array, Growth, Ids, Trainer
 from paceline.runtime.ps.reader import Reader, order_of
 from paceline.runtime.ps.state_dict import Gatherer
@@ -107,6 +107,8 @@ class Job:
         Gatherer(self._trainer, model).attach()
         for number, optimizer in enumerate(optimizers):
             replace_step(optimizer, partial(self._on_step, number))
+        for scheduler in [one for one in flat if isinstance(one, LRScheduler)]:
+            follow_steps(scheduler, self._num_schedules)
         self._model = model
         if self._trainer.rank:
             # From here on workers differ, in their dropout for one.
@@ -127,8 +129,10 @@ class Job:
     ) -> Iterator[Any]:
         """The batches that this worker computes; call ``optimizer.step()`` once for each.
 
-        The loss must be a mean over the yielded batch. Leaving the loop early drops what is not
-        stepped. The job's spec, where it says so, overrides ``batch_size`` and ``epochs``.
+        The loss must be a mean over the yielded batch. A worker's share of a step may come as
+        several batches: the model changes after the last of them, on which prepared schedulers
+        act. Leaving the loop early drops what is not stepped. The job's spec, where it says so,
+        overrides ``batch_size`` and ``epochs``.
 
         Args:
             dataset: anything with ``__len__`` and ``__getitem__`` (or ``__getitems__``), or a
@@ -369,6 +373,10 @@ class Job:
                 "the job can be trained on"
             )
         self._loop.on_step(optimizer, len(self._prepared("optimizer.step").optimizers))
+
+    def _num_schedules(self) -> int:
+        step = self._loop.step if self._loop is not None else None
+        return step.schedules if step is not None else 1
 
     def _fetch_rows(self, table: int, ids: Ids) -> Array:
         start_s = monotonic()

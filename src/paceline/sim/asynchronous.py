@@ -98,7 +98,7 @@ class Asynchronous(Job):
 
     def iterations(self) -> float:
         """Batches of the mean worker."""
-        return self.steps / max(1, int(self.workers.present.sum()))
+        return self.steps / self.scenario.workers
 
     def situation(self, now_s: float) -> Situation:
         """With the leases' part of the plan."""
@@ -163,9 +163,7 @@ class Asynchronous(Job):
         size = sum(len(span) for span in hands.batch)
         traffic, tally = self.scenario.traffic, self.worker_tally
         hands.speed = size / hands.batch_s
-        tally.steps[worker] += 1
-        tally.samples[worker] += size
-        tally.compute_s[worker] += hands.batch_s
+        tally.add_one(worker, size, hands.batch_s)
         tally.server_s[worker] += self.servers.part_s().max(initial=0.0)
         tally.message_s[worker] += traffic.message_s
         sent_s = traffic.round_trip_s(1, self.scenario.servers)

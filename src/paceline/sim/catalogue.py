@@ -1,6 +1,5 @@
 """The experiments by name: those of the paper, and ours."""
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -19,17 +18,20 @@ from paceline.sim.methods import (
     LB_BSP,
     ND,
     ND_OWN,
+    OVER_TIME,
     SSP,
     SYNCHRONOUS,
 )
 from paceline.sim.presets import (
     CHECKPOINTS_MIN,
+    FIG18_SIZES,
     INTENSITIES,
     MOBILENET_REDUCE,
     RESNET_REDUCE,
     dedicated,
     killed,
     large,
+    managed,
     server_straggler,
     undisturbed,
     worker_stragglers,
@@ -43,18 +45,16 @@ WORST = 0.8
 """The intensity of Figures 10 and 11."""
 
 
-def _always(scenario: Scenario) -> Callable[[int], Scenario]:
+def always(seed: int, scenario: Scenario) -> Scenario:
     """The same scenario for every seed."""
-
-    def draw(seed: int) -> Scenario:
-        del seed
-        return scenario
-
-    return draw
+    del seed
+    return scenario
 
 
-def _fixed(scenario: Scenario, methods: tuple[Method, ...], *, trail: bool = False) -> Experiment:
-    return Experiment(draw=_always(scenario), methods=methods, keep_trail=trail)
+def _fixed(
+    scenario: Scenario, methods: tuple[Method, ...], *, trails: tuple[str, ...] = ()
+) -> Experiment:
+    return Experiment(draw=partial(always, scenario=scenario), methods=methods, trails=trails)
 
 
 def _paper(
@@ -62,7 +62,9 @@ def _paper(
 ) -> list[Experiment]:
     kinds = (worker_stragglers, server_straggler)
     return [
-        _fixed(kind(si, mode), methods, trail=si == WORST) for kind in kinds for si in intensities
+        _fixed(kind(si, mode), methods, trails=OVER_TIME if si == WORST else ())
+        for kind in kinds
+        for si in intensities
     ]
 
 
@@ -88,20 +90,27 @@ def _families(mode: str, methods: tuple[Method, ...]) -> list[Experiment]:
 
 def presets(data: Path | None = None) -> dict[str, Preset]:
     """All presets; ``data``: where the traces of ``pai`` are."""
-    table = _paper("bsp", INTENSITIES, (BSP, ND, ND_OWN, AUTO))
-    every_row = _paper("bsp", INTENSITIES, SYNCHRONOUS)
+    every = [*_of_the_paper(), *_on_other_patterns(), *_in_production()]
+    if data is not None:
+        every.append(_pai(data))
+    return {preset.name: preset for preset in every}
+
+
+def _of_the_paper() -> list[Preset]:
+    """Section VII-B to VII-E: twenty workers and eight servers, and a few others."""
+    table = _paper("bsp", INTENSITIES, SYNCHRONOUS)
     asp = _paper("asp", (WORST,), ASYNCHRONOUS)
-    every = [
+    return [
         Preset(
             name="paper",
             about="all of the paper's: every method in every row, BSP and ASP, DD, restarts",
-            experiments=(*every_row, *asp, *_dedicated(), *_restarts()),
+            experiments=(*table, *asp, *_dedicated(), *_restarts()),
         ),
         Preset(
             name="table3",
-            about="Table III: BSP, ND and auto at four straggler intensities",
+            about="Table III: all methods in BSP at four straggler intensities",
             experiments=tuple(table),
-            repeat=5,
+            repeat=3,
         ),
         Preset(
             name="fig10",
@@ -132,12 +141,36 @@ def presets(data: Path | None = None) -> dict[str, Preset]:
             repeat=5,
         ),
         Preset(
+            name="fig18",
+            about="Figure 18: what managing jobs of 8 to 90 workers takes",
+            experiments=tuple(_fixed(managed(*size), (ND, AUTO)) for size in FIG18_SIZES),
+        ),
+    ]
+
+
+def _on_other_patterns() -> list[Preset]:
+    """On the seeds that solutions are judged on."""
+    return [
+        Preset(
             name="families",
-            about="five families of patterns, on the seeds that solutions are judged on",
-            experiments=(*_families("bsp", ONE_JOB), *_families("asp", ASYNCHRONOUS)),
+            about="five families of patterns in BSP, on the seeds that solutions are judged on",
+            experiments=tuple(_families("bsp", ONE_JOB)),
             repeat=20,
             first_seed=families.FIRST_EVALUATION_SEED,
         ),
+        Preset(
+            name="families-asp",
+            about="the same in ASP",
+            experiments=tuple(_families("asp", ASYNCHRONOUS)),
+            repeat=20,
+            first_seed=families.FIRST_EVALUATION_SEED,
+        ),
+    ]
+
+
+def _in_production() -> list[Preset]:
+    """Section VII-F, and one job that is larger than any of it."""
+    return [
         Preset(
             name="fleet",
             about="section VII-F: all jobs of an A/B test; a seed is a job",
@@ -166,9 +199,6 @@ def presets(data: Path | None = None) -> dict[str, Preset]:
             experiments=(_fixed(large(), (BSP, AUTO)),),
         ),
     ]
-    if data is not None:
-        every.append(_pai(data))
-    return {preset.name: preset for preset in every}
 
 
 def _pai(data: Path) -> Preset:

@@ -1,13 +1,17 @@
 """Running experiments: scenarios, methods and seeds to results."""
 
+import functools
+import itertools
+import multiprocessing
 import time
 from collections.abc import Callable, Iterator
 
 import msgspec
 
+from paceline.base.errors import ConfigError
 from paceline.sim.asynchronous import Asynchronous
 from paceline.sim.job import Control, Job
-from paceline.sim.methods import lengths_of, solution_of
+from paceline.sim.methods import BLIND, lengths_of, solution_of
 from paceline.sim.oracle import oracle_s
 from paceline.sim.results import Method, Run
 from paceline.sim.scenarios import Scenario
@@ -21,8 +25,8 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True):
     draw: Callable[[int], Scenario]
     """The scenario of a seed."""
     methods: tuple[Method, ...]
-    keep_trail: bool = False
-    """Keep what the nodes reported in the first run of each method, for drawing."""
+    trails: tuple[str, ...] = ()
+    """Labels of methods whose first run keeps what the nodes reported, for figures over time."""
 
 
 class Preset(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,14 +42,25 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True):
     """What a reader of the numbers must know."""
 
     def runs(self, seeds: range, labels: frozenset[str] = frozenset()) -> list["Planned"]:
-        """What is to be run; ``labels``: of these methods only."""
-        return [
+        """What is to be run; ``labels``: of these methods only.
+
+        Raises:
+            ConfigError: none of the methods is called so.
+        """
+        planned = [
             Planned(experiment, method, seed)
             for experiment in self.experiments
             for seed in seeds
             for method in experiment.methods
             if not labels or method.label in labels or method.solution in labels
         ]
+        if not planned:
+            known = {method.label for each in self.experiments for method in each.methods}
+            raise ConfigError(
+                f"preset {self.name} has no method {', '.join(sorted(labels))}; "
+                f"it has {', '.join(sorted(known))}"
+            )
+        return planned
 
 
 class Planned(msgspec.Struct, frozen=True):
@@ -69,6 +84,9 @@ def simulate(scenario: Scenario, method: Method, seed: int, *, keep_trail: bool 
         ConfigError: the method's solution is not there, or refuses its parameters.
     """
     start_s = time.perf_counter()
+    if method.solution in BLIND and not keep_trail:
+        # Nobody would read the reports, and to take them in is most of the work.
+        scenario = msgspec.structs.replace(scenario, report_every=scenario.num_steps)
     control = Steering(scenario, solution_of(method, scenario), lengths_of(method, scenario))
     outcome = job_of(scenario, seed, control, keep_trail=keep_trail).run()
     return Run(
@@ -82,19 +100,41 @@ def simulate(scenario: Scenario, method: Method, seed: int, *, keep_trail: bool 
     )
 
 
-def run_all(planned: list[Planned], first_seed: int) -> Iterator[tuple[Planned, Scenario, Run]]:
-    """Run one after the other; the oracle once per scenario and seed.
+def run_all(
+    planned: list[Planned], first_seed: int, processes: int = 1
+) -> Iterator[tuple[Planned, Scenario, Run]]:
+    """Run everything; the oracle once per scenario and seed.
+
+    Args:
+        planned: what is to be run.
+        first_seed: whose runs keep their trail.
+        processes: runs of other experiments or seeds go on at the same time, in so many processes.
 
     Yields:
-        What was planned, the scenario that it was, and its run, whenever one is over.
+        What was planned, the scenario that it was, and its run, in the order of the plan.
     """
-    known_s: dict[tuple[str, str, int], float] = {}
-    for one in planned:
-        scenario = one.experiment.draw(one.seed)
-        key = (scenario.name, scenario.mode, one.seed)
-        if key not in known_s:
-            known_s[key] = oracle_s(scenario, one.seed)
-        keep_trail = one.experiment.keep_trail and one.seed == first_seed
-        run = simulate(scenario, one.method, one.seed, keep_trail=keep_trail)
-        run = msgspec.structs.replace(run, oracle_s=known_s[key])
-        yield one, scenario, run
+    groups = [list(group) for _, group in itertools.groupby(planned, _job)]
+    run_group = functools.partial(_run_group, first_seed=first_seed)
+    if processes == 1:
+        yield from itertools.chain.from_iterable(map(run_group, groups))
+        return
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        yield from itertools.chain.from_iterable(pool.imap(run_group, groups))
+
+
+def _job(one: Planned) -> tuple[int, int]:
+    """What runs of the same job have in common."""
+    return id(one.experiment), one.seed
+
+
+def _run_group(group: list[Planned], first_seed: int) -> list[tuple[Planned, Scenario, Run]]:
+    """Run one job under several methods."""
+    experiment, seed = group[0].experiment, group[0].seed
+    scenario = experiment.draw(seed)
+    least_s = oracle_s(scenario, seed)
+    done = []
+    for one in group:
+        keep_trail = seed == first_seed and one.method.label in experiment.trails
+        run = simulate(scenario, one.method, seed, keep_trail=keep_trail)
+        done.append((one, scenario, msgspec.structs.replace(run, oracle_s=least_s)))
+    return done

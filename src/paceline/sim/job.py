@@ -35,11 +35,6 @@ from paceline.wire.messages import Feed, NodeFacts
 FEED = 1
 
 
-def latency_s(cost: RestartCost) -> float:
-    """How long a node is away that is restarted."""
-    return cost.pending_s + cost.start_s + cost.rebuild_s + cost.restore_s
-
-
 class Situation(msgspec.Struct, frozen=True, kw_only=True):
     """The job as the master knows it when a decision is due."""
 
@@ -54,6 +49,8 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     """That have a process, with their part of the plan in force."""
     backup: int
     partial: Partial
+    replacing: str = ""
+    """The server whose successor starts."""
     lease_shares: dict[str, int] = {}
     """Asynchronous: of the `AdjustBatch` in force."""
     fixed: bool = False
@@ -211,9 +208,12 @@ class Job:
         else:
             self.agenda.run_next()
 
-    def report(self, tally: Tally, names: Sequence[str], every: int) -> None:
-        """Let the nodes of a role report that have done as many steps."""
-        for row in tally.due(every, self.now_s, self.scenario.heartbeat_s):
+    def report(
+        self, tally: Tally, names: Sequence[str], every: int, *, at_once: bool = False
+    ) -> None:
+        """Let the nodes of a role report that have done as many steps; at once: at any time."""
+        heartbeat_s = 0.0 if at_once else self.scenario.heartbeat_s
+        for row in tally.due(every, self.now_s, heartbeat_s):
             facts = tally.report(row, self.steps, self.now_s)
             self.reports += 1
             self.control.report(names[row], facts, self.now_s)
@@ -242,7 +242,13 @@ class Job:
             workers={names[i]: Share(int(size[i]), int(count[i])) for i in rows},
             backup=self.backup,
             partial=self.partial,
+            replacing=self.replacing,
         )
+
+    @property
+    def replacing(self) -> str:
+        """The server that another is about to take the place of."""
+        return next((node for node in self._restarting if node in self.servers.rows), "")
 
     @property
     def is_restarting(self) -> bool:
@@ -253,15 +259,17 @@ class Job:
 
     def _act(self, action: AnyAction, now_s: float) -> None:
         node = action.node if isinstance(action, KillRestart) else ""
-        if node in self._restarting:
+        if node in self._restarting or (node in self.servers.rows and self.replacing):
             return
         match action:
             case AdjustBatch():
                 self.adjust(action)
             case BackupWorkers(count=count):
-                self.backup = count
+                self.backup, self.partial = count, Partial(left_out=0)
+                self.shorten()
             case Partial():
-                self.partial = action
+                self.backup, self.partial = 0, action
+                self.shorten()
             case AdjustRate():
                 pass  # weighs gradients; takes no time
             case KillRestart():
@@ -272,6 +280,9 @@ class Job:
         acted = Acted(at_s=now_s, step=self.steps, action=name, node=node, reason=action.reason)
         self._acted.append(acted)
 
+    def shorten(self) -> None:
+        """Other short steps were ordered; asynchronous jobs have none."""
+
     def _kill(self, node: str, now_s: float) -> None:
         if node in self._restarting:
             return
@@ -279,7 +290,7 @@ class Job:
         recovery = self.scenario.recovery
         is_worker = node in self.workers.rows
         cost = recovery.worker if is_worker else recovery.server
-        back_s = now_s + latency_s(cost)
+        back_s = now_s + cost.latency_s
         self.agenda.add(back_s, partial(self._back, node, cost))
         if recovery.checkpoint_every_s is not None:
             self.control.killed(node, now_s)

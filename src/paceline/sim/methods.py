@@ -27,11 +27,16 @@ ND = Method(label="ND", solution="nd", windows="paper")
 ND_OWN = Method(label="ND, own windows", solution="nd")
 """In iterations, too: 100 and 200; decisions every 100 iterations, at least 30 s."""
 DD = Method(label="DD", solution="dd", parameters={"largest": 128})
+OVER_TIME = (ND.label, ASP_DDS.label)
+"""What the paper draws over time."""
 PARTIAL = Method(label="partial", solution="partial")
 AUTO = Method(label="auto", solution="auto")
 
 SYNCHRONOUS = (BSP, BACKUP, LB_BSP, ND, ND_OWN, PARTIAL, AUTO)
 ASYNCHRONOUS = (ASP, ASP_DDS, ND, ND_OWN, AUTO)
+
+BLIND = frozenset({"none", "even", "backup_workers", "partial"})
+"""Solutions that do not look at how fast anybody is."""
 
 PAPER_SHORT_S, PAPER_LONG_S, PAPER_EVERY_S = 300.0, 600.0, 300.0
 

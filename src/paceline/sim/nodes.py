@@ -6,6 +6,8 @@ from paceline.sim.costs import Floats, Ints
 from paceline.sim.patterns import Disturbances
 from paceline.sim.scenarios import Scenario
 
+LEAST_PART_S = 1e-9
+"""No handler takes less, whatever the scenario says: of one that took no time nothing is known."""
 _BLOCK = 256
 _NOISE = 1 << 20
 """Keeps the noise's draws apart from those of the patterns."""
@@ -105,7 +107,7 @@ class Servers:
 
     def part_s(self) -> Floats:
         """Time of each server for a worker's part and pull."""
-        return self._traffic.part_s * self.disturbances.slowdown
+        return max(self._traffic.part_s, LEAST_PART_S) * self.disturbances.slowdown
 
     def slowest_s(self, num_parts: int) -> tuple[float, float]:
         """Of the server that takes longest for so many parts and their update: both times."""

@@ -20,7 +20,6 @@ import numpy as np
 
 from paceline.sim.agenda import Agenda, Event
 from paceline.sim.costs import Floats
-from paceline.sim.job import latency_s
 from paceline.sim.nodes import Servers, Workers
 from paceline.sim.patterns import Place, Role, spells_of
 from paceline.sim.scenarios import Scenario
@@ -83,7 +82,7 @@ class _Clairvoyant:
 
     def __init__(self, scenario: Scenario, seed: int) -> None:
         self.scenario, self.seed = scenario, seed
-        self.away_s = latency_s(scenario.recovery.worker)
+        self.away_s = scenario.recovery.worker.latency_s
         self.workers_plan: Plan = {}
         self.servers_plan: Plan = {}
 
@@ -166,7 +165,9 @@ class _Synchronous(_Clairvoyant):
         feed_rest = scenario.num_samples % scenario.batch_size or scenario.batch_size
         per_epoch = scenario.num_steps // scenario.epochs
         for step in range(scenario.num_steps):
-            while agenda.next_s <= now_s:
+            # With all workers away it waits for the next to be back.
+            while agenda.next_s <= now_s or not workers.present.any():
+                now_s = max(now_s, agenda.next_s)
                 agenda.run_next()
             workers.disturbances.move(now_s, step + 1)
             servers.disturbances.move(now_s, step + 1)
@@ -221,7 +222,7 @@ class _Synchronous(_Clairvoyant):
                 cost,
                 self._at_s,
                 0.0,
-                from_s=latency_s(scenario.recovery.server),
+                from_s=scenario.recovery.server.latency_s,
                 loss=scenario.recovery.switch_s,
             )
 
@@ -305,5 +306,5 @@ class _Asynchronous(_Clairvoyant):
             def handles(life: int, server: int = server) -> Floats:
                 return self._handles(server, life, at_s)
 
-            from_s = latency_s(scenario.recovery.server)
+            from_s = scenario.recovery.server.latency_s
             self.servers_plan[server] = best_restarts(handles, at_s, 0.0, from_s=from_s)

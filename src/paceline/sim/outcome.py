@@ -38,7 +38,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     left_out: int = 0
     """Samples that came back later, counted each time."""
     redone: int = 0
-    """Samples that restarts have made somebody compute again."""
+    """Samples that restarts have made somebody compute again; of real jobs also what came too late
+    for a short step."""
     restarts: int = 0
     ledger_calls: int = 0
     """Grants, returns and commits."""

@@ -13,13 +13,12 @@ import csv
 import gzip
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
 from paceline.base.errors import ConfigError
 from paceline.sim.costs import Floats
 from paceline.sim.patterns import Trace
-from paceline.sim.presets import LOCAL_BATCH, PAPER_SCALE, paper_job
+from paceline.sim.presets import PAPER_SCALE, paper_job, resized
 from paceline.sim.scenarios import Scenario
 
 JOBS = (1, 2, 3, 4)
@@ -81,12 +80,5 @@ def draw(directory: Path, job: int, mode: str, seed: int) -> Scenario:
     start = int(np.random.default_rng((seed, job)).integers(ticks))
     rolled = np.roll(slowdowns, -start, axis=1)
     levels = tuple(tuple(row) for row in rolled.round(4).tolist())
-    base = paper_job(f"PAI job {job}", mode, (Trace(tick=TICK_S, levels=levels),), PAPER_SCALE)
-    return msgspec.structs.replace(
-        base,
-        workers=workers,
-        servers=SERVERS,
-        num_samples=STEPS * workers * LOCAL_BATCH,
-        epochs=1,
-        batch_size=workers * LOCAL_BATCH,
-    )
+    traced = paper_job(f"PAI job {job}", mode, (Trace(tick=TICK_S, levels=levels),), PAPER_SCALE)
+    return resized(traced, workers, SERVERS, STEPS)

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from paceline.sim.patterns import AnyPattern, OnOff, Persistent
-from paceline.sim.presets import LOCAL_BATCH, PAPER_SCALE, Scale, paper_job
+from paceline.sim.presets import PAPER_SCALE, paper_job, resized
 from paceline.sim.scenarios import Scenario
 
 STRAGGLING = 0.3
@@ -21,18 +21,6 @@ HOMEPAGE_SLOWDOWN = 6.14
 """Fitted to 27.8 h under BSP; stragglers "can be up to eight times slower than other nodes"."""
 
 
-def _sized(scenario: Scenario, workers: int, servers: int, steps: int) -> Scenario:
-    return msgspec.structs.replace(
-        scenario,
-        workers=workers,
-        servers=servers,
-        num_samples=steps * workers * LOCAL_BATCH,
-        epochs=1,
-        batch_size=workers * LOCAL_BATCH,
-        report_every=10,
-    )
-
-
 def fleet(mode: str, seed: int) -> Scenario:
     """One job of the fleet per seed: 10 to 60 workers, 20 to 60 minutes, stragglers or none."""
     rng = np.random.default_rng((seed, 0))
@@ -40,7 +28,8 @@ def fleet(mode: str, seed: int) -> Scenario:
     servers = max(2, workers * 2 // 5)
     patterns = _stragglers(rng, workers) if rng.random() < STRAGGLING else ()
     job = paper_job("fleet", mode, patterns, PAPER_SCALE)
-    return _sized(job, workers, servers, int(rng.integers(550, 1_650)))
+    job = resized(job, workers, servers, int(rng.integers(550, 1_650)))
+    return msgspec.structs.replace(job, report_every=10)
 
 
 def _stragglers(rng: np.random.Generator, workers: int) -> tuple[AnyPattern, ...]:
@@ -74,6 +63,7 @@ def homepage(mode: str, scale: float = 1.0) -> Scenario:
         Persistent(nodes=(11, 97), slowdown=HOMEPAGE_SLOWDOWN),
         OnOff(mean_on=600.0, mean_off=1_800.0, delay_s=1.0, probability=0.2),
     )
-    job = paper_job("homepage", mode, patterns, Scale())
+    job = paper_job("homepage", mode, patterns, PAPER_SCALE)
     steps = round(HOMEPAGE_STEPS * scale)
-    return _sized(job, HOMEPAGE_WORKERS, HOMEPAGE_SERVERS, steps)
+    job = resized(job, HOMEPAGE_WORKERS, HOMEPAGE_SERVERS, steps)
+    return msgspec.structs.replace(job, report_every=10)

@@ -3,7 +3,8 @@
 Nothing here says how they came about but `Results.clock`, which everything made of them repeats.
 """
 
-from collections.abc import Iterable
+import statistics
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import msgspec
@@ -42,6 +43,29 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """Wall time of the run."""
 
 
+class CallCosts(msgspec.Struct, frozen=True, kw_only=True):
+    """What management costs, as measured on real jobs."""
+
+    ledger_call_s: float
+    """A grant, a return, or a commit, at the master."""
+    action_s: float
+    """What all workers wait when a global action takes effect."""
+
+    def mean_share(self, runs: Sequence[Run]) -> tuple[float, float]:
+        """Of the JCT, the mean over runs: ledger and actions."""
+        ledger, actions = zip(*map(self.share, runs), strict=True)
+        return statistics.mean(ledger), statistics.mean(actions)
+
+    def share(self, run: Run) -> tuple[float, float]:
+        """Of the JCT, if nothing of it overlapped with training: ledger and actions."""
+        outcome = run.outcome
+        actions = sum(acted.action != "KillRestart" for acted in outcome.acted)
+        return (
+            outcome.ledger_calls * self.ledger_call_s / outcome.jct_s,
+            actions * self.action_s / outcome.jct_s,
+        )
+
+
 class Results(msgspec.Struct, kw_only=True):
     """All runs of one command."""
 
@@ -54,6 +78,8 @@ class Results(msgspec.Struct, kw_only=True):
     """Date and time, ISO 8601."""
     notes: tuple[str, ...] = ()
     """What a reader of the numbers must know."""
+    call_costs: CallCosts | None = None
+    """None: not measured."""
     methods: dict[str, Method] = {}
     """By label."""
     scenarios: dict[str, Scenario] = {}

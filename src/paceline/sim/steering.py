@@ -1,5 +1,9 @@
 """The master's side of a simulated job: its monitor, its controller, and a solution."""
 
+import heapq
+import itertools
+import math
+import zlib
 from collections.abc import Sequence
 
 import msgspec
@@ -18,7 +22,7 @@ from paceline.sim.nodes import server_names, worker_names
 from paceline.sim.scenarios import Scenario
 from paceline.wire.messages import NodeFacts
 
-POLL_S = 1.0
+POLL_S = 0.2
 """How often the controller is asked whether a decision is due; in the master, with its ticks."""
 
 
@@ -35,6 +39,9 @@ class Steering:
         self._restarts: dict[str, int] = {}
         self._progress = Progress(0.0, 0)
         self.next_s = 0.0
+        self._under_way: list[tuple[float, int, str, NodeFacts]] = []
+        """Heartbeats by the time at which they come."""
+        self._order = itertools.count()
         recovery = scenario.recovery
         costs = {"worker-0": recovery.worker, "server-0": recovery.server}
         for node, cost in costs.items():
@@ -44,23 +51,36 @@ class Steering:
     # ------------------------------------------------------------------ facts
 
     def report(self, node: str, facts: NodeFacts, now_s: float) -> None:
-        """Take in what a node did."""
-        self._monitor.heartbeat(node, facts, now_s)
+        """A node's agent tells of this with its next heartbeat, each at its own moments."""
+        every_s = self._scenario.heartbeat_s
+        phase_s = every_s * (zlib.crc32(node.encode()) / 2**32)
+        due_s = phase_s + every_s * math.ceil((now_s - phase_s) / every_s)
+        heapq.heappush(self._under_way, (due_s, next(self._order), node, facts))
+
+    def _hear(self, now_s: float) -> None:
+        """Take in the heartbeats up to now."""
+        while self._under_way and self._under_way[0][0] <= now_s:
+            due_s, _, node, facts = heapq.heappop(self._under_way)
+            self._monitor.heartbeat(node, facts, due_s)
+
+    def _silence(self, node: str) -> None:
+        """What its process had not told dies with it."""
+        self._under_way = [one for one in self._under_way if one[2] != node]
+        heapq.heapify(self._under_way)
 
     def killed(self, node: str, now_s: float) -> None:
         """A node's process has ended."""
+        self._silence(node)
         self._monitor.note(Tell("process_exited", node), now_s)
 
     def restarted(self, node: str, inc: int, cost: RestartCost) -> None:
         """A node that was killed is back, as another incarnation; ``cost`` is what it took."""
+        self._silence(node)
+        self._monitor.history(node).restart()  # a real server's successor has another name
         self._restarts[node] = self._restarts.get(node, 0) + 1
         measured = StartMeasured(node=node, inc=inc, cost=cost, launched=True)
         self._monitor.restarts.apply(measured)
         self._controller.works(node, cost, self._progress)
-
-    def restart_cost(self, role: str) -> RestartCost:
-        """As the monitor knows it."""
-        return self._monitor.restarts.cost(role)
 
     # ------------------------------------------------------------------ decisions
 
@@ -71,6 +91,7 @@ class Steering:
 
     def decide(self, now: Situation) -> Sequence[AnyAction]:
         """Ask the solution."""
+        self._hear(now.now_s)
         total = self._scenario.num_samples * self._scenario.epochs
         self._progress = Progress(now.now_s, now.committed, total)
         self._monitor.num_workers = len(now.workers)
@@ -102,28 +123,29 @@ class Steering:
             steps_left=now.steps_left,
             shares=now.workers,
             servers=tuple(server_names(scenario.servers)),
+            replacing=now.replacing,
+            lease_shares=now.lease_shares,
+            fixed=now.fixed,
+            backup=now.backup,
+            left_out=now.partial.left_out,
+            chunks=now.partial.chunks,
+            absent=scenario.workers - len(now.workers),
             restarts=self._restarts,
             pending_s=scenario.recovery.worker.pending_s,
             since_action_s=self._controller.since_action_s(now.now_s),
         )
         seen = self._monitor.observe(now.now_s, job)
-        # Not in the master's view yet: what else is in force, what the hardware is, what stalls.
+        # What the master does not know of a node: what the hardware is, and what stalls.
         kinds = dict(zip(worker_names(scenario.workers), scenario.kinds, strict=False))
         stall_s = scenario.recovery.server.stall_s
         return msgspec.structs.replace(
             seen,
             server_restart=msgspec.structs.replace(seen.server_restart, stall_s=stall_s),
-            backup=now.backup,
-            left_out=now.partial.left_out,
-            chunks=now.partial.chunks,
-            fixed=now.fixed,
-            absent=scenario.workers - len(now.workers),
             workers=tuple(
                 msgspec.structs.replace(
                     worker,
                     kind=kinds.get(worker.node, ""),
                     batch_limit=scenario.batch_limit,
-                    lease_share=now.lease_shares.get(worker.node, 0),
                 )
                 for worker in seen.workers
             ),

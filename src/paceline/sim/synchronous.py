@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.base.samples import SampleSet, Span
+from paceline.master.records import Plan
 from paceline.master.sizing import lease_steps, plan_lead
-from paceline.policy.straggler.actions import AdjustBatch, Profile
+from paceline.policy.straggler.actions import AdjustBatch, Profile, Share
 from paceline.sim.costs import Floats, Ints, served_s
 from paceline.sim.job import FEED, Job
 from paceline.sim.slices import Parts, Slices
@@ -74,6 +75,10 @@ class Synchronous(Job):
         """Samples and T^w of that batch; 0: there is none."""
         self._step_s: float | None = None
         self._pause_s = 0.0
+        self._short = self.backup, self.partial
+        """In force for the step under way."""
+        self._short_from = 0
+        """The step from which on what was ordered last is."""
         self._stopped_until_s: float | None = None
         """All were stopped, and will be back then."""
         self._kept: tuple[float, int, tuple[Span, ...]] = (0.0, 0, ())
@@ -104,10 +109,12 @@ class Synchronous(Job):
         dealt = self._slices.next(shares, lease_steps(self._step_s))
         if dealt is None:
             return False
+        if self._slices.step >= self._short_from:
+            self._short = self.backup, self.partial
         self.workers.disturbances.move(self.now_s, self._slices.step)
         self.servers.disturbances.move(self.now_s, self._slices.step)
         parts, orphans = dealt
-        count = np.maximum(1, self.accumulation * self.partial.chunks)
+        count = np.maximum(1, self.accumulation * self._short[1].chunks)
         self._rounds = [self._round(parts, np.maximum(self.now_s, self._free_s), count)]
         self._share_out(orphans, self.now_s)
         return True
@@ -164,12 +171,14 @@ class Synchronous(Job):
         return _Decided(closed_s, there_s + sent_s + update_s)
 
     def _is_short(self) -> bool:
-        return self.backup > 0 or self.partial.left_out > 0
+        backup, partial = self._short
+        return backup > 0 or partial.left_out > 0
 
     def _enough_s(self, ends_s: Floats) -> float:
         """When only as much is missing as may be."""
-        if self.backup > 0:
-            return float(np.sort(ends_s)[max(0, len(ends_s) - self.backup - 1)])
+        backup, partial = self._short
+        if backup > 0:
+            return float(np.sort(ends_s)[max(0, len(ends_s) - backup - 1)])
         when, size = [], []
         for each in self._rounds:
             for batch in range(1, int(each.count.max()) + 1):
@@ -179,7 +188,7 @@ class Synchronous(Job):
                 size.append((each.samples_of(last) - each.samples_of(last - 1))[there])
         at_s, samples = np.concatenate(when), np.concatenate(size)
         order = np.argsort(at_s, kind="stable")
-        enough = samples.sum() - self.partial.left_out
+        enough = samples.sum() - partial.left_out
         reached = int(np.searchsorted(np.cumsum(samples[order]), max(1, enough)))
         return float(at_s[order[reached]])
 
@@ -219,7 +228,9 @@ class Synchronous(Job):
                 committed.subtract(left_out)
                 self._slices.put_back(worker, left_out)
                 self.left_out += sum(len(span) for span in left_out)
-            self._keep_late(each, done, late & ~busy, closed_s)
+            # A worker hears of it a message later, and may have begun another batch by then.
+            heard_s = closed_s + self.scenario.traffic.message_s
+            self._keep_late(each, done, late & ~busy, heard_s)
             busy |= late
         self.short_steps += self.left_out > before
         return committed
@@ -238,9 +249,7 @@ class Synchronous(Job):
         tally = self.worker_tally
         samples = each.samples_of(done)
         part_s = float(self.servers.part_s().max(initial=0.0))
-        tally.steps += done
-        tally.samples += samples
-        tally.compute_s += done * each.batch_s
+        tally.add(done, samples, each.batch_s)
         tally.server_s += done * part_s
         tally.message_s += done * self.scenario.traffic.message_s
         self.contributed += samples
@@ -248,10 +257,7 @@ class Synchronous(Job):
     def _note_late(self) -> None:
         """Batches that came too late for their step, and are over now."""
         over = (self._late[1] > 0) & (self._free_s <= self.now_s)
-        tally = self.worker_tally
-        tally.steps += over
-        tally.samples += np.where(over, self._late[0], 0.0)
-        tally.compute_s += np.where(over, self._late[1], 0.0)
+        self.worker_tally.add(over, np.where(over, self._late[0], 0.0), self._late[1])
         self._late[:, over] = 0.0
 
     def _note_servers(self) -> None:
@@ -266,10 +272,15 @@ class Synchronous(Job):
         """Holds from a step ahead: the same one for all workers."""
         # The lead counts from the undecided step, which is not among those ahead.
         self._slices.recall(plan_lead(self._step_s) - 1)
-        for name, share in action.shares.items():
-            row = self.workers.rows[name]
+        plan = Plan(shares=action.shares)
+        for name, row in self.workers.rows.items():
+            share = plan.share_of(name) or Share(self.scenario.local_batch)
             self.batch_size[row] = share.batch_size
             self.accumulation[row] = share.accumulation
+
+    def shorten(self) -> None:
+        """Holds from a step ahead, as a plan does."""
+        self._short_from = self._slices.step + plan_lead(self._step_s)
 
     def profile(self, action: Profile) -> None:
         """Before the next step, while the others wait; the samples stay in the leases."""
@@ -278,11 +289,10 @@ class Synchronous(Job):
             sizes[self.workers.rows[name]] = size
         batch_s = self.workers.batch_s(sizes, self._slices.step)
         names, tally = self.workers.names, self.worker_tally
-        self.report(tally, names, 1)
-        tally.steps += np.where(sizes > 0, action.steps, 0)
-        tally.samples += action.steps * sizes
-        tally.compute_s += action.steps * batch_s
-        self.report(tally, names, 1)
+        # Apart from the steps before and after: means over batches of several sizes say nothing.
+        self.report(tally, names, 1, at_once=True)
+        tally.add(np.where(sizes > 0, action.steps, 0), action.steps * sizes, batch_s)
+        self.report(tally, names, 1, at_once=True)
         self.pause(action.steps * float(batch_s.max()))
 
     # ------------------------------------------------------------------ nodes that go and come

@@ -10,6 +10,10 @@ class GetStatus(Message, frozen=True):
     """Answer: JobStatus."""
 
 
+class GetObservation(Message, frozen=True):
+    """Answer: Observed."""
+
+
 class Scale(Message, frozen=True):
     """Set the number of workers; answer: Done."""
 
@@ -88,6 +92,15 @@ class JobStatus(Message, frozen=True):
     num_events: int
     """Lines in the events file so far."""
     error: str = ""
+    short_steps: int = 0
+    """Steps that were decided while something of their slice was missing."""
+
+
+class Observed(Message, frozen=True):
+    """What a solution would see now."""
+
+    json: str
+    """A `paceline.policy.straggler.observation.Observation`; empty: nobody trains."""
 
 
 class JobInfo(Message, frozen=True):
@@ -109,5 +122,5 @@ class Done(Message, frozen=True):
     error: str = ""
 
 
-Call = GetStatus | Scale | Kill | Replace | StopJob | GetSpec | Join
-Reply = JobStatus | JobInfo | Joined | Done
+Call = GetStatus | GetObservation | Scale | Kill | Replace | StopJob | GetSpec | Join
+Reply = JobStatus | Observed | JobInfo | Joined | Done

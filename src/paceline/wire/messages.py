@@ -11,7 +11,7 @@ sender; a receiver acts only if ``epoch_no`` equals its own. Senders repeat unti
 
 import msgspec
 
-from paceline.base.samples import Span
+from paceline.base.samples import Intervals, Span, between
 from paceline.wire.schema import ModelSchema
 
 
@@ -53,6 +53,10 @@ class ServerMap(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(server.inc for k, server in enumerate(self.servers) if k in owning)
 
 
+Slice = tuple[Span, ...]
+"""What one synchronous step consists of, in order."""
+
+
 class Feed(msgspec.Struct, frozen=True, kw_only=True):
     """One call of ``job.batches`` or ``job.evaluate``: a source, read for some epochs.
 
@@ -85,16 +89,87 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def last_step(self) -> int:
-        """The step of the feed's last slice."""
-        return self.first_step + self.steps_per_epoch * self.epochs
+        """The step of the feed's last slice, if no step before it is declared short."""
+        return self.first_step + self.num_slices
 
-    def slice_of(self, step: int) -> Span:
-        """The global batch of ``step`` (first_step < step <= last_step), as positions."""
-        epoch, k = divmod(step - self.first_step - 1, self.steps_per_epoch)
+    @property
+    def num_slices(self) -> int:
+        """Slices of all epochs; 0: not known."""
+        return self.steps_per_epoch * self.epochs
+
+    def slice_no(self, number: int) -> Span:
+        """Slice ``number`` (1 ... num_slices) of the feed's order, as positions."""
+        epoch, k = divmod(number - 1, self.steps_per_epoch)
         size = self.num_samples or 0
         start = k * self.batch_size
         stop = min(start + self.batch_size, size)
         return Span(self.line(), epoch * size + start, epoch * size + stop)
+
+    def slice_of(self, step: int) -> Span:
+        """The global batch of a step, if no step before it is declared short."""
+        return self.slice_no(step - self.first_step)
+
+    def number_at(self, position: int) -> int:
+        """The number of the slice that holds this position."""
+        epoch, offset = divmod(position, self.num_samples or 1)
+        return epoch * self.steps_per_epoch + offset // self.batch_size + 1
+
+    def next_slice(self, done: Intervals) -> Slice:
+        """What the step consists of that follows a model with these samples of the feed.
+
+        The slices come in order; after the last one of an epoch what short steps have left out of
+        it, in slices of the same size. Empty: the model has all.
+        """
+        size = self.num_samples or 0
+        number = self.number_at(done.edges[-1] - 1) if done else 0
+        if number and number % self.steps_per_epoch == 0:
+            left = done.gaps(0, number // self.steps_per_epoch * size)
+            spans = (Span(self.line(), start, stop) for start, stop in left)
+            if found := between(spans, 0, self.batch_size):
+                return tuple(found)
+        return (self.slice_no(number + 1),) if number < self.num_slices else ()
+
+    def is_in_order(self, whole: Slice) -> bool:
+        """Whether this is a slice of the order, and none of left-outs."""
+        return whole == (self.slice_no(self.number_at(whole[0].start)),)
+
+    def rank(self, whole: Slice) -> int:
+        """The number of a slice in order; of one of left-outs: that of the next one in order."""
+        number = self.number_at(whole[0].start)
+        if self.is_in_order(whole):
+            return number
+        return -(-number // self.steps_per_epoch) * self.steps_per_epoch + 1
+
+    def start_of(self, number: int) -> int:
+        """Where slice ``number`` begins; beyond the last one: the end."""
+        if number > self.num_slices:
+            return (self.num_samples or 0) * self.epochs
+        return self.slice_no(number).start
+
+
+class Batching(msgspec.Struct, frozen=True, array_like=True):
+    """How a worker computes its share of the steps from position ``start`` of their feed on.
+
+    A contribution is computed in batches whose gradients are added up.
+    """
+
+    start: int = 0
+    batch_size: int = 0
+    """Samples of a batch at most; 0: all of the contribution."""
+    contribution: int = 0
+    """Samples of a contribution; 0: all of the share."""
+    short: bool = False
+    """A step may be decided without it, so it is worth while to look out for that."""
+
+
+class Rate(msgspec.Struct, frozen=True, array_like=True):
+    """ADJUST_LR: what the learning rate of a worker's contributions is multiplied with."""
+
+    plan: int = 0
+    """A newer one replaces it."""
+    factor: float = 1.0
+    by_staleness: bool = False
+    """Also with 1 / (1 + updates since its parameters were pulled)."""
 
 
 LINES_PER_FEED = 1 << 20
@@ -154,15 +229,31 @@ class Cut(Message, frozen=True):
     cut_no: int
 
 
+class Allow(Message, frozen=True):
+    """master -> leader: from ``step`` on decide a slice while a share of it is missing.
+
+    ``left_out`` samples of ``of``, the global batch; of a smaller slice as much less.
+    """
+
+    epoch_no: int
+    inc: int
+    no: int
+    """Of the plan; a newer one replaces it."""
+    step: int
+    left_out: int
+    of: int
+
+
 class Remap(Message, frozen=True):
     """The map from here on. With copies: owners set these buckets aside and send them.
 
-    ``fenced`` and ``clocks`` (inc, clock, base) are what a next leader goes on from.
+    ``fenced``, ``clocks`` (inc, clock, base) and ``allowed`` are what a next leader goes on from.
     """
 
     map: ServerMap
     fenced: tuple[int, ...] = ()
     clocks: tuple[tuple[int, int, int], ...] = ()
+    allowed: tuple[Allow, ...] = ()
 
 
 Entry = Update | Cut | Remap
@@ -174,7 +265,7 @@ Entry = Update | Cut | Remap
 class Part(Message, frozen=True):
     """worker -> each server: its share of one contribution; tensors follow as frames.
 
-    ``slice`` (BSP) is the slice of the epoch that step ``step`` consists of.
+    ``slice`` (BSP) is what step ``step`` consists of.
     """
 
     epoch_no: int
@@ -184,8 +275,13 @@ class Part(Message, frozen=True):
     spans: tuple[Span, ...]
     weight: int
     step: int = 0
-    slice: Span | None = None
+    slice: Slice = ()
     rates: tuple[float, ...] = ()
+    factor: float = 1.0
+    """On the learning rates."""
+    seen: int = -1
+    """Contributions in the model whose parameters it was computed on; -1: its staleness does not
+    matter."""
     tables: tuple[int, ...] = ()
     """Tables with sparse gradients here, in the order of their (ids, gradients) frames."""
     dense: tuple[str, ...] = ()
@@ -232,6 +328,8 @@ class Pull(Message, frozen=True):
     min_step: int = 0
     clock: int = -1
     """SSP: contributions this worker has offered; -1: it is idle and nobody waits for it."""
+    feed: Feed | None = None
+    """BSP: what it trains on."""
     tables: tuple[int, ...] = ()
     dense: bool = True
 
@@ -245,6 +343,10 @@ class Pulled(Message, frozen=True):
     ticket: int
     step: int
     last_seq: int
+    applied: int = 0
+    """Contributions in the model, of this epoch_no (without steps)."""
+    slice: Slice = ()
+    """What step + 1 of the pull's feed consists of."""
     handler_s: float = 0.0
     dense: tuple[str, ...] = ()
 
@@ -285,7 +387,8 @@ class Piece(Message, frozen=True):
     """old owner -> new owner: bytes of its buckets as of the copy entry, from ``offset`` on.
 
     The buckets are packed as for a cut (``num_bytes`` in all). What else the new owner goes on from
-    comes with each piece: position, step, committed set, and the last seq of each worker.
+    comes with each piece: position, step, committed set, the last seq of each worker, and what is
+    counted in an epoch.
     """
 
     epoch_no: int
@@ -299,6 +402,9 @@ class Piece(Message, frozen=True):
     committed: tuple[Span, ...]
     last_seq: tuple[tuple[int, int], ...]
     last_cut: int
+    applied: int = 0
+    short_steps: int = 0
+    left_out: int = 0
     offset: int = 0
     num_bytes: int = 0
 
@@ -413,9 +519,10 @@ class OpenFeed(Message, frozen=True):
 class LeaseRequest(Message, frozen=True):
     """worker -> master: more samples of ``feed``. The same n gets the same grant.
 
-    ``step`` (BSP): the undecided step; ``starving``: nothing is left to offer for it. ``ends``: the
-    partitions (of a feed of unknown length) that the worker sees reach further than the master is
-    known to know, and whether no partition will grow any more (``finished``).
+    ``step`` and ``slice`` (BSP): the undecided step and what it consists of, if the worker knows;
+    ``starving``: nothing is left to offer for it. ``ends``: the partitions (of a feed of unknown
+    length) that the worker sees reach further than the master is known to know, and whether none
+    will grow any more (``finished``).
     ``handled`` (at-least-once): applied on every server.
     """
 
@@ -424,6 +531,7 @@ class LeaseRequest(Message, frozen=True):
     n: int
     feed: int
     step: int = 0
+    slice: Slice = ()
     starving: bool = False
     ends: tuple[tuple[str, int], ...] = ()
     finished: bool = False
@@ -464,12 +572,17 @@ class FenceAnswer(Message, frozen=True):
 
 
 class Committed(Message, frozen=True):
-    """leader -> master: the committed set and step now."""
+    """leader -> master: the committed set and step now, and the newest `Allow` that it knows."""
 
     epoch_no: int
     inc: int
     step: int
     committed: tuple[Span, ...]
+    allow: int = 0
+    short_steps: int = 0
+    """Of this epoch_no: decided while something of their slice was missing."""
+    left_out: int = 0
+    """Samples that were missing, in all of them."""
 
 
 class Copied(Message, frozen=True):
@@ -582,7 +695,8 @@ class FeedOpened(Message, frozen=True):
 class Grant(Message, frozen=True):
     """master -> worker: the answer to request n. ``end``: the feed is complete.
 
-    ``lines`` (a feed of unknown length): the lines of the spans.
+    ``lines`` (a feed of unknown length): the lines of the spans. ``batching`` (BSP): from the
+    undecided step on, by ``start``; empty: all of a share at once.
     """
 
     epoch_no: int
@@ -592,20 +706,32 @@ class Grant(Message, frozen=True):
     spans: tuple[Span, ...] = ()
     end: bool = False
     lines: tuple[SourceLine, ...] = ()
+    batching: tuple[Batching, ...] = ()
+    rate: Rate = Rate()
+
+
+class NewRate(Message, frozen=True):
+    """master -> worker: from the next contribution on. If it is lost, the next grant says it."""
+
+    epoch_no: int
+    inc: int
+    rate: Rate
 
 
 class Recall(Message, frozen=True):
-    """master -> worker: give back what you have not begun from position ``start`` of ``line`` on.
+    """master -> worker: give back what of ``feed`` you have not begun; some of it.
 
-    It is of the time of grant ``n``: a worker that has not taken that one yet, or has taken a later
-    one, does nothing. Repeated while the ledger holds such a lease.
+    Of steps: from position ``start`` on. Else: all but the first ``keep`` samples. It is of the
+    time of grant ``n``: a worker that has not taken that one yet, or has taken a later one, does
+    nothing.
     """
 
     epoch_no: int
     inc: int
     n: int
-    line: int
-    start: int
+    feed: int
+    start: int = 0
+    keep: int = 0
 
 
 class GivenBack(Message, frozen=True):
@@ -706,12 +832,14 @@ NodeDown = (
     WriteInitial
     | FeedOpened
     | Grant
+    | NewRate
     | Recall
     | GivenBack
     | Evaluated
     | Restore
     | NewEpoch
     | Fence
+    | Allow
     | TakeCut
     | JoinServers
     | ChangeMap

@@ -18,6 +18,10 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """Job completion time: from the job's first start, interruptions included."""
     committed: int = 0
     total: int = 0
+    short_steps: int = 0
+    """Steps that were decided while something of their slice was missing."""
+    left_out: int = 0
+    """Samples that were missing in them; they came later in the epoch."""
 
 
 def write_outcome(outcome: Outcome, path: Path) -> bool:

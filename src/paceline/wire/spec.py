@@ -158,8 +158,9 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Steps, in mode ssp only (elsewhere setting it is an error). Default 3."""
     samples: Samples = "exactly-once"
     """What holds for each sample whatever dies. Default exactly-once; bsp offers nothing else."""
-    solution: Annotated[str, Meta(description="the name of a solution")] = "none"
-    """Policy against stragglers: paceline's own, or of an installed package. Default none."""
+    solution: Annotated[str, Meta(description="the name of a solution")] = "auto"
+    """Policy against stragglers. Default auto: paceline's own; with none nobody acts on them, and
+    equal runs of mode bsp sum in equal order."""
     solution_args: dict[str, str] = {}
     """Its parameters, by name. Default none: its own defaults."""
     decide_every_s: PositiveSeconds | None = None

@@ -5,6 +5,7 @@ from rich.table import Table
 
 from paceline.cli.report.facts import Facts, Incident
 from paceline.cli.wording import clock, counted, milliseconds, percent, progress, seconds, speed
+from paceline.wire.outcome import Outcome
 
 MAX_TOLD = 5
 
@@ -82,7 +83,15 @@ def figures(facts: Facts) -> list[tuple[str, str]]:
         ("relaunches", str(facts.num_relaunches)),
         ("restores from a cut", str(facts.num_restores)),
         ("valid cuts made", str(sum(event.event == "cut_valid" for event in facts.events))),
+        *_short_steps(outcome),
     ]
+
+
+def _short_steps(outcome: Outcome | None) -> list[tuple[str, str]]:
+    if outcome is None or not outcome.short_steps:
+        return []
+    told = f"{outcome.short_steps:,} ({outcome.left_out:,} samples came later in their epoch)"
+    return [("steps declared short", told)]
 
 
 def worker_rows(facts: Facts) -> list[tuple[str, ...]]:

@@ -6,9 +6,6 @@ from paceline.cli.stragglers.emulations import MOST_SHARE, Beside, Emulations
 from paceline.cli.stragglers.tables import _table
 from paceline.policy.straggler.decision_log import describe_cost
 
-CLOSE = 0.1
-"""JCT ratios that lie so near to 1 bear the simulator out."""
-
 
 def markdown_beside(results: Emulations) -> str:
     """What the simulator makes of the same scenarios with measured messages and restarts."""

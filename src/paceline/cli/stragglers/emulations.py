@@ -84,7 +84,7 @@ def emulate(results: Emulations, planned: Sequence[Planned], ran: Callable[[Run]
             results.calibrations[scenario.mode] = calibrate(scenario, one.seed)
         begun_s = time.monotonic()
         is_first = not results.of(scenario.name, scenario.mode, one.method.label)
-        keep_trail = one.experiment.keep_trail and is_first
+        keep_trail = is_first and one.method.label in one.experiment.trails
         try:
             found = run_real(scenario, one.method, one.seed, keep_trail=keep_trail)
         except PermanentError as error:
@@ -126,7 +126,10 @@ def calibrate(scenario: Scenario, seed: int) -> Calibration:
     step_s = np.median(np.concatenate([np.diff(each[:, 0]) for each in batches]))
     busy_s = [each[:, 1] - each[:, 0] for each in batches]
     if scenario.mode == "bsp":  # a step takes as long as its slowest worker
-        busy_s = [np.max([each[:CALIBRATION_STEPS] for each in busy_s], axis=0)]
+        count = min(
+            CALIBRATION_STEPS, *map(len, busy_s)
+        )  # who is late may leave its part to others
+        busy_s = [np.max([each[:count] for each in busy_s], axis=0)]
     message_s = max(0.0, step_s - np.median(np.concatenate(busy_s)))
     updates = np.concatenate(list(ran.updates.values()))
     return Calibration(

@@ -38,7 +38,8 @@ def draw(results: Results, directory: Path) -> list[Path]:
     with mpl.rc_context(STYLE):
         for name, figure in _figures(results):
             path = directory / f"{name}.png"
-            figure.text(0.01, 0.01, CLOCKS[results.clock], fontsize=7, color="#777777")
+            caption = CLOCKS[results.clock]
+            figure.supxlabel(caption, x=0.01, ha="left", fontsize=7, color="#777777")
             figure.savefig(path, dpi=130)
             drawn.append(path)
     return drawn
@@ -55,6 +56,7 @@ def _figures(results: Results) -> list[tuple[str, Figure]]:
         ("fig15_dedicated", _dedicated(results)),
         ("fig16_shares_by_speed", _shares(results)),
         ("fig17_restart", _restarts(results)),
+        ("fig18_management", _management(results)),
         ("table3", _intensities(results)),
     ]
     return [(name, figure) for name, figure in found if figure is not None]
@@ -188,11 +190,11 @@ def _intensities(results: Results) -> Figure | None:
 
 
 def _batch_cost(results: Results) -> Figure | None:
-    """Figure 7: what the scenarios take a batch to cost."""
+    """Figure 7: what the scenarios take a batch to cost; given, not measured."""
     scenario = results.scenarios.get("worker 0.8")
     if scenario is None:
         return None
-    figure, axes = _figure("Fig. 7: BPT by batch size, undisturbed", "batch size", "T^w (s)")
+    figure, axes = _figure("Fig. 7: BPT by batch size, as assumed", "batch size", "T^w (s)")
     sizes = list(range(0, 2 * scenario.local_batch, 256))
     axes.plot(sizes, [float(scenario.compute.batch_s(size)) for size in sizes], color=COLOURS[0])
     return figure
@@ -264,4 +266,23 @@ def _shares(results: Results) -> Figure | None:
         busy_s = sum(sight.steps * sight.compute_s for sight in mine)
         done = sum(sight.steps * sight.batch_size for sight in mine)
         axes.plot(done / busy_s, samples, "o", color=COLOURS[0])
+    return figure
+
+
+def _management(results: Results) -> Figure | None:
+    """Figure 18: what managing a job takes of its time, from costs measured on real jobs."""
+    costs = results.call_costs
+    rows = [row for row in results.rows() if " + " in row[0]]
+    if costs is None or not rows:
+        return None
+    title = "Fig. 18: management, an estimate from measured costs"
+    figure, axes = _figure(title, "workers + servers", "% of the JCT")
+    labels = [f"{scenario}\n{method}" for scenario, _, method in rows]
+    shares = [costs.mean_share(results.of(*row)) for row in rows]
+    ledger, actions = ([100.0 * share for share in part] for part in zip(*shares, strict=True))
+    axes.bar(labels, ledger, color=COLOURS[0], label="ledger")
+    axes.bar(labels, actions, bottom=ledger, color=COLOURS[1], label="actions")
+    axes.axhline(0.45, color=PAPER_COLOUR, linestyle="--", label="paper: 0.44 to 0.46")
+    axes.legend(fontsize=8)
+    axes.tick_params(axis="x", labelsize=7)
     return figure

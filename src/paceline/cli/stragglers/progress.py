@@ -43,4 +43,5 @@ class Watch:
             f"{run.outcome.jct_s:9,.0f} s  {run.outcome.jct_s / run.oracle_s:5.2f} x oracle  "
             f"[dim]in {run.took_s:.1f} s[/]",
             highlight=False,
+            soft_wrap=True,
         )

@@ -1,13 +1,14 @@
 """The paper's experiments at the size of one machine: the presets of ``paceline bench``."""
 
-from collections.abc import Callable
+from functools import partial
 
 import msgspec
 
 from paceline.base.errors import ConfigError
 from paceline.policy.straggler.registry import solution
+from paceline.sim.catalogue import always
 from paceline.sim.experiments import Experiment, Preset
-from paceline.sim.methods import ASP, ASP_DDS, AUTO, BSP, LB_BSP, ND, ND_OWN, solution_of
+from paceline.sim.methods import ASYNCHRONOUS, AUTO, BSP, ND, OVER_TIME, SYNCHRONOUS, solution_of
 from paceline.sim.patterns import AnyPattern, Persistent
 from paceline.sim.presets import (
     INTENSITIES,
@@ -24,8 +25,6 @@ from paceline.sim.scenarios import Scenario
 SAMPLES = 256
 """Of a worker's batch, for 4,096 of the paper: they are dealt and counted, not computed."""
 WORST = 0.8
-SYNCHRONOUS = (BSP, LB_BSP, ND, ND_OWN, AUTO)
-ASYNCHRONOUS = (ASP, ASP_DDS, ND, AUTO)
 
 
 class Size(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,15 +62,18 @@ def _within(pattern: AnyPattern, size: Size) -> AnyPattern:
 
 
 def scaled(method: Method, scenario: Scenario, steps: float) -> Method:
-    """The method with the periods that the shorter job asks for."""
+    """The method with the periods that the shorter job asks for, and a part of its workers."""
     if method.windows == "paper":
         period = solution_of(method, scenario)
         every_s, every_steps = period.every_s, period.every_steps
     else:
         period = solution(method.solution, method.parameters)
         every_s = period.every_s * scenario.time_scale
-        every_steps = round(period.every_steps * steps)
+        # 0 would be at any time.
+        every_steps = max(min(period.every_steps, 1), round(period.every_steps * steps))
     parameters = {"every_s": every_s, "every_steps": every_steps, **method.parameters}
+    if "count" in parameters:
+        parameters["count"] = max(1, int(parameters["count"]) * scenario.workers // WORKERS)
     return msgspec.structs.replace(method, parameters=parameters)
 
 
@@ -83,19 +85,10 @@ def _experiments(
         for intensity in intensities:
             scenario = shrunk(kind(intensity, mode, size.scale), size)
             of_this = tuple(scaled(method, scenario, size.scale.steps) for method in methods)
-            keep_trail = intensity == WORST
-            found.append(Experiment(draw=_always(scenario), methods=of_this, keep_trail=keep_trail))
+            draw = partial(always, scenario=scenario)
+            trails = OVER_TIME if intensity == WORST else ()
+            found.append(Experiment(draw=draw, methods=of_this, trails=trails))
     return found
-
-
-def _always(scenario: Scenario) -> Callable[[int], Scenario]:
-    """The same scenario for every seed."""
-
-    def draw(seed: int) -> Scenario:
-        del seed
-        return scenario
-
-    return draw
 
 
 def presets(size: Size) -> dict[str, Preset]:

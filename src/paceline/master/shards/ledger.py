@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from paceline.base.samples import Intervals, SampleSet, Span, between
 from paceline.wire.messages import Feed, SourceLine, feed_of
 
-Slice = tuple[Sequence[Span], Sequence[Span]]
+Part = tuple[Sequence[Span], Sequence[Span]]
 """A slice, whole, and one member's part of it."""
 
 
@@ -194,17 +194,17 @@ class Ledger:
             if line.epoch == earliest:
                 yield line.fresh(number)
 
-    def pick_slices(self, slices: Iterable[Slice], *, urgent: int = 0) -> list[Span]:
-        """What a synchronous grant would hold: what is to do of a member's parts of these slices.
+    def pick_parts(self, parts: Iterable[Part], *, urgent: int = 0) -> list[Span]:
+        """What a synchronous grant would hold: what is to do of a member's parts of some slices.
 
         Args:
-            slices: from the undecided one on.
+            parts: from the undecided slice on.
             urgent: > 0: the worker has nothing left for the undecided slice; if its own part of
                 that is gone it gets up to so many samples of what others left there.
         """
         own: list[Span] = []
         left: list[Span] = []
-        for number, (whole, part) in enumerate(slices):
+        for number, (whole, part) in enumerate(parts):
             mine = [span for one in part for span in self._to_do(one)]
             if number == 0 and urgent and not mine:
                 left = between((span for one in whole for span in self._to_do(one)), 0, urgent)

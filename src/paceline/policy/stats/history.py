@@ -67,4 +67,4 @@ class NodeHistory:
 
     def regime(self, now_s: float) -> Regime | None:
         """Since the last change point; None: nothing measured within L_per."""
-        return self._regimes.present() if self._long.pace(now_s) is not None else None
+        return self._regimes.present() if self._long.is_fresh(now_s) else None

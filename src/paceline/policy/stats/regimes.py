@@ -4,6 +4,7 @@ A change of batch size that we ordered is no change of the node: as long as what
 the same node at another size, its regime goes on and has learnt a second point.
 """
 
+import bisect
 import math
 from collections import deque
 
@@ -27,16 +28,20 @@ _SIGMAS = 3.0
 _MIN_SCATTER = 4
 _LATE_HALF_LIFE = 150
 """Iterations; longer than a change of level is news, so that one is not taken for random delays."""
+_BURST = 15
+"""Iterations; what was over after fewer was chance, and no behaviour of the node."""
 _HALF_LIFE = 30
 """Iterations after which what was seen at a batch size weighs half."""
 
 
-LATE = 2.0 ** (np.arange(16) / 5.0)
-"""Times over the expected time that `Regime.late` counts, from 1 to 8."""
+LATE = 1.0 + np.concatenate(([0.0], np.geomspace(0.01, 7.0, 15)))
+"""Times over the expected time that `Regime.late` counts, from 1 to 8; close to each other where
+the scatter of undisturbed iterations is, which would else look larger than it is."""
+_LEVELS = LATE.tolist()
 _EXCESS = (LATE - 1.0).tolist()
 
 
-class Point(msgspec.Struct, frozen=True, array_like=True):
+class Point(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What a worker showed at one batch size."""
 
     batch_size: int
@@ -47,7 +52,7 @@ class Point(msgspec.Struct, frozen=True, array_like=True):
     """Weight for the present level of the node; fades as iterations pass."""
 
 
-class Regime(msgspec.Struct, frozen=True, kw_only=True):
+class Regime(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A node since its last change point: it has behaved alike since then."""
 
     since_s: float
@@ -90,6 +95,10 @@ class Regimes:
         self._late = _Late()
         self._unjudged: list[tuple[float, int]] = []
         """How late iterations were in reports that are in no regime yet."""
+        self._before = _Points([])
+        """Of the regime before."""
+        self._burst: list[tuple[float, int]] = []
+        """How late those of the present regime were for the one before; none: it is no burst."""
 
     def add(self, report: Report) -> None:
         """Take in the newest report."""
@@ -103,8 +112,7 @@ class Regimes:
             )
         self._recent.append(report)
         if report.compute_max_s:
-            ratio = report.compute_max_s / self._points.expected_s(report)
-            self._unjudged.append((ratio, report.iterations))
+            self._unjudged.append((self._points.lateness(report), report.iterations))
         judged = self._changes.ready
         change = self._changes.update(_time_s(report))
         if moved or self._settling or not judged:
@@ -156,6 +164,10 @@ class Regimes:
         for ratio, iterations in self._unjudged:
             self._late.add(ratio, iterations)
         self._unjudged.clear()
+        if self._burst:
+            self._burst.append((self._before.lateness(report), report.iterations))
+        if self._points.iterations >= _BURST:
+            self._burst.clear()
 
     def _agrees(self, points: "_Points", report: Report) -> bool:
         by_chance = self._late.deviation() / math.sqrt(report.iterations)
@@ -167,12 +179,18 @@ class Regimes:
         """A verified regime, with its first reports."""
         if self._points.iterations:
             self._slope_s = self._points.slope_s(self._slope_s)
+            self._before = self._points
         # The first of them may still hold iterations of the regime before.
         later = _Points(reports[1:])
         self._points = _Points(reports) if self._agrees(later, reports[0]) else later
         self._doubt = []
         self._settling = False
-        # These iterations were not late by chance.
+        # These iterations were not late by chance, unless it is over soon; as is what came before.
+        for ratio, iterations in self._burst:
+            self._late.add(ratio, iterations)
+        self._burst.clear()
+        if self._before.iterations:
+            self._burst += [(self._before.lateness(each), each.iterations) for each in reports]
         self._unjudged.clear()
 
 
@@ -233,7 +251,11 @@ class _Points:
         )
         return float(slopes_s[0])
 
-    def expected_s(self, report: Report) -> float:
+    def lateness(self, report: Report) -> float:
+        """Of its longest iteration: the time over the expected one."""
+        return (report.compute_max_s or _time_s(report)) / self._expected_s(report)
+
+    def _expected_s(self, report: Report) -> float:
         """Of an iteration at its size; its own mean as far as that leaves it open."""
         for group in self._groups:
             if abs(report.samples - group.size) <= _SAME_SIZE * group.size:
@@ -276,10 +298,12 @@ class _Late:
         self._counts = [fade * count for count in self._counts]
         self._iterations = fade * self._iterations + iterations
         # Between two counters it counts for both in parts, so that the mean stays what it is.
-        place = min(max(5.0 * math.log2(ratio), 0.0), len(LATE) - 1.0)
-        below = min(int(place), len(LATE) - 2)
-        self._counts[below] += 1.0 - (place - below)
-        self._counts[below + 1] += place - below
+        ratio = min(max(ratio, 1.0), _LEVELS[-1])
+        above = max(bisect.bisect_left(_LEVELS, ratio), 1)
+        low, high = _LEVELS[above - 1 : above + 1]
+        part = (ratio - low) / (high - low)
+        self._counts[above - 1] += 1.0 - part
+        self._counts[above] += part
 
     def deviation(self) -> float:
         """Standard deviation of single iterations over the expected time; 0: not known."""

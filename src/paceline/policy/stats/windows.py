@@ -42,7 +42,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return self.t_s - self.iterations * self.bpt_s
 
 
-class Pace(msgspec.Struct, frozen=True, kw_only=True):
+class Pace(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Means over one sliding window of one node, per iteration."""
 
     iterations: int
@@ -115,9 +115,13 @@ class Window:
         """Whether it reaches one of its limits."""
         return self._sums.iterations >= self._iterations or self._span_s() >= self._seconds
 
+    def is_fresh(self, now_s: float) -> bool:
+        """Whether anything is in it that is newer than its span of time."""
+        return bool(self._reports) and now_s - self._reports[-1].t_s <= self._seconds
+
     def pace(self, now_s: float) -> Pace | None:
         """Means over the window; None: nothing is in it that is newer than its span of time."""
-        if not self._reports or now_s - self._reports[-1].t_s > self._seconds:
+        if not self.is_fresh(now_s):
             return None
         sums, count = self._sums, self._sums.iterations
         return Pace(

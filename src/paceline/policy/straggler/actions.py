@@ -55,9 +55,15 @@ class Partial(Action, frozen=True):
 
 
 class AdjustRate(Action, frozen=True):
-    """ADJUST_LR: a factor on each worker's contributions (asynchronous modes); by node."""
+    """ADJUST_LR: a factor on the learning rate of each worker's contributions (asynchronous modes).
+
+    ``factors``: by node.
+    """
 
     factors: dict[str, float]
+    by_staleness: bool = True
+    """Whoever has none gets 1 / (1 + staleness): the updates since its parameters were pulled.
+    False: gets 1; without factors that ends it."""
 
 
 class KillRestart(Action, frozen=True):

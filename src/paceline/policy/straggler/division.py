@@ -34,6 +34,12 @@ class Patience(NamedTuple):
     chunks: int = 1
 
 
+def round_trip_s(seen: Observation) -> float:
+    """Of a request: the servers' work and the wire."""
+    paces = [worker.short for worker in seen.workers if worker.short is not None]
+    return statistics.median(pace.server_s + pace.message_s for pace in paces) if paces else 0.0
+
+
 def in_force(seen: Observation) -> Patience:
     """As the last actions have set it."""
     return Patience(seen.backup, seen.left_out, seen.chunks)
@@ -68,12 +74,7 @@ class Step:
         self._seen = seen
         self._fleet = fleet
         self._ranks = delays.expected_ranks(self._most_left_out())
-        round_trips_s = [
-            worker.short.server_s + worker.short.message_s
-            for worker in seen.workers
-            if worker.short is not None
-        ]
-        self._round_trip_s = statistics.median(round_trips_s) if round_trips_s else 0.0
+        self._round_trip_s = round_trip_s(seen)
 
     def present_s(self, patience: Patience) -> float:
         """Of the shares in force."""
@@ -90,12 +91,10 @@ class Step:
         waited_s = (times_s[slowest[: spared + 1]] * self._ratios(by_chance)).min()
         return float(self._with_drops(waited_s, np.array(random.workers), random.chunks))
 
-    def best(self, growth: float, chunks: int, min_random_gain: float) -> Division | None:
-        """The division of the shortest step; None: the limits leave none."""
+    def best(self, growth: float, chunks: int, min_random_gain: float) -> Division:
+        """The division of the shortest step; where limits leave no other, that in force."""
         seen, fleet = self._seen, self._fleet
         shares = self._levelled(growth)
-        if shares is None:
-            return None
         times_s = fleet.times_s(shares)
         least = shares <= seen.workers[0].accumulation
         level_s = float(times_s[~least].max()) if not least.all() else float(times_s.max())
@@ -121,13 +120,13 @@ class Step:
         workers = patience.left_out * len(self._seen.workers) // self._seen.global_batch
         return Randomness(workers, patience.chunks)
 
-    def _levelled(self, growth: float) -> Ints | None:
+    def _levelled(self, growth: float) -> Ints:
         """Whole batches of the accumulation in force."""
         seen, fleet = self._seen, self._fleet
         unit = seen.workers[0].accumulation
         mixed = any(worker.accumulation != unit for worker in seen.workers)
         if mixed or seen.global_batch % unit:
-            return None
+            return fleet.shares
         even = seen.global_batch / len(seen.workers)
         known = np.array([worker.regime is not None for worker in seen.workers])
         most = np.ceil(np.where(known, growth * np.maximum(fleet.shares, even), even) / unit)
@@ -140,7 +139,7 @@ class Step:
                 fleet.delays_s, unit * fleet.slopes_s, seen.global_batch // unit, upper=upper
             )
         except solvers.Infeasible:
-            return None
+            return fleet.shares
         return unit * units
 
     def _against_random(self, step_s: float, chunks: int, min_gain: float) -> Randomness:

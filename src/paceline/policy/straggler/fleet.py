@@ -76,12 +76,12 @@ class Fleet:
 
 
 def _by_chance(workers: Sequence[WorkerSeen], scatter: float) -> Floats:
-    """The largest of so many errors is expected there, and hardly a deviation above."""
+    """The largest of so many errors is expected there, and seldom half a deviation above."""
     recent = [
         sum(point.recent for point in worker.regime.points) if worker.regime else 1.0
         for worker in workers
     ]
-    return scatter * (ranks.normal_rank(len(workers), 0) + 1.0) / np.sqrt(recent)
+    return scatter * (ranks.normal_rank(len(workers), 0) + 0.5) / np.sqrt(recent)
 
 
 def _fit(workers: Sequence[WorkerSeen]) -> tuple[Floats, Floats]:

@@ -10,7 +10,7 @@ from paceline.policy.stats.regimes import Regime
 from paceline.policy.stats.windows import Pace
 
 
-class WorkerSeen(msgspec.Struct, frozen=True, kw_only=True):
+class WorkerSeen(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One living worker."""
 
     node: str
@@ -33,7 +33,7 @@ class WorkerSeen(msgspec.Struct, frozen=True, kw_only=True):
     """Lives that a KILL_RESTART of ours has ended."""
 
 
-class ServerSeen(msgspec.Struct, frozen=True, kw_only=True):
+class ServerSeen(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One living server; ``server_s`` of its paces is its handler's time per request."""
 
     node: str
@@ -61,9 +61,14 @@ class RestartCost(msgspec.Struct, frozen=True, kw_only=True):
     done by the others meanwhile, and a server serves until its successor has its buckets."""
 
     @property
+    def latency_s(self) -> float:
+        """From the kill until the new process does its share."""
+        return self.pending_s + self.start_s + self.rebuild_s + self.restore_s
+
+    @property
     def total_s(self) -> float:
         """All of it."""
-        return self.pending_s + self.start_s + self.rebuild_s + self.restore_s + self.redo_s
+        return self.latency_s + self.redo_s
 
 
 class Observation(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,8 +84,10 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     steps_left: int | None
     """Of the feed; None: not known."""
     workers: tuple[WorkerSeen, ...]
-    """By node name."""
+    """In the order of their ranks."""
     servers: tuple[ServerSeen, ...] = ()
+    replacing: str = ""
+    """The server that another is about to take the place of; no other can be replaced meanwhile."""
     backup: int = 0
     """BACKUP_WORKERS in force."""
     left_out: int = 0
@@ -89,6 +96,8 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     """`Partial` in force: contributions of one worker to a step."""
     fixed: bool = False
     """Asynchronous: a fixed `AdjustBatch` is in force."""
+    by_staleness: bool = False
+    """Asynchronous: an `AdjustRate` by staleness is in force."""
     absent: int = 0
     """Workers of the job that are not living: lost, or under restart."""
     pending_s: float | None = 0.0

@@ -27,18 +27,30 @@ class Delays:
     Args:
         regimes: of those that were measured, at least one.
         count: workers.
+        skipping: steps do not wait for the slowest, which is late for the next ones, too.
     """
 
-    def __init__(self, regimes: Sequence[Regime], count: int) -> None:
+    def __init__(self, regimes: Sequence[Regime], count: int, *, skipping: bool = False) -> None:
         self._count = count
         late = [regime.late for regime in regimes if regime.late]
         pooled = np.array(late).sum(axis=0) if late else np.zeros(len(LATE) + 1)
         self._reports, self._iterations = pooled[:-1], max(float(pooled[-1]), 1.0)
         self._known = bool(pooled[-1] >= _LEAST_SEEN * count)
-        squares = float(self._reports @ (LATE - 1.0) ** 2) / self._iterations
         scatter = statistics.median(regime.scatter for regime in regimes)
-        self.scatter = max(scatter, math.sqrt(squares))
+        self.scatter = max(scatter, self._scatter())
         """Standard deviation of an iteration over its mean."""
+        if skipping:
+            self._iterations += float(self._reports @ (LATE - 1.0))
+            self._reports = self._reports * LATE
+
+    def _scatter(self) -> float:
+        """As rare delays have it, or normal scatter, of which a report tells the largest value."""
+        squares = float(self._reports @ (LATE - 1.0) ** 2)
+        num_reports = max(float(self._reports.sum()), 1.0)
+        largest = normal_rank(max(round(self._iterations / num_reports), 1), 0)
+        return math.sqrt(
+            max(squares / self._iterations, squares / num_reports / max(largest, 1.0) ** 2)
+        )
 
     def expected_ranks(self, most: int) -> Floats:
         """Expected time of the slowest of the workers, the second slowest, ...

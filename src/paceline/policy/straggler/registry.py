@@ -19,11 +19,12 @@ from paceline.policy.straggler.solutions.auto import Auto
 from paceline.policy.straggler.solutions.dedicated import Dedicated
 from paceline.policy.straggler.solutions.lb_bsp import LbBsp
 from paceline.policy.straggler.solutions.non_dedicated import NonDedicated
-from paceline.policy.straggler.solutions.static import Backup, Even, LeaveOut, Nothing
+from paceline.policy.straggler.solutions.static import Backup, Even, LeaveOut, Nothing, Rates
 
 GROUP = "paceline.solutions"
 
 BUILT_IN: Mapping[str, type[Solution]] = {
+    "adjust_lr": Rates,
     "auto": Auto,
     "backup_workers": Backup,
     "dd": Dedicated,

@@ -26,6 +26,8 @@ from paceline.policy.straggler.actions import KillRestart
 from paceline.policy.straggler.observation import Observation, RestartCost
 from paceline.policy.straggler.solvers import Floats
 
+_SIGMAS = 3.0
+
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
     """Whom a restart may be worth while for."""
@@ -51,12 +53,14 @@ class Candidate:
     """Part of the job's time that its recovery would save."""
     cost_s: float
     """What the job loses by the restart."""
+    delay_s: float = 0.0
+    """For so long after the decision nothing is saved."""
 
 
 def latency_s(seen: Observation, cost: RestartCost) -> float:
     """From the kill until the new process does its share."""
     pending_s = cost.pending_s if seen.pending_s is None else seen.pending_s
-    return pending_s + cost.start_s + cost.rebuild_s + cost.restore_s
+    return pending_s + cost.latency_s - cost.pending_s
 
 
 def worth_while(
@@ -82,7 +86,7 @@ def worth_while(
         ):
             continue
         age_s = max(seen.now_s - each.regime.since_s, 1e-9)
-        gain_s = each.gain * age_s * math.log1p(left_s / age_s)
+        gain_s = each.gain * _expected_s(age_s, each.delay_s, left_s)
         price_s = each.cost_s * 2.0**each.restarts * (1 + futile - (each.restarts > 0))
         if gain_s <= price_s:
             continue
@@ -98,11 +102,25 @@ def worth_while(
     return [action for _, action in due[: max(limit, 0)]]
 
 
+def _expected_s(age_s: float, from_s: float, until_s: float) -> float:
+    """How much of a time ahead a straggler of this age is expected to be there for."""
+    return age_s * math.log((age_s + max(from_s, until_s)) / (age_s + from_s))
+
+
 def server_candidates(seen: Observation, rule: Rule, step_s: float) -> list[Candidate]:
-    """Servers that take longer than is usual."""
+    """Servers that take longer than is usual, by more than chance; none while one is replaced.
+
+    A slow server goes on serving until its successor has its buckets; meanwhile the start of the
+    successor takes what one node of the job has, which on shared machines the others lack.
+    """
+    if seen.replacing:
+        return []
     cost = seen.server_restart
-    # A slow server goes on serving until its successor has its buckets.
-    stall_s = latency_s(seen, cost) + cost.redo_s if cost.stall_s is None else cost.stall_s
+    if cost.stall_s is None:
+        cost_s = latency_s(seen, cost) + cost.redo_s
+    else:
+        start_s = cost.latency_s - cost.pending_s
+        cost_s = cost.stall_s + start_s / (len(seen.workers) + len(seen.servers))
     known = [(server, server.regime) for server in seen.servers if server.regime is not None]
     times_s = [_mean_s(regime) for _, regime in known]
     usual_s = float(np.median(times_s)) if times_s else 0.0
@@ -113,10 +131,12 @@ def server_candidates(seen: Observation, rule: Rule, step_s: float) -> list[Cand
             restarts=server.restarts,
             slowness=time_s / usual_s,
             gain=min((time_s - usual_s) / step_s, 1.0),
-            cost_s=max(stall_s, step_s),
+            cost_s=max(cost_s, step_s),
+            delay_s=latency_s(seen, cost),
         )
         for (server, regime), time_s in zip(known, times_s, strict=True)
         if time_s >= rule.slowness * usual_s > 0.0
+        and time_s - usual_s > _SIGMAS * regime.scatter * time_s / math.sqrt(regime.iterations)
     ]
 
 

@@ -39,12 +39,18 @@ class Solution(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 def adjusted(
     workers: Iterable[WorkerSeen], sizes: Iterable[int], reason: str, gain_s: float = 0.0
 ) -> list[AnyAction]:
-    """ADJUST_BS to these batch sizes; nothing where they are in force already."""
+    """ADJUST_BS to these samples per step, in as many batches as now where that can be.
+
+    Nothing where they are in force already.
+    """
     shares = {
-        worker.node: Share(int(size), worker.accumulation)
+        worker.node: Share(int(size) // worker.accumulation, worker.accumulation)
+        if size % worker.accumulation == 0
+        else Share(int(size))
         for worker, size in zip(workers, sizes, strict=True)
     }
-    if all(shares[worker.node].batch_size == worker.batch_size for worker in workers):
+    present = {each.node: Share(each.batch_size, each.accumulation) for each in workers}
+    if shares == present:
         return []
     return [AdjustBatch(shares=shares, reason=reason, gain_s=gain_s)]
 

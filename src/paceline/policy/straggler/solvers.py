@@ -162,14 +162,14 @@ def dedicated(
     if not all(options):
         raise Infeasible("a hardware class whose saturation point is above its memory limit")
     times_s = sorted({time_s for each in options for time_s, _, _ in each})
-    everything = _reached(options, times_s[-1])[-1]
-    if not everything >> total & 1:
-        near = _neighbours(everything, total)
+    if not _reached(options, times_s[-1], total)[-1] >> total & 1:
+        most = sum(max(samples for _, samples, _ in each) for each in options)
+        near = _neighbours(_reached(options, times_s[-1], most)[-1], total)
         if not nearest:
             raise NoExactSum(total, near)
         total = min(near, key=lambda sum_: abs(sum_ - total))
     best = bisect.bisect_left(
-        times_s, True, key=lambda time_s: bool(_reached(options, time_s)[-1] >> total & 1)
+        times_s, True, key=lambda time_s: bool(_reached(options, time_s, total)[-1] >> total & 1)
     )
     return _traced(options, times_s[best], total)
 
@@ -191,23 +191,25 @@ def _options(each: HardwareClass, accumulation: tuple[int, int]) -> list[_Option
     return sorted(fastest.values(), key=lambda option: option[:2])
 
 
-def _reached(options: list[list[_Option]], time_s: float) -> list[int]:
-    """Sums within a time, of the first 0, 1, ... classes: bit s is set if s can be had."""
+def _reached(options: list[list[_Option]], time_s: float, most: int) -> list[int]:
+    """Sums within a time and up to ``most``, of the first 0, 1, ... classes: bit s for sum s."""
+    mask = (1 << (most + 1)) - 1
     reached = [1]
     for each in options:
         sums = 0
         for taken_s, samples, _ in each:
             if taken_s > time_s:
                 break
-            sums |= reached[-1] << samples
-        reached.append(sums)
+            if samples <= most:
+                sums |= reached[-1] << samples
+        reached.append(sums & mask)
     return reached
 
 
 def _traced(options: list[list[_Option]], time_s: float, total: int) -> list[Share]:
     """One way to the sum within the time; of several, each class's fastest."""
     shares: list[Share] = []
-    reached = _reached(options, time_s)
+    reached = _reached(options, time_s, total)
     for each, before in zip(reversed(options), reversed(reached[:-1]), strict=True):
         samples, share = next(
             (samples, share)

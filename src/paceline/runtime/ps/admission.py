@@ -8,10 +8,11 @@ no matter of this module: the state machine raises InternalError on it.
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from math import inf
 
 import numpy as np
 
-from paceline.base.samples import Span
+from paceline.base.samples import SampleSet, Span
 from paceline.runtime.ps.layout import dense_spans, owned_buckets
 from paceline.runtime.ps.moving import PIECE_BYTES
 from paceline.runtime.ps.state import ServerState
@@ -55,7 +56,7 @@ class Admission:
                 wrong = f"offset {message.offset}" if message.offset < 0 else ""
                 return wrong or self._bad_tables((message.table,))
             case Piece():
-                return _bad_piece(message, frames)
+                return self._bad_piece(message, frames)
             case Order() | AskMap():
                 return ""
             case _:
@@ -64,14 +65,19 @@ class Admission:
     def _bad_part(self, part: Part) -> str:
         if part.seq < 1 or part.weight < 0:
             return f"seq {part.seq} and weight {part.weight}, expected at least 1 and 0"
+        if not 0 < part.factor < inf:
+            return f"a factor of {part.factor}, expected one above 0"
         if len(part.rates) != len(self._schema.groups):
             return f"{len(part.rates)} learning rates for {len(self._schema.groups)} groups"
         synchronous = self._state.mode == "bsp"
-        if (part.step > 0) != synchronous or (part.slice is not None) != synchronous:
+        if (part.step > 0) != synchronous or bool(part.slice) != synchronous:
             return f"step {part.step} and slice {part.slice} in mode {self._state.mode}"
         return _bad_spans(part.spans, part.slice) or self._bad_tables(part.tables)
 
     def _bad_pull(self, pull: Pull, frames: Sequence[memoryview]) -> str:
+        feed = pull.feed
+        if feed is not None and min(feed.num_samples or 0, feed.batch_size, feed.epochs) < 1:
+            return f"a feed of {feed.num_samples} samples in slices of {feed.batch_size}"
         if bad := self._bad_tables(pull.tables):
             return bad
         if len(frames) != len(pull.tables):
@@ -87,6 +93,16 @@ class Admission:
         if state.leads and not ready.step and not void and not sent:
             return f"ready up to {ready.seq}, but not all from {first} on were sent"
         return ""
+
+    def _bad_piece(self, piece: Piece, frames: Sequence[memoryview]) -> str:
+        at, size = piece.offset, piece.num_bytes
+        if piece.inc != self._state.inc:
+            return f"a piece for incarnation {piece.inc}"
+        if not 0 <= at < size or at % PIECE_BYTES:
+            return f"a piece from byte {at} of {size} on"
+        expected = min(PIECE_BYTES, size - at)
+        sizes = [frame.nbytes for frame in frames]
+        return "" if sizes == [expected] else f"a piece of {sizes} bytes, expected {expected}"
 
     def _bad_tables(self, tables: Sequence[int]) -> str:
         known = range(len(self._schema.tables))
@@ -127,26 +143,14 @@ class Admission:
         return ""
 
 
-def _bad_piece(piece: Piece, frames: Sequence[memoryview]) -> str:
-    at, size = piece.offset, piece.num_bytes
-    if not 0 <= at < size or at % PIECE_BYTES:
-        return f"a piece from byte {at} of {size} on"
-    expected = min(PIECE_BYTES, size - at)
-    sizes = [frame.nbytes for frame in frames]
-    return "" if sizes == [expected] else f"a piece of {sizes} bytes, expected {expected}"
-
-
-def _bad_spans(spans: Sequence[Span], within: Span | None) -> str:
+def _bad_spans(spans: Sequence[Span], within: Sequence[Span]) -> str:
     ordered = sorted(spans)
     if any(min(span.line, span.start) < 0 or span.start >= span.stop for span in ordered):
         return f"{spans} are no samples"
     if any(a.line == b.line and b.start < a.stop for a, b in pairwise(ordered)):
         return f"{spans} overlap"
-    if within is None:
-        return ""
-    for span in spans:
-        if span.line != within.line or span.start < within.start or span.stop > within.stop:
-            return f"{span} is outside of the slice {within}"
+    if within and any(map(SampleSet(within).missing, spans)):
+        return f"{spans} are not all of the slice {within}"
     return ""
 
 

@@ -4,7 +4,7 @@ Same kernels, same slices and same arithmetic as one worker and one server in BS
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from time import perf_counter
@@ -83,7 +83,7 @@ class Alone:
     def rows(self, table: int, ids: Ids) -> Array:
         return self.store.rows(table, ids)
 
-    def push(self, work: Work, gradients: Gradients) -> None:
+    def push(self, works: Sequence[Work], gradients: Gradients) -> None:
         self.store.apply([gradients])
 
     def give_back(self, work: Work) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from paceline.base.errors import InternalError
-from paceline.base.samples import Span
+from paceline.base.samples import SampleSet, Span
 from paceline.runtime.process import Process, current
 from paceline.runtime.ps import cutfile, layout
 from paceline.runtime.ps.exchange import Exchange
@@ -35,6 +35,7 @@ from paceline.runtime.ps.worker_state import (
     Remapped,
     ToMaster,
     ToServer,
+    Withdraw,
     WorkerState,
 )
 from paceline.wire import cut
@@ -52,6 +53,7 @@ from paceline.wire.messages import (
     MapIs,
     NewEpoch,
     NewMap,
+    NewRate,
     NodeDown,
     OpenFeed,
     Ordered,
@@ -127,6 +129,10 @@ class ServerTrainer:
         self._pulling: Pulling | None = None
         #: The servers of the map before this one.
         self._connected: tuple[int, ...] = ()
+        #: Contributions in the model that the work in hand is computed on.
+        self._seen: dict[Work, int] = {}
+        #: BSP: the step whose dense parameters the script has.
+        self._loaded_step = 0
         self._exporting: Exporting | None = None
         self._num_exports = 0
         self._results = Results(self.state, self._until)
@@ -243,10 +249,15 @@ class ServerTrainer:
             self._do(self._want(feed))
         elif state.pulling is None:
             self._do(state.start_pull(dense=False))
-        if self._synchronous(feed) and state.pulling is None:
-            self._pulling = None
-            self._do(state.start_pull(dense=False, ahead=1))
-        elif state.pulling is None:
+        pull = state.pulling
+        if self._synchronous(feed):
+            # In place of one for work of a later step, too: what the next one lacks may be ours.
+            # What a step consists of is asked for before the first; later it is waited for.
+            ahead = int(state.slice is not None)
+            if pull is None or pull.min_step > state.step + ahead:
+                self._pulling = None
+                self._do(state.start_pull(dense=False, ahead=ahead))
+        elif pull is None:
             self._do(state.rest())
 
     def _trains(self, feed: int) -> bool:
@@ -268,12 +279,14 @@ class ServerTrainer:
         return Work(feed, spans, sum(len(span) for span in spans), step)
 
     def _take(self, feed: int) -> Work | None:
-        spans = self.state.take(feed, self._batch(feed))
+        state, synchronous = self.state, self._synchronous(feed)
+        spans = state.take(feed, state.next_size(feed) if synchronous else self._batch(feed))
         if not spans:
             return None
-        step = self.state.step + 1 if self._synchronous(feed) else 0
-        self.process.step = self.state.step + 1 if step else self.state.next_seq
-        work = self._work(feed, spans, step)
+        self.process.step = state.step + 1 if synchronous else state.next_seq
+        work = self._work(feed, spans, state.step + 1 if synchronous else 0)
+        if synchronous:
+            work.ends_contribution, work.ends_step = state.is_whole(feed), not state.has_work(feed)
         self._in_hand.append(work)
         return work
 
@@ -281,13 +294,12 @@ class ServerTrainer:
         """See `Trainer.upcoming`."""
         state, size = self.state, self._batch(feed)
         with self._changed:
+            found: list[tuple[int, tuple[Span, ...]]] = []
             if self._synchronous(feed):
                 # With nothing left for step + 1 its share is in hand: next comes that of step + 2.
-                first = 0 if state.has_work(feed) else 1
-                found = [
-                    (state.step + 1 + after, state.peek(feed, size, after))
-                    for after in range(first, first + limit)
-                ]
+                for after in range(limit + 1):
+                    batches = state.step_batches(feed, after, limit - len(found))
+                    found += [(state.step + 1 + after, spans) for spans in batches]
             else:
                 found = [(0, spans) for spans in state.batches(feed, size, limit)]
             works = [self._work(feed, spans, step) for step, spans in found if spans]
@@ -304,15 +316,21 @@ class ServerTrainer:
     # ------------------------------------------------------------------ pulls
 
     def start_pull(self, work: Work, ids: Mapping[int, Ids]) -> None:
-        """See `Trainer.start_pull`; work of a later step (BSP) waits at the servers for it."""
+        """See `Trainer.start_pull`; work of a later step (BSP) waits at the servers for it.
+
+        Nothing is asked for work that was withdrawn while its batch was made: its step may be one
+        that nobody gets to without what we are to compute first.
+        """
         with self._changed:
-            if self.partition is None:
+            known = work in self._in_hand or self._shown.get(work.spans) is work
+            if self.partition is None or not known:
                 return
             ahead = max(0, work.step - 1 - self.state.step) if work.step else 0
             if self.spec.mode == "ssp" and work not in self._in_hand:
                 ahead = 1
             self._pulling = Pulling(work, Split(self.partition, ids), self.state.ticket + 1)
-            self._do(self.state.start_pull(tuple(ids), ahead=ahead))
+            dense = not work.step or work.step != self._loaded_step
+            self._do(self.state.start_pull(tuple(ids), dense=dense, ahead=ahead))
 
     def wait_pull(self, work: Work) -> Pulled | None:
         """See `Trainer.wait_pull`."""
@@ -320,9 +338,16 @@ class ServerTrainer:
             while True:
                 pulling = self._pulling
                 if pulling is None or pulling.work is not work or self.partition is None:
+                    # In hand, if it was staged ahead, given back on a recall and granted again,
+                    # while `_starve` had put another pull in the place of its own.
+                    self.give_back(work)
                     return None
                 if pulling.result is not None:
-                    self._pulling = None
+                    self._pulling, self._loaded_step = None, work.step
+                    self._seen = {
+                        work: min(answer.applied for answer, _ in pulling.answers.values())
+                    }
+                    self._do(self.state.watch())
                     return pulling.result
                 self._wait()
                 self._check_stop()
@@ -333,6 +358,7 @@ class ServerTrainer:
 
     def dense(self) -> Mapping[str, Array]:
         """See `Trainer.dense`."""
+        self._loaded_step = 0
         return self._pull_now({}, dense=True).dense
 
     def _pull_now(self, ids: Mapping[int, Ids], *, dense: bool) -> Pulled:
@@ -390,14 +416,23 @@ class ServerTrainer:
 
     # ------------------------------------------------------------------ contributions
 
-    def push(self, work: Work, gradients: Gradients) -> None:
-        """See `Trainer.push`."""
+    def push(self, works: Sequence[Work], gradients: Gradients) -> None:
+        """See `Trainer.push`; what a step was decided without is not sent any more."""
         with self._changed:
             self._exchange.check()
-            if work not in self._in_hand or self.partition is None:
+            valid = [work for work in works if work in self._in_hand]
+            whole = len(valid) == len(works) and self.state.passed <= self.state.step
+            if not whole or self.partition is None:
+                for work in valid:
+                    self.give_back(work)
                 return
-            self._in_hand.remove(work)
-            part = self.state.offer(work.spans, gradients.rates)
+            for work in works:
+                self._in_hand.remove(work)
+            spans = SampleSet(span for work in works for span in work.spans).spans()
+            seen = self._seen.pop(works[-1], -1)
+            part = self.state.offer(
+                spans if len(works) > 1 else works[0].spans, gradients.rates, seen
+            )
             self._contributions[part.seq] = Contribution(part, gradients, self.partition)
             for server in self.state.servers:
                 self._send(server, part)
@@ -518,6 +553,8 @@ class ServerTrainer:
                 self._do(self.state.grant(message))
             case Recall():
                 self._do(self.state.recalled(message))
+            case NewRate():
+                self._do(self.state.new_rate(message))
             case GivenBack():
                 self._do(self.state.given_back(message))
             case NewEpoch():
@@ -552,6 +589,8 @@ class ServerTrainer:
                     self._remap(pull)
                 case OfferAgain(seq, part):
                     self._offer_again(seq, part)
+                case Withdraw():
+                    self._withdraw()
                 case Leave():
                     raise Fenced
 
@@ -583,11 +622,22 @@ class ServerTrainer:
 
         self._exchange.leave(assemble)
 
+    def _withdraw(self) -> None:
+        """A step was decided without the work in hand for it."""
+        self._in_hand = [work for work in self._in_hand if not 0 < work.step <= self.state.step]
+        pulling = self._pulling
+        if (
+            pulling is not None
+            and pulling.work is not None
+            and pulling.work.step <= self.state.step
+        ):
+            self._pulling = None
+
     def _drop(self) -> None:
         """A new epoch: connect to its servers, forget what was under way in the old one."""
         assert self.state.map is not None
         self.partition = Partition(self.schema, self.state.map)
-        self._pulling = None
+        self._pulling, self._loaded_step = None, 0
         self._contributions.clear()
         self._shown.clear()
         self._in_hand.clear()

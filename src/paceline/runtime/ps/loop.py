@@ -1,5 +1,6 @@
 """The training loop of one ``job.batches``: work in, batch out, gradients away.
 
+A contribution may be computed in several batches: their gradients are kept until it is whole.
 Order of one iteration: next work → its batch and rows → the user's forward and backward →
 ``optimizer.step()`` hands over the gradients. The pull of the next batch starts right after that,
 or already before the user computes where the mode allows it (``trainer.overlap``).
@@ -13,6 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from paceline.base.errors import ConfigError
+from paceline.runtime.ps.accumulation import Accumulation
 from paceline.runtime.ps.lookup import Call, Foreseen, Lookups, foresee
 from paceline.runtime.ps.model import Model
 from paceline.runtime.ps.port import StepTimes, Trainer, Work
@@ -46,6 +48,8 @@ class Step:
     grads: dict[int, dict[str, Tensor] | None] = field(default_factory=dict)
     """Optimizer -> what its parameters' gradients were when it stepped."""
     pushed: bool = False
+    schedules: int = 1
+    """Steps that learning rate schedulers are to take when it is done."""
 
 
 class Loop:
@@ -66,6 +70,11 @@ class Loop:
         self._recorder: Recorder | None = None
         self._staged: Staged | None = None
         self._num_steps = 0
+        self._sum = Accumulation()
+        self._rates: tuple[int, tuple[float, ...]] = (0, ())
+        """The newest synchronous step, and the learning rates that it began with."""
+        self._scheduled: int | None = None
+        """The last synchronous step that schedulers know of; None: there was none."""
         self._cold = False
         """Whether the last batch had look-ups that were not foreseen, but might have been."""
         self.excluded_s = 0.0
@@ -102,6 +111,7 @@ class Loop:
             now_s = monotonic()
             self._record(now_s)
             self.step = Step(staged, now_s, now_s - start_s, pulled.server_s, pulled.message_s)
+            self.step.schedules = self._num_schedules(work)
             if self._trainer.overlap:
                 self._stage_ahead()
             elif late:
@@ -111,6 +121,20 @@ class Loop:
         self._record(start_s)
         self.step = None
         return False
+
+    def _num_schedules(self, work: Work) -> int:
+        """Schedulers follow the job's steps: they act on the last batch of one, for all before it.
+
+        (A worker computes nothing of some steps, and several batches of others.)
+        """
+        if not work.step:
+            return 1
+        if self._scheduled is None:
+            self._scheduled = work.step - 1
+        if not work.ends_step or work.step <= self._scheduled:
+            return 0
+        passed, self._scheduled = work.step - self._scheduled, work.step
+        return passed
 
     def _stage(self, work: Work, batch: Any) -> Staged:
         """Start the pull of all rows that ``batch`` is known to need."""
@@ -192,8 +216,16 @@ class Loop:
         if step.staged.expected:
             self._recipes.judge([(recipe, call.used) for recipe, call in step.staged.expected])
         self._lookups.end()
-        rates = self._model.rates()
-        self._trainer.push(work, Gradients(dense, sparse, work.num_samples, rates, distinct=True))
+        rates = self._rates_of(work)
+        self._sum.add(work, Gradients(dense, sparse, work.num_samples, rates, distinct=True))
+        if work.ends_contribution:
+            self._trainer.push(*self._sum.take(rates))
+
+    def _rates_of(self, work: Work) -> tuple[float, ...]:
+        """All contributions of a step have the rates of its first."""
+        if not work.step or work.step != self._rates[0]:
+            self._rates = work.step, self._model.rates()
+        return self._rates[1]
 
     def _finish(self) -> None:
         """The user asks for the next batch."""
@@ -240,4 +272,6 @@ class Loop:
         self._lookups.end()
         if self.step is not None and not self.step.pushed:
             self._trainer.give_back(self.step.staged.work)
+        for work in reversed(self._sum.works):
+            self._trainer.give_back(work)
         self.step = None

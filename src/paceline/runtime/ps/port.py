@@ -4,7 +4,7 @@
 one `Store` in the process, ``client.py`` on parameter servers. Nothing here knows torch.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -28,15 +28,20 @@ class Stopped(SystemExit):
         super().__init__(0)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Work:
-    """The samples of one contribution; the object itself names it (no two are equal)."""
+    """The samples of one batch; the object itself names it (no two are equal)."""
 
     feed: int
     spans: tuple[Span, ...]
     num_samples: int
     step: int = 0
     """Synchronous modes: the step that these samples belong to."""
+    ends_contribution: bool = True
+    """Its gradients are handed over with those of the batches before it; False: they are kept for
+    the next. Known when ``next_work`` returns it, as is the following."""
+    ends_step: bool = True
+    """As far as is known nothing more of its step comes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,11 +149,13 @@ class Trainer(Protocol):
     def rows(self, table: int, ids: Ids) -> Array:
         """Fetch more rows for the work in hand; blocks. Returns ``[n, dim]``."""
 
-    def push(self, work: Work, gradients: Gradients) -> None:
+    def push(self, works: Sequence[Work], gradients: Gradients) -> None:
         """Hand over the whole model's gradients, arrays included; does not wait.
 
-        Ids are unique per table; ``weight`` is the work's number of samples. Withdrawn work is
-        dropped.
+        Args:
+            works: the batches of one contribution.
+            gradients: their mean over all samples, whose number is ``weight``; ids are unique per
+                table. Dropped if one of the works was withdrawn; the others come again.
         """
 
     def give_back(self, work: Work) -> None:

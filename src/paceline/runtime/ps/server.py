@@ -41,6 +41,7 @@ from paceline.wire.copying import copy
 from paceline.wire.cut import places
 from paceline.wire.data_plane import DataClient, DataServer, bind_address
 from paceline.wire.messages import (
+    Allow,
     AskMap,
     At,
     ChangeMap,
@@ -176,6 +177,7 @@ class Server:
             reason = f"it says that it is from incarnation {inc}"
         elif message.epoch_no != self.state.epoch_no:
             self._refuse(peer, message, "not of this epoch")
+            return not isinstance(message, Piece)  # of which the state machine hears when all came
         elif inc not in self.state.fenced and self.admission is not None:
             reason = self.admission.misfit(message, frames)
         if reason:
@@ -201,6 +203,8 @@ class Server:
                 self._do(self.state.restore(message))
             case Fence():
                 self._do(self.state.fence(message))
+            case Allow():
+                self._do(self.state.allow(message))
             case TakeCut():
                 self._do(self.state.take_cut(message))
             case JoinServers():
@@ -243,8 +247,8 @@ class Server:
                     self.process.link.send(message)
                 case Keep(key):
                     self._keep(key)
-                case Apply(keys):
-                    self._apply(keys)
+                case Apply(keys, factor):
+                    self._apply(keys, factor)
                 case Forget(keys):
                     for key in keys:
                         self.tensors.pop(key)
@@ -298,9 +302,9 @@ class Server:
             dense=dense, sparse=sparse, weight=part.weight, rates=part.rates, distinct=True
         )
 
-    def _apply(self, keys: Sequence[Key]) -> None:
+    def _apply(self, keys: Sequence[Key], factor: float) -> None:
         assert self.store is not None
-        self.store.apply([self.tensors.pop(key) for key in keys])
+        self.store.apply([self.tensors.pop(key) for key in keys], factor)
 
     def _answer(self, pull: Pull) -> None:
         start_s = time.perf_counter()
@@ -319,11 +323,14 @@ class Server:
             ticket=pull.ticket,
             step=self.state.step,
             last_seq=self.state.last_seq.get(pull.inc, 0),
+            applied=self.state.applied,
+            slice=self.state.next_slice(pull.feed),
             handler_s=spent_s,
             dense=tuple(dense),
         )
         self.data.send(peer, answer, frames)
-        self.service.answered()
+        if pull.dense or pull.tables:  # the others only ask how far the job is
+            self.service.answered()
 
     def _copied(self, peer: bytes, values: Array) -> memoryview:
         """A copy, made where it is sent from: the next update may change the original."""
@@ -339,8 +346,11 @@ class Server:
         return frame
 
     def _export(self, message: Export) -> None:
-        if not self.state.owns:  # what is still here of a share that has moved is of the past
-            self._do(self.state.ask_map(AskMap(epoch_no=message.epoch_no, inc=message.inc)))
+        state = self.state
+        strange = message.epoch_no != state.epoch_no or message.inc in state.fenced
+        # What is still here of a share that has moved is of the past.
+        if strange or not state.owns:
+            self._do(state.ask_map(AskMap(epoch_no=message.epoch_no, inc=message.inc)))
             return
         assert self.store is not None
         table = self.store.schema.tables[message.table]

@@ -10,13 +10,14 @@ when every server holds its parts. The explorer in ``tests/model`` drives this v
 """
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from paceline.base.errors import InternalError
 from paceline.base.samples import SampleSet
 from paceline.wire.messages import (
+    Allow,
     AskMap,
     At,
     ChangeMap,
@@ -25,6 +26,7 @@ from paceline.wire.messages import (
     Cut,
     Data,
     Entry,
+    Feed,
     Fence,
     FenceAnswer,
     Held,
@@ -46,6 +48,7 @@ from paceline.wire.messages import (
     Restored,
     Server,
     ServerMap,
+    Slice,
     TakeCut,
     Update,
 )
@@ -84,6 +87,8 @@ class Apply(msgspec.Struct, frozen=True):
     """Apply these contributions as one update, summed in this order, and drop their tensors."""
 
     keys: tuple[Key, ...]
+    factor: float = 1.0
+    """On the learning rates."""
 
 
 class Forget(msgspec.Struct, frozen=True):
@@ -172,6 +177,8 @@ class ServerState:
         #: Entries 1 … position are in the tensors, and in nothing else.
         self.position = 0
         self.step = 0
+        #: Contributions in the tensors, of this epoch (without steps).
+        self.applied = 0
         self.committed = SampleSet()
         self.last_seq: dict[int, int] = {}
         #: Held, not applied.
@@ -191,6 +198,10 @@ class ServerState:
         self.sent_to: dict[int, int] = {}
         #: BSP: inc -> last contribution of the undecided step that all servers hold.
         self.ready_for_step: dict[int, int] = {}
+        #: BSP: what may be left out of a step, by the step from which on it holds.
+        self.allowed: list[Allow] = []
+        #: BSP: steps of this epoch that were decided without all of their slice, and what of it.
+        self.short_steps = self.left_out = 0
         #: SSP: inc -> clock, on one scale.
         self.clocks: dict[int, int] = {}
         self.clock_base: dict[int, int] = {}
@@ -279,7 +290,17 @@ class ServerState:
             return [Reply(inc, Held(epoch_no=self.epoch_no, server=self.inc, inc=inc, seq=seq))]
         self.last_seq[inc] = seq
         self.committed.update(message.spans)
-        return [Keep((inc, seq)), Apply(((inc, seq),)), *self._answer_waiting()]
+        apply = Apply(((inc, seq),), self._factor(message))
+        return [Keep((inc, seq)), apply, *self._answer_waiting()]
+
+    def _factor(self, part: Part) -> float:
+        """On the learning rate of a contribution that is applied now (ADJUST_LR).
+
+        All servers are at the same count at a position of the order, so all say the same.
+        """
+        staleness = max(0, self.applied - part.seen) if part.seen >= 0 else 0
+        self.applied += 1
+        return part.factor / (1 + staleness)
 
     def ready(self, message: Ready) -> list[Instruction]:
         """Leader: all servers hold these contributions; give them positions when due."""
@@ -302,25 +323,45 @@ class ServerState:
         return [*done, Reply(inc, Ordered(epoch_no=self.epoch_no, inc=inc, seq=last)), *told]
 
     def _ready_for_step(self, message: Ready) -> list[Instruction]:
-        """BSP by coverage: decide the step as soon as ready contributions cover its slice."""
         if message.step != self.step + 1:
             return []
         inc = message.inc
         self.ready_for_step[inc] = max(message.seq, self.ready_for_step.get(inc, 0))
+        return self._decide_step()
+
+    def _decide_step(self) -> list[Instruction]:
+        """BSP by coverage: decide as soon as ready contributions cover the slice, or enough of it.
+
+        Never on nothing.
+        """
         included = tuple(Included(i, s) for i, s in sorted(self.ready_for_step.items()))
-        covered, wanted = SampleSet(), None
-        num_covered = 0
-        for key in self._keys_of(Update(included=included, step=message.step)):
-            part = self.parts[key]
-            wanted = part.slice
-            covered.update(part.spans)
-            num_covered += sum(len(span) for span in part.spans)
-        if wanted is None or covered.missing(wanted):
+        entry = Update(included=included, step=self.step + 1)
+        parts = [self.parts[key] for key in self._keys_of(entry)]
+        missing = _missing(parts)
+        if missing < 0:
+            raise InternalError(f"step {entry.step}: samples are offered twice for its slice")
+        if not parts or missing > self._may_lack(parts[0]):
             return []
-        if num_covered != len(wanted):
-            msg = f"step {message.step}: {num_covered} samples offered for a slice of {len(wanted)}"
-            raise InternalError(msg)
-        return self._decide(Update(included=included, step=message.step))
+        return self._decide(entry)
+
+    def _may_lack(self, part: Part) -> int:
+        """How many samples of the undecided step's slice may be missing."""
+        held = [one for one in self.allowed if one.step <= self.step + 1]
+        size = sum(len(span) for span in part.slice)
+        return held[-1].left_out * size // held[-1].of if held else 0
+
+    def allow(self, message: Allow) -> list[Instruction]:
+        """Leader: how much may be left out from a step on; an older word changes nothing."""
+        if message.epoch_no != self.epoch_no or not self.leads:
+            return []
+        newest = self.allowed[-1].no if self.allowed else 0
+        if message.no <= newest:
+            return [Report(self.progress())]
+        later = [one for one in self.allowed if one.step < message.step]
+        while len(later) > 1 and later[1].step <= self.step + 1:
+            del later[0]
+        self.allowed = [*later, message]
+        return [*self._decide_step(), Report(self.progress())]
 
     # ------------------------------------------------------------------ the order
 
@@ -403,15 +444,19 @@ class ServerState:
         if isinstance(entry, Remap):
             return self._remap(entry)
         keys = self._keys_of(entry)
+        missing = _missing([self.parts[key] for key in keys]) if entry.step else 0
+        factor = 1.0 if entry.step else self._factor(self.parts[keys[0]])
         for key in keys:
             if any(self.committed.overlap(span) for span in self.parts[key].spans):
                 raise InternalError(f"contribution {key} holds samples that are in the model")
             self.committed.update(self.parts.pop(key).spans)
         for included in entry.included:
             self.last_seq[included.inc] = included.seq
-        done: list[Instruction] = [Apply(tuple(keys))]
+        done: list[Instruction] = [Apply(tuple(keys), factor)]
         if entry.step:
             self.step = entry.step
+            self.short_steps += missing > 0
+            self.left_out += missing
             self.ready_for_step.clear()
             done += self._forget(key for key, part in self.parts.items() if part.step <= self.step)
         return [*done, *self._answer_waiting()]
@@ -499,6 +544,9 @@ class ServerState:
             inc=self.inc,
             step=self.step,
             committed=self.committed.spans(),
+            allow=self.allowed[-1].no if self.allowed else 0,
+            short_steps=self.short_steps,
+            left_out=self.left_out,
         )
 
     # ------------------------------------------------------------------ the map
@@ -531,7 +579,9 @@ class ServerState:
         self.map, self.map_position = piece.map, piece.position
         self.position, self.step = piece.position, piece.step
         self.committed, self.last_seq = SampleSet(piece.committed), dict(piece.last_seq)
-        self.last_cut, self.behind = piece.last_cut, True
+        self.applied, self.last_cut = piece.applied, piece.last_cut
+        self.short_steps, self.left_out = piece.short_steps, piece.left_out
+        self.behind = True
         return []
 
     def change_map(self, message: ChangeMap) -> list[Instruction]:
@@ -542,7 +592,10 @@ class ServerState:
         if self.leads and message.map.version == self.map.version + 1:
             clocks = tuple((i, clock, self.clock_base[i]) for i, clock in self.clocks.items())
             fenced = tuple(sorted(self.fenced))
-            done = self._decide(Remap(map=message.map, fenced=fenced, clocks=clocks))
+            allowed = tuple(self.allowed)
+            done = self._decide(
+                Remap(map=message.map, fenced=fenced, clocks=clocks, allowed=allowed)
+            )
         return [*done, Report(self._map_set())]
 
     def _map_set(self) -> MapSet:
@@ -620,6 +673,9 @@ class ServerState:
                     committed=self.committed.spans(),
                     last_seq=tuple(sorted(self.last_seq.items())),
                     last_cut=self.last_cut,
+                    applied=self.applied,
+                    short_steps=self.short_steps,
+                    left_out=self.left_out,
                 ),
             )
             for to in sorted(targets - {-1})
@@ -630,6 +686,7 @@ class ServerState:
         self.fenced |= {inc: self.position for inc in entry.fenced if inc not in self.fenced}
         self.clocks = {inc: clock for inc, clock, _ in entry.clocks}
         self.clock_base = {inc: base for inc, _, base in entry.clocks}
+        self.allowed = list(entry.allowed)
         # The entry itself comes from both: the answer to it shows who has applied it.
         self.log = {self.position: entry}
         self.applied_at = {server.inc: self.position - 1 for server in entry.map.servers}
@@ -674,6 +731,10 @@ class ServerState:
             self.clocks[inc] = min(self.clocks.values(), default=0)
             self.clock_base[inc] = self.clocks[inc] - message.clock
 
+    def next_slice(self, feed: Feed | None) -> Slice:
+        """BSP: what the next step consists of, which is a function of what is in the model."""
+        return () if feed is None else feed.next_slice(self.committed.line(feed.line()))
+
     def _may_go(self, pull: Pull) -> bool:
         if pull.inc in self.clocks:
             floor = min(self.clocks.values())
@@ -684,3 +745,11 @@ class ServerState:
     def _answer_waiting(self) -> list[Instruction]:
         free = [inc for inc, pull in self.waiting.items() if self._may_go(pull)]
         return [AnswerPull(self.waiting.pop(inc)) for inc in free]
+
+
+def _missing(parts: Sequence[Part]) -> int:
+    """Samples of a step's slice that these contributions lack; < 0: some are in them twice."""
+    covered = SampleSet(span for part in parts for span in part.spans)
+    if len(covered) != sum(len(span) for part in parts for span in part.spans):
+        return -1
+    return sum(len(span) for span in parts[0].slice) - len(covered) if parts else 0

@@ -81,11 +81,11 @@ class Store:
         self._tables[table].read(ids, out)
         return out
 
-    def apply(self, parts: Sequence[Gradients]) -> None:
+    def apply(self, parts: Sequence[Gradients], factor: float = 1.0) -> None:
         """Apply ONE update: the exact weighted mean of ``parts``, then each optimizer once.
 
-        Sums run in the given order. Learning rates are those of the last part. Without any weight
-        nothing happens.
+        Sums run in the given order. Learning rates are those of the last part, times ``factor``.
+        Without any weight nothing happens.
 
         Raises:
             PermanentError: an id is not in a fixed table. The update may then be applied in part:
@@ -96,6 +96,9 @@ class Store:
         if not parts:
             return
         self.updates += 1
+        rates = parts[-1].rates
+        if factor != 1.0:
+            rates = tuple(rate * factor for rate in rates)
         total = sum(part.weight for part in parts)
         shares = [part.weight / total for part in parts]
         for dtype, held in self._dense.items():
@@ -105,7 +108,7 @@ class Store:
                 if dtype in part.dense
             ]
             if given:
-                held.apply(given, parts[-1].rates)
+                held.apply(given, rates)
         for index in sorted({index for part in parts for index in part.sparse}):
             given_rows = [
                 (*part.sparse[index], s)
@@ -113,7 +116,7 @@ class Store:
                 if index in part.sparse
             ]
             merged = len(given_rows) == 1 and all(part.distinct for part in parts)
-            self._apply_rows(index, given_rows, parts[-1].rates, merged=merged)
+            self._apply_rows(index, given_rows, rates, merged=merged)
         for table in self._tables:
             if isinstance(table, DynamicTable):
                 table.evict(self.updates)

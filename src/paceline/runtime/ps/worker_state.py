@@ -10,13 +10,14 @@ The protocol is that of docs/protocols/integrity.md, sections 2 and 3. The explo
 
 import sys
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
-from paceline.base.samples import SampleSet, Span
+from paceline.base.samples import SampleSet, Span, between
 from paceline.wire.messages import (
     AskMap,
+    Batching,
     Feed,
     FeedOpened,
     GiveBack,
@@ -27,16 +28,19 @@ from paceline.wire.messages import (
     MapIs,
     NewEpoch,
     NewMap,
+    NewRate,
     NodeUp,
     Ordered,
     Part,
     Pull,
     Pulled,
+    Rate,
     Ready,
     Recall,
     Refused,
     Server,
     ServerMap,
+    Slice,
     SourceLine,
     feed_of,
 )
@@ -67,6 +71,10 @@ class DropWork(msgspec.Struct, frozen=True):
     """A new epoch: leases and contributions are void, gradients can go."""
 
 
+class Withdraw(msgspec.Struct, frozen=True):
+    """What was taken and not offered is of a step that was decided without it: drop it."""
+
+
 class Leave(msgspec.Struct, frozen=True):
     """This incarnation is fenced: nothing of it counts any more. End the process."""
 
@@ -93,7 +101,9 @@ class OfferAgain(msgspec.Struct, frozen=True):
     part: Part
 
 
-Instruction = ToServer | ToMaster | PullDone | DropWork | Leave | Meet | Remapped | OfferAgain
+Instruction = (
+    ToServer | ToMaster | PullDone | DropWork | Withdraw | Leave | Meet | Remapped | OfferAgain
+)
 
 
 class Offer(msgspec.Struct):
@@ -129,10 +139,21 @@ class WorkerState:
     def _reset(self) -> None:
         #: BSP: the step whose parameters the last pull brought.
         self.step = 0
+        #: BSP: what the step after it consists of, as servers say; None: they were not asked yet.
+        self.slice: Slice | None = None
         self.next_seq = 1
         self.offers: dict[int, Offer] = {}
         #: Granted and not taken, per feed, in the order of the grants.
         self.lease: dict[int, deque[Span]] = {}
+        #: BSP: taken for the undecided step and not offered.
+        self.taken = SampleSet()
+        #: BSP: how to compute what is held, by position.
+        self.batching: tuple[Batching, ...] = ()
+        #: BSP: the newest step that the leader has said to be decided, while we compute for it.
+        self.passed = 0
+        #: On the learning rate of our contributions.
+        self.rate = Rate()
+        self.watching: Pull | None = None
         self.last_n = 0
         self.request: LeaseRequest | None = None
         #: The ends that every version of the open request holds.
@@ -169,8 +190,19 @@ class WorkerState:
 
     def feed_opened(self, message: FeedOpened) -> list[Instruction]:
         """The feed as all workers read it."""
-        self.feeds.setdefault(message.feed.feed, message.feed)
+        feed = message.feed
+        if feed.feed not in self.feeds:
+            self.feeds[feed.feed] = feed
+            if feed.purpose == "train":
+                self.slice = None
         return []
+
+    def _in_training(self) -> Feed | None:
+        """BSP: the feed whose slices steps consist of."""
+        if not self.synchronous:
+            return None
+        feeds = [feed for feed in self.feeds.values() if feed.purpose == "train"]
+        return max(feeds, key=lambda feed: feed.feed, default=None)
 
     def grant(self, message: Grant) -> list[Instruction]:
         """Take the answer to the open request, once."""
@@ -183,6 +215,9 @@ class WorkerState:
         self.told.setdefault(message.feed, {}).update(self.telling)
         self.lines.update({line.line: line for line in message.lines})
         self._add(message.feed, message.spans)
+        if self.feeds[message.feed].purpose == "train":
+            self.batching = message.batching
+        self._take_rate(message.rate)
         if message.end:
             self.ended.add(message.feed)
         return []
@@ -213,7 +248,8 @@ class WorkerState:
             n=self.last_n + 1,
             feed=feed,
             step=self.step + 1 if self.synchronous else 0,
-            starving=not self.has_work(feed) if starving is None else starving,
+            slice=self._slice(feed) or (),
+            starving=self._starves(feed) if starving is None else starving,
             ends=news,
             finished=finished,
             handled=self.handled.spans(),
@@ -229,20 +265,45 @@ class WorkerState:
         self.request = request
         return [ToMaster(request)]
 
+    def _starves(self, feed: int) -> bool:
+        """Whether nothing is left to take; who does not know the step yet may have a part of it."""
+        if self.slice is None and feed in self.lease and self._slice(feed) is not None:
+            return not self.lease[feed]
+        return not self.has_work(feed)
+
+    def new_rate(self, message: NewRate) -> list[Instruction]:
+        """ADJUST_LR, from the next contribution on."""
+        if message.epoch_no == self.epoch_no:
+            self._take_rate(message.rate)
+        return []
+
+    def _take_rate(self, rate: Rate) -> None:
+        if rate.plan > self.rate.plan:
+            self.rate = rate
+
     def recalled(self, message: Recall) -> list[Instruction]:
-        """Give back what was not begun from a position on, and ask for what comes instead."""
+        """Give back some of what was not begun; of steps: ask for what comes instead.
+
+        A contribution that is begun in several batches keeps what it may still get: alone it would
+        wait for the rest of them.
+        """
         if message.epoch_no != self.epoch_no or message.n != self.last_n:
             return []
-        feed = feed_of(message.line)
-        lease = SampleSet(self.lease.get(feed, ()))
-        back = lease.overlap(Span(message.line, message.start, sys.maxsize))
-        if not back:
-            return []
-        lease.subtract(back)
-        self.lease[feed] = deque(lease.spans())
-        return [*self._give_back(tuple(back)), *self.want(feed)]
+        feed, lease = message.feed, self.lease.get(message.feed, ())
+        if self._slice(feed) is None:
+            self.lease[feed] = deque(between(lease, 0, message.keep))
+            return self._give_back(tuple(between(lease, message.keep, sys.maxsize)))
+        held = SampleSet(lease)
+        back = SampleSet(held.overlap(Span(self.feeds[feed].line(), message.start, sys.maxsize)))
+        if self.taken and self.slice:
+            back.subtract(self.slice)
+        held.subtract(back)
+        self.lease[feed] = deque(held)
+        return [*self._give_back(back.spans()), *(self.want(feed) if back else [])]
 
     def _give_back(self, spans: tuple[Span, ...]) -> list[Instruction]:
+        if not spans:
+            return []
         self.last_r += 1
         self.giving_back[self.last_r] = spans
         return [self._give_back_message(self.last_r)]
@@ -295,11 +356,45 @@ class WorkerState:
         """
         spans = self._next_spans(feed, count)
         self._remove(feed, spans)
+        if self._slice(feed):
+            self.taken.update(spans)
         return spans
 
     def peek(self, feed: int, count: int, after: int = 0) -> tuple[Span, ...]:
         """What `take` will return next (BSP: for step + 1 + after), to load it ahead."""
         return self._next_spans(feed, count, after)
+
+    def next_size(self, feed: int) -> int:
+        """BSP: samples of the next batch at most."""
+        how = self._how(self._slice(feed))
+        return _size(how, len(self.taken))
+
+    def is_whole(self, feed: int) -> bool:
+        """BSP: whether what is taken and not offered is a whole contribution."""
+        how = self._how(self._slice(feed))
+        ends = how.contribution and len(self.taken) % how.contribution == 0
+        return bool(ends) or not self.has_work(feed)
+
+    def step_batches(self, feed: int, after: int, limit: int) -> list[tuple[Span, ...]]:
+        """BSP: the next batches of step + 1 + ``after``, at most ``limit``, as they come."""
+        how, spans = self._how(self._slice(feed, after)), self.peek(feed, sys.maxsize, after)
+        held = 0 if after else len(self.taken)
+        at, total = 0, sum(len(span) for span in spans)
+        found: list[tuple[Span, ...]] = []
+        while at < total and len(found) < limit:
+            size = _size(how, held + at)
+            found.append(tuple(between(spans, at, at + size)))
+            at += size
+        return found
+
+    def _how(self, whole: Slice | None) -> Batching:
+        """How the share of a slice is computed."""
+        feed = self._in_training()
+        if feed is None or not whole:
+            return Batching()
+        start = feed.start_of(feed.rank(whole))
+        held = [how for how in self.batching if how.start <= start]
+        return held[-1] if held else Batching()
 
     def batches(self, feed: int, size: int, limit: int) -> list[tuple[Span, ...]]:
         """What the next ``limit`` calls of ``take(feed, size)`` will return (asynchronous)."""
@@ -320,6 +415,7 @@ class WorkerState:
 
     def put_back(self, feed: int, spans: tuple[Span, ...]) -> None:
         """Taken and not offered: these come first again."""
+        self.taken.subtract(spans)
         self.lease.setdefault(feed, deque()).extendleft(reversed(spans))
         self._add(feed, ())
 
@@ -333,35 +429,29 @@ class WorkerState:
     def reaches(self, feed: int, after: int) -> bool:
         """BSP: whether the lease has samples of step + 1 + ``after`` or of a later one."""
         lease, within = self.lease.get(feed), self._slice(feed, after)
-        if not lease or within is None:
+        if not lease or not within:
             return False
-        return lease[-1].stop > within.start
+        return lease[-1].stop > within[0].start
 
     def _next_spans(self, feed: int, count: int, after: int = 0) -> tuple[Span, ...]:
-        found: list[Span] = []
-        room = count
-        within = self._slice(feed, after)
-        for span in self.lease.get(feed, ()):
-            if room <= 0:
-                break
-            start, stop = span.start, span.stop
-            if within is not None:
-                if start >= within.stop:
-                    break
-                start, stop = max(start, within.start), min(stop, within.stop)
-            stop = min(stop, start + room)
-            if start < stop:
-                found.append(Span(span.line, start, stop))
-                room -= stop - start
+        within = self._slice(feed, after) if after or self.passed <= self.step else ()
+        lease: Iterable[Span] = self.lease.get(feed, ())
+        if within is not None:
+            lease = _common(lease, within)
+        found = between(lease, 0, count)
         return tuple(sorted(found)) if self.synchronous else tuple(found)
 
-    def _slice(self, feed: int, after: int = 0) -> Span | None:
-        definition, step = self.feeds[feed], self.step + 1 + after
+    def _slice(self, feed: int, after: int = 0) -> Slice | None:
+        """BSP: what step + 1 + ``after`` consists of, unless short steps come between."""
+        definition, whole = self.feeds[feed], self.slice
         if not self.synchronous or definition.purpose != "train":
             return None
-        if definition.first_step < step <= definition.last_step:
-            return definition.slice_of(step)
-        return Span(0, 0, 0)
+        if not whole or whole[0].line != definition.line():
+            return ()
+        if not after:
+            return whole
+        number = definition.rank(whole) + after - (not definition.is_in_order(whole))
+        return (definition.slice_no(number),) if number <= definition.num_slices else ()
 
     def _remove(self, feed: int, spans: tuple[Span, ...]) -> None:
         """Take from the lease what `_next_spans` found in it, span by span in its order."""
@@ -377,8 +467,11 @@ class WorkerState:
                 lease.appendleft(Span(span.line, span.stop, found.stop))
         lease.extendleft(reversed(kept))
 
-    def offer(self, spans: tuple[Span, ...], rates: tuple[float, ...] = ()) -> Part:
-        """Number a computed contribution; the edge cuts its gradients to the servers."""
+    def offer(self, spans: tuple[Span, ...], rates: tuple[float, ...] = (), seen: int = -1) -> Part:
+        """Number a computed contribution; the edge cuts its gradients to the servers.
+
+        ``seen``: contributions in the model that it was computed on, as the leader said.
+        """
         part = Part(
             epoch_no=self.epoch_no,
             inc=self.inc,
@@ -387,9 +480,12 @@ class WorkerState:
             spans=spans,
             weight=sum(len(span) for span in spans),
             step=self.step + 1 if self.synchronous else 0,
-            slice=self._slice(feed_of(spans[0].line)),
+            slice=self._slice(feed_of(spans[0].line)) or (),
             rates=rates,
+            factor=self.rate.factor,
+            seen=seen if self.rate.by_staleness else -1,
         )
+        self.taken.subtract(spans)
         return self._number(part)
 
     def _number(self, part: Part) -> Part:
@@ -493,7 +589,10 @@ class WorkerState:
         for offer in self.offers.values():
             offer.not_held_by &= set(self.servers)
             offer.ready_sent &= leader == self.servers[0]
-        if self.owners == pulled_from or self.pulling is None:
+        if self.pulling is None:
+            watch = self.watching if leader != self.servers[0] else None
+            return [Remapped(None), *([ToServer(self.servers[0], watch)] if watch else [])]
+        if self.owners == pulled_from:
             return [Remapped(None)]
         self.ticket += 1
         self.answers = {}
@@ -520,7 +619,7 @@ class WorkerState:
         pull is for the contribution after the one being computed.
         """
         self.ticket += 1
-        self.answers = {}
+        self.answers, self.watching = {}, None
         self.resting = False
         self.pulling = Pull(
             epoch_no=self.epoch_no,
@@ -528,10 +627,25 @@ class WorkerState:
             ticket=self.ticket,
             min_step=self.step + ahead if self.synchronous else 0,
             clock=self.next_seq - 1 + ahead if self.bounded else -1,
+            feed=self._in_training(),
             tables=tables,
             dense=dense,
         )
         return [ToServer(server, self.pulling) for server in self.owners]
+
+    def watch(self) -> list[Instruction]:
+        """BSP: while we compute for a step that may be decided without us, look out for that."""
+        if self.pulling or self.watching or not self.taken or not self._how(self.slice).short:
+            return []
+        self.ticket += 1
+        self.watching = Pull(
+            epoch_no=self.epoch_no,
+            inc=self.inc,
+            ticket=self.ticket,
+            min_step=self.step + 1,
+            dense=False,
+        )
+        return [ToServer(self.servers[0], self.watching)]
 
     def rest(self) -> list[Instruction]:
         """SSP: nothing to compute, until the next pull; nobody needs to wait for this worker."""
@@ -551,6 +665,8 @@ class WorkerState:
         if message.epoch_no != self.epoch_no:
             return []
         done = [] if self.exactly_once else self._applied(message.server, message.last_seq)
+        if self.watching is not None and message.ticket == self.watching.ticket:
+            self.watching, self.passed = None, message.step
         if pull is None or message.ticket != pull.ticket:
             return done
         self.answers[message.server] = message
@@ -565,10 +681,44 @@ class WorkerState:
             return [ToServer(server, self.pulling) for server in behind]
         self.pulling = None
         if self.synchronous:
-            self.step = newest
-            for seq in [s for s, offer in self.offers.items() if offer.part.step <= newest]:
-                del self.offers[seq]
+            whole = message.slice if pull.feed == self._in_training() else None
+            done += self._advance(newest, whole, message.last_seq)
         return [*done, PullDone(pull.ticket)]
+
+    def _advance(self, step: int, whole: Slice | None, last_seq: int) -> list[Instruction]:
+        """All steps up to this one are decided: give back what they have left out of ours.
+
+        Args:
+            step: of which all servers have the parameters.
+            whole: what the next one consists of.
+            last_seq: the last of our contributions that is in one of them.
+        """
+        decided = [seq for seq, offer in self.offers.items() if offer.part.step <= step]
+        parts = [self.offers.pop(seq).part for seq in decided]
+        left = [span for part in parts if part.seq > last_seq for span in part.spans]
+        withdrawn = list(self.taken) if step > self.step else []
+        self.step, self.slice = step, whole
+        for span in (*left, *withdrawn):
+            self._add(feed_of(span.line), (span,))
+        self.taken.subtract(withdrawn)
+        done: list[Instruction] = [Withdraw()] if withdrawn else []
+        return [*done, *self._give_back(self._remove_late())]
+
+    def _remove_late(self) -> tuple[Span, ...]:
+        """What the lease has of steps that were decided without it; it comes with others again."""
+        feed, whole = self._in_training(), self.slice
+        if feed is None or not whole or not self.lease.get(feed.feed):
+            return ()
+        decided = Span(feed.line(), 0, feed.start_of(feed.rank(whole)))
+        if self.lease[feed.feed][0].start >= decided.stop:
+            return ()
+        lease = SampleSet(self.lease[feed.feed])
+        late = SampleSet(lease.overlap(decided))
+        late.subtract(whole)
+        if late:
+            lease.subtract(late)
+            self.lease[feed.feed] = deque(lease)
+        return late.spans()
 
     # ------------------------------------------------------------------ loss
 
@@ -595,6 +745,8 @@ class WorkerState:
             again += [ToServer(server, self.pulling) for server in missing]
         elif self.resting:
             again.append(self._idle())
+        elif self.watching is not None:
+            again.append(ToServer(self.servers[0], self.watching))
         return again
 
     def _last_request(self) -> LeaseRequest:
@@ -606,6 +758,23 @@ class WorkerState:
             feed=feed,
             map_version=self.map.version if self.map else 0,
         )
+
+
+def _size(how: Batching, held: int) -> int:
+    """Samples of the batch that follows so many of the contributions of a step."""
+    size = how.batch_size or sys.maxsize
+    return min(size, how.contribution - held % how.contribution) if how.contribution else size
+
+
+def _common(lease: Iterable[Span], within: Slice) -> Iterator[Span]:
+    """What a lease has of a slice; both are ordered by samples."""
+    for span in lease:
+        if not within or span.start >= within[-1].stop:
+            return
+        for part in within if span.stop > within[0].start else ():
+            start, stop = max(span.start, part.start), min(span.stop, part.stop)
+            if start < stop:
+                yield Span(span.line, start, stop)
 
 
 def _begins_in(span: Span, other: Span) -> bool:

@@ -22,10 +22,10 @@ def _slow_servers() -> None:
             self.life = Life.of_this_process()
             self.updates = 0
 
-        def _apply(self, keys: Sequence[Key]) -> None:
+        def _apply(self, keys: Sequence[Key], factor: float) -> None:
             start_s = time.time()
             time.sleep(self.life.delay_s(self.updates))
-            super()._apply(keys)
+            super()._apply(keys, factor)
             self.life.note(start_s, time.time(), 0)
             self.updates += 1
 

@@ -12,6 +12,7 @@ Reference: AntDT section VI-A (what it replaces); FALCON sections 3.2 and 4.2 (c
 import statistics
 from typing import Annotated
 
+import msgspec
 import numpy as np
 from msgspec import Meta
 
@@ -24,24 +25,34 @@ from paceline.policy.straggler.actions import (
     Partial,
     Share,
 )
-from paceline.policy.straggler.division import Division, Patience, Step, in_force, restart_gains
+from paceline.policy.straggler.division import (
+    Division,
+    Patience,
+    Step,
+    in_force,
+    restart_gains,
+    round_trip_s,
+)
 from paceline.policy.straggler.fleet import Fleet
 from paceline.policy.straggler.observation import Observation
 from paceline.policy.straggler.ranks import Delays
-from paceline.policy.straggler.solution import SYNCHRONOUS, Part, Solution, adjusted
+from paceline.policy.straggler.solution import SYNCHRONOUS, Part, Solution, Steps, adjusted
 from paceline.policy.straggler.solvers import Floats
 
 _NO_END = 1e9
 """Stands for the steps that are left of a job whose length is not known."""
+_LEASE_SHARE = 1000
+"""Of a worker like the others; only ratios count."""
 
 
 class Auto(Solution, frozen=True):
     """``auto``: ADJUST_BS, partial steps, BACKUP_WORKERS and KILL_RESTART, by gain and cost."""
 
+    every_steps: Steps = 5
     min_gain: Part = 0.01
     """Work is divided anew when a step gets faster by this part of it, and by more than may be
     chance in how slow the slowest worker seems."""
-    min_random_gain: Part = 0.1
+    min_random_gain: Part = 0.03
     """Steps go without their slowest when they get faster by this part: it drops work, and takes
     what hits several workers at once for independent."""
     growth: Annotated[float, Meta(gt=1)] = 2.0
@@ -54,18 +65,21 @@ class Auto(Solution, frozen=True):
     slowness: Annotated[float, Meta(gt=1)] = 1.1
     """Who is restarted takes at least so many times what is usual."""
     min_iterations: Annotated[int, Meta(ge=1)] = 20
-    """Who is restarted was slow for at least so many iterations."""
+    """A worker that is restarted was slow for at least so many iterations."""
+    min_server_iterations: Annotated[int, Meta(ge=1)] = 10
+    """A server that is replaced was; the others cannot do its work meanwhile, as with workers."""
     max_restarts: Annotated[int, Meta(ge=0)] = 3
     """Of one node. Each doubles what the next must be worth."""
-    restarts_at_once: Part = 0.1
+    restarts_at_once: Part = 0.3
     """Of the workers; one is always allowed."""
 
     def decide(self, seen: Observation) -> list[AnyAction]:
         """Cheap cures first; what they leave is what a restart is held against."""
         regimes = [worker.regime for worker in seen.workers if worker.regime is not None]
-        if not regimes:
-            return []
-        delays = Delays(regimes, len(seen.workers))
+        if not regimes or (len(regimes) < len(seen.workers) and _elapsed(seen) == 1):
+            return []  # who has not told yet of the first iteration may be the slowest
+        skipping = seen.backup > 0 or seen.chunks > 1
+        delays = Delays(regimes, len(seen.workers), skipping=skipping)
         fleet = Fleet.of(seen.workers, delays.scatter)
         if seen.mode in SYNCHRONOUS:
             return self._synchronous(seen, fleet, Step(seen, fleet, delays))
@@ -75,8 +89,6 @@ class Auto(Solution, frozen=True):
 
     def _synchronous(self, seen: Observation, fleet: Fleet, step: Step) -> list[AnyAction]:
         best = step.best(self.growth, self.chunks, self.min_random_gain)
-        if best is None:
-            return []
         actions = self._divide(seen, fleet, step, best)
         latency_s = restarts.latency_s(seen, seen.worker_restart)
         gain, absence_s = restart_gains(fleet, best, latency_s)
@@ -99,22 +111,18 @@ class Auto(Solution, frozen=True):
         slowest = int(fleet.times_s(fleet.shares).argmax())
         present, present_s = in_force(seen), step.present_s(in_force(seen))
         worth_s = present_s * max(self.min_gain, float(fleet.by_chance[slowest]))
-        idle = [worker.node for worker in seen.workers if worker.batch_size == 0]
-        by_shares = step.present_s(best.patience) - best.step_s >= worth_s or bool(idle)
+        by_shares = step.present_s(best.patience) - best.step_s >= worth_s
         gain_s = present_s - best.step_s
         if not by_shares and gain_s < worth_s and best.patience != Patience():
             return []
         reason = f"a step of {present_s:.3g} s gets one of {best.step_s:.3g} s"
-        if idle:
-            reason += f"; work for {', '.join(idle)}"
         beyond = [seen.workers[index].node for index in np.flatnonzero(best.beyond_help)]
         if beyond:
             reason += f"; not waited for: {', '.join(beyond)}"
         gain_s *= min(_elapsed(seen), _steps_left(seen))
         actions = _patience(best.patience, present, reason)
         if by_shares:
-            sizes = (best.shares // seen.workers[0].accumulation).tolist()
-            actions += adjusted(seen.workers, sizes, reason, gain_s)
+            actions += adjusted(seen.workers, best.shares.tolist(), reason, gain_s)
         return actions
 
     # ------------------------------------------------------------------------ asp, ssp
@@ -128,9 +136,9 @@ class Auto(Solution, frozen=True):
         )
         sizes = fleet.shares.astype(np.float64)
         # In SSP a fast worker waits for the slowest, and its waits say nothing about itself.
-        round_trip_s = float(np.median(waits_s)) if seen.mode == "asp" else 0.0
-        times_s = fleet.times_s(fleet.shares) + round_trip_s
-        usual_s = fleet.usual_delays_s + fleet.usual_slopes_s * sizes + round_trip_s
+        wait_s = float(np.median(waits_s)) if seen.mode == "asp" else 0.0
+        times_s = fleet.times_s(fleet.shares) + wait_s
+        usual_s = fleet.usual_delays_s + fleet.usual_slopes_s * sizes + wait_s
         actions = self._leases(seen, sizes / times_s)
         gain, absence = _asynchronous_gains(seen.mode, sizes, times_s, usual_s)
         latency_s = restarts.latency_s(seen, seen.worker_restart)
@@ -142,14 +150,16 @@ class Auto(Solution, frozen=True):
             cost_s=absence * latency_s + seen.worker_restart.redo_s / len(times_s) + usual_s,
         )
         iteration_s = float(np.median(times_s))
+        if seen.mode == "ssp":  # everybody goes at the pace of the slowest
+            iteration_s = float(times_s.max()) + round_trip_s(seen)
         left_s = _steps_left(seen) * iteration_s / len(seen.workers)
         return actions + self._restarts(seen, candidates, left_s, iteration_s)
 
     def _leases(self, seen: Observation, speeds: Floats) -> list[AnyAction]:
         """Leases in proportion to speed."""
-        total = sum(worker.batch_size for worker in seen.workers)
+        total = _LEASE_SHARE * len(seen.workers)
         sizes = solvers.level(np.zeros(len(speeds)), 1.0 / speeds, total)
-        present = np.array([worker.lease_share for worker in seen.workers])
+        present = np.array([worker.lease_share or _LEASE_SHARE for worker in seen.workers])
         change = np.abs(sizes - present) / sizes
         if change.max() < self.min_lease_change:
             return []
@@ -167,9 +177,10 @@ class Auto(Solution, frozen=True):
     ) -> list[KillRestart]:
         limit = max(1, int(self.restarts_at_once * len(seen.workers))) - seen.absent
         rule = self._rule()
-        servers = restarts.server_candidates(seen, rule, step_s)
+        of_servers = msgspec.structs.replace(rule, min_iterations=self.min_server_iterations)
+        servers = restarts.server_candidates(seen, of_servers, step_s)
         return restarts.worth_while(seen, rule, workers, left_s, limit) + restarts.worth_while(
-            seen, rule, servers, left_s, limit=len(servers)
+            seen, of_servers, servers, left_s, limit=1
         )
 
     def _rule(self) -> restarts.Rule:
@@ -199,13 +210,12 @@ def _besides_s(seen: Observation) -> float:
 
 
 def _patience(new: Patience, present: Patience, reason: str) -> list[AnyAction]:
-    """What makes steps wait for other workers than they do now."""
-    actions: list[AnyAction] = []
-    if new.backup != present.backup:
-        actions.append(BackupWorkers(count=new.backup, reason=reason))
-    if (new.left_out, new.chunks) != (present.left_out, present.chunks):
-        actions.append(Partial(left_out=new.left_out, chunks=new.chunks, reason=reason))
-    return actions
+    """What makes steps wait for other workers than they do now; each takes the other's place."""
+    if new == present:
+        return []
+    if new.backup:
+        return [BackupWorkers(count=new.backup, reason=reason)]
+    return [Partial(left_out=new.left_out, chunks=new.chunks, reason=reason)]
 
 
 def _asynchronous_gains(

@@ -29,7 +29,7 @@ class Dedicated(Solution, frozen=True):
     """
 
     every_steps: Steps = 5
-    num_sizes: Annotated[int, Meta(ge=2)] = 5
+    num_sizes: Annotated[int, Meta(ge=2, le=8)] = 5
     """Batch sizes to measure: the largest, and halves of it."""
     num_steps: Count = 5
     """Batches per size."""
@@ -93,8 +93,9 @@ class Dedicated(Solution, frozen=True):
                 zip(sizes, times_s, strict=True)
             )
         ]
+        steep_s = self.flat * max(slopes_s[-1], 0.0)
         saturated = next(
-            index for index, slope_s in enumerate(slopes_s) if slope_s >= self.flat * slopes_s[-1]
+            (index for index, slope_s in enumerate(slopes_s) if slope_s >= steep_s), len(slopes_s)
         )
         return solvers.HardwareClass(
             devices=len(workers),

@@ -18,10 +18,19 @@ class LbBsp(Solution, frozen=True):
     """``lb_bsp``: every 10 iterations B_i in proportion to the smoothed speed."""
 
     def decide(self, seen: Observation) -> list[AnyAction]:
-        """ADJUST_BS as soon as every worker was measured."""
+        """ADJUST_BS as soon as every worker was measured, as far as memory reaches."""
         speeds = [worker.short.smoothed if worker.short else 0.0 for worker in seen.workers]
         if seen.mode not in SYNCHRONOUS or not all(speeds):
             return []
         slopes_s = 1.0 / np.array(speeds)
-        sizes = solvers.level(np.zeros(len(speeds)), slopes_s, seen.global_batch)
+        most = [
+            seen.global_batch if worker.batch_limit is None else worker.batch_limit
+            for worker in seen.workers
+        ]
+        try:
+            sizes = solvers.level(
+                np.zeros(len(speeds)), slopes_s, seen.global_batch, upper=np.array(most)
+            )
+        except solvers.Infeasible:
+            return []
         return adjusted(seen.workers, sizes.tolist(), "in proportion to the smoothed speeds")

@@ -37,7 +37,8 @@ class NonDedicated(Solution, frozen=True):
         actions = self._against_transient(seen) if seen.mode in SYNCHRONOUS else []
         if seen.pending_s is None or seen.pending_s <= self.max_pending_s:
             actions += self._against_persistent(seen.workers, lambda pace: pace.compute_s)
-            actions += self._against_persistent(seen.servers, lambda pace: pace.server_s)
+            if not seen.replacing:
+                actions += self._against_persistent(seen.servers, lambda pace: pace.server_s)[:1]
         return actions
 
     def _against_transient(self, seen: Observation) -> list[AnyAction]:
@@ -70,10 +71,6 @@ class NonDedicated(Solution, frozen=True):
             for node, each_s in times_s.items()
             if each_s >= self.slowness * mean_s > 0.0
         ]
-
-
-PAPER = NonDedicated(every_steps=0, every_s=300.0)
-"""Decides every 5 minutes (section VII-A-5); for windows as in `paceline.policy.stats.history`."""
 
 
 def _mean(values: list[float]) -> float:

@@ -7,6 +7,7 @@ from msgspec import Meta
 
 from paceline.policy.straggler.actions import (
     AdjustBatch,
+    AdjustRate,
     AnyAction,
     BackupWorkers,
     Partial,
@@ -82,3 +83,17 @@ class LeaveOut(Solution, frozen=True):
             return []
         reason = f"a step may lack {samples} of {seen.global_batch} samples"
         return [Partial(left_out=samples, chunks=self.chunks, reason=reason)]
+
+
+class Rates(Solution, frozen=True):
+    """``adjust_lr``: the staler the parameters a contribution was computed on, the less it moves.
+
+    Reference: AntDT Table II (ADJUST_LR), which leaves the factor open. Here 1 / (1 + staleness),
+    in updates by others; in BSP, where nothing is stale, it does nothing.
+    """
+
+    def decide(self, seen: Observation) -> list[AnyAction]:
+        """ADJUST_LR once."""
+        if seen.mode in SYNCHRONOUS or seen.by_staleness:
+            return []
+        return [AdjustRate(factors={}, by_staleness=True, reason="1 / (1 + staleness)")]

@@ -1,0 +1,57 @@
+"""Real jobs whose steps do not wait for a straggler apply every sample once all the same."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.equality import switching
+from paceline.policy.straggler.actions import AnyAction, BackupWorkers, Partial
+from paceline.runtime.ps import cutfile
+from paceline.wire.client import Kill
+from tests.integration.running import RunningJob, running
+
+SCRIPT = Path(__file__).with_name("jobs") / "straggling.py"
+NUM_SAMPLES, EPOCHS = 1024, 2
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path / "home"))
+
+
+def num_updates(job: RunningJob) -> np.ndarray:  # type: ignore[type-arg]
+    """How often each row was updated, from the last cut; in the order of the servers."""
+    _, files = cutfile.read_cut(job.cuts()[-1])
+    return np.concatenate(
+        [
+            array.reshape(-1)
+            for file in files.values()
+            for name, array in file.items()
+            if name.startswith("table.") and name.endswith(".row_step")
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    "action", [BackupWorkers(count=1), Partial(left_out=10, chunks=4)], ids=["backup", "partial"]
+)
+def test_steps_without_a_straggler_lose_no_sample_and_repeat_none(
+    tmp_path: Path, action: AnyAction
+) -> None:
+    flags = ("--slow", "worker-1", "--epochs", str(EPOCHS), "--num-samples", str(NUM_SAMPLES))
+    with (
+        switching(4, [action]),
+        running(tmp_path, workers=3, mode="bsp", script=str(SCRIPT), args=flags) as job,
+    ):
+        job.until_committed(NUM_SAMPLES // 2)
+        job.tell(Kill(node="worker-2"))
+        outcome = job.end()
+
+        assert outcome.state == "finished", outcome
+        assert (outcome.committed, outcome.total) == (EPOCHS * NUM_SAMPLES,) * 2
+        assert outcome.short_steps > 0
+        assert outcome.left_out >= outcome.short_steps
+        counts = num_updates(job)
+        assert counts.size == NUM_SAMPLES
+        assert np.all(counts == EPOCHS), np.unique(counts, return_counts=True)

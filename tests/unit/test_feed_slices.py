@@ -1,0 +1,75 @@
+"""What a synchronous step consists of is a function of what is in the model."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.base.samples import Intervals, Span
+from paceline.wire.messages import Feed
+
+
+def feed(num_samples: int = 10, *, batch_size: int = 4, epochs: int = 2) -> Feed:
+    return Feed(
+        feed=0,
+        purpose="train",
+        num_samples=num_samples,
+        epochs=epochs,
+        batch_size=batch_size,
+        shard_size=4,
+        shuffle=False,
+        seed=0,
+    )
+
+
+def test_slices_come_in_order_and_none_crosses_an_epoch() -> None:
+    done, found = Intervals(), []
+    while whole := feed().next_slice(done):
+        (span,) = whole
+        found.append((span.start, span.stop))
+        done.add(span.start, span.stop)
+
+    assert found == [(0, 4), (4, 8), (8, 10), (10, 14), (14, 18), (18, 20)]
+
+
+def test_what_was_left_out_comes_at_the_end_of_its_epoch() -> None:
+    one = feed()
+
+    assert one.next_slice(Intervals([0, 3, 5, 8])) == (Span(0, 8, 10),)
+    left = one.next_slice(Intervals([0, 3, 5, 8, 9, 10]))
+    assert left == (Span(0, 3, 5), Span(0, 8, 9))
+    assert one.next_slice(Intervals([0, 10])) == (Span(0, 10, 14),)
+    assert not one.is_in_order(left)
+    assert one.rank(left) == 4, "dealt as the first slice of the next epoch is"
+
+
+def test_what_was_left_out_is_cut_into_slices_of_the_same_size() -> None:
+    one = feed(epochs=1)
+
+    assert one.next_slice(Intervals([0, 1, 7, 8, 9, 10])) == (Span(0, 1, 5),)
+    assert one.next_slice(Intervals([0, 5, 7, 8, 9, 10])) == (Span(0, 5, 7), Span(0, 8, 9))
+    assert one.start_of(one.rank((Span(0, 1, 5),))) == 10, "the end"
+
+
+@given(st.data())
+def test_whatever_is_left_out_all_samples_come_once_and_in_their_epoch(data: st.DataObject) -> None:
+    one = feed(
+        data.draw(st.integers(1, 30)),
+        batch_size=data.draw(st.integers(1, 12)),
+        epochs=data.draw(st.integers(1, 3)),
+    )
+    size, done, steps = one.num_samples or 0, Intervals(), 0
+    while whole := one.next_slice(done):
+        steps += 1
+        points = [p for span in whole for p in range(span.start, span.stop)]
+        assert len(points) <= one.batch_size
+        assert len({p // size for p in points}) == 1
+        assert not any(list(done.within(p, p + 1)) for p in points)
+        assert not list(done.gaps(0, points[0] // size * size)), (
+            "no epoch begins before another ends"
+        )
+        if one.is_in_order(whole):
+            assert one.slice_no(one.rank(whole)) == whole[0]
+        kept = data.draw(st.sets(st.sampled_from(points), min_size=1))
+        for point in kept:
+            done.add(point, point + 1)
+    assert len(done) == size * one.epochs
+    assert steps >= one.num_slices
