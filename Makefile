@@ -22,7 +22,8 @@ check: setup
 	$(BIN)/lint-imports
 
 test: check
-	$(BIN)/python -m pytest -q -m "not soak"
+	$(BIN)/python -m pytest -q -n auto --dist worksteal -m "not soak" tests/unit tests/model tests/conformance
+	$(BIN)/python -m pytest -q -m "not soak" tests/integration tests/chaos
 
 soak: setup
 	$(BIN)/python -m pytest -q -m soak

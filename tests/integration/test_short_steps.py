@@ -49,6 +49,7 @@ def test_steps_without_a_straggler_lose_no_sample_and_repeat_none(
         outcome = job.end()
 
         assert outcome.state == "finished", outcome
+        assert not job.events("master_died")
         assert (outcome.committed, outcome.total) == (EPOCHS * NUM_SAMPLES,) * 2
         assert outcome.short_steps > 0
         assert outcome.left_out >= outcome.short_steps

@@ -26,6 +26,10 @@ class _Phases:
         # Who has just come back was granted nothing yet.
         self._before = {inc: state.grants[inc].n for inc in state.workers if inc in state.grants}
 
+    def refused(self) -> None:
+        """It is not on its way."""
+        self._asked_s = 0.0
+
     def look(self, state: Any) -> None:
         """After each message."""
         if not self._asked_s or state.plans.preparing is not None:
@@ -46,6 +50,7 @@ class _Phases:
 def _switch(every: int, actions: str, phases: _Phases) -> None:
     import msgspec
 
+    from paceline.base.errors import ConfigError
     from paceline.master.training import Training
     from paceline.policy.straggler.actions import AnyAction
     from paceline.wire.messages import Committed
@@ -58,7 +63,10 @@ def _switch(every: int, actions: str, phases: _Phases) -> None:
         inner(this, node, message, now_s)
         if isinstance(message, Committed) and this.state.step >= next_step:
             phases.asked(this.state)
-            this.carry_out(plans[number % len(plans)])
+            try:
+                this.carry_out(plans[number % len(plans)])
+            except ConfigError:  # the last sample of a feed has just been committed
+                phases.refused()
             next_step, number = this.state.step + every, number + 1
         phases.look(this.state)
 
