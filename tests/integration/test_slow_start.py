@@ -28,12 +28,12 @@ def lives_of(job: RunningJob, node: str) -> list[np.ndarray]:
     return [times[inc] for inc in sorted(times)]
 
 
-# The flags have the first worker wait in its 50th batch until so many lives got a batch: it alone
-# could be done before.
+# The flags have the first worker wait in one of its batches until so many lives got a batch: it
+# alone, to which whole steps go meanwhile, could be done before.
 
 
 def test_a_worker_that_prepares_late_joins_in(tmp_path: Path) -> None:
-    flags = ("--together", "2", "--together-at", "50", "--num-samples", str(N))
+    flags = ("--together", "2", "--together-at", "20", "--num-samples", str(N))
     with running(tmp_path, *flags, script=str(SCRIPT), mode="bsp", servers=NodeSpec()) as job:
         job.check_finished()
         (first,), (late,) = lives_of(job, "worker-0"), lives_of(job, "worker-1")

@@ -76,9 +76,9 @@ class Job:
     def ask(self) -> list[Instruction]:
         return self.controller.ask(self.observation(), self.now_s * 10, self.progress)
 
-    def decide(self, *actions: AnyAction) -> list[Instruction]:
+    def decide(self, *actions: AnyAction, period_s: float = 30.0) -> list[Instruction]:
         """One period goes by, and the solution answers at its end."""
-        self.wait(30.0)
+        self.wait(period_s)
         asked = self.ask()
         (ask,) = [one for one in asked if isinstance(one, Ask)]
         answer = self.controller.answered(ask.no, actions, 0.001, self.now_s)
@@ -128,12 +128,13 @@ def test_a_decision_with_actions_is_written_whole_and_carried_out() -> None:
 
 def test_quiet_decisions_are_written_rarely_and_those_after_an_action_at_once() -> None:
     job = Job()
-    written = [len(lines(job.decide(), Decided)) for _ in range(int(3 * QUIET_S / 30))]
+    period_s = QUIET_S / 4
+    written = [len(lines(job.decide(period_s=period_s), Decided)) for _ in range(12)]
     assert sum(written) == 3
     assert written[0] == 1
-    job.decide(KILL)
-    assert len(lines(job.decide(), Decided)) == 1
-    assert len(lines(job.decide(), Decided)) == 0
+    job.decide(KILL, period_s=period_s)
+    assert len(lines(job.decide(period_s=period_s), Decided)) == 1
+    assert len(lines(job.decide(period_s=period_s), Decided)) == 0
 
 
 def test_a_node_is_not_restarted_twice_at_once() -> None:

@@ -33,7 +33,7 @@ from paceline.policy.straggler.decision_log import (
     TookEffect,
     decode,
 )
-from paceline.policy.straggler.observation import Observation, RestartCost, WorkerSeen
+from paceline.policy.straggler.observation import Observation, RestartCost, ServerSeen, WorkerSeen
 from paceline.policy.straggler.solution import Solution
 from paceline.wire.spec import JobSpec, WindowSpec
 
@@ -62,6 +62,7 @@ class Scene:
                 global_batch=8,
                 steps_left=None,
                 workers=(WorkerSeen(node="worker-1", batch_size=8),),
+                servers=(ServerSeen(node="server-1"),),
                 since_action_s=since_action_s,
             )
             if self.trains
@@ -170,6 +171,18 @@ def test_what_cannot_be_carried_out_is_written_with_the_reason(
     assert edge.scene.done == [KILL]
     assert edge.lines()[-1] == Refused(t=1e9 + 10, no=1, index=0, reason="not in this mode")
     assert edge.edge.controller.num_actions == {"KillRestart": 1}
+
+
+def test_a_server_that_comes_back_after_a_crash_is_not_the_one_decided_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edge = Edge(tmp_path, monkeypatch, lambda _: [KillRestart(node="server-1")])
+    edge.period()
+    cost = RestartCost(start_s=2.0)
+    edge.edge.works(StartMeasured(node="server-1", inc=9, cost=cost), 15.0)
+    assert not any(isinstance(line, TookEffect) for line in edge.lines())
+    edge.edge.works(StartMeasured(node="server-2", inc=10, cost=cost, replaces="server-1"), 20.0)
+    assert edge.lines()[-1] == TookEffect(t=1e9 + 10, no=1, index=0, cost=cost)
 
 
 def test_a_server_that_was_not_replaced_is_written(

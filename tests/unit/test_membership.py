@@ -587,6 +587,24 @@ def test_the_order_to_end_is_repeated_until_the_process_has_ended() -> None:
     assert of(End, job.tick(6.0)) == []
 
 
+@pytest.mark.parametrize("compacted", [False, True])
+def test_the_next_master_carries_on_with_an_ordered_restart(compacted: bool) -> None:
+    job = Job(budget=0)
+    inc = job.run("worker-0")
+    job.note(job.members.restart("worker-0", 1.0, grace_s=5.0))
+    if compacted:
+        job.kept = [Keep(record) for record in job.members.snapshot()]
+    after = job.restarted(awaited=("worker-0",))
+    after.hello("worker-0", 50, after.process("worker-0"))
+    assert of(End, after.tick(3.0)) == [End("worker-0", inc, 5.0)]
+    ended = after.exit("worker-0", AS_ORDERED)
+    assert of(Retire, ended) == [Retire("worker-0")]
+    assert of(FailJob, ended) == []
+    after.run("worker-0", 51)
+    assert after.members.nodes["worker-0"].decided == 1
+    assert of(End, after.tick(9.0)) == [], "the next life is not to end"
+
+
 def test_a_machine_that_joined_is_restarted_where_it_is() -> None:
     job = Job()
     name, acts = job.members.join("elsewhere", 0.0)
@@ -658,6 +676,28 @@ def test_a_joining_server_that_uses_up_the_budget_ends_the_move_and_not_the_job(
     assert Retire("server-2") in acts
     assert [act.node for act in of(Tell, acts) if act.event == "not_replaced"] == ["server-0"]
     assert job.members.joining() is None
+
+
+def test_a_joining_server_that_fails_for_good_ends_the_move_and_not_the_job() -> None:
+    job = replacing()
+    job.hello("server-2", 20)
+    kind = "paceline.base.errors.PermanentError"
+    error = ScriptError(inc=3, kind=kind, traceback="", in_user_code=False, step=0)
+    job.members.script_error(error)
+
+    exited = ProcessExited(node="server-2", inc=3, evidence=ExitEvidence(exit_code=1))
+    acts = job.note(job.members.process_exited(exited, 0.0, any_committed=True))
+
+    assert not of(FailJob, acts)
+    assert [act.node for act in of(Tell, acts) if act.event == "not_replaced"] == ["server-0"]
+    assert job.members.nodes["server-0"].decided == 1
+
+
+def test_a_move_that_a_crash_of_another_has_ended_was_not_futile() -> None:
+    job = replacing()
+    job.hello("server-2", 20)
+    job.note(job.members.not_replaced(futile=False))
+    assert job.members.nodes["server-0"].decided == 0
 
 
 def test_a_joining_server_that_dies_is_told() -> None:

@@ -8,21 +8,24 @@ from paceline.base.samples import Span
 from paceline.master.jobnow import JobNow, job_now
 from paceline.master.members import Tell
 from paceline.master.membership import Membership
-from paceline.master.monitor import MAX_EVENTS, Monitor
+from paceline.master.monitor import MAX_ENDS, Monitor
 from paceline.master.plans import portion_of
 from paceline.master.records import EpochStarted, FeedAdded, Place, Plan, Planned
 from paceline.master.state import MasterState
 from paceline.policy.stats.history import Lengths
 from paceline.policy.straggler.actions import Share
+from paceline.policy.straggler.observation import LifeEnded
 from paceline.wire.messages import (
     CutRef,
     ExitEvidence,
     Feed,
     NodeFacts,
+    Prepared,
     ProcessUp,
     Server,
     ServerMap,
 )
+from paceline.wire.schema import ModelSchema
 from paceline.wire.spec import RestartSpec
 
 SHORT = Lengths(short_iterations=10, short_s=60.0, long_iterations=20, long_s=120.0)
@@ -125,29 +128,49 @@ def test_an_iteration_of_a_server_is_one_pull_of_each_worker() -> None:
     assert seen.short.compute_s == 0.0
 
 
-def test_events_are_found_by_node_kind_and_time_with_their_evidence() -> None:
-    monitor = Monitor()
-    oom = ExitEvidence(signal=9, oom_kills=1)
+def test_ends_of_lives_are_seen_with_their_evidence_while_they_are_new() -> None:
+    monitor = Monitor(SHORT)
+    oom = ExitEvidence(signal=9, oom_kills=1, log_tail="Killed")
     monitor.note(Tell("node_started", "worker-0", 1), 1.0)
     monitor.note(Tell("process_exited", "worker-0", 1, "out of memory", "oom", oom), 2.0)
-    monitor.note(Tell("process_exited", "worker-1", 2, "signal SIGTERM", "preempted"), 3.0)
+    monitor.note(Tell("node_lost", "worker-1", 2, "silent for 9.0 s"), 3.0)
     monitor.note(Tell("scaled", "", 0, "2 -> 3 workers"), 4.0)
-    assert [event.event for event in monitor.events()] == [
-        "node_started",
-        "process_exited",
-        "process_exited",
-    ]
-    (end,) = monitor.events(node="worker-0", kinds={"process_exited"})
-    assert (end.verdict, end.exit, end.t_s) == ("oom", oom, 2.0)
-    assert [event.node for event in monitor.events(since_s=2.5)] == ["worker-1"]
+    first, second = monitor.observe(5.0, job("worker-0")).ends
+    assert first == LifeEnded(
+        t_s=2.0,
+        node="worker-0",
+        inc=1,
+        reason="out of memory",
+        verdict="oom",
+        signal=9,
+        oom_kills=1,
+    )
+    assert (second.node, second.reason, second.exit_code) == ("worker-1", "silent for 9.0 s", None)
+    assert monitor.observe(2.5 + SHORT.long_s, job("worker-0")).ends == (second,)
 
 
-def test_events_take_bounded_memory() -> None:
+def test_ends_of_lives_take_bounded_memory() -> None:
     monitor = Monitor()
-    for number in range(3 * MAX_EVENTS):
-        monitor.note(Tell("node_started", "worker-0", number), float(number))
-    kept = monitor.events()
-    assert (len(kept), kept[-1].inc) == (MAX_EVENTS, 3 * MAX_EVENTS - 1)
+    for number in range(3 * MAX_ENDS):
+        monitor.note(Tell("process_exited", "worker-0", number), float(number))
+    kept = monitor.observe(3.0 * MAX_ENDS, job("worker-0")).ends
+    assert (len(kept), kept[-1].inc) == (MAX_ENDS, 3 * MAX_ENDS - 1)
+
+
+def test_who_is_no_more_is_forgotten_and_its_name_may_come_again() -> None:
+    monitor = Monitor()
+    for name in ("worker-0", "worker-1"):
+        monitor.restarts.launched(name, 0.0, first=True)
+        monitor.note(Tell("process_up", name, 1), 1.0)
+        Node(monitor, name).report(2.0, steps=1, compute_s=0.1)
+    monitor.note(Tell("process_exited", "worker-1", 1, "as ordered"), 10.0)
+    monitor.keep({"worker-0"})
+    assert list(monitor.metrics(0.0, 0).nodes) == ["worker-0"]
+    monitor.restarts.launched("worker-1", 3600.0, first=True)
+    monitor.note(Tell("process_up", "worker-1", 2), 3601.0)
+    monitor.restarts.works("worker-1", 3602.0)
+    cost = monitor.restarts.take_fresh()[-1]
+    assert (cost.first, cost.cost.start_s) == (True, 1.0)
 
 
 def test_a_start_is_measured_until_its_first_step_began() -> None:
@@ -198,6 +221,7 @@ class Training:
             self.members.process_up(up, 0.0)
             if node.role == "worker":
                 self.state.worker_up(inc)
+                self.state.prepare(Prepared(inc=inc, schema=ModelSchema()), "")
         servers = (Server(1, "server-0", "a1"), Server(2, "server-1", "a2"))
         feed = Feed(
             feed=0,
@@ -276,6 +300,10 @@ def test_workers_are_in_the_order_of_their_ranks_whatever_their_lives() -> None:
     training.members._new_life(node, 1.0)
     node.decided = 1
     training.state.worker_up(node.inc)
+    now = training.now()
+    assert now is not None
+    assert (list(now.shares), now.absent) == (["worker-1", "worker-2"], 1), "its script prepares"
+    training.state.prepare(Prepared(inc=node.inc, schema=ModelSchema()), "")
     now = training.now()
     assert now is not None
     assert list(now.shares) == ["worker-0", "worker-1", "worker-2"]

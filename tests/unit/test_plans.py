@@ -428,6 +428,21 @@ def test_a_worker_that_joins_while_a_plan_is_prepared_gets_nothing_beyond_it(job
     assert grants(sent)[13][0] == Span(0, 21, 24), "and then as much as the others' mean: 4 of 12"
 
 
+@pytest.mark.parametrize("restarted", [False, True])
+def test_who_still_prepares_has_no_part_of_a_step(restarted: bool) -> None:
+    job = Job()
+    job.do(job.state.worker_up(13, "worker-2"))
+    job.request(ONE)
+    job.request(TWO)
+    if restarted:
+        job.restart()
+        job.do(job.state.worker_up(13, "worker-2"))
+    assert list(job.state.training_workers()) == [ONE, TWO]
+    assert job.lease(ONE)[0] == Span(0, 0, 4)
+    job.do(job.state.prepare(Prepared(inc=13, schema=ModelSchema()), ""))
+    assert list(job.state.training_workers()) == [ONE, TWO, 13]
+
+
 def test_the_share_of_who_has_come_since_is_the_mean_of_the_others() -> None:
     plan = Plan(shares={"worker-0": Share(3, 2), "worker-1": Share(9, 2)})
     assert plan.share_of("worker-1") == Share(9, 2)

@@ -15,19 +15,27 @@ from paceline.master.monitor import Monitor
 from paceline.master.outbox import Outbox
 from paceline.master.ports import AgentEnd
 from paceline.master.sizing import BATCHES_BEFORE_MEASURED
-from paceline.master.training import CutChosen, Training
+from paceline.master.training import (
+    ANSWER_PATIENCE_S,
+    MOVE_PATIENCE_S,
+    CutChosen,
+    Training,
+)
 from paceline.wire.messages import (
     Copied,
     EvaluateResult,
     Feed,
     FenceAnswer,
     InitialWritten,
+    Joined,
     LeaseRequest,
+    MapSet,
     NodeFacts,
     OpenFeed,
     Prepared,
     ProcessUp,
     Restored,
+    Server,
 )
 from paceline.wire.schema import ModelSchema
 from paceline.wire.spec import CheckpointSpec, JobSpec, NodeSpec, RestartSpec
@@ -329,6 +337,53 @@ def test_what_a_restore_takes_out_of_the_model_is_the_servers_lost_work(tmp_path
     report(job, 60)
     lose_worker(job)
     assert redo_s(job, "worker-0") == pytest.approx(20 / 10 * 0.5)
+
+
+NEW = 5
+
+
+def begin_copying(job: Job) -> None:
+    """A move that has come to where every contribution must be held by the new server, too."""
+    job.training.replace(1, Server(NEW, "server-2", "ipc://5"))
+    answer(job)
+    copies = job.state.moving.wanted_map(job.state.map)
+    assert copies is not None
+    job.say(MapSet(epoch_no=job.state.epoch_no, inc=1, map=copies, leads=True))
+    assert job.state.map.copies
+
+
+def answer(job: Job, progress: int = 0) -> None:
+    joined = Joined(epoch_no=job.state.epoch_no, inc=NEW, progress=progress)
+    job.training.handle("server-2", joined, job.now_s)
+
+
+@pytest.mark.parametrize("answers", [False, True])
+def test_a_joining_server_that_says_nothing_holds_nobody_up_for_long(
+    tmp_path: Path, answers: bool
+) -> None:
+    job = Job(tmp_path)
+    begin_copying(job)
+    while job.now_s < 2 * ANSWER_PATIENCE_S:
+        job.now_s += 0.5
+        if answers:
+            answer(job)
+        job.training.tick(job.now_s, cuts=False)
+        if job.now_s < ANSWER_PATIENCE_S:
+            assert not job.state.moving.given_up
+    assert job.state.moving.given_up == (not answers)
+
+
+def test_a_joining_server_to_which_nothing_comes_is_given_up_though_it_answers(
+    tmp_path: Path,
+) -> None:
+    job = Job(tmp_path)
+    begin_copying(job)
+    while job.now_s <= MOVE_PATIENCE_S:
+        assert not job.state.moving.given_up
+        job.now_s += 0.5
+        answer(job)
+        job.training.tick(job.now_s, cuts=False)
+    assert job.state.moving.given_up
 
 
 def test_an_asynchronous_lease_is_of_batches_as_workers_compute_them(tmp_path: Path) -> None:

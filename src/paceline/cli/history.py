@@ -7,6 +7,8 @@ from pathlib import Path
 
 import msgspec
 
+from paceline.master.outlet import before
+
 
 class Event(msgspec.Struct, frozen=True):
     """One line of ``events.jsonl``: something has changed."""
@@ -74,21 +76,24 @@ def decode_events(lines: list[bytes]) -> list[Event]:
 
 
 def read_metrics(path: Path) -> list[Point]:
-    """All measurements of a job so far, in order."""
-    return [msgspec.json.decode(line, type=Point) for line in Tail(path).lines() if line]
+    """All measurements of a job that are kept, in order."""
+    lines = [*Tail(before(path)).lines(), *Tail(path).lines()]
+    return [msgspec.json.decode(line, type=Point) for line in lines if line]
 
 
 def read_last_metrics(path: Path, tail_bytes: int = 1 << 16) -> Point | None:
     """The newest measurement; None: there is none."""
-    if not path.exists():
-        return None
+    if not path.exists():  # none yet, or the file is just being begun anew
+        return read_last_metrics(before(path)) if before(path).exists() else None
     with path.open("rb") as file:
         size = file.seek(0, 2)
         file.seek(max(0, size - tail_bytes))
         lines = file.read().split(b"\n")
     # The first may have lost its beginning, the last its end.
     whole = lines[1 if size > tail_bytes else 0 : -1]
-    return msgspec.json.decode(whole[-1], type=Point) if whole else None
+    if whole:
+        return msgspec.json.decode(whole[-1], type=Point)
+    return read_last_metrics(path, 4 * tail_bytes) if size > tail_bytes else None
 
 
 _QUIET = frozenset(

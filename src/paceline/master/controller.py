@@ -31,8 +31,9 @@ EVERY_S, EVERY_ITERATIONS = 30.0, 100
 """Default period: when both have passed (AntDT decides every five minutes)."""
 LATE_S = 5.0
 """A solution answers within this, or its answer counts for nothing."""
-QUIET_S = 300.0
-"""A decision without actions, after one without actions, is written down this often at most."""
+QUIET_S = 10.0
+"""A decision without actions, after one without actions, is written down this often at most: what
+another solution would have done can be asked for each that is (`paceline replay --solution`)."""
 SPAN_S = 10.0
 """Speeds before and after an action are taken over so long at least, and a period at least."""
 LOST_S = 60.0

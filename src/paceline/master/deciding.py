@@ -113,6 +113,8 @@ class Deciding:
 
     def works(self, measured: StartMeasured, now_s: float) -> None:
         """A node works after a start."""
+        if measured.role == "server" and not measured.replaces:
+            return  # after a crash: a KILL_RESTART is over when another has its place
         progress = self._scene.progress(now_s)
         self._do(self.controller.works(measured.replaces or measured.node, measured.cost, progress))
 

@@ -61,9 +61,10 @@ def job_now(
         None: nobody trains now.
     """
     feed = _feed(state)
-    if feed is None or state.map is None or state.restoring or not state.workers:
+    workers = state.training_workers()
+    if feed is None or state.map is None or state.restoring or not workers:
         return None
-    nodes = [members.node_of(inc) for inc in sorted(state.workers)]
+    nodes = [members.node_of(inc) for inc in sorted(workers)]
     synchronous = state.mode == "bsp"
     batch_size = feed.batch_size if synchronous else _contribution(feed, members)
     names = [node.name if node is not None else "" for node in nodes]

@@ -45,9 +45,18 @@ class NodeJoined(Record, frozen=True):
 
 
 class NodeDropped(Record, frozen=True):
-    """A node that came by itself is gone, and nobody waits for it any more."""
+    """A node that came by itself, or was to take another's place, is no more and not awaited."""
 
     node: str
+    futile: bool = False
+    """It could not take the place."""
+
+
+class RestartOrdered(Record, frozen=True):
+    """A KILL_RESTART: this life is to end in order, the next begins at another place."""
+
+    node: str
+    grace_s: float
 
 
 class ServerAdded(Record, frozen=True):
@@ -73,6 +82,7 @@ MemberRecords = (
     | WorkersWanted
     | NodeJoined
     | NodeDropped
+    | RestartOrdered
     | ServerAdded
     | ServerTook
     | JobEnded

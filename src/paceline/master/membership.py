@@ -32,6 +32,7 @@ from paceline.master.members import (
     NodeFinished,
     NodeJoined,
     NodeStarted,
+    RestartOrdered,
     Retire,
     ServerAdded,
     ServerTook,
@@ -106,6 +107,7 @@ class Membership:
                 self._by_inc.pop(node.inc, None)
                 self._next_inc = max(self._next_inc, record.inc + 1)
                 node.inc, node.alive = record.inc, True
+                node.unblamed = node.moving = False
                 node.restarts, node.decided = record.restarts, record.decided
                 node.previous = record.previous
                 self._by_inc[node.inc] = node
@@ -122,11 +124,15 @@ class Membership:
             case NodeDropped():
                 if record.node in self.nodes:
                     old = self.nodes.get(self.nodes[record.node].replaces)
-                    if old is not None:  # to replace it did not help either
+                    if old is not None and record.futile:
                         old.decided += 1
                     self._forget(self.nodes[record.node])
                 staying = (node.rank for node in self.of_role("worker") if not node.leaving)
                 self.num_workers = max(staying, default=-1) + 1
+            case RestartOrdered():
+                node = self.nodes[record.node]
+                node.unblamed = node.moving = True
+                node.end_grace_s = record.grace_s
             case ServerAdded() | ServerTook():
                 self._apply_server(record)
             case JobEnded():
@@ -175,6 +181,8 @@ class Membership:
                 kept.append(ServerAdded(node=node.name, replaces=node.replaces))
             if node.inc and (node.role == "worker" or self._stays(node.name)):
                 kept.append(_started(node, node.inc))
+            if node.moving:
+                kept.append(RestartOrdered(node=node.name, grace_s=node.end_grace_s))
             if node.state == "finished":
                 kept.append(NodeFinished(node=node.name))
         return kept
@@ -330,7 +338,7 @@ class Membership:
     def _new_life(self, node: Node, now_s: float) -> list[Act]:
         keep = self._keep(_started(node, self._next_inc))
         node.retry_at_s = node.missing_since_s = node.up = node.error = None
-        node.returned = node.unblamed = node.moving = False
+        node.returned = False
         node.state, node.note = "starting", ""
         return [
             keep,
@@ -417,7 +425,7 @@ class Membership:
         elif node.guest and judged.verdict is Verdict.STOPPED and not node.unblamed:
             acts += [*self._drop(node, "its machine has left"), Retire(node.name)]
         elif judged.verdict is Verdict.UNRETRYABLE:
-            acts += self._fail(node, judged, exit_)
+            acts += self.not_replaced() if node.replaces else self._fail(node, judged, exit_)
         else:
             acts += self._again(node, judged, now_s)
         return acts
@@ -446,7 +454,7 @@ class Membership:
         if judged.verdict is not Verdict.NOT_STARTED:
             node.previous = (error.kind, error.step) if error else None
         if not free and self.num_restarts() >= self._restart.budget:
-            if node.replaces:  # the job goes on without it
+            if node.replaces:
                 return self.not_replaced()
             node.state = "failed"
             trace = error.traceback if error else ""
@@ -582,10 +590,9 @@ class Membership:
         It costs no budget (``restart.budget`` is the user's, for what goes wrong) and no backoff.
         """
         node = self.nodes[name]
-        node.unblamed = node.moving = True
-        node.end_grace_s = grace_s
+        keep = self._keep(RestartOrdered(node=name, grace_s=grace_s))
         told = Tell("kill_restart", name, node.inc, reason)
-        return [told, *self._end_to_move(node, now_s)]
+        return [keep, told, *self._end_to_move(node, now_s)]
 
     def _end_to_move(self, node: Node, now_s: float) -> list[Act]:
         node.end_told_s = now_s
@@ -621,13 +628,16 @@ class Membership:
         told = Tell("replaced", old.name, old.inc, f"by {node.name}")
         return [self._keep(ServerTook(node=node.name)), told, *self._gone_for_good(old)]
 
-    def not_replaced(self) -> list[Act]:
-        """The one that was to join is not needed."""
+    def not_replaced(self, *, futile: bool = True) -> list[Act]:
+        """The one that was to join is not to: the job goes on without it.
+
+        ``futile``: it could not; a crash of somebody else says nothing about the attempt.
+        """
         node = self.joining()
         if node is None:
             return []
         told = Tell("not_replaced", node.replaces, self.nodes[node.replaces].inc)
-        return [told, self._keep(NodeDropped(node=node.name)), Retire(node.name)]
+        return [told, self._keep(NodeDropped(node=node.name, futile=futile)), Retire(node.name)]
 
     def close(self, grace_s: float, *, role: str) -> list[Act]:
         """End all processes of a role: nothing is started again from here on."""

@@ -5,7 +5,6 @@ what solutions see, and writes it out as metrics. Every report costs the same, h
 windows are.
 
     monitor.history("worker-1").long(now_s)            # means over L_per
-    monitor.events(node="worker-1", since_s=...)       # its ends, with the evidence
     monitor.restarts.cost("worker")                    # of a restart, in five parts
     monitor.observe(now_s, job)                        # all that a solution sees
 
@@ -13,7 +12,8 @@ Reference: AntDT, section V-D (application and node state; the third party's is 
 """
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Container
+from math import inf
 
 import msgspec
 
@@ -21,13 +21,13 @@ from paceline.master.jobnow import JobNow
 from paceline.master.members import Tell
 from paceline.master.restarts import Restarts
 from paceline.policy.stats.history import Lengths, NodeHistory, Report
-from paceline.policy.straggler.observation import Observation, ServerSeen, WorkerSeen
+from paceline.policy.straggler.observation import LifeEnded, Observation, ServerSeen, WorkerSeen
 from paceline.wire.messages import ExitEvidence, NodeFacts
 
 WINDOW_S = 10.0
 """Speeds are means over so long."""
-MAX_EVENTS = 1_000
-"""Kept in memory; all are in the events file."""
+MAX_ENDS = 100
+"""Of lives; all are in the events file."""
 DEFAULT_LENGTHS = Lengths()
 """The defaults: 100 and 200 iterations, 5 and 10 minutes at most."""
 ENDS = frozenset({"process_exited", "node_lost"})
@@ -79,21 +79,6 @@ class NodeTotals(msgspec.Struct):
     @property
     def cpu_s(self) -> float:
         return self.earlier_cpu_s + self.facts.cpu_s
-
-
-class NodeEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """Something happened to a node."""
-
-    t_s: float
-    """By the monitor's clock."""
-    event: str
-    node: str
-    inc: int = 0
-    reason: str = ""
-    verdict: str = ""
-    """Of the end of a life: finished, stopped, preempted, oom, retryable, unretryable, …"""
-    exit: ExitEvidence | None = None
-    """Of the end of a life: exit code, signal, oom kills, the end of its log."""
 
 
 class _Pulls:
@@ -158,7 +143,7 @@ class Monitor:
         self._pulls: dict[str, _Pulls] = {}
         self._ended: set[str] = set()
         """Whose process has ended, and who has not been heard of since."""
-        self._events: deque[NodeEvent] = deque(maxlen=MAX_EVENTS)
+        self._ends: deque[LifeEnded] = deque(maxlen=MAX_ENDS)
         self._speeds: dict[str, Rate] = {}
         self._committed = Rate()
         self.progress_s = 0.0
@@ -205,6 +190,16 @@ class Monitor:
         if report is not None:
             self.history(node).report(report)
 
+    def keep(self, nodes: Container[str]) -> None:
+        """All others are no more: whoever has such a name again is another."""
+        for node in [name for name in {*self.nodes, *self._histories} if name not in nodes]:
+            self.nodes.pop(node, None)
+            self._histories.pop(node, None)
+            self._speeds.pop(node, None)
+            self._pulls.pop(node, None)
+            self._ended.discard(node)
+        self.restarts.keep(nodes)
+
     def _forget_life(self, node: str) -> None:
         """What is measured from here on is of another life."""
         self._speeds.pop(node, None)
@@ -213,20 +208,20 @@ class Monitor:
 
     def note(self, told: Tell, now_s: float) -> None:
         """An event of the membership."""
-        if not told.node:
-            return
-        self._events.append(
-            NodeEvent(
-                t_s=now_s,
-                event=told.event,
-                node=told.node,
-                inc=told.inc,
-                reason=told.reason,
-                verdict=told.verdict,
-                exit=told.exit,
-            )
-        )
         if told.event in ENDS:
+            evidence = told.exit or ExitEvidence()
+            self._ends.append(
+                LifeEnded(
+                    t_s=now_s,
+                    node=told.node,
+                    inc=told.inc,
+                    reason=told.reason,
+                    verdict=told.verdict,
+                    exit_code=evidence.exit_code,
+                    signal=evidence.signal,
+                    oom_kills=evidence.oom_kills,
+                )
+            )
             self.history(told.node).restart()
             self.restarts.ended(told.node, now_s)
             self._ended.add(told.node)
@@ -260,20 +255,9 @@ class Monitor:
             found = self._histories[node] = NodeHistory(self._lengths)
         return found
 
-    def events(
-        self, *, node: str = "", kinds: Collection[str] = (), since_s: float = 0.0
-    ) -> list[NodeEvent]:
-        """What has happened to one node, or to all, oldest first; the newest `MAX_EVENTS`."""
-        return [
-            event
-            for event in self._events
-            if event.t_s >= since_s
-            and (not node or event.node == node)
-            and (not kinds or event.event in kinds)
-        ]
-
     def observe(self, now_s: float, job: JobNow) -> Observation:
         """The job at this moment, as a solution sees it."""
+        since_s = now_s - (self._lengths.long_s or inf)
         return Observation(
             now_s=now_s,
             step=job.step,
@@ -293,6 +277,7 @@ class Monitor:
             worker_restart=self.restarts.cost("worker"),
             server_restart=self.restarts.cost("server"),
             since_action_s=job.since_action_s,
+            ends=tuple(end for end in self._ends if end.t_s >= since_s),
         )
 
     def _worker(self, name: str, job: JobNow, now_s: float) -> WorkerSeen:

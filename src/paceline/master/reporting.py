@@ -26,6 +26,11 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
+METRICS_BYTES = 64 << 20
+"""A metrics file that is larger is put aside, the one that lay there is dropped, and lines come
+half as often from then on: two files hold more of a job the longer it runs."""
+
+
 class Exposed(msgspec.Struct, frozen=True, kw_only=True):
     """What one scrape shows."""
 
@@ -53,6 +58,8 @@ class Reporting:
         self._job = job
         self._state, self._members, self._monitor = state, members, monitor
         self._file = LineFile(job.metrics)
+        #: Every measurement at first.
+        self._line_every_s = self._next_line_s = 0.0
         self._exporter: Exporter | None = None
 
     def open_endpoint(self, port: int) -> None:
@@ -75,11 +82,20 @@ class Reporting:
         """Count what is in the model, and write all of it down."""
         committed = count_committed(self._state)
         self._monitor.committed(committed, now_s)
+        self._monitor.keep(self._members.nodes)
         metrics = self._monitor.metrics(unix_s, committed)
-        self._file.add(metrics)
-        self._file.flush()
+        if unix_s >= self._next_line_s:
+            self._next_line_s = unix_s + self._line_every_s
+            self._write(metrics)
         if self._exporter is not None:
             self._expose(self._exporter, metrics, controller, observe())
+
+    def _write(self, metrics: Metrics) -> None:
+        self._file.add(metrics)
+        self._file.flush()
+        if self._file.num_bytes > METRICS_BYTES:
+            self._file.put_aside()
+            self._line_every_s = 2 * max(self._line_every_s, 1.0)
 
     def _expose(
         self,

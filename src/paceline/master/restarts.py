@@ -19,7 +19,7 @@ Differs: measured in the job itself; the first starts stand for restarts until o
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 import msgspec
 
@@ -81,6 +81,10 @@ class Restarts:
         """The platform is asked for a place."""
         start = self._under_way.setdefault(node, _Start(since_s=now_s, first=first))
         start.launched = True
+
+    def keep(self, nodes: Container[str]) -> None:
+        """All others are no more: whoever has such a name again is another."""
+        self._under_way = {name: one for name, one in self._under_way.items() if name in nodes}
 
     def joined(self, node: str, waited_s: float) -> None:
         """The node's agent is there, after so long a wait for its place."""

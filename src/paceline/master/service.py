@@ -55,6 +55,7 @@ from paceline.master.reporting import Reporting
 from paceline.master.restarts import StartMeasured
 from paceline.master.scene import Scene
 from paceline.master.snapshot import Snapshot, restore, take
+from paceline.master.state import Moved, NotMoved
 from paceline.master.training import CutChosen, Training
 from paceline.policy.straggler.decision_log import describe_cost
 from paceline.policy.straggler.observation import Observation
@@ -468,12 +469,15 @@ class Master:
         if self.deciding is not None:
             self.deciding.note(told)
 
-    def _moved(self, done: bool) -> None:
+    def _moved(self, end: Moved | NotMoved) -> None:
         """A move of buckets is over."""
+        if isinstance(end, NotMoved):
+            self._act(self.members.not_replaced(futile=end.futile))
+            return
         new = self.members.joining()
-        if new is not None and done:
+        if new is not None:
             self.monitor.restarts.works(new.name, self._clock(), replaces=new.replaces)
-        self._act(self.members.replaced() if done else self.members.not_replaced())
+        self._act(self.members.replaced())
 
     def _started(self, measured: StartMeasured) -> None:
         """A node works: what its start has cost is kept and told."""
@@ -503,7 +507,7 @@ class Master:
     def _tick(self) -> None:
         now_s = self._clock()
         self._changed = True
-        self.monitor.num_workers = len(self.training.state.workers)
+        self.monitor.num_workers = len(self.training.state.training_workers())
         lost_after_s = self._spec.timeouts.derived(self.monitor.step_s()).lost_after_s or 0.0
         stalled = now_s - self.monitor.progress_s > lost_after_s
         acts = self.members.tick(

@@ -107,6 +107,8 @@ class NotMoved(msgspec.Struct, frozen=True):
     """Nothing has moved, ``new`` is not needed."""
 
     new: int
+    futile: bool
+    """It could not take the place; else an epoch has begun meanwhile."""
 
 
 class Fail(msgspec.Struct, frozen=True):
@@ -313,7 +315,7 @@ class MasterState:
         version = self.map.version + 1 if self.map else 1
         owners = tuple(bucket % len(servers) for bucket in range(NUM_BUCKETS))
         begun = self.moving.begun
-        not_moved = [NotMoved(begun.new.inc)] if begun else []
+        not_moved = [NotMoved(begun.new.inc, futile=False)] if begun else []
         record = EpochStarted(
             epoch_no=self.epoch_no + 1,
             cut=valid.cut,
@@ -523,7 +525,7 @@ class MasterState:
         return [*done, *self._recall(inc)]
 
     def _pick(self, message: LeaseRequest, sizing: Sizing) -> list[Span]:
-        feed, num_members = self.ledger.feeds[message.feed], max(1, len(self.workers))
+        feed, num_members = self.ledger.feeds[message.feed], max(1, len(self.training_workers()))
         if self.mode != "bsp" or feed.purpose != "train":
             if self._has_fixed_parts(feed):
                 parts = self._fixed_parts(message.inc, feed)
@@ -561,9 +563,14 @@ class MasterState:
                 portions[plan.no] = portion_of(plan, nodes, index)
             yield whole, portions[plan.no].of(whole)
 
+    def training_workers(self) -> dict[int, str]:
+        """The workers that can train, and their nodes: one whose script still prepares cannot."""
+        able = self.prepared | self.grants.keys()
+        return {inc: node for inc, node in self.workers.items() if inc in able}
+
     def _members(self, inc: int) -> tuple[list[str], int]:
         """The nodes that share a slice, in the order of their parts, and which of them this is."""
-        members = sorted((node, inc) for inc, node in self.workers.items())
+        members = sorted((node, inc) for inc, node in self.training_workers().items())
         return [node for node, _ in members], members.index((self.workers[inc], inc))
 
     def _batching(self, message: LeaseRequest) -> tuple[Batching, ...]:
@@ -603,7 +610,7 @@ class MasterState:
             if inc != asker and (size := self.ledger.lease_size(inc, feed.feed))
         }
         speeds = {inc: self.sizes[inc].speed for inc in (*leases, asker) if inc in self.sizes}
-        batch_size = max(1, feed.batch_size // max(1, len(self.workers)))
+        batch_size = max(1, feed.batch_size // max(1, len(self.training_workers())))
         found = tail_share(leases, speeds, asker, batch_size)
         if found is None:
             return []
@@ -653,13 +660,13 @@ class MasterState:
         Raises:
             ConfigError: it cannot be; the message says why.
         """
-        self.plans.prepare(action, lead, self.step + 1, list(self.workers.values()))
+        self.plans.prepare(action, lead, self.step + 1, list(self.training_workers().values()))
         return self._go_on_with_plan()
 
     def share_of(self, inc: int) -> float | None:
         """A worker's part of what all compute, by the plan in force; None: all compute alike."""
         plan = self.plan_in_force().plan
-        if not plan.shares or inc not in self.workers:
+        if not plan.shares or inc not in self.training_workers():
             return None
         portion = portion_of(plan, *self._members(inc))
         return (portion.high - portion.low) / portion.whole
@@ -701,7 +708,7 @@ class MasterState:
     def holds(self, action: GlobalAction) -> bool:
         """Whether this is part of the plan in force."""
         plan = self.plan_in_force().plan
-        return self.plans.amended(plan, action, list(self.workers.values())) == plan
+        return self.plans.amended(plan, action, list(self.training_workers().values())) == plan
 
     def _go_on_with_plan(self) -> list[Instruction]:
         """A plan was prepared or moved: commit it, or recall what is in its way."""
@@ -887,7 +894,8 @@ class MasterState:
         if not self.moving.is_over(now, cut_under_way=self.cut_under_way):
             return self._ask_move()
         moved = self.moving.has_switched(now)
-        end = Moved(begun.old, begun.new.inc) if moved else NotMoved(begun.new.inc)
+        old, new = begun.old, begun.new.inc
+        end = Moved(old, new) if moved else NotMoved(new, futile=True)
         return [self._record(MoveEnded()), end]
 
     def _ask_move(self) -> list[Instruction]:

@@ -61,6 +61,9 @@ from paceline.wire.spec import JobSpec
 RESEND_S = 1.0
 MOVE_PATIENCE_S = 30.0
 """A server to which nothing of its share has come for so long is not to take another's place."""
+ANSWER_PATIENCE_S = 4 * RESEND_S
+"""Nor one that is asked every `RESEND_S` and says nothing for so long while every contribution
+must be held by it, too: nobody trains meanwhile."""
 
 _log = logging.getLogger(__name__)
 
@@ -83,14 +86,16 @@ class Training:
         monitor: Monitor,
         outbox: Outbox,
         fail: Callable[[str], None],
-        moved: Callable[[bool], None],
+        moved: Callable[[Moved | NotMoved], None],
     ) -> None:
-        """``fail``: end the job for this reason; ``moved``: a move is over, with success or not."""
+        """``fail``: end the job for this reason; ``moved``: a move is over."""
         self.state = MasterState(mode=spec.mode, samples=spec.samples, staleness=spec.staleness)
         self._spec, self._members, self._monitor = spec, members, monitor
         self._outbox, self._fail, self._moved = outbox, fail, moved
         #: Of the move: how far it was seen to be, and when that was new.
         self._move_progress: tuple[tuple[int, bool] | None, float] = (None, 0.0)
+        #: When the server that joins has last answered, or when that began to matter.
+        self._joiner_said_s = 0.0
         self._cuts = CutFolders(Path(spec.checkpoint.dir or job.cuts), job.memory)
         self._evaluations = Evaluations(job.evaluations)
         #: Feeds of which a result was dropped.
@@ -157,6 +162,8 @@ class Training:
             case Restored():
                 self._restored(message, now_s)
             case Joined() | MapSet():
+                if isinstance(message, Joined):
+                    self._joiner_said_s = now_s
                 self._do(state.server_said(message))
             case _:
                 pass
@@ -188,10 +195,11 @@ class Training:
         """How much this worker should get now."""
         feed = self.state.ledger.feeds[request.feed]
         speed, share = self._monitor.speed(node), self.state.share_of(request.inc)
+        workers = self.state.training_workers()
         if share is not None:  # as fast as the plan wants it to be
-            speeds = [self._monitor.speed(name) or 0.0 for name in self.state.workers.values()]
+            speeds = [self._monitor.speed(name) or 0.0 for name in workers.values()]
             speed = sum(speeds) * share or None
-        num_workers = max(1, len(self.state.workers))
+        num_workers = max(1, len(workers))
         together = self._spec.mode == "bsp" or feed.purpose != "train"
         return Sizing(
             samples=lease_samples(
@@ -208,7 +216,7 @@ class Training:
         )
 
     def _is_complete(self) -> bool:
-        present = set(self.state.workers.values())
+        present = set(self.state.training_workers().values())
         return all(node.name in present for node in self._members.wanted_workers())
 
     def _held(self, request: LeaseRequest, feed: Feed) -> int:
@@ -288,10 +296,8 @@ class Training:
                 case Journal(record=record):
                     self._before_record(record)
                     self._outbox.record(record)
-                case Moved():
-                    self._moved(True)
-                case NotMoved():
-                    self._moved(False)
+                case Moved() | NotMoved():
+                    self._moved(instruction)
                 case FeedDone(feed=feed):
                     self._outbox.tell("feed_complete", reason=f"feed {feed}")
                 case Fail(reason=reason):
@@ -341,12 +347,16 @@ class Training:
         seen = (moving.progress, moving.joined)
         if seen != self._move_progress[0]:
             self._move_progress = (seen, now_s)
-        elif now_s - self._move_progress[1] >= MOVE_PATIENCE_S:
-            self._move_progress = (None, now_s)
-            new = moving.begun.new
-            reason = f"{new.node}: nothing has come for {MOVE_PATIENCE_S:.0f} s"
-            self._outbox.tell("move_given_up", reason=reason)
-            self._do(state.give_up_move())
+        if not state.map.copies:
+            self._joiner_said_s = now_s
+        for what, since_s, patience_s in (
+            ("nothing of its share has come", self._move_progress[1], MOVE_PATIENCE_S),
+            ("no answer", self._joiner_said_s, ANSWER_PATIENCE_S),
+        ):
+            if now_s - since_s >= patience_s and not moving.given_up:
+                reason = f"{moving.begun.new.node}: {what} for {patience_s:.0f} s"
+                self._outbox.tell("move_given_up", reason=reason)
+                self._do(state.give_up_move())
 
     # ------------------------------------------------------------------ cuts
 

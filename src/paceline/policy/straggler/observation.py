@@ -71,6 +71,21 @@ class RestartCost(msgspec.Struct, frozen=True, kw_only=True):
         return self.latency_s + self.redo_s
 
 
+class LifeEnded(msgspec.Struct, frozen=True, kw_only=True):
+    """A node's process is gone, or was given up; the log has the end of its output."""
+
+    t_s: float
+    """By the clock of ``now_s``."""
+    node: str
+    inc: int
+    reason: str
+    verdict: str = ""
+    """What the evidence says: finished, stopped, preempted, oom, retryable, unretryable, …"""
+    exit_code: int | None = None
+    signal: int | None = None
+    oom_kills: int = 0
+
+
 class Observation(msgspec.Struct, frozen=True, kw_only=True):
     """The job at one moment."""
 
@@ -106,3 +121,5 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     server_restart: RestartCost = RestartCost()
     since_action_s: float | None = None
     """Since the last action took effect; None: there was none."""
+    ends: tuple[LifeEnded, ...] = ()
+    """Of lives, within L_per, oldest first: 100 at most, the newest."""

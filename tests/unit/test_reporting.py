@@ -1,0 +1,69 @@
+"""Unit tests of the metrics file, which takes bounded room."""
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from paceline.base.jobdir import JobDir
+from paceline.cli.history import read_last_metrics, read_metrics
+from paceline.master import reporting
+from paceline.master.membership import Membership
+from paceline.master.monitor import Monitor
+from paceline.master.outlet import before
+from paceline.master.reporting import Reporting
+from paceline.master.state import MasterState
+from paceline.wire.messages import NodeFacts
+from paceline.wire.spec import RestartSpec
+
+
+class Job:
+    """One worker that reports, measured every second."""
+
+    def __init__(self, path: Path) -> None:
+        self.job, self.monitor = JobDir(path), Monitor()
+        self.members = Membership(num_workers=1, num_servers=0, restart=RestartSpec())
+        state = MasterState(mode="bsp", samples="exactly-once")
+        self.reporting = Reporting(self.job, state, self.members, self.monitor)
+        self.now_s = 0.0
+
+    def seconds(self, count: int) -> None:
+        for _ in range(count):
+            self.now_s += 1.0
+            for name in ("worker-0", "worker-9"):
+                facts = NodeFacts(inc=1, samples=int(self.now_s), steps=1)
+                self.monitor.heartbeat(name, facts, self.now_s)
+            self.reporting.measure(self.now_s, self.now_s, None, lambda: None)
+
+
+def test_who_is_no_node_of_the_job_is_not_written(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.seconds(3)
+    points = read_metrics(job.job.metrics)
+    assert [(point.t, list(point.nodes)) for point in points] == [
+        (second, ["worker-0"]) for second in (1.0, 2.0, 3.0)
+    ]
+
+
+def test_a_long_job_s_metrics_take_bounded_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reporting, "METRICS_BYTES", 4000)
+    job = Job(tmp_path)
+    job.seconds(400)
+    newer, older = job.job.metrics, before(job.job.metrics)
+    assert newer.stat().st_size + older.stat().st_size < 3 * 4000
+    times = [point.t for point in read_metrics(newer)]
+    gaps = [later - sooner for sooner, later in itertools.pairwise(times)]
+    assert gaps == sorted(gaps) and gaps[0] >= 2.0, "the longer the job, the fewer lines a second"
+    assert times[-1] > 400 - 2 * gaps[-1]
+    newer.unlink(missing_ok=True)
+    last = read_last_metrics(newer)
+    assert last is not None and last.t in times, "while the file is begun anew"
+
+
+def test_the_newest_measurement_is_found_however_long_its_line(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.seconds(3)
+    last = read_last_metrics(job.job.metrics, tail_bytes=16)
+    assert last is not None and last.t == 3.0
