@@ -24,6 +24,7 @@ from paceline.policy.straggler.actions import (
 )
 from paceline.policy.straggler.observation import RestartCost
 from paceline.sim.costs import Compute, Traffic, served_s
+from paceline.sim.leader import Leader
 from paceline.sim.nodes import worker_names
 from paceline.sim.patterns import Persistent, Transient
 from paceline.sim.scenarios import Recovery, Scenario
@@ -502,6 +503,31 @@ def test_workers_and_servers_report_what_they_did() -> None:
     _, facts, _ = next(r for r in control.reports if r[0] == "server-0")
     assert facts.steps == 8
     assert facts.server_s == pytest.approx(0.01 + 0.02 / 4)
+
+
+def test_the_leader_reports_what_is_new_but_not_too_often_and_now_and_then_anyway() -> None:
+    leader = Leader()
+    leader.applied(2.0)
+    assert leader.num_reports == 2, "at 1.1 s that nothing has changed"
+    leader.applied(4.0)
+    assert leader.num_reports == 4, "at 3.1 s, too"
+    for hundredth in range(1, 101):
+        leader.applied(4.0 + hundredth / 100)
+    assert leader.num_reports == pytest.approx(14, abs=1)
+
+
+def test_what_the_ledger_hears_is_counted() -> None:
+    # All slices are in the first grants; a report per step, as steps take less than 1.1 s.
+    assert run(SMALL)[0].ledger_calls == 4 + 12
+    outcome, _ = run(SMALL, (0.0, [KillRestart(node="worker-1")]))
+    assert outcome.ledger_calls > 4 + 12 + 1 + 3, "the others are granted what came back"
+
+
+def test_in_asp_the_leader_reports_every_tenth_of_a_second() -> None:
+    # Twenty contributions a second.
+    compute = Compute(per_sample_s=0.002)
+    outcome, _ = run(mode_of("asp", NOISY, compute=compute, num_samples=40_000))
+    assert outcome.ledger_calls == pytest.approx(outcome.jct_s / 0.1, rel=0.3)
 
 
 def test_a_late_batch_is_reported_when_it_is_over() -> None:

@@ -13,8 +13,8 @@ from paceline.policy.stats.history import Lengths
 from paceline.policy.straggler import actions, observation
 from paceline.policy.straggler.registry import BUILT_IN, solution
 from paceline.policy.straggler.solution import Solution
-from paceline.runtime.ps import client
-from paceline.sim import job
+from paceline.runtime.ps import client, server
+from paceline.sim import job, leader
 from paceline.sim.steering import Steering
 from tests.simulated import SMALL, Scripted, job_of
 
@@ -76,6 +76,8 @@ def test_a_simulated_job_asks_and_tells_as_often_as_a_real_one() -> None:
     # Constants of modules that need torch, which the simulator must not import.
     for name in ("FEW_STEPS", "AHEAD_S", "MAX_STEPS_AHEAD"):
         assert getattr(job, name) == getattr(client, name)
+    for name in ("REPORT_S", "REPORT_ANYWAY_S"):
+        assert getattr(leader, name) == getattr(server, name)
 
 
 def test_a_simulated_job_holds_the_masters_own_machines() -> None:

@@ -207,6 +207,7 @@ class Asynchronous(Job):
         self.contributed[worker] += size
         self.steps += 1
         hands.counted += 1
+        self.leader.applied(self.now_s)
         tally, every = self.server_tally, self.scenario.report_every * self.scenario.workers
         tally.steps += 1
         tally.server_s += self.servers.part_s() + self.servers.update_s()

@@ -28,6 +28,7 @@ from paceline.policy.straggler.actions import (
 from paceline.policy.straggler.observation import RestartCost
 from paceline.sim.agenda import Agenda
 from paceline.sim.costs import Ints
+from paceline.sim.leader import Leader
 from paceline.sim.nodes import Servers, Workers
 from paceline.sim.outcome import Acted, Outcome, Sight
 from paceline.sim.scenarios import Scenario
@@ -135,6 +136,7 @@ class Job:
         self.ledger = Ledger()
         self.ledger.open(self.feed)
         self.plans = Plans(self.ledger, synchronous=scenario.mode in {"bsp", "allreduce"})
+        self.leader = Leader()
         self.steps = self.short_steps = self.left_out = self.redone = 0
         self.ledger_calls = self.reports = 0
         self._restarting: set[str] = set()
@@ -154,7 +156,7 @@ class Job:
             left_out=self.left_out,
             redone=self.redone,
             restarts=sum(acted.action == "KillRestart" for acted in self._acted),
-            ledger_calls=self.ledger_calls,
+            ledger_calls=self.ledger_calls + self.leader.num_reports,
             reports=self.reports,
             decisions=self.control.num_decisions,
             shares=dict(zip(self.workers.names, self.contributed.tolist(), strict=True)),

@@ -240,6 +240,7 @@ class Synchronous(Job):
     def _decide(self, spans: tuple[Span, ...], late: dict[int, list[Span]]) -> None:
         self._slices.decide(spans, late)
         self.num_committed += sum(len(span) for span in spans)
+        self.leader.applied(self.now_s)
 
     def _close(self, closed_s: float) -> None:
         """Leave out what has not ended by then."""
