@@ -1,12 +1,18 @@
 """Simulated jobs: what a step costs, what actions do, and that every sample is in the model once."""
 
+import itertools
 import math
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.base.samples import SampleSet, Span
+from paceline.master.plans import Plans
+from paceline.master.shards.ledger import Ledger
+from paceline.master.state import MasterState, Sizing
 from paceline.policy.straggler.actions import (
     AdjustBatch,
     AnyAction,
@@ -18,10 +24,25 @@ from paceline.policy.straggler.actions import (
 )
 from paceline.policy.straggler.observation import RestartCost
 from paceline.sim.costs import Compute, Traffic, served_s
+from paceline.sim.leader import Leader
 from paceline.sim.nodes import worker_names
 from paceline.sim.patterns import Persistent, Transient
 from paceline.sim.scenarios import Recovery, Scenario
-from tests.simulated import NOISY, SMALL, changed, run
+from paceline.sim.slices import Members, Slices
+from paceline.wire.messages import (
+    Committed,
+    Feed,
+    GiveBack,
+    InitialWritten,
+    LeaseRequest,
+    OpenFeed,
+    Prepared,
+    Restored,
+    Server,
+    Slice,
+)
+from paceline.wire.schema import ModelSchema
+from tests.simulated import NOISY, SMALL, Scripted, changed, job_of, run
 
 SLOW_WORKER = Persistent(nodes=(1,), delay_s=2.0)
 SLOW_SERVER = Persistent(role="server", nodes=(1,), delay_s=2.0)
@@ -80,10 +101,11 @@ def test_with_a_slow_server_asp_is_slower_than_bsp(
 
 
 def test_asp_gives_a_slow_worker_less_instead_of_waiting_for_it() -> None:
-    scenario = mode_of("asp", patterns=(SLOW_WORKER,), num_samples=20_000)
+    scenario = mode_of("asp", patterns=(SLOW_WORKER,), num_samples=40_000)
     outcome, _ = run(scenario)
-    # Three workers make 100 samples/s each, the slow one 100 in 3 s.
-    assert outcome.jct_s == pytest.approx(40_000 / (300 + 100 / 3), rel=0.02)
+    # Three workers make 100 samples/s each, the slow one 100 in 3 s; at the end it keeps a batch
+    # beside the one that it is in.
+    assert outcome.jct_s == pytest.approx(80_000 / (300 + 100 / 3), rel=0.02)
     assert outcome.shares["worker-1"] * 2.8 < outcome.shares["worker-0"]
 
 
@@ -91,8 +113,43 @@ def test_an_even_partition_waits_for_the_slow_worker() -> None:
     scenario = mode_of("asp", patterns=(SLOW_WORKER,), num_samples=20_000)
     fixed = AdjustBatch(shares=shares(100, 100, 100, 100).shares, fixed=True)
     outcome, _ = run(scenario, (0.0, [fixed]))
-    assert outcome.jct_s == pytest.approx(10_000 / (100 / 3), rel=0.01)
-    assert outcome.shares == dict.fromkeys(WORKERS, 10_000)
+    # What is leased by then stays: all of it is of the first part. Each was granted four batches
+    # before its speed was known, and those that compute one a second have asked for more.
+    assert outcome.jct_s == pytest.approx((10_000 + 400) / (100 / 3), rel=0.01)
+    beside = {"worker-1": 400, "worker-2": 800, "worker-3": 800}
+    assert {name: size - 10_000 for name, size in outcome.shares.items()} == {
+        "worker-0": -sum(beside.values()),
+        **beside,
+    }
+
+
+def test_in_asp_a_share_is_what_grants_are_sized_for() -> None:
+    scenario = mode_of("asp", num_samples=20_000)
+    job = job_of(scenario, Scripted([(0.0, [shares(40, 120, 120, 120)])]))
+    granted: dict[int, list[int]] = {}
+    grant = job.ledger.grant
+
+    def noted(inc: int, spans: Iterable[Span]) -> None:
+        granted.setdefault(inc, []).append(sum(map(len, spans)))
+        grant(inc, spans)
+
+    job.ledger.grant = noted
+    job.run()
+    # Six seconds of a tenth, and of three tenths, of 400 samples/s; four batches at first.
+    assert {inc: max(sizes[2:]) for inc, sizes in granted.items()} == {
+        1: 200,
+        2: 700,
+        3: 700,
+        4: 700,
+    }
+
+
+def test_at_the_tail_a_slow_worker_gives_back_what_it_has_not_begun() -> None:
+    slow = Persistent(nodes=(1,), delay_s=20.0, start=20.0)
+    outcome, _ = run(mode_of("asp", patterns=(slow,), num_samples=8_000))
+    # It was granted six batches while it was fast; one that it is in and one more are its own.
+    assert 40.0 < outcome.jct_s <= 21.0 + 3 * 21.0
+    assert outcome.samples == 16_000
 
 
 def test_ssp_keeps_together() -> None:
@@ -139,7 +196,8 @@ def test_accumulation_is_several_batches_of_one_step() -> None:
     plan = AdjustBatch(shares={f"worker-{i}": Share(50, 2) for i in range(4)})
     scenario = changed(SMALL, compute=Compute(per_sample_s=0.01, fixed_s=0.5), num_samples=8_000)
     outcome, _ = run(scenario, (0.0, [plan]))
-    assert outcome.jct_s == pytest.approx(40 * 2.0)
+    # Before a step is measured plans begin 16 steps ahead.
+    assert outcome.jct_s == pytest.approx(16 * 1.5 + 24 * 2.0)
     assert outcome.steps == 40
 
 
@@ -151,8 +209,22 @@ def test_backup_workers_do_not_wait_for_the_slowest_and_lose_nothing() -> None:
     assert outcome.left_out >= 37 * 100
     # A quarter of each step comes back, of that a quarter again, down to the last sample.
     assert 3 + 37 * 4 / 3 <= outcome.steps <= 3 + 37 * 4 / 3 + 6
-    assert outcome.jct_s == pytest.approx(3 * 3.0 + 37 * 4 / 3, rel=0.15)
+    # At the end of each epoch 50 are left, of which 12 may be missing and the slow one has 13.
+    assert outcome.jct_s == pytest.approx(3 * 3.0 + 37 * 4 / 3 + 2 * 3.0, rel=0.15)
     assert outcome.jct_s < 0.6 * run(scenario)[0].jct_s
+
+
+def test_as_many_samples_may_be_late_as_the_backup_workers_with_the_largest_shares_have() -> None:
+    slow = Persistent(nodes=(2, 3), delay_s=5.0)
+    scenario = changed(SMALL, patterns=(slow,), num_samples=16_000, epochs=1)
+    sizes = shares(160, 80, 80, 80)
+    outcome, _ = run(scenario, (0.0, [sizes, BackupWorkers(count=1)]))
+    # The share of worker-0 is as much as both slow ones have: from step 17 on nobody waits.
+    num_late = 2 * (40 - 16)
+    assert outcome.left_out >= 80 * num_late
+    # 80 of three that are slow are too many to do without.
+    more = changed(scenario, patterns=(changed(slow, nodes=(1, 2, 3)),))
+    assert run(more, (0.0, [sizes, BackupWorkers(count=1)]))[0].short_steps == 0
 
 
 def test_backup_workers_do_not_help_against_a_slow_server() -> None:
@@ -180,6 +252,124 @@ def test_short_steps_begin_ahead_and_never_before_they_are_ordered() -> None:
     scenario = changed(SMALL, patterns=(SLOW_WORKER,), num_samples=8_000)
     times_s = [run(scenario, (at_s, [BackupWorkers(count=1)]))[0].jct_s for at_s in (3.5, 5.9)]
     assert times_s[0] == pytest.approx(times_s[1]), "both in the second step"
+
+
+def test_what_short_steps_leave_out_comes_back_at_the_end_of_its_epoch() -> None:
+    scenario = changed(SMALL, patterns=(SLOW_WORKER,), num_samples=8_000)
+    job = job_of(scenario, Scripted([(0.0, [Partial(left_out=100)])]))
+    done: list[int] = []
+    job.ledger.commit = commits_of(job.ledger, done)
+    job.run()
+    assert 8_000 in done, "nothing of the second epoch before the first is whole"
+
+
+def commits_of(ledger: Ledger, reach: list[int]) -> Callable[[Iterable[Span]], None]:
+    """Its commits, and beside them how far the epochs reach of which all is done."""
+    commit = ledger.commit
+
+    def noted(spans: Iterable[Span]) -> None:
+        commit(spans)
+        reach.append(ledger.done.line(next(iter(ledger.lines))).edges[1])
+
+    return noted
+
+
+@given(
+    num_samples=st.integers(1, 150),
+    epochs=st.integers(1, 3),
+    batch_size=st.integers(1, 40),
+    sizes=st.none() | st.tuples(*[st.integers(1, 40)] * 3),
+    steps=st.integers(1, 5),
+    late=st.lists(st.tuples(*[st.floats(0.0, 0.6)] * 3), max_size=12),
+)
+@settings(max_examples=200, deadline=None)
+def test_steps_are_dealt_as_the_master_deals_them(
+    num_samples: int,
+    epochs: int,
+    batch_size: int,
+    sizes: tuple[int, ...] | None,
+    steps: int,
+    late: list[tuple[float, ...]],
+) -> None:
+    feed = Feed(
+        feed=0,
+        purpose="train",
+        num_samples=num_samples,
+        epochs=epochs,
+        batch_size=batch_size if sizes is None else sum(sizes),
+        shard_size=0,
+        shuffle=True,
+        seed=0,
+    )
+    names = WORKERS[:3]
+    master = Dealing(feed, names, steps)
+    plans = Plans(Ledger(), synchronous=True)
+    plans.ledger.open(feed)
+    slices = Slices(plans, feed, np.array([1, 2, 3]))
+    if sizes is not None:
+        plan = AdjustBatch(shares=dict(zip(names, map(Share, sizes), strict=True)))
+        master.state.carry_out(plan, 1)
+        plans.prepare(plan, 1, 1, names)
+        plans.apply(plans.committable())
+    members = Members(names, range(3))
+    for fractions in itertools.chain(late, itertools.repeat((0.0, 0.0, 0.0))):
+        parts = slices.next(members, 2, steps)
+        whole, leased = master.deal()
+        if parts is None:
+            assert not whole
+            break
+        assert parts.whole == whole
+        assert [parts.of(row) for row in range(3)] == leased
+        kept = [int(size * (1 - f)) for size, f in zip(parts.sizes, fractions, strict=True)]
+        if not any(kept):
+            kept = parts.sizes.tolist()
+        back = {row: spans for row in range(3) if (spans := parts.of(row, kept[row]))}
+        committed = SampleSet(whole)
+        for spans in back.values():
+            committed.subtract(spans)
+        slices.decide(committed.spans(), back)
+        master.decided(committed, back)
+    assert slices.ledger.done == master.state.ledger.done
+
+
+class Dealing:
+    """A real master, and workers that ask it at each step."""
+
+    def __init__(self, feed: Feed, names: list[str], steps: int) -> None:
+        self.steps, self.state = steps, MasterState(mode="bsp", samples="exactly-once")
+        self.returns = [0, 0, 0]
+        for inc, name in enumerate(names, 1):
+            self.state.worker_up(inc, name)
+            self.state.prepare(Prepared(inc=inc, schema=ModelSchema()), "")
+        self.state.initial_written(InitialWritten(inc=1), "")
+        self.state.open_feed(OpenFeed(inc=1, feed=feed))
+        self.state.start_epoch((Server(9, "server-0", ""),))
+        self.state.restored(Restored(epoch_no=self.state.epoch_no, inc=9))
+        self.model = SampleSet()
+
+    def deal(self) -> tuple[Slice, list[list[Span]]]:
+        """The undecided step, and what each worker holds of it."""
+        state, whole = self.state, self.state.plans.undecided()
+        for inc in (1, 2, 3):
+            last = state.grants.get(inc)
+            n, step = last.n + 1 if last else 1, state.step + 1
+            request = LeaseRequest(epoch_no=state.epoch_no, inc=inc, n=n, feed=0, step=step)
+            state.request(request, Sizing(steps=self.steps))
+        leases = [state.ledger.leases.get(inc, SampleSet()) for inc in (1, 2, 3)]
+        return whole, [[one for span in whole for one in held.overlap(span)] for held in leases]
+
+    def decided(self, committed: SampleSet, back: dict[int, list[Span]]) -> None:
+        """The leader and those who were late say so."""
+        state = self.state
+        self.model.update(committed)
+        now = self.model.spans()
+        said = Committed(epoch_no=state.epoch_no, inc=9, step=state.step + 1, committed=now)
+        state.committed(said)
+        for row, spans in back.items():
+            self.returns[row] += 1
+            r, inc = self.returns[row], row + 1
+            given = GiveBack(epoch_no=state.epoch_no, inc=inc, r=r, spans=tuple(spans))
+            state.given_back(given)
 
 
 # ------------------------------------------------------------------------- restarts
@@ -315,6 +505,31 @@ def test_workers_and_servers_report_what_they_did() -> None:
     assert facts.server_s == pytest.approx(0.01 + 0.02 / 4)
 
 
+def test_the_leader_reports_what_is_new_but_not_too_often_and_now_and_then_anyway() -> None:
+    leader = Leader()
+    leader.applied(2.0)
+    assert leader.num_reports == 2, "at 1.1 s that nothing has changed"
+    leader.applied(4.0)
+    assert leader.num_reports == 4, "at 3.1 s, too"
+    for hundredth in range(1, 101):
+        leader.applied(4.0 + hundredth / 100)
+    assert leader.num_reports == pytest.approx(14, abs=1)
+
+
+def test_what_the_ledger_hears_is_counted() -> None:
+    # All slices are in the first grants; a report per step, as steps take less than 1.1 s.
+    assert run(SMALL)[0].ledger_calls == 4 + 12
+    outcome, _ = run(SMALL, (0.0, [KillRestart(node="worker-1")]))
+    assert outcome.ledger_calls > 4 + 12 + 1 + 3, "the others are granted what came back"
+
+
+def test_in_asp_the_leader_reports_every_tenth_of_a_second() -> None:
+    # Twenty contributions a second.
+    compute = Compute(per_sample_s=0.002)
+    outcome, _ = run(mode_of("asp", NOISY, compute=compute, num_samples=40_000))
+    assert outcome.ledger_calls == pytest.approx(outcome.jct_s / 0.1, rel=0.3)
+
+
 def test_a_late_batch_is_reported_when_it_is_over() -> None:
     scenario = changed(SMALL, patterns=(SLOW_WORKER,), num_samples=8_000)
     _, control = run(scenario, (0.0, [BackupWorkers(count=1)]))
@@ -324,8 +539,11 @@ def test_a_late_batch_is_reported_when_it_is_over() -> None:
 
 
 def test_the_controller_sees_the_plan_in_force() -> None:
-    script = [(1.5, [shares(40, 120, 120, 120), BackupWorkers(count=1)]), (3.0, [])]
-    _, control = run(SMALL, *script)
-    assert control.seen[0].workers["worker-0"] == Share(100)
-    assert control.seen[1].workers["worker-0"] == Share(40)
-    assert control.seen[1].backup == 1
+    ordered = [shares(40, 120, 120, 120), BackupWorkers(count=1)]
+    _, control = run(SMALL, (1.5, ordered), (2.5, []), (3.5, []))
+    assert [seen.workers["worker-0"] for seen in control.seen] == [
+        Share(100),
+        Share(100),
+        Share(40),
+    ]
+    assert [seen.backup for seen in control.seen] == [0, 0, 1]

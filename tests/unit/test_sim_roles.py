@@ -7,11 +7,14 @@ from pathlib import Path
 import paceline.sim
 from paceline.master.controller import Controller
 from paceline.master.monitor import Monitor
+from paceline.master.plans import Plans
 from paceline.master.shards.ledger import Ledger
 from paceline.policy.stats.history import Lengths
 from paceline.policy.straggler import actions, observation
 from paceline.policy.straggler.registry import BUILT_IN, solution
 from paceline.policy.straggler.solution import Solution
+from paceline.runtime.ps import client, server
+from paceline.sim import job, leader
 from paceline.sim.steering import Steering
 from tests.simulated import SMALL, Scripted, job_of
 
@@ -69,8 +72,17 @@ def test_no_class_of_the_simulator_derives_from_what_decides_or_is_decided() -> 
     assert not derived
 
 
+def test_a_simulated_job_asks_and_tells_as_often_as_a_real_one() -> None:
+    # Constants of modules that need torch, which the simulator must not import.
+    for name in ("FEW_STEPS", "AHEAD_S", "MAX_STEPS_AHEAD"):
+        assert getattr(job, name) == getattr(client, name)
+    for name in ("REPORT_S", "REPORT_ANYWAY_S"):
+        assert getattr(leader, name) == getattr(server, name)
+
+
 def test_a_simulated_job_holds_the_masters_own_machines() -> None:
     assert type(job_of(SMALL, Scripted()).ledger) is Ledger
+    assert type(job_of(SMALL, Scripted()).plans) is Plans
     steering = Steering(SMALL, solution("auto"), Lengths())
     machines = {type(value) for value in vars(steering).values()}
     assert {Monitor, Controller, BUILT_IN["auto"]} <= machines

@@ -9,7 +9,7 @@ Reference: AntDT, sections V-E and V-F.
 Differs: no primary agent and no local barrier.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from math import inf
 from typing import NamedTuple
@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from paceline.base.errors import ConfigError
 from paceline.base.samples import Span, between
 from paceline.master.records import Place, Plan, Planned
-from paceline.master.shards.ledger import Ledger
+from paceline.master.shards.ledger import Ledger, Part
 from paceline.policy.straggler.actions import (
     AdjustBatch,
     AdjustRate,
@@ -49,6 +49,11 @@ class Portion(NamedTuple):
         """Of a slice of so many samples."""
         return size * self.high // self.whole - size * self.low // self.whole
 
+    @property
+    def share(self) -> float:
+        """Of all that is computed."""
+        return (self.high - self.low) / self.whole
+
 
 def portion_of(plan: Plan, members: Sequence[str], index: int) -> Portion:
     """What member ``index`` of these nodes computes."""
@@ -61,6 +66,14 @@ def part_sizes(plan: Plan, members: Sequence[str], size: int) -> list[int]:
     """Samples that each member computes of a slice of this size."""
     edges = list(accumulate(plan.sizes_of(members), initial=0))
     return [Portion(low, high, edges[-1]).size(size) for low, high in pairwise(edges)]
+
+
+def fixed_parts(plan: Plan, members: Sequence[str], index: int, feed: Feed) -> Iterator[Part]:
+    """Each epoch of a feed of known length, and what of it member ``index`` computes by itself."""
+    portion, size = portion_of(plan, members, index), feed.num_samples or 0
+    for start in range(0, feed.epochs * size, size):
+        epoch = (Span(feed.line(), start, start + size),)
+        yield epoch, portion.of(epoch)
 
 
 NO_PLAN = Planned(plan=Plan(), since=Place(), step=0, undecided=Place())

@@ -4,7 +4,7 @@ Reference: DLRover (arXiv:2304.01468 and RM), section 5.1: slow workers get shor
 Differs: any length, from the worker's own speed, instead of three classes of length.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import ceil
 
 TARGET_S = 6.0
@@ -18,6 +18,21 @@ MAX_STEPS = 1024
 PLAN_LEAD_S = 0.3
 """A new plan begins so much later: by then all workers have given back what they hold from there
 on, and have been granted their new shares. The leader's report alone may be 0.1 s old."""
+
+
+def planned_speed(
+    own: float | None, share: float | None, all_speeds: Iterable[float | None]
+) -> float | None:
+    """Samples per second that a worker's grants are sized for.
+
+    Args:
+        own: as measured; None: not yet.
+        share: its part of what all compute, by a plan; None: there is none.
+        all_speeds: of all workers, this one included.
+    """
+    if share is None:
+        return own
+    return sum(speed or 0.0 for speed in all_speeds) * share or None
 
 
 def lease_samples(

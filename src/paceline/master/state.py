@@ -13,7 +13,7 @@ import msgspec
 
 from paceline.base.samples import SampleSet, Span, between
 from paceline.master.moving import Moving
-from paceline.master.plans import GlobalAction, Plans, Portion, portion_of
+from paceline.master.plans import GlobalAction, Plans, Portion, fixed_parts, portion_of
 from paceline.master.reasons import feed_difference, late_records, schema_difference
 from paceline.master.records import (
     CutGone,
@@ -528,7 +528,7 @@ class MasterState:
         feed, num_members = self.ledger.feeds[message.feed], max(1, len(self.training_workers()))
         if self.mode != "bsp" or feed.purpose != "train":
             if self._has_fixed_parts(feed):
-                parts = self._fixed_parts(message.inc, feed)
+                parts = fixed_parts(self.plans.newest, *self._members(message.inc), feed)
                 return between(self.ledger.pick_parts(parts), 0, sizing.samples)
             batch_size = max(1, feed.batch_size // num_members)
             return self.ledger.pick(message.feed, sizing.samples, batch_size)
@@ -543,15 +543,6 @@ class MasterState:
 
     def _has_fixed_parts(self, feed: Feed) -> bool:
         return self.plans.newest.fixed and feed.purpose == "train" and bool(feed.num_samples)
-
-    def _fixed_parts(self, inc: int, feed: Feed) -> Iterator[Part]:
-        """This worker's part of each epoch."""
-        nodes, index = self._members(inc)
-        portion = portion_of(self.plans.newest, nodes, index)
-        size = feed.num_samples or 0
-        for start in range(0, feed.epochs * size, size):
-            epoch = (Span(feed.line(), start, start + size),)
-            yield epoch, portion.of(epoch)
 
     def _parts(self, message: LeaseRequest, feed: Feed, num_steps: int) -> Iterator[Part]:
         """The next slices, as far as a grant may reach now, and this worker's part of each."""
@@ -668,8 +659,7 @@ class MasterState:
         plan = self.plan_in_force().plan
         if not plan.shares or inc not in self.training_workers():
             return None
-        portion = portion_of(plan, *self._members(inc))
-        return (portion.high - portion.low) / portion.whole
+        return portion_of(plan, *self._members(inc)).share
 
     @property
     def short_steps(self) -> int:

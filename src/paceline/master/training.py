@@ -21,7 +21,7 @@ from paceline.master.monitor import Monitor
 from paceline.master.outbox import Outbox
 from paceline.master.records import CutStored, CutValid, EpochStarted, Granted, Planned, Records
 from paceline.master.restarts import LostWork
-from paceline.master.sizing import cut_is_due, lease_samples, lease_steps, plan_lead
+from paceline.master.sizing import cut_is_due, lease_samples, lease_steps, plan_lead, planned_speed
 from paceline.master.state import (
     Fail,
     FeedDone,
@@ -194,16 +194,14 @@ class Training:
     def _sizing(self, node: str, request: LeaseRequest) -> Sizing:
         """How much this worker should get now."""
         feed = self.state.ledger.feeds[request.feed]
-        speed, share = self._monitor.speed(node), self.state.share_of(request.inc)
+        share, own = self.state.share_of(request.inc), self._monitor.speed(node)
         workers = self.state.training_workers()
-        if share is not None:  # as fast as the plan wants it to be
-            speeds = [self._monitor.speed(name) or 0.0 for name in workers.values()]
-            speed = sum(speeds) * share or None
+        speeds = map(self._monitor.speed, workers.values())
         num_workers = max(1, len(workers))
         together = self._spec.mode == "bsp" or feed.purpose != "train"
         return Sizing(
             samples=lease_samples(
-                speed=speed,
+                speed=planned_speed(own, share, speeds),
                 batch_size=feed.batch_size if together else max(1, feed.batch_size // num_workers),
                 remaining=self.state.ledger.num_to_do(request.feed, request.ends),
                 num_workers=num_workers,
@@ -212,7 +210,7 @@ class Training:
                 share=share,
             ),
             steps=lease_steps(self._monitor.step_s(), complete=self._is_complete()),
-            speed=self._monitor.speed(node),
+            speed=own,
         )
 
     def _is_complete(self) -> bool:

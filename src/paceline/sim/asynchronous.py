@@ -8,28 +8,39 @@ waits for the slowest worker that is not idle.
 
 import heapq
 import itertools
+import sys
 from collections import deque
 
-import msgspec
 import numpy as np
 
 from paceline.base.errors import InternalError
-from paceline.base.samples import SampleSet, Span
-from paceline.master.sizing import lease_samples
-from paceline.policy.straggler.actions import AdjustBatch, Profile
-from paceline.sim.costs import Ints
-from paceline.sim.job import FEED, Job, Situation
+from paceline.base.samples import SampleSet, Span, between
+from paceline.master.plans import fixed_parts, portion_of
+from paceline.master.records import Place
+from paceline.master.sizing import lease_samples, planned_speed, tail_share
+from paceline.policy.straggler.actions import Profile
+from paceline.sim.job import FEED, FEW_STEPS, Job, steps_ahead
 
 WINDOW = 2
 """Contributions of a worker that may be under way (docs/protocols/integrity.md, section 3)."""
 COMMIT_EVERY_S = 60.0
-"""How often the ledger hears what is in the model: it looks through every lease then."""
+"""How often the simulated ledger hears what is in the model: it looks through every lease then."""
 
 
 class _Hands:
     """What one life of a worker has in hand."""
 
-    __slots__ = ("batch", "batch_s", "begun", "counted", "lease", "sent", "since_s", "speed")
+    __slots__ = (
+        "asks",
+        "batch",
+        "batch_s",
+        "begun",
+        "counted",
+        "lease",
+        "sent",
+        "since_s",
+        "speed",
+    )
 
     def __init__(self, counted: int) -> None:
         """``counted``: where its clock starts, in SSP."""
@@ -46,6 +57,8 @@ class _Hands:
         """Contributions in the model: its clock."""
         self.speed: float | None = None
         """Samples per second, of its last batch."""
+        self.asks = False
+        """It has asked, and was not granted anything."""
 
     def next_batch(self, size: int) -> list[Span]:
         """Take a batch from the lease; it may be smaller."""
@@ -59,6 +72,22 @@ class _Hands:
                 self.lease.appendleft(Span(first.line, stop, first.stop))
         return taken
 
+    def keep(self, size: int) -> list[Span]:
+        """Forget what it has not begun, but for so much; that is returned."""
+        held, self.lease = self.lease, deque(between(self.lease, 0, size))
+        return between(held, size, sys.maxsize)
+
+    @property
+    def left(self) -> int:
+        """Samples that it has not begun."""
+        return sum(map(len, self.lease))
+
+    @property
+    def held(self) -> int:
+        """Samples of its leases that are not in the model."""
+        under_way = itertools.chain(self.batch, *self.sent)
+        return self.left + sum(map(len, under_way))
+
     @property
     def idle(self) -> bool:
         """It has nothing to do: nobody waits for it."""
@@ -71,12 +100,6 @@ class Asynchronous(Job):
     def work(self) -> None:
         """Event by event."""
         self._total = self.scenario.num_samples * self.scenario.epochs
-        self._lease_shares: dict[str, int] = {}
-        """Of the plan in force."""
-        self._quota: Ints | None = None
-        """What a worker is granted of an epoch, at most; None: what it asks for."""
-        self._granted = np.zeros(len(self.workers.names), dtype=np.int64)
-        """Of the present epoch, to each worker; without what has come back."""
         self._hands = [_Hands(0) for _ in self.workers.names]
         self._queue: list[tuple[float, int, int, _Hands, bool]] = []
         """Ends of batches (False) and of the handling of contributions (True)."""
@@ -100,13 +123,13 @@ class Asynchronous(Job):
         """Batches of the mean worker."""
         return self.steps / self.scenario.workers
 
-    def situation(self, now_s: float) -> Situation:
-        """With the leases' part of the plan."""
-        return msgspec.structs.replace(
-            super().situation(now_s),
-            lease_shares=self._lease_shares,
-            fixed=self._quota is not None,
-        )
+    def step_s(self) -> float | None:
+        """There are none."""
+        return None
+
+    def undecided(self) -> int:
+        """There is none."""
+        return 0
 
     # ------------------------------------------------------------------ events
 
@@ -139,7 +162,7 @@ class Asynchronous(Job):
         if hands.batch or self._stopped or len(hands.sent) >= WINDOW or self._is_ahead(hands):
             return
         if not hands.lease:
-            self._ask(worker, hands)
+            self._ask(worker, hands, starving=True)
         hands.batch = hands.next_batch(self.scenario.local_batch)
         if not hands.batch:
             return
@@ -149,6 +172,7 @@ class Asynchronous(Job):
         hands.batch_s = self.workers.one_batch_s(worker, size, hands.begun)
         hands.begun += 1
         self._later(now_s + hands.batch_s, worker, hands, handled=False)
+        self._order_ahead(worker, hands)
 
     def _is_ahead(self, hands: _Hands) -> bool:
         """SSP: too far ahead of the slowest."""
@@ -183,6 +207,7 @@ class Asynchronous(Job):
         self.contributed[worker] += size
         self.steps += 1
         hands.counted += 1
+        self.leader.applied(self.now_s)
         tally, every = self.server_tally, self.scenario.report_every * self.scenario.workers
         tally.steps += 1
         tally.server_s += self.servers.part_s() + self.servers.update_s()
@@ -196,51 +221,68 @@ class Asynchronous(Job):
 
     # ------------------------------------------------------------------ leases
 
-    def _ask(self, worker: int, hands: _Hands) -> None:
-        """The master grants what it would grant to a worker that runs out."""
-        count = lease_samples(
-            speed=hands.speed,
-            batch_size=self.scenario.local_batch,
-            remaining=self.ledger.num_to_do(FEED),
-            num_workers=int(self.workers.present.sum()),
-        )
-        line = self.ledger.lines[self.feed.line()]
-        epoch = line.epoch
-        is_fresh = not line.returned or line.cursor % line.epoch_len != 0
-        if self._quota is not None and is_fresh:
-            count = min(count, int(self._quota[worker] - self._granted[worker]))
-        spans = self.ledger.pick(FEED, count) if count > 0 else []
-        if not spans:
-            return
-        self.ledger.grant(int(self.worker_tally.incs[worker]), spans)
-        self.ledger_calls += 1
-        hands.lease.extend(spans)
-        if is_fresh:
-            self._granted[worker] += sum(len(span) for span in spans)
-        if line.epoch != epoch:
-            self._granted[:] = 0
-            if self._quota is not None:
-                self.agenda.add(self.now_s, self._go_on_all)
+    def _order_ahead(self, worker: int, hands: _Hands) -> None:
+        """Ask early, as `runtime.ps.client` does."""
+        size = self.scenario.local_batch
+        starving = hands.left < FEW_STEPS * size
+        if starving or (not hands.asks and hands.left < steps_ahead(hands.batch_s) * size):
+            self._ask(worker, hands, starving=starving)
 
-    def adjust(self, action: AdjustBatch) -> None:
-        """Shares of leases: as they would follow from speed alone, or, fixed, of each epoch."""
-        self._lease_shares = {name: share.batch_size for name, share in action.shares.items()}
-        if self._quota is not None:
-            self._granted[:] = 0  # what is left of the epoch is divided anew
-        self._quota = None
-        if action.fixed:
-            shares = np.zeros(len(self._granted), dtype=np.int64)
-            for name, share in self._lease_shares.items():
-                shares[self.workers.rows[name]] = share
-            # Rounded up: together they are the epoch at least.
-            self._quota = -(-self.scenario.num_samples * shares // int(shares.sum()))
+    def _ask(self, worker: int, hands: _Hands, *, starving: bool) -> None:
+        """The master grants what it would grant."""
+        hands.asks = True
+        plan, nodes = self.plans.newest, sorted(self.present)
+        index = nodes.index(self.workers.names[worker])
+        share = portion_of(plan, nodes, index).share if plan.shares else None
+        size = self.scenario.local_batch
+        count = lease_samples(
+            speed=planned_speed(hands.speed, share, (each.speed for each in self._hands)),
+            batch_size=size,
+            remaining=self.ledger.num_to_do(FEED),
+            num_workers=len(nodes),
+            held=0 if starving else hands.held,
+            share=share,
+        )
+        if not count:
+            return
+        if plan.fixed:
+            parts = fixed_parts(plan, nodes, index, self.feed)
+            spans = between(self.ledger.pick_parts(parts), 0, count)
+        else:
+            spans = self.ledger.pick(FEED, count, size)
+            if not spans and starving:
+                self._recall_tail(worker)
+                spans = self.ledger.pick(FEED, count, size)
+        if spans:
+            self.ledger.grant(int(self.worker_tally.incs[worker]), spans)
+            self.ledger_calls += 1
+            hands.lease.extend(spans)
+            hands.asks = False
+
+    def _recall_tail(self, asker: int) -> None:
+        """Whoever would take longest gives back a part of its lease."""
+        rows = np.flatnonzero(self.workers.present).tolist()
+        held = {row: self._hands[row].held for row in rows if row != asker}
+        leases = {row: size for row, size in held.items() if size}
+        speeds = {row: self._hands[row].speed for row in rows}
+        found = tail_share(leases, speeds, asker, self.scenario.local_batch)
+        back = self._hands[found[0]].keep(found[1]) if found is not None else []
+        if found is not None and back:
+            self.ledger_calls += 1
+            self.ledger.give_back(int(self.worker_tally.incs[found[0]]), back)
+            self.agenda.add(self.now_s, self._go_on_all)  # others may have waited for it
+
+    def plan_prepared(self, since: Place) -> None:
+        """It begins with the next grant."""
+
+    def plan_changed(self) -> None:
+        """Who had its part may get more."""
         self.agenda.add(self.now_s, self._go_on_all)
 
     def profile(self, action: Profile) -> None:
         """Nobody asks for it without common steps."""
 
     def _commit(self) -> None:
-        self.ledger_calls += 1
         self.ledger.commit(self._uncommitted)
         self._uncommitted = SampleSet()
         self._committed_s = self.now_s
@@ -254,6 +296,7 @@ class Asynchronous(Job):
         self._note_redone(hands, now_s)
         inc = int(self.worker_tally.incs[worker])
         self.ledger.lose(inc)
+        self.ledger_calls += 1
         self._hands[worker] = _Hands(0)
         self._go_on_all(now_s)
 

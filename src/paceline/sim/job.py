@@ -12,10 +12,12 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
+from paceline.base.errors import ConfigError, InternalError
+from paceline.master.plans import GlobalAction, Plans
+from paceline.master.records import Place, Plan
 from paceline.master.shards.ledger import Ledger
+from paceline.master.sizing import plan_lead
 from paceline.policy.straggler.actions import (
-    AdjustBatch,
-    AdjustRate,
     AnyAction,
     BackupWorkers,
     KillRestart,
@@ -26,6 +28,7 @@ from paceline.policy.straggler.actions import (
 from paceline.policy.straggler.observation import RestartCost
 from paceline.sim.agenda import Agenda
 from paceline.sim.costs import Ints
+from paceline.sim.leader import Leader
 from paceline.sim.nodes import Servers, Workers
 from paceline.sim.outcome import Acted, Outcome, Sight
 from paceline.sim.scenarios import Scenario
@@ -33,6 +36,17 @@ from paceline.sim.tally import Tally
 from paceline.wire.messages import Feed, NodeFacts
 
 FEED = 1
+FEW_STEPS, AHEAD_S, MAX_STEPS_AHEAD = 2, 3.5, 512
+"""Of `runtime.ps.client`: when a worker asks for more."""
+
+
+def steps_ahead(step_s: float | None) -> int:
+    """A worker asks for more while it holds nothing of the step so many further on.
+
+    Args:
+        step_s: seconds of a step; None: not measured yet.
+    """
+    return FEW_STEPS + (min(int(AHEAD_S / step_s), MAX_STEPS_AHEAD) if step_s else 0)
 
 
 class Situation(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,11 +126,6 @@ class Job:
             shuffle=True,
             seed=seed,
         )
-        self.batch_size: Ints = np.full(scenario.workers, scenario.local_batch)
-        """B_i of the plan in force."""
-        self.accumulation: Ints = np.ones(scenario.workers, dtype=np.int64)
-        self.backup = 0
-        self.partial = Partial(left_out=0)
         self.num_committed = 0
         """Samples in the model."""
         n, m = scenario.workers, scenario.servers
@@ -126,6 +135,8 @@ class Job:
         self.contributed: Ints = np.zeros(scenario.workers, dtype=np.int64)
         self.ledger = Ledger()
         self.ledger.open(self.feed)
+        self.plans = Plans(self.ledger, synchronous=scenario.mode in {"bsp", "allreduce"})
+        self.leader = Leader()
         self.steps = self.short_steps = self.left_out = self.redone = 0
         self.ledger_calls = self.reports = 0
         self._restarting: set[str] = set()
@@ -145,7 +156,7 @@ class Job:
             left_out=self.left_out,
             redone=self.redone,
             restarts=sum(acted.action == "KillRestart" for acted in self._acted),
-            ledger_calls=self.ledger_calls,
+            ledger_calls=self.ledger_calls + self.leader.num_reports,
             reports=self.reports,
             decisions=self.control.num_decisions,
             shares=dict(zip(self.workers.names, self.contributed.tolist(), strict=True)),
@@ -179,8 +190,20 @@ class Job:
         """Synchronous: steps; asynchronous: batches of the mean worker."""
         raise NotImplementedError
 
-    def adjust(self, action: AdjustBatch) -> None:
-        """ADJUST_BS."""
+    def step_s(self) -> float | None:
+        """As the master measures it; None: not yet."""
+        raise NotImplementedError
+
+    def undecided(self) -> int:
+        """The number of the undecided step; asynchronous: 0."""
+        raise NotImplementedError
+
+    def plan_prepared(self, since: Place) -> None:
+        """Nobody is to hold anything from here on, where a plan is to begin."""
+        raise NotImplementedError
+
+    def plan_changed(self) -> None:
+        """A plan is committed."""
         raise NotImplementedError
 
     def profile(self, action: Profile) -> None:
@@ -231,19 +254,39 @@ class Job:
 
     def situation(self, now_s: float) -> Situation:
         """The job as the master knows it."""
-        names, size, count = self.workers.names, self.batch_size, self.accumulation
-        rows = np.flatnonzero(self.workers.present).tolist()
+        plan, nodes = self.plan_in_force, self.present
+        size = self.scenario.local_batch
+        shares = {node: Share(size) for node in nodes}
+        if self.plans.synchronous:
+            shares = {node: plan.share_of(node) or shares[node] for node in nodes}
+        # Of who have come or gone since as much is left out as others had.
+        is_backup = self.plans.amended(plan, BackupWorkers(count=plan.backup), nodes) == plan
+        left_out = 0 if plan.backup else plan.left_out
         return Situation(
             now_s=now_s,
             step=self.steps,
             iterations=self.iterations(),
             steps_left=self.steps_left(),
             committed=self.num_committed,
-            workers={names[i]: Share(int(size[i]), int(count[i])) for i in rows},
-            backup=self.backup,
-            partial=self.partial,
+            workers=shares,
+            backup=plan.backup if is_backup else 0,
+            partial=Partial(left_out=left_out, chunks=plan.chunks),
             replacing=self.replacing,
+            lease_shares={}
+            if self.plans.synchronous
+            else dict(zip(plan.shares, plan.sizes_of(tuple(plan.shares)), strict=True)),
+            fixed=plan.fixed,
         )
+
+    @property
+    def present(self) -> list[str]:
+        """Workers that have a process."""
+        return [self.workers.names[row] for row in np.flatnonzero(self.workers.present).tolist()]
+
+    @property
+    def plan_in_force(self) -> Plan:
+        """By which the undecided step is dealt."""
+        return self.plans.at(self.plans.place(self.plans.undecided()))
 
     @property
     def replacing(self) -> str:
@@ -262,26 +305,31 @@ class Job:
         if node in self._restarting or (node in self.servers.rows and self.replacing):
             return
         match action:
-            case AdjustBatch():
-                self.adjust(action)
-            case BackupWorkers(count=count):
-                self.backup, self.partial = count, Partial(left_out=0)
-                self.shorten()
-            case Partial():
-                self.backup, self.partial = 0, action
-                self.shorten()
-            case AdjustRate():
-                pass  # weighs gradients; takes no time
             case KillRestart():
                 self._kill(node, now_s)
             case Profile():
                 self.profile(action)
+            case _:
+                try:
+                    self._change_plan(action)
+                except ConfigError:
+                    return  # as the master refuses it
         name = type(action).__name__
         acted = Acted(at_s=now_s, step=self.steps, action=name, node=node, reason=action.reason)
         self._acted.append(acted)
 
-    def shorten(self) -> None:
-        """Other short steps were ordered; asynchronous jobs have none."""
+    def _change_plan(self, action: GlobalAction) -> None:
+        """Prepare and commit as the master does; in virtual time at one moment."""
+        plans = self.plans
+        plans.prepare(action, plan_lead(self.step_s()), self.undecided(), self.present)
+        if plans.preparing is None:
+            return  # that is the plan already
+        self.plan_prepared(plans.preparing.since)
+        record = plans.committable()
+        if record is None:
+            raise InternalError(f"incarnations {plans.holders()} have not given back their leases")
+        plans.apply(record)
+        self.plan_changed()
 
     def _kill(self, node: str, now_s: float) -> None:
         if node in self._restarting:

@@ -8,20 +8,24 @@ pays: workers at the best moment of each life, servers in advance, so that a fre
 the trouble begins.
 
 The restarts are chosen greedily, so the time is that of a schedule that could have been followed by
-somebody who knows the future, and not proven to be the least of those. Without them it is a bound:
-a short step is no way around it, since the level is concave in the samples of a step.
+somebody who knows the future, and not proven to be the least of those. Without restarts, and where
+all patterns are dated in seconds, short steps are no way around it: the level is concave in the
+samples of a step, and running steps nearly empty does not make time go by. Where patterns are dated
+in iterations it does: a bad iteration is over as soon as a step is, however little was done in it,
+and the samples come back in a better one. There the oracle also runs those steps nearly empty that
+cost more than a usual one, which is a good schedule and not the best. The noise, which is dated in
+iterations, too, it takes as it comes.
 """
 
 import math
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from paceline.sim.agenda import Agenda, Event
 from paceline.sim.costs import Floats
 from paceline.sim.nodes import Servers, Workers
-from paceline.sim.patterns import Place, Role, spells_of
+from paceline.sim.patterns import Place, spells_of
 from paceline.sim.scenarios import Scenario
 
 ROUNDS = 3
@@ -30,7 +34,7 @@ ROUNDS = 3
 LEAST_GAIN = 1e-3
 """Of what a node is worth in the whole job: less is no reason to restart it."""
 GRID_S = 1.0
-"""Asynchronous jobs have no steps: restarts are chosen, and servers followed, at this distance."""
+"""Asynchronous jobs have no steps: restarts are chosen at this distance."""
 
 Plan = dict[int, list[float]]
 """When each node is restarted; of a server: replaced."""
@@ -105,11 +109,10 @@ class _Clairvoyant:
         """Choose restarts for the job as it just ran."""
         raise NotImplementedError
 
-    def disturbed(self, role: Role, index: int, life: int, at_s: Floats) -> tuple[Floats, Floats]:
-        """Delay and slowdown of a place at ascending moments, one per iteration."""
+    def disturbed(self, place: Place, at_s: Floats, iterations: Floats) -> tuple[Floats, Floats]:
+        """Delay and slowdown of a place at ascending moments, in these iterations."""
         delay_s, slowdown = np.zeros(len(at_s)), np.ones(len(at_s))
-        iterations = np.arange(len(at_s), dtype=np.float64)
-        patterns, place = self.scenario.patterns, Place(role, index, life)
+        patterns, role = self.scenario.patterns, place.role
         for number, pattern in enumerate(patterns):
             if pattern.role != role:
                 continue
@@ -155,32 +158,69 @@ def best_restarts(
 class _Synchronous(_Clairvoyant):
     """Fills every step to the level."""
 
+    dear_s = math.inf
+    """Steps that would take so much longer with their samples than without are run nearly empty."""
+
+    def jct_s(self) -> float:
+        """Also of rounds that run bad iterations nearly empty."""
+        best_s = super().jct_s()
+        patterns = self.scenario.patterns
+        if any(each.role == "worker" and each.clock == "iterations" for each in patterns):
+            for _ in range(ROUNDS):
+                self.dear_s = best_s / self.scenario.num_steps
+                jct_s = self.run()
+                if jct_s >= best_s:
+                    break
+                best_s = jct_s
+        return best_s
+
     def run(self) -> float:
         """Step by step."""
         scenario = self.scenario
         workers, servers = Workers(scenario, self.seed), Servers(scenario, self.seed)
         agenda = self._planned(workers, servers)
-        self._at_s, self._level_s = np.zeros(scenario.num_steps), np.zeros(scenario.num_steps)
+        begin_s: list[float] = []
+        levels_s: list[float] = []
         now_s = 0.0
-        feed_rest = scenario.num_samples % scenario.batch_size or scenario.batch_size
-        per_epoch = scenario.num_steps // scenario.epochs
-        for step in range(scenario.num_steps):
+        for size, may_wait in self._slices():
             # With all workers away it waits for the next to be back.
             while agenda.next_s <= now_s or not workers.present.any():
                 now_s = max(now_s, agenda.next_s)
                 agenda.run_next()
-            workers.disturbances.move(now_s, step + 1)
-            servers.disturbances.move(now_s, step + 1)
-            samples = feed_rest if (step + 1) % per_epoch == 0 else scenario.batch_size
-            delay_s, per_sample_s = self._costs(workers, step + 1)
-            saturation = scenario.compute.saturation
-            self._at_s[step] = now_s
-            self._level_s[step] = level_s(delay_s, per_sample_s, samples, saturation)
+            step = len(begin_s) + 1
+            workers.disturbances.move(now_s, step)
+            servers.disturbances.move(now_s, step)
+            begin_s.append(now_s)
+            levels_s.append(self._level_of(workers, step, size, may_wait=may_wait))
             part_s, update_s = servers.slowest_s(1)
             trip_s = scenario.traffic.round_trip_s(1, scenario.servers)
-            now_s += self._level_s[step] + part_s + update_s + trip_s
+            now_s += levels_s[-1] + part_s + update_s + trip_s
+        self._at_s, self._level_s = np.array(begin_s), np.array(levels_s)
         num_switches = sum(len(restarts) for restarts in self.servers_plan.values())
         return float(now_s) + num_switches * scenario.recovery.switch_s
+
+    def _slices(self) -> Iterator[tuple[int, bool]]:
+        """Samples of each step, and whether they may come at the end of their epoch instead."""
+        scenario = self.scenario
+        whole, rest = divmod(scenario.num_samples, scenario.batch_size)
+        for _ in range(scenario.epochs):
+            self._waiting: list[int] = []
+            for size in [scenario.batch_size] * whole + [rest] * (rest > 0):
+                yield size, size > 1
+            for size in self._waiting:
+                yield size, False
+
+    def _level_of(self, workers: Workers, step: int, size: int, *, may_wait: bool) -> float:
+        delay_s, per_sample_s = self._costs(workers, step)
+        saturation = self.scenario.compute.saturation
+        full_s = level_s(delay_s, per_sample_s, size, saturation)
+        if not may_wait or self.dear_s == math.inf:
+            return full_s
+        least_s = level_s(delay_s, per_sample_s, 1, saturation)
+        if full_s - least_s <= self.dear_s:
+            return full_s
+        self._waiting.append(size - 1)
+        return least_s
 
     def _planned(self, workers: Workers, servers: Servers) -> Agenda:
         agenda = Agenda()
@@ -203,11 +243,13 @@ class _Synchronous(_Clairvoyant):
     def choose(self) -> None:
         """A worker is worth the samples that it takes below the level."""
         scenario, compute = self.scenario, self.scenario.compute
+        steps = np.arange(1.0, len(self._at_s) + 1.0)
         for worker in range(scenario.workers):
             speed = (scenario.speeds or (1.0,) * scenario.workers)[worker]
 
             def worth(life: int, worker: int = worker, speed: float = speed) -> Floats:
-                delay_s, slowdown = self.disturbed("worker", worker, life, self._at_s)
+                place = Place("worker", worker, life)
+                delay_s, slowdown = self.disturbed(place, self._at_s, steps)
                 spare_s = self._level_s - compute.fixed_s * slowdown - delay_s
                 return np.maximum(0.0, spare_s * speed / (compute.per_sample_s * slowdown))
 
@@ -215,7 +257,8 @@ class _Synchronous(_Clairvoyant):
         for server in range(scenario.servers):
 
             def cost(life: int, server: int = server) -> Floats:
-                delay_s, slowdown = self.disturbed("server", server, life, self._at_s)
+                place = Place("server", server, life)
+                delay_s, slowdown = self.disturbed(place, self._at_s, steps)
                 return -(scenario.traffic.update_s * slowdown + delay_s)
 
             self.servers_plan[server] = best_restarts(
@@ -236,11 +279,9 @@ class _Asynchronous(_Clairvoyant):
         self._samples = float(scenario.num_samples * scenario.epochs)
         guess_s = self._samples * scenario.compute.per_sample_s / scenario.workers
         self._computed_s = _first_finite(self._compute_s, guess_s)
-        handled_s = [
-            _first_finite(partial(self._handle_s, server), guess_s)
-            for server in range(scenario.servers)
-        ]
-        return max([self._computed_s, *handled_s])
+        handled_s = [self._handled_s(server) for server in range(scenario.servers)]
+        self._jct_s = max([self._computed_s, *handled_s])
+        return self._jct_s
 
     def _compute_s(self, until_s: float) -> float:
         """When the workers have done all; infinite: not by then."""
@@ -251,15 +292,30 @@ class _Asynchronous(_Clairvoyant):
             done += np.interp(at_s, *self._curve(workers, row, until_s))
         return float(np.interp(self._samples, done, at_s, right=math.inf))
 
-    def _handle_s(self, server: int, until_s: float) -> float:
-        """When a server that is never idle has handled all; infinite: not by then."""
-        at_s = _grid(until_s)
-        per_s = self._handles(server, 0, at_s)
-        for life, from_s in enumerate(self.servers_plan.get(server, []), 1):
-            per_s = np.where(at_s < from_s, per_s, self._handles(server, life, at_s))
-        handled = np.cumsum(per_s[:-1] * np.diff(at_s), dtype=np.float64)
+    def _handled_s(self, server: int) -> float:
+        """When a server that is never idle has handled all."""
+        servers, traffic = Servers(self.scenario, self.seed), self.scenario.traffic
+        disturbed = servers.disturbances
+        replaced_s = [*self.servers_plan.get(server, []), math.inf]
         contributions = self._samples / self.scenario.local_batch
-        return float(np.interp(contributions, handled, at_s[1:], right=math.inf))
+        now_s = handled = 0.0
+        while handled < contributions:
+            if replaced_s[0] <= now_s:
+                replaced_s.pop(0)
+                servers.replace(server)
+            disturbed.move_one(server, now_s, int(handled))
+            slowdown, delay_s = disturbed.slowdown[server], disturbed.delay_s[server]
+            one_s = max(float((traffic.part_s + traffic.update_s) * slowdown + delay_s), 1e-9)
+            until_s, until = disturbed.until(server)
+            # All up to there are handled alike.
+            next_change = min(contributions, float(np.ceil(until)))
+            change_s = min(until_s, replaced_s[0])
+            there_s = now_s + (next_change - handled) * one_s
+            if there_s <= change_s:
+                now_s, handled = there_s, next_change
+            else:
+                now_s, handled = change_s, handled + (change_s - now_s) / one_s
+        return now_s
 
     def _curve(self, workers: Workers, row: int, until_s: float) -> tuple[list[float], list[float]]:
         """Times, and the samples that a worker has done by then; linear in between."""
@@ -281,30 +337,39 @@ class _Asynchronous(_Clairvoyant):
             done.append(samples)
         return at_s, done
 
-    def _handles(self, server: int, life: int, at_s: Floats) -> Floats:
-        """Contributions per second."""
-        delay_s, slowdown = self.disturbed("server", server, life, at_s)
-        traffic = self.scenario.traffic
-        per_one_s = (traffic.part_s + traffic.update_s) * slowdown + delay_s
-        return 1.0 / np.maximum(per_one_s, 1e-9)
+    def _speeds(self, workers: Workers, row: int, at_s: Floats) -> Floats:
+        """Samples per second of a worker's present life, as if it had begun with the job."""
+        ends_s, speeds = [0.0], [0.0]
+        while ends_s[-1] <= at_s[-1]:
+            begun = len(ends_s) - 1
+            workers.disturbances.move_one(row, ends_s[-1], begun)
+            batch_s = workers.one_batch_s(row, self.scenario.local_batch, begun)
+            ends_s.append(ends_s[-1] + batch_s)
+            speeds.append(self.scenario.local_batch / batch_s)
+        return np.array(speeds)[np.searchsorted(ends_s, at_s, side="right")]
 
     def choose(self) -> None:
         """A worker is worth the samples that it does, a server the contributions."""
-        scenario, compute = self.scenario, self.scenario.compute
+        scenario, traffic = self.scenario, self.scenario.traffic
         at_s = _grid(self._computed_s)
-        for worker in range(scenario.workers):
-            speed = (scenario.speeds or (1.0,) * scenario.workers)[worker]
-            usual_s = float(compute.batch_s(scenario.local_batch, speed))
+        workers = Workers(scenario, self.seed)
+        for row in range(scenario.workers):
 
-            def worth(life: int, worker: int = worker, usual_s: float = usual_s) -> Floats:
-                delay_s, slowdown = self.disturbed("worker", worker, life, at_s)
-                return scenario.local_batch / (usual_s * slowdown + delay_s)
+            def worth(life: int, row: int = row) -> Floats:
+                if life:
+                    workers.start(row)
+                return self._speeds(workers, row, at_s)
 
-            self.workers_plan[worker] = best_restarts(worth, at_s, self.away_s)
+            self.workers_plan[row] = best_restarts(worth, at_s, self.away_s)
+        # Which contribution is handled when, if they come evenly.
+        updates = at_s * (self._samples / scenario.local_batch / self._jct_s)
         for server in range(scenario.servers):
 
             def handles(life: int, server: int = server) -> Floats:
-                return self._handles(server, life, at_s)
+                place = Place("server", server, life)
+                delay_s, slowdown = self.disturbed(place, at_s, updates)
+                one_s = (traffic.part_s + traffic.update_s) * slowdown + delay_s
+                return 1.0 / np.maximum(one_s, 1e-9)
 
             from_s = scenario.recovery.server.latency_s
             self.servers_plan[server] = best_restarts(handles, at_s, 0.0, from_s=from_s)

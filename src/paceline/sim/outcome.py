@@ -42,7 +42,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     for a short step."""
     restarts: int = 0
     ledger_calls: int = 0
-    """Grants, returns and commits."""
+    """At the master: grants, returns, and the leader's reports of what is in the model."""
     reports: int = 0
     decisions: int = 0
     shares: dict[str, int] = {}

@@ -251,6 +251,13 @@ class Disturbances:
                 self.delay_s[index] = self._delay_s[:, index].sum()
                 self.slowdown[index] = self._slowdown[:, index].prod()
 
+    def until(self, index: int) -> tuple[float, float]:
+        """Up to which moment, in seconds and in iterations, what holds for a node goes on."""
+        ends = {"seconds": math.inf, "iterations": math.inf}
+        for p, (_, pattern) in enumerate(self._patterns):
+            ends[pattern.clock] = min(ends[pattern.clock], float(self._until[p, index]))
+        return ends["seconds"], ends["iterations"]
+
     def _turn(self, p: int, index: int, moment: float) -> None:
         spell = self._courses[p][index].at(moment)
         self._until[p, index] = spell.stop

@@ -1,8 +1,9 @@
 """Who computes which samples of a synchronous step, kept equal with the ledger.
 
-The members' parts of a step are contiguous and proportional to their shares. Leases reach several
-steps ahead, as the master grants them; what a lost member leaves behind in steps that are granted
-already goes to the others when their turn comes.
+What a step consists of, how that is cut and what a grant of it holds is decided by the master's own
+`Plans` and `Ledger`. Grants reach several steps ahead and are renewed when they no longer reach far
+enough, as workers ask for them; what a lost member leaves behind in steps that are granted already
+goes to the others when their turn comes.
 """
 
 from collections import deque
@@ -11,22 +12,22 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from paceline.base.samples import Span, between
+from paceline.master.plans import Plans, part_sizes
+from paceline.master.records import Place, Plan
 from paceline.master.shards.ledger import Ledger
 from paceline.sim.costs import Ints
-from paceline.wire.messages import Feed
+from paceline.wire.messages import Feed, Slice
 
 
 class Parts:
-    """Some samples, cut between workers."""
+    """Some samples of a step, cut between workers."""
 
-    __slots__ = ("_high", "_low", "_spans")
+    __slots__ = ("_high", "_low", "whole")
 
-    def __init__(self, spans: Sequence[Span], shares: Ints) -> None:
-        """``shares``: by worker; 0: no part."""
-        self._spans = tuple(spans)
-        size = sum(len(span) for span in self._spans)
-        bounds = np.concatenate(([0], np.cumsum(shares) * size // max(1, int(shares.sum()))))
-        self._low, self._high = bounds[:-1].copy(), bounds[1:].copy()
+    def __init__(self, whole: Sequence[Span], low: Ints, high: Ints) -> None:
+        """``low``, ``high``: by worker, samples of ``whole`` in its order; equal: no part."""
+        self.whole = tuple(whole)
+        self._low, self._high = low, high
 
     @property
     def sizes(self) -> Ints:
@@ -34,14 +35,9 @@ class Parts:
         sizes: Ints = self._high - self._low
         return sizes
 
-    @property
-    def spans(self) -> tuple[Span, ...]:
-        """All samples."""
-        return self._spans
-
     def of(self, worker: int, after: int = 0) -> list[Span]:
         """The samples of one worker, without its first ones."""
-        return between(self._spans, int(self._low[worker]) + after, int(self._high[worker]))
+        return between(self.whole, int(self._low[worker]) + after, int(self._high[worker]))
 
     def take(self, worker: int) -> list[Span]:
         """The samples of one worker, which has no part from now on."""
@@ -50,71 +46,91 @@ class Parts:
         return taken
 
 
+class Members:
+    """The workers that share what is granted next."""
+
+    def __init__(self, names: Sequence[str], present: Sequence[int]) -> None:
+        """``present``: rows of those that have a process."""
+        self.rows = sorted(present, key=names.__getitem__)
+        self._nodes = [names[row] for row in self.rows]
+        self._num_workers = len(names)
+        self._edges: dict[tuple[int, int], Ints] = {}
+        """By plan and size: most slices are alike."""
+
+    def cut(self, plan: Plan, spans: Sequence[Span]) -> Parts:
+        """These samples by this plan."""
+        key = plan.no, sum(map(len, spans))
+        if key not in self._edges:
+            sizes = part_sizes(plan, self._nodes, key[1])
+            high = np.cumsum(sizes)
+            self._edges[key] = edges = np.zeros((2, self._num_workers), dtype=np.int64)
+            edges[:, self.rows] = high - sizes, high
+        low, high = self._edges[key]
+        return Parts(spans, low.copy(), high)
+
+
 class Slices:
-    """Deals a feed out step by step; the ledger hears of everything.
+    """Deals a feed out step by step; the ledger hears of everything."""
 
-    After the last slice come steps of at most a global batch, of what short steps have left out.
-    """
-
-    def __init__(self, ledger: Ledger, feed: Feed, incs: Ints) -> None:
+    def __init__(self, plans: Plans, feed: Feed, incs: Ints) -> None:
         """``incs``: the workers' incarnations, by row; read whenever one is granted to."""
-        self.ledger = ledger
-        self.step = 0
-        """The step under way; 0: none yet."""
+        self.ledger: Ledger = plans.ledger
+        self.step = 1
+        """The undecided one."""
         self.calls = 0
-        """Grants so far."""
-        self._feed, self._incs = feed, incs
-        self._ahead: deque[tuple[Parts, list[Span]]] = deque()
-        """Granted steps after the present one; beside them what lost workers have left in them."""
-        self._granted_to = 0
+        """Grants and returns so far."""
+        self._plans, self._feed, self._incs = plans, feed, incs
+        self._ahead: deque[Parts] = deque()
+        """Granted slices in order that have not begun."""
 
     # ------------------------------------------------------------------ steps
 
-    def next(self, shares: Ints, num_steps: int) -> tuple[Parts, list[Span]] | None:
-        """The parts of the next step, and what of it nobody has; None: all is in the model.
+    def next(self, members: Members, reach: int, num_steps: int) -> Parts | None:
+        """The parts of the undecided step; None: all is in the model.
 
         Args:
-            shares: by worker, as they are in force for steps that are not granted yet.
-            num_steps: how far grants reach.
+            members: who is granted to.
+            reach: workers ask for more when they hold nothing of the slice so many further on.
+            num_steps: slices that a grant reaches ahead.
         """
-        if not self._ahead and not self._grant(shares, num_steps):
+        whole = self._plans.undecided()
+        if not whole:
             return None
-        self.step += 1
+        if not self._feed.is_in_order(whole) or len(self._ahead) <= reach:
+            self._grant(members, whole, num_steps)
         return self._ahead.popleft()
 
-    def recall(self, num_kept: int) -> None:
-        """Steps that are granted and have not begun are granted anew, but for the first ones."""
-        while len(self._ahead) > num_kept:
-            parts, _ = self._ahead.pop()
-            self._granted_to -= 1
+    def plan_of(self, parts: Parts) -> Plan:
+        """By which a slice is dealt."""
+        return self._plans.at(self._plans.place(parts.whole))
+
+    def _grant(self, members: Members, whole: Slice, num_steps: int) -> None:
+        first = self._feed.rank(whole)
+        last = min(first + num_steps - 1, self._feed.num_slices)
+        more = [(self._feed.slice_no(n),) for n in range(first + len(self._ahead), last + 1)]
+        in_order = self._feed.is_in_order(whole)
+        wholes = more if in_order else [whole, *more]
+        dealt = [members.cut(self._plans.at(self._plans.place(one)), one) for one in wholes]
+        # All of it is to do: nobody has had any of these slices, or all have given them back.
+        for row in members.rows:
+            self.give(row, [span for parts in dealt for span in parts.of(row)])
+        self._ahead.extend(dealt if in_order else dealt[1:])
+        if not in_order:
+            self._ahead.appendleft(dealt[0])
+
+    def orphans(self, parts: Parts) -> list[Span]:
+        """What nobody has of a slice that is dealt."""
+        return self.ledger.pick_parts([(parts.whole, parts.whole)])
+
+    def recall(self, since: Place) -> None:
+        """Slices from here on are granted anew."""
+        back: dict[int, list[Span]] = {}
+        while self._ahead and self._plans.place(self._ahead[-1].whole) >= since:
+            parts = self._ahead.pop()
             for worker in np.flatnonzero(parts.sizes).tolist():
-                self.put_back(worker, parts.of(worker))
-
-    def _grant(self, shares: Ints, num_steps: int) -> bool:
-        first = self._granted_to + 1
-        last = min(self._granted_to + num_steps, self._feed.last_step)
-        slices = [[self._feed.slice_of(step)] for step in range(first, last + 1)]
-        if not slices:
-            left = self._left_out()
-            slices = [left] if left else []
-        parts = [Parts(spans, shares) for spans in slices]
-        for worker in np.flatnonzero(shares).tolist():
-            granted = [span for part in parts for span in part.of(worker)]
-            self.give(worker, granted)
-        self._ahead.extend((part, []) for part in parts)
-        self._granted_to += len(parts)
-        return bool(parts)
-
-    def _left_out(self) -> list[Span]:
-        """Up to a global batch of what came back."""
-        number = self._feed.line()
-        found, room = [], self._feed.batch_size
-        for start, stop in self.ledger.lines[number].returned:
-            if room <= 0:
-                break
-            found.append(Span(number, start, min(stop, start + room)))
-            room -= len(found[-1])
-        return found
+                back.setdefault(worker, []).extend(parts.of(worker))
+        for worker, spans in back.items():
+            self.put_back(worker, spans)
 
     # ------------------------------------------------------------------ the ledger
 
@@ -124,23 +140,29 @@ class Slices:
             self.calls += 1
             self.ledger.grant(int(self._incs[worker]), spans)
 
-    def commit(self, spans: Iterable[Span]) -> None:
-        """These samples are in the model."""
-        self.ledger.commit(spans)
+    def decide(self, committed: Iterable[Span], late: dict[int, list[Span]]) -> None:
+        """The undecided step is in the model; what workers were late with they give back."""
+        self.ledger.commit(committed)
+        self.step += 1
+        for worker, spans in late.items():
+            self.put_back(worker, spans)
 
     def put_back(self, worker: int, spans: list[Span]) -> None:
-        """A worker gives back what a short step has left out of its lease."""
-        self.calls += 1
-        self.ledger.give_back(int(self._incs[worker]), spans)
+        """A worker forgets a part of its lease."""
+        if spans:
+            self.calls += 1
+            self.ledger.give_back(int(self._incs[worker]), spans)
 
     def lose(self, worker: int) -> None:
-        """A worker's leases go back; steps ahead note what is missing in them."""
-        for parts, orphans in self._ahead:
-            orphans += parts.take(worker)
+        """A worker's leases go back."""
+        self.calls += 1
+        for parts in self._ahead:
+            parts.take(worker)
         self.ledger.lose(int(self._incs[worker]))
 
     def roll_back(self, step: int, committed: Iterable[Span]) -> None:
-        """Back to a checkpoint: all leases are void."""
+        """Back to a checkpoint: all leases are void, and the newest plan holds."""
         self.ledger.restore(committed)
+        self._plans.restart(step - 1)
         self._ahead.clear()
-        self.step = self._granted_to = step
+        self.step = step

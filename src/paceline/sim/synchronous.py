@@ -10,33 +10,56 @@ their own; what it had been leased ahead is shared in the same way when its step
 """
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.base.samples import SampleSet, Span
-from paceline.master.records import Plan
-from paceline.master.sizing import lease_steps, plan_lead
-from paceline.policy.straggler.actions import AdjustBatch, Profile, Share
+from paceline.master.records import Place, Plan, Planned
+from paceline.master.sizing import lease_steps
+from paceline.policy.straggler.actions import Profile
 from paceline.sim.costs import Floats, Ints, served_s
-from paceline.sim.job import FEED, Job
-from paceline.sim.slices import Parts, Slices
+from paceline.sim.job import FEED, Job, steps_ahead
+from paceline.sim.slices import Members, Parts, Slices
+
+
+def may_lack(known: Sequence[Planned], step: int, size: int, batch_size: int) -> int:
+    """How many samples of a slice of this size the leader decides a step without."""
+    held = [one.plan for one in known if one.step <= step]
+    return held[-1].left_out * size // batch_size if held else 0
 
 
 class _Round:
     """Some samples of a step, cut between workers, and when each is at which batch of them."""
 
-    def __init__(self, parts: Parts, begin_s: Floats, batch_s: Floats, count: Ints) -> None:
-        """``count``: batches that each worker's part is computed in."""
-        self.parts, self.begin_s, self.batch_s, self.count = parts, begin_s, batch_s, count
+    def __init__(
+        self, parts: Parts, begin_s: Floats, batch_s: Floats, chunks: int, batches: Ints
+    ) -> None:
+        """Begin.
+
+        Args:
+            parts: the samples.
+            begin_s: when each worker begins.
+            batch_s: of each worker.
+            chunks: contributions in which each part is handed in.
+            batches: of each worker's contribution.
+        """
+        self.parts, self.begin_s, self.batch_s = parts, begin_s, batch_s
+        self.chunks, self.batches, self.count = chunks, batches, chunks * batches
         self.sizes = parts.sizes
-        self.end_s = begin_s + np.where(self.sizes > 0, batch_s * count, 0.0)
+        self.end_s = begin_s + np.where(self.sizes > 0, batch_s * self.count, 0.0)
 
     def num_done(self, at_s: float) -> Ints:
         """Batches of each worker that are done by then."""
         done = (at_s - self.begin_s) / np.maximum(self.batch_s, 1e-12) + 1e-9
         return np.where(self.sizes > 0, np.clip(done, 0, self.count), 0).astype(np.int64)
+
+    def handed_in(self, batches: Ints) -> Ints:
+        """Those of the first batches of each worker that are of whole contributions."""
+        whole: Ints = batches - batches % self.batches
+        return whole
 
     def samples_of(self, batches: Ints) -> Ints:
         """Samples in the first batches of each worker."""
@@ -65,7 +88,8 @@ class Synchronous(Job):
     def work(self) -> None:
         """Step by step."""
         n = self.scenario.workers
-        self._slices = Slices(self.ledger, self.feed, self.worker_tally.incs)
+        self._slices = Slices(self.plans, self.feed, self.worker_tally.incs)
+        self._count_members()
         self._rounds: list[_Round] = []
         self._unclaimed: list[Span] = []
         """Samples of the step that nobody has, as nobody is there."""
@@ -75,13 +99,11 @@ class Synchronous(Job):
         """Samples and T^w of that batch; 0: there is none."""
         self._step_s: float | None = None
         self._pause_s = 0.0
-        self._short = self.backup, self.partial
-        """In force for the step under way."""
-        self._short_from = 0
-        """The step from which on what was ordered last is."""
+        self._may_lack = 0
+        """Samples of the step under way that may be missing when it is decided."""
         self._stopped_until_s: float | None = None
         """All were stopped, and will be back then."""
-        self._kept: tuple[float, int, tuple[Span, ...]] = (0.0, 0, ())
+        self._kept: tuple[float, int, tuple[Span, ...]] = (0.0, 1, ())
         """The last checkpoint: when, of which step, with which samples."""
         while self._begin():
             decided = self._wait()
@@ -95,8 +117,18 @@ class Synchronous(Job):
         return float(self.steps)
 
     def steps_left(self) -> int:
-        """Of the feed; what short steps have left out is not counted."""
-        return max(0, self.feed.last_step - self._slices.step)
+        """Slices are not all whole; and what short steps leave out makes more of them."""
+        samples_left = self.scenario.num_samples * self.scenario.epochs - self.num_committed
+        num_decided = self._slices.step - 1
+        return max(-(-samples_left // self.feed.batch_size), self.feed.last_step - num_decided)
+
+    def step_s(self) -> float | None:
+        """That of the last one."""
+        return self._step_s
+
+    def undecided(self) -> int:
+        """As the ledger's feed is dealt."""
+        return self._slices.step
 
     # ------------------------------------------------------------------ a step
 
@@ -105,18 +137,21 @@ class Synchronous(Job):
         self._catch_up()
         self.now_s += self._pause_s
         self._pause_s = 0.0
-        shares = np.where(self.workers.present, self.batch_size * self.accumulation, 0)
-        dealt = self._slices.next(shares, lease_steps(self._step_s))
-        if dealt is None:
+        is_complete = bool(self.workers.present.all())
+        num_steps = lease_steps(self._step_s, complete=is_complete)
+        parts = self._slices.next(self._members, steps_ahead(self._step_s), num_steps)
+        if parts is None:
             return False
-        if self._slices.step >= self._short_from:
-            self._short = self.backup, self.partial
-        self.workers.disturbances.move(self.now_s, self._slices.step)
-        self.servers.disturbances.move(self.now_s, self._slices.step)
-        parts, orphans = dealt
-        count = np.maximum(1, self.accumulation * self._short[1].chunks)
-        self._rounds = [self._round(parts, np.maximum(self.now_s, self._free_s), count)]
-        self._share_out(orphans, self.now_s)
+        step, size = self._slices.step, sum(map(len, parts.whole))
+        self._may_lack = may_lack(self.plans.known, step, size, self.feed.batch_size)
+        self.workers.disturbances.move(self.now_s, step)
+        self.servers.disturbances.move(self.now_s, step)
+        plan = self._slices.plan_of(parts)
+        shares = (plan.share_of(name) for name in self.workers.names)
+        accumulation = [share.accumulation if share else 1 for share in shares]
+        begin_s = np.maximum(self.now_s, self._free_s)
+        self._rounds = [self._round(parts, begin_s, plan.chunks, np.array(accumulation))]
+        self._share_out(self._slices.orphans(parts), self.now_s)
         return True
 
     def _catch_up(self) -> None:
@@ -127,21 +162,21 @@ class Synchronous(Job):
             if self._stopped_until_s is not None:
                 self._roll_back(self._stopped_until_s)
 
-    def _round(self, parts: Parts, begin_s: Floats, count: Ints) -> _Round:
-        batch_s = self.workers.batch_s(parts.sizes / count, self._slices.step)
-        return _Round(parts, begin_s, batch_s, count)
+    def _round(self, parts: Parts, begin_s: Floats, chunks: int, accumulation: Ints) -> _Round:
+        batches: Ints = -(-accumulation // chunks)
+        batch_s = self.workers.batch_s(parts.sizes / (chunks * batches), self._slices.step)
+        return _Round(parts, begin_s, batch_s, chunks, batches)
 
     def _share_out(self, spans: list[Span], from_s: float) -> None:
         """Samples of a lost worker's part go to the others in equal parts, once there are any."""
         self._unclaimed += spans
         if not self._unclaimed or not self.workers.present.any():
             return
-        parts = Parts(self._unclaimed, self.workers.present.astype(np.int64))
-        self._unclaimed = []
-        for worker in np.flatnonzero(self.workers.present).tolist():
-            self._slices.give(worker, parts.of(worker))
+        parts, self._unclaimed = self._members.cut(Plan(), self._unclaimed), []
+        for row in self._members.rows:
+            self._slices.give(row, parts.of(row))
         begin_s = np.maximum(self._rounds[-1].end_s, from_s)
-        self._rounds.append(self._round(parts, begin_s, np.ones(len(begin_s), dtype=np.int64)))
+        self._rounds.append(self._round(parts, begin_s, 1, np.ones_like(begin_s, dtype=np.int64)))
 
     def _wait(self) -> _Decided | None:
         """Let happen what happens before the step is decided; None: it never is."""
@@ -161,8 +196,8 @@ class Synchronous(Job):
         num_parts = int(has_part.sum())
         part_s, update_s = self.servers.slowest_s(num_parts)
         ends_s = self._rounds[-1].end_s[has_part]
-        if self._is_short():
-            closed_s = self._enough_s(ends_s)
+        if self._may_lack:
+            closed_s = self._enough_s()
             there_s = closed_s + part_s
         else:
             closed_s = float(ends_s.max())
@@ -170,25 +205,18 @@ class Synchronous(Job):
         sent_s = traffic.round_trip_s(num_parts, self.scenario.servers)
         return _Decided(closed_s, there_s + sent_s + update_s)
 
-    def _is_short(self) -> bool:
-        backup, partial = self._short
-        return backup > 0 or partial.left_out > 0
-
-    def _enough_s(self, ends_s: Floats) -> float:
-        """When only as much is missing as may be."""
-        backup, partial = self._short
-        if backup > 0:
-            return float(np.sort(ends_s)[max(0, len(ends_s) - backup - 1)])
+    def _enough_s(self) -> float:
+        """When only as many samples are missing as may be."""
         when, size = [], []
         for each in self._rounds:
-            for batch in range(1, int(each.count.max()) + 1):
-                there = (each.sizes > 0) & (batch <= each.count)
-                last = np.full_like(each.count, batch)
-                when.append((each.begin_s + batch * each.batch_s)[there])
-                size.append((each.samples_of(last) - each.samples_of(last - 1))[there])
+            for chunk in range(1, each.chunks + 1):
+                there = each.sizes > 0
+                last = chunk * each.batches
+                when.append((each.begin_s + last * each.batch_s)[there])
+                size.append((each.samples_of(last) - each.samples_of(last - each.batches))[there])
         at_s, samples = np.concatenate(when), np.concatenate(size)
         order = np.argsort(at_s, kind="stable")
-        enough = samples.sum() - partial.left_out
+        enough = samples.sum() - self._may_lack
         reached = int(np.searchsorted(np.cumsum(samples[order]), max(1, enough)))
         return float(at_s[order[reached]])
 
@@ -198,42 +226,43 @@ class Synchronous(Job):
         self.steps += 1
         self._note_servers()
         self._note_late()
-        if self._is_short():
-            self._commit(self._close(decided.closed_s).spans())
+        if self._may_lack:
+            self._close(decided.closed_s)
         else:
             for each in self._rounds:
                 self._note(each, np.where(each.sizes > 0, each.count, 0))
-            self._commit(self._rounds[0].parts.spans)
+            self._decide(self._rounds[0].parts.whole, {})
         every, n = self.scenario.report_every, self.scenario.workers
         self.report(self.worker_tally, self.workers.names, every)
         self.report(self.server_tally, self.servers.names, every * n)
         self._checkpoint()
 
-    def _commit(self, spans: tuple[Span, ...]) -> None:
-        self._slices.commit(spans)
+    def _decide(self, spans: tuple[Span, ...], late: dict[int, list[Span]]) -> None:
+        self._slices.decide(spans, late)
         self.num_committed += sum(len(span) for span in spans)
+        self.leader.applied(self.now_s)
 
-    def _close(self, closed_s: float) -> SampleSet:
-        """Leave out what has not ended by then; returns the rest."""
-        committed = SampleSet(self._rounds[0].parts.spans)
+    def _close(self, closed_s: float) -> None:
+        """Leave out what has not ended by then."""
+        committed = SampleSet(self._rounds[0].parts.whole)
         busy = np.zeros(len(self._free_s), dtype=np.bool_)
-        before = self.left_out
+        late: dict[int, list[Span]] = {}
         for each in self._rounds:
             done = each.num_done(closed_s)
             self._note(each, done)
-            kept = each.samples_of(done)
-            late = kept < each.sizes
-            for worker in np.flatnonzero(late).tolist():
-                left_out = each.parts.of(worker, int(kept[worker]))
-                committed.subtract(left_out)
-                self._slices.put_back(worker, left_out)
-                self.left_out += sum(len(span) for span in left_out)
+            kept = each.samples_of(each.handed_in(done))
+            is_late = kept < each.sizes
+            for worker in np.flatnonzero(is_late).tolist():
+                late.setdefault(worker, []).extend(each.parts.of(worker, int(kept[worker])))
             # A worker hears of it a message later, and may have begun another batch by then.
             heard_s = closed_s + self.scenario.traffic.message_s
-            self._keep_late(each, done, late & ~busy, heard_s)
-            busy |= late
-        self.short_steps += self.left_out > before
-        return committed
+            self._keep_late(each, done, is_late & ~busy, heard_s)
+            busy |= is_late
+        for spans in late.values():
+            committed.subtract(spans)
+        self.left_out += sum(len(span) for spans in late.values() for span in spans)
+        self.short_steps += bool(late)
+        self._decide(committed.spans(), late)
 
     def _keep_late(self, each: _Round, done: Ints, late: NDArray[np.bool_], at_s: float) -> None:
         """These workers go on with a batch that nobody waits for, if they have begun it."""
@@ -252,7 +281,7 @@ class Synchronous(Job):
         tally.add(done, samples, each.batch_s)
         tally.server_s += done * part_s
         tally.message_s += done * self.scenario.traffic.message_s
-        self.contributed += samples
+        self.contributed += each.samples_of(each.handed_in(done))
 
     def _note_late(self) -> None:
         """Batches that came too late for their step, and are over now."""
@@ -268,19 +297,12 @@ class Synchronous(Job):
 
     # ------------------------------------------------------------------ actions
 
-    def adjust(self, action: AdjustBatch) -> None:
-        """Holds from a step ahead: the same one for all workers."""
-        # The lead counts from the undecided step, which is not among those ahead.
-        self._slices.recall(plan_lead(self._step_s) - 1)
-        plan = Plan(shares=action.shares)
-        for name, row in self.workers.rows.items():
-            share = plan.share_of(name) or Share(self.scenario.local_batch)
-            self.batch_size[row] = share.batch_size
-            self.accumulation[row] = share.accumulation
+    def plan_prepared(self, since: Place) -> None:
+        """All give back at once."""
+        self._slices.recall(since)
 
-    def shorten(self) -> None:
-        """Holds from a step ahead, as a plan does."""
-        self._short_from = self._slices.step + plan_lead(self._step_s)
+    def plan_changed(self) -> None:
+        """It holds where it begins."""
 
     def profile(self, action: Profile) -> None:
         """Before the next step, while the others wait; the samples stay in the leases."""
@@ -297,8 +319,13 @@ class Synchronous(Job):
 
     # ------------------------------------------------------------------ nodes that go and come
 
+    def _count_members(self) -> None:
+        present = np.flatnonzero(self.workers.present).tolist()
+        self._members = Members(self.workers.names, present)
+
     def worker_lost(self, worker: int, now_s: float) -> None:
         """The others take over its part of this step, and of those that are granted already."""
+        self._count_members()
         self._slices.lose(worker)
         self._free_s[worker], self._late[:, worker] = 0.0, 0.0
         lost = []
@@ -310,6 +337,7 @@ class Synchronous(Job):
 
     def worker_back(self, worker: int, now_s: float) -> None:
         """It gets a part of the first step that is not granted yet, or what nobody else has."""
+        self._count_members()
         self._share_out([], now_s)
 
     def pause(self, seconds: float) -> None:
