@@ -348,6 +348,9 @@ class Pulled(Message, frozen=True):
     slice: Slice = ()
     """What step + 1 of the pull's feed consists of."""
     handler_s: float = 0.0
+    """Work on this worker's messages since the answer before, without updates (T^s)."""
+    waited_s: float = 0.0
+    """How long the pull waited here for its step (BSP), or for slower workers (SSP)."""
     dense: tuple[str, ...] = ()
 
 
