@@ -145,11 +145,15 @@ class Server:
             self._serve(peer, message, frames)
         for order in link.receive():
             self._obey(order)
+        self._hear_peers()
+        self._tick(time.monotonic())
+        self.service.rest(self.state.step)
+
+    def _hear_peers(self) -> None:
         for _, message, _frames in self.peers.poll(0.0):
             if isinstance(message, At):
                 self._do(self.state.at(message))
-        self._tick(time.monotonic())
-        self.service.rest(self.state.step)
+                self._let_go()
 
     # ------------------------------------------------------------------ events
 
@@ -173,6 +177,7 @@ class Server:
                 self._take_pull(message, frames)
             case Order():
                 self._do(self.state.order(message))
+                self._let_go()
             case Export():
                 self._export(message)
             case AskMap():
@@ -237,6 +242,7 @@ class Server:
                 self.process.stop_requested = True
             case _:
                 _log.warning("a server has no use for %s", type(message).__name__)
+        self._let_go()
 
     def _tick(self, now_s: float) -> None:
         resend = now_s >= self.resend_at_s
@@ -255,6 +261,23 @@ class Server:
             if now != self.reported or now_s >= self.report_at_s + REPORT_ANYWAY_S:
                 self.reported, self.report_at_s = now, now_s + REPORT_S
                 self.process.link.send(self.state.progress())
+
+    def _let_go(self) -> None:
+        """Forget fenced workers, pulls that will not be answered, and servers that are gone.
+
+        The ids of a pull may lie in the memory of a process that has ended, and keep it mapped.
+        Not while instructions are under way: an answer among them needs what is dropped here.
+        """
+        state = self.state
+        for inc in self.asked.keys() - state.waiting.keys():
+            del self.asked[inc]
+        for inc in self.route.keys() & state.fenced.keys():
+            del self.route[inc]
+            self.handler_s.pop(inc, None)
+        if state.map is not None:
+            needed = {server.inc for server in state.map.servers} | state.applied_at.keys()
+            for inc in set(self.peers.keys()) - needed:
+                self.peers.disconnect(inc)
 
     # ------------------------------------------------------------------ instructions
 

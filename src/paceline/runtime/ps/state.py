@@ -400,6 +400,7 @@ class ServerState:
         for inc, position in message.fenced:
             if self.map is not None and position <= self.position:
                 self.fenced[inc] = position
+                self.waiting.pop(inc, None)
                 done += self._forget([key for key in self.parts if key[0] == inc])
         at = At(epoch_no=self.epoch_no, server=self.inc, position=self.position)
         return [*done, Tell(message.leader, at)]
