@@ -65,7 +65,7 @@ def test_the_longest_of_batches_of_several_sizes_says_nothing(tmp_path: Path) ->
     assert reader.read(up(1)).compute_max_s == 0.0
 
 
-def test_a_server_reports_its_own_time_per_answered_pull(tmp_path: Path) -> None:
+def test_a_server_reports_its_own_time_per_round(tmp_path: Path) -> None:
     path = tmp_path / "server-0.ledger"
     reader = FactsReader(path, NodeGroup({}))
     ledger = StepLedgerWriter(path, inc=1)

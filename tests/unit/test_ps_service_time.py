@@ -30,7 +30,7 @@ class Serving:
         self.service.work()
         self.now_s += work_s
         for _ in range(answers):
-            self.service.answered()
+            self.service.round_done()
         self.service.rest(step=7)
 
     def records(self) -> tuple[StepRecord, ...]:
@@ -76,7 +76,7 @@ def test_a_pull_that_only_asks_how_far_the_job_is_is_no_request() -> None:
     edge.route, edge.asked, edge.handler_s = {7: b"worker-7"}, {}, {}
     edge.store = SimpleNamespace(dense=dict)
     edge.data = SimpleNamespace(send=lambda *_: None)
-    edge.service = SimpleNamespace(answered=lambda: answered.append(1))
+    edge.service = SimpleNamespace(round_done=lambda: answered.append(1))
 
     for dense in (False, True):
         edge.asked[7] = Asked(1, (), 0.0)

@@ -84,14 +84,14 @@ def _longest_s(records: tuple[StepRecord, ...]) -> float:
 
 
 def _server_facts(inc: int, page: LedgerPage) -> NodeFacts:
-    """Its records are of several answered pulls each, counted where a worker's has samples."""
-    pulls = sum(record.samples for record in page.records)
+    """Its records are of several rounds each, counted where a worker's has samples."""
+    rounds = sum(record.samples for record in page.records)
     busy_s = sum(record.server_s * record.samples for record in page.records)
     return NodeFacts(
         inc=inc,
         step=page.newest.step if page.newest else 0,
-        steps=pulls,
-        server_s=busy_s / pulls if pulls else 0.0,
+        steps=rounds,
+        server_s=busy_s / rounds if rounds else 0.0,
     )
 
 

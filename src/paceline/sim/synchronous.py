@@ -204,9 +204,9 @@ class Synchronous(Job):
             for each in self._rounds:
                 self._note(each, np.where(each.sizes > 0, each.count, 0))
             self._commit(self._rounds[0].parts.spans)
-        every, n = self.scenario.report_every, self.scenario.workers
+        every = self.scenario.report_every
         self.report(self.worker_tally, self.workers.names, every)
-        self.report(self.server_tally, self.servers.names, every * n)
+        self.report(self.server_tally, self.servers.names, every)
         self._checkpoint()
 
     def _commit(self, spans: tuple[Span, ...]) -> None:
@@ -263,7 +263,7 @@ class Synchronous(Job):
     def _note_servers(self) -> None:
         num_pulls = int(self.workers.present.sum())
         tally = self.server_tally
-        tally.steps += num_pulls
+        tally.steps += 1
         tally.server_s += num_pulls * self.servers.part_s() + self.servers.update_s()
 
     # ------------------------------------------------------------------ actions

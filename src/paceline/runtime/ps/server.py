@@ -357,6 +357,8 @@ class Server:
     def _apply(self, keys: Sequence[Key], factor: float) -> None:
         assert self.store is not None
         self.store.apply([self.tensors.pop(key) for key in keys], factor)
+        if self.state.synchronous:
+            self.service.round_done()
 
     def _answer(self, pull: Pull) -> None:
         start_s = time.perf_counter()
@@ -382,8 +384,9 @@ class Server:
             dense=tuple(dense),
         )
         self.data.send(peer, answer, frames)
-        if pull.dense or pull.tables:  # the others only ask how far the job is
-            self.service.answered()
+        # Without tensors it only asks how far the job is.
+        if not self.state.synchronous and (pull.dense or pull.tables):
+            self.service.round_done()
 
     def _copied(self, peer: bytes, values: Array) -> memoryview:
         """A copy, made where it is sent from: the next update may change the original."""

@@ -226,6 +226,11 @@ class ServerState:
         """Whether the map is one without this server."""
         return self.map is not None and self.map.index(self.inc) < 0
 
+    @property
+    def synchronous(self) -> bool:
+        """Whether the job has steps."""
+        return self.mode == "bsp"
+
     # ------------------------------------------------------------------ epochs
 
     def restore(self, message: Restore) -> list[Instruction]:
