@@ -4,7 +4,6 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +14,7 @@ from paceline.runtime.ps.server import Server
 from paceline.runtime.ps.state import Key
 from tests.unit.ps_world import World, gradients, world
 
-LATE_S, UPDATE_S, STEPS = 0.15, 0.06, 4
+LATE_S, UPDATE_S, STEPS = 0.2, 0.08, 4
 
 
 class SlowUpdates(Server):
@@ -55,12 +54,12 @@ def test_a_prompt_worker_is_not_told_that_the_wire_is_as_slow_as_the_late_one(
         other.join()
         page = job.process.reader.read()
     assert len(prompt) == len(late) == STEPS
-    # Without the first, which compiles.
-    assert median(waited_s for _, waited_s in prompt[1:]) > LATE_S, "it was early"
+    # Without the first, which compiles; the least of them, since a busy machine only adds.
+    assert min(waited_s for _, waited_s in prompt[1:]) > LATE_S, "it was early"
     for told in (prompt[1:], late[1:]):
-        assert median(pulled.message_s for pulled, _ in told) < LATE_S / 3
+        assert min(pulled.message_s for pulled, _ in told) < LATE_S / 2
         # Neither with the update nor with the other's answer, whoever completes the step.
-        assert median(pulled.server_s for pulled, _ in told) < UPDATE_S / 3
+        assert min(pulled.server_s for pulled, _ in told) < UPDATE_S / 2
     assert page is not None
     assert sum(r.server_s * r.samples for r in page.records) > (STEPS - 1) * UPDATE_S
 
