@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from paceline.agent.facts import FactsReader
-from paceline.base.cgroups import NodeGroup
 from paceline.base.samples import Span
 from paceline.master.jobnow import JobNow, job_now
 from paceline.master.members import Tell
@@ -130,7 +129,7 @@ def test_a_server_of_steps_takes_as_long_for_one_in_however_many_batches_shares_
     monitor.num_workers = 2
     ledger = StepLedgerWriter(tmp_path / "server-0.ledger", inc=1)
     service = ServiceTime(ledger, 0.05, lambda: now_s[0])
-    reader = FactsReader(tmp_path / "server-0.ledger", NodeGroup({}))
+    reader = FactsReader(tmp_path / "server-0.ledger")
     up = ProcessUp(node="server-0", inc=1, pid=1, role="server")
     edge: Any = object.__new__(PsServer)
     edge.inc, edge.state, edge.service = 1, ServerState(1), service

@@ -889,10 +889,8 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     message_s: float = 0.0
     bpt_s: float = 0.0
     """Batch processing time: mean wall time of the newest steps; of a server: 0."""
-    idle_s: float = 0.0
     cpu_s: float = 0.0
     rss_bytes: int = 0
-    throttled_s: float = 0.0
 
 
 class AgentHello(Message, frozen=True):
