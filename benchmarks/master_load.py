@@ -126,7 +126,6 @@ async def play_agent(
             server_s=0.01,
             message_s=0.005,
             bpt_s=0.1,
-            idle_s=0.001,
             cpu_s=step / 10,
             rss_bytes=512 << 20,
         )

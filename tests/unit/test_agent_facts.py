@@ -2,7 +2,6 @@ import os
 from pathlib import Path
 
 from paceline.agent.facts import FactsReader, read_log_tail, read_usage
-from paceline.base.cgroups import NodeGroup
 from paceline.wire.messages import ProcessUp
 from paceline.wire.step_ledger import StepLedgerWriter
 
@@ -26,14 +25,14 @@ def write(ledger: StepLedgerWriter, step: int, bpt_s: float, samples: int = 10) 
 
 def test_means_are_over_the_steps_since_the_last_read(tmp_path: Path) -> None:
     path = tmp_path / "worker-0.ledger"
-    reader = FactsReader(path, NodeGroup({}))
+    reader = FactsReader(path)
     assert reader.read(up(1)).steps == 0
     ledger = StepLedgerWriter(path, inc=1)
     write(ledger, 1, 1.0)
     write(ledger, 2, 3.0)
     facts = reader.read(up(1))
     assert (facts.steps, facts.step, facts.samples) == (2, 2, 20)
-    assert (facts.bpt_s, facts.compute_s, facts.idle_s) == (2.0, 1.0, 0.25)
+    assert (facts.bpt_s, facts.compute_s, facts.message_s) == (2.0, 1.0, 0.25)
     assert facts.compute_max_s == 1.5
     write(ledger, 3, 8.0)
     assert reader.read(up(1)).bpt_s == 8.0
@@ -43,7 +42,7 @@ def test_means_are_over_the_steps_since_the_last_read(tmp_path: Path) -> None:
 
 def test_a_step_without_samples_is_in_no_mean(tmp_path: Path) -> None:
     path = tmp_path / "worker-0.ledger"
-    reader = FactsReader(path, NodeGroup({}))
+    reader = FactsReader(path)
     ledger = StepLedgerWriter(path, inc=1)
     write(ledger, 1, 1.0, samples=6)
     write(ledger, 2, 100.0, samples=0)
@@ -54,7 +53,7 @@ def test_a_step_without_samples_is_in_no_mean(tmp_path: Path) -> None:
 
 def test_the_longest_of_batches_of_several_sizes_says_nothing(tmp_path: Path) -> None:
     path = tmp_path / "worker-0.ledger"
-    reader = FactsReader(path, NodeGroup({}))
+    reader = FactsReader(path)
     ledger = StepLedgerWriter(path, inc=1)
     write(ledger, 1, 4.0, samples=100)
     write(ledger, 2, 4.4, samples=105)
@@ -65,9 +64,9 @@ def test_the_longest_of_batches_of_several_sizes_says_nothing(tmp_path: Path) ->
     assert reader.read(up(1)).compute_max_s == 0.0
 
 
-def test_a_server_reports_its_own_time_per_answered_pull(tmp_path: Path) -> None:
+def test_a_server_reports_its_own_time_per_round(tmp_path: Path) -> None:
     path = tmp_path / "server-0.ledger"
-    reader = FactsReader(path, NodeGroup({}))
+    reader = FactsReader(path)
     ledger = StepLedgerWriter(path, inc=1)
     write(ledger, 1, 0.4, samples=1)
     write(ledger, 2, 0.8, samples=3)
@@ -80,7 +79,7 @@ def test_the_ledger_of_a_former_life_is_not_taken_for_this_ones(tmp_path: Path) 
     path = tmp_path / "worker-0.ledger"
     ledger = StepLedgerWriter(path, inc=1)
     write(ledger, 1, 1.0)
-    facts = FactsReader(path, NodeGroup({})).read(up(2))
+    facts = FactsReader(path).read(up(2))
     assert (facts.inc, facts.steps, facts.samples) == (2, 0, 0)
 
 
@@ -89,7 +88,7 @@ def test_a_new_agent_does_not_report_again_what_its_predecessor_did(tmp_path: Pa
     ledger = StepLedgerWriter(path, inc=1)
     for step in range(1, 6):
         write(ledger, step, 1.0)
-    reader = FactsReader(path, NodeGroup({}))
+    reader = FactsReader(path)
     reader.skip_past()
     write(ledger, 6, 2.0)
     facts = reader.read(up(1))
@@ -99,7 +98,7 @@ def test_a_new_agent_does_not_report_again_what_its_predecessor_did(tmp_path: Pa
 def test_a_file_that_is_no_ledger_leaves_the_kernels_facts(tmp_path: Path) -> None:
     path = tmp_path / "worker-0.ledger"
     path.write_bytes(b"something else, long enough for a header" * 4)
-    facts = FactsReader(path, NodeGroup({})).read(up(1))
+    facts = FactsReader(path).read(up(1))
     assert facts.steps == 0
     assert facts.rss_bytes > 1 << 20
 

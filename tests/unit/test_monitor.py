@@ -1,9 +1,13 @@
 """What the monitor makes of reports and events, and what a solution sees of it."""
 
 import dataclasses
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from paceline.agent.facts import FactsReader
 from paceline.base.samples import Span
 from paceline.master.jobnow import JobNow, job_now
 from paceline.master.members import Tell
@@ -15,6 +19,10 @@ from paceline.master.state import MasterState
 from paceline.policy.stats.history import Lengths
 from paceline.policy.straggler.actions import Share
 from paceline.policy.straggler.observation import LifeEnded
+from paceline.runtime.ps.server import Asked
+from paceline.runtime.ps.server import Server as PsServer
+from paceline.runtime.ps.service_time import ServiceTime
+from paceline.runtime.ps.state import ServerState
 from paceline.wire.messages import (
     CutRef,
     ExitEvidence,
@@ -22,11 +30,13 @@ from paceline.wire.messages import (
     NodeFacts,
     Prepared,
     ProcessUp,
+    Pull,
     Server,
     ServerMap,
 )
 from paceline.wire.schema import ModelSchema
 from paceline.wire.spec import RestartSpec
+from paceline.wire.step_ledger import StepLedgerWriter
 
 SHORT = Lengths(short_iterations=10, short_s=60.0, long_iterations=20, long_s=120.0)
 
@@ -113,7 +123,45 @@ def test_a_new_life_is_measured_afresh(event: str) -> None:
     assert seen.short.compute_s == pytest.approx(0.1)
 
 
-def test_an_iteration_of_a_server_is_one_pull_of_each_worker() -> None:
+@pytest.mark.parametrize("pulls", [1, 4])
+def test_a_server_of_steps_takes_as_long_for_one_in_however_many_batches_shares_are(
+    pulls: int, tmp_path: Path
+) -> None:
+    """Its own ledger, the agent's reading of it, and the monitor's."""
+    now_s, monitor = [100.0], Monitor(SHORT)
+    monitor.num_workers = 2
+    ledger = StepLedgerWriter(tmp_path / "server-0.ledger", inc=1)
+    service = ServiceTime(ledger, 0.05, lambda: now_s[0])
+    reader = FactsReader(tmp_path / "server-0.ledger")
+    up = ProcessUp(node="server-0", inc=1, pid=1, role="server")
+    edge: Any = object.__new__(PsServer)
+    edge.inc, edge.state, edge.service = 1, ServerState(1), service
+    edge.state.mode = "bsp"
+    edge.route, edge.handler_s, edge.tensors = {7: b"worker-7", 8: b"worker-8"}, {}, {}
+    edge.store = SimpleNamespace(dense=dict, apply=lambda *_: None)
+    edge.data = SimpleNamespace(send=lambda *_: None)
+    for step in range(1, 11):
+        for inc in (7, 8) * pulls:
+            service.wait()
+            service.work()
+            now_s[0] += 0.02 / pulls
+            edge.asked = {inc: Asked(step, (), 0.0)}
+            edge._answer(Pull(epoch_no=1, inc=inc, ticket=step))
+            service.rest(step - 1)
+        service.wait()
+        service.work()
+        now_s[0] += 0.06
+        edge._apply([], 1.0)
+        service.rest(step)
+        monitor.heartbeat("server-0", reader.read(up), now_s[0])
+    (seen,) = monitor.observe(now_s[0], job(servers=("server-0",))).servers
+    assert seen.short is not None
+    assert seen.short.iterations == 10
+    assert seen.short.server_s == pytest.approx(0.1)
+    assert monitor.metrics(0.0, 0).nodes["server-0"].server_s == pytest.approx(0.1)
+
+
+def test_without_steps_an_iteration_of_a_server_is_one_pull_of_each_worker() -> None:
     monitor = Monitor(SHORT)
     monitor.num_workers = 4
     for second in range(10):
@@ -126,6 +174,10 @@ def test_an_iteration_of_a_server_is_one_pull_of_each_worker() -> None:
     assert 4 * 0.05 < seen.short.server_s < 4 * 0.06
     assert seen.short.bpt_s == pytest.approx(1 / 1.5, rel=0.1)
     assert seen.short.compute_s == 0.0
+    shown = monitor.metrics(0.0, 0).nodes["server-0"]
+    assert shown.server_s == pytest.approx(4 * 0.06), "in the same unit as the windows"
+    monitor.heartbeat("server-0", NodeFacts(inc=1), 10.0)
+    assert monitor.metrics(0.0, 0).nodes["server-0"] == shown
 
 
 def test_ends_of_lives_are_seen_with_their_evidence_while_they_are_new() -> None:

@@ -496,7 +496,8 @@ def edge_of(state: ServerState) -> tuple[ps_server.Server, list[Any]]:
     """A server without a process, and what it sends."""
     edge, sent = object.__new__(ps_server.Server), list[Any]()
     edge.state, edge.store, edge.admission, edge.arriving = state, None, None, None
-    edge.route, edge.handler_s, edge.refused = {}, {}, set()
+    edge.route, edge.asked, edge.refused = {}, {}, set()
+    edge.handler_s, edge.aside_s = {}, 0.0
     edge.data = SimpleNamespace(send=lambda _, message, *frames: sent.append(message))  # type: ignore[assignment]
     return edge, sent
 

@@ -1,8 +1,11 @@
 """Plans: who computes what of a step, from one step on, whoever dies while it is prepared."""
 
+from collections import deque
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from paceline.base.errors import ConfigError
 from paceline.base.samples import Span
@@ -11,11 +14,13 @@ from paceline.master.records import GaveBack, Place, Plan, Planned
 from paceline.master.shards.ledger import Ledger
 from paceline.master.state import Fail, Instruction, Journal, MasterState, Send, Sizing
 from paceline.policy.straggler.actions import AdjustBatch, AdjustRate, BackupWorkers, Partial, Share
+from paceline.runtime.ps.worker_state import WorkerState
 from paceline.wire.messages import (
     Allow,
     Batching,
     Committed,
     Feed,
+    FeedOpened,
     FenceAnswer,
     GiveBack,
     GivenBack,
@@ -581,6 +586,34 @@ def test_a_grant_says_how_its_samples_are_computed(job: Job) -> None:
     assert job.state.grants[TWO].batching[-1] == Batching(
         start=80, batch_size=6, contribution=2, short=True
     )
+
+
+def num_batches(how: Batching, share: int) -> int:
+    """As a worker would compute so many samples of the first step."""
+    state = WorkerState(ONE, mode="bsp", samples="exactly-once")
+    feed = replace(FEED, num_samples=share, batch_size=share)
+    state.feed_opened(FeedOpened(inc=ONE, feed=feed))
+    state.slice, state.batching = (feed.slice_no(1),), (how,)
+    state.lease[0] = deque(state.slice)
+    return len(state.step_batches(0, 0, 100))
+
+
+@pytest.mark.parametrize(("accumulation", "chunks"), [(1, 1), (2, 1), (1, 4), (2, 2), (3, 2)])
+@pytest.mark.parametrize("living", [4, 3, 2, 1])
+def test_a_part_of_an_absent_worker_s_share_makes_batches_larger_and_no_more_of_them(
+    accumulation: int, chunks: int, living: int
+) -> None:
+    feed = replace(FEED, num_samples=2_400, batch_size=2_400)
+    nodes = [f"worker-{i}" for i in range(4)]
+    share = Share(600 // accumulation, accumulation)
+    plans = Plans(Ledger(), synchronous=True)
+    plans.ledger.open(feed)
+    plan = Plan(shares=dict.fromkeys(nodes, share), chunks=chunks)
+    plans.apply(Planned(plan=plan, since=Place(), step=1, undecided=Place()))
+    (whole,) = plans.batching(Place(), nodes, 0)
+    (how,) = plans.batching(Place(), nodes[:living], 0)
+    assert whole.batch_size == share.batch_size, "as planned"
+    assert num_batches(how, 2_400 // living) <= accumulation * chunks
 
 
 def test_backup_workers_stay_so_many_when_shares_change(job: Job) -> None:

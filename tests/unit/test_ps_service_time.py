@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from paceline.runtime.ps.server import Server
+from paceline.runtime.ps.server import Asked, Server
 from paceline.runtime.ps.service_time import NOTE_S, ServiceTime
 from paceline.runtime.ps.state import ServerState
 from paceline.wire.messages import Pull
@@ -30,7 +30,7 @@ class Serving:
         self.service.work()
         self.now_s += work_s
         for _ in range(answers):
-            self.service.answered()
+            self.service.round_done()
         self.service.rest(step=7)
 
     def records(self) -> tuple[StepRecord, ...]:
@@ -73,12 +73,13 @@ def test_a_pull_that_only_asks_how_far_the_job_is_is_no_request() -> None:
     answered: list[int] = []
     edge: Any = object.__new__(Server)
     edge.inc, edge.state = 1, ServerState(1)
-    edge.route, edge.pull_ids, edge.handler_s = {7: b"worker-7"}, {}, {}
+    edge.route, edge.asked, edge.handler_s = {7: b"worker-7"}, {}, {}
     edge.store = SimpleNamespace(dense=dict)
     edge.data = SimpleNamespace(send=lambda *_: None)
-    edge.service = SimpleNamespace(answered=lambda: answered.append(1))
+    edge.service = SimpleNamespace(round_done=lambda: answered.append(1))
 
     for dense in (False, True):
+        edge.asked[7] = Asked(1, (), 0.0)
         edge._answer(Pull(epoch_no=1, inc=7, ticket=1, dense=dense))
 
     assert len(answered) == 1

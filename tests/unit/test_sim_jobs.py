@@ -501,8 +501,12 @@ def test_workers_and_servers_report_what_they_did() -> None:
     assert facts.compute_s == pytest.approx(3.0)
     assert facts.bpt_s == pytest.approx(now_s / 2)
     _, facts, _ = next(r for r in control.reports if r[0] == "server-0")
-    assert facts.steps == 8
-    assert facts.server_s == pytest.approx(0.01 + 0.02 / 4)
+    assert facts.steps == 2
+    assert facts.server_s == pytest.approx(4 * 0.01 + 0.02)
+    _, control = run(changed(mode_of("asp"), traffic=traffic, report_every=2))
+    _, facts, _ = next(r for r in control.reports if r[0] == "server-0")
+    assert (facts.step, facts.steps) == (0, 8), "answered pulls: it has no steps"
+    assert facts.server_s == pytest.approx(0.01 + 0.02)
 
 
 def test_the_leader_reports_what_is_new_but_not_too_often_and_now_and_then_anyway() -> None:

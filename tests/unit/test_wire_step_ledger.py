@@ -11,8 +11,6 @@ import pytest
 
 from paceline.base.errors import ConfigError
 from paceline.wire.step_ledger import (
-    CHECKPOINTING,
-    EVALUATING,
     LedgerPage,
     StepLedgerReader,
     StepLedgerWriter,
@@ -62,7 +60,6 @@ def test_a_reader_gets_each_step_once_with_totals(path: Path) -> None:
     assert page.newest.total_server_s == 0.375
     assert page.newest.total_message_s == 0.1875
     assert page.newest.total_wait_s == 0.09375
-    assert page.written_s == 3.5
     write(ledger, 4)
     assert [r.step for r in read(reader).records] == [4]
     page = read(reader)
@@ -79,19 +76,6 @@ def test_a_slow_reader_gets_the_newest_round_and_right_totals(path: Path) -> Non
     assert [r.step for r in page.records] == list(range(93, 101))
     assert page.newest is not None
     assert page.newest.total_samples == 1000
-
-
-def test_what_keeps_the_loop_is_shown_at_once_and_ends_with_the_next_step(path: Path) -> None:
-    ledger, reader = StepLedgerWriter(path, inc=3), StepLedgerReader(path)
-    write(ledger, 1)
-    ledger.mark(99.0, EVALUATING | CHECKPOINTING)
-    page = read(reader)
-    assert (page.flags, page.written_s) == (EVALUATING | CHECKPOINTING, 99.0)
-    assert [r.step for r in page.records] == [1]
-    write(ledger, 2)
-    page = read(reader)
-    assert page.flags == 0
-    assert [r.step for r in page.records] == [2]
 
 
 def test_a_new_incarnation_replaces_the_page_and_the_old_one_cannot_disturb_it(path: Path) -> None:

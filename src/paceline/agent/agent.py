@@ -80,7 +80,7 @@ class Agent:
         """By incarnation whether it is connected now; absent: it never was."""
         self._ended: dict[int, ExitEvidence] = {}
         self._refused: set[int] = set()
-        self._facts = FactsReader(self._files.ledger, self._group)
+        self._facts = FactsReader(self._files.ledger)
         self._stream: MasterStream | None = None
         self._quit = asyncio.Event()
         self._terminated = False

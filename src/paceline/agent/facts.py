@@ -6,7 +6,6 @@ from pathlib import Path
 
 import msgspec
 
-from paceline.base.cgroups import NodeGroup
 from paceline.base.errors import ConfigError
 from paceline.wire.messages import NodeFacts, ProcessUp
 from paceline.wire.step_ledger import LedgerPage, StepLedgerReader, StepRecord
@@ -25,9 +24,8 @@ _log = logging.getLogger(__name__)
 class FactsReader:
     """Reads one heartbeat's facts at a time."""
 
-    def __init__(self, ledger: Path, group: NodeGroup) -> None:
+    def __init__(self, ledger: Path) -> None:
         self._ledger = StepLedgerReader(ledger)
-        self._group = group
         self._unreadable = ""
 
     def read(self, up: ProcessUp) -> NodeFacts:
@@ -40,7 +38,6 @@ class FactsReader:
             read(up.inc, mine) if mine else NodeFacts(inc=up.inc),
             cpu_s=cpu_s,
             rss_bytes=rss_bytes,
-            throttled_s=self._group.throttled_s(),
         )
 
     def skip_past(self) -> None:
@@ -71,7 +68,6 @@ def _worker_facts(inc: int, page: LedgerPage) -> NodeFacts:
         server_s=_mean(records, "server_s"),
         message_s=_mean(records, "message_s"),
         bpt_s=_mean(records, "bpt_s"),
-        idle_s=_mean(records, "wait_s"),
     )
 
 
@@ -84,14 +80,14 @@ def _longest_s(records: tuple[StepRecord, ...]) -> float:
 
 
 def _server_facts(inc: int, page: LedgerPage) -> NodeFacts:
-    """Its records are of several answered pulls each, counted where a worker's has samples."""
-    pulls = sum(record.samples for record in page.records)
+    """Its records are of several rounds each, counted where a worker's has samples."""
+    rounds = sum(record.samples for record in page.records)
     busy_s = sum(record.server_s * record.samples for record in page.records)
     return NodeFacts(
         inc=inc,
         step=page.newest.step if page.newest else 0,
-        steps=pulls,
-        server_s=busy_s / pulls if pulls else 0.0,
+        steps=rounds,
+        server_s=busy_s / rounds if rounds else 0.0,
     )
 
 

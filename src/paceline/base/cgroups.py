@@ -115,15 +115,6 @@ class NodeGroup:
         name = "memory.events" if group.version == 2 else "memory.oom_control"
         return _counter(group.base / name, "oom_kill")
 
-    def throttled_s(self) -> float:
-        """Seconds for which the quota kept the group from running, ever."""
-        group = self._groups.get("cpu")
-        if group is None:
-            return 0.0
-        if group.version == 2:
-            return _counter(group.base / "cpu.stat", "throttled_usec") / 1e6
-        return _counter(group.base / "cpu.stat", "throttled_time") / 1e9
-
     def remove(self) -> None:
         """Remove the group; a group that still has members stays (see ``remove_job``)."""
         for group in self._groups.values():

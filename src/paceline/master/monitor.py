@@ -68,6 +68,7 @@ class NodeTotals(msgspec.Struct):
     """One node over all its lives."""
 
     facts: NodeFacts
+    """The newest; ``server_s`` of a server is that of an iteration, whatever it counts."""
     earlier_samples: int = 0
     """Of lives before the present one."""
     earlier_cpu_s: float = 0.0
@@ -81,29 +82,26 @@ class NodeTotals(msgspec.Struct):
         return self.earlier_cpu_s + self.facts.cpu_s
 
 
-class _Pulls:
-    """Answered pulls of a server, put together to iterations: one pull of each worker."""
+class _Iterations:
+    """Reports of a server, put together until an iteration is whole."""
 
     def __init__(self, now_s: float) -> None:
         self._since_s = now_s
-        self._pulls = 0.0
+        self._count = 0.0
         self._busy_s = 0.0
 
-    def add(self, facts: NodeFacts, num_workers: int, now_s: float) -> Report | None:
-        """A report for the windows, once an iteration is whole."""
-        self._pulls += facts.steps
-        self._busy_s += facts.steps * facts.server_s
-        iterations = int(self._pulls) // max(1, num_workers)
-        if not iterations:
+    def add(self, facts: NodeFacts, per_iteration: int, now_s: float) -> Report | None:
+        """A report for the windows, once there is one."""
+        self._count += facts.steps / per_iteration
+        self._busy_s += facts.steps / per_iteration * facts.server_s
+        whole = int(self._count)
+        if not whole:
             return None
-        pull_s, bpt_s = self._busy_s / self._pulls, (now_s - self._since_s) / iterations
+        server_s, bpt_s = self._busy_s / self._count, (now_s - self._since_s) / whole
         self._since_s = now_s
-        self._pulls -= iterations * max(1, num_workers)
-        self._busy_s = self._pulls * pull_s
-        # What it takes of an iteration, as T^w is: for a pull alone it would shrink with each
-        # worker that shares the step.
-        server_s = pull_s * max(1, num_workers)
-        return Report(t_s=now_s, iterations=iterations, server_s=server_s, bpt_s=bpt_s)
+        self._count -= whole
+        self._busy_s = self._count * server_s
+        return Report(t_s=now_s, iterations=whole, server_s=server_s, bpt_s=bpt_s)
 
 
 class NodeMetrics(msgspec.Struct, frozen=True):
@@ -140,7 +138,7 @@ class Monitor:
         """That train now."""
         self._lengths = lengths
         self._histories: dict[str, NodeHistory] = {}
-        self._pulls: dict[str, _Pulls] = {}
+        self._iterations: dict[str, _Iterations] = {}
         self._ended: set[str] = set()
         """Whose process has ended, and who has not been heard of since."""
         self._ends: deque[LifeEnded] = deque(maxlen=MAX_ENDS)
@@ -152,6 +150,8 @@ class Monitor:
     def heartbeat(self, node: str, facts: NodeFacts, now_s: float) -> None:
         """One report of a node's process: means over steps that no earlier report told of."""
         self._ended.discard(node)
+        per_iteration = self._per_iteration(node, facts)
+        facts = msgspec.structs.replace(facts, server_s=facts.server_s * per_iteration)
         totals = self.nodes.get(node)
         if totals is None:
             self.nodes[node] = NodeTotals(facts)
@@ -167,15 +167,23 @@ class Monitor:
         if self._speeds.setdefault(node, Rate()).add(now_s, facts.samples):
             self.progress_s = now_s
         if facts.steps:
-            self._into_windows(node, facts, now_s)
+            self._into_windows(node, facts, per_iteration, now_s)
         if facts.samples and self.restarts.is_starting(node):
             self.restarts.works(node, now_s - facts.steps * facts.bpt_s)
 
-    def _into_windows(self, node: str, facts: NodeFacts, now_s: float) -> None:
+    def _per_iteration(self, node: str, facts: NodeFacts) -> int:
+        """How many of what the node counts as ``steps`` make an iteration.
+
+        For one pull alone the time of a server without steps would shrink with each worker.
+        """
+        has_steps = facts.step > 0 or not _is_server(node)
+        return 1 if has_steps else max(1, self.num_workers)
+
+    def _into_windows(self, node: str, facts: NodeFacts, per_iteration: int, now_s: float) -> None:
         report: Report | None
-        if node.startswith("server"):
-            pulls = self._pulls.setdefault(node, _Pulls(now_s))
-            report = pulls.add(facts, self.num_workers, now_s)
+        if _is_server(node):
+            begun = self._iterations.setdefault(node, _Iterations(now_s))
+            report = begun.add(facts, per_iteration, now_s)
         else:
             report = Report(
                 t_s=now_s,
@@ -196,14 +204,14 @@ class Monitor:
             self.nodes.pop(node, None)
             self._histories.pop(node, None)
             self._speeds.pop(node, None)
-            self._pulls.pop(node, None)
+            self._iterations.pop(node, None)
             self._ended.discard(node)
         self.restarts.keep(nodes)
 
     def _forget_life(self, node: str) -> None:
         """What is measured from here on is of another life."""
         self._speeds.pop(node, None)
-        self._pulls.pop(node, None)
+        self._iterations.pop(node, None)
         self.history(node).restart()
 
     def note(self, told: Tell, now_s: float) -> None:
@@ -319,6 +327,10 @@ class Monitor:
             for name, totals in self.nodes.items()
         }
         return Metrics(unix_s, committed, self.samples_per_s, nodes)
+
+
+def _is_server(node: str) -> bool:
+    return node.startswith("server")
 
 
 def _with_means_of(facts: NodeFacts, before: NodeFacts) -> NodeFacts:

@@ -83,9 +83,14 @@ NO_PLAN = Planned(plan=Plan(), since=Place(), step=0, undecided=Place())
 def _batching(plan: Plan, nodes: Sequence[str], index: int, feed: Feed, start: int) -> Batching:
     share = plan.share_of(nodes[index])
     mine = portion_of(plan, nodes, index).size(len(feed.slice_no(1)))
+    batch_size = 0
+    if share is not None:
+        # Who computes a part of an absent worker's share has larger batches, not more of them:
+        # each costs its fixed part of the time, and a pull.
+        batch_size = max(share.batch_size, -(-mine // (share.accumulation * plan.chunks)))
     return Batching(
         start=start,
-        batch_size=share.batch_size if share is not None else 0,
+        batch_size=batch_size,
         contribution=-(-mine // plan.chunks) if plan.chunks > 1 else 0,
         short=plan.left_out > 0,
     )

@@ -211,7 +211,7 @@ class Asynchronous(Job):
         tally, every = self.server_tally, self.scenario.report_every * self.scenario.workers
         tally.steps += 1
         tally.server_s += self.servers.part_s() + self.servers.update_s()
-        self.report(tally, self.servers.names, every)
+        self.report(tally, self.servers.names, every, step=0)
         if self.now_s - self._committed_s >= COMMIT_EVERY_S:
             self._commit()
         if self.scenario.mode == "ssp":

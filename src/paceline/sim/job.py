@@ -232,12 +232,21 @@ class Job:
             self.agenda.run_next()
 
     def report(
-        self, tally: Tally, names: Sequence[str], every: int, *, at_once: bool = False
+        self,
+        tally: Tally,
+        names: Sequence[str],
+        every: int,
+        *,
+        at_once: bool = False,
+        step: int | None = None,
     ) -> None:
-        """Let the nodes of a role report that have done as many steps; at once: at any time."""
+        """Let the nodes of a role report that have done as many steps; at once: at any time.
+
+        ``step``: the one that they report; None: the job's.
+        """
         heartbeat_s = 0.0 if at_once else self.scenario.heartbeat_s
         for row in tally.due(every, self.now_s, heartbeat_s):
-            facts = tally.report(row, self.steps, self.now_s)
+            facts = tally.report(row, self.steps if step is None else step, self.now_s)
             self.reports += 1
             self.control.report(names[row], facts, self.now_s)
             if self._trail is not None:

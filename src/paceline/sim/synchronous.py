@@ -232,9 +232,9 @@ class Synchronous(Job):
             for each in self._rounds:
                 self._note(each, np.where(each.sizes > 0, each.count, 0))
             self._decide(self._rounds[0].parts.whole, {})
-        every, n = self.scenario.report_every, self.scenario.workers
+        every = self.scenario.report_every
         self.report(self.worker_tally, self.workers.names, every)
-        self.report(self.server_tally, self.servers.names, every * n)
+        self.report(self.server_tally, self.servers.names, every)
         self._checkpoint()
 
     def _decide(self, spans: tuple[Span, ...], late: dict[int, list[Span]]) -> None:
@@ -292,7 +292,7 @@ class Synchronous(Job):
     def _note_servers(self) -> None:
         num_pulls = int(self.workers.present.sum())
         tally = self.server_tally
-        tally.steps += num_pulls
+        tally.steps += 1
         tally.server_s += num_pulls * self.servers.part_s() + self.servers.update_s()
 
     # ------------------------------------------------------------------ actions

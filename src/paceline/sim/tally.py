@@ -11,7 +11,8 @@ from paceline.wire.messages import NodeFacts
 class Tally:
     """Sums over the steps of each node of one role since its last report; nodes are rows.
 
-    A step of a worker is one batch, a step of a server one answered pull.
+    A step of a worker is one batch, a step of a server one of the job, or without steps one
+    answered pull.
     """
 
     def __init__(self, incs: Ints) -> None:

@@ -348,6 +348,9 @@ class Pulled(Message, frozen=True):
     slice: Slice = ()
     """What step + 1 of the pull's feed consists of."""
     handler_s: float = 0.0
+    """Work on this worker's messages since the answer before, without updates (T^s)."""
+    waited_s: float = 0.0
+    """How long the pull waited here for its step (BSP), or for slower workers (SSP)."""
     dense: tuple[str, ...] = ()
 
 
@@ -868,10 +871,12 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     inc: int
     step: int = 0
+    """Of a server: in the model; asp, ssp: 0, since it has none."""
     samples: int = 0
     """Samples handed to the training loop in this life."""
     steps: int = 0
-    """New since the last report; of a server: pulls that it has answered, one per worker's step."""
+    """New since the last report; of a server without steps: pulls that it has answered, of which
+    each worker makes one in an iteration."""
     step_samples: float = 0.0
     """Mean batch size of those steps."""
     compute_s: float = 0.0
@@ -879,14 +884,13 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     compute_max_s: float = 0.0
     """The largest of them."""
     server_s: float = 0.0
-    """T^s: mean of the slowest server's handler; of a server: of its own work per answered pull."""
+    """T^s: mean of the slowest server's handler; of a server: of its own work for one of those
+    that ``steps`` counts."""
     message_s: float = 0.0
     bpt_s: float = 0.0
     """Batch processing time: mean wall time of the newest steps; of a server: 0."""
-    idle_s: float = 0.0
     cpu_s: float = 0.0
     rss_bytes: int = 0
-    throttled_s: float = 0.0
 
 
 class AgentHello(Message, frozen=True):

@@ -6,12 +6,10 @@ file in the run directory, so it outlives a crash of its writer. One writer, any
     ledger = StepLedgerWriter(path, inc=7)             # replaces the file in one step
     ledger.write(step=1, t_start_s=…, bpt_s=…, compute_s=…, server_s=…, message_s=…, wait_s=…,
                  samples=512)
-    ledger.mark(now_s, EVALUATING)                     # 0: training
 
     reader = StepLedgerReader(path)
     page = reader.read()                               # None: there is none yet
-    page.inc, page.pid, page.newest (totals included), page.records (new since the last read),
-    page.flags, page.written_s
+    page.inc, page.pid, page.newest (totals included), page.records (new since the last read)
 
 The file is an array of doubles (an integer below 2^53 is exact in one). Record n lies in slot
 ``n % num_slots`` between two stamps ``n + 1``. The writer stores the front stamp, the fields, the
@@ -26,19 +24,15 @@ process that still writes does so into a file that nobody reads.
 import mmap
 import os
 import struct
-import time
 from array import array
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from paceline.base.errors import ConfigError
 
-EVALUATING = 1
-CHECKPOINTING = 2
-
-_MAGIC = b"PACELED1"
+_MAGIC = b"PACELED2"
 _WORD_BYTES = 8
-_INC, _PID, _SLOTS, _WRITTEN, _FLAGS, _COUNT = 1, 2, 3, 4, 5, 6
+_INC, _PID, _SLOTS, _COUNT = 1, 2, 3, 4
 """Words of the header; word 0 is the magic."""
 _FIRST = 8
 _WORDS = 16
@@ -78,10 +72,6 @@ class LedgerPage(NamedTuple):
     newest: StepRecord | None
     records: tuple[StepRecord, ...]
     """Steps since the previous read, oldest first; those overwritten meanwhile are missing."""
-    written_s: float
-    """Monotonic time of the writer's last sign of life."""
-    flags: int
-    """EVALUATING, CHECKPOINTING or 0."""
 
 
 class StepLedgerWriter:
@@ -104,7 +94,7 @@ class StepLedgerWriter:
         page[: len(_MAGIC)] = _MAGIC
         self._bytes = memoryview(page)
         self._words: memoryview[float] = self._bytes.cast("d")
-        header = (inc, os.getpid(), num_slots, time.monotonic(), 0, 0)
+        header = (inc, os.getpid(), num_slots, 0)
         self._words[_INC : _COUNT + 1] = array("d", header)
         fresh.rename(path)
 
@@ -139,14 +129,7 @@ class StepLedgerWriter:
         words[at] = stamp
         self._bytes[start : start + _FIELDS.size] = fields
         words[at + _WORDS - 1] = stamp
-        words[_WRITTEN] = t_start_s + bpt_s
-        words[_FLAGS] = 0
         words[_COUNT] = stamp
-
-    def mark(self, now_s: float, flags: int = 0) -> None:
-        """Give a sign of life between steps, and say what keeps the training loop."""
-        self._words[_WRITTEN] = now_s
-        self._words[_FLAGS] = flags
 
 
 class StepLedgerReader:
@@ -181,8 +164,6 @@ class StepLedgerReader:
             pid=int(words[_PID]),
             newest=self._newest,
             records=records,
-            written_s=words[_WRITTEN],
-            flags=int(words[_FLAGS]),
         )
 
     def _open_newest(self) -> None:

@@ -230,7 +230,7 @@ def _slow_server(results: Results) -> Figure | None:
     scenario = results.scenarios.get("server 0.8")
     if not trail or scenario is None:
         return None
-    figure, axes = _figure("Fig. 14: ND, server 0.8", "s since the start", "T^s per request (s)")
+    figure, axes = _figure("Fig. 14: ND, server 0.8", "s since the start", "T^s per step (s)")
     slow = _slow_node(scenario)
     mine = [sight for sight in trail if sight.node == slow]
     axes.plot([s.at_s for s in mine], [s.server_s for s in mine], color=COLOURS[0], label=slow)

@@ -34,7 +34,10 @@ class WorkerSeen(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class ServerSeen(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One living server; ``server_s`` of its paces is its handler's time per request."""
+    """One living server; ``server_s`` of its paces is its own work for an iteration.
+
+    That is a step of all workers, or without steps one contribution of each.
+    """
 
     node: str
     short: Pace | None = None

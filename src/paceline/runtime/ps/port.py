@@ -53,9 +53,9 @@ class Pulled:
     rows: Mapping[int, Array]
     """Table -> ``[n, dim]``, row i belongs to ids[i] of ``start_pull``. Belongs to the caller."""
     server_s: float = 0.0
-    """T^s: the longest handler time over servers."""
+    """T^s: the longest handler time over servers, without updates and others' answers."""
     message_s: float = 0.0
-    """T^m: round trip minus T^s."""
+    """T^m: round trip minus T^s, and minus what the servers waited for other workers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,9 +25,13 @@ class Pulling:
         self.result: Pulled | None = None
 
     def ask_again(self, split: Split, ticket: int) -> None:
-        """Other servers are asked; what some have answered does not count."""
+        """Other servers are asked; what some have answered does not count, nor the time until now.
+
+        How long the pull had waited for its step is not known of servers that did not answer.
+        """
         self.split, self.ticket = split, ticket
         self.answers.clear()
+        self.start_s = time.perf_counter()
 
     def assemble(self, partition: Partition, servers: Sequence[int]) -> Pulled:
         """Put the answers together."""
@@ -43,5 +47,7 @@ class Pulling:
             values = [np.frombuffer(frame, dtype) for frame in share]
             rows[table] = partition.join_rows(self.split, table, values)
         server_s = max(message.handler_s for message, _ in self.answers.values())
-        message_s = max(0.0, self.done_s - self.start_s - server_s)
+        # Else T^m of whoever is early would be the lateness of the others.
+        waited_s = max(message.waited_s for message, _ in self.answers.values())
+        message_s = max(0.0, self.done_s - self.start_s - waited_s - server_s)
         return Pulled(dense, rows, server_s=server_s, message_s=message_s)

@@ -7,6 +7,7 @@ runs beside it. Never imports torch.
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -80,6 +81,16 @@ EXPORT_BYTES = 32 << 20
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A pull that is not answered."""
+
+    ticket: int
+    ids: Sequence[memoryview]
+    """Per table; they may lie in memory of the worker."""
+    since_s: float
+
+
 class Server:
     """The edge of one server incarnation."""
 
@@ -103,9 +114,12 @@ class Server:
         self.tensors: dict[Key, Gradients] = {}
         #: Where each worker (or the leader) sent its last message from.
         self.route: dict[int, bytes] = {}
-        self.pull_ids: dict[int, Sequence[memoryview]] = {}
+        #: The pulls that `ServerState.waiting` knows.
+        self.asked: dict[int, Asked] = {}
         #: Seconds spent on a worker's messages since its last pull was answered (T^s).
         self.handler_s: dict[int, float] = {}
+        #: Seconds spent on updates and answers, whoever's message they followed from.
+        self.aside_s = 0.0
         self.parting: tuple[Part, Sequence[memoryview]] | None = None
         self.resend_at_s = self.report_at_s = 0.0
         self.reported: tuple[int, int] = (0, -1)
@@ -131,16 +145,20 @@ class Server:
             self._serve(peer, message, frames)
         for order in link.receive():
             self._obey(order)
+        self._hear_peers()
+        self._tick(time.monotonic())
+        self.service.rest(self.state.step)
+
+    def _hear_peers(self) -> None:
         for _, message, _frames in self.peers.poll(0.0):
             if isinstance(message, At):
                 self._do(self.state.at(message))
-        self._tick(time.monotonic())
-        self.service.rest(self.state.step)
+                self._let_go()
 
     # ------------------------------------------------------------------ events
 
     def _serve(self, peer: bytes, message: Data, frames: Sequence[memoryview]) -> None:
-        start_s = time.perf_counter()
+        start_s, aside_s = time.perf_counter(), self.aside_s
         inc = _sender_of(message)
         if not self._admits(peer, inc, message, frames):
             return
@@ -156,19 +174,28 @@ class Server:
             case Ready():
                 self._do(self.state.ready(message))
             case Pull():
-                self.pull_ids[inc] = frames
-                self._do(self.state.pull(message))
-                if inc not in self.state.waiting:  # answered, or refused
-                    self.pull_ids.pop(inc, None)
+                self._take_pull(message, frames)
             case Order():
                 self._do(self.state.order(message))
+                self._let_go()
             case Export():
                 self._export(message)
             case AskMap():
                 self._do(self.state.ask_map(message))
             case _:
                 pass
-        self.handler_s[inc] = self.handler_s.get(inc, 0.0) + time.perf_counter() - start_s
+        # Not what a step costs when this message happens to be the one that completes it.
+        spent_s = time.perf_counter() - start_s - (self.aside_s - aside_s)
+        self.handler_s[inc] = self.handler_s.get(inc, 0.0) + spent_s
+
+    def _take_pull(self, pull: Pull, ids: Sequence[memoryview]) -> None:
+        before, since_s = self.asked.get(pull.inc), time.perf_counter()
+        if before is not None and before.ticket == pull.ticket:  # it came again
+            since_s = before.since_s
+        self.asked[pull.inc] = Asked(pull.ticket, ids, since_s)
+        self._do(self.state.pull(pull))
+        if pull.inc not in self.state.waiting:  # answered, or refused
+            self.asked.pop(pull.inc, None)
 
     def _admits(self, peer: bytes, inc: int, message: Data, frames: Sequence[memoryview]) -> bool:
         """Whether the state machine may see it; it is the one to answer what is out of date."""
@@ -215,6 +242,7 @@ class Server:
                 self.process.stop_requested = True
             case _:
                 _log.warning("a server has no use for %s", type(message).__name__)
+        self._let_go()
 
     def _tick(self, now_s: float) -> None:
         resend = now_s >= self.resend_at_s
@@ -234,6 +262,23 @@ class Server:
                 self.reported, self.report_at_s = now, now_s + REPORT_S
                 self.process.link.send(self.state.progress())
 
+    def _let_go(self) -> None:
+        """Forget fenced workers, pulls that will not be answered, and servers that are gone.
+
+        The ids of a pull may lie in the memory of a process that has ended, and keep it mapped.
+        Not while instructions are under way: an answer among them needs what is dropped here.
+        """
+        state = self.state
+        for inc in self.asked.keys() - state.waiting.keys():
+            del self.asked[inc]
+        for inc in self.route.keys() & state.fenced.keys():
+            del self.route[inc]
+            self.handler_s.pop(inc, None)
+        if state.map is not None:
+            needed = {server.inc for server in state.map.servers} | state.applied_at.keys()
+            for inc in set(self.peers.keys()) - needed:
+                self.peers.disconnect(inc)
+
     # ------------------------------------------------------------------ instructions
 
     def _do(self, instructions: Sequence[Instruction]) -> None:
@@ -247,18 +292,25 @@ class Server:
                     self.process.link.send(message)
                 case Keep(key):
                     self._keep(key)
-                case Apply(keys, factor):
-                    self._apply(keys, factor)
+                case Apply() | AnswerPull():
+                    start_s = time.perf_counter()
+                    self._update_or_answer(instruction)
+                    self.aside_s += time.perf_counter() - start_s
                 case Forget(keys):
                     for key in keys:
                         self.tensors.pop(key)
-                case AnswerPull(pull):
-                    self._answer(pull)
                 case CopyState(copied):
                     assert self.store is not None
                     self.writer.copy(copied, self.store)
                 case Load() | MakeRoom() | SendBuckets() | Remapped():
                     self._change_share(instruction)
+
+    def _update_or_answer(self, instruction: Apply | AnswerPull) -> None:
+        match instruction:
+            case Apply(keys, factor):
+                self._apply(keys, factor)
+            case AnswerPull(pull):
+                self._answer(pull)
 
     def _change_share(self, instruction: Load | MakeRoom | SendBuckets | Remapped) -> None:
         match instruction:
@@ -305,15 +357,17 @@ class Server:
     def _apply(self, keys: Sequence[Key], factor: float) -> None:
         assert self.store is not None
         self.store.apply([self.tensors.pop(key) for key in keys], factor)
+        if self.state.synchronous:
+            self.service.round_done()
 
     def _answer(self, pull: Pull) -> None:
         start_s = time.perf_counter()
-        asked, peer = self.pull_ids.pop(pull.inc, ()), self.route.get(pull.inc)
-        if peer is None or self.store is None:
+        asked, peer = self.asked.pop(pull.inc, None), self.route.get(pull.inc)
+        if asked is None or peer is None or self.store is None:
             return
         dense = self.store.dense() if pull.dense else {}
         frames = [self._copied(peer, values) for values in dense.values()]
-        for table, ids in zip(pull.tables, asked, strict=True):
+        for table, ids in zip(pull.tables, asked.ids, strict=True):
             frames.append(self._rows(peer, table, np.frombuffer(ids, np.int64)))
         spent_s = self.handler_s.pop(pull.inc, 0.0) + time.perf_counter() - start_s
         answer = Pulled(
@@ -326,11 +380,13 @@ class Server:
             applied=self.state.applied,
             slice=self.state.next_slice(pull.feed),
             handler_s=spent_s,
+            waited_s=start_s - asked.since_s,
             dense=tuple(dense),
         )
         self.data.send(peer, answer, frames)
-        if pull.dense or pull.tables:  # the others only ask how far the job is
-            self.service.answered()
+        # Without tensors it only asks how far the job is.
+        if not self.state.synchronous and (pull.dense or pull.tables):
+            self.service.round_done()
 
     def _copied(self, peer: bytes, values: Array) -> memoryview:
         """A copy, made where it is sent from: the next update may change the original."""
@@ -389,7 +445,7 @@ class Server:
         self.store = self.arriving = None
         self._stop_sending()
         self.tensors.clear()
-        self.pull_ids.clear()
+        self.asked.clear()
 
     def _connect(self, server_map: ServerMap) -> None:
         for server in server_map.servers:

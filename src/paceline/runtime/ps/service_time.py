@@ -1,4 +1,7 @@
-"""How long a server works for one request of a worker: its own T^s, noted in the step ledger.
+"""How long a server works for one round: its own T^s, noted in the step ledger.
+
+A *round* is a step of the job where all workers have one in common (bsp), however many pulls each
+of them needs for it; else one worker's request (asp, ssp).
 
 Reference: AntDT, section V-D (application state of a server).
 """
@@ -9,7 +12,7 @@ from collections.abc import Callable
 from paceline.wire.step_ledger import StepLedgerWriter
 
 NOTE_S = 0.05
-"""Requests of so long make one record: cheap, however many workers ask."""
+"""Rounds of so long make one record: cheap, however many workers ask."""
 
 
 class ServiceTime:
@@ -25,7 +28,7 @@ class ServiceTime:
         self._ledger, self._clock = ledger, clock
         self._patience_s = patience_s
         self._busy_s = 0.0
-        self._requests = 0
+        self._rounds = 0
         self._noted_s = self._waiting_s = self._working_s = clock()
 
     def wait(self) -> None:
@@ -40,24 +43,24 @@ class ServiceTime:
         self._working_s = self._clock()
         self._busy_s += max(0.0, self._working_s - self._waiting_s - self._patience_s)
 
-    def answered(self) -> None:
-        """A worker's pull was answered: all that it asked for in its step is done."""
-        self._requests += 1
+    def round_done(self) -> None:
+        """A step is in the model; asp, ssp: a worker's pull was answered."""
+        self._rounds += 1
 
     def rest(self, step: int) -> None:
-        """All that had arrived is handled; ``step`` is the newest in the model."""
+        """All that had arrived is handled; ``step``: the newest in the model, 0 without steps."""
         now_s = self._clock()
         self._busy_s += now_s - self._working_s
-        if not self._requests or now_s - self._noted_s < NOTE_S:
+        if not self._rounds or now_s - self._noted_s < NOTE_S:
             return
         self._ledger.write(
             step=step,
             t_start_s=self._noted_s,
             bpt_s=now_s - self._noted_s,
             compute_s=0.0,
-            server_s=self._busy_s / self._requests,
+            server_s=self._busy_s / self._rounds,
             message_s=0.0,
             wait_s=max(0.0, now_s - self._noted_s - self._busy_s),
-            samples=self._requests,
+            samples=self._rounds,
         )
-        self._noted_s, self._busy_s, self._requests = now_s, 0.0, 0
+        self._noted_s, self._busy_s, self._rounds = now_s, 0.0, 0

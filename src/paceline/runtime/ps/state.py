@@ -226,6 +226,11 @@ class ServerState:
         """Whether the map is one without this server."""
         return self.map is not None and self.map.index(self.inc) < 0
 
+    @property
+    def synchronous(self) -> bool:
+        """Whether the job has steps."""
+        return self.mode == "bsp"
+
     # ------------------------------------------------------------------ epochs
 
     def restore(self, message: Restore) -> list[Instruction]:
@@ -400,6 +405,7 @@ class ServerState:
         for inc, position in message.fenced:
             if self.map is not None and position <= self.position:
                 self.fenced[inc] = position
+                self.waiting.pop(inc, None)
                 done += self._forget([key for key in self.parts if key[0] == inc])
         at = At(epoch_no=self.epoch_no, server=self.inc, position=self.position)
         return [*done, Tell(message.leader, at)]
