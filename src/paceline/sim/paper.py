@@ -39,7 +39,7 @@ TIMES_ND: dict[tuple[str, str, str], float] = {
     ("server 0.8", "bsp", "LB-BSP"): 1 / (1 - 0.51),
     ("worker 0.8", "asp", "ASP-DDS"): 1.16,
     ("worker 0.8", "asp", "ASP"): 4.25,
-    ("server 0.8", "asp", "ASP-DDS"): 2.0,
+    ("server 0.8", "asp", "ASP"): 2.0,
     ("fleet", "bsp", "BSP"): 1 / (1 - 0.265),
     ("fleet", "bsp", "backup workers"): 1 / (1 - 0.10),
     ("fleet", "bsp", "LB-BSP"): 1 / (1 - 0.08),
