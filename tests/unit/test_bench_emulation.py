@@ -12,8 +12,10 @@ from paceline.cli.stragglers.beside import markdown_beside
 from paceline.cli.stragglers.emulation import Emulated, Life, diaries, started_s
 from paceline.cli.stragglers.emulations import Beside, Calibration, Emulations
 from paceline.cli.stragglers.scaled import SAMPLES, Size, preset_of, presets, scaled
+from paceline.cli.stragglers.tables import published
 from paceline.sim.methods import AUTO, ND, lengths_of
 from paceline.sim.outcome import Outcome
+from paceline.sim.paper import JCT_S
 from paceline.sim.patterns import Persistent
 from paceline.sim.presets import Scale, worker_stragglers
 from paceline.sim.results import Run
@@ -98,6 +100,20 @@ def test_presets_keep_times_and_stragglers_at_every_size(name: str) -> None:
         persistent = [p for p in scenario.patterns if isinstance(p, Persistent)]
         assert persistent
         assert all(node < counts[p.role] for p in persistent for node in p.nodes)
+
+
+def test_the_papers_column_is_at_the_scale_that_the_note_says() -> None:
+    preset = presets(Size(scale=Scale(time=0.2, steps=0.1)))["worst"]
+    scenario = preset.experiments[0].draw(0)
+    results = Emulations(
+        clock="emulated", preset="p", version="", commit="", command="", started=""
+    )
+    results.scenarios[scenario.name] = scenario
+    theirs_s = published(results, scenario.name, "bsp", "BSP")
+    assert theirs_s == pytest.approx(JCT_S["worker 0.8", "BSP"] * 0.2 * 0.1)
+    (note,) = preset.notes
+    assert "time x 0.2, iterations x 0.1; the paper's times, " in note
+    assert "are multiplied by both" in note
 
 
 def test_periods_shrink_with_the_job() -> None:

@@ -118,8 +118,8 @@ def presets(size: Size) -> dict[str, Preset]:
     ]
     note = (
         f"Scaled: {about}, time x {size.scale.time:g}, iterations x {size.scale.steps:g}; the "
-        "paper's column is at its own scale. Job completion times count from the first step to the "
-        "last, without the start of processes."
+        f"paper's times, of {WORKERS} workers and {SERVERS} servers, are multiplied by both. Job "
+        "completion times count from the first step to the last, without the start of processes."
     )
     return {each.name: msgspec.structs.replace(each, notes=(note,)) for each in every}
 
