@@ -224,6 +224,27 @@ def test_every_preset_draws_its_scenarios(tmp_path: Path) -> None:
             solution_of(planned.method, scenario)
 
 
+@pytest.mark.parametrize("name", ["families", "pai"])
+def test_auto_is_held_against_every_synchronous_method(name: str, tmp_path: Path) -> None:
+    experiments = presets(tmp_path)[name].experiments
+    solutions = {each.solution for e in experiments for each in e.methods}
+    assert solutions == {"none", "backup_workers", "lb_bsp", "nd", "partial", "auto"}
+
+
+def test_a_label_is_one_method_and_those_of_the_paper_are_run(tmp_path: Path) -> None:
+    experiments = [e for preset in presets(tmp_path).values() for e in preset.experiments]
+    methods = {each.label: each for e in experiments for each in e.methods}
+    assert all(methods[each.label] == each for e in experiments for each in e.methods)
+    rows = {
+        (scenario.name, scenario.mode, each.label)
+        for e in experiments
+        if not isinstance(e.draw, partial) or e.draw.func is not pai.draw
+        for scenario in (e.draw(0),)
+        for each in e.methods
+    }
+    assert set(paper.TIMES_ND) <= rows
+
+
 def test_an_unknown_preset_is_refused_with_those_that_there_are() -> None:
     with pytest.raises(ConfigError, match=r"no preset 'tabel3'; there are .*table3.*pai"):
         preset_of("tabel3")

@@ -11,6 +11,7 @@ from paceline.sim.methods import (
     ASP_DDS,
     ASYNCHRONOUS,
     AUTO,
+    BACKUP,
     BACKUP_TENTH,
     BSP,
     DD,
@@ -19,6 +20,7 @@ from paceline.sim.methods import (
     ND,
     ND_OWN,
     OVER_TIME,
+    PARTIAL,
     SSP,
     SYNCHRONOUS,
 )
@@ -39,8 +41,10 @@ from paceline.sim.presets import (
 from paceline.sim.results import Method
 from paceline.sim.scenarios import Scenario
 
-ONE_JOB = (BSP, BACKUP_TENTH, LB_BSP, ND, ND_OWN, AUTO)
+ANY_SIZE = (BSP, BACKUP_TENTH, LB_BSP, ND, ND_OWN, PARTIAL, AUTO)
 """For synchronous jobs of other sizes than the paper's."""
+PAPER_SIZE = (BACKUP, *ANY_SIZE)
+"""For synchronous jobs of the paper's size but with other patterns."""
 WORST = 0.8
 """The intensity of Figures 10 and 11."""
 
@@ -154,7 +158,7 @@ def _on_other_patterns() -> list[Preset]:
         Preset(
             name="families",
             about="five families of patterns in BSP, on the seeds that solutions are judged on",
-            experiments=tuple(_families("bsp", ONE_JOB)),
+            experiments=tuple(_families("bsp", PAPER_SIZE)),
             repeat=20,
             first_seed=families.FIRST_EVALUATION_SEED,
         ),
@@ -177,7 +181,7 @@ def _in_production() -> list[Preset]:
             experiments=tuple(
                 Experiment(draw=partial(production.fleet, mode), methods=methods)
                 for mode, methods in (
-                    ("bsp", ONE_JOB),
+                    ("bsp", ANY_SIZE),
                     ("asp", (ASP, ASP_DDS, ND, ND_OWN, AUTO)),
                 )
             ),
@@ -208,7 +212,7 @@ def _pai(data: Path) -> Preset:
         experiments=tuple(
             Experiment(
                 draw=partial(pai.draw, data, job, "bsp"),
-                methods=(BSP, BACKUP_TENTH, LB_BSP, ND, ND_OWN, AUTO),
+                methods=ANY_SIZE,
             )
             for job in pai.JOBS
         ),

@@ -41,7 +41,7 @@ TIMES_ND: dict[tuple[str, str, str], float] = {
     ("worker 0.8", "asp", "ASP"): 4.25,
     ("server 0.8", "asp", "ASP"): 2.0,
     ("fleet", "bsp", "BSP"): 1 / (1 - 0.265),
-    ("fleet", "bsp", "backup workers"): 1 / (1 - 0.10),
+    ("fleet", "bsp", "backup workers (a tenth)"): 1 / (1 - 0.10),
     ("fleet", "bsp", "LB-BSP"): 1 / (1 - 0.08),
     ("fleet", "asp", "ASP"): 1.41,
     ("fleet", "asp", "ASP-DDS"): 1.175,
