@@ -1,8 +1,13 @@
 """Markdown of results that were made up, so that every number is known."""
 
 import re
+from pathlib import Path
+
+import pytest
 
 from paceline.cli.stragglers.tables import markdown
+from paceline.sim.catalogue import presets
+from paceline.sim.experiments import FIRST_EVALUATION_SEED
 from paceline.sim.outcome import Outcome
 from paceline.sim.results import Method, Results, Run
 
@@ -48,3 +53,24 @@ def test_the_papers_factor_with_a_slow_server_in_asp_is_against_an_even_partitio
     text = markdown(results)
     assert row_of(text, "server 0.8, asp: ASP") == ["3.00", "2.00"]
     assert "server 0.8, asp: ASP-DDS" not in text
+
+
+@pytest.mark.parametrize(
+    ("first_seed", "said"),
+    [
+        (0, "Seeds 0 to 1: development seeds"),
+        (FIRST_EVALUATION_SEED - 1, "Seeds 4999 to 5000: in part development seeds"),
+        (FIRST_EVALUATION_SEED, "Seeds 5000 to 5001: held out"),
+    ],
+)
+def test_the_page_says_which_seeds_were_run_and_whether_they_are_held_out(
+    first_seed: int, said: str
+) -> None:
+    results = results_of({("a", "bsp", "BSP"): [1.0, 2.0]}, first_seed=first_seed)
+    assert said in markdown(results)
+
+
+def test_solutions_are_judged_on_held_out_seeds(tmp_path: Path) -> None:
+    judging = {"families", "families-asp", "pai"}
+    firsts = {each.first_seed for each in presets(tmp_path).values() if each.name in judging}
+    assert firsts == {FIRST_EVALUATION_SEED}

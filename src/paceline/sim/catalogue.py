@@ -5,7 +5,7 @@ from pathlib import Path
 
 from paceline.base.errors import ConfigError
 from paceline.sim import families, pai, production
-from paceline.sim.experiments import Experiment, Preset
+from paceline.sim.experiments import FIRST_EVALUATION_SEED, Experiment, Preset
 from paceline.sim.methods import (
     ASP,
     ASP_DDS,
@@ -160,14 +160,14 @@ def _on_other_patterns() -> list[Preset]:
             about="five families of patterns in BSP, on the seeds that solutions are judged on",
             experiments=tuple(_families("bsp", PAPER_SIZE)),
             repeat=20,
-            first_seed=families.FIRST_EVALUATION_SEED,
+            first_seed=FIRST_EVALUATION_SEED,
         ),
         Preset(
             name="families-asp",
             about="the same in ASP",
             experiments=tuple(_families("asp", ASYNCHRONOUS)),
             repeat=20,
-            first_seed=families.FIRST_EVALUATION_SEED,
+            first_seed=FIRST_EVALUATION_SEED,
         ),
     ]
 
@@ -217,7 +217,7 @@ def _pai(data: Path) -> Preset:
             for job in pai.JOBS
         ),
         repeat=20,
-        first_seed=families.FIRST_EVALUATION_SEED,
+        first_seed=FIRST_EVALUATION_SEED,
     )
 
 

@@ -18,6 +18,10 @@ from paceline.sim.scenarios import Scenario
 from paceline.sim.steering import Steering
 from paceline.sim.synchronous import Synchronous
 
+FIRST_EVALUATION_SEED = 5_000
+"""Solutions are judged on seeds from here on. Those before are of development: on some of them
+parameters were chosen, or looked at."""
+
 
 class Experiment(msgspec.Struct, frozen=True, kw_only=True):
     """Methods that are compared on the same jobs."""

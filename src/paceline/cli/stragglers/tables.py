@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from paceline.sim import paper
+from paceline.sim.experiments import FIRST_EVALUATION_SEED
 from paceline.sim.results import CLOCKS, Results, Run, mean_s
 
 OURS = ("auto", "ND", "ND, own windows", "DD")
@@ -22,6 +23,7 @@ def markdown(results: Results) -> str:
         f"# Stragglers: {results.preset}",
         f"**{CLOCKS[results.clock]}** paceline {results.version} ({results.commit}), "
         f"{results.started}; `{results.command}`.",
+        _seeds(results),
         *results.notes,
         _jcts(results),
         _margins(results),
@@ -30,6 +32,22 @@ def markdown(results: Results) -> str:
         _management(results),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _seeds(results: Results) -> str:
+    """Which were run, and whether anything was chosen on them."""
+    seeds = {run.seed for run in results.runs}
+    if not seeds:
+        return ""
+    first, last = min(seeds), max(seeds)
+    which = f"Seed {first}" if first == last else f"Seeds {first} to {last}"
+    if first >= FIRST_EVALUATION_SEED:
+        return f"{which}: held out, nothing was chosen on them."
+    part = "" if last < FIRST_EVALUATION_SEED else "in part "
+    return (
+        f"{which}: {part}development seeds (below {FIRST_EVALUATION_SEED}); what is held out begins "
+        f"with `--seed {FIRST_EVALUATION_SEED}`."
+    )
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
