@@ -1,6 +1,7 @@
 """Presets, their fit to the paper's BSP column, steering, and what is shown of results."""
 
 import gzip
+import importlib.metadata
 import re
 from functools import partial
 from pathlib import Path
@@ -11,10 +12,15 @@ from typer.testing import CliRunner
 
 from paceline.base.errors import ConfigError
 from paceline.cli.main import app
+from paceline.cli.stragglers import scaled
 from paceline.cli.stragglers.figures import draw
 from paceline.cli.stragglers.tables import markdown
 from paceline.policy.stats.history import PAPER, Lengths
+from paceline.policy.straggler import registry
+from paceline.policy.straggler.actions import AnyAction, KillRestart
+from paceline.policy.straggler.observation import Observation
 from paceline.policy.straggler.registry import solution
+from paceline.policy.straggler.solution import Solution
 from paceline.sim import families, pai, paper, production
 from paceline.sim.catalogue import always, preset_of, presets
 from paceline.sim.costs import Traffic
@@ -262,6 +268,42 @@ def test_methods_are_chosen_by_label_or_solution() -> None:
     assert nd == {"ND", "ND, own windows"}
 
 
+class Mine(Solution, frozen=True):
+    """A solution of a user."""
+
+    every_s: float = 40.0
+
+    def decide(self, seen: Observation) -> list[AnyAction]:
+        slow = max(seen.servers, key=lambda server: server.short.server_s if server.short else 0.0)
+        return [KillRestart(node=slow.node, reason="the slowest")] if not slow.restarts else []
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package that declares a solution."""
+    entry = importlib.metadata.EntryPoint("mine", f"{__name__}:Mine", registry.GROUP)
+    entries = importlib.metadata.EntryPoints([entry])
+    monkeypatch.setattr(importlib.metadata, "entry_points", entries.select)
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_solution_of_an_installed_package_is_one_more_method() -> None:
+    scenario = server_straggler(0.8, "bsp", SCALED)
+    preset = Preset(name="test", about="", experiments=(each(scenario),))
+    planned = preset.runs(range(1), frozenset({"mine", "auto"}))
+    runs = {run.method: run.outcome for _, _, run in run_all(planned, 0)}
+    assert runs.keys() == {"auto", "mine"}
+    assert "KillRestart" in {one.action for one in runs["mine"].acted}
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_solution_from_outside_is_asked_as_often_as_a_scaled_job_needs() -> None:
+    preset = scaled.presets(scaled.Size(scale=SCALED))["worst"]
+    methods = [one.method for one in preset.runs(range(1), frozenset({"mine"}))]
+    assert [each.label for each in methods] == ["mine", "mine"]
+    assert [each.parameters["every_s"] for each in methods] == pytest.approx([0.4, 0.4])
+
+
 def test_runs_are_the_same_in_several_processes() -> None:
     experiments = tuple(
         Experiment(draw=partial(always, scenario=kind(0.8, "bsp", SCALED)), methods=(BSP, AUTO))
@@ -374,10 +416,12 @@ def test_the_command_names_its_presets() -> None:
     assert {line.split()[0] for line in done.stdout.splitlines()} >= {"paper", "table3", "pai"}
 
 
-def test_a_method_that_a_preset_does_not_have_is_refused() -> None:
-    done = CliRunner().invoke(app, ["sim", "stragglers", "dd", "--solution", "lb-bsp"])
+def test_what_is_neither_a_method_nor_a_solution_is_refused_whatever_else_is_asked_for() -> None:
+    options = ["--solution", "lb-bsp", "--solution", "DD"]
+    done = CliRunner().invoke(app, ["sim", "stragglers", "dd", *options])
     assert done.exit_code == 2
-    assert "it has DD, DDP, LB-BSP, auto" in done.output
+    assert "no method 'lb-bsp'; it has DD, DDP, LB-BSP, auto; and any solution" in done.output
+    assert ", lb_bsp, " in done.output
 
 
 # ------------------------------------------------------------------------- dedicated clusters

@@ -32,7 +32,10 @@ def stragglers(
     repeat: Annotated[int, typer.Option(help="Seeds from there on.", min=1)] = 1,
     solution: Annotated[
         list[str] | None,
-        typer.Option(help="Methods to run, by label or solution; again for more. Default: all."),
+        typer.Option(
+            help="What to run: a method's label, or any solution; again for more. Default: all "
+            "methods of the preset."
+        ),
     ] = None,
     workers: Annotated[int, typer.Option(help="Processes that train.", min=2)] = 20,
     servers: Annotated[int, typer.Option(help="Processes that hold the model.", min=1)] = 8,

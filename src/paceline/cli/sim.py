@@ -37,7 +37,10 @@ def stragglers(
     ] = None,
     solution: Annotated[
         list[str] | None,
-        typer.Option(help="Methods to run, by label or solution; again for more. Default: all."),
+        typer.Option(
+            help="What to run: a method's label, or any solution; again for more. Default: all "
+            "methods of the preset."
+        ),
     ] = None,
     data: Annotated[
         Path | None, typer.Option(help="Directory of measured batch times (preset pai).")

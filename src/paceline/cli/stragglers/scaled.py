@@ -84,10 +84,11 @@ def _experiments(
     for kind in (worker_stragglers, server_straggler):
         for intensity in intensities:
             scenario = shrunk(kind(intensity, mode, size.scale), size)
-            of_this = tuple(scaled(method, scenario, size.scale.steps) for method in methods)
+            fit = partial(scaled, scenario=scenario, steps=size.scale.steps)
             draw = partial(always, scenario=scenario)
             trails = OVER_TIME if intensity == WORST else ()
-            found.append(Experiment(draw=draw, methods=of_this, trails=trails))
+            of_this = tuple(map(fit, methods))
+            found.append(Experiment(draw=draw, methods=of_this, trails=trails, fit=fit))
     return found
 
 
