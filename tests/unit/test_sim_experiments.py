@@ -137,9 +137,22 @@ def test_every_node_of_a_traced_job_is_as_slow_as_measured(tmp_path: Path) -> No
 def test_what_is_no_trace_is_refused_with_its_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"job_1_norm\.csv\.gz is not there"):
         pai.read(tmp_path / "job_1_norm.csv.gz")
-    (tmp_path / "job_1_norm.csv.gz").write_bytes(b"no gzip")
-    with pytest.raises(ConfigError, match="no trace of mini-batch times"):
-        pai.read(tmp_path / "job_1_norm.csv.gz")
+    path = tmp_path / "job_1_norm.csv.gz"
+    write_trace(tmp_path, "0,0,25,1,100\n" * 1_000)
+    whole = path.read_bytes()
+    garbled = whole[:20] + bytes(byte ^ 255 for byte in whole[20:])
+    write_trace(tmp_path, "")
+    header = path.read_bytes()
+    for content in (b"no gzip", whole[:-20], garbled, header):
+        path.write_bytes(content)
+        with pytest.raises(ConfigError, match=r"job_1_norm\.csv\.gz is no trace of mini-batch"):
+            pai.read(path)
+
+
+def test_every_trace_is_read_before_the_first_job(tmp_path: Path) -> None:
+    write_trace(tmp_path, "0,0,25,1,100\n")
+    with pytest.raises(ConfigError, match=r"job_2_norm\.csv\.gz is not there; --data names"):
+        preset_of("pai", tmp_path)
 
 
 # ------------------------------------------------------------------------- steering
@@ -408,6 +421,39 @@ def test_the_command_writes_table_json_and_figures(
     ]
     assert written.clock == "virtual"
     assert (plots / "fig10_jct_bsp.png").stat().st_size > 1_000
+
+
+@pytest.mark.parametrize("command", ["sim", "bench"])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--json", "missing/out.json"), r"make the directory missing first"),
+        (("--json", "."), r"--json . is a directory"),
+        (("--plots", "file"), r"--plots file cannot be made \(File exists\)"),
+        (("--plots", "file/in"), r"--plots file/in cannot be made \(Not a directory\)"),
+        (("--seed", "-1"), "'--seed'"),
+    ],
+)
+def test_what_would_fail_at_the_end_is_refused_before_anything_runs(
+    command: str,
+    options: tuple[str, str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").touch()
+    monkeypatch.setattr("paceline.sim.experiments.Preset.runs", lambda *_: pytest.fail("it runs"))
+    done = CliRunner().invoke(app, [command, "stragglers", "fig10", *options])
+    assert done.exit_code == 2
+    assert re.search(message, done.output), done.output
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_cost_that_would_be_passed_over_is_refused() -> None:
+    done = CliRunner().invoke(app, ["sim", "stragglers", "fig18", "--action-ms", "2"])
+    assert done.exit_code == 2
+    assert "--action-ms 2 does nothing alone; give --ledger-call-us, too" in done.output
 
 
 def test_the_command_names_its_presets() -> None:

@@ -28,7 +28,7 @@ def stragglers(
     preset: Annotated[str, typer.Argument(help="See --list.")] = "worst",
     *,
     list_: Annotated[bool, typer.Option("--list", help="Name the presets and leave.")] = False,
-    seed: Annotated[int, typer.Option(help="First seed.")] = 0,
+    seed: Annotated[int, typer.Option(help="First seed.", min=0)] = 0,
     repeat: Annotated[int, typer.Option(help="Seeds from there on.", min=1)] = 1,
     solution: Annotated[
         list[str] | None,
@@ -55,6 +55,7 @@ def stragglers(
     Master, agents, workers, servers and messages are real. Computation is emulated by calibrated
     sleeps, so that many workers fit on few cores.
     """
+    from paceline.cli.stragglers.command import check_outputs
     from paceline.cli.stragglers.scaled import Size, preset_of, presets
     from paceline.sim.presets import Scale
 
@@ -64,6 +65,7 @@ def stragglers(
             print(f"{each.name:10} {each.about}")
         return
     chosen = preset_of(preset, size)
+    check_outputs(json, plots)
     results = _run(chosen, range(seed, seed + repeat), frozenset(solution or ()), json)
     _show(results, json, plots)
 

@@ -225,14 +225,17 @@ def preset_of(name: str, data: Path | None = None) -> Preset:
     """A preset by name.
 
     Raises:
-        ConfigError: there is none, or it needs data.
+        ConfigError: there is none, or it needs data that is not there.
     """
     known = presets(data)
-    if name == "pai" and data is None:
-        raise ConfigError(
-            "preset pai reads measured batch times: --data names the directory with the files "
-            "job_*_norm.csv.gz of github.com/alibaba/clusterdata"
-        )
+    if name == "pai":
+        if data is None:
+            raise ConfigError(
+                "preset pai reads measured batch times: --data names the directory with the files "
+                "job_*_norm.csv.gz of github.com/alibaba/clusterdata"
+            )
+        for job in pai.JOBS:
+            pai.read(pai.file_of(data, job))
     if name not in known:
         raise ConfigError(f"no preset {name!r}; there are {', '.join([*known, 'pai'])}")
     return known[name]

@@ -45,8 +45,8 @@ def _seeds(results: Results) -> str:
         return f"{which}: held out, nothing was chosen on them."
     part = "" if last < FIRST_EVALUATION_SEED else "in part "
     return (
-        f"{which}: {part}development seeds (below {FIRST_EVALUATION_SEED}); what is held out begins "
-        f"with `--seed {FIRST_EVALUATION_SEED}`."
+        f"{which}: {part}development seeds (below {FIRST_EVALUATION_SEED}); for held-out ones give "
+        f"`--seed {FIRST_EVALUATION_SEED}`."
     )
 
 
