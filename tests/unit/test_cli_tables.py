@@ -3,8 +3,10 @@
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from paceline.cli.stragglers.pairs import interval, student
 from paceline.cli.stragglers.tables import markdown
 from paceline.sim.catalogue import presets
 from paceline.sim.experiments import FIRST_EVALUATION_SEED
@@ -74,3 +76,33 @@ def test_solutions_are_judged_on_held_out_seeds(tmp_path: Path) -> None:
     judging = {"families", "families-asp", "pai"}
     firsts = {each.first_seed for each in presets(tmp_path).values() if each.name in judging}
     assert firsts == {FIRST_EVALUATION_SEED}
+
+
+# ------------------------------------------------------------------------- paired
+
+
+@pytest.mark.parametrize(
+    ("freedom", "quantile"), [(4, 2.7764), (9, 2.2622), (19, 2.0930), (29, 2.0452)]
+)
+def test_quantiles_of_students_t_are_those_of_the_tables(freedom: int, quantile: float) -> None:
+    assert student(freedom) == pytest.approx(quantile, rel=1e-3)
+
+
+@pytest.mark.parametrize("count", [5, 20])
+def test_an_interval_has_the_mean_in_95_of_100_cases(count: int) -> None:
+    rng = np.random.default_rng(0)
+    found = [interval(rng.normal(0.9, 0.1, count).tolist()) for _ in range(4_000)]
+    assert np.mean([low <= 0.9 <= high for _, low, high in found]) == pytest.approx(0.95, abs=0.01)
+
+
+def paired(ours_s: list[float], others_s: list[float]) -> list[str]:
+    results = results_of({("a", "bsp", "BSP"): others_s, ("a", "bsp", "auto"): ours_s})
+    return row_of(markdown(results), "a, bsp: BSP")
+
+
+def test_a_ratio_is_called_below_1_from_20_seeds_on() -> None:
+    ours_s = [90.0, 92.0] * 10
+    assert paired(ours_s, [100.0] * 20) == ["20", "0.910", "0.905 to 0.915", "yes"]
+    assert paired(ours_s[:19], [100.0] * 20)[-1] == ""
+    assert paired([95.0, 105.0] * 10, [100.0] * 20)[-1] == "no"
+    assert paired([100.0] * 20, [100.0] * 20)[-1] == "no"

@@ -375,7 +375,7 @@ def test_margins_are_those_of_the_runs_beside_the_published_ones(results: Result
 
 def test_auto_is_paired_with_the_others_by_seed(results: Results) -> None:
     text = markdown(results)
-    assert re.search(r"\| worker 0.8, bsp: BSP \| 5 \| 0\.\d+ \| 0\.\d+ to 0\.\d+ \| yes \|", text)
+    assert re.search(r"\| worker 0.8, bsp: BSP \| 5 \| 0\.\d+ \| 0\.\d+ to 0\.\d+ \|  \|", text)
 
 
 def test_figures_are_drawn_for_what_there_is(results: Results, tmp_path: Path) -> None:

@@ -4,17 +4,13 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 
-import numpy as np
-
+from paceline.cli.stragglers.pairs import ENOUGH_SEEDS, pair
 from paceline.sim import paper
 from paceline.sim.experiments import FIRST_EVALUATION_SEED
 from paceline.sim.results import CLOCKS, Results, Run, mean_s
 
 OURS = ("auto", "ND", "ND, own windows", "DD")
 """Methods that the others are held against."""
-RESAMPLES = 10_000
-ENOUGH_SEEDS = 5
-"""Intervals of fewer say nothing."""
 
 
 def markdown(results: Results) -> str:
@@ -150,35 +146,23 @@ def _paired(results: Results) -> str:
     """`auto` against each other method, over the same seeds."""
     rows = []
     for scenario, mode, other in results.rows():
-        ratios = _ratios(results.of(scenario, mode, "auto"), results.of(scenario, mode, other))
-        if other == "auto" or len(ratios) < ENOUGH_SEEDS:
+        found = pair(results, scenario, mode, other)
+        if other == "auto" or found is None:
             continue
-        low, high = _interval(ratios)
         rows.append(
             [
                 f"{scenario}, {mode}: {other}",
-                f"{len(ratios)}",
-                f"{statistics.mean(ratios):.3f}",
-                f"{low:.3f} to {high:.3f}",
-                "yes" if high < 1.0 else "no",
+                f"{found.seeds}",
+                f"{found.mean:.3f}",
+                f"{found.low:.3f} to {found.high:.3f}",
+                {True: "yes", False: "no", None: ""}[found.below_1],
             ]
         )
     if not rows:
         return ""
     head = ("auto against", "seeds", "mean JCT ratio", "95 % interval", "below 1")
-    text = f"Intervals of the mean by bootstrap ({RESAMPLES:,} resamples of the seeds)."
+    text = f"Intervals of the mean by Student's t; fewer than {ENOUGH_SEEDS} seeds decide nothing."
     return f"## auto, paired by seed\n\n{text}\n\n" + _table(head, rows)
-
-
-def _ratios(ours: list[Run], others: list[Run]) -> list[float]:
-    times_s = {run.seed: run.outcome.jct_s for run in others}
-    return [run.outcome.jct_s / times_s[run.seed] for run in ours if run.seed in times_s]
-
-
-def _interval(values: Sequence[float]) -> tuple[float, float]:
-    draws = np.random.default_rng(0).choice(values, (RESAMPLES, len(values)))
-    low, high = np.percentile(draws.mean(axis=1), (2.5, 97.5))
-    return float(low), float(high)
 
 
 # ------------------------------------------------------------------------------ restarts
