@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from paceline.base.errors import ConfigError
 from paceline.cli.main import app
-from paceline.cli.stragglers.beside import markdown_beside
+from paceline.cli.stragglers.beside import goals_beside, markdown_beside
 from paceline.cli.stragglers.emulation import Emulated, Life, diaries, started_s
 from paceline.cli.stragglers.emulations import Beside, Calibration, Emulations
 from paceline.cli.stragglers.scaled import SAMPLES, Size, preset_of, presets, scaled
@@ -144,6 +144,26 @@ def test_real_runs_stand_beside_simulated_ones_with_both_ranks() -> None:
     assert "| a, bsp | ND | 50.0 | 40.0 | 1.250 | 2 / 1 | 2 |" in text
     assert "| a, bsp | auto | 45.0 | 45.0 | 1.000 | 1 / 2 | 0 |" in text
     assert "50 ms, 25%, of an undisturbed bsp step of 200 ms: too much, raise --time-scale" in text
+
+
+def test_the_simulator_is_to_foresee_ranks_and_times() -> None:
+    results = Emulations(
+        clock="emulated", preset="p", version="", commit="", command="", started=""
+    )
+    results.beside = [
+        Beside(real=ran("BSP", 90.0), simulated=ran("BSP", 100.0), refused=0),
+        Beside(real=ran("ND", 50.0), simulated=ran("ND", 40.0), refused=0),
+        Beside(real=ran("auto", 45.0), simulated=ran("auto", 45.0), refused=0),
+    ]
+    found = {goal.what: (pytest.approx(goal.measured), goal.met) for goal in goals_beside(results)}
+    assert found == {
+        "a, bsp: methods in the same rank as simulated, share": (1 / 3, False),
+        "a, bsp, BSP: real / simulated": (0.9, True),
+        "a, bsp, ND: real / simulated": (1.25, False),
+        "a, bsp, auto: real / simulated": (1.0, True),
+    }
+    results.beside[1] = Beside(real=ran("ND", 50.0), simulated=ran("ND", 50.0), refused=0)
+    assert all(goal.met for goal in goals_beside(results))
 
 
 def test_the_command_names_its_presets_and_refuses_others() -> None:

@@ -6,12 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from paceline.cli.stragglers.goals import Goal, goals_of, markdown_goals
 from paceline.cli.stragglers.pairs import interval, student
 from paceline.cli.stragglers.tables import markdown
 from paceline.sim.catalogue import presets
 from paceline.sim.experiments import FIRST_EVALUATION_SEED
 from paceline.sim.outcome import Outcome
 from paceline.sim.results import Method, Results, Run
+from tests.simulated import NOISY, changed
 
 Jcts = dict[tuple[str, str, str], list[float]]
 
@@ -21,6 +23,7 @@ def results_of(jcts_s: Jcts, *, first_seed: int = 0, oracle_s: float = 1.0) -> R
     results = Results(
         clock="virtual", preset="test", version="0", commit="c", command="x", started="now"
     )
+    results.scenarios = {name: changed(NOISY, name=name) for name, _, _ in jcts_s}
     for (scenario, mode, method), each_s in jcts_s.items():
         results.methods[method] = Method(label=method, solution="none")
         results.runs += [
@@ -106,3 +109,86 @@ def test_a_ratio_is_called_below_1_from_20_seeds_on() -> None:
     assert paired(ours_s[:19], [100.0] * 20)[-1] == ""
     assert paired([95.0, 105.0] * 10, [100.0] * 20)[-1] == "no"
     assert paired([100.0] * 20, [100.0] * 20)[-1] == "no"
+
+
+# ------------------------------------------------------------------------- goals
+
+
+def goals(jcts_s: Jcts, oracle_s: float = 1.0) -> dict[str, tuple[float, bool]]:
+    found: list[Goal] = goals_of(results_of(jcts_s, oracle_s=oracle_s))
+    return {goal.what: (round(goal.measured, 3), goal.met) for goal in found}
+
+
+def test_the_goals_of_table_3_are_decided_by_its_rows() -> None:
+    found = goals(
+        {
+            ("worker 0.1", "bsp", "BSP"): [3_000.0],
+            ("worker 0.1", "bsp", "auto"): [3_500.0],
+            ("worker 0.8", "bsp", "BSP"): [8_000.0],
+            ("worker 0.8", "bsp", "ND"): [4_000.0],
+            ("worker 0.8", "bsp", "auto"): [3_850.0],
+            ("server 0.1", "bsp", "auto"): [3_500.0],
+            ("server 0.8", "bsp", "BSP"): [7_600.0],
+            ("server 0.8", "bsp", "ND, own windows"): [3_900.0],
+            ("server 0.8", "bsp", "auto"): [4_000.0],
+        },
+        oracle_s=3_500.0,
+    )
+    assert found == {
+        "worker 0.1: BSP / the paper's BSP": (0.696, False),
+        "worker 0.8: BSP / the paper's BSP": (0.982, True),
+        "server 0.8: BSP / the paper's BSP": (0.9, True),
+        "auto: worker 0.8 / worker 0.1": (1.1, True),
+        "worker 0.8: BSP / auto": (2.078, True),
+        "auto: server 0.8 / server 0.1": (1.143, False),
+        "server 0.8: BSP / auto": (1.9, False),
+        "worker 0.1: auto / oracle": (1.0, True),
+        "worker 0.8: auto / oracle": (1.1, True),
+        "worker 0.8: auto / ND": (0.963, True),
+        "server 0.1: auto / oracle": (1.0, True),
+        "server 0.8: auto / oracle": (1.143, False),
+        "server 0.8: auto / ND, own windows": (1.026, False),
+        "worker 0.8, bsp: BSP / auto, as far as ND in the paper": (2.078, True),
+        "server 0.8, bsp: BSP / auto, as far as ND in the paper": (1.9, False),
+    }
+
+
+def test_dd_may_be_5_percent_below_the_papers_margins() -> None:
+    found = goals(
+        {
+            ("ResNet-101", "allreduce", "DDP"): [1_200.0],
+            ("ResNet-101", "allreduce", "LB-BSP"): [1_100.0],
+            ("ResNet-101", "allreduce", "DD"): [900.0],
+            ("MobileNet", "allreduce", "DDP"): [1_400.0],
+            ("MobileNet", "allreduce", "DD"): [1_000.0],
+        }
+    )
+    assert found == {
+        "ResNet-101: DDP / DD": (1.333, True),
+        "ResNet-101: LB-BSP / DD": (1.222, True),
+        "MobileNet: DDP / DD": (1.4, False),
+    }
+
+
+def test_a_family_is_won_where_the_closest_method_is_beaten_beyond_doubt() -> None:
+    jcts_s: Jcts = {
+        ("bursty", "bsp", "BSP"): [200.0] * 20,
+        ("bursty", "bsp", "partial"): [101.0] * 20,
+        ("bursty", "bsp", "auto"): [100.0] * 20,
+    }
+    what = "bursty, bsp: upper end of auto / other over all others (partial)"
+    assert goals(jcts_s) == {what: (0.99, True)}
+    assert goals({**jcts_s, ("bursty", "bsp", "partial"): [100.0] * 20}) == {what: (1.0, False)}
+    assert goals({row: times_s[:19] for row, times_s in jcts_s.items()}) == {}
+
+
+def test_goals_are_printed_with_what_was_missed() -> None:
+    jcts_s: Jcts = {
+        ("worker 0.1", "bsp", "auto"): [1.0],
+        ("worker 0.8", "bsp", "auto"): [1.2],
+    }
+    text = markdown_goals(goals_of(results_of(jcts_s)))
+    assert "1 of 3 met." in text
+    assert row_of(text, "auto: worker 0.8 / worker 0.1") == ["1.200", "at most 1.12", "**missed**"]
+    assert row_of(text, "worker 0.1: auto / oracle") == ["1.000", "at most 1.1", "met"]
+    assert markdown_goals([]) == ""

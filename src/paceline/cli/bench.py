@@ -91,13 +91,15 @@ def _run(preset: "Preset", seeds: range, labels: frozenset[str], json: Path | No
 
 
 def _show(results: "Emulations", json: Path | None, plots: Path | None) -> None:
-    from paceline.cli.stragglers.beside import markdown_beside
+    from paceline.cli.stragglers.beside import goals_beside, markdown_beside
     from paceline.cli.stragglers.command import draw_into
+    from paceline.cli.stragglers.goals import goals_of, markdown_goals
     from paceline.cli.stragglers.tables import markdown
     from paceline.sim.results import encode
 
     print(markdown(results))
     print(markdown_beside(results))
+    print(markdown_goals([*goals_of(results), *goals_beside(results)]))
     if json is not None:
         json.write_bytes(encode(results))
     draw_into(plots, results)

@@ -126,10 +126,12 @@ def _run(preset: "Preset", seeds: range, labels: frozenset[str], processes: int)
 
 def _show(results: "Results", json: Path | None, plots: Path | None) -> None:
     from paceline.cli.stragglers.command import draw_into
+    from paceline.cli.stragglers.goals import goals_of, markdown_goals
     from paceline.cli.stragglers.tables import markdown
     from paceline.sim.results import encode
 
     print(markdown(results))
+    print(markdown_goals(goals_of(results)))
     if json is not None:
         json.write_bytes(encode(results))
     draw_into(plots, results)
