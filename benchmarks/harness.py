@@ -1,6 +1,7 @@
 """What the recovery and bookkeeping benchmarks share: running jobs, reading stamps, statistics."""
 
 import contextlib
+import functools
 import json
 import math
 import os
@@ -112,7 +113,7 @@ class Run(NamedTuple):
 
 
 def interleaved(
-    spec: Callable[[str, list[str]], JobSpec], arms: tuple[str, str], pairs: int
+    spec: Callable[[str, list[str]], JobSpec], arms: tuple[str, str], pairs: int, workers: int = 1
 ) -> list[tuple[Run, Run]]:
     """Runs of two jobs of ``jobs/gated.py`` side by side; one works at a time.
 
@@ -120,14 +121,17 @@ def interleaved(
         spec: the job of an arm, which has these flags.
         arms: of which the second is what the first is compared with.
         pairs: of runs; the order within them alternates.
+        workers: of each job.
     """
     with scratch() as out, contextlib.ExitStack() as stack:
         gates = []
         for arm in arms:
             gate, times = out / f"{arm}.gate", out / f"{arm}.times"
-            os.mkfifo(gate)
-            flags = ["--out", str(times), "--gate", str(gate)]
-            gates.append((gate, times, stack.enter_context(running(spec(arm, flags)))))
+            pipes = [Path(f"{gate}.worker-{number}") for number in range(workers)]
+            for pipe in pipes:
+                os.mkfifo(pipe)
+            flags = ["--out", str(times), "--gate", str(gate), "--together", str(workers)]
+            gates.append((pipes, times, stack.enter_context(running(spec(arm, flags)))))
         for gate in gates:
             for _ in range(2):
                 _run_once(*gate)
@@ -140,14 +144,27 @@ def interleaved(
         return found
 
 
-def _run_once(gate: Path, times: Path, job: JobDir) -> Run:
+def _run_once(pipes: Sequence[Path], times: Path, job: JobDir) -> Run:
     before = len(_whole_lines(times))
     cpu_s = _master_cpu_s(job)
-    gate.write_bytes(b"g")
+    for pipe in pipes:
+        if not until(functools.partial(_release, pipe), RUN_S):
+            raise RuntimeError(f"no worker waits at {pipe}: was it restarted?")
     if not until(lambda: len(_whole_lines(times)) > before, RUN_S):
         raise RuntimeError("a run did not end")
     then_cpu_s = _master_cpu_s(job)
     return Run(float(_whole_lines(times)[before]), then_cpu_s - cpu_s)
+
+
+def _release(pipe: Path) -> bool:
+    """Let the worker that waits at a pipe go on; whether one does."""
+    try:
+        end = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+    except OSError:
+        return False
+    os.write(end, b"g")
+    os.close(end)
+    return True
 
 
 def _master_cpu_s(job: JobDir) -> float:

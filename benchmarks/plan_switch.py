@@ -1,13 +1,14 @@
 """What a change of plan costs the step at which it takes effect.
 
-    python benchmarks/plan_switch.py [--quick] [--switches 100] [--step-s 0.3]
+    python benchmarks/plan_switch.py [--quick] [--switches 100] [--step-s 0.3] [--workers 2]
 
-A job of two workers and one server in BSP, whose steps take the same emulated compute whoever
-computes how much of them, so that nothing but the change itself can make one longer. Every few
-steps the master is asked for another plan. The time of a step is that from one batch to the next
-at the slower worker; what is above the median of the ordinary steps is its extra wait. Goal: at the
-95th percentile of the switching steps 1 % of a step, or 1 % more than at that of the ordinary ones,
-which is the machine's own. Prints a table and JSON.
+A job of an even number of workers and one server in BSP, whose steps take the same emulated compute
+whoever computes how much of them, so that nothing but the change itself can make one longer. Every
+few steps the master is asked for another plan. The time of a step is that from one batch to the
+next at the slower worker; what is above the median of the ordinary steps is its extra wait. Goal:
+at most 1 % of a step at the 95th percentile of the switching steps. What the ordinary ones have
+there is the machine's own, and is shown beside it: where that is above 1 % by itself, the machine
+is too busy to show the goal reached. Prints a table, JSON and a verdict; exit code 1: missed.
 """
 
 import argparse
@@ -102,9 +103,13 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--switches", type=int, default=100)
     parser.add_argument("--step-s", type=float, default=0.3)
+    parser.add_argument("--workers", type=int, default=WORKERS, help="an even number")
     parser.add_argument("--quick", action="store_true", help="20 switches")
     options = parser.parse_args()
-    times, switched, plans, _ = run(20 if options.quick else options.switches, options.step_s)
+    if options.workers < 2 or options.workers % 2:
+        parser.error(f"--workers {options.workers}: pairs of workers take turns; an even number")
+    switches = 20 if options.quick else options.switches
+    times, switched, plans, _ = run(switches, options.step_s, options.workers)
     median_s = float(np.median(times[~switched]))
     extra = {
         name: np.percentile(times[which] - median_s, [50, 95, 100]) / median_s
@@ -121,6 +126,7 @@ def main() -> int:
     harness.report(
         "plan_switch",
         {
+            "workers": options.workers,
             "step_s": round(median_s, 5),
             "switches": int(switched.sum()),
             "plans": plans,
@@ -131,7 +137,13 @@ def main() -> int:
             "goal_p95": GOAL,
         },
     )
-    return int(extra["switching"][1] > GOAL + max(0.0, extra["ordinary"][1]))
+    found, own = extra["switching"][1], extra["ordinary"][1]
+    met = found <= GOAL
+    print(
+        f"{'met' if met else 'missed'}: extra wait at p95 of {int(switched.sum())} switching steps "
+        f"{found:.2%} of a step, goal {GOAL:.0%}; of ordinary steps {own:.2%}"
+    )
+    return int(not met)
 
 
 if __name__ == "__main__":

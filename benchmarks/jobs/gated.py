@@ -1,11 +1,15 @@
-"""The job of ``exactly_once_cost.py``: runs of so many steps, each when it is told to.
+"""The job of ``exactly_once_cost.py`` and ``solution_cost.py``: runs of steps, when told to.
 
-Reads a byte from the pipe ``--gate`` before each run, and appends its seconds to ``--out`` after
-it. ``--model click``: a click model (26 fields, one table of dim 16, MLP 512-256-1, Adagrad);
-``tiny``: one small layer, so that a step is little but its messages. Batches are made before.
+After the first ``--run-steps`` steps every worker reads a byte from the pipe ``<--gate>.<node>``
+before each run of so many, and the chief appends the run's seconds to ``--out`` after it. Workers
+of one synchronous job (``--together``) wait for each other first, and stop after the same steps.
+``--model click``: a click model (26 fields, one table of dim
+16, MLP 512-256-1, Adagrad); ``tiny``: one small layer, so that a step is little but its messages.
+Batches are made before.
 """
 
 import argparse
+import os
 import time
 from pathlib import Path
 
@@ -48,11 +52,11 @@ class Tiny(nn.Module):
         return self.layer(ids.float()).square().mean()
 
 
-class Batches(torch.utils.data.Dataset[torch.Tensor]):
-    """So many samples, out of a pool that was made before."""
+class Batches(torch.utils.data.Dataset[tuple[int, torch.Tensor]]):
+    """So many samples, out of a pool that was made before, with their step if not shuffled."""
 
     def __init__(self, num_samples: int, batch_size: int, rows_per_field: int) -> None:
-        self.num_samples = num_samples
+        self.num_samples, self.batch_size = num_samples, batch_size
         offsets = torch.arange(FIELDS) * rows_per_field
         random = torch.Generator().manual_seed(0)
         shape = (8, batch_size, FIELDS)
@@ -61,15 +65,23 @@ class Batches(torch.utils.data.Dataset[torch.Tensor]):
     def __len__(self) -> int:
         return self.num_samples
 
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return self.pool[0, index % self.pool.shape[1]]
+    def __getitem__(self, index: int) -> tuple[int, torch.Tensor]:
+        return self.__getitems__([index])
 
-    def __getitems__(self, indices: list[int]) -> torch.Tensor:
-        return self.pool[indices[0] % len(self.pool), : len(indices)]
+    def __getitems__(self, indices: list[int]) -> tuple[int, torch.Tensor]:
+        first = int(indices[0])
+        return first // self.batch_size, self.pool[first % len(self.pool), : len(indices)]
 
 
-def _as_it_is(batch: torch.Tensor) -> torch.Tensor:
+def _as_it_is(batch: tuple[int, torch.Tensor]) -> tuple[int, torch.Tensor]:
     return batch
+
+
+def await_all(out: Path, node: str, together: int) -> None:
+    """Until so many workers are here."""
+    out.with_name(f"{out.name}.{node}.here").touch()
+    while len(list(out.parent.glob(f"{out.name}.*.here"))) < together:
+        time.sleep(0.02)
 
 
 def main() -> None:
@@ -81,25 +93,35 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=4096)
     parser.add_argument("--rows-per-field", type=int, default=20_000)
     parser.add_argument("--run-steps", type=int, default=10)
+    parser.add_argument("--together", type=int, default=1)
     options = parser.parse_args()
     job = pl.init()
     model = Click(options.rows_per_field) if options.model == "click" else Tiny()
     model, optimizer = job.prepare(model, torch.optim.Adagrad(model.parameters(), lr=0.01))
     dataset = Batches(options.num_samples, options.batch_size, options.rows_per_field)
-    start_s = time.perf_counter()
-    for number, ids in enumerate(
-        job.batches(dataset, batch_size=options.batch_size, collate_fn=_as_it_is)
+    node = os.environ["PACELINE_NODE"]
+    await_all(options.out, node, options.together)
+    start_s = None
+    for number, (step, ids) in enumerate(
+        job.batches(
+            dataset,
+            batch_size=options.batch_size,
+            shuffle=options.together == 1,
+            collate_fn=_as_it_is,
+        )
     ):
-        if options.gate and number % options.run_steps == 0:
-            if number:
-                with options.out.open("a") as out:
-                    out.write(f"{time.perf_counter() - start_s}\n")
-            if options.gate.read_bytes() == b"":
-                return
-            start_s = time.perf_counter()
         model(ids).backward()
         optimizer.step()
         optimizer.zero_grad()
+        done = 1 + (number if options.together == 1 else step)
+        if options.gate and done % options.run_steps == 0:
+            if start_s is not None and job.is_chief:
+                with options.out.open("a") as out:
+                    out.write(f"{time.perf_counter() - start_s}\n")
+            # Between two steps, so that nobody's computation seems to take so long.
+            if Path(f"{options.gate}.{node}").read_bytes() == b"":
+                return
+            start_s = time.perf_counter()
 
 
 if __name__ == "__main__":

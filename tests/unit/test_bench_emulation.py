@@ -8,12 +8,14 @@ from typer.testing import CliRunner
 
 from paceline.base.errors import ConfigError
 from paceline.cli.main import app
-from paceline.cli.stragglers.beside import markdown_beside
+from paceline.cli.stragglers.beside import goals_beside, markdown_beside
 from paceline.cli.stragglers.emulation import Emulated, Life, diaries, started_s
 from paceline.cli.stragglers.emulations import Beside, Calibration, Emulations
 from paceline.cli.stragglers.scaled import SAMPLES, Size, preset_of, presets, scaled
+from paceline.cli.stragglers.tables import published
 from paceline.sim.methods import AUTO, ND, lengths_of
 from paceline.sim.outcome import Outcome
+from paceline.sim.paper import JCT_S
 from paceline.sim.patterns import Persistent
 from paceline.sim.presets import Scale, worker_stragglers
 from paceline.sim.results import Run
@@ -100,6 +102,20 @@ def test_presets_keep_times_and_stragglers_at_every_size(name: str) -> None:
         assert all(node < counts[p.role] for p in persistent for node in p.nodes)
 
 
+def test_the_papers_column_is_at_the_scale_that_the_note_says() -> None:
+    preset = presets(Size(scale=Scale(time=0.2, steps=0.1)))["worst"]
+    scenario = preset.experiments[0].draw(0)
+    results = Emulations(
+        clock="emulated", preset="p", version="", commit="", command="", started=""
+    )
+    results.scenarios[scenario.name] = scenario
+    theirs_s = published(results, scenario.name, "bsp", "BSP")
+    assert theirs_s == pytest.approx(JCT_S["worker 0.8", "BSP"] * 0.2 * 0.1)
+    (note,) = preset.notes
+    assert "time x 0.2, iterations x 0.1; the paper's times, " in note
+    assert "are multiplied by both" in note
+
+
 def test_periods_shrink_with_the_job() -> None:
     scenario = worker_stragglers(0.8, "bsp", Scale(time=0.1, steps=0.1))
     paper = scaled(ND, scenario, 0.1)
@@ -128,6 +144,26 @@ def test_real_runs_stand_beside_simulated_ones_with_both_ranks() -> None:
     assert "| a, bsp | ND | 50.0 | 40.0 | 1.250 | 2 / 1 | 2 |" in text
     assert "| a, bsp | auto | 45.0 | 45.0 | 1.000 | 1 / 2 | 0 |" in text
     assert "50 ms, 25%, of an undisturbed bsp step of 200 ms: too much, raise --time-scale" in text
+
+
+def test_the_simulator_is_to_foresee_ranks_and_times() -> None:
+    results = Emulations(
+        clock="emulated", preset="p", version="", commit="", command="", started=""
+    )
+    results.beside = [
+        Beside(real=ran("BSP", 90.0), simulated=ran("BSP", 100.0), refused=0),
+        Beside(real=ran("ND", 50.0), simulated=ran("ND", 40.0), refused=0),
+        Beside(real=ran("auto", 45.0), simulated=ran("auto", 45.0), refused=0),
+    ]
+    found = {goal.what: (pytest.approx(goal.measured), goal.met) for goal in goals_beside(results)}
+    assert found == {
+        "a, bsp: methods in the same rank as simulated, share": (1 / 3, False),
+        "a, bsp, BSP: real / simulated": (0.9, True),
+        "a, bsp, ND: real / simulated": (1.25, False),
+        "a, bsp, auto: real / simulated": (1.0, True),
+    }
+    results.beside[1] = Beside(real=ran("ND", 50.0), simulated=ran("ND", 50.0), refused=0)
+    assert all(goal.met for goal in goals_beside(results))
 
 
 def test_the_command_names_its_presets_and_refuses_others() -> None:

@@ -282,6 +282,20 @@ def test_every_run_of_a_log_is_asked_of_its_own_solution(tmp_path: Path) -> None
     assert (code, output) == (0, "nd and none: reproduces all 3 decisions of the log\n")
 
 
+def test_another_solution_is_asked_where_the_log_s_own_is_not_installed(tmp_path: Path) -> None:
+    lines = [msgspec.structs.replace(log()[0], solution="theirs"), *log()[1:]]
+    path = write(tmp_path / "decisions.jsonl", lines)
+    code, output = run(path, "--solution", "none")
+    assert code == 0
+    assert "none: acts in 0 of 2 decisions" in output
+    assert "not compared with the log's own solution: no solution 'theirs'; there are" in output
+    assert "reproduces" not in output
+    for args in ((), ("--set", "slowness=2"), ("--solution", "theirs")):
+        code, output = run(path, *args)
+        assert code == 2
+        assert "no solution 'theirs'" in output
+
+
 def test_mistakes_are_named(tmp_path: Path) -> None:
     path = write(tmp_path / "decisions.jsonl", log())
     for args, text in (

@@ -133,7 +133,7 @@ classes = st.builds(
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(classes, min_size=1, max_size=2), st.integers(1, 60), st.integers(1, 3))
+@given(st.lists(classes, min_size=1, max_size=3), st.integers(1, 90), st.integers(1, 3))
 def test_dd_is_the_best_of_all_plans(kinds: list[HardwareClass], total: int, most: int) -> None:
     per_class = [
         [Share(b, c) for c in range(1, most + 1) for b in range(kind.smallest, kind.largest + 1)]

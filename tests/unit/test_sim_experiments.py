@@ -1,6 +1,7 @@
 """Presets, their fit to the paper's BSP column, steering, and what is shown of results."""
 
 import gzip
+import importlib.metadata
 import re
 from functools import partial
 from pathlib import Path
@@ -11,10 +12,15 @@ from typer.testing import CliRunner
 
 from paceline.base.errors import ConfigError
 from paceline.cli.main import app
+from paceline.cli.stragglers import scaled
 from paceline.cli.stragglers.figures import draw
 from paceline.cli.stragglers.tables import markdown
 from paceline.policy.stats.history import PAPER, Lengths
+from paceline.policy.straggler import registry
+from paceline.policy.straggler.actions import AnyAction, KillRestart
+from paceline.policy.straggler.observation import Observation
 from paceline.policy.straggler.registry import solution
+from paceline.policy.straggler.solution import Solution
 from paceline.sim import families, pai, paper, production
 from paceline.sim.catalogue import always, preset_of, presets
 from paceline.sim.costs import Traffic
@@ -131,9 +137,22 @@ def test_every_node_of_a_traced_job_is_as_slow_as_measured(tmp_path: Path) -> No
 def test_what_is_no_trace_is_refused_with_its_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"job_1_norm\.csv\.gz is not there"):
         pai.read(tmp_path / "job_1_norm.csv.gz")
-    (tmp_path / "job_1_norm.csv.gz").write_bytes(b"no gzip")
-    with pytest.raises(ConfigError, match="no trace of mini-batch times"):
-        pai.read(tmp_path / "job_1_norm.csv.gz")
+    path = tmp_path / "job_1_norm.csv.gz"
+    write_trace(tmp_path, "0,0,25,1,100\n" * 1_000)
+    whole = path.read_bytes()
+    garbled = whole[:20] + bytes(byte ^ 255 for byte in whole[20:])
+    write_trace(tmp_path, "")
+    header = path.read_bytes()
+    for content in (b"no gzip", whole[:-20], garbled, header):
+        path.write_bytes(content)
+        with pytest.raises(ConfigError, match=r"job_1_norm\.csv\.gz is no trace of mini-batch"):
+            pai.read(path)
+
+
+def test_every_trace_is_read_before_the_first_job(tmp_path: Path) -> None:
+    write_trace(tmp_path, "0,0,25,1,100\n")
+    with pytest.raises(ConfigError, match=r"job_2_norm\.csv\.gz is not there; --data names"):
+        preset_of("pai", tmp_path)
 
 
 # ------------------------------------------------------------------------- steering
@@ -224,6 +243,27 @@ def test_every_preset_draws_its_scenarios(tmp_path: Path) -> None:
             solution_of(planned.method, scenario)
 
 
+@pytest.mark.parametrize("name", ["families", "pai"])
+def test_auto_is_held_against_every_synchronous_method(name: str, tmp_path: Path) -> None:
+    experiments = presets(tmp_path)[name].experiments
+    solutions = {each.solution for e in experiments for each in e.methods}
+    assert solutions == {"none", "backup_workers", "lb_bsp", "nd", "partial", "auto"}
+
+
+def test_a_label_is_one_method_and_those_of_the_paper_are_run(tmp_path: Path) -> None:
+    experiments = [e for preset in presets(tmp_path).values() for e in preset.experiments]
+    methods = {each.label: each for e in experiments for each in e.methods}
+    assert all(methods[each.label] == each for e in experiments for each in e.methods)
+    rows = {
+        (scenario.name, scenario.mode, each.label)
+        for e in experiments
+        if not isinstance(e.draw, partial) or e.draw.func is not pai.draw
+        for scenario in (e.draw(0),)
+        for each in e.methods
+    }
+    assert set(paper.TIMES_ND) <= rows
+
+
 def test_an_unknown_preset_is_refused_with_those_that_there_are() -> None:
     with pytest.raises(ConfigError, match=r"no preset 'tabel3'; there are .*table3.*pai"):
         preset_of("tabel3")
@@ -239,6 +279,42 @@ def test_methods_are_chosen_by_label_or_solution() -> None:
     }
     nd = {one.method.label for one in preset.runs(range(1), frozenset({"nd"}))}
     assert nd == {"ND", "ND, own windows"}
+
+
+class Mine(Solution, frozen=True):
+    """A solution of a user."""
+
+    every_s: float = 40.0
+
+    def decide(self, seen: Observation) -> list[AnyAction]:
+        slow = max(seen.servers, key=lambda server: server.short.server_s if server.short else 0.0)
+        return [KillRestart(node=slow.node, reason="the slowest")] if not slow.restarts else []
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package that declares a solution."""
+    entry = importlib.metadata.EntryPoint("mine", f"{__name__}:Mine", registry.GROUP)
+    entries = importlib.metadata.EntryPoints([entry])
+    monkeypatch.setattr(importlib.metadata, "entry_points", entries.select)
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_solution_of_an_installed_package_is_one_more_method() -> None:
+    scenario = server_straggler(0.8, "bsp", SCALED)
+    preset = Preset(name="test", about="", experiments=(each(scenario),))
+    planned = preset.runs(range(1), frozenset({"mine", "auto"}))
+    runs = {run.method: run.outcome for _, _, run in run_all(planned, 0)}
+    assert runs.keys() == {"auto", "mine"}
+    assert "KillRestart" in {one.action for one in runs["mine"].acted}
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_solution_from_outside_is_asked_as_often_as_a_scaled_job_needs() -> None:
+    preset = scaled.presets(scaled.Size(scale=SCALED))["worst"]
+    methods = [one.method for one in preset.runs(range(1), frozenset({"mine"}))]
+    assert [each.label for each in methods] == ["mine", "mine"]
+    assert [each.parameters["every_s"] for each in methods] == pytest.approx([0.4, 0.4])
 
 
 def test_runs_are_the_same_in_several_processes() -> None:
@@ -282,7 +358,8 @@ def test_the_table_has_each_row_beside_the_papers_and_the_oracle(results: Result
     assert cells[0] == f"{jct_s:,.0f}"
     assert cells[2] == "81"
     ratio = np.mean([run.outcome.jct_s / run.oracle_s for run in runs])
-    assert cells[5] == f"{ratio:.3f}"
+    assert cells[5] == f"{np.mean([run.oracle_s for run in runs]):,.0f}"
+    assert cells[6] == f"{ratio:.3f}"
 
 
 def test_margins_are_those_of_the_runs_beside_the_published_ones(results: Results) -> None:
@@ -299,7 +376,7 @@ def test_margins_are_those_of_the_runs_beside_the_published_ones(results: Result
 
 def test_auto_is_paired_with_the_others_by_seed(results: Results) -> None:
     text = markdown(results)
-    assert re.search(r"\| worker 0.8, bsp: BSP \| 5 \| 0\.\d+ \| 0\.\d+ to 0\.\d+ \| yes \|", text)
+    assert re.search(r"\| worker 0.8, bsp: BSP \| 5 \| 0\.\d+ \| 0\.\d+ to 0\.\d+ \|  \|", text)
 
 
 def test_figures_are_drawn_for_what_there_is(results: Results, tmp_path: Path) -> None:
@@ -347,16 +424,51 @@ def test_the_command_writes_table_json_and_figures(
     assert (plots / "fig10_jct_bsp.png").stat().st_size > 1_000
 
 
+@pytest.mark.parametrize("command", ["sim", "bench"])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--json", "missing/out.json"), r"make the directory missing first"),
+        (("--json", "."), r"--json . is a directory"),
+        (("--plots", "file"), r"--plots file cannot be made \(File exists\)"),
+        (("--plots", "file/in"), r"--plots file/in cannot be made \(Not a directory\)"),
+        (("--seed", "-1"), "'--seed'"),
+    ],
+)
+def test_what_would_fail_at_the_end_is_refused_before_anything_runs(
+    command: str,
+    options: tuple[str, str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").touch()
+    monkeypatch.setattr("paceline.sim.experiments.Preset.runs", lambda *_: pytest.fail("it runs"))
+    done = CliRunner().invoke(app, [command, "stragglers", "fig10", *options])
+    assert done.exit_code == 2
+    assert re.search(message, done.output), done.output
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_cost_that_would_be_passed_over_is_refused() -> None:
+    done = CliRunner().invoke(app, ["sim", "stragglers", "fig18", "--action-ms", "2"])
+    assert done.exit_code == 2
+    assert "--action-ms 2 does nothing alone; give --ledger-call-us, too" in done.output
+
+
 def test_the_command_names_its_presets() -> None:
     done = CliRunner().invoke(app, ["sim", "stragglers", "--list"])
     assert done.exit_code == 0
     assert {line.split()[0] for line in done.stdout.splitlines()} >= {"paper", "table3", "pai"}
 
 
-def test_a_method_that_a_preset_does_not_have_is_refused() -> None:
-    done = CliRunner().invoke(app, ["sim", "stragglers", "dd", "--solution", "lb-bsp"])
+def test_what_is_neither_a_method_nor_a_solution_is_refused_whatever_else_is_asked_for() -> None:
+    options = ["--solution", "lb-bsp", "--solution", "DD"]
+    done = CliRunner().invoke(app, ["sim", "stragglers", "dd", *options])
     assert done.exit_code == 2
-    assert "it has DD, DDP, LB-BSP, auto" in done.output
+    assert "no method 'lb-bsp'; it has DD, DDP, LB-BSP, auto; and any solution" in done.output
+    assert ", lb_bsp, " in done.output
 
 
 # ------------------------------------------------------------------------- dedicated clusters

@@ -28,11 +28,14 @@ def stragglers(
     preset: Annotated[str, typer.Argument(help="See --list.")] = "worst",
     *,
     list_: Annotated[bool, typer.Option("--list", help="Name the presets and leave.")] = False,
-    seed: Annotated[int, typer.Option(help="First seed.")] = 0,
+    seed: Annotated[int, typer.Option(help="First seed.", min=0)] = 0,
     repeat: Annotated[int, typer.Option(help="Seeds from there on.", min=1)] = 1,
     solution: Annotated[
         list[str] | None,
-        typer.Option(help="Methods to run, by label or solution; again for more. Default: all."),
+        typer.Option(
+            help="What to run: a method's label, or any solution; again for more. Default: all "
+            "methods of the preset."
+        ),
     ] = None,
     workers: Annotated[int, typer.Option(help="Processes that train.", min=2)] = 20,
     servers: Annotated[int, typer.Option(help="Processes that hold the model.", min=1)] = 8,
@@ -52,6 +55,7 @@ def stragglers(
     Master, agents, workers, servers and messages are real. Computation is emulated by calibrated
     sleeps, so that many workers fit on few cores.
     """
+    from paceline.cli.stragglers.command import check_outputs
     from paceline.cli.stragglers.scaled import Size, preset_of, presets
     from paceline.sim.presets import Scale
 
@@ -61,6 +65,7 @@ def stragglers(
             print(f"{each.name:10} {each.about}")
         return
     chosen = preset_of(preset, size)
+    check_outputs(json, plots)
     results = _run(chosen, range(seed, seed + repeat), frozenset(solution or ()), json)
     _show(results, json, plots)
 
@@ -86,13 +91,15 @@ def _run(preset: "Preset", seeds: range, labels: frozenset[str], json: Path | No
 
 
 def _show(results: "Emulations", json: Path | None, plots: Path | None) -> None:
-    from paceline.cli.stragglers.beside import markdown_beside
+    from paceline.cli.stragglers.beside import goals_beside, markdown_beside
     from paceline.cli.stragglers.command import draw_into
+    from paceline.cli.stragglers.goals import goals_of, markdown_goals
     from paceline.cli.stragglers.tables import markdown
     from paceline.sim.results import encode
 
     print(markdown(results))
     print(markdown_beside(results))
+    print(markdown_goals([*goals_of(results), *goals_beside(results)]))
     if json is not None:
         json.write_bytes(encode(results))
     draw_into(plots, results)

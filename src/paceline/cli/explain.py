@@ -68,18 +68,42 @@ def run_replay(
         console: to show it on.
 
     Returns:
-        Whether the log's own solution answers as it did.
+        Whether the log's own solution answers as it did; True where it is not installed here and
+        another one was asked.
 
     Raises:
         ConfigError: no such log or solution.
     """
     path = Path(source) if source and Path(source).is_file() else JobDir.find(source).decisions
     lines = read_log(path)
-    own = _all(lines, lambda begun: solution(begun.solution, begun.args))
-    differing = [one for one in own if not one.same]
+    missing = _missing(lines)
+    if missing is not None and name is None:
+        raise missing
     if name is not None or args:
         asked = _all(lines, lambda begun: _asked(begun, name, args))
         _show(asked, name or "the same, with other parameters", console)
+    if missing is not None:
+        told = f"not compared with the log's own solution: {missing}"
+        console.print(told, style="yellow", highlight=False, markup=False, soft_wrap=True)
+        return True
+    return _compare(lines, console)
+
+
+def _missing(lines: Sequence[AnyLine]) -> ConfigError | None:
+    """Why a solution of the log cannot be asked here; None: all can."""
+    try:
+        for line in lines:
+            if isinstance(line, Begun):
+                solution(line.solution, line.args)
+    except ConfigError as refused:
+        return refused
+    return None
+
+
+def _compare(lines: Sequence[AnyLine], console: Console) -> bool:
+    """Tell where the log's own solution answers otherwise now; whether nowhere."""
+    own = _all(lines, lambda begun: solution(begun.solution, begun.args))
+    differing = [one for one in own if not one.same]
     for one in differing:
         console.print(_difference(one), highlight=False, markup=False, soft_wrap=True)
     verdict = f"differs in {len(differing)} of" if differing else "reproduces all"

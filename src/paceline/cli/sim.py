@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from paceline.base.errors import ConfigError
+
 if TYPE_CHECKING:
     from paceline.sim.experiments import Preset
-    from paceline.sim.results import Results
+    from paceline.sim.results import CallCosts, Results
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -29,7 +31,8 @@ def stragglers(
     *,
     list_: Annotated[bool, typer.Option("--list", help="Name the presets and leave.")] = False,
     seed: Annotated[
-        int | None, typer.Option(help="First seed. Default: the preset's.", show_default=False)
+        int | None,
+        typer.Option(help="First seed. Default: the preset's.", show_default=False, min=0),
     ] = None,
     repeat: Annotated[
         int | None,
@@ -37,18 +40,26 @@ def stragglers(
     ] = None,
     solution: Annotated[
         list[str] | None,
-        typer.Option(help="Methods to run, by label or solution; again for more. Default: all."),
+        typer.Option(
+            help="What to run: a method's label, or any solution; again for more. Default: all "
+            "methods of the preset."
+        ),
     ] = None,
     data: Annotated[
         Path | None, typer.Option(help="Directory of measured batch times (preset pai).")
     ] = None,
     ledger_call_us: Annotated[
         float | None,
-        typer.Option(help="Measured cost of a ledger call (fig18).", show_default=False),
+        typer.Option(help="Measured cost of a ledger call (fig18).", show_default=False, min=0.0),
     ] = None,
     action_ms: Annotated[
-        float, typer.Option(help="Measured wait at a switching step (fig18).")
-    ] = 0.0,
+        float | None,
+        typer.Option(
+            help="Measured wait at a switching step (fig18), beside --ledger-call-us.",
+            show_default=False,
+            min=0.0,
+        ),
+    ] = None,
     processes: Annotated[
         int | None,
         typer.Option(help="Processes to run in. Default: one per CPU.", show_default=False, min=1),
@@ -62,20 +73,38 @@ def stragglers(
 
     Nothing is computed and nothing waits: times are virtual.
     """
+    from paceline.cli.stragglers.command import check_outputs
     from paceline.sim.catalogue import preset_of, presets
-    from paceline.sim.results import CallCosts
 
     if list_:
         for each in presets(data or Path()).values():
             print(f"{each.name:12} {each.about}")
         return
+    costs = _costs(ledger_call_us, action_ms)
     chosen = preset_of(preset, data)
+    check_outputs(json, plots)
     first = chosen.first_seed if seed is None else seed
     seeds = range(first, first + (repeat or chosen.repeat))
     results = _run(chosen, seeds, frozenset(solution or ()), processes or os.cpu_count() or 1)
-    if ledger_call_us is not None:
-        results.call_costs = CallCosts(ledger_call_s=ledger_call_us / 1e6, action_s=action_ms / 1e3)
+    results.call_costs = costs
     _show(results, json, plots)
+
+
+def _costs(ledger_call_us: float | None, action_ms: float | None) -> "CallCosts | None":
+    """What was measured of management; None: nothing.
+
+    Raises:
+        ConfigError: only half of it is given.
+    """
+    from paceline.sim.results import CallCosts
+
+    if ledger_call_us is None:
+        if action_ms is not None:
+            raise ConfigError(
+                f"--action-ms {action_ms:g} does nothing alone; give --ledger-call-us, too"
+            )
+        return None
+    return CallCosts(ledger_call_s=ledger_call_us / 1e6, action_s=(action_ms or 0.0) / 1e3)
 
 
 def _run(preset: "Preset", seeds: range, labels: frozenset[str], processes: int) -> "Results":
@@ -97,10 +126,12 @@ def _run(preset: "Preset", seeds: range, labels: frozenset[str], processes: int)
 
 def _show(results: "Results", json: Path | None, plots: Path | None) -> None:
     from paceline.cli.stragglers.command import draw_into
+    from paceline.cli.stragglers.goals import goals_of, markdown_goals
     from paceline.cli.stragglers.tables import markdown
     from paceline.sim.results import encode
 
+    print(markdown(results))
+    print(markdown_goals(goals_of(results)))
     if json is not None:
         json.write_bytes(encode(results))
-    print(markdown(results))
     draw_into(plots, results)

@@ -5,12 +5,13 @@ from pathlib import Path
 
 from paceline.base.errors import ConfigError
 from paceline.sim import families, pai, production
-from paceline.sim.experiments import Experiment, Preset
+from paceline.sim.experiments import FIRST_EVALUATION_SEED, Experiment, Preset
 from paceline.sim.methods import (
     ASP,
     ASP_DDS,
     ASYNCHRONOUS,
     AUTO,
+    BACKUP,
     BACKUP_TENTH,
     BSP,
     DD,
@@ -19,6 +20,7 @@ from paceline.sim.methods import (
     ND,
     ND_OWN,
     OVER_TIME,
+    PARTIAL,
     SSP,
     SYNCHRONOUS,
 )
@@ -39,8 +41,10 @@ from paceline.sim.presets import (
 from paceline.sim.results import Method
 from paceline.sim.scenarios import Scenario
 
-ONE_JOB = (BSP, BACKUP_TENTH, LB_BSP, ND, ND_OWN, AUTO)
+ANY_SIZE = (BSP, BACKUP_TENTH, LB_BSP, ND, ND_OWN, PARTIAL, AUTO)
 """For synchronous jobs of other sizes than the paper's."""
+PAPER_SIZE = (BACKUP, *ANY_SIZE)
+"""For synchronous jobs of the paper's size but with other patterns."""
 WORST = 0.8
 """The intensity of Figures 10 and 11."""
 
@@ -154,16 +158,16 @@ def _on_other_patterns() -> list[Preset]:
         Preset(
             name="families",
             about="five families of patterns in BSP, on the seeds that solutions are judged on",
-            experiments=tuple(_families("bsp", ONE_JOB)),
+            experiments=tuple(_families("bsp", PAPER_SIZE)),
             repeat=20,
-            first_seed=families.FIRST_EVALUATION_SEED,
+            first_seed=FIRST_EVALUATION_SEED,
         ),
         Preset(
             name="families-asp",
             about="the same in ASP",
             experiments=tuple(_families("asp", ASYNCHRONOUS)),
             repeat=20,
-            first_seed=families.FIRST_EVALUATION_SEED,
+            first_seed=FIRST_EVALUATION_SEED,
         ),
     ]
 
@@ -177,7 +181,7 @@ def _in_production() -> list[Preset]:
             experiments=tuple(
                 Experiment(draw=partial(production.fleet, mode), methods=methods)
                 for mode, methods in (
-                    ("bsp", ONE_JOB),
+                    ("bsp", ANY_SIZE),
                     ("asp", (ASP, ASP_DDS, ND, ND_OWN, AUTO)),
                 )
             ),
@@ -208,12 +212,12 @@ def _pai(data: Path) -> Preset:
         experiments=tuple(
             Experiment(
                 draw=partial(pai.draw, data, job, "bsp"),
-                methods=(BSP, BACKUP_TENTH, LB_BSP, ND, ND_OWN, AUTO),
+                methods=ANY_SIZE,
             )
             for job in pai.JOBS
         ),
         repeat=20,
-        first_seed=families.FIRST_EVALUATION_SEED,
+        first_seed=FIRST_EVALUATION_SEED,
     )
 
 
@@ -221,14 +225,17 @@ def preset_of(name: str, data: Path | None = None) -> Preset:
     """A preset by name.
 
     Raises:
-        ConfigError: there is none, or it needs data.
+        ConfigError: there is none, or it needs data that is not there.
     """
     known = presets(data)
-    if name == "pai" and data is None:
-        raise ConfigError(
-            "preset pai reads measured batch times: --data names the directory with the files "
-            "job_*_norm.csv.gz of github.com/alibaba/clusterdata"
-        )
+    if name == "pai":
+        if data is None:
+            raise ConfigError(
+                "preset pai reads measured batch times: --data names the directory with the files "
+                "job_*_norm.csv.gz of github.com/alibaba/clusterdata"
+            )
+        for job in pai.JOBS:
+            pai.read(pai.file_of(data, job))
     if name not in known:
         raise ConfigError(f"no preset {name!r}; there are {', '.join([*known, 'pai'])}")
     return known[name]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from paceline.base.errors import ConfigError
+from paceline.policy.straggler.registry import names, solution
 from paceline.sim.asynchronous import Asynchronous
 from paceline.sim.job import Control, Job
 from paceline.sim.methods import BLIND, lengths_of, solution_of
@@ -17,6 +18,14 @@ from paceline.sim.results import Method, Run
 from paceline.sim.scenarios import Scenario
 from paceline.sim.steering import Steering
 from paceline.sim.synchronous import Synchronous
+
+FIRST_EVALUATION_SEED = 5_000
+"""Solutions are judged on seeds from here on. Those before are of development: on some of them
+parameters were chosen, or looked at."""
+
+
+def _as_it_is(method: Method) -> Method:
+    return method
 
 
 class Experiment(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,6 +36,8 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True):
     methods: tuple[Method, ...]
     trails: tuple[str, ...] = ()
     """Labels of methods whose first run keeps what the nodes reported, for figures over time."""
+    fit: Callable[[Method], Method] = _as_it_is
+    """A method from outside, as these jobs ask for it."""
 
 
 class Preset(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,25 +53,39 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True):
     """What a reader of the numbers must know."""
 
     def runs(self, seeds: range, labels: frozenset[str] = frozenset()) -> list["Planned"]:
-        """What is to be run; ``labels``: of these methods only.
+        """What is to be run.
+
+        Args:
+            seeds: of each experiment.
+            labels: of these methods only, by label or solution. A solution that the preset does not
+                have is run in all of its experiments, with its default parameters.
 
         Raises:
-            ConfigError: none of the methods is called so.
+            ConfigError: neither a method nor a solution is called so, or it cannot be loaded.
         """
-        planned = [
+        methods = [method for each in self.experiments for method in each.methods]
+        known = {name for each in methods for name in (each.label, each.solution)}
+        extra = [self._outside(name) for name in sorted(labels - known)]
+        return [
             Planned(experiment, method, seed)
             for experiment in self.experiments
             for seed in seeds
-            for method in experiment.methods
-            if not labels or method.label in labels or method.solution in labels
-        ]
-        if not planned:
-            known = {method.label for each in self.experiments for method in each.methods}
-            raise ConfigError(
-                f"preset {self.name} has no method {', '.join(sorted(labels))}; "
-                f"it has {', '.join(sorted(known))}"
+            for method in (
+                *(m for m in experiment.methods if not labels or {m.label, m.solution} & labels),
+                *map(experiment.fit, extra),
             )
-        return planned
+        ]
+
+    def _outside(self, name: str) -> Method:
+        """A solution that the preset does not run by itself."""
+        if name in names():
+            solution(name)
+            return Method(label=name, solution=name)
+        own = dict.fromkeys(method.label for each in self.experiments for method in each.methods)
+        raise ConfigError(
+            f"preset {self.name} has no method {name!r}; it has {', '.join(sorted(own))}; "
+            f"and any solution can be run: {', '.join(names())}"
+        )
 
 
 class Planned(msgspec.Struct, frozen=True):

@@ -1,8 +1,8 @@
 """Families of straggler patterns for judging solutions: drawn by seed, none of them the paper's.
 
 Every scenario is the paper's job, a third of its length, with stragglers of one family: which
-nodes, how slow, from when to when is all drawn. Solutions are tuned on seeds below
-`FIRST_EVALUATION_SEED` and judged on those from there on.
+nodes, how slow, from when to when is all drawn. Solutions are judged on seeds from
+`experiments.FIRST_EVALUATION_SEED` on.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,6 @@ from paceline.sim.patterns import AnyPattern, HeavyTail, Ladder, OnOff, Persiste
 from paceline.sim.presets import SERVERS, WORKERS, Scale, paper_job
 from paceline.sim.scenarios import Scenario
 
-FIRST_EVALUATION_SEED = 1_000
 STEPS = 1 / 3
 """Of the paper's job."""
 JOB_S = 1_200.0

@@ -20,7 +20,7 @@ SSP = Method(label="SSP", solution="none")
 DDP = Method(label="DDP", solution="none")
 BACKUP = Method(label="backup workers", solution="backup_workers", parameters={"count": 6})
 """6 of 20 reproduces both published figures."""
-BACKUP_TENTH = Method(label="backup workers", solution="backup_workers")
+BACKUP_TENTH = Method(label="backup workers (a tenth)", solution="backup_workers")
 LB_BSP = Method(label="LB-BSP", solution="lb_bsp")
 ND = Method(label="ND", solution="nd", windows="paper")
 """As published: windows of 5 and 10 minutes, decisions every 5 minutes."""

@@ -11,6 +11,7 @@ worker of the same job.
 
 import csv
 import gzip
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,11 @@ TICK_S = 10.0
 SERVERS = 4
 STEPS = 700
 """Of 2 s, without stragglers: some half of the shortest trace."""
+
+
+def file_of(directory: Path, job: int) -> Path:
+    """The trace of a job."""
+    return directory / f"job_{job}_norm.csv.gz"
 
 
 def read(path: Path) -> Floats:
@@ -47,8 +53,10 @@ def read(path: Path) -> Floats:
             f"{path} is not there; --data names the directory with the four files "
             "job_*_norm.csv.gz of github.com/alibaba/clusterdata"
         ) from error
-    except (OSError, KeyError, ValueError) as error:
+    except (OSError, EOFError, zlib.error, KeyError, ValueError) as error:
         raise ConfigError(f"{path} is no trace of mini-batch times: {error!r}") from error
+    if not rows:
+        raise ConfigError(f"{path} is no trace of mini-batch times: it has no rows")
     ticks = sorted({time for time, _, _ in rows})
     index = {time: tick for tick, time in enumerate(ticks)}
     table = np.full((1 + max(worker for _, worker, _ in rows), len(ticks)), np.nan)
@@ -75,7 +83,7 @@ def draw(directory: Path, job: int, mode: str, seed: int) -> Scenario:
     Raises:
         ConfigError: the trace cannot be read.
     """
-    slowdowns = read(directory / f"job_{job}_norm.csv.gz")
+    slowdowns = read(file_of(directory, job))
     workers, ticks = slowdowns.shape
     start = int(np.random.default_rng((seed, job)).integers(ticks))
     rolled = np.roll(slowdowns, -start, axis=1)

@@ -1,5 +1,6 @@
 """What ``paceline sim stragglers`` and ``paceline bench stragglers`` have in common."""
 
+import os
 import shlex
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from paceline.base.errors import ConfigError
 from paceline.cli.stragglers.figures import draw
 from paceline.sim.experiments import Preset
 from paceline.sim.results import Results
@@ -23,6 +25,28 @@ def circumstances(preset: Preset) -> dict[str, Any]:
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),
         "notes": preset.notes,
     }
+
+
+def check_outputs(json: Path | None, plots: Path | None) -> None:
+    """Refuse places for results that cannot be written to, before anything is run for them.
+
+    Raises:
+        ConfigError: such a place; ``plots`` is made.
+    """
+    if json is not None and json.is_dir():
+        raise ConfigError(f"--json {json} is a directory; name a file in it")
+    if json is not None and not os.access(json if json.exists() else json.parent, os.W_OK):
+        raise ConfigError(
+            f"--json {json} cannot be written; make the directory {json.parent} first, or name "
+            "another place"
+        )
+    if plots is not None:
+        try:
+            plots.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"--plots {plots} cannot be made ({error.strerror}); name another directory"
+            ) from error
 
 
 def draw_into(directory: Path | None, results: Results) -> None:

@@ -84,10 +84,11 @@ def _experiments(
     for kind in (worker_stragglers, server_straggler):
         for intensity in intensities:
             scenario = shrunk(kind(intensity, mode, size.scale), size)
-            of_this = tuple(scaled(method, scenario, size.scale.steps) for method in methods)
+            fit = partial(scaled, scenario=scenario, steps=size.scale.steps)
             draw = partial(always, scenario=scenario)
             trails = OVER_TIME if intensity == WORST else ()
-            found.append(Experiment(draw=draw, methods=of_this, trails=trails))
+            of_this = tuple(map(fit, methods))
+            found.append(Experiment(draw=draw, methods=of_this, trails=trails, fit=fit))
     return found
 
 
@@ -118,8 +119,8 @@ def presets(size: Size) -> dict[str, Preset]:
     ]
     note = (
         f"Scaled: {about}, time x {size.scale.time:g}, iterations x {size.scale.steps:g}; the "
-        "paper's column is at its own scale. Job completion times count from the first step to the "
-        "last, without the start of processes."
+        f"paper's times, of {WORKERS} workers and {SERVERS} servers, are multiplied by both. Job "
+        "completion times count from the first step to the last, without the start of processes."
     )
     return {each.name: msgspec.structs.replace(each, notes=(note,)) for each in every}
 

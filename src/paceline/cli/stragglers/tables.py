@@ -4,16 +4,13 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 
-import numpy as np
-
+from paceline.cli.stragglers.pairs import ENOUGH_SEEDS, pair
 from paceline.sim import paper
+from paceline.sim.experiments import FIRST_EVALUATION_SEED
 from paceline.sim.results import CLOCKS, Results, Run, mean_s
 
 OURS = ("auto", "ND", "ND, own windows", "DD")
 """Methods that the others are held against."""
-RESAMPLES = 10_000
-ENOUGH_SEEDS = 5
-"""Intervals of fewer say nothing."""
 
 
 def markdown(results: Results) -> str:
@@ -22,6 +19,7 @@ def markdown(results: Results) -> str:
         f"# Stragglers: {results.preset}",
         f"**{CLOCKS[results.clock]}** paceline {results.version} ({results.commit}), "
         f"{results.started}; `{results.command}`.",
+        _seeds(results),
         *results.notes,
         _jcts(results),
         _margins(results),
@@ -32,8 +30,24 @@ def markdown(results: Results) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """The first column is text, the others are numbers."""
+def _seeds(results: Results) -> str:
+    """Which were run, and whether anything was chosen on them."""
+    seeds = {run.seed for run in results.runs}
+    if not seeds:
+        return ""
+    first, last = min(seeds), max(seeds)
+    which = f"Seed {first}" if first == last else f"Seeds {first} to {last}"
+    if first >= FIRST_EVALUATION_SEED:
+        return f"{which}: held out, nothing was chosen on them."
+    part = "" if last < FIRST_EVALUATION_SEED else "in part "
+    return (
+        f"{which}: {part}development seeds (below {FIRST_EVALUATION_SEED}); for held-out ones give "
+        f"`--seed {FIRST_EVALUATION_SEED}`."
+    )
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """As Markdown; the first column is text, the others are numbers. Empty: there are no rows."""
     body = [f"| {' | '.join(row)} |" for row in rows]
     if not body:
         return ""
@@ -53,12 +67,13 @@ def _jcts(results: Results) -> str:
         "paper (s)",
         "off",
         "plain / this",
+        "oracle (s)",
         "JCT / oracle",
         "worst",
         "restarts",
         "short steps",
     )
-    return "## Job completion times\n\n" + _table(head, (_row(results, *r) for r in results.rows()))
+    return "## Job completion times\n\n" + table(head, (_row(results, *r) for r in results.rows()))
 
 
 def _row(results: Results, scenario: str, mode: str, method: str) -> list[str]:
@@ -75,6 +90,7 @@ def _row(results: Results, scenario: str, mode: str, method: str) -> list[str]:
         "" if published_s is None else f"{published_s:,.0f}",
         "" if published_s is None else f"{jct_s / published_s - 1:+.0%}",
         "" if plain_s is None else f"{plain_s / jct_s:.2f}",
+        f"{statistics.mean(run.oracle_s for run in runs):,.0f}",
         f"{statistics.mean(over):.3f}",
         f"{max(over):.3f}",
         f"{statistics.mean(run.outcome.restarts for run in runs):.3g}",
@@ -122,7 +138,7 @@ def _margins(results: Results) -> str:
     if not rows:
         return ""
     head = ("the other takes so many times as long as", *ours, "paper's")
-    return "## Margins\n\n" + _table(head, rows)
+    return "## Margins\n\n" + table(head, rows)
 
 
 # ------------------------------------------------------------------------------ paired
@@ -132,35 +148,23 @@ def _paired(results: Results) -> str:
     """`auto` against each other method, over the same seeds."""
     rows = []
     for scenario, mode, other in results.rows():
-        ratios = _ratios(results.of(scenario, mode, "auto"), results.of(scenario, mode, other))
-        if other == "auto" or len(ratios) < ENOUGH_SEEDS:
+        found = pair(results, scenario, mode, other)
+        if other == "auto" or found is None:
             continue
-        low, high = _interval(ratios)
         rows.append(
             [
                 f"{scenario}, {mode}: {other}",
-                f"{len(ratios)}",
-                f"{statistics.mean(ratios):.3f}",
-                f"{low:.3f} to {high:.3f}",
-                "yes" if high < 1.0 else "no",
+                f"{found.seeds}",
+                f"{found.mean:.3f}",
+                f"{found.low:.3f} to {found.high:.3f}",
+                {True: "yes", False: "no", None: ""}[found.below_1],
             ]
         )
     if not rows:
         return ""
     head = ("auto against", "seeds", "mean JCT ratio", "95 % interval", "below 1")
-    text = f"Intervals of the mean by bootstrap ({RESAMPLES:,} resamples of the seeds)."
-    return f"## auto, paired by seed\n\n{text}\n\n" + _table(head, rows)
-
-
-def _ratios(ours: list[Run], others: list[Run]) -> list[float]:
-    times_s = {run.seed: run.outcome.jct_s for run in others}
-    return [run.outcome.jct_s / times_s[run.seed] for run in ours if run.seed in times_s]
-
-
-def _interval(values: Sequence[float]) -> tuple[float, float]:
-    draws = np.random.default_rng(0).choice(values, (RESAMPLES, len(values)))
-    low, high = np.percentile(draws.mean(axis=1), (2.5, 97.5))
-    return float(low), float(high)
+    text = f"Intervals of the mean by Student's t; fewer than {ENOUGH_SEEDS} seeds decide nothing."
+    return f"## auto, paired by seed\n\n{text}\n\n" + table(head, rows)
 
 
 # ------------------------------------------------------------------------------ restarts
@@ -184,8 +188,8 @@ def _restarts(results: Results) -> str:
             ]
         )
     head = ("recovery by", "JCT over undisturbed (s)", "samples redone", "paper (s)")
-    table = _table(head, rows)
-    return f"## Restart of a worker (Fig. 17)\n\n{table}" if table else ""
+    text = table(head, rows)
+    return f"## Restart of a worker (Fig. 17)\n\n{text}" if text else ""
 
 
 def _mean(runs: Sequence[Run], value: Callable[[Run], float]) -> str:
@@ -220,5 +224,5 @@ def _management(results: Results) -> str:
             "Estimates are counts times the costs given, of the JCT, if nothing overlapped; the "
             "paper's total is 0.44 to 0.46 %.\n\n"
         )
-    table = _table(head, rows)
-    return f"## Management (Fig. 18)\n\n{note}{table}" if table else ""
+    text = table(head, rows)
+    return f"## Management (Fig. 18)\n\n{note}{text}" if text else ""

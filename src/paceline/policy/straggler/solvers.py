@@ -162,16 +162,14 @@ def dedicated(
     if not all(options):
         raise Infeasible("a hardware class whose saturation point is above its memory limit")
     times_s = sorted({time_s for each in options for time_s, _, _ in each})
-    if not _reached(options, times_s[-1], total)[-1] >> total & 1:
+    least_s = _least_s(options, times_s, total)
+    if least_s is None:
         most = sum(max(samples for _, samples, _ in each) for each in options)
         near = _neighbours(_reached(options, times_s[-1], most)[-1], total)
         if not nearest:
             raise NoExactSum(total, near)
-        total = min(near, key=lambda sum_: abs(sum_ - total))
-    best = bisect.bisect_left(
-        times_s, True, key=lambda time_s: bool(_reached(options, time_s, total)[-1] >> total & 1)
-    )
-    return _traced(options, times_s[best], total)
+        return dedicated(classes, min(near, key=lambda sum_: abs(sum_ - total)), accumulation)
+    return _traced(options, least_s, total)
 
 
 _Option = tuple[float, int, Share]
@@ -182,13 +180,37 @@ def _options(each: HardwareClass, accumulation: tuple[int, int]) -> list[_Option
     """The fastest way to each number of samples, by time."""
     fastest: dict[int, _Option] = {}
     low, high = accumulation
-    for count, size in itertools.product(
-        range(low, high + 1), range(each.smallest, each.largest + 1)
-    ):
-        samples, time_s = each.devices * count * size, count * each.time_s(size)
+    sizes = range(each.smallest, each.largest + 1)
+    batches = list(zip(sizes, np.interp(sizes, each.sizes, each.times_s).tolist(), strict=True))
+    for count, (size, batch_s) in itertools.product(range(low, high + 1), batches):
+        samples, time_s = each.devices * count * size, count * batch_s
         if samples not in fastest or time_s < fastest[samples][0]:
             fastest[samples] = (time_s, samples, Share(size, count))
     return sorted(fastest.values(), key=lambda option: option[:2])
+
+
+def _least_s(options: list[list[_Option]], times_s: list[float], total: int) -> float | None:
+    """The first of the times within which the sum can be had; None: in none.
+
+    Below the time at which the largest batches together are enough it cannot; from there the answer
+    is seldom far, and each question is dear, the more so the more time there is: so the search
+    begins there, in steps that double.
+    """
+
+    def most(time_s: float) -> int:
+        within = ((s for taken_s, s, _ in each if taken_s <= time_s) for each in options)
+        return sum(max(each, default=0) for each in within)
+
+    last = len(times_s) - 1
+    start = low = high = bisect.bisect_left(times_s, total, key=most)
+    while low <= last and not _is_reached(options, times_s[high], total):
+        low, high = high + 1, min(high + 1 + high - start, last)
+    if low > last:
+        return None
+    best = bisect.bisect_left(
+        times_s, True, low, high, key=lambda time_s: _is_reached(options, time_s, total)
+    )
+    return times_s[best]
 
 
 def _reached(options: list[list[_Option]], time_s: float, most: int) -> list[int]:
@@ -206,11 +228,24 @@ def _reached(options: list[list[_Option]], time_s: float, most: int) -> list[int
     return reached
 
 
+def _is_reached(options: list[list[_Option]], time_s: float, total: int) -> bool:
+    """Whether the sum can be had within the time.
+
+    The last class's sums, the largest to form, are not formed but looked for.
+    """
+    before = _reached(options[:-1], time_s, total)[-1].to_bytes(total // 8 + 1, "little")
+    return any(
+        before[(total - samples) >> 3] >> ((total - samples) & 7) & 1
+        for taken_s, samples, _ in options[-1]
+        if taken_s <= time_s and samples <= total
+    )
+
+
 def _traced(options: list[list[_Option]], time_s: float, total: int) -> list[Share]:
     """One way to the sum within the time; of several, each class's fastest."""
     shares: list[Share] = []
-    reached = _reached(options, time_s, total)
-    for each, before in zip(reversed(options), reversed(reached[:-1]), strict=True):
+    reached = _reached(options[:-1], time_s, total)
+    for each, before in zip(reversed(options), reversed(reached), strict=True):
         samples, share = next(
             (samples, share)
             for _, samples, share in each

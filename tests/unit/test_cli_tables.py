@@ -1,0 +1,194 @@
+"""Markdown of results that were made up, so that every number is known."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paceline.cli.stragglers.goals import Goal, goals_of, markdown_goals
+from paceline.cli.stragglers.pairs import interval, student
+from paceline.cli.stragglers.tables import markdown
+from paceline.sim.catalogue import presets
+from paceline.sim.experiments import FIRST_EVALUATION_SEED
+from paceline.sim.outcome import Outcome
+from paceline.sim.results import Method, Results, Run
+from tests.simulated import NOISY, changed
+
+Jcts = dict[tuple[str, str, str], list[float]]
+
+
+def results_of(jcts_s: Jcts, *, first_seed: int = 0, oracle_s: float = 1.0) -> Results:
+    """By scenario, mode and method: the JCT of each seed."""
+    results = Results(
+        clock="virtual", preset="test", version="0", commit="c", command="x", started="now"
+    )
+    results.scenarios = {name: changed(NOISY, name=name) for name, _, _ in jcts_s}
+    for (scenario, mode, method), each_s in jcts_s.items():
+        results.methods[method] = Method(label=method, solution="none")
+        results.runs += [
+            Run(
+                scenario=scenario,
+                mode=mode,
+                method=method,
+                seed=seed,
+                outcome=Outcome(jct_s=jct_s, samples=1, steps=1),
+                oracle_s=oracle_s,
+            )
+            for seed, jct_s in enumerate(each_s, first_seed)
+        ]
+    return results
+
+
+def row_of(text: str, head: str) -> list[str]:
+    """The cells after the first of the only row that begins so."""
+    (row,) = re.findall(rf"^\| {re.escape(head)} \|(.*)\|$", text, re.MULTILINE)
+    return [cell.strip() for cell in row.split("|")]
+
+
+def test_the_papers_factor_with_a_slow_server_in_asp_is_against_an_even_partition() -> None:
+    # AntDT section VII-B: "two times as fast as the native ASP", which has an even partition.
+    results = results_of(
+        {
+            ("server 0.8", "asp", "ASP"): [300.0],
+            ("server 0.8", "asp", "ASP-DDS"): [200.0],
+            ("server 0.8", "asp", "ND"): [100.0],
+        }
+    )
+    text = markdown(results)
+    assert row_of(text, "server 0.8, asp: ASP") == ["3.00", "2.00"]
+    assert "server 0.8, asp: ASP-DDS" not in text
+
+
+@pytest.mark.parametrize(
+    ("first_seed", "said"),
+    [
+        (0, "Seeds 0 to 1: development seeds"),
+        (FIRST_EVALUATION_SEED - 1, "Seeds 4999 to 5000: in part development seeds"),
+        (FIRST_EVALUATION_SEED, "Seeds 5000 to 5001: held out"),
+    ],
+)
+def test_the_page_says_which_seeds_were_run_and_whether_they_are_held_out(
+    first_seed: int, said: str
+) -> None:
+    results = results_of({("a", "bsp", "BSP"): [1.0, 2.0]}, first_seed=first_seed)
+    assert said in markdown(results)
+
+
+def test_solutions_are_judged_on_held_out_seeds(tmp_path: Path) -> None:
+    judging = {"families", "families-asp", "pai"}
+    firsts = {each.first_seed for each in presets(tmp_path).values() if each.name in judging}
+    assert firsts == {FIRST_EVALUATION_SEED}
+
+
+# ------------------------------------------------------------------------- paired
+
+
+@pytest.mark.parametrize(
+    ("freedom", "quantile"), [(4, 2.7764), (9, 2.2622), (19, 2.0930), (29, 2.0452)]
+)
+def test_quantiles_of_students_t_are_those_of_the_tables(freedom: int, quantile: float) -> None:
+    assert student(freedom) == pytest.approx(quantile, rel=1e-3)
+
+
+@pytest.mark.parametrize("count", [5, 20])
+def test_an_interval_has_the_mean_in_95_of_100_cases(count: int) -> None:
+    rng = np.random.default_rng(0)
+    found = [interval(rng.normal(0.9, 0.1, count).tolist()) for _ in range(4_000)]
+    assert np.mean([low <= 0.9 <= high for _, low, high in found]) == pytest.approx(0.95, abs=0.01)
+
+
+def paired(ours_s: list[float], others_s: list[float]) -> list[str]:
+    results = results_of({("a", "bsp", "BSP"): others_s, ("a", "bsp", "auto"): ours_s})
+    return row_of(markdown(results), "a, bsp: BSP")
+
+
+def test_a_ratio_is_called_below_1_from_20_seeds_on() -> None:
+    ours_s = [90.0, 92.0] * 10
+    assert paired(ours_s, [100.0] * 20) == ["20", "0.910", "0.905 to 0.915", "yes"]
+    assert paired(ours_s[:19], [100.0] * 20)[-1] == ""
+    assert paired([95.0, 105.0] * 10, [100.0] * 20)[-1] == "no"
+    assert paired([100.0] * 20, [100.0] * 20)[-1] == "no"
+
+
+# ------------------------------------------------------------------------- goals
+
+
+def goals(jcts_s: Jcts, oracle_s: float = 1.0) -> dict[str, tuple[float, bool]]:
+    found: list[Goal] = goals_of(results_of(jcts_s, oracle_s=oracle_s))
+    return {goal.what: (round(goal.measured, 3), goal.met) for goal in found}
+
+
+def test_the_goals_of_table_3_are_decided_by_its_rows() -> None:
+    found = goals(
+        {
+            ("worker 0.1", "bsp", "BSP"): [3_000.0],
+            ("worker 0.1", "bsp", "auto"): [3_500.0],
+            ("worker 0.8", "bsp", "BSP"): [8_000.0],
+            ("worker 0.8", "bsp", "ND"): [4_000.0],
+            ("worker 0.8", "bsp", "auto"): [3_850.0],
+            ("server 0.1", "bsp", "auto"): [3_500.0],
+            ("server 0.8", "bsp", "BSP"): [7_600.0],
+            ("server 0.8", "bsp", "ND, own windows"): [3_900.0],
+            ("server 0.8", "bsp", "auto"): [4_000.0],
+        },
+        oracle_s=3_500.0,
+    )
+    assert found == {
+        "worker 0.1: BSP / the paper's BSP": (0.696, False),
+        "worker 0.8: BSP / the paper's BSP": (0.982, True),
+        "server 0.8: BSP / the paper's BSP": (0.9, True),
+        "auto: worker 0.8 / worker 0.1": (1.1, True),
+        "worker 0.8: BSP / auto": (2.078, True),
+        "auto: server 0.8 / server 0.1": (1.143, False),
+        "server 0.8: BSP / auto": (1.9, False),
+        "worker 0.1: auto / oracle": (1.0, True),
+        "worker 0.8: auto / oracle": (1.1, True),
+        "worker 0.8: auto / ND": (0.963, True),
+        "server 0.1: auto / oracle": (1.0, True),
+        "server 0.8: auto / oracle": (1.143, False),
+        "server 0.8: auto / ND, own windows": (1.026, False),
+        "worker 0.8, bsp: BSP / auto, as far as ND in the paper": (2.078, True),
+        "server 0.8, bsp: BSP / auto, as far as ND in the paper": (1.9, False),
+    }
+
+
+def test_dd_may_be_5_percent_below_the_papers_margins() -> None:
+    found = goals(
+        {
+            ("ResNet-101", "allreduce", "DDP"): [1_200.0],
+            ("ResNet-101", "allreduce", "LB-BSP"): [1_100.0],
+            ("ResNet-101", "allreduce", "DD"): [900.0],
+            ("MobileNet", "allreduce", "DDP"): [1_400.0],
+            ("MobileNet", "allreduce", "DD"): [1_000.0],
+        }
+    )
+    assert found == {
+        "ResNet-101: DDP / DD": (1.333, True),
+        "ResNet-101: LB-BSP / DD": (1.222, True),
+        "MobileNet: DDP / DD": (1.4, False),
+    }
+
+
+def test_a_family_is_won_where_the_closest_method_is_beaten_beyond_doubt() -> None:
+    jcts_s: Jcts = {
+        ("bursty", "bsp", "BSP"): [200.0] * 20,
+        ("bursty", "bsp", "partial"): [101.0] * 20,
+        ("bursty", "bsp", "auto"): [100.0] * 20,
+    }
+    what = "bursty, bsp: upper end of auto / other over all others (partial)"
+    assert goals(jcts_s) == {what: (0.99, True)}
+    assert goals({**jcts_s, ("bursty", "bsp", "partial"): [100.0] * 20}) == {what: (1.0, False)}
+    assert goals({row: times_s[:19] for row, times_s in jcts_s.items()}) == {}
+
+
+def test_goals_are_printed_with_what_was_missed() -> None:
+    jcts_s: Jcts = {
+        ("worker 0.1", "bsp", "auto"): [1.0],
+        ("worker 0.8", "bsp", "auto"): [1.2],
+    }
+    text = markdown_goals(goals_of(results_of(jcts_s)))
+    assert "1 of 3 met." in text
+    assert row_of(text, "auto: worker 0.8 / worker 0.1") == ["1.200", "at most 1.12", "**missed**"]
+    assert row_of(text, "worker 0.1: auto / oracle") == ["1.000", "at most 1.1", "met"]
+    assert markdown_goals([]) == ""
