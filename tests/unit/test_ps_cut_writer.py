@@ -157,6 +157,8 @@ def test_a_cut_that_outgrew_its_file_frees_it_first(  # type: ignore[no-untyped-
     job.copy(2, 2.0)
     assert old._mapped.closed
     assert not job.in_memory(1, "server-0").exists()
+    while not job.said().stored:
+        pass  # its thread writes until then
 
 
 def test_files_deleted_behind_its_back_are_made_anew(bench) -> None:  # type: ignore[no-untyped-def]
