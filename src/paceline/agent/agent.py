@@ -18,7 +18,7 @@ from collections.abc import Iterable
 import msgspec
 
 from paceline.agent.facts import FactsReader
-from paceline.agent.process import ProcessHost, role_of
+from paceline.agent.process import ProcessHost
 from paceline.agent.state import (
     Act,
     Deliver,
@@ -31,7 +31,7 @@ from paceline.agent.state import (
 )
 from paceline.base.cgroups import NodeGroup, create_node_group
 from paceline.base.errors import PacelineError
-from paceline.base.jobdir import JobDir
+from paceline.base.jobdir import JobDir, role_of
 from paceline.base.node_files import NodeFiles
 from paceline.base.processes import find_job_process, is_locked, kill_group_quietly, start_detached
 from paceline.wire.control import ControlClient, MasterStream

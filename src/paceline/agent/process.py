@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from paceline.agent.facts import read_log_tail
 from paceline.base.cgroups import NodeGroup
-from paceline.base.jobdir import JobDir
+from paceline.base.jobdir import JobDir, role_of
 from paceline.base.node_files import NodeFiles
 from paceline.base.processes import (
     JOB_DIR,
@@ -52,11 +52,6 @@ def process_environment(job: JobDir, node: str, spec: JobSpec) -> dict[str, str]
         NODE: node,
         "PACELINE_ROLE": role_of(node),
     }
-
-
-def role_of(node: str) -> str:
-    """``worker`` of ``worker-3``."""
-    return node.rpartition("-")[0]
 
 
 class ProcessHost:

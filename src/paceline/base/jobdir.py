@@ -15,6 +15,11 @@ from paceline.base.errors import ConfigError
 SHARED_MEMORY = Path("/dev/shm")
 
 
+def role_of(node: str) -> str:
+    """``worker`` of ``worker-3``."""
+    return node.rpartition("-")[0]
+
+
 def home() -> Path:
     """``$PACELINE_HOME``, by default ``~/.paceline``."""
     return Path(os.environ.get("PACELINE_HOME", "~/.paceline")).expanduser().absolute()

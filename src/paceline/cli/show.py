@@ -10,7 +10,7 @@ from rich.console import Console, ConsoleDimensions
 from rich.table import Table
 
 from paceline.base.errors import ConfigError, PacelineError
-from paceline.base.jobdir import JobDir, home
+from paceline.base.jobdir import JobDir, home, role_of
 from paceline.cli.history import Tail, read_events, read_last_metrics, sentence
 from paceline.cli.launch import ask, ask_running, is_supervised
 from paceline.cli.live import draw, node_table
@@ -126,7 +126,7 @@ def show_job(job: JobDir, console: Console) -> None:
         nodes = tuple(
             NodeStatus(
                 node=name,
-                role=name.partition("-")[0],
+                role=role_of(name),
                 state="ended",
                 **msgspec.structs.asdict(point),
             )

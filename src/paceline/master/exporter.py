@@ -24,10 +24,11 @@ from prometheus_client.core import (
 from prometheus_client.exposition import ThreadingWSGIServer
 from prometheus_client.registry import Collector
 
-from paceline.base.jobdir import JobDir
+from paceline.base.jobdir import JobDir, role_of
 from paceline.master.monitor import NodeMetrics
 from paceline.master.reporting import Exposed
 from paceline.policy.stats.windows import Pace
+from paceline.policy.straggler.decision_log import PARTS
 from paceline.policy.straggler.observation import Observation, ServerSeen, WorkerSeen
 
 HOST = "127.0.0.1"
@@ -86,7 +87,7 @@ def _of_nodes(exposed: Exposed) -> Iterator[Metric]:
     cpu = CounterMetricFamily("paceline_node_cpu_seconds", text, labels=NODE)
     memory = GaugeMetricFamily("paceline_node_resident_memory_bytes", "Memory.", labels=NODE)
     for node, seen in exposed.metrics.nodes.items():
-        labels = [node, _role(node)]
+        labels = [node, role_of(node)]
         _add_parts(parts, labels, seen)
         whole.add_metric(labels, seen.bpt_s)
         samples.add_metric(labels, seen.samples)
@@ -97,7 +98,7 @@ def _of_nodes(exposed: Exposed) -> Iterator[Metric]:
     restarts = CounterMetricFamily("paceline_node_restarts", text, labels=[*NODE, "cause"])
     for cause, counts in (("failure", exposed.restarts), ("decision", exposed.decided)):
         for node, count in counts.items():
-            restarts.add_metric([node, _role(node), cause], count)
+            restarts.add_metric([node, role_of(node), cause], count)
     yield from (parts, whole, samples, speed, cpu, memory, restarts)
 
 
@@ -125,7 +126,7 @@ def _of_windows(seen: Observation) -> Iterator[Metric]:
         for window, pace in (("short", node.short), ("long", node.long)):
             if pace is None:
                 continue
-            values = [node.node, _role(node.node), window]
+            values = [node.node, role_of(node.node), window]
             _add_parts(parts, values, pace)
             whole.add_metric(values, pace.bpt_s)
             size.add_metric(values, pace.samples)
@@ -140,13 +141,9 @@ def _of_restarts(seen: Observation) -> Iterator[Metric]:
     text = "What a restart takes, by its parts."
     parts = GaugeMetricFamily("paceline_restart_part_seconds", text, labels=["role", "part"])
     for role, cost in (("worker", seen.worker_restart), ("server", seen.server_restart)):
-        for part in ("pending", "start", "rebuild", "restore", "redo"):
-            parts.add_metric([role, part], getattr(cost, f"{part}_s"))
+        for part in PARTS:
+            parts.add_metric([role, part.removesuffix("_s")], getattr(cost, part))
     yield parts
-
-
-def _role(node: str) -> str:
-    return node.partition("-")[0]
 
 
 class _Handler(WSGIRequestHandler):

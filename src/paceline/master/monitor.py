@@ -17,6 +17,7 @@ from math import inf
 
 import msgspec
 
+from paceline.base.jobdir import role_of
 from paceline.master.jobnow import JobNow
 from paceline.master.members import Tell
 from paceline.master.restarts import Restarts
@@ -176,12 +177,12 @@ class Monitor:
 
         For one pull alone the time of a server without steps would shrink with each worker.
         """
-        has_steps = facts.step > 0 or not _is_server(node)
+        has_steps = facts.step > 0 or role_of(node) != "server"
         return 1 if has_steps else max(1, self.num_workers)
 
     def _into_windows(self, node: str, facts: NodeFacts, per_iteration: int, now_s: float) -> None:
         report: Report | None
-        if _is_server(node):
+        if role_of(node) == "server":
             begun = self._iterations.setdefault(node, _Iterations(now_s))
             report = begun.add(facts, per_iteration, now_s)
         else:
@@ -327,10 +328,6 @@ class Monitor:
             for name, totals in self.nodes.items()
         }
         return Metrics(unix_s, committed, self.samples_per_s, nodes)
-
-
-def _is_server(node: str) -> bool:
-    return node.startswith("server")
 
 
 def _with_means_of(facts: NodeFacts, before: NodeFacts) -> NodeFacts:

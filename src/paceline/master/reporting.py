@@ -84,8 +84,8 @@ class Reporting:
         self._monitor.committed(committed, now_s)
         self._monitor.keep(self._members.nodes)
         metrics = self._monitor.metrics(unix_s, committed)
-        if unix_s >= self._next_line_s:
-            self._next_line_s = unix_s + self._line_every_s
+        if now_s >= self._next_line_s:
+            self._next_line_s = now_s + self._line_every_s
             self._write(metrics)
         if self._exporter is not None:
             self._expose(self._exporter, metrics, controller, observe())

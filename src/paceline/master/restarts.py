@@ -23,6 +23,7 @@ from collections.abc import Container, Iterable
 
 import msgspec
 
+from paceline.base.jobdir import role_of
 from paceline.master.records import Record
 from paceline.policy.straggler.decision_log import PARTS
 from paceline.policy.straggler.observation import RestartCost
@@ -47,7 +48,7 @@ class StartMeasured(Record, frozen=True):
     @property
     def role(self) -> str:
         """``worker`` or ``server``."""
-        return self.node.partition("-")[0]
+        return role_of(self.node)
 
 
 class _Start(msgspec.Struct):

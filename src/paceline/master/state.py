@@ -556,8 +556,8 @@ class MasterState:
 
     def training_workers(self) -> dict[int, str]:
         """The workers that can train, and their nodes: one whose script still prepares cannot."""
-        able = self.prepared | self.grants.keys()
-        return {inc: node for inc, node in self.workers.items() if inc in able}
+        prepared, grants = self.prepared, self.grants
+        return {inc: node for inc, node in self.workers.items() if inc in prepared or inc in grants}
 
     def _members(self, inc: int) -> tuple[list[str], int]:
         """The nodes that share a slice, in the order of their parts, and which of them this is."""
