@@ -35,7 +35,14 @@ class _Round:
     """Some samples of a step, cut between workers, and when each is at which batch of them."""
 
     def __init__(
-        self, parts: Parts, begin_s: Floats, batch_s: Floats, chunks: int, batches: Ints
+        self,
+        parts: Parts,
+        begin_s: Floats,
+        batch_s: Floats,
+        *,
+        chunks: int,
+        batches: Ints,
+        message_s: float,
     ) -> None:
         """Begin.
 
@@ -45,16 +52,29 @@ class _Round:
             batch_s: of each worker.
             chunks: contributions in which each part is handed in.
             batches: of each worker's contribution.
+            message_s: of a round trip, without which no contribution begins; the first one's is
+                behind.
         """
         self.parts, self.begin_s, self.batch_s = parts, begin_s, batch_s
         self.chunks, self.batches, self.count = chunks, batches, chunks * batches
+        self._message_s = message_s
         self.sizes = parts.sizes
-        self.end_s = begin_s + np.where(self.sizes > 0, batch_s * self.count, 0.0)
+        self.end_s = np.where(self.sizes > 0, self.ends_s(self.count), begin_s)
+
+    def ends_s(self, batches: Ints) -> Floats:
+        """When each worker is done with its first so many batches, at least one."""
+        between = (batches - 1) // self.batches
+        ends_s: Floats = self.begin_s + batches * self.batch_s + between * self._message_s
+        return ends_s
 
     def num_done(self, at_s: float) -> Ints:
         """Batches of each worker that are done by then."""
-        done = (at_s - self.begin_s) / np.maximum(self.batch_s, 1e-12) + 1e-9
-        return np.where(self.sizes > 0, np.clip(done, 0, self.count), 0).astype(np.int64)
+        spent_s = np.maximum(at_s - self.begin_s, 0.0)
+        turn_s = np.maximum(self.batches * self.batch_s + self._message_s, 1e-12)
+        whole, rest_s = np.divmod(spent_s, turn_s)
+        done = np.minimum(rest_s / np.maximum(self.batch_s, 1e-12) + 1e-9, self.batches)
+        done = np.clip(whole * self.batches + np.floor(done), 0, self.count)
+        return np.where(self.sizes > 0, done, 0).astype(np.int64)
 
     def handed_in(self, batches: Ints) -> Ints:
         """Those of the first batches of each worker that are of whole contributions."""
@@ -165,7 +185,14 @@ class Synchronous(Job):
     def _round(self, parts: Parts, begin_s: Floats, chunks: int, accumulation: Ints) -> _Round:
         batches: Ints = -(-accumulation // chunks)
         batch_s = self.workers.batch_s(parts.sizes / (chunks * batches), self._slices.step)
-        return _Round(parts, begin_s, batch_s, chunks, batches)
+        return _Round(
+            parts,
+            begin_s,
+            batch_s,
+            chunks=chunks,
+            batches=batches,
+            message_s=self.scenario.traffic.message_s,
+        )
 
     def _share_out(self, spans: list[Span], from_s: float) -> None:
         """Samples of a lost worker's part go to the others in equal parts, once there are any."""
@@ -212,7 +239,7 @@ class Synchronous(Job):
             for chunk in range(1, each.chunks + 1):
                 there = each.sizes > 0
                 last = chunk * each.batches
-                when.append((each.begin_s + last * each.batch_s)[there])
+                when.append(each.ends_s(last)[there])
                 size.append((each.samples_of(last) - each.samples_of(last - each.batches))[there])
         at_s, samples = np.concatenate(when), np.concatenate(size)
         order = np.argsort(at_s, kind="stable")
@@ -266,9 +293,9 @@ class Synchronous(Job):
 
     def _keep_late(self, each: _Round, done: Ints, late: NDArray[np.bool_], at_s: float) -> None:
         """These workers go on with a batch that nobody waits for, if they have begun it."""
-        next_s = each.begin_s + done * each.batch_s
-        begun = late & (next_s < at_s)
-        self._free_s = np.where(begun, next_s + each.batch_s, self._free_s)
+        over_s = each.ends_s(np.minimum(done + 1, each.count))
+        begun = late & (over_s - each.batch_s < at_s)
+        self._free_s = np.where(begun, over_s, self._free_s)
         self._late[0] = np.where(begun, each.sizes / each.count, self._late[0])
         self._late[1] = np.where(begun, each.batch_s, self._late[1])
 
