@@ -34,7 +34,13 @@ def num_updates(job: RunningJob) -> np.ndarray:  # type: ignore[type-arg]
 
 
 @pytest.mark.parametrize(
-    "action", [BackupWorkers(count=1), Partial(left_out=10, chunks=4)], ids=["backup", "partial"]
+    "action",
+    [
+        BackupWorkers(count=1),
+        Partial(left_out=10, chunks=4),
+        Partial(left_out=0, late=11, grace_s=0.02),
+    ],
+    ids=["backup", "partial", "grace"],
 )
 def test_steps_without_a_straggler_lose_no_sample_and_repeat_none(
     tmp_path: Path, action: AnyAction

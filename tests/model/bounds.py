@@ -38,6 +38,8 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     """Changes of who computes what (bsp): by turns all of a step is one worker's."""
     left_out: int = 0
     """Samples of a step that may be missing when it is decided (bsp)."""
+    in_grace: int = 0
+    """Samples of it that are waited for until a moment that may be any (bsp)."""
     leads: tuple[int, ...] = (1,)
     """Steps after the undecided one, as the master knows it, in which a plan is to begin."""
     restarts: str = "alone"

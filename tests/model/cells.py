@@ -167,7 +167,7 @@ class ServerCell:
         return _encoder.encode([self.state, self.content, self.aside, sorted(self.kept.items())])
 
     def handle(self, event: object) -> list[Output]:
-        """One message, or ``resend``."""
+        """One message, ``grace over`` or ``resend``."""
         state, done = self.state, []
         self.fenced_before = frozenset(state.fenced)
         hears: dict[type, Callable[[Any], list[ps.Instruction]]] = {
@@ -188,6 +188,8 @@ class ServerCell:
                 done = self._arrived(event)
             case (Restore() as message, File() | None as file):
                 done = self._restore(message, file)
+            case "grace over":
+                done = self._perform(state.grace_over())
             case "resend":
                 pass
             case _:
@@ -468,8 +470,8 @@ class MasterCell:
             case ("plan", str() as node, int() as lead):
                 whole = Share(state.ledger.feeds[FEED].batch_size)
                 return state.carry_out(AdjustBatch(shares={node: whole}), lead)
-            case ("short", int() as left_out):
-                return state.carry_out(Partial(left_out=left_out), 0)
+            case ("short", int() as left_out, int() as late):
+                return state.carry_out(Partial(left_out=left_out, late=late, grace_s=1.0), 0)
             case (str() as method, *arguments):
                 return getattr(state, method)(*arguments)  # type: ignore[no-any-return]
             case "resend":

@@ -397,8 +397,9 @@ class Town:
 
     def _short(self) -> None:
         """From some step on it may lack some samples, and shares come in chunks; or no longer."""
-        left_out = self.chance.choice((0, 1, self.life.slice // 2, self.life.slice - 1))
-        partial_steps = Partial(left_out=left_out, chunks=self.chance.choice((1, 1, 2)))
+        left_out, late = self.chance.choices((0, 1, self.life.slice // 2, self.life.slice - 1), k=2)
+        chunks = self.chance.choice((1, 1, 2))
+        partial_steps = Partial(left_out=left_out, chunks=chunks, late=late, grace_s=1.0)
         self._carry_out(partial_steps, self.chance.choice((0, 1, 2, 4)))
 
     def _carry_out(self, action: GlobalAction, lead: int) -> None:
@@ -455,6 +456,11 @@ class Town:
         links = [link for link, queue in self.links.items() if queue and link[1] in pids]
         if self.chance.random() < 0.02:
             self._tick(self.chance.choice(pids))
+            return
+        in_grace = [i for i in self.servers if self.servers[i].state.grace_s is not None]
+        if in_grace and self.chance.random() < 0.1:
+            leader = self.chance.choice(in_grace)
+            self.send(leader, self.servers[leader].handle("grace over"))
             return
         running = [w.inc for w in self.workers.values() if not w.thread.over]
         options: list[object] = [*links, *running]

@@ -57,6 +57,8 @@ class Facts(msgspec.Struct, kw_only=True, frozen=True):
     # a worker
     holds: int = 0
     may_work: bool = False
+    in_grace: bool = False
+    """The undecided step may be decided without what it lacks, as soon as its grace is over."""
     may_pull: bool = False
     pulled: bool = False
     pulling: bool = False
@@ -93,6 +95,7 @@ class Facts(msgspec.Struct, kw_only=True, frozen=True):
                     content=cell.content,
                     fenced=frozenset(state.fenced),
                     placed=state.map is not None,
+                    in_grace=state.grace_s is not None,
                 )
             case WorkerCell(state=state):
                 leased = [s for spans in state.lease.values() for s in spans]

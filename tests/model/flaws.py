@@ -291,11 +291,20 @@ class OrderedOnFirstReady(ServerState):
         return self._decide(entry)
 
 
+class WaitsForNobody(ServerState):
+    """Decides when the grace is over, however much is missing."""
+
+    def _may_lack(self, part: Part) -> tuple[int, int, float]:
+        left_out, late, grace_s = super()._may_lack(part)
+        return left_out, late + 1, grace_s
+
+
 class LeavesOutTooMuch(ServerState):
     """Leaves out of every step one sample more than is allowed."""
 
     def _may_lack(self, part: Part) -> int:
-        return super()._may_lack(part) + 1
+        left_out, late, grace_s = super()._may_lack(part)
+        return left_out + 1, late, grace_s
 
 
 class NeverComesBack(ServerState):
@@ -705,6 +714,12 @@ FLAWS = [
         finds="H",
         machines=Machines(server=LeavesOutTooMuch),
         bounds=_bsp(samples=3, slice=3, left_out=1, servers=1),
+    ),
+    Flaw(
+        name="more is left out after a grace than is allowed",
+        finds="H",
+        machines=Machines(server=WaitsForNobody),
+        bounds=_bsp(samples=3, slice=3, in_grace=1, servers=1),
     ),
     Flaw(
         name="what is left out never comes back",

@@ -117,6 +117,7 @@ class Network:
         self._instant = () if bounds.late else HEARD_AT_ONCE
         self._read = lru_cache(50_000)(self.cell)
         self.resend = self.events("resend")
+        self.grace_over = self.events("grace over")
         self.work = self.events("work")
         self.pull = self.events("pull")
         size = bounds.samples
@@ -435,7 +436,8 @@ class Network:
         spots[1] = self._spot(master_cell, inbox)
 
     def _server(self, inc: int) -> ServerCell:
-        return ServerCell(self.machines.server(inc), self.bounds.left_out)
+        missing = max(self.bounds.left_out, self.bounds.in_grace)
+        return ServerCell(self.machines.server(inc), missing)
 
     def _worker(self, inc: int) -> WorkerCell:
         state = self.machines.worker(

@@ -59,6 +59,13 @@ CLEAN = {
     "bsp, two plans, in time and too late": planned(plans=2, leads=(0, 1)),
     "bsp, a plan gives one worker what the other has": planned(slice=2, workers=2, leads=(0,)),
     "bsp, short steps": Bounds(mode="bsp", servers=1, cuts=0, left_out=1),
+    "bsp, short steps after a grace": Bounds(mode="bsp", servers=1, cuts=0, in_grace=1),
+    "bsp, short steps after a grace, the worker dies": short(
+        left_out=0, in_grace=1, failures=1, kinds=("worker",)
+    ),
+    "bsp, short steps after a grace, the master dies": short(
+        left_out=0, in_grace=1, failures=1, kinds=("master",)
+    ),
     "bsp, short steps, the worker dies": short(failures=1, kinds=("worker",)),
     "bsp, short steps, the master dies": short(failures=1, kinds=("master",)),
     "bsp, short steps, a server dies, with a cut": short(failures=1, kinds=("server",), cuts=1),

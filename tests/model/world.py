@@ -77,8 +77,9 @@ class World(Network):
         for inc in incs:
             state = self._up(state, inc)
         state = self.apply(state, MASTER, self.events(("start_epoch", servers)))
-        if bounds.left_out:
-            state = self.apply(state, MASTER, self.events(("short", bounds.left_out)))
+        if bounds.left_out or bounds.in_grace:
+            event = self.events(("short", bounds.left_out, bounds.in_grace))
+            state = self.apply(state, MASTER, event)
         return self._settle(state)
 
     def _settle(self, state: State) -> State:
@@ -144,6 +145,9 @@ class World(Network):
             if self.facts[self.cell_of[spot]].may_work:
                 step = self.step(spot, self.work)
                 moves.append((("act", pid, self.work), self.work, step))
+            if self.facts[self.cell_of[spot]].in_grace:
+                step = self.step(spot, self.grace_over)
+                moves.append((("act", pid, self.grace_over), self.grace_over, step))
             found = self._known_moves[spot] = tuple(moves)
         return found
 

@@ -60,7 +60,7 @@ class World:
         self.server_nodes = [NodeHistory(Lengths()) for _ in self.server_s]
         self.shares = np.full(workers, EVEN)
         self.total = EVEN * workers
-        self.backup, self.left_out, self.chunks = 0, 0, 1
+        self.backup, self.partial = 0, Partial(left_out=0)
         self.t_s, self.step, self.owed = 0.0, 0, 0
         self.asked_step, self.asked_s = 0, 0.0
         self.gone: dict[int, float] = {}
@@ -97,9 +97,15 @@ class World:
         shares = np.where(alive, self.shares, 0) * self.total / max(self.shares[alive].sum(), 1)
         times_s = self._times_s(shares) * self.rng.normal(1.0, self.noise, len(shares))
         order = np.argsort(-np.where(alive, times_s, -1.0))
-        spared = max(self.backup, int((np.cumsum(shares[order]) <= self.left_out).sum()))
+        missing = np.cumsum(shares[order])
+        spared = max(self.backup, int((missing <= self.partial.left_out).sum()))
+        in_grace = max(spared, int((missing <= self.partial.late).sum()))
+        grace_over_s = float(times_s[order[in_grace]]) + self.partial.grace_s
+        spared += int((times_s[order[spared:in_grace]] > grace_over_s).sum())
         self.owed += int(shares[order[:spared]].sum())
-        step_s = float(times_s[order[spared]]) + float(self.server_s.max())
+        waited_s = min(float(times_s[order[0]]), grace_over_s) if in_grace > spared else 0.0
+        waited_s = max(waited_s, float(times_s[order[spared]]))
+        step_s = waited_s + float(self.server_s.max())
         self.t_s += step_s
         self.step += 1
         self.bpt_s.append(step_s)
@@ -118,9 +124,9 @@ class World:
                 self.shares = np.array([share.batch_size if share else 0 for share in given])
                 assert self.shares.sum() == self.total
             case BackupWorkers(count=count):
-                self.backup = count
-            case Partial(left_out=left_out, chunks=chunks):
-                self.left_out, self.chunks = left_out, chunks
+                self.backup, self.partial = count, Partial(left_out=0)
+            case Partial():
+                self.backup, self.partial = 0, action
 
     def _report(self) -> None:
         bpt_s = sum(self.bpt_s) / len(self.bpt_s)
@@ -177,8 +183,10 @@ class World:
             workers=workers,
             servers=servers,
             backup=self.backup,
-            left_out=self.left_out,
-            chunks=self.chunks,
+            left_out=self.partial.left_out,
+            chunks=self.partial.chunks,
+            late=self.partial.late,
+            grace_s=self.partial.grace_s,
             absent=len(self.gone),
             pending_s=self.pending_s,
             worker_restart=RESTART,

@@ -201,7 +201,12 @@ def test_a_loss_is_told_as_one() -> None:
     [
         (KillRestart(node="worker-3"), "KILL_RESTART worker-3"),
         (BackupWorkers(count=2), "BACKUP_WORKERS 2"),
-        (Partial(left_out=5000, chunks=4), "PARTIAL, up to 5,000 samples"),
+        (Partial(left_out=5000, chunks=4), "PARTIAL, up to 5,000 samples in 4 chunks"),
+        (
+            Partial(left_out=1, late=5000, grace_s=0.25),
+            "PARTIAL, up to 1 sample, or 5,000 after 0.25 s",
+        ),
+        (Partial(left_out=0, late=5000, grace_s=0.25), "PARTIAL, up to 5,000 samples after 0.25 s"),
         (AdjustRate(factors={"worker-0": 0.5}), "ADJUST_LR of 1 worker"),
         (Profile(sizes={"worker-0": 5, "worker-1": 5}, steps=3), "PROFILE of 2 workers"),
         (

@@ -243,7 +243,7 @@ def test_the_next_leader_knows_who_is_fenced() -> None:
 
 def test_the_next_leader_knows_what_a_step_may_lack() -> None:
     leader = server(OLD)
-    allow = Allow(epoch_no=1, inc=OLD, no=3, step=7, left_out=2, of=8)
+    allow = Allow(epoch_no=1, inc=OLD, no=3, step=7, left_out=2, of=8, late=3, grace_s=0.5)
     leader.allow(allow)
     leader.change_map(change(COPY))
     leader.change_map(change(SWITCH))

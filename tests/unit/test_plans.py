@@ -1,5 +1,6 @@
 """Plans: who computes what of a step, from one step on, whoever dies while it is prepared."""
 
+import math
 from collections import deque
 
 import pytest
@@ -485,6 +486,19 @@ def test_the_leader_is_told_what_may_be_left_out_until_it_says_that_it_knows(job
     assert allows(job.do(job.state.resend())) == []
 
 
+def test_a_grace_is_told_and_ends_with_backup_workers(job: Job) -> None:
+    def told(sent: list[Send]) -> list[tuple[int, int, float]]:
+        words = [one.message for one in sent if isinstance(one.message, Allow)]
+        return [(word.left_out, word.late, word.grace_s) for word in words]
+
+    sent = job.do(job.state.carry_out(Partial(left_out=1, late=3, grace_s=0.5), 100))
+    assert told(sent) == [(1, 3, 0.5)]
+    sent = job.do(job.state.carry_out(Partial(left_out=3, late=3, grace_s=0.5), 100))
+    assert told(sent) == [(3, 0, 0.0)], "nothing more is waited for"
+    sent = job.do(job.state.carry_out(BackupWorkers(count=0), 100))
+    assert told(sent) == [(0, 0, 0.0)]
+
+
 def test_a_leader_and_a_master_that_begin_anew_are_told_again(job: Job) -> None:
     short(job)
     job.decided(1, allow=1)
@@ -517,6 +531,9 @@ def test_backup_workers_leave_out_as_much_as_the_largest_shares(
         Partial(left_out=8),
         Partial(left_out=-1),
         Partial(left_out=1, chunks=0),
+        Partial(left_out=0, late=8),
+        Partial(left_out=0, late=1, grace_s=-1.0),
+        Partial(left_out=0, late=1, grace_s=math.inf),
         BackupWorkers(count=2),
     ],
 )

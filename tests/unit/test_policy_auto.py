@@ -68,14 +68,14 @@ def test_a_worker_beyond_help_is_left_with_one_sample_and_not_waited_for() -> No
     world = World(Auto(max_restarts=0), delays_s=lambda _: one(1, 5.0))
     jct_s = world.run(STEPS)
     assert world.shares[1] == 1
-    assert world.left_out == 1
+    assert world.partial.left_out == 1
     assert jct_s <= 1.10 * clairvoyant_s(world, STEPS)
 
 
 def test_waiting_for_everybody_is_taken_up_again_on_relief() -> None:
     world = World(Auto(max_restarts=0), delays_s=lambda t_s: (t_s < 300.0) * one(1, 5.0))
     world.run(STEPS)
-    assert world.left_out == 0
+    assert (world.partial.left_out, world.partial.late) == (0, 0)
     assert np.abs(world.shares - EVEN).max() < 0.05 * EVEN
 
 
@@ -213,14 +213,21 @@ def test_the_whole_step_is_divided() -> None:
 def test_short_steps_of_one_kind_take_the_place_of_the_other() -> None:
     """BACKUP_WORKERS and partial steps are one action in force: one action changes it."""
     for new, present in itertools.permutations(
-        (Patience(), Patience(backup=2), Patience(left_out=1), Patience(left_out=9, chunks=4)), 2
+        (
+            Patience(),
+            Patience(backup=2),
+            Patience(left_out=1),
+            Patience(left_out=1, late=9, grace_s=0.5),
+        ),
+        2,
     ):
         (action,) = _patience(new, present, "")
         if isinstance(action, BackupWorkers):
             assert Patience(backup=action.count) == new
         else:
             assert isinstance(action, Partial)
-            assert Patience(left_out=action.left_out, chunks=action.chunks) == new
+            lacking = Patience(left_out=action.left_out, late=action.late, grace_s=action.grace_s)
+            assert lacking == new
 
 
 def test_where_limits_leave_no_division_a_straggler_is_restarted_all_the_same() -> None:

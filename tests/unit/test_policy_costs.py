@@ -1,5 +1,7 @@
 """What a batch costs a worker, who is like the others, and how late the latest are."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -141,21 +143,42 @@ def regime(late: list[float], scatter: float = 0.0) -> Regime:
     return Regime(since_s=0.0, iterations=100, points=(), scatter=scatter, late=tuple(late))
 
 
-def test_ranks_of_normal_scatter_are_those_of_normal_values() -> None:
-    ranks = Delays([regime([], scatter=0.1)] * 20, count=20).expected_ranks(3)
-    values = np.sort(np.random.default_rng(0).normal(1.0, 0.1, (20_000, 20)), axis=1)
-    assert ranks == pytest.approx(values[:, :-5:-1].mean(axis=0), abs=0.003)
+def test_of_normal_scatter_the_slowest_is_waited_for() -> None:
+    waits = Delays([regime([], scatter=0.1)] * 20, count=20).waits(3)
+    values = np.random.default_rng(0).normal(1.0, 0.1, (20_000, 20))
+    assert waits.ratios == pytest.approx(values.max(axis=1).mean(), abs=0.003)
+    assert not waits.dropped.any()
 
 
-def test_ranks_of_rare_delays_are_those_of_a_binomial() -> None:
+def test_waits_for_rare_delays_are_those_of_a_binomial() -> None:
     # One iteration in 20 takes twice the time, or about.
     late = [0.0] * 16 + [200.0]
     level = int(np.searchsorted(LATE, 2.0))
     late[0], late[level] = 10.0, 10.0
-    ranks = Delays([regime(late)] * 20, count=20).expected_ranks(2)
+    waits = Delays([regime(late)] * 20, count=20).waits(2)
     hit = np.random.default_rng(0).binomial(20, 0.05, 200_000)
-    expected = [1.0 + (LATE[level] - 1.0) * (hit > rank).mean() for rank in range(3)]
-    assert ranks == pytest.approx(expected, abs=0.01)
+    for spared, grace in itertools.product(range(3), range(len(LATE))):
+        ends = min(grace, level)
+        waited = (LATE[ends] - 1.0) * (hit > 0).mean()
+        waited += (LATE[level] - LATE[ends]) * (hit > spared).mean()
+        assert waits.ratios[grace, spared] == pytest.approx(1.0 + waited, abs=0.01)
+        dropped = np.minimum(hit, spared).mean() / 20 if grace < level else 0.0
+        assert waits.dropped[grace, spared] == pytest.approx(dropped, abs=0.001)
+
+
+def test_a_grace_waits_for_who_is_a_little_late_and_drops_only_the_others() -> None:
+    rng = np.random.default_rng(0)
+    times_s = 1.0 + np.where(rng.random((200_000, 10)) < 0.03, rng.uniform(0.0, 3.0), 0.0)
+    places = np.interp(times_s.ravel(), LATE, np.arange(len(LATE)))
+    counts = np.maximum(0.0, 1.0 - np.abs(places[:, np.newaxis] - np.arange(len(LATE)))).sum(axis=0)
+    late = [*(counts / 1000).tolist(), times_s.size / 1000]
+    waits = Delays([regime(late)] * 10, count=10).waits(2)
+    ordered = np.sort(times_s, axis=1)
+    ends = LATE[9]
+    taken = np.minimum(ordered[:, -1], np.maximum(ends, ordered[:, -3])).mean()
+    assert waits.ratios[9, 2] == pytest.approx(taken, abs=0.02)
+    later = (times_s > ends).sum(axis=1)
+    assert waits.dropped[9, 2] == pytest.approx(np.minimum(later, 2).mean() / 10, abs=0.003)
 
 
 def scattered(seed: int, per_report: int) -> Regime:
@@ -187,21 +210,25 @@ def test_who_is_not_waited_for_is_late_for_the_next_steps_too() -> None:
     late = [0.0] * 16 + [200.0]
     late[0], late[12] = 10.0, 10.0
     waiting, skipping = (Delays([regime(late)] * 20, 20, skipping=each) for each in (False, True))
-    assert (skipping.expected_ranks(2) > waiting.expected_ranks(2)).all()
+    assert (skipping.waits(2).ratios > waiting.waits(2).ratios).all()
 
 
 def test_few_iterations_say_nothing_about_rare_delays() -> None:
     late = [0.0] * 16 + [10.0]
     late[5] = 1.0
-    ranks = Delays([regime(late, scatter=0.02)] + [regime([], 0.02)] * 19, 20).expected_ranks(1)
-    assert (ranks > 1.0).all()
-    assert ranks[0] - 1.0 == pytest.approx(normal_rank(20, 0) * Delays([regime(late)], 20).scatter)
+    waits = Delays([regime(late, scatter=0.02)] + [regime([], 0.02)] * 19, 20).waits(1)
+    longest = normal_rank(20, 0) * Delays([regime(late)], 20).scatter
+    assert waits.ratios - 1.0 == pytest.approx(np.full_like(waits.ratios, longest))
 
 
-def test_the_latest_is_never_expected_before_the_second_latest() -> None:
+def test_who_waits_for_fewer_and_shorter_never_waits_longer() -> None:
     rng = np.random.default_rng(1)
     for _ in range(50):
         late = [*rng.exponential(1.0, 16).tolist(), 200.0]
-        ranks = Delays([regime(late)] * 30, count=30).expected_ranks(7)
-        assert (np.diff(ranks) <= 1e-12).all()
-        assert ranks[-1] >= 1.0
+        ratios, dropped = Delays([regime(late)] * 30, count=30).waits(7)
+        assert (np.diff(ratios, axis=1) <= 1e-12).all()
+        assert (np.diff(ratios, axis=0) >= -1e-12).all()
+        assert (np.diff(dropped, axis=1) >= -1e-12).all()
+        assert (np.diff(dropped, axis=0) <= 1e-12).all()
+        assert ratios.min() >= 1.0
+        assert 0.0 <= dropped.min() <= dropped.max() <= 7 / 30

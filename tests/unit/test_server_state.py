@@ -372,8 +372,10 @@ def test_a_pull_waits_for_its_step() -> None:
 # ---------------------------------------------------------------------- short steps (bsp)
 
 
-def allow(left_out: int, *, no: int = 1, step: int = 1) -> Allow:
-    return Allow(epoch_no=1, inc=LEADER, no=no, step=step, left_out=left_out, of=4)
+def allow(left_out: int, *, no: int = 1, step: int = 1, late: int = 0) -> Allow:
+    return Allow(
+        epoch_no=1, inc=LEADER, no=no, step=step, left_out=left_out, of=4, late=late, grace_s=0.3
+    )
 
 
 @pytest.fixture
@@ -391,6 +393,45 @@ def test_a_step_is_decided_while_what_may_be_left_out_is_missing(synchronous: Se
     assert applied(done) == [((WORKER, 1), (OTHER, 1))]
     assert (synchronous.step, synchronous.short_steps, synchronous.left_out) == (1, 1, 2)
     assert synchronous.committed == SampleSet([Span(0, 0, 1), Span(0, 2, 3)])
+
+
+def test_what_is_late_is_waited_for_until_the_grace_is_over(synchronous: ServerState) -> None:
+    synchronous.allow(allow(0, late=2))
+    synchronous.part(part(1, 0, 1, step=1))
+    assert applied(synchronous.ready(ready(1, step=1))) == []
+    assert synchronous.grace_s is None, "3 of 4 are missing"
+    assert synchronous.grace_over() == []
+    synchronous.part(part(1, 2, 3, inc=OTHER, step=1))
+    assert applied(synchronous.ready(ready(1, inc=OTHER, step=1))) == []
+    assert synchronous.grace_s == 0.3
+
+    assert applied(synchronous.grace_over()) == [((WORKER, 1), (OTHER, 1))]
+    assert synchronous.grace_s is None
+    assert (synchronous.step, synchronous.short_steps, synchronous.left_out) == (1, 1, 2)
+
+
+def test_a_step_that_is_whole_within_its_grace_is_not_short(synchronous: ServerState) -> None:
+    synchronous.allow(allow(0, late=2))
+    synchronous.part(part(1, 0, 2, step=1))
+    synchronous.ready(ready(1, step=1))
+    assert synchronous.grace_s == 0.3
+    synchronous.part(part(1, 2, 4, inc=OTHER, step=1))
+
+    assert len(applied(synchronous.ready(ready(1, inc=OTHER, step=1)))) == 1
+    assert (synchronous.grace_s, synchronous.short_steps) == (None, 0)
+    assert synchronous.grace_over() == [], "nothing of the next step is there"
+
+
+def test_a_grace_ends_with_a_contribution_that_is_lost(synchronous: ServerState) -> None:
+    synchronous.allow(allow(0, late=2))
+    for inc, low in ((WORKER, 0), (OTHER, 1)):
+        synchronous.part(part(1, low, low + 1, inc=inc, step=1))
+        synchronous.ready(ready(1, inc=inc, step=1))
+    assert synchronous.grace_s == 0.3
+    synchronous.fence(Fence(epoch_no=1, inc=LEADER, fenced=OTHER))
+
+    assert synchronous.grace_over() == []
+    assert (synchronous.grace_s, synchronous.step) == (None, 0)
 
 
 def test_what_waits_when_the_leader_hears_of_it_is_decided_then(synchronous: ServerState) -> None:

@@ -241,6 +241,34 @@ def test_a_partial_step_takes_what_a_straggler_has_finished() -> None:
     assert outcome.jct_s < 0.5 * run(scenario)[0].jct_s
 
 
+def test_a_grace_costs_nothing_while_nobody_is_late() -> None:
+    calm = changed(SMALL, num_samples=8_000)
+    outcome, _ = run(calm, (4.5, [Partial(left_out=0, late=100, grace_s=0.5)]))
+    assert outcome.short_steps == 0
+    assert outcome.jct_s == pytest.approx(run(calm)[0].jct_s)
+
+
+def test_who_is_late_is_waited_for_as_long_as_the_grace() -> None:
+    scenario = changed(SMALL, patterns=(SLOW_WORKER,), num_samples=8_000)
+    jcts_s = []
+    for grace_s in (0.0, 0.5, 5.0):
+        partial = Partial(left_out=0, late=100, grace_s=grace_s)
+        outcome, _ = run(scenario, (0.0, [partial]))
+        assert (outcome.short_steps > 0) == (grace_s < 2.0)
+        jcts_s.append(outcome.jct_s)
+    assert jcts_s[0] < jcts_s[1] < jcts_s[2] == run(scenario)[0].jct_s
+
+
+def test_a_contribution_after_the_first_costs_a_round_trip() -> None:
+    scenario = changed(SMALL, num_samples=8_000, traffic=Traffic(message_s=0.25))
+    jcts_s = [
+        run(scenario, (3.5, [Partial(left_out=0, chunks=chunks)]))[0].jct_s for chunks in (1, 2, 4)
+    ]
+    per_chunk_s = jcts_s[1] - jcts_s[0]
+    assert per_chunk_s == pytest.approx(0.25 * 34, abs=0.25 * 3), "40 steps, but the first few"
+    assert jcts_s[2] - jcts_s[0] == pytest.approx(3 * per_chunk_s)
+
+
 def test_ending_backup_workers_makes_steps_whole_again() -> None:
     scenario = changed(SMALL, patterns=(SLOW_WORKER,), num_samples=8_000)
     script = [(3.5, [BackupWorkers(count=1)]), (18.5, [BackupWorkers(count=0)])]
@@ -437,8 +465,12 @@ def actions(nodes: list[str]) -> st.SearchStrategy[AnyAction]:
         fixed,
         st.integers(1, 300).map(lambda size: Profile(sizes={"worker-2": size}, steps=3)),
         st.integers(0, 3).map(lambda count: BackupWorkers(count=count)),
-        st.tuples(st.integers(0, 300), st.integers(1, 5)).map(
-            lambda two: Partial(left_out=two[0], chunks=two[1])
+        st.builds(
+            Partial,
+            left_out=st.integers(0, 300),
+            chunks=st.integers(1, 5),
+            late=st.integers(0, 300),
+            grace_s=st.floats(0.0, 3.0),
         ),
         st.sampled_from(nodes).map(lambda node: KillRestart(node=node)),
     )

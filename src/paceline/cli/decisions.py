@@ -147,12 +147,21 @@ def name_of(action: AnyAction) -> str:
             return f"ADJUST_BS {told}" + (f" and {more} more" if more > 0 else "")
         case BackupWorkers(count=count):
             return f"BACKUP_WORKERS {count}"
-        case Partial(left_out=left_out):
-            return f"PARTIAL, up to {left_out:,} samples"
+        case Partial():
+            return f"PARTIAL, {_lacking(action)}"
         case AdjustRate(factors=factors):
             return f"ADJUST_LR of {counted(len(factors), 'worker')}"
         case Profile(sizes=sizes):
             return f"PROFILE of {counted(len(sizes), 'worker')}"
+
+
+def _lacking(partial: Partial) -> str:
+    told = f"up to {counted(partial.left_out, 'sample')}"
+    if partial.late > partial.left_out:
+        after = f"{partial.late:,}" if partial.left_out else counted(partial.late, "sample")
+        told = f"{told}, or {after}" if partial.left_out else f"up to {after}"
+        told += f" after {partial.grace_s:.3g} s"
+    return told + (f" in {partial.chunks} chunks" if partial.chunks > 1 else "")
 
 
 def _size(share: Share) -> str:

@@ -33,6 +33,8 @@ class JobNow(msgspec.Struct, frozen=True, kw_only=True):
     """0 also when workers have come or gone since: as much is left out as others had."""
     left_out: int = 0
     chunks: int = 1
+    late: int = 0
+    grace_s: float = 0.0
     absent: int = 0
     pending_s: float | None = 0.0
     since_action_s: float | None = None
@@ -99,6 +101,8 @@ def job_now(
         backup=plan.backup if state.holds(BackupWorkers(count=plan.backup)) else 0,
         left_out=0 if plan.backup else plan.left_out,
         chunks=plan.chunks,
+        late=plan.late,
+        grace_s=plan.grace_s,
     )
 
 

@@ -279,6 +279,8 @@ class Monitor:
             backup=job.backup,
             left_out=job.left_out,
             chunks=job.chunks,
+            late=job.late,
+            grace_s=job.grace_s,
             fixed=job.fixed,
             by_staleness=job.by_staleness,
             absent=job.absent,

@@ -92,8 +92,13 @@ def _batching(plan: Plan, nodes: Sequence[str], index: int, feed: Feed, start: i
         start=start,
         batch_size=batch_size,
         contribution=-(-mine // plan.chunks) if plan.chunks > 1 else 0,
-        short=plan.left_out > 0,
+        short=max(plan.left_out, plan.late) > 0,
     )
+
+
+def _lacking(plan: Plan) -> tuple[int, int, float]:
+    """What a step may be decided without."""
+    return plan.left_out, plan.late, plan.grace_s
 
 
 class Preparing(msgspec.Struct):
@@ -190,7 +195,7 @@ class Plans:
         if plan == before:
             return
         plan = replace(plan, no=before.no + 1)
-        if plan.left_out != before.left_out:
+        if _lacking(plan) != _lacking(before):
             plan = replace(plan, allow=plan.no)
         self.preparing = Preparing(plan=plan, lead=lead)
         self._place_anew(step, self.undecided())
@@ -201,9 +206,11 @@ class Plans:
             case AdjustBatch(shares=shares, fixed=fixed):
                 plan = replace(plan, shares=dict(shares), fixed=fixed)
             case BackupWorkers(count=count):
-                plan = replace(plan, backup=count, left_out=0, chunks=1)
-            case Partial(left_out=left_out, chunks=chunks):
-                plan = replace(plan, backup=0, left_out=left_out, chunks=chunks)
+                plan = replace(plan, backup=count, left_out=0, late=0, grace_s=0.0, chunks=1)
+            case Partial(left_out=left_out, chunks=chunks, late=late, grace_s=grace_s):
+                late, grace_s = (late, grace_s) if late > left_out else (0, 0.0)
+                lacking = {"left_out": left_out, "late": late, "grace_s": grace_s}
+                plan = replace(plan, backup=0, chunks=chunks, **lacking)
             case AdjustRate(factors=factors, by_staleness=by_staleness):
                 plan = replace(plan, factors=dict(factors), by_staleness=by_staleness)
         return replace(plan, left_out=self._share_of(plan, nodes)) if plan.backup else plan
@@ -259,17 +266,19 @@ class Plans:
         return sum(sizes[len(sizes) - count :])
 
     def _check_short(self, plan: Plan) -> None:
-        if (plan.backup, plan.left_out, plan.chunks) == (0, 0, 1):
+        if (plan.backup, _lacking(plan), plan.chunks) == (0, (0, 0, 0.0), 1):
             return
         if not self.synchronous:
             raise ConfigError("only the steps of mode bsp wait for workers that could be left out")
         feed = self.in_training()
-        size = feed.batch_size if feed is not None else plan.left_out + 1
-        if plan.chunks < 1 or not 0 <= plan.left_out < size:
+        size = feed.batch_size if feed is not None else max(plan.left_out, plan.late) + 1
+        if plan.chunks < 1 or plan.left_out < 0 or max(plan.left_out, plan.late) >= size:
             raise ConfigError(
-                f"{plan.left_out} samples left out in {plan.chunks} chunks: expected 0 to "
-                f"{size - 1}, and at least 1 chunk"
+                f"{plan.left_out} samples left out, {plan.late} if late, in {plan.chunks} chunks: "
+                f"expected 0 to {size - 1}, and at least 1 chunk"
             )
+        if not 0.0 <= plan.grace_s < inf:
+            raise ConfigError(f"a grace of {plan.grace_s} s: expected 0 s or more")
 
     def move(self, step: int, whole: Slice, *, free: bool = False) -> bool:
         """If the plan was to begin by now, let it begin later; whether it was.

@@ -32,8 +32,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Workers whose shares a step may lack (synchronous)."""
     left_out: int = 0
     """Samples of a step that may be missing when it is decided (synchronous)."""
+    late: int = 0
+    """Samples that may be missing when nothing has changed that for ``grace_s``."""
+    grace_s: float = 0.0
     allow: int = 0
-    """Number of the plan since which that is so; 0: it always was."""
+    """Number of the plan since which these three are so; 0: they always were."""
     chunks: int = 1
     """Contributions in which each worker hands in its share of a step (synchronous)."""
     factors: dict[str, float] = {}

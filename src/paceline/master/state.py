@@ -688,6 +688,8 @@ class MasterState:
             step=allowed.step,
             left_out=allowed.plan.left_out,
             of=feed.batch_size,
+            late=allowed.plan.late,
+            grace_s=allowed.plan.grace_s,
         )
         return [Send(leader, allow)]
 

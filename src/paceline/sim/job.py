@@ -279,7 +279,9 @@ class Job:
             committed=self.num_committed,
             workers=shares,
             backup=plan.backup if is_backup else 0,
-            partial=Partial(left_out=left_out, chunks=plan.chunks),
+            partial=Partial(
+                left_out=left_out, chunks=plan.chunks, late=plan.late, grace_s=plan.grace_s
+            ),
             replacing=self.replacing,
             lease_shares={}
             if self.plans.synchronous

@@ -129,6 +129,8 @@ class Steering:
             backup=now.backup,
             left_out=now.partial.left_out,
             chunks=now.partial.chunks,
+            late=now.partial.late,
+            grace_s=now.partial.grace_s,
             absent=scenario.workers - len(now.workers),
             restarts=self._restarts,
             pending_s=scenario.recovery.worker.pending_s,

@@ -25,10 +25,23 @@ from paceline.sim.job import FEED, Job, steps_ahead
 from paceline.sim.slices import Members, Parts, Slices
 
 
-def may_lack(known: Sequence[Planned], step: int, size: int, batch_size: int) -> int:
-    """How many samples of a slice of this size the leader decides a step without."""
+class Lacking(NamedTuple):
+    """What the leader decides a step without."""
+
+    left_out: int = 0
+    late: int = 0
+    """After the grace."""
+    grace_s: float = 0.0
+
+
+def may_lack(known: Sequence[Planned], step: int, size: int, batch_size: int) -> Lacking:
+    """How many samples of a slice of this size may be missing."""
     held = [one.plan for one in known if one.step <= step]
-    return held[-1].left_out * size // batch_size if held else 0
+    if not held:
+        return Lacking()
+    plan = held[-1]
+    left_out, late = (count * size // batch_size for count in (plan.left_out, plan.late))
+    return Lacking(left_out, late, plan.grace_s)
 
 
 class _Round:
@@ -119,8 +132,8 @@ class Synchronous(Job):
         """Samples and T^w of that batch; 0: there is none."""
         self._step_s: float | None = None
         self._pause_s = 0.0
-        self._may_lack = 0
-        """Samples of the step under way that may be missing when it is decided."""
+        self._may_lack = Lacking()
+        """Of the step under way."""
         self._stopped_until_s: float | None = None
         """All were stopped, and will be back then."""
         self._kept: tuple[float, int, tuple[Span, ...]] = (0.0, 1, ())
@@ -223,8 +236,8 @@ class Synchronous(Job):
         num_parts = int(has_part.sum())
         part_s, update_s = self.servers.slowest_s(num_parts)
         ends_s = self._rounds[-1].end_s[has_part]
-        if self._may_lack:
-            closed_s = self._enough_s()
+        if any(self._may_lack):
+            closed_s = self._enough_s(self._may_lack)
             there_s = closed_s + part_s
         else:
             closed_s = float(ends_s.max())
@@ -232,8 +245,8 @@ class Synchronous(Job):
         sent_s = traffic.round_trip_s(num_parts, self.scenario.servers)
         return _Decided(closed_s, there_s + sent_s + update_s)
 
-    def _enough_s(self) -> float:
-        """When only as many samples are missing as may be."""
+    def _enough_s(self, may_lack: Lacking) -> float:
+        """When no more samples are missing than may be."""
         when, size = [], []
         for each in self._rounds:
             for chunk in range(1, each.chunks + 1):
@@ -243,9 +256,15 @@ class Synchronous(Job):
                 size.append((each.samples_of(last) - each.samples_of(last - each.batches))[there])
         at_s, samples = np.concatenate(when), np.concatenate(size)
         order = np.argsort(at_s, kind="stable")
-        enough = samples.sum() - self._may_lack
-        reached = int(np.searchsorted(np.cumsum(samples[order]), max(1, enough)))
-        return float(at_s[order[reached]])
+        there = np.cumsum(samples[order])
+
+        def when_s(missing: int) -> float:
+            return float(at_s[order[int(np.searchsorted(there, max(1, there[-1] - missing)))]])
+
+        enough_s = when_s(may_lack.left_out)
+        if may_lack.late > may_lack.left_out:
+            return min(enough_s, when_s(may_lack.late) + may_lack.grace_s)
+        return enough_s
 
     def _finish(self, decided: _Decided) -> None:
         """The step is in the model."""
@@ -253,7 +272,7 @@ class Synchronous(Job):
         self.steps += 1
         self._note_servers()
         self._note_late()
-        if self._may_lack:
+        if any(self._may_lack):
             self._close(decided.closed_s)
         else:
             for each in self._rounds:

@@ -232,7 +232,8 @@ class Cut(Message, frozen=True):
 class Allow(Message, frozen=True):
     """master -> leader: from ``step`` on decide a slice while a share of it is missing.
 
-    ``left_out`` samples of ``of``, the global batch; of a smaller slice as much less.
+    ``left_out`` samples of ``of``, the global batch, or ``late`` when no more have been missing for
+    ``grace_s``; of a smaller slice as much less.
     """
 
     epoch_no: int
@@ -242,6 +243,8 @@ class Allow(Message, frozen=True):
     step: int
     left_out: int
     of: int
+    late: int = 0
+    grace_s: float = 0.0
 
 
 class Remap(Message, frozen=True):

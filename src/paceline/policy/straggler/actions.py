@@ -44,14 +44,19 @@ class BackupWorkers(Action, frozen=True):
 
 
 class Partial(Action, frozen=True):
-    """A step is decided while at most ``left_out`` samples are missing; 0 ends it.
+    """A step is decided while samples of it are missing; 0 and 0 end it.
 
     Not in the paper. Workers hand in their share in ``chunks`` contributions, so that a straggler's
     finished chunks count.
     """
 
     left_out: int
+    """At most so many, which nobody waits for."""
     chunks: int = 1
+    late: int = 0
+    """Or at most so many, which are waited for a little."""
+    grace_s: float = 0.0
+    """So long, from when no more than ``late`` were missing."""
 
 
 class AdjustRate(Action, frozen=True):

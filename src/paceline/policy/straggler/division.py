@@ -8,11 +8,11 @@ their samples where delays are random.
 
 import dataclasses
 import math
-import statistics
 from typing import NamedTuple
 
 import numpy as np
 
+from paceline.policy.stats.regimes import LATE
 from paceline.policy.straggler import ranks, solvers
 from paceline.policy.straggler.fleet import Fleet
 from paceline.policy.straggler.observation import Observation
@@ -20,38 +20,36 @@ from paceline.policy.straggler.solvers import Floats, Ints
 
 _MOST_LEFT_OUT = 0.25
 """Of the workers; no larger part is considered for being left out of a step."""
-_UNFINISHED = 0.75
-"""Of the share of one that is late: all of it after a delay, half if it is half as fast."""
+_WAIT = len(LATE) - 1
+"""The grace that never ends, as a place in `LATE`."""
+
+_RELIEVED = 0.1
+"""All are waited for again when not to do so gains less than this part of what it must gain."""
 
 Members = np.ndarray[tuple[int], np.dtype[np.bool_]]
 
 
 class Patience(NamedTuple):
-    """Whom a step waits for; one of the first two is 0."""
+    """Whom a step waits for: `BackupWorkers`, or `Partial`."""
 
     backup: int = 0
     left_out: int = 0
-    chunks: int = 1
-
-
-def round_trip_s(seen: Observation) -> float:
-    """Of a request: the servers' work and the wire."""
-    paces = [worker.short for worker in seen.workers if worker.short is not None]
-    return statistics.median(pace.server_s + pace.message_s for pace in paces) if paces else 0.0
+    late: int = 0
+    grace_s: float = 0.0
 
 
 def in_force(seen: Observation) -> Patience:
     """As the last actions have set it."""
-    return Patience(seen.backup, seen.left_out, seen.chunks)
+    return Patience(seen.backup, seen.left_out, seen.late, seen.grace_s)
 
 
 class Randomness(NamedTuple):
     """An answer to delays that hit another worker every step."""
 
     workers: int = 0
-    """So many slowest workers are not waited for."""
-    chunks: int = 1
-    """1: their samples are dropped; more: what they have finished counts."""
+    """So many that are late are not waited for."""
+    grace: int = _WAIT
+    """But until then; a place in `LATE`."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +71,12 @@ class Step:
     def __init__(self, seen: Observation, fleet: Fleet, delays: ranks.Delays) -> None:
         self._seen = seen
         self._fleet = fleet
-        self._ranks = delays.expected_ranks(self._most_left_out())
-        self._round_trip_s = round_trip_s(seen)
+        self._most = int(_MOST_LEFT_OUT * len(seen.workers))
+        waits = delays.waits(self._most)
+        self._ratios = waits.ratios / (1.0 - waits.dropped)
+        """Of a step's time to a worker's mean, with the work that is done again."""
+        self._worker = max(1, -(-seen.global_batch // len(seen.workers)))
+        """Samples of a worker when all have the same."""
 
     def present_s(self, patience: Patience) -> float:
         """Of the shares in force."""
@@ -83,15 +85,24 @@ class Step:
         shares = self._fleet.shares * (seen.global_batch / max(self._fleet.shares.sum(), 1))
         times_s = self._fleet.times_s(shares)
         slowest = np.argsort(-times_s, kind="stable")
-        lacking = int((np.cumsum(shares[slowest]) <= 1.001 * patience.left_out).sum())
-        spared = min(max(lacking, patience.backup), len(slowest) - 1)
-        random = self._random(patience)
+        times_s, missing = times_s[slowest], np.concatenate([[0.0], np.cumsum(shares[slowest])])
+        at_once, in_grace = (
+            min(max(int((missing[1:] <= 1.001 * count).sum()), patience.backup), len(times_s) - 1)
+            for count in (patience.left_out, max(patience.left_out, patience.late))
+        )
+        step_s = math.inf
         # Those who are spared are the slowest on average, or those who are late by chance.
-        by_chance = np.maximum(random.workers - np.arange(spared + 1), 0)
-        waited_s = (times_s[slowest[: spared + 1]] * self._ratios(by_chance)).min()
-        return float(self._with_drops(waited_s, np.array(random.workers), random.chunks))
+        for spared in range(in_grace + 1):
+            level_s = float(times_s[spared])
+            by_chance = min(in_grace - spared, self._most)
+            waited_s = level_s * self._ratio(by_chance, self._place(patience.grace_s, level_s))
+            if spared > at_once:
+                again = float(missing[spared] - missing[at_once]) / seen.global_batch
+                waited_s = (waited_s + patience.grace_s) / (1.0 - again)
+            step_s = min(step_s, waited_s)
+        return step_s
 
-    def best(self, growth: float, chunks: int, min_random_gain: float) -> Division:
+    def best(self, growth: float, min_gain: float) -> Division:
         """The division of the shortest step; where limits leave no other, that in force."""
         seen, fleet = self._seen, self._fleet
         shares = self._levelled(growth)
@@ -100,25 +111,26 @@ class Step:
         level_s = float(times_s[~least].max()) if not least.all() else float(times_s.max())
         # Only parameter servers can decide a step without some of its samples.
         beyond = least & (times_s > level_s) & (seen.mode == "bsp")
-        step_s = level_s if seen.mode == "bsp" else float(times_s.max())
-        random = self._against_random(step_s, chunks, min_random_gain)
-        waited_s = step_s * self._ratios(np.array(random.workers))
+        level_s = level_s if seen.mode == "bsp" else float(times_s.max())
+        random = self._against_random(level_s, min_gain)
         return Division(
             shares=shares,
-            patience=_patience(shares, beyond, random),
+            patience=self._patience(shares, beyond, random, level_s),
             beyond_help=beyond,
-            level_s=step_s,
-            step_s=float(self._with_drops(waited_s, np.array(random.workers), random.chunks)),
+            level_s=level_s,
+            step_s=level_s * self._ratio(*random),
         )
 
-    def _random(self, patience: Patience) -> Randomness:
-        """What of it answers random delays, and not workers beyond help."""
-        if patience.backup:
-            return Randomness(patience.backup)
-        if patience.chunks == 1:
-            return Randomness()
-        workers = patience.left_out * len(self._seen.workers) // self._seen.global_batch
-        return Randomness(workers, patience.chunks)
+    def _patience(
+        self, shares: Ints, beyond: Members, random: Randomness, level_s: float
+    ) -> Patience:
+        left_out = int(shares[beyond].sum())
+        if not random.workers:
+            return Patience(left_out=left_out)
+        if random.grace == 0:
+            return Patience(backup=int(beyond.sum()) + random.workers)
+        late = left_out + random.workers * self._worker
+        return Patience(left_out=left_out, late=late, grace_s=self._grace_s(random.grace, level_s))
 
     def _levelled(self, growth: float) -> Ints:
         """Whole batches of the accumulation in force."""
@@ -142,49 +154,38 @@ class Step:
             return fleet.shares
         return unit * units
 
-    def _against_random(self, step_s: float, chunks: int, min_gain: float) -> Randomness:
-        """What to leave out, given how single iterations scatter."""
+    def _against_random(self, level_s: float, min_gain: float) -> Randomness:
+        """The best answer, given how single iterations scatter."""
         if self._seen.mode != "bsp":
             return Randomness()
-        present = self._random(in_force(self._seen))
-        counts = np.arange(self._most_left_out() + 1)
-        waited_s = step_s * self._ratios(counts)
-        steps_s = {each: self._with_drops(waited_s, counts, each) for each in (1, chunks)}
-        best_s, best_chunks = min((float(steps_s[each].min()), each) for each in steps_s)
-        best = Randomness(int(steps_s[best_chunks].argmin()), best_chunks)
-        if best.workers <= present.workers:
-            return best
-        present_s = steps_s[present.chunks if present.chunks in steps_s else 1][
-            min(present.workers, self._most_left_out())
-        ]
-        return best if best_s < (1.0 - min_gain) * present_s else present
+        present = self._present(level_s)
+        grace, workers = np.unravel_index(self._ratios.argmin(), self._ratios.shape)
+        best = Randomness(int(workers), int(grace))
+        if self._ratio(*best) > (1.0 - _RELIEVED * min_gain) * self._ratio(*Randomness()):
+            return Randomness()
+        return best if self._ratio(*best) < (1.0 - min_gain) * self._ratio(*present) else present
 
-    def _ratios(self, spared: Ints) -> Floats:
-        """Of the wait to a worker's mean, if so many are not waited for that are late by chance."""
-        return self._ranks[np.minimum(spared, self._most_left_out())]
+    def _present(self, level_s: float) -> Randomness:
+        """What of the patience in force answers random delays, and not workers beyond help."""
+        now = in_force(self._seen)
+        workers = now.backup or max(now.late - now.left_out, 0) // self._worker
+        if not workers:
+            return Randomness()
+        return Randomness(min(workers, self._most), self._place(now.grace_s, level_s))
 
-    def _with_drops(self, waited_s: Floats, dropped: Ints, chunks: int) -> Floats:
-        """With the work that is done again.
+    def _place(self, grace_s: float, level_s: float) -> int:
+        """Where in `LATE` the grace ends."""
+        return int(np.abs(LATE - (1.0 + grace_s / level_s)).argmin())
 
-        Args:
-            waited_s: for the slowest that counts.
-            dropped: workers that are not waited for.
-            chunks: contributions of a worker; if several, what it has finished is not done again.
-        """
-        again = dropped / len(self._seen.workers) * (1.0 if chunks == 1 else _UNFINISHED)
-        return np.asarray((waited_s + (chunks - 1) * self._round_trip_s) / (1.0 - again))
+    def _grace_s(self, place: int, level_s: float) -> float:
+        """That in force if it ends there, too."""
+        now_s = self._seen.grace_s
+        if self._seen.late and self._place(now_s, level_s) == place:
+            return now_s
+        return float(LATE[place] - 1.0) * level_s
 
-    def _most_left_out(self) -> int:
-        return int(_MOST_LEFT_OUT * len(self._seen.workers))
-
-
-def _patience(shares: Ints, beyond_help: Members, random: Randomness) -> Patience:
-    if not random.workers:
-        return Patience(left_out=int(shares[beyond_help].sum()))
-    if random.chunks == 1:
-        return Patience(backup=int(beyond_help.sum()) + random.workers)
-    largest = np.sort(shares)[-random.workers :]
-    return Patience(left_out=int(shares[beyond_help].sum() + largest.sum()), chunks=random.chunks)
+    def _ratio(self, workers: int, grace: int) -> float:
+        return float(self._ratios[grace, workers])
 
 
 def restart_gains(fleet: Fleet, division: Division, latency_s: float) -> tuple[Floats, Floats]:

@@ -112,6 +112,10 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     """`Partial` in force: samples."""
     chunks: int = 1
     """`Partial` in force: contributions of one worker to a step."""
+    late: int = 0
+    """`Partial` in force: samples that are waited for a little."""
+    grace_s: float = 0.0
+    """`Partial` in force: how long."""
     fixed: bool = False
     """Asynchronous: a fixed `AdjustBatch` is in force."""
     by_staleness: bool = False

@@ -1,4 +1,4 @@
-"""How late the slowest, the second slowest, ... of a step's workers are, where delays are random.
+"""How late the slowest of a step's workers are, where delays are random.
 
 What hits another worker in every step is not in any worker's mean, and dividing work differently
 does not help against it. What helps is not to wait for the slowest; this tells by how much.
@@ -11,13 +11,14 @@ import functools
 import math
 import statistics
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from paceline.policy.stats.regimes import LATE, Regime
 from paceline.policy.straggler.solvers import Floats
 
-_LEAST_SEEN = 5
+_LEAST_SEEN = 2
 """Iterations per worker; from fewer nothing is said about single ones."""
 
 
@@ -52,19 +53,26 @@ class Delays:
             max(squares / self._iterations, squares / num_reports / max(largest, 1.0) ** 2)
         )
 
-    def expected_ranks(self, most: int) -> Floats:
-        """Expected time of the slowest of the workers, the second slowest, ...
+    def waits(self, most: int) -> "Waits":
+        """What a step takes that does not wait for all.
 
         Args:
-            most: ranks after the first.
-
-        Returns:
-            ``most`` + 1 ratios to a worker's mean, descending.
+            most: workers that it may do without.
         """
         if self._known:
             return _empirical(self._reports, self._iterations, self._count, most)
-        ranks = [normal_rank(self._count, rank) for rank in range(most + 1)]
-        return 1.0 + self.scatter * np.array(ranks)
+        longest = 1.0 + self.scatter * normal_rank(self._count, 0)
+        shape = len(LATE), most + 1
+        return Waits(np.full(shape, longest), np.zeros(shape))
+
+
+class Waits(NamedTuple):
+    """By the grace, which ends at a time of `LATE`, and by how many workers get no more."""
+
+    ratios: Floats
+    """Expected time of a step to a worker's mean."""
+    dropped: Floats
+    """Expected part of the workers that are later."""
 
 
 @functools.lru_cache(maxsize=1024)
@@ -74,23 +82,30 @@ def normal_rank(count: int, rank: int) -> float:
     return max(statistics.NormalDist().inv_cdf(place), 0.0)
 
 
-def _empirical(reports: Floats, iterations: float, count: int, most: int) -> Floats:
+def _empirical(reports: Floats, iterations: float, count: int, most: int) -> Waits:
     """From counts of reports by how late the latest of their iterations was.
 
-    E[rank b] is the sum over levels of the step between two levels times the probability that more
-    than b workers are at the upper one or above. Of a report one iteration counts; the others,
-    which were less late, as if they were in time.
+    A step that waits for all until the grace ends, and from then on for all but k, takes the sum
+    over levels of the step between two levels times the probability that more than none, or more
+    than k, are at the upper one or above. Of a report one iteration counts; the others, which were
+    less late, as if they were in time.
     """
     above = np.clip(np.cumsum(reports[::-1])[::-1][1:] / iterations, 1e-300, 1.0 - 1e-12)
-    ranks = np.arange(most + 1)
+    spared = np.arange(most + 1)
     ways = np.array(
         [
-            math.lgamma(count + 1) - math.lgamma(rank + 1) - math.lgamma(count - rank + 1)
-            for rank in ranks.tolist()
+            math.lgamma(count + 1) - math.lgamma(each + 1) - math.lgamma(count - each + 1)
+            for each in spared.tolist()
         ]
     )
     exactly = np.exp(
-        ways + np.outer(np.log(above), ranks) + np.outer(np.log1p(-above), count - ranks)
+        ways + np.outer(np.log(above), spared) + np.outer(np.log1p(-above), count - spared)
     )
     more = np.clip(1.0 - np.cumsum(exactly, axis=1), 0.0, 1.0)
-    return np.asarray(1.0 + np.diff(LATE) @ more)
+    spans = np.diff(LATE)[:, np.newaxis] * more
+    none = np.zeros((1, most + 1))
+    within = np.concatenate([none[:, :1], np.cumsum(spans[:, :1], axis=0)])
+    beyond = np.concatenate([np.cumsum(spans[::-1], axis=0)[::-1], none])
+    # The expected least of their number and k is the sum over less than k of being more.
+    dropped = np.concatenate([np.zeros((len(above), 1)), np.cumsum(more, axis=1)[:, :-1]], axis=1)
+    return Waits(1.0 + within + beyond, np.concatenate([dropped, none]) / count)

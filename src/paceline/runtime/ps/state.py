@@ -200,6 +200,8 @@ class ServerState:
         self.ready_for_step: dict[int, int] = {}
         #: BSP: what may be left out of a step, by the step from which on it holds.
         self.allowed: list[Allow] = []
+        #: BSP: how long the undecided step waits for what it lacks; None: until it is there.
+        self.grace_s: float | None = None
         #: BSP: steps of this epoch that were decided without all of their slice, and what of it.
         self.short_steps = self.left_out = 0
         #: SSP: inc -> clock, on one scale.
@@ -334,26 +336,38 @@ class ServerState:
         self.ready_for_step[inc] = max(message.seq, self.ready_for_step.get(inc, 0))
         return self._decide_step()
 
-    def _decide_step(self) -> list[Instruction]:
+    def grace_over(self) -> list[Instruction]:
+        """Leader: what the undecided step lacks is not waited for any longer."""
+        return self._decide_step(in_grace=False) if self.leads else []
+
+    def _decide_step(self, *, in_grace: bool = True) -> list[Instruction]:
         """BSP by coverage: decide as soon as ready contributions cover the slice, or enough of it.
 
         Never on nothing.
         """
+        self.grace_s = None
         included = tuple(Included(i, s) for i, s in sorted(self.ready_for_step.items()))
         entry = Update(included=included, step=self.step + 1)
         parts = [self.parts[key] for key in self._keys_of(entry)]
         missing = _missing(parts)
         if missing < 0:
             raise InternalError(f"step {entry.step}: samples are offered twice for its slice")
-        if not parts or missing > self._may_lack(parts[0]):
+        if not parts:
             return []
-        return self._decide(entry)
+        left_out, late, grace_s = self._may_lack(parts[0])
+        if missing <= (left_out if in_grace else max(left_out, late)):
+            return self._decide(entry)
+        if missing <= late:
+            self.grace_s = grace_s
+        return []
 
-    def _may_lack(self, part: Part) -> int:
-        """How many samples of the undecided step's slice may be missing."""
+    def _may_lack(self, part: Part) -> tuple[int, int, float]:
+        """Samples of the undecided step's slice that may be missing; if late; and the grace."""
         held = [one for one in self.allowed if one.step <= self.step + 1]
-        size = sum(len(span) for span in part.slice)
-        return held[-1].left_out * size // held[-1].of if held else 0
+        if not held:
+            return 0, 0, 0.0
+        size, last = sum(len(span) for span in part.slice), held[-1]
+        return last.left_out * size // last.of, last.late * size // last.of, last.grace_s
 
     def allow(self, message: Allow) -> list[Instruction]:
         """Leader: how much may be left out from a step on; an older word changes nothing."""
@@ -460,7 +474,7 @@ class ServerState:
             self.last_seq[included.inc] = included.seq
         done: list[Instruction] = [Apply(tuple(keys), factor)]
         if entry.step:
-            self.step = entry.step
+            self.step, self.grace_s = entry.step, None
             self.short_steps += missing > 0
             self.left_out += missing
             self.ready_for_step.clear()
@@ -648,6 +662,7 @@ class ServerState:
         if entry.map.copies:
             self.barrier = entry.map.version
             self.ready_for_step.clear()
+            self.grace_s = None
             done += self._send_buckets(entry.map)
         void = [key for key, part in self.parts.items() if part.map_version < self.barrier]
         done += self._forget(list(self.parts) if self.has_left else void)

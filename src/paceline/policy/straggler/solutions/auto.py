@@ -31,7 +31,6 @@ from paceline.policy.straggler.division import (
     Step,
     in_force,
     restart_gains,
-    round_trip_s,
 )
 from paceline.policy.straggler.fleet import Fleet
 from paceline.policy.straggler.observation import Observation
@@ -50,16 +49,11 @@ class Auto(Solution, frozen=True):
 
     every_steps: Steps = 5
     min_gain: Part = 0.01
-    """Work is divided anew when a step gets faster by this part of it, and by more than may be
-    chance in how slow the slowest worker seems."""
-    min_random_gain: Part = 0.03
-    """Steps go without their slowest when they get faster by this part: it drops work, and takes
-    what hits several workers at once for independent."""
+    """A step must get faster by this part of it; for work to be divided anew also by more than may
+    be chance in how slow the slowest worker seems."""
     growth: Annotated[float, Meta(gt=1)] = 2.0
     """A worker gets at most so many times its present, or an even, share: nobody knows what it
     takes for more."""
-    chunks: Annotated[int, Meta(ge=2)] = 4
-    """Contributions of a worker in partial steps against random delays."""
     min_lease_change: Part = 0.1
     """Asynchronous: leases are granted at another rate when somebody's changes by this part."""
     slowness: Annotated[float, Meta(gt=1)] = 1.1
@@ -78,7 +72,7 @@ class Auto(Solution, frozen=True):
         regimes = [worker.regime for worker in seen.workers if worker.regime is not None]
         if not regimes or (len(regimes) < len(seen.workers) and _elapsed(seen) == 1):
             return []  # who has not told yet of the first iteration may be the slowest
-        skipping = seen.backup > 0 or seen.chunks > 1
+        skipping = seen.backup > 0 or seen.late > 0
         delays = Delays(regimes, len(seen.workers), skipping=skipping)
         fleet = Fleet.of(seen.workers, delays.scatter)
         if seen.mode in SYNCHRONOUS:
@@ -88,7 +82,7 @@ class Auto(Solution, frozen=True):
     # ------------------------------------------------------------------ bsp, all-reduce
 
     def _synchronous(self, seen: Observation, fleet: Fleet, step: Step) -> list[AnyAction]:
-        best = step.best(self.growth, self.chunks, self.min_random_gain)
+        best = step.best(self.growth, self.min_gain)
         actions = self._divide(seen, fleet, step, best)
         latency_s = restarts.latency_s(seen, seen.worker_restart)
         gain, absence_s = restart_gains(fleet, best, latency_s)
@@ -151,7 +145,7 @@ class Auto(Solution, frozen=True):
         )
         iteration_s = float(np.median(times_s))
         if seen.mode == "ssp":  # everybody goes at the pace of the slowest
-            iteration_s = float(times_s.max()) + round_trip_s(seen)
+            iteration_s = float(times_s.max()) + _round_trip_s(seen)
         left_s = _steps_left(seen) * iteration_s / len(seen.workers)
         return actions + self._restarts(seen, candidates, left_s, iteration_s)
 
@@ -200,6 +194,12 @@ def _elapsed(seen: Observation) -> int:
     return min(worker.regime.iterations for worker in seen.workers if worker.regime is not None)
 
 
+def _round_trip_s(seen: Observation) -> float:
+    """Of a request: the servers' work and the wire."""
+    paces = [worker.short for worker in seen.workers if worker.short is not None]
+    return statistics.median(pace.server_s + pace.message_s for pace in paces) if paces else 0.0
+
+
 def _besides_s(seen: Observation) -> float:
     """Of a step, what is not the slowest worker's computation."""
     paces = [worker.short for worker in seen.workers if worker.short is not None]
@@ -215,7 +215,7 @@ def _patience(new: Patience, present: Patience, reason: str) -> list[AnyAction]:
         return []
     if new.backup:
         return [BackupWorkers(count=new.backup, reason=reason)]
-    return [Partial(left_out=new.left_out, chunks=new.chunks, reason=reason)]
+    return [Partial(left_out=new.left_out, late=new.late, grace_s=new.grace_s, reason=reason)]
 
 
 def _asynchronous_gains(
