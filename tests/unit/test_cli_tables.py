@@ -64,8 +64,8 @@ def test_the_papers_factor_with_a_slow_server_in_asp_is_against_an_even_partitio
     ("first_seed", "said"),
     [
         (0, "Seeds 0 to 1: development seeds"),
-        (FIRST_EVALUATION_SEED - 1, "Seeds 4999 to 5000: in part development seeds"),
-        (FIRST_EVALUATION_SEED, "Seeds 5000 to 5001: held out"),
+        (FIRST_EVALUATION_SEED - 1, "Seeds 5999 to 6000: in part development seeds"),
+        (FIRST_EVALUATION_SEED, "Seeds 6000 to 6001: held out"),
     ],
 )
 def test_the_page_says_which_seeds_were_run_and_whether_they_are_held_out(
