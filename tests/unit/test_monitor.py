@@ -329,6 +329,17 @@ def test_a_synchronous_step_is_shared_as_the_plan_says() -> None:
     assert [share.batch_size for share in now.shares.values()] == [9, 1, 5]
 
 
+def test_what_a_step_is_decided_without_is_that_of_the_plan() -> None:
+    training = Training("bsp", 3)
+    plan = Plan(no=1, left_out=1, late=4, grace_s=0.5)
+    training.state.apply(Planned(plan=plan, since=Place(), step=1, undecided=Place()))
+    now = training.now()
+    assert now is not None
+    assert (now.backup, now.left_out, now.late, now.grace_s) == (0, 1, 4, 0.5)
+    seen = Monitor().observe(0.0, now)
+    assert (seen.left_out, seen.late, seen.grace_s) == (1, 4, 0.5)
+
+
 def test_what_short_steps_have_left_out_makes_more_steps() -> None:
     training = Training("bsp", 3)
     training.state.step = 20

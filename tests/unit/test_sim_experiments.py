@@ -388,6 +388,7 @@ def test_figures_are_drawn_for_what_there_is(results: Results, tmp_path: Path) -
         "fig13_bpt_of_workers",
         "fig14_slow_server",
         "table3",
+        "auto_and_others",
     }
 
 
@@ -455,6 +456,9 @@ def test_a_cost_that_would_be_passed_over_is_refused() -> None:
     done = CliRunner().invoke(app, ["sim", "stragglers", "fig18", "--action-ms", "2"])
     assert done.exit_code == 2
     assert "--action-ms 2 does nothing alone; give --ledger-call-us, too" in done.output
+    done = CliRunner().invoke(app, ["sim", "stragglers", "dd", "--ledger-call-us", "300"])
+    assert done.exit_code == 2
+    assert "are for preset fig18, and dd was given" in done.output
 
 
 def test_the_command_names_its_presets() -> None:

@@ -80,8 +80,8 @@ def stragglers(
         for each in presets(data or Path()).values():
             print(f"{each.name:12} {each.about}")
         return
-    costs = _costs(ledger_call_us, action_ms)
     chosen = preset_of(preset, data)
+    costs = _costs(preset, ledger_call_us, action_ms)
     check_outputs(json, plots)
     first = chosen.first_seed if seed is None else seed
     seeds = range(first, first + (repeat or chosen.repeat))
@@ -90,14 +90,21 @@ def stragglers(
     _show(results, json, plots)
 
 
-def _costs(ledger_call_us: float | None, action_ms: float | None) -> "CallCosts | None":
+def _costs(
+    preset: str, ledger_call_us: float | None, action_ms: float | None
+) -> "CallCosts | None":
     """What was measured of management; None: nothing.
 
     Raises:
-        ConfigError: only half of it is given.
+        ConfigError: only half of it is given, or the preset does not ask what management takes.
     """
     from paceline.sim.results import CallCosts
 
+    if preset != "fig18" and (ledger_call_us, action_ms) != (None, None):
+        raise ConfigError(
+            f"--ledger-call-us and --action-ms are for preset fig18, and {preset} was given; "
+            "leave them out, or run fig18"
+        )
     if ledger_call_us is None:
         if action_ms is not None:
             raise ConfigError(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
+from paceline.cli.stragglers.pairs import Pair, pair
 from paceline.cli.stragglers.tables import published
 from paceline.sim.outcome import Sight
 from paceline.sim.results import CLOCKS, Results, Run, mean_s
@@ -58,6 +59,7 @@ def _figures(results: Results) -> list[tuple[str, Figure]]:
         ("fig17_restart", _restarts(results)),
         ("fig18_management", _management(results)),
         ("table3", _intensities(results)),
+        ("auto_and_others", _pairs(results)),
     ]
     return [(name, figure) for name, figure in found if figure is not None]
 
@@ -93,8 +95,39 @@ def _jct_bars(results: Results, mode: str) -> Figure | None:
                 _mark(axes, x + offset, published_s)
     if mode == "asp":
         axes.set_yscale("log")
+        axes.set_ylim(bottom=100.0)
     axes.set_xticks(range(len(methods)), methods, rotation=20)
     _legend(axes, marked=mode == "bsp")
+    return figure
+
+
+def _pairs(results: Results) -> Figure | None:
+    """JCT of `auto` over that of each other method on the same seeds, with its interval."""
+    found: dict[str, dict[str, Pair]] = {}
+    for scenario, mode, method in results.rows():
+        one = pair(results, scenario, mode, method) if method != "auto" else None
+        if one is not None:
+            found.setdefault(scenario, {})[method] = one
+    if not found:
+        return None
+    methods = list(dict.fromkeys(method for pairs in found.values() for method in pairs))
+    figure, axes = _figure("auto and others: JCT on the same seeds, 95 %", "auto / other", "")
+    axes.axvline(1.0, color=WORKERS_COLOUR, linewidth=1)
+    for number, method in enumerate(methods):
+        place = 0.7 * ((number + 0.5) / len(methods) - 0.5)
+        rows = [(y, pairs[method]) for y, pairs in enumerate(found.values()) if method in pairs]
+        axes.errorbar(
+            [one.mean for _, one in rows],
+            [y + place for y, _ in rows],
+            xerr=[one.mean - one.low for _, one in rows],
+            fmt="o",
+            markersize=4,
+            color=COLOURS[number % len(COLOURS)],
+            label=method,
+        )
+    axes.set_yticks(range(len(found)), list(found))
+    axes.invert_yaxis()
+    figure.legend(loc="outside right center", fontsize=8)
     return figure
 
 
@@ -244,6 +277,8 @@ def _slow_server(results: Results) -> Figure | None:
         label="throughput",
         linewidth=1,
     )
+    for side in (axes, right):
+        side.set_ylim(bottom=0.0)
     figure.legend(loc="outside upper right", fontsize=8)
     return figure
 
