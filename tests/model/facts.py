@@ -54,11 +54,11 @@ class Facts(msgspec.Struct, kw_only=True, frozen=True):
     fenced: frozenset[int] = frozenset()
     placed: bool = False
     """It has a share of the model, or had one in this epoch."""
+    in_grace: bool = False
+    """The undecided step may be decided without what it lacks, as soon as its grace is over."""
     # a worker
     holds: int = 0
     may_work: bool = False
-    in_grace: bool = False
-    """The undecided step may be decided without what it lacks, as soon as its grace is over."""
     may_pull: bool = False
     pulled: bool = False
     pulling: bool = False

@@ -291,8 +291,8 @@ class OrderedOnFirstReady(ServerState):
         return self._decide(entry)
 
 
-class WaitsForNobody(ServerState):
-    """Decides when the grace is over, however much is missing."""
+class LeavesOutTooMuchAfterAGrace(ServerState):
+    """Takes one sample more than is allowed for late."""
 
     def _may_lack(self, part: Part) -> tuple[int, int, float]:
         left_out, late, grace_s = super()._may_lack(part)
@@ -302,7 +302,7 @@ class WaitsForNobody(ServerState):
 class LeavesOutTooMuch(ServerState):
     """Leaves out of every step one sample more than is allowed."""
 
-    def _may_lack(self, part: Part) -> int:
+    def _may_lack(self, part: Part) -> tuple[int, int, float]:
         left_out, late, grace_s = super()._may_lack(part)
         return left_out + 1, late, grace_s
 
@@ -718,7 +718,7 @@ FLAWS = [
     Flaw(
         name="more is left out after a grace than is allowed",
         finds="H",
-        machines=Machines(server=WaitsForNobody),
+        machines=Machines(server=LeavesOutTooMuchAfterAGrace),
         bounds=_bsp(samples=3, slice=3, in_grace=1, servers=1),
     ),
     Flaw(

@@ -98,13 +98,11 @@ class World:
         times_s = self._times_s(shares) * self.rng.normal(1.0, self.noise, len(shares))
         order = np.argsort(-np.where(alive, times_s, -1.0))
         missing = np.cumsum(shares[order])
-        spared = max(self.backup, int((missing <= self.partial.left_out).sum()))
-        in_grace = max(spared, int((missing <= self.partial.late).sum()))
+        at_once = max(self.backup, int((missing <= self.partial.left_out).sum()))
+        in_grace = max(at_once, int((missing <= self.partial.late).sum()))
         grace_over_s = float(times_s[order[in_grace]]) + self.partial.grace_s
-        spared += int((times_s[order[spared:in_grace]] > grace_over_s).sum())
-        self.owed += int(shares[order[:spared]].sum())
-        waited_s = min(float(times_s[order[0]]), grace_over_s) if in_grace > spared else 0.0
-        waited_s = max(waited_s, float(times_s[order[spared]]))
+        waited_s = min(float(times_s[order[at_once]]), grace_over_s)
+        self.owed += int(shares[times_s > waited_s].sum())
         step_s = waited_s + float(self.server_s.max())
         self.t_s += step_s
         self.step += 1

@@ -495,6 +495,8 @@ def test_a_grace_is_told_and_ends_with_backup_workers(job: Job) -> None:
     assert told(sent) == [(1, 3, 0.5)]
     sent = job.do(job.state.carry_out(Partial(left_out=3, late=3, grace_s=0.5), 100))
     assert told(sent) == [(3, 0, 0.0)], "nothing more is waited for"
+    sent = job.do(job.state.carry_out(Partial(left_out=0, late=3, grace_s=0.5), 100))
+    assert told(sent) == [(0, 3, 0.5)]
     sent = job.do(job.state.carry_out(BackupWorkers(count=0), 100))
     assert told(sent) == [(0, 0, 0.0)]
 

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from paceline.policy.stats.regimes import Point, Regime
+from paceline.policy.stats.regimes import LATE, Point, Regime
 from paceline.policy.stats.windows import Pace
 from paceline.policy.straggler.actions import (
     AdjustBatch,
@@ -131,7 +131,7 @@ def test_delays_that_hit_another_worker_every_step_are_answered_by_not_waiting()
     rng = np.random.default_rng(3)
     world = World(Auto(), delays_s=lambda _: 3.0 * (rng.random(8) < 0.05), cures=False)
     jct_s = world.run(STEPS)
-    assert world.actions(BackupWorkers) or world.actions(Partial)
+    assert any(action.late and action.grace_s for action in world.actions(Partial))
     rng = np.random.default_rng(3)
     waiting = World(Nothing(), delays_s=lambda _: 3.0 * (rng.random(8) < 0.05), cures=False)
     assert jct_s < 0.95 * waiting.run(STEPS)
@@ -228,6 +228,47 @@ def test_short_steps_of_one_kind_take_the_place_of_the_other() -> None:
             assert isinstance(action, Partial)
             lacking = Patience(left_out=action.left_out, late=action.late, grace_s=action.grace_s)
             assert lacking == new
+
+
+def late_now_and_then(seen: Observation) -> Observation:
+    """One iteration in 20 of every worker takes twice as long."""
+    late = [0.0] * (len(LATE) + 1)
+    late[0], late[int(np.searchsorted(LATE, 2.0))], late[-1] = 190.0, 10.0, 200.0
+    workers = tuple(
+        msgspec.structs.replace(each, regime=msgspec.structs.replace(each.regime, late=tuple(late)))
+        for each in seen.workers
+        if each.regime is not None
+    )
+    return msgspec.structs.replace(seen, workers=workers)
+
+
+UNEVEN = (700, 620, 500, 380, 300)
+
+
+def uneven_job(**changes: object) -> Observation:
+    """Levelled already: whoever has more is faster."""
+    workers = tuple(seen_worker(i, 2.0, size=size) for i, size in enumerate(UNEVEN))
+    return late_now_and_then(seen_job([2.0], workers=workers, global_batch=sum(UNEVEN), **changes))
+
+
+def test_whoever_is_late_may_be_left_out_however_large_its_share() -> None:
+    (action,) = Auto(max_restarts=0).decide(uneven_job())
+    assert isinstance(action, Partial)
+    assert max(UNEVEN) <= action.late < max(UNEVEN) + min(UNEVEN), "one of five"
+    assert 0.0 < action.grace_s < 1.0
+    assert action.left_out == 0
+
+
+def test_a_grace_in_force_is_what_it_was_taken_for() -> None:
+    seen = uneven_job()
+    (action,) = Auto(max_restarts=0).decide(seen)
+    assert isinstance(action, Partial)
+    assert Auto(max_restarts=0).decide(uneven_job(late=action.late, grace_s=action.grace_s)) == []
+
+
+def test_a_grace_stays_until_it_is_known_who_is_late() -> None:
+    seen = seen_job([2.0] * 5, late=EVEN, grace_s=0.5)
+    assert Auto(max_restarts=0).decide(seen) == [], "as after a restart of the master"
 
 
 def test_where_limits_leave_no_division_a_straggler_is_restarted_all_the_same() -> None:

@@ -30,7 +30,7 @@ class JobNow(msgspec.Struct, frozen=True, kw_only=True):
     fixed: bool = False
     by_staleness: bool = False
     backup: int = 0
-    """0 also when workers have come or gone since: as much is left out as others had."""
+    """0 also when workers have come or gone since: ``left_out`` is what others had."""
     left_out: int = 0
     chunks: int = 1
     late: int = 0
@@ -81,6 +81,7 @@ def job_now(
     plan = state.plan_in_force().plan
     if synchronous and plan.shares.keys() & shares.keys():
         shares = {name: plan.share_of(name) or shares[name] for name in shares}
+    is_backup = plan.backup > 0 and state.holds(BackupWorkers(count=plan.backup))
     return JobNow(
         mode=state.mode,
         step=steps_done(state, members, committed),
@@ -98,8 +99,8 @@ def job_now(
         else dict(zip(plan.shares, plan.sizes_of(tuple(plan.shares)), strict=True)),
         fixed=plan.fixed,
         by_staleness=plan.by_staleness,
-        backup=plan.backup if state.holds(BackupWorkers(count=plan.backup)) else 0,
-        left_out=0 if plan.backup else plan.left_out,
+        backup=plan.backup if is_backup else 0,
+        left_out=0 if is_backup else plan.left_out,
         chunks=plan.chunks,
         late=plan.late,
         grace_s=plan.grace_s,

@@ -270,7 +270,7 @@ class Job:
             shares = {node: plan.share_of(node) or shares[node] for node in nodes}
         # Of who have come or gone since as much is left out as others had.
         is_backup = self.plans.amended(plan, BackupWorkers(count=plan.backup), nodes) == plan
-        left_out = 0 if plan.backup else plan.left_out
+        left_out = 0 if plan.backup and is_backup else plan.left_out
         return Situation(
             now_s=now_s,
             step=self.steps,

@@ -1,5 +1,6 @@
 """Results of experiments as the paper's figures; each says on which clock they were measured."""
 
+import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -82,6 +83,7 @@ def _jct_bars(results: Results, mode: str) -> Figure | None:
     if not methods:
         return None
     number = {"bsp": 10, "asp": 11}[mode]
+    shown: list[list[Run]] = []
     figure, axes = _figure(f"Fig. {number}: JCT in {mode.upper()}, intensity 0.8", "", "JCT (s)")
     for offset, scenario, colour in (
         (-0.2, "worker 0.8", WORKERS_COLOUR),
@@ -89,13 +91,15 @@ def _jct_bars(results: Results, mode: str) -> Figure | None:
     ):
         runs = [results.of(scenario, mode, method) for method in methods]
         _bars(axes, offset, runs, colour, scenario.split()[0])
+        shown += runs
         for x, method in enumerate(methods):
             published_s = published(results, scenario, mode, method)
             if published_s is not None:
                 _mark(axes, x + offset, published_s)
     if mode == "asp":
         axes.set_yscale("log")
-        axes.set_ylim(bottom=100.0)
+        lowest_s = min(mean_s(runs) for runs in shown if runs)
+        axes.set_ylim(bottom=10.0 ** math.floor(math.log10(lowest_s)))
     axes.set_xticks(range(len(methods)), methods, rotation=20)
     _legend(axes, marked=mode == "bsp")
     return figure
@@ -107,7 +111,7 @@ def _pairs(results: Results) -> Figure | None:
     for scenario, mode, method in results.rows():
         one = pair(results, scenario, mode, method) if method != "auto" else None
         if one is not None:
-            found.setdefault(scenario, {})[method] = one
+            found.setdefault(f"{scenario}, {mode}", {})[method] = one
     if not found:
         return None
     methods = list(dict.fromkeys(method for pairs in found.values() for method in pairs))

@@ -75,8 +75,7 @@ class Step:
         waits = delays.waits(self._most)
         self._ratios = waits.ratios / (1.0 - waits.dropped)
         """Of a step's time to a worker's mean, with the work that is done again."""
-        self._worker = max(1, -(-seen.global_batch // len(seen.workers)))
-        """Samples of a worker when all have the same."""
+        self._known = delays.known
 
     def present_s(self, patience: Patience) -> float:
         """Of the shares in force."""
@@ -112,7 +111,7 @@ class Step:
         # Only parameter servers can decide a step without some of its samples.
         beyond = least & (times_s > level_s) & (seen.mode == "bsp")
         level_s = level_s if seen.mode == "bsp" else float(times_s.max())
-        random = self._against_random(level_s, min_gain)
+        random = self._against_random(level_s, beyond, min_gain)
         return Division(
             shares=shares,
             patience=self._patience(shares, beyond, random, level_s),
@@ -129,7 +128,9 @@ class Step:
             return Patience(left_out=left_out)
         if random.grace == 0:
             return Patience(backup=int(beyond.sum()) + random.workers)
-        late = left_out + random.workers * self._worker
+        # Whoever of them is late, before the shares change and after.
+        largest = np.sort(np.maximum(shares, self._fleet.shares)[~beyond])[::-1]
+        late = left_out + int(largest[: random.workers].sum())
         return Patience(left_out=left_out, late=late, grace_s=self._grace_s(random.grace, level_s))
 
     def _levelled(self, growth: float) -> Ints:
@@ -154,22 +155,28 @@ class Step:
             return fleet.shares
         return unit * units
 
-    def _against_random(self, level_s: float, min_gain: float) -> Randomness:
+    def _against_random(self, level_s: float, beyond: Members, min_gain: float) -> Randomness:
         """The best answer, given how single iterations scatter."""
         if self._seen.mode != "bsp":
             return Randomness()
-        present = self._present(level_s)
+        present = self._present(level_s, beyond)
+        if not self._known:
+            return present
         grace, workers = np.unravel_index(self._ratios.argmin(), self._ratios.shape)
         best = Randomness(int(workers), int(grace))
         if self._ratio(*best) > (1.0 - _RELIEVED * min_gain) * self._ratio(*Randomness()):
             return Randomness()
         return best if self._ratio(*best) < (1.0 - min_gain) * self._ratio(*present) else present
 
-    def _present(self, level_s: float) -> Randomness:
+    def _present(self, level_s: float, beyond: Members) -> Randomness:
         """What of the patience in force answers random delays, and not workers beyond help."""
         now = in_force(self._seen)
-        workers = now.backup or max(now.late - now.left_out, 0) // self._worker
-        if not workers:
+        if now.late > now.left_out:
+            largest = np.cumsum(np.sort(self._fleet.shares)[::-1])
+            workers = max(1, int((largest <= 1.001 * (now.late - now.left_out)).sum()))
+        else:
+            workers = now.backup - int(beyond.sum())
+        if workers <= 0:
             return Randomness()
         return Randomness(min(workers, self._most), self._place(now.grace_s, level_s))
 

@@ -81,7 +81,7 @@ def _by_chance(workers: Sequence[WorkerSeen], scatter: float) -> Floats:
         sum(point.recent for point in worker.regime.points) if worker.regime else 1.0
         for worker in workers
     ]
-    return scatter * (ranks.normal_rank(len(workers), 0) + 0.5) / np.sqrt(recent)
+    return scatter * (ranks.largest_normal(len(workers)) + 0.5) / np.sqrt(recent)
 
 
 def _fit(workers: Sequence[WorkerSeen]) -> tuple[Floats, Floats]:

@@ -36,7 +36,7 @@ class Delays:
         late = [regime.late for regime in regimes if regime.late]
         pooled = np.array(late).sum(axis=0) if late else np.zeros(len(LATE) + 1)
         self._reports, self._iterations = pooled[:-1], max(float(pooled[-1]), 1.0)
-        self._known = bool(pooled[-1] >= _LEAST_SEEN * count)
+        self.known = bool(pooled[-1] >= _LEAST_SEEN * count)
         scatter = statistics.median(regime.scatter for regime in regimes)
         self.scatter = max(scatter, self._scatter())
         """Standard deviation of an iteration over its mean."""
@@ -48,7 +48,7 @@ class Delays:
         """As rare delays have it, or normal scatter, of which a report tells the largest value."""
         squares = float(self._reports @ (LATE - 1.0) ** 2)
         num_reports = max(float(self._reports.sum()), 1.0)
-        largest = normal_rank(max(round(self._iterations / num_reports), 1), 0)
+        largest = largest_normal(max(round(self._iterations / num_reports), 1))
         return math.sqrt(
             max(squares / self._iterations, squares / num_reports / max(largest, 1.0) ** 2)
         )
@@ -59,9 +59,9 @@ class Delays:
         Args:
             most: workers that it may do without.
         """
-        if self._known:
+        if self.known:
             return _empirical(self._reports, self._iterations, self._count, most)
-        longest = 1.0 + self.scatter * normal_rank(self._count, 0)
+        longest = 1.0 + self.scatter * largest_normal(self._count)
         shape = len(LATE), most + 1
         return Waits(np.full(shape, longest), np.zeros(shape))
 
@@ -76,9 +76,9 @@ class Waits(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1024)
-def normal_rank(count: int, rank: int) -> float:
-    """Expected value of the largest but ``rank`` of normal values, in deviations; not below 0."""
-    place = (count - rank - 0.375) / (count + 0.25)
+def largest_normal(count: int) -> float:
+    """Expected value of the largest of normal values, in deviations; not below 0."""
+    place = (count - 0.375) / (count + 0.25)
     return max(statistics.NormalDist().inv_cdf(place), 0.0)
 
 
@@ -87,8 +87,9 @@ def _empirical(reports: Floats, iterations: float, count: int, most: int) -> Wai
 
     A step that waits for all until the grace ends, and from then on for all but k, takes the sum
     over levels of the step between two levels times the probability that more than none, or more
-    than k, are at the upper one or above. Of a report one iteration counts; the others, which were
-    less late, as if they were in time.
+    than k, are at the upper one or above. (The leader counts the grace from when no more than k are
+    missing, which is a little later than the mean where iterations scatter.) Of a report one
+    iteration counts; the others, which were less late, as if they were in time.
     """
     above = np.clip(np.cumsum(reports[::-1])[::-1][1:] / iterations, 1e-300, 1.0 - 1e-12)
     spared = np.arange(most + 1)
@@ -108,4 +109,5 @@ def _empirical(reports: Floats, iterations: float, count: int, most: int) -> Wai
     beyond = np.concatenate([np.cumsum(spans[::-1], axis=0)[::-1], none])
     # The expected least of their number and k is the sum over less than k of being more.
     dropped = np.concatenate([np.zeros((len(above), 1)), np.cumsum(more, axis=1)[:, :-1]], axis=1)
+    dropped[0] = spared  # without a grace they are not waited for when they are in time, either
     return Waits(1.0 + within + beyond, np.concatenate([dropped, none]) / count)

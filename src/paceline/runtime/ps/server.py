@@ -17,6 +17,7 @@ from paceline.runtime.process import Process
 from paceline.runtime.ps import cutfile
 from paceline.runtime.ps.admission import Admission
 from paceline.runtime.ps.cut_writer import CutWriter
+from paceline.runtime.ps.grace import Grace
 from paceline.runtime.ps.kernels import Array
 from paceline.runtime.ps.moving import Arriving, Sender, held
 from paceline.runtime.ps.service_time import ServiceTime
@@ -122,8 +123,7 @@ class Server:
         self.aside_s = 0.0
         self.parting: tuple[Part, Sequence[memoryview]] | None = None
         self.resend_at_s = self.report_at_s = 0.0
-        #: The undecided step, and when it is decided without what it may lack if that is late.
-        self.grace_ends: tuple[int, float] | None = None
+        self.grace = Grace()
         self.reported: tuple[int, int] = (0, -1)
         self.refused: set[tuple[bytes, str]] = set()
 
@@ -141,31 +141,16 @@ class Server:
         self.process.keep_link()
         link = self.process.link
         self.service.wait()
-        arrived = self.data.poll(self._idle_s(), extra=link.fileno())
+        idle_s = self.grace.left_s(IDLE_S, time.monotonic())
+        arrived = self.data.poll(idle_s, extra=link.fileno())
         self.service.work()
         for peer, message, frames in arrived:
             self._serve(peer, message, frames)
         for order in link.receive():
             self._obey(order)
         self._hear_peers()
-        self._look_at_grace(time.monotonic())
         self._tick(time.monotonic())
         self.service.rest(self.state.step)
-
-    def _idle_s(self) -> float:
-        if self.grace_ends is None:
-            return IDLE_S
-        return min(IDLE_S, max(0.0, self.grace_ends[1] - time.monotonic()))
-
-    def _look_at_grace(self, now_s: float) -> None:
-        state = self.state
-        if state.grace_s is None:
-            self.grace_ends = None
-            return
-        if self.grace_ends is None or self.grace_ends[0] != state.step + 1:
-            self.grace_ends = state.step + 1, now_s + state.grace_s
-        if now_s >= self.grace_ends[1]:
-            self._do(state.grace_over())
 
     def _hear_peers(self) -> None:
         for _, message, _frames in self.peers.poll(0.0):
@@ -263,6 +248,8 @@ class Server:
         self._let_go()
 
     def _tick(self, now_s: float) -> None:
+        if self.grace.is_over(self.state.step + 1, self.state.grace_s, now_s):
+            self._do(self.state.grace_over())
         resend = now_s >= self.resend_at_s
         if resend:
             self.resend_at_s = now_s + RESEND_S

@@ -667,7 +667,7 @@ class ServerState:
         void = [key for key, part in self.parts.items() if part.map_version < self.barrier]
         done += self._forget(list(self.parts) if self.has_left else void)
         if led and not self.leads:
-            self.handover = self.position
+            self.handover, self.grace_s = self.position, None
         elif self.leads and not led:
             self._take_over(entry)
         if led or self.leads:

@@ -107,7 +107,8 @@ class Auto(Solution, frozen=True):
         worth_s = present_s * max(self.min_gain, float(fleet.by_chance[slowest]))
         by_shares = step.present_s(best.patience) - best.step_s >= worth_s
         gain_s = present_s - best.step_s
-        if not by_shares and gain_s < worth_s and best.patience != Patience():
+        relieved = best.patience == Patience() or present.late > best.patience.late == 0
+        if not by_shares and gain_s < worth_s and not relieved:
             return []
         reason = f"a step of {present_s:.3g} s gets one of {best.step_s:.3g} s"
         beyond = [seen.workers[index].node for index in np.flatnonzero(best.beyond_help)]

@@ -79,7 +79,8 @@ class LeaveOut(Solution, frozen=True):
     def decide(self, seen: Observation) -> list[AnyAction]:
         """Partial steps once."""
         samples = int(self.left_out * seen.global_batch)
-        if seen.mode != "bsp" or (seen.left_out, seen.chunks) == (samples, self.chunks):
+        in_force = seen.left_out, seen.late, seen.chunks
+        if seen.mode != "bsp" or in_force == (samples, 0, self.chunks):
             return []
         reason = f"a step may lack {samples} of {seen.global_batch} samples"
         return [Partial(left_out=samples, chunks=self.chunks, reason=reason)]
