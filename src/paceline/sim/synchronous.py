@@ -300,9 +300,8 @@ class Synchronous(Job):
             is_late = kept < each.sizes
             for worker in np.flatnonzero(is_late).tolist():
                 late.setdefault(worker, []).extend(each.parts.of(worker, int(kept[worker])))
-            # A worker hears of it a message later, and may have begun another batch by then.
-            heard_s = closed_s + self.scenario.traffic.message_s
-            self._keep_late(each, done, is_late & ~busy, heard_s)
+            # A worker hears of it when the others do, and may have begun another batch by then.
+            self._keep_late(each, done, is_late & ~busy, self.now_s)
             busy |= is_late
         for spans in late.values():
             committed.subtract(spans)
