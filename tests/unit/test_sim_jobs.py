@@ -259,13 +259,13 @@ def test_who_is_late_is_waited_for_as_long_as_the_grace() -> None:
     assert jcts_s[0] < jcts_s[1] < jcts_s[2] == run(scenario)[0].jct_s
 
 
-def test_a_contribution_after_the_first_costs_a_round_trip() -> None:
+def test_a_contribution_after_the_first_costs_half_of_a_steps_messages() -> None:
     scenario = changed(SMALL, num_samples=8_000, traffic=Traffic(message_s=0.25))
     jcts_s = [
         run(scenario, (3.5, [Partial(left_out=0, chunks=chunks)]))[0].jct_s for chunks in (1, 2, 4)
     ]
     per_chunk_s = jcts_s[1] - jcts_s[0]
-    assert per_chunk_s == pytest.approx(0.25 * 34, abs=0.25 * 3), "40 steps, but the first few"
+    assert per_chunk_s == pytest.approx(0.125 * 34, abs=0.125 * 3), "40 steps, but the first few"
     assert jcts_s[2] - jcts_s[0] == pytest.approx(3 * per_chunk_s)
 
 

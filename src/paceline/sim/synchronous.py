@@ -24,6 +24,10 @@ from paceline.sim.costs import Floats, Ints, served_s
 from paceline.sim.job import FEED, Job, steps_ahead
 from paceline.sim.slices import Members, Parts, Slices
 
+_OF_ROUND_TRIP = 0.5
+"""What a contribution more costs: that of a step holds its decision, too (measured:
+`benchmarks/chunk_cost.py`)."""
+
 
 class Lacking(NamedTuple):
     """What the leader decides a step without."""
@@ -65,8 +69,7 @@ class _Round:
             batch_s: of each worker.
             chunks: contributions in which each part is handed in.
             batches: of each worker's contribution.
-            message_s: of a round trip, without which no contribution begins; the first one's is
-                behind.
+            message_s: from one contribution of a step to the next.
         """
         self.parts, self.begin_s, self.batch_s = parts, begin_s, batch_s
         self.chunks, self.batches, self.count = chunks, batches, chunks * batches
@@ -204,7 +207,7 @@ class Synchronous(Job):
             batch_s,
             chunks=chunks,
             batches=batches,
-            message_s=self.scenario.traffic.message_s,
+            message_s=_OF_ROUND_TRIP * self.scenario.traffic.message_s,
         )
 
     def _share_out(self, spans: list[Span], from_s: float) -> None:
