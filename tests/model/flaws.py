@@ -34,6 +34,7 @@ from paceline.wire.messages import (
     Held,
     Included,
     Joined,
+    Lacking,
     LeaseRequest,
     Part,
     Piece,
@@ -294,17 +295,17 @@ class OrderedOnFirstReady(ServerState):
 class LeavesOutTooMuchAfterAGrace(ServerState):
     """Takes one sample more than is allowed for late."""
 
-    def _may_lack(self, part: Part) -> tuple[int, int, float]:
-        left_out, late, grace_s = super()._may_lack(part)
-        return left_out, late + 1, grace_s
+    def _may_lack(self, part: Part) -> Lacking:
+        may_lack = super()._may_lack(part)
+        return may_lack._replace(late=may_lack.late + 1)
 
 
 class LeavesOutTooMuch(ServerState):
     """Leaves out of every step one sample more than is allowed."""
 
-    def _may_lack(self, part: Part) -> tuple[int, int, float]:
-        left_out, late, grace_s = super()._may_lack(part)
-        return left_out + 1, late, grace_s
+    def _may_lack(self, part: Part) -> Lacking:
+        may_lack = super()._may_lack(part)
+        return may_lack._replace(left_out=may_lack.left_out + 1)
 
 
 class NeverComesBack(ServerState):

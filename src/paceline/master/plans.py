@@ -28,7 +28,7 @@ from paceline.policy.straggler.actions import (
     Partial,
     Share,
 )
-from paceline.wire.messages import LINES_PER_FEED, Batching, Feed, Slice
+from paceline.wire.messages import LINES_PER_FEED, Batching, Feed, Lacking, Slice
 
 GlobalAction = AdjustBatch | BackupWorkers | Partial | AdjustRate
 
@@ -94,11 +94,6 @@ def _batching(plan: Plan, nodes: Sequence[str], index: int, feed: Feed, start: i
         contribution=-(-mine // plan.chunks) if plan.chunks > 1 else 0,
         short=max(plan.left_out, plan.late) > 0,
     )
-
-
-def _lacking(plan: Plan) -> tuple[int, int, float]:
-    """What a step may be decided without."""
-    return plan.left_out, plan.late, plan.grace_s
 
 
 class Preparing(msgspec.Struct):
@@ -195,7 +190,7 @@ class Plans:
         if plan == before:
             return
         plan = replace(plan, no=before.no + 1)
-        if _lacking(plan) != _lacking(before):
+        if plan.lacking != before.lacking:
             plan = replace(plan, allow=plan.no)
         self.preparing = Preparing(plan=plan, lead=lead)
         self._place_anew(step, self.undecided())
@@ -266,7 +261,7 @@ class Plans:
         return sum(sizes[len(sizes) - count :])
 
     def _check_short(self, plan: Plan) -> None:
-        if (plan.backup, _lacking(plan), plan.chunks) == (0, (0, 0, 0.0), 1):
+        if (plan.backup, plan.lacking, plan.chunks) == (0, Lacking(), 1):
             return
         if not self.synchronous:
             raise ConfigError("only the steps of mode bsp wait for workers that could be left out")

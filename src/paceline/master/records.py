@@ -9,7 +9,7 @@ import msgspec
 
 from paceline.base.samples import Span
 from paceline.policy.straggler.actions import Share
-from paceline.wire.messages import CutRef, Feed, Grant, Rate, Server, ServerMap
+from paceline.wire.messages import CutRef, Feed, Grant, Lacking, Rate, Server, ServerMap
 from paceline.wire.schema import ModelSchema
 
 
@@ -43,6 +43,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """On the learning rate of contributions, by node (asynchronous)."""
     by_staleness: bool = False
     """Whether it is 1 / (1 + staleness) for those without a factor."""
+
+    @property
+    def lacking(self) -> Lacking:
+        """What a step is decided without."""
+        return Lacking(self.left_out, self.late, self.grace_s)
 
     def rate_of(self, node: str) -> Rate:
         """The factor on the learning rate of this node's contributions."""

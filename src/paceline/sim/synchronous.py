@@ -23,29 +23,17 @@ from paceline.policy.straggler.actions import Profile
 from paceline.sim.costs import Floats, Ints, served_s
 from paceline.sim.job import FEED, Job, steps_ahead
 from paceline.sim.slices import Members, Parts, Slices
+from paceline.wire.messages import Lacking
 
 _OF_ROUND_TRIP = 0.5
 """What a contribution more costs: that of a step holds its decision, too (measured:
 `benchmarks/chunk_cost.py`)."""
 
 
-class Lacking(NamedTuple):
-    """What the leader decides a step without."""
-
-    left_out: int = 0
-    late: int = 0
-    """After the grace."""
-    grace_s: float = 0.0
-
-
 def may_lack(known: Sequence[Planned], step: int, size: int, batch_size: int) -> Lacking:
-    """How many samples of a slice of this size may be missing."""
+    """What the leader decides a step without whose slice has this size."""
     held = [one.plan for one in known if one.step <= step]
-    if not held:
-        return Lacking()
-    plan = held[-1]
-    left_out, late = (count * size // batch_size for count in (plan.left_out, plan.late))
-    return Lacking(left_out, late, plan.grace_s)
+    return held[-1].lacking.of_slice(size, batch_size) if held else Lacking()
 
 
 class _Round:

@@ -9,6 +9,8 @@ Rules (DESIGN, invariant 4): every message names ``epoch_no`` and the incarnatio
 sender; a receiver acts only if ``epoch_no`` equals its own. Senders repeat until answered.
 """
 
+from typing import NamedTuple
+
 import msgspec
 
 from paceline.base.samples import Intervals, Span, between
@@ -227,6 +229,21 @@ class Cut(Message, frozen=True):
     """Copy the state at this position."""
 
     cut_no: int
+
+
+class Lacking(NamedTuple):
+    """What a step is decided without."""
+
+    left_out: int = 0
+    """At most so many samples, at once."""
+    late: int = 0
+    """Or so many, when no more have been missing for the grace."""
+    grace_s: float = 0.0
+
+    def of_slice(self, size: int, batch_size: int) -> "Lacking":
+        """Of a slice smaller than the global batch as much less."""
+        left_out, late = (count * size // batch_size for count in (self.left_out, self.late))
+        return Lacking(left_out, late, self.grace_s)
 
 
 class Allow(Message, frozen=True):

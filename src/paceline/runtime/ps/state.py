@@ -33,6 +33,7 @@ from paceline.wire.messages import (
     Included,
     Joined,
     JoinServers,
+    Lacking,
     MapIs,
     MapSet,
     NodeUp,
@@ -354,20 +355,20 @@ class ServerState:
             raise InternalError(f"step {entry.step}: samples are offered twice for its slice")
         if not parts:
             return []
-        left_out, late, grace_s = self._may_lack(parts[0])
-        if missing <= (left_out if in_grace else max(left_out, late)):
+        may_lack = self._may_lack(parts[0])
+        if missing <= (may_lack.left_out if in_grace else max(may_lack[:2])):
             return self._decide(entry)
-        if missing <= late:
-            self.grace_s = grace_s
+        if missing <= may_lack.late:
+            self.grace_s = may_lack.grace_s
         return []
 
-    def _may_lack(self, part: Part) -> tuple[int, int, float]:
-        """Samples of the undecided step's slice that may be missing; if late; and the grace."""
+    def _may_lack(self, part: Part) -> Lacking:
+        """Of the undecided step's slice."""
         held = [one for one in self.allowed if one.step <= self.step + 1]
         if not held:
-            return 0, 0, 0.0
+            return Lacking()
         size, last = sum(len(span) for span in part.slice), held[-1]
-        return last.left_out * size // last.of, last.late * size // last.of, last.grace_s
+        return Lacking(last.left_out, last.late, last.grace_s).of_slice(size, last.of)
 
     def allow(self, message: Allow) -> list[Instruction]:
         """Leader: how much may be left out from a step on; an older word changes nothing."""
