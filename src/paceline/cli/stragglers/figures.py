@@ -276,7 +276,8 @@ def _slow_server(results: Results) -> Figure | None:
     first = [sight for sight in trail if sight.node == "worker-0"]
     right.plot(
         [sight.at_s for sight in first],
-        [scenario.batch_size / sight.bpt_s for sight in first],
+        # All have the same share; the last step of an epoch is a smaller one.
+        [scenario.workers * sight.batch_size / sight.bpt_s for sight in first],
         color=COLOURS[1],
         label="throughput",
         linewidth=1,
