@@ -21,7 +21,7 @@ from paceline.master.monitor import Monitor
 from paceline.policy.straggler.actions import Share
 from paceline.policy.straggler.decision_log import Decided
 from paceline.policy.straggler.registry import solution
-from paceline.wire.messages import NodeFacts
+from paceline.wire.messages.agent import NodeFacts
 
 REPORTS = 40
 STEPS = 10

@@ -33,10 +33,9 @@ from paceline.master.service import Master
 from paceline.master.shards.ledger import Ledger
 from paceline.wire.control import ControlClient, MasterStream
 from paceline.wire.cut import CutManifest, write_manifest
-from paceline.wire.messages import (
-    AgentHello,
-    Feed,
-    FromProcess,
+from paceline.wire.messages.agent import AgentHello, FromProcess, StartProcess, ToProcess
+from paceline.wire.messages.feeds import Feed
+from paceline.wire.messages.node import (
     Grant,
     InitialWritten,
     LeaseRequest,
@@ -47,8 +46,6 @@ from paceline.wire.messages import (
     ProcessUp,
     Restore,
     Restored,
-    StartProcess,
-    ToProcess,
     WriteInitial,
 )
 from paceline.wire.schema import ModelSchema

@@ -52,7 +52,7 @@ from paceline.policy.straggler.decision_log import Decided
 from paceline.policy.straggler.registry import solution
 from paceline.wire.client import GetStatus
 from paceline.wire.control import ControlClient
-from paceline.wire.messages import (
+from paceline.wire.messages.node import (
     Committed,
     GiveBack,
     GivenBack,

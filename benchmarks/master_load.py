@@ -25,14 +25,8 @@ from paceline.base.jobdir import JobDir
 from paceline.master.service import Master
 from paceline.wire.client import GetStatus, JobStatus
 from paceline.wire.control import ControlClient
-from paceline.wire.messages import (
-    AgentHello,
-    FromProcess,
-    Heartbeat,
-    NodeFacts,
-    ProcessUp,
-    StartProcess,
-)
+from paceline.wire.messages.agent import AgentHello, FromProcess, Heartbeat, NodeFacts, StartProcess
+from paceline.wire.messages.node import ProcessUp
 from paceline.wire.spec import JobSpec, NodeSpec
 
 REPORT_S = 1.0

@@ -31,7 +31,7 @@ import psutil
 
 from paceline.wire.copying import copy
 from paceline.wire.data_plane import DataClient, DataServer
-from paceline.wire.messages import Part, Pulled
+from paceline.wire.messages.data import Part, Pulled
 from paceline.wire.shm import Place
 
 SCHEMES = ("tcp", "ipc", "shm", "curve")

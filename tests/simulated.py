@@ -14,7 +14,7 @@ from paceline.sim.job import Job, Situation
 from paceline.sim.outcome import Outcome
 from paceline.sim.scenarios import Recovery, Scenario
 from paceline.sim.synchronous import Synchronous
-from paceline.wire.messages import NodeFacts
+from paceline.wire.messages.agent import NodeFacts
 
 S = TypeVar("S", bound=msgspec.Struct)
 

@@ -10,7 +10,7 @@ from paceline.base.jobdir import JobDir
 from paceline.runtime.data.order import EpochOrder
 from paceline.runtime.ps import cutfile
 from paceline.runtime.ps.store import Store
-from paceline.wire.messages import Feed
+from paceline.wire.messages.feeds import Feed
 from paceline.wire.schema import NUM_BUCKETS
 
 TOLERANCE = 1e-6

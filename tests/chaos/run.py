@@ -32,7 +32,7 @@ from paceline.master.journal import Journal
 from paceline.master.records import FeedAdded
 from paceline.policy.straggler.decision_log import Decided, TookEffect
 from paceline.wire.client import GetStatus, JobStatus, StopJob
-from paceline.wire.messages import Feed
+from paceline.wire.messages.feeds import Feed
 from paceline.wire.spec import (
     CheckpointSpec,
     DataPlaneSpec,

@@ -20,7 +20,7 @@ from paceline.wire import data_auth
 from paceline.wire.codec import encode
 from paceline.wire.data_packing import COPY_BYTES, SHARED_BYTES, Envelope
 from paceline.wire.data_plane import QUEUE_LENGTH, DataClient, DataServer, bind_address
-from paceline.wire.messages import Data, Part, Pull, Pulled
+from paceline.wire.messages.data import Data, Part, Pull, Pulled
 from paceline.wire.shm import SUFFIX, Place
 from paceline.wire.spec import DataPlaneSpec
 
@@ -414,7 +414,7 @@ def test_an_address_that_is_taken_or_impossible_is_named(world: World) -> None:
 _KILLED = """
 import sys
 from paceline.wire.data_plane import DataClient
-from paceline.wire.messages import Pull
+from paceline.wire.messages.data import (Pull)
 client = DataClient({1: sys.argv[1]}, b"the secret of this job", sys.argv[2], arena_bytes=3 << 20)
 client.send(1, Pull(epoch_no=1, inc=17, ticket=0), [bytes(1_000_000)])
 print("sent", flush=True)

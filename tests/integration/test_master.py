@@ -24,40 +24,42 @@ from paceline.master.service import Master, Tick
 from paceline.wire.client import Done, GetStatus, JobStatus, Kill, Scale, StopJob
 from paceline.wire.control import ControlClient, MasterStream
 from paceline.wire.cut import CutManifest, checksum, write_file, write_manifest
-from paceline.wire.messages import (
+from paceline.wire.messages.agent import (
     AgentDown,
     AgentHello,
     AgentUp,
+    ExitEvidence,
+    FromProcess,
+    Heartbeat,
+    Leave,
+    NodeFacts,
+    ProcessExited,
+    StartProcess,
+    StopProcess,
+    ToProcess,
+)
+from paceline.wire.messages.feeds import Feed
+from paceline.wire.messages.node import (
     Committed,
     Copied,
-    ExitEvidence,
-    Feed,
     FeedOpened,
     Fence,
     FenceAnswer,
     Finished,
-    FromProcess,
     Grant,
-    Heartbeat,
     InitialWritten,
     LeaseRequest,
-    Leave,
     NewEpoch,
     NodeDown,
-    NodeFacts,
     NodeUp,
     OpenFeed,
     Prepared,
-    ProcessExited,
     ProcessUp,
     Restore,
     Restored,
     ScriptError,
-    StartProcess,
     Stop,
-    StopProcess,
     TakeCut,
-    ToProcess,
     WriteInitial,
 )
 from paceline.wire.outcome import Outcome, read_outcome
@@ -457,7 +459,7 @@ class Bench:
         return len(self.world.model)
 
     def has_cut_of(self, num_samples: int) -> bool:
-        cuts = self.master.training.state.cuts
+        cuts = self.master.training.state.cuts.valid
         return bool(cuts) and len(SampleSet(cuts[-1].committed)) > num_samples
 
     def assert_each_sample_once(self) -> None:
@@ -671,7 +673,7 @@ def test_a_stop_ends_in_a_cut_and_the_job_can_be_resumed(tmp_path: Path) -> None
         assert await bench.call(StopJob()) == Done()
         outcome = await bench.done()
         assert outcome.state == "stopped"
-        held = SampleSet(bench.master.training.state.cuts[-1].committed)
+        held = SampleSet(bench.master.training.state.cuts.valid[-1].committed)
         assert held == bench.world.model
         assert len(held) == outcome.committed > 0
         bench.job.outcome.unlink()

@@ -25,7 +25,7 @@ from paceline.base.processes import (
 from paceline.runtime.process import EXIT_TERMINATED
 from paceline.wire.client import Call, Done, Reply
 from paceline.wire.control import AgentStream, ControlServer
-from paceline.wire.messages import (
+from paceline.wire.messages.agent import (
     AgentDown,
     AgentHello,
     AgentUp,
@@ -34,11 +34,10 @@ from paceline.wire.messages import (
     Leave,
     NodeFacts,
     ProcessExited,
-    ProcessUp,
-    ScriptError,
     StartProcess,
     StopProcess,
 )
+from paceline.wire.messages.node import ProcessUp, ScriptError
 from paceline.wire.outcome import Outcome, write_outcome
 from paceline.wire.spec import JobSpec, NodeSpec, save
 

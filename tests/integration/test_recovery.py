@@ -154,7 +154,7 @@ def _valid_cuts(job: RunningJob) -> list[CutValid]:
     for record in Journal(job.job.journal).replay():
         if isinstance(record, Records):
             state.apply(record)
-    return state.cuts
+    return state.cuts.valid
 
 
 @MODES

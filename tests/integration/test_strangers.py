@@ -21,28 +21,21 @@ from paceline.wire.client import Call, Done, GetStatus, Kill, Scale
 from paceline.wire.codec import encode
 from paceline.wire.control import ControlClient
 from paceline.wire.data_plane import DataClient
-from paceline.wire.messages import (
-    LINES_PER_FEED,
-    AgentHello,
-    AgentUp,
+from paceline.wire.messages.agent import AgentHello, AgentUp, FromProcess, Heartbeat
+from paceline.wire.messages.data import (
     At,
-    Committed,
     Data,
     Export,
-    Finished,
-    FromProcess,
-    Heartbeat,
     Held,
-    LeaseRequest,
-    NodeUp,
     Order,
     Part,
-    ProcessUp,
     Pull,
     Pulled,
     Ready,
     Refused,
 )
+from paceline.wire.messages.feeds import LINES_PER_FEED
+from paceline.wire.messages.node import Committed, Finished, LeaseRequest, NodeUp, ProcessUp
 from paceline.wire.spec import DataPlaneSpec, NodeSpec
 from tests.chaos.planted import NUM_COUNTERS
 from tests.integration.running import RunningJob, running, until

@@ -13,56 +13,59 @@ from typing import Any
 import msgspec
 
 from paceline.base.samples import Intervals, SampleSet, Span
-from paceline.master import state as master
+from paceline.master import instructions as master
+from paceline.master.cuts import Cuts
 from paceline.master.moving import Moving
 from paceline.master.plans import Plans
 from paceline.master.records import Granted, Place, Planned, Records
 from paceline.master.shards.ledger import Ledger, Line
-from paceline.master.state import MasterState, Sizing
+from paceline.master.sizing import Sizing
+from paceline.master.state import MasterState
 from paceline.policy.straggler.actions import AdjustBatch, Partial, Share
 from paceline.runtime.ps import state as ps
 from paceline.runtime.ps import worker_state as worker
 from paceline.runtime.ps.state import Key, ServerState
 from paceline.runtime.ps.worker_state import WorkerState
-from paceline.wire.messages import (
-    Allow,
+from paceline.wire.messages.base import Message
+from paceline.wire.messages.data import (
     AskMap,
     At,
+    Held,
+    MapIs,
+    Order,
+    Ordered,
+    Part,
+    Piece,
+    Pull,
+    Pulled,
+    Ready,
+    Refused,
+)
+from paceline.wire.messages.feeds import Feed, Slice
+from paceline.wire.messages.node import (
     ChangeMap,
     Committed,
     Copied,
-    Feed,
     FeedOpened,
     Fence,
     FenceAnswer,
     GiveBack,
     GivenBack,
     Grant,
-    Held,
     Joined,
     JoinServers,
     LeaseRequest,
-    MapIs,
     MapSet,
-    Message,
     NewEpoch,
     NewMap,
-    Order,
-    Ordered,
-    Part,
-    Piece,
     Prepared,
-    Pull,
-    Pulled,
-    Ready,
     Recall,
-    Refused,
     Restore,
     Restored,
-    Slice,
     Stop,
     TakeCut,
 )
+from paceline.wire.messages.order import Allow
 from paceline.wire.schema import ModelSchema
 
 MASTER = 0
@@ -132,7 +135,7 @@ def _hook(obj: object) -> object:
         return [obj.known, obj.preparing]
     if isinstance(obj, Line):
         return [obj.cursor, obj.end, obj.returned]
-    if isinstance(obj, Ledger | MasterState | Moving | ServerState | WorkerState):
+    if isinstance(obj, Cuts | Ledger | MasterState | Moving | ServerState | WorkerState):
         return _plain(obj)
     return list(obj)  # type: ignore[call-overload]  # a deque
 

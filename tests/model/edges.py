@@ -20,24 +20,18 @@ import msgspec
 
 from paceline.master.plans import GlobalAction
 from paceline.master.records import CutValid, Records, SchemaFixed
+from paceline.master.sizing import Sizing
 from paceline.master.snapshot import Snapshot, restore, take
-from paceline.master.state import MasterState, Sizing
+from paceline.master.state import MasterState
 from paceline.policy.straggler.actions import AdjustBatch, Partial, Share
 from paceline.runtime.ps import client, loop
 from paceline.runtime.ps.client import ServerTrainer
 from paceline.runtime.ps.loop import Loop
 from paceline.runtime.ps.port import Work
 from paceline.runtime.ps.state import ServerState
-from paceline.wire.messages import (
-    Committed,
-    CutRef,
-    Feed,
-    LeaseRequest,
-    Message,
-    OpenFeed,
-    Restore,
-    Server,
-)
+from paceline.wire.messages.base import CutRef, Message, Server
+from paceline.wire.messages.feeds import Feed
+from paceline.wire.messages.node import Committed, LeaseRequest, OpenFeed, Restore
 from paceline.wire.spec import JobSpec
 
 from .cells import (

@@ -6,9 +6,8 @@ from paceline.base.samples import Span
 from paceline.master.state import MasterState
 from paceline.runtime.ps.state import ServerState
 from paceline.runtime.ps.worker_state import WorkerState
-from paceline.wire.messages import (
-    Allow,
-    At,
+from paceline.wire.messages.data import At, Held, MapIs, Order, Ordered, Part, Ready, Refused
+from paceline.wire.messages.node import (
     ChangeMap,
     Committed,
     Copied,
@@ -17,26 +16,20 @@ from paceline.wire.messages import (
     GiveBack,
     GivenBack,
     Grant,
-    Held,
     Joined,
     JoinServers,
     LeaseRequest,
-    MapIs,
     MapSet,
     NewEpoch,
     NewMap,
-    Order,
-    Ordered,
-    Part,
     Prepared,
-    Ready,
     Recall,
-    Refused,
     Restore,
     Restored,
     Stop,
     TakeCut,
 )
+from paceline.wire.messages.order import Allow
 
 from .cells import FEED, Buckets, Cell, MasterCell, ServerCell, Violation, WorkerCell, mask
 
@@ -146,19 +139,19 @@ def _master_facts(cell: MasterCell) -> Facts:
         done=done,
         to_do=to_do,
         complete=FEED in ledger.feeds and ledger.is_complete(FEED),
-        safe=FEED in state.safe,
+        safe=FEED in state.cuts.safe,
         map=state.serving,
         moving=state.moving.begun is not None,
         workers=frozenset(state.workers),
         owing=frozenset(state.ledger.leases),
-        cutting=state.cutting is not None,
-        storing=state.storing is not None,
-        copied=frozenset(state.copied),
-        stored=frozenset(inc for inc, copied in state.copied.items() if copied.stored),
+        cutting=state.cuts.copying is not None,
+        storing=state.cuts.storing is not None,
+        copied=frozenset(state.cuts.copied),
+        stored=frozenset(inc for inc, copied in state.cuts.copied.items() if copied.stored),
         restoring=bool(state.restoring),
         planning=state.plans.preparing is not None,
         journalled=cell.journalled is not None,
-        loadable=frozenset(c.cut.directory for c in (*state.cuts[-1:], state.start) if c),
+        loadable=frozenset(c.cut.directory for c in (*state.cuts.valid[-1:], state.start) if c),
     )
 
 
@@ -167,16 +160,15 @@ def _compare_durable(state: MasterState, journalled: MasterState) -> None:
         "epoch_no",
         "map",
         "start",
-        "cuts",
-        "last_cut_no",
-        "safe",
-        "covered",
         "grants",
         "gone",
         "gave_back",
     ):
         if getattr(state, name) != getattr(journalled, name):
             raise Violation("journal", f"{name} is not what the journal says")
+    for name in ("valid", "last_no", "safe", "covered"):
+        if getattr(state.cuts, name) != getattr(journalled.cuts, name):
+            raise Violation("journal", f"cuts.{name} is not what the journal says")
     if state.moving.begun != journalled.moving.begun:
         raise Violation("journal", "the move is not what the journal says")
     if state.plans.known != journalled.plans.known:
@@ -304,6 +296,6 @@ def _master_ignores(cell: MasterCell, message: object) -> bool:
                 return False
             return step <= state.step and not mask(committed) & ~mask(state.ledger.done)
         case Copied(cut_no=cut_no, stored=stored):
-            wanted = cut_no == state.cutting or (stored and cut_no == state.storing)
-            return cut_no <= state.last_cut_no and not wanted
+            wanted = cut_no == state.cuts.copying or (stored and cut_no == state.cuts.storing)
+            return cut_no <= state.cuts.last_no and not wanted
     return False

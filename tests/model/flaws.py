@@ -13,40 +13,34 @@ from typing import Any
 import msgspec
 
 from paceline.base.samples import SampleSet, Span
-from paceline.master import state as master
+from paceline.master import instructions as master
+from paceline.master.instructions import Journal, Send
 from paceline.master.moving import Moving
 from paceline.master.plans import Plans
 from paceline.master.records import CutValid, GaveBack, Granted, Records, Returned
 from paceline.master.shards.ledger import Ledger
-from paceline.master.state import Journal, MasterState, Send, Sizing
+from paceline.master.sizing import Sizing
+from paceline.master.state import MasterState
 from paceline.runtime.ps import state as ps
 from paceline.runtime.ps import worker_state as worker
 from paceline.runtime.ps.state import Keep, Load, Report, ServerState
 from paceline.runtime.ps.worker_state import WorkerState
-from paceline.wire.messages import (
+from paceline.wire.messages.base import ServerMap
+from paceline.wire.messages.data import Held, Part, Piece, Ready
+from paceline.wire.messages.feeds import Feed, Slice
+from paceline.wire.messages.node import (
     Committed,
-    Cut,
-    Feed,
     Fence,
     FenceAnswer,
     GiveBack,
     Grant,
-    Held,
-    Included,
     Joined,
-    Lacking,
     LeaseRequest,
-    Part,
-    Piece,
-    Ready,
     Recall,
-    Remap,
     Restore,
-    ServerMap,
-    Slice,
     TakeCut,
-    Update,
 )
+from paceline.wire.messages.order import Cut, Included, Lacking, Remap, Update
 
 from .bounds import Bounds, Machines
 from .cells import FEED
@@ -418,7 +412,7 @@ class ForgetsWhatIsSafe(MasterState):
         done = self.ledger.done.copy()
         super().apply(record)
         if isinstance(record, CutValid) and not done:
-            self.safe = set()
+            self.cuts.safe = set()
 
 
 class SwitchesAtOnce(Moving):

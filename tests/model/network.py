@@ -17,20 +17,17 @@ from typing import NamedTuple
 import msgspec
 
 from paceline.master import state as master_state
-from paceline.wire.messages import (
-    At,
+from paceline.wire.messages.data import At, Held, Ordered, Pulled
+from paceline.wire.messages.feeds import Feed
+from paceline.wire.messages.node import (
     ChangeMap,
     Committed,
     Copied,
-    Feed,
     Fence,
     GiveBack,
-    Held,
     Joined,
     JoinServers,
     LeaseRequest,
-    Ordered,
-    Pulled,
     Restore,
     TakeCut,
 )

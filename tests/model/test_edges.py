@@ -9,17 +9,10 @@ import pytest
 from paceline.base.samples import Span
 from paceline.runtime.ps.client import ServerTrainer
 from paceline.runtime.ps.port import Work
-from paceline.wire.messages import (
-    Feed,
-    FeedOpened,
-    Grant,
-    Message,
-    NewEpoch,
-    Pulled,
-    Recall,
-    Server,
-    ServerMap,
-)
+from paceline.wire.messages.base import Message, Server, ServerMap
+from paceline.wire.messages.data import Pulled
+from paceline.wire.messages.feeds import Feed
+from paceline.wire.messages.node import FeedOpened, Grant, NewEpoch, Recall
 
 from .cells import MASTER
 from .edges import Life, Town, Worker, substitute

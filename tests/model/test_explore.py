@@ -75,6 +75,7 @@ CLEAN = {
 }
 
 
+@pytest.mark.timeout(300)  # the largest search takes half a minute of one free core
 @pytest.mark.parametrize("name", CLEAN)
 def test_no_interleaving_breaks_an_invariant(name: str) -> None:
     result = Explorer(CLEAN[name], finish_every=31).run()

@@ -8,19 +8,9 @@ import msgspec
 from paceline.base.errors import PacelineError
 from paceline.master.records import CutValid, FeedAdded, Records, SchemaFixed
 from paceline.master.state import MasterState
-from paceline.wire.messages import (
-    CutRef,
-    LeaseRequest,
-    MapIs,
-    NewEpoch,
-    Prepared,
-    Pull,
-    Pulled,
-    Refused,
-    Restore,
-    Restored,
-    Server,
-)
+from paceline.wire.messages.base import CutRef, Server
+from paceline.wire.messages.data import MapIs, Pull, Pulled, Refused
+from paceline.wire.messages.node import LeaseRequest, NewEpoch, Prepared, Restore, Restored
 
 from .bounds import Bounds, Env
 from .cells import (

@@ -17,7 +17,23 @@ from paceline.base.samples import Span
 from paceline.runtime.ps.client import ServerTrainer
 from paceline.runtime.ps.server import Server as PsServer
 from paceline.runtime.ps.store import Gradients
-from paceline.wire import messages as m
+from paceline.wire.messages.base import CutRef, Server, ServerMap
+from paceline.wire.messages.feeds import Feed
+from paceline.wire.messages.node import (
+    FeedOpened,
+    Grant,
+    InitialWritten,
+    LeaseRequest,
+    NewEpoch,
+    NodeDown,
+    NodeUp,
+    OpenFeed,
+    Prepared,
+    Restore,
+    Restored,
+    Stop,
+    WriteInitial,
+)
 from paceline.wire.schema import NUM_BUCKETS, DenseTensor, ModelSchema, OptimizerGroup
 from paceline.wire.spec import DataPlaneSpec, JobSpec
 from paceline.wire.step_ledger import StepLedgerReader, StepLedgerWriter
@@ -39,25 +55,25 @@ class Link:
 
     def __init__(self) -> None:
         self._alarm = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._waiting: list[m.NodeDown] = []
+        self._waiting: list[NodeDown] = []
         self._lock = threading.Lock()
-        self.sent: list[m.NodeUp] = []
+        self.sent: list[NodeUp] = []
         self.on_sent: Callable[[Any], None] = self.sent.append
 
     def fileno(self) -> int:
         return self._alarm
 
-    def send(self, message: m.NodeUp) -> bool:
+    def send(self, message: NodeUp) -> bool:
         self.on_sent(message)
         return True
 
-    def say(self, message: m.NodeDown) -> None:
+    def say(self, message: NodeDown) -> None:
         """To the process."""
         with self._lock:
             self._waiting.append(message)
             os.eventfd_write(self._alarm, 1)
 
-    def receive(self) -> list[m.NodeDown]:
+    def receive(self) -> list[NodeDown]:
         with self._lock:
             if self._waiting:
                 os.eventfd_read(self._alarm)
@@ -111,7 +127,7 @@ class World:
         )
         self.folder, self.steps = folder, steps
         size = workers * SHARE
-        self.feed = m.Feed(
+        self.feed = Feed(
             feed=0,
             purpose="train",
             num_samples=steps * size,
@@ -133,36 +149,36 @@ class World:
         self._begun = False
 
     @property
-    def map(self) -> m.ServerMap:
-        servers = (m.Server(SERVER, "server-0", self.process.address),)
-        return m.ServerMap(version=1, servers=servers, owners=(0,) * NUM_BUCKETS)
+    def map(self) -> ServerMap:
+        servers = (Server(SERVER, "server-0", self.process.address),)
+        return ServerMap(version=1, servers=servers, owners=(0,) * NUM_BUCKETS)
 
-    def _of_server(self, message: m.NodeUp) -> None:
-        if isinstance(message, m.Restored):
+    def _of_server(self, message: NodeUp) -> None:
+        if isinstance(message, Restored):
             for worker in self.workers:
-                worker.link.say(m.NewEpoch(epoch_no=1, inc=worker.inc, map=self.map, step=0))
+                worker.link.say(NewEpoch(epoch_no=1, inc=worker.inc, map=self.map, step=0))
 
-    def _of_worker(self, message: m.NodeUp) -> None:
+    def _of_worker(self, message: NodeUp) -> None:
         match message:
-            case m.Prepared():
+            case Prepared():
                 with self._lock:
                     begun, self._begun = self._begun, True
                 if not begun:
-                    cut = m.WriteInitial(inc=message.inc, directory=str(self.folder / "cut-0"))
+                    cut = WriteInitial(inc=message.inc, directory=str(self.folder / "cut-0"))
                     self._link_of(message.inc).say(cut)
-            case m.InitialWritten():
-                restore = m.Restore(
+            case InitialWritten():
+                restore = Restore(
                     epoch_no=1,
                     inc=SERVER,
-                    cut=m.CutRef(cut_no=0, directory=str(self.folder / "cut-0")),
+                    cut=CutRef(cut_no=0, directory=str(self.folder / "cut-0")),
                     map=self.map,
                     mode="bsp",
                     samples="exactly-once",
                 )
                 self.process.link.say(restore)
-            case m.OpenFeed():
-                self._link_of(message.inc).say(m.FeedOpened(inc=message.inc, feed=self.feed))
-            case m.LeaseRequest(n=1):
+            case OpenFeed():
+                self._link_of(message.inc).say(FeedOpened(inc=message.inc, feed=self.feed))
+            case LeaseRequest(n=1):
                 self._grant(message)
             case _:
                 pass
@@ -171,11 +187,11 @@ class World:
         found: Link = self.workers[inc - 10].link
         return found
 
-    def _grant(self, request: m.LeaseRequest) -> None:
+    def _grant(self, request: LeaseRequest) -> None:
         """All of its share of all steps."""
         first = (request.inc - 10) * SHARE
         starts = range(first, self.steps * self.feed.batch_size, self.feed.batch_size)
-        grant = m.Grant(
+        grant = Grant(
             epoch_no=1,
             inc=request.inc,
             n=request.n,
@@ -218,5 +234,5 @@ def world(
     finally:
         for worker in made.workers:
             worker.at_end()
-        made.process.link.say(m.Stop(inc=SERVER))
+        made.process.link.say(Stop(inc=SERVER))
         thread.join(5.0)

@@ -2,7 +2,7 @@ import os
 from pathlib import Path
 
 from paceline.agent.facts import FactsReader, read_log_tail, read_usage
-from paceline.wire.messages import ProcessUp
+from paceline.wire.messages.node import ProcessUp
 from paceline.wire.step_ledger import StepLedgerWriter
 
 

@@ -12,19 +12,16 @@ from paceline.agent.state import (
     Signal,
     ToMaster,
 )
-from paceline.wire.messages import (
+from paceline.wire.messages.agent import (
     ExitEvidence,
-    Finished,
     FromProcess,
-    LeaseRequest,
     Leave,
     ProcessExited,
-    ProcessUp,
     StartProcess,
-    Stop,
     StopProcess,
     ToProcess,
 )
+from paceline.wire.messages.node import Finished, LeaseRequest, ProcessUp, Stop
 
 NODE = "worker-0"
 

@@ -9,7 +9,7 @@ from paceline.base.samples import Span
 from paceline.runtime.ps import cutfile
 from paceline.runtime.ps.layout import initial_arrays
 from paceline.wire import cut
-from paceline.wire.messages import Feed
+from paceline.wire.messages.feeds import Feed
 from paceline.wire.schema import DenseTensor, ModelSchema, OptimizerGroup, Table
 from tests.chaos.oracle import check_cut
 

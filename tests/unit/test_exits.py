@@ -3,7 +3,8 @@
 import pytest
 
 from paceline.master.exits import RULES, Evidence, Verdict, judge
-from paceline.wire.messages import ExitEvidence, ScriptError
+from paceline.wire.messages.agent import ExitEvidence
+from paceline.wire.messages.node import ScriptError
 
 
 def raised(kind: str, *, in_user_code: bool = True, step: int = 7) -> ScriptError:

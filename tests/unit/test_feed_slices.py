@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.base.samples import Intervals, Span
-from paceline.wire.messages import Feed
+from paceline.wire.messages.feeds import Feed
 
 
 def feed(num_samples: int = 10, *, batch_size: int = 4, epochs: int = 2) -> Feed:

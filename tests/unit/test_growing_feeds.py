@@ -7,14 +7,17 @@ import pytest
 
 from paceline.base.samples import SampleSet, Span
 from paceline.master import state as master_state
+from paceline.master.instructions import Fail, Instruction, Journal, Send
 from paceline.master.records import Extended, Granted, Records
 from paceline.master.shards.ledger import Ledger
-from paceline.master.state import Fail, Instruction, Journal, MasterState, Send, Sizing
+from paceline.master.sizing import Sizing
+from paceline.master.state import MasterState
 from paceline.runtime.ps.worker_state import ToMaster, WorkerState
-from paceline.wire.messages import (
+from paceline.wire.messages.base import Server
+from paceline.wire.messages.feeds import Feed, SourceLine
+from paceline.wire.messages.node import (
     Committed,
     Copied,
-    Feed,
     FeedOpened,
     FenceAnswer,
     Grant,
@@ -24,8 +27,6 @@ from paceline.wire.messages import (
     OpenFeed,
     Prepared,
     Restored,
-    Server,
-    SourceLine,
 )
 from paceline.wire.schema import ModelSchema
 
@@ -133,7 +134,7 @@ class Job:
 
     def start_epoch(self) -> None:
         self.next_inc += 1
-        self.model = SampleSet(self.state.cuts[-1].committed)
+        self.model = SampleSet(self.state.cuts.valid[-1].committed)
         self.do(self.state.start_epoch((Server(self.next_inc, "server-0", "a"),)))
         restored = Restored(epoch_no=self.state.epoch_no, inc=self.next_inc)
         self.do(self.state.restored(restored))
@@ -191,11 +192,11 @@ class Job:
                 Committed(epoch_no=epoch_no, inc=leader, step=0, committed=committed)
             )
         )
-        if self.state.cutting is not None:
+        if self.state.cuts.copying is not None:
             copied = Copied(
                 epoch_no=epoch_no,
                 inc=leader,
-                cut_no=self.state.cutting,
+                cut_no=self.state.cuts.copying,
                 position=0,
                 step=0,
                 committed=committed,

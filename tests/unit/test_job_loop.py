@@ -18,7 +18,7 @@ from paceline.runtime.job import Job
 from paceline.runtime.ps.alone import Alone
 from paceline.runtime.ps.port import Growth, Ids, Pulled, Work
 from paceline.runtime.ps.store import Gradients
-from paceline.wire.messages import Feed
+from paceline.wire.messages.feeds import Feed
 from paceline.wire.spec import JobSpec
 
 NUM_SAMPLES = 64

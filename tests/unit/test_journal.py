@@ -9,6 +9,7 @@ import pytest
 
 from paceline.base.errors import PermanentError
 from paceline.base.samples import Span
+from paceline.master.instructions import Instruction
 from paceline.master.journal import Journal, JournalRecord, MasterStarted
 from paceline.master.members import JobEnded, NodeFinished, NodeStarted, WorkersWanted
 from paceline.master.records import (
@@ -22,14 +23,15 @@ from paceline.master.records import (
     Returned,
     SchemaFixed,
 )
+from paceline.master.sizing import Sizing
 from paceline.master.snapshot import Snapshot, restore, take
-from paceline.master.state import Instruction, MasterState, Sizing
 from paceline.master.state import Journal as Write
-from paceline.wire.messages import (
+from paceline.master.state import MasterState
+from paceline.wire.messages.base import CutRef, Server, ServerMap
+from paceline.wire.messages.feeds import Feed, SourceLine
+from paceline.wire.messages.node import (
     Committed,
     Copied,
-    CutRef,
-    Feed,
     FenceAnswer,
     Grant,
     InitialWritten,
@@ -37,9 +39,6 @@ from paceline.wire.messages import (
     OpenFeed,
     Prepared,
     Restored,
-    Server,
-    ServerMap,
-    SourceLine,
 )
 from paceline.wire.schema import ModelSchema
 
@@ -231,13 +230,13 @@ class Run:
     def cut(self) -> None:
         self.commit()
         self.do(self.state.take_cut())
-        if self.state.cutting is not None:
+        if self.state.cuts.copying is not None:
             copied = Copied(
                 epoch_no=self.state.epoch_no,
                 inc=self.leader,
-                cut_no=self.state.cutting,
+                cut_no=self.state.cuts.copying,
                 position=1,
-                step=self.state.cutting,
+                step=self.state.cuts.copying,
                 committed=self.state.ledger.done.spans(),
                 sharers=(self.leader,),
             )

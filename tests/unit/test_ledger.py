@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from paceline.base.samples import SampleSet, Span
 from paceline.master.plans import Portion
 from paceline.master.shards.ledger import Ledger, Part
-from paceline.wire.messages import Feed
+from paceline.wire.messages.feeds import Feed
 
 
 def feed(num_samples: int = 10, *, epochs: int = 1, batch_size: int = 4) -> Feed:

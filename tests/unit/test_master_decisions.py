@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from paceline.master.ending import LAST_CUT_S, LEAVE_S, Ending, Seen, Stage
 from paceline.master.monitor import Monitor, Rate
 from paceline.master.sizing import cut_is_due, lease_samples, lease_steps, plan_lead, tail_share
-from paceline.wire.messages import NodeFacts
+from paceline.wire.messages.agent import NodeFacts
 
 PLENTY = 10**9
 

@@ -3,13 +3,15 @@
 import pytest
 
 from paceline.base.samples import Span
+from paceline.master.instructions import Fail, FeedDone, Instruction, Journal, Send
 from paceline.master.records import CutValid, EpochStarted, Granted, Returned
-from paceline.master.state import Fail, FeedDone, Instruction, Journal, MasterState, Send, Sizing
-from paceline.wire.messages import (
+from paceline.master.sizing import Sizing
+from paceline.master.state import MasterState
+from paceline.wire.messages.base import CutRef, Server
+from paceline.wire.messages.feeds import Feed
+from paceline.wire.messages.node import (
     Committed,
     Copied,
-    CutRef,
-    Feed,
     Fence,
     FenceAnswer,
     GiveBack,
@@ -22,7 +24,6 @@ from paceline.wire.messages import (
     Recall,
     Restore,
     Restored,
-    Server,
     Stop,
     TakeCut,
     WriteInitial,
@@ -99,7 +100,9 @@ class Job:
         self.copied(*spans, incs=incs, stored=True)
 
     def copied(self, *spans: Span, incs: tuple[int, ...], stored: bool) -> None:
-        number = self.state.storing if self.state.cutting is None else self.state.cutting
+        number = (
+            self.state.cuts.storing if self.state.cuts.copying is None else self.state.cuts.copying
+        )
         assert number is not None
         for inc in incs:
             copied = Copied(
@@ -141,9 +144,9 @@ def test_the_first_worker_writes_the_initial_values() -> None:
     job.do(job.state.prepare(Prepared(inc=TWO, schema=SCHEMA), "cut-0"))
     assert job.sent == []
     job.do(job.state.initial_written(InitialWritten(inc=TWO), "cut-0"))
-    assert not job.state.cuts
+    assert not job.state.cuts.valid
     job.do(job.state.initial_written(InitialWritten(inc=ONE), "cut-0"))
-    assert job.state.cuts[0].cut.cut_no == 0
+    assert job.state.cuts.valid[0].cut.cut_no == 0
 
 
 def test_if_the_writer_dies_another_one_writes() -> None:
@@ -364,7 +367,7 @@ def test_only_the_present_leader_s_word_counts(job: Job, inc: int, epoch_no: int
 
 def test_a_cut_is_valid_when_all_servers_have_said_it(job: Job) -> None:
     job.cut(incs=(LEADER,))
-    assert len(job.state.cuts) == 1
+    assert len(job.state.cuts.valid) == 1
     job.do(
         job.state.copy_said(
             Copied(
@@ -381,7 +384,7 @@ def test_a_cut_is_valid_when_all_servers_have_said_it(job: Job) -> None:
         )
     )
     assert isinstance(job.journal[-1].record, CutValid)
-    assert job.state.cuts[-1].cut.cut_no == 1
+    assert job.state.cuts.valid[-1].cut.cut_no == 1
 
 
 def test_servers_that_copied_different_sets_end_the_job(job: Job) -> None:
@@ -404,8 +407,8 @@ def test_servers_that_copied_different_sets_end_the_job(job: Job) -> None:
 def test_a_cut_in_memory_counts_and_is_on_disk_when_all_servers_say_so(job: Job) -> None:
     job.do(job.state.take_cut())
     job.copied(Span(0, 0, 2), incs=BOTH, stored=False)
-    assert job.state.cuts[-1].cut == CutRef(cut_no=1, directory="cut-1", memory="memory-1")
-    assert job.state.last_stored_no == 0
+    assert job.state.cuts.valid[-1].cut == CutRef(cut_no=1, directory="cut-1", memory="memory-1")
+    assert job.state.cuts.last_stored_no == 0
     assert job.state.take_cut() == [], "the next one waits for the disk"
 
     job.copied(Span(0, 0, 2), incs=(LEADER,), stored=True)
@@ -414,8 +417,8 @@ def test_a_cut_in_memory_counts_and_is_on_disk_when_all_servers_say_so(job: Job)
     job.copied(Span(0, 0, 2), incs=(LEADER,), stored=False)  # late
     job.copied(Span(0, 0, 2), incs=(FOLLOWER,), stored=True)
 
-    assert job.state.cuts[-1].cut == CutRef(cut_no=1, directory="cut-1")
-    assert job.state.last_stored_no == 1
+    assert job.state.cuts.valid[-1].cut == CutRef(cut_no=1, directory="cut-1")
+    assert job.state.cuts.last_stored_no == 1
     assert job.state.take_cut() != []
 
 
@@ -423,9 +426,9 @@ def test_a_server_that_is_on_disk_before_the_other_has_copied(job: Job) -> None:
     job.do(job.state.take_cut())
     job.copied(Span(0, 0, 2), incs=(LEADER,), stored=True)
     job.copied(Span(0, 0, 2), incs=(FOLLOWER,), stored=False)
-    assert job.state.cuts[-1].cut.in_memory
+    assert job.state.cuts.valid[-1].cut.in_memory
     job.copied(Span(0, 0, 2), incs=(FOLLOWER,), stored=True)
-    assert job.state.last_stored_no == 1
+    assert job.state.cuts.last_stored_no == 1
 
 
 def test_a_cut_that_never_came_to_disk_is_what_the_next_epoch_starts_from(job: Job) -> None:
@@ -448,7 +451,7 @@ def test_a_cut_that_never_came_to_disk_is_what_the_next_epoch_starts_from(job: J
     assert job.state.copy_said(late, "cut-1", "memory-1") == []
     job.restored(LEADER + 10, FOLLOWER)
     job.cut(Span(0, 0, 4), incs=(LEADER + 10, FOLLOWER))
-    assert job.state.cuts[-1].cut == CutRef(cut_no=2, directory="cut-2")
+    assert job.state.cuts.valid[-1].cut == CutRef(cut_no=2, directory="cut-2")
 
 
 def test_a_master_restarted_while_a_cut_is_stored_hears_of_it(job: Job) -> None:
@@ -461,8 +464,8 @@ def test_a_master_restarted_while_a_cut_is_stored_hears_of_it(job: Job) -> None:
     asked = [s.inc for s in job.state.resend() if isinstance(s.message, TakeCut)]
     assert asked == [LEADER, FOLLOWER]
     job.copied(Span(0, 0, 8), incs=BOTH, stored=True)
-    assert job.state.last_stored_no == 1
-    assert job.state.safe == {0}
+    assert job.state.cuts.last_stored_no == 1
+    assert job.state.cuts.safe == {0}
 
 
 def test_a_cut_that_is_gone_before_it_is_on_disk_is_not_waited_for(job: Job) -> None:
@@ -480,7 +483,7 @@ def test_a_cut_that_is_gone_before_it_is_on_disk_is_not_waited_for(job: Job) -> 
         stored=True,
     )
     assert job.state.copy_said(late, "cut-1", "memory-1") == []
-    assert not job.state.cut_under_way
+    assert not job.state.cuts.under_way
 
 
 def test_a_feed_is_no_longer_safe_when_the_cut_that_held_it_is_damaged(job: Job) -> None:
@@ -488,11 +491,11 @@ def test_a_feed_is_no_longer_safe_when_the_cut_that_held_it_is_damaged(job: Job)
     job.request(ONE, 1, samples=8)
     job.committed(Span(0, 0, 8))
     job.cut(Span(0, 0, 8))
-    assert job.state.safe == {0}
+    assert job.state.cuts.safe == {0}
     job.do(job.state.cut_gone(2))
     job.do(job.state.start_epoch(servers(NEW, FOLLOWER)))
     job.restored(NEW, FOLLOWER)
-    assert job.state.safe == set()
+    assert job.state.cuts.safe == set()
     assert job.state.ledger.num_to_do(0, ()) == 6
 
 
@@ -520,7 +523,7 @@ def test_a_restarted_master_knows_which_feed_is_safe(job: Job) -> None:
     job.request(ONE, 1, samples=8)
     job.committed(Span(0, 0, 8))
     job.cut(Span(0, 0, 8))
-    assert job.state.safe == {0}
+    assert job.state.cuts.safe == {0}
     job.restart()
 
-    assert job.state.safe == {0}
+    assert job.state.cuts.safe == {0}

@@ -21,14 +21,9 @@ from paceline.master.members import (
     WorkerUp,
 )
 from paceline.master.membership import Membership
-from paceline.wire.messages import (
-    AgentHello,
-    ExitEvidence,
-    ProcessExited,
-    ProcessUp,
-    ScriptError,
-    Server,
-)
+from paceline.wire.messages.agent import AgentHello, ExitEvidence, ProcessExited
+from paceline.wire.messages.base import Server
+from paceline.wire.messages.node import ProcessUp, ScriptError
 from paceline.wire.spec import RestartSpec
 
 KILLED = ExitEvidence(signal=9)

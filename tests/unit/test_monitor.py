@@ -23,17 +23,11 @@ from paceline.runtime.ps.server import Asked
 from paceline.runtime.ps.server import Server as PsServer
 from paceline.runtime.ps.service_time import ServiceTime
 from paceline.runtime.ps.state import ServerState
-from paceline.wire.messages import (
-    CutRef,
-    ExitEvidence,
-    Feed,
-    NodeFacts,
-    Prepared,
-    ProcessUp,
-    Pull,
-    Server,
-    ServerMap,
-)
+from paceline.wire.messages.agent import ExitEvidence, NodeFacts
+from paceline.wire.messages.base import CutRef, Server, ServerMap
+from paceline.wire.messages.data import Pull
+from paceline.wire.messages.feeds import Feed
+from paceline.wire.messages.node import Prepared, ProcessUp
 from paceline.wire.schema import ModelSchema
 from paceline.wire.spec import RestartSpec
 from paceline.wire.step_ledger import StepLedgerWriter

@@ -24,35 +24,32 @@ from paceline.runtime.ps.state import (
 )
 from paceline.runtime.ps.store import Gradients, Store
 from paceline.runtime.ps.worker_state import OfferAgain, Remapped, ToServer, WorkerState
-from paceline.wire.messages import (
-    Allow,
+from paceline.wire.messages.base import CutRef, Server, ServerMap
+from paceline.wire.messages.data import (
     AskMap,
-    ChangeMap,
-    CutRef,
     Export,
-    Feed,
-    FeedOpened,
-    Fence,
-    Grant,
-    Included,
-    Joined,
-    JoinServers,
     MapIs,
-    MapSet,
-    NewEpoch,
     Order,
     Part,
     Piece,
     Pull,
     Ready,
     Refused,
-    Remap,
-    Restore,
-    Server,
-    ServerMap,
-    TakeCut,
-    Update,
 )
+from paceline.wire.messages.feeds import Feed
+from paceline.wire.messages.node import (
+    ChangeMap,
+    FeedOpened,
+    Fence,
+    Grant,
+    Joined,
+    JoinServers,
+    MapSet,
+    NewEpoch,
+    Restore,
+    TakeCut,
+)
+from paceline.wire.messages.order import Allow, Included, Remap, Update
 from paceline.wire.schema import NUM_BUCKETS, DenseTensor, ModelSchema, OptimizerGroup, Table
 
 OLD, OTHER, NEW, WORKER = 1, 2, 3, 11

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from paceline.master.members import Launch, WorkerLost
 from paceline.master.membership import Membership
 from paceline.master.own_time import STEADY_S, OwnTime
-from paceline.wire.messages import AgentHello
+from paceline.wire.messages.agent import AgentHello
 from paceline.wire.spec import RestartSpec
 
 TICK_S = 0.2

@@ -10,17 +10,18 @@ from msgspec.structs import replace
 
 from paceline.base.errors import ConfigError
 from paceline.base.samples import Span
+from paceline.master.instructions import Fail, Instruction, Journal, Send
 from paceline.master.plans import Plans, part_sizes, portion_of
 from paceline.master.records import GaveBack, Place, Plan, Planned
 from paceline.master.shards.ledger import Ledger
-from paceline.master.state import Fail, Instruction, Journal, MasterState, Send, Sizing
+from paceline.master.sizing import Sizing
+from paceline.master.state import MasterState
 from paceline.policy.straggler.actions import AdjustBatch, AdjustRate, BackupWorkers, Partial, Share
 from paceline.runtime.ps.worker_state import WorkerState
-from paceline.wire.messages import (
-    Allow,
-    Batching,
+from paceline.wire.messages.base import Server
+from paceline.wire.messages.feeds import Batching, Feed, Rate, Slice
+from paceline.wire.messages.node import (
     Committed,
-    Feed,
     FeedOpened,
     FenceAnswer,
     GiveBack,
@@ -31,12 +32,10 @@ from paceline.wire.messages import (
     NewRate,
     OpenFeed,
     Prepared,
-    Rate,
     Recall,
     Restored,
-    Server,
-    Slice,
 )
+from paceline.wire.messages.order import Allow
 from paceline.wire.schema import ModelSchema
 
 LEADER, ONE, TWO = 1, 11, 12

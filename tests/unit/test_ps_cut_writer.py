@@ -18,7 +18,8 @@ from paceline.runtime.ps import cut_memory, cut_writer, cutfile
 from paceline.runtime.ps.cut_writer import CutWriter
 from paceline.runtime.ps.store import Store
 from paceline.wire import cut
-from paceline.wire.messages import Copied, CutRef, Server, ServerMap
+from paceline.wire.messages.base import CutRef, Server, ServerMap
+from paceline.wire.messages.node import Copied
 from paceline.wire.schema import NUM_BUCKETS, DenseTensor, ModelSchema, OptimizerGroup
 from paceline.wire.spec import CheckpointSpec
 

@@ -11,19 +11,10 @@ from paceline.master.moving import copying, switched
 from paceline.runtime.ps.server import Server as PsServer
 from paceline.runtime.ps.state import ServerState
 from paceline.wire.data_plane import DataClient
-from paceline.wire.messages import (
-    At,
-    ChangeMap,
-    CutRef,
-    Data,
-    Fence,
-    Order,
-    Pull,
-    Remap,
-    Restore,
-    Server,
-    ServerMap,
-)
+from paceline.wire.messages.base import CutRef, Server, ServerMap
+from paceline.wire.messages.data import At, Data, Order, Pull
+from paceline.wire.messages.node import ChangeMap, Fence, Restore
+from paceline.wire.messages.order import Remap
 
 LEADER, OTHER, NEW, WORKER, PROMPT = 1, 2, 3, 11, 12
 MAP = ServerMap(

@@ -9,7 +9,7 @@ import pytest
 from paceline.runtime.ps.server import Asked, Server
 from paceline.runtime.ps.service_time import NOTE_S, ServiceTime
 from paceline.runtime.ps.state import ServerState
-from paceline.wire.messages import Pull
+from paceline.wire.messages.data import Pull
 from paceline.wire.step_ledger import StepLedgerReader, StepLedgerWriter, StepRecord
 
 PATIENCE_S = 0.05

@@ -15,7 +15,7 @@ from paceline.runtime.ps import kernels, layout
 from paceline.runtime.ps.exports import Exporting
 from paceline.runtime.ps.store import Gradients, Store
 from paceline.runtime.ps.tables import Waiting
-from paceline.wire.messages import Exported
+from paceline.wire.messages.data import Exported
 from paceline.wire.schema import NUM_BUCKETS, DenseTensor, ModelSchema, OptimizerGroup, Table
 
 ALONE = (0,) * NUM_BUCKETS

@@ -6,7 +6,7 @@ from typing import Any
 from paceline.base.samples import Span
 from paceline.runtime.ps.port import Work
 from paceline.runtime.ps.reader import Reader
-from paceline.wire.messages import Feed, SourceLine
+from paceline.wire.messages.feeds import Feed, SourceLine
 
 FEED = Feed(
     feed=0,

@@ -13,7 +13,7 @@ from paceline.master.monitor import Monitor
 from paceline.master.outlet import before
 from paceline.master.reporting import Reporting
 from paceline.master.state import MasterState
-from paceline.wire.messages import NodeFacts
+from paceline.wire.messages.agent import NodeFacts
 from paceline.wire.spec import RestartSpec
 
 

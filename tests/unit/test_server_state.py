@@ -18,32 +18,19 @@ from paceline.runtime.ps.state import (
     ServerState,
     Tell,
 )
-from paceline.wire.messages import (
-    Allow,
-    At,
+from paceline.wire.messages.base import CutRef, Server, ServerMap
+from paceline.wire.messages.data import At, Held, MapIs, Order, Ordered, Part, Pull, Ready, Refused
+from paceline.wire.messages.feeds import Feed
+from paceline.wire.messages.node import (
     Committed,
     Copied,
-    Cut,
-    CutRef,
-    Feed,
     Fence,
     FenceAnswer,
-    Held,
-    Included,
-    MapIs,
-    Order,
-    Ordered,
-    Part,
-    Pull,
-    Ready,
-    Refused,
     Restore,
     Restored,
-    Server,
-    ServerMap,
     TakeCut,
-    Update,
 )
+from paceline.wire.messages.order import Allow, Cut, Included, Update
 
 LEADER, FOLLOWER, WORKER, OTHER = 1, 2, 11, 12
 

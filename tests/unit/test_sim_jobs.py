@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from paceline.base.samples import SampleSet, Span
 from paceline.master.plans import Plans
 from paceline.master.shards.ledger import Ledger
-from paceline.master.state import MasterState, Sizing
+from paceline.master.sizing import Sizing
+from paceline.master.state import MasterState
 from paceline.policy.straggler.actions import (
     AdjustBatch,
     AnyAction,
@@ -29,17 +30,16 @@ from paceline.sim.nodes import worker_names
 from paceline.sim.patterns import Persistent, Transient
 from paceline.sim.scenarios import Recovery, Scenario
 from paceline.sim.slices import Members, Slices
-from paceline.wire.messages import (
+from paceline.wire.messages.base import Server
+from paceline.wire.messages.feeds import Feed, Slice
+from paceline.wire.messages.node import (
     Committed,
-    Feed,
     GiveBack,
     InitialWritten,
     LeaseRequest,
     OpenFeed,
     Prepared,
     Restored,
-    Server,
-    Slice,
 )
 from paceline.wire.schema import ModelSchema
 from tests.simulated import NOISY, SMALL, Scripted, changed, job_of, run

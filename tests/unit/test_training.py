@@ -21,21 +21,21 @@ from paceline.master.training import (
     CutChosen,
     Training,
 )
-from paceline.wire.messages import (
+from paceline.wire.messages.agent import NodeFacts
+from paceline.wire.messages.base import Server
+from paceline.wire.messages.feeds import Feed
+from paceline.wire.messages.node import (
     Copied,
     EvaluateResult,
-    Feed,
     FenceAnswer,
     InitialWritten,
     Joined,
     LeaseRequest,
     MapSet,
-    NodeFacts,
     OpenFeed,
     Prepared,
     ProcessUp,
     Restored,
-    Server,
 )
 from paceline.wire.schema import ModelSchema
 from paceline.wire.spec import CheckpointSpec, JobSpec, NodeSpec, RestartSpec
@@ -149,7 +149,7 @@ class Job:
 
     def cut(self, *costs_s: float) -> None:
         """A cut that took the servers so long."""
-        number = self.state.cutting
+        number = self.state.cuts.copying
         assert number is not None
         for inc, cost_s in zip(SERVERS, costs_s, strict=True):
             copied = Copied(
@@ -171,7 +171,7 @@ class Job:
     def next_cut_s(self) -> float:
         """Wait until a cut is asked for; the seconds that took."""
         since_s = self.now_s
-        while self.state.cutting is None:
+        while self.state.cuts.copying is None:
             self.now_s += 0.5
             self.training.tick(self.now_s, cuts=True)
             self.outbox.flush()

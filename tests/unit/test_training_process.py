@@ -22,7 +22,7 @@ from paceline.runtime.process import (
     raised_in_user_code,
     user_traceback,
 )
-from paceline.wire.messages import ProcessUp
+from paceline.wire.messages.node import ProcessUp
 from paceline.wire.spec import JobSpec, save
 
 

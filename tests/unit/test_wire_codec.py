@@ -8,15 +8,9 @@ import pytest
 
 from paceline.wire import control, data_packing, node_link
 from paceline.wire.codec import MAX_REASON, Garbage, decoder, encode
-from paceline.wire.messages import (
-    Data,
-    Heartbeat,
-    Leave,
-    NodeFacts,
-    ProcessUp,
-    Pull,
-    Stop,
-)
+from paceline.wire.messages.agent import Heartbeat, Leave, NodeFacts
+from paceline.wire.messages.data import Data, Pull
+from paceline.wire.messages.node import ProcessUp, Stop
 from paceline.wire.shm import Place
 
 DECODERS: list[Callable[[Any], Any]] = [

@@ -19,14 +19,8 @@ from paceline.wire.control import (
     ControlServer,
     MasterStream,
 )
-from paceline.wire.messages import (
-    AgentHello,
-    FromProcess,
-    Heartbeat,
-    Leave,
-    ScriptError,
-    StopProcess,
-)
+from paceline.wire.messages.agent import AgentHello, FromProcess, Heartbeat, Leave, StopProcess
+from paceline.wire.messages.node import ScriptError
 
 SECRET = b"0123456789abcdef"
 LIMIT_S = 10.0

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.wire.messages import Finished, NodeDown, NodeUp, ProcessUp, ScriptError, Stop
+from paceline.wire.messages.node import Finished, NodeDown, NodeUp, ProcessUp, ScriptError, Stop
 from paceline.wire.node_link import NodeLink, NodeLinkServer, _frames
 
 HELLO = ProcessUp(node="worker-0", inc=7, pid=os.getpid(), role="worker")

@@ -14,27 +14,18 @@ from paceline.runtime.ps.worker_state import (
     Withdraw,
     WorkerState,
 )
-from paceline.wire.messages import (
-    Batching,
-    Feed,
+from paceline.wire.messages.base import Server, ServerMap
+from paceline.wire.messages.data import Held, Ordered, Part, Pull, Pulled, Ready, Refused
+from paceline.wire.messages.feeds import Batching, Feed, Rate
+from paceline.wire.messages.node import (
     FeedOpened,
     GiveBack,
     GivenBack,
     Grant,
-    Held,
     LeaseRequest,
     NewEpoch,
     NewRate,
-    Ordered,
-    Part,
-    Pull,
-    Pulled,
-    Rate,
-    Ready,
     Recall,
-    Refused,
-    Server,
-    ServerMap,
 )
 
 INC, LEADER, FOLLOWER = 11, 1, 2

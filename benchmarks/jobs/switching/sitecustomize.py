@@ -53,7 +53,7 @@ def _switch(every: int, actions: str, phases: _Phases) -> None:
     from paceline.base.errors import ConfigError
     from paceline.master.training import Training
     from paceline.policy.straggler.actions import AnyAction
-    from paceline.wire.messages import Committed
+    from paceline.wire.messages.node import Committed
 
     inner, plans = Training.handle, msgspec.json.decode(actions, type=list[AnyAction])
     next_step, number = every, 0

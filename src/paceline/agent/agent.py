@@ -35,7 +35,8 @@ from paceline.base.jobdir import JobDir, role_of
 from paceline.base.node_files import NodeFiles
 from paceline.base.processes import find_job_process, is_locked, kill_group_quietly, start_detached
 from paceline.wire.control import ControlClient, MasterStream
-from paceline.wire.messages import AgentHello, AgentUp, ExitEvidence, Heartbeat, NodeUp, ProcessUp
+from paceline.wire.messages.agent import AgentHello, AgentUp, ExitEvidence, Heartbeat
+from paceline.wire.messages.node import NodeUp, ProcessUp
 from paceline.wire.node_link import NodeLinkServer
 from paceline.wire.spec import JobSpec
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import msgspec
 
 from paceline.base.errors import ConfigError
-from paceline.wire.messages import NodeFacts, ProcessUp
+from paceline.wire.messages.agent import NodeFacts
+from paceline.wire.messages.node import ProcessUp
 from paceline.wire.step_ledger import LedgerPage, StepLedgerReader, StepRecord
 
 TAIL_LINES = 20

@@ -28,7 +28,8 @@ from paceline.base.processes import (
     kill_group_quietly,
     kill_quietly,
 )
-from paceline.wire.messages import ExitEvidence, ProcessUp, StartProcess
+from paceline.wire.messages.agent import ExitEvidence, StartProcess
+from paceline.wire.messages.node import ProcessUp
 from paceline.wire.spec import JobSpec
 from paceline.wire.zygote import Died, Fork, Forked, Warm, receive_from_zygote, send
 

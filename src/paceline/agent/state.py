@@ -8,22 +8,18 @@ import signal
 
 import msgspec
 
-from paceline.wire.messages import (
+from paceline.wire.messages.agent import (
     AgentDown,
     AgentUp,
     ExitEvidence,
-    Finished,
     FromProcess,
     Leave,
-    NodeDown,
-    NodeUp,
     ProcessExited,
-    ProcessUp,
-    ScriptError,
     StartProcess,
     StopProcess,
     ToProcess,
 )
+from paceline.wire.messages.node import Finished, NodeDown, NodeUp, ProcessUp, ScriptError
 
 LEAVE_GRACE_S = 1.0
 """Between SIGTERM and SIGKILL when the node goes away and nobody waits for its work."""

@@ -1,95 +1,121 @@
-"""The folders of cuts as the master keeps them: one directory per cut, manifests, deletion.
+"""Cuts: which there are, and the one on its way.
 
-Servers (for cut 0: one worker) write the files; the master makes a cut valid by its manifest,
-which is there before the journal says so, and removes what nobody needs any more.
+Pure, and part of `MasterState`. A cut is valid when each server has a copy that outlives its node,
+and stored when all of it is on disk (docs/decisions/0008-cuts-count-in-memory.md).
 """
 
-import shutil
-from collections.abc import Container, Iterable
-from pathlib import Path
+from collections.abc import Iterable
 
-from paceline.base.errors import PermanentError
-from paceline.master.records import CutValid
-from paceline.wire.cut import CutManifest, places, verify, write_manifest
-from paceline.wire.messages import Copied, CutRef
-from paceline.wire.schema import ModelSchema
+from msgspec.structs import replace
 
-
-class CutFolders:
-    """All cuts of a job: on disk below ``root``, the newest one also below ``memory``."""
-
-    def __init__(self, root: Path, memory: Path) -> None:
-        self.root, self.memory = root, memory
-
-    def directory(self, cut_no: int) -> str:
-        """Where the files of a cut are on disk."""
-        return str(self.root / f"{cut_no:06d}")
-
-    def in_memory(self, cut_no: int) -> str:
-        """Where they are before that."""
-        return str(self.memory / f"{cut_no:06d}")
-
-    def make(self, cut_no: int) -> str:
-        """The directory of a cut that is about to be written."""
-        path = self.directory(cut_no)
-        Path(path).mkdir(parents=True, exist_ok=True)
-        return path
-
-    def seal(
-        self, place: CutRef, valid: CutValid, copies: Iterable[Copied], schema: ModelSchema
-    ) -> None:
-        """Write the manifest; the cut can be loaded from where ``place`` says from then on."""
-        copies = tuple(copies)
-        manifest = CutManifest(
-            cut_no=place.cut_no,
-            epoch_no=valid.epoch_no,
-            position=max(copy.position for copy in copies),
-            step=valid.step,
-            committed=valid.committed,
-            schema=schema,
-            files={copy.file: copy.checksum for copy in copies if copy.file},
-            num_bytes=sum(copy.num_bytes for copy in copies),
-        )
-        write_manifest(places(place)[0], manifest)
-
-    def delete_others(self, keep: Container[int], newest: int) -> None:
-        """Remove every cut up to ``newest`` that is not to be kept, half-written ones included.
-
-        In memory none is kept but the newest one: servers use its pages again.
-        """
-        for path in _numbered(self.root):
-            if int(path.name) <= newest and int(path.name) not in keep:
-                shutil.rmtree(path, ignore_errors=True)
-        self.forget_memory(keep=newest)
-
-    def forget_memory(self, keep: int) -> None:
-        """Free what nodes have in memory of all cuts but this one."""
-        for path in _numbered(self.memory):
-            if int(path.name) != keep:
-                shutil.rmtree(path, ignore_errors=True)
+from paceline.base.samples import SampleSet, Span
+from paceline.master.records import CutGone, CutStored, CutValid
+from paceline.wire.messages.base import ServerMap
+from paceline.wire.messages.node import Copied
 
 
-def _numbered(folder: Path) -> list[Path]:
-    found = folder.iterdir() if folder.exists() else ()
-    return [path for path in found if path.name.isdigit()]
+class Cuts:
+    """Of one job; at most one is on its way."""
+
+    def __init__(self) -> None:
+        # Durable: changed by records only.
+        #: Oldest first.
+        self.valid: list[CutValid] = []
+        self.last_no = 0
+        #: Complete feeds that a cut on disk holds whole: workers may leave their loops.
+        self.safe: set[int] = set()
+        #: Complete feeds that the newest cut holds whole, while it is in memory only.
+        self.covered: set[int] = set()
+        # Volatile.
+        #: The cut that servers are copying, and the valid one that they are writing to disk.
+        self.copying: int | None = None
+        self.storing: int | None = None
+        self.copied: dict[int, Copied] = {}
+        #: Those that made the newest cut valid, or stored: `copied` may already be the next one's.
+        self.sealed: tuple[Copied, ...] = ()
+
+    # ------------------------------------------------------------------ records
+
+    def add(self, record: CutValid, covered: Iterable[int]) -> None:
+        """A cut is valid; these complete feeds are wholly in it."""
+        self.valid.append(record)
+        self.last_no = max(self.last_no, record.cut.cut_no)
+        self.covered = set(covered)
+        if not record.cut.in_memory:
+            self.safe |= self.covered
+
+    def apply(self, record: CutStored | CutGone) -> None:
+        """It is on disk as well, or its files are deleted or damaged."""
+        if isinstance(record, CutStored):
+            number = record.cut.cut_no
+            self.valid = [
+                replace(cut, cut=record.cut) if cut.cut.cut_no == number else cut
+                for cut in self.valid
+            ]
+            self.safe |= self.covered
+            return
+        if self.valid and self.valid[-1].cut.cut_no == record.cut_no:
+            self.storing = None
+            self.covered.clear()
+        self.valid = [cut for cut in self.valid if cut.cut.cut_no != record.cut_no]
+
+    # ------------------------------------------------------------------ on the way
+
+    def forget(self) -> None:
+        """A new epoch: nobody finishes what was on its way."""
+        self.copying = self.storing = None
+        self.copied.clear()
+
+    @property
+    def under_way(self) -> bool:
+        """A cut is being copied or written to disk: the next one has to wait."""
+        return self.copying is not None or self.storing is not None
+
+    @property
+    def last_stored_no(self) -> int:
+        """The number of the newest cut on disk."""
+        return max((cut.cut.cut_no for cut in self.valid if not cut.cut.in_memory), default=0)
+
+    def begin(self) -> None:
+        """Have the next cut copied."""
+        self.copying = self.last_no + 1
+        self.copied.clear()
+
+    def awaited(self, now: ServerMap, serving: Iterable[int]) -> tuple[int, list[int]] | None:
+        """The cut on its way, and which servers have not said all of it; None: there is none."""
+        number = self.storing if self.copying is None else self.copying
+        if number is None:
+            return None
+        enough = {inc for inc, c in self.copied.items() if c.stored or self.storing is None}
+        asked = dict.fromkeys((*now.sharers, *serving))
+        return number, [inc for inc in asked if inc not in enough]
+
+    def heard(self, message: Copied) -> bool:
+        """A server's word; whether all have now said as much, which `sealed` then is."""
+        if message.cut_no not in (self.copying, self.storing):
+            return False
+        if message.inc not in self.copied or message.stored:
+            self.copied[message.inc] = message
+        if set(self.copied) != set(message.sharers):
+            return False
+        self.sealed = tuple(self.copied.values())
+        return self.copying is not None or self.all_stored
+
+    @property
+    def all_stored(self) -> bool:
+        """Whether all copies of the cut that was last complete are on disk."""
+        return all(copied.stored for copied in self.sealed)
+
+    def advance(self) -> bool:
+        """All have said as much: go on to the disk, or be done. Whether the cut is a new one."""
+        new, number = self.copying is not None, self.copying
+        self.copying, self.storing = None, None if self.all_stored else number
+        return new
 
 
-def first_undamaged(
-    cuts: Iterable[CutValid], trusted: Container[int]
-) -> tuple[int | None, list[tuple[int, str]]]:
-    """The newest cut whose files are all intact, and those found damaged before it; reads them.
-
-    Args:
-        cuts: newest first.
-        trusted: cuts that need not be read, only be there: just written, and never read so far.
-    """
-    damaged: list[tuple[int, str]] = []
-    for cut in cuts:
-        number = cut.cut.cut_no
-        try:
-            verify(*places(cut.cut), contents=number not in trusted)
-        except PermanentError as error:
-            damaged.append((number, str(error)))
-        else:
-            return number, damaged
-    return None, damaged
+def common(sets: Iterable[tuple[Span, ...]]) -> tuple[Span, ...]:
+    """At-least-once: what is in the model of every server."""
+    first, *others = (SampleSet(one) for one in sets)
+    for other in others:
+        first = SampleSet(part for span in first.spans() for part in other.overlap(span))
+    return first.spans()

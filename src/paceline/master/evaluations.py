@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from paceline.base.samples import Span
-from paceline.wire.messages import LINES_PER_FEED, EvaluateResult
+from paceline.wire.messages.feeds import LINES_PER_FEED
+from paceline.wire.messages.node import EvaluateResult
 
 SUFFIX = ".safetensors"
 

@@ -13,7 +13,8 @@ from enum import StrEnum
 
 import msgspec
 
-from paceline.wire.messages import ExitEvidence, ScriptError
+from paceline.wire.messages.agent import ExitEvidence
+from paceline.wire.messages.node import ScriptError
 
 
 class Verdict(StrEnum):

@@ -9,7 +9,7 @@ from paceline.master.ports import AgentEnd
 from paceline.master.training import CutChosen
 from paceline.wire.client import Call, Reply
 from paceline.wire.control import AgentStream
-from paceline.wire.messages import AgentUp
+from paceline.wire.messages.agent import AgentUp
 
 
 class Tick(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ from paceline.master.plans import part_sizes
 from paceline.master.records import Plan
 from paceline.master.state import MasterState
 from paceline.policy.straggler.actions import BackupWorkers, Share
-from paceline.wire.messages import Feed
+from paceline.wire.messages.feeds import Feed
 
 
 class JobNow(msgspec.Struct, frozen=True, kw_only=True):

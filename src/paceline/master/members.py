@@ -6,7 +6,8 @@ Vocabulary only; `paceline.master.membership` decides.
 import msgspec
 
 from paceline.master.records import Record
-from paceline.wire.messages import ExitEvidence, ProcessUp, ScriptError, StartProcess
+from paceline.wire.messages.agent import ExitEvidence, StartProcess
+from paceline.wire.messages.node import ProcessUp, ScriptError
 
 # --------------------------------------------------------------------------- records
 

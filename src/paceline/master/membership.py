@@ -42,15 +42,9 @@ from paceline.master.members import (
     WorkersWanted,
     WorkerUp,
 )
-from paceline.wire.messages import (
-    AgentHello,
-    ExitEvidence,
-    ProcessExited,
-    ProcessUp,
-    ScriptError,
-    Server,
-    StartProcess,
-)
+from paceline.wire.messages.agent import AgentHello, ExitEvidence, ProcessExited, StartProcess
+from paceline.wire.messages.base import Server
+from paceline.wire.messages.node import ProcessUp, ScriptError
 from paceline.wire.spec import RestartSpec
 
 NOBODY = -1

@@ -23,7 +23,7 @@ from paceline.master.members import Tell
 from paceline.master.restarts import Restarts
 from paceline.policy.stats.history import Lengths, NodeHistory, Report
 from paceline.policy.straggler.observation import LifeEnded, Observation, ServerSeen, WorkerSeen
-from paceline.wire.messages import ExitEvidence, NodeFacts
+from paceline.wire.messages.agent import ExitEvidence, NodeFacts
 
 WINDOW_S = 10.0
 """Speeds are means over so long."""

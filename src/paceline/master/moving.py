@@ -5,7 +5,8 @@ buckets"): a copy entry, then, when the new owner has caught up, a switch entry.
 """
 
 from paceline.master.records import MoveBegun
-from paceline.wire.messages import Joined, Server, ServerMap
+from paceline.wire.messages.base import Server, ServerMap
+from paceline.wire.messages.node import Joined
 
 
 class Moving:

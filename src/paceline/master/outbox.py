@@ -14,7 +14,8 @@ from paceline.master.membership import Membership
 from paceline.master.outlet import LineFile
 from paceline.master.ports import Backend
 from paceline.wire.control import AgentStream
-from paceline.wire.messages import AgentDown, ExitEvidence, Leave, NodeDown, ToProcess
+from paceline.wire.messages.agent import AgentDown, ExitEvidence, Leave, ToProcess
+from paceline.wire.messages.node import NodeDown
 
 _log = logging.getLogger(__name__)
 

@@ -28,7 +28,8 @@ from paceline.policy.straggler.actions import (
     Partial,
     Share,
 )
-from paceline.wire.messages import LINES_PER_FEED, Batching, Feed, Lacking, Slice
+from paceline.wire.messages.feeds import LINES_PER_FEED, Batching, Feed, Slice
+from paceline.wire.messages.order import Lacking
 
 GlobalAction = AdjustBatch | BackupWorkers | Partial | AdjustRate
 
@@ -168,6 +169,14 @@ class Plans:
         """Since when a step may lack what it may lack by the newest plan; None: never anything."""
         newest = self.known[-1].plan.allow if self.known else 0
         return next((one for one in self.known if newest and one.plan.allow == newest), None)
+
+    def in_steps(self, feed: Feed) -> bool:
+        """Whether workers read it slice by slice, all of them a part of each."""
+        return self.synchronous and feed.purpose == "train"
+
+    def has_fixed_parts(self, feed: Feed) -> bool:
+        """Whether each worker computes a part of each epoch that is its own."""
+        return self.newest.fixed and feed.purpose == "train" and bool(feed.num_samples)
 
     # ------------------------------------------------------------------ on the way
 

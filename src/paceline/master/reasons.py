@@ -1,7 +1,7 @@
 """Why a job cannot go on, in the words that its user gets."""
 
 from paceline.master.shards.ledger import Ledger
-from paceline.wire.messages import Feed
+from paceline.wire.messages.feeds import Feed
 from paceline.wire.schema import ModelSchema
 
 

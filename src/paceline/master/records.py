@@ -9,7 +9,10 @@ import msgspec
 
 from paceline.base.samples import Span
 from paceline.policy.straggler.actions import Share
-from paceline.wire.messages import CutRef, Feed, Grant, Lacking, Rate, Server, ServerMap
+from paceline.wire.messages.base import CutRef, Server, ServerMap
+from paceline.wire.messages.feeds import Feed, Rate
+from paceline.wire.messages.node import Grant
+from paceline.wire.messages.order import Lacking
 from paceline.wire.schema import ModelSchema
 
 

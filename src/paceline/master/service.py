@@ -29,6 +29,7 @@ from paceline.master.facts import (
     StreamEnded,
     Tick,
 )
+from paceline.master.instructions import Moved, NotMoved
 from paceline.master.journal import JournalRecord, MasterStarted
 from paceline.master.members import (
     Act,
@@ -55,7 +56,6 @@ from paceline.master.reporting import Reporting
 from paceline.master.restarts import StartMeasured
 from paceline.master.scene import Scene
 from paceline.master.snapshot import Snapshot, restore, take
-from paceline.master.state import Moved, NotMoved
 from paceline.master.training import CutChosen, Training
 from paceline.policy.straggler.decision_log import describe_cost
 from paceline.policy.straggler.observation import Observation
@@ -77,18 +77,15 @@ from paceline.wire.client import (
     StopJob,
 )
 from paceline.wire.control import AgentStream
-from paceline.wire.messages import (
+from paceline.wire.messages.agent import (
     AgentHello,
     AgentUp,
-    Finished,
     FromProcess,
     Heartbeat,
-    NodeUp,
     ProcessExited,
-    ProcessUp,
-    ScriptError,
     StopProcess,
 )
+from paceline.wire.messages.node import Finished, NodeUp, ProcessUp, ScriptError
 from paceline.wire.outcome import Outcome, write_outcome
 from paceline.wire.spec import JobSpec
 
@@ -566,7 +563,7 @@ class Master:
     def _seen(self) -> Seen:
         return Seen(
             workers_alive=sum(node.alive for node in self.members.of_role("worker")),
-            last_stored_no=self.training.state.last_stored_no,
+            last_stored_no=self.training.state.cuts.last_stored_no,
             servers_up=self.members.servers() is not None,
             agents_connected=len(self._outbox.streams),
         )
@@ -614,7 +611,7 @@ class Master:
                 return JobInfo(job_id=self._job.job_id, spec=self._spec)
             case Join(host=host):
                 self._check_running()
-                if not self.training.state.cuts:
+                if not self.training.state.cuts.valid:
                     raise ConfigError("the job has no model yet; join again when it trains")
                 node_name, acts = self.members.join(host, self._own_time())
                 self._act(acts)

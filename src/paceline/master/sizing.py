@@ -7,6 +7,8 @@ Differs: any length, from the worker's own speed, instead of three classes of le
 from collections.abc import Iterable, Mapping
 from math import ceil
 
+import msgspec
+
 TARGET_S = 6.0
 """A grant aims at so much of its owner's work: long enough to be rare, short enough to give back
 little when its owner is lost; between 2 and 10 s."""
@@ -18,6 +20,17 @@ MAX_STEPS = 1024
 PLAN_LEAD_S = 0.3
 """A new plan begins so much later: by then all workers have given back what they hold from there
 on, and have been granted their new shares. The leader's report alone may be 0.1 s old."""
+
+
+class Sizing(msgspec.Struct, frozen=True, kw_only=True):
+    """How large a grant should be."""
+
+    samples: int = 4096
+    """Asynchronous: samples of one grant; 0: none until it asks again, with less left."""
+    steps: int = 16
+    """Synchronous: slices that a grant may reach beyond the undecided step."""
+    speed: float | None = None
+    """Samples per second of the worker; None: not measured."""
 
 
 def planned_speed(

@@ -6,7 +6,9 @@ from paceline.base.samples import Intervals, SampleSet, Span
 from paceline.master.records import CutValid, EpochStarted, MoveBegun, Planned, Record
 from paceline.master.shards.ledger import Line
 from paceline.master.state import MasterState
-from paceline.wire.messages import Feed, Grant, ServerMap, feed_of
+from paceline.wire.messages.base import ServerMap
+from paceline.wire.messages.feeds import Feed, feed_of
+from paceline.wire.messages.node import Grant
 from paceline.wire.schema import ModelSchema
 
 
@@ -66,10 +68,10 @@ def take(state: MasterState) -> Snapshot:
         finished=tuple(sorted(ledger.finished)),
         grants=tuple(state.grants.values()),
         gone=tuple(sorted(state.gone)),
-        cuts=tuple(state.cuts),
-        last_cut_no=state.last_cut_no,
-        safe=tuple(sorted(state.safe)),
-        covered=tuple(sorted(state.covered)),
+        cuts=tuple(state.cuts.valid),
+        last_cut_no=state.cuts.last_no,
+        safe=tuple(sorted(state.cuts.safe)),
+        covered=tuple(sorted(state.cuts.covered)),
         map=state.map,
         move=state.moving.begun,
         gave_back=tuple(state.gave_back.items()),
@@ -96,9 +98,9 @@ def restore(state: MasterState, kept: Snapshot) -> None:
     ledger.finished = set(kept.finished)
     state.grants = {grant.inc: grant for grant in kept.grants}
     state.gone = set(kept.gone)
-    state.cuts = list(kept.cuts)
+    state.cuts.valid = list(kept.cuts)
     steps = [cut.step for cut in kept.cuts if cut.epoch_no == state.epoch_no]
     state.step = max([state.step, *steps])
-    state.last_cut_no = kept.last_cut_no
-    state.safe, state.covered = set(kept.safe), set(kept.covered)
+    state.cuts.last_no = kept.last_cut_no
+    state.cuts.safe, state.cuts.covered = set(kept.safe), set(kept.covered)
     state.gave_back, state.plans.known = dict(kept.gave_back), list(kept.plans)

@@ -7,13 +7,14 @@ vanish (docs/protocols/integrity.md, section 2). The explorer in ``tests/model``
 and models the master's death as exactly that: the records, applied again.
 """
 
-from collections.abc import Iterator
-
 import msgspec
 
-from paceline.base.samples import SampleSet, Span, between
+from paceline.base.samples import SampleSet, Span
+from paceline.master.cuts import Cuts, common
+from paceline.master.dealing import Deal, member
+from paceline.master.instructions import Fail, FeedDone, Instruction, Journal, Moved, NotMoved, Send
 from paceline.master.moving import Moving
-from paceline.master.plans import GlobalAction, Plans, Portion, fixed_parts, portion_of
+from paceline.master.plans import GlobalAction, Plans, portion_of
 from paceline.master.reasons import feed_difference, late_records, schema_difference
 from paceline.master.records import (
     CutGone,
@@ -27,23 +28,19 @@ from paceline.master.records import (
     MapChanged,
     MoveBegun,
     MoveEnded,
-    Place,
     Planned,
     Records,
     Returned,
     SchemaFixed,
 )
-from paceline.master.shards.ledger import Ledger, Part
-from paceline.master.sizing import MIN_STEPS, tail_share
-from paceline.wire.messages import (
-    LINES_PER_FEED,
-    Allow,
-    Batching,
+from paceline.master.shards.ledger import Ledger
+from paceline.master.sizing import MIN_STEPS, Sizing, tail_share
+from paceline.wire.messages.base import CutRef, Server, ServerMap
+from paceline.wire.messages.feeds import LINES_PER_FEED, Slice, feed_of
+from paceline.wire.messages.node import (
     ChangeMap,
     Committed,
     Copied,
-    CutRef,
-    Feed,
     FeedOpened,
     Fence,
     FenceAnswer,
@@ -58,77 +55,17 @@ from paceline.wire.messages import (
     NewEpoch,
     NewMap,
     NewRate,
-    NodeDown,
     OpenFeed,
     Prepared,
     Recall,
     Restore,
     Restored,
-    Server,
-    ServerMap,
-    Slice,
     Stop,
     TakeCut,
     WriteInitial,
-    feed_of,
 )
+from paceline.wire.messages.order import Allow
 from paceline.wire.schema import NUM_BUCKETS, ModelSchema
-
-# --------------------------------------------------------------------------- instructions
-
-
-class Send(msgspec.Struct, frozen=True):
-    """Deliver to the training process of this incarnation."""
-
-    inc: int
-    message: NodeDown
-
-
-class Journal(msgspec.Struct, frozen=True):
-    """Write before anything that follows leaves."""
-
-    record: Records
-
-
-class FeedDone(msgspec.Struct, frozen=True):
-    """Every sample of the feed is in the model, and in a cut on disk."""
-
-    feed: int
-
-
-class Moved(msgspec.Struct, frozen=True):
-    """The incarnation ``old`` holds nothing any more and may go; ``new`` is in its place."""
-
-    old: int
-    new: int
-
-
-class NotMoved(msgspec.Struct, frozen=True):
-    """Nothing has moved, ``new`` is not needed."""
-
-    new: int
-    futile: bool
-    """It could not take the place; else an epoch has begun meanwhile."""
-
-
-class Fail(msgspec.Struct, frozen=True):
-    """The job cannot go on; the reason is for the user."""
-
-    reason: str
-
-
-Instruction = Send | Journal | FeedDone | Moved | NotMoved | Fail
-
-
-class Sizing(msgspec.Struct, frozen=True, kw_only=True):
-    """How large a grant should be; a function of speeds, decided outside."""
-
-    samples: int = 4096
-    """Asynchronous: samples of one grant; 0: none until it asks again, with less left."""
-    steps: int = 16
-    """Synchronous: slices that a grant may reach beyond the undecided step."""
-    speed: float | None = None
-    """Samples per second of the worker; None: not measured."""
 
 
 class MasterState:
@@ -142,12 +79,7 @@ class MasterState:
         self.epoch_no = 0
         self.map: ServerMap | None = None
         self.start: EpochStarted | None = None
-        self.cuts: list[CutValid] = []
-        self.last_cut_no = 0
-        #: Complete feeds that a cut on disk holds whole: workers may leave their loops.
-        self.safe: set[int] = set()
-        #: Complete feeds that the newest cut holds whole, while it is in memory only.
-        self.covered: set[int] = set()
+        self.cuts = Cuts()
         #: Last answered request per incarnation of this epoch.
         self.grants: dict[int, Grant] = {}
         #: Incarnations whose leases were taken back in this epoch.
@@ -170,12 +102,6 @@ class MasterState:
         self.untold: set[int] = set()
         self.writer: int | None = None
         self.prepared: set[int] = set()
-        #: The cut that servers are copying, and the valid one that they are writing to disk.
-        self.cutting: int | None = None
-        self.storing: int | None = None
-        self.copied: dict[int, Copied] = {}
-        #: Those that made the newest cut valid, or stored: `copied` may already be the next one's.
-        self.sealed: tuple[Copied, ...] = ()
         #: Told as done: feeds.
         self.complete: set[int] = set()
         self.step = 0
@@ -194,17 +120,15 @@ class MasterState:
             case MapChanged():
                 self.map = record.map
                 # A cut that was asked for before may be one of servers that are gone since.
-                self.last_cut_no += 1
+                self.cuts.last_no += 1
             case MoveBegun() | MoveEnded():
                 self.moving.begun = record if isinstance(record, MoveBegun) else None
             case Planned():
                 self.plans.apply(record)
             case CutValid():
                 self._apply_valid(record)
-            case CutStored():
-                self._apply_stored(record)
-            case CutGone():
-                self._apply_gone(record.cut_no)
+            case CutStored() | CutGone():
+                self.cuts.apply(record)
             case _:
                 self._apply_to_ledger(record)
 
@@ -235,37 +159,20 @@ class MasterState:
         self.grants.clear()
         self.gone.clear()
         self.gave_back.clear()
-        self.covered.clear()
+        self.cuts.covered.clear()
         self.plans.restart(record.step)
         self.moving.begun = None
         # A cut that was damaged no longer holds what it made safe.
-        self.safe = {feed for feed in self.safe if self.ledger.is_complete(feed)}
+        safe = self.cuts.safe
+        self.cuts.safe = {feed for feed in safe if self.ledger.is_complete(feed)}
 
     def _apply_valid(self, record: CutValid) -> None:
-        self.cuts.append(record)
-        self.last_cut_no = max(self.last_cut_no, record.cut.cut_no)
         if record.epoch_no == self.epoch_no:
             # The leader's word is not journalled; without this a restarted master would not know
             # that the feed is safe.
             self.ledger.commit(record.committed)
             self.step = max(self.step, record.step)
-        self.covered = {feed for feed in self.ledger.feeds if self._covers(record, feed)}
-        if not record.cut.in_memory:
-            self.safe |= self.covered
-
-    def _apply_gone(self, cut_no: int) -> None:
-        if self.cuts and self.cuts[-1].cut.cut_no == cut_no:
-            self.storing = None
-            self.covered.clear()
-        self.cuts = [cut for cut in self.cuts if cut.cut.cut_no != cut_no]
-
-    def _apply_stored(self, record: CutStored) -> None:
-        number = record.cut.cut_no
-        self.cuts = [
-            msgspec.structs.replace(cut, cut=record.cut) if cut.cut.cut_no == number else cut
-            for cut in self.cuts
-        ]
-        self.safe |= self.covered
+        self.cuts.add(record, (feed for feed in self.ledger.feeds if self._covers(record, feed)))
 
     def _covers(self, cut: CutValid, feed: int) -> bool:
         """Whether no restore can take samples of this complete feed out of the model again."""
@@ -294,7 +201,7 @@ class MasterState:
             done.append(self._record(SchemaFixed(model=message.schema)))
         elif self.model != message.schema:
             return [Fail(schema_difference(self.model, message.schema))]
-        if self.cuts:
+        if self.cuts.valid:
             return [*done, *self._tell_epoch(message.inc)]
         if self.writer is None:
             self.writer = message.inc
@@ -304,14 +211,14 @@ class MasterState:
 
     def initial_written(self, message: InitialWritten, directory: str) -> list[Instruction]:
         """Cut 0 is there: the model before any sample."""
-        if self.cuts or message.inc != self.writer:
+        if self.cuts.valid or message.inc != self.writer:
             return []
         cut = CutRef(cut_no=0, directory=directory)
         return [self._record(CutValid(cut=cut, step=0, committed=(), epoch_no=0))]
 
     def start_epoch(self, servers: tuple[Server, ...]) -> list[Instruction]:
         """All servers are up and one of them is new: back to the last valid cut."""
-        valid = self.cuts[-1]
+        valid = self.cuts.valid[-1]
         version = self.map.version + 1 if self.map else 1
         owners = tuple(bucket % len(servers) for bucket in range(NUM_BUCKETS))
         begun = self.moving.begun
@@ -334,8 +241,8 @@ class MasterState:
         self.waiting.clear()
         self.fencing.clear()
         self.complete.clear()
-        self.copied.clear()
-        self.cutting = self.storing = self.heard = None
+        self.heard = None
+        self.cuts.forget()
         self.moving.forget()
         self.untold = set(self.workers)
         self.restoring = {server.inc for server in self.map.servers} if self.map else set()
@@ -346,9 +253,9 @@ class MasterState:
             self.restoring = set(self.map.sharers)
         if self.mode == "ssp" and self.samples != "exactly-once":
             self.fencing = set(self.gone)
-        newest = self.cuts[-1] if self.cuts else None
+        newest = self.cuts.valid[-1] if self.cuts.valid else None
         if newest is not None and newest.cut.in_memory and newest.epoch_no == self.epoch_no:
-            self.storing = newest.cut.cut_no
+            self.cuts.storing = newest.cut.cut_no
         return self._restore()
 
     def _restore(self) -> list[Instruction]:
@@ -499,9 +406,11 @@ class MasterState:
 
     def _grant(self, message: LeaseRequest, sizing: Sizing) -> list[Instruction]:
         feed, inc = message.feed, message.inc
-        spans = self._pick(message, sizing)
+        workers = self.training_workers()
+        deal = Deal(self.ledger, self.plans, message, workers=workers, step=self.step)
+        spans = deal.pick(sizing)
         end = not spans and self.ledger.is_complete(feed)
-        if end and self.ledger.feeds[feed].purpose == "train" and feed not in self.safe:
+        if end and self.ledger.feeds[feed].purpose == "train" and feed not in self.cuts.safe:
             return self.take_cut()
         if not spans and not end:
             return self._recall_tail(message)
@@ -514,7 +423,7 @@ class MasterState:
             spans=tuple(spans),
             end=end,
             lines=self.ledger.source_lines(spans) if feed in self.ledger.names else (),
-            batching=self._batching(message),
+            batching=deal.batching(),
             rate=self.plans.newest.rate_of(self.workers[inc]),
         )
         granted = Granted(grant=grant, handled=message.handled)
@@ -524,76 +433,15 @@ class MasterState:
             done.append(FeedDone(feed))
         return [*done, *self._recall(inc)]
 
-    def _pick(self, message: LeaseRequest, sizing: Sizing) -> list[Span]:
-        feed, num_members = self.ledger.feeds[message.feed], max(1, len(self.training_workers()))
-        if self.mode != "bsp" or feed.purpose != "train":
-            if self._has_fixed_parts(feed):
-                parts = fixed_parts(self.plans.newest, *self._members(message.inc), feed)
-                return between(self.ledger.pick_parts(parts), 0, sizing.samples)
-            batch_size = max(1, feed.batch_size // num_members)
-            return self.ledger.pick(message.feed, sizing.samples, batch_size)
-        urgent = self._usual_part(message, feed) if message.starving else 0
-        return self.ledger.pick_parts(self._parts(message, feed, sizing.steps), urgent=urgent)
-
-    def _usual_part(self, message: LeaseRequest, feed: Feed) -> int:
-        """Samples of a global batch that this worker computes at its step; at least one."""
-        nodes, index = self._members(message.inc)
-        plan = self.plans.at(self.plans.place(message.slice or self.plans.undecided()))
-        return max(1, portion_of(plan, nodes, index).size(feed.batch_size))
-
-    def _has_fixed_parts(self, feed: Feed) -> bool:
-        return self.plans.newest.fixed and feed.purpose == "train" and bool(feed.num_samples)
-
-    def _parts(self, message: LeaseRequest, feed: Feed, num_steps: int) -> Iterator[Part]:
-        """The next slices, as far as a grant may reach now, and this worker's part of each."""
-        nodes, index = self._members(message.inc)
-        portions: dict[int, Portion] = {}
-        for place, whole in self._next_slices(message, feed, num_steps):
-            plan = self.plans.at(place)
-            if plan.no not in portions:
-                portions[plan.no] = portion_of(plan, nodes, index)
-            yield whole, portions[plan.no].of(whole)
-
     def training_workers(self) -> dict[int, str]:
         """The workers that can train, and their nodes: one whose script still prepares cannot."""
         prepared, grants = self.prepared, self.grants
         return {inc: node for inc, node in self.workers.items() if inc in prepared or inc in grants}
 
-    def _members(self, inc: int) -> tuple[list[str], int]:
-        """The nodes that share a slice, in the order of their parts, and which of them this is."""
-        members = sorted((node, inc) for inc, node in self.training_workers().items())
-        return [node for node, _ in members], members.index((self.workers[inc], inc))
-
-    def _batching(self, message: LeaseRequest) -> tuple[Batching, ...]:
-        if self.mode != "bsp" or self.ledger.feeds[message.feed].purpose != "train":
-            return ()
-        place = self.plans.place(message.slice or self.plans.undecided())
-        return self.plans.batching(place, *self._members(message.inc))
-
-    def _next_slices(
-        self, message: LeaseRequest, feed: Feed, num_steps: int
-    ) -> Iterator[tuple[Place, Slice]]:
-        """That of the undecided step, and what comes after it in order, by place."""
-        known = message.slice if message.step > self.step else ()
-        whole, line = known or self.plans.undecided(), feed.line()
-        if not whole or whole[0].line != line:
-            return
-        first = feed.rank(whole)
-        if not feed.is_in_order(whole):
-            yield Place(line, feed.start_of(first)), whole
-        for number in range(first, min(first + num_steps, feed.num_slices + 1)):
-            span = feed.slice_no(number)
-            place = Place(line, span.start)
-            if self.plans.reserves(place):
-                return
-            yield place, (span,)
-
     def _recall_tail(self, message: LeaseRequest) -> list[Instruction]:
         """Nothing is to do, and a worker starves: have the slowest one share what it holds."""
         feed, asker = self.ledger.feeds[message.feed], message.inc
-        if not message.starving or (self.mode == "bsp" and feed.purpose == "train"):
-            return []
-        if self._has_fixed_parts(feed):
+        if not message.starving or self.plans.in_steps(feed) or self.plans.has_fixed_parts(feed):
             return []
         leases = {
             inc: size
@@ -657,9 +505,10 @@ class MasterState:
     def share_of(self, inc: int) -> float | None:
         """A worker's part of what all compute, by the plan in force; None: all compute alike."""
         plan = self.plan_in_force().plan
-        if not plan.shares or inc not in self.training_workers():
+        workers = self.training_workers()
+        if not plan.shares or inc not in workers:
             return None
-        return portion_of(plan, *self._members(inc)).share
+        return portion_of(plan, *member(workers, inc)).share
 
     @property
     def short_steps(self) -> int:
@@ -760,31 +609,18 @@ class MasterState:
 
     def take_cut(self) -> list[Instruction]:
         """Ask for a cut, unless one is under way or servers are being restored."""
-        if self.cut_under_way or self.map is None or self.restoring:
+        if self.cuts.under_way or self.map is None or self.restoring:
             return []
-        self.cutting = self.last_cut_no + 1
-        self.copied.clear()
+        self.cuts.begin()
         return self._ask_cut()
 
-    @property
-    def cut_under_way(self) -> bool:
-        """A cut is being copied or written to disk: the next one has to wait."""
-        return self.cutting is not None or self.storing is not None
-
-    @property
-    def last_stored_no(self) -> int:
-        """The number of the newest cut on disk."""
-        return max((cut.cut.cut_no for cut in self.cuts if not cut.cut.in_memory), default=0)
-
     def _ask_cut(self) -> list[Instruction]:
-        cut_no = self.storing if self.cutting is None else self.cutting
-        if self.map is None or cut_no is None:
+        asked = self.cuts.awaited(self.map, self.serving) if self.map else None
+        if asked is None:
             return []
-        enough = {inc for inc, c in self.copied.items() if c.stored or self.storing is None}
+        number, servers = asked
         return [
-            Send(inc, TakeCut(epoch_no=self.epoch_no, inc=inc, cut_no=cut_no))
-            for inc in dict.fromkeys((*self.map.sharers, *self.serving))
-            if inc not in enough
+            Send(inc, TakeCut(epoch_no=self.epoch_no, inc=inc, cut_no=number)) for inc in servers
         ]
 
     def copy_said(self, message: Copied, directory: str, memory: str) -> list[Instruction]:
@@ -797,33 +633,21 @@ class MasterState:
         """
         if message.epoch_no != self.epoch_no or self.map is None or self.restoring:
             return []
-        if message.cut_no not in (self.cutting, self.storing):
+        if not self.cuts.heard(message):
             return []
-        known = self.copied.get(message.inc)
-        if known is None or message.stored:
-            self.copied[message.inc] = message
-        if set(self.copied) != set(message.sharers):
-            return []
-        self.sealed = tuple(self.copied.values())
-        stored = all(copied.stored for copied in self.sealed)
-        cut_no = message.cut_no
-        if cut_no == self.cutting:
-            self.cutting, self.storing = None, None if stored else cut_no
-            where = "" if stored else memory
-            return self._cut_valid(CutRef(cut_no=cut_no, directory=directory, memory=where))
-        if not stored:
-            return []
-        self.storing = None
-        on_disk = CutStored(cut=CutRef(cut_no=cut_no, directory=directory))
-        return [self._record(on_disk), *self._serve(), *self._go_on_moving()]
+        where = "" if self.cuts.all_stored else memory
+        cut = CutRef(cut_no=message.cut_no, directory=directory, memory=where)
+        if self.cuts.advance():
+            return self._cut_valid(cut)
+        return [self._record(CutStored(cut=cut)), *self._serve(), *self._go_on_moving()]
 
     def _cut_valid(self, cut: CutRef) -> list[Instruction]:
-        sets = {(c.step, c.committed) for c in self.sealed}
-        step, committed = next(iter(sets))
-        if len(sets) > 1:
+        said = {(copied.step, copied.committed) for copied in self.cuts.sealed}
+        step, committed = next(iter(said))
+        if len(said) > 1:
             if self.samples == "exactly-once":
                 return [Fail(f"servers disagree on the content of cut {cut.cut_no}")]
-            committed = _common([c.committed for c in self.sealed])
+            committed = common(copied.committed for copied in self.cuts.sealed)
         valid = CutValid(cut=cut, step=step, committed=committed, epoch_no=self.epoch_no)
         return [self._record(valid), *self._serve()]
 
@@ -883,7 +707,7 @@ class MasterState:
         begun, now = self.moving.begun, self.map
         if begun is None or now is None or self.restoring:
             return []
-        if not self.moving.is_over(now, cut_under_way=self.cut_under_way):
+        if not self.moving.is_over(now, cut_under_way=self.cuts.under_way):
             return self._ask_move()
         moved = self.moving.has_switched(now)
         old, new = begun.old, begun.new.inc
@@ -935,15 +759,6 @@ class MasterState:
     def stop(self) -> list[Instruction]:
         """Ask every worker to leave after its step."""
         return [Send(inc, Stop(inc=inc)) for inc in sorted(self.workers)]
-
-
-def _common(sets: list[tuple[Span, ...]]) -> tuple[Span, ...]:
-    """At-least-once: what is in the model of every server."""
-    common = SampleSet(sets[0])
-    for other in sets[1:]:
-        mine, theirs = common.spans(), SampleSet(other)
-        common = SampleSet(part for span in mine for part in theirs.overlap(span))
-    return common.spans()
 
 
 def _later(one: Committed, other: Committed) -> bool:

@@ -6,7 +6,8 @@ from paceline.master.membership import Membership
 from paceline.master.monitor import Monitor, NodeTotals
 from paceline.master.state import MasterState
 from paceline.wire.client import JobStatus, NodeStatus
-from paceline.wire.messages import NodeFacts, feed_of
+from paceline.wire.messages.agent import NodeFacts
+from paceline.wire.messages.feeds import feed_of
 
 
 def count_committed(state: MasterState) -> int:
@@ -62,7 +63,7 @@ def describe(
         samples_per_s=speed,
         eta_s=eta_s,
         started_s=started_s,
-        valid_cuts=tuple(cut.cut.cut_no for cut in state.cuts),
+        valid_cuts=tuple(cut.cut.cut_no for cut in state.cuts.valid),
         nodes=tuple(_node(node, monitor) for node in members.nodes.values()),
         num_events=num_events,
         error=ending.error if ending else "",

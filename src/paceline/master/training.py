@@ -14,35 +14,33 @@ import msgspec
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
 from paceline.base.samples import SampleSet, Span
-from paceline.master.cuts import CutFolders, first_undamaged
+from paceline.master.cut_folders import CutFolders, first_undamaged
 from paceline.master.evaluations import Evaluations
+from paceline.master.instructions import Fail, FeedDone, Instruction, Journal, Moved, NotMoved, Send
 from paceline.master.membership import Membership
 from paceline.master.monitor import Monitor
 from paceline.master.outbox import Outbox
 from paceline.master.records import CutStored, CutValid, EpochStarted, Granted, Planned, Records
 from paceline.master.restarts import LostWork
-from paceline.master.sizing import cut_is_due, lease_samples, lease_steps, plan_lead, planned_speed
-from paceline.master.state import (
-    Fail,
-    FeedDone,
-    Instruction,
-    Journal,
-    MasterState,
-    Moved,
-    NotMoved,
-    Send,
+from paceline.master.sizing import (
     Sizing,
+    cut_is_due,
+    lease_samples,
+    lease_steps,
+    plan_lead,
+    planned_speed,
 )
+from paceline.master.state import MasterState
 from paceline.master.status import count_committed
 from paceline.policy.straggler.actions import AnyAction, KillRestart, Profile
 from paceline.wire.cut import places
-from paceline.wire.messages import (
+from paceline.wire.messages.base import CutRef, Server
+from paceline.wire.messages.feeds import Feed, feed_of
+from paceline.wire.messages.node import (
     Committed,
     Copied,
-    CutRef,
     Evaluated,
     EvaluateResult,
-    Feed,
     FenceAnswer,
     GiveBack,
     InitialWritten,
@@ -53,8 +51,6 @@ from paceline.wire.messages import (
     OpenFeed,
     Prepared,
     Restored,
-    Server,
-    feed_of,
 )
 from paceline.wire.spec import JobSpec
 
@@ -308,7 +304,7 @@ class Training:
                 self._seal(cut, record)
                 self._outbox.tell("cut_valid", reason=f"cut {cut.cut_no} at step {record.step}")
             case CutStored(cut=cut):
-                (valid,) = (one for one in self.state.cuts if one.cut.cut_no == cut.cut_no)
+                (valid,) = (one for one in self.state.cuts.valid if one.cut.cut_no == cut.cut_no)
                 self._seal(cut, valid)
                 self._outbox.tell("cut_stored", reason=f"cut {cut.cut_no}")
             case Granted(grant=grant):
@@ -362,25 +358,25 @@ class Training:
         """Make the cut one that can be loaded from this place; cut 0 is, as its writer left it."""
         if place.cut_no > 0 and self.state.model is not None:
             try:
-                self._cuts.seal(place, valid, self.state.sealed, self.state.model)
+                self._cuts.seal(place, valid, self.state.cuts.sealed, self.state.model)
             except OSError as error:
                 self._fail(
                     f"the manifest of cut {place.cut_no} cannot be written to {places(place)[0]}: "
                     f"{error.strerror}; make room there and resume the job"
                 )
                 return  # the cuts before it are what the job is resumed from
-            self._cost_s = max(copied.cost_s for copied in self.state.sealed)
+            self._cost_s = max(copied.cost_s for copied in self.state.cuts.sealed)
         if not place.in_memory:
             self._outbox.later(self._delete_cuts)
 
     def _note_cut(self, now_s: float) -> None:
         """The time between cuts runs from the end of one to the start of the next."""
-        if not self.state.cut_under_way:
+        if not self.state.cuts.under_way:
             self._last_cut_s = now_s
 
     def _delete_cuts(self) -> None:
         """The newest cut is on disk: older ones may go, and those that never got there."""
-        cuts = self.state.cuts
+        cuts = self.state.cuts.valid
         newest = cuts[-1].cut.cut_no
         stored = [cut.cut.cut_no for cut in cuts if not cut.cut.in_memory]
         keep = set(stored[-self._spec.checkpoint.keep :])
@@ -394,26 +390,26 @@ class Training:
     def take_last_cut(self) -> int | None:
         """Order the last cut: its number, 0 if none is needed; None: not now, ask again."""
         feeds = [f.feed for f in self.state.ledger.feeds.values() if f.purpose == "train"]
-        if self.state.map is None or (feeds and set(feeds) <= self.state.safe):
+        if self.state.map is None or (feeds and set(feeds) <= self.state.cuts.safe):
             return 0
-        if self.state.cut_under_way:
+        if self.state.cuts.under_way:
             return None
         self._do(self.state.take_cut())
-        return self.state.cutting
+        return self.state.cuts.copying
 
     # ------------------------------------------------------------------ epochs
 
     def epoch_is_due(self) -> bool:
         """Whether all servers are up, and they are not those of the present epoch."""
         servers = self._members.servers()
-        if servers is None or not self.state.cuts or self.choosing:
+        if servers is None or not self.state.cuts.valid or self.choosing:
             return False
         return set(self.state.serving) != {server.inc for server in servers}
 
     async def choose_cut(self) -> CutChosen:
         """Find the newest undamaged cut."""
         self.choosing = True
-        cuts = tuple(reversed(self.state.cuts))
+        cuts = tuple(reversed(self.state.cuts.valid))
         return CutChosen(*await asyncio.to_thread(first_undamaged, cuts, frozenset(self._trusted)))
 
     def start_epoch(self, chosen: CutChosen, now_s: float) -> None:
@@ -425,7 +421,7 @@ class Training:
         for cut_no, error in chosen.damaged:
             self._outbox.tell("cut_damaged", reason=error)
             self._do(self.state.cut_gone(cut_no))
-        if chosen.cut_no is None and not self.state.cuts:
+        if chosen.cut_no is None and not self.state.cuts.valid:
             errors = "; ".join(error for _, error in chosen.damaged)
             self._fail(f"no cut can be loaded, the job cannot go on: {errors}")
             return
@@ -484,9 +480,9 @@ class Training:
             self._do(self.state.take_cut())
 
     def _has_changed(self) -> bool:
-        if not self.state.cuts:
+        if not self.state.cuts.valid:
             return False
-        if self.state.cuts[-1].cut.in_memory:  # restored from there: it never comes to disk
+        if self.state.cuts.valid[-1].cut.in_memory:  # restored from there: it never comes to disk
             return True
-        held = sum(len(span) for span in self.state.cuts[-1].committed)
+        held = sum(len(span) for span in self.state.cuts.valid[-1].committed)
         return count_committed(self.state) > held

@@ -39,7 +39,7 @@ from paceline.runtime.ps.optimizer import follow_steps, replace_step
 from paceline.runtime.ps.port import Array, Growth, Ids, Trainer
 from paceline.runtime.ps.reader import Reader, order_of
 from paceline.runtime.ps.state_dict import Gatherer
-from paceline.wire.messages import Feed
+from paceline.wire.messages.feeds import Feed
 from paceline.wire.spec import JobSpec
 
 CollateFn = Callable[[Any], Any]

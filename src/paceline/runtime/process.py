@@ -21,7 +21,7 @@ import msgspec
 import paceline
 from paceline.base.jobdir import JobDir
 from paceline.base.node_files import NodeFiles
-from paceline.wire.messages import Finished, ProcessUp, ScriptError
+from paceline.wire.messages.node import Finished, ProcessUp, ScriptError
 from paceline.wire.node_link import NodeLink
 from paceline.wire.spec import JobSpec, load
 from paceline.wire.step_ledger import StepLedgerWriter

@@ -33,7 +33,8 @@ from paceline.sim.nodes import Servers, Workers
 from paceline.sim.outcome import Acted, Outcome, Sight
 from paceline.sim.scenarios import Scenario
 from paceline.sim.tally import Tally
-from paceline.wire.messages import Feed, NodeFacts
+from paceline.wire.messages.agent import NodeFacts
+from paceline.wire.messages.feeds import Feed
 
 FEED = 1
 FEW_STEPS, AHEAD_S, MAX_STEPS_AHEAD = 2, 3.5, 512

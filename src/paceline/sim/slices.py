@@ -16,7 +16,7 @@ from paceline.master.plans import Plans, part_sizes
 from paceline.master.records import Place, Plan
 from paceline.master.shards.ledger import Ledger
 from paceline.sim.costs import Ints
-from paceline.wire.messages import Feed, Slice
+from paceline.wire.messages.feeds import Feed, Slice
 
 
 class Parts:

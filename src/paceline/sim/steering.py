@@ -20,7 +20,7 @@ from paceline.policy.straggler.solution import Solution
 from paceline.sim.job import Situation
 from paceline.sim.nodes import server_names, worker_names
 from paceline.sim.scenarios import Scenario
-from paceline.wire.messages import NodeFacts
+from paceline.wire.messages.agent import NodeFacts
 
 POLL_S = 0.2
 """How often the controller is asked whether a decision is due; in the master, with its ticks."""

@@ -23,7 +23,7 @@ from paceline.policy.straggler.actions import Profile
 from paceline.sim.costs import Floats, Ints, served_s
 from paceline.sim.job import FEED, Job, steps_ahead
 from paceline.sim.slices import Members, Parts, Slices
-from paceline.wire.messages import Lacking
+from paceline.wire.messages.order import Lacking
 
 _OF_ROUND_TRIP = 0.5
 """What a contribution more costs: that of a step holds its decision, too (measured:

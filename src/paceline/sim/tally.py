@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 
 from paceline.agent.facts import ALIKE
 from paceline.sim.costs import Floats, Ints
-from paceline.wire.messages import NodeFacts
+from paceline.wire.messages.agent import NodeFacts
 
 
 class Tally:

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from paceline.wire.messages import Message
+from paceline.wire.messages.base import Message
 from paceline.wire.spec import JobSpec
 
 

@@ -39,7 +39,8 @@ import msgspec
 from paceline.base.errors import InternalError, PacelineError, PermanentError, TransientError
 from paceline.wire.client import Call, Done, Reply
 from paceline.wire.codec import Garbage, decoder, encode
-from paceline.wire.messages import AgentDown, AgentUp, Message
+from paceline.wire.messages.agent import AgentDown, AgentUp
+from paceline.wire.messages.base import Message
 
 MAX_MESSAGE_BYTES = 64 << 20
 """Largest message accepted from a peer, and sent; evaluation results are the big ones."""

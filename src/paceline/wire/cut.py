@@ -19,7 +19,7 @@ import msgspec
 
 from paceline.base.errors import PermanentError
 from paceline.base.samples import Span
-from paceline.wire.messages import CutRef
+from paceline.wire.messages.base import CutRef
 from paceline.wire.schema import ModelSchema
 
 FORMAT_VERSION = 1

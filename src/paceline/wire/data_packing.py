@@ -13,7 +13,7 @@ import numpy as np
 import zmq
 
 from paceline.wire.codec import Garbage, decoder, encode
-from paceline.wire.messages import Data
+from paceline.wire.messages.data import Data
 from paceline.wire.shm import Arena, ArenaError, BadPlace, PeerArenas, Place
 
 COPY_BYTES = 1 << 16

@@ -39,7 +39,7 @@ import zmq
 from paceline.base.errors import PermanentError
 from paceline.wire.data_auth import Doorkeeper, secure_client
 from paceline.wire.data_packing import COPY_BYTES, NOBLOCK, Buffer, Frame, Packer, file_of
-from paceline.wire.messages import Data
+from paceline.wire.messages.data import Data
 from paceline.wire.shm import DEFAULT_ARENA_BYTES
 from paceline.wire.spec import DataPlaneSpec
 

@@ -32,7 +32,8 @@ from pathlib import Path
 from typing import cast
 
 from paceline.wire.codec import Garbage, decoder, encode
-from paceline.wire.messages import Message, NodeDown, NodeUp, ProcessUp
+from paceline.wire.messages.base import Message
+from paceline.wire.messages.node import NodeDown, NodeUp, ProcessUp
 
 MAX_FRAME_BYTES = 64 << 20
 """A longer frame is taken for garbage, and the connection closed."""

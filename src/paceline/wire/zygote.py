@@ -8,7 +8,7 @@ import socket
 
 import msgspec
 
-from paceline.wire.messages import Message
+from paceline.wire.messages.base import Message
 
 MAX_BYTES = 65536
 

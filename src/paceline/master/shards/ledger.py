@@ -16,7 +16,7 @@ At every moment each sample below the cursor is in exactly one of: returned, one
 from collections.abc import Iterable, Iterator, Sequence
 
 from paceline.base.samples import Intervals, SampleSet, Span, between
-from paceline.wire.messages import Feed, SourceLine, feed_of
+from paceline.wire.messages.feeds import Feed, SourceLine, feed_of
 
 Part = tuple[Sequence[Span], Sequence[Span]]
 """A slice, whole, and one member's part of it."""

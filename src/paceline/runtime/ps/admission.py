@@ -16,7 +16,7 @@ from paceline.base.samples import SampleSet, Span
 from paceline.runtime.ps.layout import dense_spans, owned_buckets
 from paceline.runtime.ps.moving import PIECE_BYTES
 from paceline.runtime.ps.state import ServerState
-from paceline.wire.messages import AskMap, Data, Export, Order, Part, Piece, Pull, Ready
+from paceline.wire.messages.data import AskMap, Data, Export, Order, Part, Piece, Pull, Ready
 from paceline.wire.schema import NUM_BUCKETS, ModelSchema
 
 _ID_BYTES = 8

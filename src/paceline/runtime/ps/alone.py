@@ -17,7 +17,7 @@ from paceline.base.samples import Span
 from paceline.runtime.ps.layout import initial_arrays
 from paceline.runtime.ps.port import Array, Growth, Ids, Pulled, StepTimes, Work
 from paceline.runtime.ps.store import Gradients, Store
-from paceline.wire.messages import Feed, SourceLine, feed_of
+from paceline.wire.messages.feeds import Feed, SourceLine, feed_of
 from paceline.wire.schema import NUM_BUCKETS, ModelSchema
 from paceline.wire.spec import JobSpec
 

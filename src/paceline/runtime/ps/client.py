@@ -39,35 +39,36 @@ from paceline.runtime.ps.worker_state import (
     WorkerState,
 )
 from paceline.wire import cut
-from paceline.wire.messages import (
+from paceline.wire.messages.data import (
     AskMap,
     Data,
-    Evaluated,
     Exported,
-    Feed,
+    Held,
+    MapIs,
+    Ordered,
+    Part,
+    Pull,
+    Ready,
+    Refused,
+)
+from paceline.wire.messages.data import Pulled as PulledMessage
+from paceline.wire.messages.feeds import Feed, SourceLine
+from paceline.wire.messages.node import (
+    Evaluated,
     FeedOpened,
     GivenBack,
     Grant,
-    Held,
     InitialWritten,
-    MapIs,
     NewEpoch,
     NewMap,
     NewRate,
     NodeDown,
     OpenFeed,
-    Ordered,
-    Part,
     Prepared,
-    Pull,
-    Ready,
     Recall,
-    Refused,
-    SourceLine,
     Stop,
     WriteInitial,
 )
-from paceline.wire.messages import Pulled as PulledMessage
 from paceline.wire.schema import ModelSchema
 
 RESEND_S = 0.5

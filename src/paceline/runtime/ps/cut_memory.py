@@ -14,7 +14,7 @@ from pathlib import Path
 from paceline.base.cgroups import memory_headroom
 from paceline.base.jobdir import JobDir
 from paceline.base.node_files import NodeFiles
-from paceline.wire.messages import ServerMap
+from paceline.wire.messages.base import ServerMap
 
 HEADROOM = 8
 """A file is made larger by one part in so many: tables grow."""

@@ -20,7 +20,8 @@ from paceline.runtime.ps.cut_memory import MemoryFile, partner, place
 from paceline.runtime.ps.store import Store
 from paceline.wire import cut
 from paceline.wire.copying import copy
-from paceline.wire.messages import Copied, ServerMap
+from paceline.wire.messages.base import ServerMap
+from paceline.wire.messages.node import Copied
 
 RETRY_S, REFUSED_S = 1.0, 60.0
 """A disk that refuses a file is asked again so often, and for so long."""

@@ -21,7 +21,8 @@ from typing import Protocol
 from paceline.base.errors import InternalError, PacelineError
 from paceline.runtime.process import Process
 from paceline.wire.data_plane import DataClient
-from paceline.wire.messages import Data, NodeDown
+from paceline.wire.messages.data import Data
+from paceline.wire.messages.node import NodeDown
 
 TICK_S = 0.5
 """The owner's timer."""

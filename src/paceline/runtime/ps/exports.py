@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from paceline.runtime.ps.port import Array, Ids
-from paceline.wire.messages import Export, Exported
+from paceline.wire.messages.data import Export, Exported
 
 
 class Exporting:

@@ -26,7 +26,8 @@ from paceline.runtime.process import Process
 from paceline.runtime.ps import cutfile
 from paceline.runtime.ps.store import Store
 from paceline.wire.data_plane import DataClient
-from paceline.wire.messages import Piece, PieceHeld, Server
+from paceline.wire.messages.base import Server
+from paceline.wire.messages.data import Piece, PieceHeld
 from paceline.wire.schema import ModelSchema
 
 PIECE_BYTES = 4 << 20

@@ -8,7 +8,8 @@ import numpy as np
 from paceline.runtime.ps import kernels, layout
 from paceline.runtime.ps.port import Array, Ids
 from paceline.runtime.ps.store import Gradients
-from paceline.wire.messages import Part, ServerMap
+from paceline.wire.messages.base import ServerMap
+from paceline.wire.messages.data import Part
 from paceline.wire.schema import ModelSchema
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from paceline.base.samples import Span
 from paceline.runtime.ps.store import Gradients
-from paceline.wire.messages import Feed, SourceLine
+from paceline.wire.messages.feeds import Feed, SourceLine
 from paceline.wire.schema import ModelSchema
 from paceline.wire.spec import JobSpec
 

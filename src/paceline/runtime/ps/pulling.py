@@ -7,7 +7,7 @@ import numpy as np
 
 from paceline.runtime.ps.partition import Partition, Split
 from paceline.runtime.ps.port import Pulled, Work
-from paceline.wire.messages import Pulled as PulledMessage
+from paceline.wire.messages.data import Pulled as PulledMessage
 
 
 class Pulling:

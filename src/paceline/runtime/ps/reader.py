@@ -9,7 +9,7 @@ from paceline.base.samples import Span
 from paceline.runtime.data.loader import Loader
 from paceline.runtime.data.order import EpochOrder
 from paceline.runtime.ps.port import Work
-from paceline.wire.messages import Feed, SourceLine
+from paceline.wire.messages.feeds import Feed, SourceLine
 
 
 def order_of(feed: Feed, num_samples: int | None) -> EpochOrder:

@@ -11,7 +11,7 @@ from paceline.base.errors import ConfigError
 from paceline.base.samples import Span
 from paceline.runtime.ps.port import Array, Work
 from paceline.runtime.ps.worker_state import Instruction, ToMaster, WorkerState
-from paceline.wire.messages import Evaluated, EvaluateResult
+from paceline.wire.messages.node import Evaluated, EvaluateResult
 
 MESSAGE_BYTES = 8 << 20
 """Larger results travel in several messages."""

@@ -42,28 +42,30 @@ from paceline.runtime.ps.store import Gradients, Store
 from paceline.wire.copying import copy
 from paceline.wire.cut import places
 from paceline.wire.data_plane import DataClient, DataServer, bind_address
-from paceline.wire.messages import (
-    Allow,
+from paceline.wire.messages.base import ServerMap
+from paceline.wire.messages.data import (
     AskMap,
     At,
-    ChangeMap,
     Data,
     Export,
     Exported,
-    Fence,
-    JoinServers,
-    NodeDown,
     Order,
     Part,
     Piece,
     Pull,
     Pulled,
     Ready,
+)
+from paceline.wire.messages.node import (
+    ChangeMap,
+    Fence,
+    JoinServers,
+    NodeDown,
     Restore,
-    ServerMap,
     Stop,
     TakeCut,
 )
+from paceline.wire.messages.order import Allow
 from paceline.wire.schema import ModelSchema
 
 RESEND_S = 0.5

@@ -16,27 +16,13 @@ import msgspec
 
 from paceline.base.errors import InternalError
 from paceline.base.samples import SampleSet
-from paceline.wire.messages import (
-    Allow,
+from paceline.wire.messages.base import Server, ServerMap
+from paceline.wire.messages.data import (
     AskMap,
     At,
-    ChangeMap,
-    Committed,
-    Copied,
-    Cut,
     Data,
-    Entry,
-    Feed,
-    Fence,
-    FenceAnswer,
     Held,
-    Included,
-    Joined,
-    JoinServers,
-    Lacking,
     MapIs,
-    MapSet,
-    NodeUp,
     Order,
     Ordered,
     Part,
@@ -44,15 +30,23 @@ from paceline.wire.messages import (
     Pull,
     Ready,
     Refused,
-    Remap,
+)
+from paceline.wire.messages.feeds import Feed, Slice
+from paceline.wire.messages.node import (
+    ChangeMap,
+    Committed,
+    Copied,
+    Fence,
+    FenceAnswer,
+    Joined,
+    JoinServers,
+    MapSet,
+    NodeUp,
     Restore,
     Restored,
-    Server,
-    ServerMap,
-    Slice,
     TakeCut,
-    Update,
 )
+from paceline.wire.messages.order import Allow, Cut, Entry, Included, Lacking, Remap, Update
 
 Key = tuple[int, int]
 """(inc, seq): names one contribution within an epoch."""

@@ -15,34 +15,30 @@ from collections.abc import Iterable, Iterator, Mapping
 import msgspec
 
 from paceline.base.samples import SampleSet, Span, between
-from paceline.wire.messages import (
+from paceline.wire.messages.base import Server, ServerMap
+from paceline.wire.messages.data import (
     AskMap,
-    Batching,
-    Feed,
-    FeedOpened,
-    GiveBack,
-    GivenBack,
-    Grant,
     Held,
-    LeaseRequest,
     MapIs,
-    NewEpoch,
-    NewMap,
-    NewRate,
-    NodeUp,
     Ordered,
     Part,
     Pull,
     Pulled,
-    Rate,
     Ready,
-    Recall,
     Refused,
-    Server,
-    ServerMap,
-    Slice,
-    SourceLine,
-    feed_of,
+)
+from paceline.wire.messages.feeds import Batching, Feed, Rate, Slice, SourceLine, feed_of
+from paceline.wire.messages.node import (
+    FeedOpened,
+    GiveBack,
+    GivenBack,
+    Grant,
+    LeaseRequest,
+    NewEpoch,
+    NewMap,
+    NewRate,
+    NodeUp,
+    Recall,
 )
 
 NOTHING: Mapping[str, int] = {}

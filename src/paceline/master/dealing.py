@@ -1,0 +1,102 @@
+"""What a worker that asks for work is to have: which samples, computed in which batches.
+
+Pure, and part of `MasterState`, which grants it and records the grant.
+"""
+
+from collections.abc import Iterator, Mapping
+
+from paceline.base.samples import Span, between
+from paceline.master.plans import Plans, Portion, fixed_parts, portion_of
+from paceline.master.records import Place
+from paceline.master.shards.ledger import Ledger, Part
+from paceline.master.sizing import Sizing
+from paceline.wire.messages.feeds import Batching, Slice
+from paceline.wire.messages.node import LeaseRequest
+
+Member = tuple[list[str], int]
+"""The nodes that share the work, in the order of their parts, and which of them is meant."""
+
+
+def member(workers: Mapping[int, str], inc: int) -> Member:
+    """Where an incarnation stands among these workers (incarnation -> node)."""
+    order = sorted((node, inc) for inc, node in workers.items())
+    return [node for node, _ in order], order.index((workers[inc], inc))
+
+
+class Deal:
+    """The answer to one request.
+
+    Args:
+        ledger: what is to do.
+        plans: whose part is how large.
+        message: what the worker asks.
+        workers: who shares the work, the asking one included: incarnation -> node.
+        step: the newest one that is known to be decided.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        plans: Plans,
+        message: LeaseRequest,
+        *,
+        workers: Mapping[int, str],
+        step: int,
+    ) -> None:
+        self._ledger, self._plans, self._message = ledger, plans, message
+        self._workers, self._step = workers, step
+        self._feed = ledger.feeds[message.feed]
+
+    def pick(self, sizing: Sizing) -> list[Span]:
+        """The samples; none: there is nothing now."""
+        if self._plans.in_steps(self._feed):
+            me = member(self._workers, self._message.inc)
+            urgent = self._usual_part(me) if self._message.starving else 0
+            return self._ledger.pick_parts(self._parts(me, sizing.steps), urgent=urgent)
+        if self._plans.has_fixed_parts(self._feed):
+            me = member(self._workers, self._message.inc)
+            parts = fixed_parts(self._plans.newest, *me, self._feed)
+            return between(self._ledger.pick_parts(parts), 0, sizing.samples)
+        batch_size = max(1, self._feed.batch_size // len(self._workers))
+        return self._ledger.pick(self._message.feed, sizing.samples, batch_size)
+
+    def batching(self) -> tuple[Batching, ...]:
+        """How the worker computes its parts, from the slice on that it is at."""
+        if not self._plans.in_steps(self._feed):
+            return ()
+        me = member(self._workers, self._message.inc)
+        return self._plans.batching(self._place(), *me)
+
+    def _place(self) -> Place:
+        return self._plans.place(self._message.slice or self._plans.undecided())
+
+    def _usual_part(self, me: Member) -> int:
+        """Samples of a global batch that this worker computes at its step; at least one."""
+        portion = portion_of(self._plans.at(self._place()), *me)
+        return max(1, portion.size(self._feed.batch_size))
+
+    def _parts(self, me: Member, num_steps: int) -> Iterator[Part]:
+        """The next slices, as far as a grant may reach now, and this worker's part of each."""
+        portions: dict[int, Portion] = {}
+        for place, whole in self._next_slices(num_steps):
+            plan = self._plans.at(place)
+            if plan.no not in portions:
+                portions[plan.no] = portion_of(plan, *me)
+            yield whole, portions[plan.no].of(whole)
+
+    def _next_slices(self, num_steps: int) -> Iterator[tuple[Place, Slice]]:
+        """That of the undecided step, and what comes after it in order, by place."""
+        feed, line = self._feed, self._feed.line()
+        known = self._message.slice if self._message.step > self._step else ()
+        whole = known or self._plans.undecided()
+        if not whole or whole[0].line != line:
+            return
+        first = feed.rank(whole)
+        if not feed.is_in_order(whole):
+            yield Place(line, feed.start_of(first)), whole
+        for number in range(first, min(first + num_steps, feed.num_slices + 1)):
+            span = feed.slice_no(number)
+            place = Place(line, span.start)
+            if self._plans.reserves(place):
+                return
+            yield place, (span,)

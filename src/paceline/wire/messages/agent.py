@@ -1,0 +1,110 @@
+"""Between an agent and the master."""
+
+import msgspec
+
+from paceline.wire.messages.base import Message
+from paceline.wire.messages.node import NodeDown, NodeUp, ProcessUp
+
+
+class ExitEvidence(msgspec.Struct, frozen=True, kw_only=True):
+    """How a training process ended, as its agent saw it."""
+
+    exit_code: int | None = None
+    """None: not known (the agent that could have waited for it is gone)."""
+    signal: int | None = None
+    oom_kills: int = 0
+    """Increase of the cgroup's oom_kill counter during this life."""
+    stopped_by_us: bool = False
+    log_tail: str = ""
+
+
+class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """One heartbeat's worth of a training process, from the step ledger and the kernel."""
+
+    inc: int
+    step: int = 0
+    """Of a server: in the model; asp, ssp: 0, since it has none."""
+    samples: int = 0
+    """Samples handed to the training loop in this life."""
+    steps: int = 0
+    """New since the last report; of a server without steps: pulls that it has answered, of which
+    each worker makes one in an iteration."""
+    step_samples: float = 0.0
+    """Mean batch size of those steps."""
+    compute_s: float = 0.0
+    """T^w: mean of the newest steps, thread time without waits (antdt, section II)."""
+    compute_max_s: float = 0.0
+    """The largest of them."""
+    server_s: float = 0.0
+    """T^s: mean of the slowest server's handler; of a server: of its own work for one of those
+    that ``steps`` counts."""
+    message_s: float = 0.0
+    bpt_s: float = 0.0
+    """Batch processing time: mean wall time of the newest steps; of a server: 0."""
+    cpu_s: float = 0.0
+    rss_bytes: int = 0
+
+
+class AgentHello(Message, frozen=True):
+    """agent -> master: first on each stream. ``note``: which limits asked for it could not set."""
+
+    node: str
+    agent_pid: int
+    host: str
+    running: tuple[ProcessUp, ...] = ()
+    note: str = ""
+
+
+class Heartbeat(Message, frozen=True):
+    """agent -> master."""
+
+    node: str
+    facts: NodeFacts | None = None
+
+
+class FromProcess(Message, frozen=True):
+    """agent -> master: a message of the node's training process."""
+
+    node: str
+    body: NodeUp
+
+
+class ProcessExited(Message, frozen=True):
+    """agent -> master: repeated at each reconnect, until a new StartProcess or Leave comes."""
+
+    node: str
+    inc: int
+    evidence: ExitEvidence
+
+
+class StartProcess(Message, frozen=True):
+    """master -> agent: run incarnation ``inc`` of your node. Repetitions do nothing."""
+
+    inc: int
+    role: str
+    rank: int
+    num_workers: int
+
+
+class StopProcess(Message, frozen=True):
+    """master -> agent: end incarnation ``inc``: in order, after ``grace_s`` by force."""
+
+    inc: int
+    grace_s: float
+
+
+class ToProcess(Message, frozen=True):
+    """master -> agent: deliver to the training process of incarnation ``inc``."""
+
+    inc: int
+    body: NodeDown
+
+
+class Leave(Message, frozen=True):
+    """master -> agent: end everything of this node and exit."""
+
+
+AgentUp = AgentHello | Heartbeat | FromProcess | ProcessExited
+
+
+AgentDown = StartProcess | StopProcess | ToProcess | Leave

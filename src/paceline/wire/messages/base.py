@@ -1,0 +1,52 @@
+"""What messages of more than one plane are made of: servers, their map, cuts."""
+
+import msgspec
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """Base of all messages; the tag on the wire is the class name."""
+
+
+class Server(msgspec.Struct, frozen=True, array_like=True):
+    """One server of a map: its incarnation and where its data plane listens."""
+
+    inc: int
+    node: str
+    address: str
+
+
+class ServerMap(msgspec.Struct, frozen=True, kw_only=True):
+    """Who holds what: ``owners[b]`` is the index in ``servers`` of the owner of bucket b.
+
+    The first server is the leader.
+    """
+
+    version: int
+    servers: tuple[Server, ...]
+    owners: tuple[int, ...]
+    copies: tuple[int, ...] = ()
+    """``copies[b]``: the server that bucket b is being copied to, -1: none. Empty: no copying."""
+
+    def index(self, inc: int) -> int:
+        """Where an incarnation stands among the servers; -1: it is none of them."""
+        return next((k for k, server in enumerate(self.servers) if server.inc == inc), -1)
+
+    @property
+    def sharers(self) -> tuple[int, ...]:
+        """Incarnations of the servers that own buckets, in order."""
+        owning = set(self.owners)
+        return tuple(server.inc for k, server in enumerate(self.servers) if k in owning)
+
+
+class CutRef(msgspec.Struct, frozen=True, kw_only=True):
+    """A cut that can be loaded: one file per server that took part, with its checksum."""
+
+    cut_no: int
+    directory: str
+    memory: str = ""
+    """Where nodes have copies of its files, until all of it is in its directory."""
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether it is not wholly on disk."""
+        return bool(self.memory)

@@ -1,0 +1,230 @@
+"""Between workers and servers, and among servers: headers beside raw tensor frames."""
+
+from paceline.base.samples import Span
+from paceline.wire.messages.base import Message, ServerMap
+from paceline.wire.messages.feeds import Feed, Slice
+from paceline.wire.messages.order import Entry
+
+
+class Part(Message, frozen=True):
+    """worker -> each server: its share of one contribution; tensors follow as frames.
+
+    ``slice`` (BSP) is what step ``step`` consists of.
+    """
+
+    epoch_no: int
+    inc: int
+    seq: int
+    map_version: int
+    spans: tuple[Span, ...]
+    weight: int
+    step: int = 0
+    slice: Slice = ()
+    rates: tuple[float, ...] = ()
+    factor: float = 1.0
+    """On the learning rates."""
+    seen: int = -1
+    """Contributions in the model whose parameters it was computed on; -1: its staleness does not
+    matter."""
+    tables: tuple[int, ...] = ()
+    """Tables with sparse gradients here, in the order of their (ids, gradients) frames."""
+    dense: tuple[str, ...] = ()
+    """Dtypes of the dense gradient frames, which come first."""
+
+
+class Held(Message, frozen=True):
+    """server -> worker: the part of ``seq`` is in memory."""
+
+    epoch_no: int
+    server: int
+    inc: int
+    seq: int
+
+
+class Ready(Message, frozen=True):
+    """worker -> leader: all servers hold all contributions up to ``seq`` (BSP: of ``step``).
+
+    Those before ``first`` are in the order, or became void when buckets were copied.
+    """
+
+    epoch_no: int
+    inc: int
+    seq: int
+    map_version: int
+    first: int = 1
+    step: int = 0
+
+
+class Ordered(Message, frozen=True):
+    """leader -> worker: everything of ``inc`` up to ``seq`` is in the order."""
+
+    epoch_no: int
+    inc: int
+    seq: int
+
+
+class Pull(Message, frozen=True):
+    """worker -> server: answer when ``step`` >= min_step. Frames: one id array per table."""
+
+    epoch_no: int
+    inc: int
+    ticket: int
+    min_step: int = 0
+    clock: int = -1
+    """SSP: contributions this worker has offered; -1: it is idle and nobody waits for it."""
+    feed: Feed | None = None
+    """BSP: what it trains on."""
+    tables: tuple[int, ...] = ()
+    dense: bool = True
+
+
+class Pulled(Message, frozen=True):
+    """server -> worker: dense frames (by dtype), then one row frame per table of the pull."""
+
+    epoch_no: int
+    server: int
+    inc: int
+    ticket: int
+    step: int
+    last_seq: int
+    applied: int = 0
+    """Contributions in the model, of this epoch_no (without steps)."""
+    slice: Slice = ()
+    """What step + 1 of the pull's feed consists of."""
+    handler_s: float = 0.0
+    """Work on this worker's messages since the answer before, without updates (T^s)."""
+    waited_s: float = 0.0
+    """How long the pull waited here for its step (BSP), or for slower workers (SSP)."""
+    dense: tuple[str, ...] = ()
+
+
+class Refused(Message, frozen=True):
+    """server -> worker: not now ("not yet", old epoch) or never (``fenced``)."""
+
+    epoch_no: int
+    server: int
+    inc: int
+    fenced: bool = False
+
+
+class AskMap(Message, frozen=True):
+    """worker -> server: which map is in force, and what of mine is in the order?"""
+
+    epoch_no: int
+    inc: int
+
+
+class MapIs(Message, frozen=True):
+    """server -> worker: the map of its last entry.
+
+    With ``leads`` it is the leader's word: contributions of ``inc`` above ``seq`` that were sent
+    under a map before version ``barrier`` will never be ordered; they are offered under new seqs.
+    """
+
+    epoch_no: int
+    server: int
+    inc: int
+    map: ServerMap
+    leads: bool
+    barrier: int = 0
+    seq: int = 0
+
+
+class Piece(Message, frozen=True):
+    """old owner -> new owner: bytes of its buckets as of the copy entry, from ``offset`` on.
+
+    The buckets are packed as for a cut (``num_bytes`` in all). What else the new owner goes on from
+    comes with each piece: position, step, committed set, the last seq of each worker, and what is
+    counted in an epoch.
+    """
+
+    epoch_no: int
+    server: int
+    """Who sends it."""
+    inc: int
+    """Who is to have it."""
+    map: ServerMap
+    position: int
+    step: int
+    committed: tuple[Span, ...]
+    last_seq: tuple[tuple[int, int], ...]
+    last_cut: int
+    applied: int = 0
+    short_steps: int = 0
+    left_out: int = 0
+    offset: int = 0
+    num_bytes: int = 0
+
+
+class PieceHeld(Message, frozen=True):
+    """new owner -> old owner: the piece at ``offset`` is in memory."""
+
+    epoch_no: int
+    server: int
+    offset: int
+
+
+class Order(Message, frozen=True):
+    """leader -> server: entries at positions ``start``, ``start + 1`` and so on.
+
+    ``leader``: who sends it, and is to hear how far the receiver is. ``fenced``: pairs (inc,
+    position): no entry after that position contains inc.
+    """
+
+    epoch_no: int
+    leader: int
+    start: int
+    entries: tuple[Entry, ...]
+    fenced: tuple[tuple[int, int], ...] = ()
+
+
+class At(Message, frozen=True):
+    """server -> leader: everything up to ``position`` is applied."""
+
+    epoch_no: int
+    server: int
+    position: int
+
+
+class Export(Message, frozen=True):
+    """worker -> server: send keys and rows of a table (state_dict), first from ``offset`` 0."""
+
+    epoch_no: int
+    inc: int
+    ticket: int
+    table: int
+    offset: int
+
+
+class Exported(Message, frozen=True):
+    """server -> worker: what was asked for; frames keys, rows.
+
+    ``next_offset``: what to ask for next, which means something to the server alone; None: nothing.
+    """
+
+    epoch_no: int
+    server: int
+    inc: int
+    ticket: int
+    table: int
+    offset: int
+    next_offset: int | None
+
+
+Data = (
+    Part
+    | Held
+    | Ready
+    | Ordered
+    | Pull
+    | Pulled
+    | Refused
+    | Order
+    | At
+    | Export
+    | Exported
+    | AskMap
+    | MapIs
+    | Piece
+    | PieceHeld
+)

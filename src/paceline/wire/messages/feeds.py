@@ -1,0 +1,143 @@
+"""Feeds: what is read in which order, in which steps, and how a worker computes its share."""
+
+import msgspec
+
+from paceline.base.samples import Intervals, Span, between
+
+Slice = tuple[Span, ...]
+"""What one synchronous step consists of, in order."""
+
+
+class Feed(msgspec.Struct, frozen=True, kw_only=True):
+    """One call of ``job.batches`` or ``job.evaluate``: a source, read for some epochs.
+
+    ``num_samples`` counts one epoch; None: it is not known in advance, and the feed is read by
+    partition as far as these reach. ``first_step`` is the step before the feed's first slice
+    (synchronous modes); the master fills it in.
+    """
+
+    feed: int
+    purpose: str
+    """``train`` or ``evaluate``."""
+    num_samples: int | None
+    epochs: int
+    batch_size: int
+    shard_size: int
+    shuffle: bool
+    seed: int
+    first_step: int = 0
+    window_shards: int = 0
+    """Neighbouring shards that are mixed with each other; 0: all of the epoch."""
+
+    def line(self, partition: int = 0) -> int:
+        """The line of a partition; a feed of known length has the one partition 0."""
+        return self.feed * LINES_PER_FEED + partition
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Slices of one epoch; the last may be smaller. 0: not known (a stream)."""
+        return -(-(self.num_samples or 0) // self.batch_size)
+
+    @property
+    def last_step(self) -> int:
+        """The step of the feed's last slice, if no step before it is declared short."""
+        return self.first_step + self.num_slices
+
+    @property
+    def num_slices(self) -> int:
+        """Slices of all epochs; 0: not known."""
+        return self.steps_per_epoch * self.epochs
+
+    def slice_no(self, number: int) -> Span:
+        """Slice ``number`` (1 ... num_slices) of the feed's order, as positions."""
+        epoch, k = divmod(number - 1, self.steps_per_epoch)
+        size = self.num_samples or 0
+        start = k * self.batch_size
+        stop = min(start + self.batch_size, size)
+        return Span(self.line(), epoch * size + start, epoch * size + stop)
+
+    def slice_of(self, step: int) -> Span:
+        """The global batch of a step, if no step before it is declared short."""
+        return self.slice_no(step - self.first_step)
+
+    def number_at(self, position: int) -> int:
+        """The number of the slice that holds this position."""
+        epoch, offset = divmod(position, self.num_samples or 1)
+        return epoch * self.steps_per_epoch + offset // self.batch_size + 1
+
+    def next_slice(self, done: Intervals) -> Slice:
+        """What the step consists of that follows a model with these samples of the feed.
+
+        The slices come in order; after the last one of an epoch what short steps have left out of
+        it, in slices of the same size. Empty: the model has all.
+        """
+        size = self.num_samples or 0
+        number = self.number_at(done.edges[-1] - 1) if done else 0
+        if number and number % self.steps_per_epoch == 0:
+            left = done.gaps(0, number // self.steps_per_epoch * size)
+            spans = (Span(self.line(), start, stop) for start, stop in left)
+            if found := between(spans, 0, self.batch_size):
+                return tuple(found)
+        return (self.slice_no(number + 1),) if number < self.num_slices else ()
+
+    def is_in_order(self, whole: Slice) -> bool:
+        """Whether this is a slice of the order, and none of left-outs."""
+        return whole == (self.slice_no(self.number_at(whole[0].start)),)
+
+    def rank(self, whole: Slice) -> int:
+        """The number of a slice in order; of one of left-outs: that of the next one in order."""
+        number = self.number_at(whole[0].start)
+        if self.is_in_order(whole):
+            return number
+        return -(-number // self.steps_per_epoch) * self.steps_per_epoch + 1
+
+    def start_of(self, number: int) -> int:
+        """Where slice ``number`` begins; beyond the last one: the end."""
+        if number > self.num_slices:
+            return (self.num_samples or 0) * self.epochs
+        return self.slice_no(number).start
+
+
+class Batching(msgspec.Struct, frozen=True, array_like=True):
+    """How a worker computes its share of the steps from position ``start`` of their feed on.
+
+    A contribution is computed in batches whose gradients are added up.
+    """
+
+    start: int = 0
+    batch_size: int = 0
+    """Samples of a batch at most; 0: all of the contribution."""
+    contribution: int = 0
+    """Samples of a contribution; 0: all of the share."""
+    short: bool = False
+    """A step may be decided without it, so it is worth while to look out for that."""
+
+
+class Rate(msgspec.Struct, frozen=True, array_like=True):
+    """ADJUST_LR: what the learning rate of a worker's contributions is multiplied with."""
+
+    plan: int = 0
+    """A newer one replaces it."""
+    factor: float = 1.0
+    by_staleness: bool = False
+    """Also with 1 / (1 + updates since its parameters were pulled)."""
+
+
+LINES_PER_FEED = 1 << 20
+
+
+class SourceLine(msgspec.Struct, frozen=True, array_like=True):
+    """What a line is at its source: a partition, which its name names in every process.
+
+    ``num_samples`` counts one epoch; None: the partition may still grow, and all positions so far
+    are of its first epoch.
+    """
+
+    line: int
+    name: str
+    num_samples: int | None
+
+
+def feed_of(line: int) -> int:
+    """The feed that a line belongs to."""
+    return line // LINES_PER_FEED

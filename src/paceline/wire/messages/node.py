@@ -1,0 +1,371 @@
+"""Between a training process and the master, carried by the agent between them."""
+
+from paceline.base.samples import Span
+from paceline.wire.messages.base import CutRef, Message, ServerMap
+from paceline.wire.messages.feeds import Batching, Feed, Rate, Slice, SourceLine
+from paceline.wire.messages.order import Allow
+from paceline.wire.schema import ModelSchema
+
+# --------------------------------------------------------------------------- up
+
+
+class ProcessUp(Message, frozen=True):
+    """process -> agent, master: alive. ``address``: a server's data plane."""
+
+    node: str
+    inc: int
+    pid: int
+    role: str
+    address: str = ""
+
+
+class Prepared(Message, frozen=True):
+    """worker -> master: ``prepare`` was called with a model of this schema."""
+
+    inc: int
+    schema: ModelSchema
+
+
+class InitialWritten(Message, frozen=True):
+    """worker -> master: the initial cut is complete in its directory."""
+
+    inc: int
+
+
+class OpenFeed(Message, frozen=True):
+    """worker -> master: ``job.batches`` was called. Answer: FeedOpened, same for all workers."""
+
+    inc: int
+    feed: Feed
+
+
+class LeaseRequest(Message, frozen=True):
+    """worker -> master: more samples of ``feed``. The same n gets the same grant.
+
+    ``step`` and ``slice`` (BSP): the undecided step and what it consists of, if the worker knows;
+    ``starving``: nothing is left to offer for it. ``ends``: the partitions (of a feed of unknown
+    length) that the worker sees reach further than the master is known to know, and whether none
+    will grow any more (``finished``).
+    ``handled`` (at-least-once): applied on every server.
+    """
+
+    epoch_no: int
+    inc: int
+    n: int
+    feed: int
+    step: int = 0
+    slice: Slice = ()
+    starving: bool = False
+    ends: tuple[tuple[str, int], ...] = ()
+    finished: bool = False
+    handled: tuple[Span, ...] = ()
+    map_version: int = 0
+    """Of the servers' map, as the worker knows it."""
+
+
+class GiveBack(Message, frozen=True):
+    """worker -> master: these samples of its lease it has forgotten; resent until `GivenBack`.
+
+    ``r`` counts what this incarnation gives back in this epoch, from 1.
+    """
+
+    epoch_no: int
+    inc: int
+    r: int
+    spans: tuple[Span, ...]
+
+
+class EvaluateResult(Message, frozen=True):
+    """worker -> master: values of one span (safetensors bytes); resent until Evaluated."""
+
+    epoch_no: int
+    inc: int
+    feed: int
+    span: Span
+    values: bytes
+
+
+class FenceAnswer(Message, frozen=True):
+    """leader -> master: nothing of ``fenced`` enters any more; what is in the model."""
+
+    epoch_no: int
+    inc: int
+    fenced: int
+    committed: tuple[Span, ...]
+
+
+class Committed(Message, frozen=True):
+    """leader -> master: the committed set and step now, and the newest `Allow` that it knows."""
+
+    epoch_no: int
+    inc: int
+    step: int
+    committed: tuple[Span, ...]
+    allow: int = 0
+    short_steps: int = 0
+    """Of this epoch_no: decided while something of their slice was missing."""
+    left_out: int = 0
+    """Samples that were missing, in all of them."""
+
+
+class Copied(Message, frozen=True):
+    """server -> master: my copy of the cut would survive the loss of my node.
+
+    Said once when two nodes hold it in memory, and again when it is on disk (``stored``).
+    """
+
+    epoch_no: int
+    inc: int
+    cut_no: int
+    position: int
+    step: int
+    committed: tuple[Span, ...]
+    sharers: tuple[int, ...]
+    """All whose copies make this cut: the owners under the map at its position."""
+    file: str = ""
+    checksum: str = ""
+    num_bytes: int = 0
+    cost_s: float = 0.0
+    """Of the server's thread, and of the core that wrote beside it."""
+    stored: bool = False
+
+
+class Restored(Message, frozen=True):
+    """server -> master: I am in this epoch now."""
+
+    epoch_no: int
+    inc: int
+
+
+class Joined(Message, frozen=True):
+    """joining server -> master: I keep parts; ``caught_up``: and have all buckets of my map.
+
+    ``progress`` grows as long as there is some.
+    """
+
+    epoch_no: int
+    inc: int
+    caught_up: bool = False
+    progress: int = 0
+
+
+class MapSet(Message, frozen=True):
+    """server -> master: the map of its last entry; with ``leads``, the leader's word.
+
+    ``settled``: all servers of this map have applied its entry.
+    """
+
+    epoch_no: int
+    inc: int
+    map: ServerMap
+    leads: bool
+    settled: bool = False
+
+
+class ScriptError(Message, frozen=True):
+    """worker -> agent, master: the script raised; sent before the process exits."""
+
+    inc: int
+    kind: str
+    """Qualified name of the exception's class."""
+    traceback: str
+    in_user_code: bool
+    step: int
+
+
+class Finished(Message, frozen=True):
+    """worker -> master: the script returned."""
+
+    inc: int
+
+
+NodeUp = (
+    ProcessUp
+    | Prepared
+    | InitialWritten
+    | OpenFeed
+    | LeaseRequest
+    | GiveBack
+    | EvaluateResult
+    | FenceAnswer
+    | Committed
+    | Copied
+    | Restored
+    | Joined
+    | MapSet
+    | ScriptError
+    | Finished
+)
+
+
+# --------------------------------------------------------------------------- down
+
+
+class WriteInitial(Message, frozen=True):
+    """master -> one worker: write the initial values as cut 0 into this directory."""
+
+    inc: int
+    directory: str
+
+
+class FeedOpened(Message, frozen=True):
+    """master -> worker: the feed as all workers read it."""
+
+    inc: int
+    feed: Feed
+
+
+class Grant(Message, frozen=True):
+    """master -> worker: the answer to request n. ``end``: the feed is complete.
+
+    ``lines`` (a feed of unknown length): the lines of the spans. ``batching`` (BSP): from the
+    undecided step on, by ``start``; empty: all of a share at once.
+    """
+
+    epoch_no: int
+    inc: int
+    n: int
+    feed: int
+    spans: tuple[Span, ...] = ()
+    end: bool = False
+    lines: tuple[SourceLine, ...] = ()
+    batching: tuple[Batching, ...] = ()
+    rate: Rate = Rate()
+
+
+class NewRate(Message, frozen=True):
+    """master -> worker: from the next contribution on. If it is lost, the next grant says it."""
+
+    epoch_no: int
+    inc: int
+    rate: Rate
+
+
+class Recall(Message, frozen=True):
+    """master -> worker: give back what of ``feed`` you have not begun; some of it.
+
+    Of steps: from position ``start`` on. Else: all but the first ``keep`` samples. It is of the
+    time of grant ``n``: a worker that has not taken that one yet, or has taken a later one, does
+    nothing.
+    """
+
+    epoch_no: int
+    inc: int
+    n: int
+    feed: int
+    start: int = 0
+    keep: int = 0
+
+
+class GivenBack(Message, frozen=True):
+    """master -> worker: all up to number ``r`` is journalled."""
+
+    epoch_no: int
+    inc: int
+    r: int
+
+
+class Evaluated(Message, frozen=True):
+    """master -> worker: this span is stored; the empty one: all are, in ``directory``."""
+
+    inc: int
+    feed: int
+    span: Span | None = None
+    directory: str = ""
+
+
+class Restore(Message, frozen=True):
+    """master -> one server incarnation: load your share of the cut under this map."""
+
+    epoch_no: int
+    inc: int
+    cut: CutRef
+    map: ServerMap
+    mode: str
+    """``bsp``, ``ssp`` or ``asp``."""
+    samples: str
+    """``exactly-once``, ``at-least-once`` or ``at-most-once``."""
+    staleness: int = 0
+
+
+class NewEpoch(Message, frozen=True):
+    """master -> worker: drop all work; these are the servers now."""
+
+    epoch_no: int
+    inc: int
+    map: ServerMap
+    step: int
+    """The cut's step: where synchronous modes go on."""
+
+
+class Fence(Message, frozen=True):
+    """master -> leader: let nothing of ``fenced`` into the order any more."""
+
+    epoch_no: int
+    inc: int
+    fenced: int
+
+
+class TakeCut(Message, frozen=True):
+    """master -> leader: order a cut; a repetition does nothing."""
+
+    epoch_no: int
+    inc: int
+    cut_no: int
+
+
+class JoinServers(Message, frozen=True):
+    """master -> one server incarnation: keep parts of this epoch until buckets come.
+
+    ``map`` is the one that will be asked for: it copies buckets to this server. Repeated until the
+    move is over; always answered.
+    """
+
+    epoch_no: int
+    inc: int
+    map: ServerMap
+    model: ModelSchema
+    mode: str
+    staleness: int = 0
+
+
+class ChangeMap(Message, frozen=True):
+    """master -> leader: order this map, if it follows yours; answer: yours."""
+
+    epoch_no: int
+    inc: int
+    map: ServerMap
+
+
+class NewMap(Message, frozen=True):
+    """master -> worker: the leader is to be asked for its map, which is this or a newer one."""
+
+    epoch_no: int
+    inc: int
+    map: ServerMap
+
+
+class Stop(Message, frozen=True):
+    """master -> process: finish the step and leave in order."""
+
+    inc: int
+
+
+NodeDown = (
+    WriteInitial
+    | FeedOpened
+    | Grant
+    | NewRate
+    | Recall
+    | GivenBack
+    | Evaluated
+    | Restore
+    | NewEpoch
+    | Fence
+    | Allow
+    | TakeCut
+    | JoinServers
+    | ChangeMap
+    | NewMap
+    | Stop
+)

@@ -1,0 +1,75 @@
+"""Entries of the order that the leader decides and all servers follow, and what it may decide."""
+
+from typing import NamedTuple
+
+import msgspec
+
+from paceline.wire.messages.base import Message, ServerMap
+
+
+class Included(msgspec.Struct, frozen=True, array_like=True):
+    """All contributions of ``inc`` up to ``seq`` (BSP: those tagged with the entry's step)."""
+
+    inc: int
+    seq: int
+
+
+class Update(Message, frozen=True):
+    """Apply these contributions; ``step`` > 0: as one synchronous step."""
+
+    included: tuple[Included, ...]
+    step: int = 0
+
+
+class Cut(Message, frozen=True):
+    """Copy the state at this position."""
+
+    cut_no: int
+
+
+class Lacking(NamedTuple):
+    """What a step is decided without."""
+
+    left_out: int = 0
+    """At most so many samples, at once."""
+    late: int = 0
+    """Or so many, when no more have been missing for the grace."""
+    grace_s: float = 0.0
+
+    def of_slice(self, size: int, batch_size: int) -> "Lacking":
+        """Of a slice smaller than the global batch as much less."""
+        left_out, late = (count * size // batch_size for count in (self.left_out, self.late))
+        return Lacking(left_out, late, self.grace_s)
+
+
+class Allow(Message, frozen=True):
+    """master -> leader: from ``step`` on decide a slice while a share of it is missing.
+
+    ``left_out`` samples of ``of``, the global batch, or ``late`` when no more have been missing for
+    ``grace_s``; of a smaller slice as much less.
+    """
+
+    epoch_no: int
+    inc: int
+    no: int
+    """Of the plan; a newer one replaces it."""
+    step: int
+    left_out: int
+    of: int
+    late: int = 0
+    grace_s: float = 0.0
+
+
+class Remap(Message, frozen=True):
+    """The map from here on. With copies: owners set these buckets aside and send them.
+
+    ``fenced``, ``clocks`` (inc, clock, base) and ``allowed`` are what a next leader goes on from.
+    """
+
+    map: ServerMap
+    fenced: tuple[int, ...] = ()
+    clocks: tuple[tuple[int, int, int], ...] = ()
+    allowed: tuple[Allow, ...] = ()
+
+
+Entry = Update | Cut | Remap
