@@ -1,6 +1,7 @@
 """What being managed costs the training thread.
 
     python benchmarks/bookkeeping.py [--quick] [--steps 10000] [--pairs 60] [--compute sleep|busy]
+        [--solution none]
 
 A job of one worker and one server (asynchronous, exactly-once), a model with one small dense
 tensor, 10 ms of emulated compute per step.
@@ -29,7 +30,7 @@ from paceline.wire.spec import JobSpec
 GOAL_US, GOAL_RATIO = 50.0, 1.005
 
 
-def run(arguments: list[str], timeout_s: float) -> dict[str, list]:
+def run(arguments: list[str], timeout_s: float, solution: str) -> dict[str, list]:
     with harness.scratch() as out:
         script = Path(harness.TINY).with_name("metered.py")
         spec = JobSpec(
@@ -37,7 +38,7 @@ def run(arguments: list[str], timeout_s: float) -> dict[str, list]:
             args=("--out", str(out), *arguments),
             name="bookkeeping",
             mode="asp",
-            solution="none",
+            solution=solution,
         )
         with harness.running(spec) as job:
             result = out / "metered.json"
@@ -77,6 +78,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=60)
     parser.add_argument("--pair-steps", type=int, default=25)
     parser.add_argument("--compute", choices=("sleep", "busy"), default="busy")
+    parser.add_argument("--solution", default="none", help="that manages the job")
     parser.add_argument("--profile", action="store_true", help="print a profile of the thread")
     parser.add_argument("--quick", action="store_true", help="500 steps, 10 pairs")
     options = parser.parse_args()
@@ -85,7 +87,7 @@ def main() -> None:
     arguments += ["--pair-steps", str(options.pair_steps)]
     arguments += ["--profile"] if options.profile else []
     total_steps = (2 if options.profile else 1) * steps + 2 * pairs * options.pair_steps
-    found = run(arguments, timeout_s=60.0 + 0.1 * total_steps)
+    found = run(arguments, timeout_s=60.0 + 0.1 * total_steps, solution=options.solution)
     entries, ratio = per_step(found["entries"]), harness.ratio(found["pairs"])
     harness.table(
         ("entry", *next(iter(entries.values()))),
@@ -100,6 +102,7 @@ def main() -> None:
     harness.report(
         "bookkeeping",
         {
+            "solution": options.solution,
             "compute": f"{options.compute} 10 ms",
             "steps": steps,
             "entries": entries,

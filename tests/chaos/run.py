@@ -332,6 +332,11 @@ def check_logs(job: JobDir, where: str) -> None:
         assert not found, f"{where}: an error in {path.name}: {trace[-600:]}"
 
 
+def full_case_of(seed: int) -> Case:
+    """A pure function of the seed: with replaced servers and a solution."""
+    return with_solution(with_moves(case_of(seed)))
+
+
 def main() -> None:
     """Run a range of seeds; resumable, since each seed stands alone."""
     parser = argparse.ArgumentParser()

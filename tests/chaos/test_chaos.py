@@ -1,5 +1,6 @@
-"""A slice of the seeded chaos runs; ``make chaos`` runs 200."""
+"""A slice of the seeded chaos runs, with solutions and replaced servers; ``make chaos`` runs 200."""
 
+import itertools
 import socket
 import subprocess
 import sys
@@ -9,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.faults import ROLES, kinds_for, pace_connections, unpace_quietly
-from tests.chaos.run import case_of, run, summary
+from tests.chaos.run import SOLUTIONS, case_of, full_case_of, run, summary
 
-SLICE = range(10)
+SLICE = range(83, 93)
 ALL = range(200)
 SENDER = """
 import socket, sys, time
@@ -28,7 +29,7 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_slice_covers_every_mode_and_role() -> None:
-    cases = [case_of(seed) for seed in SLICE]
+    cases = [full_case_of(seed) for seed in SLICE]
     assert {case.mode for case in cases} == {"bsp", "ssp", "asp"}
     assert {case.samples for case in cases} == {"exactly-once", "at-least-once", "at-most-once"}
     roles = {fault.role for case in cases for fault in case.faults}
@@ -36,7 +37,16 @@ def test_the_slice_covers_every_mode_and_role() -> None:
 
 
 def test_a_case_is_a_function_of_its_seed() -> None:
-    assert [case_of(seed) for seed in ALL] == [case_of(seed) for seed in ALL]
+    assert [full_case_of(seed) for seed in ALL] == [full_case_of(seed) for seed in ALL]
+
+
+def test_100_seeds_run_every_solution_in_every_mode_and_replace_servers_under_each() -> None:
+    cases = [full_case_of(seed) for seed in ALL[:100]]
+    assert {(case.mode, case.solution) for case in cases} == set(
+        itertools.product(("bsp", "ssp", "asp"), SOLUTIONS)
+    )
+    moved = {case.solution for case in cases for fault in case.faults if fault.kind == "replace"}
+    assert moved == {*SOLUTIONS}
 
 
 def test_200_seeds_do_everything_to_everybody_by_samples_and_by_time() -> None:
@@ -108,4 +118,4 @@ def test_the_summary_names_failed_and_slow_seeds() -> None:
 
 @pytest.mark.parametrize("seed", SLICE)
 def test_planted_counts_hold_whatever_dies(seed: int) -> None:
-    run(case_of(seed))
+    run(full_case_of(seed))

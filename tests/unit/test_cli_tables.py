@@ -153,6 +153,17 @@ def test_the_goals_of_table_3_are_decided_by_its_rows() -> None:
     }
 
 
+def test_auto_is_held_against_nd_and_the_oracle_in_every_mode() -> None:
+    found = goals(
+        {("server 0.8", "asp", "ND"): [4_400.0], ("server 0.8", "asp", "auto"): [4_480.0]},
+        oracle_s=4_000.0,
+    )
+    assert found == {
+        "server 0.8, asp: auto / oracle": (1.12, False),
+        "server 0.8, asp: auto / ND": (1.018, False),
+    }
+
+
 def test_dd_may_be_5_percent_below_the_papers_margins() -> None:
     found = goals(
         {

@@ -281,6 +281,12 @@ def test_methods_are_chosen_by_label_or_solution() -> None:
     assert nd == {"ND", "ND, own windows"}
 
 
+def test_a_solution_for_other_jobs_is_refused_before_any_run() -> None:
+    with pytest.raises(ConfigError, match=r"preset fig10 has jobs in mode bsp, .* mode allreduce"):
+        preset_of("fig10").runs(range(1), frozenset({"dd"}))
+    assert preset_of("dd").runs(range(1), frozenset({"dd"}))
+
+
 class Mine(Solution, frozen=True):
     """A solution of a user."""
 

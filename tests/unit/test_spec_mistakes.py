@@ -470,6 +470,13 @@ WRONG_FLAGS = [
         ),
     ),
     (
+        {"solution": "dd"},
+        (
+            "--solution: got dd, for mode allreduce only, in mode bsp, expected a solution for that "
+            "mode; write e.g. --solution auto"
+        ),
+    ),
+    (
         {"solution": "nd", "solution_args.lambda": "2"},
         (
             "--set solution_args.lambda: solution nd has no parameter lambda; "

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
 from paceline.base.samples import Span
 from paceline.master.membership import Membership
@@ -21,6 +22,7 @@ from paceline.master.training import (
     CutChosen,
     Training,
 )
+from paceline.policy.straggler.actions import Profile
 from paceline.wire.messages.agent import NodeFacts
 from paceline.wire.messages.base import Server
 from paceline.wire.messages.feeds import Feed
@@ -181,6 +183,11 @@ class Job:
 @pytest.fixture
 def job(tmp_path: Path) -> Job:
     return Job(tmp_path)
+
+
+def test_what_only_all_reduce_can_measure_is_refused_with_the_reason(job: Job) -> None:
+    with pytest.raises(ConfigError, match=r"Profile: .* need all-reduce"):
+        job.training.carry_out(Profile(sizes={"worker-0": 5}, steps=3))
 
 
 def test_results_lie_in_the_job_directory_until_the_job_ends(job: Job) -> None:

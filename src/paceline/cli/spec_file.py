@@ -333,8 +333,8 @@ def _check_solution(draft: _Draft) -> None:
     prefix = "solution_args."
     args = {k.removeprefix(prefix): v for k, v in draft.values.items() if k.startswith(prefix)}
     if name == "none" and not args:
-        return  # what most jobs say: nothing has to be imported for it
-    from paceline.policy.straggler.registry import names, solution
+        return  # nothing has to be imported for it
+    from paceline.policy.straggler.registry import kind_of, names, solution
 
     if name not in names():
         near = difflib.get_close_matches(name, names(), 1)
@@ -346,6 +346,10 @@ def _check_solution(draft: _Draft) -> None:
             solution(name, {arg: value})
         except ConfigError as error:
             draft.complaints.append(f"{_where(draft.places[prefix + arg], prefix + arg)}: {error}")
+    mode = str(draft.get("mode"))
+    if mode not in kind_of(name).modes:
+        got = f"{name}, for mode {' or '.join(kind_of(name).modes)} only, in mode {mode}"
+        draft.complain(key, got, "a solution for that mode", _write(draft.places[key], key, "auto"))
 
 
 def _check_env(draft: _Draft) -> None:
@@ -371,7 +375,7 @@ _CHECKS: tuple[tuple[Callable[[_Draft], None], tuple[str, ...]], ...] = (
     (_check_encryption, ("data_plane.encryption", "data_plane.transport")),
     (_check_listen, ("listen",)),
     (_check_windows, ()),
-    (_check_solution, ("solution",)),
+    (_check_solution, ("solution", "mode")),
     (_check_env, ()),
 )
 """What one value alone cannot show; skipped when a value it compares was refused already."""

@@ -27,8 +27,6 @@ from paceline.policy.straggler.decision_log import (
 )
 from paceline.policy.straggler.observation import Observation, RestartCost
 
-EVERY_S, EVERY_ITERATIONS = 30.0, 100
-"""Default period: when both have passed (AntDT decides every five minutes)."""
 LATE_S = 5.0
 """A solution answers within this, or its answer counts for nothing."""
 QUIET_S = 10.0
@@ -43,8 +41,8 @@ LOST_S = 60.0
 class Period(msgspec.Struct, frozen=True, kw_only=True):
     """How often the solution is asked: when both have passed."""
 
-    every_s: float = EVERY_S
-    every_iterations: int = EVERY_ITERATIONS
+    every_s: float
+    every_iterations: int
 
 
 class Progress(msgspec.Struct, frozen=True):

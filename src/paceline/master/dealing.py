@@ -57,7 +57,7 @@ class Deal:
             me = member(self._workers, self._message.inc)
             parts = fixed_parts(self._plans.newest, *me, self._feed)
             return between(self._ledger.pick_parts(parts), 0, sizing.samples)
-        batch_size = max(1, self._feed.batch_size // len(self._workers))
+        batch_size = max(1, self._feed.batch_size // max(1, len(self._workers)))
         return self._ledger.pick(self._message.feed, sizing.samples, batch_size)
 
     def batching(self) -> tuple[Batching, ...]:

@@ -179,8 +179,13 @@ class Training:
         Raises:
             ConfigError: it cannot be; the message says why.
         """
-        if isinstance(action, KillRestart | Profile):
-            raise ConfigError(f"{type(action).__name__} is no global action")
+        if isinstance(action, Profile):
+            raise ConfigError(
+                "Profile: batches that are measured and not applied need all-reduce; this job "
+                "trains on parameter servers"
+            )
+        if isinstance(action, KillRestart):
+            raise ConfigError("KillRestart is no global action")
         self._do(self.state.carry_out(action, plan_lead(self._monitor.step_s())))
 
     def stop(self) -> None:

@@ -13,6 +13,7 @@ from paceline.sim.methods import (
     AUTO,
     BACKUP,
     BACKUP_TENTH,
+    BOUNDED,
     BSP,
     DD,
     DDP,
@@ -21,7 +22,6 @@ from paceline.sim.methods import (
     ND_OWN,
     OVER_TIME,
     PARTIAL,
-    SSP,
     SYNCHRONOUS,
 )
 from paceline.sim.presets import (
@@ -131,7 +131,7 @@ def _of_the_paper() -> list[Preset]:
         Preset(
             name="ssp",
             about="the same in SSP with a staleness of 3",
-            experiments=tuple(_paper("ssp", (WORST,), (SSP, ND, ND_OWN, AUTO))),
+            experiments=tuple(_paper("ssp", (WORST,), BOUNDED)),
         ),
         Preset(
             name="dd",

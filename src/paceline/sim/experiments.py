@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from paceline.base.errors import ConfigError
-from paceline.policy.straggler.registry import names, solution
+from paceline.policy.straggler.registry import kind_of, names, solution
 from paceline.sim.asynchronous import Asynchronous
 from paceline.sim.job import Control, Job
 from paceline.sim.methods import BLIND, lengths_of, solution_of
@@ -80,6 +80,15 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True):
         """A solution that the preset does not run by itself."""
         if name in names():
             solution(name)
+            modes, able = (
+                {e.draw(self.first_seed).mode for e in self.experiments},
+                kind_of(name).modes,
+            )
+            if others := sorted(modes - {*able}):
+                raise ConfigError(
+                    f"preset {self.name} has jobs in mode {', '.join(others)}, for which {name} is "
+                    f"not made; choose one whose jobs are in mode {' or '.join(able)}"
+                )
             return Method(label=name, solution=name)
         own = dict.fromkeys(method.label for each in self.experiments for method in each.methods)
         raise ConfigError(

@@ -34,6 +34,7 @@ AUTO = Method(label="auto", solution="auto")
 
 SYNCHRONOUS = (BSP, BACKUP, LB_BSP, ND, ND_OWN, PARTIAL, AUTO)
 ASYNCHRONOUS = (ASP, ASP_DDS, ND, ND_OWN, AUTO)
+BOUNDED = (SSP, ND, ND_OWN, AUTO)
 
 BLIND = frozenset({"none", "even", "backup_workers", "partial"})
 """Solutions that do not look at how fast anybody is."""

@@ -8,7 +8,16 @@ from paceline.base.errors import ConfigError
 from paceline.policy.straggler.registry import solution
 from paceline.sim.catalogue import always
 from paceline.sim.experiments import Experiment, Preset
-from paceline.sim.methods import ASYNCHRONOUS, AUTO, BSP, ND, OVER_TIME, SYNCHRONOUS, solution_of
+from paceline.sim.methods import (
+    ASYNCHRONOUS,
+    AUTO,
+    BOUNDED,
+    BSP,
+    ND,
+    OVER_TIME,
+    SYNCHRONOUS,
+    solution_of,
+)
 from paceline.sim.patterns import AnyPattern, Persistent
 from paceline.sim.presets import (
     INTENSITIES,
@@ -95,6 +104,9 @@ def _experiments(
 def presets(size: Size) -> dict[str, Preset]:
     """All presets, by name."""
     about = f"{size.workers} workers and {size.servers} servers"
+    table_3 = _experiments("bsp", INTENSITIES, SYNCHRONOUS, size)
+    asynchronous = _experiments("asp", (WORST,), ASYNCHRONOUS, size)
+    bounded = _experiments("ssp", (WORST,), BOUNDED, size)
     every = [
         Preset(
             name="table3",
@@ -109,7 +121,17 @@ def presets(size: Size) -> dict[str, Preset]:
         Preset(
             name="fig11",
             about="Figure 11: methods in ASP at intensity 0.8",
-            experiments=tuple(_experiments("asp", (WORST,), ASYNCHRONOUS, size)),
+            experiments=tuple(asynchronous),
+        ),
+        Preset(
+            name="ssp",
+            about="the same in SSP with a staleness of 3",
+            experiments=tuple(bounded),
+        ),
+        Preset(
+            name="paper",
+            about="every method in every row of Table III, and in ASP and SSP at 0.8",
+            experiments=(*table_3, *asynchronous, *bounded),
         ),
         Preset(
             name="worst",

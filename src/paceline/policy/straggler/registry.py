@@ -41,6 +41,15 @@ def names() -> list[str]:
     return sorted({*BUILT_IN, *importlib.metadata.entry_points(group=GROUP).names})
 
 
+def kind_of(name: str) -> type[Solution]:
+    """The class of the solution of this name.
+
+    Raises:
+        ConfigError: no such solution, or it cannot be loaded.
+    """
+    return BUILT_IN.get(name) or _installed(name)
+
+
 def solution(name: str, parameters: Mapping[str, object] | None = None) -> Solution:
     """The solution of this name, with its parameters set.
 
@@ -51,7 +60,7 @@ def solution(name: str, parameters: Mapping[str, object] | None = None) -> Solut
     Raises:
         ConfigError: no such solution, or a parameter that it does not have or take.
     """
-    kind = BUILT_IN.get(name) or _installed(name)
+    kind = kind_of(name)
     known = {field.encode_name: field for field in msgspec.structs.fields(kind)}
     values: dict[str, Any] = {}
     for key, value in (parameters or {}).items():

@@ -5,7 +5,7 @@ point of the group ``paceline.solutions`` (see `paceline.policy.straggler.regist
 """
 
 from collections.abc import Iterable
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import msgspec
 from msgspec import Meta
@@ -27,6 +27,9 @@ class Solution(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     between two questions, reads no clock and draws no numbers, so that a log of observations can be
     replayed with any solution.
     """
+
+    modes: ClassVar[tuple[str, ...]] = ("bsp", "ssp", "asp", "allreduce")
+    """Of jobs that it can be told to manage; the others do not start with it."""
 
     every_steps: Steps = 10
     every_s: Seconds = 0.0

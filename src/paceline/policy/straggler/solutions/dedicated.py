@@ -7,7 +7,7 @@ curve is measured by the solution itself, at the start, on samples that go back.
 
 import itertools
 from collections.abc import Iterable
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
@@ -27,6 +27,8 @@ class Dedicated(Solution, frozen=True):
         ConfigError: no largest batch is known for a class.
         NoExactSum: the global batch cannot be had, and ``nearest`` is not set.
     """
+
+    modes: ClassVar[tuple[str, ...]] = ("allreduce",)
 
     every_steps: Steps = 5
     num_sizes: Annotated[int, Meta(ge=2, le=8)] = 5
