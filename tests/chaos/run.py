@@ -175,6 +175,11 @@ def case_of(seed: int) -> Case:
     )
 
 
+def full_case_of(seed: int) -> Case:
+    """A pure function of the seed: with replaced servers and a solution."""
+    return with_solution(with_moves(case_of(seed)))
+
+
 @contextlib.contextmanager
 def slow_disk(sync_s: float) -> Iterator[None]:
     """Jobs launched meanwhile take so much longer to sync a server's file of a cut."""
@@ -330,11 +335,6 @@ def check_logs(job: JobDir, where: str) -> None:
     for path in sorted(job.logs.iterdir()):
         _, found, trace = path.read_text(errors="replace").partition("Traceback (most recent")
         assert not found, f"{where}: an error in {path.name}: {trace[-600:]}"
-
-
-def full_case_of(seed: int) -> Case:
-    """A pure function of the seed: with replaced servers and a solution."""
-    return with_solution(with_moves(case_of(seed)))
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ from tests.chaos.faults import ROLES, kinds_for, pace_connections, unpace_quietl
 from tests.chaos.run import SOLUTIONS, case_of, full_case_of, run, summary
 
 SLICE = range(83, 93)
+"""Every mode and role, and most solutions, in few seeds."""
 ALL = range(200)
 SENDER = """
 import socket, sys, time
@@ -34,6 +35,8 @@ def test_the_slice_covers_every_mode_and_role() -> None:
     assert {case.samples for case in cases} == {"exactly-once", "at-least-once", "at-most-once"}
     roles = {fault.role for case in cases for fault in case.faults}
     assert roles == {"worker", "server", "agent", "master", "supervisor"}
+    assert "replace" in {fault.kind for case in cases for fault in case.faults}
+    assert len({case.solution for case in cases}) >= 6
 
 
 def test_a_case_is_a_function_of_its_seed() -> None:

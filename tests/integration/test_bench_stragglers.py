@@ -68,8 +68,10 @@ def test_a_job_shows_the_stragglers_that_were_planted() -> None:
     assert mean_s["worker-1"] > mean_s["worker-0"] + WORKER_S / 2
 
 
-def test_asynchronous_servers_pay_for_each_contribution() -> None:
-    ran = run_real(msgspec.structs.replace(SMALL, mode="asp"), BSP, seed=1)
+@pytest.mark.parametrize(("mode", "staleness"), [("asp", 0), ("ssp", 3)])
+def test_asynchronous_servers_pay_for_each_contribution(mode: str, staleness: int) -> None:
+    scenario = msgspec.structs.replace(SMALL, mode=mode, staleness=staleness)
+    ran = run_real(scenario, BSP, seed=1)
     assert ran.outcome.samples == SMALL.num_samples
     assert len(ran.updates["server-1"]) >= 3 * STEPS
     assert ran.outcome.jct_s > 3 * STEPS * SERVER_S

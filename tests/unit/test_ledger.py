@@ -112,6 +112,14 @@ def test_who_has_nothing_left_gets_what_others_left_of_the_undecided_step(ledger
     assert ledger.pick_parts(first, urgent=1) == [Span(0, 2, 3)]
 
 
+def test_nobody_helps_with_what_may_be_missing(ledger: Ledger) -> None:
+    ledger.grant(1, [Span(0, 0, 2)])
+    first = parts(ledger, 0)[:1]
+
+    assert ledger.pick_parts(first, urgent=2, spared=1) == [Span(0, 3, 4)]
+    assert ledger.pick_parts(first, urgent=2, spared=2) == []
+
+
 def test_what_an_owner_gives_back_is_to_do_again(ledger: Ledger) -> None:
     grant(ledger, 1, 6)
     ledger.give_back(1, [Span(0, 4, 10)])

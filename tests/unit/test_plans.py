@@ -585,6 +585,17 @@ def test_what_was_left_out_is_dealt_at_the_end_of_the_epoch_by_the_newest_plan()
     assert grants(job.request(TWO, step=11, whole=left))[TWO] == (Span(0, 3, 5), Span(0, 9, 13))
 
 
+@pytest.mark.parametrize("lacking", [Partial(left_out=2), Partial(left_out=0, late=2, grace_s=0.5)])
+def test_nobody_helps_with_what_its_owner_may_be_late_with(lacking: Partial) -> None:
+    job = Job()
+    job.do(job.state.carry_out(lacking, 0))
+    job.request(ONE)
+    job.decided(0)
+    assert beyond(job, ONE, 0)[0] == Span(0, 0, 4)
+
+    assert grants(job.request(ONE, starving=True)) == {ONE: (Span(0, 6, 8),)}
+
+
 # ---------------------------------------------------------------------- batches
 
 

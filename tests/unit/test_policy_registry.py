@@ -22,6 +22,18 @@ class Mine(Solution, frozen=True):
         return []
 
 
+class Typed(Mine, frozen=True):
+    """Its modes became a parameter."""
+
+    modes: tuple[str, ...] = ("bsp",)  # type: ignore[misc]
+
+
+class Bare(Mine, frozen=True):
+    """Its modes are letters."""
+
+    modes = "bsp"  # type: ignore[assignment]
+
+
 def not_a_solution() -> None:
     """An entry point that is a function."""
 
@@ -36,6 +48,8 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
             ("nd", f"{__name__}:Mine"),
             ("wrong", f"{__name__}:not_a_solution"),
             ("gone", "no_such_package:Solution"),
+            ("typed", f"{__name__}:Typed"),
+            ("bare", f"{__name__}:Bare"),
         ]
     )
     monkeypatch.setattr(importlib.metadata, "entry_points", entries.select)
@@ -54,6 +68,13 @@ def test_parameters_are_set_and_may_be_text() -> None:
 def test_an_unknown_name_lists_those_there_are() -> None:
     with pytest.raises(ConfigError, match=r"auto, backup_workers, dd, .*did you mean lb_bsp"):
         registry.solution("lbbsp")
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("name", ["typed", "bare"])
+def test_modes_that_are_none_are_refused_with_how_to_write_them(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"\.modes is .*write a tuple of some of bsp, ssp, asp"):
+        registry.kind_of(name)
 
 
 def test_an_unknown_parameter_lists_those_there_are() -> None:

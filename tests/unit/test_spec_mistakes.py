@@ -472,8 +472,8 @@ WRONG_FLAGS = [
     (
         {"solution": "dd"},
         (
-            "--solution: got dd, for mode allreduce only, in mode bsp, expected a solution for that "
-            "mode; write e.g. --solution auto"
+            "--solution: got dd, which is made for all-reduce, in mode bsp, expected another one; "
+            "write e.g. --solution auto"
         ),
     ),
     (

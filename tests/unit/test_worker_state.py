@@ -450,15 +450,27 @@ def test_work_in_hand_of_a_decided_step_is_withdrawn_and_given_back() -> None:
     assert given_back(done) == [(1, (Span(0, 0, 2),))]
 
 
-def test_what_was_left_out_and_comes_next_is_kept() -> None:
+def test_what_was_left_out_is_given_back_though_it_comes_next() -> None:
+    # Kept, it came on top of the worker's part of that slice: more and more, of a worker once late.
     state = worker("bsp")
     lease(state, Span(0, 4, 6))
 
     done = decided(state, 2, [0, 1, 2, 4, 7, 8], last_seq=0)
 
     assert state.slice == (Span(0, 1, 2), Span(0, 4, 7))
-    assert given_back(done) == []
-    assert state.take(0, 10) == (Span(0, 4, 6),)
+    assert given_back(done) == [(1, (Span(0, 4, 6),))]
+    assert state.leased(0) == 0
+
+
+def test_who_has_its_part_of_left_outs_in_hand_leaves_those_of_others() -> None:
+    state = worker("bsp")
+    decided(state, 2, [0, 1, 2, 4, 7, 8], last_seq=0)
+    lease(state, Span(0, 1, 2))
+    spans = state.take(0, 10)
+
+    assert [asked.starving for asked in requests(state.want(0))] == [False]
+    state.offer(spans)
+    assert [asked.starving for asked in requests(state.want(0))] == [True]
 
 
 def test_nothing_is_given_back_where_nothing_was_left_out() -> None:
@@ -525,8 +537,8 @@ def test_whoever_may_be_left_out_looks_out_while_it_computes() -> None:
     assert state.pulled(answer) == []
     assert not state.has_work(0), "of a step that is over"
     assert (state.step, state.passed) == (1, 2)
-    assert given_back(decided(state, 2, [0, 4, 7, 8], last_seq=0)) == [], "it comes next"
-    assert state.leased(0) == 3
+    done = decided(state, 2, [0, 4, 7, 8], last_seq=0)
+    assert given_back(done) == [(1, (Span(0, 4, 7),))], "it comes next, and is dealt anew"
 
 
 def test_nobody_looks_out_where_nothing_is_left_out() -> None:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import yaml
@@ -29,7 +29,7 @@ from paceline.cli.spec_values import (
     read_value,
     show,
 )
-from paceline.wire.spec import JobSpec
+from paceline.wire.spec import JobSpec, Mode
 
 COMMAND_LINE = "command line"
 
@@ -341,15 +341,23 @@ def _check_solution(draft: _Draft) -> None:
         remedy = f"did you mean {near[0]}?" if near else _write(draft.places[key], key, "nd")
         draft.complain(key, repr(name), f"one of {', '.join(names())}", remedy)
         return
+    place = draft.places.get(key, COMMAND_LINE)
+    try:
+        modes = kind_of(name).modes
+    except ConfigError as error:
+        draft.complaints.append(f"{_where(place, key)}: {error}")
+        return
     for arg, value in args.items():
         try:
             solution(name, {arg: value})
         except ConfigError as error:
             draft.complaints.append(f"{_where(draft.places[prefix + arg], prefix + arg)}: {error}")
     mode = str(draft.get("mode"))
-    if mode not in kind_of(name).modes:
-        got = f"{name}, for mode {' or '.join(kind_of(name).modes)} only, in mode {mode}"
-        draft.complain(key, got, "a solution for that mode", _write(draft.places[key], key, "auto"))
+    if draft.is_sound(["mode"]) and mode not in modes:
+        there = [each for each in get_args(Mode) if each in modes]
+        made_for = f"jobs in mode {' or '.join(there)}" if there else "all-reduce"
+        got = f"{name}, which is made for {made_for}, in mode {mode}"
+        draft.complain(key, got, "another one", _write(place, key, "auto"))
 
 
 def _check_env(draft: _Draft) -> None:
@@ -375,7 +383,7 @@ _CHECKS: tuple[tuple[Callable[[_Draft], None], tuple[str, ...]], ...] = (
     (_check_encryption, ("data_plane.encryption", "data_plane.transport")),
     (_check_listen, ("listen",)),
     (_check_windows, ()),
-    (_check_solution, ("solution", "mode")),
+    (_check_solution, ("solution",)),
     (_check_env, ()),
 )
 """What one value alone cannot show; skipped when a value it compares was refused already."""

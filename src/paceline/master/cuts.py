@@ -27,8 +27,9 @@ class Cuts:
         #: Complete feeds that the newest cut holds whole, while it is in memory only.
         self.covered: set[int] = set()
         # Volatile.
-        #: The cut that servers are copying, and the valid one that they are writing to disk.
+        #: The cut that servers are copying.
         self.copying: int | None = None
+        #: The valid one that they are writing to disk.
         self.storing: int | None = None
         self.copied: dict[int, Copied] = {}
         #: Those that made the newest cut valid, or stored: `copied` may already be the next one's.
@@ -91,7 +92,7 @@ class Cuts:
         return number, [inc for inc in asked if inc not in enough]
 
     def heard(self, message: Copied) -> bool:
-        """A server's word; whether all have now said as much, which `sealed` then is."""
+        """Take in a server's word; whether all have now said as much, which is `sealed` then."""
         if message.cut_no not in (self.copying, self.storing):
             return False
         if message.inc not in self.copied or message.stored:
@@ -107,7 +108,7 @@ class Cuts:
         return all(copied.stored for copied in self.sealed)
 
     def advance(self) -> bool:
-        """All have said as much: go on to the disk, or be done. Whether the cut is a new one."""
+        """All have said as much: go on to the disk, or be done; whether the cut is a new one."""
         new, number = self.copying is not None, self.copying
         self.copying, self.storing = None, None if self.all_stored else number
         return new

@@ -13,11 +13,11 @@ from paceline.master.sizing import Sizing
 from paceline.wire.messages.feeds import Batching, Slice
 from paceline.wire.messages.node import LeaseRequest
 
-Member = tuple[list[str], int]
+Standing = tuple[list[str], int]
 """The nodes that share the work, in the order of their parts, and which of them is meant."""
 
 
-def member(workers: Mapping[int, str], inc: int) -> Member:
+def standing(workers: Mapping[int, str], inc: int) -> Standing:
     """Where an incarnation stands among these workers (incarnation -> node)."""
     order = sorted((node, inc) for inc, node in workers.items())
     return [node for node, _ in order], order.index((workers[inc], inc))
@@ -48,34 +48,42 @@ class Deal:
         self._feed = ledger.feeds[message.feed]
 
     def pick(self, sizing: Sizing) -> list[Span]:
-        """The samples; none: there is nothing now."""
+        """The samples; empty: there is nothing now."""
         if self._plans.in_steps(self._feed):
-            me = member(self._workers, self._message.inc)
-            urgent = self._usual_part(me) if self._message.starving else 0
-            return self._ledger.pick_parts(self._parts(me, sizing.steps), urgent=urgent)
+            me = standing(self._workers, self._message.inc)
+            urgent, spared = self._urgent(me) if self._message.starving else (0, 0)
+            parts = self._parts(me, sizing.steps)
+            return self._ledger.pick_parts(parts, urgent=urgent, spared=spared)
         if self._plans.has_fixed_parts(self._feed):
-            me = member(self._workers, self._message.inc)
+            me = standing(self._workers, self._message.inc)
             parts = fixed_parts(self._plans.newest, *me, self._feed)
             return between(self._ledger.pick_parts(parts), 0, sizing.samples)
-        batch_size = max(1, self._feed.batch_size // max(1, len(self._workers)))
+        batch_size = max(1, self._feed.batch_size // len(self._workers))
         return self._ledger.pick(self._message.feed, sizing.samples, batch_size)
 
     def batching(self) -> tuple[Batching, ...]:
         """How the worker computes its parts, from the slice on that it is at."""
         if not self._plans.in_steps(self._feed):
             return ()
-        me = member(self._workers, self._message.inc)
+        me = standing(self._workers, self._message.inc)
         return self._plans.batching(self._place(), *me)
 
     def _place(self) -> Place:
         return self._plans.place(self._message.slice or self._plans.undecided())
 
-    def _usual_part(self, me: Member) -> int:
-        """Samples of a global batch that this worker computes at its step; at least one."""
-        portion = portion_of(self._plans.at(self._place()), *me)
-        return max(1, portion.size(self._feed.batch_size))
+    def _urgent(self, me: Standing) -> tuple[int, int]:
+        """Of what others left of its step: as much as the worker usually computes, at least one.
 
-    def _parts(self, me: Member, num_steps: int) -> Iterator[Part]:
+        And what the step may lack: whoever is late with that had better join it, and a helper would
+        be late for the next step.
+        """
+        plan, batch_size = self._plans.at(self._place()), self._feed.batch_size
+        size = sum(len(span) for span in self._message.slice or self._plans.undecided())
+        lacking = plan.lacking.of_slice(size, batch_size)
+        usual = max(1, portion_of(plan, *me).size(batch_size))
+        return usual, max(lacking.left_out, lacking.late)
+
+    def _parts(self, me: Standing, num_steps: int) -> Iterator[Part]:
         """The next slices, as far as a grant may reach now, and this worker's part of each."""
         portions: dict[int, Portion] = {}
         for place, whole in self._next_slices(num_steps):

@@ -11,7 +11,7 @@ import msgspec
 
 from paceline.base.samples import SampleSet, Span
 from paceline.master.cuts import Cuts, common
-from paceline.master.dealing import Deal, member
+from paceline.master.dealing import Deal, standing
 from paceline.master.instructions import Fail, FeedDone, Instruction, Journal, Moved, NotMoved, Send
 from paceline.master.moving import Moving
 from paceline.master.plans import GlobalAction, Plans, portion_of
@@ -508,7 +508,7 @@ class MasterState:
         workers = self.training_workers()
         if not plan.shares or inc not in workers:
             return None
-        return portion_of(plan, *member(workers, inc)).share
+        return portion_of(plan, *standing(workers, inc)).share
 
     @property
     def short_steps(self) -> int:

@@ -58,10 +58,12 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True):
         Args:
             seeds: of each experiment.
             labels: of these methods only, by label or solution. A solution that the preset does not
-                have is run in all of its experiments, with its default parameters.
+                have is run in those of its experiments that it is made for, with its default
+                parameters.
 
         Raises:
-            ConfigError: neither a method nor a solution is called so, or it cannot be loaded.
+            ConfigError: neither a method nor a solution is called so, or it cannot be loaded, or it
+                is made for none of these jobs.
         """
         methods = [method for each in self.experiments for method in each.methods]
         known = {name for each in methods for name in (each.label, each.solution)}
@@ -72,7 +74,7 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True):
             for seed in seeds
             for method in (
                 *(m for m in experiment.methods if not labels or {m.label, m.solution} & labels),
-                *map(experiment.fit, extra),
+                *(experiment.fit(m) for m in extra if _is_for(m, experiment.draw(seed).mode)),
             )
         ]
 
@@ -80,21 +82,24 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True):
         """A solution that the preset does not run by itself."""
         if name in names():
             solution(name)
-            modes, able = (
-                {e.draw(self.first_seed).mode for e in self.experiments},
-                kind_of(name).modes,
-            )
-            if others := sorted(modes - {*able}):
+            found = Method(label=name, solution=name)
+            modes = [each.draw(self.first_seed).mode for each in self.experiments]
+            if not any(_is_for(found, mode) for mode in modes):
                 raise ConfigError(
-                    f"preset {self.name} has jobs in mode {', '.join(others)}, for which {name} is "
-                    f"not made; choose one whose jobs are in mode {' or '.join(able)}"
+                    f"preset {self.name} has jobs in mode {', '.join(dict.fromkeys(modes))} only, "
+                    f"and {name} is made for mode {', '.join(kind_of(name).modes)}; "
+                    "choose a preset with such jobs"
                 )
-            return Method(label=name, solution=name)
+            return found
         own = dict.fromkeys(method.label for each in self.experiments for method in each.methods)
         raise ConfigError(
             f"preset {self.name} has no method {name!r}; it has {', '.join(sorted(own))}; "
             f"and any solution can be run: {', '.join(names())}"
         )
+
+
+def _is_for(method: Method, mode: str) -> bool:
+    return mode in kind_of(method.solution).modes
 
 
 class Planned(msgspec.Struct, frozen=True):

@@ -17,7 +17,7 @@ from paceline.cli.decisions import read_log
 from paceline.cli.history import read_events, read_last_metrics, read_metrics
 from paceline.cli.launch import ask, launch
 from paceline.cli.stragglers.emulation import DIRECTORY, FIELDS, ROWS, Emulated, diaries, started_s
-from paceline.policy.straggler.actions import AnyAction, KillRestart
+from paceline.policy.straggler.actions import AdjustRate, AnyAction, KillRestart
 from paceline.policy.straggler.decision_log import AnyLine, Decided, Refused, TookEffect
 from paceline.policy.straggler.observation import RestartCost
 from paceline.sim.costs import Floats
@@ -143,7 +143,6 @@ def _read(job: JobDir, directory: Path, scenario: Scenario, *, keep_trail: bool)
         raise InternalError(f"job {job.job_id} finished, but not its training; see {job.path}")
     told = read_outcome(job.outcome)
     assert told is not None
-    num_steps = _check_samples(job, scenario, told.short_steps)
     batches = _entries(directory, worker_names(scenario.workers))
     # The first entry of a life is no batch.
     batches = {name: entries[entries[:, 2] > 0] for name, entries in batches.items()}
@@ -151,6 +150,8 @@ def _read(job: JobDir, directory: Path, scenario: Scenario, *, keep_trail: bool)
     if not all(map(len, updates.values())):
         raise InternalError(f"job {job.job_id}: its servers could not be slowed; see {job.logs}")
     lines = read_log(job.decisions) if job.decisions.exists() else []
+    adjusted = any(isinstance(action, AdjustRate) for _, action in _actions(lines))
+    num_steps = _check_samples(job, scenario, told.short_steps, adjusted=adjusted)
     acted = _acted(lines, begun_s)
     computed = {name: int(entries[:, 2].sum()) for name, entries in batches.items()}
     total = scenario.num_samples * scenario.epochs
@@ -183,10 +184,11 @@ def _entries(directory: Path, nodes: Sequence[str]) -> dict[str, Floats]:
     return {node: np.concatenate([none, *diaries(directory, node)]) for node in nodes}
 
 
-def _check_samples(job: JobDir, scenario: Scenario, short_steps: int) -> int:
+def _check_samples(job: JobDir, scenario: Scenario, short_steps: int, *, adjusted: bool) -> int:
     """Read the model's own counts from the last cut; returns its steps.
 
-    A step applies the mean over what it has, so a short one counts each of its samples for more.
+    A step applies the mean over what it has, so a short one counts each of its samples for more;
+    under ADJUST_LR (``adjusted``) samples count for less, and only that none is missing is checked.
 
     Raises:
         InternalError: a sample is missing in it, or in it too often.
@@ -201,7 +203,8 @@ def _check_samples(job: JobDir, scenario: Scenario, short_steps: int) -> int:
     rows, counts = whole.export(0)
     wanted = scenario.epochs * np.bincount(np.arange(scenario.num_samples) % ROWS, minlength=ROWS)
     more = counts[:, 0] - wanted[rows]
-    wrong = np.flatnonzero((more < -TOLERANCE) | ((more > TOLERANCE) & (short_steps == 0)))
+    missing = counts[:, 0] <= 0.0 if adjusted else more < -TOLERANCE
+    wrong = np.flatnonzero(missing | ((more > TOLERANCE) & (short_steps == 0)))
     if len(rows) != ROWS or wrong.size:
         raise InternalError(
             f"job {job.job_id}: {len(rows)} of {ROWS} rows count samples, {wrong.size} wrongly; "

@@ -125,7 +125,7 @@ def presets(size: Size) -> dict[str, Preset]:
         ),
         Preset(
             name="ssp",
-            about="the same in SSP with a staleness of 3",
+            about="methods in SSP with a staleness of 3, at intensity 0.8",
             experiments=tuple(bounded),
         ),
         Preset(

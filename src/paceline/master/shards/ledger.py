@@ -194,20 +194,22 @@ class Ledger:
             if line.epoch == earliest:
                 yield line.fresh(number)
 
-    def pick_parts(self, parts: Iterable[Part], *, urgent: int = 0) -> list[Span]:
+    def pick_parts(self, parts: Iterable[Part], *, urgent: int = 0, spared: int = 0) -> list[Span]:
         """What a synchronous grant would hold: what is to do of a member's parts of some slices.
 
         Args:
             parts: from the undecided slice on.
             urgent: > 0: the worker has nothing left for the undecided slice; if its own part of
                 that is gone it gets up to so many samples of what others left there.
+            spared: of which so many may be missing when the step is decided.
         """
         own: list[Span] = []
         left: list[Span] = []
         for number, (whole, part) in enumerate(parts):
             mine = [span for one in part for span in self._to_do(one)]
             if number == 0 and urgent and not mine:
-                left = between((span for one in whole for span in self._to_do(one)), 0, urgent)
+                others = [span for one in whole for span in self._to_do(one)]
+                left = between(others, spared, spared + urgent)
             own += mine
         return [*left, *own]
 

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from paceline.base.errors import ConfigError
-from paceline.policy.straggler.solution import Solution
+from paceline.policy.straggler.solution import MODES, Solution
 from paceline.policy.straggler.solutions.auto import Auto
 from paceline.policy.straggler.solutions.dedicated import Dedicated
 from paceline.policy.straggler.solutions.lb_bsp import LbBsp
@@ -82,12 +82,13 @@ def _installed(name: str) -> type[Solution]:
     for entry in importlib.metadata.entry_points(group=GROUP, name=name):
         try:
             kind = entry.load()
-        except (ImportError, AttributeError) as failed:
+        except Exception as failed:  # whoever wrote the module: it runs here
             raise ConfigError(
                 f"solution {name}: {entry.value} cannot be loaded: {failed}; install or mend the "
                 "package that declares it"
             ) from failed
         if isinstance(kind, type) and issubclass(kind, Solution):
+            _check_modes(name, kind)
             return kind
         raise ConfigError(
             f"solution {name}: {entry.value} is {kind!r}; declare a class that derives from "
@@ -96,3 +97,12 @@ def _installed(name: str) -> type[Solution]:
     near = difflib.get_close_matches(name, names(), n=1)
     meant = f"; did you mean {near[0]}?" if near else ""
     raise ConfigError(f"no solution {name!r}; there are {', '.join(names())}{meant}")
+
+
+def _check_modes(name: str, kind: type[Solution]) -> None:
+    modes: object = kind.modes
+    if not isinstance(modes, tuple) or not modes or any(mode not in MODES for mode in modes):
+        raise ConfigError(
+            f"solution {name}: {kind.__name__}.modes is {modes!r}; write a tuple of some of "
+            f'{", ".join(MODES)} and no type, as in modes = ("bsp",)'
+        )

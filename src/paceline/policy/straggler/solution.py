@@ -17,6 +17,7 @@ Steps = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(ge=0)]
 Part = Annotated[float, Meta(gt=0, lt=1)]
 
+MODES = ("bsp", "ssp", "asp", "allreduce")
 SYNCHRONOUS = ("bsp", "allreduce")
 
 
@@ -28,8 +29,8 @@ class Solution(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     replayed with any solution.
     """
 
-    modes: ClassVar[tuple[str, ...]] = ("bsp", "ssp", "asp", "allreduce")
-    """Of jobs that it can be told to manage; the others do not start with it."""
+    modes: ClassVar[tuple[str, ...]] = MODES
+    """Of the jobs that it is made for; a job in another mode does not start with it."""
 
     every_steps: Steps = 10
     every_s: Seconds = 0.0

@@ -262,7 +262,12 @@ class WorkerState:
         return [ToMaster(request)]
 
     def _starves(self, feed: int) -> bool:
-        """Whether nothing is left to take; who does not know the step yet may have a part of it."""
+        """Whether nothing is left to take; who does not know the step yet may have a part of it.
+
+        Of left-outs nobody's part is granted ahead: who has its own in hand is to leave others'.
+        """
+        if self.taken and self.slice and not self.feeds[feed].is_in_order(self.slice):
+            return False
         if self.slice is None and feed in self.lease and self._slice(feed) is not None:
             return not self.lease[feed]
         return not self.has_work(feed)
@@ -710,7 +715,6 @@ class WorkerState:
             return ()
         lease = SampleSet(self.lease[feed.feed])
         late = SampleSet(lease.overlap(decided))
-        late.subtract(whole)
         if late:
             lease.subtract(late)
             self.lease[feed.feed] = deque(lease)

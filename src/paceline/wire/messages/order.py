@@ -1,4 +1,4 @@
-"""Entries of the order that the leader decides and all servers follow, and what it may decide."""
+"""Entries of the order that the leader decides and all servers follow, and what it is allowed."""
 
 from typing import NamedTuple
 
