@@ -4,6 +4,7 @@ Pure, and part of `MasterState`, which grants it and records the grant.
 """
 
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 
 from paceline.base.samples import Span, between
 from paceline.master.plans import Plans, Portion, fixed_parts, portion_of
@@ -50,13 +51,11 @@ class Deal:
     def pick(self, sizing: Sizing) -> list[Span]:
         """The samples; empty: there is nothing now."""
         if self._plans.in_steps(self._feed):
-            me = standing(self._workers, self._message.inc)
-            urgent, spared = self._urgent(me) if self._message.starving else (0, 0)
-            parts = self._parts(me, sizing.steps)
+            urgent, spared = self._urgent() if self._message.starving else (0, 0)
+            parts = self._parts(sizing.steps)
             return self._ledger.pick_parts(parts, urgent=urgent, spared=spared)
         if self._plans.has_fixed_parts(self._feed):
-            me = standing(self._workers, self._message.inc)
-            parts = fixed_parts(self._plans.newest, *me, self._feed)
+            parts = fixed_parts(self._plans.newest, *self._me, self._feed)
             return between(self._ledger.pick_parts(parts), 0, sizing.samples)
         batch_size = max(1, self._feed.batch_size // len(self._workers))
         return self._ledger.pick(self._message.feed, sizing.samples, batch_size)
@@ -65,38 +64,43 @@ class Deal:
         """How the worker computes its parts, from the slice on that it is at."""
         if not self._plans.in_steps(self._feed):
             return ()
-        me = standing(self._workers, self._message.inc)
-        return self._plans.batching(self._place(), *me)
+        place = self._plans.place(self._message.slice or self._plans.undecided())
+        return self._plans.batching(place, *self._me)
 
-    def _place(self) -> Place:
-        return self._plans.place(self._message.slice or self._plans.undecided())
+    @cached_property
+    def _me(self) -> Standing:
+        return standing(self._workers, self._message.inc)
 
-    def _urgent(self, me: Standing) -> tuple[int, int]:
+    @cached_property
+    def _undecided(self) -> Slice:
+        """What the undecided step consists of, by whoever of worker and ledger knows more."""
+        known = self._message.slice if self._message.step > self._step else ()
+        return known or self._plans.undecided()
+
+    def _urgent(self) -> tuple[int, int]:
         """Of what others left of its step: as much as the worker usually computes, at least one.
 
         And what the step may lack: whoever is late with that had better join it, and a helper would
         be late for the next step.
         """
-        plan, batch_size = self._plans.at(self._place()), self._feed.batch_size
-        size = sum(len(span) for span in self._message.slice or self._plans.undecided())
-        lacking = plan.lacking.of_slice(size, batch_size)
-        usual = max(1, portion_of(plan, *me).size(batch_size))
+        whole, batch_size = self._undecided, self._feed.batch_size
+        plan = self._plans.at(self._plans.place(whole))
+        lacking = plan.lacking.of_slice(sum(len(span) for span in whole), batch_size)
+        usual = max(1, portion_of(plan, *self._me).size(batch_size))
         return usual, max(lacking.left_out, lacking.late)
 
-    def _parts(self, me: Standing, num_steps: int) -> Iterator[Part]:
+    def _parts(self, num_steps: int) -> Iterator[Part]:
         """The next slices, as far as a grant may reach now, and this worker's part of each."""
         portions: dict[int, Portion] = {}
         for place, whole in self._next_slices(num_steps):
             plan = self._plans.at(place)
             if plan.no not in portions:
-                portions[plan.no] = portion_of(plan, *me)
+                portions[plan.no] = portion_of(plan, *self._me)
             yield whole, portions[plan.no].of(whole)
 
     def _next_slices(self, num_steps: int) -> Iterator[tuple[Place, Slice]]:
         """That of the undecided step, and what comes after it in order, by place."""
-        feed, line = self._feed, self._feed.line()
-        known = self._message.slice if self._message.step > self._step else ()
-        whole = known or self._plans.undecided()
+        feed, line, whole = self._feed, self._feed.line(), self._undecided
         if not whole or whole[0].line != line:
             return
         first = feed.rank(whole)
