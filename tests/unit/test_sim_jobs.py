@@ -196,8 +196,8 @@ def test_accumulation_is_several_batches_of_one_step() -> None:
     plan = AdjustBatch(shares={f"worker-{i}": Share(50, 2) for i in range(4)})
     scenario = changed(SMALL, compute=Compute(per_sample_s=0.01, fixed_s=0.5), num_samples=8_000)
     outcome, _ = run(scenario, (0.0, [plan]))
-    # Before a step is measured plans begin 16 steps ahead.
-    assert outcome.jct_s == pytest.approx(16 * 1.5 + 24 * 2.0)
+    # Before a step is measured plans begin 2 steps ahead.
+    assert outcome.jct_s == pytest.approx(2 * 1.5 + 38 * 2.0)
     assert outcome.steps == 40
 
 

@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from paceline.policy.straggler.observation import RestartCost
@@ -22,7 +22,7 @@ from paceline.sim.methods import (
     PARTIAL,
     SSP,
 )
-from paceline.sim.oracle import best_restarts, level_s, oracle_s
+from paceline.sim.oracle import level_s, oracle_s
 from paceline.sim.patterns import (
     AnyPattern,
     Clock,
@@ -79,21 +79,6 @@ def test_at_the_level_the_parts_are_all_samples(
 
 
 # ------------------------------------------------------------------------- restarts
-
-
-def test_a_node_is_restarted_when_that_is_worth_most() -> None:
-    at_s = np.arange(100.0)
-    slow_from_40 = np.where(at_s < 40, 1.1, 0.1)
-    healthy = np.ones(100)
-    worth = {0: slow_from_40, 1: healthy}
-    assert best_restarts(lambda life: worth.get(life, healthy), at_s, away_s=10.0) == [40.0]
-
-
-def test_a_node_is_not_restarted_for_less_than_it_costs() -> None:
-    at_s = np.arange(100.0)
-    briefly_slow = np.where((at_s >= 40) & (at_s < 45), 0.1, 1.0)
-    worth = {0: briefly_slow}
-    assert best_restarts(lambda life: worth.get(life, np.ones(100)), at_s, away_s=10.0) == []
 
 
 def test_a_slow_worker_costs_the_oracle_its_restart_and_a_slow_server_what_it_delays_before() -> (
@@ -163,14 +148,23 @@ CONSTANT = st.builds(
     slowdown=st.floats(1.0, 4.0),
     start=st.floats(0.0, 30.0),
 )
+SLOW_SERVER = HeavyTail(role="server", scale_s=0.332, shape=2.0625, worst_s=5.0, noisy=0.25)
+LUCKY_SERVER, LUCKY_WORKER = (
+    OnOff(role=role, clock="iterations", mean_on=3.0, mean_off=3.0, delay_s=3.0, probability=share)
+    for role, share in (("server", 0.4), ("worker", 1.0))
+)
+"""Where restarting over and over finds a good place, or good iterations."""
 SOMETIMES = OnOff(mean_on=5.0, mean_off=20.0, delay_s=0.5, probability=0.5)
 
 
 @pytest.mark.parametrize(("mode", "method"), CASES, ids=lambda case: getattr(case, "label", case))
 @given(
-    patterns=st.tuples(CONSTANT, st.just(SOMETIMES)) | st.tuples(BURSTY | HEAVY_TAILED),
+    patterns=st.tuples(CONSTANT, st.just(SOMETIMES) | BURSTY) | st.tuples(BURSTY | HEAVY_TAILED),
     seed=st.integers(0, 10_000),
 )
+@example(patterns=(SLOW_SERVER,), seed=683)
+@example(patterns=(LUCKY_SERVER,), seed=704)
+@example(patterns=(LUCKY_WORKER,), seed=4726)
 @settings(max_examples=10, deadline=None)
 def test_no_solution_is_faster_than_the_oracle(
     mode: str, method: Method, patterns: tuple[AnyPattern, ...], seed: int

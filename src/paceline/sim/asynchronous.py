@@ -20,6 +20,7 @@ from paceline.master.records import Place
 from paceline.master.sizing import lease_samples, planned_speed, tail_share
 from paceline.policy.straggler.actions import Profile
 from paceline.sim.job import FEED, FEW_STEPS, Job, steps_ahead
+from paceline.sim.nodes import Contribution
 
 WINDOW = 2
 """Contributions of a worker that may be under way (docs/protocols/integrity.md, section 3)."""
@@ -101,8 +102,8 @@ class Asynchronous(Job):
         """Event by event."""
         self._total = self.scenario.num_samples * self.scenario.epochs
         self._hands = [_Hands(0) for _ in self.workers.names]
-        self._queue: list[tuple[float, int, int, _Hands, bool]] = []
-        """Ends of batches (False) and of the handling of contributions (True)."""
+        self._queue: list[tuple[float, int, int, _Hands, Contribution | None]] = []
+        """Ends of batches (None) and of the handling of contributions."""
         self._order = itertools.count()
         self._uncommitted = SampleSet()
         self._committed_s = self._kept_s = 0.0
@@ -135,11 +136,11 @@ class Asynchronous(Job):
 
     def _next(self) -> None:
         if self._queue and self._queue[0][0] < self.next_event_s:
-            self.now_s, _, worker, hands, handled = heapq.heappop(self._queue)
+            self.now_s, _, worker, hands, sent = heapq.heappop(self._queue)
             if hands is not self._hands[worker]:
                 return
-            if handled:
-                self._handled(worker, hands)
+            if sent is not None:
+                self._handled(worker, hands, sent)
             else:
                 self._computed(worker, hands)
             self._checkpoint()
@@ -150,8 +151,10 @@ class Asynchronous(Job):
             left = self._total - self.num_committed
             raise InternalError(f"{left} samples are left, and nobody computes them")
 
-    def _later(self, at_s: float, worker: int, hands: _Hands, *, handled: bool) -> None:
-        heapq.heappush(self._queue, (at_s, next(self._order), worker, hands, handled))
+    def _later(
+        self, at_s: float, worker: int, hands: _Hands, sent: Contribution | None = None
+    ) -> None:
+        heapq.heappush(self._queue, (at_s, next(self._order), worker, hands, sent))
 
     def _go_on_all(self, now_s: float) -> None:
         for worker in np.flatnonzero(self.workers.present).tolist():
@@ -171,7 +174,7 @@ class Asynchronous(Job):
         hands.since_s = now_s
         hands.batch_s = self.workers.one_batch_s(worker, size, hands.begun)
         hands.begun += 1
-        self._later(now_s + hands.batch_s, worker, hands, handled=False)
+        self._later(now_s + hands.batch_s, worker, hands)
         self._order_ahead(worker, hands)
 
     def _is_ahead(self, hands: _Hands) -> bool:
@@ -188,17 +191,17 @@ class Asynchronous(Job):
         traffic, tally = self.scenario.traffic, self.worker_tally
         hands.speed = size / hands.batch_s
         tally.add_one(worker, size, hands.batch_s)
-        tally.server_s[worker] += self.servers.part_s().max(initial=0.0)
-        tally.message_s[worker] += traffic.message_s
         sent_s = traffic.round_trip_s(1, self.scenario.servers)
-        handled_s = self.servers.handle(self.now_s + sent_s, self.steps)
-        self._later(handled_s, worker, hands, handled=True)
+        sent = self.servers.handle(self.now_s + sent_s)
+        self._later(sent.over_s, worker, hands, sent)
+        tally.server_s[worker] += sent.part_s.max(initial=0.0)
+        tally.message_s[worker] += traffic.message_s
         hands.sent.append(hands.batch)
         hands.batch = []
         self.report(tally, self.workers.names, self.scenario.report_every)
         self._go_on(worker, hands, self.now_s)
 
-    def _handled(self, worker: int, hands: _Hands) -> None:
+    def _handled(self, worker: int, hands: _Hands, sent: Contribution) -> None:
         """A contribution is in the model."""
         spans = hands.sent.popleft()
         size = sum(len(span) for span in spans)
@@ -210,7 +213,7 @@ class Asynchronous(Job):
         self.leader.applied(self.now_s)
         tally, every = self.server_tally, self.scenario.report_every * self.scenario.workers
         tally.steps += 1
-        tally.server_s += self.servers.part_s() + self.servers.update_s()
+        tally.server_s += sent.part_s + sent.update_s
         self.report(tally, self.servers.names, every, step=0)
         if self.now_s - self._committed_s >= COMMIT_EVERY_S:
             self._commit()
@@ -313,8 +316,13 @@ class Asynchronous(Job):
         self._go_on(worker, self._hands[worker], now_s)
 
     def pause(self, seconds: float) -> None:
-        """Servers do nothing for so long."""
-        self.servers.free_s = np.maximum(self.servers.free_s, self.now_s) + seconds
+        """Servers begin nothing for so long; what is under way ends at another time."""
+        self.servers.pause(self.now_s, seconds)
+        self._queue = [
+            (at_s if sent is None else sent.over_s, order, worker, hands, sent)
+            for at_s, order, worker, hands, sent in self._queue
+        ]
+        heapq.heapify(self._queue)
 
     def restart_all(self, until_s: float) -> None:
         """All drop what they have; the ledger goes back to the last checkpoint."""

@@ -366,7 +366,7 @@ class Job:
         inc = self._next_inc()
         if node in self.servers.rows:
             row = self.servers.rows[node]
-            self.servers.replace(row)
+            self.servers.replace(row, now_s)
             self.server_tally.begin(row, inc, now_s)
             self.pause(self.scenario.recovery.switch_s)
         else:

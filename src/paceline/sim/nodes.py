@@ -1,5 +1,7 @@
 """The nodes of a simulated job: lives, places, and how long their work takes now."""
 
+from collections import deque
+
 import numpy as np
 
 from paceline.sim.costs import Floats, Ints
@@ -92,6 +94,26 @@ class Workers:
         self.disturbances.renew(worker, int(self.life[worker]))
 
 
+class Contribution:
+    """When all servers handle one, and for how long; servers are rows."""
+
+    __slots__ = ("arrival_s", "begin_s", "end_s", "part_s", "update_s")
+
+    def __init__(self, arrival_s: float, num_servers: int) -> None:
+        self.arrival_s = arrival_s
+        self.begin_s: Floats = np.zeros(num_servers)
+        self.end_s: Floats = np.zeros(num_servers)
+        self.part_s: Floats = np.zeros(num_servers)
+        """For the worker's part and pull; 0 of a server that has been replaced meanwhile."""
+        self.update_s: Floats = np.zeros(num_servers)
+        """For applying it; the same."""
+
+    @property
+    def over_s(self) -> float:
+        """When the last server is done with it."""
+        return float(self.end_s.max(initial=self.arrival_s))
+
+
 class Servers:
     """Servers by row."""
 
@@ -101,8 +123,12 @@ class Servers:
         self.rows = {name: i for i, name in enumerate(self.names)}
         self.life = np.zeros(n, dtype=np.int64)
         self.disturbances = Disturbances(scenario.patterns, "server", n, seed)
-        self.free_s: Floats = np.zeros(n)
+        self._under_way: deque[Contribution] = deque()
+        """As they came, and perhaps some that are over (asynchronous)."""
+        self._free_s: Floats = np.zeros(n)
         """When each is done with all that has come so far (asynchronous)."""
+        self._num_planned: Ints = np.zeros(n, dtype=np.int64)
+        """Contributions of each one's present life (asynchronous)."""
         self._traffic = scenario.traffic
 
     def part_s(self) -> Floats:
@@ -122,14 +148,45 @@ class Servers:
         disturbed = self.disturbances
         return self._traffic.update_s * disturbed.slowdown + disturbed.delay_s
 
-    def handle(self, arrival_s: float, update: int) -> float:
-        """Let every server handle a contribution, which is an update; when the last is done."""
-        self.disturbances.move(arrival_s, update)
-        begin_s = np.maximum(self.free_s, arrival_s)
-        self.free_s = begin_s + self.part_s() + self.update_s()
-        return float(self.free_s.max(initial=arrival_s))
+    def handle(self, arrival_s: float) -> Contribution:
+        """Plan one more contribution, which is an update, behind those that came before.
 
-    def replace(self, server: int) -> None:
-        """A fresh one, in another place, has taken over."""
+        What disturbs a server when it comes to the contribution counts, not what did on arrival.
+        """
+        while self._under_way and self._under_way[0].over_s <= arrival_s:
+            self._under_way.popleft()
+        one = Contribution(arrival_s, len(self.names))
+        self._under_way.append(one)
+        for server in range(len(self.names)):
+            self._plan(server, one)
+        return one
+
+    def _plan(self, server: int, one: Contribution) -> None:
+        begin_s = max(float(self._free_s[server]), one.arrival_s)
+        self.disturbances.move_one(server, begin_s, int(self._num_planned[server]))
+        part_s, update_s = float(self.part_s()[server]), float(self.update_s()[server])
+        end_s = begin_s + part_s + update_s
+        one.begin_s[server], one.end_s[server] = begin_s, end_s
+        one.part_s[server], one.update_s[server] = part_s, update_s
+        self._num_planned[server] += 1
+        self._free_s[server] = end_s
+
+    def replace(self, server: int, now_s: float) -> None:
+        """A fresh one, in another place, has taken over; it handles what this one has not begun."""
         self.life[server] += 1
         self.disturbances.renew(server, int(self.life[server]))
+        self._num_planned[server], self._free_s[server] = 0, now_s
+        for one in self._under_way:
+            if one.begin_s[server] < now_s:
+                one.part_s[server] = one.update_s[server] = 0.0
+                self._free_s[server] = max(now_s, one.end_s[server])
+            else:
+                self._plan(server, one)
+
+    def pause(self, now_s: float, seconds: float) -> None:
+        """They begin nothing for so long (asynchronous)."""
+        for one in self._under_way:
+            later_s = np.where(one.begin_s >= now_s, seconds, 0.0)
+            one.begin_s += later_s
+            one.end_s += later_s
+        self._free_s = np.maximum(self._free_s, now_s) + seconds

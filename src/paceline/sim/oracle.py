@@ -1,44 +1,48 @@
 """How fast a job could have been: a clairvoyant scheduler on the true costs.
 
-It knows every delay, slowdown and noise before it happens, pays nothing for looking or switching,
-and splits samples as if they were a fluid. In synchronous jobs it fills each step to the level at
-which all workers are done at once (a delay is paid by whoever takes part); in asynchronous ones all
-workers work all the time, and the last samples are spread over them. It restarts nodes when that
-pays: workers at the best moment of each life, servers in advance, so that a fresh one takes over as
-the trouble begins.
+It knows every delay, slowdown and noise before it happens, pays nothing for looking or for dividing
+work anew, and splits samples as if they were a fluid. In synchronous jobs it fills each step to the
+level at which all workers are done at once (a delay is paid by whoever takes part). In asynchronous
+ones all workers work all the time, the last samples are spread over them, and the time is theirs or
+that of a server that is never idle, whichever is longer. It restarts nodes when that pays: workers
+at the best moment of each life, servers in advance, so that a fresh one takes over as the trouble
+begins, and no sooner than another could be had.
 
-The restarts are chosen greedily, so the time is that of a schedule that could have been followed by
-somebody who knows the future, and not proven to be the least of those. Without restarts, and where
-all patterns are dated in seconds, short steps are no way around it: the level is concave in the
-samples of a step, and running steps nearly empty does not make time go by. Where patterns are dated
-in iterations it does: a bad iteration is over as soon as a step is, however little was done in it,
-and the samples come back in a better one. There the oracle also runs those steps nearly empty that
-cost more than a usual one, which is a good schedule and not the best. The noise, which is dated in
-iterations, too, it takes as it comes.
+Each node's restarts are the best ones if the job runs otherwise as it last did, and are chosen anew
+as long as that makes it faster; so the time is not proven to be the least. Without restarts, and
+where all patterns are dated in seconds, short steps are no way around it: the level is concave in
+the samples of a step, and running steps nearly empty does not make time go by. Where patterns are
+dated in iterations it does: a bad iteration is over as soon as a step is, however little was done
+in it, and the samples come back in a better one. There the oracle also runs those steps nearly
+empty that cost more than a usual one, which is a good schedule and not the best. In asynchronous
+jobs, lives with patterns of both kinds are valued as if they had begun with the job. The noise,
+which is dated in iterations, too, it takes as it comes.
 """
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 
 from paceline.sim.agenda import Agenda, Event
+from paceline.sim.best_restarts import best_restarts
 from paceline.sim.costs import Floats
 from paceline.sim.nodes import Servers, Workers
-from paceline.sim.patterns import Place, spells_of
+from paceline.sim.patterns import Place, Role, spells_of
 from paceline.sim.scenarios import Scenario
 
 ROUNDS = 3
-"""Restarts are chosen for the steps of the round before."""
-
+"""So often restarts are chosen for the job as it ran in the round before."""
 LEAST_GAIN = 1e-3
-"""Of what a node is worth in the whole job: less is no reason to restart it."""
+"""Of the job, or of an even part of it: less is no reason to restart a node."""
 GRID_S = 1.0
-"""Asynchronous jobs have no steps: restarts are chosen at this distance."""
+"""Asynchronous jobs have no steps; their workers are restarted at moments so far apart."""
+NUM_MOMENTS = 400
+"""Where lives have iterations of their own, nodes are restarted at one of so many moments."""
 
 Plan = dict[int, list[float]]
 """When each node is restarted; of a server: replaced."""
-Worth = Callable[[int], Floats]
 
 
 def oracle_s(scenario: Scenario, seed: int) -> float:
@@ -91,14 +95,16 @@ class _Clairvoyant:
         self.servers_plan: Plan = {}
 
     def jct_s(self) -> float:
-        """The best of some rounds, the first of which restarts nobody."""
-        best_s = math.inf
+        """The best of some rounds, before the first of which nobody is restarted."""
+        best_s = self.run()
         for _ in range(ROUNDS):
+            plans = self.workers_plan, self.servers_plan
+            self.choose()
             jct_s = self.run()
             if jct_s >= best_s:
+                self.workers_plan, self.servers_plan = plans
                 break
             best_s = jct_s
-            self.choose()
         return best_s
 
     def run(self) -> float:
@@ -107,6 +113,16 @@ class _Clairvoyant:
 
     def choose(self) -> None:
         """Choose restarts for the job as it just ran."""
+        workers, servers = range(self.scenario.workers), range(self.scenario.servers)
+        self.workers_plan = {worker: self.worker_restarts(worker) for worker in workers}
+        self.servers_plan = {server: self.server_restarts(server) for server in servers}
+
+    def worker_restarts(self, worker: int) -> list[float]:
+        """When a worker is best restarted."""
+        raise NotImplementedError
+
+    def server_restarts(self, server: int) -> list[float]:
+        """When a server is best replaced."""
         raise NotImplementedError
 
     def disturbed(self, place: Place, at_s: Floats, iterations: Floats) -> tuple[Floats, Floats]:
@@ -124,35 +140,6 @@ class _Clairvoyant:
                 delay_s[low:high] += spell.delay_s
                 slowdown[low:high] *= spell.slowdown
         return delay_s, slowdown
-
-
-def best_restarts(
-    worth: Worth, at_s: Floats, away_s: float, *, from_s: float = 0.0, loss: float = 0.0
-) -> list[float]:
-    """When to restart a node, life after life, each time at the best moment if there is one.
-
-    Args:
-        worth: by life: what the node is worth in each iteration.
-        at_s: when the iterations begin.
-        away_s: how long a restart takes, in which the node is worth nothing.
-        from_s: no restart before.
-        loss: what a restart costs beside that.
-    """
-    restarts: list[float] = []
-    here, first = worth(0), int(np.searchsorted(at_s, from_s))
-    back = np.searchsorted(at_s, at_s + away_s)
-    while first < len(at_s):
-        there = worth(len(restarts) + 1)
-        before = np.concatenate(([0.0], np.cumsum(here)))
-        after = np.concatenate((np.cumsum(there[::-1])[::-1], [0.0]))
-        total = before[:-1] + after[back] - loss
-        best = first + int(np.argmax(total[first:]))
-        if total[best] <= before[-1] + LEAST_GAIN * abs(before[-1]):
-            break
-        restarts.append(float(at_s[best]))
-        first = max(best + 1, int(back[best]))
-        here = np.concatenate((here[:best], np.zeros(first - best), there[first:]))
-    return restarts
 
 
 class _Synchronous(_Clairvoyant):
@@ -196,7 +183,7 @@ class _Synchronous(_Clairvoyant):
             trip_s = scenario.traffic.round_trip_s(1, scenario.servers)
             now_s += levels_s[-1] + part_s + update_s + trip_s
         self._at_s, self._level_s = np.array(begin_s), np.array(levels_s)
-        num_switches = sum(len(restarts) for restarts in self.servers_plan.values())
+        num_switches = sum(at_s < now_s for plan in self.servers_plan.values() for at_s in plan)
         return float(now_s) + num_switches * scenario.recovery.switch_s
 
     def _slices(self) -> Iterator[tuple[int, bool]]:
@@ -230,7 +217,7 @@ class _Synchronous(_Clairvoyant):
                 agenda.add(at_s + self.away_s, _event(workers.start, worker))
         for server, restarts in self.servers_plan.items():
             for at_s in restarts:
-                agenda.add(at_s, _event(servers.replace, server))
+                agenda.add(at_s, partial(servers.replace, server))
         return agenda
 
     def _costs(self, workers: Workers, step: int) -> tuple[Floats, Floats]:
@@ -240,34 +227,34 @@ class _Synchronous(_Clairvoyant):
         per_sample_s = np.where(workers.present, compute.per_sample_s / workers.speed, math.inf)
         return compute.fixed_s * factor + disturbed.delay_s, per_sample_s * factor
 
-    def choose(self) -> None:
+    def worker_restarts(self, worker: int) -> list[float]:
         """A worker is worth the samples that it takes below the level."""
         scenario, compute = self.scenario, self.scenario.compute
+        speed = (scenario.speeds or (1.0,) * scenario.workers)[worker]
+
+        def worth(life: int) -> Floats:
+            delay_s, slowdown = self._disturbed(Place("worker", worker, life))
+            spare_s = self._level_s - compute.fixed_s * slowdown - delay_s
+            return np.maximum(0.0, spare_s * speed / (compute.per_sample_s * slowdown))
+
+        loss = LEAST_GAIN * scenario.num_samples * scenario.epochs / scenario.workers
+        return best_restarts(worth, self._at_s, self.away_s, loss=loss)
+
+    def server_restarts(self, server: int) -> list[float]:
+        """A server is worth the less the longer its updates take."""
+        recovery = self.scenario.recovery
+
+        def worth(life: int) -> Floats:
+            delay_s, slowdown = self._disturbed(Place("server", server, life))
+            return -(self.scenario.traffic.update_s * slowdown + delay_s)
+
+        loss = LEAST_GAIN * float(self._level_s.sum()) + recovery.switch_s
+        least_s = recovery.server.latency_s
+        return best_restarts(worth, self._at_s, 0.0, least_s=least_s, loss=loss)
+
+    def _disturbed(self, place: Place) -> tuple[Floats, Floats]:
         steps = np.arange(1.0, len(self._at_s) + 1.0)
-        for worker in range(scenario.workers):
-            speed = (scenario.speeds or (1.0,) * scenario.workers)[worker]
-
-            def worth(life: int, worker: int = worker, speed: float = speed) -> Floats:
-                place = Place("worker", worker, life)
-                delay_s, slowdown = self.disturbed(place, self._at_s, steps)
-                spare_s = self._level_s - compute.fixed_s * slowdown - delay_s
-                return np.maximum(0.0, spare_s * speed / (compute.per_sample_s * slowdown))
-
-            self.workers_plan[worker] = best_restarts(worth, self._at_s, self.away_s)
-        for server in range(scenario.servers):
-
-            def cost(life: int, server: int = server) -> Floats:
-                place = Place("server", server, life)
-                delay_s, slowdown = self.disturbed(place, self._at_s, steps)
-                return -(scenario.traffic.update_s * slowdown + delay_s)
-
-            self.servers_plan[server] = best_restarts(
-                cost,
-                self._at_s,
-                0.0,
-                from_s=scenario.recovery.server.latency_s,
-                loss=scenario.recovery.switch_s,
-            )
+        return self.disturbed(place, self._at_s, steps)
 
 
 class _Asynchronous(_Clairvoyant):
@@ -279,9 +266,8 @@ class _Asynchronous(_Clairvoyant):
         self._samples = float(scenario.num_samples * scenario.epochs)
         guess_s = self._samples * scenario.compute.per_sample_s / scenario.workers
         self._computed_s = _first_finite(self._compute_s, guess_s)
-        handled_s = [self._handled_s(server) for server in range(scenario.servers)]
-        self._jct_s = max([self._computed_s, *handled_s])
-        return self._jct_s
+        self._served = [self._serve(server) for server in range(scenario.servers)]
+        return max([self._computed_s, *(at_s[-1] for at_s, _ in self._served)])
 
     def _compute_s(self, until_s: float) -> float:
         """When the workers have done all; infinite: not by then."""
@@ -289,37 +275,45 @@ class _Asynchronous(_Clairvoyant):
         at_s = _grid(until_s)
         done = np.zeros(len(at_s))
         for row in range(self.scenario.workers):
-            done += np.interp(at_s, *self._curve(workers, row, until_s))
+            restarts = self.workers_plan.get(row, [])
+            done += np.interp(at_s, *self._curve(workers, row, until_s, restarts))
         return float(np.interp(self._samples, done, at_s, right=math.inf))
 
-    def _handled_s(self, server: int) -> float:
-        """When a server that is never idle has handled all."""
+    def _serve(self, server: int) -> tuple[list[float], list[float]]:
+        """Times, and the contributions that a server which is never idle has handled by then."""
         servers, traffic = Servers(self.scenario, self.seed), self.scenario.traffic
         disturbed = servers.disturbances
         replaced_s = [*self.servers_plan.get(server, []), math.inf]
         contributions = self._samples / self.scenario.local_batch
         now_s = handled = 0.0
+        since = 0
+        at_s, done = [0.0], [0.0]
         while handled < contributions:
-            if replaced_s[0] <= now_s:
+            while replaced_s[0] <= now_s:
                 replaced_s.pop(0)
-                servers.replace(server)
-            disturbed.move_one(server, now_s, int(handled))
+                servers.replace(server, now_s)
+                since = int(handled)
+            disturbed.move_one(server, now_s, int(handled) - since)
             slowdown, delay_s = disturbed.slowdown[server], disturbed.delay_s[server]
             one_s = max(float((traffic.part_s + traffic.update_s) * slowdown + delay_s), 1e-9)
             until_s, until = disturbed.until(server)
             # All up to there are handled alike.
-            next_change = min(contributions, float(np.ceil(until)))
+            next_change = min(contributions, since + float(np.ceil(until)))
             change_s = min(until_s, replaced_s[0])
             there_s = now_s + (next_change - handled) * one_s
             if there_s <= change_s:
                 now_s, handled = there_s, next_change
             else:
                 now_s, handled = change_s, handled + (change_s - now_s) / one_s
-        return now_s
+            at_s.append(now_s)
+            done.append(handled)
+        return at_s, done
 
-    def _curve(self, workers: Workers, row: int, until_s: float) -> tuple[list[float], list[float]]:
+    def _curve(
+        self, workers: Workers, row: int, until_s: float, restarts: list[float]
+    ) -> tuple[list[float], list[float]]:
         """Times, and the samples that a worker has done by then; linear in between."""
-        restarts = [*self.workers_plan.get(row, []), math.inf]
+        restarts = [*restarts, math.inf]
         now_s, samples, begun = 0.0, 0.0, 0
         at_s, done = [0.0], [0.0]
         while now_s < until_s:
@@ -337,39 +331,49 @@ class _Asynchronous(_Clairvoyant):
             done.append(samples)
         return at_s, done
 
-    def _speeds(self, workers: Workers, row: int, at_s: Floats) -> Floats:
-        """Samples per second of a worker's present life, as if it had begun with the job."""
-        ends_s, speeds = [0.0], [0.0]
-        while ends_s[-1] <= at_s[-1]:
-            begun = len(ends_s) - 1
-            workers.disturbances.move_one(row, ends_s[-1], begun)
-            batch_s = workers.one_batch_s(row, self.scenario.local_batch, begun)
-            ends_s.append(ends_s[-1] + batch_s)
-            speeds.append(self.scenario.local_batch / batch_s)
-        return np.array(speeds)[np.searchsorted(ends_s, at_s, side="right")]
-
-    def choose(self) -> None:
-        """A worker is worth the samples that it does, a server the contributions."""
-        scenario, traffic = self.scenario, self.scenario.traffic
-        at_s = _grid(self._computed_s)
+    def worker_restarts(self, worker: int) -> list[float]:
+        """A worker is worth the samples of the batches that it ends."""
+        scenario = self.scenario
         workers = Workers(scenario, self.seed)
-        for row in range(scenario.workers):
+        by_age = self._has_iterations("worker")
+        num_moments = NUM_MOMENTS if by_age else math.ceil(self._computed_s / GRID_S)
+        moments_s = np.linspace(0.0, self._computed_s, num_moments + 1)
 
-            def worth(life: int, row: int = row) -> Floats:
-                if life:
-                    workers.start(row)
-                return self._speeds(workers, row, at_s)
+        def worth(life: int) -> Floats:
+            if life:
+                workers.start(worker)
+            at_s, done = self._curve(workers, worker, self._computed_s, [])
+            ended = np.searchsorted(at_s, moments_s, side="right") - 1
+            return np.diff(np.array(done)[ended])
 
-            self.workers_plan[row] = best_restarts(worth, at_s, self.away_s)
-        # Which contribution is handled when, if they come evenly.
-        updates = at_s * (self._samples / scenario.local_batch / self._jct_s)
-        for server in range(scenario.servers):
+        loss = LEAST_GAIN * self._samples / scenario.workers
+        return best_restarts(worth, moments_s[:-1], self.away_s, loss=loss, by_age=by_age)
 
-            def handles(life: int, server: int = server) -> Floats:
-                place = Place("server", server, life)
-                delay_s, slowdown = self.disturbed(place, at_s, updates)
-                one_s = (traffic.part_s + traffic.update_s) * slowdown + delay_s
-                return 1.0 / np.maximum(one_s, 1e-9)
+    def server_restarts(self, server: int) -> list[float]:
+        """A server is worth the less the longer it takes for each contribution."""
+        traffic = self.scenario.traffic
+        at_s, done = self._served[server]
+        updates = np.arange(float(math.ceil(done[-1])))
+        begin_s = np.interp(updates, done, at_s)
+        by_age = self._has_iterations("server")
+        num_moments = min(NUM_MOMENTS, len(updates)) if by_age else len(updates)
+        moments = np.arange(num_moments) * len(updates) // num_moments
 
-            from_s = scenario.recovery.server.latency_s
-            self.servers_plan[server] = best_restarts(handles, at_s, 0.0, from_s=from_s)
+        def worth(life: int) -> Floats:
+            delay_s, slowdown = self.disturbed(Place("server", server, life), begin_s, updates)
+            one_s = (traffic.part_s + traffic.update_s) * slowdown + delay_s
+            return -np.add.reduceat(one_s, moments)
+
+        return best_restarts(
+            worth,
+            begin_s[moments],
+            0.0,
+            least_s=self.scenario.recovery.server.latency_s,
+            loss=LEAST_GAIN * self._computed_s,
+            by_age=by_age,
+        )
+
+    def _has_iterations(self, role: Role) -> bool:
+        """Whether what disturbs such a node depends on how long it has lived."""
+        patterns = self.scenario.patterns
+        return any(each.role == role and each.clock == "iterations" for each in patterns)
