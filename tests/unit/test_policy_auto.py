@@ -412,18 +412,32 @@ def test_a_straggler_costs_less_in_asp_than_in_bsp_and_is_borne_for_longer() -> 
     assert restarts("asp") == []
 
 
-def test_a_slow_server_is_replaced_in_asp() -> None:
-    regime = Regime(since_s=0.0, iterations=100, points=(Point(0, 100, 0.1),))
-    slow = Regime(since_s=0.0, iterations=100, points=(Point(0, 100, 1.1),))
+@pytest.mark.parametrize(
+    ("mode", "workers", "iterations", "replaced"),
+    [
+        ("asp", 4, 100, True),
+        ("asp", 4, 3, True),
+        ("asp", 4, 2, False),
+        ("asp", 20, 2, True),
+        ("asp", 20, 1, False),
+        ("bsp", 4, 9, False),
+        ("bsp", 4, 10, True),
+    ],
+)
+def test_a_server_is_replaced_once_ten_updates_were_slow(
+    mode: str, workers: int, iterations: int, replaced: bool
+) -> None:
+    regime = Regime(since_s=0.0, iterations=iterations, points=(Point(0, iterations, 0.1),))
+    slow = Regime(since_s=0.0, iterations=iterations, points=(Point(0, iterations, 1.1),))
     servers = tuple(
         ServerSeen(node=f"s{index}", regime=each)
         for index, each in enumerate([regime, slow, regime])
     )
-    seen = seen_job([2.0] * 4, mode="asp", servers=servers)
-    workers = tuple(msgspec.structs.replace(each, lease_share=EVEN) for each in seen.workers)
-    (action,) = Auto().decide(msgspec.structs.replace(seen, workers=workers))
-    assert isinstance(action, KillRestart)
-    assert action.node == "s1"
+    seen = seen_job([2.0] * workers, mode=mode, servers=servers)
+    even = tuple(msgspec.structs.replace(each, lease_share=EVEN) for each in seen.workers)
+    actions = Auto().decide(msgspec.structs.replace(seen, workers=even))
+    restarted = [action.node for action in actions if isinstance(action, KillRestart)]
+    assert restarted == ["s1"] * replaced
 
 
 def test_the_shares_of_a_plan_are_whole_and_at_least_one() -> None:

@@ -20,6 +20,8 @@ MAX_STEPS = 1024
 PLAN_LEAD_S = 0.3
 """A new plan begins so much later: by then all workers have given back what they hold from there
 on, and have been granted their new shares. The leader's report alone may be 0.1 s old."""
+LEAD_BEFORE_MEASURED = 2
+"""In steps: a plan's while nobody knows how long they take."""
 
 
 class Sizing(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,9 +132,12 @@ def lease_steps(step_s: float | None, *, complete: bool = True) -> int:
 
 
 def plan_lead(step_s: float | None) -> int:
-    """Steps from the undecided one, as the master knows it, to the one a new plan begins with."""
+    """Steps from the undecided one, as the master knows it, to the one a new plan begins with.
+
+    Too few cost a short wait: a place that has come too early is moved, each time twice as far.
+    """
     if step_s is None:
-        return STEPS_BEFORE_MEASURED
+        return LEAD_BEFORE_MEASURED
     return 1 + ceil(PLAN_LEAD_S / max(step_s, 1e-6))
 
 

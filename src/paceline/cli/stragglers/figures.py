@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 WORKERS_COLOUR, SERVERS_COLOUR, PAPER_COLOUR = "#333333", "#c0504d", "#9bb7d4"
-COLOURS = ("#3b82c4", "#d9822b", "#3a9d5d", "#b565b0", "#c0504d", "#2aa5a0", "#98904a")
+COLOURS = ("#3b82c4", "#d9822b", "#3a9d5d", "#b565b0", "#c0504d", "#2aa5a0", "#98904a", "#5b5b5b")
 STYLE: Any = {  # its key type is a list of 200 literals
     "font.size": 9,
     "axes.spines.top": False,

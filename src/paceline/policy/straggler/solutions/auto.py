@@ -9,6 +9,7 @@ cost (`paceline.policy.straggler.restarts`).
 Reference: AntDT section VI-A (what it replaces); FALCON sections 3.2 and 4.2 (change points, cost).
 """
 
+import math
 import statistics
 from typing import Annotated
 
@@ -40,6 +41,8 @@ from paceline.policy.straggler.solvers import Floats
 
 _NO_END = 1e9
 """Stands for the steps that are left of a job whose length is not known."""
+_MIN_SERVER_ITERATIONS = 2
+"""However many updates they have: the first one of a fresh server is not like the others."""
 _LEASE_SHARE = 1000
 """Of a worker like the others; only ratios count."""
 
@@ -60,8 +63,10 @@ class Auto(Solution, frozen=True):
     """Who is restarted takes at least so many times what is usual."""
     min_iterations: Annotated[int, Meta(ge=1)] = 20
     """A worker that is restarted was slow for at least so many iterations."""
-    min_server_iterations: Annotated[int, Meta(ge=1)] = 10
-    """A server that is replaced was; the others cannot do its work meanwhile, as with workers."""
+    min_server_updates: Annotated[int, Meta(ge=1)] = 10
+    """A server that is replaced was slow for at least so many updates, of which an iteration
+    without common steps has one per worker, and for two iterations. The others cannot do its work,
+    as with workers."""
     max_restarts: Annotated[int, Meta(ge=0)] = 3
     """Of one node. Each doubles what the next must be worth."""
     restarts_at_once: Part = 0.3
@@ -172,7 +177,9 @@ class Auto(Solution, frozen=True):
     ) -> list[KillRestart]:
         limit = max(1, int(self.restarts_at_once * len(seen.workers))) - seen.absent
         rule = self._rule()
-        of_servers = msgspec.structs.replace(rule, min_iterations=self.min_server_iterations)
+        updates = 1 if seen.mode in SYNCHRONOUS else len(seen.workers)
+        iterations = max(_MIN_SERVER_ITERATIONS, math.ceil(self.min_server_updates / updates))
+        of_servers = msgspec.structs.replace(rule, min_iterations=iterations)
         servers = restarts.server_candidates(seen, of_servers, step_s)
         return restarts.worth_while(seen, rule, workers, left_s, limit) + restarts.worth_while(
             seen, of_servers, servers, left_s, limit=1
