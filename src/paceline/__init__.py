@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from paceline.runtime.data.table import SqlTable
     from paceline.runtime.data.text import CsvRows, TextLines
     from paceline.runtime.job import Job, init
+    from paceline.runtime.process import Stopped
     from paceline.runtime.ps.embedding import Embedding
-    from paceline.runtime.ps.port import Stopped
 
 __version__ = "0.1.0"
 
@@ -26,7 +26,7 @@ _HOMES = {
     "Job": "paceline.runtime.job",
     "ParquetRows": "paceline.runtime.data.parquet",
     "SqlTable": "paceline.runtime.data.table",
-    "Stopped": "paceline.runtime.ps.port",
+    "Stopped": "paceline.runtime.process",
     "StreamSource": "paceline.runtime.data.stream",
     "TensorRows": "paceline.runtime.data.batch",
     "TextLines": "paceline.runtime.data.text",

@@ -24,10 +24,10 @@ from paceline.master.sizing import Sizing
 from paceline.master.snapshot import Snapshot, restore, take
 from paceline.master.state import MasterState
 from paceline.policy.straggler.actions import AdjustBatch, Partial, Share
+from paceline.runtime.data.work import Work
 from paceline.runtime.ps import client, loop
 from paceline.runtime.ps.client import ServerTrainer
 from paceline.runtime.ps.loop import Loop
-from paceline.runtime.ps.port import Work
 from paceline.runtime.ps.state import ServerState
 from paceline.wire.messages.base import CutRef, Message, Server
 from paceline.wire.messages.feeds import Feed

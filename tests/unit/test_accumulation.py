@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from paceline.base.samples import Span
+from paceline.runtime.data.work import Work
 from paceline.runtime.ps.accumulation import Accumulation
-from paceline.runtime.ps.port import Work
 from paceline.runtime.ps.store import Gradients
 
 

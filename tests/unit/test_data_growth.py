@@ -17,6 +17,7 @@ from paceline.runtime.data.growth import CountGrowth, StreamGrowth, is_long
 from paceline.runtime.data.text import TextLines
 from paceline.runtime.job import Job
 from paceline.runtime.ps.alone import Alone
+from paceline.runtime.ps.strategy import HeldElsewhere
 from paceline.wire.spec import DataSpec, JobSpec
 
 LIMIT_S = 20.0
@@ -138,7 +139,7 @@ class Waiting(Alone):
 
 def batches_of(trainer: Alone, dataset: Any, **options: Any) -> list[list[int]]:
     """The records of each batch."""
-    job = Job(trainer)
+    job = Job(HeldElsewhere(trainer))
     model = nn.Linear(1, 1)
     model, optimizer = job.prepare(model, torch.optim.SGD(model.parameters(), lr=0.0))
     found = []

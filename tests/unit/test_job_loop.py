@@ -14,10 +14,13 @@ from torch.optim.lr_scheduler import StepLR
 import paceline as pl
 from paceline.base.samples import Span
 from paceline.runtime.data.batch import TensorRows
+from paceline.runtime.data.growth import Growth
+from paceline.runtime.data.work import Work
 from paceline.runtime.job import Job
 from paceline.runtime.ps.alone import Alone
-from paceline.runtime.ps.port import Growth, Ids, Pulled, Work
+from paceline.runtime.ps.port import Ids, Pulled
 from paceline.runtime.ps.store import Gradients
+from paceline.runtime.ps.strategy import HeldElsewhere
 from paceline.wire.messages.feeds import Feed
 from paceline.wire.spec import JobSpec
 
@@ -134,7 +137,7 @@ DATA = TensorRows(ids=torch.arange(NUM_SAMPLES))
 
 
 def _job(trainer: Alone) -> tuple[Job, Counted, SGD]:
-    job, model = Job(trainer), Counted()
+    job, model = Job(HeldElsewhere(trainer)), Counted()
     optimizer = SGD(model.parameters(), lr=1.0)
     job.prepare(model, optimizer)
     return job, model, optimizer
@@ -182,7 +185,7 @@ def test_schedulers_act_once_for_each_step_and_all_its_batches_have_its_rate() -
             pushed.append((works[-1].step, gradients.rates))
             super().push(works, gradients)
 
-    job, model = Job(Watched()), Counted()
+    job, model = Job(HeldElsewhere(Watched())), Counted()
     optimizer = SGD(model.parameters(), lr=1.0)
     scheduler = StepLR(optimizer, step_size=1, gamma=0.5)
     job.prepare(model, optimizer, scheduler)
@@ -203,7 +206,7 @@ def test_schedulers_make_up_for_steps_that_this_worker_was_no_part_of() -> None:
             return super().next_work(feed) if work is not None and work.step in (2, 3) else work
 
     trainer = Absent()
-    job, model = Job(trainer), Counted()
+    job, model = Job(HeldElsewhere(trainer)), Counted()
     optimizer = SGD(model.parameters(), lr=1.0)
     scheduler = StepLR(optimizer, step_size=1, gamma=0.5)
     job.prepare(model, optimizer, scheduler)

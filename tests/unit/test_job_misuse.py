@@ -96,6 +96,6 @@ def test_clipping_needs_a_positive_norm() -> None:
 
 def test_clipping_is_refused_where_gradients_are_summed_on_servers() -> None:
     job, _, _ = _prepared()
-    job._trainer.sums_workers = True
+    job._strategy.trainer.sums_workers = True
     with pytest.raises(ConfigError, match="--mode asp"):
         job.clip_grad_norm_(1.0)

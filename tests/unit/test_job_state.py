@@ -13,8 +13,8 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 import paceline as pl
 from paceline.runtime.data.batch import TensorRows
+from paceline.runtime.data.work import StepTimes
 from paceline.runtime.ps.model import Model
-from paceline.runtime.ps.port import StepTimes
 
 DATA = TensorRows(x=torch.arange(40.0).reshape(10, 4), y=torch.arange(10.0))
 

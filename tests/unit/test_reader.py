@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from paceline.base.samples import Span
-from paceline.runtime.ps.port import Work
-from paceline.runtime.ps.reader import Reader
+from paceline.runtime.data.reader import Reader
+from paceline.runtime.data.work import Work
 from paceline.wire.messages.feeds import Feed, SourceLine
 
 FEED = Feed(

@@ -7,38 +7,34 @@
         optimizer.step(); optimizer.zero_grad()
 
 The same script runs alone (this process holds the model) and under ``paceline run`` (parameter
-servers do). Which of the two is decided here and nowhere else; the rest sees the `Trainer` port.
+servers do, or every worker). Which it is is decided here and nowhere else; the rest sees the
+`Strategy` port.
 """
 
 import os
 import random
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
-from time import monotonic
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.base.errors import ConfigError
-from paceline.runtime.data.growth import CountGrowth, StreamGrowth, is_long
+from paceline.runtime.data.growth import CountGrowth, Growth, StreamGrowth, is_long
 from paceline.runtime.data.loader import Loader
 from paceline.runtime.data.order import DEFAULT_SHARD_SIZE
+from paceline.runtime.data.reader import Reader, order_of
 from paceline.runtime.data.stream import StreamSource
+from paceline.runtime.data.work import Array
 from paceline.runtime.ps.alone import Alone
-from paceline.runtime.ps.lookup import Lookups
-from paceline.runtime.ps.loop import Loop
-from paceline.runtime.ps.model import Model
-from paceline.runtime.ps.optimizer import follow_steps, replace_step
-from paceline.runtime.ps.port import Array, Growth, Ids, Trainer
-from paceline.runtime.ps.reader import Reader, order_of
-from paceline.runtime.ps.state_dict import Gatherer
+from paceline.runtime.ps.strategy import HeldElsewhere
+from paceline.runtime.strategy import Strategy
 from paceline.wire.messages.feeds import Feed
 from paceline.wire.spec import JobSpec
 
@@ -54,31 +50,35 @@ def init() -> "Job":
     Seeds ``random``, numpy and torch from the job's seed, so that every worker builds the same
     initial model: call it before making the model.
     """
-    if "PACELINE_NODE" in os.environ:
-        # Needs the services of a launched job.
-        from paceline.runtime.ps.client import connect
+    strategy = _strategy()
+    _seed_all(strategy.spec.seed)
+    return Job(strategy)
 
-        trainer: Trainer = connect()
-    else:
-        trainer = Alone(JobSpec(script=os.path.abspath(sys.argv[0])))
-    _seed_all(trainer.spec.seed)
-    return Job(trainer)
+
+def _strategy() -> Strategy:
+    if "PACELINE_NODE" not in os.environ:
+        return HeldElsewhere(Alone(JobSpec(script=os.path.abspath(sys.argv[0]))))
+    # Needs the services of a launched job.
+    from paceline.runtime.process import managed
+    from paceline.runtime.ps.client import ServerTrainer
+
+    return HeldElsewhere(ServerTrainer(managed()))
 
 
 class Job:
     """One worker's view of its job. Not thread-safe: for the thread that trains."""
 
-    def __init__(self, trainer: Trainer) -> None:
-        self._trainer = trainer
-        self._model: Model | None = None
-        self._lookups = Lookups((), self._fetch_rows)
-        self._loop: Loop | None = None
+    def __init__(self, strategy: Strategy) -> None:
+        self._strategy = strategy
+        self._modules: Sequence[nn.Module] = ()
+        self._optimizers: Sequence[Optimizer] = ()
+        self._looping = False
         self._num_feeds = 0
 
     @property
     def is_chief(self) -> bool:
         """True in exactly one worker: the one to print, save and plot."""
-        return self._trainer.rank == 0
+        return self._strategy.rank == 0
 
     def prepare(self, *objects: Any) -> Any:
         """Hand models, optimizers and schedulers over to the job, all in one call.
@@ -94,25 +94,18 @@ class Job:
         Raises:
             ConfigError: something that the job cannot hold or run.
         """
-        if self._model is not None:
+        if self._modules:
             raise ConfigError("job.prepare was called twice; give it everything in one call")
         flat = list(_flatten(objects))
         modules = [one for one in flat if isinstance(one, nn.Module)]
         optimizers = [one for one in flat if isinstance(one, Optimizer)]
         _check_prepared(flat, modules, optimizers)
-        model = Model(modules, optimizers, self._trainer.spec.seed)
-        self._trainer.prepare(model.schema, model.initial)
-        self._lookups.tables = [bound.lookup for bound in model.tables]
-        model.attach(self._lookups)
-        Gatherer(self._trainer, model).attach()
-        for number, optimizer in enumerate(optimizers):
-            replace_step(optimizer, partial(self._on_step, number))
-        for scheduler in [one for one in flat if isinstance(one, LRScheduler)]:
-            follow_steps(scheduler, self._num_schedules)
-        self._model = model
-        if self._trainer.rank:
+        schedulers = [one for one in flat if isinstance(one, LRScheduler)]
+        self._strategy.prepare(modules, optimizers, schedulers)
+        self._modules, self._optimizers = modules, optimizers
+        if self._strategy.rank:
             # From here on workers differ, in their dropout for one.
-            _seed_all(self._trainer.spec.seed + self._trainer.rank)
+            _seed_all(self._strategy.spec.seed + self._strategy.rank)
         return objects[0] if len(objects) == 1 else objects
 
     def batches(
@@ -155,14 +148,14 @@ class Job:
             ConfigError: a value is out of range, nothing was prepared, or another loop is open.
             Stopped: the job is told to stop; ends the script in order if it is not caught.
         """
-        spec = self._trainer.spec
-        model = self._prepared("job.batches")
-        if not model.optimizers:
+        spec = self._strategy.spec
+        self._check_prepared("job.batches")
+        if not self._optimizers:
             raise ConfigError(
                 "job.batches: no optimizer was given to job.prepare; "
                 "prepare(model, optimizer), or use job.evaluate"
             )
-        if self._loop is not None:
+        if self._looping:
             raise ConfigError(
                 "job.batches was called inside the loop of another job.batches; finish that "
                 "loop first, and use job.evaluate for held-out data"
@@ -180,25 +173,24 @@ class Job:
             window_shards=window_shards,
         )
         make_loader = partial(_loader, dataset, feed, num_workers, collate_fn, pin_memory, prefetch)
-        return self._run(model, feed, make_loader, growth, prefetch * max(num_workers, 1))
+        return self._run(feed, make_loader, growth, prefetch * max(num_workers, 1))
 
     def _run(
         self,
-        model: Model,
         feed: Feed,
         make_loader: Callable[[], Loader],
         growth: StreamGrowth | CountGrowth | None,
         ahead: int,
     ) -> Iterator[Any]:
-        if self._loop is not None:
+        if self._looping:
             raise ConfigError("two loops over job.batches run at once; finish one, then the other")
-        with make_loader() as loader, growth or nullcontext():
-            reader = Reader(loader, feed, self._trainer.source_line)
-            self._loop = Loop(self._trainer, model, self._lookups, feed.feed, reader, ahead)
-            try:
-                yield from self._loop.run()
-            finally:
-                self._loop = None
+        self._looping = True
+        try:
+            with make_loader() as loader, growth or nullcontext():
+                reader = Reader(loader, feed, self._strategy.source_line)
+                yield from self._strategy.train(feed, reader, ahead)
+        finally:
+            self._looping = False
 
     def evaluate(
         self,
@@ -229,36 +221,23 @@ class Job:
             ConfigError: called between a batch and its ``optimizer.step()``, or ``fn`` returns
                 something else; or the worker runs on another machine than the master.
         """
-        start_s = monotonic()
-        model = self._prepared("job.evaluate")
-        if self._lookups.open:
+        self._check_prepared("job.evaluate")
+        if self._strategy.in_step:
             raise ConfigError(
                 "job.evaluate was called between a batch and its optimizer.step(); call it after"
             )
         feed = self._open("evaluate", dataset, None, batch_size=batch_size, epochs=1, shuffle=False)
-        self._trainer.drain()
-        results = None
-        while results is None:
-            model.load(self._trainer.dense())
-            with _loader(dataset, feed, num_workers, collate_fn) as loader, torch.no_grad():
-                self._evaluate(fn, feed, Reader(loader, feed, self._trainer.source_line))
-            results = self._trainer.evaluate_get(feed.feed)
-        if self._loop is not None:
-            self._loop.excluded_s += monotonic() - start_s
-        return {name: torch.from_numpy(values) for name, values in results.items()}
 
-    def _evaluate(
-        self, fn: Callable[[Any], Mapping[str, Tensor]], feed: Feed, reader: Reader
-    ) -> None:
-        while (work := self._trainer.next_work(feed.feed)) is not None:
-            batch = reader.get(work)
-            reader.ask(self._trainer.upcoming(feed.feed, 2))
-            self._lookups.begin({}, {})
-            try:
-                values = _checked_values(fn(batch), work.num_samples)
-            finally:
-                self._lookups.end()
-            self._trainer.evaluate_put(work, values)
+        @contextmanager
+        def reader() -> Iterator[Reader]:
+            with _loader(dataset, feed, num_workers, collate_fn) as loader:
+                yield Reader(loader, feed, self._strategy.source_line)
+
+        def compute(batch: Any, num_samples: int) -> dict[str, Array]:
+            return _checked_values(fn(batch), num_samples)
+
+        results = self._strategy.evaluate(compute, feed, reader)
+        return {name: torch.from_numpy(values) for name, values in results.items()}
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Scale the gradients of the batch in hand to a norm of at most ``max_norm``.
@@ -276,20 +255,10 @@ class Job:
             ConfigError: mode bsp, whose steps sum the gradients of all workers on the servers; or
                 ``max_norm`` is not positive.
         """
-        model = self._prepared("job.clip_grad_norm_")
+        self._check_prepared("job.clip_grad_norm_")
         if not max_norm > 0:
             raise ConfigError(f"job.clip_grad_norm_: max_norm is {max_norm}; it must be above 0")
-        if self._trainer.sums_workers:
-            raise ConfigError(
-                "job.clip_grad_norm_: in mode bsp a step is the sum of all workers' gradients, "
-                "which no worker sees; run the job with --mode asp or --mode ssp"
-            )
-        dense = [one.param for one in model.dense]
-        rows = [torch.from_numpy(values) for _, values in self._lookups.gradients().values()]
-        grads = [param.grad for param in dense if param.grad is not None]
-        norm = get_total_norm([*grads, *rows])
-        clip_grads_with_norm_([*dense, *self._lookups.leaves()], max_norm, norm)
-        return norm
+        return self._strategy.clip_grad_norm_(max_norm)
 
     def state_dict(self) -> dict[str, Any]:
         """The prepared models' values as the job holds them now.
@@ -297,39 +266,38 @@ class Job:
         One model: as its own ``state_dict()``, which after ``prepare`` gives the same. Several:
         names begin with the number of the model, in the order of ``prepare``.
         """
-        modules = self._prepared("job.state_dict").modules
-        if len(modules) == 1:
-            return modules[0].state_dict()
+        self._check_prepared("job.state_dict")
+        if len(self._modules) == 1:
+            return self._modules[0].state_dict()
         merged: dict[str, Any] = {}
-        for number, module in enumerate(modules):
+        for number, module in enumerate(self._modules):
             merged |= module.state_dict(prefix=f"{number}.")
         return merged
 
     # ------------------------------------------------------------------ inside
 
-    def _prepared(self, caller: str) -> Model:
-        if self._model is None:
+    def _check_prepared(self, caller: str) -> None:
+        if not self._modules:
             raise ConfigError(
                 f"{caller} was called before job.prepare; call "
                 "model, optimizer = job.prepare(model, optimizer) first"
             )
-        return self._model
 
     @property
     def _shard_size(self) -> int:
-        return self._trainer.spec.data.shard_size or DEFAULT_SHARD_SIZE
+        return self._strategy.spec.data.shard_size or DEFAULT_SHARD_SIZE
 
     def _growth_of(self, dataset: Any, window_size: int) -> StreamGrowth | CountGrowth | None:
         """Tells how far a dataset of unknown length can be read; None: the length is known."""
         if isinstance(dataset, StreamSource):
-            if not self._trainer.takes_growth:
+            if not self._strategy.takes_growth:
                 raise ConfigError(
                     f"job.batches: a {type(dataset).__name__} is a stream, which mode bsp cannot "
                     "read: each of its steps is a slice of a known order; run the job with "
                     "--mode asp or --mode ssp"
                 )
             return StreamGrowth(dataset)
-        if is_long(dataset) and self._trainer.takes_growth:
+        if is_long(dataset) and self._strategy.takes_growth:
             return CountGrowth(dataset, window_size or None)
         return None
 
@@ -344,7 +312,7 @@ class Job:
         shuffle: bool,
         window_shards: int = 0,
     ) -> Feed:
-        spec = self._trainer.spec
+        spec = self._strategy.spec
         caller = "job.evaluate" if purpose == "evaluate" else "job.batches"
         _check_number(caller, "batch_size", batch_size)
         _check_number(caller, "epochs", epochs)
@@ -364,27 +332,7 @@ class Job:
             seed=spec.data_seed + self._num_feeds,
         )
         self._num_feeds += 1
-        return self._trainer.open_feed(feed, growth)
-
-    def _on_step(self, optimizer: int) -> None:
-        if self._loop is None:
-            raise ConfigError(
-                "optimizer.step() was called outside of a loop over job.batches; only batches of "
-                "the job can be trained on"
-            )
-        self._loop.on_step(optimizer, len(self._prepared("optimizer.step").optimizers))
-
-    def _num_schedules(self) -> int:
-        step = self._loop.step if self._loop is not None else None
-        return step.schedules if step is not None else 1
-
-    def _fetch_rows(self, table: int, ids: Ids) -> Array:
-        start_s = monotonic()
-        rows = self._trainer.rows(table, ids)
-        step = self._loop.step if self._loop is not None else None
-        if step is not None and not step.pushed:
-            step.inner_wait_s += monotonic() - start_s
-        return rows
+        return self._strategy.open_feed(feed, growth)
 
 
 # ---------------------------------------------------------------------------- checks and parts

@@ -19,6 +19,7 @@ from types import FrameType, TracebackType
 import msgspec
 
 import paceline
+from paceline.base.errors import InternalError
 from paceline.base.jobdir import JobDir
 from paceline.base.node_files import NodeFiles
 from paceline.wire.messages.node import Finished, ProcessUp, ScriptError
@@ -31,6 +32,7 @@ AGENT_WAIT_S = 10.0
 LAST_WORDS_S = 1.0
 """For the last messages to reach the agent."""
 EXIT_NO_AGENT = 75
+EXIT_FENCED = 76
 EXIT_TERMINATED = 128 + signal.SIGTERM
 
 _PACKAGE = str(Path(paceline.__path__[0]))
@@ -42,6 +44,20 @@ class AgentLost(SystemExit):
 
     def __init__(self) -> None:
         super().__init__(EXIT_NO_AGENT)
+
+
+class Stopped(SystemExit):
+    """The job is told to stop: raised out of ``job.batches`` after a finished step, exit code 0."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+
+class Fenced(SystemExit):
+    """The master took this incarnation for dead: nothing of it counts, another replaces it."""
+
+    def __init__(self) -> None:
+        super().__init__(EXIT_FENCED)
 
 
 class Process:
@@ -123,6 +139,17 @@ _current: Process | None = None
 
 def current() -> Process | None:
     """The managed process this is; None: the script was started plainly."""
+    return _current
+
+
+def managed() -> Process:
+    """The same, where there must be one.
+
+    Raises:
+        InternalError: this is no process of a job.
+    """
+    if _current is None:
+        raise InternalError("PACELINE_NODE is set, but no agent started this process")
     return _current
 
 

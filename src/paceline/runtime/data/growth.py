@@ -16,6 +16,19 @@ COUNTED_AT_ONCE_BYTES = 256 << 20
 CLOSE_TIMEOUT_S = 5.0
 
 
+class Growth(Protocol):
+    """How far a source of unknown length can be read by now."""
+
+    def look(self) -> tuple[Mapping[str, int], bool]:
+        """Partition -> its end as last seen, and whether these are final. Never blocks.
+
+        Raises what the source raised.
+        """
+
+    def wait(self) -> None:
+        """Block until ``look`` may say something else, or for some tenths of a second."""
+
+
 @runtime_checkable
 class Counting(Protocol):
     """A map-style dataset whose length is counted in the background."""

@@ -6,8 +6,9 @@ Differs: exact for batches of different sizes; sparse gradients, too.
 
 import numpy as np
 
+from paceline.runtime.data.work import Array, Work
 from paceline.runtime.ps.kernels import dedup
-from paceline.runtime.ps.port import Array, Ids, Work
+from paceline.runtime.ps.port import Ids
 from paceline.runtime.ps.store import Gradients
 
 

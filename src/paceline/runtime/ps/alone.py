@@ -14,8 +14,10 @@ import numpy as np
 
 from paceline.base.errors import InternalError
 from paceline.base.samples import Span
+from paceline.runtime.data.growth import Growth
+from paceline.runtime.data.work import Array, StepTimes, Work
 from paceline.runtime.ps.layout import initial_arrays
-from paceline.runtime.ps.port import Array, Growth, Ids, Pulled, StepTimes, Work
+from paceline.runtime.ps.port import Ids, Pulled
 from paceline.runtime.ps.store import Gradients, Store
 from paceline.wire.messages.feeds import Feed, SourceLine, feed_of
 from paceline.wire.schema import NUM_BUCKETS, ModelSchema

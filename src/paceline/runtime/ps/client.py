@@ -14,14 +14,15 @@ from pathlib import Path
 
 import numpy as np
 
-from paceline.base.errors import InternalError
 from paceline.base.samples import SampleSet, Span
-from paceline.runtime.process import Process, current
+from paceline.runtime.data.growth import Growth
+from paceline.runtime.data.work import Array, StepTimes, Work
+from paceline.runtime.exchange import Exchange
+from paceline.runtime.process import Fenced, Process, Stopped
 from paceline.runtime.ps import cutfile, layout
-from paceline.runtime.ps.exchange import Exchange
 from paceline.runtime.ps.exports import Exporting
 from paceline.runtime.ps.partition import Contribution, Partition, Split
-from paceline.runtime.ps.port import Array, Growth, Ids, Pulled, StepTimes, Stopped, Work
+from paceline.runtime.ps.port import Ids, Pulled
 from paceline.runtime.ps.pulling import Pulling
 from paceline.runtime.ps.results import Results
 from paceline.runtime.ps.store import Gradients
@@ -81,30 +82,10 @@ MAX_STEPS_AHEAD = 512
 PATIENCE, MAX_PATIENCE_S = 4.0, 5.0
 """A server's answer is late after so many round trips, and after so many seconds at most."""
 ASK_AGAIN_STEPS = 16
-EXIT_FENCED = 76
 
 Initial = Callable[[], tuple[Mapping[str, Array], Mapping[int, Array]]]
 
 _log = logging.getLogger(__name__)
-
-
-class Fenced(SystemExit):
-    """The master took this incarnation for dead: nothing of it counts, another replaces it."""
-
-    def __init__(self) -> None:
-        super().__init__(EXIT_FENCED)
-
-
-def connect() -> "ServerTrainer":
-    """The trainer of this managed process.
-
-    Raises:
-        InternalError: this is no process of a job.
-    """
-    process = current()
-    if process is None:
-        raise InternalError("PACELINE_NODE is set, but no agent started this process")
-    return ServerTrainer(process)
 
 
 class ServerTrainer:

@@ -4,7 +4,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from paceline.runtime.ps.port import Array, Ids
+from paceline.runtime.data.work import Array
+from paceline.runtime.ps.port import Ids
 from paceline.wire.messages.data import Export, Exported
 
 

@@ -15,8 +15,9 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from paceline.base.errors import ConfigError
+from paceline.runtime.data.work import Array
 from paceline.runtime.ps import kernels
-from paceline.runtime.ps.port import Array, Ids
+from paceline.runtime.ps.port import Ids
 
 FetchRows = Callable[[int, Ids], Array]
 

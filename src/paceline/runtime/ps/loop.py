@@ -14,11 +14,12 @@ from typing import Any
 from torch import Tensor
 
 from paceline.base.errors import ConfigError
+from paceline.runtime.data.reader import Reader
+from paceline.runtime.data.work import StepTimes, Work
 from paceline.runtime.ps.accumulation import Accumulation
 from paceline.runtime.ps.lookup import Call, Foreseen, Lookups, foresee
 from paceline.runtime.ps.model import Model
-from paceline.runtime.ps.port import StepTimes, Trainer, Work
-from paceline.runtime.ps.reader import Reader
+from paceline.runtime.ps.port import Trainer
 from paceline.runtime.ps.recipes import Recipe, Recipes, Recorder
 from paceline.runtime.ps.store import Gradients
 

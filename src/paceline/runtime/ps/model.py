@@ -18,10 +18,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from paceline.base.errors import ConfigError
+from paceline.runtime.data.work import Array
 from paceline.runtime.ps.embedding import Embedding
 from paceline.runtime.ps.lookup import Lookups, TableLookup, embed, embed_bag
 from paceline.runtime.ps.optimizer import FROZEN, group_of, table_group
-from paceline.runtime.ps.port import Array, Ids
+from paceline.runtime.ps.port import Ids
 from paceline.runtime.ps.rules import check_group
 from paceline.wire.schema import DenseTensor, ModelSchema, OptimizerGroup, Table
 

@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 
+from paceline.runtime.data.work import Array
 from paceline.runtime.ps import kernels, layout
-from paceline.runtime.ps.port import Array, Ids
+from paceline.runtime.ps.port import Ids
 from paceline.runtime.ps.store import Gradients
 from paceline.wire.messages.base import ServerMap
 from paceline.wire.messages.data import Part

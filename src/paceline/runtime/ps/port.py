@@ -11,37 +11,14 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.base.samples import Span
+from paceline.runtime.data.growth import Growth
+from paceline.runtime.data.work import Array, StepTimes, Work
 from paceline.runtime.ps.store import Gradients
 from paceline.wire.messages.feeds import Feed, SourceLine
 from paceline.wire.schema import ModelSchema
 from paceline.wire.spec import JobSpec
 
-Array = NDArray[np.generic]
 Ids = NDArray[np.int64]
-
-
-class Stopped(SystemExit):
-    """The job is told to stop: raised out of ``job.batches`` after a finished step, exit code 0."""
-
-    def __init__(self) -> None:
-        super().__init__(0)
-
-
-@dataclass(slots=True, eq=False)
-class Work:
-    """The samples of one batch; the object itself names it (no two are equal)."""
-
-    feed: int
-    spans: tuple[Span, ...]
-    num_samples: int
-    step: int = 0
-    """Synchronous modes: the step that these samples belong to."""
-    ends_contribution: bool = True
-    """Its gradients are handed over with those of the batches before it; False: they are kept for
-    the next. Known when ``next_work`` returns it, as is the following."""
-    ends_step: bool = True
-    """As far as is known nothing more of its step comes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,39 +33,6 @@ class Pulled:
     """T^s: the longest handler time over servers, without updates and others' answers."""
     message_s: float = 0.0
     """T^m: round trip minus T^s, and minus what the servers waited for other workers."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepTimes:
-    """How one contribution spent its time, in seconds (antdt, section II)."""
-
-    step: int
-    """Contributions of this process so far, this one included."""
-    samples: int
-    start_s: float
-    """When the batch was ready; monotonic clock."""
-    bpt_s: float
-    """Wall time from one yielded batch to the next."""
-    compute_s: float
-    """T^w: time of the training thread from batch ready to gradients ready, without its waits.
-    Wall time: a thread that gets less of its core is slow, though its cpu time is not."""
-    server_s: float
-    message_s: float
-    wait_s: float
-    """Time in which the training thread waited for data or for the pull."""
-
-
-class Growth(Protocol):
-    """How far a source of unknown length can be read by now."""
-
-    def look(self) -> tuple[Mapping[str, int], bool]:
-        """Partition -> its end as last seen, and whether these are final. Never blocks.
-
-        Raises what the source raised.
-        """
-
-    def wait(self) -> None:
-        """Block until ``look`` may say something else, or for some tenths of a second."""
 
 
 class Trainer(Protocol):

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from paceline.runtime.data.work import Work
 from paceline.runtime.ps.partition import Partition, Split
-from paceline.runtime.ps.port import Pulled, Work
+from paceline.runtime.ps.port import Pulled
 from paceline.wire.messages.data import Pulled as PulledMessage
 
 

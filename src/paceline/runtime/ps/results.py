@@ -9,7 +9,7 @@ from safetensors import numpy as safetensors
 
 from paceline.base.errors import ConfigError
 from paceline.base.samples import Span
-from paceline.runtime.ps.port import Array, Work
+from paceline.runtime.data.work import Array, Work
 from paceline.runtime.ps.worker_state import Instruction, ToMaster, WorkerState
 from paceline.wire.messages.node import Evaluated, EvaluateResult
 

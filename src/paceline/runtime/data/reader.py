@@ -8,7 +8,7 @@ from typing import Any
 from paceline.base.samples import Span
 from paceline.runtime.data.loader import Loader
 from paceline.runtime.data.order import EpochOrder
-from paceline.runtime.ps.port import Work
+from paceline.runtime.data.work import Work
 from paceline.wire.messages.feeds import Feed, SourceLine
 
 

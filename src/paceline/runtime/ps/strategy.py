@@ -1,0 +1,149 @@
+"""Strategy ps: the model lives with a `Trainer`, parameter servers or this process alone."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from time import monotonic
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from paceline.base.errors import ConfigError, InternalError
+from paceline.runtime.data.growth import Growth
+from paceline.runtime.data.reader import Reader
+from paceline.runtime.data.work import Array
+from paceline.runtime.ps.lookup import Lookups
+from paceline.runtime.ps.loop import Loop
+from paceline.runtime.ps.model import Model
+from paceline.runtime.ps.optimizer import follow_steps, replace_step
+from paceline.runtime.ps.port import Ids, Trainer
+from paceline.runtime.ps.state_dict import Gatherer
+from paceline.runtime.strategy import Evaluation
+from paceline.wire.messages.feeds import Feed, SourceLine
+
+
+class HeldElsewhere:
+    """`Strategy`: the worker computes gradients on values that it is given for each batch."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer = trainer
+        self.spec, self.rank = trainer.spec, trainer.rank
+        self.takes_growth = trainer.takes_growth
+        self._model: Model | None = None
+        self._lookups = Lookups((), self._fetch_rows)
+        self._loop: Loop | None = None
+
+    def prepare(
+        self,
+        modules: Sequence[nn.Module],
+        optimizers: Sequence[Optimizer],
+        schedulers: Sequence[LRScheduler],
+    ) -> None:
+        """See `Strategy.prepare`."""
+        model = Model(list(modules), list(optimizers), self.spec.seed)
+        self.trainer.prepare(model.schema, model.initial)
+        self._lookups.tables = [bound.lookup for bound in model.tables]
+        model.attach(self._lookups)
+        Gatherer(self.trainer, model).attach()
+        for number, optimizer in enumerate(optimizers):
+            replace_step(optimizer, partial(self._on_step, number))
+        for scheduler in schedulers:
+            follow_steps(scheduler, self._num_schedules)
+        self._model = model
+
+    @property
+    def model(self) -> Model:
+        """What was prepared."""
+        if self._model is None:
+            raise InternalError("the model was used before it was prepared")
+        return self._model
+
+    def open_feed(self, feed: Feed, growth: Growth | None = None) -> Feed:
+        """See `Strategy.open_feed`."""
+        return self.trainer.open_feed(feed, growth)
+
+    def source_line(self, line: int) -> SourceLine:
+        """See `Strategy.source_line`."""
+        return self.trainer.source_line(line)
+
+    def train(self, feed: Feed, reader: Reader, ahead: int) -> Iterator[Any]:
+        """See `Strategy.train`."""
+        self._loop = Loop(self.trainer, self.model, self._lookups, feed.feed, reader, ahead)
+        try:
+            yield from self._loop.run()
+        finally:
+            self._loop = None
+
+    @property
+    def in_step(self) -> bool:
+        """See `Strategy.in_step`."""
+        return self._lookups.open
+
+    def evaluate(
+        self, fn: Evaluation, feed: Feed, readers: Callable[[], AbstractContextManager[Reader]]
+    ) -> Mapping[str, Array]:
+        """See `Strategy.evaluate`."""
+        start_s = monotonic()
+        self.trainer.drain()
+        results = None
+        while results is None:
+            self.model.load(self.trainer.dense())
+            with readers() as reader, torch.no_grad():
+                self._evaluate(fn, feed, reader)
+            results = self.trainer.evaluate_get(feed.feed)
+        if self._loop is not None:
+            self._loop.excluded_s += monotonic() - start_s
+        return results
+
+    def _evaluate(self, fn: Evaluation, feed: Feed, reader: Reader) -> None:
+        while (work := self.trainer.next_work(feed.feed)) is not None:
+            batch = reader.get(work)
+            reader.ask(self.trainer.upcoming(feed.feed, 2))
+            self._lookups.begin({}, {})
+            try:
+                values = fn(batch, work.num_samples)
+            finally:
+                self._lookups.end()
+            self.trainer.evaluate_put(work, values)
+
+    def clip_grad_norm_(self, max_norm: float) -> Tensor:
+        """See `Strategy.clip_grad_norm_`.
+
+        Raises:
+            ConfigError: mode bsp, whose steps sum the gradients of all workers on the servers.
+        """
+        if self.trainer.sums_workers:
+            raise ConfigError(
+                "job.clip_grad_norm_: in mode bsp a step is the sum of all workers' gradients, "
+                "which no worker sees; run the job with --mode asp or --mode ssp"
+            )
+        dense = [one.param for one in self.model.dense]
+        rows = [torch.from_numpy(values) for _, values in self._lookups.gradients().values()]
+        grads = [param.grad for param in dense if param.grad is not None]
+        norm = get_total_norm([*grads, *rows])
+        clip_grads_with_norm_([*dense, *self._lookups.leaves()], max_norm, norm)
+        return norm
+
+    def _on_step(self, optimizer: int) -> None:
+        if self._loop is None:
+            raise ConfigError(
+                "optimizer.step() was called outside of a loop over job.batches; only batches of "
+                "the job can be trained on"
+            )
+        self._loop.on_step(optimizer, len(self.model.optimizers))
+
+    def _num_schedules(self) -> int:
+        step = self._loop.step if self._loop is not None else None
+        return step.schedules if step is not None else 1
+
+    def _fetch_rows(self, table: int, ids: Ids) -> Array:
+        start_s = monotonic()
+        rows = self.trainer.rows(table, ids)
+        step = self._loop.step if self._loop is not None else None
+        if step is not None and not step.pushed:
+            step.inner_wait_s += monotonic() - start_s
+        return rows

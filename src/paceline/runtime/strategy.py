@@ -1,0 +1,82 @@
+"""Who holds the model of a job, and how a step comes about: the port that `Job` trains through.
+
+``runtime/ps`` implements it on parameter servers (and on one process alone), ``runtime/allreduce``
+on a group of workers that each hold the model. All calls come from the training thread.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from paceline.runtime.data.growth import Growth
+from paceline.runtime.data.reader import Reader
+from paceline.runtime.data.work import Array
+from paceline.wire.messages.feeds import Feed, SourceLine
+from paceline.wire.spec import JobSpec
+
+Evaluation = Callable[[Any, int], dict[str, Array]]
+"""Batch and number of its samples -> name -> ``[num_samples, ...]``."""
+
+
+class Strategy(Protocol):
+    """Deals out samples, holds the model and takes gradients.
+
+    Every method that blocks raises `Stopped` when the job is told to stop.
+    """
+
+    spec: JobSpec
+    """The job as asked for; ``batch_size``, ``epochs``, ``seed`` and ``data`` are read by `Job`."""
+    rank: int
+    takes_growth: bool
+    """Whether feeds of unknown length can be read: not where a step is one global batch for all."""
+
+    def prepare(
+        self,
+        modules: Sequence[nn.Module],
+        optimizers: Sequence[Optimizer],
+        schedulers: Sequence[LRScheduler],
+    ) -> None:
+        """Take them over; returns when the model is held.
+
+        Raises:
+            ConfigError: something that cannot be held or run.
+        """
+
+    def open_feed(self, feed: Feed, growth: Growth | None = None) -> Feed:
+        """Open a feed, known to all workers by its number; return it as the job reads it.
+
+        Args:
+            feed: as this worker's script asks for it.
+            growth: of a feed whose ``num_samples`` is None; ``takes_growth`` must hold.
+        """
+
+    def source_line(self, line: int) -> SourceLine:
+        """What a line of a work's spans is at its source."""
+
+    def train(self, feed: Feed, reader: Reader, ahead: int) -> Iterator[Any]:
+        """Yield batch after batch until the feed is complete; ``ahead``: batches made ahead."""
+
+    @property
+    def in_step(self) -> bool:
+        """Whether a batch is in hand whose gradients were not taken yet."""
+
+    def evaluate(
+        self, fn: Evaluation, feed: Feed, readers: Callable[[], AbstractContextManager[Reader]]
+    ) -> Mapping[str, Array]:
+        """Apply ``fn`` to every batch of the feed, shared among workers; all get all of it.
+
+        Args:
+            fn: what is to be computed.
+            feed: of purpose ``evaluate``.
+            readers: a reader of the feed, anew for each attempt.
+
+        Returns:
+            name -> ``[N, ...]``, by position.
+        """
+
+    def clip_grad_norm_(self, max_norm: float) -> Tensor:
+        """See `Job.clip_grad_norm_`."""
