@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.base.samples import SampleSet, Span
-from paceline.master.plans import Portion
+from paceline.base.samples import Portion, SampleSet, Span
 from paceline.master.shards.ledger import Ledger, Part
 from paceline.wire.messages.feeds import Feed
 

@@ -90,8 +90,10 @@ def test_a_file_with_every_key_is_read() -> None:
         "windows: {short_steps: 10, short_s: 1m, long_steps: null, long_s: 2m}\n"
     )
     spec = resolve("job.yaml", {})
-    assert set(spec.sources) == {*LEAVES, "env.A"}
-    assert not [line for line in explain(spec) if line.endswith("(default)")]
+    only_allreduce = "min_workers"
+    assert set(spec.sources) == {*LEAVES, "env.A"} - {only_allreduce}
+    defaults = [line for line in explain(spec) if line.endswith("(default)")]
+    assert defaults == ["min_workers = 1  (default)"]
     assert (spec.data_seed, spec.pending_s, spec.restart.backoff_max_s) == (3, 0.2, 3600.0)
 
 
@@ -110,7 +112,7 @@ def test_every_default_is_a_value_that_the_reader_takes() -> None:
     flags = {
         key: "null" if leaf.default is None else leaf.example
         for key, leaf in LEAVES.items()
-        if key not in {"script", "args", "name"}
+        if key not in {"script", "args", "name", "min_workers"}
     }
     spec = resolve("train.py", flags | {"mode": "ssp", "workers.count": "1", "servers.count": "1"})
     assert msgspec.structs.replace(spec, sources={}, mode="bsp", name="job") == JobSpec(

@@ -316,10 +316,31 @@ WRONG_FILES = [
     ),
     # words
     (
-        "script: train.py\nstrategy: allreduce\n",
+        "script: train.py\nstrategy: allreduce\nservers: 2\n",
         (
-            "job.yaml:2: strategy: got 'allreduce', which comes in a later version of paceline, "
-            "expected ps; write e.g. strategy: ps"
+            "job.yaml:3: servers.count: got 2 with strategy allreduce, where workers hold the "
+            "model, expected it with strategy ps only; remove it"
+        ),
+    ),
+    (
+        "script: train.py\nstrategy: allreduce\nmode: asp\n",
+        (
+            "job.yaml:3: mode: got 'asp' with strategy allreduce, expected bsp (all workers take "
+            "part in each step); remove it"
+        ),
+    ),
+    (
+        "script: train.py\nstrategy: allreduce\nworkers: 2\nmin_workers: 3\n",
+        (
+            "job.yaml:4: min_workers: got 3, expected at most workers.count, which is 2; write "
+            "min_workers: 2"
+        ),
+    ),
+    (
+        "script: train.py\nmin_workers: 2\n",
+        (
+            "job.yaml:2: min_workers: got 2 with strategy ps, whose workers need not be many, "
+            "expected it with strategy allreduce only; remove it"
         ),
     ),
     (

@@ -7,7 +7,8 @@ and "to do" can be compared by plain set algebra.
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -36,6 +37,28 @@ def between(spans: Iterable[Span], low: int, high: int) -> list[Span]:
         if at >= high:
             break
     return found
+
+
+class Portion(NamedTuple):
+    """A member's part of any slice: the samples from low / whole to high / whole of it."""
+
+    low: int
+    high: int
+    whole: int
+
+    def of(self, spans: Sequence[Span]) -> list[Span]:
+        """The samples, of a slice in its order."""
+        size = sum(len(span) for span in spans)
+        return between(spans, size * self.low // self.whole, size * self.high // self.whole)
+
+    def size(self, size: int) -> int:
+        """Of a slice of so many samples."""
+        return size * self.high // self.whole - size * self.low // self.whole
+
+    @property
+    def share(self) -> float:
+        """Of all that is computed."""
+        return (self.high - self.low) / self.whole
 
 
 class Intervals:

@@ -112,6 +112,7 @@ _QUIET = frozenset(
         "supervisor_started",
         "finished",
         "restored",
+        "group_forms",
     }
 )
 """What happens in every healthy job."""
@@ -123,6 +124,8 @@ def is_news(event: Event) -> bool:
         return bool(event.reason)
     if event.event == "epoch":
         return "from cut 0" not in event.reason
+    if event.event == "group_runs":
+        return not event.reason.endswith("from the start")
     return event.event not in _QUIET
 
 
@@ -132,6 +135,7 @@ _SENTENCES = {
     "works": "{node} works: its start took {reason}",
     "epoch": "all servers load a cut: {reason}",
     "restored": "training goes on: {reason}",
+    "group_runs": "{reason}",
     "stopped": "the job is told to stop: {reason}",
     "no_limits": "{reason}",
     "node_started": "{node} starts (life {inc})",

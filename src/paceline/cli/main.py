@@ -43,7 +43,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Elastic training of PyTorch models on parameter servers, every sample accounted for.",
+    help="Elastic training of PyTorch models, every sample accounted for.",
 )
 app.add_typer(bench.app, name="bench")
 app.add_typer(data.app, name="data")
@@ -80,7 +80,7 @@ def run(
     seed: Annotated[Flag, _flag("Of everything random.")] = None,
     name: Annotated[Flag, _flag("What to call the job.", "TEXT")] = None,
     torch_threads: Annotated[Flag, _flag("Threads of torch per worker.")] = None,
-    strategy: Annotated[Flag, _flag("Who holds the model.", "ps")] = None,
+    strategy: Annotated[Flag, _flag("Who holds the model.", "ps|allreduce")] = None,
     solution: Annotated[Flag, _flag("Policy against stragglers.", "NAME")] = None,
     backend: Annotated[Flag, _flag("Where nodes run.", "local")] = None,
     pending: Annotated[Flag, _flag("Hold each launch back, e.g. 5s.", "TIME")] = None,

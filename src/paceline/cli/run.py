@@ -23,9 +23,11 @@ ALL_DEAD = 1
 def start(spec: JobSpec, console: Console) -> JobDir:
     """Start a job and say so."""
     job = launch(spec)
-    sizes = f"{counted(spec.workers.count, 'worker')}, {counted(spec.servers.count, 'server')}"
+    sizes = counted(spec.workers.count, "worker")
+    sizes += f", {counted(spec.num_servers, 'server')}" if spec.num_servers else ""
+    how = spec.mode if spec.strategy == "ps" else spec.strategy
     script = Path(spec.script).name
-    tell(console, f"job {job.job_id}: {script}, {spec.mode}, {spec.samples}, {sizes}")
+    tell(console, f"job {job.job_id}: {script}, {how}, {spec.samples}, {sizes}")
     tell(console, f"logs and results: {job.path}")
     return job
 

@@ -269,6 +269,26 @@ def _check_mode(draft: _Draft) -> None:
         )
 
 
+def _check_strategy(draft: _Draft) -> None:
+    """What parameter servers need, and a group of workers."""
+    workers = draft.get("workers.count")
+    if draft.get("strategy") == "ps":
+        if "min_workers" in draft.places:
+            got = f"{draft.get('min_workers')} with strategy ps, whose workers need not be many"
+            draft.complain("min_workers", got, "it with strategy allreduce only", "remove it")
+        return
+    for key in [key for key in draft.places if key.startswith("servers.")]:
+        got = f"{draft.get(key)} with strategy allreduce, where workers hold the model"
+        draft.complain(key, got, "it with strategy ps only", "remove it")
+    if draft.get("mode") != "bsp":
+        got = f"{draft.get('mode')!r} with strategy allreduce"
+        draft.complain("mode", got, "bsp (all workers take part in each step)", "remove it")
+    least = draft.get("min_workers")
+    if isinstance(least, int) and isinstance(workers, int) and least > workers:
+        expected = f"at most workers.count, which is {workers}"
+        draft.complain("min_workers", str(least), expected, f"write min_workers: {workers}")
+
+
 def _check_memory(draft: _Draft) -> None:
     for role, least in MIN_MEMORY_BYTES.items():
         key = f"{role}.memory"
@@ -377,6 +397,7 @@ def _check_env(draft: _Draft) -> None:
 _CHECKS: tuple[tuple[Callable[[_Draft], None], tuple[str, ...]], ...] = (
     (_check_script, ("script",)),
     (_check_mode, ("mode", "staleness", "samples")),
+    (_check_strategy, ("strategy", "mode", "min_workers", "workers.count")),
     (_check_memory, ()),
     (_check_waits, ()),
     (_check_folder, ("checkpoint.dir",)),

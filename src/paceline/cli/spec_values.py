@@ -30,7 +30,6 @@ _PATHS = ("script", "checkpoint.dir")
 FREE_SECTIONS = ("env", "solution_args")
 """Sections whose keys are the user's, or a solution's."""
 _LATER = {
-    "strategy": ("allreduce",),
     "mode": ("hybrid",),
     "backend": ("ray", "kubernetes"),
 }

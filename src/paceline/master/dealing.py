@@ -6,8 +6,8 @@ Pure, and part of `MasterState`, which grants it and records the grant.
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 
-from paceline.base.samples import Span, between
-from paceline.master.plans import Plans, Portion, fixed_parts, portion_of
+from paceline.base.samples import Portion, Span, between
+from paceline.master.plans import Plans, fixed_parts, portion_of
 from paceline.master.records import Place
 from paceline.master.shards.ledger import Ledger, Part
 from paceline.master.sizing import Sizing

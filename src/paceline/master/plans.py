@@ -12,13 +12,12 @@ Differs: no primary agent and no local barrier.
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from math import inf
-from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
 from paceline.base.errors import ConfigError
-from paceline.base.samples import Span, between
+from paceline.base.samples import Portion, Span
 from paceline.master.records import Place, Plan, Planned
 from paceline.master.shards.ledger import Ledger, Part
 from paceline.policy.straggler.actions import (
@@ -32,28 +31,6 @@ from paceline.wire.messages.feeds import LINES_PER_FEED, Batching, Feed, Slice
 from paceline.wire.messages.order import Lacking
 
 GlobalAction = AdjustBatch | BackupWorkers | Partial | AdjustRate
-
-
-class Portion(NamedTuple):
-    """A member's part of any slice: the samples from low / whole to high / whole of it."""
-
-    low: int
-    high: int
-    whole: int
-
-    def of(self, spans: Sequence[Span]) -> list[Span]:
-        """The samples, of a slice in its order."""
-        size = sum(len(span) for span in spans)
-        return between(spans, size * self.low // self.whole, size * self.high // self.whole)
-
-    def size(self, size: int) -> int:
-        """Of a slice of so many samples."""
-        return size * self.high // self.whole - size * self.low // self.whole
-
-    @property
-    def share(self) -> float:
-        """Of all that is computed."""
-        return (self.high - self.low) / self.whole
 
 
 def portion_of(plan: Plan, members: Sequence[str], index: int) -> Portion:

@@ -11,6 +11,7 @@ from paceline.base.samples import Span
 from paceline.policy.straggler.actions import Share
 from paceline.wire.messages.base import CutRef, Server, ServerMap
 from paceline.wire.messages.feeds import Feed, Rate
+from paceline.wire.messages.group import Member
 from paceline.wire.messages.node import Grant
 from paceline.wire.messages.order import Lacking
 from paceline.wire.schema import ModelSchema
@@ -187,6 +188,29 @@ class MoveEnded(Record, frozen=True):
     """The buckets have moved, or will not."""
 
 
+class GroupFormed(Record, frozen=True):
+    """All-reduce: these are to train together; nothing of a group before counts any more."""
+
+    group: int
+    members: tuple[Member, ...]
+
+
+class GroupRestored(Record, frozen=True):
+    """All-reduce: nobody holds state, so all begin again where the model had ``committed``."""
+
+    epoch_no: int
+    step: int
+    committed: tuple[Span, ...]
+
+
+class GroupBegun(Record, frozen=True):
+    """All-reduce: all members hold ``step``, and so ``committed``."""
+
+    group: int
+    step: int
+    committed: tuple[Span, ...]
+
+
 Records = (
     SchemaFixed
     | FeedAdded
@@ -202,4 +226,7 @@ Records = (
     | MoveBegun
     | MapChanged
     | MoveEnded
+    | GroupFormed
+    | GroupRestored
+    | GroupBegun
 )

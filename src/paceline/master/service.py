@@ -124,7 +124,7 @@ class Master:
         self._own_time = OwnTime(clock)
         self.members = Membership(
             num_workers=spec.workers.count,
-            num_servers=spec.servers.count,
+            num_servers=spec.num_servers,
             restart=spec.restart,
             pending_s=spec.longest_pending_s,
         )

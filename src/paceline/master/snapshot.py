@@ -3,11 +3,13 @@
 import msgspec
 
 from paceline.base.samples import Intervals, SampleSet, Span
+from paceline.master.group import Group
 from paceline.master.records import CutValid, EpochStarted, MoveBegun, Planned, Record
 from paceline.master.shards.ledger import Line
 from paceline.master.state import MasterState
 from paceline.wire.messages.base import ServerMap
 from paceline.wire.messages.feeds import Feed, feed_of
+from paceline.wire.messages.group import Member
 from paceline.wire.messages.node import Grant
 from paceline.wire.schema import ModelSchema
 
@@ -21,6 +23,16 @@ class LineKept(msgspec.Struct, frozen=True, array_like=True):
     epoch_len: int
     returned: tuple[int, ...]
     name: str
+
+
+class GroupKept(msgspec.Struct, frozen=True, array_like=True):
+    """All-reduce: the newest group, and whether it was told to run."""
+
+    epoch_no: int
+    number: int
+    members: tuple[Member, ...]
+    step: int
+    running: bool
 
 
 class Snapshot(Record, frozen=True):
@@ -43,11 +55,12 @@ class Snapshot(Record, frozen=True):
     move: MoveBegun | None = None
     gave_back: tuple[tuple[int, int], ...] = ()
     plans: tuple[Planned, ...] = ()
+    group: GroupKept | None = None
 
 
 def take(state: MasterState) -> Snapshot:
     """What a fresh state has to be given to be as durable as this one."""
-    ledger = state.ledger
+    ledger, group = state.ledger, state.group
     return Snapshot(
         model=state.model,
         start=state.start,
@@ -76,7 +89,12 @@ def take(state: MasterState) -> Snapshot:
         move=state.moving.begun,
         gave_back=tuple(state.gave_back.items()),
         plans=tuple(state.plans.known),
+        group=_kept(group) if group is not None else None,
     )
+
+
+def _kept(group: Group) -> GroupKept:
+    return GroupKept(group.epoch_no, group.number, group.members, group.step, group.running)
 
 
 def restore(state: MasterState, kept: Snapshot) -> None:
@@ -104,3 +122,13 @@ def restore(state: MasterState, kept: Snapshot) -> None:
     state.cuts.last_no = kept.last_cut_no
     state.cuts.safe, state.cuts.covered = set(kept.safe), set(kept.covered)
     state.gave_back, state.plans.known = dict(kept.gave_back), list(kept.plans)
+    if kept.group is not None and state.group is not None:
+        _restore_group(state, state.group, kept.group)
+
+
+def _restore_group(state: MasterState, group: Group, kept: GroupKept) -> None:
+    group.epoch_no = state.epoch_no = kept.epoch_no
+    group.number, group.members = kept.number, kept.members
+    group.step = state.step = kept.step
+    group.running = kept.running
+    group.untold = {member.inc for member in kept.members} if kept.running else set()

@@ -12,6 +12,7 @@ import msgspec
 from paceline.base.samples import SampleSet, Span
 from paceline.master.cuts import Cuts, common
 from paceline.master.dealing import Deal, standing
+from paceline.master.group import Group
 from paceline.master.instructions import Fail, FeedDone, Instruction, Journal, Moved, NotMoved, Send
 from paceline.master.moving import Moving
 from paceline.master.plans import GlobalAction, Plans, portion_of
@@ -25,6 +26,9 @@ from paceline.master.records import (
     FeedAdded,
     GaveBack,
     Granted,
+    GroupBegun,
+    GroupFormed,
+    GroupRestored,
     MapChanged,
     MoveBegun,
     MoveEnded,
@@ -37,6 +41,7 @@ from paceline.master.shards.ledger import Ledger
 from paceline.master.sizing import MIN_STEPS, Sizing, tail_share
 from paceline.wire.messages.base import CutRef, Server, ServerMap
 from paceline.wire.messages.feeds import LINES_PER_FEED, Slice, feed_of
+from paceline.wire.messages.group import Broken, GroupUp, JoinGroup, Progress, Stopped
 from paceline.wire.messages.node import (
     ChangeMap,
     Committed,
@@ -71,7 +76,10 @@ from paceline.wire.schema import NUM_BUCKETS, ModelSchema
 class MasterState:
     """Epochs, cuts, leases and fences of one job."""
 
-    def __init__(self, *, mode: str, samples: str, staleness: int = 0) -> None:
+    def __init__(
+        self, *, mode: str, samples: str, staleness: int = 0, min_members: int | None = None
+    ) -> None:
+        """``min_members``: of a group that trains by all-reduce; None: there are servers."""
         self.mode, self.samples, self.staleness = mode, samples, staleness
         # Durable: changed by records only.
         self.ledger = Ledger()
@@ -85,6 +93,8 @@ class MasterState:
         #: Incarnations whose leases were taken back in this epoch.
         self.gone: set[int] = set()
         self.moving = Moving()
+        #: All-reduce: who trains together.
+        self.group = None if min_members is None else Group(min_members=min_members)
         #: Number of the last thing that an incarnation of this epoch gave back.
         self.gave_back: dict[int, int] = {}
         #: Which plan holds where.
@@ -129,6 +139,8 @@ class MasterState:
                 self._apply_valid(record)
             case CutStored() | CutGone():
                 self.cuts.apply(record)
+            case GroupFormed() | GroupRestored() | GroupBegun():
+                self._apply_to_group(record)
             case _:
                 self._apply_to_ledger(record)
 
@@ -151,6 +163,24 @@ class MasterState:
             case GaveBack():
                 self.ledger.give_back(record.inc, record.spans)
                 self.gave_back[record.inc] = record.r
+
+    def _apply_to_group(self, record: GroupFormed | GroupRestored | GroupBegun) -> None:
+        if self.group is not None:
+            self.group.apply(record)
+        self._follow_group(record)
+
+    def _follow_group(self, record: GroupFormed | GroupRestored | GroupBegun) -> None:
+        match record:
+            case GroupRestored():
+                self.epoch_no, self.step = record.epoch_no, record.step
+                self.ledger.restore(record.committed)
+                self.grants.clear()
+                self.gone.clear()
+            case GroupBegun():
+                self.step = record.step
+                self.ledger.advance(record.committed)
+            case _:
+                pass
 
     def _apply_epoch(self, record: EpochStarted) -> None:
         self.start, self.map = record, record.map
@@ -249,6 +279,8 @@ class MasterState:
 
     def resume(self) -> list[Instruction]:
         """After the journal was applied: which messages of this epoch have arrived is unknown."""
+        if self.group is not None:
+            self.group.resume()
         if self.map:
             self.restoring = set(self.map.sharers)
         if self.mode == "ssp" and self.samples != "exactly-once":
@@ -301,8 +333,11 @@ class MasterState:
         self.untold.add(inc)
         return []
 
-    def worker_lost(self, inc: int) -> list[Instruction]:
-        """A worker is dead, or silent for too long: nothing of it may count from here on."""
+    def worker_lost(self, inc: int, *, returned: bool = False) -> list[Instruction]:
+        """A worker is dead, or silent for too long: nothing of it may count from here on.
+
+        ``returned``: its script had come to its end.
+        """
         self.workers.pop(inc, None)
         self.untold.discard(inc)
         self.prepared.discard(inc)
@@ -310,15 +345,17 @@ class MasterState:
         self.sizes.pop(inc, None)
         if self.writer == inc:
             self.writer = None
+        if self.group is not None:
+            return self._member_lost(self.group, inc, returned=returned)
         if self.map is None or (inc in self.gone and inc not in self.ledger.leases):
             return []
         if self.samples == "exactly-once":
             self.fencing.add(inc)
             return self._fence(inc)
-        returned = self._record(Returned(inc=inc))
+        back = self._record(Returned(inc=inc))
         if self.mode == "ssp":  # the others would wait for it at the leader
             self.fencing.add(inc)
-        return [returned, *self._fence_all(), *self._serve()]
+        return [back, *self._fence_all(), *self._serve()]
 
     def _fence_all(self) -> list[Instruction]:
         return [one for inc in sorted(self.fencing) for one in self._fence(inc)]
@@ -356,7 +393,8 @@ class MasterState:
             return [journal, Send(message.inc, FeedOpened(inc=message.inc, feed=known))]
         if msgspec.structs.replace(feed, first_step=known.first_step) != known:
             return [Fail(feed_difference(known, feed))]
-        return [Send(message.inc, FeedOpened(inc=message.inc, feed=known))]
+        complete = self.ledger.is_complete(feed.feed)
+        return [Send(message.inc, FeedOpened(inc=message.inc, feed=known, complete=complete))]
 
     def request(self, message: LeaseRequest, sizing: Sizing) -> list[Instruction]:
         """Grant, or keep the request open until there is something to grant."""
@@ -744,12 +782,76 @@ class MasterState:
         inc = message.inc
         return [Send(inc, NewMap(epoch_no=self.epoch_no, inc=inc, map=self.map))]
 
+    # ------------------------------------------------------------------ all-reduce
+
+    def _in_group(self, done: list[Instruction]) -> list[Instruction]:
+        """What the group has decided, with what follows from it for the ledger."""
+        for one in done:
+            if isinstance(one, Journal):
+                match one.record:
+                    case GroupFormed() | GroupRestored() | GroupBegun():
+                        self._follow_group(one.record)
+                    case _:
+                        pass
+        return done
+
+    def member_said(
+        self, group: Group, message: GroupUp, *, node: str = "", expected: int = 0
+    ) -> list[Instruction]:
+        """A worker's word about the group.
+
+        Args:
+            group: of this job.
+            message: what it says.
+            node: where it lives.
+            expected: workers for which a first group waits.
+        """
+        inc = message.inc
+        if inc in self.gone:
+            return [Send(inc, Stop(inc=inc))]
+        if inc not in self.workers:
+            return []
+        match message:
+            case JoinGroup():
+                self.prepared.add(inc)
+                return self._in_group(group.join(message, node, expected=expected))
+            case Stopped():
+                return self._in_group(group.stopped_said(message))
+            case Broken():
+                return self._in_group(group.broken_said(message))
+            case Progress():
+                return self._progress(group, message)
+
+    def _progress(self, group: Group, message: Progress) -> list[Instruction]:
+        """What all members hold is in the model; DONE grows."""
+        committed = group.progress(message)
+        if committed is None:
+            return []
+        self.step = group.step
+        self.ledger.advance(committed)
+        trained = [feed.feed for feed in self.ledger.feeds.values() if feed.purpose == "train"]
+        done = [
+            feed for feed in trained if feed not in self.complete and self.ledger.is_complete(feed)
+        ]
+        self.complete.update(done)
+        return [FeedDone(feed) for feed in done]
+
+    def form_group(self, group: Group) -> list[Instruction]:
+        """Form the group that is due: nobody else is waited for."""
+        return self._in_group(group.form())
+
+    def _member_lost(self, group: Group, inc: int, *, returned: bool) -> list[Instruction]:
+        """What it was to evaluate goes back, and the others go on without it."""
+        back = [self._record(Returned(inc=inc))] if inc in self.ledger.leases else []
+        return [*self._in_group(group.leave(inc, returned=returned)), *back, *self._serve()]
+
     # ------------------------------------------------------------------ loss of messages
 
     def resend(self) -> list[Instruction]:
         """Everything of ours that is unanswered, once more."""
         again = [*self._restore(), *self._ask_cut(), *self._fence_all(), *self._recall()]
         again += [*self._allow(), *self._go_on_moving()]
+        again += self.group.resend() if self.group is not None else []
         for inc in sorted(self.waiting):
             again += self._recall_tail(self.waiting[inc])
         for inc in sorted(self.untold):

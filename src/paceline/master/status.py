@@ -32,6 +32,8 @@ def job_state(state: MasterState, ending: Ending | None) -> str:
     """One word for where the job is."""
     if ending is not None:
         return ending.state if ending.stage >= Stage.LEAVE else "stopping"
+    if state.group is not None and state.group.number:
+        return "training" if state.group.running else "forming"
     if state.map is None:
         return "starting"
     return "restoring" if state.restoring else "training"

@@ -20,7 +20,17 @@ from paceline.master.instructions import Fail, FeedDone, Instruction, Journal, M
 from paceline.master.membership import Membership
 from paceline.master.monitor import Monitor
 from paceline.master.outbox import Outbox
-from paceline.master.records import CutStored, CutValid, EpochStarted, Granted, Planned, Records
+from paceline.master.records import (
+    CutStored,
+    CutValid,
+    EpochStarted,
+    Granted,
+    GroupBegun,
+    GroupFormed,
+    GroupRestored,
+    Planned,
+    Records,
+)
 from paceline.master.restarts import LostWork
 from paceline.master.sizing import (
     Sizing,
@@ -36,6 +46,7 @@ from paceline.policy.straggler.actions import AnyAction, KillRestart, Profile
 from paceline.wire.cut import places
 from paceline.wire.messages.base import CutRef, Server
 from paceline.wire.messages.feeds import Feed, feed_of
+from paceline.wire.messages.group import Broken, JoinGroup, Progress, Stopped
 from paceline.wire.messages.node import (
     Committed,
     Copied,
@@ -55,6 +66,10 @@ from paceline.wire.messages.node import (
 from paceline.wire.spec import JobSpec
 
 RESEND_S = 1.0
+GATHER_S = 30.0
+"""A first group of workers (all-reduce) waits so long for the others; later ones join it."""
+BROKEN_S = 0.5
+"""A member that cannot work in its group has a peer that is dead: its agent says so within this."""
 MOVE_PATIENCE_S = 30.0
 """A server to which nothing of its share has come for so long is not to take another's place."""
 ANSWER_PATIENCE_S = 4 * RESEND_S
@@ -85,7 +100,14 @@ class Training:
         moved: Callable[[Moved | NotMoved], None],
     ) -> None:
         """``fail``: end the job for this reason; ``moved``: a move is over."""
-        self.state = MasterState(mode=spec.mode, samples=spec.samples, staleness=spec.staleness)
+        self.state = MasterState(
+            mode=spec.mode,
+            samples=spec.samples,
+            staleness=spec.staleness,
+            min_members=spec.min_workers if spec.strategy == "allreduce" else None,
+        )
+        #: Since when a group is due that waits for somebody.
+        self._due_s: float | None = None
         self._spec, self._members, self._monitor = spec, members, monitor
         self._outbox, self._fail, self._moved = outbox, fail, moved
         #: Of the move: how far it was seen to be, and when that was new.
@@ -113,6 +135,7 @@ class Training:
         # A fence may have been under way, or a life have ended, when the master died.
         # One without a lease counts, too: in SSP its clock would hold the others back.
         known = set(self.state.grants) | set(self.state.ledger.leases)
+        known |= set(self.state.group.ready) if self.state.group is not None else set()
         for inc in sorted(known - self.state.gone):
             node = self._members.node_of(inc)
             if node is None or not node.alive:
@@ -137,6 +160,10 @@ class Training:
                 self._open_feed(message)
             case GiveBack():
                 self._do(state.given_back(message))
+            case JoinGroup() | Stopped() | Progress() | Broken():
+                if state.group is not None:
+                    expected = sum(1 for _ in self._members.wanted_workers())
+                    self._do(state.member_said(state.group, message, node=node, expected=expected))
             case EvaluateResult():
                 self._evaluated(message)
             case _:
@@ -171,7 +198,9 @@ class Training:
 
     def worker_lost(self, inc: int) -> None:
         """Nothing of this worker may count from here on."""
-        self._do(self.state.worker_lost(inc))
+        node = self._members.node_of(inc)
+        returned = node is not None and node.returned
+        self._do(self.state.worker_lost(inc, returned=returned))
 
     def carry_out(self, action: AnyAction) -> None:
         """Set a global action going.
@@ -322,6 +351,17 @@ class Training:
                 self._cuts.forget_memory(keep=cut.cut_no)
                 # A worker may be reading those of the epoch before.
                 self._evaluations.delete(before=epoch_no - 1)
+            case GroupFormed(group=group, members=members):
+                names = ", ".join(member.node for member in members)
+                self._outbox.tell("group_forms", reason=f"group {group} of {names}")
+            case GroupRestored(epoch_no=epoch_no):
+                # As it was built; what servers begin with is called so, too.
+                self._outbox.tell("epoch", reason=f"epoch {epoch_no} from cut 0")
+            case GroupBegun(step=step):
+                members = self.state.group.members if self.state.group is not None else ()
+                names = ", ".join(member.node for member in members)
+                place = f"from step {step + 1} on" if step else "from the start"
+                self._outbox.tell("group_runs", reason=f"{names} train {place}")
             case Planned(plan=plan, step=step):
                 self._outbox.tell("plan", reason=f"plan {plan.no} from step {step} on")
             case _:
@@ -356,6 +396,19 @@ class Training:
                 reason = f"{moving.begun.new.node}: {what} for {patience_s:.0f} s"
                 self._outbox.tell("move_given_up", reason=reason)
                 self._do(state.give_up_move())
+
+    # ------------------------------------------------------------------ all-reduce
+
+    def _watch_group(self, now_s: float) -> None:
+        """Form a group without those that do not come, or that nobody has found dead."""
+        group = self.state.group
+        if group is None or not (group.broken or (group.ready and not group.number)):
+            self._due_s = None
+            return
+        self._due_s = now_s if self._due_s is None else self._due_s
+        if now_s - self._due_s >= (BROKEN_S if group.broken else GATHER_S):
+            self._due_s = None
+            self._do(self.state.form_group(group))
 
     # ------------------------------------------------------------------ cuts
 
@@ -474,6 +527,7 @@ class Training:
             self._last_resend_s = now_s
             self._do(self.state.resend())
         self._watch_move(now_s)
+        self._watch_group(now_s)
         checkpoint = self._spec.checkpoint
         due = cut_is_due(
             since_s=now_s - self._last_cut_s,

@@ -60,9 +60,15 @@ def _strategy() -> Strategy:
         return HeldElsewhere(Alone(JobSpec(script=os.path.abspath(sys.argv[0]))))
     # Needs the services of a launched job.
     from paceline.runtime.process import managed
+
+    process = managed()
+    if process.spec.strategy == "allreduce":
+        from paceline.runtime.allreduce.strategy import HeldByAll
+
+        return HeldByAll(process)
     from paceline.runtime.ps.client import ServerTrainer
 
-    return HeldElsewhere(ServerTrainer(managed()))
+    return HeldElsewhere(ServerTrainer(process))
 
 
 class Job:

@@ -149,8 +149,9 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     seed: Seed = 0
     """Seed of everything random in the job. Default 0: a run can be repeated unasked."""
 
-    strategy: Literal["ps"] = "ps"
-    """Who holds the model: parameter servers. Default (and so far only) ps."""
+    strategy: Literal["ps", "allreduce"] = "ps"
+    """Who holds the model. Default ps: parameter servers, which split it among them. allreduce:
+    every worker holds all of it; there are no servers, and steps are those of mode bsp."""
     mode: Mode = "bsp"
     """Default bsp: every step is one exact global batch, whoever computes it. asp: nobody waits.
     ssp: the fastest worker is at most ``staleness`` steps ahead of the slowest."""
@@ -170,8 +171,10 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     workers: NodeSpec = NodeSpec()
     """Nodes that run the script. Default 1."""
+    min_workers: Count = 1
+    """Strategy allreduce: with fewer workers nobody trains. Default 1."""
     servers: NodeSpec = NodeSpec()
-    """Nodes that hold the model. Default 1."""
+    """Nodes that hold the model. Default 1; there are none with strategy allreduce."""
     torch_threads: Annotated[int, Meta(ge=1, le=1_024)] | None = None
     """Threads of torch in each worker. Default none: the machine's cores shared by all workers."""
     env: dict[str, str] = {}
@@ -211,6 +214,11 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     sources: dict[str, str] = {}
     """Where each value that is not a default was set: dotted key -> ``job.yaml:7`` or
     ``--workers``. Not a key of the YAML file; later errors about a value can name its place."""
+
+    @property
+    def num_servers(self) -> int:
+        """Nodes that hold the model."""
+        return self.servers.count if self.strategy == "ps" else 0
 
     @property
     def data_seed(self) -> int:

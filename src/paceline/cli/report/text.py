@@ -71,7 +71,8 @@ def figures(facts: Facts) -> list[tuple[str, str]]:
     """The job in numbers: (name, value)."""
     spec, outcome = facts.spec, facts.outcome
     mode = f"{spec.mode} (staleness {spec.staleness})" if spec.mode == "ssp" else spec.mode
-    sizes = f"{counted(spec.workers.count, 'worker')}, {counted(spec.servers.count, 'server')}"
+    sizes = counted(spec.workers.count, "worker")
+    sizes += f", {counted(spec.num_servers, 'server')}" if spec.num_servers else ", allreduce"
     return [
         ("result", headline(facts)),
         ("script", " ".join((spec.script, *spec.args))),

@@ -234,6 +234,13 @@ class Ledger:
                 for lease in self.leases.values():
                     lease.subtract([new])
 
+    def advance(self, committed: Iterable[Span]) -> None:
+        """The same for samples that no single worker leases: a group computes its slices."""
+        for span in committed:
+            for new in self.done.missing(span):
+                self.lines[new.line].remove(new.start, new.stop)
+                self.done.add(new)
+
     def holders(self, line: int, start: int) -> list[int]:
         """Who has a lease on samples of ``line`` from position ``start`` on."""
         rest = Span(line, start, self.lines[line].end) if line in self.lines else None

@@ -4,7 +4,6 @@ The user's optimizer object stays what it is: schedulers, ``zero_grad`` and ``pa
 it as ever. Only its ``step`` is replaced, since the state of the update lives with the servers.
 """
 
-import sys
 from collections.abc import Callable, Mapping
 from math import inf
 from types import MethodType
@@ -12,7 +11,6 @@ from typing import Any
 
 import torch
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, SparseAdam
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from paceline.base.errors import ConfigError
 from paceline.runtime.ps.rules import row_options
@@ -118,20 +116,3 @@ def replace_step(optimizer: Optimizer, on_step: Callable[[], None]) -> None:
     # What schedulers made before look for, to see whether somebody took `step` away from them.
     step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
     optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
-
-
-def follow_steps(scheduler: LRScheduler, num_steps: Callable[[], int]) -> None:
-    """Make ``scheduler.step()`` follow the job's steps instead of the batches of this worker.
-
-    Args:
-        scheduler: changed in place.
-        num_steps: how many it is to take when it is called for the batch in hand.
-    """
-    take = scheduler.step
-    at_most = 1 if isinstance(scheduler, ReduceLROnPlateau) else sys.maxsize
-
-    def step(self: LRScheduler, *args: Any, **kwargs: Any) -> None:
-        for _ in range(min(num_steps(), at_most)):
-            take(*args, **kwargs)
-
-    scheduler.step = MethodType(step, scheduler)  # type: ignore[method-assign]

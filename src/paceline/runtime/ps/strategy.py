@@ -19,9 +19,10 @@ from paceline.runtime.data.work import Array
 from paceline.runtime.ps.lookup import Lookups
 from paceline.runtime.ps.loop import Loop
 from paceline.runtime.ps.model import Model
-from paceline.runtime.ps.optimizer import follow_steps, replace_step
+from paceline.runtime.ps.optimizer import replace_step
 from paceline.runtime.ps.port import Ids, Trainer
 from paceline.runtime.ps.state_dict import Gatherer
+from paceline.runtime.schedules import follow_steps
 from paceline.runtime.strategy import Evaluation
 from paceline.wire.messages.feeds import Feed, SourceLine
 

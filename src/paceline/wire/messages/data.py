@@ -3,6 +3,7 @@
 from paceline.base.samples import Span
 from paceline.wire.messages.base import Message, ServerMap
 from paceline.wire.messages.feeds import Feed, Slice
+from paceline.wire.messages.group import AskState, Meet, StatePart
 from paceline.wire.messages.order import Entry
 
 
@@ -227,4 +228,7 @@ Data = (
     | MapIs
     | Piece
     | PieceHeld
+    | Meet
+    | AskState
+    | StatePart
 )

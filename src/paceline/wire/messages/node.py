@@ -3,6 +3,15 @@
 from paceline.base.samples import Span
 from paceline.wire.messages.base import CutRef, Message, ServerMap
 from paceline.wire.messages.feeds import Batching, Feed, Rate, Slice, SourceLine
+from paceline.wire.messages.group import (
+    Broken,
+    CatchUp,
+    JoinGroup,
+    Progress,
+    RunGroup,
+    StopGroup,
+    Stopped,
+)
 from paceline.wire.messages.order import Allow
 from paceline.wire.schema import ModelSchema
 
@@ -193,6 +202,10 @@ NodeUp = (
     | Restored
     | Joined
     | MapSet
+    | JoinGroup
+    | Stopped
+    | Progress
+    | Broken
     | ScriptError
     | Finished
 )
@@ -209,10 +222,11 @@ class WriteInitial(Message, frozen=True):
 
 
 class FeedOpened(Message, frozen=True):
-    """master -> worker: the feed as all workers read it."""
+    """master -> worker: the feed as all workers read it. ``complete``: all of it is done."""
 
     inc: int
     feed: Feed
+    complete: bool = False
 
 
 class Grant(Message, frozen=True):
@@ -367,5 +381,8 @@ NodeDown = (
     | JoinServers
     | ChangeMap
     | NewMap
+    | StopGroup
+    | CatchUp
+    | RunGroup
     | Stop
 )

@@ -1,0 +1,253 @@
+"""Who trains together by all-reduce, as a pure state machine: the master's part of re-forming.
+
+A group is a set of incarnations that hold the same model at the same step. When it changes
+(somebody died, joins or leaves) every member of the next one first stops for good in the old one,
+then says which step it completed last; who is behind copies from one that is not; when all say the
+same step, the group runs. Nothing is counted before that (docs/protocols/integrity.md, section 5).
+
+Durable state is changed by records only, as in `MasterState`.
+"""
+
+from collections.abc import Iterable
+
+from paceline.base.samples import Span
+from paceline.master.instructions import Fail, Instruction, Journal, Send
+from paceline.master.records import GroupBegun, GroupFormed, GroupRestored
+from paceline.wire.messages.group import (
+    NO_STEP,
+    Broken,
+    CatchUp,
+    JoinGroup,
+    Member,
+    Progress,
+    RunGroup,
+    StopGroup,
+    Stopped,
+)
+
+Records = GroupFormed | GroupRestored | GroupBegun
+
+
+class Group:
+    """The machine.
+
+    Args:
+        min_members: with fewer nobody trains.
+    """
+
+    def __init__(self, *, min_members: int = 1) -> None:
+        self.min_members = min_members
+        # Durable.
+        self.epoch_no = 0
+        self.number = 0
+        self.members: tuple[Member, ...] = ()
+        self.step = 0
+        #: All members have said the same step, and were told to run.
+        self.running = False
+        # Volatile.
+        #: Workers that are alive and prepared.
+        self.ready: dict[int, Member] = {}
+        #: Members that are gone: the next group is formed without them.
+        self.lost: set[int] = set()
+        #: What members of a group that forms have said.
+        self.stopped: dict[int, Stopped] = {}
+        #: Members that are not known to have heard that the group runs.
+        self.untold: set[int] = set()
+        #: Members that cannot work in this group.
+        self.broken: dict[int, str] = {}
+        #: May the members complete the step that they are in.
+        self.at_once = True
+        self.replica = ""
+
+    # ------------------------------------------------------------------ records
+
+    def apply(self, record: Records) -> None:
+        """The only way durable state changes."""
+        match record:
+            case GroupFormed():
+                self.number, self.members = record.group, record.members
+                self.running = False
+                self.stopped.clear()
+                self.broken.clear()
+                self.lost.clear()
+                self.untold.clear()
+            case GroupRestored():
+                self.epoch_no, self.step = record.epoch_no, record.step
+            case GroupBegun():
+                self.running, self.step = True, record.step
+                self.untold = {member.inc for member in self.members}
+
+    def _record(self, record: Records) -> Journal:
+        self.apply(record)
+        return Journal(record)
+
+    def knows(self, inc: int) -> bool:
+        """Whether this incarnation is in the newest group."""
+        return any(member.inc == inc for member in self.members)
+
+    # ------------------------------------------------------------------ who is there
+
+    def join(self, message: JoinGroup, node: str, *, expected: int) -> list[Instruction]:
+        """A worker wants to train.
+
+        Args:
+            message: its word.
+            node: where it lives.
+            expected: workers without which a first group waits (see `form`).
+        """
+        inc = message.inc
+        if self.replica and message.replica != self.replica:
+            return [Fail(replica_difference(node, self.replica, message.replica))]
+        self.replica = message.replica
+        self.ready[inc] = Member(inc, node, message.address)
+        if self.knows(inc):
+            return self._ask([inc])
+        return self.form(expected=expected)
+
+    def leave(self, inc: int, *, returned: bool = False) -> list[Instruction]:
+        """A worker is dead or given up: the others go on without it.
+
+        ``returned``: its script had come to its end, and so will the others': they form a group
+        without it only if they miss it.
+        """
+        self.ready.pop(inc, None)
+        if not self.knows(inc) or inc in self.lost:
+            return []
+        self.lost.add(inc)
+        return self.form() if not (returned and self.running) or self.broken else []
+
+    def form(self, *, expected: int = 0) -> list[Instruction]:
+        """Form the next group, if it would be another one and there are enough for it.
+
+        Args:
+            expected: where nobody has trained yet, wait for so many.
+        """
+        wanted = tuple(self.ready[inc] for inc in sorted(self.ready))
+        if len(wanted) < max(1, self.min_members if self.number else expected):
+            return []
+        hurt = bool(self.lost or self.broken)
+        fresh = any(not self.knows(member.inc) for member in wanted)
+        # Who comes while a group forms is in the next one: its forming is soon over.
+        if not hurt and not (fresh and (self.running or not self.number)):
+            return []
+        formed = self._record(GroupFormed(group=self.number + 1, members=wanted))
+        self.at_once = hurt
+        return [formed, *self._ask(member.inc for member in wanted)]
+
+    # ------------------------------------------------------------------ re-forming
+
+    def _ask(self, incs: Iterable[int]) -> list[Instruction]:
+        """Whatever these members are waited for."""
+        if self.running:
+            run = [inc for inc in incs if inc in self.untold]
+            return [Send(inc, self._run_message(inc)) for inc in run]
+        waiting = [inc for inc in incs if inc not in self.lost]
+        return [Send(inc, message) for inc in waiting if (message := self._asked(inc))]
+
+    def _asked(self, inc: int) -> StopGroup | CatchUp | None:
+        said = self.stopped.get(inc)
+        if said is None:
+            return StopGroup(
+                epoch_no=self.epoch_no, inc=inc, group=self.number, at_once=self.at_once
+            )
+        source = self._source()
+        if source is None or said.step == source.step:
+            return None
+        (member,) = (one for one in self.members if one.inc == source.inc)
+        return CatchUp(
+            epoch_no=self.epoch_no,
+            inc=inc,
+            group=self.number,
+            step=source.step,
+            source=member,
+            committed=source.committed,
+        )
+
+    def _source(self) -> Stopped | None:
+        """Whom those behind copy from, once everybody has said something."""
+        if len(self.stopped) < len(self.members):
+            return None
+        newest = max(said.step for said in self.stopped.values())
+        if newest == NO_STEP:
+            first = self.members[0].inc
+            return Stopped(epoch_no=self.epoch_no, inc=first, group=self.number, step=self.step)
+        return next(
+            self.stopped[member.inc]
+            for member in self.members
+            if self.stopped[member.inc].step == newest
+        )
+
+    def _run_message(self, inc: int) -> RunGroup:
+        return RunGroup(
+            epoch_no=self.epoch_no,
+            inc=inc,
+            group=self.number,
+            step=self.step,
+            members=self.members,
+        )
+
+    def stopped_said(self, message: Stopped) -> list[Instruction]:
+        """A member has stopped for good, or caught up."""
+        inc = message.inc
+        if message.group != self.number or self.running or not self.knows(inc):
+            return []
+        if inc in self.lost or message.epoch_no != self.epoch_no:
+            return []
+        said = self.stopped.get(inc)
+        if said is not None and said.step >= message.step:
+            return self._ask([inc])
+        self.stopped[inc] = message
+        return self._go_on()
+
+    def _go_on(self) -> list[Instruction]:
+        if len(self.stopped) < len(self.members):
+            return []
+        everybody = [member.inc for member in self.members]
+        steps = {said.step for said in self.stopped.values()}
+        if steps == {NO_STEP}:
+            return self._begin_anew()
+        if len(steps) > 1:
+            return self._ask(everybody)
+        (step,) = steps
+        sets = {said.committed for said in self.stopped.values()}
+        if len(sets) > 1:
+            return [Fail(f"members that hold step {step} disagree on what is in the model")]
+        begun = GroupBegun(group=self.number, step=step, committed=next(iter(sets)))
+        return [self._record(begun), *self._ask(everybody), *self.form()]
+
+    def _begin_anew(self) -> list[Instruction]:
+        """Nobody holds state: the first member's, as it was built, is everybody's."""
+        restored = GroupRestored(epoch_no=self.epoch_no + 1, step=0, committed=())
+        return [self._record(restored), *self._ask(self.stopped)]
+
+    def progress(self, message: Progress) -> tuple[Span, ...] | None:
+        """What is in the model by a member's word; None: it is not of the running group."""
+        if (message.epoch_no, message.group) != (self.epoch_no, self.number) or not self.running:
+            return None
+        self.untold.discard(message.inc)
+        self.step = max(self.step, message.step)
+        return message.committed
+
+    def broken_said(self, message: Broken) -> list[Instruction]:
+        """A member cannot work in the running group; `form` is due if nobody is found dead."""
+        of_this = (message.epoch_no, message.group) == (self.epoch_no, self.number)
+        if of_this and self.running and self.knows(message.inc) and message.inc not in self.lost:
+            self.broken[message.inc] = message.reason
+            return self.form() if self.lost else []
+        return []
+
+    def resume(self) -> None:
+        """After the journal was applied: members live until somebody says that they do not."""
+        self.ready = {member.inc: member for member in self.members}
+
+    def resend(self) -> list[Instruction]:
+        """Everything that is unanswered, once more."""
+        return self._ask([member.inc for member in self.members])
+
+
+def replica_difference(node: str, known: str, other: str) -> str:
+    """Why a worker cannot train with the others."""
+    return (
+        f"{node} has prepared another model than the others ({other}, they have {known}); "
+        "build the same model and optimizers in every worker, whatever its rank"
+    )

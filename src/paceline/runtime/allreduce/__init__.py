@@ -1,0 +1,1 @@
+"""Every worker holds the model; gradients are averaged among them."""

@@ -1,0 +1,428 @@
+"""A member's side of its group: `MemberState` between the training thread, master and peers.
+
+Three threads use the state, one at a time, under ``changed``: the training thread, that of the
+`Exchange` (master, and peers that answer) and that of the `Door` (peers that ask). The training
+thread talks to the master only where it has nothing to compute.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+
+from paceline.base.samples import Span
+from paceline.runtime.allreduce.door import Door
+from paceline.runtime.allreduce.group import Group
+from paceline.runtime.allreduce.replica import Arriving, Photograph, Replica
+from paceline.runtime.allreduce.state import Connect, Copy, Drop, Instruction, MemberState, Say
+from paceline.runtime.allreduce.store import GroupOver, PeerStore
+from paceline.runtime.data.work import Array, StepTimes, Work
+from paceline.runtime.exchange import Exchange
+from paceline.runtime.process import Process, Stopped
+from paceline.runtime.ps.results import Results
+from paceline.runtime.ps.worker_state import DropWork, ToMaster, WorkerState
+from paceline.runtime.ps.worker_state import Instruction as LeaseInstruction
+from paceline.wire.messages.base import ServerMap
+from paceline.wire.messages.data import Data
+from paceline.wire.messages.feeds import Feed, SourceLine
+from paceline.wire.messages.group import (
+    NO_STEP,
+    AskState,
+    CatchUp,
+    Meet,
+    RunGroup,
+    StatePart,
+    StopGroup,
+)
+from paceline.wire.messages.node import (
+    Evaluated,
+    FeedOpened,
+    Grant,
+    NewEpoch,
+    NodeDown,
+    OpenFeed,
+    Recall,
+    Stop,
+)
+
+RESEND_S = 0.5
+"""What is unanswered this long is asked again."""
+MEET_S = 10.0
+"""How long a member waits for its peers to come into a new group."""
+PARTS_AHEAD = 4
+"""Parts of a peer's state that are asked for at a time: what a joiner's copy takes of memory
+beside the state itself."""
+BREAKING = (RuntimeError, GroupOver)
+"""What torch raises when a group is over, and what our store does."""
+
+_NO_SERVERS = ServerMap(version=0, servers=(), owners=())
+
+_log = logging.getLogger(__name__)
+
+
+class GroupClient:
+    """See the module. All public calls are the training thread's."""
+
+    def __init__(self, process: Process) -> None:
+        self.process, self.spec = process, process.spec
+        self._exchange = Exchange(process, self)
+        self._changed = self._exchange.changed
+        self._door = Door(process, self)
+        self.state = MemberState(process.inc, self._door.address)
+        self._replica: Replica | None = None
+        self._photograph: tuple[int, int, Photograph] | None = None
+        #: What we copy, and whom from; it is loaded where the training thread waits.
+        self._arriving: tuple[CatchUp, Arriving] | None = None
+        self._stores: dict[int, PeerStore] = {}
+        self._group: Group | None = None
+        #: Leases of what is evaluated.
+        self._leases = WorkerState(process.inc, mode="asp", samples="exactly-once")
+        self._results = Results(self._leases, self._until)
+        self._in_hand: list[Work] = []
+        self._complete: set[int] = set()
+        self._leaving = False
+        process.at_end = self._end
+
+    def start(self, replica: Replica) -> None:
+        """Everything is prepared."""
+        self._replica = replica
+        self.state.replica = replica.describe()
+        self._exchange.start()
+
+    def _end(self) -> None:
+        with self._changed:
+            self._drop()
+        self._exchange.halt()
+        self._door.close()
+
+    # ------------------------------------------------------------------ steps
+
+    def enter(self) -> tuple[RunGroup, Group]:
+        """Begin a step: the group to do it in, once there is one."""
+        while True:
+            run = self._entered()
+            group = self._connected(run)
+            if group is not None:
+                return run, group
+
+    def _entered(self) -> RunGroup:
+        with self._changed:
+            self._do(self.state.join())
+            while True:
+                self._check_stop()
+                self._load()
+                run = self.state.enter()
+                if run is not None:
+                    self.process.step = self.state.step + 1
+                    return run
+                self._exchange.wait()
+
+    def _connected(self, run: RunGroup) -> Group | None:
+        """The group itself; None: it was over before it began."""
+        with self._changed:
+            group = self._group
+            if group is not None and group.run is run:
+                return group
+            store = self._store(run.group)
+        try:
+            group = Group(run, self.state.inc, store, self.spec.listen)
+        except BREAKING as error:
+            self.failed(run, f"connecting: {error}")
+            return None
+        with self._changed:
+            if self.state.running is run:
+                self._group = group
+                return group
+        group.drop()
+        return None
+
+    def _load(self) -> None:
+        """Become what was copied, if it is all here."""
+        if self._arriving is not None and self._arriving[1].whole and self._replica is not None:
+            order, arrived = self._arriving
+            self._arriving = None
+            self._replica.load(arrived)
+            self._do(self.state.copied(order))
+
+    def begin_update(self, run: RunGroup) -> bool:
+        """See `MemberState.begin_update`."""
+        with self._changed:
+            return self.state.begin_update(run)
+
+    def updated(self, spans: Iterable[Span], *, last: bool) -> None:
+        """See `MemberState.updated`."""
+        with self._changed:
+            self._do(self.state.updated(spans, last=last))
+
+    def proven(self, *, last: bool) -> None:
+        """See `MemberState.proven`."""
+        with self._changed:
+            self._do(self.state.proven(last=last))
+
+    def failed(self, run: RunGroup, reason: str) -> None:
+        """See `MemberState.failed`."""
+        with self._changed:
+            self._do(self.state.failed(run, reason))
+
+    def leave_step(self) -> None:
+        """See `MemberState.leave_step`."""
+        with self._changed:
+            self._do(self.state.leave_step())
+
+    @property
+    def wants_out(self) -> bool:
+        """Whether the step that begins should be the last in this group."""
+        return self.state.wants_out or self.process.stop_requested
+
+    def record(self, times: StepTimes) -> None:
+        """Note what a finished step took; no system call."""
+        self.process.ledger.write(
+            step=self.process.step,
+            t_start_s=times.start_s,
+            bpt_s=times.bpt_s,
+            compute_s=times.compute_s,
+            server_s=times.server_s,
+            message_s=times.message_s,
+            wait_s=times.wait_s,
+            samples=times.samples,
+        )
+
+    # ------------------------------------------------------------------ feeds, evaluation
+
+    def open_feed(self, feed: Feed) -> Feed:
+        """See `Strategy.open_feed`."""
+        message = OpenFeed(inc=self.process.inc, feed=feed)
+        self._until(lambda: feed.feed in self._leases.feeds, ask=lambda: [ToMaster(message)])
+        return self._leases.feeds[feed.feed]
+
+    def is_complete(self, feed: int) -> bool:
+        """Whether all of it was done before we came to it."""
+        return feed in self._complete
+
+    def await_state(self) -> None:
+        """Return when we hold what the group holds."""
+        with self._changed:
+            self._do(self.state.join())
+            while self.state.step == NO_STEP or not self._leases.epoch_no:
+                self._check_stop()
+                self._load()
+                self._exchange.wait()
+
+    def source_line(self, line: int) -> SourceLine:
+        """See `Strategy.source_line`."""
+        with self._changed:
+            return self._leases.source_line(line)
+
+    def next_work(self, feed: int) -> Work | None:
+        """Block for the next samples to evaluate; None: all are evaluated."""
+        leases = self._leases
+        with self._changed:
+            while True:
+                self._check_stop()
+                self._load()
+                spans = leases.take(feed, leases.feeds[feed].batch_size)
+                if spans:
+                    work = Work(feed, spans, sum(len(span) for span in spans))
+                    self._in_hand.append(work)
+                    return work
+                if feed in leases.ended:
+                    return None
+                self._do_leases(leases.want(feed))
+                self._exchange.wait()
+
+    def evaluate_put(self, work: Work, values: Mapping[str, Array]) -> None:
+        """Hand in the results for a work."""
+        with self._changed:
+            if work not in self._in_hand:
+                return
+            self._in_hand.remove(work)
+            epoch_no = self._leases.epoch_no
+        self._results.put(work, values, epoch_no)
+
+    def evaluate_get(self, feed: int) -> Mapping[str, Array] | None:
+        """The results of all; None: an epoch has begun meanwhile, there is work again."""
+        return self._results.get(feed)
+
+    # ------------------------------------------------------------------ waiting
+
+    def _check_stop(self) -> None:
+        self._exchange.check()
+        if self.process.stop_requested and not self._leaving and self.state.running is None:
+            self._leaving = True
+            raise Stopped
+
+    def _until(
+        self, done: Callable[[], bool], ask: Callable[[], Iterable[LeaseInstruction]] = lambda: ()
+    ) -> None:
+        ask_at_s = 0.0
+        with self._changed:
+            while not done():
+                self._exchange.check()
+                self._load()
+                now_s = time.monotonic()
+                if now_s >= ask_at_s:
+                    self._do_leases(ask())
+                    ask_at_s = now_s + RESEND_S
+                self._exchange.wait()
+                if self.process.stop_requested and not self._leaving:
+                    self._leaving = True
+                    raise Stopped
+
+    # ------------------------------------------------------------------ events
+
+    def tick(self) -> None:
+        """See `Owner.tick`."""
+        self._do(self.state.resend())
+        self._do_leases(self._leases.resend())
+        if self._arriving is not None:
+            self._arriving[1].ask_again()
+            self._ask_parts()
+
+    def from_master(self, message: NodeDown) -> None:
+        """See `Owner.from_master`."""
+        match message:
+            case StopGroup():
+                self._do(self.state.stop_group(message))
+                self._follow_epoch()
+            case CatchUp():
+                self._do(self.state.catch_up(message))
+                self._follow_epoch()
+            case RunGroup():
+                self._do(self.state.run_group(message))
+            case FeedOpened():
+                if message.complete:
+                    self._complete.add(message.feed.feed)
+                self._do_leases(self._leases.feed_opened(message))
+            case Grant():
+                self._do_leases(self._leases.grant(message))
+            case Recall():
+                self._do_leases(self._leases.recalled(message))
+            case Evaluated():
+                self._results.answered(message)
+            case Stop():
+                self.process.stop_requested = self.process.told_to_stop = True
+            case _:
+                _log.warning("a member has no use for %s", type(message).__name__)
+
+    def _follow_epoch(self) -> None:
+        epoch_no = self.state.epoch_no
+        if epoch_no > self._leases.epoch_no:
+            new = NewEpoch(epoch_no=epoch_no, inc=self.state.inc, map=_NO_SERVERS, step=0)
+            self._do_leases(self._leases.new_epoch(new))
+
+    def from_server(self, server: int, message: Data, frames: Sequence[memoryview]) -> None:
+        """See `Owner.from_server`: what a peer answers."""
+        if not isinstance(message, StatePart) or self._arriving is None or len(frames) != 1:
+            return
+        order, arriving = self._arriving
+        if (message.epoch_no, message.step) == (order.epoch_no, order.step):
+            arriving.take(message.part, message.num_parts, frames[0], message.digest)
+            self._ask_parts()
+
+    # ------------------------------------------------------------------ peers
+
+    def met(self, message: Meet, value: bytes) -> None:
+        """See `Host.met`."""
+        with self._changed:
+            if message.epoch_no == self.state.epoch_no and message.group >= self.state.group:
+                self._store(message.group).put(message.key, value)
+
+    def hand_out(self, message: AskState) -> tuple[StatePart, bytes] | None:
+        """See `Host.hand_out`: only while nothing can change what we hold."""
+        with self._changed:
+            state = self.state
+            held = (state.epoch_no, state.step) == (message.epoch_no, message.step)
+            if not held or state.running is not None or state.updating or self._replica is None:
+                return None
+            if self._photograph is None or self._photograph[:2] != (state.epoch_no, state.step):
+                self._photograph = state.epoch_no, state.step, self._replica.photograph()
+            photograph = self._photograph[2]
+            if not 0 <= message.part < photograph.num_parts:
+                return None
+            frame, digest = photograph.part(message.part)
+        answer = StatePart(
+            epoch_no=message.epoch_no,
+            inc=state.inc,
+            step=message.step,
+            part=message.part,
+            num_parts=photograph.num_parts,
+            digest=digest,
+        )
+        return answer, frame
+
+    def _ask_parts(self) -> None:
+        """Ask for the parts that are missing, a few at a time."""
+        if self._arriving is None:
+            return
+        order, arriving = self._arriving
+        for part in arriving.ask(PARTS_AHEAD):
+            ask = AskState(epoch_no=order.epoch_no, inc=self.state.inc, step=order.step, part=part)
+            self._exchange.leave(partial(self._exchange.data.send, order.source.inc, ask))
+
+    def _store(self, group: int) -> PeerStore:
+        """The store of a group; those of groups before it are over."""
+        if group not in self._stores:
+            for old in [number for number in self._stores if number < group]:
+                self._stores.pop(old).end()
+            self._stores[group] = PeerStore(partial(self._tell, group), MEET_S)
+        return self._stores[group]
+
+    def _tell(self, group: int, key: str, value: bytes) -> None:
+        """Set something in the stores of all peers; called by torch while it connects."""
+        with self._changed:
+            run = self.state.running
+            if run is None or run.group != group:
+                return
+            message = Meet(epoch_no=run.epoch_no, inc=self.state.inc, group=group, key=key)
+            data = self._exchange.data
+            for member in run.members:
+                if member.inc != self.state.inc:
+                    self._exchange.leave(partial(data.send, member.inc, message, [value]))
+
+    # ------------------------------------------------------------------ instructions
+
+    def _do(self, instructions: Iterable[Instruction]) -> None:
+        for instruction in instructions:
+            match instruction:
+                case Say(message):
+                    self._exchange.leave(partial(self.process.link.send, message))
+                case Drop():
+                    self._drop()
+                case Copy(order):
+                    self._arriving = order, Arriving()
+                    self._meet(order.source.inc, order.source.address)
+                    self._ask_parts()
+                case Connect(run):
+                    self._photograph = self._arriving = None
+                    self._exchange.leave(partial(self._meet_all, run))
+
+    def _meet(self, inc: int, address: str) -> None:
+        self._exchange.leave(partial(self._exchange.data.connect, inc, address))
+
+    def _meet_all(self, run: RunGroup) -> None:
+        """Be connected to these peers and no others."""
+        data = self._exchange.data
+        peers = {one.inc: one.address for one in run.members if one.inc != self.state.inc}
+        for gone in set(data.keys()) - set(peers):
+            data.disconnect(gone)
+        for inc, address in peers.items():
+            data.connect(inc, address)
+
+    def _drop(self) -> None:
+        """What we worked in is over; a group after it may have been heard of already."""
+        for number, store in self._stores.items():
+            if number <= self.state.ran:
+                store.end()
+        if self._group is not None:
+            self._group.drop()
+            self._group = None
+
+    def _do_leases(self, instructions: Iterable[LeaseInstruction]) -> None:
+        for instruction in instructions:
+            match instruction:
+                case ToMaster(message):
+                    self._exchange.leave(partial(self.process.link.send, message))
+                case DropWork():
+                    self._in_hand.clear()
+                case _:
+                    pass

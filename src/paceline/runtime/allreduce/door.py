@@ -1,0 +1,57 @@
+"""Where the peers of a member reach it: a thread that answers them.
+
+It takes what they set in the store of a group, and hands out the state that this member holds.
+"""
+
+import threading
+from typing import Protocol
+
+from paceline.runtime.process import Process
+from paceline.wire.data_plane import DataServer, bind_address
+from paceline.wire.messages.group import AskState, Meet, StatePart
+
+POLL_S = 0.2
+
+
+class Host(Protocol):
+    """Whose door it is; both are called in the door's thread."""
+
+    def met(self, message: Meet, value: bytes) -> None:
+        """A peer has set something in the store of a group."""
+
+    def hand_out(self, message: AskState) -> tuple[StatePart, bytes] | None:
+        """The part that a peer asks for; None: we do not hold that step at rest."""
+
+
+class Door:
+    """Opens when it is made."""
+
+    def __init__(self, process: Process, host: Host) -> None:
+        self._host = host
+        name = f"{process.node}-{process.inc}"
+        plane, run_dir = process.spec.data_plane, process.job.run_dir
+        bind = bind_address(plane, process.spec.listen, run_dir, name)
+        self._data = DataServer(bind, process.job.secret())
+        self.address = self._data.address
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="paceline-door", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Let nobody in any more."""
+        self._closing = True
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._closing:
+            for peer, message, frames in self._data.poll(POLL_S):
+                match message:
+                    case Meet() if len(frames) == 1:
+                        self._host.met(message, bytes(frames[0]))
+                    case AskState():
+                        answer = self._host.hand_out(message)
+                        if answer is not None:
+                            self._data.send(peer, answer[0], [answer[1]])
+                    case _:
+                        pass
+        self._data.close()

@@ -1,0 +1,138 @@
+"""One group of workers that can average tensors: torch's process group, made anew at each change.
+
+Gloo's groups cannot be aborted, and a member that is no neighbour of a dead one would wait for the
+whole timeout. So the sockets that a group opens are remembered, and shut down when it is dropped:
+whoever waits on them fails at once, here and at the peers.
+"""
+
+import os
+import socket
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import _distributed_c10d as c10d
+
+from paceline.runtime.allreduce.store import PeerStore
+from paceline.wire.messages.group import RunGroup
+
+CONNECT_S = 10.0
+"""A member that does not connect within this has a reason of which its agent will tell."""
+LONGEST_S = 24 * 3600.0
+"""Of one operation: whoever hangs is found by the master long before, and then the group is
+dropped; a member whose script takes long between two steps does not hang."""
+
+
+class Group:
+    """A connected group.
+
+    Args:
+        run: who belongs to it.
+        inc: which of them we are.
+        store: of this group.
+        host: address of this machine to listen at, IPv4.
+
+    Raises:
+        RuntimeError: a peer is gone, or the group was dropped meanwhile (torch's own error).
+    """
+
+    def __init__(self, run: RunGroup, inc: int, store: PeerStore, host: str) -> None:
+        self.run = run
+        self.rank = next(k for k, member in enumerate(run.members) if member.inc == inc)
+        self.size = len(run.members)
+        self._store = store
+        self._lock = threading.Lock()
+        self._dropped = False
+        self._sockets: list[socket.socket] = []
+        before = _socket_inodes()
+        # What torch's stubs lack: the options of gloo, its constructor with them, the collectives.
+        gloo: Any = c10d.ProcessGroupGloo
+        options = gloo._Options()
+        options._timeout = timedelta(seconds=CONNECT_S)
+        options._devices = [gloo.create_device(hostname=host)]
+        self._torch: Any = gloo(store, self.rank, self.size, options)
+        with self._lock:
+            self._sockets = _sockets_since(before)
+        if self._dropped:
+            self.drop()
+
+    def drop(self) -> None:
+        """End it for good; any thread may, also while another one waits in it. Again: nothing."""
+        self._dropped = True
+        self._store.end()
+        with self._lock:
+            sockets, self._sockets = self._sockets, []
+        for sock in sockets:
+            with suppress(OSError):  # the peer was faster
+                sock.shutdown(socket.SHUT_RDWR)
+            sock.close()
+
+    def sum(self, tensor: Tensor) -> Any:
+        """Begin to sum a tensor in place over all members; ``wait`` on what is returned.
+
+        All members sum tensors of the same shapes in the same order.
+        """
+        options = c10d.AllreduceOptions()
+        options.timeout = timedelta(seconds=LONGEST_S)
+        return self._torch.allreduce([tensor], options)
+
+    def gather(self, values: Sequence[int]) -> "Gathering":
+        """Begin to tell all members some numbers, as many as they tell."""
+        mine = torch.tensor(values, dtype=torch.int64)
+        all_of_them = [torch.empty_like(mine) for _ in range(self.size)]
+        options = c10d.AllgatherOptions()
+        options.timeout = timedelta(seconds=LONGEST_S)
+        return Gathering(self._torch.allgather([all_of_them], [mine], options), all_of_them)
+
+
+class Gathering:
+    """Numbers of all members on their way."""
+
+    def __init__(self, work: Any, values: list[Tensor]) -> None:
+        self._work, self._values = work, values
+
+    def wait(self) -> list[list[int]]:
+        """Member -> its numbers; raises torch's RuntimeError if the group is over."""
+        self._work.wait()
+        return [one.tolist() for one in self._values]
+
+
+def _socket_inodes() -> dict[int, str]:
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # the listing's own
+            target = os.readlink(f"/proc/self/fd/{name}")
+            if target.startswith("socket:"):
+                found[int(name)] = target
+    return found
+
+
+def _sockets_since(before: dict[int, str]) -> list[socket.socket]:
+    """Duplicates of the connected TCP sockets that were opened meanwhile.
+
+    Duplicates, since a number that torch closes may be another file's a moment later.
+    """
+    known = set(before.values())
+    found = []
+    for number, inode in _socket_inodes().items():
+        if inode in known:
+            continue
+        with suppress(OSError):  # closed meanwhile
+            sock = socket.socket(fileno=os.dup(number))
+            if sock.family in (socket.AF_INET, socket.AF_INET6) and _is_connected(sock):
+                found.append(sock)
+            else:
+                sock.close()
+    return found
+
+
+def _is_connected(sock: socket.socket) -> bool:
+    try:
+        sock.getpeername()
+    except OSError:
+        return False
+    return True

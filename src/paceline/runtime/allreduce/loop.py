@@ -1,0 +1,261 @@
+"""The training loop of one ``job.batches``: slice after slice, each averaged over the group.
+
+Order of one iteration: a step begins in a running group → this member's share of its slice → the
+user's forward and backward, while gradients are summed → when all sums are here, the optimizers
+change the model and the slice is in it, as one act. If the group breaks before that, the
+optimizers change nothing and the same step comes again, shared among the members of the next group.
+
+Reference: docs/protocols/integrity.md, section 5.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from time import monotonic
+from typing import Any
+
+from paceline.base.errors import ConfigError, InternalError
+from paceline.base.samples import Intervals, Portion, Span
+from paceline.runtime.allreduce.client import BREAKING, GroupClient
+from paceline.runtime.allreduce.group import Gathering, Group
+from paceline.runtime.allreduce.reducer import Reducer
+from paceline.runtime.data.reader import Reader
+from paceline.runtime.data.work import StepTimes, Work
+from paceline.wire.messages.feeds import Feed, Slice
+from paceline.wire.messages.group import RunGroup
+
+
+@dataclass(slots=True)
+class Step:
+    """The step that this member is in."""
+
+    run: RunGroup
+    gathering: Gathering
+    whole: Slice
+    weight: int
+    """Samples of ours; 0: what we compute on is another member's, and does not count."""
+    start_s: float
+    wait_s: float
+    batch: Any = None
+    settled: bool = False
+    """Gradients were averaged, or cannot be."""
+    holds: bool = False
+    """The averaged gradients are to change the model."""
+    last: bool = False
+    """Some member wants it to be the last one in this group."""
+    stepped: int = 0
+    """Optimizers that were told to step."""
+    compute_s: float = 0.0
+
+
+class Loop:
+    """One pass over one feed. The strategy calls ``on_step`` for every ``optimizer.step()``."""
+
+    def __init__(
+        self,
+        client: GroupClient,
+        reducer: Reducer,
+        feed: Feed,
+        reader: Reader,
+        ahead: int,
+    ) -> None:
+        self._client, self._reducer = client, reducer
+        self._feed, self._reader, self._ahead = feed, reader, ahead
+        #: Works that were shown to the reader, by step and samples.
+        self._shown: dict[tuple[int, Slice], Work] = {}
+        self._num_steps = 0
+        self.excluded_s = 0.0
+        """Time since the batch was ready that was spent on something else (evaluation)."""
+        self.step: Step | None = None
+        """The newest step, until the next begins."""
+
+    def run(self) -> Iterator[Any]:
+        """Yield batch after batch until the feed is complete."""
+        try:
+            while (step := self._begin_next()) is not None:
+                self.step = step
+                yield step.batch
+                self._finish(step)
+        finally:
+            self._abandon()
+
+    # ------------------------------------------------------------------ before the user computes
+
+    def _begin_next(self) -> Step | None:
+        """Begin a step; None: the feed is complete, and all members hold all of it."""
+        start_s = monotonic()
+        while True:
+            run, group = self._client.enter()
+            whole = self._feed.next_slice(self._line())
+            step = self._try(run, group, whole, start_s)
+            if step is None:
+                continue
+            if not whole:
+                if self._prove(step):
+                    self._record(start_s)
+                    return None
+                continue
+            self._fetch(step, group)
+            now_s = monotonic()
+            self._record(now_s)
+            step.wait_s, step.start_s = now_s - start_s, now_s
+            self._reducer.begin(group, step.weight, partial(self._settle, step))
+            return step
+
+    def _try(self, run: RunGroup, group: Group, whole: Slice, start_s: float) -> Step | None:
+        """Tell the others that we are in this step."""
+        weight = sum(len(span) for span in self._share(group, whole))
+        number = self._client.state.step + 1
+        try:
+            news = [number, _digest(whole), int(self._client.wants_out), weight]
+            return Step(run, group.gather(news), whole, weight, start_s, 0.0)
+        except BREAKING as error:
+            self._client.failed(run, f"entering step {number}: {error}")
+            return None
+
+    def _share(self, group: Group, whole: Slice) -> list[Span]:
+        """What this member computes of a slice: a function of it and of the members alone."""
+        return Portion(group.rank, group.rank + 1, group.size).of(whole)
+
+    def _fetch(self, step: Step, group: Group) -> None:
+        """Have the batch made, and begin to make those that follow."""
+        # Without samples of our own we compute on one of somebody else's, so that the script takes
+        # the same way in all members.
+        work = self._work(self._client.state.step + 1, self._share(group, step.whole) or step.whole)
+        batch = self._reader.get(work)
+        self._reader.ask(self._upcoming(group))
+        step.batch = batch
+
+    def _work(self, number: int, spans: list[Span] | Slice) -> Work:
+        found = self._shown.pop((number, tuple(spans)), None)
+        size = sum(len(span) for span in spans)
+        return found or Work(self._feed.feed, tuple(spans), size, number)
+
+    def _upcoming(self, group: Group) -> list[Work]:
+        """The works of the steps after this one, as long as the group is as it is."""
+        done = Intervals(self._line().edges)
+        works: list[Work] = []
+        number = self._client.state.step + 1
+        while len(works) < self._ahead:
+            for span in self._feed.next_slice(done):
+                done.add(span.start, span.stop)
+            number += 1
+            whole = self._feed.next_slice(done)
+            if not whole:
+                break
+            works.append(self._work(number, self._share(group, whole) or whole))
+        self._shown = {(work.step, work.spans): work for work in works}
+        return works
+
+    def _line(self) -> Intervals:
+        return self._client.state.done.line(self._feed.line())
+
+    def _prove(self, step: Step) -> bool:
+        """All of the feed is in our model: wait until all others are as far."""
+        try:
+            told = step.gathering.wait()
+        except BREAKING as error:
+            self._client.failed(step.run, f"at the end of feed {self._feed.feed}: {error}")
+            return False
+        self._client.proven(last=self._judge(told))
+        return True
+
+    # ------------------------------------------------------------------ after it
+
+    def _settle(self, step: Step) -> None:
+        """Wait for the averaged gradients; whether they may change the model."""
+        if step.settled:
+            return
+        step.settled = True
+        step.compute_s = monotonic() - step.start_s - self.excluded_s
+        try:
+            self._reducer.flush()
+            told = step.gathering.wait()
+            step.last = self._judge(told)
+            self._reducer.finish(sum(weight for *_, weight in told))
+        except BREAKING as error:
+            self._reducer.drop()
+            self._client.failed(step.run, f"step {self._client.state.step + 1}: {error}")
+            return
+        step.holds = self._client.begin_update(step.run)
+
+    def _judge(self, told: list[list[int]]) -> bool:
+        """Whether somebody wants this step to be the last one in the group.
+
+        Raises:
+            InternalError: members are not in the same step: the model would be wrong.
+        """
+        if len({(number, digest) for number, digest, _, _ in told}) > 1:
+            raise InternalError(f"members are in different steps: {told}")
+        return any(wants_out for _, _, wants_out, _ in told)
+
+    def on_step(self, num_optimizers: int) -> bool:
+        """An optimizer is told to step: whether it is to change its parameters.
+
+        Raises:
+            ConfigError: it steps twice for one batch, or what it is to apply is not one mean.
+        """
+        step = self.step
+        if step is None or step.stepped >= num_optimizers:
+            raise ConfigError(
+                "optimizer.step() was called before the first batch, or twice for one; a batch "
+                "counts once: call it once, after all of loss.backward()"
+            )
+        self._settle(step)
+        if self._reducer.called_twice:
+            raise ConfigError(
+                "loss.backward() was called twice for one batch; its gradients are averaged over "
+                "all workers when it ends: add the losses up, and call it once"
+            )
+        step.stepped += 1
+        return step.holds
+
+    def stepped(self, num_optimizers: int) -> None:
+        """An optimizer has changed its parameters; after the last one the step is in the model."""
+        step = self.step
+        if step is not None and step.holds and step.stepped == num_optimizers:
+            self._client.updated(step.whole, last=step.last)
+
+    def settle(self) -> None:
+        """Have the averaged gradients in place before the optimizers ask for them."""
+        if self.step is not None:
+            self._settle(self.step)
+
+    def _finish(self, step: Step) -> None:
+        """The user asks for the next batch."""
+        self._num_steps += 1
+        if not step.stepped:
+            raise ConfigError(
+                "a batch went by without optimizer.step(), so its samples would never count; call "
+                "it once per batch, and use job.evaluate for batches that are not trained on"
+            )
+
+    def _record(self, now_s: float) -> None:
+        """Note the times of the step that ended as the next begins."""
+        step = self.step
+        if step is None:
+            return
+        self._client.record(
+            StepTimes(
+                step=self._num_steps,
+                samples=step.weight,
+                start_s=step.start_s,
+                bpt_s=now_s - step.start_s - self.excluded_s,
+                compute_s=step.compute_s,
+                server_s=0.0,
+                message_s=0.0,
+                wait_s=step.wait_s,
+            )
+        )
+        self.excluded_s = 0.0
+
+    def _abandon(self) -> None:
+        """The loop is left: nothing of an unfinished step counts."""
+        self._reducer.drop()
+        self._client.leave_step()
+        self.step = None
+
+
+def _digest(whole: Slice) -> int:
+    """A number that tells slices of one feed apart."""
+    return sum(31 * span.start + 17 * span.stop + span.line for span in whole)

@@ -1,0 +1,171 @@
+"""What all members hold alike: models, optimizers and schedulers, as bytes for a peer.
+
+The state travels in parts: part 0 says what it is made of, the others are the tensors' bytes one
+after the other, `PART_BYTES` at a time.
+"""
+
+import hashlib
+import math
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from paceline.base.errors import PermanentError
+from paceline.runtime.allreduce.tree import Skeleton, as_bytes, put_together, take_apart
+
+PART_BYTES = 16 << 20
+
+
+class Layout(msgspec.Struct, frozen=True):
+    """Part 0: the form of the state, and of each of its tensors."""
+
+    skeleton: Skeleton
+    tensors: tuple[tuple[str, tuple[int, ...]], ...]
+    """dtype and shape."""
+
+
+class Replica:
+    """The prepared objects of one member."""
+
+    def __init__(
+        self,
+        modules: Sequence[nn.Module],
+        optimizers: Sequence[Optimizer],
+        schedulers: Sequence[LRScheduler],
+    ) -> None:
+        self.modules, self.optimizers, self.schedulers = modules, optimizers, schedulers
+        take_apart(self._state())  # what cannot be handed over is refused before any work
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "modules": [module.state_dict() for module in self.modules],
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            "schedulers": [scheduler.state_dict() for scheduler in self.schedulers],
+        }
+
+    def describe(self) -> str:
+        """A short text, the same for members that can train together."""
+        modules = [
+            [(name, str(one.dtype), tuple(one.shape)) for name, one in module.state_dict().items()]
+            for module in self.modules
+        ]
+        kinds = [type(one).__name__ for one in (*self.optimizers, *self.schedulers)]
+        size = sum(param.numel() for module in self.modules for param in module.parameters())
+        digest = hashlib.sha256(repr((modules, kinds)).encode()).hexdigest()[:8]
+        return f"{size:,} parameters, {', '.join(kinds) or 'no optimizer'}, {digest}"
+
+    def photograph(self) -> "Photograph":
+        """The state as it is; shares memory with it."""
+        return Photograph(*take_apart(self._state()))
+
+    def load(self, arrived: "Arriving") -> None:
+        """Become what arrived."""
+        state = arrived.state()
+        with torch.no_grad():
+            for module, one in zip(self.modules, state["modules"], strict=True):
+                module.load_state_dict(one)
+        for optimizer, one in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(one)
+        for scheduler, one in zip(self.schedulers, state["schedulers"], strict=True):
+            scheduler.load_state_dict(one)
+
+
+class Photograph:
+    """State that can be read in parts, as long as nobody changes it."""
+
+    def __init__(self, skeleton: Skeleton, tensors: Sequence[Tensor]) -> None:
+        kinds = tuple((str(one.dtype).removeprefix("torch."), tuple(one.shape)) for one in tensors)
+        self._layout = msgspec.json.encode(Layout(skeleton, kinds))
+        self._bytes = [as_bytes(one) for one in tensors]
+        size = sum(len(one) for one in self._bytes)
+        self.num_parts = 1 + math.ceil(size / PART_BYTES)
+
+    def part(self, number: int) -> tuple[bytes, int]:
+        """The bytes of a part, and their digest."""
+        if number == 0:
+            return self._layout, zlib.crc32(self._layout)
+        low, high = (number - 1) * PART_BYTES, number * PART_BYTES
+        whole = b"".join(bytes(one.numpy()) for one in _pieces(self._bytes, low, high))
+        return whole, zlib.crc32(whole)
+
+
+class Arriving:
+    """State that comes from a peer, part by part, in any order after the first."""
+
+    def __init__(self) -> None:
+        self.num_parts = 1
+        self._layout: Layout | None = None
+        self._tensors: list[Tensor] = []
+        self._bytes: list[Tensor] = []
+        self._missing = {0}
+        self._asked: set[int] = set()
+
+    @property
+    def whole(self) -> bool:
+        """Whether all of it is here."""
+        return self._layout is not None and not self._missing
+
+    def ask(self, limit: int) -> list[int]:
+        """The next parts to ask for, with at most ``limit`` on their way."""
+        room = limit - len(self._asked & self._missing)
+        fresh = sorted(self._missing - self._asked)[: max(room, 0)]
+        self._asked.update(fresh)
+        return fresh
+
+    def ask_again(self) -> None:
+        """Nothing is on its way any more."""
+        self._asked.clear()
+
+    def take(self, number: int, num_parts: int, frame: memoryview, digest: int) -> bool:
+        """Keep a part; False: it is damaged, or not wanted.
+
+        Raises:
+            PermanentError: it is whole, but no state.
+        """
+        if number not in self._missing or zlib.crc32(frame) != digest:
+            return False
+        if number == 0:
+            self._begin(bytes(frame), num_parts)
+        else:
+            low = (number - 1) * PART_BYTES
+            source = torch.frombuffer(frame, dtype=torch.uint8)
+            at = 0
+            for piece in _pieces(self._bytes, low, low + PART_BYTES):
+                piece.copy_(source[at : at + len(piece)])
+                at += len(piece)
+        self._missing.discard(number)
+        return True
+
+    def _begin(self, layout: bytes, num_parts: int) -> None:
+        try:
+            self._layout = msgspec.json.decode(layout, type=Layout)
+            self._tensors = [
+                torch.empty(shape, dtype=getattr(torch, dtype))
+                for dtype, shape in self._layout.tensors
+            ]
+        except (msgspec.MsgspecError, AttributeError, RuntimeError, TypeError) as error:
+            raise PermanentError(f"a peer's state cannot be read: {error}") from error
+        self._bytes = [one.reshape(-1).view(torch.uint8) for one in self._tensors]
+        self.num_parts = num_parts
+        self._missing.update(range(1, num_parts))
+
+    def state(self) -> Any:
+        """All of it."""
+        assert self._layout is not None
+        return put_together(self._layout.skeleton, self._tensors)
+
+
+def _pieces(arrays: Sequence[Tensor], low: int, high: int) -> Iterator[Tensor]:
+    """Bytes ``low`` to ``high`` of these one after the other."""
+    start = 0
+    for one in arrays:
+        stop = start + len(one)
+        if start < high and stop > low:
+            yield one[max(low - start, 0) : min(high, stop) - start]
+        start = stop

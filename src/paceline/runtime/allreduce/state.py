@@ -1,0 +1,263 @@
+"""One member of an all-reduce group as a pure state machine: which step it holds, in which group.
+
+Events are the master's messages and the training loop's own acts (`enter`, `begin_update`,
+`updated`, `failed`); every method returns what is to be done. The edge is ``client.py``, the
+protocol docs/protocols/integrity.md, section 5. The explorer in ``tests/model`` drives this class.
+"""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from paceline.base.errors import InternalError
+from paceline.base.samples import SampleSet, Span
+from paceline.wire.messages.group import (
+    NO_STEP,
+    Broken,
+    CatchUp,
+    GroupUp,
+    JoinGroup,
+    Progress,
+    RunGroup,
+    StopGroup,
+    Stopped,
+)
+
+
+class Say(msgspec.Struct, frozen=True):
+    """Send to the master."""
+
+    message: GroupUp
+
+
+class Drop(msgspec.Struct, frozen=True):
+    """The group that we work in is over: whoever waits in it is to be woken."""
+
+
+class Copy(msgspec.Struct, frozen=True):
+    """Copy the state of a step from a peer; then `copied`."""
+
+    order: CatchUp
+
+
+class Connect(msgspec.Struct, frozen=True):
+    """Work in this group from now on."""
+
+    run: RunGroup
+
+
+Instruction = Say | Drop | Copy | Connect
+
+
+class MemberState:
+    """The machine."""
+
+    def __init__(self, inc: int, address: str = "", replica: str = "") -> None:
+        self.inc, self.address, self.replica = inc, address, replica
+        self.epoch_no = 0
+        #: The newest group that we were told of.
+        self.group = 0
+        #: The last complete step, and all that is in the model then.
+        self.step = NO_STEP
+        self.done = SampleSet()
+        #: The last step that all members hold, and what is in the model then.
+        self.proved: tuple[int, tuple[Span, ...]] = (NO_STEP, ())
+        #: The group that we may work in, and the last one that we might.
+        self.running: RunGroup | None = None
+        self.ran = 0
+        #: To be heeded when the step, or the update, that we are in is over.
+        self.stopping: StopGroup | None = None
+        self.copying: CatchUp | None = None
+        #: Whether we want to train.
+        self.joining = False
+        self.broken: Broken | None = None
+        self.in_step = False
+        self.updating = False
+
+    # ------------------------------------------------------------------ from the master
+
+    def join(self) -> list[Instruction]:
+        """The loop is about to begin; again: nothing."""
+        if self.joining:
+            return []
+        self.joining = True
+        return self._ask_in()
+
+    def _ask_in(self) -> list[Instruction]:
+        return [Say(JoinGroup(inc=self.inc, address=self.address, replica=self.replica))]
+
+    def stop_group(self, message: StopGroup) -> list[Instruction]:
+        """Stop in all groups before this one, now or when the step that we are in is complete."""
+        if message.epoch_no < self.epoch_no or message.group < self.group:
+            return []
+        if message.group <= self.ran:
+            return []
+        if message.group > self.group:
+            self.copying = self.broken = None
+        self._adopt(message.epoch_no)
+        self.group = message.group
+        if self.running is not None and (self.updating or not (message.at_once or self.idle)):
+            self.stopping = message
+            return []
+        return self._stop()
+
+    @property
+    def idle(self) -> bool:
+        """Not in a step: nobody waits for what we compute."""
+        return not self.in_step
+
+    def _adopt(self, epoch_no: int) -> None:
+        """In a newer epoch nothing of what we hold counts."""
+        if epoch_no > self.epoch_no:
+            self.epoch_no, self.step, self.done = epoch_no, NO_STEP, SampleSet()
+            self.proved = (NO_STEP, ())
+
+    def _stop(self) -> list[Instruction]:
+        """Nothing of the group enters the model from here on."""
+        dropped: list[Instruction] = [Drop()] if self.running is not None else []
+        self.running = self.stopping = None
+        return [*dropped, self._stopped()]
+
+    def _stopped(self) -> Say:
+        return Say(
+            Stopped(
+                epoch_no=self.epoch_no,
+                inc=self.inc,
+                group=self.group,
+                step=self.step,
+                committed=self.done.spans(),
+            )
+        )
+
+    def catch_up(self, message: CatchUp) -> list[Instruction]:
+        """Copy what others hold; or begin with what we were built with."""
+        if message.epoch_no < self.epoch_no or message.group != self.group:
+            return []
+        if self.running is not None or self.updating:
+            return []
+        self._adopt(message.epoch_no)
+        if self.step >= message.step:
+            return [self._stopped()]
+        if message.source.inc == self.inc:
+            return self._take(message.step, message.committed)
+        if self.copying == message:
+            return []
+        self.copying = message
+        return [Copy(message)]
+
+    def copied(self, order: CatchUp) -> list[Instruction]:
+        """The state is here."""
+        if self.copying != order:
+            return []
+        return self._take(order.step, order.committed)
+
+    def _take(self, step: int, committed: Iterable[Span]) -> list[Instruction]:
+        self.step, self.done, self.copying = step, SampleSet(committed), None
+        return [self._stopped()]
+
+    def run_group(self, message: RunGroup) -> list[Instruction]:
+        """All members hold the same step: go on.
+
+        Raises:
+            InternalError: we do not hold it.
+        """
+        if (message.epoch_no, message.group) != (self.epoch_no, self.group):
+            return []
+        if message.group <= self.ran:
+            return [self.progress()]
+        if message.step != self.step:
+            raise InternalError(
+                f"told to go on from step {message.step}, which we do not hold ({self.step})"
+            )
+        self.running, self.ran = message, message.group
+        self.proved = (self.step, self.done.spans())
+        return [Connect(message), self.progress()]
+
+    # ------------------------------------------------------------------ the training loop
+
+    def enter(self) -> RunGroup | None:
+        """Begin the next step, if there is a group to do it in."""
+        if self.running is not None:
+            self.in_step = True
+        return self.running
+
+    @property
+    def wants_out(self) -> bool:
+        """Whether the step that is begun should be the last in this group."""
+        return self.stopping is not None
+
+    def begin_update(self, run: RunGroup) -> bool:
+        """All of the step is here; whether it may change the model. If so, `updated` follows."""
+        if self.running is not run:
+            self.in_step = False
+            return False
+        self.updating = True
+        return True
+
+    def updated(self, spans: Iterable[Span], *, last: bool) -> list[Instruction]:
+        """The step is in the model: completing it proves that all hold the one before.
+
+        ``last``: some member wants it to be the last one in this group.
+        """
+        self.proved = (self.step, self.done.spans())
+        self.step += 1
+        self.done.update(spans)
+        self.in_step = self.updating = False
+        at_once = self.stopping is not None and self.stopping.at_once
+        return self._pause() if last or at_once else []
+
+    def _pause(self) -> list[Instruction]:
+        """Work no more in this group, and say so once the next one is known."""
+        if self.stopping is not None:
+            return self._stop()
+        if self.running is None:
+            return []
+        self.running = None
+        return [Drop()]
+
+    def proven(self, *, last: bool) -> list[Instruction]:
+        """All members have come this far: they hold the step that we completed last."""
+        self.proved = (self.step, self.done.spans())
+        self.in_step = False
+        return [self.progress(), *(self._pause() if last else [])]
+
+    def failed(self, run: RunGroup, reason: str) -> list[Instruction]:
+        """Something of the group does not work any more."""
+        self.in_step = False
+        if self.running is not run:
+            return []
+        if self.stopping is not None:
+            return self._stop()
+        self.running = None
+        self.broken = Broken(epoch_no=self.epoch_no, inc=self.inc, group=run.group, reason=reason)
+        return [Drop(), Say(self.broken)]
+
+    def leave_step(self) -> list[Instruction]:
+        """The loop is left, or about to wait for something else."""
+        self.in_step = False
+        return self._stop() if self.stopping is not None else []
+
+    # ------------------------------------------------------------------ loss of messages
+
+    def progress(self) -> Say:
+        """What all members hold."""
+        step, committed = self.proved
+        return Say(
+            Progress(
+                epoch_no=self.epoch_no,
+                inc=self.inc,
+                group=self.group,
+                step=step,
+                committed=committed,
+            )
+        )
+
+    def resend(self) -> list[Instruction]:
+        """Everything of ours that is unanswered, once more."""
+        if not self.joining:
+            return []
+        if self.broken is not None:
+            return [Say(self.broken)]
+        if self.running is not None:
+            return [self.progress()]
+        return self._ask_in()

@@ -1,0 +1,78 @@
+"""What the members of one group tell each other before they can talk through it.
+
+Torch's process groups find their peers through a store. This one is a dict: what a member sets is
+sent to all its peers over the job's own authenticated channel, so that no TCPStore listens.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+
+from torch._C._distributed_c10d import Store
+
+
+class GroupOver(Exception):
+    """The group was dropped, or a member did not come in time."""
+
+
+class PeerStore(Store):
+    """The store of one group.
+
+    Args:
+        tell: sends a key and its value to all other members; called from the thread that connects.
+        patience_s: how long a value is waited for.
+    """
+
+    def __init__(self, tell: Callable[[str, bytes], None], patience_s: float) -> None:
+        super().__init__()
+        self._tell, self._patience_s = tell, patience_s
+        self._values: dict[str, bytes] = {}
+        self._changed = threading.Condition()
+        self._over = False
+
+    def put(self, key: str, value: bytes) -> None:
+        """What a peer has set."""
+        with self._changed:
+            self._values[key] = value
+            self._changed.notify_all()
+
+    def end(self) -> None:
+        """Wake who waits: nothing will come any more."""
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
+
+    # Called by torch, from C++.
+
+    def set(self, key: str, value: bytes | str) -> None:
+        """Set a value for all members."""
+        value = value.encode() if isinstance(value, str) else bytes(value)
+        self.put(key, value)
+        self._tell(key, value)
+
+    def get(self, key: str) -> bytes:
+        """A value, once it is there."""
+        self.wait([key])
+        return self._values[key]
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        """Until all of these are there.
+
+        Raises:
+            GroupOver: they will not come.
+        """
+        deadline_s = time.monotonic() + self._patience_s
+        with self._changed:
+            while not self._over and not all(key in self._values for key in keys):
+                left_s = deadline_s - time.monotonic()
+                if left_s <= 0:
+                    raise GroupOver(f"no {', '.join(keys)} within {self._patience_s:.0f} s")
+                self._changed.wait(left_s)
+            if self._over:
+                raise GroupOver("the group was dropped")
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Whether all of these are there."""
+        with self._changed:
+            return all(key in self._values for key in keys)

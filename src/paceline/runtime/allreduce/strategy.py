@@ -1,0 +1,152 @@
+"""Strategy allreduce: every worker holds the model, and torch's own optimizers change it."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from time import monotonic
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from paceline.base.errors import ConfigError, InternalError
+from paceline.runtime.allreduce.client import GroupClient
+from paceline.runtime.allreduce.loop import Loop
+from paceline.runtime.allreduce.reducer import Reducer
+from paceline.runtime.allreduce.replica import Replica
+from paceline.runtime.data.growth import Growth
+from paceline.runtime.data.reader import Reader
+from paceline.runtime.data.work import Array
+from paceline.runtime.process import Process
+from paceline.runtime.schedules import follow_steps
+from paceline.runtime.strategy import Evaluation
+from paceline.wire.messages.feeds import Feed, SourceLine
+
+
+class HeldByAll:
+    """`Strategy` of a member of an elastic group."""
+
+    takes_growth = False
+
+    def __init__(self, process: Process) -> None:
+        self.spec, self.rank = process.spec, process.rank
+        self.client = GroupClient(process)
+        self._reducer: Reducer | None = None
+        self._optimizers: Sequence[Optimizer] = ()
+        self._params: list[nn.Parameter] = []
+        self._loop: Loop | None = None
+
+    def prepare(
+        self,
+        modules: Sequence[nn.Module],
+        optimizers: Sequence[Optimizer],
+        schedulers: Sequence[LRScheduler],
+    ) -> None:
+        """See `Strategy.prepare`."""
+        self._params = _trained(optimizers)
+        # With several optimizers a backward may belong to any of them: nothing leaves before all
+        # of them step.
+        self._reducer = Reducer(self._params, early=len(optimizers) == 1)
+        self._optimizers = optimizers
+        for optimizer in optimizers:
+            self._follow(optimizer)
+        for scheduler in schedulers:
+            follow_steps(scheduler, self._num_schedules)
+        self.client.start(Replica(modules, optimizers, schedulers))
+
+    def _follow(self, optimizer: Optimizer) -> None:
+        """Make ``optimizer.step()`` apply the mean over all members, or nothing."""
+        take = optimizer.step
+
+        def step(own: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+            if closure is not None:
+                raise ConfigError(
+                    f"{type(own).__name__}.step() was given a closure, which computes gradients "
+                    "again and again; strategy allreduce takes optimizers that use them once"
+                )
+            if self._loop is None:
+                raise ConfigError(
+                    "optimizer.step() was called outside of a loop over job.batches; only batches "
+                    "of the job can be trained on"
+                )
+            own._opt_called = True  # type: ignore[attr-defined]
+            if self._loop.on_step(len(self._optimizers)):
+                take()
+            self._loop.stepped(len(self._optimizers))
+            return None
+
+        # What schedulers made before look for, to see whether somebody took `step` away from them.
+        step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+        optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
+
+    def _num_schedules(self) -> int:
+        """A step that broke comes again."""
+        step = self._loop.step if self._loop is not None else None
+        return int(step is None or step.holds)
+
+    def open_feed(self, feed: Feed, growth: Growth | None = None) -> Feed:
+        """See `Strategy.open_feed`."""
+        return self.client.open_feed(feed)
+
+    def source_line(self, line: int) -> SourceLine:
+        """See `Strategy.source_line`."""
+        return self.client.source_line(line)
+
+    def train(self, feed: Feed, reader: Reader, ahead: int) -> Iterator[Any]:
+        """See `Strategy.train`."""
+        if self._reducer is None:
+            raise InternalError("the model was used before it was prepared")
+        if self.client.is_complete(feed.feed):
+            return
+        self._loop = Loop(self.client, self._reducer, feed, reader, ahead)
+        try:
+            yield from self._loop.run()
+        finally:
+            self._loop = None
+
+    @property
+    def in_step(self) -> bool:
+        """See `Strategy.in_step`."""
+        step = self._loop.step if self._loop is not None else None
+        return step is not None and not step.stepped
+
+    def evaluate(
+        self, fn: Evaluation, feed: Feed, readers: Callable[[], AbstractContextManager[Reader]]
+    ) -> Mapping[str, Array]:
+        """See `Strategy.evaluate`."""
+        start_s = monotonic()
+        results = None
+        if not self.client.is_complete(feed.feed):
+            self.client.await_state()
+        while results is None:
+            with readers() as reader, torch.no_grad():
+                while (work := self.client.next_work(feed.feed)) is not None:
+                    self.client.evaluate_put(work, fn(reader.get(work), work.num_samples))
+            results = self.client.evaluate_get(feed.feed)
+        if self._loop is not None:
+            self._loop.excluded_s += monotonic() - start_s
+        return results
+
+    def clip_grad_norm_(self, max_norm: float) -> Tensor:
+        """See `Strategy.clip_grad_norm_`: of the mean over all members."""
+        if self._loop is not None:
+            self._loop.settle()
+        return clip_grad_norm_(self._params, max_norm)
+
+
+def _trained(optimizers: Sequence[Optimizer]) -> list[nn.Parameter]:
+    """The parameters of all optimizers, each once, in their order.
+
+    Raises:
+        ConfigError: one that is not there, or is in two optimizers.
+    """
+    params: list[nn.Parameter] = []
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            params += [param for param in group["params"] if param.requires_grad]
+    if len({id(param) for param in params}) < len(params):
+        raise ConfigError("a parameter is in two optimizers (or twice in one); give it to one")
+    return params

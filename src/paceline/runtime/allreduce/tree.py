@@ -1,0 +1,86 @@
+"""Nested state as data and tensors: what ``state_dict`` returns, without pickle.
+
+    skeleton, tensors = take_apart({"step": 3, "exp_avg": tensor})
+    put_together(skeleton, tensors)
+
+The skeleton is made of lists, strings, numbers and None only, so any codec carries it.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.base.errors import ConfigError, PermanentError
+
+Skeleton = Any
+"""A plain value, or ``[kind, ...]``."""
+
+
+def take_apart(value: Any, name: str = "state") -> tuple[Skeleton, list[Tensor]]:
+    """Split nested state into its form and its tensors, which are not copied.
+
+    Args:
+        value: dicts, lists, tuples, tensors, numbers, strings, None, in any nesting.
+        name: what to call it in an error.
+
+    Raises:
+        ConfigError: something else is in it.
+    """
+    tensors: list[Tensor] = []
+    return _take_apart(value, name, tensors), tensors
+
+
+def _take_apart(value: Any, name: str, tensors: list[Tensor]) -> Skeleton:
+    match value:
+        case None | bool() | int() | float() | str():
+            return value
+        case Tensor():
+            tensors.append(value.detach())
+            return ["tensor", len(tensors) - 1]
+        case dict():
+            return [
+                "dict",
+                *(
+                    [_take_apart(key, name, tensors), _take_apart(one, f"{name}[{key!r}]", tensors)]
+                    for key, one in value.items()
+                ),
+            ]
+        case list() | tuple():
+            kind = "list" if isinstance(value, list) else "tuple"
+            parts = [_take_apart(one, f"{name}[{k}]", tensors) for k, one in enumerate(value)]
+            return [kind, *parts]
+        case _ if hasattr(value, "item") and getattr(value, "shape", None) == ():
+            return value.item()
+        case _:
+            raise ConfigError(
+                f"{name} is a {type(value).__name__}, which cannot be handed to another worker; "
+                "state is made of tensors, numbers, strings, None, lists, tuples and dicts"
+            )
+
+
+def put_together(skeleton: Skeleton, tensors: Sequence[Tensor]) -> Any:
+    """The state again, on these tensors.
+
+    Raises:
+        PermanentError: the skeleton is damaged.
+    """
+    match skeleton:
+        case None | bool() | int() | float() | str():
+            return skeleton
+        case ["tensor", int(index)] if 0 <= index < len(tensors):
+            return tensors[index]
+        case ["dict", *pairs]:
+            return {put_together(key, tensors): put_together(one, tensors) for key, one in pairs}
+        case ["list", *parts]:
+            return [put_together(one, tensors) for one in parts]
+        case ["tuple", *parts]:
+            return tuple(put_together(one, tensors) for one in parts)
+        case _:
+            raise PermanentError(f"damaged state: {str(skeleton)[:100]} is no part of one")
+
+
+def as_bytes(tensor: Tensor) -> Tensor:
+    """The bytes of a tensor in this machine's memory, ``[n]`` uint8; shared where it can be."""
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)

@@ -1,0 +1,142 @@
+"""All-reduce: between the master and the members of the group, and among members.
+
+The protocol is that of docs/protocols/integrity.md, section 5.
+"""
+
+import msgspec
+
+from paceline.base.samples import Span
+from paceline.wire.messages.base import Message
+
+NO_STEP = -1
+"""The last complete step of a member that holds no state."""
+
+
+class Member(msgspec.Struct, frozen=True, array_like=True):
+    """One member of a group: its incarnation, its node and where its peers reach it."""
+
+    inc: int
+    node: str
+    address: str
+
+
+# --------------------------------------------------------------------------- up
+
+
+class JoinGroup(Message, frozen=True):
+    """worker -> master: it is prepared and wants to train; resent until it is told to stop or run.
+
+    ``replica``: what the model is made of, the same for all members.
+    """
+
+    inc: int
+    address: str
+    replica: str = ""
+
+
+class Stopped(Message, frozen=True):
+    """member -> master: nothing of a group before ``group`` enters the model any more.
+
+    ``step`` is the last complete one, ``NO_STEP`` without state; ``committed``: in the model then.
+    """
+
+    epoch_no: int
+    inc: int
+    group: int
+    step: int
+    committed: tuple[Span, ...] = ()
+
+
+class Progress(Message, frozen=True):
+    """member -> master: it runs in ``group``; all members hold ``step``, and so ``committed``."""
+
+    epoch_no: int
+    inc: int
+    group: int
+    step: int
+    committed: tuple[Span, ...] = ()
+
+
+class Broken(Message, frozen=True):
+    """member -> master: it cannot work in ``group`` any more; resent until it is told to stop."""
+
+    epoch_no: int
+    inc: int
+    group: int
+    reason: str = ""
+
+
+GroupUp = JoinGroup | Stopped | Progress | Broken
+
+# --------------------------------------------------------------------------- down
+
+
+class StopGroup(Message, frozen=True):
+    """master -> member: stop for good in all groups before ``group``, then say `Stopped`.
+
+    Not ``at_once``: the members agree on a step that they still complete together.
+    """
+
+    epoch_no: int
+    inc: int
+    group: int
+    at_once: bool = True
+
+
+class CatchUp(Message, frozen=True):
+    """master -> member: copy the state of ``step`` from this member, then say `Stopped` again.
+
+    ``source`` is the member itself where a job begins: its state is what it was built with.
+    """
+
+    epoch_no: int
+    inc: int
+    group: int
+    step: int
+    source: Member
+    committed: tuple[Span, ...] = ()
+
+
+class RunGroup(Message, frozen=True):
+    """master -> member: all of these hold ``step``; go on from there."""
+
+    epoch_no: int
+    inc: int
+    group: int
+    step: int
+    members: tuple[Member, ...]
+
+
+# --------------------------------------------------------------------------- among members
+
+
+class Meet(Message, frozen=True):
+    """member -> member: what the group's store holds under ``key``; the value is a frame."""
+
+    epoch_no: int
+    inc: int
+    group: int
+    key: str
+
+
+class AskState(Message, frozen=True):
+    """member -> member: part ``part`` of the state of ``step``."""
+
+    epoch_no: int
+    inc: int
+    step: int
+    part: int
+
+
+class StatePart(Message, frozen=True):
+    """member -> member: part ``part`` of ``num_parts``; the frame is its bytes.
+
+    Part 0 says what the others are made of. ``digest``: CRC-32 of the frame.
+    """
+
+    epoch_no: int
+    inc: int
+    step: int
+    part: int
+    num_parts: int
+    digest: int
