@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Callable
-from types import MethodType
 from typing import Any
 
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
@@ -15,11 +14,12 @@ def follow_steps(scheduler: LRScheduler, num_steps: Callable[[], int]) -> None:
         scheduler: changed in place.
         num_steps: how many it is to take when it is called for the batch in hand.
     """
-    take = scheduler.step
+    kind = type(scheduler)
     at_most = 1 if isinstance(scheduler, ReduceLROnPlateau) else sys.maxsize
 
     def step(self: LRScheduler, *args: Any, **kwargs: Any) -> None:
         for _ in range(min(num_steps(), at_most)):
-            take(*args, **kwargs)
+            kind.step(self, *args, **kwargs)
 
-    scheduler.step = MethodType(step, scheduler)  # type: ignore[method-assign]
+    # A class of its own, since what an object holds itself is in its state_dict.
+    scheduler.__class__ = type(kind.__name__, (kind,), {"step": step})

@@ -1,0 +1,84 @@
+"""Planted counts by all-reduce, and beside them a small net whose end can be compared.
+
+Each process appends to files of its own in ``--out``: ``<node>.<inc>.ids`` (int64: the samples that
+its loop was given, in order) and ``<node>.<inc>.times`` (float64: the unix time of each batch), and
+writes ``<node>.<inc>.final``: what it holds at the end.
+"""
+
+import argparse
+import os
+import signal
+import time
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+import paceline as pl
+
+
+class Planted(nn.Module):
+    """``seen``: how often each sample is in the model; ``net``: something that learns."""
+
+    def __init__(self, num_samples: int) -> None:
+        super().__init__()
+        self.seen = nn.Parameter(torch.zeros(num_samples, dtype=torch.float64))
+        self.net = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 1)).double()
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Return a loss, a mean over the samples."""
+        x = torch.stack([torch.sin(ids * (k + 1.0)) for k in range(4)], dim=1).double()
+        error = self.net(x).squeeze(1) - torch.cos(ids * 0.1)
+        return (error**2).mean() - self.seen[ids].mean()
+
+
+def main() -> None:
+    """Train; evaluate if asked to."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--num-samples", type=int, default=4096)
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--step-s", type=float, default=0.02)
+    parser.add_argument("--die", default="", help="node:batch at which its first life ends")
+    parser.add_argument("--evaluate", action="store_true")
+    options = parser.parse_args()
+    node, inc = os.environ["PACELINE_NODE"], os.environ["PACELINE_INC"]
+    name = f"{node}.{inc}"
+    victim, _, when = options.die.partition(":")
+
+    job = pl.init()
+    model = Planted(options.num_samples)
+    # Of a mean over a step each sample has its part: times their number it counts as one.
+    planted = {"params": [model.seen], "lr": float(options.batch_size), "momentum": 0.0}
+    learning = {"params": list(model.net.parameters()), "lr": 0.05}
+    optimizer = torch.optim.SGD([planted, learning], momentum=0.9)
+    rates = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, [lambda _: 1.0, lambda step: 0.9 ** (step // 10)]
+    )
+    job.prepare(model, optimizer, rates)
+    dataset = torch.utils.data.TensorDataset(torch.arange(options.num_samples))
+    ids_file = (options.out / f"{name}.ids").open("wb", buffering=0)
+    times_file = (options.out / f"{name}.times").open("wb", buffering=0)
+    batches = job.batches(dataset, options.batch_size, options.epochs)
+    with ids_file, times_file:
+        for number, (ids,) in enumerate(batches, 1):
+            ids_file.write(ids.numpy().tobytes())
+            times_file.write(torch.tensor([time.time()], dtype=torch.float64).numpy().tobytes())
+            if node == victim and number == int(when) and not (options.out / "died").exists():
+                (options.out / "died").touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            model(ids).backward()
+            time.sleep(options.step_s)  # stands for compute, so that faults fall into a step
+            optimizer.step()
+            rates.step()
+            optimizer.zero_grad()
+    if options.evaluate:
+        found = job.evaluate(lambda batch: {"seen": model.seen[batch[0]]}, dataset, 100)
+        save_file(found, options.out / f"{name}.evaluated")
+    save_file(dict(job.state_dict()), options.out / f"{name}.final")
+
+
+if __name__ == "__main__":
+    main()

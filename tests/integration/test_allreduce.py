@@ -1,0 +1,143 @@
+"""Workers that hold the model: whoever dies or joins, no step is lost and every sample counts once."""
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from paceline.cli.launch import launch
+from paceline.wire.client import Scale
+from paceline.wire.spec import JobSpec, NodeSpec, RestartSpec
+from tests.chaos.oracle import leftovers
+from tests.integration.running import RunningJob, until
+
+SCRIPT = Path(__file__).with_name("jobs") / "grouped.py"
+N = 4096
+BATCH = 64
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+
+
+@contextlib.contextmanager
+def group(out: Path, *flags: str, workers: int = 2, **spec: Any) -> Iterator[RunningJob]:
+    """A job of jobs/grouped.py."""
+    out.mkdir(exist_ok=True)
+    fields: dict[str, Any] = {
+        "script": str(SCRIPT),
+        "args": ("--out", str(out), *flags),
+        "name": "grouped",
+        "strategy": "allreduce",
+        "workers": NodeSpec(count=workers),
+        "restart": RestartSpec(backoff_s=0.1),
+        "solution": "none",
+    }
+    job = RunningJob(launch(JobSpec(**(fields | spec))), out)
+    try:
+        yield job
+    finally:
+        job.close()
+
+
+def finals(job: RunningJob) -> dict[str, dict[str, np.ndarray]]:  # type: ignore[type-arg]
+    """What each process held at its end."""
+    return {path.stem: load_file(path) for path in job.out.glob("*.final")}
+
+
+def check_finished(job: RunningJob, *, epochs: int = 1, lives: int = 2) -> None:
+    """A good end that leaves nothing behind, and in all that were there the same exact model."""
+    outcome = job.end()
+    assert outcome.state == "finished", outcome
+    held = finals(job)
+    assert len(held) == lives, sorted(held)
+    first, *others = held.values()
+    assert np.all(np.abs(first["seen"] - epochs) < 1e-9), np.unique(first["seen"])
+    for other in others:
+        for name, values in first.items():
+            np.testing.assert_array_equal(values, other[name], err_msg=name)
+    until(lambda: not leftovers(job.job), "a clean machine")
+
+
+def trains(job: RunningJob) -> list[str]:
+    """Who has trained together, and since which step."""
+    return [event["reason"] for event in job.events("group_runs")]
+
+
+def test_a_killed_member_costs_its_peers_no_step_and_its_next_life_takes_part(
+    tmp_path: Path,
+) -> None:
+    flags = ("--die", "worker-1:12", "--evaluate", "--epochs", "2")
+    with group(tmp_path / "out", *flags) as job:
+        check_finished(job, epochs=2)
+        assert [death["node"] for death in job.deaths()] == ["worker-1"]
+        assert trains(job) == [
+            "worker-0, worker-1 train from the start",
+            "worker-0 train from step 12 on",
+            "worker-0, worker-1 train " + trains(job)[2].partition("train ")[2],
+        ] or sorted(trains(job)[0].split(" train")[0].split(", ")) == ["worker-0", "worker-1"]
+        done = job.samples()
+        survivor = next(ids for life, ids in done.items() if life.startswith("worker-0"))
+        steps = 2 * N // BATCH
+        assert sum(len(ids) for ids in done.values()) - steps * BATCH <= 3 * BATCH
+        assert np.unique(survivor).size > N // 2
+        for path in job.out.glob("*.evaluated"):
+            assert np.all(np.abs(load_file(path)["seen"] - 2) < 1e-9)
+
+
+def test_what_a_broken_job_computes_is_what_one_worker_computes(tmp_path: Path) -> None:
+    with group(tmp_path / "alone", "--step-s", "0", workers=1) as job:
+        check_finished(job, lives=1)
+        (alone,) = finals(job).values()
+    with group(tmp_path / "three", "--die", "worker-2:20", "--step-s", "0.01", workers=3) as job:
+        check_finished(job, lives=3)
+        broken = next(iter(finals(job).values()))
+    for name, values in alone.items():
+        assert np.abs(values - broken[name]).max() < 1e-10, name
+
+
+def test_a_worker_joins_and_leaves_while_the_others_train(tmp_path: Path) -> None:
+    with group(tmp_path / "out", "--epochs", "4") as job:
+        job.until_committed(N // 4)
+        job.tell(Scale(workers=3))
+        until(lambda: any("worker-2" in said for said in trains(job)), "a third member")
+        job.tell(Scale(workers=2))
+        until(lambda: "worker-2" not in trains(job)[-1], "two members")
+        check_finished(job, epochs=4)
+        assert not job.deaths()
+
+
+@pytest.mark.soak
+def test_all_members_die_at_once_and_the_job_begins_anew(tmp_path: Path) -> None:
+    with group(tmp_path / "out") as job:
+        job.until_committed(N // 4)
+        for name in ("worker-0", "worker-1"):
+            os.kill(job.node(name).pid, signal.SIGKILL)
+        check_finished(job)
+        assert len(job.events("epoch")) == 2
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("role", ["master", "agent", "supervisor"])
+def test_who_does_not_train_may_die(tmp_path: Path, role: str) -> None:
+    from tests.chaos.faults import supervisor_pid
+
+    with group(tmp_path / "out", "--epochs", "2") as job:
+        status = job.until_committed(N // 4)
+        pid = {
+            "master": status.master_pid,
+            "agent": job.node("worker-0").agent_pid,
+            "supervisor": supervisor_pid(job.job),
+        }[role]
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        check_finished(job, epochs=2)
+        assert not job.deaths()
+        assert len(trains(job)) == 1
