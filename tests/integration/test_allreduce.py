@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 
 from paceline.cli.launch import launch
 from paceline.wire.client import Scale
-from paceline.wire.spec import JobSpec, NodeSpec, RestartSpec
+from paceline.wire.spec import JobSpec, NodeSpec, RestartSpec, TimeoutSpec
 from tests.chaos.oracle import leftovers
 from tests.integration.running import RunningJob, until
 
@@ -71,6 +71,12 @@ def trains(job: RunningJob) -> list[str]:
     return [event["reason"] for event in job.events("group_runs")]
 
 
+def together(*ranks: int, step: int = 0) -> str:
+    """What is told when these workers begin to train together."""
+    names = ", ".join(f"worker-{rank}" for rank in ranks)
+    return f"{names} train " + (f"from step {step} on" if step else "from the start")
+
+
 def test_a_killed_member_costs_its_peers_no_step_and_its_next_life_takes_part(
     tmp_path: Path,
 ) -> None:
@@ -78,11 +84,9 @@ def test_a_killed_member_costs_its_peers_no_step_and_its_next_life_takes_part(
     with group(tmp_path / "out", *flags) as job:
         check_finished(job, epochs=2)
         assert [death["node"] for death in job.deaths()] == ["worker-1"]
-        assert trains(job) == [
-            "worker-0, worker-1 train from the start",
-            "worker-0 train from step 12 on",
-            "worker-0, worker-1 train " + trains(job)[2].partition("train ")[2],
-        ] or sorted(trains(job)[0].split(" train")[0].split(", ")) == ["worker-0", "worker-1"]
+        first, alone, last = trains(job)
+        assert (first, alone) == (together(0, 1), together(0, step=12))
+        assert last.startswith(together(0, 1, step=-1).partition(" from")[0])
         done = job.samples()
         survivor = next(ids for life, ids in done.items() if life.startswith("worker-0"))
         steps = 2 * N // BATCH
@@ -141,3 +145,21 @@ def test_who_does_not_train_may_die(tmp_path: Path, role: str) -> None:
         check_finished(job, epochs=2)
         assert not job.deaths()
         assert len(trains(job)) == 1
+
+
+@pytest.mark.parametrize("how", ["asleep", "stopped"])
+def test_a_member_that_hangs_is_named_with_its_stacks_and_replaced(
+    tmp_path: Path, how: str
+) -> None:
+    flags = ("--hang", "worker-1:12") if how == "asleep" else ("--epochs", "2")
+    with group(tmp_path / "out", *flags, timeouts=TimeoutSpec(hang_s=1.0)) as job:
+        if how == "stopped":
+            job.until_committed(N // 4)
+            os.kill(job.node("worker-1").pid, signal.SIGSTOP)
+        check_finished(job, epochs=1 if how == "asleep" else 2)
+        (told,) = job.events("hung")
+        assert told["node"] == "worker-1"
+        (death,) = job.deaths()
+        assert (death["node"], death["reason"]) == ("worker-1", "it hung")
+        said = (job.job.logs / "worker-1.stacks").read_text()
+        assert ("grouped.py" if how == "asleep" else "T (stopped)") in said

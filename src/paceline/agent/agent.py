@@ -19,9 +19,11 @@ import msgspec
 
 from paceline.agent.facts import FactsReader
 from paceline.agent.process import ProcessHost
+from paceline.agent.stacks import capture_stacks
 from paceline.agent.state import (
     Act,
     Deliver,
+    EndHung,
     NodeState,
     Quit,
     Refuse,
@@ -81,6 +83,9 @@ class Agent:
         """By incarnation whether it is connected now; absent: it never was."""
         self._ended: dict[int, ExitEvidence] = {}
         self._refused: set[int] = set()
+        self._stacks = ""
+        """What the threads of a process that hangs were seen to do."""
+        self._ending_hung: asyncio.Task[None] | None = None
         self._facts = FactsReader(self._files.ledger)
         self._stream: MasterStream | None = None
         self._quit = asyncio.Event()
@@ -144,6 +149,8 @@ class Agent:
                     self._host.run(start)
                 case Signal(number=number):
                     self._host.signal(number)
+                case EndHung():
+                    self._ending_hung = asyncio.create_task(self._end_hung())
                 case Refuse(up=up):
                     self._refuse(up)
                 case ToMaster(message=message):
@@ -153,6 +160,14 @@ class Agent:
                         self._link.send(running.inc, body)
                 case Quit():
                     self._quit.set()
+
+    async def _end_hung(self) -> None:
+        running = self._state.running
+        if running is not None:
+            self._stacks = await capture_stacks(running.pid, self._files.stacks)
+            _log.warning("hung node=%s inc=%d\n%s", self._node, running.inc, self._stacks)
+            if self._state.running == running:
+                self._host.signal(signal.SIGKILL)
 
     def _send(self, message: AgentUp) -> None:
         if self._stream and self._stream.num_queued < MAX_QUEUED:
@@ -181,7 +196,8 @@ class Agent:
         self._tell_exit(inc)
 
     def _on_process_exit(self, inc: int, evidence: ExitEvidence) -> None:
-        self._ended[inc] = evidence
+        self._ended[inc] = msgspec.structs.replace(evidence, stacks=self._stacks)
+        self._stacks = ""
         waits_s = {True: LAST_WORDS_S, False: 0.0, None: UNLINKED_S}
         wait_s = waits_s[self._linked.get(inc)]
         asyncio.get_running_loop().call_later(wait_s, self._tell_exit, inc)

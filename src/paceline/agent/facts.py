@@ -2,6 +2,7 @@
 
 import logging
 import os
+import time
 from pathlib import Path
 
 import msgspec
@@ -34,9 +35,12 @@ class FactsReader:
         cpu_s, rss_bytes = read_usage(up.pid)
         page = self._read_page()
         mine = page if page and page.inc == up.inc else None
+        mark_s, now_s = mine.mark_s if mine else 0.0, time.monotonic()
         read = _server_facts if up.role == "server" else _worker_facts
         return msgspec.structs.replace(
             read(up.inc, mine) if mine else NodeFacts(inc=up.inc),
+            computing_s=now_s - mark_s if mark_s > 0 else 0.0,
+            waiting_s=now_s + mark_s if mark_s < 0 else 0.0,
             cpu_s=cpu_s,
             rss_bytes=rss_bytes,
         )

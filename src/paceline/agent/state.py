@@ -55,11 +55,15 @@ class Deliver(msgspec.Struct, frozen=True):
     body: NodeDown
 
 
+class EndHung(msgspec.Struct, frozen=True):
+    """Capture what the process's threads do, then SIGKILL."""
+
+
 class Quit(msgspec.Struct, frozen=True):
     """Nothing runs any more and nothing will: end the agent."""
 
 
-Act = Run | Signal | Refuse | ToMaster | Deliver | Quit
+Act = Run | Signal | EndHung | Refuse | ToMaster | Deliver | Quit
 
 
 class Life(msgspec.Struct):
@@ -68,6 +72,7 @@ class Life(msgspec.Struct):
     up: ProcessUp
     """As the process says it, before that with what is known: pid 0 until it is forked."""
     stopped_by_us: bool = False
+    hung: bool = False
     kill_at_s: float | None = None
     last_words: tuple[AgentUp, ...] = ()
     """Not repeated by the process, which is gone: kept with its end."""
@@ -99,6 +104,8 @@ class NodeState:
         match message:
             case StartProcess():
                 return self._start(message, now_s)
+            case StopProcess(inc=inc, hung=True):
+                return self._end_hung(inc, now_s)
             case StopProcess(inc=inc, grace_s=grace_s):
                 return self._stop(inc, grace_s, now_s)
             case ToProcess(inc=inc, body=body):
@@ -134,6 +141,15 @@ class NodeState:
             return self._tell_end()
         evidence = ExitEvidence(stopped_by_us=True)
         return [ToMaster(ProcessExited(node=self.node, inc=inc, evidence=evidence))]
+
+    def _end_hung(self, inc: int, now_s: float) -> list[Act]:
+        life = self.life
+        if life is None or life.up.inc != inc or life.ended or not life.up.pid:
+            return self._stop(inc, 0.0, now_s)
+        if life.hung:
+            return []
+        life.hung = True
+        return [EndHung()]
 
     def leave(self, grace_s: float, now_s: float) -> list[Act]:
         """End the process (if one runs) and then the agent."""
@@ -203,7 +219,9 @@ class NodeState:
         life = self.life
         if life is None or life.up.inc != inc or life.ended:
             return []
-        evidence = msgspec.structs.replace(evidence, stopped_by_us=life.stopped_by_us)
+        evidence = msgspec.structs.replace(
+            evidence, stopped_by_us=life.stopped_by_us, hung=life.hung
+        )
         life.ended = ProcessExited(node=self.node, inc=inc, evidence=evidence)
         acts: list[Act] = [ToMaster(life.ended)]
         if self._next:

@@ -1,8 +1,12 @@
 """Files of one node in the run directory, and its log: shared by its agent and its process."""
 
 import shutil
+import signal
 
 from paceline.base.jobdir import JobDir
+
+STACKS_SIGNAL = signal.SIGRTMAX - 1
+"""Has a training process write what all its threads do."""
 
 
 class NodeFiles:
@@ -16,6 +20,8 @@ class NodeFiles:
         """The training process's last `ProcessUp`, as JSON: what an agent's successor adopts."""
         self.agent_lock = job.run_dir / f"{node}.agent"
         """Held by the node's agent; contains its process number."""
+        self.stacks = job.run_dir / f"{node}.stacks"
+        """Where the training process writes what all its threads do."""
         self.log = job.logs / f"{node}.log"
         self._memory = job.memory
 

@@ -131,6 +131,8 @@ def is_news(event: Event) -> bool:
 
 _SENTENCES = {
     "killed": "{node} is killed by order",
+    "hung": "{node} hangs: {reason}",
+    "group_stuck": "{reason}; they meet anew",
     "kill_restart": "{node} is restarted by decision: {reason}",
     "works": "{node} works: its start took {reason}",
     "epoch": "all servers load a cut: {reason}",

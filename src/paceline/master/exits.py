@@ -138,6 +138,7 @@ def _signalled(evidence: Evidence) -> str:
 
 RULES: tuple[Rule, ...] = (
     Rule("finished", Verdict.FINISHED, lambda e: e.finished, lambda _: "the script returned"),
+    Rule("hung", Verdict.RETRYABLE, lambda e: e.exit.hung, lambda _: "it hung"),
     Rule("stopped by us", Verdict.STOPPED, lambda e: e.exit.stopped_by_us, lambda _: "as ordered"),
     Rule(
         "oom counter",

@@ -134,6 +134,11 @@ class Group:
         self.at_once = hurt
         return [formed, *self._ask(member.inc for member in wanted)]
 
+    def unheard(self) -> tuple[str, ...]:
+        """The nodes of members that have not said that they stopped."""
+        known = self.stopped.keys() | self.lost
+        return tuple(member.node for member in self.members if member.inc not in known)
+
     # ------------------------------------------------------------------ re-forming
 
     def _ask(self, incs: Iterable[int]) -> list[Instruction]:

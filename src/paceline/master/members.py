@@ -118,11 +118,15 @@ class Start(msgspec.Struct, frozen=True):
 
 
 class End(msgspec.Struct, frozen=True):
-    """Have the agent end this incarnation: in order, after ``grace_s`` by force."""
+    """Have the agent end this incarnation: in order, after ``grace_s`` by force.
+
+    ``hung``: it does not get on; what its threads do is to be seen first.
+    """
 
     node: str
     inc: int
     grace_s: float
+    hung: bool = False
 
 
 class WorkerUp(msgspec.Struct, frozen=True):

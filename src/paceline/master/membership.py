@@ -578,6 +578,14 @@ class Membership:
         node.unblamed = True
         return [Tell("killed", name, node.inc, "by order"), End(name, node.inc, 0.0)]
 
+    def hung(self, name: str, now_s: float, reason: str) -> list[Act]:
+        """A node's process does not get on, and all others wait for it; again: seldom."""
+        node = self.nodes.get(name)
+        if node is None or not node.alive or now_s < node.end_told_s + REPEAT_END_S:
+            return []
+        node.end_told_s = now_s
+        return [Tell("hung", name, node.inc, reason), End(name, node.inc, 0.0, hung=True)]
+
     def restart(self, name: str, now_s: float, grace_s: float, reason: str = "") -> list[Act]:
         """KILL_RESTART: end a node's process in order, and start it again at another place.
 

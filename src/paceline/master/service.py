@@ -407,8 +407,15 @@ class Master:
                 else:
                     self._refuse(name, f"of incarnation {body.inc}, which does not live there")
             case ProcessExited():
+                self._keep_stacks(message)
                 committed = bool(self.training.state.ledger.done)
                 self._act(self.members.process_exited(message, now_s, any_committed=committed))
+
+    def _keep_stacks(self, message: ProcessExited) -> None:
+        """Where people find what a process did that hung."""
+        if message.evidence.stacks and self._is_alive(message.node, message.inc):
+            with (self._job.logs / f"{message.node}.stacks").open("a") as file:
+                file.write(f"incarnation {message.inc}\n{message.evidence.stacks}\n")
 
     def _from_process(self, name: str, body: NodeUp, now_s: float) -> None:
         match body:
@@ -455,8 +462,8 @@ class Master:
                     self.monitor.restarts.launched(node, self._clock(), first=first)
                 case Start(node=node, message=start):
                     outbox.to_agent(node, start)
-                case End(node=node, inc=inc, grace_s=grace_s):
-                    outbox.to_agent(node, StopProcess(inc=inc, grace_s=grace_s))
+                case End(node=node, inc=inc, grace_s=grace_s, hung=hung):
+                    outbox.to_agent(node, StopProcess(inc=inc, grace_s=grace_s, hung=hung))
                 case Retire(node=node):
                     outbox.retire(node)
 
@@ -514,6 +521,7 @@ class Master:
             any_committed=bool(self.training.state.ledger.done),
         )
         self._act(acts)
+        self._look_for_hang()
         self.training.tick(now_s, cuts=self._ending is None)
         if self.deciding is not None and self._ending is None:
             self.deciding.tick(now_s)
@@ -521,6 +529,19 @@ class Master:
             self._last_metrics_s = now_s
             controller = self.deciding.controller if self.deciding else None
             self._reporting.measure(now_s, self._wall_clock(), controller, self._observe)
+
+    def _look_for_hang(self) -> None:
+        """All-reduce: end the process that all others wait for, or have them meet anew."""
+        timeouts = self._spec.timeouts.derived(self.monitor.step_s())
+        hang = self.training.find_hang(timeouts.hang_s or 0.0, self._clock())
+        if hang is None:
+            return
+        why = f"no step for {hang.since_s:.1f} s"
+        for name in hang.nodes:
+            told = f"{why}, while all others wait for it; what it did: logs/{name}.stacks"
+            self._act(self.members.hung(name, self._own_time(), told))
+        if not hang.nodes:
+            self.training.meet_anew(f"{why}: all members wait for each other")
 
     # ------------------------------------------------------------------ the end
 

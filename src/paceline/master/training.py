@@ -16,6 +16,7 @@ from paceline.base.jobdir import JobDir
 from paceline.base.samples import SampleSet, Span
 from paceline.master.cut_folders import CutFolders, first_undamaged
 from paceline.master.evaluations import Evaluations
+from paceline.master.hangs import Hang, find_hang
 from paceline.master.instructions import Fail, FeedDone, Instruction, Journal, Moved, NotMoved, Send
 from paceline.master.membership import Membership
 from paceline.master.monitor import Monitor
@@ -106,6 +107,8 @@ class Training:
             staleness=spec.staleness,
             min_members=spec.min_workers if spec.strategy == "allreduce" else None,
         )
+        #: The group that forms, and since when.
+        self._forming = (0, 0.0)
         #: Since when a group is due that waits for somebody.
         self._due_s: float | None = None
         self._spec, self._members, self._monitor = spec, members, monitor
@@ -352,14 +355,14 @@ class Training:
                 # A worker may be reading those of the epoch before.
                 self._evaluations.delete(before=epoch_no - 1)
             case GroupFormed(group=group, members=members):
-                names = ", ".join(member.node for member in members)
+                names = ", ".join(sorted(member.node for member in members))
                 self._outbox.tell("group_forms", reason=f"group {group} of {names}")
             case GroupRestored(epoch_no=epoch_no):
                 # As it was built; what servers begin with is called so, too.
                 self._outbox.tell("epoch", reason=f"epoch {epoch_no} from cut 0")
             case GroupBegun(step=step):
                 members = self.state.group.members if self.state.group is not None else ()
-                names = ", ".join(member.node for member in members)
+                names = ", ".join(sorted(member.node for member in members))
                 place = f"from step {step + 1} on" if step else "from the start"
                 self._outbox.tell("group_runs", reason=f"{names} train {place}")
             case Planned(plan=plan, step=step):
@@ -408,6 +411,35 @@ class Training:
         self._due_s = now_s if self._due_s is None else self._due_s
         if now_s - self._due_s >= (BROKEN_S if group.broken else GATHER_S):
             self._due_s = None
+            self._do(self.state.form_group(group))
+
+    def find_hang(self, bound_s: float, now_s: float) -> Hang | None:
+        """Who of the group does not get on; see `find_hang`.
+
+        While one forms: who does not even say that it has stopped.
+        """
+        group = self.state.group
+        if group is None:
+            return None
+        if not group.running:
+            if self._forming[0] != group.number:
+                self._forming = group.number, now_s
+            since_s = now_s - self._forming[1]
+            silent = group.unheard() if since_s > bound_s else ()
+            return Hang(silent, since_s) if silent else None
+        members = {
+            member.node: node.facts
+            for member in group.members
+            if (node := self._monitor.nodes.get(member.node)) and node.facts.inc == member.inc
+        }
+        return find_hang(members, bound_s) if len(members) == len(group.members) else None
+
+    def meet_anew(self, reason: str) -> None:
+        """Nobody hangs, and nobody gets on: what connects the members is broken."""
+        group = self.state.group
+        if group is not None and group.running:
+            self._outbox.tell("group_stuck", reason=reason)
+            group.broken.update((member.inc, reason) for member in group.members)
             self._do(self.state.form_group(group))
 
     # ------------------------------------------------------------------ cuts

@@ -21,7 +21,7 @@ import msgspec
 import paceline
 from paceline.base.errors import InternalError
 from paceline.base.jobdir import JobDir
-from paceline.base.node_files import NodeFiles
+from paceline.base.node_files import STACKS_SIGNAL, NodeFiles
 from paceline.wire.messages.node import Finished, ProcessUp, ScriptError
 from paceline.wire.node_link import NodeLink
 from paceline.wire.spec import JobSpec, load
@@ -159,6 +159,9 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.enable()
     process = _current = _from_environment()
+    # Kept open for good: it is written to by the signal's handler.
+    stacks = open(NodeFiles(process.job, process.node).stacks, "w")  # noqa: SIM115
+    faulthandler.register(STACKS_SIGNAL, file=stacks, all_threads=True)
     code = run_server(process) if process.role == "server" else run_script(process)
     process.at_end()
     process.link.flush(LAST_WORDS_S)

@@ -97,13 +97,20 @@ class TimeoutSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Time for an orderly stop (finish the step, commit) before a process is killed. Default none:
     the longer of 5 s and 5 steps."""
 
+    hang_s: Annotated[PositiveSeconds, Meta(examples=["30s"])] | None = None
+    """Strategy allreduce: time in a step while all others wait, after which a worker is taken to
+    hang and is replaced. Default none: the longer of 10 s and 20 steps; 120 s before the first
+    step."""
+
     def derived(self, step_s: float | None) -> "TimeoutSpec":
         """Fill in what follows the step time (seconds; None: not measured yet)."""
+        hang_s = 120.0 if step_s is None else max(10.0, 20 * step_s)
         step_s = STEP_BEFORE_MEASURED_S if step_s is None else step_s
         return msgspec.structs.replace(
             self,
             lost_after_s=self.lost_after_s or max(10 * self.heartbeat_s, 10 * step_s),
             stop_s=self.stop_s or max(5.0, 5 * step_s),
+            hang_s=self.hang_s or hang_s,
         )
 
 

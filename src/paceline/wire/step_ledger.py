@@ -7,6 +7,8 @@ file in the run directory, so it outlives a crash of its writer. One writer, any
     ledger.write(step=1, t_start_s=…, bpt_s=…, compute_s=…, server_s=…, message_s=…, wait_s=…,
                  samples=512)
 
+    ledger.mark(time.monotonic())                      # computing since; negative: waiting since
+
     reader = StepLedgerReader(path)
     page = reader.read()                               # None: there is none yet
     page.inc, page.pid, page.newest (totals included), page.records (new since the last read)
@@ -32,7 +34,7 @@ from paceline.base.errors import ConfigError
 
 _MAGIC = b"PACELED2"
 _WORD_BYTES = 8
-_INC, _PID, _SLOTS, _COUNT = 1, 2, 3, 4
+_INC, _PID, _SLOTS, _COUNT, _MARK = 1, 2, 3, 4, 5
 """Words of the header; word 0 is the magic."""
 _FIRST = 8
 _WORDS = 16
@@ -72,6 +74,9 @@ class LedgerPage(NamedTuple):
     newest: StepRecord | None
     records: tuple[StepRecord, ...]
     """Steps since the previous read, oldest first; those overwritten meanwhile are missing."""
+    mark_s: float
+    """Since when (monotonic clock) it computes a step all by itself; negative: since when it waits
+    for others; 0: neither."""
 
 
 class StepLedgerWriter:
@@ -131,6 +136,10 @@ class StepLedgerWriter:
         words[at + _WORDS - 1] = stamp
         words[_COUNT] = stamp
 
+    def mark(self, mark_s: float) -> None:
+        """Say what we are at; see `LedgerPage.mark_s`. One store: a reader sees all of it."""
+        self._words[_MARK] = mark_s
+
 
 class StepLedgerReader:
     """The agent's end; survives a missing file, a new incarnation and a writer killed midway."""
@@ -164,6 +173,7 @@ class StepLedgerReader:
             pid=int(words[_PID]),
             newest=self._newest,
             records=records,
+            mark_s=words[_MARK],
         )
 
     def _open_newest(self) -> None:

@@ -42,11 +42,13 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--step-s", type=float, default=0.02)
     parser.add_argument("--die", default="", help="node:batch at which its first life ends")
+    parser.add_argument("--hang", default="", help="node:batch at which its first life hangs")
     parser.add_argument("--evaluate", action="store_true")
     options = parser.parse_args()
     node, inc = os.environ["PACELINE_NODE"], os.environ["PACELINE_INC"]
     name = f"{node}.{inc}"
     victim, _, when = options.die.partition(":")
+    sleeper, _, since = options.hang.partition(":")
 
     job = pl.init()
     model = Planted(options.num_samples)
@@ -69,6 +71,9 @@ def main() -> None:
             if node == victim and number == int(when) and not (options.out / "died").exists():
                 (options.out / "died").touch()
                 os.kill(os.getpid(), signal.SIGKILL)
+            if node == sleeper and number == int(since) and not (options.out / "slept").exists():
+                (options.out / "slept").touch()
+                time.sleep(1000)
             model(ids).backward()
             time.sleep(options.step_s)  # stands for compute, so that faults fall into a step
             optimizer.step()

@@ -73,7 +73,7 @@ class Facts(msgspec.Struct, frozen=True):
     started_s: float
     ended_s: float
     training_s: float
-    """From the first time that all servers held the model to the end."""
+    """From the first time that all servers (or members) held the model to the end."""
     committed: int
     lives: tuple[Life, ...]
     incidents: tuple[Incident, ...]
@@ -128,7 +128,7 @@ def work_out(
     """Work out what the events and measurements say."""
     times = [*(event.t for event in events), *(point.t for point in points)]
     started_s, ended_s = min(times, default=0.0), max(times, default=0.0)
-    training_s = next((e.t for e in events if e.event == "restored"), ended_s)
+    training_s = next((e.t for e in events if e.event in _TRAINING), ended_s)
     over_s = next((e.t for e in reversed(events) if e.event in ("finished", "stopped")), ended_s)
     committed = outcome.committed if outcome else (points[-1].committed if points else 0)
     lives = tuple(find_lives(events, ended_s))
@@ -194,12 +194,12 @@ def find_incidents(events: Sequence[Event], points: Sequence[Point]) -> Iterator
         match event.event:
             case "relaunch":
                 what = ordered.get(event.inc) or _before(event.reason, "; ")
-                back_s = _next(later, "process_up", event.node)
+                back_s = _next(later, "process_up", node=event.node)
                 done = "started again" if back_s else "to be started again"
                 told = _incident(event, f"{event.node}: {what}", done, back_s, points)
                 yield structs.replace(told, idle_s=idle_s(event, points))
             case "agent_lost":
-                back_s = _next(later, "agent_joined", event.node)
+                back_s = _next(later, "agent_joined", node=event.node)
                 what = f"agent of {event.node} lost"
                 yield _incident(event, what, "a new agent took over", back_s, points)
             case "master_died":
@@ -207,7 +207,7 @@ def find_incidents(events: Sequence[Event], points: Sequence[Point]) -> Iterator
                 what = f"master died ({event.reason})"
                 yield _incident(event, what, "a new one went on from the journal", back_s, points)
             case "epoch" if _is_restore(event):
-                back_s = _next(later, "restored")
+                back_s = _next(later, *_TRAINING)
                 cut = event.reason.rpartition("from ")[2]
                 undone = _undone(event.t, points)
                 done = f"all servers and the ledger went back to {cut}"
@@ -229,6 +229,10 @@ def _incident(
     return Incident(event.t, what, done, away_s=away_s, stalled_s=stall_s, undone=undone)
 
 
+_TRAINING = ("restored", "group_runs")
+"""What is told when training can begin, or go on."""
+
+
 def _is_restore(event: Event) -> bool:
     return event.event == "epoch" and not event.reason.endswith("from cut 0")
 
@@ -237,8 +241,8 @@ def _before(text: str, separator: str) -> str:
     return text.rpartition(separator)[0] or text
 
 
-def _next(later: Sequence[Event], name: str, node: str = "") -> float | None:
-    found = (event.t for event in later if event.event == name and event.node == node)
+def _next(later: Sequence[Event], *names: str, node: str = "") -> float | None:
+    found = (event.t for event in later if event.event in names and event.node == node)
     return next(found, None)
 
 

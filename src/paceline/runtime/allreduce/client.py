@@ -174,6 +174,15 @@ class GroupClient:
         """Whether the step that begins should be the last in this group."""
         return self.state.wants_out or self.process.stop_requested
 
+    def mark(self, *, computing: bool) -> None:
+        """Tell the agent what we are at: a part of a step all by ourselves, or not."""
+        now_s = time.monotonic()
+        self.process.ledger.mark(now_s if computing else -now_s)
+
+    def unmark(self) -> None:
+        """Nobody waits for us as long as we do something else."""
+        self.process.ledger.mark(0.0)
+
     def record(self, times: StepTimes) -> None:
         """Note what a finished step took; no system call."""
         self.process.ledger.write(

@@ -85,7 +85,9 @@ class Loop:
         """Begin a step; None: the feed is complete, and all members hold all of it."""
         start_s = monotonic()
         while True:
+            self._client.unmark()
             run, group = self._client.enter()
+            self._client.mark(computing=True)
             whole = self._feed.next_slice(self._line())
             step = self._try(run, group, whole, start_s)
             if step is None:
@@ -152,6 +154,7 @@ class Loop:
 
     def _prove(self, step: Step) -> bool:
         """All of the feed is in our model: wait until all others are as far."""
+        self._client.mark(computing=False)
         try:
             told = step.gathering.wait()
         except BREAKING as error:
@@ -170,6 +173,7 @@ class Loop:
         step.compute_s = monotonic() - step.start_s - self.excluded_s
         try:
             self._reducer.flush()
+            self._client.mark(computing=False)
             told = step.gathering.wait()
             step.last = self._judge(told)
             self._reducer.finish(sum(weight for *_, weight in told))
@@ -177,6 +181,7 @@ class Loop:
             self._reducer.drop()
             self._client.failed(step.run, f"step {self._client.state.step + 1}: {error}")
             return
+        self._client.mark(computing=True)
         step.holds = self._client.begin_update(step.run)
 
     def _judge(self, told: list[list[int]]) -> bool:
@@ -252,6 +257,7 @@ class Loop:
     def _abandon(self) -> None:
         """The loop is left: nothing of an unfinished step counts."""
         self._reducer.drop()
+        self._client.unmark()
         self._client.leave_step()
         self.step = None
 

@@ -15,6 +15,10 @@ class ExitEvidence(msgspec.Struct, frozen=True, kw_only=True):
     oom_kills: int = 0
     """Increase of the cgroup's oom_kill counter during this life."""
     stopped_by_us: bool = False
+    hung: bool = False
+    """It was ended since all others waited for it."""
+    stacks: str = ""
+    """What its threads did then."""
     log_tail: str = ""
 
 
@@ -41,6 +45,10 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     message_s: float = 0.0
     bpt_s: float = 0.0
     """Batch processing time: mean wall time of the newest steps; of a server: 0."""
+    computing_s: float = 0.0
+    """All-reduce: how long it has been in its own part of a step; 0: it is not."""
+    waiting_s: float = 0.0
+    """All-reduce: how long it has waited for the others."""
     cpu_s: float = 0.0
     rss_bytes: int = 0
 
@@ -87,10 +95,14 @@ class StartProcess(Message, frozen=True):
 
 
 class StopProcess(Message, frozen=True):
-    """master -> agent: end incarnation ``inc``: in order, after ``grace_s`` by force."""
+    """master -> agent: end incarnation ``inc``: in order, after ``grace_s`` by force.
+
+    ``hung``: it does not get on; say what its threads do, and end it at once.
+    """
 
     inc: int
     grace_s: float
+    hung: bool = False
 
 
 class ToProcess(Message, frozen=True):

@@ -1,0 +1,34 @@
+"""Which member of an all-reduce group hangs, by what the agents say of all of them. Pure.
+
+A member that hangs makes all others wait, so a slow step alone says nothing: one is taken to hang
+when it has been in its part of a step for longer than the bound while every other one waits.
+"""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from paceline.wire.messages.agent import NodeFacts
+
+
+class Hang(msgspec.Struct, frozen=True):
+    """Nobody gets on. ``nodes``: who is waited for; none: all wait, what connects them is cut."""
+
+    nodes: tuple[str, ...]
+    since_s: float
+
+
+def find_hang(members: Mapping[str, NodeFacts], bound_s: float) -> Hang | None:
+    """Whom all others wait for.
+
+    Args:
+        members: node -> its newest report.
+        bound_s: as long as a step may take.
+    """
+    late = {name: one.computing_s for name, one in members.items() if one.computing_s > bound_s}
+    waiting = [one.waiting_s for one in members.values() if one.waiting_s > bound_s]
+    if not waiting or len(late) + len(waiting) < len(members):
+        return None
+    if late:
+        return Hang(tuple(sorted(late)), max(late.values()))
+    return Hang((), min(waiting)) if len(members) > 1 else None

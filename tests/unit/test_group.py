@@ -1,0 +1,405 @@
+"""Members and their master form groups: both machines, message by message."""
+
+import msgspec
+import pytest
+
+from paceline.base.errors import InternalError
+from paceline.base.samples import Span
+from paceline.master.hangs import Hang, find_hang
+from paceline.master.instructions import Fail, FeedDone, Instruction, Journal, Send
+from paceline.master.snapshot import restore, take
+from paceline.master.state import MasterState
+from paceline.runtime.allreduce.state import Connect, Copy, Drop, MemberState, Say
+from paceline.runtime.allreduce.state import Instruction as MemberInstruction
+from paceline.wire.messages.agent import NodeFacts
+from paceline.wire.messages.feeds import Feed
+from paceline.wire.messages.group import NO_STEP, GroupUp, Progress, RunGroup, StopGroup
+from paceline.wire.messages.node import NodeDown, OpenFeed
+
+FEED = Feed(
+    feed=0,
+    purpose="train",
+    num_samples=6,
+    epochs=1,
+    batch_size=2,
+    shard_size=6,
+    shuffle=False,
+    seed=0,
+)
+
+
+class Job:
+    """A master and its members; messages arrive at once, unless they are held back."""
+
+    def __init__(self, num_workers: int, *, min_members: int = 1) -> None:
+        self.expected = num_workers
+        self.min_members = min_members
+        self.master = MasterState(mode="bsp", samples="exactly-once", min_members=min_members)
+        self.records: list[Journal] = []
+        self.members: dict[int, MemberState] = {}
+        self.told: list[tuple[int, MemberInstruction]] = []
+        self.failed: list[str] = []
+        self.done: list[int] = []
+        self.held: set[int] = set()
+        """Who gets no message."""
+        for inc in range(1, num_workers + 1):
+            self.worker(inc)
+        self.run(self.master.open_feed(OpenFeed(inc=1, feed=FEED)))
+
+    @property
+    def group(self) -> list[int]:
+        """Who is in the newest group."""
+        assert self.master.group is not None
+        return [member.inc for member in self.master.group.members]
+
+    def worker(self, inc: int) -> MemberState:
+        """A worker comes up; it asks to be let in later."""
+        self.master.worker_up(inc, f"worker-{inc}")
+        self.members[inc] = MemberState(inc, f"address-{inc}", "a model")
+        return self.members[inc]
+
+    def join(self, *incs: int) -> None:
+        for inc in incs or tuple(self.members):
+            self.act(inc, self.members[inc].join())
+
+    def act(self, inc: int, instructions: list[MemberInstruction]) -> None:
+        for one in instructions:
+            self.told.append((inc, one))
+            match one:
+                case Say(message):
+                    self.say(message)
+                case Copy(order):
+                    source = self.members[order.source.inc]
+                    if source.step == order.step:
+                        self.act(inc, self.members[inc].copied(order))
+                case _:
+                    pass
+
+    def say(self, message: GroupUp) -> None:
+        assert self.master.group is not None
+        node = f"worker-{message.inc}"
+        self.run(
+            self.master.member_said(self.master.group, message, node=node, expected=self.expected)
+        )
+
+    def run(self, instructions: list[Instruction]) -> None:
+        for one in instructions:
+            match one:
+                case Send(inc=inc, message=message):
+                    self.deliver(inc, message)
+                case Journal():
+                    self.records.append(one)
+                case Fail(reason=reason):
+                    self.failed.append(reason)
+                case FeedDone(feed=feed):
+                    self.done.append(feed)
+                case _:
+                    pass
+
+    def deliver(self, inc: int, message: NodeDown) -> None:
+        member = self.members.get(inc)
+        if member is None or inc in self.held:
+            return
+        handlers = {
+            "StopGroup": "stop_group",
+            "CatchUp": "catch_up",
+            "RunGroup": "run_group",
+        }
+        name = handlers.get(type(message).__name__)
+        if name is not None:
+            self.act(inc, getattr(member, name)(message))
+
+    def resend(self) -> None:
+        self.run(self.master.resend())
+        for inc, member in self.members.items():
+            self.act(inc, member.resend())
+
+    def lose(self, inc: int, *, returned: bool = False) -> None:
+        del self.members[inc]
+        self.run(self.master.worker_lost(inc, returned=returned))
+
+    def step(self, *incs: int) -> None:
+        """These members complete the step that they all enter."""
+        members = [self.members[inc] for inc in incs or tuple(self.members)]
+        runs = [member.enter() for member in members]
+        last = any(member.wants_out for member in members)
+        for member, run in zip(members, runs, strict=True):
+            assert run is not None
+            assert member.begin_update(run)
+        whole = FEED.next_slice(members[0].done.line(0))
+        for member in members:
+            self.act(member.inc, member.updated(whole, last=last))
+
+    def restart_master(self) -> None:
+        self.master = MasterState(mode="bsp", samples="exactly-once", min_members=self.min_members)
+        for journal in self.records:
+            self.master.apply(journal.record)
+        for inc in self.members:
+            self.master.worker_up(inc, f"worker-{inc}")
+        self.run(self.master.resume())
+
+
+def running(num_workers: int = 2) -> Job:
+    job = Job(num_workers)
+    job.join()
+    return job
+
+
+def test_the_first_group_waits_for_all_and_begins_with_the_state_of_one() -> None:
+    job = Job(3)
+    job.join(2)
+    job.join(3)
+    assert job.group == []
+    job.join(1)
+    assert job.group == [1, 2, 3]
+    assert all(member.step == 0 for member in job.members.values())
+    assert all(member.running is not None for member in job.members.values())
+    copied = [inc for inc, one in job.told if isinstance(one, Copy)]
+    assert sorted(copied) == [2, 3]
+
+
+def test_who_does_not_come_is_not_waited_for_longer_than_that() -> None:
+    job = Job(3)
+    job.join(2)
+    assert job.master.group is not None
+    job.run(job.master.form_group(job.master.group))
+    assert job.group == [2]
+
+
+def test_another_model_is_refused() -> None:
+    job = Job(2)
+    job.members[2].replica = "another one"
+    job.join()
+    (reason,) = job.failed
+    assert "worker-2 has prepared another model than the others (another one" in reason
+
+
+def test_completing_a_step_proves_the_one_before_and_the_end_is_proven() -> None:
+    job = running()
+    job.step()
+    job.step()
+    job.resend()
+    assert job.master.ledger.done.spans() == (Span(0, 0, 2),)
+    job.step()
+    job.resend()
+    assert job.done == []
+    for member in job.members.values():
+        member.enter()
+        job.act(member.inc, member.proven(last=False))
+    assert job.done == [0]
+    assert job.master.ledger.done.spans() == (Span(0, 0, 6),)
+
+
+def test_survivors_do_the_broken_step_and_a_new_life_copies_their_state() -> None:
+    job = running(3)
+    job.step()
+    run = job.members[1].enter()
+    assert run is not None
+    job.lose(3)
+    assert job.group == [1, 2]
+    assert not job.members[1].begin_update(run), "the group is over"
+    job.step(1, 2)
+    assert [member.step for member in job.members.values()] == [2, 2]
+    job.worker(4)
+    job.join(4)
+    assert job.group == [1, 2, 4]
+    assert job.members[4].step == 2
+    job.step()
+    assert job.members[4].done == job.members[1].done
+
+
+def test_who_is_a_step_behind_copies_before_anybody_goes_on() -> None:
+    job = running(3)
+    first, second = job.members[1], job.members[2]
+    runs = {inc: member.enter() for inc, member in job.members.items()}
+    assert runs[1] is not None
+    assert first.begin_update(runs[1])
+    job.act(1, first.updated((Span(0, 0, 2),), last=False))
+    job.lose(3)
+    assert (first.step, second.step) == (1, 1)
+    assert second.done == first.done
+    assert any(isinstance(one, Copy) and inc == 2 for inc, one in job.told)
+
+
+def test_a_step_that_only_the_dead_had_completed_is_done_again() -> None:
+    job = running(2)
+    runs = {inc: member.enter() for inc, member in job.members.items()}
+    assert runs[1] is not None
+    assert job.members[1].begin_update(runs[1])
+    job.act(1, job.members[1].updated((Span(0, 0, 2),), last=False))
+    job.resend()
+    assert not job.master.ledger.done
+    job.lose(1)
+    assert job.members[2].step == 0
+    job.step(2)
+    assert job.members[2].done.spans() == (Span(0, 0, 2),)
+
+
+def test_an_update_that_has_begun_is_finished_before_it_is_said_to_be_over() -> None:
+    job = running(2)
+    member = job.members[1]
+    run = member.enter()
+    assert run is not None
+    assert member.begin_update(run)
+    job.lose(2)
+    assert job.master.group is not None
+    assert not job.master.group.stopped
+    job.act(1, member.updated((Span(0, 0, 2),), last=False))
+    assert member.running is not None
+    assert (member.step, member.running.step) == (1, 1)
+
+
+def test_joining_lets_the_others_finish_their_step_together() -> None:
+    job = running(2)
+    for member in job.members.values():
+        member.enter()
+    job.held = {2}
+    job.worker(3)
+    job.join(3)
+    first, second = job.members[1], job.members[2]
+    assert first.wants_out
+    assert not second.wants_out
+    for member in (first, second):
+        assert member.running is not None
+        assert member.begin_update(member.running)
+        job.act(member.inc, member.updated((Span(0, 0, 2),), last=True))
+    assert second.running is None, "it heard of it from the others"
+    job.held.clear()
+    job.resend()
+    assert job.group == [1, 2, 3]
+    assert [member.step for member in job.members.values()] == [1, 1, 1]
+
+
+def test_a_member_that_cannot_work_is_met_anew() -> None:
+    job = running(2)
+    member = job.members[1]
+    run = member.enter()
+    assert run is not None
+    job.act(1, member.failed(run, "connection reset"))
+    assert job.master.group is not None
+    assert job.master.group.broken == {1: "connection reset"}
+    job.run(job.master.form_group(job.master.group))
+    assert job.master.group.number == 2
+    assert all(member.running is not None for member in job.members.values())
+
+
+def test_who_has_finished_is_missed_only_by_who_says_so() -> None:
+    job = running(2)
+    job.lose(1, returned=True)
+    assert job.group == [1, 2]
+    member = job.members[2]
+    run = member.enter()
+    assert run is not None
+    job.act(2, member.failed(run, "gone"))
+    assert job.group == [2]
+
+
+def test_with_too_few_members_nobody_trains() -> None:
+    job = Job(2, min_members=2)
+    job.join()
+    job.lose(2)
+    assert job.group == [1, 2]
+    job.worker(3)
+    job.join(3)
+    assert job.group == [1, 3]
+    assert job.members[3].running is not None
+
+
+def test_when_nobody_holds_state_all_begin_again() -> None:
+    job = running(2)
+    job.step()
+    job.step()
+    job.lose(1)
+    job.lose(2)
+    job.worker(3)
+    job.worker(4)
+    job.join()
+    assert job.master.epoch_no == 2
+    assert not job.master.ledger.done
+    assert all(member.step == 0 for member in job.members.values())
+
+
+def test_a_new_master_goes_on_without_asking_anybody() -> None:
+    job = running(2)
+    job.step()
+    job.restart_master()
+    job.step()
+    job.resend()
+    assert job.master.ledger.done.spans() == (Span(0, 0, 2),)
+    job.lose(2)
+    assert job.group == [1]
+    assert job.members[1].running is not None
+
+
+def test_a_snapshot_holds_the_group() -> None:
+    job = running(2)
+    fresh = MasterState(mode="bsp", samples="exactly-once", min_members=1)
+    restore(
+        fresh,
+        msgspec.msgpack.decode(
+            msgspec.msgpack.encode(take(job.master)), type=type(take(job.master))
+        ),
+    )
+    assert fresh.group is not None
+    assert job.master.group is not None
+    assert fresh.group.members == job.master.group.members
+    assert (fresh.epoch_no, fresh.group.number, fresh.group.running) == (1, 1, True)
+
+
+def test_messages_of_former_groups_and_epochs_do_nothing() -> None:
+    job = running(2)
+    member = job.members[1]
+    job.step()
+    assert member.running is not None
+    stale_run = member.running
+    job.lose(2)
+    assert member.stop_group(StopGroup(epoch_no=1, inc=1, group=1)) == []
+    assert member.stop_group(StopGroup(epoch_no=0, inc=1, group=9)) == []
+    again = member.run_group(stale_run)
+    assert not any(isinstance(one, Connect) for one in again)
+    done = job.master.ledger.done.copy()
+    job.say(Progress(epoch_no=1, inc=1, group=1, step=2, committed=(Span(0, 0, 6),)))
+    assert job.master.ledger.done == done
+
+
+def test_a_member_is_not_to_go_on_from_a_step_that_it_does_not_hold() -> None:
+    member = MemberState(1)
+    member.stop_group(StopGroup(epoch_no=1, inc=1, group=1))
+    assert member.step == NO_STEP
+    with pytest.raises(InternalError, match="told to go on from step 3"):
+        member.run_group(RunGroup(epoch_no=1, inc=1, group=1, step=3, members=()))
+
+
+def test_leaving_a_group_drops_it() -> None:
+    job = running(2)
+    member = job.members[1]
+    job.told.clear()
+    job.lose(2)
+    assert (1, Drop()) in job.told
+    assert member.running is not None
+    assert member.running.group == 2
+
+
+class TestFindHang:
+    """Whom all others wait for."""
+
+    LATE = NodeFacts(inc=1, computing_s=5.0)
+    WAITS = NodeFacts(inc=2, waiting_s=4.0)
+    BUSY = NodeFacts(inc=3, computing_s=0.5)
+
+    def test_one_for_whom_all_wait(self) -> None:
+        members = {"a": self.LATE, "b": self.WAITS, "c": self.WAITS}
+        assert find_hang(members, 3.0) == Hang(("a",), 5.0)
+
+    def test_not_while_somebody_else_is_at_work(self) -> None:
+        assert find_hang({"a": self.LATE, "b": self.WAITS, "c": self.BUSY}, 3.0) is None
+
+    def test_not_one_whom_nobody_waits_for(self) -> None:
+        assert find_hang({"a": self.LATE}, 3.0) is None
+        assert find_hang({"a": self.LATE, "b": self.LATE}, 3.0) is None
+
+    def test_not_within_the_bound(self) -> None:
+        assert find_hang({"a": self.LATE, "b": self.WAITS}, 6.0) is None
+
+    def test_all_wait_for_each_other(self) -> None:
+        assert find_hang({"a": self.WAITS, "b": self.WAITS}, 3.0) == Hang((), 4.0)
