@@ -1,4 +1,5 @@
 import os
+import time
 from pathlib import Path
 
 from paceline.agent.facts import FactsReader, read_log_tail, read_usage
@@ -120,3 +121,19 @@ def test_a_log_tail_has_the_last_lines_of_this_life_only(tmp_path: Path) -> None
     assert read_log_tail(log, start).splitlines() == [f"line {number}" for number in range(10, 30)]
     log.write_text("former life\nlast words\n")
     assert read_log_tail(log, start) == "last words"
+
+
+def test_what_a_member_is_at_is_told_with_how_long_it_has_been(tmp_path: Path) -> None:
+    path = tmp_path / "worker-0.ledger"
+    reader = FactsReader(path)
+    ledger = StepLedgerWriter(path, inc=1)
+    assert (reader.read(up(1)).computing_s, reader.read(up(1)).waiting_s) == (0.0, 0.0)
+    ledger.mark(time.monotonic() - 3.0)
+    facts = reader.read(up(1))
+    assert 3.0 <= facts.computing_s < 5.0
+    assert facts.waiting_s == 0.0
+    ledger.mark(-(time.monotonic() - 2.0))
+    facts = reader.read(up(1))
+    assert facts.computing_s == 0.0
+    assert 2.0 <= facts.waiting_s < 4.0
+    assert reader.read(up(2)).waiting_s == 0.0, "of another life"

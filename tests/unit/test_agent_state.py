@@ -5,6 +5,7 @@ import pytest
 from paceline.agent.state import (
     Act,
     Deliver,
+    EndHung,
     NodeState,
     Quit,
     Refuse,
@@ -183,3 +184,20 @@ def test_an_end_is_told_once(running: NodeState) -> None:
     assert end(running, 5) == [exited(5)]
     assert end(running, 5) == []
     assert end(running, 4) == []
+
+
+def test_a_process_that_hangs_is_looked_at_once_before_it_is_ended(running: NodeState) -> None:
+    order = StopProcess(inc=5, grace_s=0.0, hung=True)
+    assert running.on_master(order, 1.0) == [EndHung()]
+    assert running.on_master(order, 2.0) == []
+    (ended,) = running.exited(5, ExitEvidence(signal=signal.SIGKILL, stacks="main.py, line 3"))
+    assert isinstance(ended, ToMaster)
+    assert isinstance(ended.message, ProcessExited)
+    evidence = ended.message.evidence
+    assert (evidence.hung, evidence.stopped_by_us) == (True, False)
+    assert evidence.stacks == "main.py, line 3"
+
+
+def test_one_that_is_over_cannot_hang(running: NodeState) -> None:
+    end(running, 5)
+    assert running.on_master(StopProcess(inc=5, grace_s=0.0, hung=True), 1.0) == [exited(5)]

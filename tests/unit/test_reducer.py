@@ -1,0 +1,167 @@
+"""Gradients of a group: the exact weighted mean, over real sockets, in threads of this process."""
+
+import copy
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from paceline.runtime.allreduce import reducer as reducer_module
+from paceline.runtime.allreduce.group import Group
+from paceline.runtime.allreduce.reducer import Reducer
+from paceline.runtime.allreduce.store import GroupOver, PeerStore
+from paceline.wire.messages.group import Member, RunGroup
+
+
+def in_group(size: int, act: Callable[[Group], Any]) -> list[Any]:
+    """What ``act`` returns in each member of a connected group."""
+    members = tuple(Member(inc, f"worker-{inc}", "") for inc in range(size))
+    run = RunGroup(epoch_no=1, inc=0, group=1, step=0, members=members)
+    stores: list[PeerStore] = []
+
+    def teller(own: int) -> Callable[[str, bytes], None]:
+        def tell(key: str, value: bytes) -> None:
+            for inc, store in enumerate(stores):
+                if inc != own:
+                    store.put(key, value)
+
+        return tell
+
+    stores += [PeerStore(teller(inc), 10.0) for inc in range(size)]
+
+    groups: list[Group] = []
+
+    def member(inc: int) -> Any:
+        group = Group(run, inc, stores[inc], "127.0.0.1")
+        groups.append(group)
+        return act(group)
+
+    try:
+        with ThreadPoolExecutor(size) as pool:
+            return list(pool.map(member, range(size)))
+    finally:
+        for group in groups:
+            group.drop()
+
+
+class Net(nn.Module):
+    """Two layers and one that is used by some members only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.first = nn.Linear(5, 7).double()
+        self.second = nn.Linear(7, 1).double()
+        self.sometimes = nn.Linear(5, 1).double()
+        self.never = nn.Parameter(torch.ones(3, dtype=torch.float64))
+
+    def forward(self, x: Tensor, *, sometimes: bool) -> Tensor:
+        """Return a mean over the samples."""
+        y = self.second(torch.tanh(self.first(x)))
+        return ((y + self.sometimes(x)) ** 2 if sometimes else y**2).mean()
+
+
+NET = Net()  # made once: its random numbers are the process's, and members are threads here
+X = torch.randn(12, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+def averaged(group: Group, sizes: list[int], **options: Any) -> dict[str, Tensor | None]:
+    """The gradients of a member whose share is ``sizes[rank]`` samples."""
+    net = copy.deepcopy(NET)
+    reducer = Reducer(net.parameters(), **options)
+    start = sum(sizes[: group.rank])
+    mine = X[start : start + sizes[group.rank]]
+    reducer.begin(group, len(mine), lambda: None)
+    net(mine if len(mine) else X[:1], sometimes=group.rank == 0).backward()
+    reducer.finish(sum(sizes))
+    return {name: param.grad for name, param in net.named_parameters()}
+
+
+def alone(sizes: list[int]) -> dict[str, Tensor | None]:
+    """The same in one process."""
+    net = copy.deepcopy(NET)
+    first, rest = X[: sizes[0]], X[sizes[0] : sum(sizes)]
+    loss = net(first, sometimes=True) * len(first)
+    if len(rest):
+        loss = loss + net(rest, sometimes=False) * len(rest)
+    (loss / sum(sizes)).backward()
+    return {name: param.grad for name, param in net.named_parameters()}
+
+
+@pytest.mark.parametrize("early", [True, False])
+@pytest.mark.parametrize("sizes", [[6, 6], [1, 7, 4], [12, 0], [5]])
+def test_uneven_shares_weigh_what_they_are_worth(
+    sizes: list[int], early: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reducer_module, "BUCKET_BYTES", 64)
+    monkeypatch.setattr(reducer_module, "FIRST_BUCKET_BYTES", 8)
+    wanted = alone(sizes)
+    for found in in_group(len(sizes), lambda group: averaged(group, sizes, early=early)):
+        for name, grad in wanted.items():
+            if grad is None:
+                assert found[name] is None, name
+            else:
+                torch.testing.assert_close(found[name], grad, rtol=1e-13, atol=1e-15)
+
+
+def test_what_is_not_finite_and_does_not_count_is_left_out() -> None:
+    def act(group: Group) -> Tensor:
+        param = nn.Parameter(torch.ones(2))
+        reducer = Reducer([param])
+        weight = 1 - group.rank
+        reducer.begin(group, weight, lambda: None)
+        (param * (1.0 if weight else float("nan"))).sum().backward()
+        reducer.finish(1)
+        assert param.grad is not None
+        return param.grad
+
+    for grad in in_group(2, act):
+        assert grad.tolist() == [1.0, 1.0]
+
+
+def test_a_second_backward_for_one_batch_is_noticed() -> None:
+    def act(group: Group) -> bool:
+        param = nn.Parameter(torch.ones(2))
+        reducer = Reducer([param])
+        reducer.begin(group, 1, lambda: None)
+        param.sum().backward()
+        assert not reducer.called_twice
+        param.sum().backward()
+        return reducer.called_twice
+
+    assert in_group(1, act) == [True]
+
+
+def test_a_dropped_group_fails_whoever_waits_in_it() -> None:
+    waiting = threading.Event()
+
+    def act(group: Group) -> str:
+        if group.rank:
+            waiting.wait(10.0)
+            group.drop()
+            return ""
+        work = group.sum(torch.ones(4))
+        waiting.set()
+        with pytest.raises(RuntimeError) as caught:
+            work.wait()
+        return type(caught.value).__name__
+
+    assert in_group(2, act)[0]
+
+
+def test_who_waits_for_a_peer_that_does_not_come_gives_up() -> None:
+    store = PeerStore(lambda _key, _value: None, 0.05)
+    with pytest.raises(GroupOver, match="no 0/1 within"):
+        store.get("0/1")
+    store.end()
+    with pytest.raises(GroupOver, match="dropped"):
+        store.get("0/1")
+
+
+def test_numbers_of_all_members_are_told_to_all() -> None:
+    told = in_group(3, lambda group: group.gather([group.rank, 7]).wait())
+    assert told == [[[0, 7], [1, 7], [2, 7]]] * 3

@@ -1,0 +1,134 @@
+"""The state that a member hands to another: in parts, verified, and nothing but data."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, Adam
+from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, StepLR
+
+from paceline.base.errors import ConfigError, PermanentError
+from paceline.runtime.allreduce import replica as replica_module
+from paceline.runtime.allreduce.replica import Arriving, Photograph, Replica
+from paceline.runtime.allreduce.tree import put_together, take_apart
+
+
+def trained(seed: int, steps: int) -> tuple[Replica, nn.Module, Adam]:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    optimizer = Adam(model.parameters(), lr=0.1)
+    scheduler = StepLR(optimizer, step_size=2, gamma=0.5)
+    for _ in range(steps):
+        model(torch.randn(8, 3)).pow(2).mean().backward()
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+    return Replica([model], [optimizer], [scheduler]), model, optimizer
+
+
+def hand_over(source: Photograph, arriving: Arriving, order: list[int] | None = None) -> None:
+    """All parts, the first one first."""
+    for part in [0, *(order or range(1, source.num_parts))]:
+        frame, digest = source.part(part)
+        assert arriving.take(part, source.num_parts, memoryview(bytearray(frame)), digest)
+
+
+@pytest.mark.parametrize("part_bytes", [7, 64, 1 << 20])
+def test_who_copies_becomes_the_same(part_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replica_module, "PART_BYTES", part_bytes)
+    first, model, optimizer = trained(1, steps=5)
+    second, other, other_optimizer = trained(2, steps=0)
+    assert first.describe() == second.describe()
+    arriving = Arriving()
+    photograph = first.photograph()
+    hand_over(photograph, arriving, list(reversed(range(1, photograph.num_parts))))
+    assert arriving.whole
+    second.load(arriving)
+    for _ in range(2):
+        for one, opt in ((model, optimizer), (other, other_optimizer)):
+            torch.manual_seed(9)
+            one(torch.randn(8, 3)).pow(2).mean().backward()
+            opt.step()
+            opt.zero_grad()
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, other.state_dict()[name]), name
+    assert other_optimizer.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"]
+
+
+def test_a_damaged_part_is_not_kept_and_asked_for_again() -> None:
+    source = trained(1, steps=1)[0].photograph()
+    arriving = Arriving()
+    frame, digest = source.part(0)
+    assert arriving.ask(4) == [0]
+    assert not arriving.take(0, source.num_parts, memoryview(b"x" + frame[1:]), digest)
+    arriving.ask_again()
+    assert arriving.ask(4) == [0]
+    assert arriving.take(0, source.num_parts, memoryview(frame), digest)
+    assert not arriving.take(0, source.num_parts, memoryview(frame), digest), "it is here"
+
+
+def test_only_a_few_parts_are_on_their_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replica_module, "PART_BYTES", 16)
+    source = trained(1, steps=1)[0].photograph()
+    arriving = Arriving()
+    frame, digest = source.part(0)
+    arriving.take(0, source.num_parts, memoryview(frame), digest)
+    assert arriving.ask(2) == [1, 2]
+    assert arriving.ask(2) == []
+    frame, digest = source.part(2)
+    arriving.take(2, source.num_parts, memoryview(bytearray(frame)), digest)
+    assert arriving.ask(2) == [3]
+
+
+def test_nonsense_is_no_state() -> None:
+    import zlib
+
+    for frame in (b"{}", b"no json", b'{"skeleton": 1, "tensors": [["nonsense", [1]]]}'):
+        with pytest.raises(PermanentError, match="cannot be read"):
+            Arriving().take(0, 1, memoryview(frame), zlib.crc32(frame))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        [1, 2.5, "text", True],
+        {"a": (1, [None]), 3: {"b": torch.arange(4)}},
+        [torch.tensor(3.0), torch.zeros(2, 0), torch.ones(2, dtype=torch.bfloat16)],
+    ],
+)
+def test_nested_state_survives(value: Any) -> None:
+    skeleton, tensors = take_apart(value)
+    again = put_together(skeleton, tensors)
+    assert repr(again) == repr(value)
+
+
+def test_what_is_no_data_is_refused_with_its_place() -> None:
+    with pytest.raises(ConfigError, match=r"state\['hook'\]\[1\] is a function"):
+        take_apart({"hook": [1, lambda: None]})
+    with pytest.raises(PermanentError, match="damaged state"):
+        put_together(["tensor", 3], [])
+
+
+def test_other_models_and_optimizers_are_told_apart() -> None:
+    def described(model: nn.Module, kind: Any = SGD) -> str:
+        return Replica([model], [kind(model.parameters(), lr=0.1)], []).describe()
+
+    assert described(nn.Linear(2, 3)) == described(nn.Linear(2, 3))
+    assert described(nn.Linear(2, 3)) != described(nn.Linear(3, 2))
+    assert described(nn.Linear(2, 3)) != described(nn.Linear(2, 3), Adam)
+    assert described(nn.Linear(2, 3)).startswith("9 parameters, SGD, ")
+
+
+def test_schedulers_with_functions_and_their_own_state_can_be_handed_over() -> None:
+    model = nn.Linear(2, 2)
+    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
+    schedulers = [
+        LambdaLR(optimizer, lambda step: 0.9**step),
+        OneCycleLR(optimizer, max_lr=0.1, total_steps=10),
+    ]
+    replica = Replica([model], [optimizer], schedulers)
+    arriving = Arriving()
+    hand_over(replica.photograph(), arriving)
+    replica.load(arriving)
