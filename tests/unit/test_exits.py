@@ -15,6 +15,7 @@ ROWS = [
     ("finished", Verdict.FINISHED, Evidence(exit=ExitEvidence(exit_code=0), finished=True)),
     # The interpreter may still fall over on its way out.
     ("finished", Verdict.FINISHED, Evidence(exit=ExitEvidence(signal=11), finished=True)),
+    ("hung", Verdict.RETRYABLE, Evidence(exit=ExitEvidence(signal=9, hung=True))),
     ("stopped by us", Verdict.STOPPED, Evidence(exit=ExitEvidence(signal=9, stopped_by_us=True))),
     ("oom counter", Verdict.OOM, Evidence(exit=ExitEvidence(signal=9, oom_kills=1))),
     (
