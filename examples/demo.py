@@ -30,7 +30,7 @@ from paceline.cli.run import start, watch
 from paceline.cli.spec_file import resolve
 from paceline.cli.tables import read_meta
 from paceline.cli.watch import Look
-from paceline.runtime.ps import cutfile
+from paceline.runtime.checkpoint import cutfile
 from paceline.runtime.ps.store import Store
 from paceline.wire.client import Kill, NodeStatus
 from paceline.wire.cut import CutManifest

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.equality import switching
 from paceline.policy.straggler.actions import AnyAction, BackupWorkers, Partial
-from paceline.runtime.ps import cutfile
+from paceline.runtime.checkpoint import cutfile
 from paceline.wire.client import Kill
 from tests.integration.running import RunningJob, running
 

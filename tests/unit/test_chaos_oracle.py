@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from paceline.base.samples import Span
-from paceline.runtime.ps import cutfile
+from paceline.runtime.checkpoint import cutfile
 from paceline.runtime.ps.layout import initial_arrays
 from paceline.wire import cut
 from paceline.wire.messages.feeds import Feed

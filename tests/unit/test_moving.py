@@ -10,7 +10,8 @@ import pytest
 from paceline.base.samples import SampleSet, Span
 from paceline.master.moving import Moving, copying, switched, without
 from paceline.master.records import MoveBegun
-from paceline.runtime.ps import cutfile, moving, partition
+from paceline.runtime.checkpoint import cutfile
+from paceline.runtime.ps import moving, partition
 from paceline.runtime.ps import server as ps_server
 from paceline.runtime.ps.admission import Admission
 from paceline.runtime.ps.state import (

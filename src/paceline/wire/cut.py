@@ -1,7 +1,7 @@
 """A cut, on disk or in memory: files with checksums, made valid by a manifest.
 
 Servers, agents and the master write, verify and find cuts through this; what is inside the servers'
-files is their own affair (`runtime.ps.cutfile`). Files are written beside their final name, synced
+files is their own affair (`runtime.checkpoint`). Files are written beside their final name, synced
 and renamed; the manifest comes last: a directory without a readable one holds no cut.
 
 A cut that is not wholly on disk is in two *places*: a directory in memory, with the manifest and a

@@ -193,7 +193,7 @@ def _check_samples(job: JobDir, scenario: Scenario, short_steps: int, *, adjuste
     Raises:
         InternalError: a sample is missing in it, or in it too often.
     """
-    from paceline.runtime.ps import cutfile
+    from paceline.runtime.checkpoint import cutfile
     from paceline.runtime.ps.store import Store
 
     last = max(path.parent for path in job.cuts.glob("*/manifest.json"))

@@ -15,11 +15,12 @@ from pathlib import Path
 import numpy as np
 
 from paceline.base.samples import SampleSet, Span
+from paceline.runtime.checkpoint import cutfile
 from paceline.runtime.data.growth import Growth
 from paceline.runtime.data.work import Array, StepTimes, Work
 from paceline.runtime.exchange import Exchange
 from paceline.runtime.process import Fenced, Process, Stopped
-from paceline.runtime.ps import cutfile, layout
+from paceline.runtime.ps import layout
 from paceline.runtime.ps.exports import Exporting
 from paceline.runtime.ps.partition import Contribution, Partition, Split
 from paceline.runtime.ps.port import Ids, Pulled

@@ -22,8 +22,8 @@ import msgspec
 import numpy as np
 
 from paceline.base.processes import die_with_parent
+from paceline.runtime.checkpoint import cutfile
 from paceline.runtime.process import Process
-from paceline.runtime.ps import cutfile
 from paceline.runtime.ps.store import Store
 from paceline.wire.data_plane import DataClient
 from paceline.wire.messages.base import Server

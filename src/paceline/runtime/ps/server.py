@@ -13,10 +13,10 @@ import numpy as np
 
 from paceline.base.errors import PermanentError, TransientError
 from paceline.base.samples import SampleSet
+from paceline.runtime.checkpoint import cutfile
+from paceline.runtime.checkpoint.writer import CutWriter
 from paceline.runtime.process import Process
-from paceline.runtime.ps import cutfile
 from paceline.runtime.ps.admission import Admission
-from paceline.runtime.ps.cut_writer import CutWriter
 from paceline.runtime.ps.grace import Grace
 from paceline.runtime.ps.kernels import Array
 from paceline.runtime.ps.moving import Arriving, Sender, held
@@ -308,7 +308,7 @@ class Server:
                         self.tensors.pop(key)
                 case CopyState(copied):
                     assert self.store is not None
-                    self.writer.copy(copied, self.store)
+                    self.writer.copy(copied, self.store.save())
                 case Load() | MakeRoom() | SendBuckets() | Remapped():
                     self._change_share(instruction)
 
@@ -442,7 +442,7 @@ class Server:
         self._start_epoch(manifest.schema)
         self.store = Store(manifest.schema, owners, me)
         self.store.load(files.values())
-        self.writer.start_epoch(restore.map, from_memory=restore.cut.in_memory)
+        self.writer.start_epoch(_nodes(restore.map), from_memory=restore.cut.in_memory)
         self._connect(restore.map)
         self._do(self.state.loaded(restore, manifest.step, SampleSet(manifest.committed)))
         self.admission = Admission(self.state, manifest.schema, owners, me)
@@ -483,14 +483,14 @@ class Server:
         self.store, piece = found
         self._connect(piece.map)
         self._do(self.state.arrived(piece))
-        self.writer.start_epoch(piece.map, from_memory=False)
+        self.writer.start_epoch(_nodes(piece.map), from_memory=False)
 
     def _remap(self, server_map: ServerMap) -> None:
         self._connect(server_map)
         if not server_map.copies:
             self._stop_sending()
         if self.state.owns:
-            self.writer.set_map(server_map)
+            self.writer.set_holders(_nodes(server_map))
 
     def _stop_sending(self) -> None:
         if self.sender is not None:
@@ -503,6 +503,10 @@ def _sender_of(message: Data) -> int:
         case Order(leader=inc) | Piece(server=inc):
             return inc
     return getattr(message, "inc", 0)
+
+
+def _nodes(server_map: ServerMap) -> list[str]:
+    return [server.node for server in server_map.servers]
 
 
 def main(process: Process) -> None:

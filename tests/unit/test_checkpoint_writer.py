@@ -14,11 +14,11 @@ import pytest
 from paceline.base.errors import PermanentError
 from paceline.base.jobdir import JobDir
 from paceline.base.node_files import NodeFiles
-from paceline.runtime.ps import cut_memory, cut_writer, cutfile
-from paceline.runtime.ps.cut_writer import CutWriter
+from paceline.runtime.checkpoint import cutfile, memory, writer
+from paceline.runtime.checkpoint.writer import CutWriter
 from paceline.runtime.ps.store import Store
 from paceline.wire import cut
-from paceline.wire.messages.base import CutRef, Server, ServerMap
+from paceline.wire.messages.base import CutRef
 from paceline.wire.messages.node import Copied
 from paceline.wire.schema import NUM_BUCKETS, DenseTensor, ModelSchema, OptimizerGroup
 from paceline.wire.spec import CheckpointSpec
@@ -46,16 +46,14 @@ class Bench:
         self.restore_from(CutRef(cut_no=0, directory=""))
 
     def restore_from(self, ref: CutRef) -> None:
-        servers = (Server(7, "server-0", ""),)
-        servers_map = ServerMap(version=1, servers=servers, owners=(0,) * NUM_BUCKETS)
-        self.writer.start_epoch(servers_map, from_memory=ref.in_memory)
+        self.writer.start_epoch(["server-0"], from_memory=ref.in_memory)
 
     def copy(self, cut_no: int, value: float) -> None:
         self.store.dense()["float32"][:] = value
         copied = Copied(
             epoch_no=1, inc=7, cut_no=cut_no, position=1, step=1, committed=(), sharers=(7,)
         )
-        self.writer.copy(copied, self.store)
+        self.writer.copy(copied, self.store.save())
 
     def said(self) -> Copied:
         deadline_s = time.monotonic() + 10
@@ -211,13 +209,13 @@ def test_a_disk_that_refuses_is_asked_again_for_a_while(  # type: ignore[no-unty
 
     refusing = False
     monkeypatch.setattr(cut, "write_file", refuse)
-    monkeypatch.setattr(cut_writer, "RETRY_S", 0.01)
+    monkeypatch.setattr(writer, "RETRY_S", 0.01)
     job = bench("server-0", "server-1")
     assert job.whole(1, 1.0) == [False, True]
     assert len(caplog.messages) == 1
 
     refusing = True
-    monkeypatch.setattr(cut_writer, "REFUSED_S", 0.05)
+    monkeypatch.setattr(writer, "REFUSED_S", 0.05)
     with pytest.raises(PermanentError, match=r"cut 2 cannot be written .*No space left.*make room"):
         job.whole(2, 2.0)
 
@@ -237,7 +235,7 @@ def test_one_damaged_copy_in_memory_is_no_loss(bench) -> None:  # type: ignore[n
 def test_memory_that_others_need_is_left_to_them(  # type: ignore[no-untyped-def]
     bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cut_memory, "memory_headroom", lambda: cut_memory.RESERVE_BYTES)
+    monkeypatch.setattr(memory, "memory_headroom", lambda: memory.RESERVE_BYTES)
     job = bench("server-0", "server-1")
     assert job.whole(1, 1.0) == [True]
     assert not list(job.job.memory.rglob("*.safetensors"))

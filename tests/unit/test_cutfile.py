@@ -8,7 +8,7 @@ import safetensors.numpy
 
 from paceline.base.errors import PermanentError
 from paceline.base.samples import Span
-from paceline.runtime.ps import cutfile
+from paceline.runtime.checkpoint import cutfile
 from paceline.wire import cut
 from paceline.wire.schema import ModelSchema, OptimizerGroup, Table
 

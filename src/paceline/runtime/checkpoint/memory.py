@@ -9,12 +9,12 @@ import contextlib
 import errno
 import mmap
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from paceline.base.cgroups import memory_headroom
 from paceline.base.jobdir import JobDir
 from paceline.base.node_files import NodeFiles
-from paceline.wire.messages.base import ServerMap
 
 HEADROOM = 8
 """A file is made larger by one part in so many: tables grow."""
@@ -98,13 +98,17 @@ def place(last: MemoryFile | None, path: Path, num_bytes: int) -> MemoryFile:
     return MemoryFile(path, num_bytes)
 
 
-def partner(job: JobDir, node: str, servers: ServerMap) -> str | None:
-    """The other node that holds a server's copies: the next server, or else some worker.
+def partner(job: JobDir, node: str, holders: Sequence[str]) -> str | None:
+    """The other node that holds a node's copies: the next holder of state, or else some worker.
 
     None: no other node of this machine has an agent.
+
+    Args:
+        job: of all these nodes.
+        node: whose copies.
+        holders: the nodes that hold state, this one included.
     """
-    others = [server.node for server in servers.servers]
-    at = others.index(node)
-    others = [*others[at + 1 :], *others[:at]]
+    at = holders.index(node)
+    others = [*holders[at + 1 :], *holders[:at]]
     others += sorted(path.stem for path in job.run_dir.glob("*.agent") if path.stem != node)
     return next((name for name in others if NodeFiles(job, name).agent_lock.exists()), None)

@@ -1,6 +1,6 @@
 """What becomes of a copied cut: into the memory of two nodes, then on disk.
 
-Training waits for one copy of the server's state; all the rest happens in a thread beside it.
+Training waits for one copy of the state at most; all the rest happens in a thread beside it.
 """
 
 import itertools
@@ -8,19 +8,19 @@ import logging
 import queue
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
 from paceline.base.errors import PermanentError
+from paceline.runtime.checkpoint import cutfile
+from paceline.runtime.checkpoint.memory import MemoryFile, partner, place
+from paceline.runtime.data.work import Array
 from paceline.runtime.process import Process
-from paceline.runtime.ps import cutfile
-from paceline.runtime.ps.cut_memory import MemoryFile, partner, place
-from paceline.runtime.ps.store import Store
 from paceline.wire import cut
 from paceline.wire.copying import copy
-from paceline.wire.messages.base import ServerMap
 from paceline.wire.messages.node import Copied
 
 RETRY_S, REFUSED_S = 1.0, 60.0
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 class Image(msgspec.Struct, frozen=True):
-    """One server's state at a cut."""
+    """One node's state at a cut."""
 
     copied: Copied
     data: memoryview
@@ -39,7 +39,7 @@ class Image(msgspec.Struct, frozen=True):
 
 
 class CutWriter:
-    """Takes one server's cuts to where they survive, one after the other."""
+    """Takes one node's cuts to where they survive, one after the other."""
 
     def __init__(self, process: Process) -> None:
         spec = process.spec.checkpoint
@@ -62,19 +62,18 @@ class CutWriter:
         self._done: queue.SimpleQueue[Copied | Exception] = queue.SimpleQueue()
         threading.Thread(target=self._run, name="cut-writer", daemon=True).start()
 
-    def start_epoch(self, server_map: ServerMap, *, from_memory: bool) -> None:
-        """The server has its share; ``from_memory``: of a cut that is nowhere else."""
-        self.set_map(server_map)
+    def start_epoch(self, holders: Sequence[str], *, from_memory: bool) -> None:
+        """The node has its share; ``from_memory``: of a cut that is nowhere else."""
+        self.set_holders(holders)
         self._needed = from_memory
 
-    def set_map(self, server_map: ServerMap) -> None:
-        """See who the partner is."""
-        self._partner = partner(self._job, self._node, server_map) if self._in_memory else None
+    def set_holders(self, holders: Sequence[str]) -> None:
+        """See who of the nodes that hold state is the partner."""
+        self._partner = partner(self._job, self._node, holders) if self._in_memory else None
 
-    def copy(self, copied: Copied, store: Store) -> None:
-        """Copy the store as it is now, all that training waits for, and have it kept."""
+    def copy(self, copied: Copied, saved: Mapping[str, Array]) -> None:
+        """Copy these arrays as they are now, and have them kept."""
         start_s = time.perf_counter()
-        saved = store.save()
         size = cutfile.packed_bytes(saved)
         # In memory there is room for one cut: not while the last one is the only one, or is read.
         holder = None if self._needed or self._num_writing else self._partner
