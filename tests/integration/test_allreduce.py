@@ -12,8 +12,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from paceline.cli.launch import launch
-from paceline.wire.client import Scale
-from paceline.wire.spec import JobSpec, NodeSpec, RestartSpec, TimeoutSpec
+from paceline.wire.client import Scale, StopJob
+from paceline.wire.spec import CheckpointSpec, JobSpec, NodeSpec, RestartSpec, TimeoutSpec
 from tests.chaos.oracle import leftovers
 from tests.integration.running import RunningJob, until
 
@@ -118,14 +118,35 @@ def test_a_worker_joins_and_leaves_while_the_others_train(tmp_path: Path) -> Non
         assert not job.deaths()
 
 
-@pytest.mark.soak
-def test_all_members_die_at_once_and_the_job_begins_anew(tmp_path: Path) -> None:
-    with group(tmp_path / "out") as job:
-        job.until_committed(N // 4)
+def test_when_all_members_die_at_once_the_job_goes_on_from_a_cut(tmp_path: Path) -> None:
+    checkpoint = CheckpointSpec(every_s=0.3, share=1.0)
+    with group(tmp_path / "out", "--epochs", "2", checkpoint=checkpoint) as job:
+        job.until_committed(N // 2, cuts=1)
         for name in ("worker-0", "worker-1"):
             os.kill(job.node(name).pid, signal.SIGKILL)
+        check_finished(job, epochs=2)
+        first, second = job.events("epoch")
+        assert first["reason"] == "epoch 1 from cut 0"
+        assert int(second["reason"].split()[4]) > 0
+
+
+def test_a_stopped_job_goes_on_where_it_was(tmp_path: Path) -> None:
+    with group(tmp_path / "out", "--epochs", "2") as job:
+        job.until_committed(N // 2)
+        job.tell(StopJob())
+        assert job.end().state == "stopped"
+        until(lambda: not leftovers(job.job), "a clean machine")
+        done = sum(len(ids) for ids in job.samples().values())
+        job.resume()
+        check_finished(job, epochs=2)
+        again = sum(len(ids) for ids in job.samples().values())
+        assert again - 2 * N <= 4 * BATCH, f"{again - 2 * N} of {done} samples were computed again"
+
+
+def test_a_life_that_begins_after_the_end_holds_the_final_model(tmp_path: Path) -> None:
+    with group(tmp_path / "out", "--die-at-end", "worker-1") as job:
         check_finished(job)
-        assert len(job.events("epoch")) == 2
+        assert [death["node"] for death in job.deaths()] == ["worker-1"]
 
 
 @pytest.mark.soak

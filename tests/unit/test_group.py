@@ -9,12 +9,12 @@ from paceline.master.hangs import Hang, find_hang
 from paceline.master.instructions import Fail, FeedDone, Instruction, Journal, Send
 from paceline.master.snapshot import restore, take
 from paceline.master.state import MasterState
-from paceline.runtime.allreduce.state import Connect, Copy, Drop, MemberState, Say
+from paceline.runtime.allreduce.state import Connect, Copy, Drop, Load, MemberState, Say
 from paceline.runtime.allreduce.state import Instruction as MemberInstruction
 from paceline.wire.messages.agent import NodeFacts
 from paceline.wire.messages.feeds import Feed
 from paceline.wire.messages.group import NO_STEP, GroupUp, Progress, RunGroup, StopGroup
-from paceline.wire.messages.node import NodeDown, OpenFeed
+from paceline.wire.messages.node import Copied, NodeDown, OpenFeed, TakeCut
 
 FEED = Feed(
     feed=0,
@@ -68,6 +68,8 @@ class Job:
             match one:
                 case Say(message):
                     self.say(message)
+                case Load(order):
+                    self.act(inc, self.members[inc].copied(order))
                 case Copy(order):
                     source = self.members[order.source.inc]
                     if source.step == order.step:
@@ -95,10 +97,16 @@ class Job:
                     self.done.append(feed)
                 case _:
                     pass
+        group = self.master.group
+        if group is not None and group.needs_restore:
+            self.run(self.master.restore_group(group))
 
     def deliver(self, inc: int, message: NodeDown) -> None:
         member = self.members.get(inc)
         if member is None or inc in self.held:
+            return
+        if isinstance(message, TakeCut):
+            self.run(self.master.copy_said(self.copied(member, message.cut_no), "a folder", ""))
             return
         handlers = {
             "StopGroup": "stop_group",
@@ -108,6 +116,20 @@ class Job:
         name = handlers.get(type(message).__name__)
         if name is not None:
             self.act(inc, getattr(member, name)(message))
+
+    def copied(self, member: MemberState, cut_no: int) -> Copied:
+        """Its copy is on disk at once."""
+        return Copied(
+            epoch_no=member.epoch_no,
+            inc=member.inc,
+            cut_no=cut_no,
+            position=member.step,
+            step=member.step,
+            committed=member.done.spans(),
+            sharers=(member.inc,),
+            file="a file",
+            stored=True,
+        )
 
     def resend(self) -> None:
         self.run(self.master.resend())
@@ -317,6 +339,56 @@ def test_when_nobody_holds_state_all_begin_again() -> None:
     assert job.master.epoch_no == 2
     assert not job.master.ledger.done
     assert all(member.step == 0 for member in job.members.values())
+
+
+def test_when_nobody_holds_state_all_begin_again_from_the_newest_cut() -> None:
+    job = running(2)
+    job.step()
+    job.run(job.master.take_cut())
+    job.step()
+    job.lose(1)
+    job.lose(2)
+    job.worker(3)
+    job.worker(4)
+    job.join()
+    assert job.master.epoch_no == 2
+    assert job.master.ledger.done.spans() == (Span(0, 0, 2),)
+    assert [member.step for member in job.members.values()] == [1, 1]
+    assert [type(one) for inc, one in job.told if isinstance(one, Load | Copy) and inc > 2] == [
+        Load,
+        Copy,
+    ]
+
+
+def test_a_feed_is_over_when_it_is_in_a_cut_on_disk() -> None:
+    job = running(2)
+    for _ in range(3):
+        job.step()
+    job.run(job.master.take_cut())
+    assert job.done == [], "nobody has proven the last step"
+    for member in job.members.values():
+        member.enter()
+        job.act(member.inc, member.proven(last=False))
+    assert job.done == [0]
+    job.restart_master()
+    assert job.master.ledger.is_complete(0)
+    assert job.master.cuts.safe == {0}
+
+
+def test_a_cut_of_a_step_that_is_done_again_is_no_progress() -> None:
+    job = running(2)
+    runs = {inc: member.enter() for inc, member in job.members.items()}
+    first = job.members[1]
+    assert runs[1] is not None
+    assert first.begin_update(runs[1])
+    job.act(1, first.updated((Span(0, 0, 2),), last=False))
+    job.run(job.master.take_cut())
+    assert job.master.cuts.valid[-1].step == 1
+    assert not job.master.ledger.done
+    job.lose(1)
+    job.restart_master()
+    assert not job.master.ledger.done
+    assert job.members[2].step == 0
 
 
 def test_a_new_master_goes_on_without_asking_anybody() -> None:

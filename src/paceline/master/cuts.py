@@ -10,7 +10,6 @@ from msgspec.structs import replace
 
 from paceline.base.samples import SampleSet, Span
 from paceline.master.records import CutGone, CutStored, CutValid
-from paceline.wire.messages.base import ServerMap
 from paceline.wire.messages.node import Copied
 
 
@@ -82,17 +81,16 @@ class Cuts:
         self.copying = self.last_no + 1
         self.copied.clear()
 
-    def awaited(self, now: ServerMap, serving: Iterable[int]) -> tuple[int, list[int]] | None:
-        """The cut on its way, and which servers have not said all of it; None: there is none."""
+    def awaited(self, holders: Iterable[int]) -> tuple[int, list[int]] | None:
+        """The cut on its way, and which holders have not said all of it; None: there is none."""
         number = self.storing if self.copying is None else self.copying
         if number is None:
             return None
         enough = {inc for inc, c in self.copied.items() if c.stored or self.storing is None}
-        asked = dict.fromkeys((*now.sharers, *serving))
-        return number, [inc for inc in asked if inc not in enough]
+        return number, [inc for inc in holders if inc not in enough]
 
     def heard(self, message: Copied) -> bool:
-        """Take in a server's word; whether all have now said as much, which is `sealed` then."""
+        """Take in a holder's word; whether all have now said as much, which is `sealed` then."""
         if message.cut_no not in (self.copying, self.storing):
             return False
         if message.inc not in self.copied or message.stored:

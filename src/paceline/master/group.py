@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from paceline.base.samples import Span
 from paceline.master.instructions import Fail, Instruction, Journal, Send
-from paceline.master.records import GroupBegun, GroupFormed, GroupRestored
+from paceline.master.records import CutValid, GroupBegun, GroupFormed, GroupRestored
 from paceline.wire.messages.group import (
     NO_STEP,
     Broken,
@@ -42,6 +42,8 @@ class Group:
         self.number = 0
         self.members: tuple[Member, ...] = ()
         self.step = 0
+        #: What the epoch began with.
+        self.start: GroupRestored | None = None
         #: All members have said the same step, and were told to run.
         self.running = False
         # Volatile.
@@ -55,6 +57,8 @@ class Group:
         self.untold: set[int] = set()
         #: Members that cannot work in this group.
         self.broken: dict[int, str] = {}
+        #: The group for which the present epoch began.
+        self.restored_for = 0
         #: May the members complete the step that they are in.
         self.at_once = True
         self.replica = ""
@@ -72,6 +76,7 @@ class Group:
                 self.lost.clear()
                 self.untold.clear()
             case GroupRestored():
+                self.start = record
                 self.epoch_no, self.step = record.epoch_no, record.step
             case GroupBegun():
                 self.running, self.step = True, record.step
@@ -158,6 +163,8 @@ class Group:
         source = self._source()
         if source is None or said.step == source.step:
             return None
+        if inc != source.inc and not self._holder():
+            return None  # nor does the source hold it yet
         (member,) = (one for one in self.members if one.inc == source.inc)
         return CatchUp(
             epoch_no=self.epoch_no,
@@ -166,20 +173,32 @@ class Group:
             step=source.step,
             source=member,
             committed=source.committed,
+            cut=self.start.cut if self.start is not None and inc == member.inc else None,
         )
 
     def _source(self) -> Stopped | None:
         """Whom those behind copy from, once everybody has said something."""
         if len(self.stopped) < len(self.members):
             return None
+        holder = self._holder()
+        return self.stopped[holder] if holder else self._beginner()
+
+    def _holder(self) -> int:
+        """The first member that holds the newest step; 0: nobody holds any."""
         newest = max(said.step for said in self.stopped.values())
-        if newest == NO_STEP:
-            first = self.members[0].inc
-            return Stopped(epoch_no=self.epoch_no, inc=first, group=self.number, step=self.step)
-        return next(
-            self.stopped[member.inc]
-            for member in self.members
-            if self.stopped[member.inc].step == newest
+        holders = (one.inc for one in self.members if self.stopped[one.inc].step == newest)
+        return next(holders) if newest > NO_STEP else 0
+
+    def _beginner(self) -> Stopped | None:
+        """The first member, as it will be; None: what it is to begin with is not chosen yet."""
+        if self.start is None or self.restored_for != self.number:
+            return None
+        return Stopped(
+            epoch_no=self.epoch_no,
+            inc=self.members[0].inc,
+            group=self.number,
+            step=self.start.step,
+            committed=self.start.committed,
         )
 
     def _run_message(self, inc: int) -> RunGroup:
@@ -210,7 +229,7 @@ class Group:
         everybody = [member.inc for member in self.members]
         steps = {said.step for said in self.stopped.values()}
         if steps == {NO_STEP}:
-            return self._begin_anew()
+            return []  # `restore` follows
         if len(steps) > 1:
             return self._ask(everybody)
         (step,) = steps
@@ -220,10 +239,26 @@ class Group:
         begun = GroupBegun(group=self.number, step=step, committed=next(iter(sets)))
         return [self._record(begun), *self._ask(everybody), *self.form()]
 
-    def _begin_anew(self) -> list[Instruction]:
-        """Nobody holds state: the first member's, as it was built, is everybody's."""
-        restored = GroupRestored(epoch_no=self.epoch_no + 1, step=0, committed=())
-        return [self._record(restored), *self._ask(self.stopped)]
+    @property
+    def needs_restore(self) -> bool:
+        """Whether nobody holds state: an epoch has to begin, from a cut if there is one."""
+        if self.running or not self.members or self.restored_for == self.number:
+            return False
+        said = [self.stopped[one.inc].step for one in self.members if one.inc in self.stopped]
+        return len(said) == len(self.members) and set(said) == {NO_STEP}
+
+    def restore(self, cut: CutValid | None) -> list[Instruction]:
+        """Begin an epoch: the first member loads this cut, or none, and all others copy from it."""
+        if not self.needs_restore:
+            return []
+        record = GroupRestored(
+            epoch_no=self.epoch_no + 1,
+            step=cut.step if cut is not None else 0,
+            committed=cut.committed if cut is not None else (),
+            cut=cut.cut if cut is not None else None,
+        )
+        self.restored_for = self.number
+        return [self._record(record), *self._ask(self.stopped)]
 
     def progress(self, message: Progress) -> tuple[Span, ...] | None:
         """What is in the model by a member's word; None: it is not of the running group."""

@@ -201,12 +201,21 @@ class GroupRestored(Record, frozen=True):
     epoch_no: int
     step: int
     committed: tuple[Span, ...]
+    cut: CutRef | None = None
+    """None: as it was built."""
 
 
 class GroupBegun(Record, frozen=True):
     """All-reduce: all members hold ``step``, and so ``committed``."""
 
     group: int
+    step: int
+    committed: tuple[Span, ...]
+
+
+class GroupProgressed(Record, frozen=True):
+    """All-reduce: what all members were known to hold when a cut became valid."""
+
     step: int
     committed: tuple[Span, ...]
 
@@ -229,4 +238,5 @@ Records = (
     | GroupFormed
     | GroupRestored
     | GroupBegun
+    | GroupProgressed
 )

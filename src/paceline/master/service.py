@@ -85,6 +85,7 @@ from paceline.wire.messages.agent import (
     ProcessExited,
     StopProcess,
 )
+from paceline.wire.messages.group import Stopped
 from paceline.wire.messages.node import Finished, NodeUp, ProcessUp, ScriptError
 from paceline.wire.outcome import Outcome, write_outcome
 from paceline.wire.spec import JobSpec
@@ -426,6 +427,7 @@ class Master:
             case Finished():
                 self.members.script_returned(body.inc)
             case _:
+                self._changed |= isinstance(body, Stopped)
                 self.training.handle(name, body, self._clock())
 
     def _is_alive(self, name: str, inc: int) -> bool:

@@ -4,7 +4,14 @@ import msgspec
 
 from paceline.base.samples import Intervals, SampleSet, Span
 from paceline.master.group import Group
-from paceline.master.records import CutValid, EpochStarted, MoveBegun, Planned, Record
+from paceline.master.records import (
+    CutValid,
+    EpochStarted,
+    GroupRestored,
+    MoveBegun,
+    Planned,
+    Record,
+)
 from paceline.master.shards.ledger import Line
 from paceline.master.state import MasterState
 from paceline.wire.messages.base import ServerMap
@@ -33,6 +40,7 @@ class GroupKept(msgspec.Struct, frozen=True, array_like=True):
     members: tuple[Member, ...]
     step: int
     running: bool
+    start: GroupRestored | None = None
 
 
 class Snapshot(Record, frozen=True):
@@ -94,7 +102,9 @@ def take(state: MasterState) -> Snapshot:
 
 
 def _kept(group: Group) -> GroupKept:
-    return GroupKept(group.epoch_no, group.number, group.members, group.step, group.running)
+    return GroupKept(
+        group.epoch_no, group.number, group.members, group.step, group.running, group.start
+    )
 
 
 def restore(state: MasterState, kept: Snapshot) -> None:
@@ -130,5 +140,5 @@ def _restore_group(state: MasterState, group: Group, kept: GroupKept) -> None:
     group.epoch_no = state.epoch_no = kept.epoch_no
     group.number, group.members = kept.number, kept.members
     group.step = state.step = kept.step
-    group.running = kept.running
+    group.running, group.start = kept.running, kept.start
     group.untold = {member.inc for member in kept.members} if kept.running else set()

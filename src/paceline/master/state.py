@@ -28,6 +28,7 @@ from paceline.master.records import (
     Granted,
     GroupBegun,
     GroupFormed,
+    GroupProgressed,
     GroupRestored,
     MapChanged,
     MoveBegun,
@@ -40,7 +41,7 @@ from paceline.master.records import (
 from paceline.master.shards.ledger import Ledger
 from paceline.master.sizing import MIN_STEPS, Sizing, tail_share
 from paceline.wire.messages.base import CutRef, Server, ServerMap
-from paceline.wire.messages.feeds import LINES_PER_FEED, Slice, feed_of
+from paceline.wire.messages.feeds import LINES_PER_FEED, Feed, Slice, feed_of
 from paceline.wire.messages.group import Broken, GroupUp, JoinGroup, Progress, Stopped
 from paceline.wire.messages.node import (
     ChangeMap,
@@ -95,6 +96,8 @@ class MasterState:
         self.moving = Moving()
         #: All-reduce: who trains together.
         self.group = None if min_members is None else Group(min_members=min_members)
+        if self.group is not None:
+            self.model = ModelSchema()
         #: Number of the last thing that an incarnation of this epoch gave back.
         self.gave_back: dict[int, int] = {}
         #: Which plan holds where.
@@ -115,6 +118,8 @@ class MasterState:
         #: Told as done: feeds.
         self.complete: set[int] = set()
         self.step = 0
+        #: All-reduce: the member that copies cuts.
+        self.holder = 0
         #: The leader's last word.
         self.heard: Committed | None = None
 
@@ -141,6 +146,9 @@ class MasterState:
                 self.cuts.apply(record)
             case GroupFormed() | GroupRestored() | GroupBegun():
                 self._apply_to_group(record)
+            case GroupProgressed():
+                self.step = max(self.step, record.step)
+                self.ledger.advance(record.committed)
             case _:
                 self._apply_to_ledger(record)
 
@@ -176,6 +184,9 @@ class MasterState:
                 self.ledger.restore(record.committed)
                 self.grants.clear()
                 self.gone.clear()
+                self.cuts.covered.clear()
+                safe = self.cuts.safe
+                self.cuts.safe = {feed for feed in safe if self.ledger.is_complete(feed)}
             case GroupBegun():
                 self.step = record.step
                 self.ledger.advance(record.committed)
@@ -197,7 +208,8 @@ class MasterState:
         self.cuts.safe = {feed for feed in safe if self.ledger.is_complete(feed)}
 
     def _apply_valid(self, record: CutValid) -> None:
-        if record.epoch_no == self.epoch_no:
+        # Of a group others may not hold the step yet.
+        if record.epoch_no == self.epoch_no and self.group is None:
             # The leader's word is not journalled; without this a restarted master would not know
             # that the feed is safe.
             self.ledger.commit(record.committed)
@@ -393,8 +405,15 @@ class MasterState:
             return [journal, Send(message.inc, FeedOpened(inc=message.inc, feed=known))]
         if msgspec.structs.replace(feed, first_step=known.first_step) != known:
             return [Fail(feed_difference(known, feed))]
-        complete = self.ledger.is_complete(feed.feed)
-        return [Send(message.inc, FeedOpened(inc=message.inc, feed=known, complete=complete))]
+        return [self._feed_opened(message.inc, known)]
+
+    def _feed_opened(self, inc: int, feed: Feed) -> Send:
+        """The feed, and whether a worker that opens it has nothing to do with it."""
+        kept = feed.purpose != "train" or feed.feed in self.cuts.safe
+        complete = kept and self.ledger.is_complete(feed.feed)
+        stored = [cut.cut for cut in self.cuts.valid if not cut.cut.in_memory]
+        cut = stored[-1] if complete and stored and self.group is not None else None
+        return Send(inc, FeedOpened(inc=inc, feed=feed, complete=complete, cut=cut))
 
     def request(self, message: LeaseRequest, sizing: Sizing) -> list[Instruction]:
         """Grant, or keep the request open until there is something to grant."""
@@ -647,13 +666,28 @@ class MasterState:
 
     def take_cut(self) -> list[Instruction]:
         """Ask for a cut, unless one is under way or servers are being restored."""
-        if self.cuts.under_way or self.map is None or self.restoring:
+        if self.cuts.under_way or not self._holders():
             return []
         self.cuts.begin()
         return self._ask_cut()
 
+    def _holders(self) -> tuple[int, ...]:
+        """Who holds the state, and so copies it for a cut; none: nobody can now.
+
+        Of a group one member is enough, as long as it is there: all hold the same.
+        """
+        if self.group is not None:
+            members = [member.inc for member in self.group.members] if self.group.running else []
+            if self.holder not in members:
+                self.holder = members[0] if members else 0
+                self.cuts.forget()
+            return (self.holder,) if members else ()
+        if self.map is None or self.restoring:
+            return ()
+        return tuple(dict.fromkeys((*self.map.sharers, *self.serving)))
+
     def _ask_cut(self) -> list[Instruction]:
-        asked = self.cuts.awaited(self.map, self.serving) if self.map else None
+        asked = self.cuts.awaited(self._holders())
         if asked is None:
             return []
         number, servers = asked
@@ -669,7 +703,7 @@ class MasterState:
             directory: of the cut.
             memory: where its files are that are not there yet.
         """
-        if message.epoch_no != self.epoch_no or self.map is None or self.restoring:
+        if message.epoch_no != self.epoch_no or message.inc not in self._copiers():
             return []
         if not self.cuts.heard(message):
             return []
@@ -677,7 +711,29 @@ class MasterState:
         cut = CutRef(cut_no=message.cut_no, directory=directory, memory=where)
         if self.cuts.advance():
             return self._cut_valid(cut)
-        return [self._record(CutStored(cut=cut)), *self._serve(), *self._go_on_moving()]
+        stored = self._record(CutStored(cut=cut))
+        if self.group is not None:
+            return [stored, *self._tell_safe(), *self._make_safe()]
+        return [stored, *self._serve(), *self._go_on_moving()]
+
+    def _copiers(self) -> tuple[int, ...]:
+        """Whose word about a cut counts now."""
+        if self.group is not None:
+            return (self.holder,)
+        if self.map is None or self.restoring:
+            return ()
+        return tuple(server.inc for server in self.map.servers)
+
+    def _tell_safe(self) -> list[Instruction]:
+        """All-reduce: of a feed that is on disk, too, nothing can come again."""
+        fresh = sorted(self.cuts.safe - self.complete)
+        self.complete.update(fresh)
+        told = [
+            self._feed_opened(inc, self.ledger.feeds[feed])
+            for feed in fresh
+            for inc in sorted(self.workers)
+        ]
+        return [*map(FeedDone, fresh), *told]
 
     def _cut_valid(self, cut: CutRef) -> list[Instruction]:
         said = {(copied.step, copied.committed) for copied in self.cuts.sealed}
@@ -687,6 +743,9 @@ class MasterState:
                 return [Fail(f"servers disagree on the content of cut {cut.cut_no}")]
             committed = common(copied.committed for copied in self.cuts.sealed)
         valid = CutValid(cut=cut, step=step, committed=committed, epoch_no=self.epoch_no)
+        if self.group is not None:  # whose word is not journalled either
+            proven = GroupProgressed(step=self.step, committed=self.ledger.done.spans())
+            return [self._record(proven), self._record(valid), *self._tell_safe()]
         return [self._record(valid), *self._serve()]
 
     def cut_gone(self, cut_no: int) -> list[Instruction]:
@@ -829,12 +888,21 @@ class MasterState:
             return []
         self.step = group.step
         self.ledger.advance(committed)
-        trained = [feed.feed for feed in self.ledger.feeds.values() if feed.purpose == "train"]
-        done = [
-            feed for feed in trained if feed not in self.complete and self.ledger.is_complete(feed)
-        ]
-        self.complete.update(done)
-        return [FeedDone(feed) for feed in done]
+        return self._make_safe()
+
+    def _make_safe(self) -> list[Instruction]:
+        """Have a feed that is complete in a cut on disk: its workers wait for that."""
+        feeds = [feed for feed in self.ledger.feeds.values() if feed.purpose == "train"]
+        lacking = [feed for feed in feeds if feed.feed not in self.cuts.safe]
+        return self.take_cut() if any(self.ledger.is_complete(f.feed) for f in lacking) else []
+
+    def restore_group(self, group: Group) -> list[Instruction]:
+        """Nobody holds state: begin an epoch from the newest cut."""
+        newest = self.cuts.valid[-1] if self.cuts.valid else None
+        done = self._in_group(group.restore(newest))
+        self.complete.clear()
+        self.cuts.forget()
+        return done
 
     def form_group(self, group: Group) -> list[Instruction]:
         """Form the group that is due: nobody else is waited for."""
@@ -851,7 +919,8 @@ class MasterState:
         """Everything of ours that is unanswered, once more."""
         again = [*self._restore(), *self._ask_cut(), *self._fence_all(), *self._recall()]
         again += [*self._allow(), *self._go_on_moving()]
-        again += self.group.resend() if self.group is not None else []
+        if self.group is not None:
+            again += [*self.group.resend(), *self._make_safe()]
         for inc in sorted(self.waiting):
             again += self._recall_tail(self.waiting[inc])
         for inc in sorted(self.untold):

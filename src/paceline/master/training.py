@@ -163,6 +163,8 @@ class Training:
                 self._open_feed(message)
             case GiveBack():
                 self._do(state.given_back(message))
+            case Copied() if state.group is not None:
+                self._from_server(message, now_s)
             case JoinGroup() | Stopped() | Progress() | Broken():
                 if state.group is not None:
                     expected = sum(1 for _ in self._members.wanted_workers())
@@ -221,7 +223,9 @@ class Training:
         self._do(self.state.carry_out(action, plan_lead(self._monitor.step_s())))
 
     def stop(self) -> None:
-        """Ask all workers to leave."""
+        """Ask all workers to leave; who holds the state keeps it before."""
+        if self.state.group is not None:
+            self._do(self.state.take_cut())
         self._do(self.state.stop())
 
     def _sizing(self, node: str, request: LeaseRequest) -> Sizing:
@@ -357,9 +361,13 @@ class Training:
             case GroupFormed(group=group, members=members):
                 names = ", ".join(sorted(member.node for member in members))
                 self._outbox.tell("group_forms", reason=f"group {group} of {names}")
-            case GroupRestored(epoch_no=epoch_no):
+            case GroupRestored(epoch_no=epoch_no, cut=cut):
                 # As it was built; what servers begin with is called so, too.
-                self._outbox.tell("epoch", reason=f"epoch {epoch_no} from cut 0")
+                number = cut.cut_no if cut is not None else 0
+                where = " in memory" if cut is not None and cut.in_memory else ""
+                self._trusted.discard(number)
+                self._outbox.tell("epoch", reason=f"epoch {epoch_no} from cut {number}{where}")
+                self._evaluations.delete(before=epoch_no - 1)
             case GroupBegun(step=step):
                 members = self.state.group.members if self.state.group is not None else ()
                 names = ", ".join(sorted(member.node for member in members))
@@ -472,6 +480,9 @@ class Training:
         keep = set(stored[-self._spec.checkpoint.keep :])
         if self.state.restoring and self.state.start is not None:
             keep.add(self.state.start.cut.cut_no)
+        group = self.state.group
+        if group is not None and not group.running and group.start and group.start.cut:
+            keep.add(group.start.cut.cut_no)
         for cut in cuts:
             if cut.cut.cut_no not in keep:
                 self._do(self.state.cut_gone(cut.cut.cut_no))
@@ -480,7 +491,9 @@ class Training:
     def take_last_cut(self) -> int | None:
         """Order the last cut: its number, 0 if none is needed; None: not now, ask again."""
         feeds = [f.feed for f in self.state.ledger.feeds.values() if f.purpose == "train"]
-        if self.state.map is None or (feeds and set(feeds) <= self.state.cuts.safe):
+        if feeds and set(feeds) <= self.state.cuts.safe:
+            return 0
+        if self.state.map is None:  # members of a group kept theirs before they left
             return 0
         if self.state.cuts.under_way:
             return None
@@ -490,7 +503,12 @@ class Training:
     # ------------------------------------------------------------------ epochs
 
     def epoch_is_due(self) -> bool:
-        """Whether all servers are up, and they are not those of the present epoch."""
+        """Whether all servers are up, and they are not those of the present epoch.
+
+        All-reduce: whether nobody holds state.
+        """
+        if self.state.group is not None:
+            return self.state.group.needs_restore and not self.choosing
         servers = self._members.servers()
         if servers is None or not self.state.cuts.valid or self.choosing:
             return False
@@ -511,9 +529,12 @@ class Training:
         for cut_no, error in chosen.damaged:
             self._outbox.tell("cut_damaged", reason=error)
             self._do(self.state.cut_gone(cut_no))
-        if chosen.cut_no is None and not self.state.cuts.valid:
+        if chosen.damaged and not self.state.cuts.valid:
             errors = "; ".join(error for _, error in chosen.damaged)
             self._fail(f"no cut can be loaded, the job cannot go on: {errors}")
+            return
+        if self.state.group is not None:
+            self._do(self.state.restore_group(self.state.group))
             return
         servers = self._members.servers()
         if chosen.cut_no is not None and servers is not None:
@@ -572,7 +593,7 @@ class Training:
 
     def _has_changed(self) -> bool:
         if not self.state.cuts.valid:
-            return False
+            return self.state.group is not None and bool(self.state.ledger.done)
         if self.state.cuts.valid[-1].cut.in_memory:  # restored from there: it never comes to disk
             return True
         held = sum(len(span) for span in self.state.cuts.valid[-1].committed)

@@ -42,6 +42,9 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--step-s", type=float, default=0.02)
     parser.add_argument("--die", default="", help="node:batch at which its first life ends")
+    parser.add_argument(
+        "--die-at-end", default="", help="node whose first life ends after the loop"
+    )
     parser.add_argument("--hang", default="", help="node:batch at which its first life hangs")
     parser.add_argument("--evaluate", action="store_true")
     options = parser.parse_args()
@@ -79,6 +82,9 @@ def main() -> None:
             optimizer.step()
             rates.step()
             optimizer.zero_grad()
+    if node == options.die_at_end and not (options.out / "died").exists():
+        (options.out / "died").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
     if options.evaluate:
         found = job.evaluate(lambda batch: {"seen": model.seen[batch[0]]}, dataset, 100)
         save_file(found, options.out / f"{name}.evaluated")

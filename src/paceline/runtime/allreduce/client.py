@@ -9,20 +9,32 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from typing import NoReturn
 
 from paceline.base.samples import Span
 from paceline.runtime.allreduce.door import Door
 from paceline.runtime.allreduce.group import Group
+from paceline.runtime.allreduce.keeper import Keeper
 from paceline.runtime.allreduce.replica import Arriving, Photograph, Replica
-from paceline.runtime.allreduce.state import Connect, Copy, Drop, Instruction, MemberState, Say
+from paceline.runtime.allreduce.state import (
+    Connect,
+    Copy,
+    Drop,
+    Instruction,
+    Load,
+    MemberState,
+    Say,
+)
 from paceline.runtime.allreduce.store import GroupOver, PeerStore
+from paceline.runtime.checkpoint.cutfile import read_cut
 from paceline.runtime.data.work import Array, StepTimes, Work
 from paceline.runtime.exchange import Exchange
 from paceline.runtime.process import Process, Stopped
 from paceline.runtime.ps.results import Results
 from paceline.runtime.ps.worker_state import DropWork, ToMaster, WorkerState
 from paceline.runtime.ps.worker_state import Instruction as LeaseInstruction
-from paceline.wire.messages.base import ServerMap
+from paceline.wire.cut import places
+from paceline.wire.messages.base import CutRef, ServerMap
 from paceline.wire.messages.data import Data
 from paceline.wire.messages.feeds import Feed, SourceLine
 from paceline.wire.messages.group import (
@@ -43,12 +55,15 @@ from paceline.wire.messages.node import (
     OpenFeed,
     Recall,
     Stop,
+    TakeCut,
 )
 
 RESEND_S = 0.5
 """What is unanswered this long is asked again."""
 MEET_S = 10.0
 """How long a member waits for its peers to come into a new group."""
+LAST_CUT_S = 20.0
+"""A cut that is on its way when we are told to leave may take so long."""
 PARTS_AHEAD = 4
 """Parts of a peer's state that are asked for at a time: what a joiner's copy takes of memory
 beside the state itself."""
@@ -70,9 +85,14 @@ class GroupClient:
         self._door = Door(process, self)
         self.state = MemberState(process.inc, self._door.address)
         self._replica: Replica | None = None
+        #: Nothing of the state changes before the next update: optimizers and schedulers are done.
+        self._at_rest = True
         self._photograph: tuple[int, int, Photograph] | None = None
         #: What we copy, and whom from; it is loaded where the training thread waits.
         self._arriving: tuple[CatchUp, Arriving] | None = None
+        #: A cut that we are to begin with.
+        self._loading: CatchUp | None = None
+        self._keeper = Keeper(process, self._on_news)
         self._stores: dict[int, PeerStore] = {}
         self._group: Group | None = None
         #: Leases of what is evaluated.
@@ -80,6 +100,8 @@ class GroupClient:
         self._results = Results(self._leases, self._until)
         self._in_hand: list[Work] = []
         self._complete: set[int] = set()
+        #: The cut in which a complete feed is.
+        self._ends: dict[int, CutRef | None] = {}
         self._leaving = False
         process.at_end = self._end
 
@@ -97,25 +119,28 @@ class GroupClient:
 
     # ------------------------------------------------------------------ steps
 
-    def enter(self) -> tuple[RunGroup, Group]:
-        """Begin a step: the group to do it in, once there is one."""
+    def enter(self, feed: int) -> tuple[RunGroup, Group] | None:
+        """Begin a step of a feed: the group to do it in, once there is one; None: it is over."""
         while True:
-            run = self._entered()
+            run = self._entered(feed)
+            if run is None:
+                return None
             group = self._connected(run)
             if group is not None:
                 return run, group
 
-    def _entered(self) -> RunGroup:
+    def _entered(self, feed: int) -> RunGroup | None:
         with self._changed:
             self._do(self.state.join())
-            while True:
+            while feed not in self._complete:
                 self._check_stop()
-                self._load()
+                self._rest()
                 run = self.state.enter()
                 if run is not None:
                     self.process.step = self.state.step + 1
                     return run
                 self._exchange.wait()
+        return None
 
     def _connected(self, run: RunGroup) -> Group | None:
         """The group itself; None: it was over before it began."""
@@ -136,17 +161,32 @@ class GroupClient:
         group.drop()
         return None
 
-    def _load(self) -> None:
-        """Become what was copied, if it is all here."""
-        if self._arriving is not None and self._arriving[1].whole and self._replica is not None:
+    def _rest(self) -> None:
+        """Between steps, where the state is whole: copy it if asked to, or become another's."""
+        assert self._replica is not None
+        self._at_rest = True
+        if self._arriving is not None and self._arriving[1].whole:
             order, arrived = self._arriving
             self._arriving = None
+            self._keeper.wait()
             self._replica.load(arrived)
             self._do(self.state.copied(order))
+        if self._loading is not None:
+            order, self._loading = self._loading, None
+            self._keeper.wait()
+            assert order.cut is not None
+            _, files = read_cut(*places(order.cut))
+            (saved,) = files.values()
+            self._replica.load_saved(saved)
+            self._do(self.state.copied(order))
+        self._keeper.copy_if_asked(self.state, self._replica)
 
     def begin_update(self, run: RunGroup) -> bool:
         """See `MemberState.begin_update`."""
+        # It is what a cut may be copied from, beside the forward and backward passes.
+        self._keeper.wait()
         with self._changed:
+            self._at_rest = False
             return self.state.begin_update(run)
 
     def updated(self, spans: Iterable[Span], *, last: bool) -> None:
@@ -204,9 +244,26 @@ class GroupClient:
         self._until(lambda: feed.feed in self._leases.feeds, ask=lambda: [ToMaster(message)])
         return self._leases.feeds[feed.feed]
 
+    def await_end(self, feed: Feed) -> None:
+        """Return when all of a feed is in a cut on disk: nothing of it can come again."""
+        message = OpenFeed(inc=self.process.inc, feed=feed)
+        self._until(lambda: feed.feed in self._complete, ask=lambda: [ToMaster(message)])
+
     def is_complete(self, feed: int) -> bool:
         """Whether all of it was done before we came to it."""
         return feed in self._complete
+
+    def load_end(self, feed: int) -> None:
+        """Become what the newest cut holds, since a feed was over before we came to it.
+
+        Without joining anybody: what the group holds, if there is more to train, comes with that.
+        """
+        cut = self._ends.get(feed)
+        if cut is None or self.state.step != NO_STEP or self._replica is None:
+            return
+        _, files = read_cut(*places(cut))
+        (saved,) = files.values()
+        self._replica.load_saved(saved)
 
     def await_state(self) -> None:
         """Return when we hold what the group holds."""
@@ -214,7 +271,7 @@ class GroupClient:
             self._do(self.state.join())
             while self.state.step == NO_STEP or not self._leases.epoch_no:
                 self._check_stop()
-                self._load()
+                self._rest()
                 self._exchange.wait()
 
     def source_line(self, line: int) -> SourceLine:
@@ -228,7 +285,7 @@ class GroupClient:
         with self._changed:
             while True:
                 self._check_stop()
-                self._load()
+                self._rest()
                 spans = leases.take(feed, leases.feeds[feed].batch_size)
                 if spans:
                     work = Work(feed, spans, sum(len(span) for span in spans))
@@ -257,8 +314,16 @@ class GroupClient:
     def _check_stop(self) -> None:
         self._exchange.check()
         if self.process.stop_requested and not self._leaving and self.state.running is None:
-            self._leaving = True
-            raise Stopped
+            self._leave()
+
+    def _leave(self) -> NoReturn:
+        """Raise Stopped, but let no cut be lost that is on its way."""
+        self._leaving = True
+        self._rest()
+        deadline_s = time.monotonic() + LAST_CUT_S
+        while self._keeper.busy and time.monotonic() < deadline_s:
+            self._exchange.wait()
+        raise Stopped
 
     def _until(
         self, done: Callable[[], bool], ask: Callable[[], Iterable[LeaseInstruction]] = lambda: ()
@@ -267,21 +332,21 @@ class GroupClient:
         with self._changed:
             while not done():
                 self._exchange.check()
-                self._load()
+                self._rest()
                 now_s = time.monotonic()
                 if now_s >= ask_at_s:
                     self._do_leases(ask())
                     ask_at_s = now_s + RESEND_S
                 self._exchange.wait()
                 if self.process.stop_requested and not self._leaving:
-                    self._leaving = True
-                    raise Stopped
+                    self._leave()
 
     # ------------------------------------------------------------------ events
 
     def tick(self) -> None:
         """See `Owner.tick`."""
         self._do(self.state.resend())
+        self._hear_keeper()
         self._do_leases(self._leases.resend())
         if self._arriving is not None:
             self._arriving[1].ask_again()
@@ -298,9 +363,13 @@ class GroupClient:
                 self._follow_epoch()
             case RunGroup():
                 self._do(self.state.run_group(message))
+            case TakeCut() if message.epoch_no == self.state.epoch_no:
+                for said in self._keeper.ask(message):
+                    self._exchange.leave(partial(self.process.link.send, said))
             case FeedOpened():
                 if message.complete:
                     self._complete.add(message.feed.feed)
+                    self._ends[message.feed.feed] = message.cut
                 self._do_leases(self._leases.feed_opened(message))
             case Grant():
                 self._do_leases(self._leases.grant(message))
@@ -312,6 +381,19 @@ class GroupClient:
                 self.process.stop_requested = self.process.told_to_stop = True
             case _:
                 _log.warning("a member has no use for %s", type(message).__name__)
+
+    def _on_news(self) -> None:
+        """Of the keeper; in its thread."""
+        with self._changed:
+            self._exchange.leave(self._hear_news)
+
+    def _hear_news(self) -> None:
+        with self._changed:
+            self._hear_keeper()
+
+    def _hear_keeper(self) -> None:
+        for said in self._keeper.said():
+            self._exchange.leave(partial(self.process.link.send, said))
 
     def _follow_epoch(self) -> None:
         epoch_no = self.state.epoch_no
@@ -341,7 +423,7 @@ class GroupClient:
         with self._changed:
             state = self.state
             held = (state.epoch_no, state.step) == (message.epoch_no, message.step)
-            if not held or state.running is not None or state.updating or self._replica is None:
+            if not held or state.running is not None or not self._at_rest or not self._replica:
                 return None
             if self._photograph is None or self._photograph[:2] != (state.epoch_no, state.step):
                 self._photograph = state.epoch_no, state.step, self._replica.photograph()
@@ -401,8 +483,11 @@ class GroupClient:
                     self._arriving = order, Arriving()
                     self._meet(order.source.inc, order.source.address)
                     self._ask_parts()
+                case Load(order):
+                    self._loading = order
                 case Connect(run):
-                    self._photograph = self._arriving = None
+                    self._photograph = self._arriving = self._loading = None
+                    self._keeper.set_holders([member.node for member in run.members])
                     self._exchange.leave(partial(self._meet_all, run))
 
     def _meet(self, inc: int, address: str) -> None:

@@ -86,7 +86,10 @@ class Loop:
         start_s = monotonic()
         while True:
             self._client.unmark()
-            run, group = self._client.enter()
+            entered = self._client.enter(self._feed.feed)
+            if entered is None:
+                return None
+            run, group = entered
             self._client.mark(computing=True)
             whole = self._feed.next_slice(self._line())
             step = self._try(run, group, whole, start_s)
@@ -94,6 +97,8 @@ class Loop:
                 continue
             if not whole:
                 if self._prove(step):
+                    self._client.unmark()
+                    self._client.await_end(self._feed)
                     self._record(start_s)
                     return None
                 continue

@@ -7,19 +7,30 @@ after the other, `PART_BYTES` at a time.
 import hashlib
 import math
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.base.errors import PermanentError
-from paceline.runtime.allreduce.tree import Skeleton, as_bytes, put_together, take_apart
+from paceline.runtime.allreduce.tree import (
+    Skeleton,
+    as_array,
+    as_bytes,
+    names_of,
+    put_together,
+    take_apart,
+)
+from paceline.runtime.data.work import Array
 
 PART_BYTES = 16 << 20
+LAYOUT = "layout"
+"""The name of part 0 in a cut."""
 
 
 class Layout(msgspec.Struct, frozen=True):
@@ -28,6 +39,28 @@ class Layout(msgspec.Struct, frozen=True):
     skeleton: Skeleton
     tensors: tuple[tuple[str, tuple[int, ...]], ...]
     """dtype and shape."""
+
+
+def encode_layout(skeleton: Skeleton, tensors: Sequence[Tensor]) -> bytes:
+    """What the state is made of."""
+    kinds = tuple((str(one.dtype).removeprefix("torch."), tuple(one.shape)) for one in tensors)
+    return msgspec.json.encode(Layout(skeleton, kinds))
+
+
+def decode_layout(data: bytes) -> Layout:
+    """The same again.
+
+    Raises:
+        PermanentError: it is none.
+    """
+    try:
+        layout = msgspec.json.decode(data, type=Layout)
+        for dtype, _ in layout.tensors:
+            if not isinstance(getattr(torch, dtype, None), torch.dtype):
+                raise PermanentError(f"a state cannot be read: {dtype!r} is no dtype of torch")
+    except msgspec.MsgspecError as error:
+        raise PermanentError(f"a state cannot be read: {error}") from error
+    return layout
 
 
 class Replica:
@@ -64,9 +97,42 @@ class Replica:
         """The state as it is; shares memory with it."""
         return Photograph(*take_apart(self._state()))
 
+    def save(self) -> dict[str, Array]:
+        """The state as arrays by name, for a cut; see `load_saved`.
+
+        They share memory with it, but for what a forward pass changes (buffers), which is copied:
+        the rest stays as it is until the next update.
+        """
+        skeleton, tensors = take_apart(self._state())
+        fleeting = {one.data_ptr() for module in self.modules for one in module.buffers()}
+        saved: dict[str, Array] = {
+            LAYOUT: np.frombuffer(encode_layout(skeleton, tensors), np.uint8)
+        }
+        for name, tensor in zip(names_of(skeleton), tensors, strict=True):
+            kept = tensor.clone() if tensor.data_ptr() in fleeting else tensor
+            saved[name] = as_array(kept)
+        return saved
+
+    def load_saved(self, saved: Mapping[str, Array]) -> None:
+        """Become what a cut holds.
+
+        Raises:
+            PermanentError: it is no state.
+        """
+        layout = decode_layout(saved[LAYOUT].tobytes() if LAYOUT in saved else b"")
+        tensors = [
+            torch.from_numpy(np.array(saved[name]).reshape(-1).view(np.uint8))
+            .view(getattr(torch, dtype))
+            .reshape(shape)
+            for name, (dtype, shape) in zip(names_of(layout.skeleton), layout.tensors, strict=True)
+        ]
+        self._become(put_together(layout.skeleton, tensors))
+
     def load(self, arrived: "Arriving") -> None:
         """Become what arrived."""
-        state = arrived.state()
+        self._become(arrived.state())
+
+    def _become(self, state: Any) -> None:
         with torch.no_grad():
             for module, one in zip(self.modules, state["modules"], strict=True):
                 module.load_state_dict(one)
@@ -80,8 +146,7 @@ class Photograph:
     """State that can be read in parts, as long as nobody changes it."""
 
     def __init__(self, skeleton: Skeleton, tensors: Sequence[Tensor]) -> None:
-        kinds = tuple((str(one.dtype).removeprefix("torch."), tuple(one.shape)) for one in tensors)
-        self._layout = msgspec.json.encode(Layout(skeleton, kinds))
+        self._layout = encode_layout(skeleton, tensors)
         self._bytes = [as_bytes(one) for one in tensors]
         size = sum(len(one) for one in self._bytes)
         self.num_parts = 1 + math.ceil(size / PART_BYTES)
@@ -143,14 +208,10 @@ class Arriving:
         return True
 
     def _begin(self, layout: bytes, num_parts: int) -> None:
-        try:
-            self._layout = msgspec.json.decode(layout, type=Layout)
-            self._tensors = [
-                torch.empty(shape, dtype=getattr(torch, dtype))
-                for dtype, shape in self._layout.tensors
-            ]
-        except (msgspec.MsgspecError, AttributeError, RuntimeError, TypeError) as error:
-            raise PermanentError(f"a peer's state cannot be read: {error}") from error
+        self._layout = decode_layout(layout)
+        self._tensors = [
+            torch.empty(shape, dtype=getattr(torch, dtype)) for dtype, shape in self._layout.tensors
+        ]
         self._bytes = [one.reshape(-1).view(torch.uint8) for one in self._tensors]
         self.num_parts = num_parts
         self._missing.update(range(1, num_parts))

@@ -40,13 +40,19 @@ class Copy(msgspec.Struct, frozen=True):
     order: CatchUp
 
 
+class Load(msgspec.Struct, frozen=True):
+    """Become what a cut holds; then `copied`."""
+
+    order: CatchUp
+
+
 class Connect(msgspec.Struct, frozen=True):
     """Work in this group from now on."""
 
     run: RunGroup
 
 
-Instruction = Say | Drop | Copy | Connect
+Instruction = Say | Drop | Copy | Load | Connect
 
 
 class MemberState:
@@ -138,12 +144,12 @@ class MemberState:
         self._adopt(message.epoch_no)
         if self.step >= message.step:
             return [self._stopped()]
-        if message.source.inc == self.inc:
+        if message.source.inc == self.inc and message.cut is None:
             return self._take(message.step, message.committed)
         if self.copying == message:
             return []
         self.copying = message
-        return [Copy(message)]
+        return [Load(message) if message.source.inc == self.inc else Copy(message)]
 
     def copied(self, order: CatchUp) -> list[Instruction]:
         """The state is here."""

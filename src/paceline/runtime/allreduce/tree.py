@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from paceline.base.errors import ConfigError, PermanentError
+from paceline.runtime.data.work import Array
 
 Skeleton = Any
 """A plain value, or ``[kind, ...]``."""
@@ -81,6 +82,32 @@ def put_together(skeleton: Skeleton, tensors: Sequence[Tensor]) -> Any:
             raise PermanentError(f"damaged state: {str(skeleton)[:100]} is no part of one")
 
 
+def names_of(skeleton: Skeleton, name: str = "") -> list[str]:
+    """A name for each tensor, by its place: ``optimizers.0.state.3.exp_avg``."""
+    match skeleton:
+        case ["tensor", _]:
+            return [name]
+        case ["dict", *pairs]:
+            parts = [(put_together(key, ()), one) for key, one in pairs]
+        case ["list" | "tuple", *ones]:
+            parts = list(enumerate(ones))
+        case _:
+            return []
+    return [
+        found
+        for key, one in parts
+        for found in names_of(one, f"{name}.{key}" if name else f"{key}")
+    ]
+
+
 def as_bytes(tensor: Tensor) -> Tensor:
     """The bytes of a tensor in this machine's memory, ``[n]`` uint8; shared where it can be."""
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+
+
+def as_array(tensor: Tensor) -> Array:
+    """The same as an array, whose dtype is the tensor's where numpy has it."""
+    plain = tensor.detach().cpu().contiguous()
+    if plain.dtype == torch.bfloat16:
+        plain = plain.view(torch.uint16)
+    return plain.numpy()

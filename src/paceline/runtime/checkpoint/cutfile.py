@@ -21,7 +21,18 @@ from paceline.wire.copying import copy
 from paceline.wire.cut import CutManifest, checksum, map_file, read_manifest, write_file
 
 _ALIGN_BYTES = 64
-_DTYPES = {"float32": "F32", "float64": "F64", "int32": "I32", "int64": "I64"}
+_DTYPES = {
+    "float16": "F16",
+    "float32": "F32",
+    "float64": "F64",
+    "int8": "I8",
+    "int16": "I16",
+    "int32": "I32",
+    "int64": "I64",
+    "uint8": "U8",
+    "uint16": "U16",
+    "bool": "BOOL",
+}
 _NUMPY_NAMES = {code: name for name, code in _DTYPES.items()}
 
 

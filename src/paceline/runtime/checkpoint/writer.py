@@ -8,7 +8,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -41,7 +41,9 @@ class Image(msgspec.Struct, frozen=True):
 class CutWriter:
     """Takes one node's cuts to where they survive, one after the other."""
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: Process, on_news: Callable[[], None] = lambda: None) -> None:
+        """``on_news``: called in the writer's thread when `finished` has something to say."""
+        self._on_news = on_news
         spec = process.spec.checkpoint
         self._job, self._node = process.job, process.node
         # Two lives of a node may copy a cut of the same number; each has a file of its own.
@@ -138,6 +140,7 @@ class CutWriter:
                 self._keep(self._images.get())
         except Exception as error:  # noqa: BLE001 - `finished` raises it in the server's thread
             self._done.put(error)
+            self._on_news()
 
     def _keep(self, image: Image) -> None:
         start_s = time.thread_time()
@@ -173,6 +176,7 @@ class CutWriter:
     def _say(self, copied: Copied, start_s: float) -> None:
         spent_s = copied.cost_s + time.thread_time() - start_s
         self._done.put(msgspec.structs.replace(copied, cost_s=spent_s))
+        self._on_news()
 
     def _replicate(self, image: Image) -> bool:
         """Copy an image into the partner's memory; False: there is none, or no room."""

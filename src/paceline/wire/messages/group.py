@@ -6,7 +6,7 @@ The protocol is that of docs/protocols/integrity.md, section 5.
 import msgspec
 
 from paceline.base.samples import Span
-from paceline.wire.messages.base import Message
+from paceline.wire.messages.base import CutRef, Message
 
 NO_STEP = -1
 """The last complete step of a member that holds no state."""
@@ -86,7 +86,8 @@ class StopGroup(Message, frozen=True):
 class CatchUp(Message, frozen=True):
     """master -> member: copy the state of ``step`` from this member, then say `Stopped` again.
 
-    ``source`` is the member itself where a job begins: its state is what it was built with.
+    ``source`` is the member itself where nobody holds any: then its state is that of ``cut``, or
+    without one what it was built with.
     """
 
     epoch_no: int
@@ -95,6 +96,7 @@ class CatchUp(Message, frozen=True):
     step: int
     source: Member
     committed: tuple[Span, ...] = ()
+    cut: CutRef | None = None
 
 
 class RunGroup(Message, frozen=True):

@@ -222,11 +222,15 @@ class WriteInitial(Message, frozen=True):
 
 
 class FeedOpened(Message, frozen=True):
-    """master -> worker: the feed as all workers read it. ``complete``: all of it is done."""
+    """master -> worker: the feed as all workers read it.
+
+    ``complete``: all of it is done, and in ``cut`` if it was trained on.
+    """
 
     inc: int
     feed: Feed
     complete: bool = False
+    cut: CutRef | None = None
 
 
 class Grant(Message, frozen=True):
