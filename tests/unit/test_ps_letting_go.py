@@ -37,7 +37,7 @@ class Edge(PsServer):
         self.aside_s = 0.0
         self.peers = DataClient({}, b"ab" * 32, ident=f"server-{inc}", arena_bytes=0)
         without: Any = SimpleNamespace(
-            send=lambda *_: None, set_map=lambda *_: None, start_epoch=lambda *_, **__: None
+            send=lambda *_: None, set_holders=lambda *_: None, start_epoch=lambda *_, **__: None
         )
         self.data, self.writer = without, without
         self.process: Any = SimpleNamespace(link=without)

@@ -84,7 +84,7 @@ def test_a_file_with_every_key_is_read() -> None:
         "backend: local\npending_s: 200ms\n"
         "checkpoint: {every_s: 1m, share: 0.1, keep: 3, dir: d, in_memory: no}\n"
         "restart: {budget: 0, backoff_s: 0, backoff_max_s: 1h}\n"
-        "timeouts: {heartbeat_s: 0.1, lost_after_s: 9s, stop_s: 2}\n"
+        "timeouts: {heartbeat_s: 0.1, lost_after_s: 9s, stop_s: 2, hang_s: 9s}\n"
         "pending_trace: 0s 1s\nmetrics_port: 0\nlisten: 10.0.0.5\n"
         "data_plane: {transport: tcp, encryption: curve}\ndecide_every_s: 1m\n"
         "windows: {short_steps: 10, short_s: 1m, long_steps: null, long_s: 2m}\n"
@@ -190,8 +190,8 @@ def test_a_damaged_spec_in_the_job_directory_is_refused_by_name(text: str) -> No
 
 
 def test_timeouts_follow_the_step_time_unless_they_were_set() -> None:
-    assert TimeoutSpec().derived(None) == TimeoutSpec(lost_after_s=10.0, stop_s=5.0)
-    assert TimeoutSpec().derived(0.01) == TimeoutSpec(lost_after_s=5.0, stop_s=5.0)
-    assert TimeoutSpec().derived(3.0) == TimeoutSpec(lost_after_s=30.0, stop_s=15.0)
-    own = TimeoutSpec(lost_after_s=7.0, stop_s=1.0)
+    assert TimeoutSpec().derived(None) == TimeoutSpec(lost_after_s=10.0, stop_s=5.0, hang_s=120.0)
+    assert TimeoutSpec().derived(0.01) == TimeoutSpec(lost_after_s=5.0, stop_s=5.0, hang_s=10.0)
+    assert TimeoutSpec().derived(3.0) == TimeoutSpec(lost_after_s=30.0, stop_s=15.0, hang_s=60.0)
+    own = TimeoutSpec(lost_after_s=7.0, stop_s=1.0, hang_s=4.0)
     assert own.derived(100.0) == own
