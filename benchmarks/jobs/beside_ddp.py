@@ -47,13 +47,9 @@ class Block(nn.Module):
 
 def resnet() -> nn.Module:
     """ResNet-18 for images of 32 x 32: 11.2 M parameters."""
-    stages = [(64, 64, 1), (64, 128, 2), (128, 256, 2), (256, 512, 2)]
-    blocks = [Block(ins, outs, s) for ins, outs, s in stages]
-    blocks = [
-        one
-        for block, (_, o, _) in zip(blocks, stages, strict=True)
-        for one in (block, Block(o, o, 1))
-    ]
+    blocks: list[nn.Module] = []
+    for ins, outs, stride in [(64, 64, 1), (64, 128, 2), (128, 256, 2), (256, 512, 2)]:
+        blocks += [Block(ins, outs, stride), Block(outs, outs, 1)]
     stem = [nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.BatchNorm2d(64), nn.ReLU()]
     head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10)]
     return nn.Sequential(*stem, *blocks, *head)

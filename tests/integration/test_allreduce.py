@@ -3,14 +3,19 @@
 import contextlib
 import os
 import signal
+import socket
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from safetensors.numpy import load_file
 
+from paceline.base.processes import find_job_processes
 from paceline.cli.launch import launch
 from paceline.wire.client import Scale, StopJob
 from paceline.wire.spec import CheckpointSpec, JobSpec, NodeSpec, RestartSpec, TimeoutSpec
@@ -184,3 +189,37 @@ def test_a_member_that_hangs_is_named_with_its_stacks_and_replaced(
         assert (death["node"], death["reason"]) == ("worker-1", "it hung")
         said = (job.job.logs / "worker-1.stacks").read_text()
         assert ("grouped.py" if how == "asleep" else "T (stopped)") in said
+
+
+def test_strangers_at_every_port_of_the_members_break_nothing(tmp_path: Path) -> None:
+    with group(tmp_path / "out", "--die", "worker-1:12", "--epochs", "2") as job:
+        over = threading.Event()
+        knocked: set[int] = set()
+        stranger = threading.Thread(target=knock, args=(job, over, knocked))
+        stranger.start()
+        try:
+            check_finished(job, epochs=2)
+        finally:
+            over.set()
+            stranger.join()
+        assert len(knocked) >= 2, "gloo listens in each group"
+
+
+def knock(job: RunningJob, over: threading.Event, knocked: set[int]) -> None:
+    """Connect to every TCP port at which a process of the job listens, and talk nonsense."""
+    while not over.is_set():
+        for process in find_job_processes(job.job.path):
+            with contextlib.suppress(psutil.Error):
+                for one in psutil.Process(process.pid).net_connections("tcp"):
+                    if one.status == psutil.CONN_LISTEN and process.runs("paceline.runtime.zygote"):
+                        _talk_nonsense(one.laddr.port)
+                        knocked.add(one.laddr.port)
+        time.sleep(0.01)
+
+
+def _talk_nonsense(port: int) -> None:
+    with (
+        contextlib.suppress(OSError),
+        socket.create_connection(("127.0.0.1", port), timeout=0.5) as sock,
+    ):
+        sock.sendall(os.urandom(64))
