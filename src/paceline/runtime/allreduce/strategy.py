@@ -21,6 +21,7 @@ from paceline.runtime.data.growth import Growth
 from paceline.runtime.data.reader import Reader
 from paceline.runtime.data.work import Array
 from paceline.runtime.process import Process
+from paceline.runtime.ps.embedding import Embedding
 from paceline.runtime.schedules import follow_steps
 from paceline.runtime.strategy import Evaluation
 from paceline.wire.messages.feeds import Feed, SourceLine
@@ -46,6 +47,7 @@ class HeldByAll:
         schedulers: Sequence[LRScheduler],
     ) -> None:
         """See `Strategy.prepare`."""
+        _check_dense(modules)
         self._params = _trained(optimizers)
         # With several optimizers a backward may belong to any of them: nothing leaves before all
         # of them step.
@@ -136,6 +138,18 @@ class HeldByAll:
         if self._loop is not None:
             self._loop.settle()
         return clip_grad_norm_(self._params, max_norm)
+
+
+def _check_dense(modules: Sequence[nn.Module]) -> None:
+    """Raises ConfigError: a table whose rows only servers hold."""
+    for root in modules:
+        for name, module in root.named_modules():
+            if isinstance(module, Embedding) or getattr(module, "sparse", False):
+                raise ConfigError(
+                    f"job.prepare: {name or type(module).__name__} is a sparse table, whose rows "
+                    "live on parameter servers; run the job with --strategy ps, or make it an "
+                    "nn.Embedding without sparse=True"
+                )
 
 
 def _trained(optimizers: Sequence[Optimizer]) -> list[nn.Parameter]:
