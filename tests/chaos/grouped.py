@@ -1,0 +1,192 @@
+"""Seeded chaos runs by all-reduce: ``python -m tests.chaos.grouped --seeds 0:200``.
+
+Each seed names a number of workers, what is done to whom and when (several workers at the same moment
+among it, and orders to scale); the run asserts that every planned fault fired, that every sample is
+once in the final model of all that were there at the end, that every cut holds what it says, and that
+nothing is left on the machine.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import random
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from safetensors.numpy import load_file
+
+from paceline.base.jobdir import JobDir
+from paceline.cli.launch import launch
+from paceline.runtime.checkpoint.cutfile import read_cut
+from paceline.wire.spec import CheckpointSpec, JobSpec, NodeSpec, RestartSpec, TimeoutSpec
+from tests.chaos.faults import LOST_AFTER_S, SILENCE_S, TIMED, Fault, Injector
+from tests.chaos.oracle import TOLERANCE, committed_counts, leftovers
+from tests.chaos.run import LINGER_S, check_logs, end, feed_of_job, follow, summary
+
+SCRIPT = Path(__file__).parents[1] / "integration" / "jobs" / "grouped.py"
+TIMEOUT_S = 90.0
+NUM_SAMPLES, BATCH_SIZE, STEP_S = 4096, 64, 0.02
+HANG_S = 1.5
+"""A worker that is stopped for `SILENCE_S` and more is taken to hang, or for lost."""
+KINDS = {
+    "worker": ("kill", "kill", "pause", "cut", "silence", "slow"),
+    "agent": ("kill", "pause", "cut"),
+    "master": ("kill", "pause", "cut"),
+    "supervisor": ("kill",),
+}
+ROLES = ("worker", "worker", "worker", "agent", "master", "supervisor")
+"""Most of what can go wrong in a group is a worker's."""
+
+
+@dataclasses.dataclass
+class Case:
+    """One seeded run."""
+
+    seed: int
+    num_workers: int
+    epochs: int
+    faults: list[Fault]
+
+
+def case_of(seed: int) -> Case:
+    """A pure function of the seed."""
+    rng = random.Random(f"group {seed}")
+    num_workers, epochs = rng.choice([1, 2, 2, 3, 4]), rng.choice([1, 2])
+    num_samples = NUM_SAMPLES * epochs
+    faults: list[Fault] = []
+    for _ in range(rng.choice([1, 2, 2, 3])):
+        role = rng.choice(ROLES)
+        kind = rng.choice(KINDS[role])
+        timed = rng.random() < TIMED
+        fault = Fault(
+            kind=kind,
+            role=role,
+            index=rng.randrange(8),
+            at_committed=None if timed else rng.randrange(num_samples // 10, num_samples * 3 // 4),
+            at_s=rng.uniform(0.0, 0.75 * num_samples / BATCH_SIZE * STEP_S) if timed else 0.0,
+            for_s=rng.uniform(0.2, 0.8) + (SILENCE_S if kind == "silence" else 0.0),
+        )
+        faults.append(fault)
+        if role == "worker" and kind == "kill" and num_workers > 1 and rng.random() < 0.4:
+            # At the same moment, as near as two signals can be.
+            faults.append(dataclasses.replace(fault, index=fault.index + 1))
+    return Case(seed, num_workers, epochs, faults)
+
+
+def run(case: Case) -> dict[str, object]:
+    """Run one case to its end and assert what must hold; the facts of the run."""
+    out = Path(tempfile.mkdtemp(prefix=f"paceline-grouped-{case.seed}-"))
+    spec = JobSpec(
+        script=str(SCRIPT),
+        args=(
+            *("--out", str(out), "--num-samples", str(NUM_SAMPLES)),
+            *("--batch-size", str(BATCH_SIZE), "--epochs", str(case.epochs)),
+            *("--step-s", str(STEP_S)),
+        ),
+        name=f"grouped-{case.seed}",
+        seed=case.seed,
+        strategy="allreduce",
+        workers=NodeSpec(count=case.num_workers),
+        solution="none",
+        checkpoint=CheckpointSpec(every_s=0.4, share=0.5, keep=1000),
+        restart=RestartSpec(budget=100, backoff_s=0.1),
+        timeouts=TimeoutSpec(lost_after_s=LOST_AFTER_S, hang_s=HANG_S),
+    )
+    start_s = time.monotonic()
+    job = launch(spec)
+    injector = Injector(job, case.faults)
+    try:
+        status = follow(job, injector, start_s + TIMEOUT_S)
+    finally:
+        injector.finish()
+    outcome = {"state": "none: it hangs"}
+    if job.outcome.exists():
+        outcome = json.loads(job.outcome.read_text())
+    elif not os.environ.get("CHAOS_KEEP"):
+        end(job)
+    where = f"seed {case.seed} ({job.path}; {[str(f) for f in case.faults]})"
+    assert outcome["state"] == "finished", f"{where}: ended as {outcome}"
+    assert not injector.waiting, f"{where}: never fired: {[str(f) for f in injector.waiting]}"
+    deadline_s = time.monotonic() + LINGER_S
+    while (left := leftovers(job)) and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    assert not left, f"{where}: left behind {left}"
+    check_finals(out, case, where)
+    check_cuts(job, case, where)
+    check_logs(job, where)
+    seconds = time.monotonic() - start_s
+    shutil.rmtree(out)
+    if not os.environ.get("CHAOS_KEEP"):
+        shutil.rmtree(job.path)
+    return {
+        "seed": case.seed,
+        "workers": case.num_workers,
+        "epochs": case.epochs,
+        "faults": [str(fault) for fault, _ in injector.fired],
+        "epoch_no": status.epoch_no if status else None,
+        "seconds": round(seconds, 2),
+    }
+
+
+def check_finals(out: Path, case: Case, where: str) -> None:
+    """Assert that all that came to the end hold the same model, with every sample in it."""
+    held = {path.stem: load_file(path) for path in sorted(out.glob("*.final"))}
+    assert len(held) >= case.num_workers, f"{where}: only {sorted(held)} came to the end"
+    first, *others = held.values()
+    wrong = np.flatnonzero(np.abs(first["seen"] - case.epochs) > TOLERANCE)
+    assert not wrong.size, f"{where}: samples {wrong[:5]} count {first['seen'][wrong[:5]]} times"
+    for other in others:
+        for name, values in first.items():
+            assert np.array_equal(values, other[name]), f"{where}: members differ in {name}"
+
+
+def check_cuts(job: JobDir, case: Case, where: str) -> None:
+    """Assert that every cut that is there holds the samples that it says, and the last one all."""
+    feed = feed_of_job(job)
+    cuts = sorted(path.parent for path in job.cuts.glob("*/manifest.json"))
+    assert cuts, f"{where}: no cut"
+    for directory in cuts:
+        manifest, files = read_cut(directory)
+        (saved,) = files.values()
+        seen = saved["modules.0.seen"]
+        said = committed_counts(feed, manifest.committed, NUM_SAMPLES)
+        wrong = np.flatnonzero(np.abs(seen - said) > TOLERANCE)
+        assert not wrong.size, (
+            f"{where}: {directory.name}: samples {wrong[:5]} count {seen[wrong[:5]]} times, the "
+            f"ledger says {said[wrong[:5]]}"
+        )
+    assert np.all(said == case.epochs), f"{where}: the last cut lacks samples"
+
+
+def main() -> None:
+    """Run a range of seeds; resumable, since each seed stands alone."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seeds", default="0:10", help="a:b, b excluded")
+    parser.add_argument("--keep-going", action="store_true")
+    options = parser.parse_args()
+    first, last = (int(part) for part in options.seeds.split(":"))
+    os.environ.setdefault("PACELINE_HOME", "/tmp/paceline-chaos")
+    failed: list[int] = []
+    seconds: dict[int, float] = {}
+    for seed in range(first, last):
+        start_s = time.monotonic()
+        try:
+            print(msgspec.json.encode(run(case_of(seed))).decode(), flush=True)
+        except AssertionError as error:
+            failed.append(seed)
+            print(f"FAILED {error}", flush=True)
+        seconds[seed] = time.monotonic() - start_s
+        if failed and not options.keep_going:
+            break
+    print(summary(seconds, failed))
+    sys.exit(bool(failed))
+
+
+if __name__ == "__main__":
+    main()
