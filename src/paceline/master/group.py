@@ -46,6 +46,8 @@ class Group:
         self.start: GroupRestored | None = None
         #: All members have said the same step, and were told to run.
         self.running = False
+        #: Members of former groups: what they hold may be another model of an equal step.
+        self.gone: set[int] = set()
         # Volatile.
         #: Workers that are alive and prepared.
         self.ready: dict[int, Member] = {}
@@ -69,6 +71,8 @@ class Group:
         """The only way durable state changes."""
         match record:
             case GroupFormed():
+                self.gone |= {member.inc for member in self.members}
+                self.gone -= {member.inc for member in record.members}
                 self.number, self.members = record.group, record.members
                 self.running = False
                 self.stopped.clear()
@@ -106,7 +110,8 @@ class Group:
         self.replica = message.replica
         self.ready[inc] = Member(inc, node, message.address)
         if self.knows(inc):
-            return self._ask([inc])
+            # It waits, so it misses whoever is gone.
+            return self._ask([inc]) or (self.form() if self.running and self.lost else [])
         return self.form(expected=expected)
 
     def leave(self, inc: int, *, returned: bool = False) -> list[Instruction]:

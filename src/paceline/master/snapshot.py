@@ -41,6 +41,7 @@ class GroupKept(msgspec.Struct, frozen=True, array_like=True):
     step: int
     running: bool
     start: GroupRestored | None = None
+    gone: tuple[int, ...] = ()
 
 
 class Snapshot(Record, frozen=True):
@@ -103,7 +104,13 @@ def take(state: MasterState) -> Snapshot:
 
 def _kept(group: Group) -> GroupKept:
     return GroupKept(
-        group.epoch_no, group.number, group.members, group.step, group.running, group.start
+        group.epoch_no,
+        group.number,
+        group.members,
+        group.step,
+        group.running,
+        group.start,
+        tuple(sorted(group.gone)),
     )
 
 
@@ -141,4 +148,5 @@ def _restore_group(state: MasterState, group: Group, kept: GroupKept) -> None:
     group.number, group.members = kept.number, kept.members
     group.step = state.step = kept.step
     group.running, group.start = kept.running, kept.start
+    group.gone = set(kept.gone)
     group.untold = {member.inc for member in kept.members} if kept.running else set()

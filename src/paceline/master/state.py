@@ -339,11 +339,15 @@ class MasterState:
 
     def worker_up(self, inc: int, node: str = "") -> list[Instruction]:
         """A worker's process is alive; one that was given up in this epoch is told to leave."""
-        if inc in self.gone:
+        if self.is_given_up(inc):
             return [Send(inc, Stop(inc=inc))]
         self.workers[inc] = node
         self.untold.add(inc)
         return []
+
+    def is_given_up(self, inc: int) -> bool:
+        """Whether others go on without this worker, and it must not come back."""
+        return inc in self.gone or (self.group is not None and inc in self.group.gone)
 
     def worker_lost(self, inc: int, *, returned: bool = False) -> list[Instruction]:
         """A worker is dead, or silent for too long: nothing of it may count from here on.
@@ -866,7 +870,7 @@ class MasterState:
             expected: workers for which a first group waits.
         """
         inc = message.inc
-        if inc in self.gone:
+        if self.is_given_up(inc):
             return [Send(inc, Stop(inc=inc))]
         if inc not in self.workers:
             return []

@@ -119,12 +119,19 @@ class GroupClient:
 
     # ------------------------------------------------------------------ steps
 
-    def enter(self, feed: int) -> tuple[RunGroup, Group] | None:
-        """Begin a step of a feed: the group to do it in, once there is one; None: it is over."""
+    def enter(self, feed: int, at_end: Callable[[], bool]) -> tuple[RunGroup, Group] | None:
+        """Begin a step of a feed: the group to do it in, once there is one.
+
+        None: the feed is over, or we are ``at_end`` of it and all members hold that.
+        """
         while True:
-            run = self._entered(feed)
-            if run is None:
-                return None
+            with self._changed:
+                run = self._entered(feed)
+                if run is None:
+                    return None
+                if self.state.is_proven and at_end():
+                    self._do(self.state.leave_step())
+                    return None
             group = self._connected(run)
             if group is not None:
                 return run, group
@@ -168,17 +175,19 @@ class GroupClient:
         if self._arriving is not None and self._arriving[1].whole:
             order, arrived = self._arriving
             self._arriving = None
-            self._keeper.wait()
-            self._replica.load(arrived)
-            self._do(self.state.copied(order))
+            if self.state.may_load(order):
+                self._keeper.wait()
+                self._replica.load(arrived)
+                self._do(self.state.copied(order))
         if self._loading is not None:
             order, self._loading = self._loading, None
-            self._keeper.wait()
-            assert order.cut is not None
-            _, files = read_cut(*places(order.cut))
-            (saved,) = files.values()
-            self._replica.load_saved(saved)
-            self._do(self.state.copied(order))
+            if self.state.may_load(order):
+                self._keeper.wait()
+                assert order.cut is not None
+                _, files = read_cut(*places(order.cut))
+                (saved,) = files.values()
+                self._replica.load_saved(saved)
+                self._do(self.state.copied(order))
         self._keeper.copy_if_asked(self.state, self._replica)
 
     def begin_update(self, run: RunGroup) -> bool:
@@ -194,10 +203,11 @@ class GroupClient:
         with self._changed:
             self._do(self.state.updated(spans, last=last))
 
-    def proven(self, *, last: bool) -> None:
-        """See `MemberState.proven`."""
+    def proven(self, run: RunGroup, *, last: bool) -> bool:
+        """See `MemberState.proven`; whether it counts."""
         with self._changed:
-            self._do(self.state.proven(last=last))
+            self._do(self.state.proven(run, last=last))
+            return self.state.is_proven
 
     def failed(self, run: RunGroup, reason: str) -> None:
         """See `MemberState.failed`."""
@@ -423,7 +433,7 @@ class GroupClient:
         with self._changed:
             state = self.state
             held = (state.epoch_no, state.step) == (message.epoch_no, message.step)
-            if not held or state.running is not None or not self._at_rest or not self._replica:
+            if not (held and state.at_rest and self._at_rest and self._replica):
                 return None
             if self._photograph is None or self._photograph[:2] != (state.epoch_no, state.step):
                 self._photograph = state.epoch_no, state.step, self._replica.photograph()

@@ -86,8 +86,10 @@ class Loop:
         start_s = monotonic()
         while True:
             self._client.unmark()
-            entered = self._client.enter(self._feed.feed)
+            entered = self._client.enter(self._feed.feed, self._is_at_end)
             if entered is None:
+                self._client.await_end(self._feed)
+                self._record(start_s)
                 return None
             run, group = entered
             self._client.mark(computing=True)
@@ -98,6 +100,8 @@ class Loop:
             if not whole:
                 if self._prove(step):
                     self._client.unmark()
+                    # A group that forms would wait for us, and the cut for the group.
+                    self._client.leave_step()
                     self._client.await_end(self._feed)
                     self._record(start_s)
                     return None
@@ -154,6 +158,10 @@ class Loop:
         self._shown = {(work.step, work.spans): work for work in works}
         return works
 
+    def _is_at_end(self) -> bool:
+        """All of the feed is in our model."""
+        return not self._feed.next_slice(self._line())
+
     def _line(self) -> Intervals:
         return self._client.state.done.line(self._feed.line())
 
@@ -165,8 +173,7 @@ class Loop:
         except BREAKING as error:
             self._client.failed(step.run, f"at the end of feed {self._feed.feed}: {error}")
             return False
-        self._client.proven(last=self._judge(told))
-        return True
+        return self._client.proven(step.run, last=self._judge(told))
 
     # ------------------------------------------------------------------ after it
 

@@ -151,10 +151,17 @@ class MemberState:
         self.copying = message
         return [Load(message) if message.source.inc == self.inc else Copy(message)]
 
+    @property
+    def at_rest(self) -> bool:
+        """Whether nothing can change what we hold: peers may copy it."""
+        return self.running is None and not self.updating
+
+    def may_load(self, order: CatchUp) -> bool:
+        """Whether what was copied by this order is still to be ours; if so, `copied` follows."""
+        return self.copying == order
+
     def copied(self, order: CatchUp) -> list[Instruction]:
-        """The state is here."""
-        if self.copying != order:
-            return []
+        """The state is here, and has taken the place of ours."""
         return self._take(order.step, order.committed)
 
     def _take(self, step: int, committed: Iterable[Span]) -> list[Instruction]:
@@ -192,6 +199,15 @@ class MemberState:
         """Whether the step that is begun should be the last in this group."""
         return self.stopping is not None
 
+    @property
+    def is_proven(self) -> bool:
+        """Whether all members of the group are known to hold the step that we completed last.
+
+        So it is when a group begins. Whoever has proven the end of a feed may be beyond it: the
+        others of a new group wait for nobody there.
+        """
+        return self.proved[0] == self.step
+
     def begin_update(self, run: RunGroup) -> bool:
         """All of the step is here; whether it may change the model. If so, `updated` follows."""
         if self.running is not run:
@@ -221,10 +237,15 @@ class MemberState:
         self.running = None
         return [Drop()]
 
-    def proven(self, *, last: bool) -> list[Instruction]:
-        """All members have come this far: they hold the step that we completed last."""
-        self.proved = (self.step, self.done.spans())
+    def proven(self, run: RunGroup, *, last: bool) -> list[Instruction]:
+        """All members have come this far: they hold the step that we completed last.
+
+        Where the group is over meanwhile, the next one proves it (`is_proven`).
+        """
         self.in_step = False
+        if self.running is not run:
+            return []
+        self.proved = (self.step, self.done.spans())
         return [self.progress(), *(self._pause() if last else [])]
 
     def failed(self, run: RunGroup, reason: str) -> list[Instruction]:
@@ -246,13 +267,13 @@ class MemberState:
     # ------------------------------------------------------------------ loss of messages
 
     def progress(self) -> Say:
-        """What all members hold."""
+        """What all members hold, by the group that we work in or worked in last."""
         step, committed = self.proved
         return Say(
             Progress(
                 epoch_no=self.epoch_no,
                 inc=self.inc,
-                group=self.group,
+                group=self.ran,
                 step=step,
                 committed=committed,
             )
