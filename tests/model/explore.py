@@ -5,13 +5,14 @@ import resource
 import sys
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Protocol
 
 import msgspec
 
-from .bounds import FAILURES, Bounds, Machines
+from .bounds import FAILURES, Bounds, Machines, Table
 from .cells import Violation
-from .network import State
+from .network import Label, State
 from .world import BROKEN, World
 
 
@@ -27,19 +28,33 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     trace: tuple[str, ...] = ()
 
 
-class Explorer:
+class Searched(Protocol):
+    """A transition system."""
+
+    reducing: bool
+    labels: Table[Label]
+
+    def initial(self) -> State: ...
+    def successors(self, state: State) -> Iterator[tuple[Label, State]]: ...
+    def check(self, state: State) -> None: ...
+    def is_done(self, state: State) -> bool: ...
+    def rounds(self, state: State) -> State: ...
+    def without_messages(self, state: State) -> State: ...
+    def tell(self, label: Label) -> str: ...
+
+
+class Search:
     """One search; `run` stops at the first violation, which is then a shortest one."""
 
     def __init__(
         self,
-        bounds: Bounds,
-        machines: Machines | None = None,
+        world: Searched,
         *,
         finish_every: int = 1,
         max_states: int = 0,
         progress: Callable[[str], None] | None = None,
     ) -> None:
-        self.world = World(bounds, machines)
+        self.world, self.reduces = world, world.reducing
         self.finish_every, self.max_states, self.progress = finish_every, max_states, progress
         self.seen: set[State] = set()
         self.parents = array("i")
@@ -107,7 +122,7 @@ class Explorer:
         try:
             return self._finishes(state)
         finally:
-            self.world.reducing = self.world.bounds.reduce
+            self.world.reducing = self.reduces
 
     def _finishes(self, state: State) -> bool:
         """Everything under way is lost; do repetitions alone lead to the end?"""
@@ -156,6 +171,22 @@ class Explorer:
         )
 
 
+class Explorer(Search):
+    """A search of a job on parameter servers."""
+
+    def __init__(
+        self,
+        bounds: Bounds,
+        machines: Machines | None = None,
+        *,
+        finish_every: int = 1,
+        max_states: int = 0,
+        progress: Callable[[str], None] | None = None,
+    ) -> None:
+        world = World(bounds, machines)
+        super().__init__(world, finish_every=finish_every, max_states=max_states, progress=progress)
+
+
 class _Found(Exception):
     def __init__(self, text: str, index: int, last: str) -> None:
         super().__init__(text)
@@ -171,6 +202,23 @@ def _alarm(broken: BaseException) -> str:
 
 def _peak_mib() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+
+
+def print_progress(line: str) -> None:
+    """To standard error, as it comes."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def print_result(result: Result) -> int:
+    """The trace, if there is one, and what was searched; the exit code."""
+    for line in result.trace:
+        print("  ", line)
+    print(
+        f"{result.violation or 'clean'}; {result.states:,} states, "
+        f"{'complete' if result.complete else 'not complete'}, {result.transitions:,} transitions, "
+        f"depth {result.depth}, {result.seconds:.1f} s, {_peak_mib():,} MiB"
+    )
+    return 1 if result.violation else 0
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -208,17 +256,9 @@ def main(arguments: list[str] | None = None) -> int:
         Bounds(**given),
         finish_every=finish_every,
         max_states=max_states,
-        progress=lambda line: print(line, file=sys.stderr, flush=True),
+        progress=print_progress,
     )
-    result = explorer.run()
-    for line in result.trace:
-        print("  ", line)
-    print(
-        f"{result.violation or 'clean'}; {result.states:,} states, "
-        f"{'complete' if result.complete else 'not complete'}, {result.transitions:,} transitions, "
-        f"depth {result.depth}, {result.seconds:.1f} s, {_peak_mib():,} MiB"
-    )
-    return 1 if result.violation else 0
+    return print_result(explorer.run())
 
 
 if __name__ == "__main__":

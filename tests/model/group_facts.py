@@ -1,0 +1,128 @@
+"""What the explorer of all-reduce reads of a process, worked out once for each of its states."""
+
+from typing import NamedTuple
+
+from paceline.wire.messages.group import (
+    NO_STEP,
+    CatchUp,
+    RunGroup,
+)
+
+from .group_cells import HALF, MasterCell, MemberCell, Model, mask
+
+
+class MemberFacts(NamedTuple):
+    """What the world reads of a member."""
+
+    inc: int
+    epoch_no: int
+    group: int
+    step: int
+    ran: int
+    run: RunGroup | None
+    """Of the step that it is in."""
+    running: RunGroup | None
+    holds: bool
+    """It may work in the group of its step."""
+    rounds: tuple[int, int]
+    told: tuple[int, int] | None
+    updating: bool
+    wants_out: bool
+    leaving: bool
+    ended: bool
+    arriving: tuple[CatchUp, Model | None] | None
+    model: Model
+    hands_out: tuple[int, int] | None
+    """(epoch, step) of the state that peers may copy from it now."""
+    bad: str
+    """Which invariant its own state breaks."""
+
+    @classmethod
+    def of(cls, cell: MemberCell) -> "MemberFacts":
+        """Read them."""
+        state = cell.state
+        return cls(
+            inc=state.inc,
+            epoch_no=state.epoch_no,
+            group=state.group,
+            step=state.step,
+            ran=state.ran,
+            run=cell.run,
+            running=state.running,
+            holds=cell.run is not None and cell.run is state.running,
+            rounds=cell.rounds,
+            told=cell.told,
+            updating=cell.changing,
+            wants_out=state.wants_out or cell.leaving,
+            leaving=cell.leaving,
+            ended=cell.at == len(cell.feeds),
+            arriving=cell.arriving,
+            model=cell.model,
+            hands_out=(state.epoch_no, state.step) if state.at_rest else None,
+            bad=_bad(cell),
+        )
+
+
+class MasterFacts(NamedTuple):
+    """What the world reads of the master."""
+
+    epoch_no: int
+    number: int
+    running: bool
+    step: int
+    members: frozenset[int]
+    workers: frozenset[int]
+    gone: frozenset[int]
+    losable: frozenset[int]
+    """Whose death would be news."""
+    may_form: bool
+    waits: bool
+    """Nobody has trained yet, and not all that are expected are there."""
+    done: int
+    kept: tuple[int, int, bool]
+    """By the journal: epoch, group, whether it runs."""
+    may_die: bool
+    bad: str
+
+
+def _bad(cell: MemberCell) -> str:
+    """A replica at step t holds slices 1 ... t, once each, and its committed set says so."""
+    state = cell.state
+    whole = [one for one, _ in cell.model if one >= 0]
+    wanted = [mask([feed.slice_no(n + 1)]) for feed in cell.feeds for n in range(feed.num_slices)]
+    if len(set(whole)) < len(whole):
+        return f"B: {state.inc} has samples twice: {whole}"
+    if state.step != NO_STEP and whole != wanted[: state.step]:
+        return f"H: {state.inc} is at step {state.step} and holds {whole}"
+    if state.step != NO_STEP and mask(state.done) != sum(whole):
+        return f"H: {state.inc} holds {whole} and says {state.done}"
+    if cell.model.count(HALF) > cell.changing:
+        return f"H: {state.inc} holds a step in part"
+    return ""
+
+
+def master_facts(cell: MasterCell) -> MasterFacts:
+    """Read them."""
+    group, state = cell.group, cell.state
+    kept = cell.journalled.group if cell.journalled is not None else group
+    assert kept is not None
+    members = frozenset(member.inc for member in group.members)
+    known = frozenset(group.ready) | frozenset(state.workers) | (members - group.lost)
+    durable = (group.epoch_no, group.number, group.members, group.running, group.gone)
+    said = (kept.epoch_no, kept.number, kept.members, kept.running, kept.gone)
+    return MasterFacts(
+        epoch_no=group.epoch_no,
+        number=group.number,
+        running=group.running,
+        step=group.step,
+        members=members,
+        workers=frozenset(state.workers),
+        gone=frozenset(group.gone),
+        losable=known - group.gone,
+        may_form=bool(group.broken),
+        waits=not group.number and bool(group.ready),
+        done=mask(state.ledger.done),
+        kept=(kept.epoch_no, kept.number, kept.running),
+        may_die=cell.journalled is not None,
+        bad="" if durable == said or cell.unjournalled else "E: the journal says something else",
+    )

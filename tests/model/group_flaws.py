@@ -1,0 +1,330 @@
+"""Flaws of all-reduce that the explorer must find: each is one rule of the protocol, taken out.
+
+See ``flaws.py``; "found in production code" are those that a search has shown there.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from paceline.base.samples import Span
+from paceline.master.group import Group, Records
+from paceline.master.instructions import Instruction
+from paceline.master.records import GroupBegun, GroupFormed
+from paceline.master.state import MasterState
+from paceline.runtime.allreduce import state as member
+from paceline.runtime.allreduce.state import MemberState, Say
+from paceline.wire.messages.group import (
+    NO_STEP,
+    CatchUp,
+    GroupUp,
+    JoinGroup,
+    RunGroup,
+    StopGroup,
+    Stopped,
+)
+
+from .group_bounds import Bounds, Machines
+
+
+class Flaw(msgspec.Struct, frozen=True, kw_only=True):
+    """One rule left out."""
+
+    name: str
+    finds: str
+    """Letters of the invariants that may break first."""
+    machines: Machines
+    bounds: Bounds
+    finish: bool = True
+    """Look for F too."""
+
+
+# ---------------------------------------------------------------------- members
+
+
+class OwnStepCounts(MemberState):
+    """Says that all members hold the step that it has just completed."""
+
+    def updated(self, spans: Iterable[Span], *, last: bool) -> list[member.Instruction]:
+        done = super().updated(spans, last=last)
+        self.proved = (self.step, self.done.spans())
+        return done
+
+
+class CompletesAfterStop(MemberState):
+    """A step that is all here changes the model, whatever has become of the group."""
+
+    def begin_update(self, run: RunGroup) -> bool:
+        super().begin_update(run)
+        self.updating = True
+        return True
+
+
+class CountsBeforeTheModel(MemberState):
+    """The step counts from the moment in which it begins to change the model."""
+
+    def begin_update(self, run: RunGroup) -> bool:
+        begins = super().begin_update(run)
+        self.step += begins
+        return begins
+
+    def updated(self, spans: Iterable[Span], *, last: bool) -> list[member.Instruction]:
+        self.step -= 1
+        return super().updated(spans, last=last)
+
+
+class RunsAgain(MemberState):
+    """A repeated `RunGroup` is taken as new."""
+
+    def run_group(self, message: RunGroup) -> list[member.Instruction]:
+        if message.group == self.group:
+            self.ran = 0
+        return super().run_group(message)
+
+
+class AnswersInAnUpdate(MemberState):
+    """Says that it has stopped while the step changes the model."""
+
+    def stop_group(self, message: StopGroup) -> list[member.Instruction]:
+        updating, self.updating = self.updating, False
+        done = super().stop_group(message)
+        self.updating = updating
+        return done
+
+
+class HandsOutAtAnyTime(MemberState):
+    """Peers may copy a model that is being changed."""
+
+    @property
+    def at_rest(self) -> bool:
+        return True
+
+
+class NamesTheNewestGroup(MemberState):
+    """Speaks of its progress as that of a group that it is not in yet (found in production code)."""
+
+    def progress(self) -> Say:
+        return Say(msgspec.structs.replace(super().progress().message, group=self.group))
+
+
+class LoadsWhatIsNotWanted(MemberState):
+    """A copy that was ordered for a former group is loaded (found in production code)."""
+
+    def may_load(self, order: CatchUp) -> bool:
+        return True
+
+    def copied(self, order: CatchUp) -> list[member.Instruction]:
+        return super().copied(order) if self.copying == order else []
+
+
+class WaitsAtEveryEnd(MemberState):
+    """Waits at the end of a feed for those who are beyond it (found in production code)."""
+
+    def run_group(self, message: RunGroup) -> list[member.Instruction]:
+        ran, done = self.ran, super().run_group(message)
+        if self.ran > ran:
+            self.proved = (NO_STEP, ())
+        return done
+
+
+class ProvesForAnotherGroup(MemberState):
+    """The end of a feed in one group counts for the next (found in production code)."""
+
+    def proven(self, run: RunGroup, *, last: bool) -> list[member.Instruction]:
+        return super().proven(self.running or run, last=last)
+
+
+class ForgetsToStop(MemberState):
+    """Goes on in the old group while it says that it has stopped."""
+
+    def _stop(self) -> list[member.Instruction]:
+        self.stopping = None
+        return [self._stopped()]
+
+
+# ---------------------------------------------------------------------- the master
+
+
+def with_group(kind: type[Group]) -> type[MasterState]:
+    """A master whose part of re-forming is this one."""
+
+    class WithGroup(MasterState):
+        def __init__(self, **arguments: Any) -> None:
+            super().__init__(**arguments)
+            self.group = kind(min_members=1)
+
+    # Pickled by its name.
+    WithGroup.__name__ = WithGroup.__qualname__ = f"With{kind.__name__}"
+    globals()[WithGroup.__name__] = WithGroup
+    return WithGroup
+
+
+class BeginsWithTheFirst(Group):
+    """The first answer is taken for everybody's."""
+
+    def _go_on(self) -> list[Instruction]:
+        said = next(iter(self.stopped.values()))
+        begun = GroupBegun(group=self.number, step=said.step, committed=said.committed)
+        return [self._record(begun), *self._ask(member.inc for member in self.members)]
+
+
+class CountsBeforeAllHold(MasterState):
+    """What one member says it has completed counts, before the others hold it."""
+
+    def member_said(
+        self, group: Group, message: GroupUp, *, node: str = "", expected: int = 0
+    ) -> list[Instruction]:
+        if isinstance(message, Stopped) and message.group == group.number:
+            self.ledger.advance(message.committed)
+        return super().member_said(group, message, node=node, expected=expected)
+
+
+class TakesBackTheExcluded(Group):
+    """After a restart whoever was excluded may come back (found in production code)."""
+
+    def apply(self, record: Records) -> None:
+        super().apply(record)
+        self.gone.clear()
+
+
+class MissesNobody(Group):
+    """A member that waits in a running group is not heard (found in production code)."""
+
+    def join(self, message: JoinGroup, node: str, *, expected: int) -> list[Instruction]:
+        lost, self.lost = self.lost, set()
+        done = super().join(message, node, expected=expected)
+        self.lost |= lost
+        return done
+
+
+class BelievesTheExcluded(Group):
+    """What a member of a former group says it has completed counts for this one."""
+
+    def stopped_said(self, message: Stopped) -> list[Instruction]:
+        return super().stopped_said(msgspec.structs.replace(message, group=self.number))
+
+
+def _job(*kinds: str, **bounds: Any) -> Bounds:
+    return Bounds(**{"failures": 1, "kinds": kinds, **bounds})
+
+
+FLAWS = [
+    Flaw(
+        name="a member's own step counts",
+        finds="D",
+        machines=Machines(member=OwnStepCounts),
+        bounds=_job("member"),
+    ),
+    Flaw(
+        name="the first answer is taken for everybody's",
+        finds="ADH",
+        machines=Machines(master=with_group(BeginsWithTheFirst)),
+        bounds=_job("break"),
+        finish=False,
+    ),
+    Flaw(
+        name="a step counts before all hold it",
+        finds="D",
+        machines=Machines(master=CountsBeforeAllHold),
+        bounds=_job("break"),
+    ),
+    Flaw(
+        name="the word of a former group counts",
+        finds="ABDEH",
+        machines=Machines(master=with_group(BelievesTheExcluded)),
+        bounds=_job("break", begun=False, reduce=False),
+        finish=False,
+    ),
+    Flaw(
+        name="who was told to stop still completes",
+        finds="ABEH",
+        machines=Machines(member=CompletesAfterStop),
+        bounds=_job("suspect", "break"),
+        finish=False,
+    ),
+    Flaw(
+        name="who says that it has stopped goes on",
+        finds="ABEH",
+        machines=Machines(member=ForgetsToStop),
+        bounds=_job("suspect", "break"),
+        finish=False,
+    ),
+    Flaw(
+        name="a step counts before it is in the model",
+        finds="H",
+        machines=Machines(member=CountsBeforeTheModel),
+        bounds=_job(failures=0),
+    ),
+    Flaw(
+        name="a group is not journalled",
+        finds="DEFH",
+        machines=Machines(unjournalled=(GroupFormed,)),
+        bounds=_job("suspect", "master", failures=2),
+    ),
+    Flaw(
+        name="a repeated word to run is taken as new",
+        finds="AEH",
+        machines=Machines(member=RunsAgain),
+        bounds=_job(failures=0, begun=False, reduce=False),
+        finish=False,
+    ),
+    Flaw(
+        name="a member stops in an update",
+        finds="ABEH",
+        machines=Machines(member=AnswersInAnUpdate),
+        bounds=_job("break"),
+        finish=False,
+    ),
+    Flaw(
+        name="a model that is being changed is copied",
+        finds="H",
+        machines=Machines(member=HandsOutAtAnyTime),
+        bounds=_job("break", "suspect", failures=2),
+        finish=False,
+    ),
+    Flaw(
+        name="progress names a group that is not run yet",
+        finds="F",
+        machines=Machines(member=NamesTheNewestGroup),
+        bounds=_job("leave"),
+    ),
+    Flaw(
+        name="a copy that is not wanted any more is loaded",
+        finds="BH",
+        machines=Machines(member=LoadsWhatIsNotWanted),
+        bounds=_job("leave"),
+    ),
+    Flaw(
+        name="the end of a feed waits for those beyond it",
+        finds="F",
+        machines=Machines(member=WaitsAtEveryEnd),
+        bounds=_job("break"),
+    ),
+    Flaw(
+        name="who is at the end of a feed is in one step with those beyond it",
+        finds="H",
+        machines=Machines(member=WaitsAtEveryEnd),
+        bounds=_job("break", feeds=2),
+        finish=False,
+    ),
+    Flaw(
+        name="an end proven in one group pauses the next",
+        finds="F",
+        machines=Machines(member=ProvesForAnotherGroup),
+        bounds=_job("suspect", feeds=2, slices=1),
+    ),
+    Flaw(
+        name="nobody misses a member that has left",
+        finds="F",
+        machines=Machines(master=with_group(MissesNobody)),
+        bounds=_job("leave"),
+    ),
+    Flaw(
+        name="who was excluded comes back",
+        finds="DE",
+        machines=Machines(master=with_group(TakesBackTheExcluded)),
+        bounds=_job("suspect", "master", failures=2),
+        finish=False,
+    ),
+]

@@ -1,0 +1,51 @@
+"""Members of an all-reduce group and the master keep their promises in every interleaving.
+
+Larger bounds: ``python -m tests.model.explore_group --help``.
+"""
+
+import pytest
+
+from .explore_group import GroupExplorer
+from .group_bounds import Bounds
+from .group_flaws import FLAWS, Flaw
+
+CLEAN = {
+    "from the start, one failure": Bounds(failures=1, begun=False),
+    "two failures, one slice": Bounds(slices=1, failures=2),
+    "a member dies, three slices": Bounds(slices=3, failures=1, kinds=("member",)),
+    "slices of two samples, a collective breaks": Bounds(slice=2, failures=1, kinds=("break",)),
+    "a member comes": Bounds(joiners=1),
+    "a member comes while one feed follows another": Bounds(slices=1, feeds=2, joiners=1),
+    "two feeds, one failure": Bounds(slices=1, feeds=2, failures=1),
+    "scripts end, one failure": Bounds(failures=1, returns=True),
+    "three members, one slice, one failure": Bounds(members=3, slices=1, failures=1),
+    "nothing is reduced": Bounds(slices=1, failures=1, reduce=False),
+    "nothing is reduced, from the start": Bounds(slices=1, begun=False, reduce=False),
+}
+
+
+@pytest.mark.parametrize("name", CLEAN)
+def test_no_interleaving_breaks_an_invariant(name: str) -> None:
+    result = GroupExplorer(CLEAN[name], finish_every=7).run()
+
+    assert not result.violation, "\n".join([*result.trace, result.violation])
+    assert result.complete
+
+
+@pytest.mark.parametrize("flaw", FLAWS, ids=lambda flaw: flaw.name)
+def test_a_planted_flaw_is_found(flaw: Flaw) -> None:
+    result = GroupExplorer(
+        flaw.bounds, flaw.machines, max_states=40_000, finish_every=int(flaw.finish)
+    ).run()
+
+    assert result.violation, f"{result.states} states and nothing was found"
+    assert result.violation[0] in flaw.finds, result.violation
+
+
+def test_the_same_search_visits_the_same_states() -> None:
+    bounds = Bounds(failures=1)
+
+    first, again = GroupExplorer(bounds).run(), GroupExplorer(bounds).run()
+
+    assert (first.states, first.transitions) == (again.states, again.transitions)
+    assert first.states > 100
