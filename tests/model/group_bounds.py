@@ -7,9 +7,9 @@ import msgspec
 from paceline.master.state import MasterState
 from paceline.runtime.allreduce.state import MemberState
 
-FAILURES = ("member", "master", "suspect", "break", "leave")
-"""A member dies; the master does; a member is taken for dead; a collective breaks by itself; a
-member is asked to leave."""
+FAILURES = ("member", "master", "suspect", "break", "anew", "leave")
+"""A member dies; the master does; a member is taken for dead; a collective breaks by itself;
+nobody gets on, and all are to meet anew; a member is asked to leave."""
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True):

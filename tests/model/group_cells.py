@@ -270,6 +270,11 @@ class MasterCell:
                 return state.member_said(self.group, event, node=node, expected=self.expected)
             case "form":
                 return state.form_group(self.group)
+            case "anew":
+                self.group.broken.update((member.inc, "") for member in self.group.members)
+                return state.form_group(self.group)
+            case "restore":
+                return state.restore_group(self.group)
             case "resend":
                 return []
             case ("restart", tuple() as up, tuple() as lost):
@@ -292,7 +297,7 @@ class MasterCell:
         done: list[Output] = []
         for instruction in instructions:
             match instruction:
-                case master.Send(inc, message):
+                case master.Send(inc, StopGroup() | CatchUp() | RunGroup() | Stop() as message):
                     done.append((inc, message))
                 case master.Journal(record):
                     self._journal(record, done)

@@ -75,6 +75,7 @@ class MasterFacts(NamedTuple):
     gone: frozenset[int]
     losable: frozenset[int]
     """Whose death would be news."""
+    needs_restore: bool
     may_form: bool
     waits: bool
     """Nobody has trained yet, and not all that are expected are there."""
@@ -119,6 +120,7 @@ def master_facts(cell: MasterCell) -> MasterFacts:
         workers=frozenset(state.workers),
         gone=frozenset(group.gone),
         losable=known - group.gone,
+        needs_restore=group.needs_restore,
         may_form=bool(group.broken),
         waits=not group.number and bool(group.ready),
         done=mask(state.ledger.done),

@@ -61,6 +61,8 @@ class GroupWorld(GroupNetwork):
         """Everything sent is heard, copies are made; no step is begun."""
         for pid in self._everybody(state):
             state = self._hear_all(state, pid)
+        for event in self._due(state):
+            state = self.apply(state, 1, event)
         for at in range(2, len(state)):
             for name, event in self._copying(state, self.member(state, at)):
                 state = self.apply(state, at, event) if name == "act" else state
@@ -107,9 +109,8 @@ class GroupWorld(GroupNetwork):
         env, master = self.envs.values[state[0]], self.master(state)
         for inc in sorted(env.dead & master.losable):
             yield ("is known to be dead", inc, 0), self._lost(state, inc)
-        if master.may_form or (master.waits and self._is_short(state)):
-            form = self.events("form")
-            yield ("act", MASTER, form), self.apply(state, 1, form)
+        for event in self._due(state):
+            yield ("act", MASTER, event), self.apply(state, 1, event)
         for at in range(2, len(state)):
             inc = self.member(state, at).inc
             if inc in master.gone:  # it never falls silent, so that it is answered at any time
@@ -118,6 +119,15 @@ class GroupWorld(GroupNetwork):
         if env.joiners:
             fewer = self.with_env(state, joiners=env.joiners - 1)
             yield ("comes", env.next_inc, 0), self._joined(fewer)
+
+    def _due(self, state: State) -> list[int]:
+        """What the master's edge does unasked."""
+        master, due = self.master(state), []
+        if master.may_form or (master.waits and self._is_short(state)):
+            due.append(self.events("form"))
+        if master.needs_restore:
+            due.append(self.events("restore"))
+        return due
 
     def _is_short(self, state: State) -> bool:
         env = self.envs.values[state[0]]
@@ -253,6 +263,9 @@ class GroupWorld(GroupNetwork):
             if "break" in kinds and facts.run is not None and not facts.updating:
                 fail = self.events(("fail",))
                 yield ("act", inc, fail), self.apply(spent, at, fail)
+        if "anew" in kinds and self.master(state).running:
+            anew = self.events("anew")
+            yield ("act", MASTER, anew), self.apply(spent, 1, anew)
         if "master" in kinds:
             yield from self._restarts(state)
 
@@ -334,7 +347,8 @@ class GroupWorld(GroupNetwork):
         """Everyone repeats, works and hears everything; nothing fails."""
         for inc in sorted(self.envs.values[state[0]].dead & self.master(state).losable):
             state = self._lost(state, inc)
-        if not set(self.live(state)) - self.envs.values[state[0]].suspected:
+        gone = self.envs.values[state[0]].suspected | self.master(state).gone
+        if not set(self.live(state)) - gone:
             state = self._joined(state)
         for pid in self._everybody(state):
             state = self.apply(state, self.find(state, pid), self.resend)
@@ -342,9 +356,8 @@ class GroupWorld(GroupNetwork):
             state = self._work(self._hear_all(state, pid), pid)
         for pid in self._everybody(state):  # what the master only answers is not repeated
             state = self._hear_all(state, pid)
-        master = self.master(state)
-        if master.may_form or (master.waits and self._is_short(state)):
-            state = self.apply(state, 1, self.events("form"))
+        for event in self._due(state):
+            state = self.apply(state, 1, event)
         return state
 
     def _work(self, state: State, pid: int) -> State:

@@ -15,6 +15,7 @@ CLEAN = {
     "a member dies, three slices": Bounds(slices=3, failures=1, kinds=("member",)),
     "slices of two samples, a collective breaks": Bounds(slice=2, failures=1, kinds=("break",)),
     "a member comes": Bounds(joiners=1),
+    "one comes, the other dies": Bounds(members=1, slices=1, joiners=1, failures=1),
     "a member comes while one feed follows another": Bounds(slices=1, feeds=2, joiners=1),
     "two feeds, one failure": Bounds(slices=1, feeds=2, failures=1),
     "scripts end, one failure": Bounds(failures=1, returns=True),
