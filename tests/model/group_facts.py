@@ -2,11 +2,7 @@
 
 from typing import NamedTuple
 
-from paceline.wire.messages.group import (
-    NO_STEP,
-    CatchUp,
-    RunGroup,
-)
+from paceline.wire.messages.group import NO_STEP, CatchUp, RunGroup
 
 from .group_cells import HALF, MasterCell, MemberCell, Model, mask
 

@@ -26,14 +26,7 @@ from paceline.wire.messages.node import Stop
 
 from .bounds import Table
 from .group_bounds import Bounds, Entry, Env, Machines
-from .group_cells import (
-    MASTER,
-    Cell,
-    MasterCell,
-    copy_of,
-    make_feed,
-    mask,
-)
+from .group_cells import MASTER, Cell, MasterCell, copy_of, make_feed, mask
 from .group_facts import MasterFacts, MemberFacts, master_facts
 from .network import Label, Sends, State, Step, by_receiver
 

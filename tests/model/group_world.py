@@ -5,19 +5,12 @@ from collections.abc import Iterator
 import msgspec
 
 from paceline.master.records import FeedAdded
-from paceline.wire.messages.group import (
-    NO_STEP,
-)
+from paceline.wire.messages.group import NO_STEP
 from paceline.wire.messages.node import Stop
 
 from .cells import Violation
 from .group_bounds import Entry, Env
-from .group_cells import (
-    HALF,
-    MASTER,
-    MasterCell,
-    MemberCell,
-)
+from .group_cells import HALF, MASTER, MasterCell, MemberCell
 from .group_facts import MemberFacts
 from .group_network import GroupNetwork
 from .network import Label, Sends, State

@@ -14,7 +14,7 @@ from paceline.runtime.allreduce.state import Instruction as MemberInstruction
 from paceline.wire.messages.agent import NodeFacts
 from paceline.wire.messages.feeds import Feed
 from paceline.wire.messages.group import NO_STEP, GroupUp, Progress, RunGroup, StopGroup
-from paceline.wire.messages.node import Copied, NodeDown, OpenFeed, TakeCut
+from paceline.wire.messages.node import Copied, NodeDown, OpenFeed, Stop, TakeCut
 
 FEED = Feed(
     feed=0,
@@ -140,11 +140,11 @@ class Job:
         del self.members[inc]
         self.run(self.master.worker_lost(inc, returned=returned))
 
-    def step(self, *incs: int) -> None:
-        """These members complete the step that they all enter."""
+    def step(self, *incs: int, last: bool = False) -> None:
+        """These members complete the step that they all enter; ``last``: one wants to leave."""
         members = [self.members[inc] for inc in incs or tuple(self.members)]
         runs = [member.enter() for member in members]
-        last = any(member.wants_out for member in members)
+        last = last or any(member.wants_out for member in members)
         for member, run in zip(members, runs, strict=True):
             assert run is not None
             assert member.begin_update(run)
@@ -206,8 +206,9 @@ def test_completing_a_step_proves_the_one_before_and_the_end_is_proven() -> None
     job.resend()
     assert job.done == []
     for member in job.members.values():
-        member.enter()
-        job.act(member.inc, member.proven(last=False))
+        run = member.enter()
+        assert run is not None
+        job.act(member.inc, member.proven(run, last=False))
     assert job.done == [0]
     assert job.master.ledger.done.spans() == (Span(0, 0, 6),)
 
@@ -316,6 +317,46 @@ def test_who_has_finished_is_missed_only_by_who_says_so() -> None:
     assert job.group == [2]
 
 
+def test_who_waits_in_a_running_group_misses_who_has_left() -> None:
+    job = running(2)
+    job.step(last=True)
+    job.lose(1, returned=True)
+    assert job.group == [1, 2]
+    job.resend()
+    assert job.group == [2]
+    assert job.members[2].running is not None
+
+
+def test_who_was_excluded_does_not_come_back_with_the_next_life_of_the_master() -> None:
+    job = running(2)
+    excluded = job.members[1]
+    job.lose(1)
+    job.members[1] = excluded
+    job.restart_master()
+    assert job.master.worker_up(1) == [Send(1, Stop(inc=1))]
+    assert job.master.is_given_up(1)
+    assert 1 not in job.master.workers
+    assert not job.master.is_given_up(2)
+
+
+def test_the_end_that_a_group_begins_with_is_proven() -> None:
+    job = running(2)
+    for _ in range(3):
+        job.step()
+    assert not job.members[1].is_proven
+    job.lose(2)
+    assert job.members[1].is_proven
+
+
+def test_an_end_proven_in_a_group_that_is_over_counts_for_nothing() -> None:
+    job = running(2)
+    run = job.members[1].enter()
+    assert run is not None
+    job.lose(2)
+    assert job.members[1].proven(run, last=True) == []
+    assert job.members[1].running is not None
+
+
 def test_with_too_few_members_nobody_trains() -> None:
     job = Job(2, min_members=2)
     job.join()
@@ -367,8 +408,9 @@ def test_a_feed_is_over_when_it_is_in_a_cut_on_disk() -> None:
     job.run(job.master.take_cut())
     assert job.done == [], "nobody has proven the last step"
     for member in job.members.values():
-        member.enter()
-        job.act(member.inc, member.proven(last=False))
+        run = member.enter()
+        assert run is not None
+        job.act(member.inc, member.proven(run, last=False))
     assert job.done == [0]
     job.restart_master()
     assert job.master.ledger.is_complete(0)
