@@ -102,6 +102,8 @@ class GroupClient:
         self._complete: set[int] = set()
         #: The cut in which a complete feed is.
         self._ends: dict[int, CutRef | None] = {}
+        #: The cut that `load_end` has loaded.
+        self._loaded = 0
         self._leaving = False
         process.at_end = self._end
 
@@ -184,9 +186,7 @@ class GroupClient:
             if self.state.may_load(order):
                 self._keeper.wait()
                 assert order.cut is not None
-                _, files = read_cut(*places(order.cut))
-                (saved,) = files.values()
-                self._replica.load_saved(saved)
+                self._replica.load_saved(_saved(order.cut))
                 self._do(self.state.copied(order))
         self._keeper.copy_if_asked(self.state, self._replica)
 
@@ -263,17 +263,19 @@ class GroupClient:
         """Whether all of it was done before we came to it."""
         return feed in self._complete
 
-    def load_end(self, feed: int) -> None:
-        """Become what the newest cut holds, since a feed was over before we came to it.
+    def load_end(self, feed: Feed) -> None:
+        """Become what a cut holds, if a feed was over before all of it was in our model.
 
         Without joining anybody: what the group holds, if there is more to train, comes with that.
         """
-        cut = self._ends.get(feed)
-        if cut is None or self.state.step != NO_STEP or self._replica is None:
-            return
-        _, files = read_cut(*places(cut))
-        (saved,) = files.values()
-        self._replica.load_saved(saved)
+        with self._changed:
+            cut = self._ends.get(feed.feed)
+            lacks = bool(feed.next_slice(self.state.done.line(feed.line())))
+            if cut is None or not lacks or cut.cut_no <= self._loaded or self._replica is None:
+                return
+            self._loaded = cut.cut_no
+            self._do(self.state.forget())
+            self._replica.load_saved(_saved(cut))
 
     def await_state(self) -> None:
         """Return when we hold what the group holds."""
@@ -530,3 +532,14 @@ class GroupClient:
                     self._in_hand.clear()
                 case _:
                     pass
+
+
+def _saved(cut: CutRef) -> Mapping[str, Array]:
+    """What the one file of a cut holds, verified.
+
+    Raises:
+        PermanentError: it is missing or damaged.
+    """
+    _, files = read_cut(*places(cut))
+    (saved,) = files.values()
+    return saved

@@ -89,6 +89,7 @@ class Loop:
             entered = self._client.enter(self._feed.feed, self._is_at_end)
             if entered is None:
                 self._client.await_end(self._feed)
+                self._client.load_end(self._feed)
                 self._record(start_s)
                 return None
             run, group = entered

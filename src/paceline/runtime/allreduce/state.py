@@ -259,6 +259,13 @@ class MemberState:
         self.broken = Broken(epoch_no=self.epoch_no, inc=self.inc, group=run.group, reason=reason)
         return [Drop(), Say(self.broken)]
 
+    def forget(self) -> list[Instruction]:
+        """What we hold is to be something else, of which no group knows."""
+        dropped: list[Instruction] = [Drop()] if self.running is not None else []
+        self.running = self.copying = None
+        self.step, self.done, self.proved = NO_STEP, SampleSet(), (NO_STEP, ())
+        return dropped
+
     def leave_step(self) -> list[Instruction]:
         """The loop is left, or about to wait for something else."""
         self.in_step = False

@@ -102,7 +102,7 @@ class HeldByAll:
         if self._reducer is None:
             raise InternalError("the model was used before it was prepared")
         if self.client.is_complete(feed.feed):
-            self.client.load_end(feed.feed)
+            self.client.load_end(feed)
             return
         self._loop = Loop(self.client, self._reducer, feed, reader, ahead)
         try:
