@@ -23,7 +23,8 @@ check: setup
 
 test: check
 	$(BIN)/python -m pytest -q -n auto --dist worksteal -m "not soak" tests/unit tests/model tests/conformance
-	$(BIN)/python -m pytest -q -m "not soak" tests/integration tests/chaos
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not soak" tests/integration
+	$(BIN)/python -m pytest -q -m "not soak" tests/chaos
 
 soak: setup
 	$(BIN)/python -m pytest -q -m soak

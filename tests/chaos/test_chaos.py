@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.chaos import grouped
 from tests.chaos.faults import ROLES, kinds_for, pace_connections, unpace_quietly
 from tests.chaos.run import SOLUTIONS, case_of, full_case_of, run, summary
 
@@ -122,3 +123,22 @@ def test_the_summary_names_failed_and_slow_seeds() -> None:
 @pytest.mark.parametrize("seed", SLICE)
 def test_planted_counts_hold_whatever_dies(seed: int) -> None:
     run(full_case_of(seed))
+
+
+GROUPED = (101, 104, 108)
+"""Workers that are cut off, silent, and killed at the same moment, with what is around them."""
+
+
+def test_the_slice_of_groups_does_most_things_to_workers() -> None:
+    kinds = {
+        fault.kind
+        for seed in GROUPED
+        for fault in grouped.case_of(seed).faults
+        if fault.role == "worker"
+    }
+    assert kinds >= {"kill", "cut", "silence"}
+
+
+@pytest.mark.parametrize("seed", GROUPED)
+def test_a_group_survives(seed: int) -> None:
+    grouped.run(grouped.case_of(seed))
