@@ -17,23 +17,24 @@ PARAMETERS = 1 << 18
 
 
 class Still(nn.Module):
-    """A vector whose gradient is known."""
+    """A vector whose gradient is known, and as much more as is asked for that is not trained."""
 
-    def __init__(self) -> None:
+    def __init__(self, megabytes: int = 0) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(PARAMETERS))
+        self.register_buffer("rest", torch.ones(megabytes << 18))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return a loss."""
         return self.weight.mean() + x.mean() * 0
 
 
-def by_paceline(out: Path, step_s: float) -> None:
+def by_paceline(out: Path, step_s: float, megabytes: int) -> None:
     import paceline as pl
     from paceline.runtime.data.batch import TensorRows
 
     job = pl.init()
-    model = Still()
+    model = Still(megabytes)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     job.prepare(model, optimizer)
     data = TensorRows(x=torch.ones(4096))
@@ -69,9 +70,10 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--step-s", type=float, default=0.05)
+    parser.add_argument("--megabytes", type=int, default=0)
     options = parser.parse_args()
     if "PACELINE_NODE" in os.environ:
-        by_paceline(options.out, options.step_s)
+        by_paceline(options.out, options.step_s, options.megabytes)
     else:
         by_torchrun(options.out, options.step_s)
 

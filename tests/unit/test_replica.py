@@ -1,5 +1,6 @@
 """The state that a member hands to another: in parts, verified, and nothing but data."""
 
+import os
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, StepLR
 
 from paceline.base.errors import ConfigError, PermanentError
 from paceline.runtime.allreduce import replica as replica_module
+from paceline.runtime.allreduce.direct import read_memory
 from paceline.runtime.allreduce.replica import Arriving, Photograph, Replica
 from paceline.runtime.allreduce.tree import put_together, take_apart
 
@@ -54,6 +56,43 @@ def test_who_copies_becomes_the_same(part_bytes: int, monkeypatch: pytest.Monkey
     for name, value in model.state_dict().items():
         assert torch.equal(value, other.state_dict()[name]), name
     assert other_optimizer.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"]
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_state_is_read_out_of_a_process_that_holds_still(in_place: bool) -> None:
+    first, model, _ = trained(1, steps=5)
+    second, other, optimizer = trained(2, steps=1)
+    mine = {name: one.data_ptr() for name, one in other.state_dict().items()}
+    photograph = first.photograph()
+    arriving = Arriving()
+    frame, digest = photograph.part(0)
+    arriving.take(0, photograph.num_parts, memoryview(frame), digest)
+    assert arriving.layout is not None
+    targets = second.targets(arriving.layout, in_place=in_place)
+    read_memory(os.getpid(), photograph.addresses, targets)
+    arriving.read(targets)
+    assert not arriving.whole, "it is to be confirmed"
+    arriving.unconfirmed = False
+    assert arriving.whole
+    second.load(arriving)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, other.state_dict()[name]), name
+    assert {name: one.data_ptr() for name, one in other.state_dict().items()} == mine
+    assert second.describe() == first.describe()
+    exp_avg = optimizer.state[other[0].weight]["exp_avg"]
+    assert (exp_avg.data_ptr() in {one.data_ptr() for one in targets}) or not in_place
+
+
+def test_memory_that_is_not_there_is_an_error() -> None:
+    with pytest.raises(OSError, match="memory of process"):
+        read_memory(os.getpid(), [1 << 45], [torch.empty(8)])
+    with pytest.raises(OSError, match="memory of process"):
+        read_memory(1 << 22, [1 << 45], [torch.empty(8)])
+
+
+def test_tensors_that_lie_in_no_order_travel_in_parts() -> None:
+    assert Photograph(*take_apart([torch.ones(3, 4).T])).addresses == ()
+    assert len(Photograph(*take_apart([torch.ones(3, 4), torch.ones(2)])).addresses) == 2
 
 
 def test_a_damaged_part_is_not_kept_and_asked_for_again() -> None:

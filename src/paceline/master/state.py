@@ -417,7 +417,9 @@ class MasterState:
         complete = kept and self.ledger.is_complete(feed.feed)
         stored = [cut.cut for cut in self.cuts.valid if not cut.cut.in_memory]
         cut = stored[-1] if complete and stored and self.group is not None else None
-        return Send(inc, FeedOpened(inc=inc, feed=feed, complete=complete, cut=cut))
+        trains = self.group is not None and self.group.running
+        opened = FeedOpened(inc=inc, feed=feed, complete=complete, cut=cut, trains=trains)
+        return Send(inc, opened)
 
     def request(self, message: LeaseRequest, sizing: Sizing) -> list[Instruction]:
         """Grant, or keep the request open until there is something to grant."""

@@ -6,12 +6,15 @@ thread talks to the master only where it has nothing to compute.
 """
 
 import logging
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import NoReturn
 
+from paceline.base.processes import find_job_process
 from paceline.base.samples import Span
+from paceline.runtime.allreduce.direct import read_memory
 from paceline.runtime.allreduce.door import Door
 from paceline.runtime.allreduce.group import Group
 from paceline.runtime.allreduce.keeper import Keeper
@@ -39,6 +42,7 @@ from paceline.wire.messages.data import Data
 from paceline.wire.messages.feeds import Feed, SourceLine
 from paceline.wire.messages.group import (
     NO_STEP,
+    STILL,
     AskState,
     CatchUp,
     Meet,
@@ -105,6 +109,8 @@ class GroupClient:
         #: The cut that `load_end` has loaded.
         self._loaded = 0
         self._leaving = False
+        self.joins_others = False
+        """Whether a group trained already when we opened a feed."""
         process.at_end = self._end
 
     def start(self, replica: Replica) -> None:
@@ -174,6 +180,8 @@ class GroupClient:
         """Between steps, where the state is whole: copy it if asked to, or become another's."""
         assert self._replica is not None
         self._at_rest = True
+        if self._arriving is not None and self._arriving[1].readable is not None:
+            self._read(*self._arriving)
         if self._arriving is not None and self._arriving[1].whole:
             order, arrived = self._arriving
             self._arriving = None
@@ -189,6 +197,30 @@ class GroupClient:
                 self._replica.load_saved(_saved(order.cut))
                 self._do(self.state.copied(order))
         self._keeper.copy_if_asked(self.state, self._replica)
+
+    def _read(self, order: CatchUp, arriving: Arriving) -> None:
+        """Read a peer's state out of its memory; what it cannot be read from comes in parts."""
+        assert self._replica is not None
+        assert arriving.readable is not None
+        assert arriving.layout is not None
+        if not self.state.may_load(order):
+            return
+        self._keeper.wait()
+        # Who holds a step of its own keeps it until the other one is confirmed.
+        targets = self._replica.targets(arriving.layout, in_place=self.state.step == NO_STEP)
+        try:
+            read_memory(*arriving.readable, targets)
+        except OSError as error:
+            _log.info("state_in_parts reason=%s", error)
+            arriving.readable = None
+            self._ask_parts()
+            return
+        arriving.read(targets)
+        self._ask_still(order)
+
+    def _ask_still(self, order: CatchUp) -> None:
+        ask = AskState(epoch_no=order.epoch_no, inc=self.state.inc, step=order.step, part=STILL)
+        self._exchange.leave(partial(self._exchange.data.send, order.source.inc, ask))
 
     def begin_update(self, run: RunGroup) -> bool:
         """See `MemberState.begin_update`."""
@@ -363,6 +395,8 @@ class GroupClient:
         if self._arriving is not None:
             self._arriving[1].ask_again()
             self._ask_parts()
+            if self._arriving[1].unconfirmed:
+                self._ask_still(self._arriving[0])
 
     def from_master(self, message: NodeDown) -> None:
         """See `Owner.from_master`."""
@@ -379,6 +413,7 @@ class GroupClient:
                 for said in self._keeper.ask(message):
                     self._exchange.leave(partial(self.process.link.send, said))
             case FeedOpened():
+                self.joins_others |= message.trains
                 if message.complete:
                     self._complete.add(message.feed.feed)
                     self._ends[message.feed.feed] = message.cut
@@ -418,9 +453,15 @@ class GroupClient:
         if not isinstance(message, StatePart) or self._arriving is None or len(frames) != 1:
             return
         order, arriving = self._arriving
-        if (message.epoch_no, message.step) == (order.epoch_no, order.step):
-            arriving.take(message.part, message.num_parts, frames[0], message.digest)
-            self._ask_parts()
+        if (message.epoch_no, message.step) != (order.epoch_no, order.step):
+            return
+        if message.part == STILL:
+            arriving.unconfirmed = False
+            return
+        kept = arriving.take(message.part, message.num_parts, frames[0], message.digest)
+        if kept and message.addresses and find_job_process(message.pid, self.process.job.path):
+            arriving.readable = message.pid, message.addresses
+        self._ask_parts()
 
     # ------------------------------------------------------------------ peers
 
@@ -440,9 +481,9 @@ class GroupClient:
             if self._photograph is None or self._photograph[:2] != (state.epoch_no, state.step):
                 self._photograph = state.epoch_no, state.step, self._replica.photograph()
             photograph = self._photograph[2]
-            if not 0 <= message.part < photograph.num_parts:
+            if not STILL <= message.part < photograph.num_parts:
                 return None
-            frame, digest = photograph.part(message.part)
+            frame, digest = (b"", 0) if message.part == STILL else photograph.part(message.part)
         answer = StatePart(
             epoch_no=message.epoch_no,
             inc=state.inc,
@@ -450,6 +491,8 @@ class GroupClient:
             part=message.part,
             num_parts=photograph.num_parts,
             digest=digest,
+            pid=os.getpid(),
+            addresses=() if message.part else photograph.addresses,
         )
         return answer, frame
 

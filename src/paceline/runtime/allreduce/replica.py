@@ -132,14 +132,46 @@ class Replica:
         """Become what arrived."""
         self._become(arrived.state())
 
+    def targets(self, layout: Layout, *, in_place: bool) -> list[Tensor]:
+        """Where the tensors of a state of this form are to be written.
+
+        ``in_place``: into those that we hold, where they fit; what we hold is lost then.
+        """
+        skeleton, tensors = take_apart(self._state())
+        ours = dict(zip(names_of(skeleton), tensors, strict=True)) if in_place else {}
+        found = []
+        for name, (dtype, shape) in zip(names_of(layout.skeleton), layout.tensors, strict=True):
+            own = ours.get(name)
+            fits = own is not None and _is_plain(own) and own.dtype == getattr(torch, dtype)
+            if own is not None and fits and tuple(own.shape) == tuple(shape):
+                found.append(own)
+            else:
+                found.append(torch.empty(shape, dtype=getattr(torch, dtype)))
+        return found
+
     def _become(self, state: Any) -> None:
         with torch.no_grad():
             for module, one in zip(self.modules, state["modules"], strict=True):
-                module.load_state_dict(one)
+                if not _is_in(module, one):
+                    module.load_state_dict(one)
         for optimizer, one in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(one)
         for scheduler, one in zip(self.schedulers, state["schedulers"], strict=True):
             scheduler.load_state_dict(one)
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether its bytes lie in this machine's memory, in their order."""
+    return tensor.device.type == "cpu" and tensor.is_contiguous() and tensor.layout == torch.strided
+
+
+def _is_in(module: nn.Module, state: Mapping[str, Any]) -> bool:
+    """Whether a module's own tensors are those of the state: they were written in place."""
+    own = module.state_dict()
+    return own.keys() == state.keys() and all(
+        isinstance(one, Tensor) and one.data_ptr() == state[name].data_ptr()
+        for name, one in own.items()
+    )
 
 
 class Photograph:
@@ -147,6 +179,10 @@ class Photograph:
 
     def __init__(self, skeleton: Skeleton, tensors: Sequence[Tensor]) -> None:
         self._layout = encode_layout(skeleton, tensors)
+        self.addresses = (
+            tuple(one.data_ptr() for one in tensors) if all(map(_is_plain, tensors)) else ()
+        )
+        """Where the tensors lie in memory; none: not as they are."""
         self._bytes = [as_bytes(one) for one in tensors]
         size = sum(len(one) for one in self._bytes)
         self.num_parts = 1 + math.ceil(size / PART_BYTES)
@@ -161,11 +197,15 @@ class Photograph:
 
 
 class Arriving:
-    """State that comes from a peer, part by part, in any order after the first."""
+    """State that comes from a peer: read from its memory, or part by part after the first."""
 
     def __init__(self) -> None:
         self.num_parts = 1
-        self._layout: Layout | None = None
+        #: The peer's process and where its tensors lie, once that is known.
+        self.readable: tuple[int, tuple[int, ...]] | None = None
+        #: All was read, and is to be confirmed.
+        self.unconfirmed = False
+        self.layout: Layout | None = None
         self._tensors: list[Tensor] = []
         self._bytes: list[Tensor] = []
         self._missing = {0}
@@ -174,10 +214,12 @@ class Arriving:
     @property
     def whole(self) -> bool:
         """Whether all of it is here."""
-        return self._layout is not None and not self._missing
+        return self.layout is not None and not (self._missing or self.unconfirmed)
 
     def ask(self, limit: int) -> list[int]:
         """The next parts to ask for, with at most ``limit`` on their way."""
+        if self.readable is not None:
+            return []
         room = limit - len(self._asked & self._missing)
         fresh = sorted(self._missing - self._asked)[: max(room, 0)]
         self._asked.update(fresh)
@@ -186,6 +228,12 @@ class Arriving:
     def ask_again(self) -> None:
         """Nothing is on its way any more."""
         self._asked.clear()
+
+    def read(self, targets: list[Tensor]) -> None:
+        """All of it was read into these, but may have changed meanwhile."""
+        self._tensors = targets
+        self._missing.clear()
+        self.readable, self.unconfirmed = None, True
 
     def take(self, number: int, num_parts: int, frame: memoryview, digest: int) -> bool:
         """Keep a part; False: it is damaged, or not wanted.
@@ -201,25 +249,32 @@ class Arriving:
             low = (number - 1) * PART_BYTES
             source = torch.frombuffer(frame, dtype=torch.uint8)
             at = 0
-            for piece in _pieces(self._bytes, low, low + PART_BYTES):
+            for piece in _pieces(self._room(), low, low + PART_BYTES):
                 piece.copy_(source[at : at + len(piece)])
                 at += len(piece)
         self._missing.discard(number)
         return True
 
     def _begin(self, layout: bytes, num_parts: int) -> None:
-        self._layout = decode_layout(layout)
-        self._tensors = [
-            torch.empty(shape, dtype=getattr(torch, dtype)) for dtype, shape in self._layout.tensors
-        ]
-        self._bytes = [one.reshape(-1).view(torch.uint8) for one in self._tensors]
+        self.layout = decode_layout(layout)
         self.num_parts = num_parts
         self._missing.update(range(1, num_parts))
 
+    def _room(self) -> list[Tensor]:
+        """Where the parts are written to."""
+        if self.layout is not None and not self._tensors:
+            self._tensors = [
+                torch.empty(shape, dtype=getattr(torch, dtype))
+                for dtype, shape in self.layout.tensors
+            ]
+            self._bytes = [one.reshape(-1).view(torch.uint8) for one in self._tensors]
+        return self._bytes
+
     def state(self) -> Any:
         """All of it."""
-        assert self._layout is not None
-        return put_together(self._layout.skeleton, self._tensors)
+        assert self.layout is not None
+        self._room()
+        return put_together(self.layout.skeleton, self._tensors)
 
 
 def _pieces(arrays: Sequence[Tensor], low: int, high: int) -> Iterator[Tensor]:

@@ -25,6 +25,7 @@ from paceline.runtime.ps.embedding import Embedding
 from paceline.runtime.schedules import follow_steps
 from paceline.runtime.strategy import Evaluation
 from paceline.wire.messages.feeds import Feed, SourceLine
+from paceline.wire.messages.group import NO_STEP
 
 
 class HeldByAll:
@@ -39,6 +40,8 @@ class HeldByAll:
         self._optimizers: Sequence[Optimizer] = ()
         self._params: list[nn.Parameter] = []
         self._loop: Loop | None = None
+        #: What the optimizers' own steps are.
+        self._takes: list[Callable[[], Any]] = []
 
     def prepare(
         self,
@@ -62,6 +65,7 @@ class HeldByAll:
     def _follow(self, optimizer: Optimizer) -> None:
         """Make ``optimizer.step()`` apply the mean over all members, or nothing."""
         take = optimizer.step
+        self._takes.append(take)
 
         def step(own: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
             if closure is not None:
@@ -104,11 +108,25 @@ class HeldByAll:
         if self.client.is_complete(feed.feed):
             self.client.load_end(feed)
             return
+        if self.client.joins_others and self.client.state.step == NO_STEP:
+            self._make_room()
         self._loop = Loop(self.client, self._reducer, feed, reader, ahead)
         try:
             yield from self._loop.run()
         finally:
             self._loop = None
+
+    def _make_room(self) -> None:
+        """Have the optimizers make their state, which is copied from a peer while others wait.
+
+        Memory that is written to for the first time costs more than what is written.
+        """
+        for param in self._params:
+            param.grad = torch.zeros_like(param)
+        for take in self._takes:
+            take()
+        for param in self._params:
+            param.grad = None
 
     @property
     def in_step(self) -> bool:

@@ -10,6 +10,8 @@ from paceline.wire.messages.base import CutRef, Message
 
 NO_STEP = -1
 """The last complete step of a member that holds no state."""
+STILL = -1
+"""Instead of the number of a part."""
 
 
 class Member(msgspec.Struct, frozen=True, array_like=True):
@@ -122,7 +124,10 @@ class Meet(Message, frozen=True):
 
 
 class AskState(Message, frozen=True):
-    """member -> member: part ``part`` of the state of ``step``."""
+    """member -> member: part ``part`` of the state of ``step``.
+
+    `STILL`: is it still what the peer holds, at rest? Asked after its memory was read.
+    """
 
     epoch_no: int
     inc: int
@@ -133,7 +138,9 @@ class AskState(Message, frozen=True):
 class StatePart(Message, frozen=True):
     """member -> member: part ``part`` of ``num_parts``; the frame is its bytes.
 
-    Part 0 says what the others are made of. ``digest``: CRC-32 of the frame.
+    Part 0 says what the others are made of, and where they lie in memory: of the process ``pid``,
+    tensor by tensor (``addresses``; none: they cannot be read there). ``digest``: CRC-32 of the
+    frame.
     """
 
     epoch_no: int
@@ -142,3 +149,5 @@ class StatePart(Message, frozen=True):
     part: int
     num_parts: int
     digest: int
+    pid: int = 0
+    addresses: tuple[int, ...] = ()

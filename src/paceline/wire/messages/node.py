@@ -224,13 +224,15 @@ class WriteInitial(Message, frozen=True):
 class FeedOpened(Message, frozen=True):
     """master -> worker: the feed as all workers read it.
 
-    ``complete``: all of it is done, and in ``cut`` if it was trained on.
+    ``complete``: all of it is done, and in ``cut`` if it was trained on. ``trains`` (all-reduce): a
+    group trains by now, whose state is to be copied.
     """
 
     inc: int
     feed: Feed
     complete: bool = False
     cut: CutRef | None = None
+    trains: bool = False
 
 
 class Grant(Message, frozen=True):

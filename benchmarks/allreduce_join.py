@@ -1,0 +1,104 @@
+"""A worker joins an all-reduce job that holds much state: what do the others lose?
+
+    python benchmarks/allreduce_join.py [--quick] [--megabytes 1024] [--joins 5]
+
+Two workers train with steps of 50 ms of emulated compute; 1 MB of their state is trained, the rest
+are buffers, so that a step stays short. A third one is added by `paceline scale` and taken away
+again, several times. Printed: how much longer than a step the survivors waited for their next one, the
+time of one warm memory copy of the state in one thread beside it, and the ratio. Goal: at most
+the larger of one step and 1.2 x the copy.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+
+import harness
+import numpy as np
+
+from paceline.cli.launch import ask
+from paceline.wire.client import Scale
+from paceline.wire.spec import CheckpointSpec, JobSpec, NodeSpec
+
+SCRIPT = Path(__file__).with_name("jobs") / "stepping.py"
+STEP_S, STEADY_STEPS = 0.05, 20
+PATIENCE_S = 120.0
+
+
+def memcpy_s(num_bytes: int) -> float:
+    """Of one thread, the median of five, both sides touched before."""
+    source, target = np.ones(num_bytes, np.uint8), np.ones(num_bytes, np.uint8)
+    took = []
+    for _ in range(5):
+        begun_s = time.perf_counter()
+        np.copyto(target, source)
+        took.append(time.perf_counter() - begun_s)
+    return statistics.median(took)
+
+
+def lost_s(survivors: list[Path], since_s: float) -> float:
+    """The longest gap between two of their steps since then, beyond a step's usual time."""
+    worst = 0.0
+    for path in survivors:
+        times = harness.stamps(path)
+        gaps = np.diff(times[times > since_s - 0.5])
+        usual = float(np.median(np.diff(times)))
+        worst = max(worst, float(gaps.max()) - usual)
+    return worst
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--megabytes", type=int, default=1024)
+    parser.add_argument("--joins", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="one join of 16 MB, no figures")
+    options = parser.parse_args()
+    megabytes, joins = (16, 1) if options.quick else (options.megabytes, options.joins)
+    copy_s = memcpy_s(megabytes << 20)
+    found: list[float] = []
+    with harness.scratch() as out:
+        spec = JobSpec(
+            script=str(SCRIPT),
+            args=("--out", str(out), "--step-s", str(STEP_S), "--megabytes", str(megabytes)),
+            name="join",
+            strategy="allreduce",
+            workers=NodeSpec(count=2),
+            solution="none",
+            checkpoint=CheckpointSpec(every_s=3600.0),
+        )
+        with harness.running(spec) as job:
+
+            def alive() -> list[Path]:
+                stamps = out.glob("*.f64")
+                return sorted(p for p in stamps if Path(f"/proc/{p.stem}").exists())
+
+            def steady(count: int, since_s: float) -> bool:
+                new = [int((harness.stamps(path) > since_s).sum()) for path in alive()]
+                return sum(number >= STEADY_STEPS for number in new) == count
+
+            if not harness.until(lambda: steady(2, 0.0), PATIENCE_S):
+                raise RuntimeError("two workers do not train")
+            for _ in range(joins):
+                survivors, since_s = alive(), time.monotonic()
+                ask(job, Scale(workers=3))
+                if not harness.until(lambda: steady(3, since_s), PATIENCE_S):  # noqa: B023
+                    raise RuntimeError("nobody joined")
+                found.append(lost_s(survivors, since_s))
+                since_s = time.monotonic()
+                ask(job, Scale(workers=2))
+                if not harness.until(lambda: steady(2, since_s), PATIENCE_S):  # noqa: B023
+                    raise RuntimeError("nobody left")
+    row = {
+        "megabytes": megabytes,
+        "lost_s": harness.summary(found),
+        "memcpy_s": round(copy_s, 4),
+        "goal_s": round(max(STEP_S, 1.2 * copy_s), 4),
+        "lost / memcpy": round(statistics.median(found) / copy_s, 2),
+    }
+    print(json.dumps(row, indent=1))
+
+
+if __name__ == "__main__":
+    main()
