@@ -4,8 +4,8 @@
 
 Two workers train with steps of 50 ms of emulated compute; 1 MB of their state is trained, the rest
 are buffers, so that a step stays short. A third one is added by `paceline scale` and taken away
-again, several times. Printed: how much longer than a step the survivors waited for their next one, the
-time of one warm memory copy of the state in one thread beside it, and the ratio. Goal: at most
+again, several times. Printed: how much longer than a step the survivors waited for the next one,
+the time of one warm memory copy of the state in one thread beside it, and the ratio. Goal: at most
 the larger of one step and 1.2 x the copy.
 """
 

@@ -709,7 +709,7 @@ class MasterState:
             directory: of the cut.
             memory: where its files are that are not there yet.
         """
-        if message.epoch_no != self.epoch_no or message.inc not in self._copiers():
+        if message.epoch_no != self.epoch_no or not self._may_copy(message.inc):
             return []
         if not self.cuts.heard(message):
             return []
@@ -722,13 +722,14 @@ class MasterState:
             return [stored, *self._tell_safe(), *self._make_safe()]
         return [stored, *self._serve(), *self._go_on_moving()]
 
-    def _copiers(self) -> tuple[int, ...]:
-        """Whose word about a cut counts now."""
+    def _may_copy(self, inc: int) -> bool:
+        """Whether this incarnation's word about a cut counts.
+
+        Of servers that of one that has left the map since, too: the cut says whose copies make it.
+        """
         if self.group is not None:
-            return (self.holder,)
-        if self.map is None or self.restoring:
-            return ()
-        return tuple(server.inc for server in self.map.servers)
+            return inc == self.holder
+        return self.map is not None and not self.restoring
 
     def _tell_safe(self) -> list[Instruction]:
         """All-reduce: of a feed that is on disk, too, nothing can come again."""
