@@ -23,6 +23,7 @@ from paceline.runtime.process import Process
 from paceline.wire.data_plane import DataClient
 from paceline.wire.messages.data import Data
 from paceline.wire.messages.node import NodeDown
+from paceline.wire.shm import DEFAULT_ARENA_BYTES
 
 TICK_S = 0.5
 """The owner's timer."""
@@ -46,9 +47,12 @@ class Owner(Protocol):
 class Exchange:
     """See the module. ``data`` is for errands and the owner's handlers only."""
 
-    def __init__(self, process: Process, owner: Owner) -> None:
+    def __init__(
+        self, process: Process, owner: Owner, *, arena_bytes: int = DEFAULT_ARENA_BYTES
+    ) -> None:
+        """``arena_bytes``: see `DataClient`."""
         ident = f"{process.node}-{process.inc}"
-        self.data = DataClient({}, process.job.secret(), ident=ident)
+        self.data = DataClient({}, process.job.secret(), ident=ident, arena_bytes=arena_bytes)
         self.changed = threading.Condition()
         self._process, self._owner = process, owner
         self._errands: list[Errand] = []

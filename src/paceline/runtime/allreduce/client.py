@@ -68,6 +68,8 @@ MEET_S = 10.0
 """How long a member waits for its peers to come into a new group."""
 LAST_CUT_S = 20.0
 """A cut that is on its way when we are told to leave may take so long."""
+SCRIPT_S = 0.1
+"""How long a peer's question waits for the script to come from its update to its next batch."""
 PARTS_AHEAD = 4
 """Parts of a peer's state that are asked for at a time: what a joiner's copy takes of memory
 beside the state itself."""
@@ -84,7 +86,8 @@ class GroupClient:
 
     def __init__(self, process: Process) -> None:
         self.process, self.spec = process, process.spec
-        self._exchange = Exchange(process, self)
+        # Peers are told little, and read from each other's memory: none is shared for messages.
+        self._exchange = Exchange(process, self, arena_bytes=0)
         self._changed = self._exchange.changed
         self._door = Door(process, self)
         self.state = MemberState(process.inc, self._door.address)
@@ -179,7 +182,9 @@ class GroupClient:
     def _rest(self) -> None:
         """Between steps, where the state is whole: copy it if asked to, or become another's."""
         assert self._replica is not None
-        self._at_rest = True
+        if not self._at_rest:
+            self._at_rest = True
+            self._changed.notify_all()
         if self._arriving is not None and self._arriving[1].readable is not None:
             self._read(*self._arriving)
         if self._arriving is not None and self._arriving[1].whole:
@@ -476,7 +481,10 @@ class GroupClient:
         with self._changed:
             state = self.state
             held = (state.epoch_no, state.step) == (message.epoch_no, message.step)
-            if not (held and state.at_rest and self._at_rest and self._replica):
+            if not (held and state.at_rest and self._replica):
+                return None
+            # The script is a line or two from its next batch; schedulers may step there.
+            if not self._changed.wait_for(lambda: self._at_rest, SCRIPT_S) or not state.at_rest:
                 return None
             if self._photograph is None or self._photograph[:2] != (state.epoch_no, state.step):
                 self._photograph = state.epoch_no, state.step, self._replica.photograph()

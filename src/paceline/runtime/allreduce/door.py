@@ -31,7 +31,7 @@ class Door:
         name = f"{process.node}-{process.inc}"
         plane, run_dir = process.spec.data_plane, process.job.run_dir
         bind = bind_address(plane, process.spec.listen, run_dir, name)
-        self._data = DataServer(bind, process.job.secret())
+        self._data = DataServer(bind, process.job.secret(), arena_bytes=0)
         self.address = self._data.address
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="paceline-door", daemon=True)
