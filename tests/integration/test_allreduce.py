@@ -127,8 +127,9 @@ def test_when_all_members_die_at_once_the_job_goes_on_from_a_cut(tmp_path: Path)
     checkpoint = CheckpointSpec(every_s=0.3, share=1.0)
     with group(tmp_path / "out", "--epochs", "2", checkpoint=checkpoint) as job:
         job.until_committed(N // 2, cuts=1)
-        for name in ("worker-0", "worker-1"):
-            os.kill(job.node(name).pid, signal.SIGKILL)
+        pids = [node.pid for node in job.status().nodes]
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
         check_finished(job, epochs=2)
         first, second = job.events("epoch")
         assert first["reason"] == "epoch 1 from cut 0"
