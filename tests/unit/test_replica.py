@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import SGD, Adam
-from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, StepLR
+from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, ReduceLROnPlateau, StepLR
 
 from paceline.base.errors import ConfigError, PermanentError
 from paceline.runtime.allreduce import replica as replica_module
@@ -132,7 +132,7 @@ def test_nonsense_is_no_state() -> None:
     "value",
     [
         None,
-        [1, 2.5, "text", True],
+        [1, 2.5, "text", True, float("inf"), float("-inf"), float("nan")],
         {"a": (1, [None]), 3: {"b": torch.arange(4)}},
         [torch.tensor(3.0), torch.zeros(2, 0), torch.ones(2, dtype=torch.bfloat16)],
     ],
@@ -163,7 +163,9 @@ def test_other_models_and_optimizers_are_told_apart() -> None:
 def test_schedulers_with_functions_and_their_own_state_can_be_handed_over() -> None:
     model = nn.Linear(2, 2)
     optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
+    plateau = ReduceLROnPlateau(optimizer)
     schedulers = [
+        plateau,
         LambdaLR(optimizer, lambda step: 0.9**step),
         OneCycleLR(optimizer, max_lr=0.1, total_steps=10),
     ]
@@ -171,3 +173,4 @@ def test_schedulers_with_functions_and_their_own_state_can_be_handed_over() -> N
     arriving = Arriving()
     hand_over(replica.photograph(), arriving)
     replica.load(arriving)
+    plateau.step(1.0)

@@ -164,10 +164,12 @@ class Agent:
     async def _end_hung(self) -> None:
         running = self._state.running
         if running is not None:
-            self._stacks = await capture_stacks(running.pid, self._files.stacks)
-            _log.warning("hung node=%s inc=%d\n%s", self._node, running.inc, self._stacks)
-            if self._state.running == running:
-                self._host.signal(signal.SIGKILL)
+            try:
+                self._stacks = await capture_stacks(running.pid, self._files.stacks)
+                _log.warning("hung node=%s inc=%d\n%s", self._node, running.inc, self._stacks)
+            finally:
+                if self._state.running == running:
+                    self._host.signal(signal.SIGKILL)
 
     def _send(self, message: AgentUp) -> None:
         if self._stream and self._stream.num_queued < MAX_QUEUED:

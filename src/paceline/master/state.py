@@ -683,7 +683,9 @@ class MasterState:
         Of a group one member is enough, as long as it is there: all hold the same.
         """
         if self.group is not None:
-            members = [member.inc for member in self.group.members] if self.group.running else []
+            group = self.group
+            living = [one.inc for one in group.members if one.inc not in group.lost]
+            members = living if group.running else []
             if self.holder not in members:
                 self.holder = members[0] if members else 0
                 self.cuts.forget()

@@ -16,6 +16,7 @@ from paceline.base.jobdir import JobDir
 from paceline.base.samples import SampleSet, Span
 from paceline.master.cut_folders import CutFolders, first_undamaged
 from paceline.master.evaluations import Evaluations
+from paceline.master.group import Group
 from paceline.master.hangs import Hang, find_hang
 from paceline.master.instructions import Fail, FeedDone, Instruction, Journal, Moved, NotMoved, Send
 from paceline.master.membership import Membership
@@ -69,6 +70,8 @@ from paceline.wire.spec import JobSpec
 RESEND_S = 1.0
 GATHER_S = 30.0
 """A first group of workers (all-reduce) waits so long for the others; later ones join it."""
+MAX_FUTILE = 20
+"""So often members that all live may fail to do a step together."""
 BROKEN_S = 0.5
 """A member that cannot work in its group has a peer that is dead: its agent says so within this."""
 MOVE_PATIENCE_S = 30.0
@@ -107,6 +110,8 @@ class Training:
             staleness=spec.staleness,
             min_members=spec.min_workers if spec.strategy == "allreduce" else None,
         )
+        #: The step at which members could not work together, and how often.
+        self._futile = (0, 0)
         #: The group that forms, and since when.
         self._forming = (0, 0.0)
         #: Since when a group is due that waits for somebody.
@@ -419,7 +424,22 @@ class Training:
         self._due_s = now_s if self._due_s is None else self._due_s
         if now_s - self._due_s >= (BROKEN_S if group.broken else GATHER_S):
             self._due_s = None
+            self._note_broken(group)
             self._do(self.state.form_group(group))
+
+    def _note_broken(self, group: Group) -> None:
+        """Say why members could not work together; give up if it is so again and again."""
+        for inc, reason in group.broken.items():
+            node = self._members.node_of(inc)
+            self._outbox.tell("group_broken", node.name if node else "", inc, reason)
+        step, times = self._futile
+        self._futile = (group.step, times + 1 if step == group.step else 1)
+        if group.broken and self._futile[1] >= MAX_FUTILE:
+            reason = next(iter(group.broken.values()))
+            self._fail(
+                f"the workers met {MAX_FUTILE} times and completed no step: {reason}; all of them "
+                "live, so look at that error first"
+            )
 
     def find_hang(self, bound_s: float, now_s: float) -> Hang | None:
         """Who of the group does not get on; see `find_hang`.
@@ -433,14 +453,30 @@ class Training:
             if self._forming[0] != group.number:
                 self._forming = group.number, now_s
             since_s = now_s - self._forming[1]
-            silent = group.unheard() if since_s > bound_s else ()
-            return Hang(silent, since_s) if silent else None
+            return self._find_silent(group, since_s) if since_s > bound_s else None
         members = {
             member.node: node.facts
             for member in group.members
             if (node := self._monitor.nodes.get(member.node)) and node.facts.inc == member.inc
         }
+        first_s = self._spec.timeouts.derived(None).hang_s or 0.0
+        for name, facts in members.items():
+            if not facts.samples and facts.computing_s < first_s:  # in the first step of its life
+                members[name] = msgspec.structs.replace(facts, computing_s=0.0)
         return find_hang(members, bound_s) if len(members) == len(group.members) else None
+
+    def _find_silent(self, group: Group, since_s: float) -> Hang | None:
+        """Who does not say that it has stopped, and does not wait for somebody else's step."""
+        silent = group.unheard()
+        if silent and not group.at_once:
+            # Those who wait to end their step together wait for one that does not end it.
+            group.at_once = True
+            self._forming = group.number, self._forming[1] + since_s
+            self._do(group.resend())
+            return None
+        nodes = self._monitor.nodes
+        hang = [name for name in silent if name in nodes and not nodes[name].facts.waiting_s]
+        return Hang(tuple(hang), since_s) if hang else None
 
     def meet_anew(self, reason: str) -> None:
         """Nobody hangs, and nobody gets on: what connects the members is broken."""

@@ -32,7 +32,7 @@ from paceline.runtime.allreduce.store import GroupOver, PeerStore
 from paceline.runtime.checkpoint.cutfile import read_cut
 from paceline.runtime.data.work import Array, StepTimes, Work
 from paceline.runtime.exchange import Exchange
-from paceline.runtime.process import Process, Stopped
+from paceline.runtime.process import Fenced, Process, Stopped
 from paceline.runtime.ps.results import Results
 from paceline.runtime.ps.worker_state import DropWork, ToMaster, WorkerState
 from paceline.runtime.ps.worker_state import Instruction as LeaseInstruction
@@ -114,6 +114,10 @@ class GroupClient:
         self._leaving = False
         self.joins_others = False
         """Whether a group trained already when we opened a feed."""
+        self.in_body = False
+        """The script has a batch in hand, or what follows from it to do: the state is its own."""
+        self.touched = False
+        """What we hold is not what we were built with any more, though it is no step's."""
         process.at_end = self._end
 
     def start(self, replica: Replica) -> None:
@@ -166,6 +170,8 @@ class GroupClient:
             group = self._group
             if group is not None and group.run is run:
                 return group
+            if self.state.running is not run:
+                return None
             store = self._store(run.group)
         try:
             group = Group(run, self.state.inc, store, self.spec.listen)
@@ -182,6 +188,8 @@ class GroupClient:
     def _rest(self) -> None:
         """Between steps, where the state is whole: copy it if asked to, or become another's."""
         assert self._replica is not None
+        if self.in_body:
+            return
         if not self._at_rest:
             self._at_rest = True
             self._changed.notify_all()
@@ -212,6 +220,7 @@ class GroupClient:
             return
         self._keeper.wait()
         # Who holds a step of its own keeps it until the other one is confirmed.
+        self.touched = True
         targets = self._replica.targets(arriving.layout, in_place=self.state.step == NO_STEP)
         try:
             read_memory(*arriving.readable, targets)
@@ -234,6 +243,13 @@ class GroupClient:
         with self._changed:
             self._at_rest = False
             return self.state.begin_update(run)
+
+    def give_up_update(self, *, torn: bool) -> None:
+        """An update was begun and will not be finished; ``torn``: some of it is in the model."""
+        with self._changed:
+            self.state.give_up_update()
+            if torn:
+                self._do(self.state.forget())
 
     def updated(self, spans: Iterable[Span], *, last: bool) -> None:
         """See `MemberState.updated`."""
@@ -310,6 +326,8 @@ class GroupClient:
             lacks = bool(feed.next_slice(self.state.done.line(feed.line())))
             if cut is None or not lacks or cut.cut_no <= self._loaded or self._replica is None:
                 return
+            self._keeper.wait()
+            self.touched = True
             self._loaded = cut.cut_no
             self._do(self.state.forget())
             self._replica.load_saved(_saved(cut))
@@ -367,10 +385,12 @@ class GroupClient:
 
     def _leave(self) -> NoReturn:
         """Raise Stopped, but let no cut be lost that is on its way."""
-        self._leaving = True
-        self._rest()
+        self._leaving, self.in_body = True, False
         deadline_s = time.monotonic() + LAST_CUT_S
-        while self._keeper.busy and time.monotonic() < deadline_s:
+        while True:
+            self._rest()
+            if not self._keeper.busy or time.monotonic() > deadline_s:
+                break
             self._exchange.wait()
         raise Stopped
 
@@ -410,8 +430,7 @@ class GroupClient:
                 self._do(self.state.stop_group(message))
                 self._follow_epoch()
             case CatchUp():
-                self._do(self.state.catch_up(message))
-                self._follow_epoch()
+                self._catch_up(message)
             case RunGroup():
                 self._do(self.state.run_group(message))
             case TakeCut() if message.epoch_no == self.state.epoch_no:
@@ -433,6 +452,13 @@ class GroupClient:
                 self.process.stop_requested = self.process.told_to_stop = True
             case _:
                 _log.warning("a member has no use for %s", type(message).__name__)
+
+    def _catch_up(self, order: CatchUp) -> None:
+        as_built = order.source.inc == self.state.inc and order.cut is None
+        if as_built and self.touched and self.state.step == NO_STEP:
+            raise Fenced  # a fresh life is as it was built
+        self._do(self.state.catch_up(order))
+        self._follow_epoch()
 
     def _on_news(self) -> None:
         """Of the keeper; in its thread."""
@@ -458,13 +484,16 @@ class GroupClient:
         if not isinstance(message, StatePart) or self._arriving is None or len(frames) != 1:
             return
         order, arriving = self._arriving
-        if (message.epoch_no, message.step) != (order.epoch_no, order.step):
+        # A former source may hold another model of an equal step.
+        wanted = (order.source.inc, order.epoch_no, order.step)
+        if (server, message.epoch_no, message.step) != wanted:
             return
         if message.part == STILL:
             arriving.unconfirmed = False
             return
         kept = arriving.take(message.part, message.num_parts, frames[0], message.digest)
-        if kept and message.addresses and find_job_process(message.pid, self.process.job.path):
+        found = find_job_process(message.pid, self.process.job.path) if message.addresses else None
+        if kept and found is not None and found.node == order.source.node:
             arriving.readable = message.pid, message.addresses
         self._ask_parts()
 
@@ -480,11 +509,10 @@ class GroupClient:
         """See `Host.hand_out`: only while nothing can change what we hold."""
         with self._changed:
             state = self.state
-            held = (state.epoch_no, state.step) == (message.epoch_no, message.step)
-            if not (held and state.at_rest and self._replica):
-                return None
             # The script is a line or two from its next batch; schedulers may step there.
-            if not self._changed.wait_for(lambda: self._at_rest, SCRIPT_S) or not state.at_rest:
+            self._changed.wait_for(lambda: self._at_rest, SCRIPT_S)
+            held = (state.epoch_no, state.step) == (message.epoch_no, message.step)
+            if not (held and state.at_rest and self._at_rest and self._replica):
                 return None
             if self._photograph is None or self._photograph[:2] != (state.epoch_no, state.step):
                 self._photograph = state.epoch_no, state.step, self._replica.photograph()

@@ -3,14 +3,19 @@
 It takes what they set in the store of a group, and hands out the state that this member holds.
 """
 
+import logging
 import threading
+from collections.abc import Sequence
 from typing import Protocol
 
 from paceline.runtime.process import Process
 from paceline.wire.data_plane import DataServer, bind_address
+from paceline.wire.messages.data import Data
 from paceline.wire.messages.group import AskState, Meet, StatePart
 
 POLL_S = 0.2
+
+_log = logging.getLogger(__name__)
 
 
 class Host(Protocol):
@@ -45,13 +50,19 @@ class Door:
     def _run(self) -> None:
         while not self._closing:
             for peer, message, frames in self._data.poll(POLL_S):
-                match message:
-                    case Meet() if len(frames) == 1:
-                        self._host.met(message, bytes(frames[0]))
-                    case AskState():
-                        answer = self._host.hand_out(message)
-                        if answer is not None:
-                            self._data.send(peer, answer[0], [answer[1]])
-                    case _:
-                        pass
+                try:
+                    self._answer(peer, message, frames)
+                except Exception:  # noqa: BLE001 - a peer that gets no answer asks again
+                    _log.exception("peer_not_answered message=%s", type(message).__name__)
         self._data.close()
+
+    def _answer(self, peer: bytes, message: Data, frames: Sequence[memoryview]) -> None:
+        match message:
+            case Meet() if len(frames) == 1:
+                self._host.met(message, bytes(frames[0]))
+            case AskState():
+                answer = self._host.hand_out(message)
+                if answer is not None:
+                    self._data.send(peer, answer[0], [answer[1]])
+            case _:
+                pass

@@ -9,7 +9,7 @@ Reference: docs/protocols/integrity.md, section 5.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -43,7 +43,7 @@ class Step:
     """The averaged gradients are to change the model."""
     last: bool = False
     """Some member wants it to be the last one in this group."""
-    stepped: int = 0
+    stepped: set[int] = field(default_factory=set)
     """Optimizers that were told to step."""
     compute_s: float = 0.0
 
@@ -58,8 +58,10 @@ class Loop:
         feed: Feed,
         reader: Reader,
         ahead: int,
+        num_optimizers: int,
     ) -> None:
         self._client, self._reducer = client, reducer
+        self._num_optimizers = num_optimizers
         self._feed, self._reader, self._ahead = feed, reader, ahead
         #: Works that were shown to the reader, by step and samples.
         self._shown: dict[tuple[int, Slice], Work] = {}
@@ -74,7 +76,9 @@ class Loop:
         try:
             while (step := self._begin_next()) is not None:
                 self.step = step
+                self._client.in_body = True
                 yield step.batch
+                self._client.in_body = False
                 self._finish(step)
         finally:
             self._abandon()
@@ -207,14 +211,14 @@ class Loop:
             raise InternalError(f"members are in different steps: {told}")
         return any(wants_out for _, _, wants_out, _ in told)
 
-    def on_step(self, num_optimizers: int) -> bool:
+    def on_step(self, optimizer: int) -> bool:
         """An optimizer is told to step: whether it is to change its parameters.
 
         Raises:
             ConfigError: it steps twice for one batch, or what it is to apply is not one mean.
         """
         step = self.step
-        if step is None or step.stepped >= num_optimizers:
+        if step is None or optimizer in step.stepped:
             raise ConfigError(
                 "optimizer.step() was called before the first batch, or twice for one; a batch "
                 "counts once: call it once, after all of loss.backward()"
@@ -225,14 +229,17 @@ class Loop:
                 "loss.backward() was called twice for one batch; its gradients are averaged over "
                 "all workers when it ends: add the losses up, and call it once"
             )
-        step.stepped += 1
+        step.stepped.add(optimizer)
         return step.holds
 
-    def stepped(self, num_optimizers: int) -> None:
+    def stepped(self) -> None:
         """An optimizer has changed its parameters; after the last one the step is in the model."""
         step = self.step
-        if step is not None and step.holds and step.stepped == num_optimizers:
-            self._client.updated(step.whole, last=step.last)
+        if step is not None and len(step.stepped) == self._num_optimizers:
+            # What the script does until its next batch is no part of a step.
+            self._client.unmark()
+            if step.holds:
+                self._client.updated(step.whole, last=step.last)
 
     def settle(self) -> None:
         """Have the averaged gradients in place before the optimizers ask for them."""
@@ -242,10 +249,12 @@ class Loop:
     def _finish(self, step: Step) -> None:
         """The user asks for the next batch."""
         self._num_steps += 1
-        if not step.stepped:
+        missing = self._num_optimizers - len(step.stepped)
+        if missing:
             raise ConfigError(
-                "a batch went by without optimizer.step(), so its samples would never count; call "
-                "it once per batch, and use job.evaluate for batches that are not trained on"
+                f"a batch went by without optimizer.step() ({missing} of {self._num_optimizers} "
+                "prepared optimizers did not step), so its samples would never count; call each "
+                "once per batch, and use job.evaluate for batches that are not trained on"
             )
 
     def _record(self, now_s: float) -> None:
@@ -271,6 +280,10 @@ class Loop:
         """The loop is left: nothing of an unfinished step counts."""
         self._reducer.drop()
         self._client.unmark()
+        self._client.in_body = False
+        step = self.step
+        if step is not None and step.holds and len(step.stepped) < self._num_optimizers:
+            self._client.give_up_update(torn=bool(step.stepped))
         self._client.leave_step()
         self.step = None
 

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.base.errors import PermanentError
+from paceline.runtime.allreduce.outside import Outside
 from paceline.runtime.allreduce.tree import (
     Skeleton,
     as_array,
@@ -71,8 +72,10 @@ class Replica:
         modules: Sequence[nn.Module],
         optimizers: Sequence[Optimizer],
         schedulers: Sequence[LRScheduler],
+        outside: Outside | None = None,
     ) -> None:
         self.modules, self.optimizers, self.schedulers = modules, optimizers, schedulers
+        self._outside = outside or Outside(schedulers, lambda: 1)
         take_apart(self._state())  # what cannot be handed over is refused before any work
 
     def _state(self) -> dict[str, Any]:
@@ -80,6 +83,7 @@ class Replica:
             "modules": [module.state_dict() for module in self.modules],
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             "schedulers": [scheduler.state_dict() for scheduler in self.schedulers],
+            "outside": self._outside.counts(),
         }
 
     def describe(self) -> str:
@@ -158,6 +162,7 @@ class Replica:
             optimizer.load_state_dict(one)
         for scheduler, one in zip(self.schedulers, state["schedulers"], strict=True):
             scheduler.load_state_dict(one)
+        self._outside.became(state["outside"])
 
 
 def _is_plain(tensor: Tensor) -> bool:

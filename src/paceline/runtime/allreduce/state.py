@@ -266,6 +266,10 @@ class MemberState:
         self.step, self.done, self.proved = NO_STEP, SampleSet(), (NO_STEP, ())
         return dropped
 
+    def give_up_update(self) -> None:
+        """Nothing of the update that was begun is in the model."""
+        self.updating = self.in_step = False
+
     def leave_step(self) -> list[Instruction]:
         """The loop is left, or about to wait for something else."""
         self.in_step = False

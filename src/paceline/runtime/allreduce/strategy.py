@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from paceline.base.errors import ConfigError, InternalError
 from paceline.runtime.allreduce.client import GroupClient
 from paceline.runtime.allreduce.loop import Loop
+from paceline.runtime.allreduce.outside import Outside
 from paceline.runtime.allreduce.reducer import Reducer
 from paceline.runtime.allreduce.replica import Replica
 from paceline.runtime.data.growth import Growth
@@ -22,7 +23,6 @@ from paceline.runtime.data.reader import Reader
 from paceline.runtime.data.work import Array
 from paceline.runtime.process import Process
 from paceline.runtime.ps.embedding import Embedding
-from paceline.runtime.schedules import follow_steps
 from paceline.runtime.strategy import Evaluation
 from paceline.wire.messages.feeds import Feed, SourceLine
 from paceline.wire.messages.group import NO_STEP
@@ -56,15 +56,15 @@ class HeldByAll:
         # of them step.
         self._reducer = Reducer(self._params, early=len(optimizers) == 1)
         self._optimizers = optimizers
-        for optimizer in optimizers:
-            self._follow(optimizer)
-        for scheduler in schedulers:
-            follow_steps(scheduler, self._num_schedules)
-        self.client.start(Replica(modules, optimizers, schedulers))
+        for number, optimizer in enumerate(optimizers):
+            self._follow(optimizer, number)
+        outside = Outside(schedulers, self._num_schedules)
+        self.client.start(Replica(modules, optimizers, schedulers, outside))
 
-    def _follow(self, optimizer: Optimizer) -> None:
+    def _follow(self, optimizer: Optimizer, number: int) -> None:
         """Make ``optimizer.step()`` apply the mean over all members, or nothing."""
         take = optimizer.step
+        known = {id(param): param.requires_grad for param in _all_of(optimizer)}
         self._takes.append(take)
 
         def step(own: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
@@ -79,19 +79,21 @@ class HeldByAll:
                     "of the job can be trained on"
                 )
             own._opt_called = True  # type: ignore[attr-defined]
-            if self._loop.on_step(len(self._optimizers)):
+            _check_known(own, known)
+            if self._loop.on_step(number):
                 take()
-            self._loop.stepped(len(self._optimizers))
+            self._loop.stepped()
             return None
 
         # What schedulers made before look for, to see whether somebody took `step` away from them.
         step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
         optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
 
-    def _num_schedules(self) -> int:
-        """A step that broke comes again."""
-        step = self._loop.step if self._loop is not None else None
-        return int(step is None or step.holds)
+    def _num_schedules(self) -> int | None:
+        """A step that broke comes again; None: there is no loop."""
+        if self._loop is None:
+            return None
+        return int(self._loop.step is None or self._loop.step.holds)
 
     def open_feed(self, feed: Feed, growth: Growth | None = None) -> Feed:
         """See `Strategy.open_feed`."""
@@ -110,7 +112,8 @@ class HeldByAll:
             return
         if self.client.joins_others and self.client.state.step == NO_STEP:
             self._make_room()
-        self._loop = Loop(self.client, self._reducer, feed, reader, ahead)
+        number = len(self._optimizers)
+        self._loop = Loop(self.client, self._reducer, feed, reader, ahead, number)
         try:
             yield from self._loop.run()
         finally:
@@ -121,6 +124,7 @@ class HeldByAll:
 
         Memory that is written to for the first time costs more than what is written.
         """
+        self.client.touched = True
         for param in self._params:
             param.grad = torch.zeros_like(param)
         for take in self._takes:
@@ -139,6 +143,7 @@ class HeldByAll:
     ) -> Mapping[str, Array]:
         """See `Strategy.evaluate`."""
         start_s = monotonic()
+        self.client.unmark()
         results = None
         if not self.client.is_complete(feed.feed):
             self.client.await_state()
@@ -156,6 +161,21 @@ class HeldByAll:
         if self._loop is not None:
             self._loop.settle()
         return clip_grad_norm_(self._params, max_norm)
+
+
+def _all_of(optimizer: Optimizer) -> list[nn.Parameter]:
+    return [param for group in optimizer.param_groups for param in group["params"]]
+
+
+def _check_known(optimizer: Optimizer, known: dict[int, bool]) -> None:
+    """Raises ConfigError: it would train something by the gradients of this worker alone."""
+    for param in _all_of(optimizer):
+        if not known.get(id(param), False) and param.grad is not None:
+            raise ConfigError(
+                f"a parameter of shape {tuple(param.shape)} has a gradient, but was frozen, or not "
+                "in its optimizer, at job.prepare, so that it is not averaged over the workers; "
+                "prepare it with requires_grad=True"
+            )
 
 
 def _check_dense(modules: Sequence[nn.Module]) -> None:
@@ -178,8 +198,7 @@ def _trained(optimizers: Sequence[Optimizer]) -> list[nn.Parameter]:
     """
     params: list[nn.Parameter] = []
     for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            params += [param for param in group["params"] if param.requires_grad]
+        params += [param for param in _all_of(optimizer) if param.requires_grad]
     if len({id(param) for param in params}) < len(params):
         raise ConfigError("a parameter is in two optimizers (or twice in one); give it to one")
     return params

@@ -6,6 +6,7 @@
 The skeleton is made of lists, strings, numbers and None only, so any codec carries it.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,6 +36,8 @@ def take_apart(value: Any, name: str = "state") -> tuple[Skeleton, list[Tensor]]
 
 def _take_apart(value: Any, name: str, tensors: list[Tensor]) -> Skeleton:
     match value:
+        case float() if not math.isfinite(value):  # which JSON does not know
+            return ["float", repr(value)]
         case None | bool() | int() | float() | str():
             return value
         case Tensor():
@@ -70,6 +73,8 @@ def put_together(skeleton: Skeleton, tensors: Sequence[Tensor]) -> Any:
     match skeleton:
         case None | bool() | int() | float() | str():
             return skeleton
+        case ["float", str(text)]:
+            return float(text)
         case ["tensor", int(index)] if 0 <= index < len(tensors):
             return tensors[index]
         case ["dict", *pairs]:

@@ -1,0 +1,59 @@
+"""Steps of schedulers that a script takes between its loops over ``job.batches``.
+
+Where a script is between two loops is nobody's step: a peer's state, or a cut, may be of before
+such a call or of after it. So the state counts them, and who takes it over makes up for those that
+its own script has made and the state lacks, or skips those that the state has already.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch.optim.lr_scheduler import LRScheduler
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+class Outside:
+    """Of one process.
+
+    Args:
+        schedulers: changed in place: their ``step`` follows the job's.
+        num_steps: how many steps a call within a loop is; None: there is no loop.
+    """
+
+    def __init__(
+        self, schedulers: Sequence[LRScheduler], num_steps: Callable[[], int | None]
+    ) -> None:
+        self._schedulers, self._num_steps = schedulers, num_steps
+        self._steps = [type(one).step for one in schedulers]
+        #: What the script has called, and how much more of it the state has already.
+        self._calls: list[list[Call]] = [[] for _ in schedulers]
+        self._ahead = [0] * len(schedulers)
+        for number, scheduler in enumerate(schedulers):
+            self._follow(scheduler, number)
+
+    def _follow(self, scheduler: LRScheduler, number: int) -> None:
+        def step(own: LRScheduler, *args: Any, **kwargs: Any) -> None:
+            times = self._num_steps()
+            if times is None:
+                self._calls[number].append((args, kwargs))
+                if self._ahead[number]:
+                    self._ahead[number] -= 1
+                    return
+            if times != 0:
+                self._steps[number](own, *args, **kwargs)
+
+        kind = type(scheduler)
+        # A class of its own, since what an object holds itself is in its state_dict.
+        scheduler.__class__ = type(kind.__name__, (kind,), {"step": step})
+
+    def counts(self) -> list[int]:
+        """Such calls that the schedulers' state contains."""
+        return [len(calls) + more for calls, more in zip(self._calls, self._ahead, strict=True)]
+
+    def became(self, counts: Sequence[int]) -> None:
+        """The schedulers' state is another one, which contains so many."""
+        for number, (calls, count) in enumerate(zip(self._calls, counts, strict=True)):
+            self._ahead[number] = max(0, count - len(calls))
+            for args, kwargs in calls[count:]:
+                self._steps[number](self._schedulers[number], *args, **kwargs)
