@@ -22,6 +22,7 @@ import paceline
 from paceline.base.errors import InternalError
 from paceline.base.jobdir import JobDir
 from paceline.base.node_files import STACKS_SIGNAL, NodeFiles
+from paceline.runtime.data.work import StepTimes
 from paceline.wire.messages.node import Finished, ProcessUp, ScriptError
 from paceline.wire.node_link import NodeLink
 from paceline.wire.spec import JobSpec, load
@@ -87,6 +88,19 @@ class Process:
         self._record(up)
         self.link = NodeLink(files.socket, up)
         self.ledger = StepLedgerWriter(files.ledger, up.inc)
+
+    def record(self, times: StepTimes) -> None:
+        """Note in the step ledger what a step took; no system call."""
+        self.ledger.write(
+            step=self.step,
+            t_start_s=times.start_s,
+            bpt_s=times.bpt_s,
+            compute_s=times.compute_s,
+            server_s=times.server_s,
+            message_s=times.message_s,
+            wait_s=times.wait_s,
+            samples=times.samples,
+        )
 
     def announce(self, address: str) -> None:
         """A server: say, now and at every reconnect, where its data plane listens."""

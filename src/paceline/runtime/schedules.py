@@ -7,6 +7,13 @@ from typing import Any
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 
+def replace_step(scheduler: LRScheduler, step: Callable[..., None]) -> None:
+    """Have ``scheduler.step()`` call this, with the scheduler first."""
+    kind = type(scheduler)
+    # A class of its own, since what an object holds itself is in its state_dict.
+    scheduler.__class__ = type(kind.__name__, (kind,), {"step": step})
+
+
 def follow_steps(scheduler: LRScheduler, num_steps: Callable[[], int]) -> None:
     """Make ``scheduler.step()`` follow the job's steps instead of the batches of this worker.
 
@@ -21,5 +28,4 @@ def follow_steps(scheduler: LRScheduler, num_steps: Callable[[], int]) -> None:
         for _ in range(min(num_steps(), at_most)):
             kind.step(self, *args, **kwargs)
 
-    # A class of its own, since what an object holds itself is in its state_dict.
-    scheduler.__class__ = type(kind.__name__, (kind,), {"step": step})
+    replace_step(scheduler, step)

@@ -230,10 +230,10 @@ class GroupClient:
             self._ask_parts()
             return
         arriving.read(targets)
-        self._ask_still(order)
+        self._ask(order, STILL)
 
-    def _ask_still(self, order: CatchUp) -> None:
-        ask = AskState(epoch_no=order.epoch_no, inc=self.state.inc, step=order.step, part=STILL)
+    def _ask(self, order: CatchUp, part: int) -> None:
+        ask = AskState(epoch_no=order.epoch_no, inc=self.state.inc, step=order.step, part=part)
         self._exchange.leave(partial(self._exchange.data.send, order.source.inc, ask))
 
     def begin_update(self, run: RunGroup) -> bool:
@@ -287,17 +287,8 @@ class GroupClient:
         self.process.ledger.mark(0.0)
 
     def record(self, times: StepTimes) -> None:
-        """Note what a finished step took; no system call."""
-        self.process.ledger.write(
-            step=self.process.step,
-            t_start_s=times.start_s,
-            bpt_s=times.bpt_s,
-            compute_s=times.compute_s,
-            server_s=times.server_s,
-            message_s=times.message_s,
-            wait_s=times.wait_s,
-            samples=times.samples,
-        )
+        """Note what a finished step took."""
+        self.process.record(times)
 
     # ------------------------------------------------------------------ feeds, evaluation
 
@@ -421,7 +412,7 @@ class GroupClient:
             self._arriving[1].ask_again()
             self._ask_parts()
             if self._arriving[1].unconfirmed:
-                self._ask_still(self._arriving[0])
+                self._ask(self._arriving[0], STILL)
 
     def from_master(self, message: NodeDown) -> None:
         """See `Owner.from_master`."""
@@ -538,8 +529,7 @@ class GroupClient:
             return
         order, arriving = self._arriving
         for part in arriving.ask(PARTS_AHEAD):
-            ask = AskState(epoch_no=order.epoch_no, inc=self.state.inc, step=order.step, part=part)
-            self._exchange.leave(partial(self._exchange.data.send, order.source.inc, ask))
+            self._ask(order, part)
 
     def _store(self, group: int) -> PeerStore:
         """The store of a group; those of groups before it are over."""

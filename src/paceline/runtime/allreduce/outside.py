@@ -10,6 +10,8 @@ from typing import Any
 
 from torch.optim.lr_scheduler import LRScheduler
 
+from paceline.runtime.schedules import replace_step
+
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
@@ -43,9 +45,7 @@ class Outside:
             if times != 0:
                 self._steps[number](own, *args, **kwargs)
 
-        kind = type(scheduler)
-        # A class of its own, since what an object holds itself is in its state_dict.
-        scheduler.__class__ = type(kind.__name__, (kind,), {"step": step})
+        replace_step(scheduler, step)
 
     def counts(self) -> list[int]:
         """Such calls that the schedulers' state contains."""

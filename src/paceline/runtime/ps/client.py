@@ -447,16 +447,7 @@ class ServerTrainer:
     def record(self, times: StepTimes) -> None:
         """See `Trainer.record`."""
         self._step_s += (times.bpt_s - self._step_s) * (0.1 if self._step_s else 1.0)
-        self.process.ledger.write(
-            step=self.process.step,
-            t_start_s=times.start_s,
-            bpt_s=times.bpt_s,
-            compute_s=times.compute_s,
-            server_s=times.server_s,
-            message_s=times.message_s,
-            wait_s=times.wait_s,
-            samples=times.samples,
-        )
+        self.process.record(times)
 
     # ------------------------------------------------------------------ events
 
