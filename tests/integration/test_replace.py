@@ -10,6 +10,8 @@ from paceline.wire.client import Replace
 from tests.integration.running import running, until
 
 N = 4096
+SLOW = ("--num-samples", str(2 * N), "--slow-until-told")
+"""However long a server takes to come, training is not over before."""
 MODES = pytest.mark.parametrize("mode", ["asp", "bsp"])
 
 
@@ -21,8 +23,8 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @MODES
 @pytest.mark.parametrize("server", ["server-0", "server-1"])
 def test_a_server_is_replaced_without_a_new_epoch(tmp_path: Path, mode: str, server: str) -> None:
-    with running(tmp_path, "--num-samples", str(2 * N), mode=mode) as job:
-        job.until_committed(N // 3)
+    with running(tmp_path, *SLOW, mode=mode) as job:
+        job.until_committed(N // 16)
         old = job.node(server)
         job.tell(Replace(node=server))
         until(lambda: job.events("replaced"), "the replacement")
@@ -31,6 +33,7 @@ def test_a_server_is_replaced_without_a_new_epoch(tmp_path: Path, mode: str, ser
             server
         } | {"server-2"}
         assert at.committed < 2 * N, "it happened while training went on"
+        (tmp_path / "hurry").touch()
         job.check_finished()
         assert len(job.events("epoch")) == 1
         assert not job.deaths()
@@ -40,8 +43,8 @@ def test_a_server_is_replaced_without_a_new_epoch(tmp_path: Path, mode: str, ser
 
 @MODES
 def test_a_joining_server_that_dies_changes_nothing(tmp_path: Path, mode: str) -> None:
-    with running(tmp_path, "--num-samples", str(2 * N), mode=mode) as job:
-        job.until_committed(N // 3)
+    with running(tmp_path, *SLOW, mode=mode) as job:
+        job.until_committed(N // 16)
         job.tell(Replace(node="server-0"))
         joiner = until(
             lambda: next((n for n in job.status().nodes if n.node == "server-2" and n.pid), None),
@@ -49,4 +52,5 @@ def test_a_joining_server_that_dies_changes_nothing(tmp_path: Path, mode: str) -
         )
         os.kill(joiner.pid, signal.SIGKILL)
         until(lambda: job.events("replaced") or job.events("not_replaced"), "the end of the move")
+        (tmp_path / "hurry").touch()
         job.check_finished()

@@ -293,6 +293,19 @@ def test_joining_lets_the_others_finish_their_step_together() -> None:
     assert [member.step for member in job.members.values()] == [1, 1, 1]
 
 
+def test_a_group_that_is_to_be_left_still_connects() -> None:
+    job = running(2)
+    job.members[1].enter()
+    job.worker(3)
+    job.join(3)
+    first, epoch_no = job.members[1], job.members[1].epoch_no
+    assert first.group > first.ran
+    assert first.may_meet(epoch_no, first.ran)
+    assert first.may_meet(epoch_no, first.group)
+    assert not first.may_meet(epoch_no, first.ran - 1)
+    assert not first.may_meet(epoch_no - 1, first.group)
+
+
 def test_a_member_that_cannot_work_is_met_anew() -> None:
     job = running(2)
     member = job.members[1]

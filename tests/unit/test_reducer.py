@@ -1,5 +1,6 @@
 """Gradients of a group: the exact weighted mean, over real sockets, in threads of this process."""
 
+import contextlib
 import copy
 import threading
 from collections.abc import Callable
@@ -16,11 +17,12 @@ from paceline.runtime.allreduce.reducer import Reducer
 from paceline.runtime.allreduce.store import GroupOver, PeerStore
 from paceline.wire.messages.group import Member, RunGroup
 
+MEMBERS = tuple(Member(inc, f"worker-{inc}", "") for inc in range(3))
+
 
 def in_group(size: int, act: Callable[[Group], Any]) -> list[Any]:
     """What ``act`` returns in each member of a connected group."""
-    members = tuple(Member(inc, f"worker-{inc}", "") for inc in range(size))
-    run = RunGroup(epoch_no=1, inc=0, group=1, step=0, members=members)
+    run = RunGroup(epoch_no=1, inc=0, group=1, step=0, members=MEMBERS[:size])
     stores: list[PeerStore] = []
 
     def teller(own: int) -> Callable[[str, bytes], None]:
@@ -36,8 +38,9 @@ def in_group(size: int, act: Callable[[Group], Any]) -> list[Any]:
     groups: list[Group] = []
 
     def member(inc: int) -> Any:
-        group = Group(run, inc, stores[inc], "127.0.0.1")
+        group = Group(run, inc, stores[inc])
         groups.append(group)
+        group.connect("127.0.0.1")
         return act(group)
 
     try:
@@ -151,6 +154,28 @@ def test_a_dropped_group_fails_whoever_waits_in_it() -> None:
         return type(caught.value).__name__
 
     assert in_group(2, act)[0]
+
+
+@pytest.mark.parametrize("deaf", [0, 1])
+def test_who_connects_to_a_peer_that_gave_up_is_woken(deaf: int) -> None:
+    """It depends on torch's choice who waits for whom: either comes to its end."""
+    run = RunGroup(epoch_no=1, inc=0, group=1, step=0, members=MEMBERS[:2])
+    waits = PeerStore(lambda _key, _value: None, 10.0)
+    gives_up = PeerStore(waits.put, 0.1)
+    group, peer = Group(run, 1 - deaf, waits), Group(run, deaf, gives_up)
+
+    def connect() -> None:
+        with contextlib.suppress(GroupOver):
+            group.connect("127.0.0.1")
+
+    thread = threading.Thread(target=connect)
+    thread.start()
+    with pytest.raises(GroupOver):
+        peer.connect("127.0.0.1")
+    thread.join(0.2)
+    group.drop()
+    thread.join(5.0)
+    assert not thread.is_alive()
 
 
 def test_who_waits_for_a_peer_that_does_not_come_gives_up() -> None:

@@ -19,6 +19,7 @@ import paceline as pl
 from tests.chaos.planted import Counts
 
 HOG_BYTES = 4 << 30
+SLOW_S = 0.3
 
 
 def hog_once(marker: Path) -> None:
@@ -37,6 +38,7 @@ def main() -> None:
     parser.add_argument("--num-samples", type=int, default=4096)
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--step-s", type=float, default=0.02)
+    parser.add_argument("--slow-until-told", action="store_true", help="by a file named hurry")
     parser.add_argument("--synchronous", action="store_true")
     parser.add_argument("--together", type=int, default=1, help="wait until so many are there")
     parser.add_argument("--together-at", type=int, default=1, help="in which batch")
@@ -65,7 +67,9 @@ def main() -> None:
                 time.sleep(0.02)
             loss = model(ids) / (ids.numel() if options.synchronous else 1)
             loss.backward()
-            time.sleep(options.step_s)  # stands for compute, so that faults fall into a step
+            # Stands for compute, so that faults fall into a step.
+            slow = options.slow_until_told and not (options.out / "hurry").exists()
+            time.sleep(SLOW_S if slow else options.step_s)
             optimizer.step()
             optimizer.zero_grad()
     if options.evaluate:

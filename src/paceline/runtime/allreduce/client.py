@@ -172,18 +172,14 @@ class GroupClient:
                 return group
             if self.state.running is not run:
                 return None
-            store = self._store(run.group)
+            group = self._group = Group(run, self.state.inc, self._store(run.group))
         try:
-            group = Group(run, self.state.inc, store, self.spec.listen)
+            group.connect(self.spec.listen)
         except BREAKING as error:
             self.failed(run, f"connecting: {error}")
             return None
         with self._changed:
-            if self.state.running is run:
-                self._group = group
-                return group
-        group.drop()
-        return None
+            return group if self._group is group else None
 
     def _rest(self) -> None:
         """Between steps, where the state is whole: copy it if asked to, or become another's."""
@@ -493,7 +489,7 @@ class GroupClient:
     def met(self, message: Meet, value: bytes) -> None:
         """See `Host.met`."""
         with self._changed:
-            if message.epoch_no == self.state.epoch_no and message.group >= self.state.group:
+            if self.state.may_meet(message.epoch_no, message.group):
                 self._store(message.group).put(message.key, value)
 
     def hand_out(self, message: AskState) -> tuple[StatePart, bytes] | None:
@@ -534,7 +530,7 @@ class GroupClient:
     def _store(self, group: int) -> PeerStore:
         """The store of a group; those of groups before it are over."""
         if group not in self._stores:
-            for old in [number for number in self._stores if number < group]:
+            for old in [number for number in self._stores if number < self.state.ran]:
                 self._stores.pop(old).end()
             self._stores[group] = PeerStore(partial(self._tell, group), MEET_S)
         return self._stores[group]

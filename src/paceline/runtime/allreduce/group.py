@@ -2,7 +2,9 @@
 
 Gloo's groups cannot be aborted, and a member that is no neighbour of a dead one would wait for the
 whole timeout. So the sockets that a group opens are remembered, and shut down when it is dropped:
-whoever waits on them fails at once, here and at the peers.
+whoever waits on them fails at once, here and at the peers. A group that still connects may wait for
+a peer to come, five times as long as it was told to: it does so in a thread of its own, which is
+left behind when the group is dropped.
 """
 
 import os
@@ -17,7 +19,7 @@ import torch
 from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 
-from paceline.runtime.allreduce.store import PeerStore
+from paceline.runtime.allreduce.store import GroupOver, PeerStore
 from paceline.wire.messages.group import RunGroup
 
 CONNECT_S = 10.0
@@ -28,44 +30,69 @@ dropped; a member whose script takes long between two steps does not hang."""
 
 
 class Group:
-    """A connected group.
+    """A group; `connect` it before anything else.
 
     Args:
         run: who belongs to it.
         inc: which of them we are.
         store: of this group.
-        host: address of this machine to listen at, IPv4.
-
-    Raises:
-        RuntimeError: a peer is gone, or the group was dropped meanwhile (torch's own error).
     """
 
-    def __init__(self, run: RunGroup, inc: int, store: PeerStore, host: str) -> None:
+    def __init__(self, run: RunGroup, inc: int, store: PeerStore) -> None:
         self.run = run
         self.rank = next(k for k, member in enumerate(run.members) if member.inc == inc)
         self.size = len(run.members)
         self._store = store
         self._lock = threading.Lock()
         self._dropped = False
+        #: It is connected, or never will be.
+        self._settled = threading.Event()
+        self._failure: Exception | None = None
         self._sockets: list[socket.socket] = []
+        self._torch: Any = None
+
+    def connect(self, host: str) -> None:
+        """Be connected to all other members; once.
+
+        Args:
+            host: address of this machine to listen at, IPv4.
+
+        Raises:
+            RuntimeError: a peer is gone (torch's own error).
+            GroupOver: a member did not come in time, or the group was dropped.
+        """
+        threading.Thread(target=self._build, args=(host,), daemon=True).start()
+        self._settled.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    def _build(self, host: str) -> None:
         before = _socket_inodes()
         # What torch's stubs lack: the options of gloo, its constructor with them, the collectives.
         gloo: Any = c10d.ProcessGroupGloo
         options = gloo._Options()
         options._timeout = timedelta(seconds=CONNECT_S)
-        options._devices = [gloo.create_device(hostname=host)]
-        self._torch: Any = gloo(store, self.rank, self.size, options)
+        built = failure = None
+        try:
+            options._devices = [gloo.create_device(hostname=host)]
+            built = gloo(self._store, self.rank, self.size, options)
+        except Exception as error:  # noqa: BLE001 - `connect` raises it
+            failure = error
         with self._lock:
+            if self._dropped:
+                return  # and torch closes what it has opened
+            self._torch, self._failure = built, failure
             self._sockets = _sockets_since(before)
-        if self._dropped:
-            self.drop()
+        self._settled.set()
 
     def drop(self) -> None:
         """End it for good; any thread may, also while another one waits in it. Again: nothing."""
-        self._dropped = True
         self._store.end()
         with self._lock:
+            self._dropped = True
             sockets, self._sockets = self._sockets, []
+            self._failure = GroupOver("the group was dropped")
+        self._settled.set()
         for sock in sockets:
             with suppress(OSError):  # the peer was faster
                 sock.shutdown(socket.SHUT_RDWR)

@@ -186,6 +186,13 @@ class MemberState:
         self.proved = (self.step, self.done.spans())
         return [Connect(message), self.progress()]
 
+    def may_meet(self, epoch_no: int, group: int) -> bool:
+        """Whether we work in this group, or may come to: its members may connect to us.
+
+        It need not be the newest: one that is to be left connects, and finishes its step, first.
+        """
+        return epoch_no == self.epoch_no and group >= self.ran
+
     # ------------------------------------------------------------------ the training loop
 
     def enter(self) -> RunGroup | None:
