@@ -17,6 +17,8 @@ from torch import Tensor, nn
 
 import paceline as pl
 
+SLOW_S = 0.2
+
 
 class Planted(nn.Module):
     """``seen``: how often each sample is in the model; ``net``: something that learns."""
@@ -41,6 +43,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--step-s", type=float, default=0.02)
+    parser.add_argument("--slow-until-told", action="store_true", help="by a file named hurry")
     parser.add_argument("--die", default="", help="node:batch at which its first life ends")
     parser.add_argument(
         "--die-at-end", default="", help="node whose first life ends after the loop"
@@ -78,7 +81,9 @@ def main() -> None:
                 (options.out / "slept").touch()
                 time.sleep(1000)
             model(ids).backward()
-            time.sleep(options.step_s)  # stands for compute, so that faults fall into a step
+            # Stands for compute, so that faults fall into a step.
+            slow = options.slow_until_told and not (options.out / "hurry").exists()
+            time.sleep(SLOW_S if slow else options.step_s)
             optimizer.step()
             rates.step()
             optimizer.zero_grad()

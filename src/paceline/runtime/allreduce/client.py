@@ -16,7 +16,7 @@ from paceline.base.processes import find_job_process
 from paceline.base.samples import Span
 from paceline.runtime.allreduce.direct import read_memory
 from paceline.runtime.allreduce.door import Door
-from paceline.runtime.allreduce.group import Group
+from paceline.runtime.allreduce.group import BREAKING, Group
 from paceline.runtime.allreduce.keeper import Keeper
 from paceline.runtime.allreduce.replica import Arriving, Photograph, Replica
 from paceline.runtime.allreduce.state import (
@@ -28,7 +28,7 @@ from paceline.runtime.allreduce.state import (
     MemberState,
     Say,
 )
-from paceline.runtime.allreduce.store import GroupOver, PeerStore
+from paceline.runtime.allreduce.store import PeerStore
 from paceline.runtime.checkpoint.cutfile import read_cut
 from paceline.runtime.data.work import Array, StepTimes, Work
 from paceline.runtime.exchange import Exchange
@@ -73,8 +73,6 @@ SCRIPT_S = 0.1
 PARTS_AHEAD = 4
 """Parts of a peer's state that are asked for at a time: what a joiner's copy takes of memory
 beside the state itself."""
-BREAKING = (RuntimeError, GroupOver)
-"""What torch raises when a group is over, and what our store does."""
 
 _NO_SERVERS = ServerMap(version=0, servers=(), owners=())
 

@@ -2,14 +2,16 @@
 
 Gloo's groups cannot be aborted, and a member that is no neighbour of a dead one would wait for the
 whole timeout. So the sockets that a group opens are remembered, and shut down when it is dropped:
-whoever waits on them fails at once, here and at the peers. A group that still connects may wait for
-a peer to come, five times as long as it was told to: it does so in a thread of its own, which is
-left behind when the group is dropped.
+whoever waits on them fails at once, here and at the peers. Two waits in gloo end in no such way:
+who connects may wait for a peer to come, five times as long as it was told to; and an operation
+that is sending when its connection is shut down may be forgotten. So gloo connects, and is taken
+down, in threads that nobody waits for.
 """
 
 import os
 import socket
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -27,6 +29,12 @@ CONNECT_S = 10.0
 LONGEST_S = 24 * 3600.0
 """Of one operation: whoever hangs is found by the master long before, and then the group is
 dropped; a member whose script takes long between two steps does not hang."""
+LOOK_S = 0.05
+"""How often who waits for an operation looks whether its group was dropped."""
+BREAKING = (RuntimeError, GroupOver)
+"""What torch raises when a group is over, and what we do."""
+BURIED_S = 1.0
+"""After so long nobody is about to call a dropped group any more."""
 
 
 class Group:
@@ -82,7 +90,7 @@ class Group:
             if self._dropped:
                 return  # and torch closes what it has opened
             self._torch, self._failure = built, failure
-            self._sockets = _sockets_since(before)
+            self._sockets = _sockets_since(before) if built is not None else []
         self._settled.set()
 
     def drop(self) -> None:
@@ -92,20 +100,40 @@ class Group:
             self._dropped = True
             sockets, self._sockets = self._sockets, []
             self._failure = GroupOver("the group was dropped")
+            torch_group, self._torch = self._torch, None
         self._settled.set()
         for sock in sockets:
             with suppress(OSError):  # the peer was faster
                 sock.shutdown(socket.SHUT_RDWR)
             sock.close()
+        if torch_group is not None:
+            threading.Thread(target=_bury, args=([torch_group],), daemon=True).start()
+        del torch_group
 
-    def sum(self, tensor: Tensor) -> Any:
-        """Begin to sum a tensor in place over all members; ``wait`` on what is returned.
+    def sum(self, tensor: Tensor) -> "Operation":
+        """Begin to sum a tensor in place over all members.
 
         All members sum tensors of the same shapes in the same order.
         """
         options = c10d.AllreduceOptions()
         options.timeout = timedelta(seconds=LONGEST_S)
-        return self._torch.allreduce([tensor], options)
+        return Operation(self, self._connected().allreduce([tensor], options))
+
+    def _connected(self) -> Any:
+        """Torch's group.
+
+        Raises:
+            GroupOver: it was dropped.
+        """
+        torch_group = self._torch
+        if torch_group is None:
+            raise GroupOver("the group was dropped")
+        return torch_group
+
+    @property
+    def is_dropped(self) -> bool:
+        """Whether nothing comes of it any more."""
+        return self._dropped
 
     def gather(self, values: Sequence[int]) -> "Gathering":
         """Begin to tell all members some numbers, as many as they tell."""
@@ -113,19 +141,56 @@ class Group:
         all_of_them = [torch.empty_like(mine) for _ in range(self.size)]
         options = c10d.AllgatherOptions()
         options.timeout = timedelta(seconds=LONGEST_S)
-        return Gathering(self._torch.allgather([all_of_them], [mine], options), all_of_them)
+        work = self._connected().allgather([all_of_them], [mine], options)
+        return Gathering(Operation(self, work), all_of_them)
+
+
+class Operation:
+    """Something that all members of a group do together, on its way."""
+
+    def __init__(self, group: Group, work: Any) -> None:
+        self._group, self._work = group, work
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is done, or has failed: it touches its tensor no more."""
+        return bool(self._work.is_completed())
+
+    def wait(self) -> None:
+        """Return when it is done.
+
+        Raises:
+            RuntimeError: the group is over (torch's own error).
+            GroupOver: it was dropped, and the operation forgotten.
+        """
+        while True:
+            try:
+                self._work.wait(timedelta(seconds=LOOK_S))
+            except RuntimeError:
+                if self.is_over:
+                    raise
+            else:
+                return
+            if self._group.is_dropped:
+                raise GroupOver("the group was dropped")
 
 
 class Gathering:
     """Numbers of all members on their way."""
 
-    def __init__(self, work: Any, values: list[Tensor]) -> None:
-        self._work, self._values = work, values
+    def __init__(self, operation: Operation, values: list[Tensor]) -> None:
+        self._operation, self._values = operation, values
 
     def wait(self) -> list[list[int]]:
-        """Member -> its numbers; raises torch's RuntimeError if the group is over."""
-        self._work.wait()
+        """Member -> its numbers; raises as `Operation.wait`."""
+        self._operation.wait()
         return [one.tolist() for one in self._values]
+
+
+def _bury(torch_groups: list[Any]) -> None:
+    """Let go of what may wait for ever for an operation that was forgotten."""
+    time.sleep(BURIED_S)
+    torch_groups.clear()
 
 
 def _socket_inodes() -> dict[int, str]:

@@ -16,8 +16,8 @@ from typing import Any
 
 from paceline.base.errors import ConfigError, InternalError
 from paceline.base.samples import Intervals, Portion, Span
-from paceline.runtime.allreduce.client import BREAKING, GroupClient
-from paceline.runtime.allreduce.group import Gathering, Group
+from paceline.runtime.allreduce.client import GroupClient
+from paceline.runtime.allreduce.group import BREAKING, Gathering, Group
 from paceline.runtime.allreduce.reducer import Reducer
 from paceline.runtime.data.reader import Reader
 from paceline.runtime.data.work import StepTimes, Work
@@ -115,7 +115,8 @@ class Loop:
             now_s = monotonic()
             self._record(now_s)
             step.wait_s, step.start_s = now_s - start_s, now_s
-            self._reducer.begin(group, step.weight, partial(self._settle, step))
+            total = sum(len(span) for span in whole)
+            self._reducer.begin(group, step.weight / total, partial(self._settle, step))
             return step
 
     def _try(self, run: RunGroup, group: Group, whole: Slice, start_s: float) -> Step | None:
@@ -123,7 +124,7 @@ class Loop:
         weight = sum(len(span) for span in self._share(group, whole))
         number = self._client.state.step + 1
         try:
-            news = [number, _digest(whole), int(self._client.wants_out), weight]
+            news = [number, _digest(whole), int(self._client.wants_out)]
             return Step(run, group.gather(news), whole, weight, start_s, 0.0)
         except BREAKING as error:
             self._client.failed(run, f"entering step {number}: {error}")
@@ -191,9 +192,8 @@ class Loop:
         try:
             self._reducer.flush()
             self._client.mark(computing=False)
-            told = step.gathering.wait()
-            step.last = self._judge(told)
-            self._reducer.finish(sum(weight for *_, weight in told))
+            step.last = self._judge(step.gathering.wait())
+            self._reducer.finish()
         except BREAKING as error:
             self._reducer.drop()
             self._client.failed(step.run, f"step {self._client.state.step + 1}: {error}")
@@ -207,9 +207,9 @@ class Loop:
         Raises:
             InternalError: members are not in the same step: the model would be wrong.
         """
-        if len({(number, digest) for number, digest, _, _ in told}) > 1:
+        if len({(number, digest) for number, digest, _ in told}) > 1:
             raise InternalError(f"members are in different steps: {told}")
-        return any(wants_out for _, _, wants_out, _ in told)
+        return any(wants_out for *_, wants_out in told)
 
     def on_step(self, optimizer: int) -> bool:
         """An optimizer is told to step: whether it is to change its parameters.

@@ -1,26 +1,28 @@
 """The exact weighted mean of all members' gradients, bucket by bucket while backward still runs.
 
-Each member's gradients are a mean over its own samples; what is summed is that times their number,
-and the sum is divided by the number of all, so uneven shares weigh what they are worth. As in
-torch's DDP, parameters are put into buckets in the reverse of their order, in which backward
-reaches them, and a bucket leaves when it is full. Buckets leave in their order on every member.
+Each member's gradients are a mean over its own samples; what is summed is that times their part of
+all samples, so uneven shares weigh what they are worth. As in torch's DDP, parameters are put into
+buckets in the reverse of their order, in which backward reaches them, and a bucket leaves when it
+is full. Buckets leave in their order on every member.
 
-    reducer.begin(group, weight)         # before the user's backward
+    reducer.begin(group, part, on_end)   # before the user's backward
     loss.backward()                      # hooks fill buckets, full ones leave
-    reducer.finish(total)                # gradients are the mean over all samples now
+    reducer.finish()                     # gradients are the mean over all samples now
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from time import monotonic, sleep
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import Variable
 
-from paceline.runtime.allreduce.group import Group
+from paceline.runtime.allreduce.group import BREAKING, Group, Operation
 
 BUCKET_BYTES, FIRST_BUCKET_BYTES = 25 << 20, 1 << 20
 """As DDP's: the first is small, so that the first sum begins early."""
+FAIL_S, POLL_S = 0.05, 0.001
+"""Within this all operations of a dropped group fail that were not forgotten."""
 
 
 class Bucket:
@@ -32,43 +34,78 @@ class Bucket:
 
     def __init__(self, params: Sequence[nn.Parameter]) -> None:
         self.params = params
-        size = sum(param.numel() for param in params)
-        first = params[0]
-        self.flat = torch.zeros(size + len(params), dtype=first.dtype, device=first.device)
-        self.views: list[Tensor] = []
-        start = 0
-        for param in params:
-            self.views.append(self.flat[start : start + param.numel()].view_as(param))
-            start += param.numel()
-        self.marks = self.flat[start:]
         self.missing = len(params)
-        self.work: Any = None
+        self.sum: Operation | None = None
+        self._make()
 
-    def fill(self, weight: int) -> None:
-        """Put the gradients in, each times ``weight``."""
-        marks = [0.0] * len(self.params)
-        for k, (param, view) in enumerate(zip(self.params, self.views, strict=True)):
-            if param.grad is None or not weight:
-                view.zero_()  # not times 0, which keeps what is not finite
-            else:
-                torch.mul(param.grad, weight, out=view)
-                marks[k] = 1.0
-        self.marks.copy_(torch.tensor(marks))
+    def _make(self) -> None:
+        first = self.params[0]
+        size = sum(param.numel() for param in self.params)
+        self.flat = torch.zeros(size + len(self.params), dtype=first.dtype, device=first.device)
+        self._views: list[Tensor] = []
+        start = 0
+        for param in self.params:
+            # In the parameter's own layout: what is elementwise runs through both in one line.
+            strides = torch.empty_like(param, device="meta").stride()
+            self._views.append(self.flat.as_strided(param.shape, strides, start))
+            start += param.numel()
+        self._marks = self.flat[start:]
+        self._has = [0.0] * len(self.params)
 
-    def empty(self, total: int) -> None:
-        """Make the parameters' gradients what lies here, divided by ``total``."""
-        marks = self.marks.tolist()
-        for param, view, mark in zip(self.params, self.views, marks, strict=True):
-            if not mark:
-                param.grad = None
-                continue
-            if param.grad is None:
-                param.grad = torch.empty_like(param)
-            torch.div(view, total, out=param.grad)
+    def begin(self) -> None:
+        """For the next batch."""
+        self.missing, self.sum = len(self.params), None
+        self._has = [0.0] * len(self.params)
+
+    def put(self, k: int, part: float) -> bool:
+        """Put the gradient of parameter ``k`` in, times ``part``; whether it is the first one."""
+        first, self._has[k] = not self._has[k], 1.0
+        self.missing -= first
+        grad, view = self.params[k].grad, self._views[k]
+        assert grad is not None
+        if part == 1.0:
+            view.copy_(grad)
+        else:
+            torch.mul(grad, part, out=view)
+        return first
+
+    def launch(self, group: Group, part: float) -> None:
+        """Begin to sum; what is not in yet is put in, or is zero."""
+        if part:
+            for k, param in enumerate(self.params):
+                if self._has[k]:
+                    continue
+                if param.grad is None:
+                    self._views[k].zero_()
+                else:
+                    self.put(k, part)
+            self._marks.copy_(torch.tensor(self._has))
+        else:
+            self.flat.zero_()  # not times 0, which keeps what is not finite
+        self.sum = group.sum(self.flat)
+
+    def give(self) -> None:
+        """Make the parameters' gradients what lies here now."""
+        for param, view, mark in zip(self.params, self._views, self._marks.tolist(), strict=True):
+            param.grad = view if mark else None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no operation is at it."""
+        return self.sum is None or self.sum.is_over
+
+    def drop(self) -> None:
+        """The group is over; whatever an operation still does, it does not do it to us."""
+        if not self.is_idle:
+            self._make()
+        self.sum = None
 
 
 class Reducer:
     """Averages the gradients of these parameters.
+
+    What `finish` leaves in ``param.grad`` are views of the buckets, as by DDP's
+    ``gradient_as_bucket_view``: good until the next backward.
 
     Args:
         params: those that are trained, the same in all members, in the same order.
@@ -77,41 +114,45 @@ class Reducer:
 
     def __init__(self, params: Iterable[nn.Parameter], *, early: bool = True) -> None:
         self._buckets = [Bucket(some) for some in _in_buckets(list(params))]
-        self._bucket_of = {param: bucket for bucket in self._buckets for param in bucket.params}
+        self._place = {
+            param: (bucket, k) for bucket in self._buckets for k, param in enumerate(bucket.params)
+        }
         self._group: Group | None = None
-        self._weight = 0
+        self._part = 0.0
         self._next = 0
         self._on_end: Callable[[], None] = lambda: None
         self._ends = False
         self.called_twice = False
-        """A parameter got a second gradient for one batch, after the first one had left."""
+        """A parameter got a second gradient for one batch."""
         if early:
-            for param in self._bucket_of:
+            for param in self._place:
                 param.register_post_accumulate_grad_hook(self._on_gradient)
 
-    def begin(self, group: Group, weight: int, on_end: Callable[[], None]) -> None:
+    def begin(self, group: Group, part: float, on_end: Callable[[], None]) -> None:
         """The next backward is the one whose gradients count.
 
         Args:
             group: where they are summed.
-            weight: samples that the loss is a mean of; 0: they do not count.
+            part: what the loss counts for, a mean over some samples: their part of the samples
+                of all members. 0: it does not count.
             on_end: called at the end of the backward, within it, if gradients leave early.
         """
-        self._group, self._weight, self._next, self._on_end = group, weight, 0, on_end
+        self._group, self._part, self._next, self._on_end = group, part, 0, on_end
         self.called_twice = self._ends = False
         for bucket in self._buckets:
-            bucket.missing, bucket.work = len(bucket.params), None
+            bucket.begin()
 
     def _on_gradient(self, param: nn.Parameter) -> None:
-        bucket = self._bucket_of[param]
-        if bucket.work is not None:
+        bucket, k = self._place[param]
+        if bucket.sum is not None:
             self.called_twice = True
-        if self._group is None:
+        if self._group is None or bucket.sum is not None:
             return
         if not self._ends:
             self._ends = True
             Variable._execution_engine.queue_callback(self._on_end)
-        bucket.missing -= 1
+        if not bucket.put(k, self._part):
+            self.called_twice = True
         if bucket.missing == 0:
             self._launch(self._group, only_full=True)
 
@@ -121,34 +162,37 @@ class Reducer:
             bucket = self._buckets[self._next]
             if only_full and bucket.missing > 0:
                 return
-            bucket.fill(self._weight)
             try:
-                bucket.work = group.sum(bucket.flat)
-            except RuntimeError:  # the group is over, as `flush` is told in its turn
+                bucket.launch(group, self._part)
+            except BREAKING:  # as `flush` is told in its turn
                 if not only_full:
                     raise
                 return
             self._next += 1
 
     def flush(self) -> None:
-        """Let all gradients go that there will be; raises what torch raises for a lost group."""
+        """Let all gradients go that there will be; raises as `Operation.wait` for a lost group."""
         if self._group is not None:
             self._launch(self._group, only_full=False)
 
-    def finish(self, total: int) -> None:
-        """Wait for all sums, and divide by ``total``, the samples of all members."""
+    def finish(self) -> None:
+        """Wait for all sums, and make them the gradients."""
         self.flush()
         self._group = None
         for bucket in self._buckets:
-            bucket.work.wait()
+            assert bucket.sum is not None
+            bucket.sum.wait()
         for bucket in self._buckets:
-            bucket.empty(total)
+            bucket.give()
 
     def drop(self) -> None:
         """The group is over: what is under way comes to nothing."""
         self._group = None
+        deadline_s = monotonic() + FAIL_S
+        while monotonic() < deadline_s and not all(bucket.is_idle for bucket in self._buckets):
+            sleep(POLL_S)
         for bucket in self._buckets:
-            bucket.work = None
+            bucket.drop()
 
 
 def _in_buckets(params: list[nn.Parameter]) -> list[list[nn.Parameter]]:
