@@ -4,8 +4,9 @@
 
 A ResNet-18 for small images and a small transformer, each trained by `job.batches` and by DDP (its
 own gloo group, torch's sampler and loader) in the same processes, in turns of ``--steps`` steps,
-the order alternating; neither makes checkpoints. Printed: DDP's time divided by ours (above 1: we are faster), its median and
-the geometric mean with a 95 % interval over pairs. Floor: lower end >= 0.98, median >= 0.99.
+the order alternating; neither makes checkpoints. Printed: DDP's time divided by ours (above 1: we
+are faster), its median and the geometric mean with a 95 % interval over pairs. Floor: lower end >=
+0.98, median >= 0.99.
 """
 
 import argparse

@@ -13,7 +13,16 @@ from paceline.runtime.allreduce.state import Connect, Copy, Drop, Load, MemberSt
 from paceline.runtime.allreduce.state import Instruction as MemberInstruction
 from paceline.wire.messages.agent import NodeFacts
 from paceline.wire.messages.feeds import Feed
-from paceline.wire.messages.group import NO_STEP, GroupUp, Progress, RunGroup, StopGroup
+from paceline.wire.messages.group import (
+    NO_STEP,
+    Divide,
+    Division,
+    GroupUp,
+    Part,
+    Progress,
+    RunGroup,
+    StopGroup,
+)
 from paceline.wire.messages.node import Copied, NodeDown, OpenFeed, Stop, TakeCut
 
 FEED = Feed(
@@ -291,6 +300,33 @@ def test_joining_lets_the_others_finish_their_step_together() -> None:
     job.resend()
     assert job.group == [1, 2, 3]
     assert [member.step for member in job.members.values()] == [1, 1, 1]
+
+
+def test_steps_are_divided_anew_once_all_have_heard_of_the_same() -> None:
+    job = running(2)
+    first, second = job.members[1], job.members[2]
+
+    def hear(member: MemberState, no: int) -> None:
+        parts = (Part(no), Part(1))
+        member.divide(
+            Divide(epoch_no=1, inc=member.inc, group=member.group, division=Division(no, parts))
+        )
+
+    def agree() -> list[int]:
+        heard = [first.heard.no, second.heard.no]
+        for member in (first, second):
+            assert member.running is not None
+            member.agree(member.running, heard)
+        return [first.division.no, second.division.no]
+
+    hear(first, 2)
+    assert agree() == [0, 0]
+    hear(second, 3)
+    assert agree() == [0, 0], "the second has never heard of 2"
+    hear(first, 3)
+    hear(first, 2)
+    assert agree() == [3, 3]
+    assert first.progress().message.division == 3
 
 
 def test_a_group_that_is_to_be_left_still_connects() -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from paceline.runtime.allreduce import group as group_module
 from paceline.runtime.allreduce import reducer as reducer_module
 from paceline.runtime.allreduce.group import BREAKING, Group
 from paceline.runtime.allreduce.reducer import Reducer
@@ -72,15 +73,30 @@ NET = Net()  # made once: its random numbers are the process's, and members are 
 X = torch.randn(12, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
 
-def averaged(group: Group, sizes: list[int], **options: Any) -> dict[str, Tensor | None]:
-    """The gradients of a member whose share is ``sizes[rank]`` samples."""
+def averaged(
+    group: Group, sizes: list[int], count: int = 1, **options: Any
+) -> dict[str, Tensor | None]:
+    """The gradients of a member whose share is ``sizes[rank]`` samples, in at most so many batches.
+
+    Of the second step: gradients of the first are still there, and are zeroed in place.
+    """
     net = copy.deepcopy(NET)
     reducer = Reducer(net.parameters(), **options)
     start = sum(sizes[: group.rank])
     mine = X[start : start + sizes[group.rank]]
-    reducer.begin(group, len(mine) / sum(sizes), lambda: None)
-    net(mine if len(mine) else X[:1], sometimes=group.rank == 0).backward()
-    reducer.finish()
+    for _ in range(2):
+        reducer.begin(group)
+        batches = mine.tensor_split(min(count, len(mine))) if len(mine) else (X[:1],)
+        for number, batch in enumerate(batches, 1):
+            part = len(batch) / sum(sizes) if len(mine) else 0.0
+            reducer.expect(part, lambda: None, last=number == len(batches))
+            for param in net.parameters():
+                if param.grad is not None:
+                    param.grad.zero_()
+            net(batch, sometimes=group.rank == 0).backward()
+            if number < len(batches):
+                reducer.take()
+        reducer.finish()
     return {name: param.grad for name, param in net.named_parameters()}
 
 
@@ -96,14 +112,15 @@ def alone(sizes: list[int]) -> dict[str, Tensor | None]:
 
 
 @pytest.mark.parametrize("early", [True, False])
+@pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("sizes", [[6, 6], [1, 7, 4], [12, 0], [5]])
 def test_uneven_shares_weigh_what_they_are_worth(
-    sizes: list[int], early: bool, monkeypatch: pytest.MonkeyPatch
+    sizes: list[int], count: int, early: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reducer_module, "BUCKET_BYTES", 64)
     monkeypatch.setattr(reducer_module, "FIRST_BUCKET_BYTES", 8)
     wanted = alone(sizes)
-    for found in in_group(len(sizes), lambda group: averaged(group, sizes, early=early)):
+    for found in in_group(len(sizes), lambda group: averaged(group, sizes, count, early=early)):
         for name, grad in wanted.items():
             if grad is None:
                 assert found[name] is None, name
@@ -116,7 +133,8 @@ def test_what_is_not_finite_and_does_not_count_is_left_out() -> None:
         param = nn.Parameter(torch.ones(2))
         reducer = Reducer([param])
         weight = 1 - group.rank
-        reducer.begin(group, weight, lambda: None)
+        reducer.begin(group)
+        reducer.expect(weight, lambda: None, last=True)
         (param * (1.0 if weight else float("nan"))).sum().backward()
         reducer.finish()
         assert param.grad is not None
@@ -130,7 +148,8 @@ def test_a_second_backward_for_one_batch_is_noticed() -> None:
     def act(group: Group) -> bool:
         param = nn.Parameter(torch.ones(2))
         reducer = Reducer([param])
-        reducer.begin(group, 1, lambda: None)
+        reducer.begin(group)
+        reducer.expect(1, lambda: None, last=True)
         param.sum().backward()
         assert not reducer.called_twice
         param.sum().backward()
@@ -157,8 +176,11 @@ def test_a_dropped_group_fails_whoever_waits_in_it() -> None:
 
 
 @pytest.mark.parametrize("deaf", [0, 1])
-def test_who_connects_to_a_peer_that_gave_up_is_woken(deaf: int) -> None:
+def test_who_connects_to_a_peer_that_gave_up_is_woken(
+    deaf: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It depends on torch's choice who waits for whom: either comes to its end."""
+    monkeypatch.setattr(group_module, "CONNECT_S", 0.3)
     run = RunGroup(epoch_no=1, inc=0, group=1, step=0, members=MEMBERS[:2])
     waits = PeerStore(lambda _key, _value: None, 10.0)
     gives_up = PeerStore(waits.put, 0.1)
@@ -172,10 +194,13 @@ def test_who_connects_to_a_peer_that_gave_up_is_woken(deaf: int) -> None:
     thread.start()
     with pytest.raises(GroupOver):
         peer.connect("127.0.0.1")
-    thread.join(0.2)
+    thread.join(0.1)
     group.drop()
     thread.join(5.0)
     assert not thread.is_alive()
+    for left in [one for one in threading.enumerate() if one.name == "paceline-connect"]:
+        left.join(5.0)  # torch gives up, too, which must not fall into the end of the process
+        assert not left.is_alive()
 
 
 def test_who_waits_for_a_peer_that_does_not_come_gives_up() -> None:

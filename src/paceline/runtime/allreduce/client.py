@@ -45,6 +45,7 @@ from paceline.wire.messages.group import (
     STILL,
     AskState,
     CatchUp,
+    Divide,
     Meet,
     RunGroup,
     StatePart,
@@ -256,6 +257,11 @@ class GroupClient:
             self._do(self.state.proven(run, last=last))
             return self.state.is_proven
 
+    def agree(self, run: RunGroup, heard: Iterable[int]) -> None:
+        """See `MemberState.agree`."""
+        with self._changed:
+            self.state.agree(run, heard)
+
     def failed(self, run: RunGroup, reason: str) -> None:
         """See `MemberState.failed`."""
         with self._changed:
@@ -411,13 +417,8 @@ class GroupClient:
     def from_master(self, message: NodeDown) -> None:
         """See `Owner.from_master`."""
         match message:
-            case StopGroup():
-                self._do(self.state.stop_group(message))
-                self._follow_epoch()
-            case CatchUp():
-                self._catch_up(message)
-            case RunGroup():
-                self._do(self.state.run_group(message))
+            case StopGroup() | CatchUp() | RunGroup() | Divide():
+                self._about_group(message)
             case TakeCut() if message.epoch_no == self.state.epoch_no:
                 for said in self._keeper.ask(message):
                     self._exchange.leave(partial(self.process.link.send, said))
@@ -437,6 +438,18 @@ class GroupClient:
                 self.process.stop_requested = self.process.told_to_stop = True
             case _:
                 _log.warning("a member has no use for %s", type(message).__name__)
+
+    def _about_group(self, message: StopGroup | CatchUp | RunGroup | Divide) -> None:
+        match message:
+            case StopGroup():
+                self._do(self.state.stop_group(message))
+                self._follow_epoch()
+            case CatchUp():
+                self._catch_up(message)
+            case RunGroup():
+                self._do(self.state.run_group(message))
+            case Divide():
+                self._do(self.state.divide(message))
 
     def _catch_up(self, order: CatchUp) -> None:
         as_built = order.source.inc == self.state.inc and order.cut is None

@@ -69,7 +69,9 @@ class Group:
             RuntimeError: a peer is gone (torch's own error).
             GroupOver: a member did not come in time, or the group was dropped.
         """
-        threading.Thread(target=self._build, args=(host,), daemon=True).start()
+        threading.Thread(
+            target=self._build, args=(host,), name="paceline-connect", daemon=True
+        ).start()
         self._settled.wait()
         if self._failure is not None:
             raise self._failure

@@ -15,7 +15,7 @@ from time import monotonic
 from typing import Any
 
 from paceline.base.errors import ConfigError, InternalError
-from paceline.base.samples import Intervals, Portion, Span
+from paceline.base.samples import Intervals, Portion, between
 from paceline.runtime.allreduce.client import GroupClient
 from paceline.runtime.allreduce.group import BREAKING, Gathering, Group
 from paceline.runtime.allreduce.reducer import Reducer
@@ -30,13 +30,18 @@ class Step:
     """The step that this member is in."""
 
     run: RunGroup
+    group: Group
     gathering: Gathering
     whole: Slice
     weight: int
     """Samples of ours; 0: what we compute on is another member's, and does not count."""
     start_s: float
-    wait_s: float
-    batch: Any = None
+    wait_s: float = 0.0
+    works: list[Work] = field(default_factory=list)
+    """The batches that we compute it in."""
+    first: Any = None
+    batch_no: int = 0
+    """Of them, that in the script's hands."""
     settled: bool = False
     """Gradients were averaged, or cannot be."""
     holds: bool = False
@@ -44,8 +49,13 @@ class Step:
     last: bool = False
     """Some member wants it to be the last one in this group."""
     stepped: set[int] = field(default_factory=set)
-    """Optimizers that were told to step."""
+    """Optimizers that were told to step on this batch."""
     compute_s: float = 0.0
+
+    @property
+    def is_last_batch(self) -> bool:
+        """Whether the step ends with the batch in the script's hands."""
+        return self.batch_no == len(self.works) - 1
 
 
 class Loop:
@@ -76,10 +86,15 @@ class Loop:
         try:
             while (step := self._begin_next()) is not None:
                 self.step = step
-                self._client.in_body = True
-                yield step.batch
+                for number, work in enumerate(step.works):
+                    batch = self._reader.get(work) if number else step.first
+                    step.batch_no = number
+                    self._expect(step, work)
+                    self._client.in_body = True
+                    yield batch
+                    self._finish_batch(step)
                 self._client.in_body = False
-                self._finish(step)
+                self._num_steps += 1
         finally:
             self._abandon()
 
@@ -111,58 +126,74 @@ class Loop:
                     self._record(start_s)
                     return None
                 continue
-            self._fetch(step, group)
+            step.works, *later = self._upcoming(group)
+            step.first = self._reader.get(step.works[0])
+            # Those that follow are made meanwhile.
+            self._reader.ask([*step.works[1:], *(work for works in later for work in works)])
             now_s = monotonic()
             self._record(now_s)
             step.wait_s, step.start_s = now_s - start_s, now_s
-            total = sum(len(span) for span in whole)
-            self._reducer.begin(group, step.weight / total, partial(self._settle, step))
+            self._reducer.begin(group)
             return step
+
+    def _expect(self, step: Step, work: Work) -> None:
+        """The script gets a batch."""
+        step.stepped.clear()
+        total = sum(len(span) for span in step.whole)
+        part = work.num_samples / total if step.weight else 0.0
+        settle = partial(self._settle, step)
+        self._reducer.expect(part, settle, last=step.is_last_batch)
 
     def _try(self, run: RunGroup, group: Group, whole: Slice, start_s: float) -> Step | None:
         """Tell the others that we are in this step."""
-        weight = sum(len(span) for span in self._share(group, whole))
-        number = self._client.state.step + 1
+        state = self._client.state
+        weight = sum(len(span) for span in self._portion(group).of(whole))
+        number = state.step + 1
+        told = [number, _digest(whole), state.division.no, state.heard.no, self._client.wants_out]
         try:
-            news = [number, _digest(whole), int(self._client.wants_out)]
-            return Step(run, group.gather(news), whole, weight, start_s, 0.0)
+            return Step(run, group, group.gather(told), whole, weight, start_s)
         except BREAKING as error:
             self._client.failed(run, f"entering step {number}: {error}")
             return None
 
-    def _share(self, group: Group, whole: Slice) -> list[Span]:
-        """What this member computes of a slice: a function of it and of the members alone."""
-        return Portion(group.rank, group.rank + 1, group.size).of(whole)
+    def _portion(self, group: Group) -> Portion:
+        """What this member computes of any slice: by the division that all members know."""
+        sizes = [part.size for part in self._client.state.division.parts] or [1] * group.size
+        low = sum(sizes[: group.rank])
+        return Portion(low, low + sizes[group.rank], sum(sizes))
 
-    def _fetch(self, step: Step, group: Group) -> None:
-        """Have the batch made, and begin to make those that follow."""
-        # Without samples of our own we compute on one of somebody else's, so that the script takes
+    def _works(self, group: Group, number: int, whole: Slice) -> list[Work]:
+        """The batches in which we compute our share of a step."""
+        parts = self._client.state.division.parts
+        accumulation = parts[group.rank].accumulation if parts else 1
+        # Without samples of our own we compute on those of somebody else, so that the script takes
         # the same way in all members.
-        work = self._work(self._client.state.step + 1, self._share(group, step.whole) or step.whole)
-        batch = self._reader.get(work)
-        self._reader.ask(self._upcoming(group))
-        step.batch = batch
+        mine = self._portion(group).of(whole) or whole
+        size = sum(len(span) for span in mine)
+        count = min(accumulation, size)
+        shares = [between(mine, size * k // count, size * (k + 1) // count) for k in range(count)]
+        return [self._work(number, tuple(spans)) for spans in shares]
 
-    def _work(self, number: int, spans: list[Span] | Slice) -> Work:
-        found = self._shown.pop((number, tuple(spans)), None)
+    def _work(self, number: int, spans: Slice) -> Work:
+        found = self._shown.pop((number, spans), None)
         size = sum(len(span) for span in spans)
-        return found or Work(self._feed.feed, tuple(spans), size, number)
+        return found or Work(self._feed.feed, spans, size, number)
 
-    def _upcoming(self, group: Group) -> list[Work]:
-        """The works of the steps after this one, as long as the group is as it is."""
+    def _upcoming(self, group: Group) -> list[list[Work]]:
+        """The works of this step and those after it, as long as group and division are as now."""
         done = Intervals(self._line().edges)
-        works: list[Work] = []
-        number = self._client.state.step + 1
-        while len(works) < self._ahead:
-            for span in self._feed.next_slice(done):
-                done.add(span.start, span.stop)
+        steps: list[list[Work]] = []
+        number = self._client.state.step
+        while sum(map(len, steps[1:])) < self._ahead:
             number += 1
             whole = self._feed.next_slice(done)
             if not whole:
                 break
-            works.append(self._work(number, self._share(group, whole) or whole))
-        self._shown = {(work.step, work.spans): work for work in works}
-        return works
+            steps.append(self._works(group, number, whole))
+            for span in whole:
+                done.add(span.start, span.stop)
+        self._shown = {(work.step, work.spans): work for works in steps for work in works}
+        return steps
 
     def _is_at_end(self) -> bool:
         """All of the feed is in our model."""
@@ -175,11 +206,11 @@ class Loop:
         """All of the feed is in our model: wait until all others are as far."""
         self._client.mark(computing=False)
         try:
-            told = step.gathering.wait()
+            last = self._judge(step)
         except BREAKING as error:
             self._client.failed(step.run, f"at the end of feed {self._feed.feed}: {error}")
             return False
-        return self._client.proven(step.run, last=self._judge(told))
+        return self._client.proven(step.run, last=last)
 
     # ------------------------------------------------------------------ after it
 
@@ -187,12 +218,15 @@ class Loop:
         """Wait for the averaged gradients; whether they may change the model."""
         if step.settled:
             return
+        if not step.is_last_batch:
+            self._reducer.take()
+            return
         step.settled = True
         step.compute_s = monotonic() - step.start_s - self.excluded_s
         try:
             self._reducer.flush()
             self._client.mark(computing=False)
-            step.last = self._judge(step.gathering.wait())
+            step.last = self._judge(step)
             self._reducer.finish()
         except BREAKING as error:
             self._reducer.drop()
@@ -201,14 +235,17 @@ class Loop:
         self._client.mark(computing=True)
         step.holds = self._client.begin_update(step.run)
 
-    def _judge(self, told: list[list[int]]) -> bool:
+    def _judge(self, step: Step) -> bool:
         """Whether somebody wants this step to be the last one in the group.
 
         Raises:
+            RuntimeError, GroupOver: the group is over.
             InternalError: members are not in the same step: the model would be wrong.
         """
-        if len({(number, digest) for number, digest, _ in told}) > 1:
+        told = step.gathering.wait()
+        if len({(number, digest, division) for number, digest, division, *_ in told}) > 1:
             raise InternalError(f"members are in different steps: {told}")
+        self._client.agree(step.run, [heard for *_, heard, _ in told])
         return any(wants_out for *_, wants_out in told)
 
     def on_step(self, optimizer: int) -> bool:
@@ -236,6 +273,8 @@ class Loop:
         """An optimizer has changed its parameters; after the last one the step is in the model."""
         step = self.step
         if step is not None and len(step.stepped) == self._num_optimizers:
+            if not step.is_last_batch:
+                return
             # What the script does until its next batch is no part of a step.
             self._client.unmark()
             if step.holds:
@@ -246,9 +285,8 @@ class Loop:
         if self.step is not None:
             self._settle(self.step)
 
-    def _finish(self, step: Step) -> None:
+    def _finish_batch(self, step: Step) -> None:
         """The user asks for the next batch."""
-        self._num_steps += 1
         missing = self._num_optimizers - len(step.stepped)
         if missing:
             raise ConfigError(

@@ -5,9 +5,13 @@ all samples, so uneven shares weigh what they are worth. As in torch's DDP, para
 buckets in the reverse of their order, in which backward reaches them, and a bucket leaves when it
 is full. Buckets leave in their order on every member.
 
-    reducer.begin(group, part, on_end)   # before the user's backward
-    loss.backward()                      # hooks fill buckets, full ones leave
-    reducer.finish()                     # gradients are the mean over all samples now
+    reducer.begin(group)                     # a step
+    reducer.expect(part, on_end, last=True)  # before the user's backward
+    loss.backward()                          # hooks fill buckets, full ones leave
+    reducer.finish()                         # gradients are the mean over all samples now
+
+A member may come to its share in several batches: it expects each of them, and takes what backward
+has left (`Reducer.take`); gradients leave with the last one.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -34,9 +38,10 @@ class Bucket:
 
     def __init__(self, params: Sequence[nn.Parameter]) -> None:
         self.params = params
-        self.missing = len(params)
         self.sum: Operation | None = None
         self._make()
+        self.begin()
+        self.expect()
 
     def _make(self) -> None:
         first = self.params[0]
@@ -50,39 +55,61 @@ class Bucket:
             self._views.append(self.flat.as_strided(param.shape, strides, start))
             start += param.numel()
         self._marks = self.flat[start:]
-        self._has = [0.0] * len(self.params)
 
     def begin(self) -> None:
-        """For the next batch."""
-        self.missing, self.sum = len(self.params), None
+        """For the next step."""
+        self.sum = None
         self._has = [0.0] * len(self.params)
 
+    def expect(self) -> None:
+        """For the next batch."""
+        self._came = [False] * len(self.params)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether all gradients of the batch are in."""
+        return all(self._came)
+
     def put(self, k: int, part: float) -> bool:
-        """Put the gradient of parameter ``k`` in, times ``part``; whether it is the first one."""
-        first, self._has[k] = not self._has[k], 1.0
-        self.missing -= first
+        """Put the gradient of parameter ``k`` in, times ``part``; whether it is the batch's first.
+
+        A second one of a batch is of no use.
+        """
+        if self._came[k]:
+            return False
+        self._came[k] = True
+        if not part:  # not times 0, which keeps what is not finite
+            return True
         grad, view = self.params[k].grad, self._views[k]
         assert grad is not None
-        if part == 1.0:
+        if self._has[k]:
+            view.add_(grad, alpha=part)
+        elif part == 1.0:
             view.copy_(grad)
         else:
             torch.mul(grad, part, out=view)
-        return first
+        self._has[k] = 1.0
+        return True
 
-    def launch(self, group: Group, part: float) -> None:
-        """Begin to sum; what is not in yet is put in, or is zero."""
-        if part:
-            for k, param in enumerate(self.params):
-                if self._has[k]:
-                    continue
-                if param.grad is None:
-                    self._views[k].zero_()
-                else:
-                    self.put(k, part)
-            self._marks.copy_(torch.tensor(self._has))
-        else:
-            self.flat.zero_()  # not times 0, which keeps what is not finite
+    def take(self, part: float) -> None:
+        """Put in what there is of the batch that is not in yet."""
+        for k, param in enumerate(self.params):
+            if param.grad is not None:
+                self.put(k, part)
+
+    def launch(self, group: Group) -> None:
+        """Begin to sum what is in."""
+        for has, view in zip(self._has, self._views, strict=True):
+            if not has:
+                view.zero_()
+        self._marks.copy_(torch.tensor(self._has))
         self.sum = group.sum(self.flat)
+
+    def keep(self) -> None:
+        """Let nobody but us write into our tensor, though gradients are views of it."""
+        for param, view in zip(self.params, self._views, strict=True):
+            if param.grad is view:
+                param.grad = view.clone()
 
     def give(self) -> None:
         """Make the parameters' gradients what lies here now."""
@@ -119,6 +146,7 @@ class Reducer:
         }
         self._group: Group | None = None
         self._part = 0.0
+        self._last = True
         self._next = 0
         self._on_end: Callable[[], None] = lambda: None
         self._ends = False
@@ -128,19 +156,27 @@ class Reducer:
             for param in self._place:
                 param.register_post_accumulate_grad_hook(self._on_gradient)
 
-    def begin(self, group: Group, part: float, on_end: Callable[[], None]) -> None:
+    def begin(self, group: Group) -> None:
+        """A step begins, whose gradients are summed in this group."""
+        self._group, self._next = group, 0
+        for bucket in self._buckets:
+            bucket.begin()
+
+    def expect(self, part: float, on_end: Callable[[], None], *, last: bool) -> None:
         """The next backward is the one whose gradients count.
 
         Args:
-            group: where they are summed.
             part: what the loss counts for, a mean over some samples: their part of the samples
                 of all members. 0: it does not count.
             on_end: called at the end of the backward, within it, if gradients leave early.
+            last: whether no other batch of ours follows in this step.
         """
-        self._group, self._part, self._next, self._on_end = group, part, 0, on_end
+        self._part, self._on_end, self._last = part, on_end, last
         self.called_twice = self._ends = False
         for bucket in self._buckets:
-            bucket.begin()
+            bucket.expect()
+            if not last:
+                bucket.keep()
 
     def _on_gradient(self, param: nn.Parameter) -> None:
         bucket, k = self._place[param]
@@ -153,22 +189,28 @@ class Reducer:
             Variable._execution_engine.queue_callback(self._on_end)
         if not bucket.put(k, self._part):
             self.called_twice = True
-        if bucket.missing == 0:
+        if self._last and bucket.is_full:
             self._launch(self._group, only_full=True)
 
     def _launch(self, group: Group, *, only_full: bool) -> None:
         """Let buckets go, in their order."""
         while self._next < len(self._buckets):
             bucket = self._buckets[self._next]
-            if only_full and bucket.missing > 0:
+            if only_full and not bucket.is_full:
                 return
+            bucket.take(self._part)
             try:
-                bucket.launch(group, self._part)
+                bucket.launch(group)
             except BREAKING:  # as `flush` is told in its turn
                 if not only_full:
                     raise
                 return
             self._next += 1
+
+    def take(self) -> None:
+        """A batch is over; others of our share follow."""
+        for bucket in self._buckets:
+            bucket.take(self._part)
 
     def flush(self) -> None:
         """Let all gradients go that there will be; raises as `Operation.wait` for a lost group."""

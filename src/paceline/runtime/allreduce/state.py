@@ -15,6 +15,8 @@ from paceline.wire.messages.group import (
     NO_STEP,
     Broken,
     CatchUp,
+    Divide,
+    Division,
     GroupUp,
     JoinGroup,
     Progress,
@@ -71,6 +73,8 @@ class MemberState:
         #: The group that we may work in, and the last one that we might.
         self.running: RunGroup | None = None
         self.ran = 0
+        #: How we divide the next step, and the newest division that we have heard of.
+        self.division = self.heard = Division()
         #: To be heeded when the step, or the update, that we are in is over.
         self.stopping: StopGroup | None = None
         self.copying: CatchUp | None = None
@@ -183,8 +187,25 @@ class MemberState:
                 f"told to go on from step {message.step}, which we do not hold ({self.step})"
             )
         self.running, self.ran = message, message.group
+        self.division = self.heard = message.division
         self.proved = (self.step, self.done.spans())
         return [Connect(message), self.progress()]
+
+    def divide(self, message: Divide) -> list[Instruction]:
+        """Steps are to be divided anew, once all members know of it."""
+        if self.running is None or (message.epoch_no, message.group) != (self.epoch_no, self.ran):
+            return []
+        if message.division.no > self.heard.no:
+            self.heard = message.division
+        return [self.progress()]
+
+    def agree(self, run: RunGroup, heard: Iterable[int]) -> None:
+        """If all members of the group have heard of the same division, the next step is by it.
+
+        They find out together, in a step that all of them enter; so all divide each step alike.
+        """
+        if self.running is run and set(heard) == {self.heard.no}:
+            self.division = self.heard
 
     def may_meet(self, epoch_no: int, group: int) -> bool:
         """Whether we work in this group, or may come to: its members may connect to us.
@@ -294,6 +315,7 @@ class MemberState:
                 group=self.ran,
                 step=step,
                 committed=committed,
+                division=self.division.no,
             )
         )
 

@@ -22,6 +22,26 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
     address: str
 
 
+class Part(msgspec.Struct, frozen=True, array_like=True):
+    """What one member computes of each step.
+
+    ``size``: in proportion to those of the others; ``accumulation``: in so many batches.
+    """
+
+    size: int = 1
+    accumulation: int = 1
+
+
+class Division(msgspec.Struct, frozen=True, array_like=True):
+    """Who computes how much of a step: the plan of this number, member by member.
+
+    Without ``parts`` all compute alike, in one batch.
+    """
+
+    no: int = 0
+    parts: tuple[Part, ...] = ()
+
+
 # --------------------------------------------------------------------------- up
 
 
@@ -50,13 +70,17 @@ class Stopped(Message, frozen=True):
 
 
 class Progress(Message, frozen=True):
-    """member -> master: it runs in ``group``; all members hold ``step``, and so ``committed``."""
+    """member -> master: it runs in ``group``; all members hold ``step``, and so ``committed``.
+
+    ``division``: number of that by which it divides its next step.
+    """
 
     epoch_no: int
     inc: int
     group: int
     step: int
     committed: tuple[Span, ...] = ()
+    division: int = 0
 
 
 class Broken(Message, frozen=True):
@@ -109,6 +133,19 @@ class RunGroup(Message, frozen=True):
     group: int
     step: int
     members: tuple[Member, ...]
+    division: Division = Division()
+
+
+class Divide(Message, frozen=True):
+    """master -> member: divide steps so, as soon as all members of ``group`` have heard of it.
+
+    Resent until `Progress` says that it does.
+    """
+
+    epoch_no: int
+    inc: int
+    group: int
+    division: Division
 
 
 # --------------------------------------------------------------------------- among members

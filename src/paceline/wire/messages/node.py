@@ -6,6 +6,7 @@ from paceline.wire.messages.feeds import Batching, Feed, Rate, Slice, SourceLine
 from paceline.wire.messages.group import (
     Broken,
     CatchUp,
+    Divide,
     JoinGroup,
     Progress,
     RunGroup,
@@ -389,6 +390,7 @@ NodeDown = (
     | NewMap
     | StopGroup
     | CatchUp
+    | Divide
     | RunGroup
     | Stop
 )
