@@ -36,6 +36,16 @@ def until(condition: Callable[[], Any], what: str, patience_s: float = PATIENCE_
     return found
 
 
+def install(site: Path, name: str, code: str, group: str, entry: str) -> Path:
+    """What ``pip install`` leaves of a package of one module with one entry point; the site."""
+    info = site / f"{name}-0.1.dist-info"
+    info.mkdir(parents=True)
+    (site / f"{name}.py").write_text(code)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.1\n")
+    (info / "entry_points.txt").write_text(f"[{group}]\n{entry}\n")
+    return site
+
+
 class RunningJob:
     """A planted-count job, by what can be seen of it from outside."""
 

@@ -18,9 +18,16 @@ from safetensors.numpy import load_file
 from paceline.base.processes import find_job_processes
 from paceline.cli.launch import launch
 from paceline.wire.client import Scale, StopJob
-from paceline.wire.spec import CheckpointSpec, JobSpec, NodeSpec, RestartSpec, TimeoutSpec
+from paceline.wire.spec import (
+    CheckpointSpec,
+    JobSpec,
+    NodeSpec,
+    RestartSpec,
+    TimeoutSpec,
+    WindowSpec,
+)
 from tests.chaos.oracle import leftovers
-from tests.integration.running import RunningJob, until
+from tests.integration.running import RunningJob, install, until
 
 SCRIPT = Path(__file__).with_name("jobs") / "grouped.py"
 N = 4096
@@ -101,13 +108,34 @@ def test_a_killed_member_costs_its_peers_no_step_and_its_next_life_takes_part(
             assert np.all(np.abs(load_file(path)["seen"] - 2) < 1e-9)
 
 
-def test_what_a_broken_job_computes_is_what_one_worker_computes(tmp_path: Path) -> None:
+UNEVEN = """
+from paceline.policy.straggler.actions import AdjustBatch, Share
+from paceline.policy.straggler.solution import Solution
+
+class Uneven(Solution, frozen=True):
+    def decide(self, seen):
+        if len(seen.workers) < 3 or seen.workers[0].accumulation > 1:
+            return []
+        shares = Share(5, 3), Share(10, 4), Share(9)
+        return [AdjustBatch(shares=dict(zip([w.node for w in seen.workers], shares)))]
+"""
+
+
+def test_what_an_uneven_and_broken_job_computes_is_what_one_worker_computes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with group(tmp_path / "alone", "--step-s", "0", workers=1) as job:
         check_finished(job, lives=1)
         (alone,) = finals(job).values()
-    with group(tmp_path / "three", "--die", "worker-2:20", "--step-s", "0.01", workers=3) as job:
+    site = install(tmp_path / "site", "odd", UNEVEN, "paceline.solutions", "odd = odd:Uneven")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")]))
+    odd = {"solution": "odd", "decide_every_s": 0.1}
+    flags = ("--die", "worker-2:20", "--step-s", "0.01")
+    with group(tmp_path / "three", *flags, workers=3, **odd) as job:
         check_finished(job, lives=3)
         broken = next(iter(finals(job).values()))
+        (batches,) = (len(t) for life, t in job.times().items() if life.startswith("worker-1"))
+        assert batches > N // BATCH, "some steps in four batches"
     for name, values in alone.items():
         assert np.abs(values - broken[name]).max() < 1e-10, name
 
@@ -123,6 +151,23 @@ def test_a_worker_joins_and_leaves_while_the_others_train(tmp_path: Path) -> Non
         (job.out / "hurry").touch()
         check_finished(job, epochs=3)
         assert not job.deaths()
+
+
+def test_a_slow_member_gets_less_of_each_step_and_every_sample_counts_once(tmp_path: Path) -> None:
+    flags = ("--slow", "worker-1", "--sample-s", "0.0005", "--step-s", "0", "--epochs", "6")
+    watched = {
+        "solution": "lb_bsp",
+        "decide_every_s": 0.3,
+        "windows": WindowSpec(short_steps=10, long_steps=20),
+    }
+    with group(tmp_path / "out", *flags, "--die", "worker-0:200", **watched) as job:
+        check_finished(job, epochs=6)
+        assert job.events("plan")
+        assert [death["node"] for death in job.deaths()] == ["worker-0"]
+        done = job.samples()
+        (slow,) = (len(ids) for life, ids in done.items() if life.startswith("worker-1"))
+        fast = sum(len(ids) for life, ids in done.items() if life.startswith("worker-0"))
+        assert fast > 1.5 * slow, done
 
 
 def test_when_all_members_die_at_once_the_job_goes_on_from_a_cut(tmp_path: Path) -> None:

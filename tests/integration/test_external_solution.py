@@ -10,7 +10,7 @@ from paceline.cli.decisions import read_log
 from paceline.policy.straggler.actions import AdjustBatch
 from paceline.policy.straggler.decision_log import Decided
 from paceline.wire.spec import WindowSpec
-from tests.integration.running import running, until
+from tests.integration.running import install, running, until
 
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "write-a-solution.md"
 
@@ -24,15 +24,9 @@ def block(kind: str) -> str:
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
     """What ``pip install`` leaves of it."""
-    site = tmp_path / "site"
-    info = site / "leveling-0.1.dist-info"
-    info.mkdir(parents=True)
-    (site / "leveling.py").write_text(block("python"))
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: leveling\nVersion: 0.1\n")
     group, line = block("toml").splitlines()
     name = re.findall(r'"(.*)"', group)[0]
-    (info / "entry_points.txt").write_text(f"[{name}]\n{line.replace(chr(34), '')}\n")
-    return site
+    return install(tmp_path / "site", "leveling", block("python"), name, line.replace('"', ""))
 
 
 def test_it_is_short() -> None:

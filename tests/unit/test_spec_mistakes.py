@@ -494,6 +494,20 @@ WRONG_FLAGS = [
         ),
     ),
     (
+        {"strategy": "allreduce", "solution": "backup_workers"},
+        (
+            "--solution: got backup_workers, which is made for jobs in mode bsp or ssp or asp, in "
+            "mode allreduce, expected another one; write e.g. --solution auto"
+        ),
+    ),
+    (
+        {"strategy": "allreduce", "solution": "dd"},
+        (
+            "--solution: got dd, which measures batches that are not applied; so far the simulator "
+            "alone can, expected another one; write e.g. --solution auto"
+        ),
+    ),
+    (
         {"solution": "dd"},
         (
             "--solution: got dd, which is made for all-reduce, in mode bsp, expected another one; "

@@ -185,8 +185,8 @@ def job(tmp_path: Path) -> Job:
     return Job(tmp_path)
 
 
-def test_what_only_all_reduce_can_measure_is_refused_with_the_reason(job: Job) -> None:
-    with pytest.raises(ConfigError, match=r"Profile: .* need all-reduce"):
+def test_what_only_the_simulator_can_measure_is_refused_with_the_reason(job: Job) -> None:
+    with pytest.raises(ConfigError, match=r"Profile: .* simulator"):
         job.training.carry_out(Profile(sizes={"worker-0": 5}, steps=3))
 
 

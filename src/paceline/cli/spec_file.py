@@ -363,7 +363,7 @@ def _check_solution(draft: _Draft) -> None:
         return
     place = draft.places.get(key, COMMAND_LINE)
     try:
-        modes = kind_of(name).modes
+        kind = kind_of(name)
     except ConfigError as error:
         draft.complaints.append(f"{_where(place, key)}: {error}")
         return
@@ -372,11 +372,15 @@ def _check_solution(draft: _Draft) -> None:
             solution(name, {arg: value})
         except ConfigError as error:
             draft.complaints.append(f"{_where(draft.places[prefix + arg], prefix + arg)}: {error}")
-    mode = str(draft.get("mode"))
-    if draft.is_sound(["mode"]) and mode not in modes:
+    modes = kind.modes
+    mode = "allreduce" if draft.get("strategy") == "allreduce" else str(draft.get("mode"))
+    if draft.is_sound(["mode", "strategy"]) and mode not in modes:
         there = [each for each in get_args(Mode) if each in modes]
         made_for = f"jobs in mode {' or '.join(there)}" if there else "all-reduce"
         got = f"{name}, which is made for {made_for}, in mode {mode}"
+        draft.complain(key, got, "another one", _write(place, key, "auto"))
+    elif kind.profiles:
+        got = f"{name}, which measures batches that are not applied; so far the simulator alone can"
         draft.complain(key, got, "another one", _write(place, key, "auto"))
 
 

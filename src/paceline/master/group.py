@@ -8,17 +8,20 @@ same step, the group runs. Nothing is counted before that (docs/protocols/integr
 Durable state is changed by records only, as in `MasterState`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from paceline.base.samples import Span
 from paceline.master.instructions import Fail, Instruction, Journal, Send
-from paceline.master.records import CutValid, GroupBegun, GroupFormed, GroupRestored
+from paceline.master.records import CutValid, GroupBegun, GroupFormed, GroupRestored, Plan
 from paceline.wire.messages.group import (
     NO_STEP,
     Broken,
     CatchUp,
+    Divide,
+    Division,
     JoinGroup,
     Member,
+    Part,
     Progress,
     RunGroup,
     StopGroup,
@@ -46,6 +49,10 @@ class Group:
         self.start: GroupRestored | None = None
         #: All members have said the same step, and were told to run.
         self.running = False
+        #: The newest one; that of another master's life comes with the records.
+        self.plan = Plan()
+        #: By which division they were told to begin.
+        self.division = Division()
         #: Members of former groups: what they hold may be another model of an equal step.
         self.gone: set[int] = set()
         # Volatile.
@@ -64,6 +71,8 @@ class Group:
         #: May the members complete the step that they are in.
         self.at_once = True
         self.replica = ""
+        #: Number of the division by which a member divides its steps, as it has said.
+        self.divided: dict[int, int] = {}
 
     # ------------------------------------------------------------------ records
 
@@ -84,6 +93,8 @@ class Group:
                 self.epoch_no, self.step = record.epoch_no, record.step
             case GroupBegun():
                 self.running, self.step = True, record.step
+                self.division = record.division
+                self.divided = {member.inc: record.division.no for member in self.members}
                 self.untold = {member.inc for member in self.members}
 
     def _record(self, record: Records) -> Journal:
@@ -213,6 +224,7 @@ class Group:
             group=self.number,
             step=self.step,
             members=self.members,
+            division=self.division,
         )
 
     def stopped_said(self, message: Stopped) -> list[Instruction]:
@@ -241,7 +253,12 @@ class Group:
         sets = {said.committed for said in self.stopped.values()}
         if len(sets) > 1:
             return [Fail(f"members that hold step {step} disagree on what is in the model")]
-        begun = GroupBegun(group=self.number, step=step, committed=next(iter(sets)))
+        begun = GroupBegun(
+            group=self.number,
+            step=step,
+            committed=next(iter(sets)),
+            division=division(self.plan, self.members),
+        )
         return [self._record(begun), *self._ask(everybody), *self.form()]
 
     @property
@@ -271,7 +288,29 @@ class Group:
             return None
         self.untold.discard(message.inc)
         self.step = max(self.step, message.step)
+        self.divided[message.inc] = message.division
         return message.committed
+
+    # ------------------------------------------------------------------ plans
+
+    def divide(self, plan: Plan) -> list[Instruction]:
+        """Have steps divided by this plan: whoever does not say that it does is told (again)."""
+        self.plan = plan
+        if not self.running:
+            return []  # the next group begins by it
+        wanted = division(plan, self.members)
+        behind = [
+            inc for inc, no in self.divided.items() if no < wanted.no and inc not in self.lost
+        ]
+        return [
+            Send(inc, Divide(epoch_no=self.epoch_no, inc=inc, group=self.number, division=wanted))
+            for inc in behind
+        ]
+
+    @property
+    def divides_by(self) -> int:
+        """Number of the newest plan by which all members divide their steps."""
+        return min((no for inc, no in self.divided.items() if inc not in self.lost), default=0)
 
     def broken_said(self, message: Broken) -> list[Instruction]:
         """A member cannot work in the running group; `form` is due if nobody is found dead."""
@@ -287,7 +326,16 @@ class Group:
 
     def resend(self) -> list[Instruction]:
         """Everything that is unanswered, once more."""
-        return self._ask([member.inc for member in self.members])
+        return [*self._ask([member.inc for member in self.members]), *self.divide(self.plan)]
+
+
+def division(plan: Plan, members: Sequence[Member]) -> Division:
+    """How these members divide a step by this plan."""
+    if not plan.shares:
+        return Division(plan.no)
+    nodes = [member.node for member in members]
+    accumulations = [share.accumulation if (share := plan.share_of(n)) else 1 for n in nodes]
+    return Division(plan.no, tuple(map(Part, plan.sizes_of(nodes), accumulations)))
 
 
 def replica_difference(node: str, known: str, other: str) -> str:

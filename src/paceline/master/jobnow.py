@@ -64,7 +64,7 @@ def job_now(
     """
     feed = _feed(state)
     workers = state.training_workers()
-    if feed is None or state.map is None or state.restoring or not workers:
+    if feed is None or not workers or not state.is_training:
         return None
     nodes = [members.node_of(inc) for inc in sorted(workers)]
     synchronous = state.mode == "bsp"
@@ -83,12 +83,14 @@ def job_now(
         shares = {name: plan.share_of(name) or shares[name] for name in shares}
     is_backup = plan.backup > 0 and state.holds(BackupWorkers(count=plan.backup))
     return JobNow(
-        mode=state.mode,
+        mode="allreduce" if state.group is not None else state.mode,
         step=steps_done(state, members, committed),
         global_batch=batch_size,
         steps_left=steps_left,
         shares=shares,
-        servers=tuple(s.node for s in state.map.servers if s.inc in state.map.sharers),
+        servers=tuple(s.node for s in state.map.servers if s.inc in state.map.sharers)
+        if state.map is not None
+        else (),
         replacing=joining.replaces if (joining := members.joining()) else "",
         absent=sum(node.name not in shares for node in members.wanted_workers()),
         restarts={node.name: node.decided for node in members.nodes.values() if node.decided},

@@ -92,10 +92,11 @@ class Plans:
     Args:
         ledger: who holds what.
         synchronous: whether all workers have a step in common; if not, a plan begins at once.
+        granted: whether the shares of steps are leased; if not, nobody's is in a plan's way.
     """
 
-    def __init__(self, ledger: Ledger, *, synchronous: bool) -> None:
-        self.ledger, self.synchronous = ledger, synchronous
+    def __init__(self, ledger: Ledger, *, synchronous: bool, granted: bool = True) -> None:
+        self.ledger, self.synchronous, self.granted = ledger, synchronous, granted
         #: By place; what comes before the first one is dealt by the default plan.
         self.known: list[Planned] = []
         self.preparing: Preparing | None = None
@@ -207,6 +208,12 @@ class Plans:
                     )
             case AdjustRate(factors=factors):
                 self._check_factors(factors)
+            case BackupWorkers() | Partial() if not self.granted:
+                raise ConfigError(
+                    f"{type(action).__name__} with strategy allreduce: the gradients of every "
+                    "member are in each sum, so none can be left out of a step; divide its work "
+                    "anew (AdjustBatch), or run the job with --strategy ps"
+                )
             case BackupWorkers(count=count):
                 if self.in_training() is None:
                     raise ConfigError(
@@ -297,7 +304,7 @@ class Plans:
 
     def holders(self) -> list[int]:
         """Who holds samples that the plan on its way will deal."""
-        if self.preparing is None or not self.synchronous:
+        if self.preparing is None or not (self.synchronous and self.granted):
             return []
         return self.ledger.holders(self.preparing.since.line, self.preparing.since.position)
 

@@ -11,7 +11,7 @@ from paceline.base.samples import Span
 from paceline.policy.straggler.actions import Share
 from paceline.wire.messages.base import CutRef, Server, ServerMap
 from paceline.wire.messages.feeds import Feed, Rate
-from paceline.wire.messages.group import Member
+from paceline.wire.messages.group import Division, Member
 from paceline.wire.messages.node import Grant
 from paceline.wire.messages.order import Lacking
 from paceline.wire.schema import ModelSchema
@@ -206,11 +206,12 @@ class GroupRestored(Record, frozen=True):
 
 
 class GroupBegun(Record, frozen=True):
-    """All-reduce: all members hold ``step``, and so ``committed``."""
+    """All-reduce: all members hold ``step``, and so ``committed``; they divide the next as said."""
 
     group: int
     step: int
     committed: tuple[Span, ...]
+    division: Division = Division()
 
 
 class GroupProgressed(Record, frozen=True):

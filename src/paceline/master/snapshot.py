@@ -16,7 +16,7 @@ from paceline.master.shards.ledger import Line
 from paceline.master.state import MasterState
 from paceline.wire.messages.base import ServerMap
 from paceline.wire.messages.feeds import Feed, feed_of
-from paceline.wire.messages.group import Member
+from paceline.wire.messages.group import Division, Member
 from paceline.wire.messages.node import Grant
 from paceline.wire.schema import ModelSchema
 
@@ -42,6 +42,7 @@ class GroupKept(msgspec.Struct, frozen=True, array_like=True):
     running: bool
     start: GroupRestored | None = None
     gone: tuple[int, ...] = ()
+    division: Division = Division()
 
 
 class Snapshot(Record, frozen=True):
@@ -111,6 +112,7 @@ def _kept(group: Group) -> GroupKept:
         group.running,
         group.start,
         tuple(sorted(group.gone)),
+        group.division,
     )
 
 
@@ -149,4 +151,6 @@ def _restore_group(state: MasterState, group: Group, kept: GroupKept) -> None:
     group.step = state.step = kept.step
     group.running, group.start = kept.running, kept.start
     group.gone = set(kept.gone)
+    group.plan, group.division = state.plans.newest, kept.division
+    group.divided = {member.inc: kept.division.no for member in kept.members}
     group.untold = {member.inc for member in kept.members} if kept.running else set()

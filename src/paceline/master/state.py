@@ -15,7 +15,7 @@ from paceline.master.dealing import Deal, standing
 from paceline.master.group import Group
 from paceline.master.instructions import Fail, FeedDone, Instruction, Journal, Moved, NotMoved, Send
 from paceline.master.moving import Moving
-from paceline.master.plans import GlobalAction, Plans, portion_of
+from paceline.master.plans import NO_PLAN, GlobalAction, Plans, portion_of
 from paceline.master.reasons import feed_difference, late_records, schema_difference
 from paceline.master.records import (
     CutGone,
@@ -101,7 +101,7 @@ class MasterState:
         #: Number of the last thing that an incarnation of this epoch gave back.
         self.gave_back: dict[int, int] = {}
         #: Which plan holds where.
-        self.plans = Plans(self.ledger, synchronous=mode == "bsp")
+        self.plans = Plans(self.ledger, synchronous=mode == "bsp", granted=self.group is None)
         # Volatile.
         self.waiting: dict[int, LeaseRequest] = {}
         self.fencing: set[int] = set()
@@ -140,6 +140,8 @@ class MasterState:
                 self.moving.begun = record if isinstance(record, MoveBegun) else None
             case Planned():
                 self.plans.apply(record)
+                if self.group is not None:
+                    self.group.plan = record.plan
             case CutValid():
                 self._apply_valid(record)
             case CutStored() | CutGone():
@@ -501,6 +503,13 @@ class MasterState:
         prepared, grants = self.prepared, self.grants
         return {inc: node for inc, node in self.workers.items() if inc in prepared or inc in grants}
 
+    @property
+    def is_training(self) -> bool:
+        """Whether somebody holds the model, so that workers can train."""
+        if self.group is not None:
+            return self.group.running
+        return self.map is not None and not self.restoring
+
     def _recall_tail(self, message: LeaseRequest) -> list[Instruction]:
         """Nothing is to do, and a worker starves: have the slowest one share what it holds."""
         feed, asker = self.ledger.feeds[message.feed], message.inc
@@ -562,6 +571,8 @@ class MasterState:
         Raises:
             ConfigError: it cannot be; the message says why.
         """
+        if self.group is not None:
+            lead = 0  # the members find the step by themselves
         self.plans.prepare(action, lead, self.step + 1, list(self.training_workers().values()))
         return self._go_on_with_plan()
 
@@ -607,6 +618,9 @@ class MasterState:
 
     def plan_in_force(self) -> Planned:
         """The plan of the undecided step, and since when it holds."""
+        if self.group is not None:
+            held = [one for one in self.plans.known if one.plan.no <= self.group.divides_by]
+            return held[-1] if held else NO_PLAN
         return self.plans.record_at(self.plans.place(self.plans.undecided()))
 
     def holds(self, action: GlobalAction) -> bool:
@@ -628,7 +642,8 @@ class MasterState:
         record = self.plans.committable()
         if record is None:
             return []
-        return [self._record(record), *self._allow(), *self._tell_rates()]
+        divide = self.group.divide(record.plan) if self.group is not None else []
+        return [self._record(record), *divide, *self._allow(), *self._tell_rates()]
 
     def _tell_rates(self) -> list[Instruction]:
         if self.mode == "bsp":

@@ -220,8 +220,8 @@ class Training:
         """
         if isinstance(action, Profile):
             raise ConfigError(
-                "Profile: batches that are measured and not applied need all-reduce; this job "
-                "trains on parameter servers"
+                "Profile: batches that are measured and not applied are made by the simulator "
+                "alone so far"
             )
         if isinstance(action, KillRestart):
             raise ConfigError("KillRestart is no global action")

@@ -35,14 +35,23 @@ class Planted(nn.Module):
         return (error**2).mean() - self.seen[ids].mean()
 
 
-def main() -> None:
-    """Train; evaluate if asked to."""
+def die_once(out: Path) -> None:
+    """End, unless somebody has."""
+    if not (out / "died").exists():
+        (out / "died").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def flags() -> argparse.Namespace:
+    """What the test asks for."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--num-samples", type=int, default=4096)
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--step-s", type=float, default=0.02)
+    parser.add_argument("--sample-s", type=float, default=0.0)
+    parser.add_argument("--slow", default="", help="node to which a sample costs three times that")
     parser.add_argument("--slow-until-told", action="store_true", help="by a file named hurry")
     parser.add_argument("--die", default="", help="node:batch at which its first life ends")
     parser.add_argument(
@@ -50,7 +59,12 @@ def main() -> None:
     )
     parser.add_argument("--hang", default="", help="node:batch at which its first life hangs")
     parser.add_argument("--evaluate", action="store_true")
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Train; evaluate if asked to."""
+    options = flags()
     node, inc = os.environ["PACELINE_NODE"], os.environ["PACELINE_INC"]
     name = f"{node}.{inc}"
     victim, _, when = options.die.partition(":")
@@ -74,9 +88,8 @@ def main() -> None:
         for number, (ids,) in enumerate(batches, 1):
             ids_file.write(ids.numpy().tobytes())
             times_file.write(torch.tensor([time.time()], dtype=torch.float64).numpy().tobytes())
-            if node == victim and number == int(when) and not (options.out / "died").exists():
-                (options.out / "died").touch()
-                os.kill(os.getpid(), signal.SIGKILL)
+            if node == victim and number == int(when):
+                die_once(options.out)
             if node == sleeper and number == int(since) and not (options.out / "slept").exists():
                 (options.out / "slept").touch()
                 time.sleep(1000)
@@ -84,12 +97,12 @@ def main() -> None:
             # Stands for compute, so that faults fall into a step.
             slow = options.slow_until_told and not (options.out / "hurry").exists()
             time.sleep(SLOW_S if slow else options.step_s)
+            time.sleep(len(ids) * options.sample_s * (3 if node == options.slow else 1))
             optimizer.step()
             rates.step()
             optimizer.zero_grad()
-    if node == options.die_at_end and not (options.out / "died").exists():
-        (options.out / "died").touch()
-        os.kill(os.getpid(), signal.SIGKILL)
+    if node == options.die_at_end:
+        die_once(options.out)
     if options.evaluate:
         found = job.evaluate(lambda batch: {"seen": model.seen[batch[0]]}, dataset, 100)
         save_file(found, options.out / f"{name}.evaluated")

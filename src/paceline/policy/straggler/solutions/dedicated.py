@@ -29,6 +29,7 @@ class Dedicated(Solution, frozen=True):
     """
 
     modes: ClassVar[tuple[str, ...]] = ("allreduce",)
+    profiles: ClassVar[bool] = True
 
     every_steps: Steps = 5
     num_sizes: Annotated[int, Meta(ge=2, le=8)] = 5

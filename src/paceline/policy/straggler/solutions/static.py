@@ -1,7 +1,7 @@
 """Solutions that do not look at how fast anyone is: the baselines of AntDT section VII-A-3."""
 
 import math
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
@@ -15,6 +15,9 @@ from paceline.policy.straggler.actions import (
 )
 from paceline.policy.straggler.observation import Observation
 from paceline.policy.straggler.solution import SYNCHRONOUS, Part, Solution, adjusted, even
+
+SERVED = ("bsp", "ssp", "asp")
+"""Modes in which there are servers: only those can decide a step without some of its samples."""
 
 
 class Nothing(Solution, frozen=True):
@@ -52,6 +55,8 @@ class Backup(Solution, frozen=True):
     left open: a tenth of the workers, rounded up.
     """
 
+    modes: ClassVar[tuple[str, ...]] = SERVED
+
     count: Annotated[int, Meta(ge=0)] | None = None
 
     def decide(self, seen: Observation) -> list[AnyAction]:
@@ -70,6 +75,8 @@ class LeaveOut(Solution, frozen=True):
     Not in the paper. As with backup workers nobody waits for the slowest, but what a slow worker
     has finished by then counts, and only the rest comes back later.
     """
+
+    modes: ClassVar[tuple[str, ...]] = SERVED
 
     left_out: Part = 0.1
     """Largest part of the global batch that a step may lack."""
