@@ -13,7 +13,8 @@ from paceline.base.errors import ConfigError, PermanentError
 from paceline.runtime.allreduce import replica as replica_module
 from paceline.runtime.allreduce.direct import read_memory
 from paceline.runtime.allreduce.replica import Arriving, Photograph, Replica
-from paceline.runtime.allreduce.tree import put_together, take_apart
+from paceline.runtime.allreduce.skeleton import put_together
+from paceline.runtime.allreduce.tree import take_apart
 
 
 def trained(seed: int, steps: int) -> tuple[Replica, nn.Module, Adam]:

@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from paceline.base.errors import ConfigError, InternalError, PacelineError
-from paceline.cli import bench, data, sim
+from paceline.cli import bench, checkpoint, data, sim
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -46,6 +46,7 @@ app = typer.Typer(
     help="Elastic training of PyTorch models, every sample accounted for.",
 )
 app.add_typer(bench.app, name="bench")
+app.add_typer(checkpoint.app, name="checkpoint")
 app.add_typer(data.app, name="data")
 app.add_typer(sim.app, name="sim")
 

@@ -25,6 +25,16 @@ def mib(num_bytes: int) -> str:
     return f"{num_bytes / 2**20:,.0f} MiB" if num_bytes else "-"
 
 
+def size(num_bytes: int) -> str:
+    """``512 B``, ``3.4 KiB``, ``312 MiB``."""
+    if num_bytes < 1024:
+        return f"{num_bytes} B"
+    value, units = num_bytes / 1024, ["KiB", "MiB", "GiB", "TiB"]
+    while value >= 1000 and len(units) > 1:
+        value, units = value / 1024, units[1:]
+    return f"{value:.1f} {units[0]}" if value < 99.95 else f"{value:,.0f} {units[0]}"
+
+
 def percent(part: float, whole: float) -> str:
     """``25 %``; nothing of nothing: ``-``."""
     return f"{part / whole:.0%}".replace("%", " %") if whole else "-"

@@ -129,12 +129,25 @@ def map_file(name: str, expected: str, *places: Path) -> mmap.mmap:
     raise PermanentError("; ".join(errors))
 
 
-def _map_verified(path: Path, expected: str) -> mmap.mmap:
+def map_unverified(name: str, *places: Path) -> mmap.mmap:
+    """The same without reading it: for looking at what it says that it holds.
+
+    Raises:
+        PermanentError: the file is missing or empty.
+    """
+    return _map((copies(name, *places) or [places[-1] / name])[0])
+
+
+def _map(path: Path) -> mmap.mmap:
     try:
         with path.open("rb") as file:
-            image = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except (OSError, ValueError) as error:
         raise PermanentError(f"{path}: cannot be read ({error}); use an older cut") from error
+
+
+def _map_verified(path: Path, expected: str) -> mmap.mmap:
+    image = _map(path)
     if checksum(image) != expected:
         raise PermanentError(
             f"{path}: checksum differs from the manifest's ({len(image)} bytes), the file is "

@@ -31,6 +31,8 @@ class DenseTensor(msgspec.Struct, frozen=True, kw_only=True):
     """``float32`` or ``float64``."""
     offset: int
     group: int
+    names: tuple[str, ...] = ()
+    """All that the script's state dict calls it, where that is not ``name`` alone."""
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,6 +52,8 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
     """Dynamic tables: rows unused for this many applied updates are evicted. None: never."""
     capacity: int | None = None
     """Dynamic tables: rows kept at most (least recently used go first). None: no bound."""
+    modules: tuple[str, ...] = ()
+    """The modules that read it, by their names in the script; none: as the table is called."""
 
 
 class ModelSchema(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,31 +19,22 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.base.errors import PermanentError
 from paceline.runtime.allreduce.outside import Outside
-from paceline.runtime.allreduce.tree import (
+from paceline.runtime.allreduce.skeleton import (
+    LAYOUT,
+    Layout,
     Skeleton,
-    as_array,
-    as_bytes,
     names_of,
     put_together,
-    take_apart,
+    read_layout,
 )
+from paceline.runtime.allreduce.tree import as_array, as_bytes, take_apart
 from paceline.runtime.data.work import Array
 
 PART_BYTES = 16 << 20
-LAYOUT = "layout"
-"""The name of part 0 in a cut."""
-
-
-class Layout(msgspec.Struct, frozen=True):
-    """Part 0: the form of the state, and of each of its tensors."""
-
-    skeleton: Skeleton
-    tensors: tuple[tuple[str, tuple[int, ...]], ...]
-    """dtype and shape."""
 
 
 def encode_layout(skeleton: Skeleton, tensors: Sequence[Tensor]) -> bytes:
-    """What the state is made of."""
+    """What the state is made of: part 0."""
     kinds = tuple((str(one.dtype).removeprefix("torch."), tuple(one.shape)) for one in tensors)
     return msgspec.json.encode(Layout(skeleton, kinds))
 
@@ -54,13 +45,10 @@ def decode_layout(data: bytes) -> Layout:
     Raises:
         PermanentError: it is none.
     """
-    try:
-        layout = msgspec.json.decode(data, type=Layout)
-        for dtype, _ in layout.tensors:
-            if not isinstance(getattr(torch, dtype, None), torch.dtype):
-                raise PermanentError(f"a state cannot be read: {dtype!r} is no dtype of torch")
-    except msgspec.MsgspecError as error:
-        raise PermanentError(f"a state cannot be read: {error}") from error
+    layout = read_layout(data)
+    for dtype, _ in layout.tensors:
+        if not isinstance(getattr(torch, dtype, None), torch.dtype):
+            raise PermanentError(f"a state cannot be read: {dtype!r} is no dtype of torch")
     return layout
 
 

@@ -1,23 +1,18 @@
 """Nested state as data and tensors: what ``state_dict`` returns, without pickle.
 
-    skeleton, tensors = take_apart({"step": 3, "exp_avg": tensor})
-    put_together(skeleton, tensors)
-
-The skeleton is made of lists, strings, numbers and None only, so any codec carries it.
+skeleton, tensors = take_apart({"step": 3, "exp_avg": tensor})
+put_together(skeleton, tensors)  # of `skeleton`
 """
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from paceline.base.errors import ConfigError, PermanentError
+from paceline.base.errors import ConfigError
+from paceline.runtime.allreduce.skeleton import Skeleton
 from paceline.runtime.data.work import Array
-
-Skeleton = Any
-"""A plain value, or ``[kind, ...]``."""
 
 
 def take_apart(value: Any, name: str = "state") -> tuple[Skeleton, list[Tensor]]:
@@ -62,47 +57,6 @@ def _take_apart(value: Any, name: str, tensors: list[Tensor]) -> Skeleton:
                 f"{name} is a {type(value).__name__}, which cannot be handed to another worker; "
                 "state is made of tensors, numbers, strings, None, lists, tuples and dicts"
             )
-
-
-def put_together(skeleton: Skeleton, tensors: Sequence[Tensor]) -> Any:
-    """The state again, on these tensors.
-
-    Raises:
-        PermanentError: the skeleton is damaged.
-    """
-    match skeleton:
-        case None | bool() | int() | float() | str():
-            return skeleton
-        case ["float", str(text)]:
-            return float(text)
-        case ["tensor", int(index)] if 0 <= index < len(tensors):
-            return tensors[index]
-        case ["dict", *pairs]:
-            return {put_together(key, tensors): put_together(one, tensors) for key, one in pairs}
-        case ["list", *parts]:
-            return [put_together(one, tensors) for one in parts]
-        case ["tuple", *parts]:
-            return tuple(put_together(one, tensors) for one in parts)
-        case _:
-            raise PermanentError(f"damaged state: {str(skeleton)[:100]} is no part of one")
-
-
-def names_of(skeleton: Skeleton, name: str = "") -> list[str]:
-    """A name for each tensor, by its place: ``optimizers.0.state.3.exp_avg``."""
-    match skeleton:
-        case ["tensor", _]:
-            return [name]
-        case ["dict", *pairs]:
-            parts = [(put_together(key, ()), one) for key, one in pairs]
-        case ["list" | "tuple", *ones]:
-            parts = list(enumerate(ones))
-        case _:
-            return []
-    return [
-        found
-        for key, one in parts
-        for found in names_of(one, f"{name}.{key}" if name else f"{key}")
-    ]
 
 
 def as_bytes(tensor: Tensor) -> Tensor:

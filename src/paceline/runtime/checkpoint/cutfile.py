@@ -18,7 +18,7 @@ import numpy as np
 from paceline.base.errors import PermanentError
 from paceline.runtime.ps.kernels import Array
 from paceline.wire.copying import copy
-from paceline.wire.cut import CutManifest, checksum, map_file, read_manifest, write_file
+from paceline.wire.cut import CutManifest, checksum, copies, map_file, read_manifest, write_file
 
 _ALIGN_BYTES = 64
 _DTYPES = {
@@ -102,6 +102,12 @@ class Chunks:
         return found
 
 
+def _entries(view: memoryview) -> tuple[int, dict[str, _Entry]]:
+    """Where the arrays' bytes begin, and what is where among them."""
+    start = 8 + int.from_bytes(view[:8], "little")
+    return start, msgspec.json.decode(view[8:start], type=dict[str, _Entry])
+
+
 def unpack(buffer: Any) -> dict[str, Array]:
     """The arrays of a packed save, as views of ``buffer``.
 
@@ -109,9 +115,8 @@ def unpack(buffer: Any) -> dict[str, Array]:
         PermanentError: the buffer is no such save, or is truncated.
     """
     view = memoryview(buffer).cast("B")
-    start = 8 + int.from_bytes(view[:8], "little")
     try:
-        entries = msgspec.json.decode(view[8:start], type=dict[str, _Entry])
+        start, entries = _entries(view)
         return {name: _array(view[start:], entry) for name, entry in entries.items()}
     except (msgspec.DecodeError, ValueError, KeyError) as error:
         raise PermanentError(
@@ -143,3 +148,34 @@ def read_cut(*places: Path) -> tuple[CutManifest, dict[str, dict[str, Array]]]:
     manifest = read_manifest(places[0])
     files = manifest.files.items()
     return manifest, {name: unpack(map_file(name, expected, *places)) for name, expected in files}
+
+
+def fault(name: str, expected: str, *places: Path) -> str | None:
+    """What is wrong with a file of a cut, in a few words; None: nothing. Reads all of it."""
+    try:
+        map_file(name, expected, *places).close()
+    except PermanentError:
+        found = copies(name, *places)
+    else:
+        return None
+    return _fault(found[0]) if found else "missing"
+
+
+def _fault(path: Path) -> str:
+    """Of a file whose checksum differs, or that cannot be read."""
+    try:
+        num_bytes = path.stat().st_size
+        with path.open("rb") as file:
+            head = file.read(8)
+            head += file.read(min(num_bytes, int.from_bytes(head, "little")))
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+    try:
+        start, entries = _entries(memoryview(head))
+    except (msgspec.DecodeError, ValueError):
+        # A header that is not whole, or not what was written: which of them, nothing says.
+        return f"truncated or damaged in its header ({num_bytes:,} bytes)"
+    whole = start + max((entry.data_offsets[1] for entry in entries.values()), default=0)
+    if num_bytes < whole:
+        return f"truncated ({num_bytes:,} of {whole:,} bytes)"
+    return "checksum differs from the manifest's"

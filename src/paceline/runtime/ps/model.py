@@ -71,10 +71,9 @@ class Model:
         """The torch parameter group whose lr is the rate; None: rate 0."""
         self._trained_by = _owners(optimizers)
         named = dict(_named_modules(modules))
+        self._paths = _paths(modules)
         readers = _table_readers(named.values())
-        self.tables = [
-            self._bind(index, mods, named) for index, mods in enumerate(readers.values())
-        ]
+        self.tables = [self._bind(index, mods) for index, mods in enumerate(readers.values())]
         self.dense = self._lay_out(_dense_parameters(named, readers))
         self._check_complete(readers)
         self._params = [self._params_of(number) for number in range(len(self.optimizers))]
@@ -104,15 +103,13 @@ class Model:
         self._settings.append(settings)
         return len(self._groups) - 1
 
-    def _bind(
-        self, index: int, readers: list[nn.Module], named: Mapping[str, nn.Module]
-    ) -> BoundTable:
+    def _bind(self, index: int, readers: list[nn.Module]) -> BoundTable:
         module = readers[0]
         weight = module.weight
         assert isinstance(weight, nn.Parameter)
-        path = next(name for name, other in named.items() if other is module)
+        paths = tuple(dict.fromkeys(p for reader in readers for p in self._paths[id(reader)]))
         embedding = module if isinstance(module, Embedding) else None
-        name = path or "embedding" if embedding is None else embedding.name
+        name = paths[0] or "embedding" if embedding is None else embedding.name
         dtype = _dtype_name(weight, f"table {name!r}")
         group = self._group(weight, embedding)
         table = Table(name=name, dim=weight.shape[1], dtype=dtype, group=group)
@@ -120,6 +117,8 @@ class Model:
             table = _dynamic(table, embedding, self.seed)
         else:
             table = msgspec.structs.replace(table, num_rows=weight.shape[0])
+        if paths != (name,):
+            table = msgspec.structs.replace(table, modules=paths)
         for reader in readers:
             _check_table_module(name, reader)
         check_group(self._groups[group].kind, self._groups[group].hyper, sparse=True)
@@ -181,6 +180,10 @@ class Model:
             )
 
     def _make_schema(self) -> ModelSchema:
+        names: dict[int, tuple[str, ...]] = {}
+        for root, prefix in _prefixed(self.modules):
+            for name, param in root.named_parameters(prefix, remove_duplicate=False):
+                names[id(param)] = (*names.get(id(param), ()), name)
         return ModelSchema(
             dense=tuple(
                 DenseTensor(
@@ -189,6 +192,7 @@ class Model:
                     dtype=_DTYPES[one.param.dtype],
                     offset=one.offset,
                     group=one.group,
+                    names=() if names[id(one.param)] == (one.name,) else names[id(one.param)],
                 )
                 for one in self.dense
             ),
@@ -298,10 +302,24 @@ class Model:
 # ---------------------------------------------------------------------------- finding things
 
 
-def _named_modules(roots: Sequence[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
+def _prefixed(roots: Sequence[nn.Module]) -> Iterator[tuple[nn.Module, str]]:
+    """Each model, and what the names of its parts begin with."""
     for index, root in enumerate(roots):
-        prefix = "" if len(roots) == 1 else str(index)
+        yield root, "" if len(roots) == 1 else str(index)
+
+
+def _named_modules(roots: Sequence[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
+    for root, prefix in _prefixed(roots):
         yield from root.named_modules(prefix=prefix)
+
+
+def _paths(roots: Sequence[nn.Module]) -> dict[int, list[str]]:
+    """All names of each module, by its id: one may be in several places."""
+    found: dict[int, list[str]] = {}
+    for root, prefix in _prefixed(roots):
+        for name, module in root.named_modules(prefix=prefix, remove_duplicate=False):
+            found.setdefault(id(module), []).append(name)
+    return found
 
 
 def _table_readers(modules: Iterable[nn.Module]) -> dict[int, list[nn.Module]]:

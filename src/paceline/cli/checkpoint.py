@@ -1,0 +1,355 @@
+"""``paceline checkpoint``: the cuts that jobs write, listed, looked into, verified, exported.
+
+Owns flags and what is shown. Exporting needs torch, which the command line does not know, so a
+process of the runtime does it.
+"""
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from paceline.base.errors import ConfigError, InternalError, PermanentError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from paceline.base.samples import Span
+    from paceline.cli.cuts import Cut, Cuts
+    from paceline.runtime.checkpoint.contents import Contents
+    from paceline.wire.cut import CutManifest
+
+EXPORTER = "paceline.runtime.checkpoint.export"
+EXIT_BAD = 1
+"""Exit code where a cut is damaged."""
+EXIT_OURS = 2
+MAX_RANGES = 4
+"""Of a line's samples that are shown."""
+
+MAX_WIDTH = 1_000
+
+app = typer.Typer(no_args_is_help=True, help="List, inspect, verify and export a job's cuts.")
+
+Job = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[JOB]",
+        help="Id, its beginning, or a path: of a job, of a folder of cuts, or of one cut. "
+        "Default: the newest job.",
+    ),
+]
+Number = Annotated[
+    int | None,
+    typer.Option("--cut", metavar="N", help="Which cut. Default: the newest.", show_default=False),
+]
+
+
+class Format(StrEnum):
+    """Of an exported file."""
+
+    SAFETENSORS = "safetensors"
+    TORCH = "torch"
+
+
+_FORMATS = {
+    ".safetensors": Format.SAFETENSORS,
+    ".pt": Format.TORCH,
+    ".pth": Format.TORCH,
+}
+
+
+# ---------------------------------------------------------------------------- ls
+
+
+@app.command("ls")
+def ls_command(job: Job = None) -> None:
+    """List a job's cuts, the newest first."""
+    from paceline.cli.cuts import find_cuts
+
+    found = find_cuts(job)
+    if not found.cuts:
+        print(f"{found.where} has no cut yet (looked in {found.folder})")
+        return
+    total, now_s = _total(found), time.time()
+    right = ("cut", "step", "epoch no.", "size", "age", "files")
+    names = ("cut", "step", "epoch no.", "samples in the model", "size", "age", "files")
+    table = _table((*names, "where", "manifest"), right)
+    for cut in found.cuts:
+        table.add_row(*_cut_row(cut, total, now_s))
+    _print(table)
+
+
+def _cut_row(cut: "Cut", total: int | None, now_s: float) -> tuple[str, ...]:
+    from paceline.cli.wording import clock, progress, size
+
+    manifest, where = cut.manifest, "memory" if cut.in_memory else "disk"
+    age = clock(now_s - cut.written_s)
+    if manifest is None:
+        state = "damaged" if cut.sealed else "none: unfinished, or lost"
+        return (str(cut.number), "-", "-", "-", "-", age, "-", where, state)
+    return (
+        str(manifest.cut_no),
+        f"{manifest.step:,}",
+        str(manifest.epoch_no),
+        progress(sum(map(len, manifest.committed)), total).removesuffix(" samples"),
+        size(manifest.num_bytes),
+        age,
+        str(len(manifest.files)),
+        where,
+        "readable",
+    )
+
+
+def _total(found: "Cuts") -> int | None:
+    """Samples of the whole job, where that is known."""
+    from paceline.cli.show import current_status
+    from paceline.wire.outcome import read_outcome
+
+    if found.job is None:
+        return None
+    if outcome := read_outcome(found.job.outcome):
+        return outcome.total
+    status = current_status(found.job)
+    return status.total if status else None
+
+
+# ---------------------------------------------------------------------------- show
+
+
+@app.command("show")
+def show_command(job: Job = None, number: Number = None) -> None:
+    """Show what is in one cut; its checksums are compared by `verify`."""
+    from paceline.cli.cuts import find_cuts
+    from paceline.cli.wording import counted, size
+    from paceline.runtime.checkpoint.contents import read_contents
+
+    found = find_cuts(job)
+    cut = found.one(number)
+    manifest = _manifest_of(cut)
+    contents = read_contents(manifest, *cut.places)
+    print(f"cut {manifest.cut_no} of {found.where}")
+    print(f"  strategy {contents.strategy}, step {manifest.step:,}, epoch no. {manifest.epoch_no}")
+    print(f"  {counted(len(manifest.files), 'file')}, {size(manifest.num_bytes)}")
+    for line in committed_lines(manifest.committed):
+        print(f"  {line}")
+    _show_contents(contents)
+
+
+def _manifest_of(cut: "Cut") -> "CutManifest":
+    """Raises PermanentError: there is no readable one."""
+    if cut.manifest is None:
+        raise PermanentError(f"cut {cut.number}: {cut.error}")
+    return cut.manifest
+
+
+def committed_lines(spans: Iterable["Span"]) -> Iterator[str]:
+    """The samples in the model, a line of text per line of positions."""
+    from paceline.cli.wording import counted
+
+    lines: dict[int, list[Span]] = {}
+    for span in sorted(spans):
+        lines.setdefault(span.line, []).append(span)
+    if not lines:
+        yield "no sample is in the model"
+    for line, ranges in lines.items():
+        shown = ", ".join(f"{one.start:,} to {one.stop:,}" for one in ranges[:MAX_RANGES])
+        more = f" and {len(ranges) - MAX_RANGES:,} more" if len(ranges) > MAX_RANGES else ""
+        count = counted(sum(map(len, ranges)), "sample")
+        yield f"line {line}: {count} in {counted(len(ranges), 'range')} ({shown}{more})"
+
+
+def _show_contents(contents: "Contents") -> None:
+    from paceline.cli.wording import counted, size
+
+    if contents.tensors:
+        table = _table(("tensor", "dtype", "shape", "size"), ("size",))
+        for one in contents.tensors:
+            shape = "x".join(map(str, one.shape)) or "-"
+            table.add_row(one.name, one.dtype, shape, size(one.num_bytes))
+        _print(table, heading=True)
+    if contents.tables:
+        names = ("table", "in the state dict", "dtype", "rows", "width", "optimizer", "size")
+        table = _table(names, ("rows", "width", "size"))
+        for row in contents.tables:
+            rows = f"{row.num_rows:,}" + (" (grows)" if row.grows else "")
+            known, width = ", ".join(row.in_state_dict), str(row.dim)
+            num_bytes = size(row.num_bytes)
+            table.add_row(row.name, known, row.dtype, rows, width, row.optimizer, num_bytes)
+        _print(table, heading=True)
+    if contents.states:
+        table = _table(("optimizer state of", "kind", "arrays", "size"), ("arrays", "size"))
+        for state in contents.states:
+            num_bytes = size(state.num_bytes)
+            table.add_row(state.owner, state.kind, f"{state.num_arrays:,}", num_bytes)
+        _print(table, heading=True)
+    else:
+        print("\nno optimizer state")
+    if contents.num_schedulers:
+        print(f"and {counted(contents.num_schedulers, 'scheduler')}")
+
+
+# ---------------------------------------------------------------------------- verify
+
+
+@app.command("verify")
+def verify_command(
+    job: Job = None,
+    number: Number = None,
+    every: Annotated[bool, typer.Option("--all", help="All cuts, not only the newest.")] = False,
+) -> None:
+    """Read every byte of a cut and compare checksums; exit code 1 if anything is damaged."""
+    from paceline.cli.cuts import find_cuts
+
+    if every and number is not None:
+        raise ConfigError(f"verify: got --all and --cut {number}; give one of them")
+    found = find_cuts(job)
+    newest = found.one(number)
+    bad = 0
+    for cut in found.cuts if every else (newest,):
+        if not cut.sealed and _is_being_written(cut, found):
+            print(f"cut {cut.number}: is being written")
+            continue
+        bad += not _verify(cut)
+    if bad:
+        raise typer.Exit(EXIT_BAD)
+
+
+def _is_being_written(cut: "Cut", found: "Cuts") -> bool:
+    """Whether a running job may still seal it."""
+    from paceline.cli.launch import is_supervised
+
+    newest = max((one.number for one in found.cuts if one.sealed), default=-1)
+    job = found.job
+    ended = job is None or job.outcome.exists() or not is_supervised(job)
+    return not ended and cut.number > newest
+
+
+def _verify(cut: "Cut") -> bool:
+    """Print what is found; whether all is well."""
+    from paceline.cli.wording import counted, size
+    from paceline.runtime.checkpoint.cutfile import fault
+
+    if cut.manifest is None:
+        lost = f"no manifest.json in {cut.places[0]}: never finished, or lost"
+        print(f"cut {cut.number}: bad: {cut.error if cut.sealed else lost}")
+        return False
+    files = cut.manifest.files
+    faults = {name: fault(name, expected, *cut.places) for name, expected in files.items()}
+    wrong = {name: text for name, text in faults.items() if text is not None}
+    amount = f"{counted(len(files), 'file')}, {size(cut.manifest.num_bytes)}"
+    if wrong and cut.gone:
+        print(f"cut {cut.number}: was removed meanwhile: the job keeps its newest cuts")
+        return True
+    if not wrong:
+        print(f"cut {cut.number}: ok ({amount})")
+        return True
+    print(f"cut {cut.number}: bad: {len(wrong)} of {amount}")
+    for name, text in wrong.items():
+        print(f"  {cut.places[-1] / name}: {text}")
+    return False
+
+
+# ---------------------------------------------------------------------------- export
+
+
+@app.command("export")
+def export_command(
+    target: Annotated[
+        list[str],
+        typer.Argument(metavar="[JOB] OUT", help="The job, as elsewhere; the file to write."),
+    ],
+    number: Number = None,
+    file_format: Annotated[
+        Format | None,
+        typer.Option("--format", help="Default: by OUT's suffix.", show_default=False),
+    ] = None,
+    optimizer: Annotated[
+        bool,
+        typer.Option("--optimizer", help="Optimizers and schedulers as well (all-reduce, torch)."),
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace OUT if it is there.")] = False,
+) -> None:
+    """Write a verified cut's model as one file, by the names of `model.state_dict()`."""
+    from paceline.cli.cuts import find_cuts
+    from paceline.cli.wording import counted, size
+
+    if len(target) > 2:
+        raise ConfigError(f"export: got {' '.join(target)!r}, expected [JOB] OUT")
+    out = Path(target[-1]).absolute()
+    kind = file_format or _format_of(out)
+    _check_target(out, kind, optimizer=optimizer, force=force)
+    found = find_cuts(target[0] if len(target) == 2 else None)
+    cut = found.one(number)
+    _manifest_of(cut)
+    flags = ["--optimizer"] * optimizer + ["--force"] * force
+    done = _run_exporter(["--format", kind.value, *flags, "--", str(out), *map(str, cut.places)])
+    what = counted(done["num_tensors"], "tensor")
+    if optimizer:
+        what += ", optimizers and schedulers"
+    print(f"{out}: {what} of cut {done['cut_no']}, step {done['step']:,}", end="")
+    print(f" of {found.where} ({size(done['num_bytes'])})")
+
+
+def _format_of(out: Path) -> Format:
+    if out.suffix not in _FORMATS:
+        raise ConfigError(
+            f"export: {out.name} ends in none of {', '.join(_FORMATS)}; name the file so, or give "
+            "--format safetensors or --format torch"
+        )
+    return _FORMATS[out.suffix]
+
+
+def _check_target(out: Path, kind: Format, *, optimizer: bool, force: bool) -> None:
+    if optimizer and kind is not Format.TORCH:
+        raise ConfigError(
+            f"--optimizer: got format {kind.value}, which holds tensors only; write a .pt file, or "
+            "give --format torch"
+        )
+    if not out.parent.is_dir():
+        raise ConfigError(f"export: there is no folder {out.parent}; make it, or name another file")
+    if out.is_dir():
+        raise ConfigError(f"export: {out} is a folder; name a file in it")
+    if out.exists() and not force:
+        raise ConfigError(f"export: {out} is there already; name another, or give --force")
+
+
+def _run_exporter(arguments: Sequence[str]) -> dict[str, int]:
+    """Raises PermanentError: the cut is damaged, or does not have what was asked for."""
+    import msgspec
+
+    from paceline.base.processes import SAFE_PATH
+
+    command = [sys.executable, *SAFE_PATH, "-m", EXPORTER, *arguments]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    if run.returncode == EXIT_OURS:
+        raise PermanentError(run.stderr.strip())
+    if run.returncode:
+        raise InternalError(f"the export ended with exit code {run.returncode}: {run.stderr}")
+    return msgspec.json.decode(run.stdout, type=dict[str, int])
+
+
+# ---------------------------------------------------------------------------- drawing
+
+
+def _table(names: Sequence[str], right: Sequence[str]) -> "Table":
+    from rich.table import Table
+
+    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
+    for name in names:
+        table.add_column(name, no_wrap=True, justify="right" if name in right else "left")
+    return table
+
+
+def _print(table: "Table", *, heading: bool = False) -> None:
+    from rich.console import Console
+
+    # Names are not cut: what is too wide for the terminal goes on in its next line.
+    width = Console(width=MAX_WIDTH).measure(table).maximum
+    if heading:
+        print()
+    Console(width=width, markup=False, highlight=False, emoji=False).print(table, soft_wrap=True)

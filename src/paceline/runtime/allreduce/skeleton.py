@@ -1,0 +1,78 @@
+"""The form of nested state without its tensors, as it travels and as a cut holds it.
+
+A skeleton is made of lists, strings, numbers and None only, so any codec carries it. Never imports
+torch: the command line reads the form of a cut that it does not load.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from paceline.base.errors import PermanentError
+
+Skeleton = Any
+"""A plain value, or ``[kind, ...]``."""
+LAYOUT = "layout"
+"""The name of a `Layout` in a cut."""
+
+
+class Layout(msgspec.Struct, frozen=True):
+    """The form of the state, and of each of its tensors."""
+
+    skeleton: Skeleton
+    tensors: tuple[tuple[str, tuple[int, ...]], ...]
+    """dtype and shape."""
+
+
+def read_layout(data: bytes) -> Layout:
+    """A layout as it was encoded.
+
+    Raises:
+        PermanentError: it is none.
+    """
+    try:
+        return msgspec.json.decode(data, type=Layout)
+    except msgspec.MsgspecError as error:
+        raise PermanentError(f"a state cannot be read: {error}") from error
+
+
+def put_together(skeleton: Skeleton, tensors: Sequence[Any]) -> Any:
+    """The state again, on these tensors, or on what stands for them.
+
+    Raises:
+        PermanentError: the skeleton is damaged.
+    """
+    match skeleton:
+        case None | bool() | int() | float() | str():
+            return skeleton
+        case ["float", str(text)]:
+            return float(text)
+        case ["tensor", int(index)] if 0 <= index < len(tensors):
+            return tensors[index]
+        case ["dict", *pairs]:
+            return {put_together(key, tensors): put_together(one, tensors) for key, one in pairs}
+        case ["list", *parts]:
+            return [put_together(one, tensors) for one in parts]
+        case ["tuple", *parts]:
+            return tuple(put_together(one, tensors) for one in parts)
+        case _:
+            raise PermanentError(f"damaged state: {str(skeleton)[:100]} is no part of one")
+
+
+def names_of(skeleton: Skeleton, name: str = "") -> list[str]:
+    """A name for each tensor, by its place: ``optimizers.0.state.3.exp_avg``."""
+    match skeleton:
+        case ["tensor", _]:
+            return [name]
+        case ["dict", *pairs]:
+            parts = [(put_together(key, ()), one) for key, one in pairs]
+        case ["list" | "tuple", *ones]:
+            parts = list(enumerate(ones))
+        case _:
+            return []
+    return [
+        found
+        for key, one in parts
+        for found in names_of(one, f"{name}.{key}" if name else f"{key}")
+    ]

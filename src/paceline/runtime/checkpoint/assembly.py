@@ -1,0 +1,159 @@
+"""A cut put together: the model as the script knows it, by the names of its ``state_dict()``.
+
+For whoever wants the model without the job. What is read are the arrays of verified files
+(`cutfile.read_cut`). Never imports torch.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from paceline.base.errors import PermanentError
+from paceline.runtime.allreduce.skeleton import LAYOUT, names_of, put_together, read_layout
+from paceline.runtime.data.work import Array
+from paceline.runtime.ps import layout
+from paceline.wire.schema import NUM_BUCKETS, DenseTensor, ModelSchema, Table
+
+Saves = Mapping[str, Mapping[str, Array]]
+"""File name -> array name -> array."""
+
+
+class Held(NamedTuple):
+    """A tensor of the model."""
+
+    dtype: str
+    """Torch's name; the array has another dtype where numpy lacks it."""
+    array: Array
+
+
+def is_replica(saves: Saves) -> bool:
+    """Whether a member of an all-reduce group has made the cut, and not parameter servers."""
+    return any(LAYOUT in arrays for arrays in saves.values())
+
+
+def model_of(schema: ModelSchema, saves: Saves) -> dict[str, Any]:
+    """What ``job.state_dict()`` would give: `Held` tensors, and whatever else a module keeps.
+
+    Servers know parameters only: buffers are each worker's own.
+
+    Raises:
+        PermanentError: the cut lacks a part of the model.
+    """
+    if is_replica(saves):
+        modules = replica_of(saves)["modules"]
+        if len(modules) == 1:
+            return dict(modules[0])
+        return {
+            f"{k}.{name}": one for k, state in enumerate(modules) for name, one in state.items()
+        }
+    return _served(schema, tuple(saves.values()))
+
+
+def replica_of(saves: Saves) -> dict[str, Any]:
+    """All that a member held, its tensors as `Held`: modules, optimizers, schedulers.
+
+    Raises:
+        PermanentError: it is no state.
+    """
+    arrays = next(arrays for arrays in saves.values() if LAYOUT in arrays)
+    form = read_layout(arrays[LAYOUT].tobytes())
+    names = names_of(form.skeleton)
+    missing = [name for name in names if name not in arrays]
+    if missing or len(names) != len(form.tensors):
+        raise PermanentError(f"the cut lacks tensors {missing[:3]} of the state that it describes")
+    held = [
+        Held(dtype, arrays[name].reshape(shape))
+        for name, (dtype, shape) in zip(names, form.tensors, strict=True)
+    ]
+    state: dict[str, Any] = put_together(form.skeleton, held)
+    return state
+
+
+# ---------------------------------------------------------------------------- names
+
+
+def names_of_tensor(tensor: DenseTensor) -> tuple[str, ...]:
+    """All names of a dense parameter in the state dict."""
+    return tensor.names or (tensor.name,)
+
+
+def names_of_table(table: Table) -> list[tuple[str, ...]]:
+    """Of each module that reads a table, what the state dict calls the parts of it."""
+    parts = ("weight",) if table.num_rows is not None else ("keys", "rows")
+    return [
+        tuple(f"{module}.{part}" if module else part for part in parts)
+        for module in table.modules or (table.name,)
+    ]
+
+
+# ---------------------------------------------------------------------------- servers' shares
+
+
+def _served(schema: ModelSchema, saves: Sequence[Mapping[str, Array]]) -> dict[str, Any]:
+    held = [[int(bucket) for bucket in arrays["buckets"]] for arrays in saves]
+    missing = set(range(NUM_BUCKETS)).difference(*held)
+    if missing:
+        raise PermanentError(f"the cut lacks buckets {sorted(missing)} of the model")
+    flat = {
+        dtype: _flat(schema, dtype, size, zip(saves, held, strict=True))
+        for dtype, size in layout.dense_sizes(schema).items()
+    }
+    model: dict[str, Any] = {}
+    # Each name has memory of its own: safetensors refuses tensors that share it.
+    for tensor in schema.dense:
+        stop = tensor.offset + int(np.prod(tensor.shape, dtype=np.int64))
+        values = flat[tensor.dtype][tensor.offset : stop].reshape(tensor.shape)
+        for name in names_of_tensor(tensor):
+            model[name] = Held(tensor.dtype, values.copy())
+    for table in schema.tables:
+        parts = _fixed(table, saves, held) if table.num_rows is not None else _dynamic(table, saves)
+        first, *others = names_of_table(table)
+        model |= dict(zip(first, parts, strict=True))
+        for names in others:
+            for name, part in zip(names, parts, strict=True):
+                model[name] = Held(part.dtype, part.array.copy())
+    return model
+
+
+def _flat(
+    schema: ModelSchema,
+    dtype: str,
+    size: int,
+    saves: Iterable[tuple[Mapping[str, Array], Sequence[int]]],
+) -> Array:
+    """The flat vector of a dtype."""
+    whole = np.empty(size, dtype)
+    everything = range(NUM_BUCKETS)
+    for arrays, buckets in saves:
+        values = arrays[f"dense.{dtype}.value"]
+        pieces = layout.dense_overlaps(size, schema.block_elems, everything, buckets)
+        for target, source in pieces:
+            whole[target] = values[source]
+    return whole
+
+
+def _fixed(
+    table: Table, saves: Sequence[Mapping[str, Array]], held: Sequence[Sequence[int]]
+) -> tuple[Held]:
+    assert table.num_rows is not None
+    rows = np.empty((table.num_rows, table.dim), table.dtype)
+    sizes = layout.bucket_rows(table.num_rows)
+    for arrays, buckets in zip(saves, held, strict=True):
+        values = arrays[f"table.{table.name}.value"]
+        offsets = layout.bucket_offsets(table.num_rows, buckets)
+        for bucket in buckets:
+            start = offsets[bucket]
+            rows[bucket::NUM_BUCKETS] = values[start : start + sizes[bucket]]
+    return (Held(table.dtype, rows),)
+
+
+def _dynamic(table: Table, saves: Sequence[Mapping[str, Array]]) -> tuple[Held, Held]:
+    """Keys in ascending order, and their rows; a model's first cut has none."""
+    prefix = f"table.{table.name}"
+    shares = [arrays for arrays in saves if f"{prefix}.key" in arrays]
+    keys = np.concatenate([np.empty(0, np.int64), *(one[f"{prefix}.key"] for one in shares)])
+    none = np.empty((0, table.dim), table.dtype)
+    rows = np.concatenate([none, *(one[f"{prefix}.value"] for one in shares)])
+    order = np.argsort(keys, kind="stable")
+    return Held("int64", keys[order]), Held(table.dtype, rows[order])

@@ -1,0 +1,174 @@
+"""``python -m paceline.runtime.checkpoint.export``: a cut as one plain file, for other programs.
+
+A process of its own beside the command line, which knows no torch. Prints what it wrote as one line
+of JSON; a mistake or a damaged cut is one line on stderr and exit code 2, and no file.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from paceline.base.errors import ConfigError, PacelineError, PermanentError
+from paceline.runtime.checkpoint import cutfile
+from paceline.runtime.checkpoint.assembly import Held, is_replica, model_of, replica_of
+
+EXIT_OURS = 2
+
+
+class Exported(msgspec.Struct, frozen=True, kw_only=True):
+    """What was written."""
+
+    cut_no: int
+    step: int
+    num_tensors: int
+    num_bytes: int
+
+
+def export(
+    out: Path, *places: Path, file_format: str, optimizer: bool = False, force: bool = False
+) -> Exported:
+    """Write the model of a cut, verified before, as ``out``: there wholly, or not at all.
+
+    Args:
+        out: the file; its folder must exist.
+        places: of the cut, see `wire.cut`.
+        file_format: ``safetensors`` or ``torch``.
+        optimizer: write ``{"model", "optimizers", "schedulers"}`` instead.
+        force: replace a file that is there.
+
+    Raises:
+        ConfigError: the file is there, or the cut or the format has no such thing.
+        PermanentError: the cut is damaged, or the file cannot be written.
+    """
+    if not force:
+        _check_absent(out)
+    manifest, saves = cutfile.read_cut(*places)
+    model = model_of(manifest.schema, saves)
+    content: dict[str, Any] = {name: _with_tensors(value) for name, value in model.items()}
+    if optimizer:
+        if not is_replica(saves):
+            raise ConfigError(
+                "--optimizer: the optimizer state of a job on parameter servers is not in the form "
+                "of torch's optimizers, and is not exported; leave --optimizer out"
+            )
+        rest = replica_of(saves)
+        parts = {name: _with_tensors(rest[name]) for name in ("optimizers", "schedulers")}
+        content = {"model": content, **parts}
+    with _beside(out) as partial:
+        if file_format == "safetensors":
+            _check_tensors(content)
+            about = {"format": "pt", "cut": str(manifest.cut_no), "step": str(manifest.step)}
+            save_file(content, partial, about)
+        else:
+            torch.save(content, partial)
+        if not force:
+            _check_absent(out)
+    return Exported(
+        cut_no=manifest.cut_no,
+        step=manifest.step,
+        num_tensors=sum(isinstance(value, Held) for value in model.values()),
+        num_bytes=out.stat().st_size,
+    )
+
+
+def _with_tensors(value: Any) -> Any:
+    """Nested state with torch's tensors, each with memory of its own."""
+    match value:
+        case Held():
+            return as_tensor(value)
+        case dict():
+            return {key: _with_tensors(one) for key, one in value.items()}
+        case list():
+            return [_with_tensors(one) for one in value]
+        case tuple():
+            return tuple(_with_tensors(one) for one in value)
+        case _:
+            return value
+
+
+def as_tensor(held: Held) -> Tensor:
+    """A tensor; of an array that may be written it takes the memory.
+
+    Raises:
+        PermanentError: torch has no such dtype.
+    """
+    dtype = getattr(torch, held.dtype, None)
+    if not isinstance(dtype, torch.dtype):
+        raise PermanentError(f"a state cannot be read: {held.dtype!r} is no dtype of torch")
+    array = np.require(held.array, requirements=["C", "W"])
+    return torch.from_numpy(array.reshape(-1).view(np.uint8)).view(dtype).reshape(array.shape)
+
+
+def _check_tensors(content: dict[str, Any]) -> None:
+    for name, value in content.items():
+        if not isinstance(value, Tensor):
+            raise ConfigError(
+                f"{name} of the model is a {type(value).__name__}, and safetensors holds tensors "
+                "only; use --format torch"
+            )
+
+
+def _check_absent(out: Path) -> None:
+    if out.exists():
+        raise ConfigError(f"{out} is there already; give another name, or --force to replace it")
+
+
+@contextmanager
+def _beside(out: Path) -> Iterator[Path]:
+    """A file that becomes ``out``, durably, when the block ends well."""
+    partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
+    try:
+        yield partial
+        _sync(partial)
+        partial.replace(out)
+        _sync(out.parent)
+    except (OSError, SafetensorError, RuntimeError) as error:
+        raise PermanentError(f"{out} cannot be written: {error}") from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def main() -> None:
+    """Entry point."""
+    parser = argparse.ArgumentParser(prog="python -m paceline.runtime.checkpoint.export")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("places", type=Path, nargs="+")
+    parser.add_argument("--format", required=True, choices=("safetensors", "torch"))
+    parser.add_argument("--optimizer", action="store_true")
+    parser.add_argument("--force", action="store_true")
+    options = parser.parse_args()
+    try:
+        done = export(
+            options.out,
+            *options.places,
+            file_format=options.format,
+            optimizer=options.optimizer,
+            force=options.force,
+        )
+    except PacelineError as error:
+        sys.stderr.write(f"{error}\n")
+        sys.exit(EXIT_OURS)
+    sys.stdout.write(msgspec.json.encode(done).decode() + "\n")
+
+
+if __name__ == "__main__":
+    main()
