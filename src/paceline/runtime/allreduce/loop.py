@@ -1,9 +1,10 @@
 """The training loop of one ``job.batches``: slice after slice, each averaged over the group.
 
-Order of one iteration: a step begins in a running group → this member's share of its slice → the
-user's forward and backward, while gradients are summed → when all sums are here, the optimizers
-change the model and the slice is in it, as one act. If the group breaks before that, the
-optimizers change nothing and the same step comes again, shared among the members of the next group.
+Order of one iteration: a step begins in a running group → this member's share of its slice, in one
+batch or several → the user's forward and backward, while gradients are summed → when all sums are
+here, the optimizers change the model and the slice is in it, as one act. If the group breaks before
+that, the optimizers change nothing and the same step comes again, shared among the members of the
+next group.
 
 Reference: docs/protocols/integrity.md, section 5.
 """
