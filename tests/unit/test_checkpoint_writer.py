@@ -90,6 +90,22 @@ def bench(tmp_path: Path):  # type: ignore[no-untyped-def]
         shutil.rmtree(one.job.run_dir, ignore_errors=True)
 
 
+@pytest.mark.parametrize("nodes", [(), ("server-1",)])
+def test_room_that_was_made_is_what_a_cut_is_copied_into(
+    bench: Any, nodes: tuple[str, ...]
+) -> None:
+    one = bench("server-0", *nodes)
+    one.writer.make_room(1, cutfile.packed_bytes(one.store.save()))
+    path = one.in_memory(1, "server-0")
+    before = path.stat().st_ino if nodes else id(one.writer._private)
+    one.copy(1, 3.0)
+    assert before == (path.stat().st_ino if nodes else id(one.writer._private))
+    while not one.said().stored:
+        pass
+    (stored,) = one.job.cuts.glob(f"*/{NAME}")
+    assert one.values(stored) == {3.0}
+
+
 def test_a_cut_is_in_the_memory_of_two_nodes_then_on_disk(bench) -> None:  # type: ignore[no-untyped-def]
     job = bench("server-0", "worker-0")
     job.copy(1, 3.0)

@@ -5,13 +5,13 @@ before is copied meanwhile; the update waits for the rest of it (docs/protocols/
 section 5: a cut is one replica with its committed set, and agrees with itself).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from paceline.runtime.allreduce.replica import Replica
 from paceline.runtime.allreduce.state import MemberState
+from paceline.runtime.checkpoint import cutfile
 from paceline.runtime.checkpoint.writer import CutWriter
-from paceline.runtime.data.work import Array
 from paceline.runtime.process import Process
 from paceline.wire.messages.group import NO_STEP
 from paceline.wire.messages.node import Copied, TakeCut
@@ -27,6 +27,9 @@ class Keeper:
         self._thread = ThreadPoolExecutor(1, "paceline-cut")
         self._asked: TakeCut | None = None
         self._copying: Future[None] | None = None
+        #: Memory is made for so many bytes.
+        self._room: Future[None] | None = None
+        self._room_bytes = 0
         #: The newest cut that was copied, and the last word about it.
         self._cut_no = 0
         self._last: Copied | None = None
@@ -55,9 +58,13 @@ class Keeper:
         asked = self._asked
         if asked is None or state.step == NO_STEP or state.updating or state.copying is not None:
             return
-        self._asked = None
         if asked.epoch_no != state.epoch_no:
+            self._asked = None
             return
+        saved = replica.save()
+        if not self._has_room(asked.cut_no, cutfile.packed_bytes(saved)):
+            return
+        self._asked = None
         self._cut_no = asked.cut_no
         copied = Copied(
             epoch_no=state.epoch_no,
@@ -70,10 +77,14 @@ class Keeper:
         )
         self.wait()
         self._writing += 1
-        self._copying = self._thread.submit(self._copy, copied, replica.save())
+        self._copying = self._thread.submit(self._writer.copy, copied, saved)
 
-    def _copy(self, copied: Copied, saved: Mapping[str, Array]) -> None:
-        self._writer.copy(copied, saved)
+    def _has_room(self, cut_no: int, num_bytes: int) -> bool:
+        """Whether there is memory to copy into; if not, it is made beside some steps."""
+        if num_bytes > self._room_bytes:
+            self._room_bytes = num_bytes
+            self._room = self._thread.submit(self._writer.make_room, cut_no, num_bytes)
+        return self._room is None or self._room.done()
 
     def wait(self) -> None:
         """Return when nothing is being copied: the state may change."""

@@ -5,6 +5,7 @@ Training waits for one copy of the state at most; all the rest happens in a thre
 
 import itertools
 import logging
+import mmap
 import queue
 import threading
 import time
@@ -73,12 +74,18 @@ class CutWriter:
         """See who of the nodes that hold state is the partner."""
         self._partner = partner(self._job, self._node, holders) if self._in_memory else None
 
+    def make_room(self, cut_no: int, num_bytes: int) -> None:
+        """Have memory at hand for copying a cut, written to once: that costs more than copying."""
+        image = self._place(cut_no, num_bytes) if self._holder() else None
+        if image is None:
+            image = self._private_image(num_bytes)
+        np.frombuffer(image, np.uint8)[:: mmap.PAGESIZE] = 0
+
     def copy(self, copied: Copied, saved: Mapping[str, Array]) -> None:
         """Copy these arrays as they are now, and have them kept."""
         start_s = time.perf_counter()
         size = cutfile.packed_bytes(saved)
-        # In memory there is room for one cut: not while the last one is the only one, or is read.
-        holder = None if self._needed or self._num_writing else self._partner
+        holder = self._holder()
         image = self._place(copied.cut_no, size) if holder else None
         if image is None:
             holder, self._own, image = None, None, self._private_image(size)
@@ -89,6 +96,13 @@ class CutWriter:
         cutfile.pack(saved, image)
         copied = msgspec.structs.replace(copied, cost_s=time.perf_counter() - start_s)
         self._images.put(Image(copied, image, holder))
+
+    def _holder(self) -> str | None:
+        """Who is to hold the second copy in memory; None: nobody.
+
+        There is room for one cut: not while the last one is the only one, or is read.
+        """
+        return None if self._needed or self._num_writing else self._partner
 
     def _private_image(self, size: int) -> memoryview:
         if self._num_writing or len(self._private) < size:
