@@ -1,7 +1,7 @@
 """Seeded chaos runs by all-reduce: ``python -m tests.chaos.grouped --seeds 0:200``.
 
 Each seed names a number of workers, what is done to whom and when (several workers at the same moment
-among it, and orders to scale); the run asserts that every planned fault fired, that every sample is
+among it, and orders to scale), while in every other run a solution divides the steps; it asserts that every planned fault fired, that every sample is
 once in the final model of all that were there at the end, that every cut holds what it says, and that
 nothing is left on the machine.
 """
@@ -24,7 +24,14 @@ from safetensors.numpy import load_file
 from paceline.base.jobdir import JobDir
 from paceline.cli.launch import launch
 from paceline.runtime.checkpoint.cutfile import read_cut
-from paceline.wire.spec import CheckpointSpec, JobSpec, NodeSpec, RestartSpec, TimeoutSpec
+from paceline.wire.spec import (
+    CheckpointSpec,
+    JobSpec,
+    NodeSpec,
+    RestartSpec,
+    TimeoutSpec,
+    WindowSpec,
+)
 from tests.chaos.faults import LOST_AFTER_S, SILENCE_S, TIMED, Fault, Injector
 from tests.chaos.oracle import TOLERANCE, committed_counts, leftovers
 from tests.chaos.run import LINGER_S, check_logs, end, feed_of_job, follow, summary
@@ -93,7 +100,10 @@ def run(case: Case) -> dict[str, object]:
         seed=case.seed,
         strategy="allreduce",
         workers=NodeSpec(count=case.num_workers),
-        solution="none",
+        # Of every other run the steps are divided anew again and again.
+        solution="lb_bsp" if case.seed % 2 else "none",
+        decide_every_s=0.2,
+        windows=WindowSpec(short_steps=10, long_steps=20),
         checkpoint=CheckpointSpec(every_s=0.4, share=0.5, keep=1000),
         restart=RestartSpec(budget=100, backoff_s=0.1),
         timeouts=TimeoutSpec(lost_after_s=LOST_AFTER_S, hang_s=HANG_S),
