@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable
 
 from paceline.agent.facts import read_log_tail
+from paceline.agent.torchrun import torchrun_environment
 from paceline.base.cgroups import NodeGroup
 from paceline.base.jobdir import JobDir, role_of
 from paceline.base.node_files import NodeFiles
@@ -70,6 +71,7 @@ class ProcessHost:
         """``on_forked(inc, pid)``; ``on_exited(inc, evidence)``."""
         self._job = job
         self._node = node
+        self._spec = spec
         self._environment = process_environment(job, node, spec)
         self._group = group
         self._files = NodeFiles(job, node)
@@ -117,6 +119,9 @@ class ProcessHost:
             "PACELINE_RANK": str(start.rank),
             "PACELINE_NUM_WORKERS": str(start.num_workers),
         }
+        if self._spec.strategy == "script":
+            errors = self._job.logs / f"{self._node}.{start.inc}.error.json"
+            env |= torchrun_environment(start, self._spec, self._job.job_id, errors)
         self._pending = Fork(inc=start.inc, env=env, log=str(self._files.log))
         self._send_pending()
 

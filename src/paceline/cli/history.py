@@ -155,6 +155,10 @@ def sentence(event: Event) -> str:
             why, _, again = reason.rpartition("; again in ")
             at_once = again.startswith("0.0")
             return f"{node} ended ({why}), started again{'' if at_once else f' in {again}'}"
+        case "restart_all":
+            why, _, again = reason.rpartition("; again in ")
+            when = "" if again.startswith("0.0") else f" in {again}"
+            return f"{node} ended ({why}), all workers start again{when}"
         case "node_lost" | "agent_lost" | "agent_joined":
             what, _, happened = event.event.partition("_")
             return f"{node if what == 'node' else f'the agent of {node}'} {happened}{told}"

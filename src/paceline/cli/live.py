@@ -84,13 +84,16 @@ def draw(
 
 def _headline(status: JobStatus, now_s: float, *, answers: bool) -> Text:
     state = status.state if answers else "the master does not answer"
+    cuts = f"  cuts {len(status.valid_cuts)}" if status.valid_cuts else ""
     return Text.assemble(
         (status.job_id, "bold"),
-        f"  {state}  {clock(now_s - status.started_s)}  cuts {len(status.valid_cuts)}",
+        f"  {state}  {clock(now_s - status.started_s)}{cuts}",
     )
 
 
 def _progress(status: JobStatus) -> Table:
+    if status.state == "running":
+        return Table.grid()  # how far it is only the script knows
     left = f"{clock(status.eta_s)} left" if status.eta_s is not None else ""
     line = Table.grid(padding=(0, 2, 0, 0))
     bar = ProgressBar(
@@ -135,7 +138,7 @@ def _cells(node: NodeStatus, slowest_s: float) -> dict[str, str | Text]:
         "state": Text(node.state, STATES.get(node.state, OTHER_STATE)),
         "batch time": _bar(node, slowest_s),
         "batch": milliseconds(node.bpt_s) if is_worker else "",
-        "samples": f"{node.samples:,}" if is_worker else "",
+        "samples": f"{node.samples:,}" if node.samples else "",
         "restarts": str(node.restarts or ""),
         "memory": mib(node.rss_bytes),
         "cpu": f"{node.cpu_s:,.0f} s",

@@ -9,6 +9,7 @@ from typer.core import TyperGroup
 
 from paceline.base.errors import ConfigError, InternalError, PacelineError
 from paceline.cli import bench, checkpoint, data, sim
+from paceline.cli.torchrun import OTHERS, translate
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -62,7 +63,19 @@ def _flag(help_: str, metavar: str = "N", panel: str | None = None) -> Any:
     return typer.Option(help=help_, metavar=metavar, show_default=False, rich_help_panel=panel)
 
 
-@app.command()
+_TORCHRUN = "torchrun's flags: strategy script"
+
+
+def _as_torchrun(name: str) -> str:
+    """Take flags with underscores, as torchrun does."""
+    return name.replace("_", "-")
+
+
+def _switch(help_: str, *names: str) -> Any:
+    return typer.Option(*names, help=help_, show_default=False, rich_help_panel=_TORCHRUN)
+
+
+@app.command(context_settings={"token_normalize_func": _as_torchrun})
 def run(
     target: Annotated[
         str | None, typer.Argument(help="A script (.py) or a job spec (.yaml); a JOB to resume.")
@@ -81,7 +94,7 @@ def run(
     seed: Annotated[Flag, _flag("Of everything random.")] = None,
     name: Annotated[Flag, _flag("What to call the job.", "TEXT")] = None,
     torch_threads: Annotated[Flag, _flag("Threads of torch per worker.")] = None,
-    strategy: Annotated[Flag, _flag("Who holds the model.", "ps|allreduce")] = None,
+    strategy: Annotated[Flag, _flag("Who holds the model.", "ps|allreduce|script")] = None,
     solution: Annotated[Flag, _flag("Policy against stragglers.", "NAME")] = None,
     backend: Annotated[Flag, _flag("Where nodes run.", "local")] = None,
     pending: Annotated[Flag, _flag("Hold each launch back, e.g. 5s.", "TIME")] = None,
@@ -95,6 +108,25 @@ def run(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print each setting and where it comes from.")
     ] = False,
+    nproc_per_node: Annotated[
+        Flag, _flag("Processes: a number, cpu, gpu or auto.", "N", _TORCHRUN)
+    ] = None,
+    nnodes: Annotated[Flag, _flag("Machines: 1.", "N", _TORCHRUN)] = None,
+    node_rank: Annotated[Flag, _flag("Of this machine: 0.", "N", _TORCHRUN)] = None,
+    max_restarts: Annotated[Flag, _flag("Of all processes together.", "N", _TORCHRUN)] = None,
+    standalone: Annotated[bool, _switch("On this machine, as always.", "--standalone")] = False,
+    rdzv_backend: Annotated[Flag, _flag("As always: nothing.", "NAME", _TORCHRUN)] = None,
+    rdzv_endpoint: Annotated[Flag, _flag("This machine.", "HOST:PORT", _TORCHRUN)] = None,
+    rdzv_id: Annotated[Flag, _flag("TORCHELASTIC_RUN_ID.", "TEXT", _TORCHRUN)] = None,
+    master_addr: Annotated[Flag, _flag("Of this machine.", "HOST", _TORCHRUN)] = None,
+    master_port: Annotated[Flag, _flag("Default: a fresh one.", "PORT", _TORCHRUN)] = None,
+    shutdown_timeout: Annotated[Flag, _flag("After SIGTERM.", "TIME", _TORCHRUN)] = None,
+    log_dir: Annotated[Flag, _flag("Gets a link to the logs.", "DIR", _TORCHRUN)] = None,
+    module: Annotated[
+        bool, _switch("The script is a module, as for python -m.", "--module", "-m")
+    ] = False,
+    no_python: Annotated[bool, _switch("The script is any program.", "--no-python")] = False,
+    others: Annotated[list[str] | None, typer.Option(*OTHERS, hidden=True)] = None,
 ) -> None:
     """Run a job: `paceline run train.py --workers 4 --servers 2 -- --lr 0.1`."""
     flags = {
@@ -115,10 +147,28 @@ def run(
     }
     given = {key: value for key, value in flags.items() if value is not None}
     given |= parse_settings(settings or [])
+    torchrun = {
+        "nproc-per-node": nproc_per_node,
+        "nnodes": nnodes,
+        "node-rank": node_rank,
+        "max-restarts": max_restarts,
+        "standalone": standalone,
+        "rdzv-backend": rdzv_backend,
+        "rdzv-endpoint": rdzv_endpoint,
+        "rdzv-id": rdzv_id,
+        "master-addr": master_addr,
+        "master-port": master_port,
+        "shutdown-timeout": shutdown_timeout,
+        "log-dir": log_dir,
+        "module": module,
+        "no-python": no_python,
+        "others": others[0] if others else None,
+    }
+    given |= translate({name: str(value) for name, value in torchrun.items() if value}, given)
     if resume:
         _resume(target, bool(given or args), detach=detach)
     else:
-        _run(target, given, args or [], detach=detach, dry_run=dry_run)
+        _run(target, given, args or [], detach=detach, dry_run=dry_run, log_dir=log_dir)
 
 
 def parse_settings(settings: list[str]) -> dict[str, str]:
@@ -137,7 +187,13 @@ def parse_settings(settings: list[str]) -> dict[str, str]:
 
 
 def _run(
-    target: str | None, flags: dict[str, str], args: list[str], *, detach: bool, dry_run: bool
+    target: str | None,
+    flags: dict[str, str],
+    args: list[str],
+    *,
+    detach: bool,
+    dry_run: bool,
+    log_dir: str | None = None,
 ) -> None:
     from paceline.cli import run as running
     from paceline.cli.spec_file import explain, resolve
@@ -150,7 +206,7 @@ def _run(
             print(line)
         return
     console = _console()
-    job = running.start(spec, console)
+    job = running.start(spec, console, Path(log_dir) if log_dir else None)
     if detach:
         running.tell(console, f"it runs by itself; watch it with `paceline attach {job.job_id}`")
         return
@@ -161,6 +217,7 @@ def _resume(name: str | None, has_flags: bool, *, detach: bool) -> None:
     from paceline.base.jobdir import JobDir
     from paceline.cli import run as running
     from paceline.cli.launch import resume
+    from paceline.wire.spec import load
 
     if has_flags:
         raise ConfigError(
@@ -170,7 +227,9 @@ def _resume(name: str | None, has_flags: bool, *, detach: bool) -> None:
     job = JobDir.find(name)
     console = _console()
     resume(job)
-    running.tell(console, f"job {job.job_id} goes on from its newest cut")
+    by_itself = load(job.spec).strategy == "script"
+    whence = "starts its script again" if by_itself else "goes on from its newest cut"
+    running.tell(console, f"job {job.job_id} {whence}")
     if not detach:
         raise typer.Exit(running.watch(job, console, from_now=True))
 

@@ -33,7 +33,7 @@ class PlainView:
                 self._tell(sentence(event), event.t)
         for line in look.said:
             self._out(f"{CHIEF} | {line}")
-        if look.status and look.status.state == "training":
+        if look.status and look.status.state in ("training", "running"):
             self._training(look.status)
 
     def say(self, text: str) -> None:
@@ -49,8 +49,10 @@ class PlainView:
     def _training(self, status: JobStatus) -> None:
         if not self._mapped:
             self._mapped = True
-            self.say(f"training: {_map(status)}")
+            self.say(f"{status.state}: {_map(status)}")
             self._told_s = self._now_s
+        if status.state == "running":
+            return  # how far it is only the script knows
         share = status.committed / status.total if status.total else 0.0
         if share < 1 and self._is_due(share):
             self._told_s, self._told_share = self._now_s, share

@@ -1,10 +1,12 @@
 """``paceline run`` and ``attach``: start a job, show it, say what became of it."""
 
+import os
 import sys
 from pathlib import Path
 
 from rich.console import Console
 
+from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
 from paceline.cli.launch import is_supervised, launch
 from paceline.cli.live import LiveView
@@ -20,16 +22,40 @@ LEFT_RUNNING = 0
 ALL_DEAD = 1
 
 
-def start(spec: JobSpec, console: Console) -> JobDir:
-    """Start a job and say so."""
+def start(spec: JobSpec, console: Console, log_dir: Path | None = None) -> JobDir:
+    """Start a job and say so; ``log_dir`` gets a link to its logs, under the job's id."""
+    if log_dir is not None:
+        _make_folder(log_dir)
     job = launch(spec)
+    if log_dir is not None:
+        (log_dir / job.job_id).symlink_to(job.logs)
     sizes = counted(spec.workers.count, "worker")
     sizes += f", {counted(spec.num_servers, 'server')}" if spec.num_servers else ""
-    how = spec.mode if spec.strategy == "ps" else spec.strategy
     script = Path(spec.script).name
-    tell(console, f"job {job.job_id}: {script}, {how}, {spec.samples}, {sizes}")
+    match spec.strategy:
+        case "script":
+            how = f"restarted together at most {counted(spec.restart.budget, 'time')}"
+            tell(console, f"job {job.job_id}: {script}, {sizes}, {how}")
+        case "ps" | "allreduce":
+            how = spec.mode if spec.strategy == "ps" else spec.strategy
+            tell(console, f"job {job.job_id}: {script}, {how}, {spec.samples}, {sizes}")
     tell(console, f"logs and results: {job.path}")
     return job
+
+
+def _make_folder(folder: Path) -> None:
+    """The user's folder for logs.
+
+    Raises:
+        ConfigError: nothing can be put there.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        expected = f"a folder to write to ({error.strerror}); name another"
+        raise ConfigError(f"--log-dir: got {folder}, expected {expected}") from error
+    if not os.access(folder, os.W_OK):
+        raise ConfigError(f"--log-dir: got {folder}, expected a folder to write to; name another")
 
 
 def tell(console: Console, text: str) -> None:

@@ -18,6 +18,7 @@ from paceline.cli.wording import clock, percent, progress, speed
 from paceline.wire import spec as specs
 from paceline.wire.client import GetObservation, GetStatus, JobStatus, NodeStatus, Observed
 from paceline.wire.outcome import Outcome, read_outcome
+from paceline.wire.spec import JobSpec
 
 ASK_S = 2.0
 FOLLOW_S = 0.3
@@ -73,16 +74,17 @@ def _job_row(job: JobDir) -> tuple[str, ...]:
     status = None if outcome else current_status(job)
     started = time.strftime("%d %b %H:%M", time.localtime(job.spec.stat().st_mtime))
     committed, total = _counts(job, outcome, status)
+    spec = _spec(job)
     if status:
         rate, workers = status.samples_per_s, sum(n.role == "worker" for n in status.nodes)
     else:
         jct_s = outcome.jct_s if outcome else 0.0
-        rate, workers = (committed / jct_s if jct_s else 0.0), _wanted_workers(job)
+        rate, workers = (committed / jct_s if jct_s else 0.0), spec.workers.count if spec else 0
     return (
         job.job_id,
         state_of(job, outcome, status),
         percent(committed, total or 0),
-        f"{committed:,}",
+        "-" if spec and spec.strategy == "script" else f"{committed:,}",
         speed(rate).removesuffix(" samples/s") + "/s" if rate else "-",
         str(workers or "-"),
         started,
@@ -100,11 +102,11 @@ def _counts(
     return (last.committed if last else 0), None
 
 
-def _wanted_workers(job: JobDir) -> int:
+def _spec(job: JobDir) -> JobSpec | None:
     try:
-        return specs.load(job.spec).workers.count
+        return specs.load(job.spec)
     except PacelineError:
-        return 0  # of another version: still a job to be listed
+        return None  # of another version: still a job to be listed
 
 
 def show_job(job: JobDir, console: Console) -> None:
@@ -117,7 +119,9 @@ def show_job(job: JobDir, console: Console) -> None:
         return
     console.print(f"{job.job_id}  {state_of(job, outcome, status)}", style="bold", highlight=False)
     if outcome:
-        took = f"{progress(outcome.committed, outcome.total)} in {clock(outcome.jct_s)}"
+        spec, took = _spec(job), f"after {clock(outcome.jct_s)}"
+        if spec is None or spec.strategy != "script":
+            took = f"{progress(outcome.committed, outcome.total)} in {clock(outcome.jct_s)}"
         console.print(f"  {took}, exit code {outcome.exit_code}", highlight=False)
         if outcome.error:
             console.print(f"  {outcome.error}", highlight=False, markup=False)

@@ -8,6 +8,7 @@ import difflib
 import ipaddress
 import os
 import re
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -38,8 +39,11 @@ MIN_MEMORY_BYTES = MappingProxyType({"workers": 256 * 2**20, "servers": 128 * 2*
 numpy, numba and zmq take a server 90 MiB."""
 
 _SET_BY_PACELINE = re.compile(
-    r"PACELINE_.*|RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT"
+    r"PACELINE_.*|((LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE))|ROLE_NAME|MASTER_ADDR|MASTER_PORT"
+    r"|TORCHELASTIC_.*"
 )
+_CHOSEN = frozenset({"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"})
+"""Of these with strategy script the user may set."""
 _SECTIONS = {key.rpartition(".")[0] for key in LEAVES} - {""} | {*FREE_SECTIONS}
 _SHORT = {"workers": "workers.count", "servers": "servers.count"}
 FLAGS = frozenset(
@@ -247,12 +251,25 @@ def _check_script(draft: _Draft) -> None:
     key, path = "script", Path(str(draft.get("script")))
     if key not in draft.places:
         draft.complain(key, "nothing", "the Python file to run", "write e.g. script: train.py")
+    elif draft.get("run_as") == "module":
+        # Read like a path; it is looked for where the script is to run.
+        draft.values[key] = path.name
+    elif draft.get("run_as") == "program":
+        _find_program(draft, path)
     elif path.is_dir():
         draft.complain(key, f"the directory {path}", "a Python file", "name the file in it")
     elif not path.is_file():
         draft.complain(key, f"{str(path)!r}, no such file", "a Python file", "check the path")
     elif not os.access(path, os.R_OK):
         draft.complain(key, f"{str(path)!r}, unreadable", "a Python file", "allow reading it")
+
+
+def _find_program(draft: _Draft, path: Path) -> None:
+    found = shutil.which(path) or shutil.which(path.name)
+    if found is None:
+        draft.complain("script", f"{path.name!r}, no such program", "one to run", "check the path")
+    else:
+        draft.values["script"] = os.path.abspath(found)
 
 
 def _check_mode(draft: _Draft) -> None:
@@ -272,6 +289,12 @@ def _check_mode(draft: _Draft) -> None:
 def _check_strategy(draft: _Draft) -> None:
     """What parameter servers need, and a group of workers."""
     workers = draft.get("workers.count")
+    if draft.get("strategy") == "script":
+        _check_by_itself(draft)
+        return
+    if draft.get("run_as") != "file":
+        got = f"{draft.get('run_as')!r} with strategy {draft.get('strategy')}"
+        draft.complain("run_as", got, "it with strategy script only", "remove it")
     if draft.get("strategy") == "ps":
         if "min_workers" in draft.places:
             got = f"{draft.get('min_workers')} with strategy ps, whose workers need not be many"
@@ -287,6 +310,23 @@ def _check_strategy(draft: _Draft) -> None:
     if isinstance(least, int) and isinstance(workers, int) and least > workers:
         expected = f"at most workers.count, which is {workers}"
         draft.complain("min_workers", str(least), expected, f"write min_workers: {workers}")
+
+
+_OF_TRAINING = re.compile(
+    r"servers\..*|mode|staleness|samples|batch_size|epochs|seed|data\..*|checkpoint\..*|min_workers"
+    r"|data_plane\..*|windows\..*|decide_every_s|solution_args\..*|timeouts\.hang_s"
+)
+
+
+def _check_by_itself(draft: _Draft) -> None:
+    """A script by itself is told nothing but its rank, and decides nothing with us."""
+    for key in [key for key in draft.places if _OF_TRAINING.fullmatch(key)]:
+        got = f"{draft.get(key)} with strategy script, which trains by itself"
+        draft.complain(key, got, "it with strategy ps or allreduce only", "remove it")
+    if draft.values.setdefault("solution", "none") != "none":
+        got = f"{draft.get('solution')!r} with strategy script, which cannot be acted on"
+        draft.complain("solution", got, "none", "remove it")
+    draft.values.setdefault("cwd", os.getcwd())
 
 
 def _check_memory(draft: _Draft) -> None:
@@ -319,6 +359,12 @@ def _check_folder(draft: _Draft) -> None:
     folder = draft.get(key)
     if isinstance(folder, str) and Path(folder).exists() and not Path(folder).is_dir():
         draft.complain(key, f"the file {folder}", "a folder", "name another")
+
+
+def _check_cwd(draft: _Draft) -> None:
+    folder = draft.get("cwd")
+    if isinstance(folder, str) and not Path(folder).is_dir():
+        draft.complain("cwd", f"{folder!r}, no such folder", "one that is there", "name another")
 
 
 def _check_encryption(draft: _Draft) -> None:
@@ -394,17 +440,20 @@ def _check_env(draft: _Draft) -> None:
             threads = draft.values[key]
             remedy = f"write torch_threads: {threads}"
             draft.complain(key, f"{threads!r} under env", "it under torch_threads", remedy)
+        elif name in _CHOSEN and draft.get("strategy") == "script":
+            continue
         elif _SET_BY_PACELINE.fullmatch(name):
             draft.complain(key, f"the name {name!r}", "none that paceline sets", "remove it")
 
 
 _CHECKS: tuple[tuple[Callable[[_Draft], None], tuple[str, ...]], ...] = (
-    (_check_script, ("script",)),
+    (_check_script, ("script", "run_as")),
     (_check_mode, ("mode", "staleness", "samples")),
-    (_check_strategy, ("strategy", "mode", "min_workers", "workers.count")),
+    (_check_strategy, ("strategy", "run_as", "mode", "min_workers", "workers.count")),
     (_check_memory, ()),
     (_check_waits, ()),
     (_check_folder, ("checkpoint.dir",)),
+    (_check_cwd, ("cwd",)),
     (_check_encryption, ("data_plane.encryption", "data_plane.transport")),
     (_check_listen, ("listen",)),
     (_check_windows, ()),
@@ -441,7 +490,7 @@ def resolve(target: str | Path, flags: Mapping[str, str], args: Sequence[str] = 
     draft, path = _Draft(), Path(target)
     if path.suffix in {".yaml", ".yml"}:
         _read_file(draft, path)
-    elif path.suffix == ".py":
+    elif path.suffix == ".py" or flags.get("run_as", "file") != "file":
         draft.put("script", COMMAND_LINE, _word_node(str(target)), Path.cwd())
     else:
         raise ConfigError(

@@ -25,7 +25,7 @@ _SECONDS = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 _INTEGER = re.compile(r"[+-]?(?:0|[1-9][0-9]{0,30}(?:_[0-9]{1,3}){0,10})")
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
 _BOOLEAN = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-_PATHS = ("script", "checkpoint.dir")
+_PATHS = ("script", "cwd", "checkpoint.dir")
 
 FREE_SECTIONS = ("env", "solution_args")
 """Sections whose keys are the user's, or a solution's."""

@@ -21,6 +21,7 @@ from paceline.cli.history import Event, Tail, decode_events
 from paceline.cli.launch import ask, is_supervised
 from paceline.wire.client import Done, GetStatus, JobStatus, StopJob
 from paceline.wire.outcome import Outcome, read_outcome
+from paceline.wire.spec import load
 
 POLL_S = 0.5
 ASK_S = 2.0
@@ -201,6 +202,8 @@ class Orders:
             self._view.say(reply.error)
         elif now:
             self._view.say("stopping at once")
+        elif load(self._job.spec).strategy == "script":
+            self._view.say("stopping: the scripts get SIGTERM, and time (Ctrl-C again: at once)")
         else:
             self._view.say(
                 "stopping in order: the workers finish their step, then one more cut "

@@ -125,7 +125,8 @@ def _repeated(evidence: Evidence) -> bool:
 def _raised(evidence: Evidence) -> str:
     error = evidence.error
     where = "the script" if _by_user(evidence) else "paceline or a library"
-    return f"{_kind(evidence)} in {where} at step {error.step if error else 0}"
+    at = f" at step {error.step}" if error and error.step >= 0 else ""
+    return f"{_kind(evidence)} in {where}{at}"
 
 
 def _signalled(evidence: Evidence) -> str:

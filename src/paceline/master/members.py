@@ -23,6 +23,8 @@ class NodeStarted(Record, frozen=True):
     """Lives of this node, so far, that a KILL_RESTART has ended."""
     previous: tuple[str, int] | None = None
     """Exception class and step of the life before."""
+    round_no: int = 0
+    """Strategy script: the round that this life takes part in."""
 
 
 class NodeFinished(Record, frozen=True):
@@ -73,6 +75,14 @@ class ServerTook(Record, frozen=True):
     node: str
 
 
+class RoundSet(Record, frozen=True):
+    """Strategy script: all workers are to be in this round; who is in an earlier one ends first."""
+
+    number: int
+    port: int = 0
+    """Where they meet; 0: nobody has begun it yet."""
+
+
 class JobEnded(Record, frozen=True):
     """The job has ended; who goes on from this journal has a fresh budget."""
 
@@ -86,6 +96,7 @@ MemberRecords = (
     | RestartOrdered
     | ServerAdded
     | ServerTook
+    | RoundSet
     | JobEnded
 )
 
@@ -188,6 +199,8 @@ class Node(msgspec.Struct):
     note: str = ""
     inc: int = 0
     """The newest life; 0: there was none yet."""
+    round_no: int = 0
+    """Strategy script: the round that ``inc`` takes part in."""
     alive: bool = False
     """Whether ``inc`` is taken to be alive: started and not known to have ended."""
     up: ProcessUp | None = None

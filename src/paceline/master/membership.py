@@ -11,6 +11,9 @@ an agent says that it is gone, or when no agent can be had for another ``lost_af
 for one to start) *and* others wait for it. The clock is the master's own time, which stands still
 while the master does not run (`paceline.master.own_time`).
 
+Workers of strategy script live in rounds (`paceline.master.rounds`): when one fails all end, and
+when all have ended, they begin again together.
+
 A worker may also come by itself (`join`): the same in everything, but nobody can launch an agent
 for it. It is awaited as long as others would be, and then dropped.
 """
@@ -34,6 +37,7 @@ from paceline.master.members import (
     NodeStarted,
     RestartOrdered,
     Retire,
+    RoundSet,
     ServerAdded,
     ServerTook,
     Start,
@@ -42,6 +46,7 @@ from paceline.master.members import (
     WorkersWanted,
     WorkerUp,
 )
+from paceline.master.rounds import Ended, Rounds
 from paceline.wire.messages.agent import AgentHello, ExitEvidence, ProcessExited, StartProcess
 from paceline.wire.messages.base import Server
 from paceline.wire.messages.node import ProcessUp, ScriptError
@@ -54,7 +59,7 @@ MISSING_S = 1.0
 REPEAT_START_S = 2.0
 """A StartProcess that got no answer is sent again."""
 REPEAT_END_S = 2.0
-"""The same for the StopProcess of a KILL_RESTART."""
+"""The same for the StopProcess of a KILL_RESTART, or of a round that is over."""
 AGENT_START_S = 5.0
 """Time for the first word of an agent launched in place of a silent one, on a loaded machine."""
 FIRST_HELLO_S = 60.0
@@ -71,8 +76,13 @@ class Membership:
         num_servers: int,
         restart: RestartSpec,
         pending_s: float = 0.0,
+        rounds: Rounds | None = None,
     ) -> None:
-        """``pending_s``: how long a launch may have to wait for its place, which is no silence."""
+        """``pending_s``: how long a launch may have to wait for its place, which is no silence.
+
+        ``rounds``: workers start and restart together; None: each by itself.
+        """
+        self.rounds = rounds
         self._restart = restart
         self._num_servers = num_servers
         self._pending_s = pending_s
@@ -100,7 +110,7 @@ class Membership:
                 node = self.nodes.get(record.node) or self._add(*_role_and_index(record.node))
                 self._by_inc.pop(node.inc, None)
                 self._next_inc = max(self._next_inc, record.inc + 1)
-                node.inc, node.alive = record.inc, True
+                node.inc, node.alive, node.round_no = record.inc, True, record.round_no
                 node.unblamed = node.moving = False
                 node.restarts, node.decided = record.restarts, record.decided
                 node.previous = record.previous
@@ -116,22 +126,41 @@ class Membership:
                 node.guest = True
                 self.num_workers = max(self.num_workers, node.rank + 1)
             case NodeDropped():
-                if record.node in self.nodes:
-                    old = self.nodes.get(self.nodes[record.node].replaces)
-                    if old is not None and record.futile:
-                        old.decided += 1
-                    self._forget(self.nodes[record.node])
-                staying = (node.rank for node in self.of_role("worker") if not node.leaving)
-                self.num_workers = max(staying, default=-1) + 1
+                self._apply_drop(record)
             case RestartOrdered():
                 node = self.nodes[record.node]
                 node.unblamed = node.moving = True
                 node.end_grace_s = record.grace_s
             case ServerAdded() | ServerTook():
                 self._apply_server(record)
+            case RoundSet():
+                self._apply_round(record)
             case JobEnded():
-                for node in self.nodes.values():
-                    node.restarts, node.previous, node.alive = 0, None, False
+                self._apply_end()
+
+    def _apply_drop(self, record: NodeDropped) -> None:
+        if record.node in self.nodes:
+            old = self.nodes.get(self.nodes[record.node].replaces)
+            if old is not None and record.futile:
+                old.decided += 1
+            self._forget(self.nodes[record.node])
+        staying = (node.rank for node in self.of_role("worker") if not node.leaving)
+        self.num_workers = max(staying, default=-1) + 1
+
+    def _apply_end(self) -> None:
+        for node in self.nodes.values():
+            node.restarts, node.previous, node.alive = 0, None, False
+        if self.rounds is not None and not self.all_finished():
+            self._apply_round(RoundSet(number=self.rounds.number + 1))
+
+    def _apply_round(self, record: RoundSet) -> None:
+        if self.rounds is None:
+            return
+        if record.number > self.rounds.number:
+            for node in self.of_role("worker"):
+                if node.state == "finished":
+                    node.state, node.needs_launch = "pending", True
+        self.rounds.number, self.rounds.port = record.number, record.port
 
     def _apply_server(self, record: ServerAdded | ServerTook) -> None:
         if isinstance(record, ServerAdded):
@@ -166,6 +195,8 @@ class Membership:
         kept: list[MemberRecords] = [WorkersWanted(count=self.num_workers, next_inc=self._next_inc)]
         names = (f"worker-{rank}" for rank in range(self.num_workers))
         kept += [NodeDropped(node=name) for name in names if name not in self.nodes]
+        if self.rounds is not None:
+            kept.append(RoundSet(number=self.rounds.number, port=self.rounds.port))
         first = (f"server-{rank}" for rank in range(self._num_servers))
         kept += [NodeDropped(node=name) for name in first if not self._stays(name)]
         for node in self.nodes.values():
@@ -174,7 +205,7 @@ class Membership:
             if node.role == "server" and self._stays(node.name):
                 kept.append(ServerAdded(node=node.name, replaces=node.replaces))
             if node.inc and (node.role == "worker" or self._stays(node.name)):
-                kept.append(_started(node, node.inc))
+                kept.append(_started(node, node.inc, node.round_no))
             if node.moving:
                 kept.append(RestartOrdered(node=node.name, grace_s=node.end_grace_s))
             if node.state == "finished":
@@ -327,14 +358,23 @@ class Membership:
             return []
         if node.needs_launch:
             return self._launch(node, now_s)
+        if self._in_round(node) and any(self._of_former_rounds()):
+            return []
         return self._new_life(node, now_s) if node.connected else []
 
     def _new_life(self, node: Node, now_s: float) -> list[Act]:
-        keep = self._keep(_started(node, self._next_inc))
+        acts: list[Act] = []
+        if self.rounds is not None and self.rounds.port == 0:
+            self.rounds.began_s = now_s
+            acts = [self._keep(RoundSet(number=self.rounds.number, port=self.rounds.new_port()))]
+        round_no = self.rounds.number if self.rounds is not None else 0
+        keep = self._keep(_started(node, self._next_inc, round_no))
         node.retry_at_s = node.missing_since_s = node.up = node.error = None
         node.returned = False
+        node.end_told_s = -REPEAT_END_S
         node.state, node.note = "starting", ""
         return [
+            *acts,
             keep,
             Tell("node_started", node.name, node.inc),
             self._start_message(node, now_s),
@@ -342,11 +382,15 @@ class Membership:
 
     def _start_message(self, node: Node, now_s: float) -> Start:
         node.started_s, node.started_by = now_s, node.agent_pid
-        workers = self.num_workers
-        return Start(
-            node.name,
-            StartProcess(inc=node.inc, role=node.role, rank=node.rank, num_workers=workers),
+        start = StartProcess(
+            inc=node.inc,
+            role=node.role,
+            rank=node.rank,
+            num_workers=self.num_workers,
+            restart=node.round_no,
+            port=self.rounds.port if self.rounds is not None else 0,
         )
+        return Start(node.name, start)
 
     def process_up(self, up: ProcessUp, now_s: float) -> list[Act]:
         """The process exists; a server is up only with its address."""
@@ -399,10 +443,11 @@ class Membership:
             exit=exit_,
             error=node.error,
             # A worker told to leave returns from its script, too.
-            finished=node.returned and not (node.leaving or self.closing),
+            finished=self._has_returned(node, exit_) and not (node.leaving or self.closing),
             started=started,
-            any_committed=any_committed,
-            previous=node.previous,
+            # What a script by itself has trained is not known.
+            any_committed=any_committed or self.rounds is not None,
+            previous=node.previous if self._counts_repeats(now_s) else None,
         )
         judged = judge(evidence)
         verdict, reason = judged.verdict, judged.reason
@@ -410,7 +455,9 @@ class Membership:
         acts: list[Act] = [told]
         node.note = judged.reason
         acts += self._lost(node)
-        if judged.verdict is Verdict.FINISHED:
+        if self._in_round(node) and not self.closing and not self._is_done(node, judged):
+            acts += self._end_round(node, judged, now_s, exit_)
+        elif judged.verdict is Verdict.FINISHED:
             acts += [self._keep(NodeFinished(node=node.name)), Retire(node.name)]
         elif node.leaving:
             acts += self._gone_for_good(node)
@@ -423,6 +470,20 @@ class Membership:
         else:
             acts += self._again(node, judged, now_s)
         return acts
+
+    def _counts_repeats(self, now_s: float) -> bool:
+        """Whether the error of the life before, once more, is a sign that nothing helps.
+
+        Of a script by itself no step is known: there only if it comes soon.
+        """
+        long = self.rounds and now_s - self.rounds.began_s > self._restart.backoff_max_s
+        return not (self._restart.repeat or long)
+
+    def _has_returned(self, node: Node, exit_: ExitEvidence) -> bool:
+        """Whether the script has; of one by itself the exit code says it, too."""
+        if node.returned or self.rounds is None:
+            return node.returned
+        return exit_.exit_code == 0 and not exit_.stopped_by_us
 
     def _lost(self, node: Node) -> list[Act]:
         was_alive, node.alive = node.alive, False
@@ -443,6 +504,8 @@ class Membership:
 
     def _again(self, node: Node, judged: Judged, now_s: float) -> list[Act]:
         """Start another life, now or later, if the budget allows."""
+        if self._in_round(node):
+            return self._end_round(node, judged, now_s)
         free = node.unblamed or judged.verdict in FREE
         error = node.error
         if judged.verdict is not Verdict.NOT_STARTED:
@@ -452,11 +515,7 @@ class Membership:
                 return self.not_replaced()
             node.state = "failed"
             trace = error.traceback if error else ""
-            reason = (
-                f"{node.name}: {judged.reason}; the budget of {self._restart.budget} relaunches "
-                "is used up (restart.budget)"
-            )
-            return [FailJob(reason, trace)]
+            return [FailJob(f"{node.name}: {judged.reason}; {self._no_budget()}", trace)]
         node.restarts += 0 if free else 1
         if node.unblamed or now_s - node.up_s > self._restart.backoff_max_s:
             node.streak = 0
@@ -477,10 +536,92 @@ class Membership:
         node.needs_launch = True
         return [Retire(node.name)]
 
+    def _no_budget(self) -> str:
+        return f"the budget of {self._restart.budget} relaunches is used up (restart.budget)"
+
     def _backoff_s(self, streak: int) -> float:
         if streak == 0:
             return 0.0
         return min(self._restart.backoff_s * 2.0 ** (streak - 1), self._restart.backoff_max_s)
+
+    # ------------------------------------------------------------------ rounds
+
+    def _in_round(self, node: Node) -> bool:
+        return self.rounds is not None and node.role == "worker"
+
+    def _is_done(self, node: Node, judged: Judged) -> bool:
+        """Whether the worker has come to its end in the present round."""
+        present = self.rounds is None or node.round_no == self.rounds.number
+        return present and judged.verdict is Verdict.FINISHED
+
+    def _of_former_rounds(self) -> Iterator[Node]:
+        """Workers that are to end before the next round can begin."""
+        number = self.rounds.number if self.rounds is not None else 0
+        return (n for n in self.of_role("worker") if n.alive and n.round_no < number)
+
+    def _end_round(
+        self, node: Node, judged: Judged, now_s: float, exit_: ExitEvidence | None = None
+    ) -> list[Act]:
+        """A worker has failed, or ended since another one has: all others end, too."""
+        assert self.rounds is not None
+        rounds = self.rounds
+        acts: list[Act] = []
+        if node.round_no == rounds.number:
+            acts.append(self._keep(RoundSet(number=rounds.number + 1)))
+        if node.unblamed or judged.verdict not in (Verdict.STOPPED, Verdict.FINISHED):
+            ended = Ended(
+                node=node.name,
+                inc=node.inc,
+                judged=judged,
+                exit=exit_ or ExitEvidence(),
+                error=node.error,
+                unblamed=node.unblamed,
+            )
+            rounds.ends.append(ended)
+        node.state = "backing off"
+        left = list(self._of_former_rounds())
+        for other in left:
+            acts += self._end_former(other, now_s)
+        return acts if left else [*acts, *self._next_round(now_s)]
+
+    def _end_former(self, node: Node, now_s: float) -> list[Act]:
+        if self.rounds is None or now_s < node.end_told_s + REPEAT_END_S:
+            return []
+        node.end_told_s = now_s
+        return [End(node.name, node.inc, self.rounds.grace_s)]
+
+    def _next_round(self, now_s: float) -> list[Act]:
+        """All have ended: begin again, now or later, unless that cannot help or costs too much."""
+        assert self.rounds is not None
+        rounds, cause = self.rounds, self.rounds.take_cause()
+        if now_s - rounds.began_s > self._restart.backoff_max_s:
+            rounds.streak = 0
+        workers = list(self.of_role("worker"))
+        acts: list[Act] = []
+        wait_s = 0.0
+        if cause is not None:
+            spent = not cause.is_free and self.num_restarts() >= self._restart.budget
+            if cause.is_final or spent:
+                return [self._give_up(cause)]
+            wait_s = 0.0 if cause.unblamed else self._backoff_s(rounds.streak)
+            rounds.streak += 0 if cause.unblamed else 1
+            self.nodes[cause.node].restarts += 0 if cause.is_free else 1
+            again = f"{cause.judged.reason}; again in {wait_s:.1f} s"
+            acts.append(Tell("restart_all", cause.node, cause.inc, again))
+            for node in workers:
+                error = cause.error
+                node.previous = (error.kind, error.step) if error else None
+        for node in workers:
+            node.state, node.retry_at_s = "backing off", now_s + wait_s
+        if wait_s > 0:
+            return acts
+        return [*acts, *(act for node in workers for act in self._start_if_due(node, now_s))]
+
+    def _give_up(self, cause: Ended) -> FailJob:
+        self.nodes[cause.node].state = "failed"
+        why = "" if cause.is_final else f"; {self._no_budget()}"
+        reason = f"{cause.node}: {cause.judged.reason}{why}"
+        return FailJob(reason, cause.traceback, cause.exit.exit_code or 1)
 
     # ------------------------------------------------------------------ the clock
 
@@ -498,6 +639,8 @@ class Membership:
                 acts += self._repeat_start(node, now_s)
             elif node.moving and node.alive and now_s >= node.end_told_s + REPEAT_END_S:
                 acts += self._end_to_move(node, now_s)
+            elif self._in_round(node) and node in self._of_former_rounds():
+                acts += self._end_former(node, now_s)
             if self._wanted(node) or (node.guest and node.alive):
                 acts += self._on_silence(node, now_s, lost_after_s, others_wait)
         return acts
@@ -648,7 +791,7 @@ class Membership:
         return [End(node.name, node.inc, grace_s) for node in alive]
 
 
-def _started(node: Node, inc: int) -> NodeStarted:
+def _started(node: Node, inc: int, round_no: int) -> NodeStarted:
     """The record of a life of the node, with what it brings along from those before."""
     return NodeStarted(
         node=node.name,
@@ -656,6 +799,7 @@ def _started(node: Node, inc: int) -> NodeStarted:
         restarts=node.restarts,
         decided=node.decided,
         previous=node.previous,
+        round_no=round_no,
     )
 
 

@@ -9,6 +9,7 @@ one's effect.
 import asyncio
 import contextlib
 import logging
+import socket
 import time
 from collections.abc import Callable, Coroutine, Iterable
 
@@ -54,6 +55,7 @@ from paceline.master.own_time import OwnTime
 from paceline.master.ports import Backend
 from paceline.master.reporting import Reporting
 from paceline.master.restarts import StartMeasured
+from paceline.master.rounds import Rounds
 from paceline.master.scene import Scene
 from paceline.master.snapshot import Snapshot, restore, take
 from paceline.master.training import CutChosen, Training
@@ -108,6 +110,21 @@ def running_agents(job: JobDir) -> set[str]:
     return {agent.argv[-1] for agent in agents}
 
 
+def free_port(address: str) -> int:
+    """A port that nobody listens at; until it is used somebody might, which ends that round."""
+    with socket.socket() as probe:
+        probe.bind((address, 0))
+        return int(probe.getsockname()[1])
+
+
+def make_rounds(spec: JobSpec) -> Rounds | None:
+    """Of a job whose workers start and restart together."""
+    if spec.strategy != "script":
+        return None
+    stop_s = spec.timeouts.derived(None).stop_s or 0.0
+    return Rounds(grace_s=stop_s, new_port=lambda: free_port(spec.listen))
+
+
 class Master:
     """One job's master; create and `run` it in an event loop, holding the job's master lock."""
 
@@ -128,6 +145,7 @@ class Master:
             num_servers=spec.num_servers,
             restart=spec.restart,
             pending_s=spec.longest_pending_s,
+            rounds=make_rounds(spec),
         )
         self.monitor = Monitor(lengths_of(spec.windows))
         self._outbox = Outbox(job, self.members, backend, wall_clock)
@@ -619,6 +637,7 @@ class Master:
                 return Observed(json=msgspec.json.encode(seen).decode() if seen else "")
             case Scale(workers=workers):
                 self._check_running()
+                self._check_elastic("scale")
                 if workers < 1:
                     raise ConfigError(f"cannot scale to {workers} workers, expected at least 1")
                 self._act(self.members.scale(workers, self._own_time(), self._stop_s()))
@@ -627,6 +646,7 @@ class Master:
                 self._act(self.members.kill(self._alive(name).name))
             case Replace(node=name):
                 self._check_running()
+                self._check_elastic("replace")
                 self._restart(name, "by order")
             case StopJob(now=now):
                 self._stop("paceline stop", at_once=now)
@@ -634,6 +654,7 @@ class Master:
                 return JobInfo(job_id=self._job.job_id, spec=self._spec)
             case Join(host=host):
                 self._check_running()
+                self._check_elastic("join")
                 if not self.training.state.cuts.valid:
                     raise ConfigError("the job has no model yet; join again when it trains")
                 node_name, acts = self.members.join(host, self._own_time())
@@ -657,6 +678,14 @@ class Master:
     def _check_running(self) -> None:
         if self._ending is not None:
             raise ConfigError("the job is about to end")
+
+    def _check_elastic(self, order: str) -> None:
+        if self._spec.strategy == "script":
+            raise ConfigError(
+                f"no {order} with strategy script, whose workers know their number from the start "
+                "and begin together; stop the job and start it with another --workers, or train "
+                "with --strategy allreduce"
+            )
 
     def status(self) -> JobStatus:
         """The job as it is now."""

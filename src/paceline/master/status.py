@@ -28,10 +28,13 @@ def count_total(state: MasterState) -> int | None:
     return sum(known) if known and len(known) == len(totals) else None
 
 
-def job_state(state: MasterState, ending: Ending | None) -> str:
+def job_state(state: MasterState, members: Membership, ending: Ending | None) -> str:
     """One word for where the job is."""
     if ending is not None:
         return ending.state if ending.stage >= Stage.LEAVE else "stopping"
+    if members.rounds is not None:
+        up = all(node.up or node.state == "finished" for node in members.of_role("worker"))
+        return "running" if up else "starting"
     if state.group is not None and state.group.number:
         return "training" if state.group.running else "forming"
     if state.map is None:
@@ -56,7 +59,7 @@ def describe(
     eta_s = (total - committed) / speed if total is not None and speed > 0 else None
     return JobStatus(
         job_id=job_id,
-        state=job_state(state, ending),
+        state=job_state(state, members, ending),
         master_pid=master_pid,
         epoch_no=state.epoch_no,
         step=state.step,

@@ -62,6 +62,11 @@ def _strategy() -> Strategy:
     from paceline.runtime.process import managed
 
     process = managed()
+    if process.spec.strategy == "script":
+        raise ConfigError(
+            "pl.init() in a job of strategy script, which deals out no samples; start it with "
+            "--strategy allreduce or ps, and without flags of torchrun"
+        )
     if process.spec.strategy == "allreduce":
         from paceline.runtime.allreduce.strategy import HeldByAll
 

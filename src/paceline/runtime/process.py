@@ -1,8 +1,9 @@
 """The training process from its fork to its exit: who it is, its link, its script, its end.
 
 The zygote's child calls `main`; everything else in ``runtime`` asks `current` for the node's
-identity, the link to the agent, the step ledger and whether a stop was asked for. Runs no thread;
-a worker's `Exchange` does, and uses the link until ``at_end``.
+identity, the link to the agent, the step ledger and whether a stop was asked for. Of a script by
+itself (strategy script) only its end is told, and it has its signals for itself. Runs no thread; a
+worker's `Exchange` does, and uses the link until ``at_end``.
 """
 
 import faulthandler
@@ -22,6 +23,7 @@ import paceline
 from paceline.base.errors import InternalError
 from paceline.base.jobdir import JobDir
 from paceline.base.node_files import STACKS_SIGNAL, NodeFiles
+from paceline.base.processes import die_with_parent
 from paceline.runtime.data.work import StepTimes
 from paceline.wire.messages.node import Finished, ProcessUp, ScriptError
 from paceline.wire.node_link import NodeLink
@@ -209,11 +211,15 @@ def run_server(process: Process) -> int:
 
 def run_script(process: Process) -> int:
     """Run the user's script as ``python script args`` would."""
-    script = process.spec.script
-    sys.argv = [script, *process.spec.args]
-    sys.path.insert(0, os.path.dirname(script))
     try:
-        runpy.run_path(script, run_name="__main__")
+        if process.spec.strategy == "script":
+            process.step = -1
+            _leave_to_script()
+            if process.stop_requested:  # before it was left to the script
+                return EXIT_TERMINATED
+        if process.spec.cwd is not None:
+            os.chdir(process.spec.cwd)
+        _run(process.spec)
     except AgentLost:
         return EXIT_NO_AGENT
     except SystemExit as leaving:
@@ -227,6 +233,32 @@ def run_script(process: Process) -> int:
     process.at_end()
     process.link.send(Finished(inc=process.inc))
     return 0
+
+
+def _leave_to_script() -> None:
+    """Make this fork of a warm process look like a fresh Python."""
+    import torch  # a server does without
+
+    # Nobody reads the link while the script runs, so nobody would see that the agent is gone: the
+    # kernel ends the process with its parent, which ends with the agent.
+    die_with_parent()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    # A fresh torch draws its first seed; forks of one process would all have the same.
+    torch.seed()
+
+
+def _run(spec: JobSpec) -> None:
+    sys.argv = [spec.script, *spec.args]
+    match spec.run_as:
+        case "file":
+            sys.path.insert(0, os.path.dirname(spec.script))
+            runpy.run_path(spec.script, run_name="__main__")
+        case "module":
+            sys.path.insert(0, os.getcwd())
+            runpy.run_module(spec.script, run_name="__main__", alter_sys=True)
+        case "program":
+            os.execv(spec.script, sys.argv)
 
 
 def exit_code(leaving: SystemExit) -> int:

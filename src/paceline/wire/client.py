@@ -76,7 +76,8 @@ class JobStatus(Message, frozen=True):
 
     job_id: str
     state: str
-    """starting, training, restoring, stopping, finished, failed or stopped."""
+    """starting, training (strategy script: running), restoring, stopping, finished, failed or
+    stopped."""
     master_pid: int
     epoch_no: int
     step: int

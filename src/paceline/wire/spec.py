@@ -83,6 +83,9 @@ class RestartSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     time. Default 0.5."""
     backoff_max_s: Seconds = 30.0
     """The longest such wait. Default 30."""
+    repeat: bool = False
+    """Whether a node is started again also when it ends with the same error twice in a row. Default
+    false: that would end it a third time. ``--max-restarts`` sets it: there the budget decides."""
 
 
 class TimeoutSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -145,6 +148,12 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Python file with the training loop; absolute once resolved. In a file: relative to it."""
     args: Annotated[tuple[str, ...], Meta(examples=[["--lr", "0.1"]])] = ()
     """Arguments of the script. Default none."""
+    run_as: Literal["file", "module", "program"] = "file"
+    """Strategy script: what ``script`` names. Default file, of Python; module: one, as for
+    ``python -m``; program: anything that can be executed."""
+    cwd: Annotated[str, Meta(examples=["/data"])] | None = None
+    """Folder that the script runs in. Default none: with strategy script where ``paceline run`` was
+    called, else ``/``."""
     name: Annotated[
         str,
         Meta(
@@ -156,9 +165,10 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     seed: Seed = 0
     """Seed of everything random in the job. Default 0: a run can be repeated unasked."""
 
-    strategy: Literal["ps", "allreduce"] = "ps"
+    strategy: Literal["ps", "allreduce", "script"] = "ps"
     """Who holds the model. Default ps: parameter servers, which split it among them. allreduce:
-    every worker holds all of it; there are no servers, and steps are those of mode bsp."""
+    every worker holds all of it; there are no servers, and steps are those of mode bsp. script: the
+    script sees to it, as under torchrun; workers start, and after a failure restart, together."""
     mode: Mode = "bsp"
     """Default bsp: every step is one exact global batch, whoever computes it. asp: nobody waits.
     ssp: the fastest worker is at most ``staleness`` steps ahead of the slowest."""

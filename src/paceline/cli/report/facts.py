@@ -91,7 +91,7 @@ class Facts(msgspec.Struct, frozen=True):
     @property
     def num_relaunches(self) -> int:
         """Training processes that were started again."""
-        return sum(event.event == "relaunch" for event in self.events)
+        return sum(event.event in ("relaunch", "restart_all") for event in self.events)
 
     @property
     def num_restores(self) -> int:
@@ -198,6 +198,11 @@ def find_incidents(events: Sequence[Event], points: Sequence[Point]) -> Iterator
                 done = "started again" if back_s else "to be started again"
                 told = _incident(event, f"{event.node}: {what}", done, back_s, points)
                 yield structs.replace(told, idle_s=idle_s(event, points))
+            case "restart_all":
+                what = ordered.get(event.inc) or _before(event.reason, "; ")
+                back_s = _next(later, "process_up", node=event.node)
+                done = "all workers started again" if back_s else "all to be started again"
+                yield _incident(event, f"{event.node}: {what}", done, back_s, points)
             case "agent_lost":
                 back_s = _next(later, "agent_joined", node=event.node)
                 what = f"agent of {event.node} lost"

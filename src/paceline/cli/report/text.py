@@ -24,6 +24,8 @@ def paragraph(facts: Facts) -> str:
     total = outcome.total if outcome else None
     took_s = outcome.jct_s if outcome and outcome.jct_s else facts.ended_s - facts.started_s
     end = outcome.state if outcome else "not ended"
+    if facts.spec.strategy == "script":
+        return f"{end.capitalize()} after {seconds(took_s)}. {_troubles(facts)}".strip()
     result = (
         f"{end.capitalize()}: {progress(facts.committed, total)} in the model after "
         f"{seconds(took_s)}, {seconds(facts.training_s)} of it training "
@@ -38,10 +40,9 @@ def _troubles(facts: Facts) -> str:
     told = [describe(incident, facts.started_s) for incident in facts.incidents[:MAX_TOLD]]
     more = len(facts.incidents) - MAX_TOLD
     told += [f"{more} more in the report"] if more > 0 else []
-    counts = (
-        f"{facts.num_relaunches} {'relaunch' if facts.num_relaunches == 1 else 'relaunches'}, "
-        f"{counted(facts.num_restores, 'restore')}"
-    )
+    counts = f"{facts.num_relaunches} {'relaunch' if facts.num_relaunches == 1 else 'relaunches'}"
+    if facts.spec.strategy != "script":
+        counts += f", {counted(facts.num_restores, 'restore')}"
     return f"{counts}: {'; '.join(told)}."
 
 
@@ -72,7 +73,17 @@ def figures(facts: Facts) -> list[tuple[str, str]]:
     spec, outcome = facts.spec, facts.outcome
     mode = f"{spec.mode} (staleness {spec.staleness})" if spec.mode == "ssp" else spec.mode
     sizes = counted(spec.workers.count, "worker")
-    sizes += f", {counted(spec.num_servers, 'server')}" if spec.num_servers else ", allreduce"
+    sizes += (
+        f", {counted(spec.num_servers, 'server')}" if spec.num_servers else f", {spec.strategy}"
+    )
+    if spec.strategy == "script":
+        return [
+            ("result", headline(facts)),
+            ("script", " ".join((spec.script, *spec.args))),
+            ("asked for", f"{sizes}, backend {spec.backend}"),
+            ("job completion time", seconds(outcome.jct_s) if outcome else "-"),
+            ("relaunches of all workers", str(facts.num_relaunches)),
+        ]
     return [
         ("result", headline(facts)),
         ("script", " ".join((spec.script, *spec.args))),
@@ -102,7 +113,7 @@ def worker_rows(facts: Facts) -> list[tuple[str, ...]]:
         (
             worker.node,
             str(worker.lives),
-            f"{worker.samples:,}",
+            f"{worker.samples:,}" if worker.samples else "-",
             percent(worker.samples, handed),
             milliseconds(worker.bpt_s),
             f"{worker.cpu_s:,.1f} s",

@@ -92,6 +92,10 @@ class StartProcess(Message, frozen=True):
     role: str
     rank: int
     num_workers: int
+    restart: int = 0
+    """Strategy script: how often all workers have begun again."""
+    port: int = 0
+    """Strategy script: where the workers of this round meet."""
 
 
 class StopProcess(Message, frozen=True):

@@ -181,6 +181,7 @@ class ScriptError(Message, frozen=True):
     traceback: str
     in_user_code: bool
     step: int
+    """-1: not known, of a script that trains by itself."""
 
 
 class Finished(Message, frozen=True):

@@ -1,0 +1,150 @@
+"""torchrun's flags, read as those of ``paceline run``: which mean what here, and which nothing.
+
+Any of them makes the job one of strategy script. What has no effect on one machine, or says the
+same as the default, is taken; what would ask for something else is refused.
+"""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from paceline.base.errors import ConfigError
+
+OTHERS = (
+    *("--rdzv-conf", "--local-addr", "--role", "--monitor-interval", "--start-method"),
+    *("--redirects", "-r", "--tee", "-t", "--logs-specs", "--local-ranks-filter"),
+    *("--duplicate-stdout-filters", "--duplicate-stderr-filters", "--signals-to-handle"),
+    *("--numa-binding", "--event-log-handler"),
+)
+"""Flags with a value that are refused."""
+
+ONE_MACHINE = "jobs of this strategy run on one machine; leave the flag out"
+NUM_GPUS = "import torch; print(torch.cuda.device_count())"
+
+
+def translate(given: Mapping[str, str], spec_flags: Mapping[str, str]) -> dict[str, str]:
+    """The keys of a spec that stand for torchrun's flags; nothing was given: nothing.
+
+    Args:
+        given: by torchrun's name, without the first dashes.
+        spec_flags: all other flags of the command line.
+
+    Raises:
+        ConfigError: a flag has no meaning here, or contradicts another.
+    """
+    if not given:
+        return {}
+    first = f"--{next(iter(given))}"
+    if spec_flags.get("strategy", "script") != "script":
+        raise ConfigError(
+            f"{first}: got it with --strategy {spec_flags['strategy']}, expected it with strategy "
+            "script, for scripts that train by themselves; leave it out, and say --workers N"
+        )
+    if "nproc-per-node" in given and spec_flags.keys() & {"workers", "workers.count"}:
+        raise ConfigError("--nproc-per-node and --workers: got both, expected one of them")
+    if {"module", "no-python"} <= given.keys():
+        raise ConfigError("--module and --no-python: got both, expected one of them")
+    found = {"strategy": "script"}
+    for name, value in given.items():
+        found |= _READERS[name](f"--{name}", value)
+    return found
+
+
+def _nproc_per_node(flag: str, value: str) -> dict[str, str]:
+    num_cores = len(os.sched_getaffinity(0))
+    match value:
+        case "cpu":
+            return {"workers": str(num_cores)}
+        case "auto":
+            return {"workers": str(_count_gpus() or num_cores)}
+        case "gpu":
+            count = _count_gpus()
+            if count == 0:
+                raise ConfigError(f"{flag}: got gpu, but torch finds none; write {flag} cpu")
+            return {"workers": str(count)}
+        case _:
+            expected = "a number of processes, cpu, gpu or auto"
+            return {"workers": _whole(flag, value, range(1, 10_001), expected)}
+
+
+def _whole(flag: str, value: str, among: range, expected: str) -> str:
+    if not (value.isascii() and value.isdigit() and int(value) in among):
+        raise ConfigError(f"{flag}: got {value!r}, expected {expected}")
+    return value
+
+
+def _count_gpus() -> int:
+    """As torch counts them, which the command line does not import."""
+    command = [sys.executable, "-P", "-c", NUM_GPUS]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return int(done.stdout) if done.returncode == 0 else 0
+
+
+def _max_restarts(flag: str, value: str) -> dict[str, str]:
+    budget = _whole(flag, value, range(1_000_001), "a number of restarts, at least 0")
+    return {"restart.budget": budget, "restart.repeat": "true"}
+
+
+def _only(*values: str) -> Callable[[str, str], dict[str, str]]:
+    def read(flag: str, value: str) -> dict[str, str]:
+        if value not in values:
+            raise ConfigError(f"{flag}: got {value!r}, expected {values[0]}: {ONE_MACHINE}")
+        return {}
+
+    return read
+
+
+def _rdzv_endpoint(flag: str, value: str) -> dict[str, str]:
+    _check_local(flag, value.rpartition(":")[0] or value)
+    return {}
+
+
+def _master_addr(flag: str, value: str) -> dict[str, str]:
+    _check_local(flag, value)
+    return {"env.MASTER_ADDR": value}
+
+
+def _check_local(flag: str, host: str) -> None:
+    try:
+        with socket.socket() as probe:
+            probe.bind((host, 0))
+    except OSError as error:
+        expected = f"an address of this machine: {ONE_MACHINE}"
+        raise ConfigError(f"{flag}: got {host!r}, expected {expected}") from error
+
+
+def _master_port(flag: str, value: str) -> dict[str, str]:
+    expected = "a port; leave it out, and each start gets a fresh one"
+    return {"env.MASTER_PORT": _whole(flag, value, range(1, 65_536), expected)}
+
+
+def _unknown(_flag: str, value: str) -> dict[str, str]:
+    raise ConfigError(
+        f"got a flag of torchrun that has no counterpart here (with value {value!r}); leave it "
+        "out: a death is seen at once, all output is kept (`paceline logs --node worker-1`), and "
+        "every process is forked from one that has imported torch"
+    )
+
+
+_READERS: Mapping[str, Callable[[str, str], dict[str, str]]] = MappingProxyType(
+    {
+        "nproc-per-node": _nproc_per_node,
+        "nnodes": _only("1", "1:1"),
+        "node-rank": _only("0"),
+        "max-restarts": _max_restarts,
+        "standalone": lambda _flag, _value: {},
+        "shutdown-timeout": lambda _, value: {"timeouts.stop_s": value},
+        "rdzv-backend": _only("c10d", "static"),
+        "rdzv-endpoint": _rdzv_endpoint,
+        "rdzv-id": lambda _, value: {"env.TORCHELASTIC_RUN_ID": value},
+        "master-addr": _master_addr,
+        "master-port": _master_port,
+        "log-dir": lambda _flag, _value: {},
+        "module": lambda _flag, _value: {"run_as": "module"},
+        "no-python": lambda _flag, _value: {"run_as": "program"},
+        "others": _unknown,
+    }
+)

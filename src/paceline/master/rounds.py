@@ -1,0 +1,76 @@
+"""Strategy script: workers that begin together, and after a failure end and begin again together.
+
+A *round* is one life of every worker, as torchrun's worker group is. What the membership needs for
+it beside the nodes: which round it is, where its workers meet, who ended it, and how. Pure;
+`paceline.master.membership` decides by it.
+"""
+
+import re
+from collections.abc import Callable
+
+import msgspec
+
+from paceline.master.exits import CONNECTION_ERRORS, FREE, Judged, Verdict
+from paceline.wire.messages.agent import ExitEvidence
+from paceline.wire.messages.node import ScriptError
+
+_PEER_GONE = re.compile(r"connection (closed|reset|refused|aborted|was)|broken pipe", re.IGNORECASE)
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True):
+    """How a worker's life in a round ended, by itself or by an order of the user."""
+
+    node: str
+    inc: int
+    judged: Judged
+    exit: ExitEvidence
+    error: ScriptError | None = None
+    unblamed: bool = False
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it costs no budget."""
+        return self.unblamed or self.judged.verdict in FREE
+
+    @property
+    def is_echo(self) -> bool:
+        """Whether it only reports that a peer was gone."""
+        if self.error is None:
+            return False
+        last = self.error.traceback.rstrip().rpartition("\n")[2]
+        return self.error.kind in CONNECTION_ERRORS or bool(_PEER_GONE.search(last))
+
+    @property
+    def is_final(self) -> bool:
+        """Whether to begin again cannot help."""
+        return self.judged.verdict is Verdict.UNRETRYABLE
+
+    @property
+    def traceback(self) -> str:
+        """What to show of it: the script's own, else the end of its log."""
+        return self.error.traceback if self.error else self.exit.log_tail
+
+
+class Rounds:
+    """Of one job."""
+
+    def __init__(self, *, grace_s: float, new_port: Callable[[], int]) -> None:
+        """``grace_s``: for a script to end in order; ``new_port``: a free one of this machine."""
+        self.grace_s, self.new_port = grace_s, new_port
+        # Durable: changed by `RoundSet` only.
+        self.number = 0
+        self.port = 0
+        # Volatile.
+        #: Of the round that is over, in the order in which they were told.
+        self.ends: list[Ended] = []
+        self.began_s = 0.0
+        #: Short rounds in a row.
+        self.streak = 0
+
+    def take_cause(self) -> Ended | None:
+        """Why the round is over; None: a former master knew, or nobody.
+
+        Whose peer has died fails as well, and may be heard first.
+        """
+        ends, self.ends = self.ends, []
+        return min(ends, key=lambda end: end.is_echo, default=None)

@@ -1,0 +1,258 @@
+"""Strategy script: one worker's failure ends all, and all begin again together."""
+
+from typing import TypeVar
+
+from paceline.master.members import (
+    Act,
+    End,
+    FailJob,
+    JobEnded,
+    Keep,
+    Launch,
+    NodeFinished,
+    RoundSet,
+    Start,
+    Tell,
+)
+from paceline.master.membership import REPEAT_END_S, Membership
+from paceline.master.rounds import Rounds
+from paceline.wire.messages.agent import AgentHello, ExitEvidence, ProcessExited
+from paceline.wire.messages.node import ProcessUp, ScriptError
+from paceline.wire.spec import RestartSpec
+
+KILLED = ExitEvidence(signal=9)
+ORDERED = ExitEvidence(signal=15, stopped_by_us=True)
+FAILED = ExitEvidence(exit_code=7)
+GRACE_S = 4.0
+PEER = "RuntimeError: [pair.cc:534] Connection closed by peer [127.0.0.1]:12345"
+T = TypeVar("T")
+
+
+def of(kind: type[T], acts: list[Act]) -> list[T]:
+    return [act for act in acts if isinstance(act, kind)]
+
+
+class Job:
+    """Workers 0 and 1, whose agents are there; ports count up from 1."""
+
+    def __init__(self, *, kept: list[Keep] | None = None, **restart: float) -> None:
+        self.now_s = 1000.0
+        ports = iter(range(1, 100))
+        self.members = Membership(
+            num_workers=2,
+            num_servers=0,
+            restart=RestartSpec(**restart),  # type: ignore[arg-type]
+            rounds=Rounds(grace_s=GRACE_S, new_port=lambda: next(ports)),
+        )
+        self.kept = list(kept or [])
+        for keep in self.kept:
+            self.members.apply(keep.record)
+
+    def run(self) -> "Job":
+        """All workers start and come up."""
+        self.note(self.members.begin(self.now_s))
+        for node in ("worker-0", "worker-1"):
+            self.hello(node)
+            self.up(node)
+        return self
+
+    def note(self, acts: list[Act]) -> list[Act]:
+        self.kept += of(Keep, acts)
+        return acts
+
+    def hello(self, node: str, *running: ProcessUp) -> list[Act]:
+        hello = AgentHello(node=node, agent_pid=50, host="h", running=running)
+        return self.note(self.members.hello(hello, self.now_s))
+
+    def inc(self, node: str) -> int:
+        return self.members.nodes[node].inc
+
+    def process(self, node: str) -> ProcessUp:
+        return ProcessUp(node=node, inc=self.inc(node), pid=1000, role="worker")
+
+    def up(self, node: str) -> None:
+        self.note(self.members.process_up(self.process(node), self.now_s))
+
+    def exit(self, node: str, how: ExitEvidence, last_line: str = "") -> list[Act]:
+        inc = self.inc(node)
+        if last_line:
+            kind, text = last_line.partition(":")[0], f"Traceback…\n{last_line}\n"
+            self.members.script_error(
+                ScriptError(inc=inc, kind=kind, traceback=text, in_user_code=True, step=-1)
+            )
+        message = ProcessExited(node=node, inc=inc, evidence=how)
+        return self.note(self.members.process_exited(message, self.now_s, any_committed=False))
+
+    def returned(self, node: str) -> list[Act]:
+        self.members.script_returned(self.inc(node))
+        return self.exit(node, ExitEvidence(exit_code=0))
+
+    def tick(self, after_s: float) -> list[Act]:
+        self.now_s += after_s
+        for node in self.members.nodes:
+            self.members.heard(node, self.now_s)
+        return self.note(
+            self.members.tick(self.now_s, lost_after_s=10.0, others_wait=True, any_committed=False)
+        )
+
+
+def starts(acts: list[Act]) -> dict[str, tuple[int, int]]:
+    return {act.node: (act.message.restart, act.message.port) for act in of(Start, acts)}
+
+
+def test_all_workers_of_a_round_meet_at_one_port() -> None:
+    job = Job()
+    job.note(job.members.begin(job.now_s))
+    assert starts(job.hello("worker-0") + job.hello("worker-1")) == {
+        "worker-0": (0, 1),
+        "worker-1": (0, 1),
+    }
+
+
+def test_one_workers_death_ends_all_and_then_all_begin_again_elsewhere() -> None:
+    job = Job().run()
+    acts = job.exit("worker-1", KILLED)
+    assert of(End, acts) == [End("worker-0", job.inc("worker-0"), GRACE_S)]
+    assert not of(Start, acts)
+    acts = job.exit("worker-0", ORDERED)
+    assert starts(acts) == {"worker-0": (1, 2), "worker-1": (1, 2)}
+    (told,) = (tell for tell in of(Tell, acts) if tell.event == "restart_all")
+    assert (told.node, told.reason) == ("worker-1", "signal SIGKILL; again in 0.0 s")
+    assert job.members.num_restarts() == 1
+
+
+def test_a_port_is_journalled_before_anybody_is_started() -> None:
+    job = Job()
+    job.note(job.members.begin(job.now_s))
+    acts = job.hello("worker-0")
+    kinds = [act.record if isinstance(act, Keep) else type(act) for act in acts]
+    assert kinds.index(RoundSet(number=0, port=1)) < kinds.index(Start)
+
+
+def test_who_only_lost_its_peer_is_not_to_blame_even_if_it_is_heard_first() -> None:
+    job = Job(budget=0).run()
+    job.exit("worker-0", ExitEvidence(exit_code=1), PEER)
+    (failed,) = of(FailJob, job.exit("worker-1", KILLED))
+    assert failed.reason.startswith("worker-1: signal SIGKILL")
+
+
+def test_the_scripts_exit_code_and_traceback_come_when_the_budget_is_spent() -> None:
+    job = Job(budget=1, repeat=True).run()
+    job.exit("worker-0", FAILED, "SystemExit: 7")
+    assert starts(job.exit("worker-1", ORDERED))
+    job.exit("worker-0", FAILED, "SystemExit: 7")
+    (failed,) = of(FailJob, job.exit("worker-1", ORDERED))
+    assert failed.exit_code == 7
+    assert "SystemExit: 7" in failed.traceback
+    assert "budget of 1" in failed.reason
+
+
+def test_the_same_error_soon_again_ends_the_job_whoever_has_it() -> None:
+    job = Job().run()
+    job.exit("worker-0", FAILED, "KeyError: 'a'")
+    job.exit("worker-1", ORDERED)
+    job.exit("worker-1", FAILED, "KeyError: 'a'")
+    (failed,) = of(FailJob, job.exit("worker-0", ORDERED))
+    assert "second time in a row" in failed.reason
+
+
+def test_the_same_error_long_after_is_another_one() -> None:
+    job = Job().run()
+    for _ in range(3):
+        job.now_s += 3600.0
+        job.exit("worker-0", FAILED, "KeyError: 'a'")
+        assert starts(job.exit("worker-1", ORDERED))
+
+
+def test_a_script_that_ends_with_0_while_others_run_has_not_failed() -> None:
+    job = Job().run()
+    acts = job.exit("worker-0", ExitEvidence(exit_code=0))
+    assert of(Keep, acts) == [Keep(NodeFinished(node="worker-0"))]
+    assert not of(End, acts)
+    job.returned("worker-1")
+    assert job.members.all_finished()
+
+
+def test_a_script_that_returned_and_died_in_teardown_has_not_failed() -> None:
+    job = Job().run()
+    job.members.script_returned(job.inc("worker-0"))
+    job.exit("worker-0", ExitEvidence(signal=6))
+    job.returned("worker-1")
+    assert job.members.all_finished()
+
+
+def test_who_has_finished_begins_again_with_the_others() -> None:
+    job = Job().run()
+    job.returned("worker-0")
+    acts = job.exit("worker-1", KILLED)
+    assert of(Launch, acts) == [Launch("worker-0")]
+    assert starts(acts) == {"worker-1": (1, 2)}
+    assert starts(job.hello("worker-0")) == {"worker-0": (1, 2)}
+
+
+def test_who_returned_when_the_round_was_over_begins_again() -> None:
+    job = Job().run()
+    job.exit("worker-1", KILLED)
+    assert starts(job.returned("worker-0")) == {"worker-0": (1, 2), "worker-1": (1, 2)}
+
+
+def test_a_worker_killed_by_order_costs_no_budget() -> None:
+    job = Job(budget=0).run()
+    job.note(job.members.kill("worker-1"))
+    job.exit("worker-1", ORDERED)
+    assert starts(job.exit("worker-0", ExitEvidence(exit_code=1), PEER))
+    assert job.members.num_restarts() == 0
+
+
+def test_rounds_that_fail_soon_wait_longer_each_time() -> None:
+    job = Job(backoff_s=1.0, budget=9).run()
+    waits = []
+    for _ in range(3):
+        job.exit("worker-0", KILLED)
+        acts, before_s = job.exit("worker-1", ORDERED), job.now_s
+        while not starts(acts):
+            acts = job.tick(0.5)
+        waits.append(job.now_s - before_s)
+        for node in ("worker-0", "worker-1"):
+            job.up(node)
+    assert waits == [0.0, 1.0, 2.0]
+
+
+def test_an_end_that_got_lost_is_ordered_again() -> None:
+    job = Job().run()
+    job.exit("worker-1", KILLED)
+    assert not of(End, job.tick(REPEAT_END_S / 2))
+    assert of(End, job.tick(REPEAT_END_S)) == [End("worker-0", job.inc("worker-0"), GRACE_S)]
+
+
+def test_a_new_master_ends_what_is_left_of_a_round_that_is_over() -> None:
+    old = Job().run()
+    old.exit("worker-1", KILLED)
+    job = Job(kept=old.kept)
+    job.members.begin(job.now_s, {"worker-0", "worker-1"})
+    job.hello("worker-0", job.process("worker-0"))
+    job.hello("worker-1")
+    acts = job.exit("worker-1", KILLED)
+    assert not of(Start, acts)
+    acts += job.tick(REPEAT_END_S)
+    assert of(End, acts)[0].node == "worker-0"
+    assert starts(job.exit("worker-0", ORDERED)) == {"worker-0": (1, 1), "worker-1": (1, 1)}
+
+
+def test_a_new_master_keeps_the_round_and_its_port() -> None:
+    old = Job().run()
+    old.exit("worker-1", KILLED)
+    old.exit("worker-0", ORDERED)
+    for kept in (old.kept, [Keep(record) for record in old.members.snapshot()]):
+        job = Job(kept=kept)
+        assert job.members.rounds is not None
+        assert (job.members.rounds.number, job.members.rounds.port) == (1, 2)
+        assert {node.round_no for node in job.members.nodes.values()} == {1}
+
+
+def test_a_resumed_job_begins_again_with_all_of_its_workers() -> None:
+    old = Job().run()
+    old.returned("worker-0")
+    job = Job(kept=[*old.kept, Keep(JobEnded())])
+    assert of(Launch, job.members.begin(job.now_s)) == [Launch("worker-0"), Launch("worker-1")]
+    assert starts(job.hello("worker-0")) == {"worker-0": (1, 1)}
