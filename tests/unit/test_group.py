@@ -1,5 +1,7 @@
 """Members and their master form groups: both machines, message by message."""
 
+from collections.abc import Callable
+
 import msgspec
 import pytest
 
@@ -312,11 +314,12 @@ def test_steps_are_divided_anew_once_all_have_heard_of_the_same() -> None:
             Divide(epoch_no=1, inc=member.inc, group=member.group, division=Division(no, parts))
         )
 
-    def agree() -> list[int]:
-        heard = [first.heard.no, second.heard.no]
-        for member in (first, second):
+    def agree(meanwhile: Callable[[], None] = lambda: None) -> list[int]:
+        told = [first.heard, second.heard]
+        for member, own in zip((first, second), told, strict=True):
             assert member.running is not None
-            member.agree(member.running, heard)
+            member.agree(member.running, own, [one.no for one in told])
+            meanwhile()
         return [first.division.no, second.division.no]
 
     hear(first, 2)
@@ -325,7 +328,7 @@ def test_steps_are_divided_anew_once_all_have_heard_of_the_same() -> None:
     assert agree() == [0, 0], "the second has never heard of 2"
     hear(first, 3)
     hear(first, 2)
-    assert agree() == [3, 3]
+    assert agree(lambda: hear(second, 4)) == [3, 3], "what comes after the step began is for later"
     assert first.progress().message.division == 3
 
 

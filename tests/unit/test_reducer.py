@@ -2,7 +2,9 @@
 
 import contextlib
 import copy
+import random
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -158,6 +160,25 @@ def test_a_second_backward_for_one_batch_is_noticed() -> None:
     assert in_group(1, act) == [True]
 
 
+@pytest.mark.parametrize("last", [True, False])
+def test_a_backward_after_the_first_optimizers_step_is_noticed(last: bool) -> None:
+    def act(group: Group) -> bool:
+        first, second = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+        reducer = Reducer([first, second], early=False)
+        reducer.begin(group)
+        reducer.expect(1, lambda: None, last=last)
+        (first.sum() + second.sum()).backward()
+        assert not reducer.called_twice
+        if last:
+            reducer.finish()
+        else:
+            reducer.take()
+        second.sum().backward()
+        return reducer.called_twice
+
+    assert in_group(1, act) == [True]
+
+
 def test_a_dropped_group_fails_whoever_waits_in_it() -> None:
     waiting = threading.Event()
 
@@ -173,6 +194,24 @@ def test_a_dropped_group_fails_whoever_waits_in_it() -> None:
         return type(caught.value).__name__
 
     assert in_group(2, act)[0]
+
+
+def test_nobody_waits_for_what_torch_forgets_when_its_sockets_are_shut() -> None:
+    rng = random.Random(7)
+
+    def act(group: Group) -> None:
+        over = threading.Timer(rng.random() * 0.004, group.drop)
+        over.start()
+        tensor = torch.ones(50_000, dtype=torch.float64)
+        with contextlib.suppress(*BREAKING):
+            while True:
+                group.sum(tensor).wait()
+        over.join()
+
+    begun_s = time.monotonic()
+    for _ in range(30):
+        in_group(2, act)
+    assert time.monotonic() - begun_s < 60.0, "torch's timeout is a day"
 
 
 @pytest.mark.parametrize("deaf", [0, 1])

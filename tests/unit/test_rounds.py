@@ -190,6 +190,22 @@ def test_who_has_finished_begins_again_with_the_others() -> None:
     assert starts(job.hello("worker-0")) == {"worker-0": (1, 2)}
 
 
+def test_an_agent_that_does_not_come_up_ends_nobody_who_is_in_the_round_already() -> None:
+    job = Job().run()
+    job.returned("worker-0")
+    job.note(job.members.kill("worker-1"))
+    job.exit("worker-1", ORDERED)
+    job.up("worker-1")
+    inc = job.inc("worker-1")
+    acts = job.note(job.members.agent_ended("worker-0", 0, "it died", job.now_s))
+    for _ in range(4):
+        acts += job.tick(1.0)
+    assert of(Launch, acts) == [Launch("worker-0")], "once more"
+    assert "worker-1" not in starts(acts)
+    assert job.inc("worker-1") == inc
+    assert starts(job.hello("worker-0")) == {"worker-0": (1, 2)}
+
+
 def test_who_returned_when_the_round_was_over_begins_again() -> None:
     job = Job().run()
     job.exit("worker-1", KILLED)

@@ -596,7 +596,8 @@ class Membership:
         rounds, cause = self.rounds, self.rounds.take_cause()
         if now_s - rounds.began_s > self._restart.backoff_max_s:
             rounds.streak = 0
-        workers = list(self.of_role("worker"))
+        # Whoever lives is in the present round already, which another one has not come to.
+        workers = [node for node in self.of_role("worker") if not node.alive]
         acts: list[Act] = []
         wait_s = 0.0
         if cause is not None:

@@ -46,6 +46,7 @@ from paceline.wire.messages.group import (
     AskState,
     CatchUp,
     Divide,
+    Division,
     Meet,
     RunGroup,
     StatePart,
@@ -257,10 +258,19 @@ class GroupClient:
             self._do(self.state.proven(run, last=last))
             return self.state.is_proven
 
-    def agree(self, run: RunGroup, heard: Iterable[int]) -> None:
+    def divisions(self, run: RunGroup) -> tuple[Division, Division] | None:
+        """How the step that begins is divided, and the newest division that we have heard of.
+
+        None: the group is over.
+        """
+        with self._changed:
+            state = self.state
+            return (state.division, state.heard) if state.running is run else None
+
+    def agree(self, run: RunGroup, told: Division, numbers: Iterable[int]) -> None:
         """See `MemberState.agree`."""
         with self._changed:
-            self.state.agree(run, heard)
+            self.state.agree(run, told, numbers)
 
     def failed(self, run: RunGroup, reason: str) -> None:
         """See `MemberState.failed`."""

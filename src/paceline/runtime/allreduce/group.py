@@ -66,8 +66,7 @@ class Group:
             host: address of this machine to listen at, IPv4.
 
         Raises:
-            RuntimeError: a peer is gone (torch's own error).
-            GroupOver: a member did not come in time, or the group was dropped.
+            GroupOver: a peer is gone or did not come in time, or the group was dropped.
         """
         threading.Thread(
             target=self._build, args=(host,), name="paceline-connect", daemon=True
@@ -77,22 +76,19 @@ class Group:
             raise self._failure
 
     def _build(self, host: str) -> None:
-        before = _socket_inodes()
         # What torch's stubs lack: the options of gloo, its constructor with them, the collectives.
         gloo: Any = c10d.ProcessGroupGloo
-        options = gloo._Options()
-        options._timeout = timedelta(seconds=CONNECT_S)
-        built = failure = None
         try:
+            before = _socket_inodes()
+            options = gloo._Options()
+            options._timeout = timedelta(seconds=CONNECT_S)
             options._devices = [gloo.create_device(hostname=host)]
             built = gloo(self._store, self.rank, self.size, options)
-        except Exception as error:  # noqa: BLE001 - `connect` raises it
-            failure = error
-        with self._lock:
-            if self._dropped:
-                return  # and torch closes what it has opened
-            self._torch, self._failure = built, failure
-            self._sockets = _sockets_since(before) if built is not None else []
+            with self._lock:
+                if not self._dropped:  # else torch closes what it has opened
+                    self._sockets, self._torch = _sockets_since(before), built
+        except Exception as error:  # noqa: BLE001 - whatever it is, there is no group
+            self._failure = GroupOver(str(error))
         self._settled.set()
 
     def drop(self) -> None:
@@ -165,16 +161,12 @@ class Operation:
             RuntimeError: the group is over (torch's own error).
             GroupOver: it was dropped, and the operation forgotten.
         """
-        while True:
-            try:
+        while not self.is_over:
+            with suppress(RuntimeError):  # not yet; or it has failed, as is told below
                 self._work.wait(timedelta(seconds=LOOK_S))
-            except RuntimeError:
-                if self.is_over:
-                    raise
-            else:
-                return
-            if self._group.is_dropped:
+            if self._group.is_dropped and not self.is_over:
                 raise GroupOver("the group was dropped")
+        self._work.wait()
 
 
 class Gathering:

@@ -11,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from paceline.runtime.allreduce.replica import Replica
 from paceline.runtime.allreduce.state import MemberState
 from paceline.runtime.checkpoint import cutfile
+from paceline.runtime.checkpoint.memory import HEADROOM
 from paceline.runtime.checkpoint.writer import CutWriter
 from paceline.runtime.process import Process
 from paceline.wire.messages.group import NO_STEP
@@ -61,6 +62,8 @@ class Keeper:
         if asked.epoch_no != state.epoch_no:
             self._asked = None
             return
+        if self._room is not None and not self._room.done():
+            return
         saved = replica.save()
         if not self._has_room(asked.cut_no, cutfile.packed_bytes(saved)):
             return
@@ -81,10 +84,15 @@ class Keeper:
 
     def _has_room(self, cut_no: int, num_bytes: int) -> bool:
         """Whether there is memory to copy into; if not, it is made beside some steps."""
-        if num_bytes > self._room_bytes:
-            self._room_bytes = num_bytes
-            self._room = self._thread.submit(self._writer.make_room, cut_no, num_bytes)
-        return self._room is None or self._room.done()
+        if self._room is not None:
+            self._room.result()  # raises what has failed
+            self._room = None
+        if num_bytes <= self._room_bytes:
+            return True
+        # What of a state is no tensor may grow by some bytes.
+        self._room_bytes = num_bytes + num_bytes // HEADROOM
+        self._room = self._thread.submit(self._writer.make_room, cut_no, num_bytes)
+        return False
 
     def wait(self) -> None:
         """Return when nothing is being copied: the state may change."""

@@ -20,10 +20,11 @@ from paceline.base.samples import Intervals, Portion, between
 from paceline.runtime.allreduce.client import GroupClient
 from paceline.runtime.allreduce.group import BREAKING, Gathering, Group
 from paceline.runtime.allreduce.reducer import Reducer
+from paceline.runtime.allreduce.store import GroupOver
 from paceline.runtime.data.reader import Reader
 from paceline.runtime.data.work import StepTimes, Work
 from paceline.wire.messages.feeds import Feed, Slice
-from paceline.wire.messages.group import RunGroup
+from paceline.wire.messages.group import Division, RunGroup
 
 
 @dataclass(slots=True)
@@ -33,6 +34,9 @@ class Step:
     run: RunGroup
     group: Group
     gathering: Gathering
+    division: Division
+    heard: Division
+    """The newest that we had heard of when we entered."""
     whole: Slice
     weight: int
     """Samples of ours; 0: what we compute on is another member's, and does not count."""
@@ -94,10 +98,20 @@ class Loop:
                     self._client.in_body = True
                     yield batch
                     self._finish_batch(step)
+                    if self._is_lost(step):
+                        break
                 self._client.in_body = False
                 self._num_steps += 1
         finally:
             self._abandon()
+
+    def _is_lost(self, step: Step) -> bool:
+        """Whether the group is over before our last batch of the step: it comes again."""
+        if step.settled or not step.group.is_dropped:
+            return False
+        self._reducer.drop()
+        self._client.failed(step.run, "it was dropped")
+        return True
 
     # ------------------------------------------------------------------ before the user computes
 
@@ -127,7 +141,7 @@ class Loop:
                     self._record(start_s)
                     return None
                 continue
-            step.works, *later = self._upcoming(group)
+            step.works, *later = self._upcoming(step)
             step.first = self._reader.get(step.works[0])
             # Those that follow are made meanwhile.
             self._reader.ask([*step.works[1:], *(work for works in later for work in works)])
@@ -147,29 +161,27 @@ class Loop:
 
     def _try(self, run: RunGroup, group: Group, whole: Slice, start_s: float) -> Step | None:
         """Tell the others that we are in this step."""
-        state = self._client.state
-        weight = sum(len(span) for span in self._portion(group).of(whole))
-        number = state.step + 1
-        told = [number, _digest(whole), state.division.no, state.heard.no, self._client.wants_out]
+        number = self._client.state.step + 1
         try:
-            return Step(run, group, group.gather(told), whole, weight, start_s)
+            divisions = self._client.divisions(run)
+            if divisions is None:
+                raise GroupOver("it was dropped")
+            division, heard = divisions
+            told = [number, _digest(whole), division.no, heard.no, self._client.wants_out]
+            gathering = group.gather(told)
         except BREAKING as error:
             self._client.failed(run, f"entering step {number}: {error}")
             return None
+        weight = sum(len(span) for span in _portion(group, division).of(whole))
+        return Step(run, group, gathering, division, heard, whole, weight, start_s)
 
-    def _portion(self, group: Group) -> Portion:
-        """What this member computes of any slice: by the division that all members know."""
-        sizes = [part.size for part in self._client.state.division.parts] or [1] * group.size
-        low = sum(sizes[: group.rank])
-        return Portion(low, low + sizes[group.rank], sum(sizes))
-
-    def _works(self, group: Group, number: int, whole: Slice) -> list[Work]:
-        """The batches in which we compute our share of a step."""
-        parts = self._client.state.division.parts
+    def _works(self, step: Step, number: int, whole: Slice) -> list[Work]:
+        """The batches in which we compute our share of a step, divided as this one is."""
+        group, parts = step.group, step.division.parts
         accumulation = parts[group.rank].accumulation if parts else 1
         # Without samples of our own we compute on those of somebody else, so that the script takes
         # the same way in all members.
-        mine = self._portion(group).of(whole) or whole
+        mine = _portion(group, step.division).of(whole) or whole
         size = sum(len(span) for span in mine)
         count = min(accumulation, size)
         shares = [between(mine, size * k // count, size * (k + 1) // count) for k in range(count)]
@@ -180,7 +192,7 @@ class Loop:
         size = sum(len(span) for span in spans)
         return found or Work(self._feed.feed, spans, size, number)
 
-    def _upcoming(self, group: Group) -> list[list[Work]]:
+    def _upcoming(self, step: Step) -> list[list[Work]]:
         """The works of this step and those after it, as long as group and division are as now."""
         done = Intervals(self._line().edges)
         steps: list[list[Work]] = []
@@ -190,7 +202,7 @@ class Loop:
             whole = self._feed.next_slice(done)
             if not whole:
                 break
-            steps.append(self._works(group, number, whole))
+            steps.append(self._works(step, number, whole))
             for span in whole:
                 done.add(span.start, span.stop)
         self._shown = {(work.step, work.spans): work for works in steps for work in works}
@@ -230,8 +242,9 @@ class Loop:
             step.last = self._judge(step)
             self._reducer.finish()
         except BREAKING as error:
-            self._reducer.drop()
+            # First drop the group, so that what is under way comes to its end.
             self._client.failed(step.run, f"step {self._client.state.step + 1}: {error}")
+            self._reducer.drop()
             return
         self._client.mark(computing=True)
         step.holds = self._client.begin_update(step.run)
@@ -246,7 +259,7 @@ class Loop:
         told = step.gathering.wait()
         if len({(number, digest, division) for number, digest, division, *_ in told}) > 1:
             raise InternalError(f"members are in different steps: {told}")
-        self._client.agree(step.run, [heard for *_, heard, _ in told])
+        self._client.agree(step.run, step.heard, [heard for *_, heard, _ in told])
         return any(wants_out for *_, wants_out in told)
 
     def on_step(self, optimizer: int) -> bool:
@@ -264,8 +277,9 @@ class Loop:
         self._settle(step)
         if self._reducer.called_twice:
             raise ConfigError(
-                "loss.backward() was called twice for one batch; its gradients are averaged over "
-                "all workers when it ends: add the losses up, and call it once"
+                "loss.backward() was called again for one batch when its gradients were averaged "
+                "over all workers: add the losses up and call it once, or, with several "
+                "optimizers, call it before the first of them steps"
             )
         step.stepped.add(optimizer)
         return step.holds
@@ -325,6 +339,13 @@ class Loop:
             self._client.give_up_update(torn=bool(step.stepped))
         self._client.leave_step()
         self.step = None
+
+
+def _portion(group: Group, division: Division) -> Portion:
+    """What this member computes of any slice."""
+    sizes = [part.size for part in division.parts] or [1] * group.size
+    low = sum(sizes[: group.rank])
+    return Portion(low, low + sizes[group.rank], sum(sizes))
 
 
 def _digest(whole: Slice) -> int:

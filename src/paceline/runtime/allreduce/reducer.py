@@ -70,16 +70,15 @@ class Bucket:
         """Whether all gradients of the batch are in."""
         return all(self._came)
 
-    def put(self, k: int, part: float) -> bool:
-        """Put the gradient of parameter ``k`` in, times ``part``; whether it is the batch's first.
+    def is_late(self, k: int) -> bool:
+        """Whether another gradient of parameter ``k`` comes too late for this batch."""
+        return self._came[k] or self.sum is not None
 
-        A second one of a batch is of no use.
-        """
-        if self._came[k]:
-            return False
+    def put(self, k: int, part: float) -> None:
+        """Put the gradient of parameter ``k`` in, times ``part``."""
         self._came[k] = True
         if not part:  # not times 0, which keeps what is not finite
-            return True
+            return
         grad, view = self.params[k].grad, self._views[k]
         assert grad is not None
         if self._has[k]:
@@ -89,12 +88,11 @@ class Bucket:
         else:
             torch.mul(grad, part, out=view)
         self._has[k] = 1.0
-        return True
 
     def take(self, part: float) -> None:
         """Put in what there is of the batch that is not in yet."""
         for k, param in enumerate(self.params):
-            if param.grad is not None:
+            if param.grad is not None and not self._came[k]:
                 self.put(k, part)
 
     def launch(self, group: Group) -> None:
@@ -124,6 +122,7 @@ class Bucket:
     def drop(self) -> None:
         """The group is over; whatever an operation still does, it does not do it to us."""
         if not self.is_idle:
+            self.keep()
             self._make()
         self.sum = None
 
@@ -152,9 +151,9 @@ class Reducer:
         self._ends = False
         self.called_twice = False
         """A parameter got a second gradient for one batch."""
-        if early:
-            for param in self._place:
-                param.register_post_accumulate_grad_hook(self._on_gradient)
+        self._early = early
+        for param in self._place:
+            param.register_post_accumulate_grad_hook(self._on_gradient)
 
     def begin(self, group: Group) -> None:
         """A step begins, whose gradients are summed in this group."""
@@ -180,15 +179,15 @@ class Reducer:
 
     def _on_gradient(self, param: nn.Parameter) -> None:
         bucket, k = self._place[param]
-        if bucket.sum is not None:
+        if bucket.is_late(k):
             self.called_twice = True
-        if self._group is None or bucket.sum is not None:
+            return
+        if self._group is None or not self._early:
             return
         if not self._ends:
             self._ends = True
             Variable._execution_engine.queue_callback(self._on_end)
-        if not bucket.put(k, self._part):
-            self.called_twice = True
+        bucket.put(k, self._part)
         if self._last and bucket.is_full:
             self._launch(self._group, only_full=True)
 

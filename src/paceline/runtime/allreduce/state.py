@@ -199,13 +199,18 @@ class MemberState:
             self.heard = message.division
         return [self.progress()]
 
-    def agree(self, run: RunGroup, heard: Iterable[int]) -> None:
-        """If all members of the group have heard of the same division, the next step is by it.
+    def agree(self, run: RunGroup, told: Division, numbers: Iterable[int]) -> None:
+        """If all members have heard of the same division, the next step is by it.
 
         They find out together, in a step that all of them enter; so all divide each step alike.
+
+        Args:
+            run: the group of the step.
+            told: what we had heard of when we entered it; there may be a newer one meanwhile.
+            numbers: of what each member had.
         """
-        if self.running is run and set(heard) == {self.heard.no}:
-            self.division = self.heard
+        if self.running is run and set(numbers) == {told.no}:
+            self.division = told
 
     def may_meet(self, epoch_no: int, group: int) -> bool:
         """Whether we work in this group, or may come to: its members may connect to us.

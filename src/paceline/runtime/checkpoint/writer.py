@@ -17,7 +17,7 @@ import numpy as np
 
 from paceline.base.errors import PermanentError
 from paceline.runtime.checkpoint import cutfile
-from paceline.runtime.checkpoint.memory import MemoryFile, partner, place
+from paceline.runtime.checkpoint.memory import HEADROOM, MemoryFile, partner, place
 from paceline.runtime.data.work import Array
 from paceline.runtime.process import Process
 from paceline.wire import cut
@@ -106,7 +106,7 @@ class CutWriter:
 
     def _private_image(self, size: int) -> memoryview:
         if self._num_writing or len(self._private) < size:
-            self._private = bytearray(size)
+            self._private = bytearray(size + size // HEADROOM)
         return memoryview(self._private)[:size]
 
     def _place(self, cut_no: int, size: int) -> memoryview | None:
