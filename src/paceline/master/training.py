@@ -466,7 +466,7 @@ class Training:
         return find_hang(members, bound_s) if len(members) == len(group.members) else None
 
     def _find_silent(self, group: Group, since_s: float) -> Hang | None:
-        """Who does not say that it has stopped, and does not wait for somebody else's step."""
+        """Who does not say that it has stopped, though it was told to do so at once."""
         silent = group.unheard()
         if silent and not group.at_once:
             # Those who wait to end their step together wait for one that does not end it.
@@ -474,8 +474,8 @@ class Training:
             self._forming = group.number, self._forming[1] + since_s
             self._do(group.resend())
             return None
-        nodes = self._monitor.nodes
-        hang = [name for name in silent if name in nodes and not nodes[name].facts.waiting_s]
+        # Not even who waited for others in its step: all waits end when a group is dropped.
+        hang = [name for name in silent if name in self._monitor.nodes]
         return Hang(tuple(hang), since_s) if hang else None
 
     def meet_anew(self, reason: str) -> None:
