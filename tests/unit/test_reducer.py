@@ -198,8 +198,10 @@ def test_a_dropped_group_fails_whoever_waits_in_it() -> None:
 
 def test_nobody_waits_for_what_torch_forgets_when_its_sockets_are_shut() -> None:
     rng = random.Random(7)
+    connected = threading.Barrier(2, timeout=10.0)
 
     def act(group: Group) -> None:
+        connected.wait()
         over = threading.Timer(rng.random() * 0.004, group.drop)
         over.start()
         tensor = torch.ones(50_000, dtype=torch.float64)

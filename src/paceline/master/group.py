@@ -49,7 +49,7 @@ class Group:
         self.start: GroupRestored | None = None
         #: All members have said the same step, and were told to run.
         self.running = False
-        #: The newest one; that of another master's life comes with the records.
+        #: The newest one, as `MasterState` applies it.
         self.plan = Plan()
         #: By which division they were told to begin.
         self.division = Division()
@@ -293,12 +293,11 @@ class Group:
 
     # ------------------------------------------------------------------ plans
 
-    def divide(self, plan: Plan) -> list[Instruction]:
-        """Have steps divided by this plan: whoever does not say that it does is told (again)."""
-        self.plan = plan
+    def divide(self) -> list[Instruction]:
+        """Have steps divided by the plan: whoever does not say that it does is told (again)."""
         if not self.running:
             return []  # the next group begins by it
-        wanted = division(plan, self.members)
+        wanted = division(self.plan, self.members)
         behind = [
             inc for inc, no in self.divided.items() if no < wanted.no and inc not in self.lost
         ]
@@ -326,7 +325,7 @@ class Group:
 
     def resend(self) -> list[Instruction]:
         """Everything that is unanswered, once more."""
-        return [*self._ask([member.inc for member in self.members]), *self.divide(self.plan)]
+        return [*self._ask([member.inc for member in self.members]), *self.divide()]
 
 
 def division(plan: Plan, members: Sequence[Member]) -> Division:

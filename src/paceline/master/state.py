@@ -642,8 +642,10 @@ class MasterState:
         record = self.plans.committable()
         if record is None:
             return []
-        divide = self.group.divide(record.plan) if self.group is not None else []
-        return [self._record(record), *divide, *self._allow(), *self._tell_rates()]
+        done: list[Instruction] = [self._record(record)]
+        if self.group is not None:
+            done += self.group.divide()
+        return [*done, *self._allow(), *self._tell_rates()]
 
     def _tell_rates(self) -> list[Instruction]:
         if self.mode == "bsp":

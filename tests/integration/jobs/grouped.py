@@ -93,11 +93,12 @@ def main() -> None:
             if node == sleeper and number == int(since) and not (options.out / "slept").exists():
                 (options.out / "slept").touch()
                 time.sleep(1000)
+            # Before backward ends, as computing is: with its end a worker's own time of a step does.
+            time.sleep(len(ids) * options.sample_s * (3 if node == options.slow else 1))
             model(ids).backward()
             # Stands for compute, so that faults fall into a step.
             slow = options.slow_until_told and not (options.out / "hurry").exists()
             time.sleep(SLOW_S if slow else options.step_s)
-            time.sleep(len(ids) * options.sample_s * (3 if node == options.slow else 1))
             optimizer.step()
             rates.step()
             optimizer.zero_grad()

@@ -63,20 +63,20 @@ class Bucket:
 
     def expect(self) -> None:
         """For the next batch."""
-        self._came = [False] * len(self.params)
+        self._missing = set(range(len(self.params)))
 
     @property
     def is_full(self) -> bool:
         """Whether all gradients of the batch are in."""
-        return all(self._came)
+        return not self._missing
 
     def is_late(self, k: int) -> bool:
         """Whether another gradient of parameter ``k`` comes too late for this batch."""
-        return self._came[k] or self.sum is not None
+        return k not in self._missing or self.sum is not None
 
     def put(self, k: int, part: float) -> None:
         """Put the gradient of parameter ``k`` in, times ``part``."""
-        self._came[k] = True
+        self._missing.discard(k)
         if not part:  # not times 0, which keeps what is not finite
             return
         grad, view = self.params[k].grad, self._views[k]
@@ -91,8 +91,8 @@ class Bucket:
 
     def take(self, part: float) -> None:
         """Put in what there is of the batch that is not in yet."""
-        for k, param in enumerate(self.params):
-            if param.grad is not None and not self._came[k]:
+        for k in sorted(self._missing):
+            if self.params[k].grad is not None:
                 self.put(k, part)
 
     def launch(self, group: Group) -> None:

@@ -16,6 +16,7 @@ from paceline.runtime.checkpoint.assembly import (
     Held,
     Saves,
     is_replica,
+    model_of,
     names_of_table,
     names_of_tensor,
     replica_of,
@@ -83,22 +84,17 @@ def read_contents(manifest: CutManifest, *places: Path) -> Contents:
         except PermanentError as error:
             raise PermanentError(f"{places[-1] / name}: {error}") from error
     if is_replica(saves):
-        return _of_replica(replica_of(saves))
+        return _of_replica(model_of(manifest.schema, saves), replica_of(saves))
     return _of_servers(manifest.schema, saves)
 
 
 # ---------------------------------------------------------------------------- all-reduce
 
 
-def _of_replica(state: Mapping[str, Any]) -> Contents:
-    modules = state["modules"]
+def _of_replica(model: Mapping[str, Any], state: Mapping[str, Any]) -> Contents:
     return Contents(
         strategy="allreduce",
-        tensors=tuple(
-            _row(f"{k}.{name}" if len(modules) > 1 else name, value)
-            for k, module in enumerate(modules)
-            for name, value in module.items()
-        ),
+        tensors=tuple(_row(name, value) for name, value in model.items()),
         tables=(),
         states=tuple(
             row
