@@ -58,6 +58,7 @@ def flags() -> argparse.Namespace:
         "--die-at-end", default="", help="node whose first life ends after the loop"
     )
     parser.add_argument("--hang", default="", help="node:batch at which its first life hangs")
+    parser.add_argument("--keep-at", type=int, help="batch after which a cut is asked for")
     parser.add_argument("--evaluate", action="store_true")
     return parser.parse_args()
 
@@ -102,6 +103,8 @@ def main() -> None:
             optimizer.step()
             rates.step()
             optimizer.zero_grad()
+            if number == options.keep_at:
+                job.checkpoint()
     if node == options.die_at_end:
         die_once(options.out)
     if options.evaluate:
