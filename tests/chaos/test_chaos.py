@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos import grouped
+from tests.chaos import grouped, interrupted
 from tests.chaos.faults import ROLES, kinds_for, pace_connections, unpace_quietly
 from tests.chaos.run import SOLUTIONS, case_of, full_case_of, run, summary
 
@@ -142,3 +142,9 @@ def test_the_slice_of_groups_does_most_things_to_workers() -> None:
 @pytest.mark.parametrize("seed", GROUPED)
 def test_a_group_survives(seed: int) -> None:
     grouped.run(grouped.case_of(seed))
+
+
+@pytest.mark.parametrize("strategy", ["allreduce", "ps"])
+def test_whatever_calls_itself_a_cut_is_whole(strategy: str) -> None:
+    facts = interrupted.run(strategy, kills=2, seed=0, ballast=1 << 20)
+    assert facts["cuts_checked"]

@@ -21,10 +21,12 @@ SLOW_S = 0.2
 
 
 class Planted(nn.Module):
-    """``seen``: how often each sample is in the model; ``net``: something that learns."""
+    """``seen``: how often each sample is in the model; ``ballast``: the steps, often; ``net`` learns."""
 
-    def __init__(self, num_samples: int) -> None:
+    def __init__(self, num_samples: int, batch_size: int, num_ballast: int) -> None:
         super().__init__()
+        self.batch_size = batch_size
+        self.ballast = nn.Parameter(torch.zeros(num_ballast, dtype=torch.float64))
         self.seen = nn.Parameter(torch.zeros(num_samples, dtype=torch.float64))
         self.net = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 1)).double()
 
@@ -32,7 +34,14 @@ class Planted(nn.Module):
         """Return a loss, a mean over the samples."""
         x = torch.stack([torch.sin(ids * (k + 1.0)) for k in range(4)], dim=1).double()
         error = self.net(x).squeeze(1) - torch.cos(ids * 0.1)
-        return (error**2).mean() - self.seen[ids].mean()
+        loss = (error**2).mean() - self.seen[ids].mean()
+        return loss - self.ballast.sum() / self.batch_size if self.ballast.numel() else loss
+
+    def check_whole(self) -> None:
+        """Raise if it is not of one step."""
+        steps = self.seen.detach().sum() / self.batch_size
+        if self.ballast.numel() and not (self.ballast == steps.round()).all():
+            raise AssertionError(f"torn: {self.ballast.unique()[:5]} after {steps} steps")
 
 
 def die_once(out: Path) -> None:
@@ -59,6 +68,7 @@ def flags() -> argparse.Namespace:
     )
     parser.add_argument("--hang", default="", help="node:batch at which its first life hangs")
     parser.add_argument("--keep-at", type=int, help="batch after which a cut is asked for")
+    parser.add_argument("--ballast", type=int, default=0, help="numbers that count the steps")
     parser.add_argument("--evaluate", action="store_true")
     return parser.parse_args()
 
@@ -72,9 +82,13 @@ def main() -> None:
     sleeper, _, since = options.hang.partition(":")
 
     job = pl.init()
-    model = Planted(options.num_samples)
+    model = Planted(options.num_samples, options.batch_size, options.ballast)
     # Of a mean over a step each sample has its part: times their number it counts as one.
-    planted = {"params": [model.seen], "lr": float(options.batch_size), "momentum": 0.0}
+    planted = {
+        "params": [model.seen, model.ballast],
+        "lr": float(options.batch_size),
+        "momentum": 0.0,
+    }
     learning = {"params": list(model.net.parameters()), "lr": 0.05}
     optimizer = torch.optim.SGD([planted, learning], momentum=0.9)
     rates = torch.optim.lr_scheduler.LambdaLR(
@@ -87,6 +101,7 @@ def main() -> None:
     batches = job.batches(dataset, options.batch_size, options.epochs)
     with ids_file, times_file:
         for number, (ids,) in enumerate(batches, 1):
+            model.check_whole()
             ids_file.write(ids.numpy().tobytes())
             times_file.write(torch.tensor([time.time()], dtype=torch.float64).numpy().tobytes())
             if node == victim and number == int(when):
