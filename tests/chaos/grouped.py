@@ -7,6 +7,7 @@ nothing is left on the machine.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import os
@@ -15,6 +16,7 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Set
 from pathlib import Path
 
 import msgspec
@@ -32,7 +34,16 @@ from paceline.wire.spec import (
     TimeoutSpec,
     WindowSpec,
 )
-from tests.chaos.faults import LOST_AFTER_S, SILENCE_S, TIMED, Fault, Injector
+from tests.chaos.faults import (
+    LOST_AFTER_S,
+    SILENCE_S,
+    TIMED,
+    Fault,
+    Injector,
+    own_network,
+    small_disk,
+    surroundings,
+)
 from tests.chaos.oracle import TOLERANCE, committed_counts, leftovers
 from tests.chaos.run import LINGER_S, check_logs, end, feed_of_job, follow, summary
 
@@ -47,6 +58,8 @@ KINDS = {
     "master": ("kill", "pause", "cut"),
     "supervisor": ("kill",),
 }
+LINK_KINDS = ("slow", "down")
+DISK_KINDS = ("full", "damage")
 ROLES = ("worker", "worker", "worker", "agent", "master", "supervisor")
 """Most of what can go wrong in a group is a worker's."""
 
@@ -86,6 +99,17 @@ def case_of(seed: int) -> Case:
     return Case(seed, num_workers, epochs, faults)
 
 
+def with_surroundings(case: Case, *, links: bool, disk: bool) -> Case:
+    """The same where network and disk fail besides."""
+    num_samples = NUM_SAMPLES * case.epochs
+    added: list[Fault] = []
+    if links:
+        added += surroundings(case.seed, "link", LINK_KINDS, num_samples=num_samples, count=2)
+    if disk:
+        added += surroundings(case.seed, "disk", DISK_KINDS, num_samples=num_samples, count=1)
+    return dataclasses.replace(case, faults=[*case.faults, *added])
+
+
 def run(case: Case) -> dict[str, object]:
     """Run one case to its end and assert what must hold; the facts of the run."""
     out = Path(tempfile.mkdtemp(prefix=f"paceline-grouped-{case.seed}-"))
@@ -109,6 +133,20 @@ def run(case: Case) -> dict[str, object]:
         timeouts=TimeoutSpec(lost_after_s=LOST_AFTER_S, hang_s=HANG_S),
     )
     start_s = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        if any(fault.role == "disk" for fault in case.faults):
+            stack.enter_context(small_disk(out / "disk"))
+            spec = with_cuts(spec, out / "disk")
+        return _run(case, spec, out, start_s)
+
+
+def with_cuts(spec: JobSpec, folder: Path) -> JobSpec:
+    """The same with its cuts there."""
+    checkpoint = msgspec.structs.replace(spec.checkpoint, dir=str(folder))
+    return msgspec.structs.replace(spec, checkpoint=checkpoint)
+
+
+def _run(case: Case, spec: JobSpec, out: Path, start_s: float) -> dict[str, object]:
     job = launch(spec)
     injector = Injector(job, case.faults)
     try:
@@ -128,10 +166,10 @@ def run(case: Case) -> dict[str, object]:
         time.sleep(0.05)
     assert not left, f"{where}: left behind {left}"
     check_finals(out, case, where)
-    check_cuts(job, case, where)
-    check_logs(job, where)
+    check_cuts(job, case, where, Path(spec.checkpoint.dir or job.cuts), injector.damaged)
+    check_logs(job, where, but="checksum differs" if injector.damaged else "")
     seconds = time.monotonic() - start_s
-    shutil.rmtree(out)
+    shutil.rmtree(out, ignore_errors=True)  # a disk is taken out after this
     if not os.environ.get("CHAOS_KEEP"):
         shutil.rmtree(job.path)
     return {
@@ -156,10 +194,10 @@ def check_finals(out: Path, case: Case, where: str) -> None:
             assert np.array_equal(values, other[name]), f"{where}: members differ in {name}"
 
 
-def check_cuts(job: JobDir, case: Case, where: str) -> None:
+def check_cuts(job: JobDir, case: Case, where: str, root: Path, damaged: Set[Path]) -> None:
     """Assert that every cut that is there holds the samples that it says, and the last one all."""
     feed = feed_of_job(job)
-    cuts = sorted(path.parent for path in job.cuts.glob("*/manifest.json"))
+    cuts = sorted({path.parent for path in root.glob("*/manifest.json")} - damaged)
     assert cuts, f"{where}: no cut"
     for directory in cuts:
         manifest, files = read_cut(directory)
@@ -179,7 +217,11 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seeds", default="0:10", help="a:b, b excluded")
     parser.add_argument("--keep-going", action="store_true")
+    parser.add_argument("--links", action="store_true", help="break the network, too; needs root")
+    parser.add_argument("--disk", action="store_true", help="fill and damage the disk, too; root")
     options = parser.parse_args()
+    if options.links:
+        own_network()
     first, last = (int(part) for part in options.seeds.split(":"))
     os.environ.setdefault("PACELINE_HOME", "/tmp/paceline-chaos")
     failed: list[int] = []
@@ -187,7 +229,8 @@ def main() -> None:
     for seed in range(first, last):
         start_s = time.monotonic()
         try:
-            print(msgspec.json.encode(run(case_of(seed))).decode(), flush=True)
+            case = with_surroundings(case_of(seed), links=options.links, disk=options.disk)
+            print(msgspec.json.encode(run(case)).decode(), flush=True)
         except AssertionError as error:
             failed.append(seed)
             print(f"FAILED {error}", flush=True)
