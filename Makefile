@@ -32,6 +32,7 @@ soak: setup
 chaos: setup
 	$(BIN)/python -m tests.chaos.run --seeds $(or $(SEEDS),0:200)
 	$(BIN)/python -m tests.chaos.grouped --seeds $(or $(SEEDS),0:200)
+	$(BIN)/python -m tests.chaos.grouped --seeds $(or $(SEEDS),0:200) --links --disk
 	$(BIN)/python -m tests.chaos.interrupted --kills 100
 
 bench: setup

@@ -40,6 +40,7 @@ SILENCE_S = 2.0
 ROLES = ("worker", "server", "agent", "master", "supervisor")
 SURROUNDINGS = ("link", "disk")
 """What a job needs and is no process."""
+OWN_NETWORK = "CHAOS_OWN_NETWORK"
 LINK_RATE = "4mbit"
 """What is left of the loopback device of a namespace when it is slow."""
 TIMED = 0.25
@@ -162,7 +163,8 @@ def own_network() -> None:
 
     Starts the program anew: what a namespace is made for must have no threads.
     """
-    if os.readlink("/proc/self/ns/net") == os.readlink("/proc/1/ns/net"):
+    if OWN_NETWORK not in os.environ:
+        os.environ[OWN_NETWORK] = "1"
         command = ["unshare", "--net", sys.executable, *sys.orig_argv[1:]]
         os.execvp(command[0], command)
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
