@@ -49,6 +49,8 @@ class JobDir:
         """What `job.evaluate` computed; removed when the job ends."""
         self.outcome = path / "outcome.json"
         """Written once by the master: how the job ended. Removed by ``--resume``."""
+        self.resize = path / "resize.json"
+        """With how many nodes a resumed job is to go on; removed once the master knows it."""
         self.report = path / "report.html"
 
     @property

@@ -90,6 +90,7 @@ from paceline.wire.messages.agent import (
 from paceline.wire.messages.group import Stopped
 from paceline.wire.messages.node import Finished, NodeUp, ProcessUp, ScriptError
 from paceline.wire.outcome import Outcome, write_outcome
+from paceline.wire.resize import read_resize
 from paceline.wire.spec import JobSpec
 
 TICK_S = 0.2
@@ -190,6 +191,7 @@ class Master:
         self._outbox.tell("master_started", reason="from the journal" if restarted else "")
         self.training.resume()
         self._begin_deciding()
+        self._resize()
         self._act(self.members.begin(self._own_time(), running_agents(self._job)))
         self._outbox.flush()
         self._spawn(self._watch_backend())
@@ -199,6 +201,14 @@ class Master:
             self._wake.clear()
             self._handle_batch()
         return await self._close(self._ending)
+
+    def _resize(self) -> None:
+        """Take in what `paceline run --resume` says about the number of nodes."""
+        resize = read_resize(self._job.resize)
+        if resize is not None:
+            self._act(self.members.resize(resize.workers, resize.servers))
+            self._outbox.flush()  # said twice it is the same
+            self._job.resize.unlink()
 
     def _begin_deciding(self) -> None:
         if self._spec.solution == "none":
