@@ -8,6 +8,8 @@ from paceline.wire.messages.group import (
     CatchUp,
     Divide,
     JoinGroup,
+    ProfileBatches,
+    Profiled,
     Progress,
     RunGroup,
     StopGroup,
@@ -208,6 +210,7 @@ NodeUp = (
     | Stopped
     | Progress
     | Broken
+    | Profiled
     | ScriptError
     | Finished
 )
@@ -393,5 +396,6 @@ NodeDown = (
     | CatchUp
     | Divide
     | RunGroup
+    | ProfileBatches
     | Stop
 )
