@@ -22,7 +22,7 @@ def test_dd_profiles_two_classes_and_divides_by_them_though_a_worker_dies_of_it(
     tmp_path: Path,
 ) -> None:
     # In a batch of 8, half of its share, which nobody gets but for being profiled.
-    flags = ("--step-s", "0", "--compute", "60", "--die-of", "worker-3:8", "--epochs", "2")
+    flags = ("--step-s", "0", "--compute", "40", "--die-of", "worker-3:8", "--epochs", "2")
     spec = {"workers": 4, "cpu": CORES, "torch_threads": 1, "solution": "dd"}
     with group(tmp_path / "out", *flags, **spec) as job:
         check_finished(job, epochs=2, lives=4)
