@@ -30,7 +30,7 @@ from paceline.wire.spec import CheckpointSpec, JobSpec, NodeSpec
 CORES = (0.6, 0.6, 0.2, 0.2)
 IMAGES = 2048
 """Of an epoch, as in jobs/divided.py."""
-SWEEP = (0.6, 0.65, 0.7, 0.75, 0.8)
+SWEEP = (0.7, 0.75, 0.8, 0.85)
 """Parts of a step that the two fast workers have in the divisions that are tried."""
 RUN_S = 1200.0
 NEVER_S = 1e6
@@ -138,7 +138,7 @@ def main() -> None:
     with harness.scratch() as root:
         install_static(root / "site")
         sweep = (0.75,) if options.quick else SWEEP
-        fast = best_division(root, options.batch_size, max(1, epochs // 8), sweep)
+        fast = best_division(root, options.batch_size, max(1, epochs // 4), sweep)
         for number in range(rounds):
             for arm in arms[number % len(arms) :] + arms[: number % len(arms)]:
                 took_s, told = run(arm, root, options.batch_size, epochs, fast)
