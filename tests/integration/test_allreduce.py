@@ -40,7 +40,9 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextlib.contextmanager
-def group(out: Path, *flags: str, workers: int = 2, **spec: Any) -> Iterator[RunningJob]:
+def group(
+    out: Path, *flags: str, workers: int = 2, cpu: tuple[float, ...] | None = None, **spec: Any
+) -> Iterator[RunningJob]:
     """A job of jobs/grouped.py."""
     out.mkdir(exist_ok=True)
     fields: dict[str, Any] = {
@@ -48,7 +50,7 @@ def group(out: Path, *flags: str, workers: int = 2, **spec: Any) -> Iterator[Run
         "args": ("--out", str(out), *flags),
         "name": "grouped",
         "strategy": "allreduce",
-        "workers": NodeSpec(count=workers),
+        "workers": NodeSpec(count=workers, cpu=cpu),
         "restart": RestartSpec(backoff_s=0.1),
         "solution": "none",
     }

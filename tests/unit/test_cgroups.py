@@ -53,7 +53,8 @@ def test_version_1_groups_are_made_below_ones_own(version_1: Machine) -> None:
     assert note == ""
     cpu = root / "cpu,cpuacct/paceline" / JOB / NODE
     memory = root / "memory/box/a/paceline" / JOB / NODE
-    assert (cpu / "cpu.cfs_quota_us").read_text() == "50000"
+    assert (cpu / "cpu.cfs_quota_us").read_text() == "5000"
+    assert (cpu / "cpu.cfs_period_us").read_text() == "10000"
     assert (memory / "memory.limit_in_bytes").read_text() == str(1 << 30)
     assert group.join_files == (str(cpu / "cgroup.procs"), str(memory / "cgroup.procs"))
     (memory / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 3\n")
@@ -65,7 +66,7 @@ def test_version_2_groups_are_made_below_ones_own(version_2: Machine) -> None:
     group, note = create_node_group(JOB, NODE, 2.0, None, *at)
     assert note == ""
     path = root / "all/box/paceline" / JOB / NODE
-    assert (path / "cpu.max").read_text() == "200000 100000"
+    assert (path / "cpu.max").read_text() == "20000 10000"
     assert (path / "memory.max").read_text() == "max"
     assert group.join_files == (str(path / "cgroup.procs"),)
     (path / "memory.events").write_text("low 0\noom 2\noom_kill 1\n")
@@ -78,7 +79,10 @@ def test_a_quota_is_changed_and_lifted_at_run_time(version_1: Machine) -> None:
     quota = version_1.root / "cpu,cpuacct/paceline" / JOB / NODE / "cpu.cfs_quota_us"
     assert quota.read_text() == "-1"
     find_node_group(JOB, NODE, *at).set_cpu(0.1)
-    assert quota.read_text() == "10000"
+    assert quota.read_text() == "1000"
+    find_node_group(JOB, NODE, *at).set_cpu(0.02)
+    period = quota.with_name("cpu.cfs_period_us")
+    assert (quota.read_text(), period.read_text()) == ("1000", "50000")
     find_node_group(JOB, NODE, *at).set_cpu(None)
     assert quota.read_text() == "-1"
 

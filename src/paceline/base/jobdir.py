@@ -20,6 +20,11 @@ def role_of(node: str) -> str:
     return node.rpartition("-")[0]
 
 
+def number_of(node: str) -> int:
+    """3 of ``worker-3``."""
+    return int(node.rpartition("-")[2])
+
+
 def home() -> Path:
     """``$PACELINE_HOME``, by default ``~/.paceline``."""
     return Path(os.environ.get("PACELINE_HOME", "~/.paceline")).expanduser().absolute()

@@ -412,6 +412,7 @@ class Master:
         elif not node.guest:
             self._backend.adopt(name, hello.agent_pid)
             self.monitor.restarts.joined(name, self._backend.waited_s(name))
+        self.monitor.hardware(name, hello.hardware)
         if hello.note and node is not None:
             self._outbox.tell("no_limits", name, reason=hello.note)
         self._act(self.members.hello(hello, now_s))

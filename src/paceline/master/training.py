@@ -32,6 +32,7 @@ from paceline.master.instructions import (
 from paceline.master.membership import Membership
 from paceline.master.monitor import Monitor
 from paceline.master.outbox import Outbox
+from paceline.master.profiling import Profiling
 from paceline.master.records import (
     CutStored,
     CutValid,
@@ -57,7 +58,7 @@ from paceline.policy.straggler.actions import AnyAction, KillRestart, Profile
 from paceline.wire.cut import places
 from paceline.wire.messages.base import CutRef, Server
 from paceline.wire.messages.feeds import Feed, feed_of
-from paceline.wire.messages.group import Broken, JoinGroup, Progress, Stopped
+from paceline.wire.messages.group import Broken, JoinGroup, Profiled, Progress, Stopped
 from paceline.wire.messages.node import (
     AskCut,
     Committed,
@@ -149,6 +150,7 @@ class Training:
         self.choosing = False
         """Cuts are being verified for the next epoch."""
         self._lost_work = LostWork()
+        self.profiling = Profiling()
 
     def resume(self) -> None:
         """After the journal was applied."""
@@ -183,14 +185,15 @@ class Training:
                 self._open_feed(message)
             case GiveBack():
                 self._do(state.given_back(message))
-            case Copied() if state.group is not None:
-                self._from_server(message, now_s)
             case JoinGroup() | Stopped() | Progress() | Broken():
                 if state.group is not None:
                     expected = sum(1 for _ in self._members.wanted_workers())
                     self._do(state.member_said(state.group, message, node=node, expected=expected))
             case AskCut():
                 self._do(self.state.cut_wanted(message))
+            case Profiled():
+                self.profiling.heard(message)
+                self._monitor.profiled(node, message)
             case EvaluateResult():
                 self._evaluated(message)
             case _:
@@ -227,21 +230,25 @@ class Training:
         """Nothing of this worker may count from here on."""
         node = self._members.node_of(inc)
         returned = node is not None and node.returned
+        self.profiling.lost(inc)
         self._do(self.state.worker_lost(inc, returned=returned))
 
     def carry_out(self, action: AnyAction) -> None:
-        """Set a global action going.
+        """Set a global action, or a `Profile`, going.
 
         Raises:
             ConfigError: it cannot be; the message says why.
         """
-        if isinstance(action, Profile):
-            raise ConfigError(
-                "Profile: batches that are measured and not applied are made by the simulator "
-                "alone so far"
-            )
         if isinstance(action, KillRestart):
             raise ConfigError("KillRestart is no global action")
+        if isinstance(action, Profile):
+            if self.state.group is None:
+                raise ConfigError(
+                    "Profile: with parameter servers every batch that a worker computes counts; "
+                    "run the job with --strategy allreduce"
+                )
+            self._do(self.profiling.ask(action, self.state.training_workers()))
+            return
         self._do(self.state.carry_out(action, plan_lead(self._monitor.step_s())))
 
     def stop(self) -> None:
@@ -654,7 +661,7 @@ class Training:
         """Repeat what is unanswered; ask for a cut when one is due (and ``cuts``)."""
         if now_s - self._last_resend_s >= RESEND_S:
             self._last_resend_s = now_s
-            self._do(self.state.resend())
+            self._do([*self.state.resend(), *self.profiling.resend()])
         self._watch_move(now_s)
         self._watch_group(now_s)
         if self._unsealed is not None:

@@ -51,6 +51,13 @@ def die_once(out: Path) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def compute(num_samples: int, times: int) -> None:
+    """Take the processor for a time that grows with the samples."""
+    x, weight = torch.ones(num_samples, 256), torch.full((256, 256), 1.0 / 256)
+    for _ in range(times):
+        x = torch.tanh(x @ weight)
+
+
 def flags() -> argparse.Namespace:
     """What the test asks for."""
     parser = argparse.ArgumentParser()
@@ -60,9 +67,11 @@ def flags() -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--step-s", type=float, default=0.02)
     parser.add_argument("--sample-s", type=float, default=0.0)
+    parser.add_argument("--compute", type=int, default=0, help="a sample's part of a processor")
     parser.add_argument("--slow", default="", help="node to which a sample costs three times that")
     parser.add_argument("--slow-until-told", action="store_true", help="by a file named hurry")
     parser.add_argument("--die", default="", help="node:batch at which its first life ends")
+    parser.add_argument("--die-of", default="", help="node:size of the batch that ends its life")
     parser.add_argument(
         "--die-at-end", default="", help="node whose first life ends after the loop"
     )
@@ -79,6 +88,7 @@ def main() -> None:
     node, inc = os.environ["PACELINE_NODE"], os.environ["PACELINE_INC"]
     name = f"{node}.{inc}"
     victim, _, when = options.die.partition(":")
+    weak, _, size = options.die_of.partition(":")
     sleeper, _, since = options.hang.partition(":")
 
     job = pl.init()
@@ -106,10 +116,13 @@ def main() -> None:
             times_file.write(torch.tensor([time.time()], dtype=torch.float64).numpy().tobytes())
             if node == victim and number == int(when):
                 die_once(options.out)
+            if node == weak and len(ids) == int(size):
+                die_once(options.out)
             if node == sleeper and number == int(since) and not (options.out / "slept").exists():
                 (options.out / "slept").touch()
                 time.sleep(1000)
             # Before backward ends, as computing is: with its end a worker's own time of a step does.
+            compute(len(ids), options.compute)
             time.sleep(len(ids) * options.sample_s * (3 if node == options.slow else 1))
             model(ids).backward()
             # Stands for compute, so that faults fall into a step.

@@ -13,12 +13,13 @@ from functools import partial
 from typing import NoReturn
 
 from paceline.base.errors import PermanentError, TransientError
-from paceline.base.processes import find_job_process
+from paceline.base.processes import find_job_process, peak_memory_bytes, reset_peak_memory
 from paceline.base.samples import Span
 from paceline.runtime.allreduce.direct import read_memory
 from paceline.runtime.allreduce.door import Door
 from paceline.runtime.allreduce.group import BREAKING, Group
 from paceline.runtime.allreduce.keeper import Keeper
+from paceline.runtime.allreduce.profiling import Profiling
 from paceline.runtime.allreduce.replica import Arriving, Photograph, Replica
 from paceline.runtime.allreduce.state import (
     Connect,
@@ -50,6 +51,7 @@ from paceline.wire.messages.group import (
     Divide,
     Division,
     Meet,
+    ProfileBatches,
     RunGroup,
     StatePart,
     StopGroup,
@@ -103,6 +105,7 @@ class GroupClient:
         self._arriving: tuple[CatchUp, Arriving] | None = None
         #: A cut that we are to begin with.
         self._loading: CatchUp | None = None
+        self._profiling = Profiling(process.inc)
         self._keeper = Keeper(process, self._on_news)
         self._asker = CutAsker(process.inc)
         self._stores: dict[int, PeerStore] = {}
@@ -292,6 +295,22 @@ class GroupClient:
         """Whether the step that begins should be the last in this group."""
         return self.state.wants_out or self.process.stop_requested
 
+    def profile_due(self) -> tuple[int, int]:
+        """See `Profiling.due`; the batches are about to be computed."""
+        with self._changed:
+            size, count = self._profiling.due
+        if count:
+            reset_peak_memory()
+        return size, count
+
+    def profiled(self, size: int, batch_s: float) -> None:
+        """See `Profiling.took`."""
+        peak_bytes = peak_memory_bytes()
+        with self._changed:
+            answer = self._profiling.took(size, batch_s, peak_bytes)
+            if answer is not None:
+                self._tell_master([answer])
+
     def mark(self, *, computing: bool) -> None:
         """Tell the agent what we are at: a part of a step all by ourselves, or not."""
         now_s = time.monotonic()
@@ -440,6 +459,9 @@ class GroupClient:
         match message:
             case StopGroup() | CatchUp() | RunGroup() | Divide():
                 self._about_group(message)
+            case ProfileBatches():
+                answer = self._profiling.asked(message)
+                self._tell_master([] if answer is None else [answer])
             case TakeCut() if message.epoch_no == self.state.epoch_no:
                 self._tell_master(self._keeper.ask(message))
             case CutMade():

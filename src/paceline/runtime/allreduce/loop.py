@@ -19,6 +19,7 @@ from paceline.base.errors import ConfigError, InternalError
 from paceline.base.samples import Intervals, Portion, between
 from paceline.runtime.allreduce.client import GroupClient
 from paceline.runtime.allreduce.group import BREAKING, Gathering, Group
+from paceline.runtime.allreduce.profiling import samples_of
 from paceline.runtime.allreduce.reducer import Reducer
 from paceline.runtime.allreduce.store import GroupOver
 from paceline.runtime.data.reader import Reader
@@ -44,6 +45,9 @@ class Step:
     wait_s: float = 0.0
     works: list[Work] = field(default_factory=list)
     """The batches that we compute it in."""
+    num_profiled: int = 0
+    """So many of them come before our share, are timed, and count for nothing."""
+    num_timed: int = 0
     first: Any = None
     batch_no: int = 0
     """Of them, that in the script's hands."""
@@ -142,6 +146,7 @@ class Loop:
                     return None
                 continue
             step.works, *later = self._upcoming(step)
+            self._profile(step)
             step.first = self._reader.get(step.works[0])
             # Those that follow are made meanwhile.
             self._reader.ask([*step.works[1:], *(work for works in later for work in works)])
@@ -154,10 +159,24 @@ class Loop:
     def _expect(self, step: Step, work: Work) -> None:
         """The script gets a batch."""
         step.stepped.clear()
+        if step.num_profiled and step.batch_no <= step.num_profiled:
+            # Each is timed by itself, and none of them is a part of the step's own time.
+            step.start_s, self.excluded_s = monotonic(), 0.0
+            self._client.mark(computing=True)
         total = sum(len(span) for span in step.whole)
-        part = work.num_samples / total if step.weight else 0.0
+        counts = step.weight > 0 and step.batch_no >= step.num_profiled
+        part = work.num_samples / total if counts else 0.0
         settle = partial(self._settle, step)
         self._reducer.expect(part, settle, last=step.is_last_batch)
+
+    def _profile(self, step: Step) -> None:
+        """Put the batches before our share that are to be profiled."""
+        size, step.num_profiled = self._client.profile_due()
+        if step.num_profiled:
+            mine = [span for work in step.works for span in work.spans]
+            spans, number = samples_of(size, mine, step.whole), step.works[0].step
+            times = range(step.num_profiled)
+            step.works[:0] = [Work(self._feed.feed, spans, size, number) for _ in times]
 
     def _try(self, run: RunGroup, group: Group, whole: Slice, start_s: float) -> Step | None:
         """Tell the others that we are in this step."""
@@ -231,11 +250,14 @@ class Loop:
         """Wait for the averaged gradients; whether they may change the model."""
         if step.settled:
             return
+        took_s = monotonic() - step.start_s - self.excluded_s
         if not step.is_last_batch:
             self._reducer.take()
+            if step.num_timed == step.batch_no < step.num_profiled:
+                step.num_timed += 1
+                self._client.profiled(step.works[step.batch_no].num_samples, took_s)
             return
-        step.settled = True
-        step.compute_s = monotonic() - step.start_s - self.excluded_s
+        step.settled, step.compute_s = True, took_s
         try:
             self._reducer.flush()
             self._client.mark(computing=False)

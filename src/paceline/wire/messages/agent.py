@@ -53,6 +53,15 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     rss_bytes: int = 0
 
 
+class Hardware(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node computes on, as far as its agent knows."""
+
+    kind: str = ""
+    """Nodes of one kind are alike: the device or processor, and the quota in force."""
+    memory_bytes: int | None = None
+    """The limit in force; None: there is none."""
+
+
 class AgentHello(Message, frozen=True):
     """agent -> master: first on each stream. ``note``: which limits asked for it could not set."""
 
@@ -61,6 +70,7 @@ class AgentHello(Message, frozen=True):
     host: str
     running: tuple[ProcessUp, ...] = ()
     note: str = ""
+    hardware: Hardware = Hardware()
 
 
 class Heartbeat(Message, frozen=True):

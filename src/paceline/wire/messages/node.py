@@ -8,6 +8,8 @@ from paceline.wire.messages.group import (
     CatchUp,
     Divide,
     JoinGroup,
+    ProfileBatches,
+    Profiled,
     Progress,
     RunGroup,
     StopGroup,
@@ -222,6 +224,7 @@ NodeUp = (
     | Stopped
     | Progress
     | Broken
+    | Profiled
     | ScriptError
     | Finished
 )
@@ -419,5 +422,6 @@ NodeDown = (
     | CatchUp
     | Divide
     | RunGroup
+    | ProfileBatches
     | Stop
 )
