@@ -109,6 +109,7 @@ class Training:
             samples=spec.samples,
             staleness=spec.staleness,
             min_members=spec.min_workers if spec.strategy == "allreduce" else None,
+            check=spec.preflight,
         )
         #: The step at which members could not work together, and how often.
         self._futile = (0, 0)

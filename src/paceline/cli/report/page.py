@@ -5,6 +5,7 @@ from html import escape
 from pathlib import Path
 from string import Template
 
+from paceline.cli import checks
 from paceline.cli.report import figures as drawings
 from paceline.cli.report import text
 from paceline.cli.report.facts import Facts
@@ -78,6 +79,7 @@ def write_page(facts: Facts, path: Path) -> None:
 def render(facts: Facts) -> str:
     """The page as text."""
     parts = [_facts_table(facts), _incidents(facts), _decisions(facts), _workers(facts)]
+    parts.append(_checks(facts))
     parts += _drawings(facts)
     if facts.outcome and facts.outcome.traceback:
         parts.insert(1, f"<h2>Traceback</h2><pre>{escape(facts.outcome.traceback)}</pre>")
@@ -142,6 +144,17 @@ def _workers(facts: Facts) -> str:
     note = '<p class="faint">Samples and cpu time as of the last heartbeat of each life.</p>'
     table = _table(text.WORKER_COLUMNS, text.worker_rows(facts), "numbers")
     return f"<h2>Workers</h2>{table}{note}"
+
+
+def _checks(facts: Facts) -> str:
+    rows = checks.rows(facts.events)
+    if not rows:
+        return ""
+    note = (
+        '<p class="faint">Before the first step. Rates are per second that the threads ran; '
+        "&ldquo;ran&rdquo;: which part of the time that was. Slow: to the median of the job.</p>"
+    )
+    return f"<h2>Check of the nodes</h2>{_table(checks.COLUMNS, rows)}{note}"
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], kind: str = "") -> str:

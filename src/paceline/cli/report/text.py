@@ -3,6 +3,7 @@
 from rich.console import Console
 from rich.table import Table
 
+from paceline.cli import checks
 from paceline.cli.report.facts import Facts, Incident
 from paceline.cli.wording import clock, counted, milliseconds, percent, progress, seconds, speed
 from paceline.wire.outcome import Outcome
@@ -162,6 +163,8 @@ def show(facts: Facts, console: Console) -> None:
     if facts.decisions:
         _table(console, DECISION_COLUMNS, decision_rows(facts))
     _table(console, WORKER_COLUMNS, worker_rows(facts))
+    if checked := checks.rows(facts.events):
+        _table(console, checks.COLUMNS, checked)
 
 
 def _table(console: Console, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:

@@ -92,6 +92,8 @@ class StartProcess(Message, frozen=True):
     role: str
     rank: int
     num_workers: int
+    check: bool = False
+    """It is to measure what its node can do, before its first step."""
     restart: int = 0
     """Strategy script: how often all workers have begun again."""
     port: int = 0

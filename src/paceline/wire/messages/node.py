@@ -2,6 +2,7 @@
 
 from paceline.base.samples import Span
 from paceline.wire.messages.base import CutRef, Message, ServerMap
+from paceline.wire.messages.checks import Checked, CheckKept
 from paceline.wire.messages.feeds import Batching, Feed, Rate, Slice, SourceLine
 from paceline.wire.messages.group import (
     Broken,
@@ -208,6 +209,7 @@ NodeUp = (
     | Stopped
     | Progress
     | Broken
+    | Checked
     | ScriptError
     | Finished
 )
@@ -393,5 +395,6 @@ NodeDown = (
     | CatchUp
     | Divide
     | RunGroup
+    | CheckKept
     | Stop
 )
