@@ -78,7 +78,13 @@ def write_page(facts: Facts, path: Path) -> None:
 
 def render(facts: Facts) -> str:
     """The page as text."""
-    parts = [_facts_table(facts), _incidents(facts), _decisions(facts), _workers(facts)]
+    parts = [
+        _facts_table(facts),
+        _incidents(facts),
+        _stacks(facts),
+        _decisions(facts),
+        _workers(facts),
+    ]
     parts.append(_checks(facts))
     parts += _drawings(facts)
     if facts.outcome and facts.outcome.traceback:
@@ -107,6 +113,13 @@ def _incidents(facts: Facts) -> str:
     rows = [(str(n), *row) for n, row in enumerate(text.incident_rows(facts), start=1)]
     table = _table(("", *text.INCIDENT_COLUMNS), rows, "incidents")
     return f'{head}{table}<p class="faint">{COST_NOTE}</p>'
+
+
+def _stacks(facts: Facts) -> str:
+    return "".join(
+        f"<h2>What the threads of {escape(node)} did when it hung</h2><pre>{escape(stacks)}</pre>"
+        for node, stacks in facts.stacks
+    )
 
 
 def _decisions(facts: Facts) -> str:

@@ -1,5 +1,7 @@
 """The report for a terminal, and the paragraph at the end of a run."""
 
+from textwrap import indent
+
 from rich.console import Console
 from rich.table import Table
 
@@ -160,6 +162,9 @@ def show(facts: Facts, console: Console) -> None:
     console.print(grid, highlight=False, markup=False)
     if facts.incidents:
         _table(console, INCIDENT_COLUMNS, incident_rows(facts))
+    for node, stacks in facts.stacks:
+        console.print(f"\n  what the threads of {node} did when it hung", highlight=False)
+        console.print(indent(stacks.rstrip(), "    "), highlight=False, markup=False)
     if facts.decisions:
         _table(console, DECISION_COLUMNS, decision_rows(facts))
     _table(console, WORKER_COLUMNS, worker_rows(facts))
