@@ -585,8 +585,11 @@ class Master:
         if hang is None:
             return
         why = f"no step for {hang.since_s:.1f} s"
+        how = f"{why}, while all others wait for it"
+        if hang.silent:
+            how = f"it has said and done nothing for {hang.since_s:.1f} s"
         for name in hang.nodes:
-            told = f"{why}, while all others wait for it; what it did: logs/{name}.stacks"
+            told = f"{how}; what it did: logs/{name}.stacks"
             self._act(self.members.hung(name, self._own_time(), told))
         if not hang.nodes:
             self.training.meet_anew(f"{why}: all members wait for each other")

@@ -49,6 +49,9 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     """All-reduce: how long it has been in its own part of a step; 0: it is not."""
     waiting_s: float = 0.0
     """All-reduce: how long it has waited for the others."""
+    silent_s: float = 0.0
+    """How long it has said nothing and used no cpu to speak of: the sum of what its agent was there
+    to see."""
     cpu_s: float = 0.0
     rss_bytes: int = 0
 
