@@ -203,6 +203,14 @@ def test_a_life_that_begins_after_the_end_holds_the_final_model(tmp_path: Path) 
         assert [death["node"] for death in job.deaths()] == ["worker-1"]
 
 
+def test_a_life_that_begins_after_an_evaluation_gets_its_results(tmp_path: Path) -> None:
+    with group(tmp_path / "out", "--evaluate", "--die-evaluated", "worker-1") as job:
+        check_finished(job)
+        found = [load_file(path) for path in (tmp_path / "out").glob("*.evaluated")]
+        assert len(found) == 2
+        assert all(len(one["seen"]) == N and (one["seen"] == 1).all() for one in found)
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("role", ["master", "agent", "supervisor"])
 def test_who_does_not_train_may_die(tmp_path: Path, role: str) -> None:

@@ -276,10 +276,13 @@ class Training:
     def _evaluated(self, result: EvaluateResult) -> None:
         """Store a part and answer; an empty one asks whether all parts are there."""
         state = self.state
-        if result.epoch_no != state.epoch_no or result.feed not in state.ledger.feeds:
+        # Who came when all was evaluated is in no epoch, and only asks.
+        asks = len(result.span) == 0
+        known = result.epoch_no == state.epoch_no or (asks and result.epoch_no == 0)
+        if not known or result.feed not in state.ledger.feeds:
             return
-        directory = str(self._evaluations.directory(result.epoch_no, result.feed))
-        if len(result.span) == 0:
+        directory = str(self._evaluations.directory(state.epoch_no, result.feed))
+        if asks:
             directory = directory if state.ledger.is_complete(result.feed) else ""
         elif state.ledger.done.missing(result.span):
             lease = state.ledger.leases.get(result.inc)

@@ -82,6 +82,9 @@ def flags() -> argparse.Namespace:
     parser.add_argument(
         "--die-at-end", default="", help="node whose first life ends after the loop"
     )
+    parser.add_argument(
+        "--die-evaluated", default="", help="node whose first life ends when it has evaluated"
+    )
     parser.add_argument("--hang", default="", help="node:batch at which its first life hangs")
     parser.add_argument(
         "--freeze", default="", help="node:hand, node:take, node:evaluate: where it is stopped once"
@@ -143,6 +146,8 @@ def main() -> None:
             return {"seen": model.seen[batch[0]]}
 
         found = job.evaluate(look, dataset, 100)
+        if node == options.die_evaluated:
+            die_once(options.out)
         save_file(found, options.out / f"{name}.evaluated")
     save_file(dict(job.state_dict()), options.out / f"{name}.final")
 

@@ -386,7 +386,7 @@ class GroupClient:
                     work = Work(feed, spans, sum(len(span) for span in spans))
                     self._in_hand.append(work)
                     return work
-                if feed in leases.ended:
+                if feed in leases.ended or feed in self._complete:
                     return None
                 self._do_leases(leases.want(feed))
                 self._exchange.wait()
