@@ -1,7 +1,7 @@
 """The quick check of a node before its first step: how fast it multiplies, and copies memory.
 
 Runs in the training process, when everything is prepared and nothing else runs in it: under the
-same limits, threads and libraries as the training that follows. Takes about 0.35 s. Links to
+same limits, threads and libraries as the training that follows. Takes some 0.4 s. Links to
 other members are measured by ``allreduce/links.py``.
 
 Rates are per second that the threads ran, and beside them stands which part of the time that was:
@@ -36,7 +36,7 @@ class _Done(NamedTuple):
     times: int
     took_s: float
     ran_s: float
-    """Of ``took_s``: the threads ran, all of them together."""
+    """Of ``took_s``: each of the threads ran, in the mean; another device runs all the time."""
 
 
 def measure_node(device: torch.device) -> NodeSpeed:
@@ -45,15 +45,14 @@ def measure_node(device: torch.device) -> NodeSpeed:
     Args:
         device: that holds the model.
     """
-    threads = torch.get_num_threads() if device.type == "cpu" else 0
-    size = CPU_ROWS if threads else DEVICE_ROWS
+    size = CPU_ROWS if device.type == "cpu" else DEVICE_ROWS
     matrix = torch.full((size, size), 1.0 / size, device=device)
     product = torch.empty_like(matrix)
     source = torch.ones(_copy_bytes(), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     with torch.no_grad():
-        multiplied = _repeat(lambda: torch.mm(matrix, matrix, out=product), MULTIPLY_S, threads)
-        copied = _repeat(lambda: target.copy_(source), COPY_S, threads)
+        multiplied = _repeat(lambda: torch.mm(matrix, matrix, out=product), MULTIPLY_S, device)
+        copied = _repeat(lambda: target.copy_(source), COPY_S, device)
     took_s, ran_s = multiplied.took_s + copied.took_s, multiplied.ran_s + copied.ran_s
     return NodeSpeed(
         device=device.type,
@@ -70,20 +69,22 @@ def _copy_bytes() -> int:
     return COPY_BYTES if free is None else max(1, min(COPY_BYTES, free // SHARE_OF_FREE))
 
 
-def _repeat(act: Callable[[], object], window_s: float, threads: int) -> _Done:
-    """Do it for so long, after once to warm up; ``threads`` 0: on another device than the CPU."""
+def _repeat(act: Callable[[], object], window_s: float, device: torch.device) -> _Done:
+    """Do it for so long, after once to warm up."""
     act()
-    _finish(threads)
+    _finish(device)
     start_s, cpu_s, times = time.monotonic(), time.process_time(), 0
     while (took_s := time.monotonic() - start_s) < window_s or not times:
         act()
-        _finish(threads)
+        _finish(device)
         times += 1
-    ran_s = (time.process_time() - cpu_s) / threads if threads else took_s
+    ran_s = took_s
+    if device.type == "cpu":
+        ran_s = (time.process_time() - cpu_s) / torch.get_num_threads()
     return _Done(times, took_s, max(ran_s, 1e-6))
 
 
-def _finish(threads: int) -> None:
+def _finish(device: torch.device) -> None:
     """Wait until another device than the CPU has done what it was given."""
-    if not threads:
-        torch.accelerator.synchronize()
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)

@@ -226,7 +226,7 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How tensors travel."""
     preflight: bool = True
     """Whether each worker's node is measured before its first step (matrix product, memory, with
-    strategy allreduce its links), about 0.4 s. Default true; strategy script: never."""
+    strategy allreduce its links), half a second. Default true; strategy script: never."""
     metrics_port: Annotated[int, Meta(ge=0, le=65_535, examples=[9464])] | None = None
     """Where on 127.0.0.1 the master answers Prometheus, with the job's secret as bearer token; 0:
     any free port, written to ``metrics.address`` in the job directory. Default none: nowhere."""

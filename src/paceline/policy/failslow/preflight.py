@@ -3,9 +3,10 @@
 Every node is held against the others of its job, which run the same script: no table of what
 hardware should do. Pure.
 
-Reference: DLRover (Wang et al. 2024), its node check, which pairs nodes anew for a second round.
-Differs: paired by the circle method, and for a job of up to four members with all others, so that
-links can be told from nodes; no fixed times.
+Reference: FALCON (arXiv:2410.12588), validation by matrix products and transfers between pairs;
+DLRover's node check, which pairs nodes anew for a second round.
+Differs: of all nodes, before the first step; pairs by the circle method, so many that a slow link
+is told from a slow node; the time of threads that wait for a core is kept apart.
 """
 
 import math
