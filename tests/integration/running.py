@@ -204,6 +204,7 @@ def running(
         "checkpoint": CheckpointSpec(every_s=0.5, share=0.5, keep=3),
         "restart": RestartSpec(backoff_s=0.1),
         "solution": "none",
+        "preflight": False,
     }
     job = RunningJob(launch(JobSpec(**(fields | spec))), out)
     try:

@@ -59,6 +59,7 @@ def grouped(out: Path, *flags: str, **spec: Any) -> RunningJob:
         "strategy": "allreduce",
         "workers": NodeSpec(count=2),
         "solution": "none",
+        "preflight": False,
     }
     return RunningJob(launch(JobSpec(**(fields | spec))), out)
 

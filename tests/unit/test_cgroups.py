@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from paceline.base.cgroups import (
+    cpu_quota,
     create_node_group,
     find_node_group,
     find_trees,
@@ -150,3 +151,24 @@ def test_headroom_of_a_version_2_group(version_2: Machine) -> None:
     assert memory_headroom(*at) is None
     (group / "memory.max").write_text("1000\n")
     assert memory_headroom(*at) == 600
+
+
+def test_the_quota_of_a_process_is_the_tightest_of_its_groups(version_1: Machine) -> None:
+    at = version_1.mounts, version_1.own
+    assert cpu_quota(*at) is None, "no such files: the root group"
+    (group,) = (tree.base for name, tree in find_trees(*at).items() if name == "cpu")
+    for path, quota in ((group, "-1"), (group.parent, "150000")):
+        (path / "cpu.cfs_quota_us").write_text(f"{quota}\n")
+        (path / "cpu.cfs_period_us").write_text("100000\n")
+    assert cpu_quota(*at) == 1.5
+    (group / "cpu.cfs_quota_us").write_text("25000\n")
+    assert cpu_quota(*at) == 0.25
+
+
+def test_the_quota_of_a_version_2_group(version_2: Machine) -> None:
+    at = version_2.mounts, version_2.own
+    group = version_2.root / "all/box"
+    (group / "cpu.max").write_text("max 100000\n")
+    assert cpu_quota(*at) is None
+    (group / "cpu.max").write_text("50000 200000\n")
+    assert cpu_quota(*at) == 0.25

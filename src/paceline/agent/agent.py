@@ -197,6 +197,7 @@ class Agent:
     def _on_process(self, message: NodeUp) -> None:
         if isinstance(message, ProcessUp):
             self._linked[message.inc] = True
+        self._facts.heard()
         self._do(self._state.on_process(message.inc, message))
 
     def _on_link_lost(self, inc: int) -> None:

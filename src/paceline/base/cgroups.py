@@ -229,6 +229,27 @@ def memory_headroom(mounts: Path = MOUNTS, own: Path = OWN) -> int | None:
     return int(limit) - int(used) + files
 
 
+def cpu_quota(mounts: Path = MOUNTS, own: Path = OWN) -> float | None:
+    """Cores that the caller's groups allow it, its parents' included; None: no limit."""
+    tree = find_trees(mounts, own).get("cpu")
+    if tree is None:
+        return None
+    quotas = [_quota(tree.version, path) for path in (tree.base, *tree.base.parents)]
+    return min((quota for quota in quotas if quota is not None), default=None)
+
+
+def _quota(version: int, group: Path) -> float | None:
+    try:
+        if version == 2:
+            quota, period = (group / "cpu.max").read_text().split()
+        else:
+            quota = (group / "cpu.cfs_quota_us").read_text().strip()
+            period = (group / "cpu.cfs_period_us").read_text()
+    except OSError:  # the root group, or what is above it
+        return None
+    return None if quota in ("max", "-1") else int(quota) / int(period)
+
+
 def remove_job(job_id: str, mounts: Path = MOUNTS, own: Path = OWN) -> bool:
     """Remove all groups of a job; False: some group still has members, call again."""
     empty = True

@@ -18,7 +18,7 @@ from paceline.master.cadence import Cadence
 from paceline.master.cut_folders import CutFolders, first_undamaged
 from paceline.master.evaluations import Evaluations
 from paceline.master.group import Group
-from paceline.master.hangs import Hang, find_hang
+from paceline.master.hangs import Hang, find_hang, find_silent
 from paceline.master.instructions import (
     Fail,
     FeedDone,
@@ -56,6 +56,7 @@ from paceline.master.state import MasterState
 from paceline.master.status import count_committed
 from paceline.policy.straggler.actions import AnyAction, KillRestart, Profile
 from paceline.wire.cut import places
+from paceline.wire.messages.agent import NodeFacts
 from paceline.wire.messages.base import CutRef, Server
 from paceline.wire.messages.feeds import Feed, feed_of
 from paceline.wire.messages.group import Broken, JoinGroup, Profiled, Progress, Stopped
@@ -122,6 +123,7 @@ class Training:
             samples=spec.samples,
             staleness=spec.staleness,
             min_members=spec.min_workers if spec.strategy == "allreduce" else None,
+            check=spec.preflight,
         )
         #: The step at which members could not work together, and how often.
         self._futile = (0, 0)
@@ -298,10 +300,13 @@ class Training:
     def _evaluated(self, result: EvaluateResult) -> None:
         """Store a part and answer; an empty one asks whether all parts are there."""
         state = self.state
-        if result.epoch_no != state.epoch_no or result.feed not in state.ledger.feeds:
+        # Who came when all was evaluated is in no epoch, and only asks.
+        asks = len(result.span) == 0
+        known = result.epoch_no == state.epoch_no or (asks and result.epoch_no == 0)
+        if not known or result.feed not in state.ledger.feeds:
             return
-        directory = str(self._evaluations.directory(result.epoch_no, result.feed))
-        if len(result.span) == 0:
+        directory = str(self._evaluations.directory(state.epoch_no, result.feed))
+        if asks:
             directory = directory if state.ledger.is_complete(result.feed) else ""
         elif state.ledger.done.missing(result.span):
             lease = state.ledger.leases.get(result.inc)
@@ -473,23 +478,31 @@ class Training:
         group = self.state.group
         if group is None:
             return None
+        members = self._facts_of(group)
+        silent = find_silent(members, bound_s)
+        if silent is not None:
+            return silent
         if not group.running:
             if self._forming[0] != group.number:
                 self._forming = group.number, now_s
             since_s = now_s - self._forming[1]
-            return self._find_silent(group, since_s) if since_s > bound_s else None
-        members = {
-            member.node: node.facts
-            for member in group.members
-            if (node := self._monitor.nodes.get(member.node)) and node.facts.inc == member.inc
-        }
+            return self._find_unheard(group, since_s) if since_s > bound_s else None
         first_s = self._spec.timeouts.derived(None).hang_s or 0.0
         for name, facts in members.items():
             if not facts.samples and facts.computing_s < first_s:  # in the first step of its life
                 members[name] = msgspec.structs.replace(facts, computing_s=0.0)
         return find_hang(members, bound_s) if len(members) == len(group.members) else None
 
-    def _find_silent(self, group: Group, since_s: float) -> Hang | None:
+    def _facts_of(self, group: Group) -> dict[str, NodeFacts]:
+        """The newest of its members that are not about to end."""
+        found = {}
+        for member in group.members:
+            node, seen = self._members.node_of(member.inc), self._monitor.nodes.get(member.node)
+            if node and not node.returned and seen and seen.facts.inc == member.inc:
+                found[member.node] = seen.facts
+        return found
+
+    def _find_unheard(self, group: Group, since_s: float) -> Hang | None:
         """Who does not say that it has stopped, though it was told to do so at once."""
         silent = group.unheard()
         if silent and not group.at_once:

@@ -32,6 +32,7 @@ from paceline.runtime.data.order import DEFAULT_SHARD_SIZE
 from paceline.runtime.data.reader import Reader, order_of
 from paceline.runtime.data.stream import StreamSource
 from paceline.runtime.data.work import Array
+from paceline.runtime.preflight import measure_node
 from paceline.runtime.ps.alone import Alone
 from paceline.runtime.ps.strategy import HeldElsewhere
 from paceline.runtime.strategy import Strategy
@@ -40,6 +41,7 @@ from paceline.wire.spec import JobSpec
 
 CollateFn = Callable[[Any], Any]
 
+CPU = torch.device("cpu")
 WINDOW_SHARDS = 64
 """Shards that are mixed with each other where the epoch is too long to be counted first."""
 
@@ -197,11 +199,22 @@ class Job:
             raise ConfigError("two loops over job.batches run at once; finish one, then the other")
         self._looping = True
         try:
+            self._check_node()
             with make_loader() as loader, growth or nullcontext():
                 reader = Reader(loader, feed, self._strategy.source_line)
                 yield from self._strategy.train(feed, reader, ahead)
         finally:
             self._looping = False
+
+    def _check_node(self) -> None:
+        """Measure the node, if this is the first life there that trains."""
+        from paceline.runtime.process import current
+
+        process = current()
+        if process is not None and process.check:
+            process.check = False
+            device = next((one.device for one in self._modules[0].parameters()), CPU)
+            self._strategy.check(partial(measure_node, device))
 
     def evaluate(
         self,

@@ -234,6 +234,9 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     servers listen. Default 127.0.0.1: nobody outside of this machine can connect."""
     data_plane: DataPlaneSpec = DataPlaneSpec()
     """How tensors travel."""
+    preflight: bool = True
+    """Whether each worker's node is measured before its first step (matrix product, memory, with
+    strategy allreduce its links), half a second. Default true; strategy script: never."""
     metrics_port: Annotated[int, Meta(ge=0, le=65_535, examples=[9464])] | None = None
     """Where on 127.0.0.1 the master answers Prometheus, with the job's secret as bearer token; 0:
     any free port, written to ``metrics.address`` in the job directory. Default none: nowhere."""

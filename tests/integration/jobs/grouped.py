@@ -8,6 +8,7 @@ writes ``<node>.<inc>.final``: what it holds at the end.
 import argparse
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -58,6 +59,30 @@ def compute(num_samples: int, times: int) -> None:
         x = torch.tanh(x @ weight)
 
 
+def freeze_once(out: Path) -> None:
+    """Stop all threads, unless somebody has."""
+    if not (out / "frozen").exists():
+        (out / "frozen").touch()
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def freeze_at(place: str, out: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """When somebody has died: where the next life asks for the state (hand), or takes it (take)."""
+
+    def freeze(*_: object) -> None:
+        if (out / "died").exists():
+            freeze_once(out)
+
+    def on_state_dict(*_: object) -> None:
+        if threading.current_thread().name == "paceline-door":
+            freeze()
+
+    if place == "hand":
+        model.register_state_dict_post_hook(on_state_dict)
+    elif place == "take":
+        optimizer.register_load_state_dict_pre_hook(freeze)
+
+
 def flags() -> argparse.Namespace:
     """What the test asks for."""
     parser = argparse.ArgumentParser()
@@ -75,23 +100,23 @@ def flags() -> argparse.Namespace:
     parser.add_argument(
         "--die-at-end", default="", help="node whose first life ends after the loop"
     )
+    parser.add_argument(
+        "--die-evaluated", default="", help="node whose first life ends when it has evaluated"
+    )
     parser.add_argument("--hang", default="", help="node:batch at which its first life hangs")
     parser.add_argument("--keep-at", type=int, help="batch after which a cut is asked for")
     parser.add_argument("--ballast", type=int, default=0, help="numbers that count the steps")
+    parser.add_argument(
+        "--freeze", default="", help="node:hand, node:take, node:evaluate: where it is stopped once"
+    )
     parser.add_argument("--evaluate", action="store_true")
     return parser.parse_args()
 
 
-def main() -> None:
-    """Train; evaluate if asked to."""
-    options = flags()
-    node, inc = os.environ["PACELINE_NODE"], os.environ["PACELINE_INC"]
-    name = f"{node}.{inc}"
-    victim, _, when = options.die.partition(":")
-    weak, _, size = options.die_of.partition(":")
-    sleeper, _, since = options.hang.partition(":")
-
-    job = pl.init()
+def build(
+    options: argparse.Namespace,
+) -> tuple[Planted, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
+    """What is trained."""
     model = Planted(options.num_samples, options.batch_size, options.ballast)
     # Of a mean over a step each sample has its part: times their number it counts as one.
     planted = {
@@ -104,6 +129,23 @@ def main() -> None:
     rates = torch.optim.lr_scheduler.LambdaLR(
         optimizer, [lambda _: 1.0, lambda step: 0.9 ** (step // 10)]
     )
+    return model, optimizer, rates
+
+
+def main() -> None:
+    """Train; evaluate if asked to."""
+    options = flags()
+    node, inc = os.environ["PACELINE_NODE"], os.environ["PACELINE_INC"]
+    name = f"{node}.{inc}"
+    victim, _, when = options.die.partition(":")
+    weak, _, size = options.die_of.partition(":")
+    sleeper, _, since = options.hang.partition(":")
+    freezer, _, place = options.freeze.partition(":")
+    place = place if node == freezer else ""
+
+    job = pl.init()
+    model, optimizer, rates = build(options)
+    freeze_at(place, options.out, model, optimizer)
     job.prepare(model, optimizer, rates)
     dataset = torch.utils.data.TensorDataset(torch.arange(options.num_samples))
     ids_file = (options.out / f"{name}.ids").open("wb", buffering=0)
@@ -136,7 +178,15 @@ def main() -> None:
     if node == options.die_at_end:
         die_once(options.out)
     if options.evaluate:
-        found = job.evaluate(lambda batch: {"seen": model.seen[batch[0]]}, dataset, 100)
+
+        def look(batch: list[Tensor]) -> dict[str, Tensor]:
+            if place == "evaluate":
+                freeze_once(options.out)
+            return {"seen": model.seen[batch[0]]}
+
+        found = job.evaluate(look, dataset, 100)
+        if node == options.die_evaluated:
+            die_once(options.out)
         save_file(found, options.out / f"{name}.evaluated")
     save_file(dict(job.state_dict()), options.out / f"{name}.final")
 

@@ -24,6 +24,7 @@ from paceline.runtime.data.work import Array
 from paceline.runtime.process import Process
 from paceline.runtime.ps.embedding import Embedding
 from paceline.runtime.strategy import Evaluation
+from paceline.wire.messages.checks import NodeSpeed
 from paceline.wire.messages.feeds import Feed, SourceLine
 from paceline.wire.messages.group import NO_STEP
 
@@ -102,6 +103,10 @@ class HeldByAll:
     def source_line(self, line: int) -> SourceLine:
         """See `Strategy.source_line`."""
         return self.client.source_line(line)
+
+    def check(self, measure: Callable[[], NodeSpeed]) -> None:
+        """See `Strategy.check`."""
+        self.client.check(measure)
 
     def train(self, feed: Feed, reader: Reader, ahead: int) -> Iterator[Any]:
         """See `Strategy.train`."""

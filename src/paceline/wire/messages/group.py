@@ -147,6 +147,8 @@ class RunGroup(Message, frozen=True):
     step: int
     members: tuple[Member, ...]
     division: Division = Division()
+    check: bool = False
+    """All of them measure their links first."""
 
 
 class Divide(Message, frozen=True):

@@ -2,6 +2,7 @@
 
 from paceline.base.samples import Span
 from paceline.wire.messages.base import CutRef, Message, ServerMap
+from paceline.wire.messages.checks import Checked, CheckKept
 from paceline.wire.messages.feeds import Batching, Feed, Rate, Slice, SourceLine
 from paceline.wire.messages.group import (
     Broken,
@@ -225,6 +226,7 @@ NodeUp = (
     | Progress
     | Broken
     | Profiled
+    | Checked
     | ScriptError
     | Finished
 )
@@ -423,5 +425,6 @@ NodeDown = (
     | Divide
     | RunGroup
     | ProfileBatches
+    | CheckKept
     | Stop
 )
