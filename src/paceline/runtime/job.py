@@ -50,7 +50,11 @@ def init() -> "Job":
     Seeds ``random``, numpy and torch from the job's seed, so that every worker builds the same
     initial model: call it before making the model.
     """
-    strategy = _strategy()
+    return begin(_strategy())
+
+
+def begin(strategy: Strategy) -> "Job":
+    """A job of this strategy; see `init`."""
     _seed_all(strategy.spec.seed)
     return Job(strategy)
 
