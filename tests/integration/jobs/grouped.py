@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -42,6 +43,12 @@ def die_once(out: Path) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def in_ddp(model: nn.Module) -> nn.Module:
+    """What a script gives that wraps its model wherever it runs."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    return nn.parallel.DistributedDataParallel(model)
+
+
 def flags() -> argparse.Namespace:
     """What the test asks for."""
     parser = argparse.ArgumentParser()
@@ -59,6 +66,7 @@ def flags() -> argparse.Namespace:
     )
     parser.add_argument("--hang", default="", help="node:batch at which its first life hangs")
     parser.add_argument("--evaluate", action="store_true")
+    parser.add_argument("--wrapped", action="store_true", help="in torch's DDP, alone in its group")
     return parser.parse_args()
 
 
@@ -79,7 +87,7 @@ def main() -> None:
     rates = torch.optim.lr_scheduler.LambdaLR(
         optimizer, [lambda _: 1.0, lambda step: 0.9 ** (step // 10)]
     )
-    job.prepare(model, optimizer, rates)
+    job.prepare(in_ddp(model) if options.wrapped else model, optimizer, rates)
     dataset = torch.utils.data.TensorDataset(torch.arange(options.num_samples))
     ids_file = (options.out / f"{name}.ids").open("wb", buffering=0)
     times_file = (options.out / f"{name}.times").open("wb", buffering=0)
