@@ -13,7 +13,7 @@ import torch
 import transformers
 from accelerate import PartialState
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from paceline.base.errors import ConfigError
 from paceline.runtime.integrations.steps import Member, Steps, join
@@ -68,11 +68,6 @@ class Trainer(transformers.Trainer):
         """One batch per step."""
         if self._member is None:
             return super().get_train_dataloader()
-        if isinstance(self.train_dataset, IterableDataset):
-            raise ConfigError(
-                "train_dataset is an IterableDataset; give one with a length and an index: the "
-                "job says who reads which samples"
-            )
         loader: DataLoader[Any] = super().get_train_dataloader()
         self._steps = Steps(self._member, loader, self._accumulation)
         return self._steps
@@ -89,19 +84,26 @@ class Trainer(transformers.Trainer):
         """Compute until ``optimizer.step()`` changes the model; the mean of the losses."""
         loss: Tensor = super().training_step(model, inputs, num_items_in_batch)
         steps, losses = self._steps, [loss]
-        while steps is not None and not steps.ready:
+        if steps is None:
+            return loss
+        self._update(True)
+        while not steps.ready:
             self.optimizer.step()
             model.zero_grad()
             try:
                 inputs = steps.more()
             except StopIteration:
-                # The last step of an epoch came from a peer. Accelerate's word for that this
-                # update is none: optimizer and scheduler are left alone.
-                self.accelerator.gradient_state._set_sync_gradients(False)
+                # The last step of an epoch came from a peer.
+                self._update(False)
                 break
             count = self._get_num_items_in_batch([inputs], self.args.device)
             losses.append(super().training_step(model, inputs, count))
         return torch.stack(losses).mean()
+
+    def _update(self, comes: bool) -> None:
+        """Whether the optimizer's next step and the scheduler's are any, in accelerate's words."""
+        self.accelerator.gradient_state._set_sync_gradients(comes)
+        self.optimizer._is_overflow = not comes
 
 
 class _Following(transformers.TrainerCallback):

@@ -156,7 +156,8 @@ class PacelineStrategy(SingleDeviceStrategy):
             "precision 16-mixed": getattr(self.precision_plugin, "scaler", None) is not None
             and "each worker would scale its loss its own way; use bf16-mixed",
             "limit_train_batches, overfit_batches or fast_dev_run": (
-                trainer.limit_train_batches != 1.0 or trainer.overfit_batches
+                # 1 is one batch, and 1.0 all.
+                repr(trainer.limit_train_batches) != "1.0" or trainer.overfit_batches
             )
             and "an epoch is every sample once; give a smaller dataset",
             "max_epochs=-1": trainer.max_epochs in (None, -1) and "say how many there are",

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
+    IterableDataset,
     RandomSampler,
     SequentialSampler,
     default_collate,
@@ -179,11 +180,10 @@ def _checked(loader: Any) -> tuple[DataLoader[Any], BatchSampler]:
             f"the training data comes from a {type(loader).__name__}; give one torch DataLoader"
         )
     batches = loader.batch_sampler
-    if type(batches) is not BatchSampler:
-        kind = type(batches or loader.dataset).__name__
+    if type(batches) is not BatchSampler or isinstance(loader.dataset, IterableDataset):
         raise ConfigError(
-            f"the training data is read by a {kind}; give a map-style dataset with batch_size: "
-            "the job says who reads which samples"
+            "the training data is iterable, or has a batch_sampler, or no batch_size; give a "
+            "map-style dataset with batch_size: the job says who reads which samples"
         )
     sampler = batches.sampler
     plain = isinstance(sampler, SequentialSampler) or (
