@@ -146,7 +146,11 @@ class WithLoss(nn.Module):
 
 
 def train_by_huggingface(
-    job: ScriptedJob, out: Path, monkeypatch: pytest.MonkeyPatch, **named: Any
+    job: ScriptedJob,
+    out: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    resume: str | None = None,
+    **named: Any,
 ) -> Any:
     from transformers import TrainingArguments
 
@@ -172,13 +176,17 @@ def train_by_huggingface(
         train_dataset=Rows(),
         optimizers=(optimizer, rates),
     )
-    trainer.train()
+    trainer.train(resume_from_checkpoint=resume)
     logged = [one["step"] for one in trainer.state.log_history if "loss" in one]
     return SimpleNamespace(global_step=trainer.state.global_step, logged=logged)
 
 
 def train_by_lightning(
-    job: ScriptedJob, out: Path, monkeypatch: pytest.MonkeyPatch, **named: Any
+    job: ScriptedJob,
+    out: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    resume: str | None = None,
+    **named: Any,
 ) -> Any:
     import lightning.pytorch as pl
 
@@ -218,7 +226,7 @@ def train_by_lightning(
             | named
         ),
     )
-    trainer.fit(Module(), loader())
+    trainer.fit(Module(), loader(), ckpt_path=resume)
     return SimpleNamespace(global_step=trainer.global_step, logged=logged)
 
 
@@ -257,6 +265,14 @@ def test_who_joins_late_has_the_steps_of_the_job(
     job.client.state.step = 3  # as copied from a peer
     found = train(job, tmp_path, monkeypatch)
     assert (found.global_step, found.logged, job.ended) == (4, [4], 2)
+
+
+@pytest.mark.parametrize("train", BOTH)
+def test_resuming_is_the_jobs_part(
+    train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match="paceline run --resume"):
+        train(ScriptedJob(), tmp_path, monkeypatch, resume=str(tmp_path / "former.ckpt"))
 
 
 @pytest.mark.skipif(not find_spec("transformers"), reason="needs paceline[huggingface]")

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 import transformers
-from accelerate import PartialState
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from paceline.base.errors import ConfigError
+from paceline.runtime.integrations.accelerate import take_rank
 from paceline.runtime.integrations.steps import Member, Steps, join
 
 
@@ -46,10 +46,7 @@ class Trainer(transformers.Trainer):
             self._accumulation = args.gradient_accumulation_steps
             args = copy.copy(args)
             args.gradient_accumulation_steps = 1
-            # Who logs and saves: both read it here. The number of processes stays 1, since nothing
-            # is to be gathered, cut up or waited for by anybody else than the job.
-            state = PartialState()
-            state.process_index = state.local_process_index = self._member.rank
+            take_rank(self._member)
         super().__init__(model, args, *others, **named)
         if self._member is not None:
             self.add_callback(_Following(self, self._member))
@@ -99,6 +96,11 @@ class Trainer(transformers.Trainer):
             count = self._get_num_items_in_batch([inputs], self.args.device)
             losses.append(super().training_step(model, inputs, count))
         return torch.stack(losses).mean()
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        """The first worker's, as all that it saves."""
+        if self._member is None or self.args.should_save:
+            super()._save_rng_state(output_dir)
 
     def _update(self, comes: bool) -> None:
         """Whether the optimizer's next step and the scheduler's are any, in accelerate's words."""
