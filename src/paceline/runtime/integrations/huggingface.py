@@ -40,6 +40,8 @@ class Trainer(transformers.Trainer):
         self._member = join("Trainer")
         self._steps: Steps | None = None
         self._accumulation = 1
+        #: The last step of an epoch broke here, and came from a peer.
+        self._copied = False
         if self._member is not None:
             args = args or transformers.TrainingArguments(output_dir="tmp_trainer")
             _check(args)
@@ -83,15 +85,14 @@ class Trainer(transformers.Trainer):
         steps, losses = self._steps, [loss]
         if steps is None:
             return loss
-        self._update(True)
+        self._copied = False
         while not steps.ready:
             self.optimizer.step()
             model.zero_grad()
             try:
                 inputs = steps.more()
             except StopIteration:
-                # The last step of an epoch came from a peer.
-                self._update(False)
+                self._copied = True
                 break
             count = self._get_num_items_in_batch([inputs], self.args.device)
             losses.append(super().training_step(model, inputs, count))
@@ -101,11 +102,6 @@ class Trainer(transformers.Trainer):
         """The first worker's, as all that it saves."""
         if self._member is None or self.args.should_save:
             super()._save_rng_state(output_dir)
-
-    def _update(self, comes: bool) -> None:
-        """Whether the optimizer's next step and the scheduler's are any, in accelerate's words."""
-        self.accelerator.gradient_state._set_sync_gradients(comes)
-        self.optimizer._is_overflow = not comes
 
 
 class _Following(transformers.TrainerCallback):
@@ -131,6 +127,12 @@ class _Following(transformers.TrainerCallback):
         given = [getattr(optimizer, "optimizer", optimizer)]
         given.append(getattr(scheduler, "scheduler", scheduler))
         self._member.job.prepare(kwargs["model"], *given)
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Say in accelerate's words whether optimizer and scheduler are to step."""
+        copied = self._trainer._copied
+        self._trainer.accelerator.gradient_state._set_sync_gradients(not copied)
+        self._trainer.optimizer._is_overflow = copied
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The Trainer adds 1 after this."""
