@@ -134,7 +134,7 @@ def test_what_an_uneven_and_broken_job_computes_is_what_one_worker_computes(
     site = install(tmp_path / "site", "odd", UNEVEN, "paceline.solutions", "odd = odd:Uneven")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")]))
     odd = {"solution": "odd", "decide_every_s": 0.1}
-    flags = ("--die", "worker-2:20", "--step-s", "0.01")
+    flags = ("--die", "worker-2:20", "--step-s", "0.01", "--wrapped")
     with group(tmp_path / "three", *flags, workers=3, **odd) as job:
         check_finished(job, lives=3)
         broken = next(iter(finals(job).values()))

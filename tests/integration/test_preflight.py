@@ -44,7 +44,7 @@ def throttle(job: RunningJob, node: str) -> None:
     os.geteuid() != 0 or "cpu" not in find_trees(), reason="needs root, to set a cpu quota"
 )
 def test_a_throttled_node_is_named_before_the_first_step(tmp_path: Path) -> None:
-    with group(tmp_path / "out", workers=3) as job:
+    with group(tmp_path / "out", workers=3, preflight=True) as job:
         throttle(job, "worker-1")
         check_finished(job, lives=3)
         named = [e for e in read_events(job.job.events) if e.event == "slow_node"]
@@ -57,7 +57,7 @@ def test_a_throttled_node_is_named_before_the_first_step(tmp_path: Path) -> None
 
 
 def test_all_members_are_checked_once_with_their_links_whatever_dies_later(tmp_path: Path) -> None:
-    with group(tmp_path / "out", "--die", "worker-1:12", workers=3) as job:
+    with group(tmp_path / "out", "--die", "worker-1:12", workers=3, preflight=True) as job:
         check_finished(job, lives=3)
         checked = job.events("checked")
         assert sorted(event["node"] for event in checked) == ["worker-0", "worker-1", "worker-2"]
@@ -69,10 +69,10 @@ def test_all_members_are_checked_once_with_their_links_whatever_dies_later(tmp_p
 def test_workers_of_servers_are_checked_and_nobody_is_where_it_is_not_wanted(
     tmp_path: Path,
 ) -> None:
-    with running(tmp_path) as job:
+    with running(tmp_path, preflight=True) as job:
         job.check_finished()
         assert {event["node"] for event in job.events("checked")} == {"worker-0", "worker-1"}
-    with group(tmp_path / "out", workers=1, preflight=False) as job:
+    with group(tmp_path / "out", workers=1) as job:
         check_finished(job, lives=1)
         assert not job.events("checked")
 

@@ -36,6 +36,7 @@ from paceline.runtime.preflight import measure_node
 from paceline.runtime.ps.alone import Alone
 from paceline.runtime.ps.strategy import HeldElsewhere
 from paceline.runtime.strategy import Strategy
+from paceline.runtime.wrapped import unwrapped
 from paceline.wire.messages.feeds import Feed
 from paceline.wire.spec import JobSpec
 
@@ -52,7 +53,11 @@ def init() -> "Job":
     Seeds ``random``, numpy and torch from the job's seed, so that every worker builds the same
     initial model: call it before making the model.
     """
-    strategy = _strategy()
+    return begin(_strategy())
+
+
+def begin(strategy: Strategy) -> "Job":
+    """A job of this strategy; see `init`."""
     _seed_all(strategy.spec.seed)
     return Job(strategy)
 
@@ -100,8 +105,9 @@ class Job:
             objects: ``nn.Module``s, torch optimizers and schedulers, also in lists and tuples.
 
         Returns:
-            What was given, in the same form (one object: that object). Models and optimizers are
-            changed in place. Embeddings with ``sparse=True`` no longer hold their weight here,
+            What was given, in the same form (one object: that object); of a module that is wrapped
+            in torch's DistributedDataParallel the module. Models and optimizers are changed in
+            place. Embeddings with ``sparse=True`` no longer hold their weight here,
             and what is frozen now (``requires_grad=False``, or in no optimizer) stays as it is.
 
         Raises:
@@ -109,6 +115,7 @@ class Job:
         """
         if self._modules:
             raise ConfigError("job.prepare was called twice; give it everything in one call")
+        objects = unwrapped(objects)
         flat = list(_flatten(objects))
         modules = [one for one in flat if isinstance(one, nn.Module)]
         optimizers = [one for one in flat if isinstance(one, Optimizer)]

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -83,6 +84,12 @@ def freeze_at(place: str, out: Path, model: nn.Module, optimizer: torch.optim.Op
         optimizer.register_load_state_dict_pre_hook(freeze)
 
 
+def in_ddp(model: nn.Module) -> nn.Module:
+    """What a script gives that wraps its model wherever it runs."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    return nn.parallel.DistributedDataParallel(model)
+
+
 def flags() -> argparse.Namespace:
     """What the test asks for."""
     parser = argparse.ArgumentParser()
@@ -110,6 +117,7 @@ def flags() -> argparse.Namespace:
         "--freeze", default="", help="node:hand, node:take, node:evaluate: where it is stopped once"
     )
     parser.add_argument("--evaluate", action="store_true")
+    parser.add_argument("--wrapped", action="store_true", help="in torch's DDP, alone in its group")
     return parser.parse_args()
 
 
@@ -146,7 +154,7 @@ def main() -> None:
     job = pl.init()
     model, optimizer, rates = build(options)
     freeze_at(place, options.out, model, optimizer)
-    job.prepare(model, optimizer, rates)
+    job.prepare(in_ddp(model) if options.wrapped else model, optimizer, rates)
     dataset = torch.utils.data.TensorDataset(torch.arange(options.num_samples))
     ids_file = (options.out / f"{name}.ids").open("wb", buffering=0)
     times_file = (options.out / f"{name}.times").open("wb", buffering=0)

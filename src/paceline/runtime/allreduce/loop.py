@@ -9,6 +9,7 @@ next group.
 Reference: docs/protocols/integrity.md, section 5.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -68,7 +69,10 @@ class Step:
 
 
 class Loop:
-    """One pass over one feed. The strategy calls ``on_step`` for every ``optimizer.step()``."""
+    """One pass over one feed. The strategy calls ``on_step`` for every ``optimizer.step()``.
+
+    ``largest``: samples that a batch has at most; None: a share is one batch if nobody divides it.
+    """
 
     def __init__(
         self,
@@ -78,10 +82,12 @@ class Loop:
         reader: Reader,
         ahead: int,
         num_optimizers: int,
+        largest: int | None = None,
     ) -> None:
         self._client, self._reducer = client, reducer
         self._num_optimizers = num_optimizers
         self._feed, self._reader, self._ahead = feed, reader, ahead
+        self._largest = largest
         #: Works that were shown to the reader, by step and samples.
         self._shown: dict[tuple[int, Slice], Work] = {}
         self._num_steps = 0
@@ -202,7 +208,8 @@ class Loop:
         # the same way in all members.
         mine = _portion(group, step.division).of(whole) or whole
         size = sum(len(span) for span in mine)
-        count = min(accumulation, size)
+        fewest = math.ceil(size / self._largest) if self._largest else 1
+        count = min(max(accumulation, fewest), size)
         shares = [between(mine, size * k // count, size * (k + 1) // count) for k in range(count)]
         return [self._work(number, tuple(spans)) for spans in shares]
 

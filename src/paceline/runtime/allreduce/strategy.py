@@ -41,6 +41,8 @@ class HeldByAll:
         self._optimizers: Sequence[Optimizer] = ()
         self._params: list[nn.Parameter] = []
         self._loop: Loop | None = None
+        self.largest: int | None = None
+        """Samples of a yielded batch at most; a larger share comes as several batches."""
         #: What the optimizers' own steps are.
         self._takes: list[Callable[[], Any]] = []
 
@@ -118,7 +120,7 @@ class HeldByAll:
         if self.client.joins_others and self.client.state.step == NO_STEP:
             self._make_room()
         number = len(self._optimizers)
-        self._loop = Loop(self.client, self._reducer, feed, reader, ahead, number)
+        self._loop = Loop(self.client, self._reducer, feed, reader, ahead, number, self.largest)
         try:
             yield from self._loop.run()
         finally:
@@ -142,6 +144,17 @@ class HeldByAll:
         """See `Strategy.in_step`."""
         step = self._loop.step if self._loop is not None else None
         return step is not None and not step.stepped
+
+    @property
+    def holds(self) -> bool:
+        """Whether ``optimizer.step()`` would change the model now, after ``loss.backward()``.
+
+        It would not where another batch of the step follows, or all of it because the group broke.
+        """
+        if self._loop is None:
+            return False
+        self._loop.settle()
+        return self._loop.step is not None and self._loop.step.holds
 
     def evaluate(
         self, fn: Evaluation, feed: Feed, readers: Callable[[], AbstractContextManager[Reader]]
