@@ -161,7 +161,7 @@ def measured(arm: str, python: Path, workers: int, kills: int, seed: int, log: P
                 harness.until(lambda: ended() or steady(out, workers, since_s), PATIENCE_S)  # noqa: B023
                 if not steady(out, workers, since_s):
                     if not found:
-                        raise NotStartedError(last_words(log))
+                        raise NotStartedError(launch.last_words(log))
                     # Survivors went on, but never all of them together again.
                     return found
                 found.append(kill_one(out, rng))
@@ -169,13 +169,6 @@ def measured(arm: str, python: Path, workers: int, kills: int, seed: int, log: P
                     return found
                 since_s = time.monotonic()
     return found
-
-
-def last_words(log: Path) -> str:
-    """Of whoever wrote an error last, or wrote last."""
-    lines = [line for path in sorted(log.glob("*.log")) for line in path.read_text().splitlines()]
-    errors = [line for line in lines if "Error:" in line]
-    return (errors or lines or ["nothing"])[-1].strip()
 
 
 def row_of(kills: Sequence[Kill]) -> dict[str, object]:

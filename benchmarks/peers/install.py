@@ -35,8 +35,8 @@ PEERS = {
     "torchft-nightly": Peer(("torchft-nightly==2026.10.26",)),
     "dlrover": Peer((DLROVER,)),
     "dlrover-fixed": Peer(
-        # Its master needs protobuf, its flash checkpoint numpy, and neither is declared.
-        (DLROVER, "protobuf", "numpy"),
+        # Its master asks for the version of protobuf, which it does not declare.
+        (DLROVER, "protobuf"),
         (
             Change(
                 # torch 2.8 and later have one argument more.

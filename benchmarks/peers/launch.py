@@ -40,8 +40,14 @@ def by_dlrover(
         *(str(python.with_name("dlrover-run")), "--standalone"),
         *(f"--nproc-per-node={workers}", "--max-restarts=1000", *script),
     ]
-    with launched({"dlrover": command}, log) as processes:
-        yield processes
+    memory = Path("/dev/shm")  # where it puts checkpoints, and leaves them
+    before = set(memory.iterdir())
+    try:
+        with launched({"dlrover": command}, log) as processes:
+            yield processes
+    finally:
+        for path in set(memory.glob("*_ckpt_shm_*")) - before:
+            path.unlink()
 
 
 @contextlib.contextmanager
@@ -134,6 +140,13 @@ def with_variable(mark: bytes) -> list[int]:
             if mark in path.read_bytes().split(b"\0"):
                 found.append(int(path.parent.name))
     return found
+
+
+def last_words(log: Path) -> str:
+    """Of whoever wrote an error last, or wrote last."""
+    lines = [line for path in sorted(log.glob("*.log")) for line in path.read_text().splitlines()]
+    errors = [line for line in lines if "Error:" in line]
+    return (errors or lines or ["nothing"])[-1].strip()
 
 
 def free_ports(number: int) -> list[int]:
