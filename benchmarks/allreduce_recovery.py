@@ -126,14 +126,16 @@ def kill_one(out: Path, rng: random.Random) -> Kill:
     at_s = time.monotonic()
     os.kill(victim, signal.SIGKILL)
 
-    def after() -> NDArray[np.float64]:
-        rows = np.concatenate([rows for pid, rows in recorded(out).items() if pid != victim])
-        return rows[rows[:, 0] > at_s + LATE_S]
-
-    came = harness.until(lambda: len(after()) > 0, PATIENCE_S)
+    time.sleep(LATE_S)
     rows = np.concatenate(list(recorded(out).values()))
     held = int(rows[rows[:, 0] <= at_s + LATE_S, 1].max())
-    if not came:
+
+    def after() -> NDArray[np.float64]:
+        rows = np.concatenate([rows for pid, rows in recorded(out).items() if pid != victim])
+        # Another member may be later with the same step.
+        return rows[(rows[:, 0] > at_s + LATE_S) & (rows[:, 1] != held)]
+
+    if not harness.until(lambda: len(after()) > 0, PATIENCE_S):
         return Kill(None, held)
     first_s, steps = min(map(tuple, after()))
     return Kill(first_s - at_s, max(0, held - (round(steps) - 1)))

@@ -11,12 +11,12 @@ paceline (strategy allreduce); torch.save; torch's distributed checkpoint (DCP):
 and with what it takes to run. They take turns, each in processes of its own. Every save is restored
 or read back, and verified in every page.
 
-Printed, in seconds: for how long the first save of a process and the others block (what a step
-takes besides its compute, over the usual), for each factor beside the goal (10 ms, and what of the
-copy lasts longer than the compute); how much longer a step's compute takes beside the copy and
-until the save is on storage, with a copy's share of the memory bandwidth; how long it takes to be
-on storage, over a plain write with fsync; and to restore, over a memory copy. Blocked by paceline's
-first cut is told apart too: memory for it is made beside steps.
+Printed, in seconds, for the first save of a process and, by factor, for the others: for how long
+they block (what a step takes besides its compute, over the usual), with the goal (10 ms, and what
+of the copy lasts longer than the compute); how much longer the whole step is, its compute beside
+the copy included. Then how many times as long compute takes beside the copy, and after it until
+the save is on storage, with a copy's share of the memory bandwidth; how long it takes to be on
+storage, over a plain write with fsync; and to restore, over a memory copy.
 
 A size that does not fit into the memory or onto the disk is left out, and named. Only paceline and
 the plain write wait for the disk (fsync).
@@ -84,6 +84,8 @@ class Save(NamedTuple):
 
     factor: float
     blocked_s: float
+    longer_s: float
+    """The whole step over the usual: with what its compute takes longer beside the copy."""
     beside: float
     """The compute of the step it was copied beside, over that of others."""
     writing: float | None
@@ -119,11 +121,14 @@ def saves_of(rows: NDArray[np.float64], began: Sequence[tuple[int, float]]) -> l
     copied[[row for row, _ in began]] = True
     usual_s = float(np.median(besides_s[~copied]))
     unit_s = compute_s / factors
-    over = unit_s / np.median(unit_s[~busy])
+    usual_unit_s = np.median(unit_s[~busy])
+    over = unit_s / usual_unit_s
+    longer_s = besides_s - usual_s + compute_s - factors * usual_unit_s
     return [
         Save(
             float(factors[row]),
             float(besides_s[row] - usual_s),
+            float(longer_s[row]),
             float(over[row]),
             float(np.median(over[row + 1 : stop])) if stop > row + 1 else None,
             float(at_s - asked_s[row]),
@@ -263,7 +268,8 @@ def row_of(found: Sequence[Found], copy_s: float, write_s: float) -> dict[str, A
             "blocked_s": harness.summary(blocked_s),
             "blocked / memcpy": round(statistics.median(blocked_s) / copy_s, 3),
             "goal_s": round(max(0.0, copy_s * (1 - factor)) + ALLOWED_S, 4),
-            "step beside the copy": harness.summary([save.beside for save in these]),
+            "longer_s": harness.summary([save.longer_s for save in these]),
+            "compute beside the copy": harness.summary([save.beside for save in these]),
         }
     warm_s = statistics.median(save.blocked_s for save in saves)
     first_s = [one.saves[0].blocked_s for one in found]
@@ -274,7 +280,7 @@ def row_of(found: Sequence[Found], copy_s: float, write_s: float) -> dict[str, A
         **by_factor,
         "first_s": harness.summary(first_s),
         "first / warm": round(statistics.median(first_s) / warm_s, 2) if warm_s > 0 else None,
-        "step while writing": harness.summary(writing),
+        "compute while writing": harness.summary(writing),
         "stored_s": harness.summary(stored_s),
         "stored / plain write": round(statistics.median(stored_s) / write_s, 2),
         "restore_s": harness.summary(restores_s),
