@@ -125,19 +125,21 @@ def kill_one(out: Path, rng: random.Random) -> Kill:
     time.sleep(rng.random() * 0.05)
     at_s = time.monotonic()
     os.kill(victim, signal.SIGKILL)
-
     time.sleep(LATE_S)
-    rows = np.concatenate(list(recorded(out).values()))
-    held = int(rows[rows[:, 0] <= at_s + LATE_S, 1].max())
+    harness.until(lambda: outcome(recorded(out), victim, at_s).seconds is not None, PATIENCE_S)
+    return outcome(recorded(out), victim, at_s)
 
-    def after() -> NDArray[np.float64]:
-        rows = np.concatenate([rows for pid, rows in recorded(out).items() if pid != victim])
-        # Another member may be later with the same step.
-        return rows[(rows[:, 0] > at_s + LATE_S) & (rows[:, 1] != held)]
 
-    if not harness.until(lambda: len(after()) > 0, PATIENCE_S):
+def outcome(rows: dict[int, NDArray[np.float64]], victim: int, at_s: float) -> Kill:
+    """What a kill at ``at_s`` led to, as far as is recorded."""
+    every = np.concatenate(list(rows.values()))
+    held = round(every[every[:, 0] <= at_s + LATE_S, 1].max())
+    others = np.concatenate([[(np.inf, 0.0)], *(one for pid, one in rows.items() if pid != victim)])
+    # Another member may be later than that with the same step.
+    after = others[(others[:, 0] > at_s + LATE_S) & (others[:, 1] != held)]
+    first_s, steps = min(map(tuple, after))
+    if first_s == np.inf:
         return Kill(None, held)
-    first_s, steps = min(map(tuple, after()))
     return Kill(first_s - at_s, max(0, held - (round(steps) - 1)))
 
 
