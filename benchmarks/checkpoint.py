@@ -110,6 +110,9 @@ def saves_of(rows: NDArray[np.float64], began: Sequence[tuple[int, float]]) -> l
     Args:
         rows: of `saving.COLUMNS`.
         began: of each save the row beside which it is copied, and when it was on storage.
+
+    Raises:
+        FailedError: there are not two of them, or no step without.
     """
     asked_s, begun_s, backward_s, updated_s, factors = rows.T
     besides_s, compute_s = (begun_s - asked_s) + (updated_s - backward_s), backward_s - begun_s
@@ -117,6 +120,10 @@ def saves_of(rows: NDArray[np.float64], began: Sequence[tuple[int, float]]) -> l
     until = [max(row + 1, int(np.searchsorted(updated_s, at_s))) for row, at_s in began]
     for (row, _), stop in zip(began, until, strict=True):
         busy[row:stop] = True
+    if len(began) < 2 or busy.all():
+        raise FailedError(
+            f"{len(began)} saves in {len(rows)} steps: 2 are needed, and a step beside none"
+        )
     copied = np.zeros(len(rows), bool)
     copied[[row for row, _ in began]] = True
     usual_s = float(np.median(besides_s[~copied]))
@@ -165,7 +172,6 @@ def run_script(arm: Arm, python: Path, script: Sequence[str], log: Path) -> None
     Raises:
         FailedError: it ended with an error.
     """
-    log.mkdir(parents=True, exist_ok=True)
     if arm.peer:
         launched = launch.by_dlrover(python, 1, script, log)
     else:
@@ -241,6 +247,8 @@ def measured(name: str, python: Path, num_bytes: int, options: Any, log: Path) -
             told = json.loads((out / "saves.json").read_text())
             began = [(int(one["step"]), one["stored_s"]) for one in told]
             restores_s = [one["restore_s"] for one in told]
+        for path in (*out.glob("*.json"), out / "steps.f64"):
+            shutil.copy(path, log)
         return Found(saves_of(rows.reshape(-1, 5), began), restores_s, **machine)
 
 
@@ -330,25 +338,35 @@ def main() -> None:
     report = {}
     with harness.scratch() as scratch:
         for gigabytes in options.gigabytes:
-            num_bytes = int(gigabytes * GIB)
-            found: dict[str, list[Found]] = defaultdict(list)
-            failed: dict[str, str] = {}
-            for number in range(options.rounds):
-                for place in range(len(arms)):
-                    arm = arms[(number + place) % len(arms)]
-                    if arm in failed:
-                        continue
-                    log = (options.log or scratch) / f"{arm}-{gigabytes:g}-{number}"
-                    try:
-                        one = measured(arm, pythons[arm], num_bytes, options, log)
-                    except FailedError as error:
-                        failed[arm] = f"nothing: {error}"
-                        print(f"{arm}, {gigabytes:g} GiB: {failed[arm]}", flush=True)
-                    else:
-                        found[arm].append(one)
-            report[f"{gigabytes:g} GiB"] = table_of(found, failed)
-            print(json.dumps({f"{gigabytes:g} GiB": report[f"{gigabytes:g} GiB"]}), flush=True)
+            size = f"{gigabytes:g} GiB"
+            report[size] = table_of(*rounds(pythons, gigabytes, options, options.log or scratch))
+            print(json.dumps({size: report[size]}), flush=True)
     harness.report("checkpoint", report)
+
+
+def rounds(
+    pythons: dict[str, Path], gigabytes: float, options: argparse.Namespace, log: Path
+) -> tuple[dict[str, list[Found]], dict[str, str]]:
+    """Take turns at one size; of which that brought nothing, why."""
+    arms = list(pythons)
+    found: dict[str, list[Found]] = defaultdict(list)
+    failed: dict[str, str] = {}
+    for number in range(options.rounds):
+        for arm in arms[number % len(arms) :] + arms[: number % len(arms)]:
+            if arm in failed:
+                continue
+            folder = log / f"{arm}-{gigabytes:g}-{number}"
+            folder.mkdir(parents=True, exist_ok=True)
+            try:
+                one = measured(arm, pythons[arm], int(gigabytes * GIB), options, folder)
+            except FailedError as error:
+                failed[arm] = told = f"nothing: {error}"
+            else:
+                found[arm].append(one)
+                told = json.dumps(row_of([one], one.copy_s, one.write_s))
+            # A run of many hours that is ended leaves what it has found.
+            print(f"{arm}, {gigabytes:g} GiB, round {number + 1}: {told}", flush=True)
+    return found, failed
 
 
 if __name__ == "__main__":

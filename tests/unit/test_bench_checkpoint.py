@@ -32,7 +32,7 @@ def test_a_save_costs_what_its_step_takes_beyond_the_usual(bench: ModuleType) ->
     """The call takes 0.03 s, its update waits for 0.05 s, and compute is slower by half."""
     steps = [USUAL] * 4 + [(0.04, 0.3, 0.07, 1.0)] + [(0.01, 0.25, 0.02, 1.0)] * 2 + [USUAL] * 4
     table = rows(steps)
-    (save,) = bench.saves_of(table, [(4, float(table[6, 3]))])
+    _, save = bench.saves_of(table, [(1, float(table[1, 3])), (4, float(table[6, 3]))])
     assert save.factor == 1.0
     assert save.blocked_s == pytest.approx(0.08)
     assert save.longer_s == pytest.approx(0.18)
@@ -43,12 +43,18 @@ def test_a_save_costs_what_its_step_takes_beyond_the_usual(bench: ModuleType) ->
 
 def test_steps_that_compute_for_less_are_compared_with_as_much_less(bench: ModuleType) -> None:
     table = rows([USUAL] * 4 + [SHORT] * 4 + [(0.01, 0.15, 0.02, 0.5)] + [SHORT] * 3)
-    (save,) = bench.saves_of(table, [(8, float(table[8, 3]))])
+    _, save = bench.saves_of(table, [(1, float(table[1, 3])), (8, float(table[8, 3]))])
     assert save.factor == 0.5
     assert save.blocked_s == pytest.approx(0.0, abs=1e-9)
     assert save.longer_s == pytest.approx(0.05)
     assert save.beside == pytest.approx(1.5)
     assert save.writing is None
+
+
+def test_one_save_says_nothing(bench: ModuleType) -> None:
+    table = rows([USUAL] * 4)
+    with pytest.raises(bench.FailedError, match="1 saves in 4 steps"):
+        bench.saves_of(table, [(1, float(table[1, 3]))])
 
 
 def test_a_size_that_has_no_room_is_refused_with_what_it_needs(
