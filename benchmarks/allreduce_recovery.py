@@ -45,9 +45,9 @@ from paceline.wire.spec import JobSpec, NodeSpec, RestartSpec
 SCRIPT = Path(__file__).with_name("jobs") / "stepping.py"
 STEADY_STEPS = 20
 PATIENCE_S = 60.0
-LATE_S = 0.06
-"""A step whose sums were complete before the kill may end after it, so much later at most; the next
-one lasts 50 ms after the group is formed anew."""
+LATE_S = 0.08
+"""The step under way may have had its sums before the kill, and ends so much later at most. Where
+they broke it takes longer: 50 ms again, after the group is formed anew."""
 
 Launcher = Callable[
     [Path, int, Sequence[str], Path], contextlib.AbstractContextManager[Sequence["Popen[bytes]"]]
@@ -133,14 +133,17 @@ def kill_one(out: Path, rng: random.Random) -> Kill:
 def outcome(rows: dict[int, NDArray[np.float64]], victim: int, at_s: float) -> Kill:
     """What a kill at ``at_s`` led to, as far as is recorded."""
     every = np.concatenate(list(rows.values()))
-    held = round(every[every[:, 0] <= at_s + LATE_S, 1].max())
+    # What the victim recorded is exact: of no later step than this has anybody had its share.
+    under_way = round(rows[victim][-1, 1]) + 1
+    held = min(under_way, round(every[every[:, 0] <= at_s + LATE_S, 1].max()))
     others = np.concatenate([[(np.inf, 0.0)], *(one for pid, one in rows.items() if pid != victim)])
+    times_s, steps = others.T
     # Another member may be later than that with the same step.
-    after = others[(others[:, 0] > at_s + LATE_S) & (others[:, 1] != held)]
-    first_s, steps = min(map(tuple, after))
+    fresh = (steps > under_way) | ((times_s > at_s + LATE_S) & (steps != held))
+    first_s, number = min(map(tuple, others[(times_s > at_s) & fresh]))
     if first_s == np.inf:
         return Kill(None, held)
-    return Kill(first_s - at_s, max(0, held - (round(steps) - 1)))
+    return Kill(first_s - at_s, max(0, held - (round(number) - 1)))
 
 
 def measured(arm: str, python: Path, workers: int, kills: int, seed: int, log: Path) -> list[Kill]:

@@ -32,8 +32,20 @@ def test_the_step_under_way_at_the_kill_is_not_the_next_one(bench: ModuleType) -
 
 
 def test_nor_is_the_same_step_of_a_member_that_is_later_with_it(bench: ModuleType) -> None:
-    found = kill(bench, [(10.055, 33), (10.16, 34)], [(10.08, 33), (10.17, 34)])
+    found = kill(bench, [(10.055, 33), (10.16, 34)], [(10.1, 33), (10.17, 34)])
     assert found.seconds == pytest.approx(0.15)
+    assert found.lost == 0
+
+
+def test_a_step_of_which_the_victim_had_no_share_counts_however_soon(bench: ModuleType) -> None:
+    found = kill(bench, [(10.012, 33), (10.078, 34)])
+    assert found.seconds == pytest.approx(0.068)
+    assert found.lost == 0
+
+
+def test_a_broken_step_that_is_done_again_counts(bench: ModuleType) -> None:
+    found = kill(bench, [(10.11, 33)])
+    assert found.seconds == pytest.approx(0.1)
     assert found.lost == 0
 
 
