@@ -45,6 +45,8 @@ from paceline.wire.spec import JobSpec, NodeSpec, RestartSpec
 SCRIPT = Path(__file__).with_name("jobs") / "stepping.py"
 STEADY_STEPS = 20
 PATIENCE_S = 60.0
+LIVELY_S = 1.0
+"""Who is killed has done a step so recently."""
 LATE_S = 0.08
 """The step under way may have had its sums before the kill, and ends so much later at most. Where
 they broke it takes longer: 50 ms again, after the group is formed anew."""
@@ -121,7 +123,10 @@ def steady(out: Path, workers: int, since_s: float) -> bool:
 
 def kill_one(out: Path, rng: random.Random) -> Kill:
     """Kill one worker."""
-    victim = rng.choice(sorted(living(out)))
+    # Whoever was killed before and is still to be reaped is none.
+    since_s = time.monotonic() - LIVELY_S
+    lively = [pid for pid, rows in living(out).items() if len(rows) and rows[-1, 0] > since_s]
+    victim = rng.choice(sorted(lively))
     time.sleep(rng.random() * 0.05)
     at_s = time.monotonic()
     os.kill(victim, signal.SIGKILL)
