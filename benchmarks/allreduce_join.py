@@ -42,7 +42,7 @@ def lost_s(survivors: list[Path], since_s: float) -> float:
     """The longest gap between two of their steps since then, beyond a step's usual time."""
     worst = 0.0
     for path in survivors:
-        times = harness.stamps(path)
+        times = harness.steps(path)[:, 0]
         gaps = np.diff(times[times > since_s - 0.5])
         usual = float(np.median(np.diff(times)))
         worst = max(worst, float(gaps.max()) - usual)
@@ -75,7 +75,7 @@ def main() -> None:
                 return sorted(p for p in stamps if Path(f"/proc/{p.stem}").exists())
 
             def steady(count: int, since_s: float) -> bool:
-                new = [int((harness.stamps(path) > since_s).sum()) for path in alive()]
+                new = [int((harness.steps(path)[:, 0] > since_s).sum()) for path in alive()]
                 return sum(number >= STEADY_STEPS for number in new) == count
 
             if not harness.until(lambda: steady(2, 0.0), PATIENCE_S):

@@ -1,46 +1,83 @@
 """A worker is killed in an all-reduce job: when is the next step in the model of anybody?
 
     python benchmarks/allreduce_recovery.py [--quick] [--trials 20] [--workers 2 4] [--log FOLDER]
+                                            [--peers FOLDER] [--arms ARM ...]
 
-Steps of 50 ms of emulated compute (a sleep), 1 MB of gradients, gloo on loopback. Arms: paceline,
-and torchrun as it is installed (``--standalone``, its default monitor interval), which restarts all
-workers; its script keeps no checkpoint, so what it loses in steps is not counted. In rounds that
-take turns; each round starts a job anew and kills one worker after another, the next one when all
-have done 20 steps together. A kill that nothing follows within 60 s is counted as *never*. Floor:
-median <= 1.0 s, 95 % <= 2 s; goal: median <= 0.3 s.
+Steps of 50 ms of emulated compute (a sleep), 1 MB of gradients, gloo on loopback, the same script
+(`jobs/stepping.py`). Arms: paceline; torchrun as it is installed (``--standalone``, its default
+monitor interval); with ``--peers``, where `peers/install.py` has installed them: torchft, released
+and nightly, each with the lighthouse of its README (``join`` 10 s, heartbeats missed for 5 s) and,
+as ``-eager``, with 1 s and 0.5 s; DLRover (``dlrover-run --standalone``) as installed and with what
+it takes to run. torchrun and DLRover restart all workers, whose script keeps no checkpoint: they
+lose every step.
+
+In rounds that take turns; each round starts a job anew and kills one worker after another, the next
+one when all have done 20 steps together. A kill that nothing follows within 60 s is counted as
+*never*; an arm that ends before it trains is not asked again. *lost* are steps that were in the
+model before the kill and are not in the one after it. Floor: median <= 1.0 s, 95 % <= 2 s; goal:
+median <= 0.3 s; 0 lost.
 """
 
 import argparse
 import contextlib
+import functools
 import json
 import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from subprocess import Popen
+from typing import NamedTuple
 
 import harness
 import numpy as np
+from numpy.typing import NDArray
+from peers import launch
+from peers.install import python_of
 
 from paceline.wire.spec import JobSpec, NodeSpec, RestartSpec
 
 SCRIPT = Path(__file__).with_name("jobs") / "stepping.py"
 STEADY_STEPS = 20
 PATIENCE_S = 60.0
-FLOOR_S, FLOOR_P95_S, GOAL_S = 1.0, 2.0, 0.3
+LIVELY_S = 1.0
+"""Who is killed has done a step so recently."""
+LATE_S = 0.08
+"""The step under way may have had its sums before the kill, and ends so much later at most. Where
+they broke it takes longer: 50 ms again, after the group is formed anew."""
+
+Launcher = Callable[
+    [Path, int, Sequence[str], Path], contextlib.AbstractContextManager[Sequence["Popen[bytes]"]]
+]
+"""By the Python of a peer, so many workers, a script and its flags, a folder for logs."""
+
+
+class Kill(NamedTuple):
+    """What one led to."""
+
+    seconds: float | None
+    """Until the next step in the model of anybody; None: there was none."""
+    lost: int
+    """Steps that were in the model and are not any more."""
+
+
+class NotStartedError(Exception):
+    """The arm ended before all its workers trained."""
 
 
 @contextlib.contextmanager
-def by_paceline(out: Path, workers: int, log: Path) -> Iterator[None]:
+def by_paceline(
+    python: Path, workers: int, script: Sequence[str], log: Path
+) -> Iterator[Sequence["Popen[bytes]"]]:
     """A job of this many workers; its logs are copied to ``log``."""
     spec = JobSpec(
-        script=str(SCRIPT),
-        args=("--out", str(out)),
+        script=script[0],
+        args=tuple(script[1:]),
         name="recovery",
         strategy="allreduce",
         workers=NodeSpec(count=workers),
@@ -48,102 +85,112 @@ def by_paceline(out: Path, workers: int, log: Path) -> Iterator[None]:
         solution="none",
     )
     with harness.running(spec) as job:
-        yield
+        yield []
         shutil.copytree(job.logs, log / "logs", dirs_exist_ok=True)
         shutil.copy(job.events, log)
 
 
-@contextlib.contextmanager
-def by_torchrun(out: Path, workers: int, log: Path) -> Iterator[None]:
-    """The same under torchrun."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += [
-        f"--nproc-per-node={workers}",
-        "--max-restarts=1000",
-        str(SCRIPT),
-        "--out",
-        str(out),
-    ]
-    with (log / "torchrun.log").open("w") as file:
-        process = subprocess.Popen(
-            command, stdout=file, stderr=file, start_new_session=True, env=plain_environment()
-        )
-        try:
-            yield
-        finally:
-            os.killpg(process.pid, signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(10.0)
-            for pid in living(out):
-                os.kill(pid, signal.SIGKILL)
-            if process.poll() is None:
-                process.kill()
+readme = functools.partial(launch.by_torchft, join_ms=10_000, heartbeat_ms=5_000)
+eager = functools.partial(launch.by_torchft, join_ms=1_000, heartbeat_ms=500)
+ARMS: dict[str, tuple[str | None, Launcher]] = {
+    "paceline": (None, by_paceline),
+    "torchrun": (None, launch.by_torchrun),
+    "torchft": ("torchft", readme),
+    "torchft-eager": ("torchft", eager),
+    "torchft-nightly": ("torchft-nightly", readme),
+    "torchft-nightly-eager": ("torchft-nightly", eager),
+    "dlrover": ("dlrover", launch.by_dlrover),
+    "dlrover-fixed": ("dlrover-fixed", launch.by_dlrover),
+}
+"""Who is installed by which name, None: with the benchmark; and how it starts a script."""
 
 
-def plain_environment() -> dict[str, str]:
-    """Without what a job of ours would set, and one thread for each process, as ours have."""
-    return {k: v for k, v in os.environ.items() if not k.startswith("PACELINE_")} | {
-        "OMP_NUM_THREADS": "1"
-    }
+def recorded(out: Path) -> dict[int, NDArray[np.float64]]:
+    """Of every process that ever trained: times and steps, ``[n, 2]``."""
+    return {int(path.stem): harness.steps(path) for path in out.glob("*.f64")}
 
 
-ARMS = {"paceline": by_paceline, "torchrun": by_torchrun}
-
-
-def living(out: Path) -> dict[int, np.ndarray]:
-    """The processes that live, and the times of their steps."""
-    found = {int(path.stem): path for path in out.glob("*.f64")}
-    return {
-        pid: harness.stamps(path) for pid, path in found.items() if Path(f"/proc/{pid}").exists()
-    }
+def living(out: Path) -> dict[int, NDArray[np.float64]]:
+    """Of those that live."""
+    return {pid: rows for pid, rows in recorded(out).items() if Path(f"/proc/{pid}").exists()}
 
 
 def steady(out: Path, workers: int, since_s: float) -> bool:
     """Whether so many workers have all done their steps since then."""
-    counts = [int((times > since_s).sum()) for times in living(out).values()]
+    counts = [int((rows[:, 0] > since_s).sum()) for rows in living(out).values()]
     return sum(count >= STEADY_STEPS for count in counts) >= workers
 
 
-def kill_one(out: Path, rng: random.Random) -> float | None:
-    """Kill one worker: seconds until somebody's next step; None: there was none."""
-    victim = rng.choice(sorted(living(out)))
+def kill_one(out: Path, rng: random.Random) -> Kill:
+    """Kill one worker."""
+    # Whoever was killed before and is still to be reaped is none.
+    since_s = time.monotonic() - LIVELY_S
+    lively = [pid for pid, rows in living(out).items() if len(rows) and rows[-1, 0] > since_s]
+    victim = rng.choice(sorted(lively))
     time.sleep(rng.random() * 0.05)
     at_s = time.monotonic()
     os.kill(victim, signal.SIGKILL)
-
-    def after() -> list[float]:
-        found = {int(path.stem): harness.stamps(path) for path in out.glob("*.f64")}
-        return [float(t) for pid, ts in found.items() if pid != victim for t in ts[ts > at_s]]
-
-    # A step whose sums were complete before the kill may end after it: it is none of the next.
-    def next_ones() -> list[float]:
-        times = sorted(after())
-        return [t for t in times if t > at_s + 0.045]
-
-    if not harness.until(lambda: bool(next_ones()), PATIENCE_S):
-        return None
-    return next_ones()[0] - at_s
+    time.sleep(LATE_S)
+    harness.until(lambda: outcome(recorded(out), victim, at_s).seconds is not None, PATIENCE_S)
+    return outcome(recorded(out), victim, at_s)
 
 
-def measured(arm: str, workers: int, kills: int, seed: int, log: Path) -> list[float | None]:
-    """One round."""
+def outcome(rows: dict[int, NDArray[np.float64]], victim: int, at_s: float) -> Kill:
+    """What a kill at ``at_s`` led to, as far as is recorded."""
+    every = np.concatenate(list(rows.values()))
+    # What the victim recorded is exact: of no later step than this has anybody had its share.
+    under_way = round(rows[victim][-1, 1]) + 1
+    held = min(under_way, round(every[every[:, 0] <= at_s + LATE_S, 1].max()))
+    others = np.concatenate([[(np.inf, 0.0)], *(one for pid, one in rows.items() if pid != victim)])
+    times_s, steps = others.T
+    # Another member may be later than that with the same step.
+    fresh = (steps > under_way) | ((times_s > at_s + LATE_S) & (steps != held))
+    first_s, number = min(map(tuple, others[(times_s > at_s) & fresh]))
+    if first_s == np.inf:
+        return Kill(None, held)
+    return Kill(first_s - at_s, max(0, held - (round(number) - 1)))
+
+
+def measured(arm: str, python: Path, workers: int, kills: int, seed: int, log: Path) -> list[Kill]:
+    """One round.
+
+    Raises:
+        NotStartedError: all of the arm's processes ended, or workers did not train in time.
+    """
     rng = random.Random(seed)
-    found: list[float | None] = []
+    found: list[Kill] = []
     log.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="paceline-stepping-") as name:
         out = Path(name)
-        with ARMS[arm](out, workers, log):
+        script = [str(SCRIPT), "--out", name]
+        with ARMS[arm][1](python, workers, script, log) as processes:
+
+            def ended() -> bool:
+                return any(process.poll() is not None for process in processes)
+
             since_s = 0.0
             for _ in range(kills):
-                if not harness.until(lambda: steady(out, workers, since_s), PATIENCE_S):  # noqa: B023
-                    found.append(None)
+                harness.until(lambda: ended() or steady(out, workers, since_s), PATIENCE_S)  # noqa: B023
+                if not steady(out, workers, since_s):
+                    if not found:
+                        raise NotStartedError(launch.last_words(log))
+                    # Survivors went on, but never all of them together again.
                     return found
-                took = kill_one(out, rng)
-                found.append(took)
-                if took is None:
+                found.append(kill_one(out, rng))
+                if found[-1].seconds is None:
                     return found
                 since_s = time.monotonic()
     return found
+
+
+def row_of(kills: Sequence[Kill]) -> dict[str, object]:
+    """Of the table."""
+    times = [kill.seconds for kill in kills if kill.seconds is not None]
+    row: dict[str, object] = {**harness.summary(times), "never": len(kills) - len(times)}
+    if times:
+        row["p95"] = round(float(np.quantile(times, 0.95)), 4)
+        row["lost"] = harness.summary([kill.lost for kill in kills])
+    return row
 
 
 def main() -> None:
@@ -151,30 +198,53 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=20)
     parser.add_argument("--per-round", type=int, default=5)
     parser.add_argument("--workers", type=int, nargs="+", default=[2, 4])
-    parser.add_argument("--arms", nargs="+", choices=sorted(ARMS), default=sorted(ARMS))
+    parser.add_argument("--peers", type=Path, default=None, help="where they are installed")
+    parser.add_argument("--arms", nargs="+", choices=ARMS, help="default: all that are installed")
     parser.add_argument("--log", type=Path, default=None, help="keep logs here")
     parser.add_argument("--quick", action="store_true", help="one kill each, no figures")
     options = parser.parse_args()
+    arms = options.arms or [arm for arm in ARMS if options.peers or ARMS[arm][0] is None]
+    pythons = {arm: python_for(parser, arm, options.peers) for arm in arms}
     trials, per_round = (1, 1) if options.quick else (options.trials, options.per_round)
     report = {}
     with harness.scratch() as scratch:
         for workers in options.workers:
-            found: dict[str, list[float | None]] = {arm: [] for arm in options.arms}
-            number = 0
-            while min(map(len, found.values())) < trials:
-                for arm in sorted(found, key=lambda arm: (number + options.arms.index(arm)) % 2):
-                    if len(found[arm]) < trials:
-                        log = (options.log or scratch) / f"{arm}-{workers}-{number}"
-                        found[arm] += measured(arm, workers, per_round, number, log)
-                number += 1
-            for arm, took in found.items():
-                times = [t for t in took[:trials] if t is not None]
-                row = harness.summary(times) | {"never": took[:trials].count(None)}
-                if times:
-                    row["p95"] = round(float(np.quantile(times, 0.95)), 4)
+            found, failed = rounds(pythons, workers, trials, per_round, options.log or scratch)
+            for arm, kills in found.items():
+                row = row_of(kills[:trials])
+                if arm in failed:
+                    row["did not start"] = failed[arm]
                 report[f"{arm}, {workers} workers"] = row
                 print(f"{arm}, {workers} workers: {json.dumps(row)}", flush=True)
-    print(json.dumps(report, indent=1))
+    harness.report("allreduce_recovery", report)
+
+
+def python_for(parser: argparse.ArgumentParser, arm: str, peers: Path | None) -> Path:
+    """That runs an arm."""
+    name = ARMS[arm][0]
+    if name is None:
+        return Path(sys.executable)
+    if peers is None:
+        parser.error(f"arm {arm} needs --peers, the folder in which it is installed")
+    return python_of(peers.resolve(), name)
+
+
+def rounds(
+    pythons: dict[str, Path], workers: int, trials: int, per_round: int, log: Path
+) -> tuple[dict[str, list[Kill]], dict[str, str]]:
+    """Take turns until each arm has its trials; of which that did not start, why."""
+    found: dict[str, list[Kill]] = {arm: [] for arm in pythons}
+    failed: dict[str, str] = {}
+    number = 0
+    while open_ := [arm for arm in pythons if len(found[arm]) < trials and arm not in failed]:
+        for arm in open_[number % len(open_) :] + open_[: number % len(open_)]:
+            folder = log / f"{arm}-{workers}-{number}"
+            try:
+                found[arm] += measured(arm, pythons[arm], workers, per_round, number, folder)
+            except NotStartedError as error:
+                failed[arm] = str(error)
+        number += 1
+    return found, failed
 
 
 if __name__ == "__main__":

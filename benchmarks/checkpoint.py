@@ -1,116 +1,372 @@
-"""How long does a checkpoint block training? Beside torch.save and torch's distributed checkpoint.
+"""How long does a checkpoint block training? Beside torch's own means, and DLRover's.
 
-    python benchmarks/checkpoint.py [--quick] [--gigabytes 1] [--rounds 6]
+    python benchmarks/checkpoint.py [--quick] [--gigabytes 1 4 8] [--rounds 3] [--saves 7]
+                                    [--factors 1.2 0.5] [--peers FOLDER] [--arms ARM ...]
 
-One worker by strategy allreduce whose optimizer changes every page of its state in every step;
-forward and backward are emulated by matrix products of about ``--compute-s``. paceline makes its
-cuts while it trains; in turns with them the same process saves by each of the others, and copies
-its state once in memory (warm). All that was written is loaded and compared. Printed: seconds for
-which each blocks training; of paceline, what a step that was copied beside takes longer than others
-(the first cut told apart, which finds no memory to copy into), and how much longer the compute of a
-step takes while a cut is on its way to the disk.
+One worker whose optimizer changes every page of its state in every step; forward and backward are
+emulated by matrix products that last ``--factors`` times one memory copy of the state. Arms:
+paceline (strategy allreduce); torch.save; torch's distributed checkpoint (DCP): ``save``,
+``async_save`` by a thread, and by a process with shared memory staged beside the compute; with
+``--peers``, where `peers/install.py` has installed them, DLRover's flash checkpoint as installed
+and with what it takes to run. They take turns, each in processes of its own. Every save is restored
+or read back, and verified in every page.
+
+Printed, in seconds, for the first save of a process and, by factor, for the others: for how long
+they block (what a step takes besides its compute, over the usual), with the goal (10 ms, and what
+of the copy lasts longer than the compute); how much longer the whole step is, its compute beside
+the copy included. Then how many times as long compute takes beside the copy, and after it until
+the save is on storage, with a copy's share of the memory bandwidth; how long it takes to be on
+storage, over a plain write with fsync; and to restore, over a memory copy.
+
+A size that does not fit into the memory or onto the disk is left out, and named. Only paceline and
+the plain write wait for the disk (fsync).
 """
 
 import argparse
 import json
+import shutil
 import statistics
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import harness
 import numpy as np
+import psutil
+from numpy.typing import NDArray
+from peers import launch
+from peers.install import python_of
 
 from paceline.base.jobdir import JobDir
 from paceline.runtime.checkpoint.cutfile import read_cut
 from paceline.wire.spec import CheckpointSpec, JobSpec, NodeSpec
 
 SCRIPT = Path(__file__).with_name("jobs") / "saving.py"
-JOB_S = 3600.0
+MEMORY = Path("/dev/shm")
+"""From where a cut is restored."""
+PATIENCE_S = 1800.0
+GIB = 1 << 30
+ALLOWED_S = 0.010
+SPARE_BYTES = 3 * GIB
+"""For processes, and for what memory copies are measured with."""
 
 
-def blocked(job: JobDir, out: Path) -> dict[str, object]:
-    """What cuts cost the steps beside which they were copied, and written."""
-    given_s, begun_s, backward_s, updated_s = harness.stamps(out / "steps.f64").reshape(-1, 4).T
-    # What a step takes besides its compute: until its batch is there, and its update.
-    besides_s = updated_s - backward_s
-    besides_s[1:] += given_s[1:] - updated_s[:-1]
-    told = [(*event.get("reason", "").split(), event) for event in harness.events(job)]
-    # "cut 3 at step 120": copied beside the step after it, which is in place 120.
-    steps = {word[1]: int(word[4]) for *word, one in told if one["event"] == "cut_valid"}
-    # Of one worker alone a cut is valid when it is on disk.
-    stored = {word[1]: one["at_s"] for *word, one in told if word and word[0] == "cut"}
-    beside = [step for step in steps.values() if 0 < step < len(given_s)]
-    usual_s = float(np.median(np.delete(besides_s, beside)))
-    cost_s = [float(besides_s[step] - usual_s) for step in beside]
-    writing = np.zeros(len(given_s), bool)
-    for no, at_s in stored.items():
-        if no in steps and at_s < updated_s[-1]:
-            writing[steps[no] : int(np.searchsorted(updated_s, at_s))] = True
-    compute_s = backward_s - begun_s
-    alone, while_writing = compute_s[~writing], compute_s[writing]
+class Arm(NamedTuple):
+    saver: str
+    """Its name in `saving.py`."""
+    copies: float
+    """So many times the state are in memory, at least."""
+    peer: str | None = None
+    """By which name it is installed; None: with the benchmark."""
+
+
+ARMS = {
+    "paceline": Arm("paceline", 2.125),
+    "torch.save": Arm("torch.save", 1.0),
+    "dcp.save": Arm("dcp", 1.0),
+    "dcp.async_save, thread": Arm("dcp-thread", 2.0),
+    "dcp.async_save, process": Arm("dcp-process", 2.0),
+    "dlrover": Arm("dlrover", 2.0, "dlrover"),
+    "dlrover-fixed": Arm("dlrover", 2.0, "dlrover-fixed"),
+}
+
+
+class FailedError(Exception):
+    """A run of an arm brought nothing."""
+
+
+class Save(NamedTuple):
+    """What one cost."""
+
+    factor: float
+    blocked_s: float
+    longer_s: float
+    """The whole step over the usual: with what its compute takes longer beside the copy."""
+    beside: float
+    """The compute of the step it was copied beside, over that of others."""
+    writing: float | None
+    """That of the steps from then until it was stored; None: there was none."""
+    stored_s: float
+
+
+class Found(NamedTuple):
+    """By one process."""
+
+    saves: list[Save]
+    """In order."""
+    restores_s: list[float]
+    copy_s: float
+    pair_s: float
+    write_s: float
+
+
+def saves_of(rows: NDArray[np.float64], began: Sequence[tuple[int, float]]) -> list[Save]:
+    """What saves cost.
+
+    Args:
+        rows: of `saving.COLUMNS`.
+        began: of each save the row beside which it is copied, and when it was on storage.
+
+    Raises:
+        FailedError: there are not two of them, or no step without.
+    """
+    asked_s, begun_s, backward_s, updated_s, factors = rows.T
+    besides_s, compute_s = (begun_s - asked_s) + (updated_s - backward_s), backward_s - begun_s
+    busy = np.zeros(len(rows), bool)
+    until = [max(row + 1, int(np.searchsorted(updated_s, at_s))) for row, at_s in began]
+    for (row, _), stop in zip(began, until, strict=True):
+        busy[row:stop] = True
+    if len(began) < 2 or busy.all():
+        raise FailedError(
+            f"{len(began)} saves in {len(rows)} steps: 2 are needed, and a step beside none"
+        )
+    copied = np.zeros(len(rows), bool)
+    copied[[row for row, _ in began]] = True
+    usual_s = float(np.median(besides_s[~copied]))
+    unit_s = compute_s / factors
+    usual_unit_s = np.median(unit_s[~busy])
+    over = unit_s / usual_unit_s
+    longer_s = besides_s - usual_s + compute_s - factors * usual_unit_s
+    return [
+        Save(
+            float(factors[row]),
+            float(besides_s[row] - usual_s),
+            float(longer_s[row]),
+            float(over[row]),
+            float(np.median(over[row + 1 : stop])) if stop > row + 1 else None,
+            float(at_s - asked_s[row]),
+        )
+        for (row, at_s), stop in zip(began, until, strict=True)
+    ]
+
+
+def cuts_of(job: JobDir, num_rows: int) -> list[tuple[int, float]]:
+    """Beside which step each cut was copied, and when it was on disk."""
+    # "cut 3 at step 120": copied beside the step after it, which is in place 120. Of one worker
+    # alone a cut is valid when it is on disk.
+    told = [event for event in harness.events(job) if event["event"] == "cut_valid"]
+    found = [(int(event["reason"].split()[4]), event["at_s"]) for event in told]
+    return [(step, at_s) for step, at_s in found if 0 < step < num_rows]
+
+
+def check(cuts: Path) -> None:
+    """Every cut on disk holds one step, in every page."""
+    found = sorted(path.parent for path in cuts.glob("*/manifest.json"))
+    assert found
+    for path in found:
+        manifest, files = read_cut(path)
+        (arrays,) = files.values()
+        bulk = [array for name, array in arrays.items() if "bulk" in name]
+        assert bulk
+        for array in bulk:
+            assert np.all(array[::1024] == manifest.step), path
+
+
+def run_script(arm: Arm, python: Path, script: Sequence[str], log: Path) -> None:
+    """One process of an arm.
+
+    Raises:
+        FailedError: it ended with an error.
+    """
+    if arm.peer:
+        launched = launch.by_dlrover(python, 1, script, log)
+    else:
+        launched = launch.launched({"saving": [str(python), *script]}, log)
+    with launched as (process,):
+        try:
+            status = process.wait(PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            raise FailedError(f"nothing within {PATIENCE_S:.0f} s") from None
+    if status:
+        raise FailedError(f"{launch.last_words(log)} (exit status {status})")
+
+
+def by_paceline(out: Path, flags: Sequence[str], log: Path) -> list[tuple[int, float]]:
+    """A job; its cuts stay in ``out``."""
+    cuts = out / "cuts"
+    spec = JobSpec(
+        script=str(SCRIPT),
+        args=(*flags, "--cuts", str(cuts)),
+        name="saving",
+        strategy="allreduce",
+        workers=NodeSpec(count=1),
+        solution="none",
+        checkpoint=CheckpointSpec(every_s=1.0, share=1.0, keep=1000, dir=str(cuts)),
+    )
+    with harness.running(spec) as job:
+        harness.until(job.outcome.exists, PATIENCE_S)
+        shutil.copytree(job.logs, log / "logs", dirs_exist_ok=True)
+        if not (out / "saves.json").exists():
+            raise FailedError(f"the job ended: {job.outcome.read_text()}")
+        return cuts_of(job, len(harness.stamps(out / "steps.f64")) // 5)
+
+
+def restored_by_paceline(out: Path, flags: Sequence[str], log: Path) -> list[float]:
+    """Seconds of restoring the newest cut from memory, or from disk where there is no room."""
+    newest = max(path.parent for path in (out / "cuts").glob("*/manifest.json"))
+    num_bytes = sum(path.stat().st_size for path in newest.iterdir())
+    with tempfile.TemporaryDirectory(prefix="paceline-cut-", dir=MEMORY) as name:
+        place = Path(name) / newest.name
+        # Beside it there will be the state, and what was read before it is put in place.
+        if psutil.virtual_memory().available > 3 * num_bytes + SPARE_BYTES:
+            shutil.copytree(newest, place)
+        else:
+            print(f"no room for {num_bytes / GIB:.1f} GiB more: restored from disk", flush=True)
+            place = newest
+        script = [str(SCRIPT), *flags, "--arm", "paceline-restore", "--cuts", str(place)]
+        run_script(ARMS["paceline"], Path(sys.executable), script, log)
+    return [one["restore_s"] for one in json.loads((out / "saves.json").read_text())]
+
+
+def measured(name: str, python: Path, num_bytes: int, options: Any, log: Path) -> Found:
+    """One process, or job.
+
+    Raises:
+        FailedError: it brought nothing.
+    """
+    arm = ARMS[name]
+    check_room(arm, num_bytes, options.saves, options.disk or Path(tempfile.gettempdir()))
+    with tempfile.TemporaryDirectory(prefix="paceline-saving-", dir=options.disk) as folder:
+        out = Path(folder)
+        flags = ["--out", folder, "--bytes", str(num_bytes), "--gap", str(options.gap)]
+        flags += ["--saves", str(options.saves), "--factors", *map(str, options.factors)]
+        if arm.saver == "paceline":
+            began = by_paceline(out, [*flags, "--arm", "paceline"], log)
+            machine = json.loads((out / "machine.json").read_text())
+            rows = harness.stamps(out / "steps.f64").copy()
+            check(out / "cuts")
+            restores_s = restored_by_paceline(out, flags, log)
+        else:
+            run_script(arm, python, [str(SCRIPT), *flags, "--arm", arm.saver], log)
+            machine = json.loads((out / "machine.json").read_text())
+            rows = harness.stamps(out / "steps.f64")
+            told = json.loads((out / "saves.json").read_text())
+            began = [(int(one["step"]), one["stored_s"]) for one in told]
+            restores_s = [one["restore_s"] for one in told]
+        for path in (*out.glob("*.json"), out / "steps.f64"):
+            shutil.copy(path, log)
+        return Found(saves_of(rows.reshape(-1, 5), began), restores_s, **machine)
+
+
+def check_room(arm: Arm, num_bytes: int, saves: int, disk: Path) -> None:
+    """Raises FailedError: this arm does not fit."""
+    need = int(arm.copies * num_bytes) + SPARE_BYTES
+    room = psutil.virtual_memory().available
+    if need > room:
+        raise FailedError(f"needs {need / GIB:.1f} GiB of memory, {room / GIB:.1f} GiB are free")
+    # paceline's cuts are all kept to be verified; others keep one, and write the next beside it.
+    need = (saves + 3 if arm.saver == "paceline" else 3) * num_bytes
+    room = shutil.disk_usage(disk).free
+    if need > room:
+        raise FailedError(f"needs {need / GIB:.1f} GiB of disk, {room / GIB:.1f} GiB are free")
+
+
+def row_of(found: Sequence[Found], copy_s: float, write_s: float) -> dict[str, Any]:
+    """Of the table, by medians over all processes of an arm."""
+    saves = [save for one in found for save in one.saves[1:]]
+    by_factor = {}
+    for factor in sorted({save.factor for save in saves}):
+        these = [save for save in saves if save.factor == factor]
+        blocked_s = [save.blocked_s for save in these]
+        by_factor[f"compute {factor} x copy"] = {
+            "blocked_s": harness.summary(blocked_s),
+            "blocked / memcpy": round(statistics.median(blocked_s) / copy_s, 3),
+            "goal_s": round(max(0.0, copy_s * (1 - factor)) + ALLOWED_S, 4),
+            "longer_s": harness.summary([save.longer_s for save in these]),
+            "compute beside the copy": harness.summary([save.beside for save in these]),
+        }
+    warm_s = statistics.median(save.blocked_s for save in saves)
+    first_s = [one.saves[0].blocked_s for one in found]
+    stored_s = [save.stored_s for save in saves]
+    restores_s = [seconds for one in found for seconds in one.restores_s]
+    writing = [save.writing for save in saves if save.writing is not None]
     return {
-        "first_s": round(cost_s[0], 4),
-        "blocked_s": harness.summary(cost_s[1:]),
-        "usual_update_s": round(usual_s, 4),
-        "step_while_writing": round(float(np.median(while_writing) / np.median(alone)), 4)
-        if len(while_writing)
-        else None,
+        **by_factor,
+        "first_s": harness.summary(first_s),
+        "first / warm": round(statistics.median(first_s) / warm_s, 2) if warm_s > 0 else None,
+        "compute while writing": harness.summary(writing),
+        "stored_s": harness.summary(stored_s),
+        "stored / plain write": round(statistics.median(stored_s) / write_s, 2),
+        "restore_s": harness.summary(restores_s),
+        "restore / memcpy": round(statistics.median(restores_s) / copy_s, 2),
     }
 
 
-def check(job: JobDir) -> None:
-    """The newest cut on disk holds one step, in every page."""
-    newest = max(path for path in job.cuts.iterdir() if (path / "manifest.json").exists())
-    manifest, files = read_cut(newest)
-    (arrays,) = files.values()
-    bulk = [array for name, array in arrays.items() if "bulk" in name]
-    assert bulk
-    for array in bulk:
-        assert np.all(array[::1024] == manifest.step), newest
-
-
-def measured(num_bytes: int, rounds: int, steps: int, compute_s: float) -> dict[str, object]:
-    """One job."""
-    with harness.scratch() as out:
-        flags = ["--out", str(out), "--bytes", str(num_bytes), "--compute-s", str(compute_s)]
-        flags += ["--rounds", str(rounds), "--steps", str(steps)]
-        spec = JobSpec(
-            script=str(SCRIPT),
-            args=tuple(flags),
-            name="saving",
-            strategy="allreduce",
-            workers=NodeSpec(count=1),
-            solution="none",
-            checkpoint=CheckpointSpec(every_s=1.0, share=1.0),
-        )
-        with harness.running(spec) as job:
-            harness.until(job.outcome.exists, JOB_S)
-            found = json.loads((out / "peers.json").read_text())
-            check(job)
-            ours = blocked(job, out)
-        means = {name: [one[name] for one in found] for name in found[0]}
-        copy_s = statistics.median(means["memcpy"])
-        return {
-            "paceline": ours,
-            **{name: harness.summary(seconds) for name, seconds in means.items()},
-            "blocked_over_memcpy": {
-                name: round(statistics.median(seconds) / copy_s, 3)
-                for name, seconds in means.items()
-            }
-            | {"paceline": round(ours["blocked_s"]["median"] / copy_s, 3)},
-        }
+def table_of(found: dict[str, list[Found]], failed: dict[str, str]) -> dict[str, Any]:
+    """All rows of one size; memory copies and plain writes are those of all processes."""
+    every = [one for several in found.values() for one in several]
+    if not every:
+        return dict(failed)
+    copy_s = statistics.median(one.copy_s for one in every)
+    write_s = statistics.median(one.write_s for one in every)
+    share = statistics.median(one.pair_s / (2 * one.copy_s) for one in every)
+    return {
+        "memcpy_s": harness.summary([one.copy_s for one in every]),
+        "a copy's share of the bandwidth": round(share, 3),
+        "plain write_s": harness.summary([one.write_s for one in every]),
+        **{name: row_of(several, copy_s, write_s) for name, several in found.items()},
+        **failed,
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--gigabytes", type=float, default=1.0)
-    parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--compute-s", type=float, default=0.25)
-    parser.add_argument("--quick", action="store_true", help="two rounds of 128 MB, no figures")
+    parser.add_argument("--gigabytes", type=float, nargs="+", default=[1.0])
+    parser.add_argument("--rounds", type=int, default=3, help="processes of each arm")
+    parser.add_argument("--saves", type=int, default=7, help="of each process, the first included")
+    parser.add_argument("--gap", type=int, default=8, help="steps from save to save, of peers")
+    parser.add_argument("--factors", type=float, nargs="+", default=[1.2, 0.5])
+    parser.add_argument("--peers", type=Path, default=None, help="where they are installed")
+    parser.add_argument("--arms", nargs="+", choices=ARMS, help="default: all that are installed")
+    parser.add_argument("--disk", type=Path, default=None, help="folder on the disk to measure")
+    parser.add_argument("--log", type=Path, default=None, help="keep logs here")
+    parser.add_argument("--quick", action="store_true", help="one round of 128 MB, no figures")
     options = parser.parse_args()
-    num_bytes = 128 << 20 if options.quick else int(options.gigabytes * (1 << 30))
-    rounds, steps = (2, 20) if options.quick else (options.rounds, 40)
-    compute_s = 0.05 if options.quick else options.compute_s
-    print(json.dumps(measured(num_bytes, rounds, steps, compute_s), indent=1))
+    if options.quick:
+        options.gigabytes, options.rounds, options.saves = [0.125], 1, 3
+    arms = options.arms or [arm for arm in ARMS if options.peers or ARMS[arm].peer is None]
+    pythons = {}
+    for arm in arms:
+        peer = ARMS[arm].peer
+        if peer and options.peers is None:
+            parser.error(f"arm {arm} needs --peers, the folder in which it is installed")
+        pythons[arm] = python_of(options.peers.resolve(), peer) if peer else Path(sys.executable)
+    report = {}
+    with harness.scratch() as scratch:
+        for gigabytes in options.gigabytes:
+            size = f"{gigabytes:g} GiB"
+            report[size] = table_of(*rounds(pythons, gigabytes, options, options.log or scratch))
+            print(json.dumps({size: report[size]}), flush=True)
+    harness.report("checkpoint", report)
+
+
+def rounds(
+    pythons: dict[str, Path], gigabytes: float, options: argparse.Namespace, log: Path
+) -> tuple[dict[str, list[Found]], dict[str, str]]:
+    """Take turns at one size; of which that brought nothing, why."""
+    arms = list(pythons)
+    found: dict[str, list[Found]] = defaultdict(list)
+    failed: dict[str, str] = {}
+    for number in range(options.rounds):
+        for arm in arms[number % len(arms) :] + arms[: number % len(arms)]:
+            if arm in failed:
+                continue
+            folder = log / f"{arm}-{gigabytes:g}-{number}"
+            folder.mkdir(parents=True, exist_ok=True)
+            try:
+                one = measured(arm, pythons[arm], int(gigabytes * GIB), options, folder)
+            except FailedError as error:
+                failed[arm] = told = f"nothing: {error}"
+            else:
+                found[arm].append(one)
+                told = json.dumps(row_of([one], one.copy_s, one.write_s))
+            # A run of many hours that is ended leaves what it has found.
+            print(f"{arm}, {gigabytes:g} GiB, round {number + 1}: {told}", flush=True)
+    return found, failed
 
 
 if __name__ == "__main__":

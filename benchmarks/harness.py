@@ -95,6 +95,12 @@ def stamps(path: Path) -> NDArray[np.float64]:
     return np.frombuffer(data[: len(data) // 8 * 8])
 
 
+def steps(path: Path) -> NDArray[np.float64]:
+    """What ``jobs/stepping.py`` tells: monotonic times, and steps in the model, ``[n, 2]``."""
+    found = stamps(path)
+    return found[: len(found) // 2 * 2].reshape(-1, 2)
+
+
 def events(job: JobDir) -> list[dict[str, Any]]:
     """The job's events so far, with their times on the monotonic clock as ``at_s``."""
     offset_s = time.time() - time.monotonic()

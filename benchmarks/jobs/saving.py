@@ -1,27 +1,37 @@
-"""One worker whose state is large, and computes something else, that also saves by other means.
+"""One worker whose state is large: it computes, and is saved, by paceline or by one of `savers`.
 
-Writes to ``--out``: ``steps.f64``, for each batch the monotonic times at which it was given, its
-forward began, its backward was over, and its update was; ``peers.json``: ``[{means: seconds
-blocked}, ...]``.
+Or one that only restores a cut of paceline's. Writes to ``--out``: ``steps.f64``, a row of
+`COLUMNS` for each step; ``saves.json``, of every save of a peer ``step`` (the row it began in),
+``stored_s`` (when it was on storage), and ``restore_s`` (seconds until the state was as it was
+saved, which is verified in every page, after it had been destroyed); and ``machine.json``: seconds
+of a memory copy of the state alone and of two at once, and of a plain write of as many bytes with
+fsync.
 """
 
 import argparse
 import json
-import shutil
+import os
+import statistics
+import struct
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from savers import SAVERS, State
 from torch import Tensor, nn
-from torch.distributed import checkpoint as dcp
 
-import paceline as pl
-
+COLUMNS = ("asked_s", "begun_s", "backward_s", "updated_s", "factor")
+"""Monotonic times at which the last step was over and what comes between two began, the forward
+began, the backward was over, and the update was; and of which `--factors` the compute was."""
 PAGE = 1024  # float32 in a page
 TENSOR_BYTES = 64 << 20
 SIDE, TRIALS = 512, 40
+RING = 16
+"""A memory copy goes into so many tensors in turn: too many for a cache."""
+CHUNK_BYTES = 16 << 20
 
 
 class Large(nn.Module):
@@ -53,94 +63,204 @@ class Touching(torch.optim.SGD):
         return super().step(closure)
 
 
-def peers(state: dict[str, Tensor], out: Path) -> dict[str, float]:
-    """Seconds for which each of them blocks who calls it; what it wrote is loaded and compared."""
+class Compute:
+    """Matrix products for about so many seconds; they stand for forward and backward."""
 
-    def took(save: Callable[[], Any]) -> float:
-        begun_s = time.perf_counter()
-        pending = save()
-        blocked_s = time.perf_counter() - begun_s
-        if pending is not None:
-            pending.result()
-        return blocked_s
+    def __init__(self) -> None:
+        self._square, self._product = torch.rand(SIDE, SIDE), torch.empty(SIDE, SIDE)
+        took = []
+        for _ in range(TRIALS):
+            begun_s = time.perf_counter()
+            self._once()
+            took.append(time.perf_counter() - begun_s)
+        self._each_s = statistics.median(took)
 
-    def compare(found: dict[str, Tensor]) -> None:
+    def _once(self) -> None:
+        torch.mm(self._square, self._square, out=self._product)
+
+    def __call__(self, seconds: float) -> None:
+        for _ in range(max(1, round(seconds / self._each_s))):
+            self._once()
+
+
+class Training:
+    """The loop that all share."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.model = Large(options.bytes)
+        self.optimizer = Touching(self.model.parameters(), lr=0.01)
+        self.optimizer.bulk = self.model.bulk
+        self._compute = Compute()
+        self._factors, self._gap = options.factors, options.gap
+        self.copy_s, self.pair_s = copies_s(self.state)
+        self._steps = (options.out / "steps.f64").open("wb", buffering=0)
+        self.number = 0
+
+    @property
+    def state(self) -> State:
+        """The tensors themselves."""
+        return dict(self.model.state_dict())
+
+    def step(self, batches: Iterator[Tensor], save: Any, before_update: Any) -> None:
+        """One step; ``save`` is called before its compute."""
+        factor = self._factors[self.number // self._gap % len(self._factors)]
+        asked_s = time.monotonic()
+        x = next(batches)
+        save()
+        begun_s = time.monotonic()
+        self._compute(factor * self.copy_s)
+        self.model(x).backward()
+        backward_s = time.monotonic()
+        before_update()
+        self.optimizer.step()
+        row = (asked_s, begun_s, backward_s, time.monotonic(), factor)
+        self._steps.write(struct.pack("5d", *row))
+        self.optimizer.zero_grad()
+        self.number += 1
+
+
+def by_peer(training: Training, options: argparse.Namespace) -> list[dict[str, float]]:
+    """Save at every ``gap``-th step; what was saved is restored and verified before the next."""
+    saver, state = SAVERS[options.arm](options.out), training.state
+    saves = []
+
+    def nothing() -> None: ...
+
+    batches = iter(lambda: torch.ones(8, 8), None)
+    for _ in range(options.gap):  # nothing is measured against a first step
+        training.step(batches, nothing, nothing)
+    for _ in range(options.saves):
+        expected, at = float(training.number), training.number
+        training.step(batches, lambda: saver.save(state, at), saver.before_update)  # noqa: B023
+        for _ in range(options.gap - 1):
+            training.step(batches, nothing, nothing)
+        stored_s, now = saver.stored(), float(training.number)
+        restore_s = restored_s(state, lambda: saver.restore(state), expected)
+        saves.append({"step": at, "stored_s": stored_s, "restore_s": restore_s})
+        set_pages(state, now)
+    saver.close()
+    return saves
+
+
+def by_paceline(training: Training, options: argparse.Namespace) -> list[dict[str, float]]:
+    """Train until so many cuts are on disk; what they cost, the job's events say."""
+    import paceline as pl
+
+    job = pl.init()
+    job.prepare(training.model, training.optimizer)
+    rows = pl.TensorRows(x=torch.ones(1 << 20, 8))
+    batches = (batch.x for batch in job.batches(rows, 8))
+
+    def nothing() -> None: ...
+
+    while len(list(options.cuts.glob("*/manifest.json"))) < options.saves:
+        training.step(batches, nothing, nothing)
+    return []
+
+
+def restored_by_paceline(training: Training, options: argparse.Namespace) -> list[dict[str, float]]:
+    """Read a cut as a worker does that restores one, so many times."""
+    from paceline.runtime.allreduce.replica import Replica
+    from paceline.runtime.checkpoint.cutfile import read_cut
+    from paceline.wire.cut import read_manifest
+
+    replica = Replica([training.model], [training.optimizer], [])
+
+    def restore() -> None:
+        _, files = read_cut(options.cuts)
+        (saved,) = files.values()
+        replica.load_saved(saved)
+
+    expected, state = float(read_manifest(options.cuts).step), training.state
+    found = [restored_s(state, restore, expected) for _ in range(options.saves)]
+    return [{"restore_s": seconds} for seconds in found]
+
+
+def set_pages(state: State, value: float) -> None:
+    """As an update leaves them."""
+    with torch.no_grad():
         for name, tensor in state.items():
-            assert torch.equal(found[name][::PAGE], tensor[::PAGE]), name
-
-    def by_dcp(save: Callable[[Path], Any]) -> float:
-        folder = out / "dcp"
-        seconds = took(lambda: save(folder))
-        found = {name: torch.empty_like(tensor) for name, tensor in state.items()}
-        dcp.load(found, checkpoint_id=str(folder), no_dist=True)
-        compare(found)
-        shutil.rmtree(folder)
-        return seconds
-
-    target = out / "state.pt"
-    found = {"torch.save": took(lambda: torch.save(state, target))}
-    compare(torch.load(target, mmap=True))
-    target.unlink()
-    found["dcp.save"] = by_dcp(
-        lambda folder: dcp.save(state, checkpoint_id=str(folder), no_dist=True) and None
-    )
-    found["dcp.async_save"] = by_dcp(
-        lambda folder: dcp.async_save(state, checkpoint_id=str(folder), no_dist=True)
-    )
-    copies = [tensor.clone() for tensor in state.values()]
-    found["memcpy"] = took(
-        lambda: (
-            [copy.copy_(tensor) for copy, tensor in zip(copies, state.values(), strict=True)]
-            and None
-        )
-    )
-    return found
+            if "bulk" in name:
+                tensor[::PAGE] = value
 
 
-def product_s(square: Tensor, product: Tensor) -> float:
-    """Seconds of one, the median of some."""
-    took = []
-    for _ in range(TRIALS):
+def restored_s(state: State, restore: Any, expected: float) -> float:
+    """Seconds of restoring what was destroyed before; every page is as it was saved.
+
+    Raises:
+        RuntimeError: one is not.
+    """
+    set_pages(state, -1.0)
+    begun_s = time.perf_counter()
+    with torch.no_grad():
+        restore()
+    took_s = time.perf_counter() - begun_s
+    for name, tensor in state.items():
+        if "bulk" in name and not bool((tensor[::PAGE] == expected).all()):
+            raise RuntimeError(f"{name} is not what was saved at step {expected:.0f}")
+    return took_s
+
+
+def copies_s(state: State) -> tuple[float, float]:
+    """Seconds of one warm memory copy of the state, and of two at once by two threads."""
+
+    def once(ring: list[Tensor]) -> None:
+        for number, tensor in enumerate(bulk):
+            ring[number % len(ring)].copy_(tensor)
+
+    bulk = [tensor for name, tensor in state.items() if "bulk" in name]
+    rings = [[torch.zeros_like(bulk[0]) for _ in range(min(RING, len(bulk)))] for _ in range(2)]
+    alone, both = [], []
+    for _ in range(5):
         begun_s = time.perf_counter()
-        torch.mm(square, square, out=product)
-        took.append(time.perf_counter() - begun_s)
-    return sorted(took)[TRIALS // 2]
+        once(rings[0])
+        alone.append(time.perf_counter() - begun_s)
+        threads = [threading.Thread(target=once, args=(ring,)) for ring in rings]
+        begun_s = time.perf_counter()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        both.append(time.perf_counter() - begun_s)
+    return statistics.median(alone), statistics.median(both)
+
+
+def write_s(path: Path, num_bytes: int) -> float:
+    """Seconds of writing so many bytes, one after the other, and fsync."""
+    chunk = os.urandom(CHUNK_BYTES)
+    begun_s = time.perf_counter()
+    with path.open("wb", buffering=0) as file:
+        for _ in range(num_bytes // CHUNK_BYTES):
+            file.write(chunk)
+        os.fsync(file.fileno())
+    took_s = time.perf_counter() - begun_s
+    path.unlink()
+    return took_s
+
+
+ARMS = {"paceline": by_paceline, "paceline-restore": restored_by_paceline}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
+    parser.add_argument("--arm", choices=[*ARMS, *SAVERS], required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--bytes", type=int, required=True)
-    parser.add_argument("--compute-s", type=float, required=True)
-    parser.add_argument("--rounds", type=int, required=True)
-    parser.add_argument("--steps", type=int, required=True, help="between two rounds of peers")
+    parser.add_argument("--factors", type=float, nargs="+", required=True, help="compute / copy")
+    parser.add_argument("--saves", type=int, required=True)
+    parser.add_argument("--gap", type=int, required=True, help="steps from save to save")
+    parser.add_argument("--cuts", type=Path, help="paceline's: of the job, or one of them")
     options = parser.parse_args()
     torch.set_num_threads(1)
-
-    job = pl.init()
-    model = Large(options.bytes)
-    optimizer = Touching(model.parameters(), lr=0.01)
-    optimizer.bulk = model.bulk
-    job.prepare(model, optimizer)
-    rows = pl.TensorRows(x=torch.ones(options.rounds * options.steps * 8, 8))
-    square, product = torch.rand(SIDE, SIDE), torch.empty(SIDE, SIDE)
-    products = max(1, round(options.compute_s / product_s(square, product)))
-    rounds: list[dict[str, float]] = []
-    with (options.out / "steps.f64").open("wb", buffering=0) as file:
-        for number, batch in enumerate(job.batches(rows, 8), 1):
-            given_s = time.monotonic()
-            if number % options.steps == 0:
-                rounds.append(peers(dict(model.state_dict()), options.out))
-            begun_s = time.monotonic()
-            for _ in range(products):  # stands for forward and backward
-                torch.mm(square, square, out=product)
-            model(batch.x).backward()
-            backward_s = time.monotonic()
-            optimizer.step()
-            times = [given_s, begun_s, backward_s, time.monotonic()]
-            file.write(torch.tensor(times, dtype=torch.float64).numpy().tobytes())
-            optimizer.zero_grad()
-    (options.out / "peers.json").write_text(json.dumps(rounds))
+    training = Training(options)
+    saves = ARMS.get(options.arm, by_peer)(training, options)
+    machine = {
+        "copy_s": training.copy_s,
+        "pair_s": training.pair_s,
+        "write_s": write_s(options.out / "plain", options.bytes),
+    }
+    (options.out / "machine.json").write_text(json.dumps(machine))
+    (options.out / "saves.json").write_text(json.dumps(saves))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,15 @@
-"""Steps of emulated compute by all-reduce: under paceline, or under torchrun by DDP.
+"""Steps of emulated compute by all-reduce: under paceline, under torchft, or by DDP.
 
-Each process appends the monotonic time of every step that is in its model to ``<out>/<pid>.f64``.
+DDP is what torchrun and DLRover restart. Each process appends to ``<out>/<pid>.f64`` of every step
+that is in its model: the monotonic time, and how many steps the model holds then.
 """
 
 import argparse
 import os
 import struct
 import time
+from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -28,42 +31,83 @@ class Still(nn.Module):
         """Return a loss."""
         return self.weight.mean() + x.mean() * 0
 
+    @property
+    def steps(self) -> float:
+        """How many steps are in it: of rate 1.0, each takes the same off, exactly."""
+        return -self.weight[0].item() * PARAMETERS
 
-def by_paceline(out: Path, step_s: float, megabytes: int) -> None:
+
+def train(
+    batches: Iterator[torch.Tensor],
+    model: Still,
+    wrapped: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    options: argparse.Namespace,
+) -> None:
+    """The loop, the same for all."""
+    with (options.out / f"{os.getpid()}.f64").open("wb", buffering=0) as stamps:
+        for x in batches:
+            before = model.steps
+            wrapped(x).backward()
+            time.sleep(options.step_s)  # stands for compute
+            optimizer.step()
+            if (steps := model.steps) != before:  # a step that broke is done again
+                stamps.write(struct.pack("dd", time.monotonic(), steps))
+            optimizer.zero_grad()
+
+
+def by_paceline(options: argparse.Namespace) -> None:
     import paceline as pl
     from paceline.runtime.data.batch import TensorRows
 
     job = pl.init()
-    model = Still(megabytes)
+    model = Still(options.megabytes)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     job.prepare(model, optimizer)
     data = TensorRows(x=torch.ones(4096))
-    with (out / f"{os.getpid()}.f64").open("wb", buffering=0) as stamps:
-        for batch in job.batches(data, 64, epochs=1_000_000):
-            before = model.weight[0].item()
-            model(batch.x).backward()
-            time.sleep(step_s)  # stands for compute
-            optimizer.step()
-            optimizer.zero_grad()
-            if model.weight[0].item() != before:  # a step that broke is done again
-                stamps.write(
-                    torch.tensor([time.monotonic()], dtype=torch.float64).numpy().tobytes()
-                )
+    batches = (batch.x for batch in job.batches(data, 64, epochs=1_000_000))
+    train(batches, model, model, optimizer, options)
 
 
-def by_torchrun(out: Path, step_s: float) -> None:
+def by_ddp(options: argparse.Namespace) -> None:
     from torch import distributed
 
     distributed.init_process_group("gloo")
-    ddp = nn.parallel.DistributedDataParallel(Still())
-    optimizer = torch.optim.SGD(ddp.parameters(), lr=1.0)
-    with (out / f"{os.getpid()}.f64").open("wb", buffering=0) as stamps:
-        while True:
-            ddp(torch.ones(32)).backward()
-            time.sleep(step_s)  # stands for compute
-            optimizer.step()
-            optimizer.zero_grad()
-            stamps.write(struct.pack("d", time.monotonic()))
+    model = Still()
+    ddp = nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    train(same_batches(), model, ddp, optimizer, options)
+
+
+def by_torchft(options: argparse.Namespace) -> None:
+    """As torchft's README and its ``train_ddp.py`` have it, but for the state being ours."""
+    import torchft
+
+    model = Still()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+
+    def load(state: dict[str, dict[str, object]]) -> None:
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+
+    manager = torchft.Manager(
+        pg=torchft.ProcessGroupGloo(timeout=timedelta(seconds=5)),
+        min_replica_size=1,
+        load_state_dict=load,
+        state_dict=lambda: {"model": model.state_dict(), "optimizer": optimizer.state_dict()},
+        replica_id=f"stepping_{os.environ['REPLICA_GROUP_ID']}",
+        timeout=timedelta(seconds=30),
+    )
+    ddp = torchft.DistributedDataParallel(manager, model)
+    wrapped = torchft.Optimizer(manager, optimizer)
+
+    wrapped.zero_grad()  # begins a step of torchft: the first one, here
+    train(same_batches(), model, ddp, wrapped, options)
+
+
+def same_batches() -> Iterator[torch.Tensor]:
+    while True:
+        yield torch.ones(32)
 
 
 def main() -> None:
@@ -73,9 +117,11 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=0)
     options = parser.parse_args()
     if "PACELINE_NODE" in os.environ:
-        by_paceline(options.out, options.step_s, options.megabytes)
+        by_paceline(options)
+    elif "TORCHFT_LIGHTHOUSE" in os.environ:
+        by_torchft(options)
     else:
-        by_torchrun(options.out, options.step_s)
+        by_ddp(options)
 
 
 if __name__ == "__main__":

@@ -44,6 +44,7 @@ class Cuts:
         # Volatile.
         #: The cut that servers are copying.
         self.copying: int | None = None
+        self.least_step = 0
         #: The valid one that they are writing to disk.
         self.storing: int | None = None
         self.copied: dict[int, Copied] = {}
@@ -100,9 +101,9 @@ class Cuts:
         """The number of the newest cut on disk."""
         return max((cut.cut.cut_no for cut in self.valid if not cut.cut.in_memory), default=0)
 
-    def begin(self) -> None:
-        """Have the next cut copied."""
-        self.copying = self.last_no + 1
+    def begin(self, least_step: int = 0) -> None:
+        """Have the next cut copied, of this step or a later one."""
+        self.copying, self.least_step = self.last_no + 1, least_step
         self.copied.clear()
 
     def awaited(self, holders: Iterable[int]) -> tuple[int, list[int]] | None:

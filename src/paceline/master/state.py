@@ -712,7 +712,7 @@ class MasterState:
         """Ask for a cut, unless one is under way or servers are being restored."""
         if self.cuts.under_way or not self._holders():
             return []
-        self.cuts.begin()
+        self.cuts.begin(self.step)
         return self._ask_cut()
 
     def cut_wanted(self, message: AskCut) -> list[Instruction]:
@@ -753,7 +753,8 @@ class MasterState:
         if asked is None:
             return []
         number, holders = asked
-        step = max([0, *(wanted.step for wanted in self.cuts.wanted.values())])
+        # A member may be a step behind the one whose word we have.
+        step = max([self.cuts.least_step, *(one.step for one in self.cuts.wanted.values())])
         return [
             Send(inc, TakeCut(epoch_no=self.epoch_no, inc=inc, cut_no=number, step=step))
             for inc in holders

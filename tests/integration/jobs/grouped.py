@@ -28,7 +28,9 @@ class Planted(nn.Module):
     def __init__(self, num_samples: int, batch_size: int, num_ballast: int) -> None:
         super().__init__()
         self.batch_size = batch_size
-        self.ballast = nn.Parameter(torch.zeros(num_ballast, dtype=torch.float64))
+        self.ballast = None
+        if num_ballast:
+            self.ballast = nn.Parameter(torch.zeros(num_ballast, dtype=torch.float64))
         self.seen = nn.Parameter(torch.zeros(num_samples, dtype=torch.float64))
         self.net = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 1)).double()
 
@@ -37,12 +39,12 @@ class Planted(nn.Module):
         x = torch.stack([torch.sin(ids * (k + 1.0)) for k in range(4)], dim=1).double()
         error = self.net(x).squeeze(1) - torch.cos(ids * 0.1)
         loss = (error**2).mean() - self.seen[ids].mean()
-        return loss - self.ballast.sum() / self.batch_size if self.ballast.numel() else loss
+        return loss if self.ballast is None else loss - self.ballast.sum() / self.batch_size
 
     def check_whole(self) -> None:
         """Raise if it is not of one step."""
         steps = self.seen.detach().sum() / self.batch_size
-        if self.ballast.numel() and not (self.ballast == steps.round()).all():
+        if self.ballast is not None and not (self.ballast == steps.round()).all():
             raise AssertionError(f"torn: {self.ballast.unique()[:5]} after {steps} steps")
 
 
@@ -128,7 +130,7 @@ def build(
     model = Planted(options.num_samples, options.batch_size, options.ballast)
     # Of a mean over a step each sample has its part: times their number it counts as one.
     planted = {
-        "params": [model.seen, model.ballast],
+        "params": [model.seen, *([] if model.ballast is None else [model.ballast])],
         "lr": float(options.batch_size),
         "momentum": 0.0,
     }
