@@ -78,6 +78,7 @@ def test_null_takes_an_optional_value_back_to_none() -> None:
 def test_a_file_with_every_key_is_read() -> None:
     Path("job.yaml").write_text(
         "script: train.py\nargs: [a]\nname: n\nseed: 1\nstrategy: ps\nmode: ssp\nstaleness: 2\n"
+        "deterministic: no\n"
         "samples: at-most-once\nsolution: none\nworkers: {count: 2, cpu: 0.5, memory: 1GiB}\n"
         "servers: {count: 2, cpu: 1, memory: 512MiB}\ntorch_threads: 2\nenv: {A: b}\n"
         "data: {shard_size: 10, shuffle: no, seed: 3}\nbatch_size: 8\nepochs: 2\n"
@@ -91,10 +92,10 @@ def test_a_file_with_every_key_is_read() -> None:
         "run_as: file\ncwd: .\n"
     )
     spec = resolve("job.yaml", {})
-    only_allreduce = "min_workers"
-    assert set(spec.sources) == {*LEAVES, "env.A"} - {only_allreduce}
+    only_allreduce = {"min_workers", "blocks"}
+    assert set(spec.sources) == {*LEAVES, "env.A"} - only_allreduce
     defaults = [line for line in explain(spec) if line.endswith("(default)")]
-    assert defaults == ["min_workers = 1  (default)"]
+    assert defaults == ["min_workers = 1  (default)", "blocks = 16  (default)"]
     assert (spec.data_seed, spec.pending_s, spec.restart.backoff_max_s) == (3, 0.2, 3600.0)
 
 
@@ -113,7 +114,7 @@ def test_every_default_is_a_value_that_the_reader_takes() -> None:
     flags = {
         key: "null" if leaf.default is None else leaf.example
         for key, leaf in LEAVES.items()
-        if key not in {"script", "args", "name", "min_workers"}
+        if key not in {"script", "args", "name", "min_workers", "blocks"}
     }
     spec = resolve("train.py", flags | {"mode": "ssp", "workers.count": "1", "servers.count": "1"})
     assert msgspec.structs.replace(spec, sources={}, mode="bsp", name="job") == JobSpec(

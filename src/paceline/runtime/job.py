@@ -12,14 +12,12 @@ servers do, or every worker). Which it is is decided here and nowhere else; the 
 """
 
 import os
-import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -34,6 +32,7 @@ from paceline.runtime.data.stream import StreamSource
 from paceline.runtime.data.work import Array
 from paceline.runtime.ps.alone import Alone
 from paceline.runtime.ps.strategy import HeldElsewhere
+from paceline.runtime.seeding import seed_all
 from paceline.runtime.strategy import Strategy
 from paceline.wire.messages.feeds import Feed
 from paceline.wire.spec import JobSpec
@@ -51,7 +50,7 @@ def init() -> "Job":
     initial model: call it before making the model.
     """
     strategy = _strategy()
-    _seed_all(strategy.spec.seed)
+    seed_all(strategy.spec.seed)
     return Job(strategy)
 
 
@@ -114,9 +113,9 @@ class Job:
         schedulers = [one for one in flat if isinstance(one, LRScheduler)]
         self._strategy.prepare(modules, optimizers, schedulers)
         self._modules, self._optimizers = modules, optimizers
-        if self._strategy.rank:
+        if self._strategy.rank and not self._strategy.spec.deterministic:
             # From here on workers differ, in their dropout for one.
-            _seed_all(self._strategy.spec.seed + self._strategy.rank)
+            seed_all(self._strategy.spec.seed + self._strategy.rank)
         return objects[0] if len(objects) == 1 else objects
 
     def batches(
@@ -183,7 +182,16 @@ class Job:
             shuffle=shuffle,
             window_shards=window_shards,
         )
-        make_loader = partial(_loader, dataset, feed, num_workers, collate_fn, pin_memory, prefetch)
+        make_loader = partial(
+            _loader,
+            dataset,
+            feed,
+            num_workers,
+            collate_fn,
+            pin_memory,
+            prefetch,
+            seeded=spec.deterministic,
+        )
         return self._run(feed, make_loader, growth, prefetch * max(num_workers, 1))
 
     def _run(
@@ -349,12 +357,6 @@ class Job:
 # ---------------------------------------------------------------------------- checks and parts
 
 
-def _seed_all(seed: int) -> None:
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
-
-
 def _flatten(objects: Any) -> Iterator[Any]:
     for one in objects:
         if isinstance(one, list | tuple):
@@ -408,6 +410,8 @@ def _loader(
     collate_fn: CollateFn | None,
     pin_memory: bool = False,
     prefetch: int = 2,
+    *,
+    seeded: bool = False,
 ) -> Loader:
     return Loader(
         dataset,
@@ -416,6 +420,7 @@ def _loader(
         collate_fn=collate_fn,
         pin_memory=pin_memory,
         prefetch=prefetch,
+        seeded=seeded,
     )
 
 

@@ -21,16 +21,25 @@ SLOW_S = 0.2
 
 
 class Planted(nn.Module):
-    """``seen``: how often each sample is in the model; ``net``: something that learns."""
+    """``seen``: how often each sample is in the model; ``net``: something that learns.
 
-    def __init__(self, num_samples: int) -> None:
+    ``rough``: in float32, with random numbers and statistics of batches, and large enough that the
+    order of a sum shows.
+    """
+
+    def __init__(self, num_samples: int, *, rough: bool) -> None:
         super().__init__()
         self.seen = nn.Parameter(torch.zeros(num_samples, dtype=torch.float64))
         self.net = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 1)).double()
+        if rough:
+            hidden = [nn.Linear(64, 64), nn.Dropout(0.3), nn.ReLU()]
+            first = [nn.Linear(4, 64), nn.BatchNorm1d(64), nn.ReLU()]
+            self.net = nn.Sequential(*first, *hidden, nn.Linear(64, 1))
+        self.dtype = next(self.net.parameters()).dtype
 
     def forward(self, ids: Tensor) -> Tensor:
         """Return a loss, a mean over the samples."""
-        x = torch.stack([torch.sin(ids * (k + 1.0)) for k in range(4)], dim=1).double()
+        x = torch.stack([torch.sin(ids * (k + 1.0)) for k in range(4)], dim=1).to(self.dtype)
         error = self.net(x).squeeze(1) - torch.cos(ids * 0.1)
         return (error**2).mean() - self.seen[ids].mean()
 
@@ -59,6 +68,8 @@ def flags() -> argparse.Namespace:
     )
     parser.add_argument("--hang", default="", help="node:batch at which its first life hangs")
     parser.add_argument("--evaluate", action="store_true")
+    parser.add_argument("--rough", action="store_true", help="a net of which equal bits mean more")
+    parser.add_argument("--adam", action="store_true", help="for the net, as a second optimizer")
     return parser.parse_args()
 
 
@@ -71,15 +82,18 @@ def main() -> None:
     sleeper, _, since = options.hang.partition(":")
 
     job = pl.init()
-    model = Planted(options.num_samples)
+    model = Planted(options.num_samples, rough=options.rough)
     # Of a mean over a step each sample has its part: times their number it counts as one.
     planted = {"params": [model.seen], "lr": float(options.batch_size), "momentum": 0.0}
     learning = {"params": list(model.net.parameters()), "lr": 0.05}
-    optimizer = torch.optim.SGD([planted, learning], momentum=0.9)
+    if options.adam:
+        parts = [torch.optim.SGD([planted]), torch.optim.Adam([learning | {"lr": 0.01}])]
+    else:
+        parts = [torch.optim.SGD([planted, learning], momentum=0.9)]
     rates = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, [lambda _: 1.0, lambda step: 0.9 ** (step // 10)]
+        parts[-1], [lambda _: 1.0, lambda step: 0.9 ** (step // 10)][-len(parts[-1].param_groups) :]
     )
-    job.prepare(model, optimizer, rates)
+    job.prepare(model, parts, rates)
     dataset = torch.utils.data.TensorDataset(torch.arange(options.num_samples))
     ids_file = (options.out / f"{name}.ids").open("wb", buffering=0)
     times_file = (options.out / f"{name}.times").open("wb", buffering=0)
@@ -99,9 +113,10 @@ def main() -> None:
             # Stands for compute, so that faults fall into a step.
             slow = options.slow_until_told and not (options.out / "hurry").exists()
             time.sleep(SLOW_S if slow else options.step_s)
-            optimizer.step()
+            for optimizer in parts:
+                optimizer.step()
             rates.step()
-            optimizer.zero_grad()
+            model.zero_grad()
     if node == options.die_at_end:
         die_once(options.out)
     if options.evaluate:

@@ -13,6 +13,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.base.errors import ConfigError, InternalError
+from paceline.runtime.allreduce.blocks import BlockReducer
+from paceline.runtime.allreduce.buffers import Buffers
 from paceline.runtime.allreduce.client import GroupClient
 from paceline.runtime.allreduce.loop import Loop
 from paceline.runtime.allreduce.outside import Outside
@@ -42,6 +44,8 @@ class HeldByAll:
         self._loop: Loop | None = None
         #: What the optimizers' own steps are.
         self._takes: list[Callable[[], Any]] = []
+        if self.spec.deterministic:
+            torch.use_deterministic_algorithms(True)
 
     def prepare(
         self,
@@ -54,7 +58,11 @@ class HeldByAll:
         self._params = _trained(optimizers)
         # With several optimizers a backward may belong to any of them: nothing leaves before all
         # of them step.
-        self._reducer = Reducer(self._params, early=len(optimizers) == 1)
+        early = len(optimizers) == 1
+        if self.spec.deterministic:
+            self._reducer = BlockReducer(self._params, Buffers(modules), early=early)
+        else:
+            self._reducer = Reducer(self._params, early=early)
         self._optimizers = optimizers
         for number, optimizer in enumerate(optimizers):
             self._follow(optimizer, number)
