@@ -32,6 +32,7 @@ soak: setup
 chaos: setup
 	$(BIN)/python -m tests.chaos.run --seeds $(or $(SEEDS),0:200)
 	$(BIN)/python -m tests.chaos.grouped --seeds $(or $(SEEDS),0:200)
+	$(BIN)/python -m tests.chaos.grouped --seeds $(or $(SEEDS),0:200) --deterministic
 
 bench: setup
 	failed=0; for script in $(filter-out benchmarks/harness.py,$(wildcard benchmarks/*.py)); do \

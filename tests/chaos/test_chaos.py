@@ -142,3 +142,8 @@ def test_the_slice_of_groups_does_most_things_to_workers() -> None:
 @pytest.mark.parametrize("seed", GROUPED)
 def test_a_group_survives(seed: int) -> None:
     grouped.run(grouped.case_of(seed))
+
+
+def test_a_deterministic_group_ends_with_the_bits_of_one_worker() -> None:
+    case = grouped.case_of(GROUPED[-1])
+    grouped.run(case, grouped.undisturbed(case.epochs))
