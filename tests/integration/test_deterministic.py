@@ -31,15 +31,15 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
 
 
-def end_of(job: RunningJob, *, lives: int) -> Model:
-    """What all held at the end, equal among them."""
+def end_of(job: RunningJob, *, lives: int, but: str = "none") -> Model:
+    """What all held at the end, equal among them, ``but`` names that begin so."""
     outcome = job.end()
     assert outcome.state == "finished", outcome
     first, *others = held = [*finals(job).values()]
     assert len(held) == lives
-    assert first["seen"].min() >= 1.0
+    assert first["seen"].min() >= (0.0 if "scale" in first else 1.0)
     for other in others:
-        check_same_bits(first, other)
+        check_same_bits(first, other, but=but)
     until(lambda: not leftovers(job.job), "a clean machine")
     return first
 
@@ -52,9 +52,9 @@ def undisturbed(out: Path, *flags: str, workers: int = 1, **spec: Any) -> Model:
         return end_of(job, lives=workers)
 
 
-def check_same_bits(one: Model, other: Model) -> None:
+def check_same_bits(one: Model, other: Model, *, but: str = "none") -> None:
     for name, values in one.items():
-        assert values.tobytes() == other[name].tobytes(), name
+        assert name.startswith(but) or values.tobytes() == other[name].tobytes(), name
 
 
 @pytest.mark.parametrize("flags", [(), ("--adam",)])
@@ -100,3 +100,30 @@ def test_after_the_death_of_all_the_bits_are_those_of_an_undisturbed_run(tmp_pat
             os.kill(node.pid, signal.SIGKILL)
         check_same_bits(alone, end_of(job, lives=2))
         assert len(job.events("epoch")) == 2
+
+
+@pytest.mark.parametrize("flags", [("--half",), ("--half", "--adam")])
+def test_a_scaler_leaves_the_same_steps_out_and_who_joins_has_its_scale(
+    tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    alone = undisturbed(tmp_path / "alone", *flags)
+    assert alone["scale"] < 2.0**20, "some steps were left out"
+    if not flags[1:]:  # else the other optimizer had nothing to leave out
+        left_out = int((alone["seen"] == 0).sum())
+        assert 0 < left_out < 1000
+        assert left_out % 64 in (0, 2000 % 64), "whole steps"
+    die = ("--die", "worker-1:70", "--step-s", "0.01")
+    with group(tmp_path / "out", *ROUGH, *flags, *die, workers=2, deterministic=True) as job:
+        disturbed = end_of(job, lives=2)
+        assert members(job) == [{0, 1}, {0}, {0, 1}]
+        assert job.end().committed == 2000
+    check_same_bits(alone, disturbed)
+
+
+def test_a_scaler_without_blocks_leaves_the_same_steps_out_in_all_members(tmp_path: Path) -> None:
+    flags = (*ROUGH, "--half", "--die", "worker-1:12", "--step-s", "0.05")
+    with group(tmp_path / "out", *flags, workers=3) as job:
+        held = end_of(job, lives=3, but="net.1.running")
+        assert len(members(job)) >= 2
+    assert 0 < int((held["seen"] == 0).sum()) < 1000
+    assert held["scale"] < 2.0**20

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -91,10 +92,11 @@ class Job:
         return self._strategy.rank == 0
 
     def prepare(self, *objects: Any) -> Any:
-        """Hand models, optimizers and schedulers over to the job, all in one call.
+        """Hand models, optimizers, schedulers and scalers over to the job, all in one call.
 
         Args:
-            objects: ``nn.Module``s, torch optimizers and schedulers, also in lists and tuples.
+            objects: ``nn.Module``s, torch optimizers and schedulers, and with strategy allreduce
+                ``torch.amp.GradScaler``s, also in lists and tuples.
 
         Returns:
             What was given, in the same form (one object: that object). Models and optimizers are
@@ -111,7 +113,8 @@ class Job:
         optimizers = [one for one in flat if isinstance(one, Optimizer)]
         _check_prepared(flat, modules, optimizers)
         schedulers = [one for one in flat if isinstance(one, LRScheduler)]
-        self._strategy.prepare(modules, optimizers, schedulers)
+        scalers = [one for one in flat if isinstance(one, GradScaler)]
+        self._strategy.prepare(modules, optimizers, schedulers, scalers)
         self._modules, self._optimizers = modules, optimizers
         if self._strategy.rank and not self._strategy.spec.deterministic:
             # From here on workers differ, in their dropout for one.
@@ -367,10 +370,10 @@ def _flatten(objects: Any) -> Iterator[Any]:
 
 def _check_prepared(flat: list[Any], modules: list[nn.Module], optimizers: list[Optimizer]) -> None:
     for one in flat:
-        if not isinstance(one, nn.Module | Optimizer | LRScheduler):
+        if not isinstance(one, nn.Module | Optimizer | LRScheduler | GradScaler):
             raise ConfigError(
-                f"job.prepare got a {type(one).__name__}; it takes nn.Modules, torch optimizers "
-                "and learning rate schedulers (and lists of them)"
+                f"job.prepare got a {type(one).__name__}; it takes nn.Modules, torch optimizers, "
+                "learning rate schedulers and GradScalers (and lists of them)"
             )
         if isinstance(one, LRScheduler) and one.optimizer not in optimizers:
             raise ConfigError(

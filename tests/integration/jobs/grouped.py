@@ -51,6 +51,17 @@ def die_once(out: Path) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def step_all(optimizers: list[torch.optim.Optimizer], scaler: torch.amp.GradScaler | None) -> None:
+    """Take a step."""
+    for optimizer in optimizers:
+        if scaler is None:
+            optimizer.step()
+        else:
+            scaler.step(optimizer)
+    if scaler is not None:
+        scaler.update()
+
+
 def flags() -> argparse.Namespace:
     """What the test asks for."""
     parser = argparse.ArgumentParser()
@@ -69,6 +80,7 @@ def flags() -> argparse.Namespace:
     parser.add_argument("--hang", default="", help="node:batch at which its first life hangs")
     parser.add_argument("--evaluate", action="store_true")
     parser.add_argument("--rough", action="store_true", help="a net of which equal bits mean more")
+    parser.add_argument("--half", action="store_true", help="float16 that overflows at times")
     parser.add_argument("--adam", action="store_true", help="for the net, as a second optimizer")
     return parser.parse_args()
 
@@ -93,7 +105,9 @@ def main() -> None:
     rates = torch.optim.lr_scheduler.LambdaLR(
         parts[-1], [lambda _: 1.0, lambda step: 0.9 ** (step // 10)][-len(parts[-1].param_groups) :]
     )
-    job.prepare(model, parts, rates)
+    # It doubles what it scales by until gradients overflow.
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12, growth_interval=4)
+    job.prepare(model, parts, rates, *([scaler] if options.half else []))
     dataset = torch.utils.data.TensorDataset(torch.arange(options.num_samples))
     ids_file = (options.out / f"{name}.ids").open("wb", buffering=0)
     times_file = (options.out / f"{name}.times").open("wb", buffering=0)
@@ -109,12 +123,13 @@ def main() -> None:
                 time.sleep(1000)
             # Before backward ends, as computing is: with its end a worker's own time of a step does.
             time.sleep(len(ids) * options.sample_s * (3 if node == options.slow else 1))
-            model(ids).backward()
+            with torch.autocast("cpu", torch.float16, enabled=options.half):
+                loss = model(ids)
+            (scaler.scale(loss) if options.half else loss).backward()
             # Stands for compute, so that faults fall into a step.
             slow = options.slow_until_told and not (options.out / "hurry").exists()
             time.sleep(SLOW_S if slow else options.step_s)
-            for optimizer in parts:
-                optimizer.step()
+            step_all(parts, scaler if options.half else None)
             rates.step()
             model.zero_grad()
     if node == options.die_at_end:
@@ -122,7 +137,10 @@ def main() -> None:
     if options.evaluate:
         found = job.evaluate(lambda batch: {"seen": model.seen[batch[0]]}, dataset, 100)
         save_file(found, options.out / f"{name}.evaluated")
-    save_file(dict(job.state_dict()), options.out / f"{name}.final")
+    held = dict(job.state_dict())
+    if options.half:
+        held["scale"] = torch.tensor(scaler.get_scale())
+    save_file(held, options.out / f"{name}.final")
 
 
 if __name__ == "__main__":

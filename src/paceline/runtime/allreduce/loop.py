@@ -305,10 +305,18 @@ class Loop:
                 self._reducer.update()
                 self._client.updated(step.whole, last=step.last)
 
-    def settle(self) -> None:
-        """Have the averaged gradients in place before the optimizers ask for them."""
+    def settle(self) -> bool:
+        """Have the averaged gradients in place before the optimizers ask for them.
+
+        Whether there are any, which are to change the model.
+        """
         if self.step is not None:
             self._settle(self.step)
+        return self.step is not None and self.step.holds
+
+    def has_stepped(self, optimizer: int) -> bool:
+        """Whether it was told to step on the batch in hand."""
+        return self.step is not None and optimizer in self.step.stepped
 
     def _finish_batch(self, step: Step) -> None:
         """The user asks for the next batch."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -20,6 +21,7 @@ from paceline.runtime.allreduce.loop import Loop
 from paceline.runtime.allreduce.outside import Outside
 from paceline.runtime.allreduce.reducer import Reducer
 from paceline.runtime.allreduce.replica import Replica
+from paceline.runtime.allreduce.scaling import follow_steps
 from paceline.runtime.data.growth import Growth
 from paceline.runtime.data.reader import Reader
 from paceline.runtime.data.work import Array
@@ -52,6 +54,7 @@ class HeldByAll:
         modules: Sequence[nn.Module],
         optimizers: Sequence[Optimizer],
         schedulers: Sequence[LRScheduler],
+        scalers: Sequence[GradScaler] = (),
     ) -> None:
         """See `Strategy.prepare`."""
         _check_dense(modules)
@@ -67,7 +70,9 @@ class HeldByAll:
         for number, optimizer in enumerate(optimizers):
             self._follow(optimizer, number)
         outside = Outside(schedulers, self._num_schedules)
-        self.client.start(Replica(modules, optimizers, schedulers, outside))
+        for scaler in scalers:
+            follow_steps(scaler, optimizers, lambda: self._loop)
+        self.client.start(Replica(modules, optimizers, schedulers, outside, scalers))
 
     def _follow(self, optimizer: Optimizer, number: int) -> None:
         """Make ``optimizer.step()`` apply the mean over all members, or nothing."""
