@@ -49,8 +49,13 @@ NET = Rough()
 X = torch.randn(BATCH, 6)
 
 
-def trained(group: Group, sizes: Sequence[int], **options: bool) -> dict[str, Tensor]:
-    """What a member holds after three steps of SGD, gradients of the last one included."""
+def trained(
+    group: Group, sizes: Sequence[int], *, profiles: bool = False, **options: bool
+) -> dict[str, Tensor]:
+    """What a member holds after three steps of SGD, gradients of the last one included.
+
+    ``profiles``: each with a batch before it that does not count.
+    """
     net = copy.deepcopy(NET)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
     reducer = BlockReducer([*net.parameters()], Buffers([net]), **options)
@@ -61,6 +66,10 @@ def trained(group: Group, sizes: Sequence[int], **options: bool) -> dict[str, Te
         reducer.begin(group, runs)
         for number, (span,) in enumerate(mine, 1):
             part = len(span) / sum(map(len, whole)) if runs[group.rank] else 0.0
+            if profiles and number == 1:
+                reducer.expect(0.0, lambda: None, last=False)
+                net(3.0 * X, sometimes=True).backward()
+                reducer.take()
             reducer.expect(part, lambda: None, last=number == len(mine))
             net(X[span.start : span.stop], sometimes=span.start > 12).backward()
             assert not reducer.called_twice
@@ -88,7 +97,10 @@ def test_the_bits_are_those_of_one_member(
     monkeypatch.setattr(reducer_module, "BUCKET_BYTES", 64)
     monkeypatch.setattr(reducer_module, "FIRST_BUCKET_BYTES", 8)
     (alone,) = in_group(1, lambda group: trained(group, [2]))
-    for found in in_group(len(sizes), lambda group: trained(group, sizes, early=early)):
+    members = in_group(
+        len(sizes), lambda group: trained(group, sizes, profiles=group.rank == 0, early=early)
+    )
+    for found in members:
         for name, values in found.items():
             assert alone[name].dtype == values.dtype
             bits, wanted = (

@@ -134,7 +134,8 @@ class BlockReducer(Reducer):
     def _note_buffers(self) -> None:
         if not self._is_noted:
             self._buffers.note(is_first=self._is_first)
-            self._is_noted, self._is_first = True, False
+            self._is_noted = True
+            self._is_first &= not self._part  # what does not count is no block of the step
 
     def take(self) -> None:
         """See `Reducer.take`."""
