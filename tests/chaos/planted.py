@@ -24,11 +24,11 @@ NUM_COUNTERS = 3 * 65_536
 class Counts(nn.Module):
     """One row per sample, and dense counters."""
 
-    def __init__(self, num_samples: int) -> None:
+    def __init__(self, num_samples: int, num_counters: int) -> None:
         super().__init__()
         self.seen = nn.Embedding(num_samples, 1, sparse=True, dtype=torch.float64)
         nn.init.zeros_(self.seen.weight)
-        self.counters = nn.Parameter(torch.zeros(NUM_COUNTERS, dtype=torch.float64))
+        self.counters = nn.Parameter(torch.zeros(num_counters, dtype=torch.float64))
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Minus what is counted: its gradient is -1 per row and -b per counter."""
@@ -65,13 +65,14 @@ def main() -> None:
     parser.add_argument("--synchronous", action="store_true")
     parser.add_argument("--by-updates", action="store_true", help="count updates of rows")
     parser.add_argument("--slow", default="", help="a node that takes three times as long")
+    parser.add_argument("--counters", type=int, default=NUM_COUNTERS)
     options = parser.parse_args()
     slowness = 3 if os.environ["PACELINE_NODE"] == options.slow else 1
 
     job = pl.init()
     time.sleep(options.setup_s)  # stands for reading a vocabulary, or compiling a model
     rate = float(options.batch_size) if options.synchronous else 1.0
-    model = Counts(options.num_samples)
+    model = Counts(options.num_samples, options.counters)
     rows, counters = list(model.seen.parameters()), [model.counters]
     optimizers: list[torch.optim.Optimizer] = [torch.optim.SGD([*counters, *rows], lr=rate)]
     if options.by_updates:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos import grouped
+from tests.chaos import grouped, interrupted
 from tests.chaos.faults import ROLES, kinds_for, pace_connections, unpace_quietly
 from tests.chaos.run import SOLUTIONS, case_of, full_case_of, run, summary
 
@@ -147,3 +147,9 @@ def test_a_group_survives(seed: int) -> None:
 def test_a_deterministic_group_ends_with_the_bits_of_one_worker() -> None:
     case = grouped.case_of(GROUPED[-1])
     grouped.run(case, grouped.undisturbed(case.epochs))
+
+
+@pytest.mark.parametrize("strategy", ["allreduce", "ps"])
+def test_whatever_calls_itself_a_cut_is_whole(strategy: str) -> None:
+    facts = interrupted.run(strategy, kills=2, seed=0, ballast=1 << 20)
+    assert facts["cuts_checked"]

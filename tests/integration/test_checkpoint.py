@@ -1,18 +1,22 @@
-"""What is exported from a finished job's last cut is what its script held at the end."""
+"""Cuts: made when asked for, and what is exported from one is what the script held."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
 from paceline.cli.launch import launch
 from paceline.cli.main import app
-from paceline.wire.spec import JobSpec, NodeSpec
+from paceline.wire.cut import read_manifest
+from paceline.wire.spec import CheckpointSpec, JobSpec, NodeSpec
 from tests.chaos.oracle import leftovers
 from tests.integration.running import RunningJob, running, until
 
+SELDOM = CheckpointSpec(every_s=10_000.0)
 GROUPED = Path(__file__).with_name("jobs") / "grouped.py"
 
 
@@ -44,21 +48,77 @@ def test_servers_last_cut_is_the_model_that_the_script_saved(tmp_path: Path) -> 
         check_export(job, tmp_path / "model.safetensors", 512)
 
 
+def grouped(out: Path, *flags: str, **spec: Any) -> RunningJob:
+    """A job of two workers that hold the model."""
+    fields = {
+        "script": str(GROUPED),
+        "args": ("--out", str(out), "--num-samples", "512", *flags),
+        "name": "grouped",
+        "strategy": "allreduce",
+        "workers": NodeSpec(count=2),
+        "solution": "none",
+    }
+    return RunningJob(launch(JobSpec(**(fields | spec))), out)
+
+
 def test_members_last_cut_is_the_model_that_the_script_saved(tmp_path: Path) -> None:
-    args = ("--out", str(tmp_path), "--num-samples", "512", "--step-s", "0.005")
-    spec = JobSpec(
-        script=str(GROUPED),
-        args=args,
-        name="grouped",
-        strategy="allreduce",
-        workers=NodeSpec(count=2),
-        solution="none",
-    )
-    job = RunningJob(launch(spec), tmp_path)
+    job = grouped(tmp_path, "--step-s", "0.005")
     try:
         assert job.end().state == "finished"
         until(lambda: not leftovers(job.job), "a clean machine")
         first, *_ = tmp_path.glob("*.final")
         check_export(job, first, 512)
+    finally:
+        job.close()
+
+
+def steps_kept(job: RunningJob) -> list[int]:
+    """The steps of the cuts so far, oldest first."""
+    return [read_manifest(cut).step for cut in job.cuts()]
+
+
+def check_asked_for(job: RunningJob, step: int, slack: int = 3) -> None:
+    """A cut with this step comes while the job goes on, no other one, and the job ends well."""
+    until(lambda: len(job.cuts()) > 0 and steps_kept(job)[-1] > 0, "a cut", 20.0)
+    assert step <= steps_kept(job)[-1] <= step + slack, steps_kept(job)
+    (job.out / "hurry").touch()
+    assert job.end().state == "finished"
+    # The one that was asked for, and the last one.
+    assert len([step for step in steps_kept(job) if step]) == 2
+    until(lambda: not leftovers(job.job), "a clean machine")
+
+
+def test_a_worker_that_asks_for_a_cut_of_servers_gets_it(tmp_path: Path) -> None:
+    flags = ("--num-samples", "512", "--step-s", "0.005", "--slow-until-told", "--keep-at", "3")
+    with running(tmp_path, *flags, mode="bsp", checkpoint=SELDOM) as job:
+        check_asked_for(job, 3)
+
+
+def test_members_that_ask_for_a_cut_get_one(tmp_path: Path) -> None:
+    job = grouped(tmp_path, "--slow-until-told", "--keep-at", "3", checkpoint=SELDOM)
+    try:
+        check_asked_for(job, 3)
+    finally:
+        job.close()
+
+
+def test_a_wish_for_a_cut_outlives_the_master(tmp_path: Path) -> None:
+    flags = ("--num-samples", "512", "--slow-until-told", "--keep-at", "3")
+    with running(tmp_path, *flags, mode="bsp", checkpoint=SELDOM) as job:
+        until(lambda: any(len(t) >= 3 for t in job.times().values()), "the third batch")
+        psutil.Process(job.status().master_pid).kill()
+        check_asked_for(job, 3, slack=15)
+
+
+def test_cuts_come_every_so_many_steps(tmp_path: Path) -> None:
+    every = CheckpointSpec(every_steps=2, share=1.0, keep=100)
+    job = grouped(tmp_path, "--slow-until-told", checkpoint=every)
+    try:
+        until(lambda: len(job.cuts()) >= 2, "two cuts", 20.0)
+        kept = steps_kept(job)
+        # A report of steps is half a second old at most: here that is five of two workers.
+        assert all(2 <= later - earlier <= 7 for earlier, later in zip([0, *kept], kept)), kept
+        (tmp_path / "hurry").touch()
+        assert job.end().state == "finished"
     finally:
         job.close()

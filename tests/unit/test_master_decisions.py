@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from paceline.master.ending import LAST_CUT_S, LEAVE_S, Ending, Seen, Stage
 from paceline.master.monitor import Monitor, Rate
-from paceline.master.sizing import cut_is_due, lease_samples, lease_steps, plan_lead, tail_share
+from paceline.master.sizing import lease_samples, lease_steps, plan_lead, tail_share
 from paceline.wire.messages.agent import NodeFacts
 
 PLENTY = 10**9
@@ -104,13 +104,6 @@ def test_while_a_worker_is_missed_little_is_dealt_out_ahead(
     step_s: float | None, steps: int
 ) -> None:
     assert lease_steps(step_s, complete=False) == steps
-
-
-def test_a_cut_is_due_by_time_or_by_its_share_whichever_is_rarer() -> None:
-    assert not cut_is_due(since_s=4.9, every_s=5.0, cost_s=0.01, share=0.02)
-    assert cut_is_due(since_s=5.0, every_s=5.0, cost_s=0.01, share=0.02)
-    assert not cut_is_due(since_s=49.0, every_s=5.0, cost_s=1.0, share=0.02)
-    assert cut_is_due(since_s=50.0, every_s=5.0, cost_s=1.0, share=0.02)
 
 
 def seen(workers: int = 0, cut: int = 0, *, servers_up: bool = True, agents: int = 0) -> Seen:

@@ -92,10 +92,14 @@ def test_a_file_with_every_key_is_read() -> None:
         "run_as: file\ncwd: .\n"
     )
     spec = resolve("job.yaml", {})
-    only_allreduce = {"min_workers", "blocks"}
-    assert set(spec.sources) == {*LEAVES, "env.A"} - only_allreduce
+    only_elsewhere = {"min_workers", "blocks", "checkpoint.every_steps"}
+    assert set(spec.sources) == {*LEAVES, "env.A"} - only_elsewhere
     defaults = [line for line in explain(spec) if line.endswith("(default)")]
-    assert defaults == ["min_workers = 1  (default)", "blocks = 16  (default)"]
+    assert sorted(defaults) == [
+        "blocks = 16  (default)",
+        "checkpoint.every_steps = none  (default)",
+        "min_workers = 1  (default)",
+    ]
     assert (spec.data_seed, spec.pending_s, spec.restart.backoff_max_s) == (3, 0.2, 3600.0)
 
 
@@ -104,7 +108,7 @@ def test_explain_names_each_value_and_its_source_but_hides_the_environment() -> 
     lines = explain(resolve("job.yaml", {"servers.memory": "2GiB"}))
     assert "workers.count = 4  (job.yaml:2)" in lines
     assert "servers.memory = 2GiB  (--set servers.memory)" in lines
-    assert "checkpoint.every_s = 5s  (default)" in lines
+    assert "checkpoint.every_s = none  (default)" in lines
     assert "batch_size = none  (default)" in lines
     assert "env.TOKEN = ***  (job.yaml:3)" in lines
     assert "secret" not in "\n".join(lines)

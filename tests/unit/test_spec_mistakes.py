@@ -311,7 +311,14 @@ WRONG_FILES = [
         "script: train.py\ncheckpoint: {every_s: 0}\n",
         (
             "job.yaml:2: checkpoint.every_s: got '0', expected a duration like 30s or 5m above 0; "
-            "write e.g. every_s: 5s"
+            "write e.g. every_s: 30s"
+        ),
+    ),
+    (
+        "script: train.py\nmode: asp\ncheckpoint: {every_steps: 10}\n",
+        (
+            "job.yaml:3: checkpoint.every_steps: got 10 in mode asp, where there is no common step, "
+            "expected it in mode bsp only; write every_s: 30s"
         ),
     ),
     # words

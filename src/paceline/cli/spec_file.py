@@ -278,6 +278,9 @@ def _check_mode(draft: _Draft) -> None:
     if mode != "ssp" and "staleness" in draft.places:
         got = f"{draft.get('staleness')} in mode {mode}, where it has no effect"
         draft.complain("staleness", got, "it with mode ssp only", "remove it or set mode to ssp")
+    if mode != "bsp" and draft.get("checkpoint.every_steps") is not None:
+        got = f"{draft.get('checkpoint.every_steps')} in mode {mode}, where there is no common step"
+        draft.complain("checkpoint.every_steps", got, "it in mode bsp only", "write every_s: 30s")
     if mode == "bsp" and samples != "exactly-once":
         draft.complain(
             "samples",
@@ -468,7 +471,7 @@ def _check_env(draft: _Draft) -> None:
 
 _CHECKS: tuple[tuple[Callable[[_Draft], None], tuple[str, ...]], ...] = (
     (_check_script, ("script", "run_as")),
-    (_check_mode, ("mode", "staleness", "samples")),
+    (_check_mode, ("mode", "staleness", "samples", "checkpoint.every_steps")),
     (_check_strategy, ("strategy", "run_as", "mode", "min_workers", "workers.count")),
     (_check_deterministic, ("deterministic", "blocks", "strategy", "workers.count")),
     (_check_memory, ()),

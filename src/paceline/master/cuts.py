@@ -6,11 +6,27 @@ and stored when all of it is on disk (docs/decisions/0008-cuts-count-in-memory.m
 
 from collections.abc import Iterable
 
+import msgspec
 from msgspec.structs import replace
 
 from paceline.base.samples import SampleSet, Span
 from paceline.master.records import CutGone, CutStored, CutValid
-from paceline.wire.messages.node import Copied
+from paceline.wire.messages.node import AskCut, Copied
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """A cut that a worker asks for."""
+
+    n: int
+    step: int
+    """Must be in it."""
+    later_than: int
+    """Cuts up to this number may have begun before it was asked for."""
+
+    def is_met(self, valid: CutValid) -> bool:
+        """Whether this cut is on disk, and what was asked for."""
+        number = valid.cut.cut_no
+        return not valid.cut.in_memory and valid.step >= self.step and number > self.later_than
 
 
 class Cuts:
@@ -33,6 +49,8 @@ class Cuts:
         self.copied: dict[int, Copied] = {}
         #: Those that made the newest cut valid, or stored: `copied` may already be the next one's.
         self.sealed: tuple[Copied, ...] = ()
+        #: By incarnation; one answer serves all that it asked for before.
+        self.wanted: dict[int, Wanted] = {}
 
     # ------------------------------------------------------------------ records
 
@@ -65,6 +83,7 @@ class Cuts:
         """A new epoch: nobody finishes what was on its way."""
         self.copying = self.storing = None
         self.copied.clear()
+        self.wanted.clear()
 
     @property
     def under_way(self) -> bool:
@@ -99,6 +118,25 @@ class Cuts:
             return False
         self.sealed = tuple(self.copied.values())
         return self.copying is not None or self.all_stored
+
+    def want(self, message: AskCut) -> None:
+        """A worker asks for a cut, or asks again."""
+        known = self.wanted.get(message.inc)
+        if known is None or known.n < message.n:
+            begun = self.last_no if self.copying is None else self.copying
+            later_than = -1 if message.step else begun
+            self.wanted[message.inc] = Wanted(message.n, message.step, later_than)
+
+    def take_met(self) -> list[tuple[int, int]]:
+        """Who has now what it asked for, and up to which number; no longer wanted."""
+        met = [
+            (inc, wanted.n)
+            for inc, wanted in sorted(self.wanted.items())
+            if any(map(wanted.is_met, self.valid))
+        ]
+        for inc, _ in met:
+            del self.wanted[inc]
+        return met
 
     @property
     def all_stored(self) -> bool:

@@ -1,4 +1,4 @@
-"""How large a grant is and when a cut is due: pure functions of what was measured.
+"""How large a grant is: pure functions of what was measured.
 
 Reference: DLRover (arXiv:2304.01468 and RM), section 5.1: slow workers get shorter shards.
 Differs: any length, from the worker's own speed, instead of three classes of length.
@@ -139,8 +139,3 @@ def plan_lead(step_s: float | None) -> int:
     if step_s is None:
         return LEAD_BEFORE_MEASURED
     return 1 + ceil(PLAN_LEAD_S / max(step_s, 1e-6))
-
-
-def cut_is_due(*, since_s: float, every_s: float, cost_s: float, share: float) -> bool:
-    """Whether ``since_s`` after the last cut another one may cost as much again."""
-    return since_s >= max(every_s, cost_s / share)

@@ -44,9 +44,11 @@ from paceline.wire.messages.base import CutRef, Server, ServerMap
 from paceline.wire.messages.feeds import LINES_PER_FEED, Feed, Slice, feed_of
 from paceline.wire.messages.group import Broken, GroupUp, JoinGroup, Progress, Stopped
 from paceline.wire.messages.node import (
+    AskCut,
     ChangeMap,
     Committed,
     Copied,
+    CutMade,
     FeedOpened,
     Fence,
     FenceAnswer,
@@ -361,6 +363,7 @@ class MasterState:
         self.prepared.discard(inc)
         self.waiting.pop(inc, None)
         self.sizes.pop(inc, None)
+        self.cuts.wanted.pop(inc, None)
         if self.writer == inc:
             self.writer = None
         if self.group is not None:
@@ -694,6 +697,22 @@ class MasterState:
         self.cuts.begin()
         return self._ask_cut()
 
+    def cut_wanted(self, message: AskCut) -> list[Instruction]:
+        """A worker asks for a cut, which is made as soon as it can hold what is to be in it."""
+        if message.epoch_no != self.epoch_no or message.inc not in self.workers:
+            return []
+        self.cuts.want(message)
+        return self._tell_made()
+
+    @property
+    def wants_cut(self) -> bool:
+        """Whether a worker asks for a cut that can be made now; members wait for its step."""
+        at_once = self.group is not None
+        return any(at_once or one.step <= self.step for one in self.cuts.wanted.values())
+
+    def _tell_made(self) -> list[Instruction]:
+        return [Send(inc, CutMade(inc=inc, n=n)) for inc, n in self.cuts.take_met()]
+
     def _holders(self) -> tuple[int, ...]:
         """Who holds the state, and so copies it for a cut; none: nobody can now.
 
@@ -715,9 +734,11 @@ class MasterState:
         asked = self.cuts.awaited(self._holders())
         if asked is None:
             return []
-        number, servers = asked
+        number, holders = asked
+        step = max([0, *(wanted.step for wanted in self.cuts.wanted.values())])
         return [
-            Send(inc, TakeCut(epoch_no=self.epoch_no, inc=inc, cut_no=number)) for inc in servers
+            Send(inc, TakeCut(epoch_no=self.epoch_no, inc=inc, cut_no=number, step=step))
+            for inc in holders
         ]
 
     def copy_said(self, message: Copied, directory: str, memory: str) -> list[Instruction]:
@@ -735,11 +756,11 @@ class MasterState:
         where = "" if self.cuts.all_stored else memory
         cut = CutRef(cut_no=message.cut_no, directory=directory, memory=where)
         if self.cuts.advance():
-            return self._cut_valid(cut)
-        stored = self._record(CutStored(cut=cut))
+            return [*self._cut_valid(cut), *self._tell_made()]
+        stored = [self._record(CutStored(cut=cut)), *self._tell_made()]
         if self.group is not None:
-            return [stored, *self._tell_safe(), *self._make_safe()]
-        return [stored, *self._serve(), *self._go_on_moving()]
+            return [*stored, *self._tell_safe(), *self._make_safe()]
+        return [*stored, *self._serve(), *self._go_on_moving()]
 
     def _may_copy(self, inc: int) -> bool:
         """Whether this incarnation's word about a cut counts.

@@ -14,6 +14,7 @@ import msgspec
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
 from paceline.base.samples import SampleSet, Span
+from paceline.master.cadence import Cadence
 from paceline.master.cut_folders import CutFolders, first_undamaged
 from paceline.master.evaluations import Evaluations
 from paceline.master.group import Group
@@ -36,7 +37,6 @@ from paceline.master.records import (
 from paceline.master.restarts import LostWork
 from paceline.master.sizing import (
     Sizing,
-    cut_is_due,
     lease_samples,
     lease_steps,
     plan_lead,
@@ -50,6 +50,7 @@ from paceline.wire.messages.base import CutRef, Server
 from paceline.wire.messages.feeds import Feed, feed_of
 from paceline.wire.messages.group import Broken, JoinGroup, Progress, Stopped
 from paceline.wire.messages.node import (
+    AskCut,
     Committed,
     Copied,
     Evaluated,
@@ -126,9 +127,8 @@ class Training:
         self._evaluations = Evaluations(job.evaluations)
         #: Feeds of which a result was dropped.
         self._dropped: set[int] = set()
-        #: Of the last cut, at the server where it took longest.
-        self._cost_s = 0.0
-        self._last_cut_s = self._last_resend_s = 0.0
+        self._cadence = Cadence(spec.checkpoint)
+        self._last_resend_s = 0.0
         #: Cuts that were just written and never read: no need to verify them.
         self._trusted: set[int] = set()
         self.choosing = False
@@ -174,6 +174,8 @@ class Training:
                 if state.group is not None:
                     expected = sum(1 for _ in self._members.wanted_workers())
                     self._do(state.member_said(state.group, message, node=node, expected=expected))
+            case AskCut():
+                self._do(self.state.cut_wanted(message))
             case EvaluateResult():
                 self._evaluated(message)
             case _:
@@ -322,7 +324,7 @@ class Training:
         self._do(self.state.restored(message))
         if waited and not self.state.restoring:
             self._outbox.tell("restored", reason=f"epoch {self.state.epoch_no}")
-            self._last_cut_s = now_s
+            self._cadence.ended(now_s)
             for server in self.state.map.servers if self.state.map else ():
                 self._monitor.restarts.works(server.node, now_s)
 
@@ -499,14 +501,14 @@ class Training:
                     f"{error.strerror}; make room there and resume the job"
                 )
                 return  # the cuts before it are what the job is resumed from
-            self._cost_s = max(copied.cost_s for copied in self.state.cuts.sealed)
+            self._cadence.cost(max(copied.cost_s for copied in self.state.cuts.sealed))
         if not place.in_memory:
             self._outbox.later(self._delete_cuts)
 
     def _note_cut(self, now_s: float) -> None:
         """The time between cuts runs from the end of one to the start of the next."""
         if not self.state.cuts.under_way:
-            self._last_cut_s = now_s
+            self._cadence.ended(now_s)
 
     def _delete_cuts(self) -> None:
         """The newest cut is on disk: older ones may go, and those that never got there."""
@@ -569,6 +571,12 @@ class Training:
             errors = "; ".join(error for _, error in chosen.damaged)
             self._fail(f"no cut can be loaded, the job cannot go on: {errors}")
             return
+        before = self.state.epoch_no
+        self._begin_epoch(chosen, now_s)
+        if 0 < before < self.state.epoch_no:
+            self._cadence.went_back(now_s)
+
+    def _begin_epoch(self, chosen: CutChosen, now_s: float) -> None:
         if self.state.group is not None:
             self._do(self.state.restore_group(self.state.group))
             return
@@ -617,14 +625,9 @@ class Training:
             self._do(self.state.resend())
         self._watch_move(now_s)
         self._watch_group(now_s)
-        checkpoint = self._spec.checkpoint
-        due = cut_is_due(
-            since_s=now_s - self._last_cut_s,
-            every_s=checkpoint.every_s,
-            cost_s=self._cost_s,
-            share=checkpoint.share,
-        )
-        if cuts and due and self._has_changed():
+        held = self.state.cuts.valid[-1].step if self.state.cuts.valid else 0
+        due = self._cadence.is_due(now_s, self.state.step - held)
+        if cuts and (self.state.wants_cut or (due and self._has_changed())):
             self._do(self.state.take_cut())
 
     def _has_changed(self) -> bool:

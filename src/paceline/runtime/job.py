@@ -261,6 +261,21 @@ class Job:
         results = self._strategy.evaluate(compute, feed, reader)
         return {name: torch.from_numpy(values) for name, values in results.items()}
 
+    def checkpoint(self) -> None:
+        """Have what was trained so far kept on disk, as soon as possible; does not wait.
+
+        The job makes cuts by itself (``checkpoint`` in its spec); this is for moments that matter:
+        the end of a phase, a notice that the machine goes away. The cut holds at least the steps
+        that this worker has taken (modes asp and ssp: what the servers hold when they hear of it).
+        Any worker may call it, at any time after ``prepare``; calls in a row are served by one cut.
+        Started plainly a job keeps no cuts, and this does nothing.
+
+        Raises:
+            ConfigError: nothing was prepared.
+        """
+        self._check_prepared("job.checkpoint")
+        self._strategy.checkpoint()
+
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Scale the gradients of the batch in hand to a norm of at most ``max_norm``.
 

@@ -80,5 +80,8 @@ class Strategy(Protocol):
             name -> ``[N, ...]``, by position.
         """
 
+    def checkpoint(self) -> None:
+        """See `Job.checkpoint`."""
+
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """See `Job.clip_grad_norm_`."""

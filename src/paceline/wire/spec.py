@@ -59,11 +59,15 @@ class DataSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class CheckpointSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """When cuts (model and ledger at one step) are made, and where they go."""
 
-    every_s: PositiveSeconds = 5.0
-    """Seconds between cuts, at least. Default 5: what a lost server costs at most to redo."""
+    every_s: Annotated[PositiveSeconds, Meta(examples=["30s"])] | None = None
+    """Seconds between cuts. Default none: what costs least in all by Young and Daly, from what a
+    cut was measured to cost and how often the job goes back to one (once in 3 h is expected)."""
+    every_steps: Annotated[Positive, Meta(examples=[1000])] | None = None
+    """Steps between cuts, where all train on one step at a time (mode bsp). Default none; with
+    ``every_s`` as well, whichever is first."""
     share: Annotated[float, Meta(gt=0, le=1)] = 0.02
-    """Part of the job's time that cuts may take; the rarer of this and ``every_s`` holds.
-    Default 0.02, so that a model that is slow to write does not eat the job."""
+    """Part of the job's time that cuts may take: with more there are fewer of them. Default 0.02,
+    so that a model that is slow to write does not eat the job."""
     keep: Annotated[int, Meta(ge=1, le=1_000)] = 2
     """Verified cuts kept on disk. Default 2: if the newest is damaged there is another."""
     dir: Annotated[str, Meta(examples=["checkpoints"])] | None = None

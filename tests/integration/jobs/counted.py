@@ -42,6 +42,7 @@ def main() -> None:
     parser.add_argument("--synchronous", action="store_true")
     parser.add_argument("--together", type=int, default=1, help="wait until so many are there")
     parser.add_argument("--together-at", type=int, default=1, help="in which batch")
+    parser.add_argument("--keep-at", type=int, help="batch after which a cut is asked for")
     parser.add_argument("--evaluate", action="store_true")
     parser.add_argument("--hog", action="store_true")
     options = parser.parse_args()
@@ -72,6 +73,8 @@ def main() -> None:
             time.sleep(SLOW_S if slow else options.step_s)
             optimizer.step()
             optimizer.zero_grad()
+            if num_batches == options.keep_at:
+                job.checkpoint()
     if options.evaluate:
         found = job.evaluate(lambda batch: {"seen": model.seen(batch[0])[:, 0]}, dataset, 100)
         save_file(found, options.out / f"{name}.evaluated")

@@ -21,14 +21,16 @@ SLOW_S = 0.2
 
 
 class Planted(nn.Module):
-    """``seen``: how often each sample is in the model; ``net``: something that learns.
+    """``seen``: how often each sample is in the model; ``ballast``: the steps, often; ``net`` learns.
 
     ``rough``: in float32, with random numbers and statistics of batches, and large enough that the
     order of a sum shows.
     """
 
-    def __init__(self, num_samples: int, *, rough: bool) -> None:
+    def __init__(self, num_samples: int, batch_size: int, num_ballast: int, *, rough: bool) -> None:
         super().__init__()
+        self.batch_size = batch_size
+        self.ballast = nn.Parameter(torch.zeros(num_ballast, dtype=torch.float64))
         self.seen = nn.Parameter(torch.zeros(num_samples, dtype=torch.float64))
         self.net = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 1)).double()
         if rough:
@@ -41,7 +43,14 @@ class Planted(nn.Module):
         """Return a loss, a mean over the samples."""
         x = torch.stack([torch.sin(ids * (k + 1.0)) for k in range(4)], dim=1).to(self.dtype)
         error = self.net(x).squeeze(1) - torch.cos(ids * 0.1)
-        return (error**2).mean() - self.seen[ids].mean()
+        loss = (error**2).mean() - self.seen[ids].mean()
+        return loss - self.ballast.sum() / self.batch_size if self.ballast.numel() else loss
+
+    def check_whole(self) -> None:
+        """Raise if it is not of one step."""
+        steps = self.seen.detach().sum() / self.batch_size
+        if self.ballast.numel() and not (self.ballast == steps.round()).all():
+            raise AssertionError(f"torn: {self.ballast.unique()[:5]} after {steps} steps")
 
 
 def die_once(out: Path) -> None:
@@ -78,6 +87,8 @@ def flags() -> argparse.Namespace:
         "--die-at-end", default="", help="node whose first life ends after the loop"
     )
     parser.add_argument("--hang", default="", help="node:batch at which its first life hangs")
+    parser.add_argument("--keep-at", type=int, help="batch after which a cut is asked for")
+    parser.add_argument("--ballast", type=int, default=0, help="numbers that count the steps")
     parser.add_argument("--evaluate", action="store_true")
     parser.add_argument("--rough", action="store_true", help="a net of which equal bits mean more")
     parser.add_argument("--half", action="store_true", help="float16 that overflows at times")
@@ -94,9 +105,13 @@ def main() -> None:
     sleeper, _, since = options.hang.partition(":")
 
     job = pl.init()
-    model = Planted(options.num_samples, rough=options.rough)
+    model = Planted(options.num_samples, options.batch_size, options.ballast, rough=options.rough)
     # Of a mean over a step each sample has its part: times their number it counts as one.
-    planted = {"params": [model.seen], "lr": float(options.batch_size), "momentum": 0.0}
+    planted = {
+        "params": [model.seen, model.ballast],
+        "lr": float(options.batch_size),
+        "momentum": 0.0,
+    }
     learning = {"params": list(model.net.parameters()), "lr": 0.05}
     if options.adam:
         parts = [torch.optim.SGD([planted]), torch.optim.Adam([learning | {"lr": 0.01}])]
@@ -114,6 +129,7 @@ def main() -> None:
     batches = job.batches(dataset, options.batch_size, options.epochs)
     with ids_file, times_file:
         for number, (ids,) in enumerate(batches, 1):
+            model.check_whole()
             ids_file.write(ids.numpy().tobytes())
             times_file.write(torch.tensor([time.time()], dtype=torch.float64).numpy().tobytes())
             if node == victim and number == int(when):
@@ -132,6 +148,8 @@ def main() -> None:
             step_all(parts, scaler if options.half else None)
             rates.step()
             model.zero_grad()
+            if number == options.keep_at:
+                job.checkpoint()
     if node == options.die_at_end:
         die_once(options.out)
     if options.evaluate:

@@ -29,6 +29,7 @@ from paceline.runtime.allreduce.state import (
     Say,
 )
 from paceline.runtime.allreduce.store import PeerStore
+from paceline.runtime.checkpoint.asking import CutAsker
 from paceline.runtime.checkpoint.cutfile import read_cut
 from paceline.runtime.data.work import Array, StepTimes, Work
 from paceline.runtime.exchange import Exchange
@@ -53,11 +54,13 @@ from paceline.wire.messages.group import (
     StopGroup,
 )
 from paceline.wire.messages.node import (
+    CutMade,
     Evaluated,
     FeedOpened,
     Grant,
     NewEpoch,
     NodeDown,
+    NodeUp,
     OpenFeed,
     Recall,
     Stop,
@@ -100,6 +103,7 @@ class GroupClient:
         #: A cut that we are to begin with.
         self._loading: CatchUp | None = None
         self._keeper = Keeper(process, self._on_news)
+        self._asker = CutAsker(process.inc)
         self._stores: dict[int, PeerStore] = {}
         self._group: Group | None = None
         #: Leases of what is evaluated.
@@ -300,6 +304,11 @@ class GroupClient:
         """Note what a finished step took."""
         self.process.record(times)
 
+    def checkpoint(self) -> None:
+        """Have a cut made that holds what we hold."""
+        with self._changed:
+            self._tell_master(self._asker.ask(self.state.epoch_no, max(self.state.step, 0)))
+
     # ------------------------------------------------------------------ feeds, evaluation
 
     def open_feed(self, feed: Feed) -> Feed:
@@ -416,6 +425,7 @@ class GroupClient:
     def tick(self) -> None:
         """See `Owner.tick`."""
         self._do(self.state.resend())
+        self._tell_master(self._asker.resend())
         self._hear_keeper()
         self._do_leases(self._leases.resend())
         if self._arriving is not None:
@@ -430,8 +440,9 @@ class GroupClient:
             case StopGroup() | CatchUp() | RunGroup() | Divide():
                 self._about_group(message)
             case TakeCut() if message.epoch_no == self.state.epoch_no:
-                for said in self._keeper.ask(message):
-                    self._exchange.leave(partial(self.process.link.send, said))
+                self._tell_master(self._keeper.ask(message))
+            case CutMade():
+                self._asker.made(message)
             case FeedOpened():
                 self.joins_others |= message.trains
                 if message.complete:
@@ -478,11 +489,15 @@ class GroupClient:
             self._hear_keeper()
 
     def _hear_keeper(self) -> None:
-        for said in self._keeper.said():
-            self._exchange.leave(partial(self.process.link.send, said))
+        self._tell_master(self._keeper.said())
+
+    def _tell_master(self, messages: Iterable[NodeUp]) -> None:
+        for message in messages:
+            self._exchange.leave(partial(self.process.link.send, message))
 
     def _follow_epoch(self) -> None:
         epoch_no = self.state.epoch_no
+        self._asker.went_back(epoch_no)
         if epoch_no > self._leases.epoch_no:
             new = NewEpoch(epoch_no=epoch_no, inc=self.state.inc, map=_NO_SERVERS, step=0)
             self._do_leases(self._leases.new_epoch(new))
@@ -574,7 +589,7 @@ class GroupClient:
         for instruction in instructions:
             match instruction:
                 case Say(message):
-                    self._exchange.leave(partial(self.process.link.send, message))
+                    self._tell_master([message])
                 case Drop():
                     self._drop()
                 case Copy(order):
@@ -613,7 +628,7 @@ class GroupClient:
         for instruction in instructions:
             match instruction:
                 case ToMaster(message):
-                    self._exchange.leave(partial(self.process.link.send, message))
+                    self._tell_master([message])
                 case DropWork():
                     self._in_hand.clear()
                 case _:

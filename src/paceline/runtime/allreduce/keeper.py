@@ -62,7 +62,7 @@ class Keeper:
         if asked.epoch_no != state.epoch_no:
             self._asked = None
             return
-        if self._room is not None and not self._room.done():
+        if state.step < asked.step or (self._room is not None and not self._room.done()):
             return
         saved = replica.save()
         if not self._has_room(asked.cut_no, cutfile.packed_bytes(saved)):

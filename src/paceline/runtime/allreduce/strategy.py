@@ -169,6 +169,10 @@ class HeldByAll:
             self._loop.excluded_s += monotonic() - start_s
         return results
 
+    def checkpoint(self) -> None:
+        """See `Strategy.checkpoint`."""
+        self.client.checkpoint()
+
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """See `Strategy.clip_grad_norm_`: of the mean over all members."""
         if self._loop is not None:

@@ -16,6 +16,7 @@ import numpy as np
 
 from paceline.base.samples import SampleSet, Span
 from paceline.runtime.checkpoint import cutfile
+from paceline.runtime.checkpoint.asking import CutAsker
 from paceline.runtime.data.growth import Growth
 from paceline.runtime.data.work import Array, StepTimes, Work
 from paceline.runtime.exchange import Exchange
@@ -56,6 +57,7 @@ from paceline.wire.messages.data import (
 from paceline.wire.messages.data import Pulled as PulledMessage
 from paceline.wire.messages.feeds import Feed, SourceLine
 from paceline.wire.messages.node import (
+    CutMade,
     Evaluated,
     FeedOpened,
     GivenBack,
@@ -119,6 +121,7 @@ class ServerTrainer:
         self._exporting: Exporting | None = None
         self._num_exports = 0
         self._results = Results(self.state, self._until)
+        self._asker = CutAsker(process.inc)
         self._growth: dict[int, Growth] = {}
         #: Mean seconds of a step of late; 0.0: not measured.
         self._step_s = 0.0
@@ -295,6 +298,14 @@ class ServerTrainer:
             if work in self._in_hand:
                 self._in_hand.remove(work)
                 self.state.put_back(work.feed, work.spans)
+
+    # ------------------------------------------------------------------ cuts
+
+    def checkpoint(self) -> None:
+        """See `Trainer.checkpoint`: of steps, up to the one that is in hand."""
+        with self._changed:
+            step = self.process.step if self.spec.mode == "bsp" else 0
+            self._do(map(ToMaster, self._asker.ask(self.state.epoch_no, step)))
 
     # ------------------------------------------------------------------ pulls
 
@@ -495,7 +506,7 @@ class ServerTrainer:
             again = [one for one in again if isinstance(one, ToMaster)]
         else:
             self._insist_at_s = now_s + min(PATIENCE * self._round_trip_s, MAX_PATIENCE_S)
-        self._do(again)
+        self._do([*map(ToMaster, self._asker.resend()), *again])
 
     def from_server(self, server: int, message: Data, frames: Sequence[memoryview]) -> None:
         """See `Owner.from_server`."""
@@ -533,10 +544,13 @@ class ServerTrainer:
                 self._do(self.state.given_back(message))
             case NewEpoch():
                 self._do(self.state.new_epoch(message))
+                self._asker.went_back(self.state.epoch_no)
             case NewMap():
                 self._do(self.state.new_map(message))
             case FeedOpened():
                 self._do(self.state.feed_opened(message))
+            case CutMade():
+                self._asker.made(message)
             case Evaluated():
                 self._results.answered(message)
             case WriteInitial():

@@ -123,5 +123,8 @@ class Trainer(Protocol):
         None: the model was restored meanwhile; there is work again.
         """
 
+    def checkpoint(self) -> None:
+        """See `Job.checkpoint`; does not wait."""
+
     def record(self, times: StepTimes) -> None:
         """Note what a finished step took; no system call."""

@@ -119,6 +119,10 @@ class HeldElsewhere:
                 self._lookups.end()
             self.trainer.evaluate_put(work, values)
 
+    def checkpoint(self) -> None:
+        """See `Strategy.checkpoint`."""
+        self.trainer.checkpoint()
+
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """See `Strategy.clip_grad_norm_`.
 

@@ -85,6 +85,19 @@ class GiveBack(Message, frozen=True):
     spans: tuple[Span, ...]
 
 
+class AskCut(Message, frozen=True):
+    """worker -> master: keep what is trained by now in a cut; resent until `CutMade`.
+
+    ``n`` counts what this incarnation asks for; ``step``: to be in the cut, 0: what is in the model
+    when the master hears of it.
+    """
+
+    epoch_no: int
+    inc: int
+    n: int
+    step: int = 0
+
+
 class EvaluateResult(Message, frozen=True):
     """worker -> master: values of one span (safetensors bytes); resent until Evaluated."""
 
@@ -197,6 +210,7 @@ NodeUp = (
     | OpenFeed
     | LeaseRequest
     | GiveBack
+    | AskCut
     | EvaluateResult
     | FenceAnswer
     | Committed
@@ -296,6 +310,13 @@ class Evaluated(Message, frozen=True):
     directory: str = ""
 
 
+class CutMade(Message, frozen=True):
+    """master -> worker: a cut on disk holds what ``n`` and those before it asked for."""
+
+    inc: int
+    n: int
+
+
 class Restore(Message, frozen=True):
     """master -> one server incarnation: load your share of the cut under this map."""
 
@@ -329,11 +350,15 @@ class Fence(Message, frozen=True):
 
 
 class TakeCut(Message, frozen=True):
-    """master -> leader: order a cut; a repetition does nothing."""
+    """master -> leader: order a cut; a repetition does nothing.
+
+    To a member of a group: copy what you hold, at ``step`` or later.
+    """
 
     epoch_no: int
     inc: int
     cut_no: int
+    step: int = 0
 
 
 class JoinServers(Message, frozen=True):
@@ -381,6 +406,7 @@ NodeDown = (
     | Recall
     | GivenBack
     | Evaluated
+    | CutMade
     | Restore
     | NewEpoch
     | Fence

@@ -1,0 +1,34 @@
+"""A worker's wish for a cut: said to the master until it is fulfilled."""
+
+from msgspec.structs import replace
+
+from paceline.wire.messages.node import AskCut, CutMade
+
+
+class CutAsker:
+    """Of one process. The newest wish stands for those before it."""
+
+    def __init__(self, inc: int) -> None:
+        self._inc = inc
+        self._asked: AskCut | None = None
+        self._num_asked = 0
+
+    def ask(self, epoch_no: int, step: int) -> list[AskCut]:
+        """Wish for a cut with this step in it; 0: of what the model holds now."""
+        self._num_asked += 1
+        self._asked = AskCut(epoch_no=epoch_no, inc=self._inc, n=self._num_asked, step=step)
+        return self.resend()
+
+    def went_back(self, epoch_no: int) -> None:
+        """What was to be kept is gone: then what there is instead."""
+        if self._asked is not None and self._asked.epoch_no != epoch_no:
+            self._asked = replace(self._asked, epoch_no=epoch_no, step=0)
+
+    def resend(self) -> list[AskCut]:
+        """What is to be said (again) to the master."""
+        return [] if self._asked is None else [self._asked]
+
+    def made(self, message: CutMade) -> None:
+        """The master's answer."""
+        if self._asked is not None and message.n >= self._asked.n:
+            self._asked = None
