@@ -8,7 +8,9 @@ import msgspec
 import pytest
 import typer
 
+from paceline.agent.process import process_environment
 from paceline.base.errors import PermanentError
+from paceline.base.jobdir import JobDir
 from paceline.cli.main import app
 from paceline.cli.spec_file import FLAGS, explain, flag_of, resolve
 from paceline.cli.spec_values import LEAVES, parse_duration_s, parse_size_bytes
@@ -101,6 +103,19 @@ def test_a_file_with_every_key_is_read() -> None:
         "min_workers = 1  (default)",
     ]
     assert (spec.data_seed, spec.pending_s, spec.restart.backoff_max_s) == (3, 0.2, 3600.0)
+
+
+def test_threads_follow_the_machine_but_not_where_bits_follow_them() -> None:
+    spec = JobSpec(script="train.py", workers=NodeSpec(count=3))
+    assert [spec.threads(cores) for cores in (1, 3, 8)] == [1, 1, 2]
+    replaced = msgspec.structs.replace
+    assert replaced(spec, deterministic=True).threads(8) == 1
+    assert replaced(spec, deterministic=True, torch_threads=4).threads(8) == 4
+    environment = process_environment(JobDir(Path("job")), "worker-0", spec)
+    assert "MKL_CBWR" not in environment
+    spec = replaced(spec, deterministic=True)
+    environment = process_environment(JobDir(Path("job")), "worker-0", spec)
+    assert (environment["MKL_CBWR"], environment["OMP_NUM_THREADS"]) == ("AUTO,STRICT", "1")
 
 
 def test_explain_names_each_value_and_its_source_but_hides_the_environment() -> None:
