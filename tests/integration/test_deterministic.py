@@ -70,10 +70,10 @@ def test_any_number_of_workers_ends_with_the_same_bits(
 def test_whoever_dies_or_joins_or_has_more_to_do_the_bits_are_those_of_one_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    alone = undisturbed(tmp_path / "alone", "--epochs", "2")
+    alone = undisturbed(tmp_path / "alone")
     site = install(tmp_path / "site", "odd", UNEVEN, "paceline.solutions", "odd = odd:Uneven")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")]))
-    flags = (*ROUGH, "--epochs", "2", "--die", "worker-2:12", "--slow-until-told")
+    flags = (*ROUGH, "--die", "worker-2:12", "--slow-until-told")
     odd = {"solution": "odd", "decide_every_s": 0.1, "deterministic": True}
     with group(tmp_path / "out", *flags, workers=3, **odd) as job:
         until(lambda: job.events("plan"), "uneven shares")
@@ -112,10 +112,11 @@ def test_a_scaler_leaves_the_same_steps_out_and_who_joins_has_its_scale(
         left_out = int((alone["seen"] == 0).sum())
         assert 0 < left_out < 1000
         assert left_out % 64 in (0, 2000 % 64), "whole steps"
-    die = ("--die", "worker-1:70", "--step-s", "0.01")
+    die = ("--die", "worker-1:36", "--slow-until-told")  # when the scale has changed once
     with group(tmp_path / "out", *ROUGH, *flags, *die, workers=2, deterministic=True) as job:
+        until(lambda: members(job) == [{0, 1}, {0}, {0, 1}], "a death and the next life")
+        (job.out / "hurry").touch()
         disturbed = end_of(job, lives=2)
-        assert members(job) == [{0, 1}, {0}, {0, 1}]
         assert job.end().committed == 2000
     check_same_bits(alone, disturbed)
 
