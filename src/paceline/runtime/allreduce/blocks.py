@@ -34,7 +34,7 @@ class BlockBucket(Bucket):
         self._num_blocks = runs[-1].stop
         self._tree = Tree(self._num_blocks, self._add)
         self._tops = [tops_of(run, self._num_blocks) for run in runs]
-        self._rank, self._block = rank, runs[rank].start
+        self._block = runs[rank].start
 
     def _add(self, left: Tensor, right: Tensor) -> Tensor:
         if right is not self.flat:
