@@ -33,6 +33,7 @@ chaos: setup
 	$(BIN)/python -m tests.chaos.run --seeds $(or $(SEEDS),0:200)
 	$(BIN)/python -m tests.chaos.grouped --seeds $(or $(SEEDS),0:200)
 	$(BIN)/python -m tests.chaos.grouped --seeds $(or $(SEEDS),0:200) --deterministic
+	$(BIN)/python -m tests.chaos.grouped --seeds $(or $(SEEDS),0:200) --links --disk
 	$(BIN)/python -m tests.chaos.interrupted --kills 100
 
 bench: setup

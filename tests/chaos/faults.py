@@ -1,7 +1,8 @@
 """Seeded fault plans against a running job, and proof that each fault fired.
 
-A fault is a real one: a signal to a real process, a cgroup quota, or a connection shut down in the
-middle or slowed to a trickle (the descriptor is duplicated out of the process with pidfd_getfd).
+A fault is a real one: a signal to a real process, a cgroup quota, a connection shut down in the
+middle or slowed to a trickle (the descriptor is duplicated out of the process with pidfd_getfd), a
+network device shaped or taken down, a disk filled up, or a bit of a file turned over.
 """
 
 import contextlib
@@ -11,17 +12,20 @@ import random
 import re
 import signal
 import socket
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.base.cgroups import find_node_group
 from paceline.base.errors import PacelineError
 from paceline.base.jobdir import JobDir
+from paceline.base.processes import kill_quietly
 from paceline.cli.launch import ask
 from paceline.wire.client import Done, JobStatus, Replace
+from paceline.wire.spec import load
 
 SYS_PIDFD_GETFD = 438
 SO_MAX_PACING_RATE = 47
@@ -34,6 +38,11 @@ LOST_AFTER_S = 1.0
 """What chaos jobs set as the time after which a silent node counts as unreachable."""
 SILENCE_S = 2.0
 ROLES = ("worker", "server", "agent", "master", "supervisor")
+SURROUNDINGS = ("link", "disk")
+"""What a job needs and is no process."""
+OWN_NETWORK = "CHAOS_OWN_NETWORK"
+LINK_RATE = "4mbit"
+"""What is left of the loopback device of a namespace when it is slow."""
 TIMED = 0.25
 """Part of the faults that fire at a time instead of at a number of samples."""
 
@@ -128,6 +137,70 @@ def moves(seed: int, *, num_samples: int, count: int) -> list[Fault]:
     ]
 
 
+def surroundings(
+    seed: int, role: str, kinds: Sequence[str], *, num_samples: int, count: int
+) -> list[Fault]:
+    """The network or the disk fails for a while; a pure function as `plan`.
+
+    See `own_network` and `small_disk`.
+    """
+    rng = random.Random(f"{role} {seed}")
+    return [
+        Fault(
+            kind=rng.choice(kinds),
+            role=role,
+            index=0,
+            at_committed=rng.randrange(num_samples // 20, num_samples // 2),
+            at_s=0.0,
+            for_s=rng.uniform(0.2, 2.0),
+        )
+        for _ in range(count)
+    ]
+
+
+def own_network() -> None:
+    """Go on in a network of this process's own, where links can be broken; needs root.
+
+    Starts the program anew: what a namespace is made for must have no threads.
+    """
+    if OWN_NETWORK not in os.environ:
+        os.environ[OWN_NETWORK] = "1"
+        command = ["unshare", "--net", sys.executable, *sys.orig_argv[1:]]
+        os.execvp(command[0], command)
+    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path) -> Iterator[None]:
+    """A file system of 64 MiB at this folder, which can be filled; needs root."""
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64m", "paceline-chaos", str(folder)]
+    subprocess.run(mount, check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def break_link(kind: str) -> Callable[[], None]:
+    """Slow down, or take away, the loopback device of this namespace; how to take that back."""
+    shaped = ["tc", "qdisc", "replace", "dev", "lo", "root", "tbf"]
+    does, undoes = {
+        "slow": (
+            [*shaped, "rate", LINK_RATE, "burst", "128kb", "latency", "200ms"],
+            ["tc", "qdisc", "del", "dev", "lo", "root"],
+        ),
+        "down": (["ip", "link", "set", "lo", "down"], ["ip", "link", "set", "lo", "up"]),
+    }[kind]
+    subprocess.run(does, check=True, capture_output=True)
+
+    def undo() -> None:
+        # Of two that overlap the first to end takes both back.
+        subprocess.run(undoes, check=False, capture_output=True)
+
+    return undo
+
+
 @dataclass
 class Injection:
     """A fault that fired, and how to take it back."""
@@ -146,6 +219,8 @@ class Injector:
         self.waiting = list(faults)
         self.fired: list[tuple[Fault, int]] = []
         self.active: list[Injection] = []
+        self.damaged: set[Path] = set()
+        """Cuts that no longer hold what was written."""
         self.first_s: float | None = None
         """When the first sample was seen in the model."""
 
@@ -185,7 +260,7 @@ class Injector:
         self.active.clear()
 
     def _victim(self, fault: Fault, status: JobStatus) -> int | None:
-        if fault.role == "master":
+        if fault.role in ("master", *SURROUNDINGS):
             return status.master_pid
         if fault.role == "supervisor":
             return supervisor_pid(self.job)
@@ -198,6 +273,10 @@ class Injector:
 
     def _fire(self, fault: Fault, pid: int, status: JobStatus) -> Callable[[], None] | None:
         """Do it; how to take it back, or None: there was nothing to do it to."""
+        if fault.role == "link":
+            return break_link(fault.kind)
+        if fault.role == "disk":
+            return self._hurt_disk(fault.kind, status)
         if fault.kind == "kill":
             os.kill(pid, signal.SIGKILL)
         elif fault.kind == "pause":
@@ -220,6 +299,28 @@ class Injector:
         elif fault.kind == "delay":
             paced = pace_connections(pid, TRICKLE[fault.role])
             return (lambda: unpace_quietly(pid)) if paced else None
+        return lambda: None
+
+    def _hurt_disk(self, kind: str, status: JobStatus) -> Callable[[], None] | None:
+        """Fill the disk of the cuts; or damage the newest cut, and kill all who know better."""
+        folder = Path(load(self.job.spec).checkpoint.dir or self.job.cuts)
+        if kind == "full":
+            filler = folder / "filler"
+            with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+                while file.write(bytes(1 << 16)):
+                    pass
+            return lambda: filler.unlink(missing_ok=True)
+        cuts = sorted({path.parent for path in folder.glob("*/manifest.json")} - self.damaged)
+        if len(cuts) < 2:  # there must be one to go back to
+            return None
+        newest = next(cuts[-1].glob("*.safetensors"))
+        image = bytearray(newest.read_bytes())
+        image[len(image) // 2] ^= 1
+        newest.write_bytes(image)
+        self.damaged.add(cuts[-1])
+        for node in status.nodes:
+            if node.role == "worker" and node.pid:
+                kill_quietly(node.pid)
         return lambda: None
 
     def _replace(self, pid: int, status: JobStatus) -> bool:

@@ -8,6 +8,7 @@ worker to which nothing happens.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import os
@@ -16,6 +17,7 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Set
 from pathlib import Path
 
 import msgspec
@@ -33,7 +35,16 @@ from paceline.wire.spec import (
     TimeoutSpec,
     WindowSpec,
 )
-from tests.chaos.faults import LOST_AFTER_S, SILENCE_S, TIMED, Fault, Injector
+from tests.chaos.faults import (
+    LOST_AFTER_S,
+    SILENCE_S,
+    TIMED,
+    Fault,
+    Injector,
+    own_network,
+    small_disk,
+    surroundings,
+)
 from tests.chaos.oracle import TOLERANCE, committed_counts, leftovers
 from tests.chaos.run import LINGER_S, check_logs, end, feed_of_job, follow, summary
 
@@ -49,6 +60,8 @@ KINDS = {
     "master": ("kill", "pause", "cut"),
     "supervisor": ("kill",),
 }
+LINK_KINDS = ("slow", "down")
+DISK_KINDS = ("full", "damage")
 ROLES = ("worker", "worker", "worker", "agent", "master", "supervisor")
 """Most of what can go wrong in a group is a worker's."""
 
@@ -90,6 +103,17 @@ def case_of(seed: int) -> Case:
     return Case(seed, num_workers, epochs, faults)
 
 
+def with_surroundings(case: Case, *, links: bool, disk: bool) -> Case:
+    """The same where network and disk fail besides."""
+    num_samples = NUM_SAMPLES * case.epochs
+    added: list[Fault] = []
+    if links:
+        added += surroundings(case.seed, "link", LINK_KINDS, num_samples=num_samples, count=2)
+    if disk:
+        added += surroundings(case.seed, "disk", DISK_KINDS, num_samples=num_samples, count=1)
+    return dataclasses.replace(case, faults=[*case.faults, *added])
+
+
 def run(case: Case, wanted: Model | None = None) -> dict[str, object]:
     """Run one case to its end and assert what must hold; the facts of the run.
 
@@ -117,6 +141,22 @@ def run(case: Case, wanted: Model | None = None) -> dict[str, object]:
         timeouts=TimeoutSpec(lost_after_s=LOST_AFTER_S, hang_s=HANG_S),
     )
     start_s = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        if any(fault.role == "disk" for fault in case.faults):
+            stack.enter_context(small_disk(out / "disk"))
+            spec = with_cuts(spec, out / "disk")
+        return _run(case, spec, out, start_s, wanted)
+
+
+def with_cuts(spec: JobSpec, folder: Path) -> JobSpec:
+    """The same with its cuts there."""
+    checkpoint = msgspec.structs.replace(spec.checkpoint, dir=str(folder))
+    return msgspec.structs.replace(spec, checkpoint=checkpoint)
+
+
+def _run(
+    case: Case, spec: JobSpec, out: Path, start_s: float, wanted: Model | None
+) -> dict[str, object]:
     job = launch(spec)
     injector = Injector(job, case.faults)
     try:
@@ -133,10 +173,10 @@ def run(case: Case, wanted: Model | None = None) -> dict[str, object]:
     assert not injector.waiting, f"{where}: never fired: {[str(f) for f in injector.waiting]}"
     check_clean(job, where)
     check_finals(out, case, where, wanted)
-    check_cuts(job, case, where)
-    check_logs(job, where)
+    check_cuts(job, case, where, Path(spec.checkpoint.dir or job.cuts), injector.damaged)
+    check_logs(job, where, but="checksum differs" if injector.damaged else "")
     seconds = time.monotonic() - start_s
-    shutil.rmtree(out)
+    shutil.rmtree(out, ignore_errors=True)  # a disk is taken out after this
     if not os.environ.get("CHAOS_KEEP"):
         shutil.rmtree(job.path)
     return {
@@ -202,10 +242,10 @@ def check_finals(out: Path, case: Case, where: str, wanted: Model | None) -> Non
         assert values.tobytes() == first[name].tobytes(), f"{where}: other bits in {name}"
 
 
-def check_cuts(job: JobDir, case: Case, where: str) -> None:
+def check_cuts(job: JobDir, case: Case, where: str, root: Path, damaged: Set[Path]) -> None:
     """Assert that every cut that is there holds the samples that it says, and the last one all."""
     feed = feed_of_job(job)
-    cuts = sorted(path.parent for path in job.cuts.glob("*/manifest.json"))
+    cuts = sorted({path.parent for path in root.glob("*/manifest.json")} - damaged)
     assert cuts, f"{where}: no cut"
     for directory in cuts:
         manifest, files = read_cut(directory)
@@ -226,7 +266,11 @@ def main() -> None:
     parser.add_argument("--seeds", default="0:10", help="a:b, b excluded")
     parser.add_argument("--keep-going", action="store_true")
     parser.add_argument("--deterministic", action="store_true", help="compare bits, too")
+    parser.add_argument("--links", action="store_true", help="break the network, too; needs root")
+    parser.add_argument("--disk", action="store_true", help="fill and damage the disk, too; root")
     options = parser.parse_args()
+    if options.links:
+        own_network()
     first, last = (int(part) for part in options.seeds.split(":"))
     os.environ.setdefault("PACELINE_HOME", "/tmp/paceline-chaos")
     wanted = {epochs: undisturbed(epochs) for epochs in (1, 2)} if options.deterministic else {}
@@ -235,7 +279,7 @@ def main() -> None:
     for seed in range(first, last):
         start_s = time.monotonic()
         try:
-            case = case_of(seed)
+            case = with_surroundings(case_of(seed), links=options.links, disk=options.disk)
             facts = run(case, wanted.get(case.epochs))
             print(msgspec.json.encode(facts).decode(), flush=True)
         except AssertionError as error:

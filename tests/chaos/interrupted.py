@@ -2,8 +2,8 @@
 
 One job makes cuts without a pause while its processes are killed, as often as asked for: half of the
 kills fall at a random moment, half when the file of a cut on disk has grown to a random part of its
-size. Whoever was writing dies, or its agent, or all who hold the model, or all of them with their
-agents. After each kill the job must go on, and whatever calls itself a cut must hold what it says: each
+size. Whoever was writing dies, or its agent, or who keeps the second copy, or all who hold the model,
+or all of them with their agents. After each kill the job must go on, and whatever calls itself a cut must hold what it says: each
 sample's count, and an array that is large enough to be torn, all of whose numbers are equal in a whole
 state. The script itself looks at that array in every batch.
 """
@@ -39,7 +39,11 @@ GO_ON_S = 30.0
 """In which a job must be at work again."""
 WATCH_S = 3.0
 """A cut is made in less."""
-VICTIMS = ("writer", "writer's agent", "writer and agent", "holders", "holders and agents")
+VICTIMS = (
+    *("writer", "writer's agent", "writer and agent", "replica and agent"),
+    *("holders", "holders and agents"),
+)
+"""Of nodes; the replica's is the one in whose memory the second copy is."""
 
 
 def spec_of(strategy: str, out: Path, ballast: int) -> JobSpec:
@@ -154,11 +158,17 @@ class Interrupted:
         return ""
 
     def _pids(self, status: JobStatus, victims: str, writer: str) -> list[int]:
-        holders = self.holders(status)
-        some = [node for node in holders if node.node == writer] or [self.rng.choice(holders)]
-        chosen = some if victims.startswith("writer") else holders
+        chosen = holders = self.holders(status)
+        if not victims.startswith("holders"):
+            names = {writer} if victims.startswith("writer") else self._keepers()
+            chosen = [node for node in holders if node.node in names] or [self.rng.choice(holders)]
         pids = [] if victims == "writer's agent" else [node.pid for node in chosen]
         return pids + [node.agent_pid for node in chosen if "agent" in victims]
+
+    def _keepers(self) -> set[str]:
+        """Nodes in whose memory the copies of others are."""
+        copies = list(self.job.memory.glob("*/*/*.safetensors"))
+        return {one.parent.name for one in copies if not one.name.startswith(one.parent.name)}
 
     # ------------------------------------------------------------------ checks
 

@@ -8,6 +8,7 @@ their meaning: tensors are the set of samples applied, a copy is that set, the n
 
 import pickle
 from collections.abc import Callable, Iterable
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -467,7 +468,11 @@ class MasterCell:
                 return state.committed(event)
             case Copied():
                 directory = cut_directory(event.epoch_no, event.cut_no)
-                return state.copy_said(event, directory, directory)
+                said = state.copy_said(event, directory, directory)
+                sealed = (
+                    state.cut_sealed(one.valid) for one in said if isinstance(one, master.Seal)
+                )
+                return [*said, *chain.from_iterable(sealed)]
             case Joined() | MapSet():
                 return state.server_said(event)
             case ("plan", str() as node, int() as lead):

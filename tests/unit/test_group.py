@@ -8,7 +8,7 @@ import pytest
 from paceline.base.errors import InternalError
 from paceline.base.samples import Span
 from paceline.master.hangs import Hang, find_hang
-from paceline.master.instructions import Fail, FeedDone, Instruction, Journal, Send
+from paceline.master.instructions import Fail, FeedDone, Instruction, Journal, Seal, Send
 from paceline.master.snapshot import restore, take
 from paceline.master.state import MasterState
 from paceline.runtime.allreduce.state import Connect, Copy, Drop, Load, MemberState, Say
@@ -106,6 +106,8 @@ class Job:
                     self.failed.append(reason)
                 case FeedDone(feed=feed):
                     self.done.append(feed)
+                case Seal(valid=valid):
+                    self.run(self.master.cut_sealed(valid))
                 case _:
                     pass
         group = self.master.group

@@ -7,7 +7,7 @@ import pytest
 
 from paceline.base.samples import SampleSet, Span
 from paceline.master import state as master_state
-from paceline.master.instructions import Fail, Instruction, Journal, Send
+from paceline.master.instructions import Fail, Instruction, Journal, Seal, Send
 from paceline.master.records import Extended, Granted, Records
 from paceline.master.shards.ledger import Ledger
 from paceline.master.sizing import Sizing
@@ -159,6 +159,8 @@ class Job:
                     self.workers[inc].grant(grant)
                 case Send(inc, NewEpoch() as epoch) if self.arrives(inc):
                     self.tell(self.workers[inc].new_epoch(epoch))
+                case Seal(valid):
+                    self.do(self.state.cut_sealed(valid))
                 case Fail(reason):
                     raise AssertionError(reason)
 

@@ -9,7 +9,7 @@ import pytest
 
 from paceline.base.errors import PermanentError
 from paceline.base.samples import Span
-from paceline.master.instructions import Instruction
+from paceline.master.instructions import Instruction, Seal
 from paceline.master.journal import Journal, JournalRecord, MasterStarted
 from paceline.master.members import JobEnded, NodeFinished, NodeStarted, WorkersWanted
 from paceline.master.records import (
@@ -157,6 +157,8 @@ class Run:
 
     def do(self, instructions: list[Instruction]) -> None:
         self.records += [i.record for i in instructions if isinstance(i, Write)]
+        for seal in [i for i in instructions if isinstance(i, Seal)]:
+            self.do(self.state.cut_sealed(seal.valid))
 
     def new_epoch(self) -> None:
         self.next_inc += 1

@@ -3,7 +3,7 @@
 import pytest
 
 from paceline.base.samples import Span
-from paceline.master.instructions import Fail, FeedDone, Instruction, Journal, Send
+from paceline.master.instructions import Fail, FeedDone, Instruction, Journal, Seal, Send
 from paceline.master.records import CutValid, EpochStarted, Granted, Returned
 from paceline.master.sizing import Sizing
 from paceline.master.state import MasterState
@@ -64,6 +64,8 @@ class Job:
         self.journal += [i for i in done if isinstance(i, Journal)]
         self.sent = [i for i in done if isinstance(i, Send)]
         self.told = done
+        for seal in [i for i in done if isinstance(i, Seal)]:
+            self.do(self.state.cut_sealed(seal.valid))
         return done
 
     def restart(self) -> None:

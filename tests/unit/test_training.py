@@ -4,6 +4,7 @@ import errno
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
 from paceline.base.samples import Span
+from paceline.master.cadence import Cadence
 from paceline.master.membership import Membership
 from paceline.master.monitor import Monitor
 from paceline.master.outbox import Outbox
@@ -19,6 +21,7 @@ from paceline.master.sizing import BATCHES_BEFORE_MEASURED
 from paceline.master.training import (
     ANSWER_PATIENCE_S,
     MOVE_PATIENCE_S,
+    REFUSED_S,
     CutChosen,
     Training,
 )
@@ -27,13 +30,17 @@ from paceline.wire.messages.agent import NodeFacts
 from paceline.wire.messages.base import Server
 from paceline.wire.messages.feeds import Feed
 from paceline.wire.messages.node import (
+    AskCut,
+    Committed,
     Copied,
+    CutMade,
     EvaluateResult,
     FenceAnswer,
     InitialWritten,
     Joined,
     LeaseRequest,
     MapSet,
+    NodeDown,
     OpenFeed,
     Prepared,
     ProcessUp,
@@ -76,6 +83,18 @@ class NoBackend:
 TRAINED = msgspec.structs.replace(EVALUATION, purpose="train", num_samples=1000, batch_size=20)
 
 
+class Recorded(Outbox):
+    """Of what is sent to whom, too."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.sent: list[tuple[int, NodeDown]] = []
+
+    def to_process(self, inc: int, message: NodeDown) -> None:
+        self.sent.append((inc, message))
+        super().to_process(inc, message)
+
+
 class Job:
     """Two servers and two workers, all up, in their first epoch."""
 
@@ -90,7 +109,7 @@ class Job:
             checkpoint=CheckpointSpec(every_s=1.0, share=0.1),
         )
         self.members = Membership(num_workers=2, num_servers=2, restart=RestartSpec())
-        self.outbox = Outbox(self.job, self.members, NoBackend())
+        self.outbox = Recorded(self.job, self.members, NoBackend())
         self.failed: list[str] = []
         self.monitor = Monitor()
         self.training = Training(
@@ -170,13 +189,17 @@ class Job:
             )
             self.say(copied)
 
+    def wait(self, for_s: float) -> None:
+        """Let time pass."""
+        self.now_s += for_s
+        self.training.tick(self.now_s, cuts=True)
+        self.outbox.flush()
+
     def next_cut_s(self) -> float:
         """Wait until a cut is asked for; the seconds that took."""
         since_s = self.now_s
         while self.state.cuts.copying is None:
-            self.now_s += 0.5
-            self.training.tick(self.now_s, cuts=True)
-            self.outbox.flush()
+            self.wait(0.5)
         return self.now_s - since_s
 
 
@@ -263,13 +286,107 @@ def test_a_disk_that_refuses_a_manifest_ends_the_job_with_a_reason(
     monkeypatch.setattr(job.training, "_has_changed", lambda: True)
     job.next_cut_s()
     job.cut(0.0, 0.0)
-    (reason,) = job.failed
+    job.wait(0.1)
+    job.wait(REFUSED_S)
+    assert not job.failed, "somebody may make room"
+    job.wait(1.0)
+    reason = job.failed[0]
     assert re.fullmatch(
         r"the manifest of cut 1 cannot be written to .*/000001: No space left on device; "
         "make room there and resume the job",
         reason,
     )
     assert job.job.cuts.joinpath("000000").exists(), "the job is resumed from there"
+
+
+def test_a_manifest_that_was_refused_is_written_when_there_is_room(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seal, refusals = job.training._cuts.seal, iter([True, True, False])
+
+    def full(*args: Any) -> None:
+        if next(refusals):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        seal(*args)
+
+    monkeypatch.setattr(job.training._cuts, "seal", full)
+    monkeypatch.setattr(job.training, "_has_changed", lambda: True)
+    job.next_cut_s()
+    job.cut(0.0, 0.0)
+    job.wait(0.1)
+    assert not job.state.cuts.last_stored_no, "no manifest, no cut"
+    assert not job.job.cuts.joinpath("000001", "manifest.json").exists()
+    job.wait(0.1)
+    assert job.state.cuts.last_stored_no == 1
+    assert job.job.cuts.joinpath("000001", "manifest.json").exists()
+    assert not job.failed
+    assert job.next_cut_s() == pytest.approx(1.0), "the time to the next one runs from there"
+
+
+# --------------------------------------------------------------------------- cuts that are asked for
+
+
+def made(job: Job) -> list[tuple[int, int]]:
+    """Which wishes of whom were said to be fulfilled."""
+    return [(inc, message.n) for inc, message in job.outbox.sent if isinstance(message, CutMade)]
+
+
+@pytest.fixture
+def seldom(job: Job) -> Job:
+    """The same where cuts are made but seldom, of which one is on disk."""
+    job.training._cadence = Cadence(CheckpointSpec(every_s=10_000.0))
+    return job
+
+
+def ask(job: Job, n: int = 1, step: int = 0, inc: int = WORKER) -> None:
+    job.say(AskCut(epoch_no=job.state.epoch_no, inc=inc, n=n, step=step))
+
+
+def test_a_cut_that_is_asked_for_is_made_at_once_and_serves_all_who_asked(seldom: Job) -> None:
+    ask(seldom)
+    ask(seldom, inc=OTHER)
+    ask(seldom, inc=OTHER, n=2)
+    seldom.wait(0.1)
+    assert seldom.state.cuts.copying == 1
+    seldom.cut(0.0, 0.0)
+    assert made(seldom) == [(WORKER, 1), (OTHER, 2)]
+    seldom.wait(1.0)
+    assert seldom.state.cuts.copying is None, "nobody wants more"
+
+
+def test_what_was_begun_before_it_was_asked_for_may_lack_something(seldom: Job) -> None:
+    ask(seldom)
+    seldom.wait(0.1)
+    ask(seldom, inc=OTHER)
+    seldom.cut(0.0, 0.0)
+    assert made(seldom) == [(WORKER, 1)]
+    seldom.wait(0.1)
+    seldom.cut(0.0, 0.0)
+    assert made(seldom) == [(WORKER, 1), (OTHER, 1)]
+
+
+def test_who_asks_again_is_answered_by_the_cut_that_there_is(seldom: Job) -> None:
+    ask(seldom)
+    seldom.wait(0.1)
+    ask(seldom)
+    seldom.cut(0.0, 0.0)
+    assert made(seldom) == [(WORKER, 1)]
+
+
+def test_a_cut_of_a_step_waits_until_that_is_in_the_model(seldom: Job) -> None:
+    ask(seldom, step=3)
+    seldom.wait(0.1)
+    assert seldom.state.cuts.copying is None
+    seldom.say(Committed(epoch_no=1, inc=SERVERS[0], step=3, committed=()))
+    seldom.wait(0.1)
+    assert seldom.state.cuts.copying == 1
+
+
+def test_what_the_dead_asked_for_is_not_made(seldom: Job) -> None:
+    ask(seldom)
+    seldom.training.worker_lost(WORKER)
+    seldom.wait(0.1)
+    assert seldom.state.cuts.copying is None
 
 
 # --------------------------------------------------------------------------- what was lost

@@ -88,7 +88,12 @@ class Cuts:
     @property
     def under_way(self) -> bool:
         """A cut is being copied or written to disk: the next one has to wait."""
-        return self.copying is not None or self.storing is not None
+        return self.on_its_way is not None
+
+    @property
+    def on_its_way(self) -> int | None:
+        """The number of the cut that is being copied or written to disk."""
+        return self.storing if self.copying is None else self.copying
 
     @property
     def last_stored_no(self) -> int:
@@ -102,7 +107,7 @@ class Cuts:
 
     def awaited(self, holders: Iterable[int]) -> tuple[int, list[int]] | None:
         """The cut on its way, and which holders have not said all of it; None: there is none."""
-        number = self.storing if self.copying is None else self.copying
+        number = self.on_its_way
         if number is None:
             return None
         enough = {inc for inc, c in self.copied.items() if c.stored or self.storing is None}

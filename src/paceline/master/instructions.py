@@ -2,7 +2,7 @@
 
 import msgspec
 
-from paceline.master.records import Records
+from paceline.master.records import CutValid, Records
 from paceline.wire.messages.node import NodeDown
 
 
@@ -17,6 +17,12 @@ class Journal(msgspec.Struct, frozen=True):
     """Write before anything that follows leaves."""
 
     record: Records
+
+
+class Seal(msgspec.Struct, frozen=True):
+    """All of a cut is where it says: write its manifest, then say so (`MasterState.cut_sealed`)."""
+
+    valid: CutValid
 
 
 class FeedDone(msgspec.Struct, frozen=True):
@@ -46,4 +52,4 @@ class Fail(msgspec.Struct, frozen=True):
     reason: str
 
 
-Instruction = Send | Journal | FeedDone | Moved | NotMoved | Fail
+Instruction = Send | Journal | Seal | FeedDone | Moved | NotMoved | Fail

@@ -13,7 +13,16 @@ from paceline.base.samples import SampleSet, Span
 from paceline.master.cuts import Cuts, common
 from paceline.master.dealing import Deal, standing
 from paceline.master.group import Group
-from paceline.master.instructions import Fail, FeedDone, Instruction, Journal, Moved, NotMoved, Send
+from paceline.master.instructions import (
+    Fail,
+    FeedDone,
+    Instruction,
+    Journal,
+    Moved,
+    NotMoved,
+    Seal,
+    Send,
+)
 from paceline.master.moving import Moving
 from paceline.master.plans import NO_PLAN, GlobalAction, Plans, portion_of
 from paceline.master.reasons import feed_difference, late_records, schema_difference
@@ -742,12 +751,15 @@ class MasterState:
         ]
 
     def copy_said(self, message: Copied, directory: str, memory: str) -> list[Instruction]:
-        """A cut is valid when all servers of the map have said it with equal steps and sets.
+        """A cut is whole when all servers of the map have said it with equal steps and sets.
 
         Args:
             message: what a server says.
             directory: of the cut.
             memory: where its files are that are not there yet.
+
+        Returns:
+            Have it sealed, once it is; nothing else has changed before it is.
         """
         if message.epoch_no != self.epoch_no or not self._may_copy(message.inc):
             return []
@@ -755,9 +767,24 @@ class MasterState:
             return []
         where = "" if self.cuts.all_stored else memory
         cut = CutRef(cut_no=message.cut_no, directory=directory, memory=where)
+        if self.cuts.copying is None:
+            (valid,) = (one for one in self.cuts.valid if one.cut.cut_no == cut.cut_no)
+            return [Seal(msgspec.structs.replace(valid, cut=cut))]
+        said = {(copied.step, copied.committed) for copied in self.cuts.sealed}
+        step, committed = next(iter(said))
+        if len(said) > 1:
+            if self.samples == "exactly-once":
+                return [Fail(f"servers disagree on the content of cut {cut.cut_no}")]
+            committed = common(copied.committed for copied in self.cuts.sealed)
+        return [Seal(CutValid(cut=cut, step=step, committed=committed, epoch_no=self.epoch_no))]
+
+    def cut_sealed(self, valid: CutValid) -> list[Instruction]:
+        """The manifest is written: the cut is valid, or stored."""
+        if valid.epoch_no != self.epoch_no or valid.cut.cut_no != self.cuts.on_its_way:
+            return []
         if self.cuts.advance():
-            return [*self._cut_valid(cut), *self._tell_made()]
-        stored = [self._record(CutStored(cut=cut)), *self._tell_made()]
+            return [*self._cut_valid(valid), *self._tell_made()]
+        stored = [self._record(CutStored(cut=valid.cut)), *self._tell_made()]
         if self.group is not None:
             return [*stored, *self._tell_safe(), *self._make_safe()]
         return [*stored, *self._serve(), *self._go_on_moving()]
@@ -782,14 +809,7 @@ class MasterState:
         ]
         return [*map(FeedDone, fresh), *told]
 
-    def _cut_valid(self, cut: CutRef) -> list[Instruction]:
-        said = {(copied.step, copied.committed) for copied in self.cuts.sealed}
-        step, committed = next(iter(said))
-        if len(said) > 1:
-            if self.samples == "exactly-once":
-                return [Fail(f"servers disagree on the content of cut {cut.cut_no}")]
-            committed = common(copied.committed for copied in self.cuts.sealed)
-        valid = CutValid(cut=cut, step=step, committed=committed, epoch_no=self.epoch_no)
+    def _cut_valid(self, valid: CutValid) -> list[Instruction]:
         if self.group is not None:  # whose word is not journalled either
             proven = GroupProgressed(step=self.step, committed=self.ledger.done.spans())
             return [self._record(proven), self._record(valid), *self._tell_safe()]

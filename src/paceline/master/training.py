@@ -19,7 +19,16 @@ from paceline.master.cut_folders import CutFolders, first_undamaged
 from paceline.master.evaluations import Evaluations
 from paceline.master.group import Group
 from paceline.master.hangs import Hang, find_hang
-from paceline.master.instructions import Fail, FeedDone, Instruction, Journal, Moved, NotMoved, Send
+from paceline.master.instructions import (
+    Fail,
+    FeedDone,
+    Instruction,
+    Journal,
+    Moved,
+    NotMoved,
+    Seal,
+    Send,
+)
 from paceline.master.membership import Membership
 from paceline.master.monitor import Monitor
 from paceline.master.outbox import Outbox
@@ -69,6 +78,8 @@ from paceline.wire.messages.node import (
 from paceline.wire.spec import JobSpec
 
 RESEND_S = 1.0
+REFUSED_S = 60.0
+"""A disk that refuses a manifest is asked again for so long."""
 GATHER_S = 30.0
 """A first group of workers (all-reduce) waits so long for the others; later ones join it."""
 MAX_FUTILE = 20
@@ -129,6 +140,10 @@ class Training:
         self._dropped: set[int] = set()
         self._cadence = Cadence(spec.checkpoint)
         self._last_resend_s = 0.0
+        #: A cut whose manifest is still to be written, why it was not, and since when.
+        self._unsealed: Seal | None = None
+        self._refused: OSError | None = None
+        self._refused_s: float | None = None
         #: Cuts that were just written and never read: no need to verify them.
         self._trusted: set[int] = set()
         self.choosing = False
@@ -338,6 +353,9 @@ class Training:
                 case Journal(record=record):
                     self._before_record(record)
                     self._outbox.record(record)
+                case Seal():
+                    self._unsealed = instruction
+                    self._seal()
                 case Moved() | NotMoved():
                     self._moved(instruction)
                 case FeedDone(feed=feed):
@@ -349,11 +367,8 @@ class Training:
         match record:
             case CutValid(cut=cut):
                 self._trusted.add(cut.cut_no)
-                self._seal(cut, record)
                 self._outbox.tell("cut_valid", reason=f"cut {cut.cut_no} at step {record.step}")
             case CutStored(cut=cut):
-                (valid,) = (one for one in self.state.cuts.valid if one.cut.cut_no == cut.cut_no)
-                self._seal(cut, valid)
                 self._outbox.tell("cut_stored", reason=f"cut {cut.cut_no}")
             case Granted(grant=grant):
                 trained = sum(len(span) for span in grant.spans if self._trains(span))
@@ -490,20 +505,37 @@ class Training:
 
     # ------------------------------------------------------------------ cuts
 
-    def _seal(self, place: CutRef, valid: CutValid) -> None:
-        """Make the cut one that can be loaded from this place; cut 0 is, as its writer left it."""
-        if place.cut_no > 0 and self.state.model is not None:
-            try:
-                self._cuts.seal(place, valid, self.state.cuts.sealed, self.state.model)
-            except OSError as error:
-                self._fail(
-                    f"the manifest of cut {place.cut_no} cannot be written to {places(place)[0]}: "
-                    f"{error.strerror}; make room there and resume the job"
-                )
-                return  # the cuts before it are what the job is resumed from
-            self._cadence.cost(max(copied.cost_s for copied in self.state.cuts.sealed))
-        if not place.in_memory:
+    def _seal(self) -> None:
+        """Make the cut one that can be loaded; on a disk that refuses it again with each tick."""
+        if self._unsealed is None or self.state.model is None:
+            return
+        valid = self._unsealed.valid
+        try:
+            self._cuts.seal(valid.cut, valid, self.state.cuts.sealed, self.state.model)
+        except OSError as error:
+            if self._refused is None:
+                where = places(valid.cut)[0]
+                _log.warning("no_manifest path=%s error=%s: tried again", where, error.strerror)
+            self._refused = error
+            return
+        self._unsealed = self._refused = self._refused_s = None
+        self._cadence.cost(max(copied.cost_s for copied in self.state.cuts.sealed))
+        self._do(self.state.cut_sealed(valid))
+        if not valid.cut.in_memory:
             self._outbox.later(self._delete_cuts)
+
+    def _seal_again(self, cut: CutRef, now_s: float) -> None:
+        """Somebody may make room; the cuts before it are what the job is resumed from."""
+        if self._refused_s is None:
+            self._refused_s = now_s
+        if self._refused is not None and now_s - self._refused_s > REFUSED_S:
+            self._fail(
+                f"the manifest of cut {cut.cut_no} cannot be written to {places(cut)[0]}: "
+                f"{self._refused.strerror}; make room there and resume the job"
+            )
+            return
+        self._seal()
+        self._note_cut(now_s)
 
     def _note_cut(self, now_s: float) -> None:
         """The time between cuts runs from the end of one to the start of the next."""
@@ -625,6 +657,8 @@ class Training:
             self._do(self.state.resend())
         self._watch_move(now_s)
         self._watch_group(now_s)
+        if self._unsealed is not None:
+            self._seal_again(self._unsealed.valid.cut, now_s)
         held = self.state.cuts.valid[-1].step if self.state.cuts.valid else 0
         due = self._cadence.is_due(now_s, self.state.step - held)
         if cuts and (self.state.wants_cut or (due and self._has_changed())):

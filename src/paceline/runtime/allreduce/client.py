@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import NoReturn
 
+from paceline.base.errors import PermanentError, TransientError
 from paceline.base.processes import find_job_process
 from paceline.base.samples import Span
 from paceline.runtime.allreduce.direct import read_memory
@@ -639,8 +640,11 @@ def _saved(cut: CutRef) -> Mapping[str, Array]:
     """What the one file of a cut holds, verified.
 
     Raises:
-        PermanentError: it is missing or damaged.
+        TransientError: it is missing or damaged; the master looks closely when it chooses again.
     """
-    _, files = read_cut(*places(cut))
+    try:
+        _, files = read_cut(*places(cut))
+    except PermanentError as error:
+        raise TransientError(str(error)) from error
     (saved,) = files.values()
     return saved
