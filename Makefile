@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: setup demo test check soak chaos bench clean
+.PHONY: setup demo test check extras soak chaos bench clean
 
 setup: $(STAMP)
 
@@ -25,6 +25,11 @@ test: check
 	$(BIN)/python -m pytest -q -n auto --dist worksteal -m "not soak" tests/unit tests/model tests/conformance
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not soak" tests/integration
 	$(BIN)/python -m pytest -q -m "not soak" tests/chaos
+
+# The tests of the extras; from then on `make test` runs them as well.
+extras: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[huggingface,lightning]'
+	$(BIN)/python -m pytest -q tests/unit/test_integrations.py tests/integration/test_integrations.py
 
 soak: setup
 	$(BIN)/python -m pytest -q -m soak

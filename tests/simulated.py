@@ -6,6 +6,7 @@ from typing import TypeVar
 
 import msgspec
 
+from paceline.policy.stats.history import Profiled
 from paceline.policy.straggler.actions import AnyAction
 from paceline.policy.straggler.observation import RestartCost
 from paceline.sim.asynchronous import Asynchronous
@@ -45,6 +46,7 @@ class Scripted:
         self.script = sorted(script, key=lambda one: one[0])
         self.num_decisions = 0
         self.reports: list[tuple[str, NodeFacts, float]] = []
+        self.profiles: list[tuple[str, Profiled]] = []
         self.kills: list[tuple[str, float]] = []
         self.restarts: list[tuple[str, int]] = []
         self.seen: list[Situation] = []
@@ -55,6 +57,9 @@ class Scripted:
 
     def report(self, node: str, facts: NodeFacts, now_s: float) -> None:
         self.reports.append((node, facts, now_s))
+
+    def profiled(self, node: str, profiled: Profiled) -> None:
+        self.profiles.append((node, profiled))
 
     def killed(self, node: str, now_s: float) -> None:
         self.kills.append((node, now_s))

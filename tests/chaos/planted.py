@@ -24,7 +24,7 @@ NUM_COUNTERS = 3 * 65_536
 class Counts(nn.Module):
     """One row per sample, and dense counters."""
 
-    def __init__(self, num_samples: int, num_counters: int) -> None:
+    def __init__(self, num_samples: int, num_counters: int = NUM_COUNTERS) -> None:
         super().__init__()
         self.seen = nn.Embedding(num_samples, 1, sparse=True, dtype=torch.float64)
         nn.init.zeros_(self.seen.weight)

@@ -13,9 +13,10 @@ import numpy as np
 from paceline.base.errors import PacelineError
 from paceline.base.jobdir import JobDir
 from paceline.base.processes import find_job_processes, kill_quietly
-from paceline.cli.launch import ask, is_supervised, launch, resume
+from paceline.cli.launch import AS_BEFORE, ask, is_supervised, launch, resume
 from paceline.wire.client import Call, Done, GetStatus, JobStatus, NodeStatus, StopJob
 from paceline.wire.outcome import Outcome, read_outcome
+from paceline.wire.resize import Resize
 from paceline.wire.spec import CheckpointSpec, DataSpec, JobSpec, NodeSpec, RestartSpec
 from tests.chaos.faults import supervisor_pid
 from tests.chaos.oracle import check_cut, leftovers
@@ -137,14 +138,14 @@ class RunningJob:
             kill_quietly(pid)
         until(lambda: not find_job_processes(self.job.path), "everybody's death")
 
-    def resume(self) -> None:
+    def resume(self, sizes: Resize = AS_BEFORE) -> None:
         """Go on from the newest cut."""
         # The killed hold their locks a little longer than they can be seen.
         until(
             lambda: supervisor_pid(self.job) is None and not is_supervised(self.job),
             "the supervisor's end",
         )
-        resume(self.job)
+        resume(self.job, sizes)
 
     # ------------------------------------------------------------------ how it is judged
 
@@ -203,6 +204,7 @@ def running(
         "checkpoint": CheckpointSpec(every_s=0.5, share=0.5, keep=3),
         "restart": RestartSpec(backoff_s=0.1),
         "solution": "none",
+        "preflight": False,
     }
     job = RunningJob(launch(JobSpec(**(fields | spec))), out)
     try:

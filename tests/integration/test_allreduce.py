@@ -32,6 +32,7 @@ from tests.integration.running import RunningJob, install, until
 SCRIPT = Path(__file__).with_name("jobs") / "grouped.py"
 N = 4096
 BATCH = 64
+HANG_S = 3.0
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +41,9 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextlib.contextmanager
-def group(out: Path, *flags: str, workers: int = 2, **spec: Any) -> Iterator[RunningJob]:
+def group(
+    out: Path, *flags: str, workers: int = 2, cpu: tuple[float, ...] | None = None, **spec: Any
+) -> Iterator[RunningJob]:
     """A job of jobs/grouped.py."""
     out.mkdir(exist_ok=True)
     fields: dict[str, Any] = {
@@ -48,9 +51,10 @@ def group(out: Path, *flags: str, workers: int = 2, **spec: Any) -> Iterator[Run
         "args": ("--out", str(out), *flags),
         "name": "grouped",
         "strategy": "allreduce",
-        "workers": NodeSpec(count=workers),
+        "workers": NodeSpec(count=workers, cpu=cpu),
         "restart": RestartSpec(backoff_s=0.1),
         "solution": "none",
+        "preflight": False,
     }
     job = RunningJob(launch(JobSpec(**(fields | spec))), out)
     try:
@@ -130,7 +134,7 @@ def test_what_an_uneven_and_broken_job_computes_is_what_one_worker_computes(
     site = install(tmp_path / "site", "odd", UNEVEN, "paceline.solutions", "odd = odd:Uneven")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")]))
     odd = {"solution": "odd", "decide_every_s": 0.1}
-    flags = ("--die", "worker-2:20", "--step-s", "0.01")
+    flags = ("--die", "worker-2:20", "--step-s", "0.01", "--wrapped")
     with group(tmp_path / "three", *flags, workers=3, **odd) as job:
         check_finished(job, lives=3)
         broken = next(iter(finals(job).values()))
@@ -202,6 +206,14 @@ def test_a_life_that_begins_after_the_end_holds_the_final_model(tmp_path: Path) 
         assert [death["node"] for death in job.deaths()] == ["worker-1"]
 
 
+def test_a_life_that_begins_after_an_evaluation_gets_its_results(tmp_path: Path) -> None:
+    with group(tmp_path / "out", "--evaluate", "--die-evaluated", "worker-1") as job:
+        check_finished(job)
+        found = [load_file(path) for path in (tmp_path / "out").glob("*.evaluated")]
+        assert len(found) == 2
+        assert all(len(one["seen"]) == N and (one["seen"] == 1).all() for one in found)
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("role", ["master", "agent", "supervisor"])
 def test_who_does_not_train_may_die(tmp_path: Path, role: str) -> None:
@@ -237,6 +249,27 @@ def test_a_member_that_hangs_is_named_with_its_stacks_and_replaced(
         assert (death["node"], death["reason"]) == ("worker-1", "it hung")
         said = (job.job.logs / "worker-1.stacks").read_text()
         assert ("grouped.py" if how == "asleep" else "T (stopped)") in said
+
+
+@pytest.mark.parametrize(
+    ("freezer", "place"), [("worker-0", "hand"), ("worker-1", "take"), ("worker-1", "evaluate")]
+)
+def test_a_member_that_is_frozen_outside_of_a_step_is_found_and_replaced(
+    tmp_path: Path, freezer: str, place: str
+) -> None:
+    """Where it hands over its state, takes over another's, or evaluates."""
+    flags = ["--freeze", f"{freezer}:{place}", "--evaluate"]
+    flags += ["--die", "worker-1:12"] if place != "evaluate" else []
+    with group(tmp_path / "out", *flags, timeouts=TimeoutSpec(hang_s=HANG_S)) as job:
+        frozen = tmp_path / "out" / "frozen"
+        until(frozen.exists, "a frozen member")
+        until(lambda: job.events("hung"), "it to be found")
+        (told,) = job.events("hung")
+        assert told["node"] == freezer
+        assert told["t"] - frozen.stat().st_mtime < HANG_S + 2.0
+        check_finished(job)
+        assert [(d["node"], d["reason"]) for d in job.deaths()][-1] == (freezer, "it hung")
+        assert "T (stopped)" in (job.job.logs / f"{freezer}.stacks").read_text()
 
 
 def test_strangers_at_every_port_of_the_members_break_nothing(tmp_path: Path) -> None:

@@ -9,9 +9,11 @@ import pytest
 from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
-from paceline.cli.launch import launch
+from paceline.cli.launch import ask, launch
 from paceline.cli.main import app
+from paceline.wire.client import StopJob
 from paceline.wire.cut import read_manifest
+from paceline.wire.resize import Resize
 from paceline.wire.spec import CheckpointSpec, JobSpec, NodeSpec
 from tests.chaos.oracle import leftovers
 from tests.integration.running import RunningJob, running, until
@@ -57,6 +59,7 @@ def grouped(out: Path, *flags: str, **spec: Any) -> RunningJob:
         "strategy": "allreduce",
         "workers": NodeSpec(count=2),
         "solution": "none",
+        "preflight": False,
     }
     return RunningJob(launch(JobSpec(**(fields | spec))), out)
 
@@ -120,5 +123,44 @@ def test_cuts_come_every_so_many_steps(tmp_path: Path) -> None:
         assert all(2 <= later - earlier <= 7 for earlier, later in zip([0, *kept], kept)), kept
         (tmp_path / "hurry").touch()
         assert job.end().state == "finished"
+    finally:
+        job.close()
+
+
+def stop_at(job: RunningJob, committed: int) -> None:
+    """Stop a slow job in order once so much is in the model; let it be fast from then on."""
+    until(lambda: job.status().committed >= committed, f"{committed} samples")
+    ask(job.job, StopJob())
+    assert job.end().state == "stopped"
+    (job.out / "hurry").touch()
+
+
+@pytest.mark.parametrize(("workers", "servers"), [(3, 3), (1, 1)])
+def test_a_cut_of_servers_is_loaded_by_others_of_another_number(
+    tmp_path: Path, workers: int, servers: int
+) -> None:
+    with running(tmp_path, "--num-samples", "2048", "--slow-until-told", mode="bsp") as job:
+        stop_at(job, 64)
+        job.resume(Resize(workers=workers, servers=servers))
+        until(lambda: job.status().step > 0, "a step")
+        roles = [node.role for node in job.status().nodes]
+        assert (roles.count("worker"), roles.count("server")) == (workers, servers)
+        job.check_finished()
+        assert not job.job.resize.exists()
+        newest = read_manifest(job.cuts()[-1])
+        assert len(newest.files) == servers
+
+
+def test_members_of_another_number_go_on_from_a_cut(tmp_path: Path) -> None:
+    job = grouped(tmp_path, "--epochs", "4", "--slow-until-told")
+    try:
+        stop_at(job, 128)
+        job.resume(Resize(workers=3))
+        assert job.end().state == "finished"
+        held = [load_file(path) for path in tmp_path.glob("*.final")]
+        assert len(held) == 3
+        for final in held:
+            np.testing.assert_allclose(final["seen"], 4, atol=1e-9)
+        until(lambda: not leftovers(job.job), "a clean machine")
     finally:
         job.close()

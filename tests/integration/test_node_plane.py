@@ -410,7 +410,7 @@ def limits_are_permitted() -> bool:
 def test_an_agent_tells_the_master_of_a_limit_that_it_cannot_set(job: JobDir) -> None:
     # More than the kernel's largest quota: refused also where limits are permitted.
     async def scenario() -> None:
-        async with running_agent(job, WAITING_SCRIPT, NodeSpec(cpu=1e12)) as master:
+        async with running_agent(job, WAITING_SCRIPT, NodeSpec(cpu=(1e12,))) as master:
             hello = await master.hello()
             assert hello.note.startswith(f"{NODE} runs without limits (cpu limit ")
 

@@ -2,7 +2,7 @@ import os
 import time
 from pathlib import Path
 
-from paceline.agent.facts import FactsReader, read_log_tail, read_usage
+from paceline.agent.facts import LOOKED_S, FactsReader, Silence, read_log_tail, read_usage
 from paceline.wire.messages.node import ProcessUp
 from paceline.wire.step_ledger import StepLedgerWriter
 
@@ -137,3 +137,23 @@ def test_what_a_member_is_at_is_told_with_how_long_it_has_been(tmp_path: Path) -
     assert facts.computing_s == 0.0
     assert 2.0 <= facts.waiting_s < 4.0
     assert reader.read(up(2)).waiting_s == 0.0, "of another life"
+
+
+def test_silence_counts_while_a_process_does_nothing_and_we_are_there_to_see_it() -> None:
+    silence = Silence().after(1, 5.0, 100.0)
+    for now_s in (101.0, 102.0, 103.0):
+        silence = silence.after(1, 5.0, now_s)
+    assert silence.silent_s == 3.0
+    assert silence.after(1, 5.03, 104.0).silent_s == 4.0, "a thread that looks around"
+    assert silence.after(1, 5.5, 104.0).silent_s == 0.0, "it works"
+    assert silence.after(2, 5.0, 104.0).silent_s == 0.0, "another life"
+    assert silence.after(1, 5.0, 1000.0).silent_s == 3.0 + LOOKED_S, "we were stopped, too"
+
+
+def test_who_says_something_is_not_silent(tmp_path: Path) -> None:
+    reader = FactsReader(tmp_path / "worker-0.ledger")
+    reader.read(up(1))
+    time.sleep(0.02)
+    assert reader.read(up(1)).silent_s > 0
+    reader.heard()
+    assert reader.read(up(1)).silent_s == 0.0

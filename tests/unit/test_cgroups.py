@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from paceline.base.cgroups import (
+    cpu_quota,
     create_node_group,
     find_node_group,
     find_trees,
@@ -53,7 +54,8 @@ def test_version_1_groups_are_made_below_ones_own(version_1: Machine) -> None:
     assert note == ""
     cpu = root / "cpu,cpuacct/paceline" / JOB / NODE
     memory = root / "memory/box/a/paceline" / JOB / NODE
-    assert (cpu / "cpu.cfs_quota_us").read_text() == "50000"
+    assert (cpu / "cpu.cfs_quota_us").read_text() == "5000"
+    assert (cpu / "cpu.cfs_period_us").read_text() == "10000"
     assert (memory / "memory.limit_in_bytes").read_text() == str(1 << 30)
     assert group.join_files == (str(cpu / "cgroup.procs"), str(memory / "cgroup.procs"))
     (memory / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 3\n")
@@ -65,7 +67,7 @@ def test_version_2_groups_are_made_below_ones_own(version_2: Machine) -> None:
     group, note = create_node_group(JOB, NODE, 2.0, None, *at)
     assert note == ""
     path = root / "all/box/paceline" / JOB / NODE
-    assert (path / "cpu.max").read_text() == "200000 100000"
+    assert (path / "cpu.max").read_text() == "20000 10000"
     assert (path / "memory.max").read_text() == "max"
     assert group.join_files == (str(path / "cgroup.procs"),)
     (path / "memory.events").write_text("low 0\noom 2\noom_kill 1\n")
@@ -78,7 +80,10 @@ def test_a_quota_is_changed_and_lifted_at_run_time(version_1: Machine) -> None:
     quota = version_1.root / "cpu,cpuacct/paceline" / JOB / NODE / "cpu.cfs_quota_us"
     assert quota.read_text() == "-1"
     find_node_group(JOB, NODE, *at).set_cpu(0.1)
-    assert quota.read_text() == "10000"
+    assert quota.read_text() == "1000"
+    find_node_group(JOB, NODE, *at).set_cpu(0.02)
+    period = quota.with_name("cpu.cfs_period_us")
+    assert (quota.read_text(), period.read_text()) == ("1000", "50000")
     find_node_group(JOB, NODE, *at).set_cpu(None)
     assert quota.read_text() == "-1"
 
@@ -146,3 +151,24 @@ def test_headroom_of_a_version_2_group(version_2: Machine) -> None:
     assert memory_headroom(*at) is None
     (group / "memory.max").write_text("1000\n")
     assert memory_headroom(*at) == 600
+
+
+def test_the_quota_of_a_process_is_the_tightest_of_its_groups(version_1: Machine) -> None:
+    at = version_1.mounts, version_1.own
+    assert cpu_quota(*at) is None, "no such files: the root group"
+    (group,) = (tree.base for name, tree in find_trees(*at).items() if name == "cpu")
+    for path, quota in ((group, "-1"), (group.parent, "150000")):
+        (path / "cpu.cfs_quota_us").write_text(f"{quota}\n")
+        (path / "cpu.cfs_period_us").write_text("100000\n")
+    assert cpu_quota(*at) == 1.5
+    (group / "cpu.cfs_quota_us").write_text("25000\n")
+    assert cpu_quota(*at) == 0.25
+
+
+def test_the_quota_of_a_version_2_group(version_2: Machine) -> None:
+    at = version_2.mounts, version_2.own
+    group = version_2.root / "all/box"
+    (group / "cpu.max").write_text("max 100000\n")
+    assert cpu_quota(*at) is None
+    (group / "cpu.max").write_text("50000 200000\n")
+    assert cpu_quota(*at) == 0.25

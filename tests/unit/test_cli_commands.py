@@ -1,15 +1,19 @@
 """Commands that start nothing: mistakes, and what is to be seen of jobs that are over."""
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from typer.testing import CliRunner, Result
 
+from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
 from paceline.cli.main import app
+from paceline.cli.run import read_sizes
 from paceline.wire import spec as specs
 from paceline.wire.outcome import Outcome, write_outcome
+from paceline.wire.resize import Resize
 from paceline.wire.spec import JobSpec
 
 SCRIPT = Path(__file__).parents[1] / "chaos" / "planted.py"
@@ -45,6 +49,29 @@ def ended_job(name: str = "old", **end: object) -> JobDir:
 FAILED = {"state": "failed", "exit_code": 3, "error": "it broke", "committed": 500, "total": 1000}
 
 
+def test_a_job_is_resumed_with_other_numbers_of_nodes() -> None:
+    spec = JobSpec(script="train.py")
+    assert read_sizes(spec, {}) == Resize()
+    assert read_sizes(spec, {"workers": "3", "servers": "1"}) == Resize(workers=3, servers=1)
+
+
+@pytest.mark.parametrize(
+    ("spec", "flags", "message"),
+    [
+        ({}, {"servers": "0"}, "--servers: got '0', expected a number from 1 to 10000"),
+        ({}, {"workers": "few"}, "--workers: got 'few', expected a number from 1 to 10000"),
+        ({"strategy": "allreduce"}, {"servers": "1"}, "a job of strategy allreduce has no servers"),
+        ({"strategy": "allreduce", "min_workers": 3}, {"workers": "2"}, "a number from 3 to 10000"),
+        ({"strategy": "script"}, {"workers": "2"}, "workers of strategy script stay as many"),
+    ],
+)
+def test_numbers_of_nodes_that_cannot_be(
+    spec: dict[str, Any], flags: dict[str, str], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_sizes(JobSpec(script="train.py", **spec), flags)
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
@@ -54,7 +81,7 @@ FAILED = {"state": "failed", "exit_code": 3, "error": "it broke", "committed": 5
         (("run", "x.py", "--workers", "two"), "--workers: got 'two'"),
         (("run", "--resume"), "there is no job yet"),
         (
-            ("run", "--resume", "x", "--workers", "2"),
+            ("run", "--resume", "x", "--workers", "2", "--mode", "asp"),
             "--resume goes on with the job's own settings",
         ),
         (("attach", "x"), "no job matches 'x'"),

@@ -16,6 +16,7 @@ from paceline.cli.history import Event, NodePoint, Point
 from paceline.cli.report.facts import Facts, how_ended, idle_s, speeds, stalled_s, work_out
 from paceline.cli.report.page import render
 from paceline.cli.report.text import decision_rows, figures, incident_rows, paragraph, show
+from paceline.wire.messages.checks import NodeSpeed
 from paceline.wire.outcome import Outcome
 from paceline.wire.spec import JobSpec
 
@@ -266,3 +267,16 @@ def test_a_restart_by_decision_is_called_one() -> None:
 def test_a_failed_job_shows_the_users_traceback() -> None:
     failed = Outcome(state="failed", exit_code=3, error="worker-0: x", traceback="File <train>\n")
     assert "File &lt;train&gt;" in render(facts(*START, outcome=failed))
+
+
+def test_what_hung_threads_did_and_what_nodes_can_do_is_shown() -> None:
+    speed = NodeSpeed(threads=1, matmul_flops=5e10, copy_bytes_per_s=1e10)
+    checked = Event(1.0, "checked", "worker-0", 1, "matmul 50 GFLOP/s", speed)
+    stacks = (("worker-1", 'incarnation 2\nFile "train.py", line 7 in <module>\n'),)
+    told = structs.replace(facts(checked), stacks=stacks)
+    console = Console(file=io.StringIO(), width=200)
+    show(told, console)
+    for shown in (console.file.getvalue(), render(told)):  # type: ignore[attr-defined]
+        assert "the threads of worker-1 did when it hung" in shown
+        assert "line 7 in" in shown
+        assert "50.0 GFLOP/s" in shown

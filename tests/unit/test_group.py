@@ -7,7 +7,7 @@ import pytest
 
 from paceline.base.errors import InternalError
 from paceline.base.samples import Span
-from paceline.master.hangs import Hang, find_hang
+from paceline.master.hangs import Hang, find_hang, find_silent
 from paceline.master.instructions import Fail, FeedDone, Instruction, Journal, Seal, Send
 from paceline.master.snapshot import restore, take
 from paceline.master.state import MasterState
@@ -571,3 +571,9 @@ class TestFindHang:
 
     def test_all_wait_for_each_other(self) -> None:
         assert find_hang({"a": self.WAITS, "b": self.WAITS}, 3.0) == Hang((), 4.0)
+
+    def test_who_neither_speaks_nor_works_hangs_whatever_the_others_do(self) -> None:
+        silent = NodeFacts(inc=1, silent_s=5.0)
+        members = {"a": silent, "b": self.BUSY, "c": NodeFacts(inc=2, silent_s=2.0)}
+        assert find_silent(members, 3.0) == Hang(("a",), 5.0, silent=True)
+        assert find_silent(members, 6.0) is None

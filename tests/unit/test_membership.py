@@ -15,6 +15,8 @@ from paceline.master.members import (
     NodeFinished,
     NodeStarted,
     Retire,
+    ServerAdded,
+    ServerTook,
     Start,
     Tell,
     WorkerLost,
@@ -724,3 +726,23 @@ def test_who_serves_survives_the_master(taken: bool) -> None:
         assert names == {node.name for node in job.members.of_role("server")}
         joining = again.joining()
         assert (joining is None) == taken
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_a_job_is_resumed_with_another_number_of_servers(count: int) -> None:
+    members = Membership(num_workers=1, num_servers=2, restart=RestartSpec())
+    # One of them took the place of another, under a name of its own.
+    members.apply(ServerAdded(node="server-2", replaces="server-1"))
+    members.apply(ServerTook(node="server-2"))
+    members._forget(members.nodes["server-1"])
+    records = [act.record for act in members.resize(3, count) if isinstance(act, Keep)]
+    launched = {act.node for act in members.begin(0.0) if isinstance(act, Launch)}
+    servers = [name for name in launched if name.startswith("server")]
+    assert len(servers) == count
+    assert "server-0" in servers
+    assert {"worker-0", "worker-1", "worker-2"} < launched
+
+    replayed = Membership(num_workers=1, num_servers=2, restart=RestartSpec())
+    for record in [*members.snapshot(), *records]:
+        replayed.apply(record)
+    assert sorted(map(repr, replayed.snapshot())) == sorted(map(repr, members.snapshot()))

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from paceline.base.errors import ConfigError
-from paceline.policy.stats.regimes import Point, Regime
+from paceline.policy.stats.history import Profiled
 from paceline.policy.stats.windows import Pace
 from paceline.policy.straggler.actions import (
     AdjustBatch,
@@ -272,23 +272,20 @@ def mixed(measured: dict[str, dict[int, float]] | None = None, **changes: object
     workers = []
     for index in range(8):
         kind = "V100" if index < 4 else "P100"
-        points = tuple(
-            Point(size, 5, time_s)
+        profile = tuple(
+            Profiled(batch_size=size, batches=5, batch_s=time_s)
             for size, time_s in sorted((measured or {}).get(kind, {}).items())
         )
         workers.append(
             WorkerSeen(
-                node=f"w{index}",
-                batch_size=96,
-                kind=kind,
-                batch_limit=LIMIT,
-                regime=Regime(since_s=0.0, iterations=25, points=points) if points else None,
+                node=f"w{index}", batch_size=96, kind=kind, batch_limit=LIMIT, profile=profile
             )
         )
     seen = job([1.0] * 8, mode="allreduce", global_batch=768)
     return msgspec.structs.replace(seen, workers=tuple(workers), **changes)
 
 
+DD = Dedicated(largest=LIMIT)
 MEASURED = {kind: {size: batch_s(kind, size) for size in (8, 16, 32, 64, 128)} for kind in SPEEDS}
 
 
@@ -296,7 +293,7 @@ def test_dd_measures_five_sizes_of_every_class_and_then_divides() -> None:
     measured: dict[str, dict[int, float]] = {"V100": {}, "P100": {}}
     order = []
     while True:
-        (action,) = Dedicated().decide(mixed(measured))
+        (action,) = DD.decide(mixed(measured))
         if not isinstance(action, Profile):
             break
         assert action.steps == 5
@@ -310,7 +307,7 @@ def test_dd_measures_five_sizes_of_every_class_and_then_divides() -> None:
 
 
 def test_dd_keeps_the_slow_class_above_saturation() -> None:
-    (action,) = Dedicated().decide(mixed(MEASURED))
+    (action,) = DD.decide(mixed(MEASURED))
     assert isinstance(action, AdjustBatch)
     total = sum(share.batch_size * share.accumulation for share in action.shares.values())
     assert total == 768
@@ -322,7 +319,7 @@ def test_dd_keeps_the_slow_class_above_saturation() -> None:
 
 
 def test_dd_divides_once() -> None:
-    (action,) = Dedicated().decide(mixed(MEASURED))
+    (action,) = DD.decide(mixed(MEASURED))
     assert isinstance(action, AdjustBatch)
     seen = mixed(MEASURED)
     workers = tuple(
@@ -333,27 +330,45 @@ def test_dd_divides_once() -> None:
         )
         for worker in seen.workers
     )
-    assert Dedicated().decide(msgspec.structs.replace(seen, workers=workers)) == []
+    assert DD.decide(msgspec.structs.replace(seen, workers=workers)) == []
 
 
 def test_dd_reports_a_global_batch_that_cannot_be_had() -> None:
     seen = mixed(MEASURED, global_batch=770)
     with pytest.raises(NoExactSum, match="768 or 772"):
-        Dedicated().decide(seen)
-    (action,) = Dedicated(nearest=True).decide(seen)
+        DD.decide(seen)
+    (action,) = Dedicated(largest=LIMIT, nearest=True).decide(seen)
     assert isinstance(action, AdjustBatch)
     total = sum(share.batch_size * share.accumulation for share in action.shares.values())
     assert total in (768, 772)
 
 
-def test_dd_names_what_it_is_missing() -> None:
-    seen = mixed()
-    workers = tuple(msgspec.structs.replace(worker, batch_limit=None) for worker in seen.workers)
-    with pytest.raises(ConfigError, match="set `largest`"):
-        Dedicated().decide(msgspec.structs.replace(seen, workers=workers))
-    (action,) = Dedicated(largest=64).decide(msgspec.structs.replace(seen, workers=workers))
+def limited(seen: Observation, *limits: int | None) -> Observation:
+    """What fits into the memory of the first workers is this."""
+    workers = tuple(
+        msgspec.structs.replace(worker, batch_limit=limit)
+        for worker, limit in zip(seen.workers, limits, strict=False)
+    )
+    return msgspec.structs.replace(seen, workers=(*workers, *seen.workers[len(workers) :]))
+
+
+def test_dd_goes_up_to_twice_an_even_share_unless_it_is_told_more() -> None:
+    (action,) = Dedicated(num_sizes=2).decide(limited(mixed(), *[None] * 8))
     assert isinstance(action, Profile)
-    assert set(action.sizes.values()) == {4}
+    assert set(action.sizes.values()) == {96}
+    measured = {kind: {96: batch_s(kind, 96)} for kind in SPEEDS}
+    (action,) = Dedicated(num_sizes=2).decide(limited(mixed(measured), *[None] * 8))
+    assert isinstance(action, Profile)
+    assert set(action.sizes.values()) == {192}
+
+
+def test_dd_does_not_try_what_does_not_fit_into_the_memory_of_one_of_a_class() -> None:
+    fits = {kind: {size: batch_s(kind, size) for size in (8, 16, 32, 64)} for kind in SPEEDS}
+    (action,) = DD.decide(limited(mixed(fits), 100))
+    assert isinstance(action, Profile)
+    assert action.sizes == {f"w{index}": 128 for index in range(4, 8)}
+    with pytest.raises(ConfigError, match=r"\[8\] leave 5 % of the memory of w0 free"):
+        DD.decide(limited(mixed(fits), 15))
 
 
 def test_dd_is_for_synchronous_training() -> None:

@@ -14,6 +14,7 @@ from paceline.master.plans import Plans
 from paceline.master.shards.ledger import Ledger
 from paceline.master.sizing import Sizing
 from paceline.master.state import MasterState
+from paceline.policy.stats.history import Profiled
 from paceline.policy.straggler.actions import (
     AdjustBatch,
     AnyAction,
@@ -583,3 +584,13 @@ def test_the_controller_sees_the_plan_in_force() -> None:
         Share(40),
     ]
     assert [seen.backup for seen in control.seen] == [0, 0, 1]
+
+
+def test_a_profile_is_told_by_itself_and_the_others_wait_for_it() -> None:
+    undisturbed, quiet = run(SMALL)
+    outcome, control = run(SMALL, (2.5, [Profile(sizes={"worker-2": 50}, steps=3)]))
+    (told,) = control.profiles
+    assert told == ("worker-2", Profiled(batch_size=50, batches=3, batch_s=pytest.approx(0.5)))
+    assert outcome.jct_s == pytest.approx(undisturbed.jct_s + 3 * 0.5)
+    sizes = [facts.step_samples for _, facts, _ in control.reports]
+    assert sizes == [facts.step_samples for _, facts, _ in quiet.reports], "of its steps alone"

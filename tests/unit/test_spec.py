@@ -77,6 +77,15 @@ def test_null_takes_an_optional_value_back_to_none() -> None:
     assert resolve("job.yaml", {"checkpoint.dir": "null"}).checkpoint.dir is None
 
 
+@pytest.mark.parametrize("text", ["[2, 0.5]", "2, 0.5"])
+def test_nodes_of_one_role_may_have_different_quotas(text: str) -> None:
+    Path("job.yaml").write_text(f"script: train.py\nworkers:\n  count: 3\n  cpu: {text}\n")
+    spec = resolve("job.yaml", {"servers.cpu": "1"})
+    assert [spec.workers.cpu_of(number) for number in range(3)] == [2.0, 0.5, 2.0]
+    assert spec.servers.cpu_of(7) == 1.0
+    assert "workers.cpu = 2, 0.5" in "\n".join(explain(spec))
+
+
 def test_a_file_with_every_key_is_read() -> None:
     Path("job.yaml").write_text(
         "script: train.py\nargs: [a]\nname: n\nseed: 1\nstrategy: ps\nmode: ssp\nstaleness: 2\n"
@@ -88,7 +97,7 @@ def test_a_file_with_every_key_is_read() -> None:
         "checkpoint: {every_s: 1m, share: 0.1, keep: 3, dir: d, in_memory: no}\n"
         "restart: {budget: 0, backoff_s: 0, backoff_max_s: 1h, repeat: yes}\n"
         "timeouts: {heartbeat_s: 0.1, lost_after_s: 9s, stop_s: 2, hang_s: 9s}\n"
-        "pending_trace: 0s 1s\nmetrics_port: 0\nlisten: 10.0.0.5\n"
+        "pending_trace: 0s 1s\nmetrics_port: 0\npreflight: no\nlisten: 10.0.0.5\n"
         "data_plane: {transport: tcp, encryption: curve}\ndecide_every_s: 1m\n"
         "windows: {short_steps: 10, short_s: 1m, long_steps: null, long_s: 2m}\n"
         "run_as: file\ncwd: .\n"

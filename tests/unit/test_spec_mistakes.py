@@ -254,11 +254,24 @@ WRONG_FILES = [
     ),
     (
         "script: train.py\nworkers: {cpu: .nan}\n",
-        "job.yaml:2: workers.cpu: got '.nan', expected a number above 0; write e.g. cpu: 1",
+        (
+            "job.yaml:2: workers.cpu: got '.nan', expected a number above 0, or one for each node "
+            "in turn; write e.g. cpu: 1"
+        ),
     ),
     (
         "script: train.py\nworkers: {cpu: 1e999}\n",
-        "job.yaml:2: workers.cpu: got '1e999', expected a number above 0; write e.g. cpu: 1",
+        (
+            "job.yaml:2: workers.cpu: got '1e999', expected a number above 0, or one for each node "
+            "in turn; write e.g. cpu: 1"
+        ),
+    ),
+    (
+        "script: train.py\nworkers: {cpu: [2, 0]}\n",
+        (
+            "job.yaml:2: workers.cpu: got a list, expected a number above 0, or one for each node "
+            "in turn; write e.g. cpu: 1"
+        ),
     ),
     (
         "script: train.py\ncheckpoint: {share: 2}\n",
@@ -534,13 +547,6 @@ WRONG_FLAGS = [
         (
             "--solution: got backup_workers, which is made for jobs in mode bsp or ssp or asp, in "
             "mode allreduce, expected another one; write e.g. --solution auto"
-        ),
-    ),
-    (
-        {"strategy": "allreduce", "solution": "dd"},
-        (
-            "--solution: got dd, which measures batches that are not applied; so far the simulator "
-            "alone can, expected another one; write e.g. --solution auto"
         ),
     ),
     (

@@ -208,8 +208,8 @@ def job(tmp_path: Path) -> Job:
     return Job(tmp_path)
 
 
-def test_what_only_the_simulator_can_measure_is_refused_with_the_reason(job: Job) -> None:
-    with pytest.raises(ConfigError, match=r"Profile: .* simulator"):
+def test_with_servers_every_batch_counts_so_none_is_profiled(job: Job) -> None:
+    with pytest.raises(ConfigError, match=r"Profile: .* --strategy allreduce"):
         job.training.carry_out(Profile(sizes={"worker-0": 5}, steps=3))
 
 

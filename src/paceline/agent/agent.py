@@ -33,11 +33,12 @@ from paceline.agent.state import (
 )
 from paceline.base.cgroups import NodeGroup, create_node_group
 from paceline.base.errors import PacelineError
-from paceline.base.jobdir import JobDir, role_of
+from paceline.base.hardware import hardware_kind
+from paceline.base.jobdir import JobDir, number_of, role_of
 from paceline.base.node_files import NodeFiles
 from paceline.base.processes import find_job_process, is_locked, kill_group_quietly, start_detached
 from paceline.wire.control import ControlClient, MasterStream
-from paceline.wire.messages.agent import AgentHello, AgentUp, ExitEvidence, Heartbeat
+from paceline.wire.messages.agent import AgentHello, AgentUp, ExitEvidence, Hardware, Heartbeat
 from paceline.wire.messages.node import NodeUp, ProcessUp
 from paceline.wire.node_link import NodeLinkServer
 from paceline.wire.spec import JobSpec
@@ -102,7 +103,12 @@ class Agent:
     def _make_group(self) -> tuple[NodeGroup, str]:
         role = role_of(self._node)
         nodes = self._spec.servers if role == "server" else self._spec.workers
-        group, note = create_node_group(self._job.job_id, self._node, nodes.cpu, nodes.memory_bytes)
+        cpu, memory_bytes = nodes.cpu_of(number_of(self._node)), nodes.memory_bytes
+        group, note = create_node_group(self._job.job_id, self._node, cpu, memory_bytes)
+        self._hardware = Hardware(
+            kind=hardware_kind(None if note else cpu),
+            memory_bytes=None if note else memory_bytes,
+        )
         if note:
             _log.warning("no_limits note=%s", note)
         return group, note
@@ -191,6 +197,7 @@ class Agent:
     def _on_process(self, message: NodeUp) -> None:
         if isinstance(message, ProcessUp):
             self._linked[message.inc] = True
+        self._facts.heard()
         self._do(self._state.on_process(message.inc, message))
 
     def _on_link_lost(self, inc: int) -> None:
@@ -241,6 +248,7 @@ class Agent:
                 host=socket.gethostname(),
                 running=(running,) if running else (),
                 note=self._note,
+                hardware=self._hardware,
             )
         )
         self._do(self._state.connected())

@@ -14,6 +14,11 @@ from paceline.wire.step_ledger import LedgerPage, StepLedgerReader, StepRecord
 
 TAIL_LINES = 20
 TAIL_BYTES = 16_384
+IDLE_SHARE = 0.005
+IDLE_S = 0.02
+"""Who uses no more cpu than both together does nothing: a thread that looks around now and then."""
+LOOKED_S = 2.0
+"""Longest time between two looks of which we know what happened: we may have been stopped, too."""
 ALIKE = 1.1
 """Batches whose sizes differ by no more are of one size."""
 
@@ -23,12 +28,34 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _log = logging.getLogger(__name__)
 
 
+class Silence(msgspec.Struct, frozen=True):
+    """How long a process has neither said nor done anything; begins anew with all that it says."""
+
+    inc: int = 0
+    cpu_s: float = 0.0
+    """Of the process when it began."""
+    looked_s: float = 0.0
+    silent_s: float = 0.0
+
+    def after(self, inc: int, cpu_s: float, now_s: float) -> "Silence":
+        """As of the next look at it."""
+        silent_s = self.silent_s + min(now_s - self.looked_s, LOOKED_S)
+        if inc != self.inc or cpu_s - self.cpu_s > IDLE_S + IDLE_SHARE * silent_s:
+            return Silence(inc, cpu_s, now_s)
+        return Silence(inc, self.cpu_s, now_s, silent_s)
+
+
 class FactsReader:
     """Reads one heartbeat's facts at a time."""
 
     def __init__(self, ledger: Path) -> None:
         self._ledger = StepLedgerReader(ledger)
         self._unreadable = ""
+        self._silence = Silence()
+
+    def heard(self) -> None:
+        """The process has said something."""
+        self._silence = Silence()
 
     def read(self, up: ProcessUp) -> NodeFacts:
         """Facts of the running process; the means are over the steps since the last read."""
@@ -36,11 +63,13 @@ class FactsReader:
         page = self._read_page()
         mine = page if page and page.inc == up.inc else None
         mark_s, now_s = mine.mark_s if mine else 0.0, time.monotonic()
+        self._silence = self._silence.after(up.inc, cpu_s, now_s)
         read = _server_facts if up.role == "server" else _worker_facts
         return msgspec.structs.replace(
             read(up.inc, mine) if mine else NodeFacts(inc=up.inc),
             computing_s=now_s - mark_s if mark_s > 0 else 0.0,
             waiting_s=now_s + mark_s if mark_s < 0 else 0.0,
+            silent_s=self._silence.silent_s,
             cpu_s=cpu_s,
             rss_bytes=rss_bytes,
         )

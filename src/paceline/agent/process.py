@@ -126,6 +126,7 @@ class ProcessHost:
             "PACELINE_INC": str(start.inc),
             "PACELINE_RANK": str(start.rank),
             "PACELINE_NUM_WORKERS": str(start.num_workers),
+            "PACELINE_CHECK": str(int(start.check)),
         }
         if self._spec.strategy == "script":
             errors = self._job.logs / f"{self._node}.{start.inc}.error.json"

@@ -15,8 +15,10 @@ import msgspec
 MOUNTS = Path("/proc/self/mounts")
 OWN = Path("/proc/self/cgroup")
 
-PERIOD_US = 100_000
-"""Period of the cpu quota: the kernel's default, so a quota of 0.1 core is 10 ms of each 100."""
+PERIOD_US, MIN_QUOTA_US, MAX_PERIOD_US = 10_000, 1_000, 1_000_000
+"""Period of the cpu quota, by which a node of 0.25 core computes 2.5 ms of each 10. At the kernel's
+own default, 100 ms, it would stand still for 75 ms at a time, longer than many a step. The others
+are the kernel's bounds: for less than 0.1 core the period is longer."""
 
 
 NO_LIMIT = 1 << 60
@@ -82,12 +84,15 @@ class NodeGroup:
             OSError: not permitted, or no cpu controller.
         """
         group = self._group("cpu")
-        quota_us = None if cores is None else max(1000, round(cores * PERIOD_US))
+        period_us = PERIOD_US
+        if cores is not None:
+            period_us = min(max(PERIOD_US, round(MIN_QUOTA_US / cores)), MAX_PERIOD_US)
+        quota_us = None if cores is None else max(MIN_QUOTA_US, round(cores * period_us))
         if group.version == 2:
             quota = "max" if quota_us is None else str(quota_us)
-            (group.base / "cpu.max").write_text(f"{quota} {PERIOD_US}")
+            (group.base / "cpu.max").write_text(f"{quota} {period_us}")
         else:
-            (group.base / "cpu.cfs_period_us").write_text(str(PERIOD_US))
+            (group.base / "cpu.cfs_period_us").write_text(str(period_us))
             quota = "-1" if quota_us is None else str(quota_us)
             (group.base / "cpu.cfs_quota_us").write_text(quota)
 
@@ -222,6 +227,27 @@ def memory_headroom(mounts: Path = MOUNTS, own: Path = OWN) -> int | None:
     stat = tree.base / "memory.stat"
     files = _counter(stat, "inactive_file") + _counter(stat, "active_file")
     return int(limit) - int(used) + files
+
+
+def cpu_quota(mounts: Path = MOUNTS, own: Path = OWN) -> float | None:
+    """Cores that the caller's groups allow it, its parents' included; None: no limit."""
+    tree = find_trees(mounts, own).get("cpu")
+    if tree is None:
+        return None
+    quotas = [_quota(tree.version, path) for path in (tree.base, *tree.base.parents)]
+    return min((quota for quota in quotas if quota is not None), default=None)
+
+
+def _quota(version: int, group: Path) -> float | None:
+    try:
+        if version == 2:
+            quota, period = (group / "cpu.max").read_text().split()
+        else:
+            quota = (group / "cpu.cfs_quota_us").read_text().strip()
+            period = (group / "cpu.cfs_period_us").read_text()
+    except OSError:  # the root group, or what is above it
+        return None
+    return None if quota in ("max", "-1") else int(quota) / int(period)
 
 
 def remove_job(job_id: str, mounts: Path = MOUNTS, own: Path = OWN) -> bool:

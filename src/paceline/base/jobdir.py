@@ -20,6 +20,11 @@ def role_of(node: str) -> str:
     return node.rpartition("-")[0]
 
 
+def number_of(node: str) -> int:
+    """3 of ``worker-3``."""
+    return int(node.rpartition("-")[2])
+
+
 def home() -> Path:
     """``$PACELINE_HOME``, by default ``~/.paceline``."""
     return Path(os.environ.get("PACELINE_HOME", "~/.paceline")).expanduser().absolute()
@@ -49,6 +54,8 @@ class JobDir:
         """What `job.evaluate` computed; removed when the job ends."""
         self.outcome = path / "outcome.json"
         """Written once by the master: how the job ended. Removed by ``--resume``."""
+        self.resize = path / "resize.json"
+        """With how many nodes a resumed job is to go on; removed once the master knows it."""
         self.report = path / "report.html"
 
     @property

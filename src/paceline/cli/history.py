@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from paceline.master.outlet import before
+from paceline.wire.messages.checks import NodeSpeed
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -19,6 +20,8 @@ class Event(msgspec.Struct, frozen=True):
     node: str = ""
     inc: int = 0
     reason: str = ""
+    speed: NodeSpeed | None = None
+    """Of a node that was checked."""
 
 
 class NodePoint(msgspec.Struct, frozen=True):
@@ -113,6 +116,7 @@ _QUIET = frozenset(
         "finished",
         "restored",
         "group_forms",
+        "checked",
     }
 )
 """What happens in every healthy job."""
@@ -131,6 +135,9 @@ def is_news(event: Event) -> bool:
 
 _SENTENCES = {
     "killed": "{node} is killed by order",
+    "slow_node": "{node} is slow: {reason}",
+    "slow_link": "a link is slow: {reason}",
+    "checked": "{node} was checked: {reason}",
     "hung": "{node} hangs: {reason}",
     "group_stuck": "{reason}; they meet anew",
     "kill_restart": "{node} is restarted by decision: {reason}",

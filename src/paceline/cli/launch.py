@@ -10,6 +10,7 @@ from paceline.wire import spec as specs
 from paceline.wire.client import Call, GetStatus, Reply
 from paceline.wire.control import ControlClient
 from paceline.wire.outcome import read_outcome
+from paceline.wire.resize import Resize, write_resize
 from paceline.wire.spec import JobSpec
 
 START_S = 20.0
@@ -17,6 +18,7 @@ START_S = 20.0
 
 CLEAN_UP_S = 10.0
 """For the supervisor of a job that has ended to leave."""
+AS_BEFORE = Resize()
 ANSWER_S = 1.0
 """For one answer of the master."""
 
@@ -32,8 +34,12 @@ def launch(spec: JobSpec) -> JobDir:
     return job
 
 
-def resume(job: JobDir) -> None:
+def resume(job: JobDir, sizes: Resize = AS_BEFORE) -> None:
     """Go on with an ended or killed job from its newest verified cut.
+
+    Args:
+        job: the job.
+        sizes: with how many nodes.
 
     Raises:
         ConfigError: the job is running, or has come to its end.
@@ -45,6 +51,8 @@ def resume(job: JobDir) -> None:
         raise ConfigError(f"job {job.job_id} is running; follow it with `paceline attach`")
     job.outcome.unlink(missing_ok=True)
     job.make_run_dir()
+    if sizes != AS_BEFORE:
+        write_resize(job.resize, sizes)
     start_supervisor(job)
 
 

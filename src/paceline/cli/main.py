@@ -170,7 +170,7 @@ def run(
     }
     given |= translate({name: str(value) for name, value in torchrun.items() if value}, given)
     if resume:
-        _resume(target, bool(given or args), detach=detach)
+        _resume(target, given, bool(args), detach=detach)
     else:
         _run(target, given, args or [], detach=detach, dry_run=dry_run, log_dir=log_dir)
 
@@ -217,21 +217,22 @@ def _run(
     raise typer.Exit(running.watch(job, console))
 
 
-def _resume(name: str | None, has_flags: bool, *, detach: bool) -> None:
+def _resume(name: str | None, flags: dict[str, str], has_args: bool, *, detach: bool) -> None:
     from paceline.base.jobdir import JobDir
     from paceline.cli import run as running
     from paceline.cli.launch import resume
     from paceline.wire.spec import load
 
-    if has_flags:
+    if has_args or flags.keys() - {"workers", "servers"}:
         raise ConfigError(
-            "--resume goes on with the job's own settings; leave the other flags out "
-            "(workers can be changed later by `paceline scale`)"
+            "--resume goes on with the job's own settings; leave all flags out but "
+            "--workers and --servers"
         )
     job = JobDir.find(name)
     console = _console()
-    resume(job)
-    by_itself = load(job.spec).strategy == "script"
+    spec = load(job.spec)
+    resume(job, running.read_sizes(spec, flags))
+    by_itself = spec.strategy == "script"
     whence = "starts its script again" if by_itself else "goes on from its newest cut"
     running.tell(console, f"job {job.job_id} {whence}")
     if not detach:

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from rich.console import Console
@@ -16,10 +17,12 @@ from paceline.cli.report.text import paragraph
 from paceline.cli.watch import View, follow
 from paceline.cli.wording import counted
 from paceline.wire.outcome import Outcome
+from paceline.wire.resize import Resize
 from paceline.wire.spec import JobSpec
 
 LEFT_RUNNING = 0
 ALL_DEAD = 1
+MAX_NODES = 10_000
 
 
 def start(spec: JobSpec, console: Console, log_dir: Path | None = None) -> JobDir:
@@ -41,6 +44,30 @@ def start(spec: JobSpec, console: Console, log_dir: Path | None = None) -> JobDi
             tell(console, f"job {job.job_id}: {script}, {how}, {spec.samples}, {sizes}")
     tell(console, f"logs and results: {job.path}")
     return job
+
+
+def read_sizes(spec: JobSpec, flags: Mapping[str, str]) -> Resize:
+    """With how many nodes a job is to be resumed.
+
+    Args:
+        spec: of the job.
+        flags: ``workers`` and ``servers``, as typed; what is missing stays as it was.
+
+    Raises:
+        ConfigError: no numbers, or not of this job's strategy.
+    """
+    if flags and spec.strategy == "script":
+        raise ConfigError("--resume: workers of strategy script stay as many as they were")
+    if "servers" in flags and spec.strategy != "ps":
+        raise ConfigError(f"--servers: a job of strategy {spec.strategy} has no servers")
+    least = {"workers": spec.min_workers, "servers": 1}
+    sizes = {}
+    for name, text in flags.items():
+        if not text.isdecimal() or not least[name] <= int(text) <= MAX_NODES:
+            expected = f"a number from {least[name]} to {MAX_NODES}"
+            raise ConfigError(f"--{name}: got {text!r}, expected {expected}")
+        sizes[name] = int(text)
+    return Resize(**sizes)
 
 
 def _make_folder(folder: Path) -> None:

@@ -11,7 +11,8 @@ from rich.table import Table
 
 from paceline.base.errors import ConfigError, PacelineError
 from paceline.base.jobdir import JobDir, home, role_of
-from paceline.cli.history import Tail, read_events, read_last_metrics, sentence
+from paceline.cli import checks
+from paceline.cli.history import Event, Tail, read_events, read_last_metrics, sentence
 from paceline.cli.launch import ask, ask_running, is_supervised
 from paceline.cli.live import draw, node_table
 from paceline.cli.wording import clock, percent, progress, speed
@@ -113,9 +114,11 @@ def show_job(job: JobDir, console: Console) -> None:
     """One job in detail."""
     outcome = read_outcome(job.outcome)
     status = None if outcome else current_status(job)
-    events = read_events(job.events)[-NUM_EVENTS:]
+    all_events = read_events(job.events)
+    events = all_events[-NUM_EVENTS:]
     if status:
         console.print(draw(status, events, time.time(), ALL_ROWS._replace(width=console.width)))
+        _print_checks(all_events, console)
         return
     console.print(f"{job.job_id}  {state_of(job, outcome, status)}", style="bold", highlight=False)
     if outcome:
@@ -137,12 +140,25 @@ def show_job(job: JobDir, console: Console) -> None:
             for name, point in sorted(last.nodes.items())
         )
         console.print(node_table(nodes, ALL_ROWS.height, console.width))
+    _print_checks(all_events, console)
     for event in events:
         at = time.strftime("%H:%M:%S", time.localtime(event.t))
         console.print(f"  {at}  {sentence(event)}", highlight=False, markup=False)
     if not outcome:
         console.print(f"  go on with `paceline run --resume {job.job_id}`", highlight=False)
     console.print(f"  files: {job.path}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _print_checks(events: list[Event], console: Console) -> None:
+    """What the nodes' checks found before the first step."""
+    if rows := checks.rows(events):
+        table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
+        for name in checks.COLUMNS:
+            table.add_column(name)
+        for row in rows:
+            table.add_row(*row)
+        console.print()
+        console.print(table, highlight=False, markup=False)
 
 
 def show_observation(job: JobDir) -> None:

@@ -448,9 +448,6 @@ def _check_solution(draft: _Draft) -> None:
         made_for = f"jobs in mode {' or '.join(there)}" if there else "all-reduce"
         got = f"{name}, which is made for {made_for}, in mode {mode}"
         draft.complain(key, got, "another one", _write(place, key, "auto"))
-    elif kind.profiles:
-        got = f"{name}, which measures batches that are not applied; so far the simulator alone can"
-        draft.complain(key, got, "another one", _write(place, key, "auto"))
 
 
 def _check_env(draft: _Draft) -> None:

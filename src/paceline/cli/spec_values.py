@@ -91,6 +91,12 @@ def parse_trace(text: str) -> tuple[tuple[float, float], ...] | None:
     return tuple(found)
 
 
+def parse_cores(text: str) -> tuple[float, ...] | None:
+    """Numbers of ``2, 0.5``; None when one is none."""
+    values = [_number(word.strip()) for word in text.split(",")]
+    return tuple(value for value in values if value is not None) if None not in values else None
+
+
 def _integer(text: str) -> int | None:
     return int(text) if _INTEGER.fullmatch(text) else None
 
@@ -118,6 +124,8 @@ def _reader(name: str, kind: inspect.Type) -> tuple[Callable[[str], object], str
         return parse_size_bytes, "a size like 512MiB"
     if name.endswith("_trace"):
         return parse_trace, "pairs of durations in order, like 0s 5s, 10m 0s"
+    if name == "cpu":
+        return parse_cores, "a number above 0, or one for each node in turn"
     if name.endswith("_s"):
         return parse_duration_s, f"a duration like 30s or 5m{_bounds(kind)}"
     if isinstance(kind, inspect.LiteralType):
@@ -186,6 +194,8 @@ def show(key: str, value: object) -> str:
         return f"{value:g}s" if key.endswith("_s") else f"{value:g}"
     if isinstance(value, tuple | list) and key.endswith("_trace"):
         return ", ".join(f"{from_s:g}s {wait_s:g}s" for from_s, wait_s in value)
+    if isinstance(value, tuple | list) and key.endswith(".cpu"):
+        return ", ".join(f"{cores:g}" for cores in value)
     if isinstance(value, tuple | list):
         return f"[{', '.join(value)}]"
     return str(value)
@@ -221,12 +231,15 @@ def read_value(leaf: Leaf, node: Node, folder: Path) -> object:
         if not isinstance(node, SequenceNode):
             raise Wrong(describe(node))
         return tuple(_word(item) for item in node.value)
-    text = _word(node)
+    if leaf.read is parse_cores and isinstance(node, SequenceNode):
+        text = ", ".join(_word(item) for item in node.value)
+    else:
+        text = _word(node)
     if text in _LATER.get(leaf.key, ()):
         raise Wrong(f"{text!r}, which comes in a later version of paceline")
     if leaf.key in _PATHS:
         return _path(text, folder)
-    is_quoted_number = _is_quoted(node) and leaf.read in {_integer, _number, _boolean}
+    is_quoted_number = _is_quoted(node) and leaf.read in {_integer, _number, _boolean, parse_cores}
     value = None if is_quoted_number else leaf.read(text)
     if value is None:
         raise Wrong(describe(node))

@@ -36,10 +36,11 @@ class Group:
 
     Args:
         min_members: with fewer nobody trains.
+        check: who begins the job measures its links first.
     """
 
-    def __init__(self, *, min_members: int = 1) -> None:
-        self.min_members = min_members
+    def __init__(self, *, min_members: int = 1, check: bool = False) -> None:
+        self.min_members, self.check = min_members, check
         # Durable.
         self.epoch_no = 0
         self.number = 0
@@ -225,6 +226,7 @@ class Group:
             step=self.step,
             members=self.members,
             division=self.division,
+            check=self.check and self.step == 0,
         )
 
     def stopped_said(self, message: Stopped) -> list[Instruction]:

@@ -2,6 +2,8 @@
 
 A member that hangs makes all others wait, so a slow step alone says nothing: one is taken to hang
 when it has been in its part of a step for longer than the bound while every other one waits.
+Outside of a step, as where it hands its state over or takes over another's, one that says nothing
+is: it has a thread that speaks twice per second, unless it is stopped, or waits with its lock held.
 """
 
 from collections.abc import Mapping
@@ -16,6 +18,8 @@ class Hang(msgspec.Struct, frozen=True):
 
     nodes: tuple[str, ...]
     since_s: float
+    silent: bool = False
+    """They do not even speak."""
 
 
 def find_hang(members: Mapping[str, NodeFacts], bound_s: float) -> Hang | None:
@@ -32,3 +36,9 @@ def find_hang(members: Mapping[str, NodeFacts], bound_s: float) -> Hang | None:
     if late:
         return Hang(tuple(sorted(late)), max(late.values()))
     return Hang((), min(waiting)) if len(members) > 1 else None
+
+
+def find_silent(members: Mapping[str, NodeFacts], bound_s: float) -> Hang | None:
+    """Who neither speaks nor works; others need not wait for that to be wrong."""
+    silent = {name: one.silent_s for name, one in members.items() if one.silent_s > bound_s}
+    return Hang(tuple(sorted(silent)), max(silent.values()), silent=True) if silent else None

@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from paceline.base.errors import PermanentError
+from paceline.master.checks import NodeChecked
 from paceline.master.members import MemberRecords
 from paceline.master.records import Record, Records
 from paceline.master.restarts import StartMeasured
@@ -28,7 +29,7 @@ class MasterStarted(Record, frozen=True):
     """Unix time."""
 
 
-JournalRecord = Records | MemberRecords | StartMeasured | Snapshot | MasterStarted
+JournalRecord = Records | MemberRecords | StartMeasured | NodeChecked | Snapshot | MasterStarted
 
 WAL_PAGES = 8192
 """Pages (4 KiB) between checkpoints: they sync, which would otherwise show in grants' latency."""

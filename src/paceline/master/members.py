@@ -41,6 +41,12 @@ class WorkersWanted(Record, frozen=True):
     """In a snapshot: no life has had this number, or a higher one."""
 
 
+class ServersWanted(Record, frozen=True):
+    """The job was resumed with so many servers."""
+
+    count: int
+
+
 class NodeJoined(Record, frozen=True):
     """A worker that came by itself: the backend neither launches nor stops it."""
 
@@ -91,6 +97,7 @@ MemberRecords = (
     NodeStarted
     | NodeFinished
     | WorkersWanted
+    | ServersWanted
     | NodeJoined
     | NodeDropped
     | RestartOrdered

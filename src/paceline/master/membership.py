@@ -18,6 +18,7 @@ A worker may also come by itself (`join`): the same in everything, but nobody ca
 for it. It is awaited as long as others would be, and then dropped.
 """
 
+import itertools
 from collections.abc import Container, Iterator
 
 from paceline.master.exits import FREE, Evidence, Judged, Verdict, judge
@@ -39,6 +40,7 @@ from paceline.master.members import (
     Retire,
     RoundSet,
     ServerAdded,
+    ServersWanted,
     ServerTook,
     Start,
     Tell,
@@ -121,6 +123,8 @@ class Membership:
             case WorkersWanted():
                 self._next_inc = max(self._next_inc, record.next_inc)
                 self._resize(record.count)
+            case ServersWanted():
+                self._resize_servers(record.count)
             case NodeJoined():
                 node = self.nodes.get(record.node) or self._add(*_role_and_index(record.node))
                 node.guest = True
@@ -185,6 +189,14 @@ class Membership:
         for node in self.of_role("worker"):
             node.leaving = node.leaving or node.rank >= count
         self.num_workers = count
+
+    def _resize_servers(self, count: int) -> None:
+        servers = [node for node in self.of_role("server") if not node.leaving]
+        for node in servers[count:]:
+            self._forget(node)
+        free = (index for index in itertools.count() if f"server-{index}" not in self.nodes)
+        for index in list(itertools.islice(free, max(0, count - len(servers)))):
+            self._add("server", index)
 
     def _forget(self, node: Node) -> None:
         self._by_inc.pop(node.inc, None)
@@ -683,6 +695,17 @@ class Membership:
         return [told, *self._lost(node), *self._again(node, gone, now_s)]
 
     # ------------------------------------------------------------------ orders
+
+    def resize(self, workers: int | None, servers: int | None) -> list[Act]:
+        """Before `begin`: go on with so many nodes; None: as many as there were."""
+        acts: list[Act] = []
+        if workers is not None:
+            acts.append(self._keep(WorkersWanted(count=workers)))
+            acts.append(Tell("scaled", "", 0, f"{workers} workers"))
+        if servers is not None:
+            acts.append(self._keep(ServersWanted(count=servers)))
+            acts.append(Tell("scaled", "", 0, f"{servers} servers"))
+        return acts
 
     def scale(self, count: int, now_s: float, grace_s: float) -> list[Act]:
         """Set the number of workers; the highest ranks leave in order."""

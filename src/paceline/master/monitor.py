@@ -12,7 +12,7 @@ Reference: AntDT, section V-D (application and node state; the third party's is 
 """
 
 from collections import deque
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from math import inf
 
 import msgspec
@@ -21,12 +21,15 @@ from paceline.base.jobdir import role_of
 from paceline.master.jobnow import JobNow
 from paceline.master.members import Tell
 from paceline.master.restarts import Restarts
-from paceline.policy.stats.history import Lengths, NodeHistory, Report
+from paceline.policy.stats.history import Lengths, NodeHistory, Profiled, Report
 from paceline.policy.straggler.observation import LifeEnded, Observation, ServerSeen, WorkerSeen
-from paceline.wire.messages.agent import ExitEvidence, NodeFacts
+from paceline.wire.messages import group
+from paceline.wire.messages.agent import ExitEvidence, Hardware, NodeFacts
 
 WINDOW_S = 10.0
 """Speeds are means over so long."""
+FREE = 0.05
+"""Part of a node's memory limit that a batch is to leave free."""
 MAX_ENDS = 100
 """Of lives; all are in the events file."""
 DEFAULT_LENGTHS = Lengths()
@@ -144,6 +147,7 @@ class Monitor:
         """Whose process has ended, and who has not been heard of since."""
         self._ends: deque[LifeEnded] = deque(maxlen=MAX_ENDS)
         self._speeds: dict[str, Rate] = {}
+        self._hardware: dict[str, Hardware] = {}
         self._committed = Rate()
         self.progress_s = 0.0
         """When anything was last seen to advance."""
@@ -171,6 +175,20 @@ class Monitor:
             self._into_windows(node, facts, per_iteration, now_s)
         if facts.samples and self.restarts.is_starting(node):
             self.restarts.works(node, now_s - facts.steps * facts.bpt_s)
+
+    def profiled(self, node: str, said: group.Profiled) -> None:
+        """What batches of a worker took that were not applied."""
+        profiled = Profiled(
+            batch_size=said.size,
+            batches=said.batches,
+            batch_s=said.batch_s,
+            peak_bytes=said.peak_bytes,
+        )
+        self.history(node).profiled(profiled)
+
+    def hardware(self, node: str, hardware: Hardware) -> None:
+        """What a node computes on, by its agent's word."""
+        self._hardware[node] = hardware
 
     def _per_iteration(self, node: str, facts: NodeFacts) -> int:
         """How many of what the node counts as ``steps`` make an iteration.
@@ -206,6 +224,7 @@ class Monitor:
             self._histories.pop(node, None)
             self._speeds.pop(node, None)
             self._iterations.pop(node, None)
+            self._hardware.pop(node, None)
             self._ended.discard(node)
         self.restarts.keep(nodes)
 
@@ -293,10 +312,14 @@ class Monitor:
 
     def _worker(self, name: str, job: JobNow, now_s: float) -> WorkerSeen:
         share, history = job.shares[name], self.history(name)
+        hardware = self._hardware.get(name, Hardware())
         return WorkerSeen(
             node=name,
             batch_size=share.batch_size,
             accumulation=share.accumulation,
+            kind=hardware.kind,
+            batch_limit=_batch_limit(history.profile, hardware.memory_bytes),
+            profile=history.profile,
             lease_share=job.lease_shares.get(name, 0),
             short=history.short(now_s),
             long=history.long(now_s),
@@ -330,6 +353,19 @@ class Monitor:
             for name, totals in self.nodes.items()
         }
         return Metrics(unix_s, committed, self.samples_per_s, nodes)
+
+
+def _batch_limit(profile: Sequence[Profiled], memory_bytes: int | None) -> int | None:
+    """The largest batch that leaves a part of the memory free, as far as that is known.
+
+    From the largest that was measured, as if all of a process's memory grew with it: that is never
+    too much, and what a smaller one takes shows nothing (memory that was used once is kept).
+    """
+    measured = [one for one in profile if one.peak_bytes]
+    if not measured or memory_bytes is None:
+        return None
+    newest = measured[-1]
+    return int(newest.batch_size * (1.0 - FREE) * memory_bytes / newest.peak_bytes)
 
 
 def _with_means_of(facts: NodeFacts, before: NodeFacts) -> NodeFacts:

@@ -15,6 +15,7 @@ from paceline.master.outlet import LineFile
 from paceline.master.ports import Backend
 from paceline.wire.control import AgentStream
 from paceline.wire.messages.agent import AgentDown, ExitEvidence, Leave, ToProcess
+from paceline.wire.messages.checks import NodeSpeed
 from paceline.wire.messages.node import NodeDown
 
 _log = logging.getLogger(__name__)
@@ -55,6 +56,7 @@ class Outbox:
         inc: int = 0,
         reason: str = "",
         exit_: ExitEvidence | None = None,
+        speed: NodeSpeed | None = None,
     ) -> None:
         """A line for the events file and the log."""
         line: dict[str, object] = {"t": self._wall_clock(), "event": event}
@@ -64,6 +66,7 @@ class Outbox:
             how = {"exit_code": exit_.exit_code, "signal": exit_.signal}
             line |= {name: value for name, value in how.items() if value is not None}
             line |= {"oom_kills": exit_.oom_kills} if exit_.oom_kills else {}
+        line |= {"speed": speed} if speed is not None else {}
         self.events.add(line)
         _log.info("%s node=%s inc=%d reason=%s", event, node, inc, reason)
 

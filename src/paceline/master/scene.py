@@ -10,7 +10,7 @@ from paceline.master.monitor import Monitor
 from paceline.master.plans import GlobalAction
 from paceline.master.status import count_committed, count_total
 from paceline.master.training import Training
-from paceline.policy.straggler.actions import AnyAction, KillRestart
+from paceline.policy.straggler.actions import AnyAction, KillRestart, Profile
 from paceline.policy.straggler.observation import Observation
 
 
@@ -54,7 +54,9 @@ class Scene:
         return None if now is None else self._monitor.observe(progress.t_s, now)
 
     def holds(self, action: AnyAction) -> bool:
-        """Whether a global action is in force for the step that is worked on."""
+        """Whether a global action is in force for the step that is worked on; a `Profile`: over."""
+        if isinstance(action, Profile):
+            return self._training.profiling.is_over
         return isinstance(action, GlobalAction) and self._training.state.holds(action)
 
     def carry_out(self, action: AnyAction) -> None:

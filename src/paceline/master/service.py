@@ -18,6 +18,7 @@ import msgspec
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
 from paceline.base.processes import find_job_processes
+from paceline.master.checks import Checks, NodeChecked
 from paceline.master.deciding import Answered, Deciding, lengths_of
 from paceline.master.door import Door
 from paceline.master.ending import Ending, Seen, Stage
@@ -59,6 +60,8 @@ from paceline.master.rounds import Rounds
 from paceline.master.scene import Scene
 from paceline.master.snapshot import Snapshot, restore, take
 from paceline.master.training import CutChosen, Training
+from paceline.policy.failslow.preflight import describe as describe_speeds
+from paceline.policy.failslow.preflight import explain
 from paceline.policy.straggler.decision_log import describe_cost
 from paceline.policy.straggler.observation import Observation
 from paceline.wire.client import (
@@ -87,9 +90,11 @@ from paceline.wire.messages.agent import (
     ProcessExited,
     StopProcess,
 )
+from paceline.wire.messages.checks import Checked, CheckKept
 from paceline.wire.messages.group import Stopped
 from paceline.wire.messages.node import Finished, NodeUp, ProcessUp, ScriptError
 from paceline.wire.outcome import Outcome, write_outcome
+from paceline.wire.resize import read_resize
 from paceline.wire.spec import JobSpec
 
 TICK_S = 0.2
@@ -152,6 +157,7 @@ class Master:
         self.training = Training(
             job, spec, self.members, self.monitor, self._outbox, self._fail, self._moved
         )
+        self._checks = Checks(wanted=spec.preflight and spec.strategy != "script")
         self._scene = Scene(
             self.training,
             self.members,
@@ -190,6 +196,7 @@ class Master:
         self._outbox.tell("master_started", reason="from the journal" if restarted else "")
         self.training.resume()
         self._begin_deciding()
+        self._resize()
         self._act(self.members.begin(self._own_time(), running_agents(self._job)))
         self._outbox.flush()
         self._spawn(self._watch_backend())
@@ -199,6 +206,14 @@ class Master:
             self._wake.clear()
             self._handle_batch()
         return await self._close(self._ending)
+
+    def _resize(self) -> None:
+        """Take in what `paceline run --resume` says about the number of nodes."""
+        resize = read_resize(self._job.resize)
+        if resize is not None:
+            self._act(self.members.resize(resize.workers, resize.servers))
+            self._outbox.flush()  # said twice it is the same
+            self._job.resize.unlink()
 
     def _begin_deciding(self) -> None:
         if self._spec.solution == "none":
@@ -261,10 +276,13 @@ class Master:
                     restore(self.training.state, record)
                 case StartMeasured():
                     self.monitor.restarts.apply(record)
+                case NodeChecked():
+                    self._checks.apply(record)
                 case _ if isinstance(record, MemberRecords):
                     self.members.apply(record)
                 case _:
                     self.training.state.apply(record)
+        self._checks.judge(())  # was told
         if not restarted:
             self._outbox.record(MasterStarted(started_s=self._started_s))
         return restarted
@@ -272,7 +290,8 @@ class Master:
     def _snapshot(self) -> list[JournalRecord]:
         started = MasterStarted(started_s=self._started_s)
         measured = self.monitor.restarts.measured()
-        return [started, take(self.training.state), *self.members.snapshot(), *measured]
+        kept = [*self.members.snapshot(), *measured, *self._checks.records()]
+        return [started, take(self.training.state), *kept]
 
     async def _close(self, ending: Ending) -> Outcome:
         self._closed = True
@@ -402,6 +421,7 @@ class Master:
         elif not node.guest:
             self._backend.adopt(name, hello.agent_pid)
             self.monitor.restarts.joined(name, self._backend.waited_s(name))
+        self.monitor.hardware(name, hello.hardware)
         if hello.note and node is not None:
             self._outbox.tell("no_limits", name, reason=hello.note)
         self._act(self.members.hello(hello, now_s))
@@ -444,9 +464,27 @@ class Master:
                 self.members.script_error(body)
             case Finished():
                 self.members.script_returned(body.inc)
+            case Checked():
+                self._node_checked(name, body)
             case _:
                 self._changed |= isinstance(body, Stopped)
                 self.training.handle(name, body, self._clock())
+
+    def _node_checked(self, name: str, message: Checked) -> None:
+        """Keep what a node can do, and say who is slow."""
+        record = NodeChecked(node=name, speed=message.speed)
+        if self._checks.speeds.get(name) != message.speed:
+            self._outbox.record(record)
+            self._checks.apply(record)
+            told = describe_speeds([message.speed])
+            self._outbox.tell("checked", name, message.inc, told, speed=message.speed)
+            for slow in self._checks.judge(node.name for node in self.members.wanted_workers()):
+                why = explain(slow, self._checks.speeds)
+                if len(slow.nodes) == 1:
+                    self._outbox.tell("slow_node", slow.nodes[0], reason=why)
+                else:
+                    self._outbox.tell("slow_link", reason=f"{' - '.join(slow.nodes)}: {why}")
+        self._outbox.to_process(message.inc, CheckKept(inc=message.inc))
 
     def _is_alive(self, name: str, inc: int) -> bool:
         node = self.members.node_of(inc)
@@ -481,6 +519,7 @@ class Master:
                     first = self.members.nodes[node].inc == 0
                     self.monitor.restarts.launched(node, self._clock(), first=first)
                 case Start(node=node, message=start):
+                    start = msgspec.structs.replace(start, check=self._checks.is_due(node))
                     outbox.to_agent(node, start)
                 case End(node=node, inc=inc, grace_s=grace_s, hung=hung):
                     outbox.to_agent(node, StopProcess(inc=inc, grace_s=grace_s, hung=hung))
@@ -557,8 +596,11 @@ class Master:
         if hang is None:
             return
         why = f"no step for {hang.since_s:.1f} s"
+        how = f"{why}, while all others wait for it"
+        if hang.silent:
+            how = f"it has said and done nothing for {hang.since_s:.1f} s"
         for name in hang.nodes:
-            told = f"{why}, while all others wait for it; what it did: logs/{name}.stacks"
+            told = f"{how}; what it did: logs/{name}.stacks"
             self._act(self.members.hung(name, self._own_time(), told))
         if not hang.nodes:
             self.training.meet_anew(f"{why}: all members wait for each other")

@@ -89,9 +89,18 @@ class MasterState:
     """Epochs, cuts, leases and fences of one job."""
 
     def __init__(
-        self, *, mode: str, samples: str, staleness: int = 0, min_members: int | None = None
+        self,
+        *,
+        mode: str,
+        samples: str,
+        staleness: int = 0,
+        min_members: int | None = None,
+        check: bool = False,
     ) -> None:
-        """``min_members``: of a group that trains by all-reduce; None: there are servers."""
+        """``min_members``: of a group that trains by all-reduce; None: there are servers.
+
+        ``check``: its first members measure their links.
+        """
         self.mode, self.samples, self.staleness = mode, samples, staleness
         # Durable: changed by records only.
         self.ledger = Ledger()
@@ -106,7 +115,7 @@ class MasterState:
         self.gone: set[int] = set()
         self.moving = Moving()
         #: All-reduce: who trains together.
-        self.group = None if min_members is None else Group(min_members=min_members)
+        self.group = None if min_members is None else Group(min_members=min_members, check=check)
         if self.group is not None:
             self.model = ModelSchema()
         #: Number of the last thing that an incarnation of this epoch gave back.

@@ -18,7 +18,7 @@ from paceline.master.cadence import Cadence
 from paceline.master.cut_folders import CutFolders, first_undamaged
 from paceline.master.evaluations import Evaluations
 from paceline.master.group import Group
-from paceline.master.hangs import Hang, find_hang
+from paceline.master.hangs import Hang, find_hang, find_silent
 from paceline.master.instructions import (
     Fail,
     FeedDone,
@@ -32,6 +32,7 @@ from paceline.master.instructions import (
 from paceline.master.membership import Membership
 from paceline.master.monitor import Monitor
 from paceline.master.outbox import Outbox
+from paceline.master.profiling import Profiling
 from paceline.master.records import (
     CutStored,
     CutValid,
@@ -55,9 +56,10 @@ from paceline.master.state import MasterState
 from paceline.master.status import count_committed
 from paceline.policy.straggler.actions import AnyAction, KillRestart, Profile
 from paceline.wire.cut import places
+from paceline.wire.messages.agent import NodeFacts
 from paceline.wire.messages.base import CutRef, Server
 from paceline.wire.messages.feeds import Feed, feed_of
-from paceline.wire.messages.group import Broken, JoinGroup, Progress, Stopped
+from paceline.wire.messages.group import Broken, JoinGroup, Profiled, Progress, Stopped
 from paceline.wire.messages.node import (
     AskCut,
     Committed,
@@ -121,6 +123,7 @@ class Training:
             samples=spec.samples,
             staleness=spec.staleness,
             min_members=spec.min_workers if spec.strategy == "allreduce" else None,
+            check=spec.preflight,
         )
         #: The step at which members could not work together, and how often.
         self._futile = (0, 0)
@@ -149,6 +152,7 @@ class Training:
         self.choosing = False
         """Cuts are being verified for the next epoch."""
         self._lost_work = LostWork()
+        self.profiling = Profiling()
 
     def resume(self) -> None:
         """After the journal was applied."""
@@ -183,14 +187,15 @@ class Training:
                 self._open_feed(message)
             case GiveBack():
                 self._do(state.given_back(message))
-            case Copied() if state.group is not None:
-                self._from_server(message, now_s)
             case JoinGroup() | Stopped() | Progress() | Broken():
                 if state.group is not None:
                     expected = sum(1 for _ in self._members.wanted_workers())
                     self._do(state.member_said(state.group, message, node=node, expected=expected))
             case AskCut():
                 self._do(self.state.cut_wanted(message))
+            case Profiled():
+                self.profiling.heard(message)
+                self._monitor.profiled(node, message)
             case EvaluateResult():
                 self._evaluated(message)
             case _:
@@ -227,21 +232,25 @@ class Training:
         """Nothing of this worker may count from here on."""
         node = self._members.node_of(inc)
         returned = node is not None and node.returned
+        self.profiling.lost(inc)
         self._do(self.state.worker_lost(inc, returned=returned))
 
     def carry_out(self, action: AnyAction) -> None:
-        """Set a global action going.
+        """Set a global action, or a `Profile`, going.
 
         Raises:
             ConfigError: it cannot be; the message says why.
         """
-        if isinstance(action, Profile):
-            raise ConfigError(
-                "Profile: batches that are measured and not applied are made by the simulator "
-                "alone so far"
-            )
         if isinstance(action, KillRestart):
             raise ConfigError("KillRestart is no global action")
+        if isinstance(action, Profile):
+            if self.state.group is None:
+                raise ConfigError(
+                    "Profile: with parameter servers every batch that a worker computes counts; "
+                    "run the job with --strategy allreduce"
+                )
+            self._do(self.profiling.ask(action, self.state.training_workers()))
+            return
         self._do(self.state.carry_out(action, plan_lead(self._monitor.step_s())))
 
     def stop(self) -> None:
@@ -291,10 +300,13 @@ class Training:
     def _evaluated(self, result: EvaluateResult) -> None:
         """Store a part and answer; an empty one asks whether all parts are there."""
         state = self.state
-        if result.epoch_no != state.epoch_no or result.feed not in state.ledger.feeds:
+        # Who came when all was evaluated is in no epoch, and only asks.
+        asks = len(result.span) == 0
+        known = result.epoch_no == state.epoch_no or (asks and result.epoch_no == 0)
+        if not known or result.feed not in state.ledger.feeds:
             return
-        directory = str(self._evaluations.directory(result.epoch_no, result.feed))
-        if len(result.span) == 0:
+        directory = str(self._evaluations.directory(state.epoch_no, result.feed))
+        if asks:
             directory = directory if state.ledger.is_complete(result.feed) else ""
         elif state.ledger.done.missing(result.span):
             lease = state.ledger.leases.get(result.inc)
@@ -466,23 +478,31 @@ class Training:
         group = self.state.group
         if group is None:
             return None
+        members = self._facts_of(group)
+        silent = find_silent(members, bound_s)
+        if silent is not None:
+            return silent
         if not group.running:
             if self._forming[0] != group.number:
                 self._forming = group.number, now_s
             since_s = now_s - self._forming[1]
-            return self._find_silent(group, since_s) if since_s > bound_s else None
-        members = {
-            member.node: node.facts
-            for member in group.members
-            if (node := self._monitor.nodes.get(member.node)) and node.facts.inc == member.inc
-        }
+            return self._find_unheard(group, since_s) if since_s > bound_s else None
         first_s = self._spec.timeouts.derived(None).hang_s or 0.0
         for name, facts in members.items():
             if not facts.samples and facts.computing_s < first_s:  # in the first step of its life
                 members[name] = msgspec.structs.replace(facts, computing_s=0.0)
         return find_hang(members, bound_s) if len(members) == len(group.members) else None
 
-    def _find_silent(self, group: Group, since_s: float) -> Hang | None:
+    def _facts_of(self, group: Group) -> dict[str, NodeFacts]:
+        """The newest of its members that are not about to end."""
+        found = {}
+        for member in group.members:
+            node, seen = self._members.node_of(member.inc), self._monitor.nodes.get(member.node)
+            if node and not node.returned and seen and seen.facts.inc == member.inc:
+                found[member.node] = seen.facts
+        return found
+
+    def _find_unheard(self, group: Group, since_s: float) -> Hang | None:
         """Who does not say that it has stopped, though it was told to do so at once."""
         silent = group.unheard()
         if silent and not group.at_once:
@@ -654,7 +674,7 @@ class Training:
         """Repeat what is unanswered; ask for a cut when one is due (and ``cuts``)."""
         if now_s - self._last_resend_s >= RESEND_S:
             self._last_resend_s = now_s
-            self._do(self.state.resend())
+            self._do([*self.state.resend(), *self.profiling.resend()])
         self._watch_move(now_s)
         self._watch_group(now_s)
         if self._unsealed is not None:

@@ -16,11 +16,13 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 from paceline.base.errors import InternalError, PacelineError
 from paceline.runtime.process import Process
 from paceline.wire.data_plane import DataClient
+from paceline.wire.messages.checks import Checked, CheckKept
 from paceline.wire.messages.data import Data
 from paceline.wire.messages.node import NodeDown
 from paceline.wire.shm import DEFAULT_ARENA_BYTES
@@ -60,6 +62,7 @@ class Exchange:
         self._halting = False
         self._failure: BaseException | None = None
         self._tick_at_s = 0.0
+        self._untold: Checked | None = None
         self._alarm = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self.data.watch(self._alarm)
         self._thread = threading.Thread(target=self._run, name="paceline-exchange", daemon=True)
@@ -75,6 +78,12 @@ class Exchange:
         if self._asleep:
             self._asleep = False
             os.eventfd_write(self._alarm, 1)
+
+    def tell(self, message: Checked) -> None:
+        """Tell the master something once, again and again until it is kept there."""
+        with self.changed:
+            self._untold = message
+            self.leave(partial(self._process.link.send, message))
 
     def wait(self) -> None:
         """Let go of ``changed`` until there is news, at most WAIT_S."""
@@ -129,8 +138,13 @@ class Exchange:
             for server, message, frames in arrived:
                 self._owner.from_server(server, message, frames)
             for order in orders:
-                self._owner.from_master(order)
+                if isinstance(order, CheckKept):
+                    self._untold = None
+                else:
+                    self._owner.from_master(order)
             if due:
+                if self._untold is not None:
+                    self.leave(partial(link.send, self._untold))
                 self._owner.tick()
                 self._tick_at_s = now_s + TICK_S
             if arrived or orders:

@@ -31,15 +31,18 @@ from paceline.runtime.data.order import DEFAULT_SHARD_SIZE
 from paceline.runtime.data.reader import Reader, order_of
 from paceline.runtime.data.stream import StreamSource
 from paceline.runtime.data.work import Array
+from paceline.runtime.preflight import measure_node
 from paceline.runtime.ps.alone import Alone
 from paceline.runtime.ps.strategy import HeldElsewhere
 from paceline.runtime.seeding import seed_all
 from paceline.runtime.strategy import Strategy
+from paceline.runtime.wrapped import unwrapped
 from paceline.wire.messages.feeds import Feed
 from paceline.wire.spec import JobSpec
 
 CollateFn = Callable[[Any], Any]
 
+CPU = torch.device("cpu")
 WINDOW_SHARDS = 64
 """Shards that are mixed with each other where the epoch is too long to be counted first."""
 
@@ -50,7 +53,11 @@ def init() -> "Job":
     Seeds ``random``, numpy and torch from the job's seed, so that every worker builds the same
     initial model: call it before making the model.
     """
-    strategy = _strategy()
+    return begin(_strategy())
+
+
+def begin(strategy: Strategy) -> "Job":
+    """A job of this strategy; see `init`."""
     seed_all(strategy.spec.seed)
     return Job(strategy)
 
@@ -99,8 +106,9 @@ class Job:
                 ``torch.amp.GradScaler``s, also in lists and tuples.
 
         Returns:
-            What was given, in the same form (one object: that object). Models and optimizers are
-            changed in place. Embeddings with ``sparse=True`` no longer hold their weight here,
+            What was given, in the same form (one object: that object); of a module that is wrapped
+            in torch's DistributedDataParallel the module. Models and optimizers are changed in
+            place. Embeddings with ``sparse=True`` no longer hold their weight here,
             and what is frozen now (``requires_grad=False``, or in no optimizer) stays as it is.
 
         Raises:
@@ -108,6 +116,7 @@ class Job:
         """
         if self._modules:
             raise ConfigError("job.prepare was called twice; give it everything in one call")
+        objects = unwrapped(objects)
         flat = list(_flatten(objects))
         modules = [one for one in flat if isinstance(one, nn.Module)]
         optimizers = [one for one in flat if isinstance(one, Optimizer)]
@@ -208,11 +217,22 @@ class Job:
             raise ConfigError("two loops over job.batches run at once; finish one, then the other")
         self._looping = True
         try:
+            self._check_node()
             with make_loader() as loader, growth or nullcontext():
                 reader = Reader(loader, feed, self._strategy.source_line)
                 yield from self._strategy.train(feed, reader, ahead)
         finally:
             self._looping = False
+
+    def _check_node(self) -> None:
+        """Measure the node, if this is the first life there that trains."""
+        from paceline.runtime.process import current
+
+        process = current()
+        if process is not None and process.check:
+            process.check = False
+            device = next((one.device for one in self._modules[0].parameters()), CPU)
+            self._strategy.check(partial(measure_node, device))
 
     def evaluate(
         self,

@@ -66,13 +66,17 @@ class Fenced(SystemExit):
 class Process:
     """This training process. One per operating system process; see `current`."""
 
-    def __init__(self, job: JobDir, up: ProcessUp, rank: int, num_workers: int) -> None:
+    def __init__(
+        self, job: JobDir, up: ProcessUp, rank: int, num_workers: int, *, check: bool = False
+    ) -> None:
         self.job = job
         self.node = up.node
         self.inc = up.inc
         self.role = up.role
         self.rank = rank
         self.num_workers = num_workers
+        self.check = check
+        """Its node is to be measured before the first step."""
         self.spec: JobSpec = load(job.spec)
         self.step = 0
         """The step being worked on; kept up to date by the runtime, told with an error."""
@@ -193,7 +197,8 @@ def _from_environment() -> Process:
     )
     job = JobDir(Path(os.environ["PACELINE_JOB_DIR"]))
     num_workers = int(os.environ["PACELINE_NUM_WORKERS"])
-    return Process(job, up, int(os.environ["PACELINE_RANK"]), num_workers)
+    check = os.environ.get("PACELINE_CHECK") == "1"
+    return Process(job, up, int(os.environ["PACELINE_RANK"]), num_workers, check=check)
 
 
 def run_server(process: Process) -> int:

@@ -17,6 +17,7 @@ from paceline.master.plans import GlobalAction, Plans
 from paceline.master.records import Place, Plan
 from paceline.master.shards.ledger import Ledger
 from paceline.master.sizing import plan_lead
+from paceline.policy.stats.history import Profiled
 from paceline.policy.straggler.actions import (
     AnyAction,
     BackupWorkers,
@@ -87,6 +88,10 @@ class Control(Protocol):
 
     def report(self, node: str, facts: NodeFacts, now_s: float) -> None:
         """Take in what a node did."""
+        ...
+
+    def profiled(self, node: str, profiled: Profiled) -> None:
+        """Take in what batches took that were not applied."""
         ...
 
     def killed(self, node: str, now_s: float) -> None:

@@ -13,14 +13,14 @@ from paceline.master.jobnow import JobNow
 from paceline.master.members import Tell
 from paceline.master.monitor import Monitor
 from paceline.master.restarts import StartMeasured
-from paceline.policy.stats.history import Lengths
+from paceline.policy.stats.history import Lengths, Profiled
 from paceline.policy.straggler.actions import AnyAction, KillRestart
 from paceline.policy.straggler.observation import Observation, RestartCost
 from paceline.policy.straggler.solution import Solution
 from paceline.sim.job import Situation
 from paceline.sim.nodes import server_names, worker_names
 from paceline.sim.scenarios import Scenario
-from paceline.wire.messages.agent import NodeFacts
+from paceline.wire.messages.agent import Hardware, NodeFacts
 
 POLL_S = 0.2
 """How often the controller is asked whether a decision is due; in the master, with its ticks."""
@@ -34,6 +34,8 @@ class Steering:
         self._scenario, self._solution = scenario, solution
         self._monitor = Monitor(lengths)
         self._monitor.num_workers = scenario.workers
+        for name, kind in zip(worker_names(scenario.workers), scenario.kinds, strict=False):
+            self._monitor.hardware(name, Hardware(kind=kind))
         period = Period(every_s=solution.every_s, every_iterations=solution.every_steps)
         self._controller = Controller(period, lambda: self.next_s)
         self._restarts: dict[str, int] = {}
@@ -56,6 +58,10 @@ class Steering:
         phase_s = every_s * (zlib.crc32(node.encode()) / 2**32)
         due_s = phase_s + every_s * math.ceil((now_s - phase_s) / every_s)
         heapq.heappush(self._under_way, (due_s, next(self._order), node, facts))
+
+    def profiled(self, node: str, profiled: Profiled) -> None:
+        """A worker says what batches took that were not applied."""
+        self._monitor.history(node).profiled(profiled)
 
     def _hear(self, now_s: float) -> None:
         """Take in the heartbeats up to now."""
@@ -137,18 +143,13 @@ class Steering:
             since_action_s=self._controller.since_action_s(now.now_s),
         )
         seen = self._monitor.observe(now.now_s, job)
-        # What the master does not know of a node: what the hardware is, and what stalls.
-        kinds = dict(zip(worker_names(scenario.workers), scenario.kinds, strict=False))
+        # What the master does not know: how large a batch may be before one is tried; what stalls.
         stall_s = scenario.recovery.server.stall_s
         return msgspec.structs.replace(
             seen,
             server_restart=msgspec.structs.replace(seen.server_restart, stall_s=stall_s),
             workers=tuple(
-                msgspec.structs.replace(
-                    worker,
-                    kind=kinds.get(worker.node, ""),
-                    batch_limit=scenario.batch_limit,
-                )
+                msgspec.structs.replace(worker, batch_limit=scenario.batch_limit)
                 for worker in seen.workers
             ),
         )

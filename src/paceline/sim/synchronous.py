@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from paceline.base.samples import SampleSet, Span
 from paceline.master.records import Place, Plan, Planned
 from paceline.master.sizing import lease_steps
+from paceline.policy.stats.history import Profiled
 from paceline.policy.straggler.actions import Profile
 from paceline.sim.costs import Floats, Ints, served_s
 from paceline.sim.job import FEED, Job, steps_ahead
@@ -346,11 +347,10 @@ class Synchronous(Job):
         for name, size in action.sizes.items():
             sizes[self.workers.rows[name]] = size
         batch_s = self.workers.batch_s(sizes, self._slices.step)
-        names, tally = self.workers.names, self.worker_tally
-        # Apart from the steps before and after: means over batches of several sizes say nothing.
-        self.report(tally, names, 1, at_once=True)
-        tally.add(np.where(sizes > 0, action.steps, 0), action.steps * sizes, batch_s)
-        self.report(tally, names, 1, at_once=True)
+        for row in np.flatnonzero(sizes).tolist():
+            taken_s, size = float(batch_s[row]), int(sizes[row])
+            profiled = Profiled(batch_size=size, batches=action.steps, batch_s=taken_s)
+            self.control.profiled(self.workers.names[row], profiled)
         self.pause(action.steps * float(batch_s.max()))
 
     # ------------------------------------------------------------------ nodes that go and come

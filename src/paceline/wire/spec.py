@@ -22,6 +22,7 @@ Encryption = Literal["off", "curve"]
 
 Count = Annotated[int, Meta(ge=1, le=10_000, examples=[2])]
 Positive = Annotated[int, Meta(ge=1, le=2**62)]
+Cores = Annotated[float, Meta(gt=0)]
 Seed = Annotated[int, Meta(ge=0, le=2**62)]
 # A year: longer waits overflow the timers of the operating system.
 PositiveSeconds = Annotated[float, Meta(gt=0, le=31_536_000)]
@@ -37,12 +38,17 @@ class NodeSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     count: Count = 1
     """Nodes of this role. Default 1. ``workers: 4`` is short for ``workers: {count: 4}``."""
-    cpu: Annotated[float, Meta(gt=0, examples=[1.0])] | None = None
-    """Cores, as a quota. Default none: as much as the machine gives."""
+    cpu: Annotated[tuple[Cores, ...], Meta(min_length=1, examples=[[1.0]])] | None = None
+    """Cores, as a quota; several: node by node, in turn (``2, 2, 0.5, 0.5``). Default none: as much
+    as the machine gives."""
     memory_bytes: Annotated[int, Meta(le=2**60, examples=["2GiB"])] | None = field(
         default=None, name="memory"
     )
     """Limit on memory; a node above it is killed and counted as OOM. Default none."""
+
+    def cpu_of(self, number: int) -> float | None:
+        """The quota of node ``number`` of the role; None: none."""
+        return None if self.cpu is None else self.cpu[number % len(self.cpu)]
 
 
 class DataSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -235,6 +241,9 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     servers listen. Default 127.0.0.1: nobody outside of this machine can connect."""
     data_plane: DataPlaneSpec = DataPlaneSpec()
     """How tensors travel."""
+    preflight: bool = True
+    """Whether each worker's node is measured before its first step (matrix product, memory, with
+    strategy allreduce its links), half a second. Default true; strategy script: never."""
     metrics_port: Annotated[int, Meta(ge=0, le=65_535, examples=[9464])] | None = None
     """Where on 127.0.0.1 the master answers Prometheus, with the job's secret as bearer token; 0:
     any free port, written to ``metrics.address`` in the job directory. Default none: nowhere."""

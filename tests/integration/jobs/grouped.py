@@ -8,10 +8,12 @@ writes ``<node>.<inc>.final``: what it holds at the end.
 import argparse
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -60,15 +62,41 @@ def die_once(out: Path) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def step_all(optimizers: list[torch.optim.Optimizer], scaler: torch.amp.GradScaler | None) -> None:
-    """Take a step."""
-    for optimizer in optimizers:
-        if scaler is None:
-            optimizer.step()
-        else:
-            scaler.step(optimizer)
-    if scaler is not None:
-        scaler.update()
+def compute(num_samples: int, times: int) -> None:
+    """Take the processor for a time that grows with the samples."""
+    x, weight = torch.ones(num_samples, 256), torch.full((256, 256), 1.0 / 256)
+    for _ in range(times):
+        x = torch.tanh(x @ weight)
+
+
+def freeze_once(out: Path) -> None:
+    """Stop all threads, unless somebody has."""
+    if not (out / "frozen").exists():
+        (out / "frozen").touch()
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def freeze_at(place: str, out: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """When somebody has died: where the next life asks for the state (hand), or takes it (take)."""
+
+    def freeze(*_: object) -> None:
+        if (out / "died").exists():
+            freeze_once(out)
+
+    def on_state_dict(*_: object) -> None:
+        if threading.current_thread().name == "paceline-door":
+            freeze()
+
+    if place == "hand":
+        model.register_state_dict_post_hook(on_state_dict)
+    elif place == "take":
+        optimizer.register_load_state_dict_pre_hook(freeze)
+
+
+def in_ddp(model: nn.Module) -> nn.Module:
+    """What a script gives that wraps its model wherever it runs."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    return nn.parallel.DistributedDataParallel(model)
 
 
 def flags() -> argparse.Namespace:
@@ -80,31 +108,35 @@ def flags() -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--step-s", type=float, default=0.02)
     parser.add_argument("--sample-s", type=float, default=0.0)
+    parser.add_argument("--compute", type=int, default=0, help="a sample's part of a processor")
     parser.add_argument("--slow", default="", help="node to which a sample costs three times that")
     parser.add_argument("--slow-until-told", action="store_true", help="by a file named hurry")
     parser.add_argument("--die", default="", help="node:batch at which its first life ends")
+    parser.add_argument("--die-of", default="", help="node:size of the batch that ends its life")
     parser.add_argument(
         "--die-at-end", default="", help="node whose first life ends after the loop"
+    )
+    parser.add_argument(
+        "--die-evaluated", default="", help="node whose first life ends when it has evaluated"
     )
     parser.add_argument("--hang", default="", help="node:batch at which its first life hangs")
     parser.add_argument("--keep-at", type=int, help="batch after which a cut is asked for")
     parser.add_argument("--ballast", type=int, default=0, help="numbers that count the steps")
+    parser.add_argument(
+        "--freeze", default="", help="node:hand, node:take, node:evaluate: where it is stopped once"
+    )
     parser.add_argument("--evaluate", action="store_true")
     parser.add_argument("--rough", action="store_true", help="a net of which equal bits mean more")
     parser.add_argument("--half", action="store_true", help="float16 that overflows at times")
     parser.add_argument("--adam", action="store_true", help="for the net, as a second optimizer")
+    parser.add_argument("--wrapped", action="store_true", help="in torch's DDP, alone in its group")
     return parser.parse_args()
 
 
-def main() -> None:
-    """Train; evaluate if asked to."""
-    options = flags()
-    node, inc = os.environ["PACELINE_NODE"], os.environ["PACELINE_INC"]
-    name = f"{node}.{inc}"
-    victim, _, when = options.die.partition(":")
-    sleeper, _, since = options.hang.partition(":")
-
-    job = pl.init()
+def build(
+    options: argparse.Namespace,
+) -> tuple[Planted, list[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]:
+    """What is trained."""
     model = Planted(options.num_samples, options.batch_size, options.ballast, rough=options.rough)
     # Of a mean over a step each sample has its part: times their number it counts as one.
     planted = {
@@ -120,9 +152,34 @@ def main() -> None:
     rates = torch.optim.lr_scheduler.LambdaLR(
         parts[-1], [lambda _: 1.0, lambda step: 0.9 ** (step // 10)][-len(parts[-1].param_groups) :]
     )
+    return model, parts, rates
+
+
+def suffer(options: argparse.Namespace, node: str, number: int, num_samples: int) -> None:
+    """Whatever is to happen to this node at this batch."""
+    here = (f"{node}:{number}", f"{node}:{num_samples}")
+    if options.die == here[0] or options.die_of == here[1]:
+        die_once(options.out)
+    if options.hang == here[0] and not (options.out / "slept").exists():
+        (options.out / "slept").touch()
+        time.sleep(1000)
+
+
+def main() -> None:
+    """Train; evaluate if asked to."""
+    options = flags()
+    node, inc = os.environ["PACELINE_NODE"], os.environ["PACELINE_INC"]
+    name = f"{node}.{inc}"
+    freezer, _, place = options.freeze.partition(":")
+    place = place if node == freezer else ""
+
+    job = pl.init()
+    model, parts, rates = build(options)
+    freeze_at(place, options.out, model, parts[-1])
     # It doubles what it scales by until gradients overflow.
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12, growth_interval=4)
-    job.prepare(model, parts, rates, *([scaler] if options.half else []))
+    scaler = torch.amp.GradScaler("cpu", 2.0**12, growth_interval=4, enabled=options.half)
+    scalers = [scaler] if options.half else []
+    job.prepare(in_ddp(model) if options.wrapped else model, parts, rates, *scalers)
     dataset = torch.utils.data.TensorDataset(torch.arange(options.num_samples))
     ids_file = (options.out / f"{name}.ids").open("wb", buffering=0)
     times_file = (options.out / f"{name}.times").open("wb", buffering=0)
@@ -132,20 +189,19 @@ def main() -> None:
             model.check_whole()
             ids_file.write(ids.numpy().tobytes())
             times_file.write(torch.tensor([time.time()], dtype=torch.float64).numpy().tobytes())
-            if node == victim and number == int(when):
-                die_once(options.out)
-            if node == sleeper and number == int(since) and not (options.out / "slept").exists():
-                (options.out / "slept").touch()
-                time.sleep(1000)
+            suffer(options, node, number, len(ids))
             # Before backward ends, as computing is: with its end a worker's own time of a step does.
+            compute(len(ids), options.compute)
             time.sleep(len(ids) * options.sample_s * (3 if node == options.slow else 1))
             with torch.autocast("cpu", torch.float16, enabled=options.half):
                 loss = model(ids)
-            (scaler.scale(loss) if options.half else loss).backward()
+            scaler.scale(loss).backward()
             # Stands for compute, so that faults fall into a step.
             slow = options.slow_until_told and not (options.out / "hurry").exists()
             time.sleep(SLOW_S if slow else options.step_s)
-            step_all(parts, scaler if options.half else None)
+            for optimizer in parts:
+                scaler.step(optimizer)
+            scaler.update()
             rates.step()
             model.zero_grad()
             if number == options.keep_at:
@@ -153,7 +209,15 @@ def main() -> None:
     if node == options.die_at_end:
         die_once(options.out)
     if options.evaluate:
-        found = job.evaluate(lambda batch: {"seen": model.seen[batch[0]]}, dataset, 100)
+
+        def look(batch: list[Tensor]) -> dict[str, Tensor]:
+            if place == "evaluate":
+                freeze_once(options.out)
+            return {"seen": model.seen[batch[0]]}
+
+        found = job.evaluate(look, dataset, 100)
+        if node == options.die_evaluated:
+            die_once(options.out)
         save_file(found, options.out / f"{name}.evaluated")
     held = dict(job.state_dict())
     if options.half:

@@ -82,6 +82,8 @@ class Facts(msgspec.Struct, frozen=True):
     points: tuple[Point, ...]
     decisions: tuple[Story, ...] = ()
     """What was decided about stragglers, action by action."""
+    stacks: tuple[tuple[str, str], ...] = ()
+    """By node what the threads of its processes that hung were doing."""
 
     @property
     def samples_per_s(self) -> float:
@@ -113,6 +115,8 @@ def read_facts(job: JobDir) -> Facts:
         read_events(job.events),
         read_metrics(job.metrics),
     )
+    stacks = sorted((path.stem, path.read_text()) for path in job.logs.glob("*.stacks"))
+    facts = structs.replace(facts, stacks=tuple(stacks))
     if not job.decisions.exists():
         return facts
     return structs.replace(facts, decisions=tuple(stories(read_log(job.decisions))))

@@ -5,6 +5,7 @@ from html import escape
 from pathlib import Path
 from string import Template
 
+from paceline.cli import checks
 from paceline.cli.report import figures as drawings
 from paceline.cli.report import text
 from paceline.cli.report.facts import Facts
@@ -77,7 +78,14 @@ def write_page(facts: Facts, path: Path) -> None:
 
 def render(facts: Facts) -> str:
     """The page as text."""
-    parts = [_facts_table(facts), _incidents(facts), _decisions(facts), _workers(facts)]
+    parts = [
+        _facts_table(facts),
+        _incidents(facts),
+        _stacks(facts),
+        _decisions(facts),
+        _workers(facts),
+    ]
+    parts.append(_checks(facts))
     parts += _drawings(facts)
     if facts.outcome and facts.outcome.traceback:
         parts.insert(1, f"<h2>Traceback</h2><pre>{escape(facts.outcome.traceback)}</pre>")
@@ -105,6 +113,13 @@ def _incidents(facts: Facts) -> str:
     rows = [(str(n), *row) for n, row in enumerate(text.incident_rows(facts), start=1)]
     table = _table(("", *text.INCIDENT_COLUMNS), rows, "incidents")
     return f'{head}{table}<p class="faint">{COST_NOTE}</p>'
+
+
+def _stacks(facts: Facts) -> str:
+    return "".join(
+        f"<h2>What the threads of {escape(node)} did when it hung</h2><pre>{escape(stacks)}</pre>"
+        for node, stacks in facts.stacks
+    )
 
 
 def _decisions(facts: Facts) -> str:
@@ -142,6 +157,17 @@ def _workers(facts: Facts) -> str:
     note = '<p class="faint">Samples and cpu time as of the last heartbeat of each life.</p>'
     table = _table(text.WORKER_COLUMNS, text.worker_rows(facts), "numbers")
     return f"<h2>Workers</h2>{table}{note}"
+
+
+def _checks(facts: Facts) -> str:
+    rows = checks.rows(facts.events)
+    if not rows:
+        return ""
+    note = (
+        '<p class="faint">Before the first step. Rates are per second that the threads ran; '
+        "&ldquo;ran&rdquo;: which part of the time that was. Slow: to the median of the job.</p>"
+    )
+    return f"<h2>Check of the nodes</h2>{_table(checks.COLUMNS, rows)}{note}"
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], kind: str = "") -> str:

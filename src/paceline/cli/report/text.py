@@ -1,8 +1,11 @@
 """The report for a terminal, and the paragraph at the end of a run."""
 
+from textwrap import indent
+
 from rich.console import Console
 from rich.table import Table
 
+from paceline.cli import checks
 from paceline.cli.report.facts import Facts, Incident
 from paceline.cli.wording import clock, counted, milliseconds, percent, progress, seconds, speed
 from paceline.wire.outcome import Outcome
@@ -159,9 +162,14 @@ def show(facts: Facts, console: Console) -> None:
     console.print(grid, highlight=False, markup=False)
     if facts.incidents:
         _table(console, INCIDENT_COLUMNS, incident_rows(facts))
+    for node, stacks in facts.stacks:
+        console.print(f"\n  what the threads of {node} did when it hung", highlight=False)
+        console.print(indent(stacks.rstrip(), "    "), highlight=False, markup=False)
     if facts.decisions:
         _table(console, DECISION_COLUMNS, decision_rows(facts))
     _table(console, WORKER_COLUMNS, worker_rows(facts))
+    if checked := checks.rows(facts.events):
+        _table(console, checks.COLUMNS, checked)
 
 
 def _table(console: Console, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:

@@ -9,7 +9,7 @@ import msgspec
 from paceline.policy.stats.regimes import Regime, Regimes
 from paceline.policy.stats.windows import Pace, Report, Window
 
-__all__ = ["PAPER", "Lengths", "NodeHistory", "Report"]
+__all__ = ["PAPER", "Lengths", "NodeHistory", "Profiled", "Report"]
 
 
 class Lengths(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -27,6 +27,17 @@ class Lengths(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Weight of the newest report in the exponential average that LB-BSP predicts speed by."""
 
 
+class Profiled(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What a worker took for batches of one size that were not applied (`Profile`)."""
+
+    batch_size: int
+    batches: int
+    batch_s: float
+    """Mean T^w of one."""
+    peak_bytes: int = 0
+    """The most memory that its process had meanwhile; 0: not known."""
+
+
 PAPER = Lengths(short_iterations=None, long_iterations=None)
 """5 and 10 minutes, whatever an iteration takes (AntDT section VII-A-5)."""
 
@@ -42,6 +53,7 @@ class NodeHistory:
         self._short = Window(lengths.short_iterations, lengths.short_s, lengths.smoothing)
         self._long = Window(lengths.long_iterations, lengths.long_s, lengths.smoothing)
         self._regimes = Regimes()
+        self._profile: dict[int, Profiled] = {}
 
     def report(self, report: Report) -> None:
         """Take in what the node showed; a report of no iterations or no time is passed over."""
@@ -51,11 +63,21 @@ class NodeHistory:
         self._long.add(report)
         self._regimes.add(report)
 
+    def profiled(self, profiled: Profiled) -> None:
+        """Take in what batches took that are no part of the training: of each size the newest."""
+        self._profile[profiled.batch_size] = profiled
+
+    @property
+    def profile(self) -> tuple[Profiled, ...]:
+        """Of this life, by batch size, ascending."""
+        return tuple(self._profile[size] for size in sorted(self._profile))
+
     def restart(self) -> None:
         """The node's process has ended: what comes is another life, perhaps on another machine."""
         self._short.clear()
         self._long.clear()
         self._regimes = Regimes()
+        self._profile.clear()
 
     def short(self, now_s: float) -> Pace | None:
         """Means over L_trans; None: nothing measured in it."""

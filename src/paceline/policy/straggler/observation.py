@@ -6,6 +6,7 @@ batch sizes samples. Workers are named by node: a plan outlives the incarnations
 
 import msgspec
 
+from paceline.policy.stats.history import Profiled
 from paceline.policy.stats.regimes import Regime
 from paceline.policy.stats.windows import Pace
 
@@ -19,9 +20,11 @@ class WorkerSeen(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     accumulation: int = 1
     """C_i of the plan in force."""
     kind: str = ""
-    """Hardware class."""
+    """Hardware class; workers of one are taken to be alike. Empty: not known."""
     batch_limit: int | None = None
     """Largest batch that leaves 5 % of its memory free; None: not known."""
+    profile: tuple[Profiled, ...] = ()
+    """What batches took that were asked for by `Profile`, by size, ascending."""
     lease_share: int = 0
     """Asynchronous: its share in the `AdjustBatch` in force; 0: none is."""
     short: Pace | None = None

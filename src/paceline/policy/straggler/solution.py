@@ -32,9 +32,6 @@ class Solution(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     modes: ClassVar[tuple[str, ...]] = MODES
     """Of the jobs that it is made for; a job in another mode does not start with it."""
 
-    profiles: ClassVar[bool] = False
-    """Whether it asks for `Profile`, which only the simulator carries out so far."""
-
     every_steps: Steps = 10
     every_s: Seconds = 0.0
 

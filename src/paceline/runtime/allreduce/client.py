@@ -12,13 +12,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import NoReturn
 
+import msgspec
+
 from paceline.base.errors import PermanentError, TransientError
-from paceline.base.processes import find_job_process
+from paceline.base.processes import find_job_process, peak_memory_bytes, reset_peak_memory
 from paceline.base.samples import Span
 from paceline.runtime.allreduce.direct import read_memory
 from paceline.runtime.allreduce.door import Door
 from paceline.runtime.allreduce.group import BREAKING, Group
 from paceline.runtime.allreduce.keeper import Keeper
+from paceline.runtime.allreduce.profiling import Profiling
 from paceline.runtime.allreduce.replica import Arriving, Photograph, Replica
 from paceline.runtime.allreduce.state import (
     Connect,
@@ -40,6 +43,7 @@ from paceline.runtime.ps.worker_state import DropWork, ToMaster, WorkerState
 from paceline.runtime.ps.worker_state import Instruction as LeaseInstruction
 from paceline.wire.cut import places
 from paceline.wire.messages.base import CutRef, ServerMap
+from paceline.wire.messages.checks import Checked, NodeSpeed
 from paceline.wire.messages.data import Data
 from paceline.wire.messages.feeds import Feed, SourceLine
 from paceline.wire.messages.group import (
@@ -50,6 +54,7 @@ from paceline.wire.messages.group import (
     Divide,
     Division,
     Meet,
+    ProfileBatches,
     RunGroup,
     StatePart,
     StopGroup,
@@ -103,6 +108,7 @@ class GroupClient:
         self._arriving: tuple[CatchUp, Arriving] | None = None
         #: A cut that we are to begin with.
         self._loading: CatchUp | None = None
+        self._profiling = Profiling(process.inc)
         self._keeper = Keeper(process, self._on_news)
         self._asker = CutAsker(process.inc)
         self._stores: dict[int, PeerStore] = {}
@@ -117,6 +123,8 @@ class GroupClient:
         #: The cut that `load_end` has loaded.
         self._loaded = 0
         self._leaving = False
+        #: Measures our node.
+        self._measure: Callable[[], NodeSpeed] | None = None
         self.joins_others = False
         """Whether a group trained already when we opened a feed."""
         self.in_body = False
@@ -180,11 +188,33 @@ class GroupClient:
             group = self._group = Group(run, self.state.inc, self._store(run.group))
         try:
             group.connect(self.spec.listen)
+            if run.check:
+                self._check(group)
         except BREAKING as error:
             self.failed(run, f"connecting: {error}")
             return None
         with self._changed:
             return group if self._group is group else None
+
+    def check(self, measure: Callable[[], NodeSpeed]) -> None:
+        """See `Strategy.check`.
+
+        Members that begin together measure at the same time, so that those that share a machine
+        take as much from each other; who joins does it before anybody waits for it.
+        """
+        if self.joins_others:
+            self._exchange.tell(Checked(inc=self.state.inc, speed=measure()))
+        else:
+            self._measure = measure
+
+    def _check(self, group: Group) -> None:
+        """Measure our node and our links; all members of a first group do."""
+        speed = self._measure() if self._measure is not None else None
+        links = group.measure_links()
+        if speed is not None:
+            self._measure = None
+            speed = msgspec.structs.replace(speed, links=links)
+            self._exchange.tell(Checked(inc=self.state.inc, speed=speed))
 
     def _rest(self) -> None:
         """Between steps, where the state is whole: copy it if asked to, or become another's."""
@@ -292,6 +322,22 @@ class GroupClient:
         """Whether the step that begins should be the last in this group."""
         return self.state.wants_out or self.process.stop_requested
 
+    def profile_due(self) -> tuple[int, int]:
+        """See `Profiling.due`; the batches are about to be computed."""
+        with self._changed:
+            size, count = self._profiling.due
+        if count:
+            reset_peak_memory()
+        return size, count
+
+    def profiled(self, size: int, batch_s: float) -> None:
+        """See `Profiling.took`."""
+        peak_bytes = peak_memory_bytes()
+        with self._changed:
+            answer = self._profiling.took(size, batch_s, peak_bytes)
+            if answer is not None:
+                self._tell_master([answer])
+
     def mark(self, *, computing: bool) -> None:
         """Tell the agent what we are at: a part of a step all by ourselves, or not."""
         now_s = time.monotonic()
@@ -369,7 +415,7 @@ class GroupClient:
                     work = Work(feed, spans, sum(len(span) for span in spans))
                     self._in_hand.append(work)
                     return work
-                if feed in leases.ended:
+                if feed in leases.ended or feed in self._complete:
                     return None
                 self._do_leases(leases.want(feed))
                 self._exchange.wait()
@@ -440,6 +486,9 @@ class GroupClient:
         match message:
             case StopGroup() | CatchUp() | RunGroup() | Divide():
                 self._about_group(message)
+            case ProfileBatches():
+                answer = self._profiling.asked(message)
+                self._tell_master([] if answer is None else [answer])
             case TakeCut() if message.epoch_no == self.state.epoch_no:
                 self._tell_master(self._keeper.ask(message))
             case CutMade():

@@ -12,7 +12,8 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -21,7 +22,9 @@ import torch
 from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 
+from paceline.runtime.allreduce.links import measure_links
 from paceline.runtime.allreduce.store import GroupOver, PeerStore
+from paceline.wire.messages.checks import Link
 from paceline.wire.messages.group import RunGroup
 
 CONNECT_S = 10.0
@@ -151,6 +154,33 @@ class Group:
         if torch_group is None:
             raise GroupOver("the group was dropped")
         return torch_group
+
+    def measure_links(self) -> tuple[Link, ...]:
+        """What our links carry; all members do it at once, before anything else.
+
+        Raises:
+            RuntimeError, GroupOver: the group is over.
+        """
+        names = [member.node for member in self.run.members]
+        return self._aside(lambda torch_group: measure_links(torch_group, self.rank, names))
+
+    def _aside(self, act: Callable[[Any], tuple[Link, ...]]) -> tuple[Link, ...]:
+        """Do what may wait for longer than the group lasts in a thread that nobody waits for."""
+        done: Future[tuple[Link, ...]] = Future()
+        torch_group = self._connected()
+
+        def run() -> None:
+            try:
+                done.set_result(act(torch_group))
+            except Exception as error:  # noqa: BLE001 - raised where it is waited for
+                done.set_exception(error)
+
+        threading.Thread(target=run, name="paceline-links", daemon=True).start()
+        while True:
+            with suppress(TimeoutError):
+                return done.result(LOOK_S)
+            if self._dropped:
+                raise GroupOver("the group was dropped")
 
     @property
     def is_dropped(self) -> bool:

@@ -9,6 +9,7 @@ next group.
 Reference: docs/protocols/integrity.md, section 5.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,6 +20,7 @@ from paceline.base.errors import ConfigError, InternalError
 from paceline.base.samples import Intervals
 from paceline.runtime.allreduce.client import GroupClient
 from paceline.runtime.allreduce.group import BREAKING, Gathering, Group
+from paceline.runtime.allreduce.profiling import samples_of
 from paceline.runtime.allreduce.reducer import Reducer
 from paceline.runtime.allreduce.sharing import Sharing
 from paceline.runtime.allreduce.store import GroupOver
@@ -48,6 +50,9 @@ class Step:
     wait_s: float = 0.0
     works: list[Work] = field(default_factory=list)
     """The batches that we compute it in."""
+    num_profiled: int = 0
+    """So many of them come before our share, are timed, and count for nothing."""
+    num_timed: int = 0
     first: Any = None
     batch_no: int = 0
     """Of them, that in the script's hands."""
@@ -68,7 +73,10 @@ class Step:
 
 
 class Loop:
-    """One pass over one feed. The strategy calls ``on_step`` for every ``optimizer.step()``."""
+    """One pass over one feed. The strategy calls ``on_step`` for every ``optimizer.step()``.
+
+    ``largest``: samples that a batch has at most; None: a share is one batch if nobody divides it.
+    """
 
     def __init__(
         self,
@@ -78,12 +86,16 @@ class Loop:
         reader: Reader,
         ahead: int,
         num_optimizers: int,
+        largest: int | None = None,
     ) -> None:
         self._client, self._reducer = client, reducer
         self._num_optimizers = num_optimizers
         self._feed, self._reader, self._ahead = feed, reader, ahead
+        self._largest = largest
         spec = client.spec
-        self._sharing = Sharing(feed.batch_size, spec.blocks if spec.deterministic else 0)
+        fewest = math.ceil(feed.batch_size / largest) if largest else 1
+        blocks = max(spec.blocks, fewest) if spec.deterministic else 0
+        self._sharing = Sharing(feed.batch_size, blocks)
         #: Works that were shown to the reader, by step and samples.
         self._shown: dict[tuple[int, Slice], Work] = {}
         self._num_steps = 0
@@ -149,6 +161,7 @@ class Loop:
                     return None
                 continue
             step.works, *later = self._upcoming(step)
+            self._profile(step)
             step.first = self._reader.get(step.works[0])
             # Those that follow are made meanwhile.
             self._reader.ask([*step.works[1:], *(work for works in later for work in works)])
@@ -161,13 +174,27 @@ class Loop:
     def _expect(self, step: Step, work: Work) -> None:
         """The script gets a batch."""
         step.stepped.clear()
+        if step.num_profiled and step.batch_no <= step.num_profiled:
+            # Each is timed by itself, and none of them is a part of the step's own time.
+            step.start_s, self.excluded_s = monotonic(), 0.0
+            self._client.mark(computing=True)
         total = sum(len(span) for span in step.whole)
-        part = work.num_samples / total if step.weight else 0.0
+        counts = step.weight > 0 and step.batch_no >= step.num_profiled
+        part = work.num_samples / total if counts else 0.0
         settle = partial(self._settle, step)
         self._reducer.expect(part, settle, last=step.is_last_batch)
         if self._sharing.blocks:
             first = work.spans[0]
             seed_all(seed_of(self._client.spec.seed, first.line, first.start))
+
+    def _profile(self, step: Step) -> None:
+        """Put the batches before our share that are to be profiled."""
+        size, step.num_profiled = self._client.profile_due()
+        if step.num_profiled:
+            mine = [span for work in step.works for span in work.spans]
+            spans, number = samples_of(size, mine, step.whole), step.works[0].step
+            times = range(step.num_profiled)
+            step.works[:0] = [Work(self._feed.feed, spans, size, number) for _ in times]
 
     def _try(self, run: RunGroup, group: Group, whole: Slice, start_s: float) -> Step | None:
         """Tell the others that we are in this step."""
@@ -193,7 +220,10 @@ class Loop:
         mine = sharing.runs(whole, group.size, step.division)[group.rank]
         # Without samples of our own we compute on those of somebody else, so that the script takes
         # the same way in all members.
-        shares = sharing.batches(whole, mine or sharing.stand_in(whole), accumulation)
+        mine = mine or sharing.stand_in(whole)
+        size = sum(map(len, sharing.samples(whole, mine)))
+        fewest = math.ceil(size / self._largest) if self._largest else 1
+        shares = sharing.batches(whole, mine, max(accumulation, fewest))
         return [self._work(number, spans) for spans in shares]
 
     def _work(self, number: int, spans: Slice) -> Work:
@@ -240,11 +270,14 @@ class Loop:
         """Wait for the averaged gradients; whether they may change the model."""
         if step.settled:
             return
+        took_s = monotonic() - step.start_s - self.excluded_s
         if not step.is_last_batch:
             self._reducer.take()
+            if step.num_timed == step.batch_no < step.num_profiled:
+                step.num_timed += 1
+                self._client.profiled(step.works[step.batch_no].num_samples, took_s)
             return
-        step.settled = True
-        step.compute_s = monotonic() - step.start_s - self.excluded_s
+        step.settled, step.compute_s = True, took_s
         try:
             self._reducer.flush()
             self._client.mark(computing=False)

@@ -28,6 +28,7 @@ from paceline.runtime.data.work import Array
 from paceline.runtime.process import Process
 from paceline.runtime.ps.embedding import Embedding
 from paceline.runtime.strategy import Evaluation
+from paceline.wire.messages.checks import NodeSpeed
 from paceline.wire.messages.feeds import Feed, SourceLine
 from paceline.wire.messages.group import NO_STEP
 
@@ -44,6 +45,8 @@ class HeldByAll:
         self._optimizers: Sequence[Optimizer] = ()
         self._params: list[nn.Parameter] = []
         self._loop: Loop | None = None
+        self.largest: int | None = None
+        """Samples of a yielded batch at most; a larger share comes as several batches."""
         #: What the optimizers' own steps are.
         self._takes: list[Callable[[], Any]] = []
         if self.spec.deterministic:
@@ -116,6 +119,10 @@ class HeldByAll:
         """See `Strategy.source_line`."""
         return self.client.source_line(line)
 
+    def check(self, measure: Callable[[], NodeSpeed]) -> None:
+        """See `Strategy.check`."""
+        self.client.check(measure)
+
     def train(self, feed: Feed, reader: Reader, ahead: int) -> Iterator[Any]:
         """See `Strategy.train`."""
         if self._reducer is None:
@@ -126,7 +133,7 @@ class HeldByAll:
         if self.client.joins_others and self.client.state.step == NO_STEP:
             self._make_room()
         number = len(self._optimizers)
-        self._loop = Loop(self.client, self._reducer, feed, reader, ahead, number)
+        self._loop = Loop(self.client, self._reducer, feed, reader, ahead, number, self.largest)
         try:
             yield from self._loop.run()
         finally:
@@ -150,6 +157,17 @@ class HeldByAll:
         """See `Strategy.in_step`."""
         step = self._loop.step if self._loop is not None else None
         return step is not None and not step.stepped
+
+    @property
+    def holds(self) -> bool:
+        """Whether ``optimizer.step()`` would change the model now, after ``loss.backward()``.
+
+        It would not where another batch of the step follows, or all of it because the group broke.
+        """
+        if self._loop is None:
+            return False
+        self._loop.settle()
+        return self._loop.step is not None and self._loop.step.holds
 
     def evaluate(
         self, fn: Evaluation, feed: Feed, readers: Callable[[], AbstractContextManager[Reader]]

@@ -42,6 +42,7 @@ from paceline.runtime.ps.worker_state import (
     WorkerState,
 )
 from paceline.wire import cut
+from paceline.wire.messages.checks import Checked, NodeSpeed
 from paceline.wire.messages.data import (
     AskMap,
     Data,
@@ -454,6 +455,10 @@ class ServerTrainer:
     def evaluate_get(self, feed: int) -> Mapping[str, Array] | None:
         """See `Trainer.evaluate_get`."""
         return self._results.get(feed)
+
+    def checked(self, speed: NodeSpeed) -> None:
+        """See `Trainer.checked`."""
+        self._exchange.tell(Checked(inc=self.process.inc, speed=speed))
 
     def record(self, times: StepTimes) -> None:
         """See `Trainer.record`."""

@@ -25,6 +25,7 @@ from paceline.runtime.ps.port import Ids, Trainer
 from paceline.runtime.ps.state_dict import Gatherer
 from paceline.runtime.schedules import follow_steps
 from paceline.runtime.strategy import Evaluation
+from paceline.wire.messages.checks import NodeSpeed
 from paceline.wire.messages.feeds import Feed, SourceLine
 
 
@@ -78,6 +79,10 @@ class HeldElsewhere:
     def source_line(self, line: int) -> SourceLine:
         """See `Strategy.source_line`."""
         return self.trainer.source_line(line)
+
+    def check(self, measure: Callable[[], NodeSpeed]) -> None:
+        """See `Strategy.check`."""
+        self.trainer.checked(measure())
 
     def train(self, feed: Feed, reader: Reader, ahead: int) -> Iterator[Any]:
         """See `Strategy.train`."""

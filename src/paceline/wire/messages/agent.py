@@ -49,8 +49,20 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     """All-reduce: how long it has been in its own part of a step; 0: it is not."""
     waiting_s: float = 0.0
     """All-reduce: how long it has waited for the others."""
+    silent_s: float = 0.0
+    """How long it has said nothing and used no cpu to speak of: the sum of what its agent was there
+    to see."""
     cpu_s: float = 0.0
     rss_bytes: int = 0
+
+
+class Hardware(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node computes on, as far as its agent knows."""
+
+    kind: str = ""
+    """Nodes of one kind are alike: the device or processor, and the quota in force."""
+    memory_bytes: int | None = None
+    """The limit in force; None: there is none."""
 
 
 class AgentHello(Message, frozen=True):
@@ -61,6 +73,7 @@ class AgentHello(Message, frozen=True):
     host: str
     running: tuple[ProcessUp, ...] = ()
     note: str = ""
+    hardware: Hardware = Hardware()
 
 
 class Heartbeat(Message, frozen=True):
@@ -92,6 +105,8 @@ class StartProcess(Message, frozen=True):
     role: str
     rank: int
     num_workers: int
+    check: bool = False
+    """It is to measure what its node can do, before its first step."""
     restart: int = 0
     """Strategy script: how often all workers have begun again."""
     port: int = 0

@@ -92,6 +92,19 @@ class Broken(Message, frozen=True):
     reason: str = ""
 
 
+class Profiled(Message, frozen=True):
+    """member -> master: what ``batches`` of ``size`` samples took, which were not applied.
+
+    ``batch_s``: mean T^w of one; ``peak_bytes``: the most memory that its process had meanwhile.
+    """
+
+    inc: int
+    size: int
+    batches: int
+    batch_s: float
+    peak_bytes: int = 0
+
+
 GroupUp = JoinGroup | Stopped | Progress | Broken
 
 # --------------------------------------------------------------------------- down
@@ -134,6 +147,8 @@ class RunGroup(Message, frozen=True):
     step: int
     members: tuple[Member, ...]
     division: Division = Division()
+    check: bool = False
+    """All of them measure their links first."""
 
 
 class Divide(Message, frozen=True):
@@ -146,6 +161,18 @@ class Divide(Message, frozen=True):
     inc: int
     group: int
     division: Division
+
+
+class ProfileBatches(Message, frozen=True):
+    """master -> member: compute so many batches of ``size`` samples, and apply none of them.
+
+    Before your part of the next steps; answer: `Profiled`. What is measured already is said again.
+    Resent until it is answered.
+    """
+
+    inc: int
+    size: int
+    batches: int
 
 
 # --------------------------------------------------------------------------- among members

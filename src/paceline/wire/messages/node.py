@@ -2,12 +2,15 @@
 
 from paceline.base.samples import Span
 from paceline.wire.messages.base import CutRef, Message, ServerMap
+from paceline.wire.messages.checks import Checked, CheckKept
 from paceline.wire.messages.feeds import Batching, Feed, Rate, Slice, SourceLine
 from paceline.wire.messages.group import (
     Broken,
     CatchUp,
     Divide,
     JoinGroup,
+    ProfileBatches,
+    Profiled,
     Progress,
     RunGroup,
     StopGroup,
@@ -222,6 +225,8 @@ NodeUp = (
     | Stopped
     | Progress
     | Broken
+    | Profiled
+    | Checked
     | ScriptError
     | Finished
 )
@@ -419,5 +424,7 @@ NodeDown = (
     | CatchUp
     | Divide
     | RunGroup
+    | ProfileBatches
+    | CheckKept
     | Stop
 )

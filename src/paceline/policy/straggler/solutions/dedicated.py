@@ -2,7 +2,7 @@
 
 Reference: AntDT section VI-B, equation 4.
 Differs: the time of a batch is the measured curve, not B / v, which is wrong below saturation; the
-curve is measured by the solution itself, at the start, on samples that go back.
+curve is measured by the solution itself, at the start, by batches that are not applied.
 """
 
 import itertools
@@ -24,20 +24,19 @@ class Dedicated(Solution, frozen=True):
     """``dd``: measures 5 batch sizes for 5 steps per class, then divides for good.
 
     Raises:
-        ConfigError: no largest batch is known for a class.
+        ConfigError: the largest batch, or what leaves memory free, is too small to see a curve.
         NoExactSum: the global batch cannot be had, and ``nearest`` is not set.
     """
 
     modes: ClassVar[tuple[str, ...]] = ("allreduce",)
-    profiles: ClassVar[bool] = True
-
     every_steps: Steps = 5
     num_sizes: Annotated[int, Meta(ge=2, le=8)] = 5
     """Batch sizes to measure: the largest, and halves of it."""
     num_steps: Count = 5
     """Batches per size."""
     largest: Count | None = None
-    """Largest batch; none: what leaves 5 % of a worker's memory free."""
+    """Largest batch, if it leaves 5 % of a worker's memory free; none: twice a worker's even share,
+    as accumulation covers more."""
     flat: Part = 0.1
     """Below the saturation point the curve is this much flatter than at its end."""
     min_accumulation: Count = 1
@@ -54,14 +53,17 @@ class Dedicated(Solution, frozen=True):
             kinds.setdefault(worker.kind, []).append(worker)
         missing: dict[str, int] = {}
         for workers in kinds.values():
-            size = self._unmeasured(workers)
+            size = self._unmeasured(workers, self._sizes(workers, seen))
             missing.update({worker.node: size for worker in workers if size is not None})
         if missing:
             return [Profile(sizes=missing, steps=self.num_steps, reason="not yet measured")]
         return self._divide(seen, kinds)
 
     def _divide(self, seen: Observation, kinds: dict[str, list[WorkerSeen]]) -> list[AnyAction]:
-        classes = {kind: self._class(workers) for kind, workers in kinds.items()}
+        classes = {
+            kind: self._class(workers, self._sizes(workers, seen))
+            for kind, workers in kinds.items()
+        }
         shares = solvers.dedicated(
             list(classes.values()),
             seen.global_batch,
@@ -87,8 +89,7 @@ class Dedicated(Solution, frozen=True):
         )
         return [AdjustBatch(shares=plan, reason=f"a step of {step_s:.3g} s by {parts}")]
 
-    def _class(self, workers: list[WorkerSeen]) -> solvers.HardwareClass:
-        sizes = self._sizes(workers)
+    def _class(self, workers: list[WorkerSeen], sizes: list[int]) -> solvers.HardwareClass:
         times_s = [_measured(workers, size, self.num_steps) or 0.0 for size in sizes]
         slopes_s = [
             (later_s - before_s) / (later - before)
@@ -108,31 +109,30 @@ class Dedicated(Solution, frozen=True):
             largest=sizes[-1],
         )
 
-    def _unmeasured(self, workers: list[WorkerSeen]) -> int | None:
+    def _unmeasured(self, workers: list[WorkerSeen], sizes: list[int]) -> int | None:
         """The smallest batch size that no worker of the class has shown yet."""
-        sizes = self._sizes(workers)
         return next((s for s in sizes if _measured(workers, s, self.num_steps) is None), None)
 
-    def _sizes(self, workers: list[WorkerSeen]) -> list[int]:
+    def _sizes(self, workers: list[WorkerSeen], seen: Observation) -> list[int]:
+        """From the smallest on, so that it is known what memory the next one will take."""
+        # Not of those who live now: or each loss would ask for a profile of other sizes.
+        largest = self.largest or -(-2 * seen.global_batch // (len(seen.workers) + seen.absent))
+        halves = {max(1, largest >> halvings) for halvings in range(self.num_sizes)}
         limits = [worker.batch_limit for worker in workers if worker.batch_limit is not None]
-        largest = self.largest or min(limits, default=0)
-        if largest < 2:
+        sizes = sorted(size for size in halves if size <= min(limits, default=size))
+        if len(sizes) < 2:
             raise ConfigError(
-                f"dd: no largest batch is known for {workers[0].node}; set `largest`, at least 2"
+                f"dd: of the batch sizes {sorted(halves)}, {sizes} leave 5 % of the memory of "
+                f"{workers[0].node} free, and two are needed: give workers more memory, or set "
+                "`largest`"
             )
-        return sorted({max(1, largest >> halvings) for halvings in range(self.num_sizes)})
+        return sizes
 
 
 def _measured(workers: Iterable[WorkerSeen], size: int, num_steps: int) -> float | None:
-    """Mean time of a batch of this size; None: not measured for as many steps."""
-    points = [
-        point
-        for worker in workers
-        if worker.regime is not None
-        for point in worker.regime.points
-        if point.batch_size == size
-    ]
-    iterations = sum(point.iterations for point in points)
-    if iterations < num_steps:
+    """Mean time of a batch of this size; None: not measured for as many."""
+    found = [one for worker in workers for one in worker.profile if one.batch_size == size]
+    batches = sum(one.batches for one in found)
+    if batches < num_steps:
         return None
-    return sum(point.iterations * point.compute_s for point in points) / iterations
+    return sum(one.batches * one.batch_s for one in found) / batches

@@ -1,0 +1,160 @@
+"""AntDT-DD on workers of two speeds: the time to train a fixed number of samples, beside others.
+
+    python benchmarks/dd.py [--quick] [--rounds 5] [--epochs 25] [--batch-size 64]
+
+Four workers on this machine with cpu quotas of 0.6, 0.6, 0.2 and 0.2 cores (3:1, 1.6 cores in all)
+train `jobs/divided.py`, one thread each, everything computed. The arms, interleaved in rounds:
+torch's DDP (even, in the same quotas), paceline without a solution (even), with ``lb_bsp``, with
+``dd`` (its profile included), and an oracle: the best of the static divisions of the step that were
+measured before the rounds, in force from the start. Time: from the first batch of the first worker
+to the last update of the last one. Printed: medians, and the ratios of each round's times.
+
+Goal: ``dd`` within 10 % of the oracle.
+"""
+
+import argparse
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import harness
+import numpy as np
+
+from paceline.cli.decisions import read_log
+from paceline.policy.straggler.actions import AdjustBatch, Profile
+from paceline.policy.straggler.decision_log import Decided
+from paceline.wire.spec import CheckpointSpec, JobSpec, NodeSpec
+
+CORES = (0.6, 0.6, 0.2, 0.2)
+IMAGES = 2048
+"""Of an epoch, as in jobs/divided.py."""
+SWEEP = (0.7, 0.75, 0.8, 0.85)
+"""Parts of a step that the two fast workers have in the divisions that are tried."""
+RUN_S = 1200.0
+NEVER_S = 1e6
+
+STATIC = """
+from paceline.policy.straggler.actions import AdjustBatch, Share
+from paceline.policy.straggler.solution import Solution
+
+class Static(Solution, frozen=True):
+    every_steps: int = 1
+    fast: int = 1
+    slow: int = 1
+
+    def decide(self, seen):
+        sizes = self.fast, self.fast, self.slow, self.slow
+        shares = {each.node: Share(size) for each, size in zip(seen.workers, sizes)}
+        present = {each.node: Share(each.batch_size, each.accumulation) for each in seen.workers}
+        return [] if shares == present else [AdjustBatch(shares=shares, reason="static")]
+"""
+
+
+def install_static(site: Path) -> None:
+    """Have jobs find the solution that divides once, as it is told to."""
+    info = site / "static-0.1.dist-info"
+    info.mkdir(parents=True)
+    (site / "static_division.py").write_text(STATIC)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: static\nVersion: 0.1\n")
+    (info / "entry_points.txt").write_text(
+        "[paceline.solutions]\nstatic = static_division:Static\n"
+    )
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])
+
+
+def spec_of(arm: str, out: Path, batch_size: int, epochs: int, fast: int) -> JobSpec:
+    """The job of an arm; ``fast``: samples of a fast worker in the static division."""
+    flags = ["--out", str(out), "--batch-size", str(batch_size), "--epochs", str(epochs)]
+    fields: dict[str, Any] = {"strategy": "allreduce", "solution": arm}
+    if arm == "ddp":
+        fields = {"strategy": "script", "solution": "none"}
+        flags.append("--ddp")
+    if arm == "static":
+        slow = (batch_size - 2 * fast) // 2
+        fields["solution_args"] = {"fast": str(fast), "slow": str(slow)}
+    return JobSpec(
+        script=str(harness.TINY.with_name("divided.py")),
+        args=tuple(flags),
+        name=f"divided-{arm}",
+        workers=NodeSpec(count=len(CORES), cpu=CORES),
+        torch_threads=1,
+        checkpoint=CheckpointSpec(every_s=NEVER_S),
+        **fields,
+    )
+
+
+def run(arm: str, root: Path, batch_size: int, epochs: int, fast: int = 0) -> tuple[float, str]:
+    """Seconds of one job, and what its solution did."""
+    out = root / "out"
+    out.mkdir(exist_ok=True)
+    for old in out.glob("*.f64"):
+        old.unlink()
+    with harness.running(spec_of(arm, out, batch_size, epochs, fast)) as job:
+        harness.until(job.outcome.exists, RUN_S)
+        if any(event["event"] == "no_limits" for event in harness.events(job)):
+            raise RuntimeError("this machine sets no cpu quotas, so its workers are alike")
+        times = [harness.stamps(out / f"{rank}.f64") for rank in range(len(CORES))]
+        if any(len(each) != 2 for each in times):
+            raise RuntimeError(f"a worker did not end; see {job.logs}")
+        told = decided(job.decisions)
+    begun, ended = np.array(times).T
+    return float(ended.max() - begun.min()), told
+
+
+def decided(log: Path) -> str:
+    """How many batches were profiled, and the last division."""
+    if not log.exists():
+        return ""
+    lines = [line for line in read_log(log) if isinstance(line, Decided)]
+    actions = [action for line in lines for action in line.actions]
+    profiles = sum(isinstance(action, Profile) for action in actions)
+    shares = [action.shares for action in actions if isinstance(action, AdjustBatch)]
+    parts = [f"{s.batch_size}x{s.accumulation}" for s in shares[-1].values()] if shares else []
+    return f"{profiles} profiles, {len(shares)} divisions, last {' '.join(parts) or 'even'}"
+
+
+def best_division(root: Path, batch_size: int, epochs: int, sweep: Sequence[float]) -> int:
+    """Samples of a fast worker, in the division whose steps were the shortest."""
+    found = {}
+    for part in sweep:
+        fast = round(part * batch_size / 2)
+        found[fast] = run("static", root, batch_size, epochs, fast)[0]
+        print(f"a fast worker has {fast} of {batch_size}: {found[fast]:.2f} s", flush=True)
+    return min(found, key=lambda fast: found[fast])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--epochs", type=int, default=25)
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--quick", action="store_true", help="one short round, no figures")
+    options = parser.parse_args()
+    rounds, epochs = (1, 2) if options.quick else (options.rounds, options.epochs)
+    arms = ["ddp", "none", "lb_bsp", "dd", "static"]
+    found: dict[str, list[float]] = {arm: [] for arm in arms}
+    with harness.scratch() as root:
+        install_static(root / "site")
+        sweep = (0.75,) if options.quick else SWEEP
+        fast = best_division(root, options.batch_size, max(1, epochs // 4), sweep)
+        for number in range(rounds):
+            for arm in arms[number % len(arms) :] + arms[: number % len(arms)]:
+                took_s, told = run(arm, root, options.batch_size, epochs, fast)
+                found[arm].append(took_s)
+                print(f"round {number} {arm}: {took_s:.2f} s {told}", flush=True)
+    rows = [[arm, *harness.summary(times_s).values()] for arm, times_s in found.items()]
+    harness.table(("arm", "n", "median s", "min", "max"), rows)
+    ratios = {
+        f"{arm} / dd": harness.ratio(list(zip(found[arm], found["dd"], strict=True)))
+        for arm in arms
+        if arm != "dd"
+    }
+    figures = {"cores": CORES, "steps": epochs * IMAGES // options.batch_size}
+    harness.report("dd", {**figures, "fast_share": fast, "seconds": found, **ratios})
+    print(json.dumps(ratios, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""What a job's check of its nodes found, as a table: of a job that runs, or has ended."""
+
+from collections.abc import Iterable
+from statistics import median
+
+from paceline.cli.history import Event
+from paceline.cli.wording import percent
+from paceline.policy.failslow.preflight import Slow, find_slow
+from paceline.wire.messages.checks import NodeSpeed
+
+COLUMNS = ("node", "matmul", "memory", "ran", "quota", "links", "round trip", "slow")
+
+
+def rows(events: Iterable[Event]) -> list[tuple[str, ...]]:
+    """One per node that was checked, by its newest check."""
+    speeds = {event.node: event.speed for event in events if event.speed is not None}
+    slow = find_slow(speeds)
+    return [
+        _row(name, one, [found for found in slow if name in found.nodes])
+        for name, one in sorted(speeds.items())
+    ]
+
+
+def _row(name: str, one: NodeSpeed, slow: list[Slow]) -> tuple[str, ...]:
+    rates = [link.bytes_per_s / 1e9 for link in one.links]
+    links = f"{min(rates):.2f} to {max(rates):.2f} GB/s" if rates else "-"
+    rtt = f"{median(link.rtt_s for link in one.links) * 1e3:.2f} ms" if rates else "-"
+    return (
+        name,
+        f"{one.matmul_flops / 1e9:,.1f} GFLOP/s",
+        f"{one.copy_bytes_per_s / 1e9:.1f} GB/s",
+        percent(one.cpu_share, 1.0),
+        f"{one.cpu_quota:g} cores" if one.cpu_quota is not None else "-",
+        links,
+        rtt,
+        ", ".join(f"{found.what} {found.ratio:.2f}" for found in slow),
+    )

@@ -1,0 +1,170 @@
+"""The check of nodes and links before a job's first step: who is paired with whom, who is slow.
+
+Every node is held against the others of its job, which run the same script: no table of what
+hardware should do. Pure.
+
+Reference: FALCON (arXiv:2410.12588), validation by matrix products and transfers between pairs;
+DLRover's node check, which pairs nodes anew for a second round.
+Differs: of all nodes, before the first step; pairs by the circle method, so many that a slow link
+is told from a slow node; the time of threads that wait for a core is kept apart.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from itertools import chain
+from statistics import median
+
+import msgspec
+
+from paceline.wire.messages.checks import NodeSpeed
+
+SLOW = 0.7
+"""Of the others' median: slower is told. Nodes of one kind differ by less."""
+STARVED = 0.45
+"""The same of the time that threads ran: who shares a core with one other, as the scheduler happens
+to place them, still has half of it."""
+RTT_NOISE_S = 0.01
+"""A round trip that is no longer than this above the median says nothing: who shares cores with
+others waits for its turn."""
+
+
+class Slow(msgspec.Struct, frozen=True):
+    """A node, or the link between two, that is slower than those of the others."""
+
+    nodes: tuple[str, ...]
+    what: str
+    """``cpu quota``, ``cpu``, ``matmul``, ``memory``, ``links``, ``link`` or ``round trip``."""
+    ratio: float
+    """To the median; of a round trip: how many times as long."""
+
+
+def pair_up(size: int) -> list[list[tuple[int, int]]]:
+    """Who is paired with whom: rounds of pairs, the lower rank first, all different.
+
+    So many rounds that everyone meets all others in a group of up to four, and 1 + log2(size)
+    others in a larger one (of an odd number, one less for who is left over in one of them).
+    """
+    if size < 2:
+        return []
+    seats: list[int | None] = [*range(size), *([None] if size % 2 else [])]
+    count = min(len(seats) - 1, 1 + math.ceil(math.log2(size)))
+    rounds = []
+    for turn in range(count):
+        ring = [seats[0], *seats[1 + turn :], *seats[1 : 1 + turn]]
+        across = zip(ring[: len(ring) // 2], reversed(ring[len(ring) // 2 :]), strict=True)
+        rounds.append(
+            [(min(a, b), max(a, b)) for a, b in across if a is not None and b is not None]
+        )
+    return rounds
+
+
+def find_slow(speeds: Mapping[str, NodeSpeed]) -> list[Slow]:
+    """Who is slow, held against all that were measured; with a single node nobody is."""
+    if len(speeds) < 2:
+        return []
+    cpu = _short_of_cpu(speeds)
+    matmul = {name: one.matmul_flops for name, one in speeds.items()}
+    memory = {name: one.copy_bytes_per_s for name, one in speeds.items()}
+    # Who waits for a core is slow to send as well: that says nothing about the network.
+    fed = {name: one for name, one in speeds.items() if one.cpu_share >= SLOW}
+    return [*cpu, *_below("matmul", matmul), *_below("memory", memory), *_slow_links(fed)]
+
+
+def _below(what: str, values: Mapping[str, float], limit: float = SLOW) -> list[Slow]:
+    middle = median(values.values())
+    return [
+        Slow((name,), what, value / middle)
+        for name, value in sorted(values.items())
+        if value < limit * middle
+    ]
+
+
+def _short_of_cpu(speeds: Mapping[str, NodeSpeed]) -> list[Slow]:
+    """By its quota, which is certain; else by what its threads got, which is not."""
+    allowed = {name: _allowed(one) for name, one in speeds.items()}
+    limited = _below("cpu quota", allowed)
+    known = {name for one in limited for name in one.nodes}
+    got = _below("cpu", {name: one.cpu_share for name, one in speeds.items()}, STARVED)
+    return [*limited, *(one for one in got if known.isdisjoint(one.nodes))]
+
+
+def _allowed(one: NodeSpeed) -> float:
+    """Part of the time that all its threads may run."""
+    return 1.0 if one.cpu_quota is None else min(1.0, one.cpu_quota / one.threads)
+
+
+def links_of(speeds: Mapping[str, NodeSpeed]) -> dict[tuple[str, str], tuple[float, float]]:
+    """Bytes per second and round trip of each link of these, as the slower end has seen it."""
+    found: dict[tuple[str, str], tuple[float, float]] = {}
+    for name, one in speeds.items():
+        for link in one.links:
+            if link.node not in speeds:
+                continue
+            ends = (min(name, link.node), max(name, link.node))
+            rate, rtt_s = found.get(ends, (math.inf, 0.0))
+            found[ends] = min(rate, link.bytes_per_s), max(rtt_s, link.rtt_s)
+    return found
+
+
+def _slow_links(speeds: Mapping[str, NodeSpeed]) -> list[Slow]:
+    """A node whose best link is slow is slow itself; else the link is.
+
+    The best of each node's links is what nodes are compared by: one slow node makes most links of
+    a small job slow, but hardly those of the others' best.
+    """
+    links = links_of(speeds)
+    names = sorted(set(chain.from_iterable(links)))
+    if len(names) < 3:
+        return []
+    best = {name: max(rate for ends, (rate, _) in links.items() if name in ends) for name in names}
+    slow = _below("links", best)
+    blamed = {name for one in slow for name in one.nodes}
+    middle = median(best.values())
+    usual_s = median(rtt_s for _, rtt_s in links.values())
+    for ends, (rate, rtt_s) in sorted(links.items()):
+        if blamed.intersection(ends):
+            continue
+        if rate < SLOW * middle:
+            slow.append(Slow(ends, "link", rate / middle))
+        if rtt_s > usual_s / SLOW + RTT_NOISE_S:
+            slow.append(Slow(ends, "round trip", rtt_s / usual_s))
+    return slow
+
+
+def describe(speeds: Iterable[NodeSpeed]) -> str:
+    """All of them in a few words: ``matmul 41-43 GFLOP/s, memory 9-10 GB/s``."""
+    all_of_them = list(speeds)
+    rates = [link.bytes_per_s for one in all_of_them for link in one.links]
+    parts = [
+        _range("matmul", [one.matmul_flops for one in all_of_them], "GFLOP/s"),
+        _range("memory", [one.copy_bytes_per_s for one in all_of_them], "GB/s"),
+        *([_range("links", rates, "GB/s")] if rates else []),
+    ]
+    return ", ".join(parts)
+
+
+def _range(what: str, values: list[float], unit: str) -> str:
+    low, high = f"{min(values) / 1e9:.3g}", f"{max(values) / 1e9:.3g}"
+    return f"{what} {low} {unit}" if low == high else f"{what} {low} to {high} {unit}"
+
+
+def explain(slow: Slow, speeds: Mapping[str, NodeSpeed]) -> str:
+    """What was found."""
+    one, middle = speeds[slow.nodes[0]], f"{slow.ratio:.2f} of the median"
+    match slow.what:
+        case "cpu quota":
+            threads = f"{one.threads} thread{'s' if one.threads > 1 else ''}"
+            return f"a quota of {one.cpu_quota:g} cores for {threads}, {middle}"
+        case "cpu":
+            return f"its threads ran {one.cpu_share:.0%} of the time, {middle}"
+        case "matmul":
+            return f"matmul {one.matmul_flops / 1e9:.3g} GFLOP/s, {middle}"
+        case "memory":
+            return f"memory {one.copy_bytes_per_s / 1e9:.3g} GB/s, {middle}"
+        case "links":
+            best = max(link.bytes_per_s for link in one.links)
+            return f"its links carry at most {best / 1e9:.3g} GB/s, {middle}"
+    rate, rtt_s = links_of(speeds)[slow.nodes[0], slow.nodes[-1]]
+    if slow.what == "link":
+        return f"{rate / 1e9:.3g} GB/s, {middle}"
+    return f"round trip {rtt_s * 1e3:.1f} ms, {slow.ratio:.1f} times the median"

@@ -1,0 +1,69 @@
+"""Batches that are timed and not applied (`Profile`): which ones are due, and what they took.
+
+Pure. The loop computes them before its own part of a step, with weight 0: the script's forward and
+backward run as ever, nothing of them is summed, and no optimizer steps. What is measured is kept
+for the life of the process, so an order that comes again is answered again.
+"""
+
+from collections.abc import Sequence
+
+from paceline.base.samples import Span, between
+from paceline.wire.messages.group import ProfileBatches, Profiled
+
+
+class Profiling:
+    """Of one member."""
+
+    def __init__(self, inc: int) -> None:
+        self._inc = inc
+        self._order: ProfileBatches | None = None
+        self._times_s: list[float] = []
+        self._known: dict[int, Profiled] = {}
+
+    def asked(self, order: ProfileBatches) -> Profiled | None:
+        """The newest order replaces one that is not done; the answer, if it is known already."""
+        known = self._known.get(order.size)
+        if known is not None and known.batches >= order.batches:
+            return known
+        if order != self._order:
+            self._order, self._times_s = order, []
+        return None
+
+    @property
+    def due(self) -> tuple[int, int]:
+        """Size and number of the batches that are still to be computed."""
+        if self._order is None:
+            return 0, 0
+        return self._order.size, self._order.batches - len(self._times_s)
+
+    def took(self, size: int, batch_s: float, peak_bytes: int) -> Profiled | None:
+        """A batch was computed; the answer, if it was the last of its order.
+
+        Args:
+            size: of the batch.
+            batch_s: its T^w.
+            peak_bytes: the most memory that the process had since the first of its order.
+        """
+        order = self._order
+        if order is None or order.size != size:
+            return None  # another one has come meanwhile
+        self._times_s.append(batch_s)
+        if len(self._times_s) < order.batches:
+            return None
+        # The first batch of a size finds neither memory nor kernels made for it.
+        times_s = self._times_s[1:] or self._times_s
+        self._order, self._times_s = None, []
+        done = self._known[size] = Profiled(
+            inc=self._inc,
+            size=size,
+            batches=order.batches,
+            batch_s=sum(times_s) / len(times_s),
+            peak_bytes=peak_bytes,
+        )
+        return done
+
+
+def samples_of(size: int, mine: Sequence[Span], whole: Sequence[Span]) -> tuple[Span, ...]:
+    """So many samples of a step: our own first, then any, again and again if there are too few."""
+    times = -(-size // sum(len(span) for span in whole))
+    return tuple(between([*mine, *(times * [*whole])], 0, size))

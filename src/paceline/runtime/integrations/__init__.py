@@ -1,0 +1,1 @@
+"""Training loops of other libraries, as members of a job of strategy allreduce."""

@@ -1,0 +1,167 @@
+"""Lightning's Trainer as a member of a job: a strategy of its own.
+
+One training batch of Lightning is one step of the job. Lightning hands ``optimizer.step()`` a
+closure that computes the gradients; it runs before the step, as often as the step has batches.
+"""
+
+import inspect
+import signal
+from collections.abc import Callable
+from typing import Any
+
+from lightning.pytorch.strategies import SingleDeviceStrategy
+from lightning.pytorch.trainer.states import RunningStage, TrainerFn
+from lightning.pytorch.utilities import rank_zero_only
+from torch import nn
+from torch.optim import Optimizer
+
+from paceline.base.errors import ConfigError
+from paceline.runtime.integrations.steps import Steps, join
+
+
+class PacelineStrategy(SingleDeviceStrategy):
+    """``Trainer(strategy=PacelineStrategy())``; see docs/howto.md.
+
+    Started plainly it is Lightning's strategy for one device. In a job of strategy allreduce a step
+    has the loader's ``batch_size * accumulate_grad_batches`` samples for each of the workers that
+    the job was asked for. The first worker logs and saves.
+
+    Raises:
+        ConfigError: the module or the Trainer wants what cannot hold in a job whose workers come
+            and go.
+    """
+
+    strategy_name = "paceline"
+
+    def __init__(self, device: str = "cpu", **named: Any) -> None:
+        super().__init__(device, **named)
+        self._member = join("Lightning's Trainer")
+        self._steps: Steps | None = None
+        #: Of the step in hand, where the first one was not all.
+        self._batch: Any = None
+        self._on_terminate = signal.getsignal(signal.SIGTERM)
+        if self._member is not None:
+            self.global_rank = self.local_rank = rank_zero_only.rank = self._member.rank
+
+    @property
+    def is_global_zero(self) -> bool:
+        """Who logs and saves."""
+        return self.global_rank == 0
+
+    def setup(self, trainer: Any) -> None:
+        """Have the job hold what there is."""
+        super().setup(trainer)
+        if self._member is None or trainer.state.fn != TrainerFn.FITTING:
+            return
+        self._check(trainer)
+        schedulers = [config.scheduler for config in self.lr_scheduler_configs]
+        self._member.job.prepare(self.model, *self.optimizers, *schedulers)
+
+    def process_dataloader(self, dataloader: Any) -> Any:
+        """One batch per step, of those that are trained on."""
+        trainer = self._trainer
+        if self._member is None or trainer.state.stage != RunningStage.TRAINING:
+            return dataloader
+        self._steps = Steps(self._member, dataloader, trainer.accumulate_grad_batches)
+        trainer.accumulate_grad_batches = 1
+        return self._steps
+
+    def on_train_start(self) -> None:
+        """Begin in the epoch that the job is in."""
+        if self._steps is None:
+            return
+        # Lightning's handler would make a failure of the job's order to stop.
+        signal.signal(signal.SIGTERM, self._on_terminate)
+        loop = self._trainer.fit_loop
+        epochs = loop.epoch_progress
+        epochs.current.processed = epochs.current.completed = self._steps.skip(loop.max_epochs)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """On the batch that is in hand."""
+        if self._batch is not None:
+            args = (self._batch, *args[1:])
+        return super().training_step(*args, **kwargs)
+
+    def optimizer_step(
+        self,
+        optimizer: Optimizer,
+        closure: Callable[[], Any],
+        model: nn.Module | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Compute until ``optimizer.step()`` changes the model, and have it do so."""
+        if self._steps is None:
+            return super().optimizer_step(optimizer, closure, model, **kwargs)
+        loss = closure()
+        try:
+            while not self._steps.ready:
+                optimizer.step()
+                # StopIteration: the last step of the epoch came from a peer; Lightning's loop ends
+                # with it, as with that of a loader.
+                self._batch = self._moved(self._steps.more())
+                loss = closure()
+        finally:
+            self._batch = None
+        # Hooks and clipping, on the averaged gradients.
+        self.precision_plugin._after_closure(self.lightning_module, optimizer)
+        optimizer.step()
+        self._count(self._steps)
+        return loss
+
+    def on_train_end(self) -> None:
+        """Not earlier: what validation does to a scheduler belongs to the epoch."""
+        if self._steps is not None:
+            self._steps.finish()
+
+    def load_checkpoint(self, *args: Any, **kwargs: Any) -> Any:
+        """As there, but for resuming, which is the job's."""
+        if self._member is not None and self._trainer.state.fn == TrainerFn.FITTING:
+            raise ConfigError(
+                "fit(ckpt_path=...): the job resumes by itself, from cuts that know every sample "
+                "(paceline run --resume); leave it out, and to begin with the weights of a "
+                "checkpoint load the module from it"
+            )
+        return super().load_checkpoint(*args, **kwargs)
+
+    # ------------------------------------------------------------------ inside
+
+    @property
+    def _trainer(self) -> Any:
+        return self.lightning_module.trainer
+
+    def _moved(self, batch: Any) -> Any:
+        """What Lightning does to a batch before it is trained on."""
+        batch = self.precision_plugin.convert_input(batch)
+        batch = self.lightning_module._on_before_batch_transfer(batch, dataloader_idx=0)
+        return self.batch_to_device(batch)
+
+    def _count(self, steps: Steps) -> None:
+        """Whoever joins has seen only some of the steps; Lightning adds 1 to those done."""
+        assert self._member is not None
+        loop = self._trainer.fit_loop.epoch_loop
+        done = loop.automatic_optimization.optim_progress.optimizer.step.total
+        done.ready, done.completed = self._member.step, self._member.step - 1
+        loop.batch_progress.current.ready = steps.position
+        loop._batches_that_stepped = self._member.step - 1  # what loggers call the step
+
+    def _check(self, trainer: Any) -> None:
+        """Raises ConfigError: something that cannot hold."""
+        module = self.lightning_module
+        wrong = {
+            "automatic_optimization=False": not module.automatic_optimization
+            and "a step may take its batches several times, which only Lightning's own loop can do",
+            "training_step(dataloader_iter)": "dataloader_iter"
+            in inspect.signature(module.training_step).parameters
+            and "it would take batches out of their steps; take the batch itself",
+            "precision 16-mixed": getattr(self.precision_plugin, "scaler", None) is not None
+            and "each worker would scale its loss its own way; use bf16-mixed",
+            "limit_train_batches, overfit_batches or fast_dev_run": (
+                # 1 is one batch, and 1.0 all.
+                repr(trainer.limit_train_batches) != "1.0" or trainer.overfit_batches
+            )
+            and "an epoch is every sample once; give a smaller dataset",
+            "max_epochs=-1": trainer.max_epochs in (None, -1) and "say how many there are",
+        }
+        for what, reason in wrong.items():
+            if reason:
+                raise ConfigError(f"{what} in a job of paceline: {reason}")

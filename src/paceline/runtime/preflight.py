@@ -1,0 +1,90 @@
+"""The quick check of a node before its first step: how fast it multiplies, and copies memory.
+
+Runs in the training process, when everything is prepared and nothing else runs in it: under the
+same limits, threads and libraries as the training that follows. Takes some 0.4 s. Links to
+other members are measured by ``allreduce/links.py``.
+
+Rates are per second that the threads ran, and beside them stands which part of the time that was:
+workers that share cores take turns, and how the turns fall would else pass for speed.
+"""
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from paceline.base.cgroups import cpu_quota, memory_headroom
+from paceline.wire.messages.checks import NodeSpeed
+
+MULTIPLY_S = 0.2
+"""With `COPY_S` three periods of a cpu quota: within one, a node may seem to have none."""
+COPY_S = 0.1
+CPU_ROWS = 512
+"""Of a square matrix: some milliseconds of one core."""
+DEVICE_ROWS = 4096
+"""The same of any other device."""
+COPY_BYTES = 32 << 20
+"""More than a core's share of any cache."""
+SHARE_OF_FREE = 8
+"""Where memory is limited no more than one part in so many of what is left is used."""
+
+
+class _Done(NamedTuple):
+    """What came of repeating something."""
+
+    times: int
+    took_s: float
+    ran_s: float
+    """Of ``took_s``: each of the threads ran, in the mean; another device runs all the time."""
+
+
+def measure_node(device: torch.device) -> NodeSpeed:
+    """Measure what this process gets of its node.
+
+    Args:
+        device: that holds the model.
+    """
+    size = CPU_ROWS if device.type == "cpu" else DEVICE_ROWS
+    matrix = torch.full((size, size), 1.0 / size, device=device)
+    product = torch.empty_like(matrix)
+    source = torch.ones(_copy_bytes(), dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    with torch.no_grad():
+        multiplied = _repeat(lambda: torch.mm(matrix, matrix, out=product), MULTIPLY_S, device)
+        copied = _repeat(lambda: target.copy_(source), COPY_S, device)
+    took_s, ran_s = multiplied.took_s + copied.took_s, multiplied.ran_s + copied.ran_s
+    return NodeSpeed(
+        device=device.type,
+        threads=torch.get_num_threads(),
+        matmul_flops=2 * size**3 * multiplied.times / multiplied.ran_s,
+        copy_bytes_per_s=2 * source.numel() * copied.times / copied.ran_s,
+        cpu_share=min(1.0, ran_s / took_s),
+        cpu_quota=cpu_quota(),
+    )
+
+
+def _copy_bytes() -> int:
+    free = memory_headroom()
+    return COPY_BYTES if free is None else max(1, min(COPY_BYTES, free // SHARE_OF_FREE))
+
+
+def _repeat(act: Callable[[], object], window_s: float, device: torch.device) -> _Done:
+    """Do it for so long, after once to warm up."""
+    act()
+    _finish(device)
+    start_s, cpu_s, times = time.monotonic(), time.process_time(), 0
+    while (took_s := time.monotonic() - start_s) < window_s or not times:
+        act()
+        _finish(device)
+        times += 1
+    ran_s = took_s
+    if device.type == "cpu":
+        ran_s = (time.process_time() - cpu_s) / torch.get_num_threads()
+    return _Done(times, took_s, max(ran_s, 1e-6))
+
+
+def _finish(device: torch.device) -> None:
+    """Wait until another device than the CPU has done what it was given."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)

@@ -1,0 +1,46 @@
+"""What a node can do, as its check has measured it before the first step."""
+
+import msgspec
+
+from paceline.wire.messages.base import Message
+
+
+class Link(msgspec.Struct, frozen=True, array_like=True):
+    """The connection to a peer, both ways at once: bytes per second each way, and round trip, s."""
+
+    node: str
+    bytes_per_s: float
+    rtt_s: float
+
+
+class NodeSpeed(msgspec.Struct, frozen=True, kw_only=True):
+    """One node, measured under the limits of its training process."""
+
+    device: str = "cpu"
+    """Which of torch's devices multiplied and copied."""
+    threads: int
+    """Of torch."""
+    matmul_flops: float
+    """Floating point operations of a product of float32 matrices, per second that it ran."""
+    copy_bytes_per_s: float
+    """Bytes read and written by a copy in the device's memory, per second that it ran."""
+    cpu_share: float = 1.0
+    """Part of the time that the threads ran meanwhile: others, or a quota, had the rest. 1 where
+    the device is no CPU."""
+    cpu_quota: float | None = None
+    """Cores that its control groups allow; None: all of the machine."""
+    links: tuple[Link, ...] = ()
+    """All-reduce: to the peers that it was paired with."""
+
+
+class Checked(Message, frozen=True):
+    """worker -> master: what its node can do; resent until `CheckKept`."""
+
+    inc: int
+    speed: NodeSpeed
+
+
+class CheckKept(Message, frozen=True):
+    """master -> worker: its `Checked` is journalled."""
+
+    inc: int

@@ -1,0 +1,37 @@
+"""What a job that is resumed is to be made of: left in its directory for the master to find."""
+
+from pathlib import Path
+
+import msgspec
+
+from paceline.base.errors import PermanentError
+
+
+class Resize(msgspec.Struct, frozen=True, kw_only=True):
+    """How many nodes from now on; None: as many as there were."""
+
+    workers: int | None = None
+    servers: int | None = None
+
+
+def write_resize(path: Path, resize: Resize) -> None:
+    """A reader sees all of it."""
+    fresh = path.with_name(path.name + ".tmp")
+    fresh.write_bytes(msgspec.json.encode(resize))
+    fresh.replace(path)
+
+
+def read_resize(path: Path) -> Resize | None:
+    """What was written; None: nothing is to change.
+
+    Raises:
+        PermanentError: it cannot be read.
+    """
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Resize)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.DecodeError) as error:
+        raise PermanentError(
+            f"{path}: no sizes ({error}); remove it, and resume the job again"
+        ) from error

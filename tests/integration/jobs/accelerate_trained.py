@@ -1,0 +1,84 @@
+"""grouped.py's model, trained by a loop that is written for Hugging Face's Accelerate.
+
+Each process writes ``<node>.<inc>.final`` and ``<node>.<inc>.log``, as hf_trained.py does.
+"""
+
+import argparse
+import json
+import os
+import time
+from pathlib import Path
+
+import torch
+from grouped import Planted, die_once
+from safetensors.torch import save_file
+from torch.utils.data import DataLoader, TensorDataset
+
+from paceline.huggingface import Accelerator
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--num-samples", type=int, default=1000)
+    parser.add_argument("--per-device", type=int, default=16)
+    parser.add_argument("--accumulation", type=int, default=1)
+    parser.add_argument("--die", default="")
+    options = parser.parse_args()
+    out = options.out
+    own, inc = os.environ.get("PACELINE_NODE", "alone"), os.environ.get("PACELINE_INC", "0")
+    victim, _, number = options.die.partition(":")
+
+    torch.manual_seed(0)
+    model = Planted(options.num_samples)
+    learning = {"params": list(model.net.parameters()), "lr": 0.05}
+    optimizer = torch.optim.SGD(
+        [{"params": [model.seen], "lr": 64.0, "momentum": 0.0}, learning], momentum=0.9
+    )
+    rates = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, [lambda _: 1.0, lambda step: 0.9 ** (step // 10)]
+    )
+    rows = TensorDataset(torch.arange(options.num_samples))
+    accelerator = Accelerator(gradient_accumulation_steps=options.accumulation, cpu=True)
+    model, optimizer, loader, held_out, rates = accelerator.prepare(
+        model,
+        optimizer,
+        DataLoader(rows, batch_size=options.per_device, shuffle=True),
+        DataLoader(rows, batch_size=100),
+        rates,
+    )
+    num_steps = len(loader) // options.accumulation
+    batches = largest = evaluated = 0
+    for _ in range(2):
+        model.train()
+        for (ids,) in loader:
+            batches, largest = batches + 1, max(largest, len(ids))
+            if own == victim and batches == int(number) and not (out / "first").exists():
+                (out / "first").write_text(inc)
+                die_once(out)
+            with accelerator.accumulate(model):
+                accelerator.backward(model(ids))
+                if accelerator.sync_gradients:
+                    accelerator.clip_grad_norm_(model.parameters(), 0.2)
+                optimizer.step()
+                rates.step()
+                optimizer.zero_grad()
+            if (out / "first").exists() and not (out / "hurry").exists():
+                if own == victim and inc != (out / "first").read_text():
+                    (out / "hurry").touch()
+                time.sleep(0.3)
+        model.eval()
+        with torch.no_grad():
+            evaluated += sum(len(ids) for (ids,) in held_out)
+    save_file(model.state_dict(), out / f"{own}.{inc}.final")
+    log = {
+        "chief": accelerator.is_main_process,
+        "num_steps": num_steps,
+        "largest": largest,
+        "evaluated": evaluated,
+    }
+    (out / f"{own}.{inc}.log").write_text(json.dumps(log))
+
+
+if __name__ == "__main__":
+    main()

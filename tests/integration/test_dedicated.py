@@ -1,0 +1,53 @@
+"""AntDT-DD on workers of two speeds: what it measures, and what it makes of that."""
+
+from pathlib import Path
+
+import pytest
+
+from paceline.cli.decisions import read_log
+from paceline.policy.straggler.actions import AdjustBatch, Profile
+from paceline.policy.straggler.decision_log import Decided, Failed, TookEffect
+from tests.integration.test_allreduce import BATCH, N, check_finished, group
+
+CORES = (0.6, 0.6, 0.2, 0.2)
+FAST, SLOW = ("worker-0", "worker-1"), ("worker-2", "worker-3")
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+
+
+def test_dd_profiles_two_classes_and_divides_by_them_though_a_worker_dies_of_it(
+    tmp_path: Path,
+) -> None:
+    # In a batch of 8, half of its share, which nobody gets but for being profiled.
+    flags = ("--step-s", "0", "--compute", "40", "--die-of", "worker-3:8", "--epochs", "2")
+    spec = {"workers": 4, "cpu": CORES, "torch_threads": 1, "solution": "dd"}
+    with group(tmp_path / "out", *flags, **spec) as job:
+        check_finished(job, epochs=2, lives=4)
+        if job.events("no_limits"):
+            pytest.skip("this machine sets no cpu quotas, so its workers are alike")
+        assert [death["node"] for death in job.deaths()] == ["worker-3"]
+        lines = read_log(job.job.decisions)
+        assert not [line for line in lines if isinstance(line, Failed)]
+        decided = [line for line in lines if isinstance(line, Decided)]
+        kinds = {worker.node: worker.kind for worker in decided[-1].observation.workers}
+        assert len(kinds) == 4
+        assert len({kinds[node] for node in FAST}) == len({kinds[node] for node in SLOW}) == 1
+        assert len(set(kinds.values())) == 2
+
+        told = [(line.no, n, action) for line in decided for n, action in enumerate(line.actions)]
+        profiles = [action.sizes for _, _, action in told if isinstance(action, Profile)]
+        sizes = [max(one.values()) for one in profiles]
+        assert sizes == [2, 4, 8, 16, 32], "each was measured once, in spite of the death"
+        effects = {(line.no, line.index) for line in lines if isinstance(line, TookEffect)}
+        assert {(no, n) for no, n, action in told if isinstance(action, Profile)} <= effects
+
+        divisions = [action.shares for _, _, action in told if isinstance(action, AdjustBatch)]
+        shares = {node: s.batch_size * s.accumulation for node, s in divisions[-1].items()}
+        assert sum(shares.values()) == BATCH
+        assert min(shares[node] for node in FAST) >= 1.5 * max(shares[node] for node in SLOW)
+        # What was profiled is beyond the samples of the job, and little else is.
+        given = sum(len(ids) for ids in job.samples().values()) - 2 * N
+        assert 3 * 5 * sum(sizes) <= given <= 4 * 5 * sum(sizes) + 3 * BATCH

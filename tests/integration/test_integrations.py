@@ -1,0 +1,156 @@
+"""Other libraries' training loops as members: a worker is killed, and nothing shows it."""
+
+import contextlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+from paceline.cli.launch import launch
+from paceline.runtime.data.order import EpochOrder
+from paceline.wire.spec import JobSpec, NodeSpec, RestartSpec
+from tests.chaos.oracle import leftovers
+from tests.integration.jobs.grouped import Planted
+from tests.integration.running import RunningJob, until
+
+JOBS = Path(__file__).with_name("jobs")
+N, BATCH, EPOCHS, CLIP = 1000, 64, 2, 0.2
+NUM_STEPS = EPOCHS * -(-N // BATCH)
+
+
+def needs(library: str, extra: str) -> pytest.MarkDecorator:
+    """Skip where an extra is not installed."""
+    return pytest.mark.skipif(
+        find_spec(library) is None,
+        reason=f"{library} is not installed: make extras, or pip install 'paceline[{extra}]'",
+    )
+
+
+TRAINER = needs("transformers", "huggingface")
+ACCELERATE = needs("accelerate", "huggingface")
+LIGHTNING = needs("lightning", "lightning")
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+
+
+@contextlib.contextmanager
+def training(script: str, out: Path, *flags: str) -> Iterator[RunningJob]:
+    """Two workers."""
+    out.mkdir()
+    spec = JobSpec(
+        script=str(JOBS / script),
+        args=("--out", str(out), *flags),
+        strategy="allreduce",
+        workers=NodeSpec(count=2),
+        restart=RestartSpec(backoff_s=0.1),
+        solution="none",
+    )
+    job = RunningJob(launch(spec), out)
+    try:
+        yield job
+    finally:
+        job.close()
+
+
+def by_hand() -> dict[str, np.ndarray]:  # type: ignore[type-arg]
+    """What a plain loop of one process makes of the same steps."""
+    torch.manual_seed(0)
+    model = Planted(N)
+    learning = {"params": list(model.net.parameters()), "lr": 0.05}
+    optimizer = torch.optim.SGD(
+        [{"params": [model.seen], "lr": 64.0, "momentum": 0.0}, learning], momentum=0.9
+    )
+    rates = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, [lambda _: 1.0, lambda step: 0.9 ** (step // 10)]
+    )
+    for epoch in range(EPOCHS):
+        order = EpochOrder(N, shard_size=N, seed=JobSpec(script="").data_seed + epoch)
+        for start in range(0, N, BATCH):
+            ids = order.indices(0, start, min(start + BATCH, N))
+            model(torch.from_numpy(ids)).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+            optimizer.step()
+            rates.step()
+            optimizer.zero_grad()
+    return {name: value.numpy() for name, value in model.state_dict().items()}
+
+
+def check_killed(script: str, victim: str, at: int, out: Path) -> dict[str, Any]:
+    """Train with a death; the model is as if there was none. What was counted: survivor, joiner."""
+    flags = ("--per-device", "16", "--accumulation", "2", "--die", f"{victim}:{at}")
+    with training(script, out, *flags) as job:
+        outcome = job.end()
+        assert outcome.state == "finished", outcome
+        until(lambda: not leftovers(job.job), "a clean machine")
+        assert [death["node"] for death in job.deaths()] == [victim]
+        assert len(job.events("group_runs")) == 3, "its next life took no part"
+
+    expected = by_hand()
+    finals = sorted(out.glob("*.final"))
+    assert len(finals) == 2
+    for final in finals:
+        found = load_file(final)
+        for name, values in expected.items():
+            np.testing.assert_allclose(found[name], values, rtol=0, atol=1e-10, err_msg=name)
+
+    logs = {path.stem: json.loads(path.read_text()) for path in out.glob("*.log")}
+    assert all(log["largest"] <= 16 for log in logs.values())
+    return {"joiner" if name.startswith(victim) else "survivor": log for name, log in logs.items()}
+
+
+@pytest.mark.parametrize(
+    ("script", "victim", "at"),
+    [
+        pytest.param("hf_trained.py", "worker-1", 7, marks=TRAINER),
+        pytest.param("lightning_trained.py", "worker-0", 20, marks=LIGHTNING),
+    ],
+)
+def test_a_worker_killed_in_a_trainer_leaves_no_trace(
+    script: str, victim: str, at: int, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    logs = check_killed(script, victim, at, out)
+    joined = logs["joiner"]["steps"][0]
+    assert at < joined
+    assert logs["joiner"]["steps"] == list(range(joined, NUM_STEPS + 1))
+    assert logs["survivor"]["steps"] == list(range(1, NUM_STEPS + 1))
+    assert {log["global_step"] for log in logs.values()} == {NUM_STEPS}
+    assert logs["survivor"]["evaluated"] == [1.0, 2.0]
+    saved = sorted(path.stem for path in (out / "trainer").iterdir())
+    assert [name.replace("=", "-").split("-")[-1] for name in saved] == ["16", "32"]
+
+
+@ACCELERATE
+def test_a_worker_killed_in_a_loop_of_accelerate_leaves_no_trace(tmp_path: Path) -> None:
+    logs = check_killed("accelerate_trained.py", "worker-0", 14, tmp_path / "out")
+    assert [logs[who]["chief"] for who in ("survivor", "joiner")] == [False, True]
+    for log in logs.values():
+        assert log["num_steps"] == NUM_STEPS // EPOCHS
+        assert log["evaluated"] == EPOCHS * N
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param("hf_trained.py", marks=TRAINER),
+        pytest.param("lightning_trained.py", marks=LIGHTNING),
+        pytest.param("accelerate_trained.py", marks=ACCELERATE),
+    ],
+)
+def test_started_plainly_it_is_the_library_alone(script: str, tmp_path: Path) -> None:
+    command = [sys.executable, str(JOBS / script), "--out", str(tmp_path), "--per-device", "64"]
+    subprocess.run(command, check=True, timeout=100, capture_output=True)
+    log = json.loads((tmp_path / "alone.0.log").read_text())
+    assert log.get("steps", list(range(1, NUM_STEPS + 1))) == list(range(1, NUM_STEPS + 1))
+    assert log["largest"] == 64, "the loader is the library's own"

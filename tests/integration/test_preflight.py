@@ -1,0 +1,157 @@
+"""The check before the first step, on nodes and links that are slow in earnest."""
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from paceline.base.cgroups import find_node_group, find_trees
+from paceline.cli.history import read_events, sentence
+from paceline.policy.failslow.preflight import find_slow
+from paceline.wire.messages.checks import Link, NodeSpeed
+from tests.integration.running import RunningJob, running, until
+from tests.integration.test_allreduce import check_finished, group
+
+MEMBER = Path(__file__).with_name("jobs") / "linked.py"
+QUOTA = 0.25
+RATE = "100mbit"
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+
+
+def speeds(job: RunningJob) -> dict[str, NodeSpeed]:
+    """Of all nodes that were checked."""
+    events = read_events(job.job.events)
+    return {event.node: event.speed for event in events if event.speed is not None}
+
+
+def throttle(job: RunningJob, node: str) -> None:
+    """Give the node a quota before it has begun."""
+    until(lambda: any(e["node"] == node for e in job.events("node_started")), f"{node} to start")
+    find_node_group(job.job.job_id, node).set_cpu(QUOTA)
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or "cpu" not in find_trees(), reason="needs root, to set a cpu quota"
+)
+def test_a_throttled_node_is_named_before_the_first_step(tmp_path: Path) -> None:
+    with group(tmp_path / "out", workers=3, preflight=True) as job:
+        throttle(job, "worker-1")
+        check_finished(job, lives=3)
+        named = [e for e in read_events(job.job.events) if e.event == "slow_node"]
+        assert "worker-1 is slow: a quota of 0.25 cores for 1 thread, 0.25 of the median" in [
+            sentence(event) for event in named
+        ]
+        assert speeds(job)["worker-1"].cpu_quota == QUOTA
+        # It could run for its quota and what a period's end allows beyond it.
+        assert speeds(job)["worker-1"].cpu_share < 2 * QUOTA
+
+
+def test_all_members_are_checked_once_with_their_links_whatever_dies_later(tmp_path: Path) -> None:
+    with group(tmp_path / "out", "--die", "worker-1:12", workers=3, preflight=True) as job:
+        check_finished(job, lives=3)
+        checked = job.events("checked")
+        assert sorted(event["node"] for event in checked) == ["worker-0", "worker-1", "worker-2"]
+        for name, speed in speeds(job).items():
+            assert {link.node for link in speed.links} == set(speeds(job)) - {name}
+            assert all(link.bytes_per_s > 1e6 and link.rtt_s > 0 for link in speed.links)
+
+
+def test_workers_of_servers_are_checked_and_nobody_is_where_it_is_not_wanted(
+    tmp_path: Path,
+) -> None:
+    with running(tmp_path, preflight=True) as job:
+        job.check_finished()
+        assert {event["node"] for event in job.events("checked")} == {"worker-0", "worker-1"}
+    with group(tmp_path / "out", workers=1) as job:
+        check_finished(job, lives=1)
+        assert not job.events("checked")
+
+
+@contextlib.contextmanager
+def switch(num_ports: int) -> Iterator[list[subprocess.Popen[str]]]:
+    """Processes in network namespaces of their own, which a bridge in one more connects.
+
+    Each waits for a line on stdin and then becomes what the line says.
+    """
+    waits = ["unshare", "--net", "sh", "-c", 'read -r line; eval "exec $line"']
+    made = [
+        subprocess.Popen(waits, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(num_ports + 1)
+    ]
+    hub, *members = made
+    try:
+        own = Path("/proc/self/ns/net").readlink()
+        for one in made:
+            ours = Path(f"/proc/{one.pid}/ns/net")
+            until(lambda ours=ours: ours.readlink() != own, "a network namespace")  # type: ignore[misc]
+        _within(hub, "ip link add hub type bridge; ip link set hub up")
+        for number, member in enumerate(members):
+            _within(
+                hub,
+                f"ip link add p{number} type veth peer name port netns {member.pid}; "
+                f"ip link set p{number} master hub up",
+            )
+            address = f"ip addr add 10.99.0.{number + 1}/24 dev port"
+            _within(member, f"ip link set lo up; {address}; ip link set port up")
+        yield members
+    finally:
+        for one in made:
+            one.kill()
+            one.communicate()
+
+
+def _within(process: subprocess.Popen[str], commands: str) -> None:
+    enter = ["nsenter", "-t", str(process.pid), "-n", "sh", "-ec", commands]
+    subprocess.run(enter, check=True, capture_output=True, timeout=20)
+
+
+def can_make_networks() -> bool:
+    """Whether namespaces, bridges and shapers can be made here."""
+    tools = all(map(shutil.which, ("unshare", "nsenter", "ip", "tc")))
+    probe = "ip link add hub type bridge && ip link add one type veth peer name two && "
+    probe += f"tc qdisc add dev one root tbf rate {RATE} burst 32k latency 50ms"
+    return (
+        tools
+        and not subprocess.run(
+            ["unshare", "--net", "sh", "-c", probe], capture_output=True, check=False, timeout=20
+        ).returncode
+    )
+
+
+def test_a_node_behind_a_slow_link_is_told_from_its_peers(tmp_path: Path) -> None:
+    if os.geteuid() != 0 or not can_make_networks():
+        pytest.skip("needs root, ip and tc, to shape the link of a network namespace")
+    with switch(3) as members:
+        shape = f"tc qdisc add dev port root tbf rate {RATE} burst 32k latency 50ms"
+        _within(members[1], shape)
+        for rank, member in enumerate(members):
+            at = f"10.99.0.{rank + 1}"
+            command = f"{sys.executable} {MEMBER} {tmp_path / 'store'} {rank} 3 {at}"
+            assert member.stdin is not None
+            print(command, file=member.stdin, flush=True)
+        for member in members:
+            assert member.stdout is not None
+            assert member.stdout.readline() == "ready\n"
+        for member in members:
+            print("go", file=member.stdin, flush=True)
+        found = {}
+        for rank, member in enumerate(members):
+            assert member.stdout is not None
+            links = msgspec.json.decode(member.stdout.readline(), type=tuple[Link, ...])
+            found[f"worker-{rank}"] = NodeSpeed(
+                threads=1, matmul_flops=1.0, copy_bytes_per_s=1.0, links=links
+            )
+    (slow,) = find_slow(found)
+    assert (slow.nodes, slow.what) == (("worker-1",), "links")
+    for link in found["worker-1"].links:
+        assert link.bytes_per_s < 1.5 * 100e6 / 8

@@ -1,0 +1,297 @@
+"""What other libraries' training loops make of steps that take several batches, break, or are gone.
+
+The job is a script of batches here; tests/integration/test_integrations.py has real ones.
+"""
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+from paceline.base.errors import ConfigError
+from paceline.runtime.integrations.steps import Member, Steps
+from paceline.wire.spec import JobSpec, NodeSpec
+
+pytestmark = pytest.mark.filterwarnings("default")  # other people's code
+
+ROWS = TensorDataset(torch.arange(8.0))
+STEPS_PER_EPOCH = 2
+
+PART, BROKEN, WHOLE = "part", "broken", "whole"
+COPIED = "copied"
+"""The step is in the model, though not by us."""
+
+
+class ScriptedJob:
+    """A job whose every epoch yields these batches; it checks what a real one checks."""
+
+    def __init__(self, *epochs: list[str]) -> None:
+        self.epochs = list(epochs)
+        self.rank, self.largest = 0, None
+        self.spec = JobSpec(script="x", strategy="allreduce", workers=NodeSpec(count=2))
+        self.client = SimpleNamespace(state=SimpleNamespace(step=0))
+        self.kind = ""
+        self.stepped = True
+        self.ended = 0
+        self.prepared: list[Any] = []
+        self.rates: list[float] = []
+
+    @property
+    def holds(self) -> bool:
+        return self.kind == WHOLE
+
+    def prepare(self, *objects: Any) -> None:
+        self.prepared = list(objects)
+        self.optimizer = next(one for one in objects if isinstance(one, torch.optim.Optimizer))
+        take = self.optimizer.step
+
+        def step(closure: Any = None) -> None:
+            assert closure is None
+            assert not self.stepped, "twice for one batch"
+            self.stepped = True
+            if self.holds:
+                self.rates.append(self.optimizer.param_groups[0]["lr"])
+                take()
+                self.client.state.step += 1
+
+        self.optimizer.step = step  # type: ignore[method-assign, assignment]
+
+    def batches(self, dataset: Any, batch_size: int, **_: Any) -> Iterator[Any]:
+        assert len(dataset) == batch_size * STEPS_PER_EPOCH
+        for kind in self.epochs.pop(0):
+            if kind == COPIED:
+                self.client.state.step += 1
+                continue
+            self.kind, self.stepped = kind, False
+            yield {"x": torch.ones(2)} if self.named else [torch.ones(2)]
+            assert self.stepped, "a batch went by"
+        self.ended += 1
+
+    named = False
+
+
+def member(job: ScriptedJob) -> Member:
+    return Member(job, job)  # type: ignore[arg-type]
+
+
+def loader(**named: Any) -> DataLoader[Any]:
+    return DataLoader(ROWS, **({"batch_size": 2} | named))
+
+
+# ---------------------------------------------------------------------------- steps
+
+
+def test_a_step_has_a_batch_for_each_worker_asked_for() -> None:
+    job = ScriptedJob()
+    steps = Steps(member(job), loader(batch_size=1), accumulation=2)
+    assert (steps.batch_size, len(steps), job.largest) == (4, 2, 1)
+
+
+class Endless(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(3))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([1, 2], "comes from a list"),
+        (loader(drop_last=True), "drop_last=True"),
+        (loader(sampler=WeightedRandomSampler([1.0] * 8, 8)), "has a WeightedRandomSampler"),
+        (loader(batch_size=None), "no batch_size"),
+        (DataLoader(Endless(), batch_size=2), "is iterable"),
+        (DataLoader(ROWS, batch_sampler=[[1, 2], [3]]), "has a batch_sampler"),
+    ],
+)
+def test_what_cannot_be_dealt_out_is_refused(given: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Steps(member(ScriptedJob()), given)
+
+
+# ---------------------------------------------------------------------------- both loops
+
+WHAT_COMES = [[PART, WHOLE, BROKEN, PART, WHOLE], [PART, BROKEN, WHOLE, BROKEN, COPIED]]
+"""Three steps by us, the fourth by a peer."""
+LATE = [[], [WHOLE]]
+"""The first epoch was over, and a step of the second."""
+
+
+class Rows(Dataset[Any]):
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> dict[str, int]:
+        return {"x": index}
+
+
+class WithLoss(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"loss": (self.weight * x).mean()}
+
+
+def train_by_huggingface(
+    job: ScriptedJob,
+    out: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    resume: str | None = None,
+    **named: Any,
+) -> Any:
+    from transformers import TrainingArguments
+
+    from paceline.runtime.integrations import huggingface
+
+    monkeypatch.setattr(huggingface, "join", lambda _: member(job))
+    job.named = True
+    model = WithLoss()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    rates = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    arguments = {
+        "output_dir": str(out),
+        "per_device_train_batch_size": 2,
+        "num_train_epochs": 2,
+        "report_to": "none",
+        "disable_tqdm": True,
+        "use_cpu": True,
+        "logging_steps": 1,
+    }
+    trainer = huggingface.Trainer(
+        model,
+        TrainingArguments(**(arguments | named)),
+        train_dataset=Rows(),
+        optimizers=(optimizer, rates),
+    )
+    trainer.train(resume_from_checkpoint=resume)
+    logged = [one["step"] for one in trainer.state.log_history if "loss" in one]
+    return SimpleNamespace(global_step=trainer.state.global_step, logged=logged)
+
+
+def train_by_lightning(
+    job: ScriptedJob,
+    out: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    resume: str | None = None,
+    **named: Any,
+) -> Any:
+    import lightning.pytorch as pl
+
+    from paceline.runtime.integrations import lightning
+
+    monkeypatch.setattr(lightning, "join", lambda _: member(job))
+    logged: list[int] = []
+
+    class Module(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = WithLoss()
+
+        def training_step(self, batch: list[Tensor]) -> Tensor:
+            loss: Tensor = self.inner(batch[0])["loss"]
+            return loss
+
+        def on_train_batch_end(self, *_: Any) -> None:
+            logged.append(self.trainer.global_step)
+
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.SGD(self.parameters(), lr=1.0)
+            rates = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+            return [optimizer], [{"scheduler": rates, "interval": "step"}]
+
+    trainer = pl.Trainer(
+        strategy=lightning.PacelineStrategy(),
+        **(
+            {
+                "max_epochs": 2,
+                "logger": False,
+                "enable_checkpointing": False,
+                "enable_progress_bar": False,
+                "enable_model_summary": False,
+                "default_root_dir": out,
+            }
+            | named
+        ),
+    )
+    trainer.fit(Module(), loader(), ckpt_path=resume)
+    return SimpleNamespace(global_step=trainer.global_step, logged=logged)
+
+
+BOTH = [
+    pytest.param(
+        train_by_huggingface,
+        marks=pytest.mark.skipif(
+            not find_spec("transformers"), reason="needs paceline[huggingface]"
+        ),
+    ),
+    pytest.param(
+        train_by_lightning,
+        marks=pytest.mark.skipif(not find_spec("lightning"), reason="needs paceline[lightning]"),
+    ),
+]
+
+
+@pytest.mark.parametrize("train", BOTH)
+def test_one_update_of_the_library_is_one_step_of_the_job(
+    train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = ScriptedJob(*WHAT_COMES)
+    found = train(job, tmp_path, monkeypatch)
+    assert job.client.state.step == 4
+    assert job.ended == 2
+    assert job.rates == [1.0, 0.5, 0.25], "the scheduler steps once with each"
+    assert job.optimizer.param_groups[0]["lr"] == 0.125
+    assert found.logged[:3] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("train", BOTH)
+def test_who_joins_late_has_the_steps_of_the_job(
+    train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = ScriptedJob(*LATE)
+    job.client.state.step = 3  # as copied from a peer
+    found = train(job, tmp_path, monkeypatch)
+    assert (found.global_step, found.logged, job.ended) == (4, [4], 2)
+
+
+@pytest.mark.parametrize("train", BOTH)
+def test_resuming_is_the_jobs_part(
+    train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match="paceline run --resume"):
+        train(ScriptedJob(), tmp_path, monkeypatch, resume=str(tmp_path / "former.ckpt"))
+
+
+@pytest.mark.skipif(not find_spec("transformers"), reason="needs paceline[huggingface]")
+@pytest.mark.parametrize(
+    "named", [{"fp16": True}, {"auto_find_batch_size": True}, {"dataloader_drop_last": True}]
+)
+def test_huggingface_is_refused_what_cannot_hold(
+    named: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match=next(iter(named)).removeprefix("dataloader_")):
+        train_by_huggingface(ScriptedJob(), tmp_path, monkeypatch, **named)
+
+
+@pytest.mark.skipif(not find_spec("lightning"), reason="needs paceline[lightning]")
+@pytest.mark.parametrize(
+    "named", [{"limit_train_batches": 3}, {"max_epochs": -1}, {"fast_dev_run": True}]
+)
+def test_lightning_is_refused_what_cannot_hold(
+    named: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match=next(iter(named))):
+        train_by_lightning(ScriptedJob(), tmp_path, monkeypatch, **named)
