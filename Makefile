@@ -37,6 +37,7 @@ soak: setup
 chaos: setup
 	$(BIN)/python -m tests.chaos.run --seeds $(or $(SEEDS),0:200)
 	$(BIN)/python -m tests.chaos.grouped --seeds $(or $(SEEDS),0:200)
+	$(BIN)/python -m tests.chaos.grouped --seeds $(or $(SEEDS),0:200) --deterministic
 	$(BIN)/python -m tests.chaos.grouped --seeds $(or $(SEEDS),0:200) --links --disk
 	$(BIN)/python -m tests.chaos.interrupted --kills 100
 

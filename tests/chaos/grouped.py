@@ -3,7 +3,8 @@
 Each seed names a number of workers, what is done to whom and when (several workers at the same moment
 among it, and orders to scale), while in every other run a solution divides the steps; it asserts that every planned fault fired, that every sample is
 once in the final model of all that were there at the end, that every cut holds what it says, and that
-nothing is left on the machine.
+nothing is left on the machine. With ``--deterministic`` the final models are, bit for bit, that of one
+worker to which nothing happens.
 """
 
 import argparse
@@ -50,6 +51,7 @@ from tests.chaos.run import LINGER_S, check_logs, end, feed_of_job, follow, summ
 SCRIPT = Path(__file__).parents[1] / "integration" / "jobs" / "grouped.py"
 TIMEOUT_S = 90.0
 NUM_SAMPLES, BATCH_SIZE, STEP_S = 4096, 64, 0.02
+BLOCKS = 16
 HANG_S = 1.5
 """A worker that is stopped for `SILENCE_S` and more is taken to hang, or for lost."""
 KINDS = {
@@ -62,6 +64,8 @@ LINK_KINDS = ("slow", "down")
 DISK_KINDS = ("full", "damage")
 ROLES = ("worker", "worker", "worker", "agent", "master", "supervisor")
 """Most of what can go wrong in a group is a worker's."""
+
+Model = dict[str, np.ndarray]  # type: ignore[type-arg]
 
 
 @dataclasses.dataclass
@@ -110,19 +114,23 @@ def with_surroundings(case: Case, *, links: bool, disk: bool) -> Case:
     return dataclasses.replace(case, faults=[*case.faults, *added])
 
 
-def run(case: Case) -> dict[str, object]:
-    """Run one case to its end and assert what must hold; the facts of the run."""
+def run(case: Case, wanted: Model | None = None) -> dict[str, object]:
+    """Run one case to its end and assert what must hold; the facts of the run.
+
+    ``wanted``: what an undisturbed deterministic job ends with; this one is to be its equal.
+    """
     out = Path(tempfile.mkdtemp(prefix=f"paceline-grouped-{case.seed}-"))
+    deterministic = wanted is not None
+    # A batch is a block then, of which a member has several in each step.
+    batch_s = STEP_S * case.num_workers / BLOCKS if deterministic else STEP_S
     spec = JobSpec(
         script=str(SCRIPT),
-        args=(
-            *("--out", str(out), "--num-samples", str(NUM_SAMPLES)),
-            *("--batch-size", str(BATCH_SIZE), "--epochs", str(case.epochs)),
-            *("--step-s", str(STEP_S)),
-        ),
+        args=(*arguments(out, case.epochs, batch_s), *(["--rough"] if deterministic else [])),
         name=f"grouped-{case.seed}",
-        seed=case.seed,
+        seed=0 if deterministic else case.seed,
         strategy="allreduce",
+        deterministic=deterministic,
+        blocks=BLOCKS,
         workers=NodeSpec(count=case.num_workers),
         # Of every other run the steps are divided anew again and again.
         solution="lb_bsp" if case.seed % 2 else "none",
@@ -137,7 +145,7 @@ def run(case: Case) -> dict[str, object]:
         if any(fault.role == "disk" for fault in case.faults):
             stack.enter_context(small_disk(out / "disk"))
             spec = with_cuts(spec, out / "disk")
-        return _run(case, spec, out, start_s)
+        return _run(case, spec, out, start_s, wanted)
 
 
 def with_cuts(spec: JobSpec, folder: Path) -> JobSpec:
@@ -146,7 +154,9 @@ def with_cuts(spec: JobSpec, folder: Path) -> JobSpec:
     return msgspec.structs.replace(spec, checkpoint=checkpoint)
 
 
-def _run(case: Case, spec: JobSpec, out: Path, start_s: float) -> dict[str, object]:
+def _run(
+    case: Case, spec: JobSpec, out: Path, start_s: float, wanted: Model | None
+) -> dict[str, object]:
     job = launch(spec)
     injector = Injector(job, case.faults)
     try:
@@ -161,11 +171,8 @@ def _run(case: Case, spec: JobSpec, out: Path, start_s: float) -> dict[str, obje
     where = f"seed {case.seed} ({job.path}; {[str(f) for f in case.faults]})"
     assert outcome["state"] == "finished", f"{where}: ended as {outcome}"
     assert not injector.waiting, f"{where}: never fired: {[str(f) for f in injector.waiting]}"
-    deadline_s = time.monotonic() + LINGER_S
-    while (left := leftovers(job)) and time.monotonic() < deadline_s:
-        time.sleep(0.05)
-    assert not left, f"{where}: left behind {left}"
-    check_finals(out, case, where)
+    check_clean(job, where)
+    check_finals(out, case, where, wanted)
     check_cuts(job, case, where, Path(spec.checkpoint.dir or job.cuts), injector.damaged)
     check_logs(job, where, but="checksum differs" if injector.damaged else "")
     seconds = time.monotonic() - start_s
@@ -182,7 +189,46 @@ def _run(case: Case, spec: JobSpec, out: Path, start_s: float) -> dict[str, obje
     }
 
 
-def check_finals(out: Path, case: Case, where: str) -> None:
+def check_clean(job: JobDir, where: str) -> None:
+    """Assert that nothing is left of a job that has ended."""
+    deadline_s = time.monotonic() + LINGER_S
+    while (left := leftovers(job)) and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    assert not left, f"{where}: left behind {left}"
+
+
+def arguments(out: Path, epochs: int, batch_s: float) -> tuple[str, ...]:
+    """Of the script."""
+    return (
+        *("--out", str(out), "--num-samples", str(NUM_SAMPLES)),
+        *("--batch-size", str(BATCH_SIZE), "--epochs", str(epochs)),
+        *("--step-s", str(batch_s)),
+    )
+
+
+def undisturbed(epochs: int) -> Model:
+    """What one worker ends with to which nothing happens."""
+    out = Path(tempfile.mkdtemp(prefix="paceline-grouped-alone-"))
+    spec = JobSpec(
+        script=str(SCRIPT),
+        args=(*arguments(out, epochs, 0.0), "--rough"),
+        name="grouped-alone",
+        strategy="allreduce",
+        deterministic=True,
+        blocks=BLOCKS,
+        solution="none",
+    )
+    job = launch(spec)
+    follow(job, Injector(job, []), time.monotonic() + TIMEOUT_S)
+    check_clean(job, f"undisturbed ({job.path})")
+    (final,) = out.glob("*.final")
+    found = load_file(final)
+    shutil.rmtree(out)
+    shutil.rmtree(job.path)
+    return found
+
+
+def check_finals(out: Path, case: Case, where: str, wanted: Model | None) -> None:
     """Assert that all that came to the end hold the same model, with every sample in it."""
     held = {path.stem: load_file(path) for path in sorted(out.glob("*.final"))}
     assert len(held) >= case.num_workers, f"{where}: only {sorted(held)} came to the end"
@@ -192,6 +238,8 @@ def check_finals(out: Path, case: Case, where: str) -> None:
     for other in others:
         for name, values in first.items():
             assert np.array_equal(values, other[name]), f"{where}: members differ in {name}"
+    for name, values in (wanted or {}).items():
+        assert values.tobytes() == first[name].tobytes(), f"{where}: other bits in {name}"
 
 
 def check_cuts(job: JobDir, case: Case, where: str, root: Path, damaged: Set[Path]) -> None:
@@ -217,6 +265,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seeds", default="0:10", help="a:b, b excluded")
     parser.add_argument("--keep-going", action="store_true")
+    parser.add_argument("--deterministic", action="store_true", help="compare bits, too")
     parser.add_argument("--links", action="store_true", help="break the network, too; needs root")
     parser.add_argument("--disk", action="store_true", help="fill and damage the disk, too; root")
     options = parser.parse_args()
@@ -224,13 +273,15 @@ def main() -> None:
         own_network()
     first, last = (int(part) for part in options.seeds.split(":"))
     os.environ.setdefault("PACELINE_HOME", "/tmp/paceline-chaos")
+    wanted = {epochs: undisturbed(epochs) for epochs in (1, 2)} if options.deterministic else {}
     failed: list[int] = []
     seconds: dict[int, float] = {}
     for seed in range(first, last):
         start_s = time.monotonic()
         try:
             case = with_surroundings(case_of(seed), links=options.links, disk=options.disk)
-            print(msgspec.json.encode(run(case)).decode(), flush=True)
+            facts = run(case, wanted.get(case.epochs))
+            print(msgspec.json.encode(facts).decode(), flush=True)
         except AssertionError as error:
             failed.append(seed)
             print(f"FAILED {error}", flush=True)

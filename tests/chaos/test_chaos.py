@@ -144,6 +144,11 @@ def test_a_group_survives(seed: int) -> None:
     grouped.run(grouped.case_of(seed))
 
 
+def test_a_deterministic_group_ends_with_the_bits_of_one_worker() -> None:
+    case = grouped.case_of(GROUPED[-1])
+    grouped.run(case, grouped.undisturbed(case.epochs))
+
+
 @pytest.mark.parametrize("strategy", ["allreduce", "ps"])
 def test_whatever_calls_itself_a_cut_is_whole(strategy: str) -> None:
     facts = interrupted.run(strategy, kills=2, seed=0, ballast=1 << 20)

@@ -1,6 +1,7 @@
 """The loader returns each batch as asked, in order, whoever reads it, and leaves nothing behind."""
 
 import multiprocessing
+import random
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -50,6 +51,26 @@ def test_batches_of_any_size_come_in_the_order_of_submission(num_workers: int) -
             assert got == tag
             assert batch.x.tolist() == order.indices(1, start, stop).tolist()
             assert batch.y.tolist() == [2.0 * x for x in batch.x.tolist()]
+
+
+class Noisy(Squares):
+    """Draws random numbers from all that can be seeded."""
+
+    def __getitem__(self, index: int) -> tuple[float, float, float]:
+        return random.random(), np.random.random(), torch.rand(1).item()
+
+
+def test_seeded_processes_draw_the_same_for_a_batch_whatever_they_read_before() -> None:
+    def drawn(places: list[int]) -> dict[int, list[list[float]]]:
+        with Loader(Noisy(), IN_ORDER, num_workers=1, seeded=True) as loader:
+            for start in places:
+                loader.submit(start, [(0, start, start + 3)])
+            batches = [loader.get(timeout_s=30) for _ in places]
+            return {start: torch.stack(batch).tolist() for start, batch in batches}
+
+    one, other = drawn([0, 3, 6]), drawn([6, 20, 0])
+    assert (one[0], one[6]) == (other[0], other[6])
+    assert one[0] != one[3]
 
 
 def test_a_batch_is_ready_without_a_further_request(num_workers: int) -> None:

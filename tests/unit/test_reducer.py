@@ -87,7 +87,7 @@ def averaged(
     start = sum(sizes[: group.rank])
     mine = X[start : start + sizes[group.rank]]
     for _ in range(2):
-        reducer.begin(group)
+        reducer.begin(group, [])
         batches = mine.tensor_split(min(count, len(mine))) if len(mine) else (X[:1],)
         for number, batch in enumerate(batches, 1):
             part = len(batch) / sum(sizes) if len(mine) else 0.0
@@ -135,7 +135,7 @@ def test_what_is_not_finite_and_does_not_count_is_left_out() -> None:
         param = nn.Parameter(torch.ones(2))
         reducer = Reducer([param])
         weight = 1 - group.rank
-        reducer.begin(group)
+        reducer.begin(group, [])
         reducer.expect(weight, lambda: None, last=True)
         (param * (1.0 if weight else float("nan"))).sum().backward()
         reducer.finish()
@@ -150,7 +150,7 @@ def test_a_second_backward_for_one_batch_is_noticed() -> None:
     def act(group: Group) -> bool:
         param = nn.Parameter(torch.ones(2))
         reducer = Reducer([param])
-        reducer.begin(group)
+        reducer.begin(group, [])
         reducer.expect(1, lambda: None, last=True)
         param.sum().backward()
         assert not reducer.called_twice
@@ -165,7 +165,7 @@ def test_a_backward_after_the_first_optimizers_step_is_noticed(last: bool) -> No
     def act(group: Group) -> bool:
         first, second = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
         reducer = Reducer([first, second], early=False)
-        reducer.begin(group)
+        reducer.begin(group, [])
         reducer.expect(1, lambda: None, last=last)
         (first.sum() + second.sum()).backward()
         assert not reducer.called_twice

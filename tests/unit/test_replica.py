@@ -161,6 +161,32 @@ def test_other_models_and_optimizers_are_told_apart() -> None:
     assert described(nn.Linear(2, 3)).startswith("9 parameters, SGD, ")
 
 
+def test_a_scaler_is_handed_over_before_and_after_it_was_used() -> None:
+    def scaled(times: int, **options: Any) -> tuple[Replica, torch.amp.GradScaler]:
+        model = nn.Linear(2, 2)
+        optimizer = SGD(model.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2, **options)
+        for _ in range(times):
+            scaler.scale(model(torch.ones(1, 2)).mean()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        return Replica([model], [optimizer], [], scalers=[scaler]), scaler
+
+    first, own = scaled(5)
+    assert own.get_scale() == 32.0
+    for times in (0, 1):
+        second, other = scaled(times)
+        arriving = Arriving()
+        hand_over(first.photograph(), arriving)
+        second.load(arriving)
+        assert other.state_dict() == own.state_dict()
+        second.load_saved(first.save())
+        assert other.state_dict() == own.state_dict()
+    idle, _ = scaled(1, enabled=False)
+    idle.load_saved(idle.save())
+    assert idle.describe() != Replica(idle.modules, idle.optimizers, []).describe()
+
+
 def test_schedulers_with_functions_and_their_own_state_can_be_handed_over() -> None:
     model = nn.Linear(2, 2)
     optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)

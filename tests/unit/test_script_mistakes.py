@@ -315,8 +315,16 @@ MISTAKES: list[tuple[Callable[[], object], str]] = [
     (
         lambda: prepare(lambda m: (m, DATA)),
         (
-            "job.prepare got a TensorRows; it takes nn.Modules, torch optimizers and learning "
-            "rate schedulers (and lists of them)"
+            "job.prepare got a TensorRows; it takes nn.Modules, torch optimizers, learning rate "
+            "schedulers and GradScalers (and lists of them)"
+        ),
+    ),
+    (
+        lambda: prepare(lambda m: (m, sgd(m), torch.amp.GradScaler("cpu"))),
+        (
+            "job.prepare got a GradScaler, which parameter servers cannot follow (nor a script "
+            "started without `paceline run`): it looks at gradients that no worker sees; run the "
+            "job with --strategy allreduce, or take bfloat16, which needs no scaler"
         ),
     ),
     (

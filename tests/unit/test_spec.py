@@ -8,7 +8,9 @@ import msgspec
 import pytest
 import typer
 
+from paceline.agent.process import process_environment
 from paceline.base.errors import PermanentError
+from paceline.base.jobdir import JobDir
 from paceline.cli.main import app
 from paceline.cli.spec_file import FLAGS, explain, flag_of, resolve
 from paceline.cli.spec_values import LEAVES, parse_duration_s, parse_size_bytes
@@ -87,6 +89,7 @@ def test_nodes_of_one_role_may_have_different_quotas(text: str) -> None:
 def test_a_file_with_every_key_is_read() -> None:
     Path("job.yaml").write_text(
         "script: train.py\nargs: [a]\nname: n\nseed: 1\nstrategy: ps\nmode: ssp\nstaleness: 2\n"
+        "deterministic: no\n"
         "samples: at-most-once\nsolution: none\nworkers: {count: 2, cpu: 0.5, memory: 1GiB}\n"
         "servers: {count: 2, cpu: 1, memory: 512MiB}\ntorch_threads: 2\nenv: {A: b}\n"
         "data: {shard_size: 10, shuffle: no, seed: 3}\nbatch_size: 8\nepochs: 2\n"
@@ -100,14 +103,28 @@ def test_a_file_with_every_key_is_read() -> None:
         "run_as: file\ncwd: .\n"
     )
     spec = resolve("job.yaml", {})
-    only_elsewhere = {"min_workers", "checkpoint.every_steps"}
+    only_elsewhere = {"min_workers", "blocks", "checkpoint.every_steps"}
     assert set(spec.sources) == {*LEAVES, "env.A"} - only_elsewhere
     defaults = [line for line in explain(spec) if line.endswith("(default)")]
     assert sorted(defaults) == [
+        "blocks = 16  (default)",
         "checkpoint.every_steps = none  (default)",
         "min_workers = 1  (default)",
     ]
     assert (spec.data_seed, spec.pending_s, spec.restart.backoff_max_s) == (3, 0.2, 3600.0)
+
+
+def test_threads_follow_the_machine_but_not_where_bits_follow_them() -> None:
+    spec = JobSpec(script="train.py", workers=NodeSpec(count=3))
+    assert [spec.threads(cores) for cores in (1, 3, 8)] == [1, 1, 2]
+    replaced = msgspec.structs.replace
+    assert replaced(spec, deterministic=True).threads(8) == 1
+    assert replaced(spec, deterministic=True, torch_threads=4).threads(8) == 4
+    environment = process_environment(JobDir(Path("job")), "worker-0", spec)
+    assert "MKL_CBWR" not in environment
+    spec = replaced(spec, deterministic=True)
+    environment = process_environment(JobDir(Path("job")), "worker-0", spec)
+    assert (environment["MKL_CBWR"], environment["OMP_NUM_THREADS"]) == ("AUTO,STRICT", "1")
 
 
 def test_explain_names_each_value_and_its_source_but_hides_the_environment() -> None:
@@ -125,7 +142,7 @@ def test_every_default_is_a_value_that_the_reader_takes() -> None:
     flags = {
         key: "null" if leaf.default is None else leaf.example
         for key, leaf in LEAVES.items()
-        if key not in {"script", "args", "name", "min_workers"}
+        if key not in {"script", "args", "name", "min_workers", "blocks"}
     }
     spec = resolve("train.py", flags | {"mode": "ssp", "workers.count": "1", "servers.count": "1"})
     assert msgspec.structs.replace(spec, sources={}, mode="bsp", name="job") == JobSpec(

@@ -357,6 +357,35 @@ WRONG_FILES = [
         ),
     ),
     (
+        "script: train.py\ndeterministic: true\n",
+        (
+            "job.yaml:2: deterministic: got true with strategy ps, expected it with strategy "
+            "allreduce only (servers sum up whole shares, whose bits follow who computes them); "
+            "remove it or set strategy to allreduce"
+        ),
+    ),
+    (
+        "script: train.py\nstrategy: script\ndeterministic: true\n",
+        (
+            "job.yaml:3: deterministic: got true with strategy script, expected it with strategy "
+            "allreduce only; remove it or set strategy to allreduce"
+        ),
+    ),
+    (
+        "script: train.py\nstrategy: allreduce\nblocks: 8\n",
+        (
+            "job.yaml:3: blocks: got 8 without deterministic, where it has no effect, expected it "
+            "with deterministic: true only; remove it"
+        ),
+    ),
+    (
+        "script: train.py\nstrategy: allreduce\ndeterministic: true\nworkers: 4\nblocks: 3\n",
+        (
+            "job.yaml:5: blocks: got 3, expected at least workers.count, which is 4 (else some "
+            "have nothing to do); write blocks: 4"
+        ),
+    ),
+    (
         "script: train.py\nmin_workers: 2\n",
         (
             "job.yaml:2: min_workers: got 2 with strategy ps, whose workers need not be many, "

@@ -37,18 +37,26 @@ from paceline.wire.zygote import Died, Fork, Forked, Warm, receive_from_zygote, 
 CLOSE_GRACE_S = 2.0
 """For a zygote that was hung up on to exit, interpreter shutdown with torch included."""
 
+_DETERMINISTIC = {
+    # Else the bits of a product follow where in memory its factors lie.
+    "MKL_CBWR": "AUTO,STRICT",
+    # What torch asks for where it uses cuBLAS.
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+}
+
 _log = logging.getLogger(__name__)
 
 
 def process_environment(job: JobDir, node: str, spec: JobSpec) -> dict[str, str]:
     """What every life of the node's process has in its environment."""
     cores = len(os.sched_getaffinity(0))
-    threads = str(spec.torch_threads or max(1, cores // spec.workers.count))
+    threads = str(spec.threads(cores))
     return {
         # One BLAS thread: numpy would start a pool at its import, and the zygote has to fork.
         "OPENBLAS_NUM_THREADS": "1",
         "OMP_NUM_THREADS": threads,
         "MKL_NUM_THREADS": threads,
+        **(_DETERMINISTIC if spec.deterministic else {}),
         **spec.env,
         JOB_DIR: str(job.path),
         NODE: node,

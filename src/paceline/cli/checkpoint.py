@@ -270,7 +270,9 @@ def export_command(
     ] = None,
     optimizer: Annotated[
         bool,
-        typer.Option("--optimizer", help="Optimizers and schedulers as well (all-reduce, torch)."),
+        typer.Option(
+            "--optimizer", help="Optimizers, schedulers and scalers as well (all-reduce, torch)."
+        ),
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace OUT if it is there.")] = False,
 ) -> None:
@@ -290,7 +292,7 @@ def export_command(
     done = _run_exporter(["--format", kind.value, *flags, "--", str(out), *map(str, cut.places)])
     what = counted(done["num_tensors"], "tensor")
     if optimizer:
-        what += ", optimizers and schedulers"
+        what += ", optimizers, schedulers and scalers"
     print(f"{out}: {what} of cut {done['cut_no']}, step {done['step']:,}", end="")
     print(f" of {found.where} ({size(done['num_bytes'])})")
 

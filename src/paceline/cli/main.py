@@ -95,6 +95,9 @@ def run(
     name: Annotated[Flag, _flag("What to call the job.", "TEXT")] = None,
     torch_threads: Annotated[Flag, _flag("Threads of torch per worker.")] = None,
     strategy: Annotated[Flag, _flag("Who holds the model.", "ps|allreduce|script")] = None,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="Equal bits, whoever computes what.")
+    ] = False,
     solution: Annotated[Flag, _flag("Policy against stragglers.", "NAME")] = None,
     backend: Annotated[Flag, _flag("Where nodes run.", "local")] = None,
     pending: Annotated[Flag, _flag("Hold each launch back, e.g. 5s.", "TIME")] = None,
@@ -141,6 +144,7 @@ def run(
         "name": name,
         "torch_threads": torch_threads,
         "strategy": strategy,
+        "deterministic": "true" if deterministic else None,
         "solution": solution,
         "backend": backend,
         "pending_s": pending,

@@ -59,6 +59,7 @@ FLAGS = frozenset(
         "name",
         "torch_threads",
         "strategy",
+        "deterministic",
         "solution",
         "backend",
         "pending_s",
@@ -289,6 +290,25 @@ def _check_mode(draft: _Draft) -> None:
         )
 
 
+def _check_deterministic(draft: _Draft) -> None:
+    if not draft.get("deterministic"):
+        if "blocks" in draft.places:
+            got = f"{draft.get('blocks')} without deterministic, where it has no effect"
+            draft.complain("blocks", got, "it with deterministic: true only", "remove it")
+        return
+    strategy, workers = draft.get("strategy"), draft.get("workers.count")
+    blocks = draft.get("blocks")
+    if strategy != "allreduce":
+        got = f"true with strategy {strategy}"
+        expected = "it with strategy allreduce only"
+        if strategy == "ps":
+            expected += " (servers sum up whole shares, whose bits follow who computes them)"
+        draft.complain("deterministic", got, expected, "remove it or set strategy to allreduce")
+    elif isinstance(workers, int) and isinstance(blocks, int) and workers > blocks:
+        expected = f"at least workers.count, which is {workers} (else some have nothing to do)"
+        draft.complain("blocks", str(blocks), expected, f"write blocks: {workers}")
+
+
 def _check_strategy(draft: _Draft) -> None:
     """What parameter servers need, and a group of workers."""
     workers = draft.get("workers.count")
@@ -450,6 +470,7 @@ _CHECKS: tuple[tuple[Callable[[_Draft], None], tuple[str, ...]], ...] = (
     (_check_script, ("script", "run_as")),
     (_check_mode, ("mode", "staleness", "samples", "checkpoint.every_steps")),
     (_check_strategy, ("strategy", "run_as", "mode", "min_workers", "workers.count")),
+    (_check_deterministic, ("deterministic", "blocks", "strategy", "workers.count")),
     (_check_memory, ()),
     (_check_waits, ()),
     (_check_folder, ("checkpoint.dir",)),

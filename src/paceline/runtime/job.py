@@ -12,16 +12,15 @@ servers do, or every worker). Which it is is decided here and nowhere else; the 
 """
 
 import os
-import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -35,6 +34,7 @@ from paceline.runtime.data.work import Array
 from paceline.runtime.preflight import measure_node
 from paceline.runtime.ps.alone import Alone
 from paceline.runtime.ps.strategy import HeldElsewhere
+from paceline.runtime.seeding import seed_all
 from paceline.runtime.strategy import Strategy
 from paceline.runtime.wrapped import unwrapped
 from paceline.wire.messages.feeds import Feed
@@ -58,7 +58,7 @@ def init() -> "Job":
 
 def begin(strategy: Strategy) -> "Job":
     """A job of this strategy; see `init`."""
-    _seed_all(strategy.spec.seed)
+    seed_all(strategy.spec.seed)
     return Job(strategy)
 
 
@@ -99,10 +99,11 @@ class Job:
         return self._strategy.rank == 0
 
     def prepare(self, *objects: Any) -> Any:
-        """Hand models, optimizers and schedulers over to the job, all in one call.
+        """Hand models, optimizers, schedulers and scalers over to the job, all in one call.
 
         Args:
-            objects: ``nn.Module``s, torch optimizers and schedulers, also in lists and tuples.
+            objects: ``nn.Module``s, torch optimizers and schedulers, and with strategy allreduce
+                ``torch.amp.GradScaler``s, also in lists and tuples.
 
         Returns:
             What was given, in the same form (one object: that object); of a module that is wrapped
@@ -121,11 +122,12 @@ class Job:
         optimizers = [one for one in flat if isinstance(one, Optimizer)]
         _check_prepared(flat, modules, optimizers)
         schedulers = [one for one in flat if isinstance(one, LRScheduler)]
-        self._strategy.prepare(modules, optimizers, schedulers)
+        scalers = [one for one in flat if isinstance(one, GradScaler)]
+        self._strategy.prepare(modules, optimizers, schedulers, scalers)
         self._modules, self._optimizers = modules, optimizers
-        if self._strategy.rank:
+        if self._strategy.rank and not self._strategy.spec.deterministic:
             # From here on workers differ, in their dropout for one.
-            _seed_all(self._strategy.spec.seed + self._strategy.rank)
+            seed_all(self._strategy.spec.seed + self._strategy.rank)
         return objects[0] if len(objects) == 1 else objects
 
     def batches(
@@ -192,7 +194,16 @@ class Job:
             shuffle=shuffle,
             window_shards=window_shards,
         )
-        make_loader = partial(_loader, dataset, feed, num_workers, collate_fn, pin_memory, prefetch)
+        make_loader = partial(
+            _loader,
+            dataset,
+            feed,
+            num_workers,
+            collate_fn,
+            pin_memory,
+            prefetch,
+            seeded=spec.deterministic,
+        )
         return self._run(feed, make_loader, growth, prefetch * max(num_workers, 1))
 
     def _run(
@@ -384,12 +395,6 @@ class Job:
 # ---------------------------------------------------------------------------- checks and parts
 
 
-def _seed_all(seed: int) -> None:
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
-
-
 def _flatten(objects: Any) -> Iterator[Any]:
     for one in objects:
         if isinstance(one, list | tuple):
@@ -400,10 +405,10 @@ def _flatten(objects: Any) -> Iterator[Any]:
 
 def _check_prepared(flat: list[Any], modules: list[nn.Module], optimizers: list[Optimizer]) -> None:
     for one in flat:
-        if not isinstance(one, nn.Module | Optimizer | LRScheduler):
+        if not isinstance(one, nn.Module | Optimizer | LRScheduler | GradScaler):
             raise ConfigError(
-                f"job.prepare got a {type(one).__name__}; it takes nn.Modules, torch optimizers "
-                "and learning rate schedulers (and lists of them)"
+                f"job.prepare got a {type(one).__name__}; it takes nn.Modules, torch optimizers, "
+                "learning rate schedulers and GradScalers (and lists of them)"
             )
         if isinstance(one, LRScheduler) and one.optimizer not in optimizers:
             raise ConfigError(
@@ -443,6 +448,8 @@ def _loader(
     collate_fn: CollateFn | None,
     pin_memory: bool = False,
     prefetch: int = 2,
+    *,
+    seeded: bool = False,
 ) -> Loader:
     return Loader(
         dataset,
@@ -451,6 +458,7 @@ def _loader(
         collate_fn=collate_fn,
         pin_memory=pin_memory,
         prefetch=prefetch,
+        seeded=seeded,
     )
 
 

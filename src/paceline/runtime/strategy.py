@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -40,6 +41,7 @@ class Strategy(Protocol):
         modules: Sequence[nn.Module],
         optimizers: Sequence[Optimizer],
         schedulers: Sequence[LRScheduler],
+        scalers: Sequence[GradScaler] = (),
     ) -> None:
         """Take them over; returns when the model is held.
 

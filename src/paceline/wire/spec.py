@@ -202,8 +202,15 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Strategy allreduce: with fewer workers nobody trains. Default 1."""
     servers: NodeSpec = NodeSpec()
     """Nodes that hold the model. Default 1; there are none with strategy allreduce."""
+    deterministic: bool = False
+    """Strategy allreduce: whether the model is the same bit for bit whoever dies, joins, or
+    computes how much. Default false: the last bits of sums follow who takes part in them."""
+    blocks: Count = 16
+    """Parts of each step with ``deterministic``, each a batch of its own: the most workers that
+    have something to do. Default 16; another number gives other bits."""
     torch_threads: Annotated[int, Meta(ge=1, le=1_024)] | None = None
-    """Threads of torch in each worker. Default none: the machine's cores shared by all workers."""
+    """Threads of torch in each worker. Default none: the machine's cores shared by all workers;
+    with ``deterministic`` 1, since the bits of sums follow it."""
     env: dict[str, str] = {}
     """Environment variables added for the training process. Default none."""
 
@@ -249,6 +256,11 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def num_servers(self) -> int:
         """Nodes that hold the model."""
         return self.servers.count if self.strategy == "ps" else 0
+
+    def threads(self, cores: int) -> int:
+        """Threads of torch in each worker, on a machine with so many cores."""
+        shared = 1 if self.deterministic else max(1, cores // self.workers.count)
+        return self.torch_threads or shared
 
     @property
     def data_seed(self) -> int:

@@ -23,9 +23,13 @@ SLOW_S = 0.2
 
 
 class Planted(nn.Module):
-    """``seen``: how often each sample is in the model; ``ballast``: the steps, often; ``net`` learns."""
+    """``seen``: how often each sample is in the model; ``ballast``: the steps, often; ``net`` learns.
 
-    def __init__(self, num_samples: int, batch_size: int, num_ballast: int) -> None:
+    ``rough``: in float32, with random numbers and statistics of batches, and large enough that the
+    order of a sum shows.
+    """
+
+    def __init__(self, num_samples: int, batch_size: int, num_ballast: int, *, rough: bool) -> None:
         super().__init__()
         self.batch_size = batch_size
         self.ballast = None
@@ -33,10 +37,15 @@ class Planted(nn.Module):
             self.ballast = nn.Parameter(torch.zeros(num_ballast, dtype=torch.float64))
         self.seen = nn.Parameter(torch.zeros(num_samples, dtype=torch.float64))
         self.net = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 1)).double()
+        if rough:
+            hidden = [nn.Linear(64, 64), nn.Dropout(0.3), nn.ReLU()]
+            first = [nn.Linear(4, 64), nn.BatchNorm1d(64), nn.ReLU()]
+            self.net = nn.Sequential(*first, *hidden, nn.Linear(64, 1))
+        self.dtype = next(self.net.parameters()).dtype
 
     def forward(self, ids: Tensor) -> Tensor:
         """Return a loss, a mean over the samples."""
-        x = torch.stack([torch.sin(ids * (k + 1.0)) for k in range(4)], dim=1).double()
+        x = torch.stack([torch.sin(ids * (k + 1.0)) for k in range(4)], dim=1).to(self.dtype)
         error = self.net(x).squeeze(1) - torch.cos(ids * 0.1)
         loss = (error**2).mean() - self.seen[ids].mean()
         return loss if self.ballast is None else loss - self.ballast.sum() / self.batch_size
@@ -119,15 +128,18 @@ def flags() -> argparse.Namespace:
         "--freeze", default="", help="node:hand, node:take, node:evaluate: where it is stopped once"
     )
     parser.add_argument("--evaluate", action="store_true")
+    parser.add_argument("--rough", action="store_true", help="a net of which equal bits mean more")
+    parser.add_argument("--half", action="store_true", help="float16 that overflows at times")
+    parser.add_argument("--adam", action="store_true", help="for the net, as a second optimizer")
     parser.add_argument("--wrapped", action="store_true", help="in torch's DDP, alone in its group")
     return parser.parse_args()
 
 
 def build(
     options: argparse.Namespace,
-) -> tuple[Planted, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
+) -> tuple[Planted, list[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]:
     """What is trained."""
-    model = Planted(options.num_samples, options.batch_size, options.ballast)
+    model = Planted(options.num_samples, options.batch_size, options.ballast, rough=options.rough)
     # Of a mean over a step each sample has its part: times their number it counts as one.
     planted = {
         "params": [model.seen, *([] if model.ballast is None else [model.ballast])],
@@ -135,11 +147,24 @@ def build(
         "momentum": 0.0,
     }
     learning = {"params": list(model.net.parameters()), "lr": 0.05}
-    optimizer = torch.optim.SGD([planted, learning], momentum=0.9)
+    if options.adam:
+        parts = [torch.optim.SGD([planted]), torch.optim.Adam([learning | {"lr": 0.01}])]
+    else:
+        parts = [torch.optim.SGD([planted, learning], momentum=0.9)]
     rates = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, [lambda _: 1.0, lambda step: 0.9 ** (step // 10)]
+        parts[-1], [lambda _: 1.0, lambda step: 0.9 ** (step // 10)][-len(parts[-1].param_groups) :]
     )
-    return model, optimizer, rates
+    return model, parts, rates
+
+
+def suffer(options: argparse.Namespace, node: str, number: int, num_samples: int) -> None:
+    """Whatever is to happen to this node at this batch."""
+    here = (f"{node}:{number}", f"{node}:{num_samples}")
+    if options.die == here[0] or options.die_of == here[1]:
+        die_once(options.out)
+    if options.hang == here[0] and not (options.out / "slept").exists():
+        (options.out / "slept").touch()
+        time.sleep(1000)
 
 
 def main() -> None:
@@ -147,16 +172,16 @@ def main() -> None:
     options = flags()
     node, inc = os.environ["PACELINE_NODE"], os.environ["PACELINE_INC"]
     name = f"{node}.{inc}"
-    victim, _, when = options.die.partition(":")
-    weak, _, size = options.die_of.partition(":")
-    sleeper, _, since = options.hang.partition(":")
     freezer, _, place = options.freeze.partition(":")
     place = place if node == freezer else ""
 
     job = pl.init()
-    model, optimizer, rates = build(options)
-    freeze_at(place, options.out, model, optimizer)
-    job.prepare(in_ddp(model) if options.wrapped else model, optimizer, rates)
+    model, parts, rates = build(options)
+    freeze_at(place, options.out, model, parts[-1])
+    # It doubles what it scales by until gradients overflow.
+    scaler = torch.amp.GradScaler("cpu", 2.0**12, growth_interval=4, enabled=options.half)
+    scalers = [scaler] if options.half else []
+    job.prepare(in_ddp(model) if options.wrapped else model, parts, rates, *scalers)
     dataset = torch.utils.data.TensorDataset(torch.arange(options.num_samples))
     ids_file = (options.out / f"{name}.ids").open("wb", buffering=0)
     times_file = (options.out / f"{name}.times").open("wb", buffering=0)
@@ -166,23 +191,21 @@ def main() -> None:
             model.check_whole()
             ids_file.write(ids.numpy().tobytes())
             times_file.write(torch.tensor([time.time()], dtype=torch.float64).numpy().tobytes())
-            if node == victim and number == int(when):
-                die_once(options.out)
-            if node == weak and len(ids) == int(size):
-                die_once(options.out)
-            if node == sleeper and number == int(since) and not (options.out / "slept").exists():
-                (options.out / "slept").touch()
-                time.sleep(1000)
+            suffer(options, node, number, len(ids))
             # Before backward ends, as computing is: with its end a worker's own time of a step does.
             compute(len(ids), options.compute)
             time.sleep(len(ids) * options.sample_s * (3 if node == options.slow else 1))
-            model(ids).backward()
+            with torch.autocast("cpu", torch.float16, enabled=options.half):
+                loss = model(ids)
+            scaler.scale(loss).backward()
             # Stands for compute, so that faults fall into a step.
             slow = options.slow_until_told and not (options.out / "hurry").exists()
             time.sleep(SLOW_S if slow else options.step_s)
-            optimizer.step()
+            for optimizer in parts:
+                scaler.step(optimizer)
+            scaler.update()
             rates.step()
-            optimizer.zero_grad()
+            model.zero_grad()
             if number == options.keep_at:
                 job.checkpoint()
     if node == options.die_at_end:
@@ -198,7 +221,10 @@ def main() -> None:
         if node == options.die_evaluated:
             die_once(options.out)
         save_file(found, options.out / f"{name}.evaluated")
-    save_file(dict(job.state_dict()), options.out / f"{name}.final")
+    held = dict(job.state_dict())
+    if options.half:
+        held["scale"] = torch.tensor(scaler.get_scale())
+    save_file(held, options.out / f"{name}.final")
 
 
 if __name__ == "__main__":

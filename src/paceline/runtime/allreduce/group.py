@@ -120,6 +120,30 @@ class Group:
         options.timeout = timedelta(seconds=LONGEST_S)
         return Operation(self, self._connected().allreduce([tensor], options))
 
+    def exchange(
+        self, mine: Tensor, leave: list[int], theirs: Tensor, come: list[int]
+    ) -> "Operation":
+        """Begin to give each member a part of our tensor, and to get one of each member's.
+
+        Args:
+            mine: ``[sum(leave)]``, the parts one after the other.
+            leave: how many elements each member gets.
+            theirs: ``[sum(come)]`` of the same dtype, written to.
+            come: how many elements each member gives us: its ``leave`` of our rank.
+        """
+        # As bytes, since gloo does not know all dtypes.
+        width = mine.element_size()
+        options = c10d.AllToAllOptions()
+        options.timeout = timedelta(seconds=LONGEST_S)
+        work = self._connected().alltoall_base(
+            theirs.view(torch.uint8),
+            mine.view(torch.uint8),
+            [width * count for count in come],
+            [width * count for count in leave],
+            options,
+        )
+        return Operation(self, work)
+
     def _connected(self) -> Any:
         """Torch's group.
 

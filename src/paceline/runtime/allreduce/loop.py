@@ -17,14 +17,16 @@ from time import monotonic
 from typing import Any
 
 from paceline.base.errors import ConfigError, InternalError
-from paceline.base.samples import Intervals, Portion, between
+from paceline.base.samples import Intervals
 from paceline.runtime.allreduce.client import GroupClient
 from paceline.runtime.allreduce.group import BREAKING, Gathering, Group
 from paceline.runtime.allreduce.profiling import samples_of
 from paceline.runtime.allreduce.reducer import Reducer
+from paceline.runtime.allreduce.sharing import Sharing
 from paceline.runtime.allreduce.store import GroupOver
 from paceline.runtime.data.reader import Reader
 from paceline.runtime.data.work import StepTimes, Work
+from paceline.runtime.seeding import seed_all, seed_of
 from paceline.wire.messages.feeds import Feed, Slice
 from paceline.wire.messages.group import Division, RunGroup
 
@@ -40,6 +42,8 @@ class Step:
     heard: Division
     """The newest that we had heard of when we entered."""
     whole: Slice
+    runs: list[range]
+    """What of it each member computes; see `Sharing`."""
     weight: int
     """Samples of ours; 0: what we compute on is another member's, and does not count."""
     start_s: float
@@ -88,6 +92,10 @@ class Loop:
         self._num_optimizers = num_optimizers
         self._feed, self._reader, self._ahead = feed, reader, ahead
         self._largest = largest
+        spec = client.spec
+        fewest = math.ceil(feed.batch_size / largest) if largest else 1
+        blocks = max(spec.blocks, fewest) if spec.deterministic else 0
+        self._sharing = Sharing(feed.batch_size, blocks)
         #: Works that were shown to the reader, by step and samples.
         self._shown: dict[tuple[int, Slice], Work] = {}
         self._num_steps = 0
@@ -110,6 +118,7 @@ class Loop:
                     self._finish_batch(step)
                     if self._is_lost(step):
                         break
+                self._reducer.end()
                 self._client.in_body = False
                 self._num_steps += 1
         finally:
@@ -159,7 +168,7 @@ class Loop:
             now_s = monotonic()
             self._record(now_s)
             step.wait_s, step.start_s = now_s - start_s, now_s
-            self._reducer.begin(group)
+            self._reducer.begin(group, step.runs)
             return step
 
     def _expect(self, step: Step, work: Work) -> None:
@@ -174,6 +183,9 @@ class Loop:
         part = work.num_samples / total if counts else 0.0
         settle = partial(self._settle, step)
         self._reducer.expect(part, settle, last=step.is_last_batch)
+        if self._sharing.blocks:
+            first = work.spans[0]
+            seed_all(seed_of(self._client.spec.seed, first.line, first.start))
 
     def _profile(self, step: Step) -> None:
         """Put the batches before our share that are to be profiled."""
@@ -197,21 +209,22 @@ class Loop:
         except BREAKING as error:
             self._client.failed(run, f"entering step {number}: {error}")
             return None
-        weight = sum(len(span) for span in _portion(group, division).of(whole))
-        return Step(run, group, gathering, division, heard, whole, weight, start_s)
+        runs = self._sharing.runs(whole, group.size, division)
+        weight = sum(map(len, self._sharing.samples(whole, runs[group.rank])))
+        return Step(run, group, gathering, division, heard, whole, runs, weight, start_s)
 
     def _works(self, step: Step, number: int, whole: Slice) -> list[Work]:
         """The batches in which we compute our share of a step, divided as this one is."""
-        group, parts = step.group, step.division.parts
+        sharing, group, parts = self._sharing, step.group, step.division.parts
         accumulation = parts[group.rank].accumulation if parts else 1
+        mine = sharing.runs(whole, group.size, step.division)[group.rank]
         # Without samples of our own we compute on those of somebody else, so that the script takes
         # the same way in all members.
-        mine = _portion(group, step.division).of(whole) or whole
-        size = sum(len(span) for span in mine)
+        mine = mine or sharing.stand_in(whole)
+        size = sum(map(len, sharing.samples(whole, mine)))
         fewest = math.ceil(size / self._largest) if self._largest else 1
-        count = min(max(accumulation, fewest), size)
-        shares = [between(mine, size * k // count, size * (k + 1) // count) for k in range(count)]
-        return [self._work(number, tuple(spans)) for spans in shares]
+        shares = sharing.batches(whole, mine, max(accumulation, fewest))
+        return [self._work(number, spans) for spans in shares]
 
     def _work(self, number: int, spans: Slice) -> Work:
         found = self._shown.pop((number, spans), None)
@@ -322,12 +335,21 @@ class Loop:
             # What the script does until its next batch is no part of a step.
             self._client.unmark()
             if step.holds:
+                self._reducer.update()
                 self._client.updated(step.whole, last=step.last)
 
-    def settle(self) -> None:
-        """Have the averaged gradients in place before the optimizers ask for them."""
+    def settle(self) -> bool:
+        """Have the averaged gradients in place before the optimizers ask for them.
+
+        Whether there are any, which are to change the model.
+        """
         if self.step is not None:
             self._settle(self.step)
+        return self.step is not None and self.step.holds
+
+    def has_stepped(self, optimizer: int) -> bool:
+        """Whether it was told to step on the batch in hand."""
+        return self.step is not None and optimizer in self.step.stepped
 
     def _finish_batch(self, step: Step) -> None:
         """The user asks for the next batch."""
@@ -361,6 +383,7 @@ class Loop:
     def _abandon(self) -> None:
         """The loop is left: nothing of an unfinished step counts."""
         self._reducer.drop()
+        self._reducer.end()
         self._client.unmark()
         self._client.in_body = False
         step = self.step
@@ -368,13 +391,6 @@ class Loop:
             self._client.give_up_update(torn=bool(step.stepped))
         self._client.leave_step()
         self.step = None
-
-
-def _portion(group: Group, division: Division) -> Portion:
-    """What this member computes of any slice."""
-    sizes = [part.size for part in division.parts] or [1] * group.size
-    low = sum(sizes[: group.rank])
-    return Portion(low, low + sizes[group.rank], sum(sizes))
 
 
 def _digest(whole: Slice) -> int:

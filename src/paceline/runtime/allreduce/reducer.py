@@ -36,7 +36,7 @@ class Bucket:
     has stays None, as it would in one process.
     """
 
-    def __init__(self, params: Sequence[nn.Parameter]) -> None:
+    def __init__(self, params: Sequence[Tensor]) -> None:
         self.params = params
         self.sum: Operation | None = None
         self._make()
@@ -95,13 +95,19 @@ class Bucket:
             if self.params[k].grad is not None:
                 self.put(k, part)
 
-    def launch(self, group: Group) -> None:
-        """Begin to sum what is in."""
+    def _complete(self) -> None:
         for has, view in zip(self._has, self._views, strict=True):
             if not has:
                 view.zero_()
         self._marks.copy_(torch.tensor(self._has))
+
+    def launch(self, group: Group) -> None:
+        """Begin to sum what is in."""
+        self._complete()
         self.sum = group.sum(self.flat)
+
+    def combine(self, group: Group) -> None:
+        """Do what is left to do once every member has launched it."""
 
     def keep(self) -> None:
         """Let nobody but us write into our tensor, though gradients are views of it."""
@@ -136,10 +142,18 @@ class Reducer:
     Args:
         params: those that are trained, the same in all members, in the same order.
         early: whether gradients leave as soon as backward has made them.
+        buckets: that hold them, and maybe more; None: they are made here.
     """
 
-    def __init__(self, params: Iterable[nn.Parameter], *, early: bool = True) -> None:
-        self._buckets = [Bucket(some) for some in _in_buckets(list(params))]
+    def __init__(
+        self,
+        params: Iterable[nn.Parameter],
+        *,
+        early: bool = True,
+        buckets: Sequence[Bucket] | None = None,
+    ) -> None:
+        params = list(params)
+        self._buckets = buckets or [Bucket(some) for some in in_buckets(params)]
         self._place = {
             param: (bucket, k) for bucket in self._buckets for k, param in enumerate(bucket.params)
         }
@@ -152,11 +166,14 @@ class Reducer:
         self.called_twice = False
         """A parameter got a second gradient for one batch."""
         self._early = early
-        for param in self._place:
+        for param in params:
             param.register_post_accumulate_grad_hook(self._on_gradient)
 
-    def begin(self, group: Group) -> None:
-        """A step begins, whose gradients are summed in this group."""
+    def begin(self, group: Group, runs: Sequence[range]) -> None:
+        """A step begins, whose gradients are summed in this group.
+
+        ``runs``: what of it each member computes, for those that sum up block by block.
+        """
         self._group, self._next = group, 0
         for bucket in self._buckets:
             bucket.begin()
@@ -177,7 +194,7 @@ class Reducer:
             if not last:
                 bucket.keep()
 
-    def _on_gradient(self, param: nn.Parameter) -> None:
+    def _on_gradient(self, param: Tensor) -> None:
         bucket, k = self._place[param]
         if bucket.is_late(k):
             self.called_twice = True
@@ -219,12 +236,21 @@ class Reducer:
     def finish(self) -> None:
         """Wait for all sums, and make them the gradients."""
         self.flush()
-        self._group = None
+        group, self._group = self._group, None
+        if group is not None:
+            for bucket in self._buckets:
+                bucket.combine(group)
         for bucket in self._buckets:
             assert bucket.sum is not None
             bucket.sum.wait()
         for bucket in self._buckets:
             bucket.give()
+
+    def update(self) -> None:
+        """The optimizers have changed the parameters: change what else the step changes."""
+
+    def end(self) -> None:
+        """The step is over, and the script done with its last batch."""
 
     def drop(self) -> None:
         """The group is over: what is under way comes to nothing."""
@@ -236,10 +262,10 @@ class Reducer:
             bucket.drop()
 
 
-def _in_buckets(params: list[nn.Parameter]) -> list[list[nn.Parameter]]:
+def in_buckets(params: Sequence[Tensor]) -> list[list[Tensor]]:
     """Group parameters of one kind, the last one first."""
-    open_ones: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
-    found: list[list[nn.Parameter]] = []
+    open_ones: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    found: list[list[Tensor]] = []
     for param in reversed(params):
         kind = (param.dtype, param.device)
         bucket = open_ones.setdefault(kind, [])

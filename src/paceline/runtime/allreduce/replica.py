@@ -1,4 +1,4 @@
-"""What all members hold alike: models, optimizers and schedulers, as bytes for a peer.
+"""What all members hold alike: models, optimizers, schedulers, scalers, as bytes for a peer.
 
 The state travels in parts: part 0 says what it is made of, the others are the tensors' bytes one
 after the other, `PART_BYTES` at a time.
@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -61,8 +62,10 @@ class Replica:
         optimizers: Sequence[Optimizer],
         schedulers: Sequence[LRScheduler],
         outside: Outside | None = None,
+        scalers: Sequence[GradScaler] = (),
     ) -> None:
         self.modules, self.optimizers, self.schedulers = modules, optimizers, schedulers
+        self.scalers = scalers
         self._outside = outside or Outside(schedulers, lambda: 1)
         take_apart(self._state())  # what cannot be handed over is refused before any work
 
@@ -71,6 +74,7 @@ class Replica:
             "modules": [module.state_dict() for module in self.modules],
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             "schedulers": [scheduler.state_dict() for scheduler in self.schedulers],
+            "scalers": [scaler.state_dict() for scaler in self.scalers],
             "outside": self._outside.counts(),
         }
 
@@ -80,7 +84,7 @@ class Replica:
             [(name, str(one.dtype), tuple(one.shape)) for name, one in module.state_dict().items()]
             for module in self.modules
         ]
-        kinds = [type(one).__name__ for one in (*self.optimizers, *self.schedulers)]
+        kinds = [type(one).__name__ for one in (*self.optimizers, *self.schedulers, *self.scalers)]
         size = sum(param.numel() for module in self.modules for param in module.parameters())
         digest = hashlib.sha256(repr((modules, kinds)).encode()).hexdigest()[:8]
         return f"{size:,} parameters, {', '.join(kinds) or 'no optimizer'}, {digest}"
@@ -150,6 +154,8 @@ class Replica:
             optimizer.load_state_dict(one)
         for scheduler, one in zip(self.schedulers, state["schedulers"], strict=True):
             scheduler.load_state_dict(one)
+        for scaler, one in zip(self.scalers, state["scalers"], strict=True):
+            scaler.load_state_dict(one)
         self._outside.became(state["outside"])
 
 

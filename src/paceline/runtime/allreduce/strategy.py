@@ -8,16 +8,20 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.base.errors import ConfigError, InternalError
+from paceline.runtime.allreduce.blocks import BlockReducer
+from paceline.runtime.allreduce.buffers import Buffers
 from paceline.runtime.allreduce.client import GroupClient
 from paceline.runtime.allreduce.loop import Loop
 from paceline.runtime.allreduce.outside import Outside
 from paceline.runtime.allreduce.reducer import Reducer
 from paceline.runtime.allreduce.replica import Replica
+from paceline.runtime.allreduce.scaling import follow_steps
 from paceline.runtime.data.growth import Growth
 from paceline.runtime.data.reader import Reader
 from paceline.runtime.data.work import Array
@@ -45,24 +49,33 @@ class HeldByAll:
         """Samples of a yielded batch at most; a larger share comes as several batches."""
         #: What the optimizers' own steps are.
         self._takes: list[Callable[[], Any]] = []
+        if self.spec.deterministic:
+            torch.use_deterministic_algorithms(True)
 
     def prepare(
         self,
         modules: Sequence[nn.Module],
         optimizers: Sequence[Optimizer],
         schedulers: Sequence[LRScheduler],
+        scalers: Sequence[GradScaler] = (),
     ) -> None:
         """See `Strategy.prepare`."""
         _check_dense(modules)
         self._params = _trained(optimizers)
         # With several optimizers a backward may belong to any of them: nothing leaves before all
         # of them step.
-        self._reducer = Reducer(self._params, early=len(optimizers) == 1)
+        early = len(optimizers) == 1
+        if self.spec.deterministic:
+            self._reducer = BlockReducer(self._params, Buffers(modules), early=early)
+        else:
+            self._reducer = Reducer(self._params, early=early)
         self._optimizers = optimizers
         for number, optimizer in enumerate(optimizers):
             self._follow(optimizer, number)
         outside = Outside(schedulers, self._num_schedules)
-        self.client.start(Replica(modules, optimizers, schedulers, outside))
+        for scaler in scalers:
+            follow_steps(scaler, optimizers, lambda: self._loop)
+        self.client.start(Replica(modules, optimizers, schedulers, outside, scalers))
 
     def _follow(self, optimizer: Optimizer, number: int) -> None:
         """Make ``optimizer.step()`` apply the mean over all members, or nothing."""

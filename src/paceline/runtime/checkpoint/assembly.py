@@ -51,7 +51,7 @@ def model_of(schema: ModelSchema, saves: Saves) -> dict[str, Any]:
 
 
 def replica_of(saves: Saves) -> dict[str, Any]:
-    """All that a member held, its tensors as `Held`: modules, optimizers, schedulers.
+    """All that a member held, its tensors as `Held`: modules, optimizers, schedulers, scalers.
 
     Raises:
         PermanentError: it is no state.

@@ -44,7 +44,7 @@ def export(
         out: the file; its folder must exist.
         places: of the cut, see `wire.cut`.
         file_format: ``safetensors`` or ``torch``.
-        optimizer: write ``{"model", "optimizers", "schedulers"}`` instead.
+        optimizer: write ``{"model", "optimizers", "schedulers", "scalers"}`` instead.
         force: replace a file that is there.
 
     Raises:
@@ -63,7 +63,8 @@ def export(
                 "of torch's optimizers, and is not exported; leave --optimizer out"
             )
         rest = replica_of(saves)
-        parts = {name: _with_tensors(rest[name]) for name in ("optimizers", "schedulers")}
+        kinds = ("optimizers", "schedulers", "scalers")
+        parts = {name: _with_tensors(rest[name]) for name in kinds}
         content = {"model": content, **parts}
     with _beside(out) as partial:
         if file_format == "safetensors":

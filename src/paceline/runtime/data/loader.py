@@ -13,12 +13,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from paceline.base.errors import ConfigError, InternalError, PermanentError
 from paceline.runtime.data.batch import CollateFn, fetch_rows
 from paceline.runtime.data.order import EpochOrder
 from paceline.runtime.data.stream import StreamSource, fetch_records
+from paceline.runtime.seeding import seed_all, seed_of
 
 Ranges = Sequence[tuple[Any, int, int]]
 """``(epoch, start, stop)`` of a feed, or ``(partition, start, stop)`` of a stream."""
@@ -38,6 +39,8 @@ class Loader:
         collate_fn: as in torch's DataLoader.
         pin_memory: as in torch's DataLoader.
         prefetch: batches made ahead, by the thread and by each loader process.
+        seeded: whether loader processes seed what is random for each batch, by its place in the
+            order alone.
 
     Attributes:
         order: may be replaced (a length became known); holds for what is submitted afterwards.
@@ -55,6 +58,7 @@ class Loader:
         collate_fn: CollateFn | None = None,
         pin_memory: bool = False,
         prefetch: int = 2,
+        seeded: bool = False,
     ) -> None:
         _check(dataset, order, num_workers, prefetch)
         self.order = order
@@ -66,7 +70,7 @@ class Loader:
         self._room: SimpleQueue[None] = SimpleQueue()
         for _ in range(prefetch):
             self._room.put(None)
-        batches = _Batches(dataset, collate_fn)
+        batches = _Batches(dataset, collate_fn, seeded)
         self._batches: Iterator[Any]
         if num_workers or pin_memory:
             self._batches = iter(
@@ -265,8 +269,8 @@ class _Requests(Sampler[Any]):
 class _Batches(Dataset[Any]):
     """Request -> batch, as the dataset of torch's DataLoader; runs in its processes."""
 
-    def __init__(self, dataset: Any, collate_fn: CollateFn | None) -> None:
-        self._dataset, self._collate_fn = dataset, collate_fn
+    def __init__(self, dataset: Any, collate_fn: CollateFn | None, seeded: bool) -> None:
+        self._dataset, self._collate_fn, self._seeded = dataset, collate_fn, seeded
 
     def __getitem__(self, request: Any) -> Any:
         if request is _Idle:
@@ -274,6 +278,9 @@ class _Batches(Dataset[Any]):
         order = request.order
         if order is None:
             return fetch_records(self._dataset, request.ranges, self._collate_fn)
+        if self._seeded and get_worker_info() is not None:  # else it is the script's process
+            epoch, start, _ = request.ranges[0]
+            seed_all(seed_of(order.seed, epoch, start))
         indices = [order.indices(*one) for one in request.ranges]
         return fetch_rows(self._dataset, np.concatenate(indices), self._collate_fn)
 

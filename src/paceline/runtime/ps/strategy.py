@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -44,8 +45,15 @@ class HeldElsewhere:
         modules: Sequence[nn.Module],
         optimizers: Sequence[Optimizer],
         schedulers: Sequence[LRScheduler],
+        scalers: Sequence[GradScaler] = (),
     ) -> None:
         """See `Strategy.prepare`."""
+        if scalers:
+            raise ConfigError(
+                "job.prepare got a GradScaler, which parameter servers cannot follow (nor a script "
+                "started without `paceline run`): it looks at gradients that no worker sees; run "
+                "the job with --strategy allreduce, or take bfloat16, which needs no scaler"
+            )
         model = Model(list(modules), list(optimizers), self.spec.seed)
         self.trainer.prepare(model.schema, model.initial)
         self._lookups.tables = [bound.lookup for bound in model.tables]

@@ -1,0 +1,51 @@
+"""Who computes which samples of a step, and in which batches: the same in all members."""
+
+from itertools import accumulate, pairwise
+from typing import NamedTuple
+
+from paceline.base.samples import Span, between
+from paceline.wire.messages.feeds import Slice
+from paceline.wire.messages.group import Division
+
+
+class Sharing(NamedTuple):
+    """Shares of any slice, as runs of its *units*.
+
+    ``blocks``: of a whole batch these are so many blocks of samples, however many members there
+    are, each a batch of its own; 0: single samples.
+    """
+
+    batch_size: int
+    """Of a whole batch."""
+    blocks: int = 0
+
+    def num_units(self, whole: Slice) -> int:
+        """Of a slice: one that is smaller has blocks that are not, but fewer of them."""
+        size = sum(map(len, whole))
+        if not (self.blocks and size):
+            return size
+        return max(1, min(size, self.blocks * size // self.batch_size))
+
+    def runs(self, whole: Slice, num_members: int, division: Division) -> list[range]:
+        """The units of each member, side by side."""
+        sizes = [part.size for part in division.parts] or [1] * num_members
+        units, total = self.num_units(whole), sum(sizes)
+        edges = [units * edge // total for edge in accumulate(sizes, initial=0)]
+        return [range(low, high) for low, high in pairwise(edges)]
+
+    def stand_in(self, whole: Slice) -> range:
+        """What is computed, and does not count, by a member that has nothing to compute."""
+        return range(1 if self.blocks else self.num_units(whole))
+
+    def samples(self, whole: Slice, run: range) -> list[Span]:
+        """The samples of a run."""
+        size, units = sum(map(len, whole)), self.num_units(whole)
+        return between(whole, size * run.start // units, size * run.stop // units) if run else []
+
+    def batches(self, whole: Slice, run: range, accumulation: int) -> list[Slice]:
+        """The same in batches; by samples in at most ``accumulation`` of them."""
+        if self.blocks:
+            return [tuple(self.samples(whole, range(unit, unit + 1))) for unit in run]
+        count = min(accumulation, len(run))
+        edges = [run.start + len(run) * k // count for k in range(count + 1)] if run else []
+        return [tuple(between(whole, low, high)) for low, high in pairwise(edges)]

@@ -1,0 +1,69 @@
+"""Who computes what of a step."""
+
+import random
+
+import pytest
+
+from paceline.base.samples import Span
+from paceline.runtime.allreduce.sharing import Sharing
+from paceline.wire.messages.feeds import Slice
+from paceline.wire.messages.group import Division, Part
+
+
+def samples(spans: Slice) -> list[int]:
+    return [place for span in spans for place in range(span.start, span.stop)]
+
+
+def dealt(sharing: Sharing, whole: Slice, division: Division, members: int) -> list[list[Slice]]:
+    """The batches of each member."""
+    runs = sharing.runs(whole, members, division)
+    accumulations = [part.accumulation for part in division.parts] or [1] * members
+    return [
+        sharing.batches(whole, run, count) for run, count in zip(runs, accumulations, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("blocks", [0, 1, 5, 16])
+def test_all_samples_are_dealt_in_order_and_a_batch_is_never_empty(blocks: int) -> None:
+    rng = random.Random(blocks)
+    for _ in range(300):
+        size, members = rng.randint(1, 80), rng.randint(1, 6)
+        gap = rng.randint(0, size)
+        whole = tuple(span for span in (Span(0, 0, gap), Span(0, gap + 5, size + 5)) if len(span))
+        parts = [Part(rng.randint(1, 9), rng.randint(1, 4)) for _ in range(members)]
+        division = Division(1, tuple(parts)) if rng.random() < 0.7 else Division()
+        sharing = Sharing(64, blocks)
+        batches = dealt(sharing, whole, division, members)
+        flat = [one for mine in batches for one in mine]
+        assert all(flat)
+        assert [place for one in flat for place in samples(one)] == samples(whole)
+        weights = [
+            sum(map(len, sharing.samples(whole, run)))
+            for run in sharing.runs(whole, members, division)
+        ]
+        assert weights == [sum(len(samples(one)) for one in mine) for mine in batches]
+
+
+def test_blocks_are_the_same_in_every_division() -> None:
+    sharing = Sharing(100, 16)
+    for whole in [(Span(0, 0, 100),), (Span(0, 100, 130),), (Span(0, 0, 3), Span(0, 7, 8))]:
+        (alone,) = dealt(sharing, whole, Division(), 1)
+        for parts in [(1, 1), (1, 2, 3), (5, 1), (1,) * 20]:
+            division = Division(1, tuple(Part(size, 3) for size in parts))
+            several = dealt(sharing, whole, division, len(parts))
+            assert [one for mine in several for one in mine] == alone
+
+
+def test_a_small_step_has_fewer_blocks_and_not_smaller_ones() -> None:
+    sharing = Sharing(64, 16)
+    assert sharing.num_units((Span(0, 0, 64),)) == 16
+    assert sharing.num_units((Span(0, 0, 16),)) == 4
+    assert sharing.num_units((Span(0, 0, 3),)) == 1
+    assert sharing.num_units(()) == 0
+    assert Sharing(8, 16).num_units((Span(0, 0, 8),)) == 8
+
+
+def test_who_has_nothing_to_compute_is_given_something() -> None:
+    whole = (Span(0, 0, 2),)
+    for sharing in (Sharing(64), Sharing(64, 16)):
+        assert sharing.batches(whole, sharing.stand_in(whole), 1) == [whole]
