@@ -14,7 +14,7 @@ or read back, and verified in every page.
 Printed, in seconds, for the first save of a process and, by factor, for the others: for how long
 they block (what a step takes besides its compute, over the usual), with the goal (10 ms, and what
 of the copy lasts longer than the compute); how much longer the whole step is, its compute beside
-the copy included. Then how many times as long compute takes beside the copy, and after it until
+the copy included (of the first: the longest step until then, if memory is made before). Then how many times as long compute takes beside the copy, and after it until
 the save is on storage, with a copy's share of the memory bandwidth; how long it takes to be on
 storage, over a plain write with fsync; and to restore, over a memory copy.
 
@@ -51,6 +51,8 @@ MEMORY = Path("/dev/shm")
 PATIENCE_S = 1800.0
 GIB = 1 << 30
 ALLOWED_S = 0.010
+WARM_STEPS = 2
+"""The first steps of a process are slow by themselves."""
 SPARE_BYTES = 3 * GIB
 """For processes, and for what memory copies are measured with."""
 
@@ -85,7 +87,8 @@ class Save(NamedTuple):
     factor: float
     blocked_s: float
     longer_s: float
-    """The whole step over the usual: with what its compute takes longer beside the copy."""
+    """The whole step over the usual: with what its compute takes longer beside the copy. Of the
+    first save: that, or of the longest step before it."""
     beside: float
     """The compute of the step it was copied beside, over that of others."""
     writing: float | None
@@ -131,6 +134,8 @@ def saves_of(rows: NDArray[np.float64], began: Sequence[tuple[int, float]]) -> l
     usual_unit_s = np.median(unit_s[~busy])
     over = unit_s / usual_unit_s
     longer_s = besides_s - usual_s + compute_s - factors * usual_unit_s
+    # Memory for the first may be made beside steps before it: the longest of them tells.
+    longer_s[began[0][0]] = np.max(longer_s[WARM_STEPS : began[0][0] + 1], initial=0.0)
     return [
         Save(
             float(factors[row]),
@@ -287,6 +292,7 @@ def row_of(found: Sequence[Found], copy_s: float, write_s: float) -> dict[str, A
     return {
         **by_factor,
         "first_s": harness.summary(first_s),
+        "first_longer_s": harness.summary([one.saves[0].longer_s for one in found]),
         "first / warm": round(statistics.median(first_s) / warm_s, 2) if warm_s > 0 else None,
         "compute while writing": harness.summary(writing),
         "stored_s": harness.summary(stored_s),
