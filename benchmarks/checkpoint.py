@@ -14,9 +14,10 @@ or read back, and verified in every page.
 Printed, in seconds, for the first save of a process and, by factor, for the others: for how long
 they block (what a step takes besides its compute, over the usual), with the goal (10 ms, and what
 of the copy lasts longer than the compute); how much longer the whole step is, its compute beside
-the copy included (of the first: the longest step until then, if memory is made before). Then how many times as long compute takes beside the copy, and after it until
-the save is on storage, with a copy's share of the memory bandwidth; how long it takes to be on
-storage, over a plain write with fsync; and to restore, over a memory copy.
+the copy included (of the first save: the longest step until then, since memory may be made before).
+Then how many times as long compute takes beside the copy, and after it until the save is on
+storage, with a copy's share of the memory bandwidth; how long it takes to be on storage, over a
+plain write with fsync; and to restore, over a memory copy.
 
 A size that does not fit into the memory or onto the disk is left out, and named. Only paceline and
 the plain write wait for the disk (fsync).
@@ -222,9 +223,11 @@ def restored_by_paceline(out: Path, flags: Sequence[str], log: Path) -> list[flo
         else:
             print(f"no room for {num_bytes / GIB:.1f} GiB more: restored from disk", flush=True)
             place = newest
+        found = out / "restored"
+        found.mkdir()
         script = [str(SCRIPT), *flags, "--arm", "paceline-restore", "--cuts", str(place)]
-        run_script(ARMS["paceline"], Path(sys.executable), script, log)
-    return [one["restore_s"] for one in json.loads((out / "saves.json").read_text())]
+        run_script(ARMS["paceline"], Path(sys.executable), [*script, "--out", str(found)], log)
+    return [one["restore_s"] for one in json.loads((found / "saves.json").read_text())]
 
 
 def measured(name: str, python: Path, num_bytes: int, options: Any, log: Path) -> Found:
@@ -241,17 +244,15 @@ def measured(name: str, python: Path, num_bytes: int, options: Any, log: Path) -
         flags += ["--saves", str(options.saves), "--factors", *map(str, options.factors)]
         if arm.saver == "paceline":
             began = by_paceline(out, [*flags, "--arm", "paceline"], log)
-            machine = json.loads((out / "machine.json").read_text())
-            rows = harness.stamps(out / "steps.f64").copy()
             check(out / "cuts")
             restores_s = restored_by_paceline(out, flags, log)
         else:
             run_script(arm, python, [str(SCRIPT), *flags, "--arm", arm.saver], log)
-            machine = json.loads((out / "machine.json").read_text())
-            rows = harness.stamps(out / "steps.f64")
             told = json.loads((out / "saves.json").read_text())
             began = [(int(one["step"]), one["stored_s"]) for one in told]
             restores_s = [one["restore_s"] for one in told]
+        machine = json.loads((out / "machine.json").read_text())
+        rows = harness.stamps(out / "steps.f64")
         for path in (*out.glob("*.json"), out / "steps.f64"):
             shutil.copy(path, log)
         return Found(saves_of(rows.reshape(-1, 5), began), restores_s, **machine)
