@@ -14,9 +14,10 @@ or read back, and verified in every page.
 Printed, in seconds, for the first save of a process and, by factor, for the others: for how long
 they block (what a step takes besides its compute, over the usual), with the goal (10 ms, and what
 of the copy lasts longer than the compute); how much longer the whole step is, its compute beside
-the copy included. Then how many times as long compute takes beside the copy, and after it until
-the save is on storage, with a copy's share of the memory bandwidth; how long it takes to be on
-storage, over a plain write with fsync; and to restore, over a memory copy.
+the copy included (of the first save: the longest step until then, since memory may be made before).
+Then how many times as long compute takes beside the copy, and after it until the save is on
+storage, with a copy's share of the memory bandwidth; how long it takes to be on storage, over a
+plain write with fsync; and to restore, over a memory copy.
 
 A size that does not fit into the memory or onto the disk is left out, and named. Only paceline and
 the plain write wait for the disk (fsync).
@@ -51,6 +52,8 @@ MEMORY = Path("/dev/shm")
 PATIENCE_S = 1800.0
 GIB = 1 << 30
 ALLOWED_S = 0.010
+WARM_STEPS = 2
+"""The first steps of a process are slow by themselves."""
 SPARE_BYTES = 3 * GIB
 """For processes, and for what memory copies are measured with."""
 
@@ -85,7 +88,8 @@ class Save(NamedTuple):
     factor: float
     blocked_s: float
     longer_s: float
-    """The whole step over the usual: with what its compute takes longer beside the copy."""
+    """The whole step over the usual: with what its compute takes longer beside the copy. Of the
+    first save: that, or of the longest step before it."""
     beside: float
     """The compute of the step it was copied beside, over that of others."""
     writing: float | None
@@ -131,6 +135,8 @@ def saves_of(rows: NDArray[np.float64], began: Sequence[tuple[int, float]]) -> l
     usual_unit_s = np.median(unit_s[~busy])
     over = unit_s / usual_unit_s
     longer_s = besides_s - usual_s + compute_s - factors * usual_unit_s
+    # Memory for the first may be made beside steps before it: the longest of them tells.
+    longer_s[began[0][0]] = np.max(longer_s[WARM_STEPS : began[0][0] + 1], initial=0.0)
     return [
         Save(
             float(factors[row]),
@@ -217,9 +223,11 @@ def restored_by_paceline(out: Path, flags: Sequence[str], log: Path) -> list[flo
         else:
             print(f"no room for {num_bytes / GIB:.1f} GiB more: restored from disk", flush=True)
             place = newest
+        found = out / "restored"
+        found.mkdir()
         script = [str(SCRIPT), *flags, "--arm", "paceline-restore", "--cuts", str(place)]
-        run_script(ARMS["paceline"], Path(sys.executable), script, log)
-    return [one["restore_s"] for one in json.loads((out / "saves.json").read_text())]
+        run_script(ARMS["paceline"], Path(sys.executable), [*script, "--out", str(found)], log)
+    return [one["restore_s"] for one in json.loads((found / "saves.json").read_text())]
 
 
 def measured(name: str, python: Path, num_bytes: int, options: Any, log: Path) -> Found:
@@ -236,17 +244,15 @@ def measured(name: str, python: Path, num_bytes: int, options: Any, log: Path) -
         flags += ["--saves", str(options.saves), "--factors", *map(str, options.factors)]
         if arm.saver == "paceline":
             began = by_paceline(out, [*flags, "--arm", "paceline"], log)
-            machine = json.loads((out / "machine.json").read_text())
-            rows = harness.stamps(out / "steps.f64").copy()
             check(out / "cuts")
             restores_s = restored_by_paceline(out, flags, log)
         else:
             run_script(arm, python, [str(SCRIPT), *flags, "--arm", arm.saver], log)
-            machine = json.loads((out / "machine.json").read_text())
-            rows = harness.stamps(out / "steps.f64")
             told = json.loads((out / "saves.json").read_text())
             began = [(int(one["step"]), one["stored_s"]) for one in told]
             restores_s = [one["restore_s"] for one in told]
+        machine = json.loads((out / "machine.json").read_text())
+        rows = harness.stamps(out / "steps.f64")
         for path in (*out.glob("*.json"), out / "steps.f64"):
             shutil.copy(path, log)
         return Found(saves_of(rows.reshape(-1, 5), began), restores_s, **machine)
@@ -287,6 +293,7 @@ def row_of(found: Sequence[Found], copy_s: float, write_s: float) -> dict[str, A
     return {
         **by_factor,
         "first_s": harness.summary(first_s),
+        "first_longer_s": harness.summary([one.saves[0].longer_s for one in found]),
         "first / warm": round(statistics.median(first_s) / warm_s, 2) if warm_s > 0 else None,
         "compute while writing": harness.summary(writing),
         "stored_s": harness.summary(stored_s),

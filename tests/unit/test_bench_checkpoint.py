@@ -51,6 +51,16 @@ def test_steps_that_compute_for_less_are_compared_with_as_much_less(bench: Modul
     assert save.writing is None
 
 
+def test_the_first_save_costs_what_a_step_before_it_waited_for_its_memory(
+    bench: ModuleType,
+) -> None:
+    table = rows([USUAL] * 4 + [(0.01, 5.2, 0.02, 1.0)] + [USUAL] * 6)
+    first, second = bench.saves_of(table, [(6, float(table[6, 3])), (9, float(table[9, 3]))])
+    assert first.blocked_s == pytest.approx(0.0, abs=1e-9)
+    assert first.longer_s == pytest.approx(5.0)
+    assert second.longer_s == pytest.approx(0.0, abs=1e-9)
+
+
 def test_one_save_says_nothing(bench: ModuleType) -> None:
     table = rows([USUAL] * 4)
     with pytest.raises(bench.FailedError, match="1 saves in 4 steps"):
