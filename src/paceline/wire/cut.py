@@ -9,20 +9,20 @@ folder for each node that holds copies of files; and its directory on disk, wher
 may be that are ready there.
 """
 
-import hashlib
 import mmap
 import os
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import xxhash
 
 from paceline.base.errors import PermanentError
 from paceline.base.samples import Span
 from paceline.wire.messages.base import CutRef
 from paceline.wire.schema import ModelSchema
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MANIFEST = "manifest.json"
 
 
@@ -50,8 +50,11 @@ class _Sealed(msgspec.Struct, frozen=True):
 
 
 def checksum(image: Any) -> str:
-    """SHA-256, as hexadecimal digits after ``sha256:`` (1.8 GB/s where the processor helps)."""
-    return "sha256:" + hashlib.sha256(image).hexdigest()
+    """XXH3 of 128 bits, as hexadecimal digits after ``xxh3:``; twice as fast as copying memory.
+
+    It finds damage, not malice: who may write to a job's directory needs no collision.
+    """
+    return "xxh3:" + xxhash.xxh3_128(image).hexdigest()
 
 
 def write_file(directory: Path, name: str, image: Any) -> None:

@@ -30,6 +30,7 @@ from paceline.runtime.allreduce.skeleton import (
 )
 from paceline.runtime.allreduce.tree import as_array, as_bytes, take_apart
 from paceline.runtime.data.work import Array
+from paceline.wire.copying import copy
 
 PART_BYTES = 16 << 20
 
@@ -116,12 +117,10 @@ class Replica:
             PermanentError: it is no state.
         """
         layout = decode_layout(saved[LAYOUT].tobytes() if LAYOUT in saved else b"")
-        tensors = [
-            torch.from_numpy(np.array(saved[name]).reshape(-1).view(np.uint8))
-            .view(getattr(torch, dtype))
-            .reshape(shape)
-            for name, (dtype, shape) in zip(names_of(layout.skeleton), layout.tensors, strict=True)
-        ]
+        tensors = self.targets(layout, in_place=True)
+        for name, tensor in zip(names_of(layout.skeleton), tensors, strict=True):
+            target = tensor.reshape(-1).view(torch.uint8).numpy()
+            copy(target, np.ascontiguousarray(saved[name]).reshape(-1).view(np.uint8))
         self._become(put_together(layout.skeleton, tensors))
 
     def load(self, arrived: "Arriving") -> None:

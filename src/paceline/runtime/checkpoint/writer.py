@@ -52,8 +52,9 @@ class CutWriter:
         self._cuts = Path(spec.dir or process.job.cuts)
         self._in_memory = spec.in_memory and process.job.has_memory
         self._partner: str | None = None
-        #: The last image, where it is of this process only.
-        self._private = bytearray()
+        #: The last image, where it is of this process only. Not a bytearray, all of which would be
+        #: written to at once while every thread waits.
+        self._private: mmap.mmap | None = None
         #: The copies of the last cut: in this node's memory, in the partner's (for the thread).
         self._own: MemoryFile | None = None
         self._replica: MemoryFile | None = None
@@ -90,7 +91,7 @@ class CutWriter:
         if image is None:
             holder, self._own, image = None, None, self._private_image(size)
         else:
-            self._private = bytearray()
+            self._private = None
         self._needed = False
         self._num_writing += 1
         cutfile.pack(saved, image)
@@ -105,8 +106,8 @@ class CutWriter:
         return None if self._needed or self._num_writing else self._partner
 
     def _private_image(self, size: int) -> memoryview:
-        if self._num_writing or len(self._private) < size:
-            self._private = bytearray(size + size // HEADROOM)
+        if self._num_writing or self._private is None or len(self._private) < size:
+            self._private = mmap.mmap(-1, size + size // HEADROOM)
         return memoryview(self._private)[:size]
 
     def _place(self, cut_no: int, size: int) -> memoryview | None:
