@@ -84,11 +84,12 @@ def steps_kept(job: RunningJob) -> list[int]:
 
 
 def check_asked_for(job: RunningJob, step: int) -> None:
-    """A cut with this step comes while the job goes on, and no other one then."""
+    """A cut with this step comes while the job goes on; a worker may be a step ahead of the other."""
     until(lambda: len(job.cuts()) > 0 and steps_kept(job)[-1] > 0, "a cut", 20.0)
     time.sleep(MORE_S)
-    (kept,) = [found for found in steps_kept(job) if found]
-    assert kept >= step
+    first, *more = [found for found in steps_kept(job) if found]
+    assert first >= step
+    assert len(more) < 2
     (job.out / "hurry").touch()
     assert job.end().state == "finished"
     until(lambda: not leftovers(job.job), "a clean machine")
@@ -139,7 +140,9 @@ def stop_at(job: RunningJob, committed: int) -> None:
     (job.out / "hurry").touch()
 
 
-@pytest.mark.parametrize(("workers", "servers"), [(3, 3), (1, 1)])
+@pytest.mark.parametrize(
+    ("workers", "servers"), [(3, 1), pytest.param(1, 3, marks=pytest.mark.soak)]
+)
 def test_a_cut_of_servers_is_loaded_by_others_of_another_number(
     tmp_path: Path, workers: int, servers: int
 ) -> None:

@@ -57,7 +57,7 @@ def check_same_bits(one: Model, other: Model, *, but: str = "none") -> None:
         assert name.startswith(but) or values.tobytes() == other[name].tobytes(), name
 
 
-@pytest.mark.parametrize("flags", [(), ("--adam",)])
+@pytest.mark.parametrize("flags", [(), pytest.param(("--adam",), marks=pytest.mark.soak)])
 def test_any_number_of_workers_ends_with_the_same_bits(
     tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
@@ -91,6 +91,7 @@ def members(job: RunningJob) -> list[set[int]]:
     return [set(map(int, re.findall(r"worker-(\d+)", told))) for told in trains(job)]
 
 
+@pytest.mark.soak
 def test_after_the_death_of_all_the_bits_are_those_of_an_undisturbed_run(tmp_path: Path) -> None:
     alone = undisturbed(tmp_path / "alone")
     checkpoint = CheckpointSpec(every_s=0.3, share=1.0)
@@ -102,7 +103,9 @@ def test_after_the_death_of_all_the_bits_are_those_of_an_undisturbed_run(tmp_pat
         assert len(job.events("epoch")) == 2
 
 
-@pytest.mark.parametrize("flags", [("--half",), ("--half", "--adam")])
+@pytest.mark.parametrize(
+    "flags", [("--half",), pytest.param(("--half", "--adam"), marks=pytest.mark.soak)]
+)
 def test_a_scaler_leaves_the_same_steps_out_and_who_joins_has_its_scale(
     tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
@@ -121,6 +124,7 @@ def test_a_scaler_leaves_the_same_steps_out_and_who_joins_has_its_scale(
     check_same_bits(alone, disturbed)
 
 
+@pytest.mark.soak
 def test_a_scaler_without_blocks_leaves_the_same_steps_out_in_all_members(tmp_path: Path) -> None:
     flags = (*ROUGH, "--half", "--die", "worker-1:12", "--step-s", "0.05")
     with group(tmp_path / "out", *flags, workers=3) as job:

@@ -12,7 +12,7 @@ from tests.integration.running import running, until
 N = 4096
 SLOW = ("--num-samples", str(2 * N), "--slow-until-told")
 """However long a server takes to come, training is not over before."""
-MODES = pytest.mark.parametrize("mode", ["asp", "bsp"])
+MODES = pytest.mark.parametrize("mode", [pytest.param("asp", marks=pytest.mark.soak), "bsp"])
 
 
 @pytest.fixture(autouse=True)
@@ -20,8 +20,14 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
 
 
-@MODES
-@pytest.mark.parametrize("server", ["server-0", "server-1"])
+@pytest.mark.parametrize(
+    ("mode", "server"),
+    [
+        *[("asp", "server-0"), ("bsp", "server-1")],
+        pytest.param("asp", "server-1", marks=pytest.mark.soak),
+        pytest.param("bsp", "server-0", marks=pytest.mark.soak),
+    ],
+)
 def test_a_server_is_replaced_without_a_new_epoch(tmp_path: Path, mode: str, server: str) -> None:
     with running(tmp_path, *SLOW, mode=mode) as job:
         job.until_committed(N // 16)

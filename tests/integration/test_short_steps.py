@@ -36,7 +36,7 @@ def num_updates(job: RunningJob) -> np.ndarray:  # type: ignore[type-arg]
 @pytest.mark.parametrize(
     "action",
     [
-        BackupWorkers(count=1),
+        pytest.param(BackupWorkers(count=1), marks=pytest.mark.soak),
         Partial(left_out=10, chunks=4),
         Partial(left_out=0, late=11, grace_s=0.02),
     ],

@@ -122,7 +122,16 @@ def test_a_killed_rank_has_all_begin_again_from_their_checkpoint(tmp_path: Path)
     assert logs.count("rank 1 begins at step") == 2
 
 
-@pytest.mark.parametrize("module", ["paceline.agent", "paceline.master", "paceline.supervisor"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "paceline.agent",
+        *(
+            pytest.param(one, marks=pytest.mark.soak)
+            for one in ("paceline.master", "paceline.supervisor")
+        ),
+    ],
+)
 def test_any_process_of_ours_may_die(tmp_path: Path, module: str) -> None:
     run = ddp(tmp_path, steps=120)
     until(lambda: run.step() > 5, "five steps")
