@@ -129,6 +129,7 @@ def run(case: Case, wanted: Model | None = None) -> dict[str, object]:
         name=f"grouped-{case.seed}",
         seed=0 if deterministic else case.seed,
         strategy="allreduce",
+        preflight=False,
         deterministic=deterministic,
         blocks=BLOCKS,
         workers=NodeSpec(count=case.num_workers),

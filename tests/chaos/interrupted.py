@@ -65,6 +65,7 @@ def spec_of(strategy: str, out: Path, ballast: int) -> JobSpec:
         workers=NodeSpec(count=2),
         servers=NodeSpec(count=1 if grouped else 2),
         solution="none",
+        preflight=False,
         checkpoint=CheckpointSpec(every_s=0.05, share=1.0, keep=2),
         restart=RestartSpec(budget=100_000, backoff_s=0.1, backoff_max_s=0.1),
         timeouts=TimeoutSpec(lost_after_s=LOST_AFTER_S),
@@ -129,7 +130,7 @@ class Interrupted:
         """Kill somebody while a cut is made; what was done."""
         status = self.wait(self.works, "work of all")
         before, seen = status.committed, self.sealed()[-1].name
-        self.wait(lambda now: self.sealed()[-1:] != [] and self.sealed()[-1].name > seen, "new cut")
+        self.wait(lambda now: any(cut.name > seen for cut in self.sealed()), "new cut")
         self.epoch_no = status.epoch_no
         on_disk = self.rng.random() < 0.5
         writer = self._await_bytes(self.rng.random()) if on_disk else ""
@@ -149,7 +150,11 @@ class Interrupted:
     def _await_bytes(self, part: float) -> str:
         """Return when a file of a cut has grown to this part of its size; whose it is."""
         deadline_s = time.monotonic() + WATCH_S
-        size = max(path.stat().st_size for path in self.sealed()[-1].glob("*.safetensors"))
+        size = 0
+        while not size:
+            with contextlib.suppress(FileNotFoundError, IndexError):  # removed, as older ones are
+                found = self.sealed()[-1].glob("*.safetensors")
+                size = max((path.stat().st_size for path in found), default=0)
         while time.monotonic() < deadline_s:
             with contextlib.suppress(FileNotFoundError):  # complete by now
                 for path in self._glob("*/.*.safetensors.partial"):

@@ -208,6 +208,7 @@ def run(case: Case) -> dict[str, object]:
         ),
         name=f"chaos-{case.seed}",
         seed=case.seed,
+        preflight=False,
         mode=case.mode,  # type: ignore[arg-type]
         samples=case.samples,  # type: ignore[arg-type]
         staleness=case.staleness,  # counts in ssp only

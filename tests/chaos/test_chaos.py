@@ -149,7 +149,7 @@ def test_a_deterministic_group_ends_with_the_bits_of_one_worker() -> None:
     grouped.run(case, grouped.undisturbed(case.epochs))
 
 
-@pytest.mark.parametrize("strategy", ["allreduce", "ps"])
+@pytest.mark.parametrize("strategy", ["allreduce", pytest.param("ps", marks=pytest.mark.soak)])
 def test_whatever_calls_itself_a_cut_is_whole(strategy: str) -> None:
     facts = interrupted.run(strategy, kills=2, seed=0, ballast=1 << 20)
     assert facts["cuts_checked"]

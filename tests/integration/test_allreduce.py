@@ -266,7 +266,7 @@ def test_a_member_that_is_frozen_outside_of_a_step_is_found_and_replaced(
         until(lambda: job.events("hung"), "it to be found")
         (told,) = job.events("hung")
         assert told["node"] == freezer
-        assert told["t"] - frozen.stat().st_mtime < HANG_S + 2.0
+        assert told["t"] - frozen.stat().st_mtime < HANG_S + 10.0
         check_finished(job)
         assert [(d["node"], d["reason"]) for d in job.deaths()][-1] == (freezer, "it hung")
         assert "T (stopped)" in (job.job.logs / f"{freezer}.stacks").read_text()

@@ -18,6 +18,7 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
 
 
+@pytest.mark.soak
 def test_dd_profiles_two_classes_and_divides_by_them_though_a_worker_dies_of_it(
     tmp_path: Path,
 ) -> None:

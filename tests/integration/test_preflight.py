@@ -66,6 +66,7 @@ def test_all_members_are_checked_once_with_their_links_whatever_dies_later(tmp_p
             assert all(link.bytes_per_s > 1e6 and link.rtt_s > 0 for link in speed.links)
 
 
+@pytest.mark.soak
 def test_workers_of_servers_are_checked_and_nobody_is_where_it_is_not_wanted(
     tmp_path: Path,
 ) -> None:

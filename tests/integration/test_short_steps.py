@@ -37,7 +37,7 @@ def num_updates(job: RunningJob) -> np.ndarray:  # type: ignore[type-arg]
     "action",
     [
         pytest.param(BackupWorkers(count=1), marks=pytest.mark.soak),
-        Partial(left_out=10, chunks=4),
+        pytest.param(Partial(left_out=10, chunks=4), marks=pytest.mark.soak),
         Partial(left_out=0, late=11, grace_s=0.02),
     ],
     ids=["backup", "partial", "grace"],

@@ -323,6 +323,30 @@ def test_a_manifest_that_was_refused_is_written_when_there_is_room(
     assert job.next_cut_s() == pytest.approx(1.0), "the time to the next one runs from there"
 
 
+def test_a_manifest_that_was_refused_is_not_written_over_another_cut(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seal, refusals, sealed = job.training._cuts.seal, iter([True]), []
+
+    def full(*args: Any) -> None:
+        if next(refusals, False):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        sealed.append(args)
+        seal(*args)
+
+    monkeypatch.setattr(job.training._cuts, "seal", full)
+    monkeypatch.setattr(job.training, "_has_changed", lambda: True)
+    job.next_cut_s()
+    job.cut(0.0, 0.0)
+    # As when the holder of all that was copied is lost: the next cut has the same number.
+    job.state.cuts.forget()
+    job.training._do(job.state.take_cut())
+    assert job.state.cuts.copying == 1
+    job.wait(0.1)
+    assert not sealed
+    assert job.training._unsealed is None
+
+
 # --------------------------------------------------------------------------- cuts that are asked for
 
 

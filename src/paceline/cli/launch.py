@@ -51,6 +51,7 @@ def resume(job: JobDir, sizes: Resize = AS_BEFORE) -> None:
         raise ConfigError(f"job {job.job_id} is running; follow it with `paceline attach`")
     job.outcome.unlink(missing_ok=True)
     job.make_run_dir()
+    job.resize.unlink(missing_ok=True)
     if sizes != AS_BEFORE:
         write_resize(job.resize, sizes)
     start_supervisor(job)

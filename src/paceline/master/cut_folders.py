@@ -10,7 +10,7 @@ from pathlib import Path
 
 from paceline.base.errors import PermanentError
 from paceline.master.records import CutValid
-from paceline.wire.cut import CutManifest, places, verify, write_manifest
+from paceline.wire.cut import MANIFEST, CutManifest, places, verify, write_manifest
 from paceline.wire.messages.base import CutRef
 from paceline.wire.messages.node import Copied
 from paceline.wire.schema import ModelSchema
@@ -60,6 +60,8 @@ class CutFolders:
         """
         for path in _numbered(self.root):
             if int(path.name) <= newest and int(path.name) not in keep:
+                # First what makes it a cut: it must not seem whole when half of it is gone.
+                (path / MANIFEST).unlink(missing_ok=True)
                 shutil.rmtree(path, ignore_errors=True)
         self.forget_memory(keep=newest)
 

@@ -84,6 +84,7 @@ class Cuts:
         """A new epoch: nobody finishes what was on its way."""
         self.copying = self.storing = None
         self.copied.clear()
+        self.sealed = ()
         self.wanted.clear()
 
     @property

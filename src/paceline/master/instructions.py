@@ -3,7 +3,7 @@
 import msgspec
 
 from paceline.master.records import CutValid, Records
-from paceline.wire.messages.node import NodeDown
+from paceline.wire.messages.node import Copied, NodeDown
 
 
 class Send(msgspec.Struct, frozen=True):
@@ -23,6 +23,8 @@ class Seal(msgspec.Struct, frozen=True):
     """All of a cut is where it says: write its manifest, then say so (`MasterState.cut_sealed`)."""
 
     valid: CutValid
+    copies: tuple[Copied, ...]
+    """What it is made of."""
 
 
 class FeedDone(msgspec.Struct, frozen=True):

@@ -191,8 +191,9 @@ class Membership:
         self.num_workers = count
 
     def _resize_servers(self, count: int) -> None:
-        servers = [node for node in self.of_role("server") if not node.leaving]
-        for node in servers[count:]:
+        joining = [node for node in self.of_role("server") if node.replaces]
+        servers = [n for n in self.of_role("server") if not (n.leaving or n.replaces)]
+        for node in [*servers[count:], *joining]:
             self._forget(node)
         free = (index for index in itertools.count() if f"server-{index}" not in self.nodes)
         for index in list(itertools.islice(free, max(0, count - len(servers)))):

@@ -282,7 +282,7 @@ class Master:
                     self.members.apply(record)
                 case _:
                     self.training.state.apply(record)
-        self._checks.judge(())  # was told
+        self._checks.judge([node.name for node in self.members.wanted_workers()])  # was told
         if not restarted:
             self._outbox.record(MasterStarted(started_s=self._started_s))
         return restarted

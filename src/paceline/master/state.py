@@ -779,18 +779,23 @@ class MasterState:
         cut = CutRef(cut_no=message.cut_no, directory=directory, memory=where)
         if self.cuts.copying is None:
             (valid,) = (one for one in self.cuts.valid if one.cut.cut_no == cut.cut_no)
-            return [Seal(msgspec.structs.replace(valid, cut=cut))]
+            return [Seal(msgspec.structs.replace(valid, cut=cut), self.cuts.sealed)]
         said = {(copied.step, copied.committed) for copied in self.cuts.sealed}
         step, committed = next(iter(said))
         if len(said) > 1:
             if self.samples == "exactly-once":
                 return [Fail(f"servers disagree on the content of cut {cut.cut_no}")]
             committed = common(copied.committed for copied in self.cuts.sealed)
-        return [Seal(CutValid(cut=cut, step=step, committed=committed, epoch_no=self.epoch_no))]
+        valid = CutValid(cut=cut, step=step, committed=committed, epoch_no=self.epoch_no)
+        return [Seal(valid, self.cuts.sealed)]
+
+    def awaits(self, valid: CutValid) -> bool:
+        """Whether this cut is the one on its way."""
+        return valid.epoch_no == self.epoch_no and valid.cut.cut_no == self.cuts.on_its_way
 
     def cut_sealed(self, valid: CutValid) -> list[Instruction]:
         """The manifest is written: the cut is valid, or stored."""
-        if valid.epoch_no != self.epoch_no or valid.cut.cut_no != self.cuts.on_its_way:
+        if not self.awaits(valid):
             return []
         if self.cuts.advance():
             return [*self._cut_valid(valid), *self._tell_made()]

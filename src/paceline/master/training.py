@@ -529,9 +529,12 @@ class Training:
         """Make the cut one that can be loaded; on a disk that refuses it again with each tick."""
         if self._unsealed is None or self.state.model is None:
             return
-        valid = self._unsealed.valid
+        valid, copies = self._unsealed.valid, self._unsealed.copies
+        if not self.state.awaits(valid) or copies != self.state.cuts.sealed:
+            self._unsealed = self._refused = self._refused_s = None
+            return  # who made it is gone, and another cut may have its number
         try:
-            self._cuts.seal(valid.cut, valid, self.state.cuts.sealed, self.state.model)
+            self._cuts.seal(valid.cut, valid, copies, self.state.model)
         except OSError as error:
             if self._refused is None:
                 where = places(valid.cut)[0]
@@ -539,7 +542,7 @@ class Training:
             self._refused = error
             return
         self._unsealed = self._refused = self._refused_s = None
-        self._cadence.cost(max(copied.cost_s for copied in self.state.cuts.sealed))
+        self._cadence.cost(max(copied.cost_s for copied in copies))
         self._do(self.state.cut_sealed(valid))
         if not valid.cut.in_memory:
             self._outbox.later(self._delete_cuts)

@@ -46,7 +46,7 @@ def measure_node(device: torch.device) -> NodeSpeed:
         device: that holds the model.
     """
     size = CPU_ROWS if device.type == "cpu" else DEVICE_ROWS
-    matrix = torch.full((size, size), 1.0 / size, device=device)
+    matrix = torch.full((size, size), 1.0 / size, dtype=torch.float32, device=device)
     product = torch.empty_like(matrix)
     source = torch.ones(_copy_bytes(), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)

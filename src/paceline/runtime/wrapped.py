@@ -19,7 +19,8 @@ def unwrapped(given: Any) -> Any:
     if isinstance(given, list | tuple):
         parts = [unwrapped(one) for one in given]
         changed = any(new is not old for new, old in zip(parts, given, strict=True))
-        return type(given)(parts) if changed else given
+        make = getattr(given, "_make", type(given))  # of a namedtuple
+        return make(parts) if changed else given
     if not isinstance(given, DistributedDataParallel):
         return given
     size = given.process_group.size()

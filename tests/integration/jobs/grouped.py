@@ -29,7 +29,9 @@ class Planted(nn.Module):
     order of a sum shows.
     """
 
-    def __init__(self, num_samples: int, batch_size: int, num_ballast: int, *, rough: bool) -> None:
+    def __init__(
+        self, num_samples: int, batch_size: int = 64, num_ballast: int = 0, *, rough: bool
+    ) -> None:
         super().__init__()
         self.batch_size = batch_size
         self.ballast = None

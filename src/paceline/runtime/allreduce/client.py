@@ -190,6 +190,10 @@ class GroupClient:
             group.connect(self.spec.listen)
             if run.check:
                 self._check(group)
+            elif self._measure is not None:
+                # The job goes on from a cut, or others have begun meanwhile.
+                measure, self._measure = self._measure, None
+                self._exchange.tell(Checked(inc=self.state.inc, speed=measure()))
         except BREAKING as error:
             self.failed(run, f"connecting: {error}")
             return None
@@ -238,7 +242,11 @@ class GroupClient:
             if self.state.may_load(order):
                 self._keeper.wait()
                 assert order.cut is not None
-                self._replica.load_saved(_saved(order.cut))
+                try:
+                    self._replica.load_saved(_saved(order.cut))
+                except PermanentError as error:
+                    # The master reads a cut before it is loaded again, and finds another.
+                    raise TransientError(str(error)) from error
                 self._do(self.state.copied(order))
         self._keeper.copy_if_asked(self.state, self._replica)
 
@@ -587,6 +595,8 @@ class GroupClient:
             held = (state.epoch_no, state.step) == (message.epoch_no, message.step)
             if not (held and state.at_rest and self._at_rest and self._replica):
                 return None
+            if self.in_body and self.spec.deterministic:
+                return None  # a forward pass changes buffers, which are each member's own otherwise
             if self._photograph is None or self._photograph[:2] != (state.epoch_no, state.step):
                 self._photograph = state.epoch_no, state.step, self._replica.photograph()
             photograph = self._photograph[2]
@@ -689,11 +699,8 @@ def _saved(cut: CutRef) -> Mapping[str, Array]:
     """What the one file of a cut holds, verified.
 
     Raises:
-        TransientError: it is missing or damaged; the master looks closely when it chooses again.
+        PermanentError: it is missing or damaged.
     """
-    try:
-        _, files = read_cut(*places(cut))
-    except PermanentError as error:
-        raise TransientError(str(error)) from error
+    _, files = read_cut(*places(cut))
     (saved,) = files.values()
     return saved

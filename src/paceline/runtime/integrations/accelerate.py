@@ -55,8 +55,8 @@ class Accelerator(accelerate.Accelerator):
             )
         if self.scaler is not None:
             raise ConfigError(
-                "Accelerator(mixed_precision='fp16') in a job of paceline: each worker would scale "
-                "its loss its own way; use bf16"
+                "Accelerator(mixed_precision='fp16') in a job of paceline: the library's own "
+                "scaler is not the job's; use bf16"
             )
         if self.gradient_accumulation_steps != 1:
             raise ConfigError(

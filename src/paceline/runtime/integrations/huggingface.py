@@ -160,7 +160,7 @@ def _check(args: transformers.TrainingArguments) -> None:
     reasons: dict[str, tuple[Callable[[], bool], str]] = {
         "deepspeed": (lambda: bool(args.deepspeed), "it divides the model its own way"),
         "fsdp": (lambda: bool(args.fsdp), "it divides the model its own way"),
-        "fp16": (lambda: args.fp16, "each worker would scale its loss its own way; use bf16"),
+        "fp16": (lambda: args.fp16, "the library's own scaler is not the job's; use bf16"),
         "load_best_model_at_end": (
             lambda: args.load_best_model_at_end,
             "a worker that joins knows nothing of checkpoints before; choose one after training",

@@ -154,7 +154,7 @@ class PacelineStrategy(SingleDeviceStrategy):
             in inspect.signature(module.training_step).parameters
             and "it would take batches out of their steps; take the batch itself",
             "precision 16-mixed": getattr(self.precision_plugin, "scaler", None) is not None
-            and "each worker would scale its loss its own way; use bf16-mixed",
+            and "the library's own scaler is not the job's; use bf16-mixed",
             "limit_train_batches, overfit_batches or fast_dev_run": (
                 # 1 is one batch, and 1.0 all.
                 repr(trainer.limit_train_batches) != "1.0" or trainer.overfit_batches
