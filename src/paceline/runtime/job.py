@@ -286,8 +286,9 @@ class Job:
 
         The job makes cuts by itself (``checkpoint`` in its spec); this is for moments that matter,
         as the end of a phase. A worker that leaves before a cut was begun has not asked. The cut
-        holds at least the steps that this worker has taken (modes asp and ssp: what the servers hold when they hear of it).
-        Any worker may call it, at any time after ``prepare``; calls in a row are served by one cut.
+        holds at least the steps that this worker has taken (modes asp and ssp: what the servers
+        hold when they hear of it). Any worker may call it, at any time after ``prepare``; calls in
+        a row are served by one cut.
         Started plainly a job keeps no cuts, and this does nothing.
 
         Raises:
