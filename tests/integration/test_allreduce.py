@@ -252,7 +252,12 @@ def test_a_member_that_hangs_is_named_with_its_stacks_and_replaced(
 
 
 @pytest.mark.parametrize(
-    ("freezer", "place"), [("worker-0", "hand"), ("worker-1", "take"), ("worker-1", "evaluate")]
+    ("freezer", "place"),
+    [
+        ("worker-0", "hand"),
+        pytest.param("worker-1", "take", marks=pytest.mark.soak),
+        ("worker-1", "evaluate"),
+    ],
 )
 def test_a_member_that_is_frozen_outside_of_a_step_is_found_and_replaced(
     tmp_path: Path, freezer: str, place: str

@@ -57,7 +57,8 @@ def check_same_bits(one: Model, other: Model, *, but: str = "none") -> None:
         assert name.startswith(but) or values.tobytes() == other[name].tobytes(), name
 
 
-@pytest.mark.parametrize("flags", [(), pytest.param(("--adam",), marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("flags", [(), ("--adam",)])
 def test_any_number_of_workers_ends_with_the_same_bits(
     tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
@@ -103,9 +104,8 @@ def test_after_the_death_of_all_the_bits_are_those_of_an_undisturbed_run(tmp_pat
         assert len(job.events("epoch")) == 2
 
 
-@pytest.mark.parametrize(
-    "flags", [("--half",), pytest.param(("--half", "--adam"), marks=pytest.mark.soak)]
-)
+@pytest.mark.soak
+@pytest.mark.parametrize("flags", [("--half",), ("--half", "--adam")])
 def test_a_scaler_leaves_the_same_steps_out_and_who_joins_has_its_scale(
     tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
