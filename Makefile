@@ -24,7 +24,7 @@ check: setup
 test: check
 	$(BIN)/python -m pytest -q -n auto --dist worksteal -m "not soak" tests/unit tests/model tests/conformance
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not soak" tests/integration
-	$(BIN)/python -m pytest -q -m "not soak" tests/chaos
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not soak" tests/chaos
 
 # The tests of the extras; from then on `make test` runs them as well.
 extras: setup

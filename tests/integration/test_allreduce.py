@@ -254,7 +254,7 @@ def test_a_member_that_hangs_is_named_with_its_stacks_and_replaced(
 @pytest.mark.parametrize(
     ("freezer", "place"),
     [
-        ("worker-0", "hand"),
+        pytest.param("worker-0", "hand", marks=pytest.mark.soak),
         pytest.param("worker-1", "take", marks=pytest.mark.soak),
         ("worker-1", "evaluate"),
     ],

@@ -46,6 +46,7 @@ def check_export(job: RunningJob, expected: Path, num_samples: int) -> None:
         np.testing.assert_array_equal(found[key], values, err_msg=key)
 
 
+@pytest.mark.soak
 def test_servers_last_cut_is_the_model_that_the_script_saved(tmp_path: Path) -> None:
     flags = ("--num-samples", "512", "--step-s", "0.005", "--evaluate")
     with running(tmp_path, *flags, workers=1) as job:

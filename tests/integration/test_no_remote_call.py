@@ -72,7 +72,7 @@ for number in range(10**5):
 """
 
 
-@pytest.fixture(params=["asp", "bsp"])
+@pytest.fixture(params=[pytest.param("asp", marks=pytest.mark.soak), "bsp"])
 def job(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[JobDir]:

@@ -40,6 +40,7 @@ def throttle(job: RunningJob, node: str) -> None:
     find_node_group(job.job.job_id, node).set_cpu(QUOTA)
 
 
+@pytest.mark.soak
 @pytest.mark.skipif(
     os.geteuid() != 0 or "cpu" not in find_trees(), reason="needs root, to set a cpu quota"
 )

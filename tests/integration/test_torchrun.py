@@ -150,6 +150,7 @@ def test_a_rank_that_dies_after_its_script_returned_has_not_failed(tmp_path: Pat
     assert "start again" not in out
 
 
+@pytest.mark.soak
 def test_a_failing_script_ends_with_its_traceback_when_the_budget_is_spent(tmp_path: Path) -> None:
     (tmp_path / "failing.py").write_text(FAILING)
     run = Run(tmp_path, "--nproc-per-node", "2", "--max-restarts", "1", "failing.py")
