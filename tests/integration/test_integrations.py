@@ -86,6 +86,12 @@ def by_hand() -> dict[str, np.ndarray]:  # type: ignore[type-arg]
     return {name: value.numpy() for name, value in model.state_dict().items()}
 
 
+def test_the_loop_that_others_are_held_against_trains() -> None:
+    made = by_hand()
+    assert made["seen"].shape == (N,)
+    assert np.all(made["seen"] > 0)
+
+
 def check_killed(script: str, victim: str, at: int, out: Path) -> dict[str, Any]:
     """Train with a death; the model is as if there was none. What was counted: survivor, joiner."""
     flags = ("--per-device", "16", "--accumulation", "2", "--die", f"{victim}:{at}")

@@ -3,41 +3,28 @@
 Each process writes ``<node>.<inc>.final`` and ``<node>.<inc>.log``, as hf_trained.py does.
 """
 
-import argparse
 import json
 import os
 import time
-from pathlib import Path
 
 import torch
 from grouped import Planted, die_once
 from safetensors.torch import save_file
 from torch.utils.data import DataLoader, TensorDataset
+from trained import flags, learners
 
 from paceline.huggingface import Accelerator
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--num-samples", type=int, default=1000)
-    parser.add_argument("--per-device", type=int, default=16)
-    parser.add_argument("--accumulation", type=int, default=1)
-    parser.add_argument("--die", default="")
-    options = parser.parse_args()
+    options = flags()
     out = options.out
     own, inc = os.environ.get("PACELINE_NODE", "alone"), os.environ.get("PACELINE_INC", "0")
     victim, _, number = options.die.partition(":")
 
     torch.manual_seed(0)
     model = Planted(options.num_samples)
-    learning = {"params": list(model.net.parameters()), "lr": 0.05}
-    optimizer = torch.optim.SGD(
-        [{"params": [model.seen], "lr": 64.0, "momentum": 0.0}, learning], momentum=0.9
-    )
-    rates = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, [lambda _: 1.0, lambda step: 0.9 ** (step // 10)]
-    )
+    optimizer, rates = learners(model)
     rows = TensorDataset(torch.arange(options.num_samples))
     accelerator = Accelerator(gradient_accumulation_steps=options.accumulation, cpu=True)
     model, optimizer, loader, held_out, rates = accelerator.prepare(

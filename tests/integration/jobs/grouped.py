@@ -30,7 +30,7 @@ class Planted(nn.Module):
     """
 
     def __init__(
-        self, num_samples: int, batch_size: int = 64, num_ballast: int = 0, *, rough: bool
+        self, num_samples: int, batch_size: int = 64, num_ballast: int = 0, *, rough: bool = False
     ) -> None:
         super().__init__()
         self.batch_size = batch_size

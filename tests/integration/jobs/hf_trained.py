@@ -4,7 +4,6 @@ Each process writes ``<node>.<inc>.final`` and ``<node>.<inc>.log``: what it hol
 what its Trainer has counted.
 """
 
-import argparse
 import json
 import os
 import time
@@ -14,6 +13,7 @@ import torch
 from grouped import Planted, die_once
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from trained import flags, learners
 from transformers import TrainerCallback, TrainingArguments
 
 from paceline.huggingface import Trainer
@@ -68,23 +68,11 @@ class Faults(TrainerCallback):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--num-samples", type=int, default=1000)
-    parser.add_argument("--per-device", type=int, default=16)
-    parser.add_argument("--accumulation", type=int, default=1)
-    parser.add_argument("--die", default="")
-    options = parser.parse_args()
+    options = flags()
 
     torch.manual_seed(0)
     model = WithLoss(options.num_samples)
-    learning = {"params": list(model.planted.net.parameters()), "lr": 0.05}
-    optimizer = torch.optim.SGD(
-        [{"params": [model.planted.seen], "lr": 64.0, "momentum": 0.0}, learning], momentum=0.9
-    )
-    rates = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, [lambda _: 1.0, lambda step: 0.9 ** (step // 10)]
-    )
+    optimizer, rates = learners(model.planted)
     faults = Faults(options.out, options.die)
     trainer = Trainer(
         model,

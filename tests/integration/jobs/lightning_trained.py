@@ -4,7 +4,6 @@ Each process writes ``<node>.<inc>.final`` and ``<node>.<inc>.log``: what it hol
 what its Trainer has counted.
 """
 
-import argparse
 import json
 import os
 import time
@@ -18,6 +17,7 @@ from lightning.pytorch.loggers import CSVLogger
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
+from trained import flags, learners
 
 from paceline.lightning import PacelineStrategy
 
@@ -40,13 +40,7 @@ class Module(pl.LightningModule):
         self.log("val_loss", self.planted(batch[0]))
 
     def configure_optimizers(self):  # type: ignore[no-untyped-def]
-        learning = {"params": list(self.planted.net.parameters()), "lr": 0.05}
-        optimizer = torch.optim.SGD(
-            [{"params": [self.planted.seen], "lr": 64.0, "momentum": 0.0}, learning], momentum=0.9
-        )
-        by_step = torch.optim.lr_scheduler.LambdaLR(
-            optimizer, [lambda _: 1.0, lambda step: 0.9 ** (step // 10)]
-        )
+        optimizer, by_step = learners(self.planted)
         return {
             "optimizer": optimizer,
             "lr_scheduler": {"scheduler": by_step, "interval": "step"},
@@ -87,13 +81,7 @@ class Faults(Callback):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--num-samples", type=int, default=1000)
-    parser.add_argument("--per-device", type=int, default=16)
-    parser.add_argument("--accumulation", type=int, default=1)
-    parser.add_argument("--die", default="")
-    options = parser.parse_args()
+    options = flags()
 
     torch.manual_seed(0)
     module = Module(options.num_samples)
