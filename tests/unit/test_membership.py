@@ -22,7 +22,7 @@ from paceline.master.members import (
     WorkerLost,
     WorkerUp,
 )
-from paceline.master.membership import Membership
+from paceline.master.membership import BRIEF, PATIENCE, Membership
 from paceline.wire.messages.agent import AgentHello, ExitEvidence, ProcessExited
 from paceline.wire.messages.base import Server
 from paceline.wire.messages.node import ProcessUp, ScriptError
@@ -357,6 +357,29 @@ def test_a_silent_agent_is_replaced_but_its_process_is_not_given_up() -> None:
     acts = job.tick(10.5)
     assert of(Launch, acts) == [Launch("worker-0")]
     assert not of(WorkerLost, acts)
+
+
+def test_an_agent_after_brief_ones_has_longer() -> None:
+    job = Job(num_servers=0)
+    up = ProcessUp(node="worker-0", inc=job.run("worker-0"), pid=9, role="worker")
+
+    def silence_of_next(lasted_s: float) -> float:
+        """How long an agent that spoke for so long may be silent then."""
+        begun_s = job.now_s
+        job.hello("worker-0", round(1000 + begun_s), up)
+        job.members.heard("worker-0", begun_s + lasted_s)
+        job.now_s += lasted_s
+        while not of(Launch, job.tick(job.now_s + 0.5)):
+            pass
+        return job.now_s - begun_s - lasted_s
+
+    # The first one is the node's, and has said nothing since it was greeted.
+    first = silence_of_next(lasted_s=0.0)
+    assert first == LOST_AFTER_S
+    silences = [silence_of_next(lasted_s=1.0) for _ in range(5)]
+    assert silences == [LOST_AFTER_S * k for k in (2, 4, 8, 8, 8)]
+    silence_of_next(lasted_s=BRIEF * PATIENCE * LOST_AFTER_S)
+    assert silence_of_next(lasted_s=1.0) == LOST_AFTER_S
 
 
 def test_an_unreachable_worker_is_fenced_only_when_others_wait() -> None:

@@ -222,6 +222,10 @@ class Node(msgspec.Struct):
     """When the agent was last heard, or launched."""
     greeted: bool = False
     """Whether the latest agent has said anything yet."""
+    greeted_s: float = 0.0
+    """When it first did."""
+    patience: int = 1
+    """By what the time after which its silence counts is multiplied."""
     needs_launch: bool = False
     """Its agent never came up: launch another when the time has come."""
     replaced: bool = False

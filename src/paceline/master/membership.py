@@ -66,6 +66,9 @@ AGENT_START_S = 5.0
 """Time for the first word of an agent launched in place of a silent one, on a loaded machine."""
 FIRST_HELLO_S = 60.0
 """A launched agent whose first word takes longer is launched again."""
+BRIEF, PATIENCE = 10, 8
+"""An agent that falls silent within so many times the limit is brief: its successor has twice as
+long, up to so many times. A machine too busy for its agents would be made busier by new ones."""
 
 
 class Membership:
@@ -313,6 +316,7 @@ class Membership:
         if node.agent_pid != message.agent_pid:
             acts.append(Tell("agent_joined", node.name, node.inc, f"pid {message.agent_pid}"))
         is_new, node.greeted = not node.greeted, True
+        node.greeted_s = now_s if is_new else node.greeted_s
         node.agent_pid, node.connected = message.agent_pid, True
         node.heard_s, node.replaced = now_s, False
         running = next((up for up in message.running if up.inc == node.inc), None)
@@ -677,7 +681,8 @@ class Membership:
         silent_s = now_s - node.heard_s
         waits = not (node.alive or (node.guest and node.greeted))
         start_s = FIRST_HELLO_S if waits else 0.0 if node.greeted else AGENT_START_S
-        limit_s = max(lost_after_s, start_s) + (0.0 if node.greeted else self._pending_s)
+        limit_s = max(lost_after_s, start_s) * node.patience
+        limit_s += 0.0 if node.greeted else self._pending_s
         if silent_s < limit_s:
             return []
         reason = f"silent for {silent_s:.1f} s"
@@ -687,6 +692,8 @@ class Membership:
             return [] if may_return else self._drop(node, reason)
         if not node.replaced or not node.alive:
             told = Tell("agent_lost", node.name, node.inc, reason)
+            brief = node.greeted and node.heard_s < node.greeted_s + BRIEF * limit_s
+            node.patience = min(PATIENCE, 2 * node.patience) if brief else 1
             node.replaced = True
             return [told, *self._launch(node, now_s)]
         if not others_wait:
