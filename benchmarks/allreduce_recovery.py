@@ -110,23 +110,22 @@ def recorded(out: Path) -> dict[int, NDArray[np.float64]]:
     return {int(path.stem): harness.steps(path) for path in out.glob("*.f64")}
 
 
-def living(out: Path) -> dict[int, NDArray[np.float64]]:
-    """Of those that live."""
-    return {pid: rows for pid, rows in recorded(out).items() if Path(f"/proc/{pid}").exists()}
+def lively(out: Path) -> dict[int, NDArray[np.float64]]:
+    """Of those that live, and train: whoever was killed and is still to be reaped does not."""
+    since_s = time.monotonic() - LIVELY_S
+    rows = {pid: rows for pid, rows in recorded(out).items() if Path(f"/proc/{pid}").exists()}
+    return {pid: one for pid, one in rows.items() if len(one) and one[-1, 0] > since_s}
 
 
 def steady(out: Path, workers: int, since_s: float) -> bool:
     """Whether so many workers have all done their steps since then."""
-    counts = [int((rows[:, 0] > since_s).sum()) for rows in living(out).values()]
+    counts = [int((rows[:, 0] > since_s).sum()) for rows in lively(out).values()]
     return sum(count >= STEADY_STEPS for count in counts) >= workers
 
 
 def kill_one(out: Path, rng: random.Random) -> Kill:
     """Kill one worker."""
-    # Whoever was killed before and is still to be reaped is none.
-    since_s = time.monotonic() - LIVELY_S
-    lively = [pid for pid, rows in living(out).items() if len(rows) and rows[-1, 0] > since_s]
-    victim = rng.choice(sorted(lively))
+    victim = rng.choice(sorted(lively(out)))
     time.sleep(rng.random() * 0.05)
     at_s = time.monotonic()
     os.kill(victim, signal.SIGKILL)

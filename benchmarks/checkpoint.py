@@ -307,7 +307,7 @@ def table_of(found: dict[str, list[Found]], failed: dict[str, str]) -> dict[str,
     """All rows of one size; memory copies and plain writes are those of all processes."""
     every = [one for several in found.values() for one in several]
     if not every:
-        return dict(failed)
+        return {"failed": failed}
     copy_s = statistics.median(one.copy_s for one in every)
     write_s = statistics.median(one.write_s for one in every)
     share = statistics.median(one.pair_s / (2 * one.copy_s) for one in every)
@@ -316,7 +316,7 @@ def table_of(found: dict[str, list[Found]], failed: dict[str, str]) -> dict[str,
         "a copy's share of the bandwidth": round(share, 3),
         "plain write_s": harness.summary([one.write_s for one in every]),
         **{name: row_of(several, copy_s, write_s) for name, several in found.items()},
-        **failed,
+        "failed": failed,
     }
 
 

@@ -18,7 +18,6 @@ import harness
 from paceline.wire.spec import CheckpointSpec, JobSpec, NodeSpec
 
 JOB_S = 1800.0
-NEVER_S = 1e6
 CASES = {"resnet": (16, 4), "transformer": (32, 6)}
 """Global batch, steps of a run."""
 
@@ -37,7 +36,7 @@ def measured(model: str, pairs: int, workers: int, quick: bool) -> list[list[flo
             strategy="allreduce",
             workers=NodeSpec(count=workers),
             solution="none",
-            checkpoint=CheckpointSpec(every_s=NEVER_S),
+            checkpoint=CheckpointSpec(every_s=harness.NEVER_S),
         )
         with harness.running(spec) as job:
             harness.until(lambda: result.exists() or job.outcome.exists(), JOB_S)

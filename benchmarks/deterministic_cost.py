@@ -18,7 +18,6 @@ from paceline.wire.spec import CheckpointSpec, JobSpec, NodeSpec
 
 SCRIPT = Path(__file__).with_name("jobs") / "gated_dense.py"
 ARMS = ("deterministic", "default")
-NEVER_S = 1e6
 CASES = {"resnet": (32, 2), "transformer": (64, 2)}
 """Global batch, steps of a run."""
 
@@ -36,7 +35,7 @@ def spec_of(arm: str, flags: list[str], model: str, workers: int, blocks: int) -
         torch_threads=1,
         workers=NodeSpec(count=workers),
         solution="none",
-        checkpoint=CheckpointSpec(every_s=NEVER_S),
+        checkpoint=CheckpointSpec(every_s=harness.NEVER_S),
     )
 
 

@@ -29,7 +29,6 @@ MODES = (
 )
 KINDS = ("Pull", "Pulled", "Part", "Held", "Ready", "Ordered", "Order", "At")
 BATCH_SIZE = 256
-RUN_S = 300.0
 
 
 def spec_of(
@@ -55,7 +54,7 @@ def count(mode: str, samples: str, servers: int, steps: int) -> dict[str, tuple[
         args += ["--num-samples", str(steps * BATCH_SIZE), "--batch-size", str(BATCH_SIZE)]
         env = {"PYTHONPATH": str(JOBS / "counting"), "PACELINE_BENCH_COUNTS": str(out)}
         with harness.running(spec_of(mode, samples, args, servers, env)) as job:
-            harness.until(job.outcome.exists, RUN_S)
+            harness.until(job.outcome.exists, harness.RUN_S)
             outcome = json.loads(job.outcome.read_text())
             if outcome["state"] != "finished":
                 raise RuntimeError(f"the job ended as {outcome}")

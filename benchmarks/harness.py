@@ -30,6 +30,8 @@ from paceline.wire.spec import JobSpec
 TINY = Path(__file__).with_name("jobs") / "tiny.py"
 POLL_S = 0.02
 RUN_S = 300.0
+NEVER_S = 1e6
+"""Between cuts, where there are to be none."""
 
 
 @contextlib.contextmanager
