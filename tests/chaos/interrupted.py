@@ -235,8 +235,10 @@ def run(strategy: str, kills: int, seed: int, ballast: int) -> dict[str, object]
     hunted = Interrupted(strategy, seed, ballast)
     done: Counter[str] = Counter()
     try:
-        for _ in range(kills):
+        for number in range(1, kills + 1):
             done[hunted.strike().replace("-0", "").replace("-1", "")] += 1
+            if number % 25 == 0:
+                print(f"{strategy}: {number} kills, {hunted.num_checked} cuts checked", flush=True)
         restored = hunted.restored()
         hunted.finish()
     finally:

@@ -22,7 +22,7 @@ from paceline.master.members import (
     WorkerLost,
     WorkerUp,
 )
-from paceline.master.membership import BRIEF, PATIENCE, Membership
+from paceline.master.membership import BRIEF, PATIENCE, REPEAT_END_S, Membership
 from paceline.wire.messages.agent import AgentHello, ExitEvidence, ProcessExited
 from paceline.wire.messages.base import Server
 from paceline.wire.messages.node import ProcessUp, ScriptError
@@ -554,8 +554,20 @@ def test_a_restarted_master_awaits_who_joined_and_forgets_who_was_dropped() -> N
 def test_a_job_that_ends_does_not_wait_for_one_who_joined_and_vanished() -> None:
     job = Job()
     job.run(joined(job), 70)
-    job.members.close(1.0, role="worker")
+    job.members.close(job.now_s, 1.0)
     assert of(WorkerLost, job.tick(LOST_AFTER_S + 1))
+
+
+def test_an_agent_launched_while_the_job_ends_is_told_as_well() -> None:
+    job = Job()
+    inc = job.run("worker-0", 50)
+    job.members.agent_ended("worker-0", 50, "exit code -9", 0.0)
+    told = [End("worker-0", inc, 7.0)]
+    assert job.members.close(0.0, 7.0) == told  # the agent before was gone, and never read it
+    job.hello("worker-0", 51, job.process("worker-0"))
+    assert job.tick(REPEAT_END_S) == told
+    job.exit("worker-0")
+    assert job.tick(2 * REPEAT_END_S) == []
 
 
 AS_ORDERED = ExitEvidence(exit_code=143, stopped_by_us=True)

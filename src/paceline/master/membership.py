@@ -61,7 +61,7 @@ MISSING_S = 1.0
 REPEAT_START_S = 2.0
 """A StartProcess that got no answer is sent again."""
 REPEAT_END_S = 2.0
-"""The same for the StopProcess of a KILL_RESTART, or of a round that is over."""
+"""The same for the StopProcess of a KILL_RESTART, of a round that is over, or of the job's end."""
 AGENT_START_S = 5.0
 """Time for the first word of an agent launched in place of a silent one, on a loaded machine."""
 FIRST_HELLO_S = 60.0
@@ -96,6 +96,8 @@ class Membership:
         self.nodes: dict[str, Node] = {}
         self._by_inc: dict[int, Node] = {}
         self.closing = False
+        #: For workers to end in order, once they were told to; None: they were not.
+        self._closing_grace_s: float | None = None
         for index in range(num_servers):
             self._add("server", index)
         for index in range(num_workers):
@@ -657,6 +659,8 @@ class Membership:
                 acts += self._repeat_start(node, now_s)
             elif node.moving and node.alive and now_s >= node.end_told_s + REPEAT_END_S:
                 acts += self._end_to_move(node, now_s)
+            elif self._closes(node) and now_s >= node.end_told_s + REPEAT_END_S:
+                acts.append(self._end_to_close(node, now_s))
             elif self._in_round(node) and node in self._of_former_rounds():
                 acts += self._end_former(node, now_s)
             if self._wanted(node) or (node.guest and node.alive):
@@ -816,11 +820,19 @@ class Membership:
         told = Tell("not_replaced", node.replaces, self.nodes[node.replaces].inc)
         return [told, self._keep(NodeDropped(node=node.name, futile=futile)), Retire(node.name)]
 
-    def close(self, grace_s: float, *, role: str) -> list[Act]:
-        """End all processes of a role: nothing is started again from here on."""
-        self.closing = True
-        alive = [node for node in self.of_role(role) if node.alive]
-        return [End(node.name, node.inc, grace_s) for node in alive]
+    def close(self, now_s: float, grace_s: float) -> list[Act]:
+        """End all workers' processes in order: nothing is started again from here on."""
+        self.closing, self._closing_grace_s = True, grace_s
+        closed = [node for node in self.nodes.values() if self._closes(node)]
+        return [self._end_to_close(node, now_s) for node in closed]
+
+    def _closes(self, node: Node) -> bool:
+        """Whether its process was told to end; an agent launched since does not know that."""
+        return self._closing_grace_s is not None and node.role == "worker" and node.alive
+
+    def _end_to_close(self, node: Node, now_s: float) -> End:
+        node.end_told_s = now_s
+        return End(node.name, node.inc, self._closing_grace_s or 0.0)
 
 
 def _started(node: Node, inc: int, round_no: int) -> NodeStarted:

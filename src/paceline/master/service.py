@@ -624,7 +624,7 @@ class Master:
             self._outbox.tell("stopped", reason=why)
             self._begin_end(Ending(state="stopped"))
             self.training.stop()
-            self._act(self.members.close(self._stop_s(), role="worker"))
+            self._act(self.members.close(self._own_time(), self._stop_s()))
         if at_once and self._ending is not None:
             self._changed = True
             self._leave(self._ending)
