@@ -1,7 +1,7 @@
 """Seeded chaos runs by all-reduce: ``python -m tests.chaos.grouped --seeds 0:200``.
 
 Each seed names a number of workers, what is done to whom and when (several workers at the same moment
-among it, and orders to scale), while in every other run a solution divides the steps; it asserts that every planned fault fired, that every sample is
+among it, and orders to scale), while solutions of `SOLUTIONS` act; it asserts that every planned fault fired, that every sample is
 once in the final model of all that were there at the end, that every cut holds what it says, and that
 nothing is left on the machine. With ``--deterministic`` the final models are, bit for bit, that of one
 worker to which nothing happens.
@@ -65,6 +65,13 @@ DISK_KINDS = ("full", "damage")
 ROLES = ("worker", "worker", "worker", "agent", "master", "supervisor")
 """Most of what can go wrong in a group is a worker's."""
 
+SOLUTIONS: tuple[tuple[str, dict[str, str]], ...] = (
+    ("none", {}),
+    ("lb_bsp", {}),
+    ("partial", {"left_out": "0.4", "chunks": "2"}),
+)
+"""In turn: nobody acts, steps are divided anew again and again, or go on without who is late."""
+
 Model = dict[str, np.ndarray]  # type: ignore[type-arg]
 
 
@@ -123,9 +130,13 @@ def run(case: Case, wanted: Model | None = None) -> dict[str, object]:
     deterministic = wanted is not None
     # A batch is a block then, of which a member has several in each step.
     batch_s = STEP_S * case.num_workers / BLOCKS if deterministic else STEP_S
+    solution, solution_args = SOLUTIONS[case.seed % (2 if deterministic else 3)]
     spec = JobSpec(
         script=str(SCRIPT),
-        args=(*arguments(out, case.epochs, batch_s), *(["--rough"] if deterministic else [])),
+        args=(
+            *arguments(out, case.epochs, batch_s),
+            "--rough" if deterministic else "--by-updates",
+        ),
         name=f"grouped-{case.seed}",
         seed=0 if deterministic else case.seed,
         strategy="allreduce",
@@ -133,8 +144,8 @@ def run(case: Case, wanted: Model | None = None) -> dict[str, object]:
         deterministic=deterministic,
         blocks=BLOCKS,
         workers=NodeSpec(count=case.num_workers),
-        # Of every other run the steps are divided anew again and again.
-        solution="lb_bsp" if case.seed % 2 else "none",
+        solution=solution,
+        solution_args=solution_args,
         decide_every_s=0.2,
         windows=WindowSpec(short_steps=10, long_steps=20),
         checkpoint=CheckpointSpec(every_s=0.4, share=0.5, keep=1000),

@@ -174,6 +174,27 @@ def test_a_slow_member_gets_less_of_each_step_and_every_sample_counts_once(tmp_p
         assert fast > 1.5 * slow, done
 
 
+@pytest.mark.parametrize(
+    ("solution", "args"),
+    [("backup_workers", {"count": "1"}), ("partial", {"left_out": "0.4", "chunks": "4"})],
+)
+def test_steps_go_on_without_a_late_member_and_every_sample_counts_once(
+    tmp_path: Path, solution: str, args: dict[str, str]
+) -> None:
+    flags = ("--slow", "worker-1", "--sample-s", "0.002", "--step-s", "0", "--by-updates")
+    short = {"solution": solution, "solution_args": args | {"every_steps": "1"}}
+    dying = ("--die", "worker-0:10", "--epochs", "2", "--num-samples", "1024")
+    with group(tmp_path / "out", *flags, *dying, workers=3, **short) as job:
+        check_finished(job, epochs=2, lives=3)
+        assert job.events("plan")
+        assert [death["node"] for death in job.deaths()] == ["worker-0"]
+        # What a step lacked came in more steps, at the end of its epoch.
+        done = job.samples()
+        (slow,) = (len(ids) for life, ids in done.items() if life.startswith("worker-1"))
+        whole = next(ids for life, ids in done.items() if life.startswith("worker-2"))
+        assert len(whole) > 1.2 * slow, {life: len(ids) for life, ids in done.items()}
+
+
 def test_when_all_members_die_at_once_the_job_goes_on_from_a_cut(tmp_path: Path) -> None:
     checkpoint = CheckpointSpec(every_s=0.3, share=1.0)
     with group(tmp_path / "out", "--epochs", "2", checkpoint=checkpoint) as job:

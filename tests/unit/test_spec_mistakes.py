@@ -543,10 +543,10 @@ WRONG_FLAGS = [
         ),
     ),
     (
-        {"strategy": "allreduce", "solution": "backup_workers"},
+        {"strategy": "allreduce", "solution": "partial", "deterministic": "true"},
         (
-            "--solution: got backup_workers, which is made for jobs in mode bsp or ssp or asp, in "
-            "mode allreduce, expected another one; write e.g. --solution auto"
+            "--solution: got partial with deterministic, where every step waits for all, "
+            "expected another one; remove it, or deterministic"
         ),
     ),
     (

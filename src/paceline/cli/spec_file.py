@@ -44,6 +44,8 @@ _SET_BY_PACELINE = re.compile(
 )
 _CHOSEN = frozenset({"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"})
 """Of these with strategy script the user may set."""
+_SHORT_STEPS = ("backup_workers", "partial")
+"""Solutions after which steps lack what comes late."""
 _SECTIONS = {key.rpartition(".")[0] for key in LEAVES} - {""} | {*FREE_SECTIONS}
 _SHORT = {"workers": "workers.count", "servers": "servers.count"}
 FLAGS = frozenset(
@@ -304,6 +306,9 @@ def _check_deterministic(draft: _Draft) -> None:
         if strategy == "ps":
             expected += " (servers sum up whole shares, whose bits follow who computes them)"
         draft.complain("deterministic", got, expected, "remove it or set strategy to allreduce")
+    elif draft.get("solution") in _SHORT_STEPS:
+        got = f"{draft.get('solution')} with deterministic, where every step waits for all"
+        draft.complain("solution", got, "another one", "remove it, or deterministic")
     elif isinstance(workers, int) and isinstance(blocks, int) and workers > blocks:
         expected = f"at least workers.count, which is {workers} (else some have nothing to do)"
         draft.complain("blocks", str(blocks), expected, f"write blocks: {workers}")
@@ -470,7 +475,7 @@ _CHECKS: tuple[tuple[Callable[[_Draft], None], tuple[str, ...]], ...] = (
     (_check_script, ("script", "run_as")),
     (_check_mode, ("mode", "staleness", "samples", "checkpoint.every_steps")),
     (_check_strategy, ("strategy", "run_as", "mode", "min_workers", "workers.count")),
-    (_check_deterministic, ("deterministic", "blocks", "strategy", "workers.count")),
+    (_check_deterministic, ("deterministic", "blocks", "strategy", "workers.count", "solution")),
     (_check_memory, ()),
     (_check_waits, ()),
     (_check_folder, ("checkpoint.dir",)),

@@ -332,11 +332,13 @@ class Group:
 
 def division(plan: Plan, members: Sequence[Member]) -> Division:
     """How these members divide a step by this plan."""
-    if not plan.shares:
-        return Division(plan.no)
+    if not plan.shares and plan.chunks == 1:
+        return Division(plan.no, lacking=plan.lacking)
     nodes = [member.node for member in members]
-    accumulations = [share.accumulation if (share := plan.share_of(n)) else 1 for n in nodes]
-    return Division(plan.no, tuple(map(Part, plan.sizes_of(nodes), accumulations)))
+    shares = [plan.share_of(node) for node in nodes]
+    # What is handed in piece by piece is computed so, too.
+    batches = [max(plan.chunks, share.accumulation if share else 1) for share in shares]
+    return Division(plan.no, tuple(map(Part, plan.sizes_of(nodes), batches)), plan.lacking)
 
 
 def replica_difference(node: str, known: str, other: str) -> str:

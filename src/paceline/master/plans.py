@@ -93,10 +93,14 @@ class Plans:
         ledger: who holds what.
         synchronous: whether all workers have a step in common; if not, a plan begins at once.
         granted: whether the shares of steps are leased; if not, nobody's is in a plan's way.
+        whole: whether no step may lack anything.
     """
 
-    def __init__(self, ledger: Ledger, *, synchronous: bool, granted: bool = True) -> None:
+    def __init__(
+        self, ledger: Ledger, *, synchronous: bool, granted: bool = True, whole: bool = False
+    ) -> None:
         self.ledger, self.synchronous, self.granted = ledger, synchronous, granted
+        self.whole = whole
         #: By place; what comes before the first one is dealt by the default plan.
         self.known: list[Planned] = []
         self.preparing: Preparing | None = None
@@ -208,11 +212,10 @@ class Plans:
                     )
             case AdjustRate(factors=factors):
                 self._check_factors(factors)
-            case BackupWorkers() | Partial() if not self.granted:
+            case BackupWorkers() | Partial() if self.whole:
                 raise ConfigError(
-                    f"{type(action).__name__} with strategy allreduce: the gradients of every "
-                    "member are in each sum, so none can be left out of a step; divide its work "
-                    "anew (AdjustBatch), or run the job with --strategy ps"
+                    f"{type(action).__name__} in a deterministic job: what a step lacks follows "
+                    "who was late; divide its work anew (AdjustBatch)"
                 )
             case BackupWorkers(count=count):
                 if self.in_training() is None:

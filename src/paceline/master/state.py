@@ -96,10 +96,11 @@ class MasterState:
         staleness: int = 0,
         min_members: int | None = None,
         check: bool = False,
+        whole_steps: bool = False,
     ) -> None:
         """``min_members``: of a group that trains by all-reduce; None: there are servers.
 
-        ``check``: its first members measure their links.
+        ``check``: its first members measure their links. ``whole_steps``: none lacks a sample.
         """
         self.mode, self.samples, self.staleness = mode, samples, staleness
         # Durable: changed by records only.
@@ -121,7 +122,12 @@ class MasterState:
         #: Number of the last thing that an incarnation of this epoch gave back.
         self.gave_back: dict[int, int] = {}
         #: Which plan holds where.
-        self.plans = Plans(self.ledger, synchronous=mode == "bsp", granted=self.group is None)
+        self.plans = Plans(
+            self.ledger,
+            synchronous=mode == "bsp",
+            granted=self.group is None,
+            whole=whole_steps,
+        )
         # Volatile.
         self.waiting: dict[int, LeaseRequest] = {}
         self.fencing: set[int] = set()

@@ -124,6 +124,7 @@ class Training:
             staleness=spec.staleness,
             min_members=spec.min_workers if spec.strategy == "allreduce" else None,
             check=spec.preflight,
+            whole_steps=spec.deterministic,
         )
         #: The step at which members could not work together, and how often.
         self._futile = (0, 0)

@@ -59,6 +59,20 @@ class Planted(nn.Module):
             raise AssertionError(f"torn: {self.ballast.unique()[:5]} after {steps} steps")
 
 
+class Updates(torch.optim.Optimizer):
+    """Adds one where there is a gradient: a step of fewer samples counts each of them once, too."""
+
+    def __init__(self, params: list[nn.Parameter]) -> None:
+        super().__init__(params, {})
+
+    def step(self) -> None:  # type: ignore[override]
+        """Count."""
+        with torch.no_grad():
+            for group in self.param_groups:
+                for param in group["params"]:
+                    param += (param.grad != 0).to(param.dtype)
+
+
 def die_once(out: Path) -> None:
     """End, unless somebody has."""
     if not (out / "died").exists():
@@ -133,6 +147,7 @@ def flags() -> argparse.Namespace:
     parser.add_argument("--rough", action="store_true", help="a net of which equal bits mean more")
     parser.add_argument("--half", action="store_true", help="float16 that overflows at times")
     parser.add_argument("--adam", action="store_true", help="for the net, as a second optimizer")
+    parser.add_argument("--by-updates", action="store_true", help="count updates of each sample")
     parser.add_argument("--wrapped", action="store_true", help="in torch's DDP, alone in its group")
     return parser.parse_args()
 
@@ -149,7 +164,9 @@ def build(
         "momentum": 0.0,
     }
     learning = {"params": list(model.net.parameters()), "lr": 0.05}
-    if options.adam:
+    if options.by_updates:
+        parts = [Updates([model.seen]), torch.optim.SGD([learning], momentum=0.9)]
+    elif options.adam:
         parts = [torch.optim.SGD([planted]), torch.optim.Adam([learning | {"lr": 0.01}])]
     else:
         parts = [torch.optim.SGD([planted, learning], momentum=0.9)]

@@ -117,9 +117,9 @@ class BlockReducer(Reducer):
         self._buffers = buffers
         self._in_step = self._is_first = self._is_noted = False
 
-    def begin(self, group: Group, runs: Sequence[range]) -> None:
-        """See `Reducer.begin`."""
-        super().begin(group, runs)
+    def begin(self, group: Group, runs: Sequence[range], *, whole: bool = True) -> None:
+        """See `Reducer.begin`; a step is always whole."""
+        super().begin(group, runs, whole=whole)
         for bucket in self._blocks:
             bucket.divide(runs, group.rank)
         self._buffers.begin()

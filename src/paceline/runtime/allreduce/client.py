@@ -23,6 +23,7 @@ from paceline.runtime.allreduce.group import BREAKING, Group
 from paceline.runtime.allreduce.keeper import Keeper
 from paceline.runtime.allreduce.profiling import Profiling
 from paceline.runtime.allreduce.replica import Arriving, Photograph, Replica
+from paceline.runtime.allreduce.short import PeerSteps, ShortStep
 from paceline.runtime.allreduce.state import (
     Connect,
     Copy,
@@ -51,6 +52,7 @@ from paceline.wire.messages.group import (
     STILL,
     AskState,
     CatchUp,
+    Computed,
     Divide,
     Division,
     Meet,
@@ -109,6 +111,7 @@ class GroupClient:
         #: A cut that we are to begin with.
         self._loading: CatchUp | None = None
         self._profiling = Profiling(process.inc)
+        self._peer_steps = PeerSteps()
         self._keeper = Keeper(process, self._on_news)
         self._asker = CutAsker(process.inc)
         self._stores: dict[int, PeerStore] = {}
@@ -314,6 +317,24 @@ class GroupClient:
         """See `MemberState.agree`."""
         with self._changed:
             self.state.agree(run, told, numbers)
+
+    def watch_peers(self, run: RunGroup, short: ShortStep) -> None:
+        """Tell the step that begins who has computed its share of it."""
+        with self._changed:
+            self._peer_steps.watch(run, self.state.step + 1, short)
+
+    def tell_computed(self, run: RunGroup) -> None:
+        """Tell all peers that we have computed our share of the step."""
+        inc, step = self.state.inc, self.state.step + 1
+        message = Computed(epoch_no=run.epoch_no, inc=inc, group=run.group, step=step)
+        with self._changed:
+            self._tell_peers(run, message)
+
+    def _tell_peers(self, run: RunGroup, message: Data, frames: Sequence[bytes] = ()) -> None:
+        for member in run.members:
+            if member.inc != self.state.inc:
+                send = partial(self._exchange.data.send, member.inc, message, frames)
+                self._exchange.leave(send)
 
     def failed(self, run: RunGroup, reason: str) -> None:
         """See `MemberState.failed`."""
@@ -586,6 +607,11 @@ class GroupClient:
             if self.state.may_meet(message.epoch_no, message.group):
                 self._store(message.group).put(message.key, value)
 
+    def peer_computed(self, message: Computed) -> None:
+        """See `Host.peer_computed`."""
+        with self._changed:
+            self._peer_steps.heard(message)
+
     def hand_out(self, message: AskState) -> tuple[StatePart, bytes] | None:
         """See `Host.hand_out`: only while nothing can change what we hold."""
         with self._changed:
@@ -638,10 +664,7 @@ class GroupClient:
             if run is None or run.group != group:
                 return
             message = Meet(epoch_no=run.epoch_no, inc=self.state.inc, group=group, key=key)
-            data = self._exchange.data
-            for member in run.members:
-                if member.inc != self.state.inc:
-                    self._exchange.leave(partial(data.send, member.inc, message, [value]))
+            self._tell_peers(run, message, [value])
 
     # ------------------------------------------------------------------ instructions
 

@@ -11,7 +11,7 @@ from typing import Protocol
 from paceline.runtime.process import Process
 from paceline.wire.data_plane import DataServer, bind_address
 from paceline.wire.messages.data import Data
-from paceline.wire.messages.group import AskState, Meet, StatePart
+from paceline.wire.messages.group import AskState, Computed, Meet, StatePart
 
 POLL_S = 0.2
 
@@ -19,10 +19,13 @@ _log = logging.getLogger(__name__)
 
 
 class Host(Protocol):
-    """Whose door it is; both are called in the door's thread."""
+    """Whose door it is; all is called in the door's thread."""
 
     def met(self, message: Meet, value: bytes) -> None:
         """A peer has set something in the store of a group."""
+
+    def peer_computed(self, message: Computed) -> None:
+        """A peer has computed its share of a step."""
 
     def hand_out(self, message: AskState) -> tuple[StatePart, bytes] | None:
         """The part that a peer asks for; None: we do not hold that step at rest."""
@@ -60,6 +63,8 @@ class Door:
         match message:
             case Meet() if len(frames) == 1:
                 self._host.met(message, bytes(frames[0]))
+            case Computed():
+                self._host.peer_computed(message)
             case AskState():
                 answer = self._host.hand_out(message)
                 if answer is not None:

@@ -6,23 +6,30 @@ here, the optimizers change the model and the slice is in it, as one act. If the
 that, the optimizers change nothing and the same step comes again, shared among the members of the
 next group.
 
+A step that may lack something (`Division.lacking`) may go on without a member that is late. That
+one is in the step until the script has computed what it has in hand, and has the others' mean then;
+the others begin the next step, but do not complete it without that member.
+
 Reference: docs/protocols/integrity.md, section 5.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
 from typing import Any
 
 from paceline.base.errors import ConfigError, InternalError
-from paceline.base.samples import Intervals
+from paceline.base.samples import Intervals, Span, between
 from paceline.runtime.allreduce.client import GroupClient
 from paceline.runtime.allreduce.group import BREAKING, Gathering, Group
 from paceline.runtime.allreduce.profiling import samples_of
 from paceline.runtime.allreduce.reducer import Reducer
 from paceline.runtime.allreduce.sharing import Sharing
+from paceline.runtime.allreduce.short import Missing, ShortStep
 from paceline.runtime.allreduce.store import GroupOver
 from paceline.runtime.data.reader import Reader
 from paceline.runtime.data.work import StepTimes, Work
@@ -47,6 +54,8 @@ class Step:
     weight: int
     """Samples of ours; 0: what we compute on is another member's, and does not count."""
     start_s: float
+    committed: Sequence[Span] = ()
+    """What of it is in the averaged gradients."""
     wait_s: float = 0.0
     works: list[Work] = field(default_factory=list)
     """The batches that we compute it in."""
@@ -56,6 +65,8 @@ class Step:
     first: Any = None
     batch_no: int = 0
     """Of them, that in the script's hands."""
+    settling: int = -1
+    """The newest batch of which all gradients are there."""
     settled: bool = False
     """Gradients were averaged, or cannot be."""
     holds: bool = False
@@ -65,6 +76,14 @@ class Step:
     stepped: set[int] = field(default_factory=set)
     """Optimizers that were told to step on this batch."""
     compute_s: float = 0.0
+    computed: int = 0
+    """Samples of ours that the script has computed."""
+    short: ShortStep | None = None
+    """Whether it goes on without us; None: it waits for all."""
+    behind: bool = False
+    """It had gone on without us when we began."""
+    present: Gathering | None = None
+    """Samples of each member that are in the sums; None: all."""
 
     @property
     def is_last_batch(self) -> bool:
@@ -98,6 +117,8 @@ class Loop:
         self._sharing = Sharing(feed.batch_size, blocks)
         #: Works that were shown to the reader, by step and samples.
         self._shown: dict[tuple[int, Slice], Work] = {}
+        #: Waits in short steps.
+        self._watcher = ThreadPoolExecutor(1, "paceline-watch")
         self._num_steps = 0
         self.excluded_s = 0.0
         """Time since the batch was ready that was spent on something else (evaluation)."""
@@ -110,6 +131,8 @@ class Loop:
             while (step := self._begin_next()) is not None:
                 self.step = step
                 for number, work in enumerate(step.works):
+                    if number and self._may_skip(step, number):
+                        continue
                     batch = self._reader.get(work) if number else step.first
                     step.batch_no = number
                     self._expect(step, work)
@@ -124,10 +147,16 @@ class Loop:
         finally:
             self._abandon()
 
+    def _may_skip(self, step: Step, batch_no: int) -> bool:
+        """Whether nobody waits for this batch any more, and another one follows."""
+        left_behind = step.short is not None and step.short.left_behind
+        return left_behind and batch_no < len(step.works) - 1
+
     def _is_lost(self, step: Step) -> bool:
         """Whether the group is over before our last batch of the step: it comes again."""
         if step.settled or not step.group.is_dropped:
             return False
+        self._close(step)
         self._reducer.drop()
         self._client.failed(step.run, "it was dropped")
         return True
@@ -161,15 +190,35 @@ class Loop:
                     return None
                 continue
             step.works, *later = self._upcoming(step)
-            self._profile(step)
+            self._begin_sums(step)
+            if not step.behind:
+                self._profile(step)
             step.first = self._reader.get(step.works[0])
             # Those that follow are made meanwhile.
             self._reader.ask([*step.works[1:], *(work for works in later for work in works)])
             now_s = monotonic()
             self._record(now_s)
             step.wait_s, step.start_s = now_s - start_s, now_s
-            self._reducer.begin(group, step.runs)
             return step
+
+    def _begin_sums(self, step: Step) -> None:
+        lacking = step.division.lacking.of_slice(_size(step.whole), self._feed.batch_size)
+        may_lack = not self._sharing.blocks and max(lacking.left_out, lacking.late) > 0
+        self._reducer.begin(step.group, step.runs, whole=not may_lack)
+        if not may_lack:
+            return
+        shares = [_size(self._sharing.samples(step.whole, run)) for run in step.runs]
+        missing = Missing(lacking, shares, step.group.rank)
+        step.short = ShortStep(missing, partial(self._hand_in, step))
+        self._client.watch_peers(step.run, step.short)
+        step.behind = step.short.is_due
+        if step.behind:
+            # The others are done already. So as to be in time for the next step, do not compute
+            # ours, but as little as can be.
+            one = self._sharing.batches(step.whole, range(1), 1)
+            step.works = [self._work(self._client.state.step + 1, spans) for spans in one]
+            step.weight = 0
+        self._watcher.submit(step.short.watch)
 
     def _expect(self, step: Step, work: Work) -> None:
         """The script gets a batch."""
@@ -178,14 +227,17 @@ class Loop:
             # Each is timed by itself, and none of them is a part of the step's own time.
             step.start_s, self.excluded_s = monotonic(), 0.0
             self._client.mark(computing=True)
-        total = sum(len(span) for span in step.whole)
-        counts = step.weight > 0 and step.batch_no >= step.num_profiled
-        part = work.num_samples / total if counts else 0.0
+        part = self._counting(step, work) / _size(step.whole)
         settle = partial(self._settle, step)
         self._reducer.expect(part, settle, last=step.is_last_batch)
         if self._sharing.blocks:
             first = work.spans[0]
             seed_all(seed_of(self._client.spec.seed, first.line, first.start))
+
+    def _counting(self, step: Step, work: Work) -> int:
+        """Samples of the batch in the script's hands that count."""
+        counts = step.weight > 0 and step.batch_no >= step.num_profiled
+        return work.num_samples if counts else 0
 
     def _profile(self, step: Step) -> None:
         """Put the batches before our share that are to be profiled."""
@@ -210,7 +262,7 @@ class Loop:
             self._client.failed(run, f"entering step {number}: {error}")
             return None
         runs = self._sharing.runs(whole, group.size, division)
-        weight = sum(map(len, self._sharing.samples(whole, runs[group.rank])))
+        weight = _size(self._sharing.samples(whole, runs[group.rank]))
         return Step(run, group, gathering, division, heard, whole, runs, weight, start_s)
 
     def _works(self, step: Step, number: int, whole: Slice) -> list[Work]:
@@ -221,15 +273,14 @@ class Loop:
         # Without samples of our own we compute on those of somebody else, so that the script takes
         # the same way in all members.
         mine = mine or sharing.stand_in(whole)
-        size = sum(map(len, sharing.samples(whole, mine)))
+        size = _size(sharing.samples(whole, mine))
         fewest = math.ceil(size / self._largest) if self._largest else 1
         shares = sharing.batches(whole, mine, max(accumulation, fewest))
         return [self._work(number, spans) for spans in shares]
 
     def _work(self, number: int, spans: Slice) -> Work:
         found = self._shown.pop((number, spans), None)
-        size = sum(len(span) for span in spans)
-        return found or Work(self._feed.feed, spans, size, number)
+        return found or Work(self._feed.feed, spans, _size(spans), number)
 
     def _upcoming(self, step: Step) -> list[list[Work]]:
         """The works of this step and those after it, as long as group and division are as now."""
@@ -271,18 +322,27 @@ class Loop:
         if step.settled:
             return
         took_s = monotonic() - step.start_s - self.excluded_s
+        samples = 0
+        if step.settling < step.batch_no:  # with several optimizers the first that steps
+            step.settling = step.batch_no
+            samples = self._counting(step, step.works[step.batch_no])
+            step.computed += samples
         if not step.is_last_batch:
-            self._reducer.take()
+            if step.short is None:
+                self._reducer.take()
+            else:
+                step.short.take(self._reducer.take, samples)
             if step.num_timed == step.batch_no < step.num_profiled:
                 step.num_timed += 1
                 self._client.profiled(step.works[step.batch_no].num_samples, took_s)
             return
         step.settled, step.compute_s = True, took_s
         try:
-            self._reducer.flush()
+            self._flush(step)
             self._client.mark(computing=False)
             step.last = self._judge(step)
-            self._reducer.finish()
+            step.committed = self._committed(step)
+            self._reducer.finish(_size(step.committed) / _size(step.whole))
         except BREAKING as error:
             # First drop the group, so that what is under way comes to its end.
             self._client.failed(step.run, f"step {self._client.state.step + 1}: {error}")
@@ -290,6 +350,38 @@ class Loop:
             return
         self._client.mark(computing=True)
         step.holds = self._client.begin_update(step.run)
+
+    def _flush(self, step: Step) -> None:
+        """Let all of ours go, if it is in time; raises as `Reducer.flush`."""
+        if step.short is None:
+            self._reducer.flush()
+        elif step.short.close():
+            self._client.tell_computed(step.run)
+            step.present = step.group.gather([step.weight])
+            self._reducer.flush()
+
+    def _hand_in(self, step: Step, samples: int) -> None:
+        """We are late: let go what was taken, of so many samples; in the watcher's thread."""
+        step.present = step.group.gather([samples])
+        self._reducer.hand_in()
+
+    def _committed(self, step: Step) -> Sequence[Span]:
+        """What of the step is in the sums: of each member's share the first samples."""
+        if step.present is None:
+            return step.whole
+        told = step.present.wait()
+        shares = [self._sharing.samples(step.whole, run) for run in step.runs]
+        return [
+            span
+            for share, (samples,) in zip(shares, told, strict=True)
+            for span in between(share, 0, samples)
+        ]
+
+    def _close(self, step: Step) -> None:
+        """Nobody is to hand in anything for us any more."""
+        if step.short is not None:
+            with suppress(*BREAKING):
+                step.short.close()
 
     def _judge(self, step: Step) -> bool:
         """Whether somebody wants this step to be the last one in the group.
@@ -336,7 +428,7 @@ class Loop:
             self._client.unmark()
             if step.holds:
                 self._reducer.update()
-                self._client.updated(step.whole, last=step.last)
+                self._client.updated(step.committed, last=step.last)
 
     def settle(self) -> bool:
         """Have the averaged gradients in place before the optimizers ask for them.
@@ -366,10 +458,13 @@ class Loop:
         step = self.step
         if step is None:
             return
+        if step.behind:  # it took as long as next to nothing takes
+            self.excluded_s = 0.0
+            return
         self._client.record(
             StepTimes(
                 step=self._num_steps,
-                samples=step.weight,
+                samples=step.computed,
                 start_s=step.start_s,
                 bpt_s=now_s - step.start_s - self.excluded_s,
                 compute_s=step.compute_s,
@@ -382,6 +477,9 @@ class Loop:
 
     def _abandon(self) -> None:
         """The loop is left: nothing of an unfinished step counts."""
+        if self.step is not None:
+            self._close(self.step)
+        self._watcher.shutdown(wait=False)
         self._reducer.drop()
         self._reducer.end()
         self._client.unmark()
@@ -391,6 +489,10 @@ class Loop:
             self._client.give_up_update(torn=bool(step.stepped))
         self._client.leave_step()
         self.step = None
+
+
+def _size(spans: Sequence[Span]) -> int:
+    return sum(map(len, spans))
 
 
 def _digest(whole: Slice) -> int:

@@ -165,18 +165,26 @@ class Reducer:
         self._ends = False
         self.called_twice = False
         """A parameter got a second gradient for one batch."""
-        self._early = early
+        self._may_be_early = self._early = early
+        self._handed_in = False
         for param in params:
             param.register_post_accumulate_grad_hook(self._on_gradient)
 
-    def begin(self, group: Group, runs: Sequence[range]) -> None:
+    def begin(self, group: Group, runs: Sequence[range], *, whole: bool = True) -> None:
         """A step begins, whose gradients are summed in this group.
 
-        ``runs``: what of it each member computes, for those that sum up block by block.
+        Args:
+            group: as above.
+            runs: what of it each member computes, for those that sum up block by block.
+            whole: whether all gradients of ours are in the sums; if not, none leaves before
+                `flush`, and another thread may call `hand_in` instead.
         """
         self._group, self._next = group, 0
+        self._handed_in, self._early = False, self._may_be_early and whole
         for bucket in self._buckets:
             bucket.begin()
+            if not whole:
+                bucket.keep()
 
     def expect(self, part: float, on_end: Callable[[], None], *, last: bool) -> None:
         """The next backward is the one whose gradients count.
@@ -197,7 +205,7 @@ class Reducer:
     def _on_gradient(self, param: Tensor) -> None:
         bucket, k = self._place[param]
         if bucket.is_late(k):
-            self.called_twice = True
+            self.called_twice = not self._handed_in
             return
         if self._group is None or not self._early:
             return
@@ -233,8 +241,19 @@ class Reducer:
         if self._group is not None:
             self._launch(self._group, only_full=False)
 
-    def finish(self) -> None:
-        """Wait for all sums, and make them the gradients."""
+    def hand_in(self) -> None:
+        """Let go what was taken so far, and nothing else of ours; raises as `flush`."""
+        self._handed_in = True
+        group, self._next = self._group, len(self._buckets)
+        if group is not None:
+            for bucket in self._buckets:
+                bucket.launch(group)
+
+    def finish(self, part: float = 1.0) -> None:
+        """Wait for all sums, and make them the gradients.
+
+        ``part``: of the step's samples that is in them.
+        """
         self.flush()
         group, self._group = self._group, None
         if group is not None:
@@ -244,6 +263,8 @@ class Reducer:
             assert bucket.sum is not None
             bucket.sum.wait()
         for bucket in self._buckets:
+            if part != 1.0:
+                bucket.flat.div_(part)
             bucket.give()
 
     def update(self) -> None:

@@ -3,7 +3,7 @@
 from paceline.base.samples import Span
 from paceline.wire.messages.base import Message, ServerMap
 from paceline.wire.messages.feeds import Feed, Slice
-from paceline.wire.messages.group import AskState, Meet, StatePart
+from paceline.wire.messages.group import AskState, Computed, Meet, StatePart
 from paceline.wire.messages.order import Entry
 
 
@@ -229,6 +229,7 @@ Data = (
     | Piece
     | PieceHeld
     | Meet
+    | Computed
     | AskState
     | StatePart
 )

@@ -7,6 +7,7 @@ import msgspec
 
 from paceline.base.samples import Span
 from paceline.wire.messages.base import CutRef, Message
+from paceline.wire.messages.order import Lacking
 
 NO_STEP = -1
 """The last complete step of a member that holds no state."""
@@ -35,11 +36,13 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
 class Division(msgspec.Struct, frozen=True, array_like=True):
     """Who computes how much of a step: the plan of this number, member by member.
 
-    Without ``parts`` all compute alike, in one batch.
+    Without ``parts`` all compute alike, in one batch. ``lacking``: what of a whole step the others
+    do not wait for.
     """
 
     no: int = 0
     parts: tuple[Part, ...] = ()
+    lacking: Lacking = Lacking()
 
 
 # --------------------------------------------------------------------------- up
@@ -185,6 +188,15 @@ class Meet(Message, frozen=True):
     inc: int
     group: int
     key: str
+
+
+class Computed(Message, frozen=True):
+    """member -> member: it has computed its share of a step that may lack some (`Lacking`)."""
+
+    epoch_no: int
+    inc: int
+    group: int
+    step: int
 
 
 class AskState(Message, frozen=True):

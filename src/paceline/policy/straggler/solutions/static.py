@@ -1,7 +1,7 @@
 """Solutions that do not look at how fast anyone is: the baselines of AntDT section VII-A-3."""
 
 import math
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from msgspec import Meta
 
@@ -15,9 +15,6 @@ from paceline.policy.straggler.actions import (
 )
 from paceline.policy.straggler.observation import Observation
 from paceline.policy.straggler.solution import SYNCHRONOUS, Part, Solution, adjusted, even
-
-SERVED = ("bsp", "ssp", "asp")
-"""Modes in which there are servers: only those can decide a step without some of its samples."""
 
 
 class Nothing(Solution, frozen=True):
@@ -55,8 +52,6 @@ class Backup(Solution, frozen=True):
     left open: a tenth of the workers, rounded up.
     """
 
-    modes: ClassVar[tuple[str, ...]] = SERVED
-
     count: Annotated[int, Meta(ge=0)] | None = None
 
     def decide(self, seen: Observation) -> list[AnyAction]:
@@ -64,7 +59,7 @@ class Backup(Solution, frozen=True):
         all_workers = len(seen.workers) + seen.absent
         count = math.ceil(0.1 * all_workers) if self.count is None else self.count
         count = min(count, all_workers - 1)
-        if seen.mode != "bsp" or seen.backup == count:
+        if seen.mode not in SYNCHRONOUS or seen.backup == count:
             return []
         return [BackupWorkers(count=count, reason=f"{count} of {all_workers} workers")]
 
@@ -76,8 +71,6 @@ class LeaveOut(Solution, frozen=True):
     has finished by then counts, and only the rest comes back later.
     """
 
-    modes: ClassVar[tuple[str, ...]] = SERVED
-
     left_out: Part = 0.1
     """Largest part of the global batch that a step may lack."""
     chunks: Annotated[int, Meta(ge=1)] = 4
@@ -87,7 +80,7 @@ class LeaveOut(Solution, frozen=True):
         """Partial steps once."""
         samples = int(self.left_out * seen.global_batch)
         in_force = seen.left_out, seen.late, seen.chunks
-        if seen.mode != "bsp" or in_force == (samples, 0, self.chunks):
+        if seen.mode not in SYNCHRONOUS or in_force == (samples, 0, self.chunks):
             return []
         reason = f"a step may lack {samples} of {seen.global_batch} samples"
         return [Partial(left_out=samples, chunks=self.chunks, reason=reason)]
