@@ -6,7 +6,7 @@ from torch import nn
 
 import paceline as pl
 from paceline.base.errors import ConfigError
-from paceline.runtime.allreduce.strategy import _check_dense, _trained
+from paceline.runtime.allreduce.stepping import check_dense, trained_by
 
 
 @pytest.mark.parametrize(
@@ -19,14 +19,14 @@ from paceline.runtime.allreduce.strategy import _check_dense, _trained
 )
 def test_sparse_tables_need_servers(table: nn.Module) -> None:
     with pytest.raises(ConfigError, match=r"1 is a sparse table.*--strategy ps"):
-        _check_dense([nn.Sequential(nn.Linear(2, 2), table)])
-    _check_dense([nn.Sequential(nn.Linear(2, 2), nn.Embedding(4, 2))])
+        check_dense([nn.Sequential(nn.Linear(2, 2), table)])
+    check_dense([nn.Sequential(nn.Linear(2, 2), nn.Embedding(4, 2))])
 
 
 def test_a_parameter_belongs_to_one_optimizer() -> None:
     layer = nn.Linear(2, 2)
     layer.bias.requires_grad_(False)
     first = torch.optim.SGD(layer.parameters(), lr=0.1)
-    assert _trained([first]) == [layer.weight]
+    assert trained_by([first]) == [layer.weight]
     with pytest.raises(ConfigError, match="in two optimizers"):
-        _trained([first, torch.optim.Adam(layer.parameters())])
+        trained_by([first, torch.optim.Adam(layer.parameters())])

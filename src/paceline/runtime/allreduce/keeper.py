@@ -3,9 +3,12 @@
 What a step computes on does not change between one update and the next, so a cut of the step
 before is copied meanwhile; the update waits for the rest of it (docs/protocols/integrity.md,
 section 5: a cut is one replica with its committed set, and agrees with itself).
+
+Members that each hold a shard copy *together*: all of them after the same step. They find it in the
+all-gather of a step, as they do for a division: the cut that all are ready for is copied after it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from paceline.runtime.allreduce.replica import Replica
@@ -13,17 +16,26 @@ from paceline.runtime.allreduce.state import MemberState
 from paceline.runtime.checkpoint import cutfile
 from paceline.runtime.checkpoint.memory import HEADROOM
 from paceline.runtime.checkpoint.writer import CutWriter
+from paceline.runtime.data.work import Array
 from paceline.runtime.process import Process
-from paceline.wire.messages.group import NO_STEP
+from paceline.wire.messages.group import NO_STEP, Member
 from paceline.wire.messages.node import Copied, TakeCut
 
 
 class Keeper:
     """Copies the state when the master asks for it. Used under the client's lock."""
 
-    def __init__(self, process: Process, on_news: Callable[[], None]) -> None:
+    def __init__(
+        self, process: Process, on_news: Callable[[], None], *, together: bool = False
+    ) -> None:
         """``on_news``: called in some thread when `said` has something to say."""
-        self._inc = process.inc
+        self._inc, self._together = process.inc, together
+        #: Whose copies make a cut.
+        self._sharers: tuple[int, ...] = (process.inc,)
+        #: The newest cut that we can copy after the step that comes next, and that all can.
+        self.ready_for = self._agreed = 0
+        #: The step of the last copy.
+        self._copied_step = NO_STEP
         self._writer = CutWriter(process, on_news)
         self._thread = ThreadPoolExecutor(1, "paceline-cut")
         self._asked: TakeCut | None = None
@@ -36,9 +48,16 @@ class Keeper:
         self._last: Copied | None = None
         self._writing = 0
 
-    def set_holders(self, nodes: Sequence[str]) -> None:
-        """The nodes of the members: one of them is to hold a second copy in memory."""
-        self._writer.set_holders(nodes)
+    def set_members(self, members: Sequence[Member]) -> None:
+        """One of their nodes is to hold a second copy in memory."""
+        self._writer.set_holders([member.node for member in members])
+        if self._together:
+            self._sharers = tuple(member.inc for member in members)
+
+    def agree(self, ready_for: Sequence[int]) -> None:
+        """What each member is `ready_for`, as it entered the step that is about to be complete."""
+        if len(set(ready_for)) == 1:
+            self._agreed = ready_for[0]
 
     @property
     def busy(self) -> bool:
@@ -54,21 +73,39 @@ class Keeper:
             [self._last] if self._last is not None and self._last.cut_no == message.cut_no else []
         )
 
-    def copy_if_asked(self, state: MemberState, replica: Replica) -> None:
-        """Begin to copy, if a cut is wanted; the state must be whole and at rest until `wait`."""
-        asked = self._asked
-        if asked is None or state.step == NO_STEP or state.updating or state.copying is not None:
-            return
-        if asked.epoch_no != state.epoch_no:
-            self._asked = None
-            return
-        if state.step < asked.step or (self._room is not None and not self._room.done()):
+    def copy_if_asked(
+        self, state: MemberState, replica: Replica, *, for_good: bool = False
+    ) -> None:
+        """Begin to copy, if a cut is wanted; the state must be whole and at rest until `wait`.
+
+        ``for_good``: no member completes another step.
+        """
+        asked = self._wanted(state)
+        agreed = self._together and asked is not None and asked.cut_no == self._agreed
+        if asked is None or (self._is_making_room and not agreed):
             return
         saved = replica.save()
-        if not self._has_room(asked.cut_no, cutfile.packed_bytes(saved)):
+        if not self._has_room(asked.cut_no, cutfile.packed_bytes(saved), wait=agreed):
             return
+        self.ready_for = asked.cut_no
+        # Where nobody goes on all copy this step, and only once.
+        alike = for_good and state.step >= asked.step and state.step != self._copied_step
+        if agreed or alike or not self._together:
+            self._copy(asked, state, saved)
+
+    def _wanted(self, state: MemberState) -> TakeCut | None:
+        """The cut that is asked for, if it can be of this step; with others, of the next."""
+        asked = self._asked
+        if asked is None or state.step == NO_STEP or state.updating or state.copying is not None:
+            return None
+        if asked.epoch_no != state.epoch_no:
+            self._asked = None
+            return None
+        return asked if state.step + self._together >= asked.step else None
+
+    def _copy(self, asked: TakeCut, state: MemberState, saved: Mapping[str, Array]) -> None:
         self._asked = None
-        self._cut_no = asked.cut_no
+        self._cut_no, self._copied_step = asked.cut_no, state.step
         copied = Copied(
             epoch_no=state.epoch_no,
             inc=self._inc,
@@ -76,14 +113,18 @@ class Keeper:
             position=state.step,
             step=state.step,
             committed=state.done.spans(),
-            sharers=(self._inc,),
+            sharers=self._sharers,
         )
         self.wait()
         self._writing += 1
         self._copying = self._thread.submit(self._writer.copy, copied, saved)
 
-    def _has_room(self, cut_no: int, num_bytes: int) -> bool:
-        """Whether there is memory to copy into; if not, it is made beside some steps."""
+    @property
+    def _is_making_room(self) -> bool:
+        return self._room is not None and not self._room.done()
+
+    def _has_room(self, cut_no: int, num_bytes: int, *, wait: bool) -> bool:
+        """Whether there is memory to copy into; if not, it is made beside some steps, or now."""
         if self._room is not None:
             self._room.result()  # raises what has failed
             self._room = None
@@ -92,7 +133,7 @@ class Keeper:
         # What of a state is no tensor may grow by some bytes.
         self._room_bytes = num_bytes + num_bytes // HEADROOM
         self._room = self._thread.submit(self._writer.make_room, cut_no, num_bytes)
-        return False
+        return wait and self._has_room(cut_no, num_bytes, wait=True)
 
     def wait(self) -> None:
         """Return when nothing is being copied: the state may change."""

@@ -20,12 +20,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 from paceline.base.errors import ConfigError, InternalError
 from paceline.base.samples import Intervals, Span, between
-from paceline.runtime.allreduce.client import GroupClient
 from paceline.runtime.allreduce.group import BREAKING, Gathering, Group
+from paceline.runtime.allreduce.member import MemberClient
 from paceline.runtime.allreduce.profiling import samples_of
 from paceline.runtime.allreduce.reducer import Reducer
 from paceline.runtime.allreduce.sharing import Sharing
@@ -36,6 +36,21 @@ from paceline.runtime.data.work import StepTimes, Work
 from paceline.runtime.seeding import seed_all, seed_of
 from paceline.wire.messages.feeds import Feed, Slice
 from paceline.wire.messages.group import Division, RunGroup
+
+
+class Told(NamedTuple):
+    """What each member tells the others as it enters a step."""
+
+    number: int
+    slice: int
+    """A digest of it."""
+    division: int
+    """Number of that by which its share is."""
+    heard: int
+    """Number of the newest that it has heard of."""
+    cut: int
+    """See `Keeper.ready_for`."""
+    wants_out: int
 
 
 @dataclass(slots=True)
@@ -99,22 +114,19 @@ class Loop:
 
     def __init__(
         self,
-        client: GroupClient,
+        client: MemberClient,
         reducer: Reducer,
+        sharing: Sharing,
         feed: Feed,
         reader: Reader,
         ahead: int,
         num_optimizers: int,
         largest: int | None = None,
     ) -> None:
-        self._client, self._reducer = client, reducer
+        self._client, self._reducer, self._sharing = client, reducer, sharing
         self._num_optimizers = num_optimizers
         self._feed, self._reader, self._ahead = feed, reader, ahead
         self._largest = largest
-        spec = client.spec
-        fewest = math.ceil(feed.batch_size / largest) if largest else 1
-        blocks = max(spec.blocks, fewest) if spec.deterministic else 0
-        self._sharing = Sharing(feed.batch_size, blocks)
         #: Works that were shown to the reader, by step and samples.
         self._shown: dict[tuple[int, Slice], Work] = {}
         #: Waits in short steps.
@@ -256,7 +268,14 @@ class Loop:
             if divisions is None:
                 raise GroupOver("it was dropped")
             division, heard = divisions
-            told = [number, _digest(whole), division.no, heard.no, self._client.wants_out]
+            told = Told(
+                number,
+                _digest(whole),
+                division.no,
+                heard.no,
+                self._client.ready_for_cut,
+                self._client.wants_out,
+            )
             gathering = group.gather(told)
         except BREAKING as error:
             self._client.failed(run, f"entering step {number}: {error}")
@@ -390,11 +409,12 @@ class Loop:
             RuntimeError, GroupOver: the group is over.
             InternalError: members are not in the same step: the model would be wrong.
         """
-        told = step.gathering.wait()
-        if len({(number, digest, division) for number, digest, division, *_ in told}) > 1:
+        told = [Told(*numbers) for numbers in step.gathering.wait()]
+        if len({(one.number, one.slice, one.division) for one in told}) > 1:
             raise InternalError(f"members are in different steps: {told}")
-        self._client.agree(step.run, step.heard, [heard for *_, heard, _ in told])
-        return any(wants_out for *_, wants_out in told)
+        self._client.agree(step.run, step.heard, [one.heard for one in told])
+        self._client.agree_on_cut([one.cut for one in told])
+        return any(one.wants_out for one in told)
 
     def on_step(self, optimizer: int) -> bool:
         """An optimizer is told to step: whether it is to change its parameters.

@@ -35,10 +35,16 @@ from paceline.wire.copying import copy
 PART_BYTES = 16 << 20
 
 
-def encode_layout(skeleton: Skeleton, tensors: Sequence[Tensor]) -> bytes:
-    """What the state is made of: part 0."""
+def encode_layout(
+    skeleton: Skeleton,
+    tensors: Sequence[Tensor],
+    *,
+    part: tuple[int, int] = (0, 1),
+    rows: tuple[int | None, ...] = (),
+) -> bytes:
+    """What the state is made of: part 0; for a shard see `Layout`."""
     kinds = tuple((str(one.dtype).removeprefix("torch."), tuple(one.shape)) for one in tensors)
-    return msgspec.json.encode(Layout(skeleton, kinds))
+    return msgspec.json.encode(Layout(skeleton, kinds, part, rows))
 
 
 def decode_layout(data: bytes) -> Layout:
@@ -101,11 +107,14 @@ class Replica:
         the rest stays as it is until the next update.
         """
         skeleton, tensors = take_apart(self._state())
+        return self._named(encode_layout(skeleton, tensors), names_of(skeleton), tensors)
+
+    def _named(
+        self, layout: bytes, names: Sequence[str], tensors: Sequence[Tensor]
+    ) -> dict[str, Array]:
         fleeting = {one.data_ptr() for module in self.modules for one in module.buffers()}
-        saved: dict[str, Array] = {
-            LAYOUT: np.frombuffer(encode_layout(skeleton, tensors), np.uint8)
-        }
-        for name, tensor in zip(names_of(skeleton), tensors, strict=True):
+        saved: dict[str, Array] = {LAYOUT: np.frombuffer(layout, np.uint8)}
+        for name, tensor in zip(names, tensors, strict=True):
             kept = tensor.clone() if tensor.data_ptr() in fleeting else tensor
             saved[name] = as_array(kept)
         return saved
@@ -147,8 +156,7 @@ class Replica:
     def _become(self, state: Any) -> None:
         with torch.no_grad():
             for module, one in zip(self.modules, state["modules"], strict=True):
-                if not _is_in(module, one):
-                    module.load_state_dict(one)
+                self._put_into(module, one)
         for optimizer, one in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(one)
         for scheduler, one in zip(self.schedulers, state["schedulers"], strict=True):
@@ -156,6 +164,10 @@ class Replica:
         for scaler, one in zip(self.scalers, state["scalers"], strict=True):
             scaler.load_state_dict(one)
         self._outside.became(state["outside"])
+
+    def _put_into(self, module: nn.Module, state: dict[str, Tensor]) -> None:
+        if not _is_in(module, state):
+            module.load_state_dict(state)
 
 
 def _is_plain(tensor: Tensor) -> bool:

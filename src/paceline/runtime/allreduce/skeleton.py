@@ -23,6 +23,17 @@ class Layout(msgspec.Struct, frozen=True):
     skeleton: Skeleton
     tensors: tuple[tuple[str, tuple[int, ...]], ...]
     """dtype and shape."""
+    part: tuple[int, int] = (0, 1)
+    """Which shard of the state this is, and of how many."""
+    rows: tuple[int | None, ...] = ()
+    """Of a shard: of each tensor that is one, how many rows the whole has; None: it is whole."""
+
+
+def rows_of_part(num_rows: int, part: tuple[int, int]) -> range:
+    """The rows of a tensor that a shard has: chunks along the first axis, as ``torch.chunk``'s."""
+    number, count = part
+    chunk = -(-num_rows // count)
+    return range(min(number * chunk, num_rows), min((number + 1) * chunk, num_rows))
 
 
 def read_layout(data: bytes) -> Layout:

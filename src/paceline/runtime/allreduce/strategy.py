@@ -1,9 +1,9 @@
 """Strategy allreduce: every worker holds the model, and torch's own optimizers change it."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from time import monotonic
-from types import MethodType
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from paceline.base.errors import ConfigError, InternalError
+from paceline.base.errors import InternalError
 from paceline.runtime.allreduce.blocks import BlockReducer
 from paceline.runtime.allreduce.buffers import Buffers
 from paceline.runtime.allreduce.client import GroupClient
@@ -22,33 +22,27 @@ from paceline.runtime.allreduce.outside import Outside
 from paceline.runtime.allreduce.reducer import Reducer
 from paceline.runtime.allreduce.replica import Replica
 from paceline.runtime.allreduce.scaling import follow_steps
-from paceline.runtime.data.growth import Growth
+from paceline.runtime.allreduce.sharing import Sharing
+from paceline.runtime.allreduce.stepping import Stepping, check_dense, trained_by
 from paceline.runtime.data.reader import Reader
 from paceline.runtime.data.work import Array
 from paceline.runtime.process import Process
-from paceline.runtime.ps.embedding import Embedding
 from paceline.runtime.strategy import Evaluation
 from paceline.wire.messages.checks import NodeSpeed
-from paceline.wire.messages.feeds import Feed, SourceLine
+from paceline.wire.messages.feeds import Feed
 from paceline.wire.messages.group import NO_STEP
 
 
-class HeldByAll:
+class HeldByAll(Stepping):
     """`Strategy` of a member of an elastic group."""
 
-    takes_growth = False
-
     def __init__(self, process: Process) -> None:
-        self.spec, self.rank = process.spec, process.rank
         self.client = GroupClient(process)
+        super().__init__(process, self.client)
         self._reducer: Reducer | None = None
-        self._optimizers: Sequence[Optimizer] = ()
         self._params: list[nn.Parameter] = []
-        self._loop: Loop | None = None
         self.largest: int | None = None
         """Samples of a yielded batch at most; a larger share comes as several batches."""
-        #: What the optimizers' own steps are.
-        self._takes: list[Callable[[], Any]] = []
         if self.spec.deterministic:
             torch.use_deterministic_algorithms(True)
 
@@ -60,8 +54,8 @@ class HeldByAll:
         scalers: Sequence[GradScaler] = (),
     ) -> None:
         """See `Strategy.prepare`."""
-        _check_dense(modules)
-        self._params = _trained(optimizers)
+        check_dense(modules)
+        self._params = trained_by(optimizers)
         # With several optimizers a backward may belong to any of them: nothing leaves before all
         # of them step.
         early = len(optimizers) == 1
@@ -69,55 +63,11 @@ class HeldByAll:
             self._reducer = BlockReducer(self._params, Buffers(modules), early=early)
         else:
             self._reducer = Reducer(self._params, early=early)
-        self._optimizers = optimizers
-        for number, optimizer in enumerate(optimizers):
-            self._follow(optimizer, number)
+        self._follow_all(optimizers)
         outside = Outside(schedulers, self._num_schedules)
         for scaler in scalers:
             follow_steps(scaler, optimizers, lambda: self._loop)
         self.client.start(Replica(modules, optimizers, schedulers, outside, scalers))
-
-    def _follow(self, optimizer: Optimizer, number: int) -> None:
-        """Make ``optimizer.step()`` apply the mean over all members, or nothing."""
-        take = optimizer.step
-        known = {id(param): param.requires_grad for param in _all_of(optimizer)}
-        self._takes.append(take)
-
-        def step(own: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
-            if closure is not None:
-                raise ConfigError(
-                    f"{type(own).__name__}.step() was given a closure, which computes gradients "
-                    "again and again; strategy allreduce takes optimizers that use them once"
-                )
-            if self._loop is None:
-                raise ConfigError(
-                    "optimizer.step() was called outside of a loop over job.batches; only batches "
-                    "of the job can be trained on"
-                )
-            own._opt_called = True  # type: ignore[attr-defined]
-            _check_known(own, known)
-            if self._loop.on_step(number):
-                take()
-            self._loop.stepped()
-            return None
-
-        # What schedulers made before look for, to see whether somebody took `step` away from them.
-        step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
-        optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
-
-    def _num_schedules(self) -> int | None:
-        """A step that broke comes again; None: there is no loop."""
-        if self._loop is None:
-            return None
-        return int(self._loop.step is None or self._loop.step.holds)
-
-    def open_feed(self, feed: Feed, growth: Growth | None = None) -> Feed:
-        """See `Strategy.open_feed`."""
-        return self.client.open_feed(feed)
-
-    def source_line(self, line: int) -> SourceLine:
-        """See `Strategy.source_line`."""
-        return self.client.source_line(line)
 
     def check(self, measure: Callable[[], NodeSpeed]) -> None:
         """See `Strategy.check`."""
@@ -132,12 +82,26 @@ class HeldByAll:
             return
         if self.client.joins_others and self.client.state.step == NO_STEP:
             self._make_room()
-        number = len(self._optimizers)
-        self._loop = Loop(self.client, self._reducer, feed, reader, ahead, number, self.largest)
+        self._loop = Loop(
+            self.client,
+            self._reducer,
+            self._sharing(feed),
+            feed,
+            reader,
+            ahead,
+            len(self._optimizers),
+            self.largest,
+        )
         try:
             yield from self._loop.run()
         finally:
             self._loop = None
+
+    def _sharing(self, feed: Feed) -> Sharing:
+        if not self.spec.deterministic:
+            return Sharing(feed.batch_size)
+        fewest = math.ceil(feed.batch_size / self.largest) if self.largest else 1
+        return Sharing(feed.batch_size, max(self.spec.blocks, fewest))
 
     def _make_room(self) -> None:
         """Have the optimizers make their state, which is copied from a peer while others wait.
@@ -151,12 +115,6 @@ class HeldByAll:
             take()
         for param in self._params:
             param.grad = None
-
-    @property
-    def in_step(self) -> bool:
-        """See `Strategy.in_step`."""
-        step = self._loop.step if self._loop is not None else None
-        return step is not None and not step.stepped
 
     @property
     def holds(self) -> bool:
@@ -187,53 +145,8 @@ class HeldByAll:
             self._loop.excluded_s += monotonic() - start_s
         return results
 
-    def checkpoint(self) -> None:
-        """See `Strategy.checkpoint`."""
-        self.client.checkpoint()
-
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """See `Strategy.clip_grad_norm_`: of the mean over all members."""
         if self._loop is not None:
             self._loop.settle()
         return clip_grad_norm_(self._params, max_norm)
-
-
-def _all_of(optimizer: Optimizer) -> list[nn.Parameter]:
-    return [param for group in optimizer.param_groups for param in group["params"]]
-
-
-def _check_known(optimizer: Optimizer, known: dict[int, bool]) -> None:
-    """Raises ConfigError: it would train something by the gradients of this worker alone."""
-    for param in _all_of(optimizer):
-        if not known.get(id(param), False) and param.grad is not None:
-            raise ConfigError(
-                f"a parameter of shape {tuple(param.shape)} has a gradient, but was frozen, or not "
-                "in its optimizer, at job.prepare, so that it is not averaged over the workers; "
-                "prepare it with requires_grad=True"
-            )
-
-
-def _check_dense(modules: Sequence[nn.Module]) -> None:
-    """Raises ConfigError: a table whose rows only servers hold."""
-    for root in modules:
-        for name, module in root.named_modules():
-            if isinstance(module, Embedding) or getattr(module, "sparse", False):
-                raise ConfigError(
-                    f"job.prepare: {name or type(module).__name__} is a sparse table, whose rows "
-                    "live on parameter servers; run the job with --strategy ps, or make it an "
-                    "nn.Embedding without sparse=True"
-                )
-
-
-def _trained(optimizers: Sequence[Optimizer]) -> list[nn.Parameter]:
-    """The parameters of all optimizers, each once, in their order.
-
-    Raises:
-        ConfigError: one that is not there, or is in two optimizers.
-    """
-    params: list[nn.Parameter] = []
-    for optimizer in optimizers:
-        params += [param for param in _all_of(optimizer) if param.requires_grad]
-    if len({id(param) for param in params}) < len(params):
-        raise ConfigError("a parameter is in two optimizers (or twice in one); give it to one")
-    return params
