@@ -98,7 +98,7 @@ def test_each_loss_is_an_incident_with_what_was_done_and_what_it_cost() -> None:
     assert killed.away_s == pytest.approx(0.4)
     assert killed.stalled_s == pytest.approx(0.9)  # 6.1 -> the point of second 7
     assert crashed.what == "server-0: signal SIGKILL"
-    assert restored.done == "all servers and the ledger went back to cut 3"
+    assert restored.done == "the model and the ledger went back to cut 3"
     assert restored.undone == 250
     # From 8.5 on: no more than the 500 of second 8 until second 11.
     assert restored.stalled_s == pytest.approx(2.5)

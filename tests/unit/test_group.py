@@ -42,10 +42,10 @@ FEED = Feed(
 class Job:
     """A master and its members; messages arrive at once, unless they are held back."""
 
-    def __init__(self, num_workers: int, *, min_members: int = 1) -> None:
+    def __init__(self, num_workers: int, *, min_members: int = 1, sharded: bool = False) -> None:
         self.expected = num_workers
-        self.min_members = min_members
-        self.master = MasterState(mode="bsp", samples="exactly-once", min_members=min_members)
+        self.min_members, self.sharded = min_members, sharded
+        self.master = self.new_master()
         self.records: list[Journal] = []
         self.members: dict[int, MemberState] = {}
         self.told: list[tuple[int, MemberInstruction]] = []
@@ -56,6 +56,14 @@ class Job:
         for inc in range(1, num_workers + 1):
             self.worker(inc)
         self.run(self.master.open_feed(OpenFeed(inc=1, feed=FEED)))
+
+    def new_master(self) -> MasterState:
+        return MasterState(
+            mode="bsp",
+            samples="exactly-once",
+            min_members=self.min_members,
+            sharded=self.sharded,
+        )
 
     @property
     def group(self) -> list[int]:
@@ -139,7 +147,7 @@ class Job:
             position=member.step,
             step=member.step,
             committed=member.done.spans(),
-            sharers=(member.inc,),
+            sharers=tuple(self.group) if self.sharded else (member.inc,),
             file="a file",
             stored=True,
         )
@@ -166,7 +174,7 @@ class Job:
             self.act(member.inc, member.updated(whole, last=last))
 
     def restart_master(self) -> None:
-        self.master = MasterState(mode="bsp", samples="exactly-once", min_members=self.min_members)
+        self.master = self.new_master()
         for journal in self.records:
             self.master.apply(journal.record)
         for inc in self.members:
@@ -453,6 +461,100 @@ def test_when_nobody_holds_state_all_begin_again_from_the_newest_cut() -> None:
         Load,
         Copy,
     ]
+
+
+def sharded(num_workers: int = 2) -> Job:
+    job = Job(num_workers, sharded=True)
+    job.join()
+    return job
+
+
+def test_members_that_hold_shards_each_begin_with_their_own() -> None:
+    job = sharded()
+    assert [member.step for member in job.members.values()] == [0, 0]
+    assert all(member.running is not None for member in job.members.values())
+    assert not any(isinstance(one, Copy) for _, one in job.told)
+
+
+def test_a_cut_of_shards_needs_all_of_them() -> None:
+    job = sharded()
+    job.step()
+    job.held.add(2)
+    job.run(job.master.take_cut())
+    assert not job.master.cuts.valid
+    job.held.clear()
+    job.resend()
+    assert [cut.step for cut in job.master.cuts.valid] == [1]
+
+
+def test_a_cut_of_shards_proves_its_step() -> None:
+    job = sharded()
+    for _ in range(3):
+        job.step()
+    assert not job.master.ledger.is_complete(0), "nobody has proven the last step"
+    job.run(job.master.take_cut())
+    assert job.done == [0]
+    job.restart_master()
+    assert job.master.cuts.safe == {0}
+
+
+def test_no_cut_of_shards_is_asked_for_while_one_is_missing() -> None:
+    job = sharded()
+    job.step()
+    job.lose(2)
+    assert job.master.take_cut() == []
+
+
+def test_members_that_hold_shards_do_not_go_on_without_each_other() -> None:
+    job = sharded()
+    job.step()
+    job.run(job.master.take_cut())
+    job.step()
+    job.lose(2)
+    job.resend()
+    assert job.group == [1, 2], "who survives is of no use"
+    job.lose(1)
+    job.worker(4)
+    job.worker(3)
+    job.join(4)
+    assert job.master.group is not None
+    job.run(job.master.form_group(job.master.group))
+    assert job.group == [1, 2], "not for anybody's patience either"
+    job.join(3)
+    assert job.group == [3, 4], "by their nodes"
+    assert job.master.ledger.done.spans() == (Span(0, 0, 2),)
+    assert [member.step for member in job.members.values()] == [1, 1]
+    loads = [(inc, one.order.cut) for inc, one in job.told if isinstance(one, Load)]
+    assert sorted(inc for inc, _ in loads) == [3, 4]
+    assert all(cut is not None and cut.cut_no == 1 for _, cut in loads)
+
+
+def test_a_new_master_lets_members_that_hold_shards_load_what_the_last_one_chose() -> None:
+    job = sharded()
+    job.step()
+    job.run(job.master.take_cut())
+    job.lose(1)
+    job.lose(2)
+    job.worker(3)
+    fresh = job.worker(4)
+    fresh.catch_up = lambda _: []  # type: ignore[method-assign]  # it is lost on its way
+    job.join()
+    assert [member.step for member in job.members.values()] == [1, NO_STEP]
+    del fresh.catch_up  # type: ignore[method-assign]
+    job.restart_master()
+    job.resend()
+    job.resend()
+    assert [member.step for member in job.members.values()] == [1, 1]
+    assert all(member.running is not None for member in job.members.values())
+    assert job.master.epoch_no == 2
+
+
+def test_a_new_master_does_not_form_a_group_of_the_shards_that_are_left() -> None:
+    job = sharded(3)
+    job.restart_master()
+    job.lose(3)
+    job.resend()
+    assert job.group == [1, 2, 3]
 
 
 def test_a_feed_is_over_when_it_is_in_a_cut_on_disk() -> None:

@@ -1,4 +1,4 @@
-"""Strategy script: one worker's failure ends all, and all begin again together."""
+"""Strategies script and fsdp: one worker's failure ends all, and all begin again together."""
 
 from typing import TypeVar
 
@@ -35,14 +35,16 @@ def of(kind: type[T], acts: list[Act]) -> list[T]:
 class Job:
     """Workers 0 and 1, whose agents are there; ports count up from 1."""
 
-    def __init__(self, *, kept: list[Keep] | None = None, **restart: float) -> None:
+    def __init__(
+        self, *, kept: list[Keep] | None = None, by_itself: bool = True, **restart: float
+    ) -> None:
         self.now_s = 1000.0
         ports = iter(range(1, 100))
         self.members = Membership(
             num_workers=2,
             num_servers=0,
             restart=RestartSpec(**restart),  # type: ignore[arg-type]
-            rounds=Rounds(grace_s=GRACE_S, new_port=lambda: next(ports)),
+            rounds=Rounds(grace_s=GRACE_S, new_port=lambda: next(ports), by_itself=by_itself),
         )
         self.kept = list(kept or [])
         for keep in self.kept:
@@ -272,3 +274,34 @@ def test_a_resumed_job_begins_again_with_all_of_its_workers() -> None:
     job = Job(kept=[*old.kept, Keep(JobEnded())])
     assert of(Launch, job.members.begin(job.now_s)) == [Launch("worker-0"), Launch("worker-1")]
     assert starts(job.hello("worker-0")) == {"worker-0": (1, 1)}
+
+
+def test_a_script_that_trains_with_us_has_returned_when_it_says_so() -> None:
+    job = Job(by_itself=False).run()
+    acts = job.exit("worker-0", ExitEvidence(exit_code=0))
+    assert of(End, acts), "it left early: all begin again"
+    job = Job(by_itself=False).run()
+    assert not of(End, job.returned("worker-0"))
+
+
+def test_one_more_worker_begins_with_all_others() -> None:
+    job = Job(by_itself=False).run()
+    acts = job.note(job.members.scale(3, job.now_s, GRACE_S))
+    assert of(Launch, acts) == [Launch("worker-2")]
+    assert {end.node for end in of(End, acts)} == {"worker-0", "worker-1"}
+    assert not of(Start, job.exit("worker-0", ORDERED))
+    assert not of(Start, job.hello("worker-2"))
+    acts = job.exit("worker-1", ORDERED)
+    assert {start.node for start in of(Start, acts)} == {"worker-0", "worker-1", "worker-2"}
+    assert all(start.message.num_workers == 3 for start in of(Start, acts))
+    assert job.members.num_restarts() == 0
+
+
+def test_one_worker_less_begins_anew_without_the_one_that_leaves() -> None:
+    job = Job(by_itself=False).run()
+    acts = job.note(job.members.scale(1, job.now_s, GRACE_S))
+    assert {end.node for end in of(End, acts)} == {"worker-0", "worker-1"}
+    assert not of(Start, job.exit("worker-0", ORDERED))
+    acts = job.exit("worker-1", ORDERED)
+    assert {start.node for start in of(Start, acts)} == {"worker-0"}
+    assert set(job.members.nodes) == {"worker-0"}

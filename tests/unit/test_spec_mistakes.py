@@ -343,6 +343,27 @@ WRONG_FILES = [
         ),
     ),
     (
+        "script: train.py\nstrategy: fsdp\nservers: 2\n",
+        (
+            "job.yaml:3: servers.count: got 2 with strategy fsdp, where workers hold the "
+            "model, expected it with strategy ps only; remove it"
+        ),
+    ),
+    (
+        "script: train.py\nstrategy: fsdp\nsolution: lb_bsp\n",
+        (
+            "job.yaml:3: solution: got 'lb_bsp' with strategy fsdp, whose workers compute equal "
+            "shares, expected none; remove it or set strategy to allreduce"
+        ),
+    ),
+    (
+        "script: train.py\nstrategy: fsdp\nworkers: 4\nmin_workers: 2\n",
+        (
+            "job.yaml:4: min_workers: got 2 with strategy fsdp, which needs all workers, expected "
+            "it with strategy allreduce only; remove it"
+        ),
+    ),
+    (
         "script: train.py\nstrategy: allreduce\nmode: asp\n",
         (
             "job.yaml:3: mode: got 'asp' with strategy allreduce, expected bsp (all workers take "

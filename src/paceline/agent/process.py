@@ -64,6 +64,10 @@ def process_environment(job: JobDir, node: str, spec: JobSpec) -> dict[str, str]
     }
 
 
+PRELOAD = {"fsdp": ("paceline.runtime.fsdp.strategy",)}
+"""By strategy: what its zygotes import beside what all do. Seconds, of each life otherwise."""
+
+
 class ProcessHost:
     """Runs at most one training process at a time; results come by callback, in the loop."""
 
@@ -106,6 +110,7 @@ class ProcessHost:
             self._zygote = subprocess.Popen(
                 [sys.executable, *SAFE_PATH, "-m", "paceline.runtime.zygote"]
                 + ["--fd", str(theirs.fileno()), "--role", role]
+                + [f"--preload={name}" for name in PRELOAD.get(self._spec.strategy, ())]
                 + [f"--join={path}" for path in self._group.join_files],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,

@@ -142,7 +142,7 @@ _SENTENCES = {
     "group_stuck": "{reason}; they meet anew",
     "kill_restart": "{node} is restarted by decision: {reason}",
     "works": "{node} works: its start took {reason}",
-    "epoch": "all servers load a cut: {reason}",
+    "epoch": "a cut is loaded: {reason}",
     "restored": "training goes on: {reason}",
     "group_runs": "{reason}",
     "stopped": "the job is told to stop: {reason}",

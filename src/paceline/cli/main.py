@@ -94,7 +94,7 @@ def run(
     seed: Annotated[Flag, _flag("Of everything random.")] = None,
     name: Annotated[Flag, _flag("What to call the job.", "TEXT")] = None,
     torch_threads: Annotated[Flag, _flag("Threads of torch per worker.")] = None,
-    strategy: Annotated[Flag, _flag("Who holds the model.", "ps|allreduce|script")] = None,
+    strategy: Annotated[Flag, _flag("Who holds the model.", "ps|allreduce|fsdp|script")] = None,
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="Equal bits, whoever computes what.")
     ] = False,

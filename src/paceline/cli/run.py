@@ -39,7 +39,7 @@ def start(spec: JobSpec, console: Console, log_dir: Path | None = None) -> JobDi
         case "script":
             how = f"restarted together at most {counted(spec.restart.budget, 'time')}"
             tell(console, f"job {job.job_id}: {script}, {sizes}, {how}")
-        case "ps" | "allreduce":
+        case "ps" | "allreduce" | "fsdp":
             how = spec.mode if spec.strategy == "ps" else spec.strategy
             tell(console, f"job {job.job_id}: {script}, {how}, {spec.samples}, {sizes}")
     tell(console, f"logs and results: {job.path}")

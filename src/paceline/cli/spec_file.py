@@ -329,15 +329,30 @@ def _check_strategy(draft: _Draft) -> None:
             draft.complain("min_workers", got, "it with strategy allreduce only", "remove it")
         return
     for key in [key for key in draft.places if key.startswith("servers.")]:
-        got = f"{draft.get(key)} with strategy allreduce, where workers hold the model"
+        got = (
+            f"{draft.get(key)} with strategy {draft.get('strategy')}, where workers hold the model"
+        )
         draft.complain(key, got, "it with strategy ps only", "remove it")
     if draft.get("mode") != "bsp":
-        got = f"{draft.get('mode')!r} with strategy allreduce"
+        got = f"{draft.get('mode')!r} with strategy {draft.get('strategy')}"
         draft.complain("mode", got, "bsp (all workers take part in each step)", "remove it")
+    if draft.get("strategy") == "fsdp":
+        _check_sharded(draft)
+        return
     least = draft.get("min_workers")
     if isinstance(least, int) and isinstance(workers, int) and least > workers:
         expected = f"at most workers.count, which is {workers}"
         draft.complain("min_workers", str(least), expected, f"write min_workers: {workers}")
+
+
+def _check_sharded(draft: _Draft) -> None:
+    """Torch's FSDP2 weighs all workers alike, and all of them hold the model."""
+    if draft.values.setdefault("solution", "none") != "none":
+        got = f"{draft.get('solution')!r} with strategy fsdp, whose workers compute equal shares"
+        draft.complain("solution", got, "none", "remove it or set strategy to allreduce")
+    if "min_workers" in draft.places:
+        got = f"{draft.get('min_workers')} with strategy fsdp, which needs all workers"
+        draft.complain("min_workers", got, "it with strategy allreduce only", "remove it")
 
 
 _OF_TRAINING = re.compile(

@@ -5,6 +5,11 @@ A group is a set of incarnations that hold the same model at the same step. When
 then says which step it completed last; who is behind copies from one that is not; when all say the
 same step, the group runs. Nothing is counted before that (docs/protocols/integrity.md, section 5).
 
+A *sharded* group (strategy fsdp) needs all of its members: the state is in all of them together.
+It is never re-formed, which torch could not do: when a member is lost, all lives end
+(`paceline.master.rounds`), and the next group, of fresh ones, begins an epoch from a cut, of which
+every member loads its part.
+
 Durable state is changed by records only, as in `MasterState`.
 """
 
@@ -37,10 +42,11 @@ class Group:
     Args:
         min_members: with fewer nobody trains.
         check: who begins the job measures its links first.
+        sharded: each member holds a part of the state.
     """
 
-    def __init__(self, *, min_members: int = 1, check: bool = False) -> None:
-        self.min_members, self.check = min_members, check
+    def __init__(self, *, min_members: int = 1, check: bool = False, sharded: bool = False) -> None:
+        self.min_members, self.check, self.sharded = min_members, check, sharded
         # Durable.
         self.epoch_no = 0
         self.number = 0
@@ -59,6 +65,8 @@ class Group:
         # Volatile.
         #: Workers that are alive and prepared.
         self.ready: dict[int, Member] = {}
+        #: Sharded: workers without which no group is formed.
+        self.awaited = 0
         #: Members that are gone: the next group is formed without them.
         self.lost: set[int] = set()
         #: What members of a group that forms have said.
@@ -114,9 +122,10 @@ class Group:
         Args:
             message: its word.
             node: where it lives.
-            expected: workers without which a first group waits (see `form`).
+            expected: workers without which a first group, or a sharded one, waits (see `form`).
         """
         inc = message.inc
+        self.awaited = expected
         if self.replica and message.replica != self.replica:
             return [Fail(replica_difference(node, self.replica, message.replica))]
         self.replica = message.replica
@@ -145,7 +154,11 @@ class Group:
             expected: where nobody has trained yet, wait for so many.
         """
         wanted = tuple(self.ready[inc] for inc in sorted(self.ready))
-        if len(wanted) < max(1, self.min_members if self.number else expected):
+        least = self.min_members if self.number else expected
+        if self.sharded:
+            least = self.awaited
+            wanted = tuple(sorted(wanted, key=lambda one: (len(one.node), one.node)))
+        if len(wanted) < max(1, least):
             return []
         hurt = bool(self.lost or self.broken)
         fresh = any(not self.knows(member.inc) for member in wanted)
@@ -177,7 +190,7 @@ class Group:
             return StopGroup(
                 epoch_no=self.epoch_no, inc=inc, group=self.number, at_once=self.at_once
             )
-        source = self._source()
+        source = self._source(inc)
         if source is None or said.step == source.step:
             return None
         if inc != source.inc and not self._holder():
@@ -193,12 +206,14 @@ class Group:
             cut=self.start.cut if self.start is not None and inc == member.inc else None,
         )
 
-    def _source(self) -> Stopped | None:
-        """Whom those behind copy from, once everybody has said something."""
+    def _source(self, inc: int) -> Stopped | None:
+        """Whom a member that is behind copies from, once everybody has said something."""
         if len(self.stopped) < len(self.members):
             return None
+        if self.sharded:
+            return self._beginner(inc)
         holder = self._holder()
-        return self.stopped[holder] if holder else self._beginner()
+        return self.stopped[holder] if holder else self._beginner(self.members[0].inc)
 
     def _holder(self) -> int:
         """The first member that holds the newest step; 0: nobody holds any."""
@@ -206,13 +221,14 @@ class Group:
         holders = (one.inc for one in self.members if self.stopped[one.inc].step == newest)
         return next(holders) if newest > NO_STEP else 0
 
-    def _beginner(self) -> Stopped | None:
-        """The first member, as it will be; None: what it is to begin with is not chosen yet."""
-        if self.start is None or self.restored_for != self.number:
+    def _beginner(self, inc: int) -> Stopped | None:
+        """This member, as it will be; None: what it is to begin with is not chosen yet."""
+        # Who holds a step says that it was chosen, by a former master.
+        if self.start is None or not (self.restored_for == self.number or self._holder()):
             return None
         return Stopped(
             epoch_no=self.epoch_no,
-            inc=self.members[0].inc,
+            inc=inc,
             group=self.number,
             step=self.start.step,
             committed=self.start.committed,
@@ -272,7 +288,10 @@ class Group:
         return len(said) == len(self.members) and set(said) == {NO_STEP}
 
     def restore(self, cut: CutValid | None) -> list[Instruction]:
-        """Begin an epoch: the first member loads this cut, or none, and all others copy from it."""
+        """Begin an epoch: the first member loads this cut, or none, and all others copy from it.
+
+        Sharded: each loads its part of it.
+        """
         if not self.needs_restore:
             return []
         record = GroupRestored(
@@ -324,6 +343,7 @@ class Group:
     def resume(self) -> None:
         """After the journal was applied: members live until somebody says that they do not."""
         self.ready = {member.inc: member for member in self.members}
+        self.awaited = len(self.members)
 
     def resend(self) -> list[Instruction]:
         """Everything that is unanswered, once more."""

@@ -11,8 +11,8 @@ an agent says that it is gone, or when no agent can be had for another ``lost_af
 for one to start) *and* others wait for it. The clock is the master's own time, which stands still
 while the master does not run (`paceline.master.own_time`).
 
-Workers of strategy script live in rounds (`paceline.master.rounds`): when one fails all end, and
-when all have ended, they begin again together.
+Workers of strategies script and fsdp live in rounds (`paceline.master.rounds`): when one fails all
+end, and when all have ended, they begin again together.
 
 A worker may also come by itself (`join`): the same in everything, but nobody can launch an agent
 for it. It is awaited as long as others would be, and then dropped.
@@ -474,12 +474,14 @@ class Membership:
         acts: list[Act] = [told]
         node.note = judged.reason
         acts += self._lost(node)
-        if self._in_round(node) and not self.closing and not self._is_done(node, judged):
+        round_over = self._in_round(node) and not self.closing and not self._is_done(node, judged)
+        if round_over and not node.leaving:
             acts += self._end_round(node, judged, now_s, exit_)
         elif judged.verdict is Verdict.FINISHED:
             acts += [self._keep(NodeFinished(node=node.name)), Retire(node.name)]
         elif node.leaving:
             acts += self._gone_for_good(node)
+            acts += self._end_formers(now_s) if round_over else []
         elif self.closing:
             acts.append(Retire(node.name))
         elif node.guest and judged.verdict is Verdict.STOPPED and not node.unblamed:
@@ -500,7 +502,7 @@ class Membership:
 
     def _has_returned(self, node: Node, exit_: ExitEvidence) -> bool:
         """Whether the script has; of one by itself the exit code says it, too."""
-        if node.returned or self.rounds is None:
+        if node.returned or self.rounds is None or not self.rounds.by_itself:
             return node.returned
         return exit_.exit_code == 0 and not exit_.stopped_by_us
 
@@ -598,10 +600,14 @@ class Membership:
             )
             rounds.ends.append(ended)
         node.state = "backing off"
+        return [*acts, *self._end_formers(now_s)]
+
+    def _end_formers(self, now_s: float) -> list[Act]:
+        """Have all of former rounds end; when they have, the next round begins."""
         left = list(self._of_former_rounds())
-        for other in left:
-            acts += self._end_former(other, now_s)
-        return acts if left else [*acts, *self._next_round(now_s)]
+        if not left:
+            return self._next_round(now_s)
+        return [act for node in left for act in self._end_former(node, now_s)]
 
     def _end_former(self, node: Node, now_s: float) -> list[Act]:
         if self.rounds is None or now_s < node.end_told_s + REPEAT_END_S:
@@ -720,7 +726,10 @@ class Membership:
         return acts
 
     def scale(self, count: int, now_s: float, grace_s: float) -> list[Act]:
-        """Set the number of workers; the highest ranks leave in order."""
+        """Set the number of workers; the highest ranks leave in order.
+
+        Those that live in rounds begin the next one.
+        """
         told = Tell("scaled", "", 0, f"{self.num_workers} -> {count} workers")
         acts: list[Act] = [told]
         for node in list(self.of_role("worker")):
@@ -736,6 +745,9 @@ class Membership:
                 acts += self._send_away(node, grace_s)
             elif node.name not in known:
                 acts += self._launch(node, now_s)
+        if self.rounds is not None:
+            acts.append(self._keep(RoundSet(number=self.rounds.number + 1)))
+            acts += self._end_formers(now_s)
         return acts
 
     def join(self, host: str, now_s: float) -> tuple[str, list[Act]]:

@@ -1,8 +1,8 @@
-"""Strategy script: workers that begin together, and after a failure end and begin again together.
+"""Workers that begin together, and after a failure end and begin again together.
 
-A *round* is one life of every worker, as torchrun's worker group is. What the membership needs for
-it beside the nodes: which round it is, where its workers meet, who ended it, and how. Pure;
-`paceline.master.membership` decides by it.
+Strategies script and fsdp. A *round* is one life of every worker, as torchrun's worker group is.
+What the membership needs for it beside the nodes: which round it is, where its workers meet, who
+ended it, and how. Pure; `paceline.master.membership` decides by it.
 """
 
 import re
@@ -54,9 +54,14 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
 class Rounds:
     """Of one job."""
 
-    def __init__(self, *, grace_s: float, new_port: Callable[[], int]) -> None:
-        """``grace_s``: for a script to end in order; ``new_port``: a free one of this machine."""
-        self.grace_s, self.new_port = grace_s, new_port
+    def __init__(
+        self, *, grace_s: float, new_port: Callable[[], int], by_itself: bool = True
+    ) -> None:
+        """``grace_s``: for a script to end in order; ``new_port``: a free one of this machine.
+
+        ``by_itself``: the scripts train by themselves, so no more than their ends is known of them.
+        """
+        self.grace_s, self.new_port, self.by_itself = grace_s, new_port, by_itself
         # Durable: changed by `RoundSet` only.
         self.number = 0
         self.port = 0

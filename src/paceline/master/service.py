@@ -99,6 +99,8 @@ from paceline.wire.spec import JobSpec
 
 TICK_S = 0.2
 METRICS_S = 1.0
+NO_PORT = -1
+"""Of a round whose workers meet without one."""
 COMPACT_AT = 50_000
 """Records in the journal beyond which it is begun anew from a snapshot."""
 MAX_REFUSALS_LOGGED = 1_000
@@ -124,10 +126,15 @@ def free_port(address: str) -> int:
 
 def make_rounds(spec: JobSpec) -> Rounds | None:
     """Of a job whose workers start and restart together."""
-    if spec.strategy != "script":
-        return None
-    stop_s = spec.timeouts.derived(None).stop_s or 0.0
-    return Rounds(grace_s=stop_s, new_port=lambda: free_port(spec.listen))
+    match spec.strategy:
+        case "script":
+            stop_s = spec.timeouts.derived(None).stop_s or 0.0
+            return Rounds(grace_s=stop_s, new_port=lambda: free_port(spec.listen))
+        case "fsdp":
+            # What a member holds is of no use without the others': nobody waits for its end.
+            return Rounds(grace_s=0.0, new_port=lambda: NO_PORT, by_itself=False)
+        case _:
+            return None
 
 
 class Master:
@@ -679,9 +686,7 @@ class Master:
                 return Observed(json=msgspec.json.encode(seen).decode() if seen else "")
             case Scale(workers=workers):
                 self._check_running()
-                self._check_elastic("scale")
-                if workers < 1:
-                    raise ConfigError(f"cannot scale to {workers} workers, expected at least 1")
+                self._check_scale(workers)
                 self._act(self.members.scale(workers, self._own_time(), self._stop_s()))
             case Kill(node=name):
                 self._check_running()
@@ -721,7 +726,25 @@ class Master:
         if self._ending is not None:
             raise ConfigError("the job is about to end")
 
+    def _check_scale(self, workers: int) -> None:
+        if workers < 1:
+            raise ConfigError(f"cannot scale to {workers} workers, expected at least 1")
+        if self._spec.strategy != "fsdp":
+            self._check_elastic("scale")
+            return
+        feed = self.training.state.plans.in_training()
+        if feed is not None and feed.batch_size % workers:
+            raise ConfigError(
+                f"cannot scale to {workers} workers: the global batch of {feed.batch_size} samples "
+                "is not divisible by it, as strategy fsdp needs"
+            )
+
     def _check_elastic(self, order: str) -> None:
+        if self._spec.strategy == "fsdp":
+            raise ConfigError(
+                f"no {order} with strategy fsdp, whose workers hold the model together and restart "
+                "together; change their number with `paceline scale`"
+            )
         if self._spec.strategy == "script":
             raise ConfigError(
                 f"no {order} with strategy script, whose workers know their number from the start "

@@ -97,10 +97,12 @@ class MasterState:
         min_members: int | None = None,
         check: bool = False,
         whole_steps: bool = False,
+        sharded: bool = False,
     ) -> None:
         """``min_members``: of a group that trains by all-reduce; None: there are servers.
 
         ``check``: its first members measure their links. ``whole_steps``: none lacks a sample.
+        ``sharded``: see `Group`.
         """
         self.mode, self.samples, self.staleness = mode, samples, staleness
         # Durable: changed by records only.
@@ -116,8 +118,9 @@ class MasterState:
         self.gone: set[int] = set()
         self.moving = Moving()
         #: All-reduce: who trains together.
-        self.group = None if min_members is None else Group(min_members=min_members, check=check)
-        if self.group is not None:
+        self.group: Group | None = None
+        if min_members is not None:
+            self.group = Group(min_members=min_members, check=check, sharded=sharded)
             self.model = ModelSchema()
         #: Number of the last thing that an incarnation of this epoch gave back.
         self.gave_back: dict[int, int] = {}
@@ -144,7 +147,7 @@ class MasterState:
         #: Told as done: feeds.
         self.complete: set[int] = set()
         self.step = 0
-        #: All-reduce: the member that copies cuts.
+        #: All-reduce, not sharded: the member that copies cuts.
         self.holder = 0
         #: The leader's last word.
         self.heard: Committed | None = None
@@ -740,10 +743,14 @@ class MasterState:
     def _holders(self) -> tuple[int, ...]:
         """Who holds the state, and so copies it for a cut; none: nobody can now.
 
-        Of a group one member is enough, as long as it is there: all hold the same.
+        Of a group one member is enough, as long as it is there: all hold the same. Sharded, all are
+        needed.
         """
         if self.group is not None:
             group = self.group
+            if group.sharded:
+                whole = group.running and not group.lost
+                return tuple(one.inc for one in group.members) if whole else ()
             living = [one.inc for one in group.members if one.inc not in group.lost]
             members = living if group.running else []
             if self.holder not in members:
@@ -816,7 +823,7 @@ class MasterState:
         Of servers that of one that has left the map since, too: the cut says whose copies make it.
         """
         if self.group is not None:
-            return inc == self.holder
+            return inc in self._holders() if self.group.sharded else inc == self.holder
         return self.map is not None and not self.restoring
 
     def _tell_safe(self) -> list[Instruction]:
@@ -832,6 +839,9 @@ class MasterState:
 
     def _cut_valid(self, valid: CutValid) -> list[Instruction]:
         if self.group is not None:  # whose word is not journalled either
+            if self.group.sharded:  # all members hold what they have copied
+                self.step = max(self.step, valid.step)
+                self.ledger.advance(valid.committed)
             proven = GroupProgressed(step=self.step, committed=self.ledger.done.spans())
             return [self._record(proven), self._record(valid), *self._tell_safe()]
         return [self._record(valid), *self._serve()]

@@ -122,8 +122,9 @@ class Training:
             mode=spec.mode,
             samples=spec.samples,
             staleness=spec.staleness,
-            min_members=spec.min_workers if spec.strategy == "allreduce" else None,
-            check=spec.preflight,
+            min_members=spec.min_workers if spec.held_by_workers else None,
+            check=spec.preflight and spec.strategy == "allreduce",
+            sharded=spec.strategy == "fsdp",
             whole_steps=spec.deterministic,
         )
         #: The step at which members could not work together, and how often.
@@ -492,7 +493,12 @@ class Training:
         for name, facts in members.items():
             if not facts.samples and facts.computing_s < first_s:  # in the first step of its life
                 members[name] = msgspec.structs.replace(facts, computing_s=0.0)
-        return find_hang(members, bound_s) if len(members) == len(group.members) else None
+        if len(members) < len(group.members):
+            return None
+        hang = find_hang(members, bound_s)
+        if hang is not None and not hang.nodes and group.sharded:  # they cannot meet anew
+            return msgspec.structs.replace(hang, nodes=tuple(sorted(members)))
+        return hang
 
     def _facts_of(self, group: Group) -> dict[str, NodeFacts]:
         """The newest of its members that are not about to end."""

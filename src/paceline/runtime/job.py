@@ -78,6 +78,10 @@ def _strategy() -> Strategy:
         from paceline.runtime.allreduce.strategy import HeldByAll
 
         return HeldByAll(process)
+    if process.spec.strategy == "fsdp":
+        from paceline.runtime.fsdp.strategy import HeldInShards
+
+        return HeldInShards(process)
     from paceline.runtime.ps.client import ServerTrainer
 
     return HeldElsewhere(ServerTrainer(process))

@@ -125,6 +125,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--role", choices=sorted(PRELOAD), required=True)
+    parser.add_argument("--preload", action="append", default=[], help="a module beside those")
     parser.add_argument("--join", action="append", default=[], help="control group to enter")
     options = parser.parse_args()
     # The agent decides what an interrupt or an end means for its node.
@@ -137,7 +138,7 @@ def main() -> None:
     # Read when torch is imported. Idle threads of OpenMP spin by default, on cores that the servers
     # and the other workers of this machine need: seen to double a worker's time.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    for name in PRELOAD[options.role]:
+    for name in (*PRELOAD[options.role], *options.preload):
         importlib.import_module(name)
     rehearsal = importlib.import_module("paceline.runtime.ps.rehearsal")
     (rehearsal.rehearse_server if options.role == "server" else rehearsal.rehearse_worker)()

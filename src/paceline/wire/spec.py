@@ -111,9 +111,9 @@ class TimeoutSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     the longer of 5 s and 5 steps."""
 
     hang_s: Annotated[PositiveSeconds, Meta(examples=["30s"])] | None = None
-    """Strategy allreduce: time in a step while all others wait, after which a worker is taken to
-    hang and is replaced. Default none: the longer of 10 s and 20 steps; 120 s before the first
-    step."""
+    """Strategies allreduce and fsdp: time in a step while all others wait, after which a worker is
+    taken to hang and is replaced. Default none: the longer of 10 s and 20 steps; 120 s before the
+    first step."""
 
     def derived(self, step_s: float | None) -> "TimeoutSpec":
         """Fill in what follows the step time (seconds; None: not measured yet)."""
@@ -175,10 +175,12 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     seed: Seed = 0
     """Seed of everything random in the job. Default 0: a run can be repeated unasked."""
 
-    strategy: Literal["ps", "allreduce", "script"] = "ps"
+    strategy: Literal["ps", "allreduce", "fsdp", "script"] = "ps"
     """Who holds the model. Default ps: parameter servers, which split it among them. allreduce:
-    every worker holds all of it; there are no servers, and steps are those of mode bsp. script: the
-    script sees to it, as under torchrun; workers start, and after a failure restart, together."""
+    every worker holds all of it; there are no servers, and steps are those of mode bsp. fsdp: every
+    worker holds a shard of it, as torch's ``fully_shard`` divides it; after a failure all restart
+    together. script: the script sees to it, as under torchrun; workers start, and after a failure
+    restart, together."""
     mode: Mode = "bsp"
     """Default bsp: every step is one exact global batch, whoever computes it. asp: nobody waits.
     ssp: the fastest worker is at most ``staleness`` steps ahead of the slowest."""
@@ -201,7 +203,7 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     min_workers: Count = 1
     """Strategy allreduce: with fewer workers nobody trains. Default 1."""
     servers: NodeSpec = NodeSpec()
-    """Nodes that hold the model. Default 1; there are none with strategy allreduce."""
+    """Nodes that hold the model. Default 1; there are none with strategies allreduce and fsdp."""
     deterministic: bool = False
     """Strategy allreduce: whether the model is the same bit for bit whoever dies, joins, or
     computes how much. Default false: the last bits of sums follow who takes part in them."""
@@ -256,6 +258,11 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def num_servers(self) -> int:
         """Nodes that hold the model."""
         return self.servers.count if self.strategy == "ps" else 0
+
+    @property
+    def held_by_workers(self) -> bool:
+        """Whether the workers hold the model, as members of a group."""
+        return self.strategy in ("allreduce", "fsdp")
 
     def threads(self, cores: int) -> int:
         """Threads of torch in each worker, on a machine with so many cores."""

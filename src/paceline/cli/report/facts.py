@@ -219,7 +219,7 @@ def find_incidents(events: Sequence[Event], points: Sequence[Point]) -> Iterator
                 back_s = _next(later, *_TRAINING)
                 cut = event.reason.rpartition("from ")[2]
                 undone = _undone(event.t, points)
-                done = f"all servers and the ledger went back to {cut}"
+                done = f"the model and the ledger went back to {cut}"
                 yield _incident(event, "state restored", done, back_s, points, undone)
             case "cut_damaged":
                 yield _incident(event, event.reason, "an older cut is used", None, points)

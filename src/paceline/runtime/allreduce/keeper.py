@@ -34,8 +34,8 @@ class Keeper:
         self._sharers: tuple[int, ...] = (process.inc,)
         #: The newest cut that we can copy after the step that comes next, and that all can.
         self.ready_for = self._agreed = 0
-        #: The step of the last copy.
-        self._copied_step = NO_STEP
+        self.copied_step = NO_STEP
+        """Of the last copy."""
         self._writer = CutWriter(process, on_news)
         self._thread = ThreadPoolExecutor(1, "paceline-cut")
         self._asked: TakeCut | None = None
@@ -88,9 +88,7 @@ class Keeper:
         if not self._has_room(asked.cut_no, cutfile.packed_bytes(saved), wait=agreed):
             return
         self.ready_for = asked.cut_no
-        # Where nobody goes on all copy this step, and only once.
-        alike = for_good and state.step >= asked.step and state.step != self._copied_step
-        if agreed or alike or not self._together:
+        if agreed or not self._together or (for_good and state.step >= asked.step):
             self._copy(asked, state, saved)
 
     def _wanted(self, state: MemberState) -> TakeCut | None:
@@ -105,7 +103,7 @@ class Keeper:
 
     def _copy(self, asked: TakeCut, state: MemberState, saved: Mapping[str, Array]) -> None:
         self._asked = None
-        self._cut_no, self._copied_step = asked.cut_no, state.step
+        self._cut_no, self.copied_step = asked.cut_no, state.step
         copied = Copied(
             epoch_no=state.epoch_no,
             inc=self._inc,

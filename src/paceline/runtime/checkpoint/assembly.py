@@ -10,7 +10,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from paceline.base.errors import PermanentError
-from paceline.runtime.allreduce.skeleton import LAYOUT, names_of, put_together, read_layout
+from paceline.runtime.allreduce.skeleton import (
+    LAYOUT,
+    Layout,
+    names_of,
+    put_together,
+    read_layout,
+)
 from paceline.runtime.data.work import Array
 from paceline.runtime.ps import layout
 from paceline.wire.schema import NUM_BUCKETS, DenseTensor, ModelSchema, Table
@@ -28,7 +34,7 @@ class Held(NamedTuple):
 
 
 def is_replica(saves: Saves) -> bool:
-    """Whether a member of an all-reduce group has made the cut, and not parameter servers."""
+    """Whether members of a group have made the cut, and not parameter servers."""
     return any(LAYOUT in arrays for arrays in saves.values())
 
 
@@ -41,33 +47,57 @@ def model_of(schema: ModelSchema, saves: Saves) -> dict[str, Any]:
         PermanentError: the cut lacks a part of the model.
     """
     if is_replica(saves):
-        modules = replica_of(saves)["modules"]
-        if len(modules) == 1:
-            return dict(modules[0])
-        return {
-            f"{k}.{name}": one for k, state in enumerate(modules) for name, one in state.items()
-        }
+        return merged(replica_of(saves)["modules"])
     return _served(schema, tuple(saves.values()))
 
 
-def replica_of(saves: Saves) -> dict[str, Any]:
-    """All that a member held, its tensors as `Held`: modules, optimizers, schedulers, scalers.
+def merged(modules: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The states of several modules as one; of one it is that."""
+    if len(modules) == 1:
+        return dict(modules[0])
+    return {f"{k}.{name}": one for k, state in enumerate(modules) for name, one in state.items()}
+
+
+def replica_of(saves: Saves, *, values: bool = True) -> dict[str, Any]:
+    """All that members held, its tensors as `Held`: modules, optimizers, schedulers, scalers.
+
+    Of shards tensors are put together (without ``values`` no more than their shapes are true); what
+    is not divided is the first member's.
 
     Raises:
-        PermanentError: it is no state.
+        PermanentError: it is no state, or a shard of it is missing.
     """
-    arrays = next(arrays for arrays in saves.values() if LAYOUT in arrays)
-    form = read_layout(arrays[LAYOUT].tobytes())
+    parts = sorted(_parts(saves), key=lambda part: part[0].part)
+    (form, arrays), size = parts[0], parts[0][0].part[1]
+    if [one.part for one, _ in parts] != [(number, size) for number in range(size)]:
+        raise PermanentError(f"the cut has {len(parts)} of {size} shards of the state")
     names = names_of(form.skeleton)
-    missing = [name for name in names if name not in arrays]
+    missing = [name for name in names if any(name not in held for _, held in parts)]
     if missing or len(names) != len(form.tensors):
         raise PermanentError(f"the cut lacks tensors {missing[:3]} of the state that it describes")
-    held = [
-        Held(dtype, arrays[name].reshape(shape))
-        for name, (dtype, shape) in zip(names, form.tensors, strict=True)
-    ]
+    held = []
+    for number, (name, (dtype, shape)) in enumerate(zip(names, form.tensors, strict=True)):
+        rows = form.rows[number] if form.rows else None
+        if rows is None or size == 1:
+            held.append(Held(dtype, arrays[name].reshape(shape)))
+        elif values:
+            whole = np.concatenate([of_part[name] for _, of_part in parts])
+            held.append(Held(dtype, whole.reshape((rows, *shape[1:]))))
+        else:
+            none = np.zeros((), arrays[name].dtype)
+            held.append(Held(dtype, np.broadcast_to(none, (rows, *shape[1:]))))
     state: dict[str, Any] = put_together(form.skeleton, held)
     return state
+
+
+def is_sharded(saves: Saves) -> bool:
+    """Whether each member has made a shard of the cut."""
+    return any(form.rows for form, _ in _parts(saves))
+
+
+def _parts(saves: Saves) -> list[tuple[Layout, Mapping[str, Array]]]:
+    of_members = (arrays for arrays in saves.values() if LAYOUT in arrays)
+    return [(read_layout(arrays[LAYOUT].tobytes()), arrays) for arrays in of_members]
 
 
 # ---------------------------------------------------------------------------- names

@@ -16,7 +16,8 @@ from paceline.runtime.checkpoint.assembly import (
     Held,
     Saves,
     is_replica,
-    model_of,
+    is_sharded,
+    merged,
     names_of_table,
     names_of_tensor,
     replica_of,
@@ -84,17 +85,18 @@ def read_contents(manifest: CutManifest, *places: Path) -> Contents:
         except PermanentError as error:
             raise PermanentError(f"{places[-1] / name}: {error}") from error
     if is_replica(saves):
-        return _of_replica(model_of(manifest.schema, saves), replica_of(saves))
+        strategy = "fsdp" if is_sharded(saves) else "allreduce"
+        return _of_replica(strategy, replica_of(saves, values=False))
     return _of_servers(manifest.schema, saves)
 
 
-# ---------------------------------------------------------------------------- all-reduce
+# ---------------------------------------------------------------------------- groups of workers
 
 
-def _of_replica(model: Mapping[str, Any], state: Mapping[str, Any]) -> Contents:
+def _of_replica(strategy: str, state: Mapping[str, Any]) -> Contents:
     return Contents(
-        strategy="allreduce",
-        tensors=tuple(_row(name, value) for name, value in model.items()),
+        strategy=strategy,
+        tensors=tuple(_row(name, value) for name, value in merged(state["modules"]).items()),
         tables=(),
         states=tuple(
             row

@@ -1,0 +1,30 @@
+"""Network interfaces of this machine."""
+
+import fcntl
+import socket
+import struct
+
+from paceline.base.errors import ConfigError
+
+_GET_ADDRESS = 0x8915
+"""SIOCGIFADDR of linux/sockios.h."""
+
+
+def interface_of(address: str) -> str:
+    """The name of the interface with this IPv4 address.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if address.startswith("127."):
+        return "lo"
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode()[:15])
+            try:
+                answer = fcntl.ioctl(probe, _GET_ADDRESS, request)
+            except OSError:  # it has no IPv4 address
+                continue
+            if socket.inet_ntoa(answer[20:24]) == address:
+                return name
+    raise ConfigError(f"listen: no interface of this machine has the address {address}")
