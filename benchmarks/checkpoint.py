@@ -217,8 +217,8 @@ def restored_by_paceline(out: Path, flags: Sequence[str], log: Path) -> list[flo
     num_bytes = sum(path.stat().st_size for path in newest.iterdir())
     with tempfile.TemporaryDirectory(prefix="paceline-cut-", dir=MEMORY) as name:
         place = Path(name) / newest.name
-        # Beside it there will be the state, and what was read before it is put in place.
-        if psutil.virtual_memory().available > 3 * num_bytes + SPARE_BYTES:
+        # Beside it there will be the state.
+        if psutil.virtual_memory().available > 2 * num_bytes + SPARE_BYTES:
             shutil.copytree(newest, place)
         else:
             print(f"no room for {num_bytes / GIB:.1f} GiB more: restored from disk", flush=True)

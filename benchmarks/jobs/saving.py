@@ -161,18 +161,14 @@ def by_paceline(training: Training, options: argparse.Namespace) -> list[dict[st
 def restored_by_paceline(training: Training, options: argparse.Namespace) -> list[dict[str, float]]:
     """Read a cut as a worker does that restores one, so many times."""
     from paceline.runtime.allreduce.replica import Replica
-    from paceline.runtime.checkpoint.cutfile import read_cut
     from paceline.wire.cut import read_manifest
 
     replica = Replica([training.model], [training.optimizer], [])
-
-    def restore() -> None:
-        _, files = read_cut(options.cuts)
-        (saved,) = files.values()
-        replica.load_saved(saved)
-
     expected, state = float(read_manifest(options.cuts).step), training.state
-    found = [restored_s(state, restore, expected) for _ in range(options.saves)]
+    found = [
+        restored_s(state, lambda: replica.load_cut(options.cuts), expected)
+        for _ in range(options.saves)
+    ]
     return [{"restore_s": seconds} for seconds in found]
 
 

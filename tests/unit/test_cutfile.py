@@ -1,5 +1,7 @@
 """Cut files: packed once, readable by safetensors, refused when a byte is wrong."""
 
+import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -76,6 +78,78 @@ def test_cut_comes_back_whole(tmp_path: Path) -> None:
     assert found == manifest
     assert cut.verify(tmp_path) == manifest
     assert_saved(files["server0.safetensors"])
+
+
+def zeros() -> dict[str, np.ndarray]:
+    return {name: np.zeros_like(array) for name, array in SAVED.items()}
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 7, 64, 1 << 20])
+def test_a_file_is_read_into_what_is_there(
+    tmp_path: Path, chunk_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cutfile, "CHUNK_BYTES", chunk_bytes)
+    ((name, expected),) = write_cut(tmp_path).files.items()
+    into = zeros()
+    found = cutfile.read_file(name, expected, tmp_path, into=into)
+    assert_saved(found)
+    assert all(found[key] is into[key] for key in SAVED)
+
+
+def test_what_does_not_fit_is_read_beside_it(tmp_path: Path) -> None:
+    ((name, expected),) = write_cut(tmp_path).files.items()
+    into = zeros()
+    into["buckets"] = np.zeros(4, np.int64)
+    into["dense.float64.value"] = np.zeros(9, np.int64)
+    into["table.weight.value"] = np.zeros((5, 7), "f4").T
+    into["table.none.key"].flags.writeable = False
+    del into["table.weight.row_step"]
+    assert_saved(cutfile.read_file(name, expected, tmp_path, into=into))
+    assert not any(array.any() for array in into.values())
+
+
+def test_a_file_that_comes_in_pieces_is_read_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ((name, expected),) = write_cut(tmp_path).files.items()
+    preadv = os.preadv
+
+    def some(descriptor: int, buffers: Sequence[memoryview], offset: int) -> int:
+        count = sum(map(len, buffers))
+        return preadv(descriptor, [buffers[0][: min(count, 3)]], offset)
+
+    monkeypatch.setattr(os, "preadv", some)
+    assert_saved(cutfile.read_file(name, expected, tmp_path, into=zeros()))
+    monkeypatch.setattr(os, "preadv", lambda *_: 0)  # somebody has made it shorter meanwhile
+    with pytest.raises(PermanentError, match=r"server0\.safetensors: cannot be read"):
+        cutfile.read_file(name, expected, tmp_path, into=zeros())
+
+
+@pytest.mark.parametrize("damage", ["flip", "truncate", "grow"])
+def test_damage_at_any_byte_is_found_and_a_whole_copy_read_instead(
+    tmp_path: Path, damage: str
+) -> None:
+    ((name, expected),) = write_cut(tmp_path).files.items()
+    image = (tmp_path / name).read_bytes()
+    first, second = tmp_path / "a", tmp_path / "b"
+    first.mkdir()
+    for at in range(len(image)):
+        damaged = bytearray(image)
+        match damage:
+            case "flip":
+                damaged[at] ^= 1
+            case "truncate":
+                del damaged[at:]
+            case _:
+                damaged.insert(at, 0)
+        (first / name).write_bytes(damaged)
+        with pytest.raises(PermanentError, match="server0"):
+            cutfile.read_file(name, expected, first, into=zeros())
+    second.mkdir()
+    (second / name).write_bytes(image)
+    into = zeros()
+    assert_saved(cutfile.read_file(name, expected, first, second, into=into))
+    assert_saved(into)
 
 
 @pytest.mark.parametrize("damage", ["truncate", "empty", "flip", "remove"])

@@ -1,6 +1,8 @@
 """The state that a member hands to another: in parts, verified, and nothing but data."""
 
 import os
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +17,9 @@ from paceline.runtime.allreduce.direct import read_memory
 from paceline.runtime.allreduce.replica import Arriving, Photograph, Replica
 from paceline.runtime.allreduce.skeleton import put_together
 from paceline.runtime.allreduce.tree import take_apart
+from paceline.runtime.checkpoint import cutfile
+from paceline.wire.cut import CutManifest, write_manifest
+from paceline.wire.schema import ModelSchema
 
 
 def trained(seed: int, steps: int) -> tuple[Replica, nn.Module, Adam]:
@@ -82,6 +87,77 @@ def test_state_is_read_out_of_a_process_that_holds_still(in_place: bool) -> None
     assert second.describe() == first.describe()
     exp_avg = optimizer.state[other[0].weight]["exp_avg"]
     assert (exp_avg.data_ptr() in {one.data_ptr() for one in targets}) or not in_place
+
+
+def write_cut(directory: Path, replica: Replica) -> Path:
+    """As a member makes one; where its file is."""
+    name = "worker-0-1.safetensors"
+    checksum, num_bytes = cutfile.write_save(directory, name, replica.save())
+    manifest = CutManifest(
+        cut_no=1,
+        epoch_no=1,
+        position=5,
+        step=5,
+        committed=(),
+        schema=ModelSchema(),
+        files={name: checksum},
+        num_bytes=num_bytes,
+    )
+    write_manifest(directory, manifest)
+    return directory / name
+
+
+def tensors_of(replica: Replica) -> Sequence[torch.Tensor]:
+    return take_apart(replica._state())[1]
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_a_cut_is_loaded_into_the_tensors_that_are_there(tmp_path: Path, steps: int) -> None:
+    first, _, _ = trained(1, steps=5)
+    write_cut(tmp_path, first)
+    second, other, optimizer = trained(2, steps=steps)
+    addresses = [one.data_ptr() for one in tensors_of(second)]
+    second.load_cut(tmp_path)
+    assert take_apart(second._state())[0] == take_apart(first._state())[0]
+    for one, expected in zip(tensors_of(second), tensors_of(first), strict=True):
+        assert torch.equal(one, expected)
+    found = [one.data_ptr() for one in tensors_of(second)]
+    assert found[: len(addresses)] == addresses
+    assert (len(found) == len(addresses)) == (steps > 0), "a fresh optimizer has no state"
+    other(torch.randn(8, 3)).pow(2).mean().backward()
+    optimizer.step()
+
+
+def test_a_damaged_cut_is_an_error_and_an_older_one_makes_the_state_whole(tmp_path: Path) -> None:
+    older, _, _ = trained(1, steps=3)
+    newer, _, _ = trained(1, steps=5)
+    write_cut(tmp_path / "1", older)
+    path = write_cut(tmp_path / "2", newer)
+    image = bytearray(path.read_bytes())
+    image[-300] ^= 1
+    path.write_bytes(image)
+    mine, _, _ = trained(2, steps=1)
+    with pytest.raises(PermanentError, match="checksum differs"):
+        mine.load_cut(tmp_path / "2")
+    mine.load_cut(tmp_path / "1")
+    assert take_apart(mine._state())[0] == take_apart(older._state())[0]
+    for one, expected in zip(tensors_of(mine), tensors_of(older), strict=True):
+        assert torch.equal(one, expected)
+
+
+def test_tied_and_short_tensors_are_loaded_from_a_cut(tmp_path: Path) -> None:
+    def model(seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        made = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 3).bfloat16())
+        made[1].weight = made[0].weight
+        return made
+
+    first, second = model(1), model(2)
+    write_cut(tmp_path, Replica([first], [], []))
+    Replica([second], [], []).load_cut(tmp_path)
+    assert second[1].weight is second[0].weight
+    for name, value in first.state_dict().items():
+        assert torch.equal(value, second.state_dict()[name]), name
 
 
 def test_memory_that_is_not_there_is_an_error() -> None:

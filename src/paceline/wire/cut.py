@@ -11,8 +11,9 @@ may be that are ready there.
 
 import mmap
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import xxhash
@@ -21,6 +22,8 @@ from paceline.base.errors import PermanentError
 from paceline.base.samples import Span
 from paceline.wire.messages.base import CutRef
 from paceline.wire.schema import ModelSchema
+
+T = TypeVar("T")
 
 FORMAT_VERSION = 2
 MANIFEST = "manifest.json"
@@ -49,12 +52,28 @@ class _Sealed(msgspec.Struct, frozen=True):
     checksum: str
 
 
-def checksum(image: Any) -> str:
-    """XXH3 of 128 bits, as hexadecimal digits after ``xxh3:``; twice as fast as copying memory.
+class Checksum:
+    """XXH3 of 128 bits of bytes that come one after the other; faster than copying memory.
 
     It finds damage, not malice: who may write to a job's directory needs no collision.
     """
-    return "xxh3:" + xxhash.xxh3_128(image).hexdigest()
+
+    def __init__(self) -> None:
+        self._hash = xxhash.xxh3_128()
+
+    def add(self, image: Any) -> None:
+        """The next bytes; other threads run meanwhile."""
+        self._hash.update(image)
+
+    def __str__(self) -> str:
+        return "xxh3:" + self._hash.hexdigest()
+
+
+def checksum(image: Any) -> str:
+    """The `Checksum` of all bytes at once, as hexadecimal digits after ``xxh3:``."""
+    found = Checksum()
+    found.add(image)
+    return str(found)
 
 
 def write_file(directory: Path, name: str, image: Any) -> None:
@@ -117,19 +136,28 @@ def copies(name: str, *places: Path) -> list[Path]:
     return [path for path in found if path.exists()]
 
 
+def first_whole(name: str, read: Callable[[Path], T], *places: Path) -> T:
+    """What ``read`` makes of one file of a cut, or of an undamaged copy of it.
+
+    Raises:
+        PermanentError: ``read`` raised it of each of them; all that it said.
+    """
+    errors = []
+    for path in copies(name, *places) or [places[-1] / name]:
+        try:
+            return read(path)
+        except PermanentError as error:
+            errors.append(str(error))
+    raise PermanentError("; ".join(errors))
+
+
 def map_file(name: str, expected: str, *places: Path) -> mmap.mmap:
     """One file of a cut, or an undamaged copy of it, mapped read-only and verified.
 
     Raises:
         PermanentError: the file is missing, truncated or damaged; names it.
     """
-    errors = []
-    for path in copies(name, *places) or [places[-1] / name]:
-        try:
-            return _map_verified(path, expected)
-        except PermanentError as error:
-            errors.append(str(error))
-    raise PermanentError("; ".join(errors))
+    return first_whole(name, lambda path: _map_verified(path, expected), *places)
 
 
 def map_unverified(name: str, *places: Path) -> mmap.mmap:
@@ -151,12 +179,17 @@ def _map(path: Path) -> mmap.mmap:
 
 def _map_verified(path: Path, expected: str) -> mmap.mmap:
     image = _map(path)
-    if checksum(image) != expected:
+    check(path, checksum(image), expected, len(image))
+    return image
+
+
+def check(path: Path, found: str, expected: str, num_bytes: int) -> None:
+    """Raises PermanentError: this is not the checksum of the file that the manifest names."""
+    if found != expected:
         raise PermanentError(
-            f"{path}: checksum differs from the manifest's ({len(image)} bytes), the file is "
+            f"{path}: checksum differs from the manifest's ({num_bytes} bytes), the file is "
             f"truncated or damaged; use an older cut"
         )
-    return image
 
 
 def verify(*places: Path, contents: bool = True) -> CutManifest:

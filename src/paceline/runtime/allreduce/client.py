@@ -14,14 +14,12 @@ from paceline.runtime.allreduce.group import Group
 from paceline.runtime.allreduce.member import MemberClient
 from paceline.runtime.allreduce.replica import Arriving, Photograph, Replica
 from paceline.runtime.allreduce.state import Connect, Copy, Instruction, Load
-from paceline.runtime.checkpoint.cutfile import read_cut
 from paceline.runtime.data.work import Array, Work
 from paceline.runtime.process import Fenced, Process
 from paceline.runtime.ps.results import Results
 from paceline.runtime.ps.worker_state import DropWork
 from paceline.runtime.ps.worker_state import Instruction as LeaseInstruction
 from paceline.wire.cut import places
-from paceline.wire.messages.base import CutRef
 from paceline.wire.messages.checks import Checked, NodeSpeed
 from paceline.wire.messages.data import Data
 from paceline.wire.messages.feeds import Feed
@@ -123,8 +121,9 @@ class GroupClient(MemberClient):
             if self.state.may_load(order):
                 self._keeper.wait()
                 assert order.cut is not None
+                self.touched = True
                 try:
-                    self._replica.load_saved(_saved(order.cut))
+                    self._replica.load_cut(*places(order.cut))
                 except PermanentError as error:
                     # The master reads a cut before it is loaded again, and finds another.
                     raise TransientError(str(error)) from error
@@ -187,7 +186,7 @@ class GroupClient(MemberClient):
             self.touched = True
             self._loaded = cut.cut_no
             self._do(self.state.forget())
-            self._replica.load_saved(_saved(cut))
+            self._replica.load_cut(*places(cut))
 
     def await_state(self) -> None:
         """Return when we hold what the group holds."""
@@ -326,14 +325,3 @@ class GroupClient(MemberClient):
                 self._results.answered(message)
             case _:
                 super().from_master(message)
-
-
-def _saved(cut: CutRef) -> Mapping[str, Array]:
-    """What the one file of a cut holds, verified.
-
-    Raises:
-        PermanentError: it is missing or damaged.
-    """
-    _, files = read_cut(*places(cut))
-    (saved,) = files.values()
-    return saved

@@ -8,6 +8,7 @@ import hashlib
 import math
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -29,8 +30,9 @@ from paceline.runtime.allreduce.skeleton import (
     read_layout,
 )
 from paceline.runtime.allreduce.tree import as_array, as_bytes, take_apart
+from paceline.runtime.checkpoint.cutfile import read_file
 from paceline.runtime.data.work import Array
-from paceline.wire.copying import copy
+from paceline.wire.cut import read_manifest
 
 PART_BYTES = 16 << 20
 
@@ -119,17 +121,35 @@ class Replica:
             saved[name] = as_array(kept)
         return saved
 
+    def load_cut(self, *places: Path) -> None:
+        """Become what the one file of a cut holds.
+
+        It is read into our own tensors, and verified on the way: after an error they hold neither
+        state, and only a cut that is loaded as a whole makes them one again.
+
+        Raises:
+            PermanentError: it is missing or damaged, or is no state.
+        """
+        ((name, expected),) = read_manifest(places[0]).files.items()
+        self.load_saved(read_file(name, expected, *places, into=self._arrays()))
+
+    def _arrays(self) -> dict[str, Array]:
+        """Our tensors by their names in a cut, as far as they can be written to where they are."""
+        skeleton, tensors = take_apart(self._state())
+        named = zip(names_of(skeleton), tensors, strict=True)
+        return {name: as_array(tensor) for name, tensor in named if _is_plain(tensor)}
+
     def load_saved(self, saved: Mapping[str, Array]) -> None:
-        """Become what a cut holds.
+        """Become what a cut holds; its arrays become ours.
 
         Raises:
             PermanentError: it is no state.
         """
         layout = decode_layout(saved[LAYOUT].tobytes() if LAYOUT in saved else b"")
-        tensors = self.targets(layout, in_place=True)
-        for name, tensor in zip(names_of(layout.skeleton), tensors, strict=True):
-            target = tensor.reshape(-1).view(torch.uint8).numpy()
-            copy(target, np.ascontiguousarray(saved[name]).reshape(-1).view(np.uint8))
+        tensors = [
+            torch.from_numpy(saved[name]).view(getattr(torch, dtype)).reshape(shape)
+            for name, (dtype, shape) in zip(names_of(layout.skeleton), layout.tensors, strict=True)
+        ]
         self._become(put_together(layout.skeleton, tensors))
 
     def load(self, arrived: "Arriving") -> None:

@@ -2,15 +2,19 @@
 
 A save packed by `pack` *is* a safetensors file, so a server copies its arrays once, into memory
 that someone else may write out later (`wire.cut.write_file`). Arrays read back are views of the
-mapped, verified file.
+mapped, verified file (`read_cut`), or were there before and are filled with it (`read_file`), so
+that its bytes cross memory about once and none of its pages is mapped.
 
 Format: 8 bytes header length, little-endian; JSON header, padded with spaces so that the data
 start at a multiple of 64 bytes; the arrays' bytes, large items first so that each is aligned.
 """
 
-from collections.abc import Mapping
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 import numpy as np
@@ -18,8 +22,23 @@ import numpy as np
 from paceline.base.errors import PermanentError
 from paceline.runtime.ps.kernels import Array
 from paceline.wire.copying import copy
-from paceline.wire.cut import CutManifest, checksum, copies, map_file, read_manifest, write_file
+from paceline.wire.cut import (
+    Checksum,
+    CutManifest,
+    check,
+    checksum,
+    copies,
+    first_whole,
+    map_file,
+    read_manifest,
+    write_file,
+)
 
+CHUNK_BYTES = 2 << 20
+"""Read at a time by `read_file`: still in the cache when it is hashed."""
+THREADS = 2
+"""That read: the kernel takes twice as long for it as memory does for the copy."""
+_MAX_PIECES = os.sysconf("SC_IOV_MAX")
 _ALIGN_BYTES = 64
 _DTYPES = {
     "float16": "F16",
@@ -150,6 +169,126 @@ def read_cut(*places: Path) -> tuple[CutManifest, dict[str, dict[str, Array]]]:
     return manifest, {name: unpack(map_file(name, expected, *places)) for name, expected in files}
 
 
+def read_file(
+    name: str, expected: str, *places: Path, into: Mapping[str, Array]
+) -> dict[str, Array]:
+    """The arrays of one file of a cut, or of an undamaged copy of it, verified.
+
+    Those of ``into`` are filled where the file holds an array of their name, dtype and shape; the
+    others are new. Bytes are there before they are known to be undamaged: after an error ``into``
+    holds neither what it held nor what the file does, and is of no use.
+
+    Raises:
+        PermanentError: all copies are missing, truncated or damaged; names them.
+    """
+    return first_whole(name, lambda path: _read_verified(path, expected, into), *places)
+
+
+def _read_verified(path: Path, expected: str, into: Mapping[str, Array]) -> dict[str, Array]:
+    digest = Checksum()
+    try:
+        with path.open("rb", buffering=0) as file:
+            num_bytes = os.fstat(file.fileno()).st_size
+            head, entries = _read_head(file, num_bytes)
+            arrays = {name: _room(entry, into.get(name)) for name, entry in entries.items()}
+            digest.add(head)
+            views = (array.reshape(-1).view(np.uint8).data for array in arrays.values())
+            _fill(file.fileno(), len(head), views, digest)
+    except (OSError, ValueError, KeyError, msgspec.DecodeError) as error:
+        raise PermanentError(f"{path}: cannot be read ({error}); use an older cut") from error
+    check(path, str(digest), expected, num_bytes)
+    return arrays
+
+
+def _read_head(file: BinaryIO, num_bytes: int) -> tuple[bytes, dict[str, _Entry]]:
+    """The bytes before the data, and what follows them, in the order of the data.
+
+    Raises ValueError, DecodeError, KeyError: that is not what a file of so many bytes holds.
+    """
+    head = _head(file, num_bytes)
+    start, entries = _entries(memoryview(head))
+    at = 0
+    for entry in entries.values():
+        size = math.prod(entry.shape) * np.dtype(_NUMPY_NAMES[entry.dtype]).itemsize
+        if entry.data_offsets != (at, at + size):
+            raise ValueError("arrays that do not lie one behind the other")
+        at += size
+    if start + at != num_bytes:
+        raise ValueError(f"{num_bytes:,} of {start + at:,} bytes")
+    return head, entries
+
+
+def _head(file: BinaryIO, num_bytes: int) -> bytes:
+    head = file.read(8)
+    return head + file.read(min(num_bytes, int.from_bytes(head, "little")))
+
+
+def _room(entry: _Entry, ours: Array | None) -> Array:
+    """Where an array is read to."""
+    dtype = np.dtype(_NUMPY_NAMES[entry.dtype])
+    if ours is not None and (ours.dtype, ours.shape) == (dtype, entry.shape):
+        flags = ours.flags
+        if flags.c_contiguous and flags.writeable:
+            return ours
+    return np.empty(entry.shape, dtype)
+
+
+def _fill(descriptor: int, offset: int, views: Iterable[memoryview], digest: Checksum) -> None:
+    """Fill ``views``, one after the other, from ``offset`` on, and add what they then hold."""
+    last: Future[None] | None = None
+    with ThreadPoolExecutor(THREADS, "paceline-read") as pool:
+        for chunk in _chunks(views):
+            last = pool.submit(_fill_chunk, descriptor, offset, chunk, digest, last)
+            offset += sum(map(len, chunk))
+    if last is not None:
+        last.result()
+
+
+def _chunks(views: Iterable[memoryview]) -> Iterator[list[memoryview]]:
+    """Pieces of ``views`` in their order, ``CHUNK_BYTES`` together."""
+    chunk: list[memoryview] = []
+    room = CHUNK_BYTES
+    for view in views:
+        rest = view
+        while rest:
+            piece, rest = rest[:room], rest[room:]
+            chunk.append(piece)
+            room -= len(piece)
+            if not room or len(chunk) == _MAX_PIECES:
+                yield chunk
+                chunk, room = [], CHUNK_BYTES
+    if chunk:
+        yield chunk
+
+
+def _fill_chunk(
+    descriptor: int,
+    offset: int,
+    chunk: Sequence[memoryview],
+    digest: Checksum,
+    before: Future[None] | None,
+) -> None:
+    """Read beside the chunk ``before`` this one, add to the digest after it.
+
+    Raises:
+        ValueError: the file has become shorter.
+    """
+    missing = list(chunk)
+    while missing:
+        count = os.preadv(descriptor, missing, offset)
+        if not count:
+            raise ValueError(f"it ends at {offset:,} bytes")
+        offset += count
+        while missing and count >= len(missing[0]):
+            count -= len(missing.pop(0))
+        if count:
+            missing[0] = missing[0][count:]
+    if before is not None:
+        before.result()
+    for piece in chunk:
+        digest.add(piece)
+
+
 def fault(name: str, expected: str, *places: Path) -> str | None:
     """What is wrong with a file of a cut, in a few words; None: nothing. Reads all of it."""
     try:
@@ -166,8 +305,7 @@ def _fault(path: Path) -> str:
     try:
         num_bytes = path.stat().st_size
         with path.open("rb") as file:
-            head = file.read(8)
-            head += file.read(min(num_bytes, int.from_bytes(head, "little")))
+            head = _head(file, num_bytes)
     except OSError as error:
         return f"cannot be read ({error.strerror})"
     try:
