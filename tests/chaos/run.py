@@ -181,13 +181,17 @@ def full_case_of(seed: int) -> Case:
 
 
 @contextlib.contextmanager
-def slow_disk(sync_s: float) -> Iterator[None]:
-    """Jobs launched meanwhile take so much longer to sync a server's file of a cut."""
+def slow_disk(sync_s: float, copy_s: float = 0.0) -> Iterator[None]:
+    """Jobs launched meanwhile take so much longer to sync a server's file of a cut.
+
+    ``copy_s``: and stand still for so long in the middle of copying an array of it.
+    """
     planted = {}
-    if sync_s:  # Python imports one sitecustomize only: others may be on the path
+    if sync_s or copy_s:  # Python imports one sitecustomize only: others may be on the path
         path = [str(Path(__file__).with_name("slow_disk")), os.environ.get("PYTHONPATH")]
         planted["PYTHONPATH"] = os.pathsep.join(filter(None, path))
-        planted["PACELINE_TEST_SYNC_S"] = str(sync_s)
+        slow = {"PACELINE_TEST_SYNC_S": sync_s, "PACELINE_TEST_COPY_S": copy_s}
+        planted |= {name: str(seconds) for name, seconds in slow.items() if seconds}
     with patch.dict(os.environ, planted):
         yield
 

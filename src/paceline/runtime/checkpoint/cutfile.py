@@ -11,7 +11,7 @@ start at a multiple of 64 bytes; the arrays' bytes, large items first so that ea
 
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -61,7 +61,7 @@ class _Entry(msgspec.Struct, frozen=True):
     data_offsets: tuple[int, int]
 
 
-def _header(saved: Mapping[str, Array]) -> tuple[bytes, list[Array]]:
+def _header(saved: Mapping[str, Array]) -> tuple[bytes, dict[str, Array]]:
     """The bytes before the data, and the arrays in the order of their data."""
     arrays = sorted(saved.items(), key=lambda item: (-item[1].itemsize, item[0]))
     entries, at = {}, 0
@@ -71,31 +71,37 @@ def _header(saved: Mapping[str, Array]) -> tuple[bytes, list[Array]]:
         at = stop
     text = msgspec.json.encode(entries)
     text += b" " * (-(len(text) + 8) % _ALIGN_BYTES)
-    return len(text).to_bytes(8, "little") + text, [array for _, array in arrays]
+    return len(text).to_bytes(8, "little") + text, dict(arrays)
 
 
 def packed_bytes(saved: Mapping[str, Array]) -> int:
     """Bytes that `pack` needs for these arrays."""
     header, arrays = _header(saved)
-    return len(header) + sum(array.nbytes for array in arrays)
+    return len(header) + sum(array.nbytes for array in arrays.values())
 
 
-def pack(saved: Mapping[str, Array], buffer: Any) -> int:
+def pack(saved: Mapping[str, Array], buffer: Any, only: Container[str] | None = None) -> int:
     """Copy arrays into a writable buffer, as a safetensors file; returns the bytes used.
 
     Costs the memory copies and microseconds; the rest of the buffer is left as it is.
+
+    Args:
+        saved: all that the file is to hold.
+        buffer: of `packed_bytes` or more.
+        only: names of those to copy now; None: all.
     """
     header, arrays = _header(saved)
     target = np.frombuffer(buffer, np.uint8)
     target[: len(header)] = np.frombuffer(header, np.uint8)
     at = len(header)
-    for array in arrays:
+    for name, array in arrays.items():
+        place, at = target[at : at + array.nbytes], at + array.nbytes
+        if only is not None and name not in only:
+            continue
         if array.flags.c_contiguous:
-            copy(target[at : at + array.nbytes], array.reshape(-1).view(np.uint8))
+            copy(place, array.reshape(-1).view(np.uint8))
         else:
-            place = target[at : at + array.nbytes].view(array.dtype).reshape(array.shape)
-            np.copyto(place, array)
-        at += array.nbytes
+            np.copyto(place.view(array.dtype).reshape(array.shape), array)
     return at
 
 
@@ -105,7 +111,9 @@ class Chunks:
     def __init__(self, saved: Mapping[str, Array], size: int) -> None:
         header, arrays = _header(saved)
         parts = [np.frombuffer(header, np.uint8)]
-        parts += [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays]
+        parts += [
+            np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays.values()
+        ]
         self._parts, self._size = parts, size
         self._starts = np.cumsum([0, *(part.size for part in parts)])
         self.num_bytes = int(self._starts[-1])

@@ -60,8 +60,9 @@ class CutWriter:
         self._replica: MemoryFile | None = None
         #: The epoch was restored from memory, and no cut has been copied since.
         self._needed = False
-        #: Images handed over and not known to be on disk.
-        self._num_writing = 0
+        #: Images handed over, and those known to be on disk: counted by the threads that call
+        #: `copy` and `finished`.
+        self._num_copied = self._num_stored = 0
         self._images: queue.SimpleQueue[Image] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[Copied | Exception] = queue.SimpleQueue()
         threading.Thread(target=self._run, name="cut-writer", daemon=True).start()
@@ -82,8 +83,13 @@ class CutWriter:
             image = self._private_image(num_bytes)
         np.frombuffer(image, np.uint8)[:: mmap.PAGESIZE] = 0
 
-    def copy(self, copied: Copied, saved: Mapping[str, Array]) -> None:
-        """Copy these arrays as they are now, and have them kept."""
+    def copy(
+        self,
+        copied: Copied,
+        saved: Mapping[str, Array],
+        pack: Callable[[Mapping[str, Array], memoryview], object] = cutfile.pack,
+    ) -> None:
+        """Copy these arrays as they are now, or as ``pack`` does it, and have them kept."""
         start_s = time.perf_counter()
         size = cutfile.packed_bytes(saved)
         holder = self._holder()
@@ -93,20 +99,24 @@ class CutWriter:
         else:
             self._private = None
         self._needed = False
-        self._num_writing += 1
-        cutfile.pack(saved, image)
+        self._num_copied += 1
+        pack(saved, image)
         copied = msgspec.structs.replace(copied, cost_s=time.perf_counter() - start_s)
         self._images.put(Image(copied, image, holder))
+
+    @property
+    def _is_writing(self) -> bool:
+        return self._num_copied > self._num_stored
 
     def _holder(self) -> str | None:
         """Who is to hold the second copy in memory; None: nobody.
 
         There is room for one cut: not while the last one is the only one, or is read.
         """
-        return None if self._needed or self._num_writing else self._partner
+        return None if self._needed or self._is_writing else self._partner
 
     def _private_image(self, size: int) -> memoryview:
-        if self._num_writing or self._private is None or len(self._private) < size:
+        if self._is_writing or self._private is None or len(self._private) < size:
             self._private = mmap.mmap(-1, size + size // HEADROOM)
         return memoryview(self._private)[:size]
 
@@ -144,7 +154,7 @@ class CutWriter:
         done = self._done.get()
         if isinstance(done, Exception):
             raise done
-        self._num_writing -= done.stored
+        self._num_stored += done.stored
         return done
 
     # ------------------------------------------------------------------ the thread

@@ -1,12 +1,13 @@
 """One parameter server: sockets, tensors and cut files around the pure `ServerState`.
 
-One thread does everything in the order of messages; only what becomes of a copied cut (`CutWriter`)
-runs beside it. Never imports torch.
+One thread does everything in the order of messages; only the copying of a cut (`Aside`) and what
+becomes of it (`CutWriter`) run beside it. Never imports torch.
 """
 
 import logging
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,6 +59,7 @@ from paceline.wire.messages.data import (
 )
 from paceline.wire.messages.node import (
     ChangeMap,
+    Copied,
     Fence,
     JoinServers,
     NodeDown,
@@ -112,6 +114,9 @@ class Server:
         self.data = DataServer(bind, secret)
         self.peers = DataClient({}, secret, ident=name, arena_bytes=0)
         self.writer = CutWriter(process)
+        self.copier = ThreadPoolExecutor(1, "paceline-cut")
+        #: The cut that is being copied.
+        self.copying: Future[None] | None = None
         self.service = ServiceTime(process.ledger, IDLE_S)
         #: Gradients of held contributions: views of the frames that they came in.
         self.tensors: dict[Key, Gradients] = {}
@@ -260,6 +265,8 @@ class Server:
             self._settle_in(self.arriving)
         if self.state.behind:
             self._do(self.state.advance(CATCH_UP))
+        if self.copying is not None and self.copying.done():
+            self._wait_copied()
         copied = self.writer.finished()
         if copied is not None:
             self._do(self.state.copy_is_safe(copied))
@@ -307,10 +314,23 @@ class Server:
                     for key in keys:
                         self.tensors.pop(key)
                 case CopyState(copied):
-                    assert self.store is not None
-                    self.writer.copy(copied, self.store.save())
+                    self._copy(copied)
                 case Load() | MakeRoom() | SendBuckets() | Remapped():
                     self._change_share(instruction)
+
+    def _copy(self, copied: Copied) -> None:
+        """Have the share copied as it is now, beside the updates that follow."""
+        assert self.store is not None
+        self._wait_copied()
+        aside = self.store.set_aside()
+        self.copying = self.copier.submit(self.writer.copy, copied, aside.saved, aside.pack)
+        self.copying.add_done_callback(lambda _: aside.end())
+
+    def _wait_copied(self) -> None:
+        """Return when no cut is being copied; raises what has failed."""
+        copying, self.copying = self.copying, None
+        if copying is not None:
+            copying.result()
 
     def _update_or_answer(self, instruction: Apply | AnswerPull) -> None:
         match instruction:
@@ -448,6 +468,7 @@ class Server:
         self.admission = Admission(self.state, manifest.schema, owners, me)
 
     def _start_epoch(self, schema: ModelSchema) -> None:
+        self._wait_copied()
         self.schema = schema
         self.store = self.arriving = None
         self._stop_sending()

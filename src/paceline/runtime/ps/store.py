@@ -1,7 +1,8 @@
 """The share of a model that one parameter server holds: values, optimizer state, updates, saves.
 
 The store is a plain object without threads, clocks or sockets; the server process calls it in the
-order of updates. Equal calls give equal bits. It never imports torch.
+order of updates, and another thread may copy what it set aside. Equal calls give equal bits. It
+never imports torch.
 """
 
 import sys
@@ -12,6 +13,7 @@ import numpy as np
 
 from paceline.base.errors import InternalError, PermanentError
 from paceline.runtime.ps import layout, updates
+from paceline.runtime.ps.aside import Aside
 from paceline.runtime.ps.kernels import Array, Int64s, dedup, plain
 from paceline.runtime.ps.rules import Rule
 from paceline.runtime.ps.tables import DynamicTable, FixedTable
@@ -60,6 +62,7 @@ class Store:
         for table in schema.tables:
             kind = DynamicTable if table.num_rows is None else FixedTable
             self._tables.append(kind(table, schema.groups[table.group], self.buckets))
+        self._aside: Aside | None = None
 
     def dense(self) -> dict[str, Array]:
         """Per dtype the flat values of the owned blocks: live views, not to be written."""
@@ -99,6 +102,8 @@ class Store:
         rates = parts[-1].rates
         if factor != 1.0:
             rates = tuple(rate * factor for rate in rates)
+        if self._aside is not None and self._aside.is_over:
+            self._tell(None)
         total = sum(part.weight for part in parts)
         shares = [part.weight / total for part in parts]
         for dtype, held in self._dense.items():
@@ -108,6 +113,8 @@ class Store:
                 if dtype in part.dense
             ]
             if given:
+                if self._aside is not None:
+                    self._aside.before_dense()
                 held.apply(given, rates)
         for index in sorted({index for part in parts for index in part.sparse}):
             given_rows = [
@@ -162,6 +169,20 @@ class Store:
         for spec, table in zip(self.schema.tables, self._tables, strict=True):
             arrays |= {f"table.{spec.name}.{name}": array for name, array in table.save().items()}
         return arrays
+
+    def set_aside(self) -> Aside:
+        """The share as it is now, for another thread to copy while updates go on.
+
+        An update that this has to wait for blocks (`Aside`). Not before the last one is over.
+        """
+        aside = Aside(self.save())
+        self._tell(aside)
+        return aside
+
+    def _tell(self, aside: Aside | None) -> None:
+        self._aside = aside
+        for table in self._tables:
+            table.aside = aside
 
     def load(self, saved: Iterable[Mapping[str, Array]]) -> None:
         """Take what this (fresh) store owns from the saves of ALL servers of any owner map.

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from paceline.base.errors import InternalError, PermanentError
 from paceline.runtime.ps import kernels, layout
+from paceline.runtime.ps.aside import Aside
 from paceline.runtime.ps.kernels import Array, Int64s
 from paceline.runtime.ps.rules import Rule, State
 from paceline.wire.schema import NUM_BUCKETS, OptimizerGroup, Table
@@ -63,6 +64,8 @@ class FixedTable:
         self.offsets = layout.bucket_offsets(table.num_rows, buckets)
         self.sizes = layout.bucket_rows(table.num_rows)
         self.slabs = Slabs(table, group, int(self.sizes[list(buckets)].sum()))
+        self.aside: Aside | None = None
+        """Is told what is about to change."""
 
     def _rows(self, ids: Int64s) -> Int64s:
         rows = np.empty(ids.size, np.int64)
@@ -85,7 +88,10 @@ class FixedTable:
 
     def apply(self, ids: Int64s, grads: Array, lr: float, step: int) -> None:
         """One optimizer step on the rows of ``ids``, which are distinct."""
-        self.slabs.update(self._rows(ids), grads, lr, step)
+        rows = self._rows(ids)
+        if self.aside is not None:
+            self.aside.before_rows(self.table.name, rows, self.slabs.arrays)
+        self.slabs.update(rows, grads, lr, step)
 
     def save(self) -> dict[str, Array]:
         """Live views of all slabs, buckets in ascending order."""
@@ -238,6 +244,8 @@ class DynamicTable:
         self.slabs = Slabs(table, group, MIN_ROWS)
         self.last_used = np.zeros(MIN_ROWS, np.int64)
         self.waiting = Waiting()
+        self.aside: Aside | None = None
+        """Is told what is about to change."""
 
     def read(self, keys: Int64s, out: Array) -> None:
         """Copy the rows of ``keys`` to ``out``; an absent key reads as its would-be first row."""
@@ -250,6 +258,8 @@ class DynamicTable:
     def apply(self, keys: Int64s, grads: Array, lr: float, step: int) -> None:
         """One optimizer step on the rows of ``keys``, which are distinct; admits."""
         rows = self._admitted(keys, step) if self.table.admit > 1 else self._created(keys)
+        if self.aside is not None:
+            self.aside.before_rows(self.table.name, rows, self._arrays())
         self.last_used[rows[rows >= 0]] = step
         self.slabs.update(rows, grads, lr, step)
 
@@ -294,20 +304,25 @@ class DynamicTable:
     def _keep(self, rows: Int64s) -> None:
         if rows.size == self.index.used:
             return
-        for array in (*self.slabs.arrays.values(), self.last_used):
+        if self.aside is not None:
+            self.aside.before_moving()
+        for array in self._arrays().values():
             array[: rows.size] = array[rows]
         for state in self.slabs.rule.states:
             self.slabs.arrays[state.name][rows.size :] = state.initial
         self.index.keep(rows)
 
+    def _arrays(self) -> dict[str, Array]:
+        """All that is kept by row, but for the keys."""
+        return {**self.slabs.arrays, "last_used": self.last_used}
+
     def save(self) -> dict[str, Array]:
         """Live views of everything in use."""
         used = self.index.used
-        arrays: dict[str, Array] = {name: slab[:used] for name, slab in self.slabs.arrays.items()}
+        arrays: dict[str, Array] = {name: array[:used] for name, array in self._arrays().items()}
         key, count, last_seen = self.waiting.save()
         return arrays | {
             "key": self.index.keys,
-            "last_used": self.last_used[:used],
             "waiting_key": key,
             "waiting_count": count,
             "waiting_last_seen": last_seen,
@@ -319,9 +334,9 @@ class DynamicTable:
             return
         mine = self._mine(saved["key"])
         rows = self._created(kernels.plain(saved["key"][mine], np.int64))
-        for name, slab in {**self.slabs.arrays, "last_used": self.last_used}.items():
+        for name, array in self._arrays().items():
             if name in saved:
-                slab[rows] = saved[name][mine]
+                array[rows] = saved[name][mine]
         mine = self._mine(saved["waiting_key"])
         waiting = (saved[f"waiting_{name}"][mine] for name in ("key", "count", "last_seen"))
         self.waiting.load(*waiting)
