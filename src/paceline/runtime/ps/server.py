@@ -14,13 +14,13 @@ import numpy as np
 
 from paceline.base.errors import PermanentError, TransientError
 from paceline.base.samples import SampleSet
-from paceline.runtime.checkpoint import cutfile
 from paceline.runtime.checkpoint.writer import CutWriter
 from paceline.runtime.process import Process
 from paceline.runtime.ps.admission import Admission
 from paceline.runtime.ps.grace import Grace
 from paceline.runtime.ps.kernels import Array
 from paceline.runtime.ps.moving import Arriving, Sender, held
+from paceline.runtime.ps.restoring import read_saves
 from paceline.runtime.ps.service_time import ServiceTime
 from paceline.runtime.ps.state import (
     AnswerPull,
@@ -41,7 +41,7 @@ from paceline.runtime.ps.state import (
 )
 from paceline.runtime.ps.store import Gradients, Store
 from paceline.wire.copying import copy
-from paceline.wire.cut import places
+from paceline.wire.cut import places, read_manifest
 from paceline.wire.data_plane import DataClient, DataServer, bind_address
 from paceline.wire.messages.base import ServerMap
 from paceline.wire.messages.data import (
@@ -451,17 +451,20 @@ class Server:
         self.data.send(self.route[message.inc], answer, [keys, rows])
 
     def _load(self, restore: Restore) -> None:
+        owners = restore.map.owners
+        me = next(i for i, s in enumerate(restore.map.servers) if s.inc == self.inc)
+        found = places(restore.cut)
         try:
-            manifest, files = cutfile.read_cut(*places(restore.cut))
+            manifest = read_manifest(found[0])
+            self._start_epoch(manifest.schema)
+            store = Store(manifest.schema, owners, me)
+            saves = list(read_saves(store, manifest, *found))
         except PermanentError as error:
             # The master reads a cut before an epoch starts from it again, and finds another.
             text = f"cut {restore.cut.cut_no} cannot be loaded: {error}"
             raise TransientError(text) from error
-        owners = restore.map.owners
-        me = next(i for i, s in enumerate(restore.map.servers) if s.inc == self.inc)
-        self._start_epoch(manifest.schema)
-        self.store = Store(manifest.schema, owners, me)
-        self.store.load(files.values())
+        store.load(saves)
+        self.store = store
         self.writer.start_epoch(_nodes(restore.map), from_memory=restore.cut.in_memory)
         self._connect(restore.map)
         self._do(self.state.loaded(restore, manifest.step, SampleSet(manifest.committed)))
