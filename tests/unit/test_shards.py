@@ -26,7 +26,7 @@ from paceline.runtime.checkpoint.contents import read_contents
 from paceline.runtime.checkpoint.cutfile import read_cut, write_save
 from paceline.runtime.fsdp.shards import Shards, check_sharded
 from paceline.runtime.fsdp.strategy import Evenly
-from paceline.wire.cut import CutManifest, write_manifest
+from paceline.wire.cut import CutManifest, places, write_manifest
 from paceline.wire.messages.base import CutRef
 from paceline.wire.messages.group import Division
 from paceline.wire.schema import ModelSchema
@@ -99,7 +99,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Tensor], 
     cut = write(tmp_path_factory.mktemp("one"), 1)
     with member(0, 1):
         model, optimizer, scheduler = built(2)
-        Shards([model], [optimizer], [scheduler], part=(0, 1)).load_cut(cut)
+        Shards([model], [optimizer], [scheduler], part=(0, 1)).load_cut(*places(cut))
         values = {name: local(one) for name, one in model.state_dict().items()}
         moments = [local(state["exp_avg"]) for state in optimizer.state_dict()["state"].values()]
         names = [name for name, _ in model.named_parameters()]
@@ -122,7 +122,7 @@ def test_any_number_of_members_loads_a_cut(
     for number in range(after):
         with member(number, after):
             model, optimizer, scheduler = built(2)
-            Shards([model], [optimizer], [scheduler], part=(number, after)).load_cut(cut)
+            Shards([model], [optimizer], [scheduler], part=(number, after)).load_cut(*places(cut))
             for name, param in model.named_parameters():
                 assert torch.equal(local(param), own_rows(values[name], (number, after))), name
                 moment = optimizer.state[param]["exp_avg"]
@@ -158,7 +158,7 @@ def test_a_damaged_shard_is_not_loaded(tmp_path: Path) -> None:
         model, optimizer, scheduler = built(2)
         shards = Shards([model], [optimizer], [scheduler], part=(1, 2))
         with pytest.raises(PermanentError, match="w-1: checksum differs"):
-            shards.load_cut(cut)
+            shards.load_cut(*places(cut))
 
 
 def test_what_torch_does_not_average_is_refused() -> None:

@@ -22,6 +22,7 @@ from paceline.runtime.allreduce.state import Copy, Load
 from paceline.runtime.allreduce.store import PeerStore
 from paceline.runtime.fsdp.shards import Shards
 from paceline.runtime.process import Process
+from paceline.wire.cut import places
 from paceline.wire.messages.base import CutRef
 from paceline.wire.messages.checks import Checked, NodeSpeed
 from paceline.wire.messages.feeds import Feed
@@ -80,7 +81,7 @@ class ShardClient(MemberClient):
             )
         if self._cut is not None:
             try:
-                shards.load_cut(self._cut)
+                shards.load_cut(*places(self._cut))
             except PermanentError as error:
                 # The master reads a cut before it is loaded again, and finds another.
                 raise TransientError(str(error)) from error

@@ -6,6 +6,7 @@ files of several.
 """
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -29,8 +30,7 @@ from paceline.runtime.allreduce.tree import take_apart
 from paceline.runtime.checkpoint.cutfile import unpack
 from paceline.runtime.data.work import Array
 from paceline.wire.copying import copy
-from paceline.wire.cut import map_file, map_unverified, places, read_manifest
-from paceline.wire.messages.base import CutRef
+from paceline.wire.cut import map_file, map_unverified, read_manifest
 
 
 class Shards(Replica):
@@ -66,13 +66,13 @@ class Shards(Replica):
         layout = encode_layout(skeleton, local, part=self._part, rows=rows)
         return self._named(layout, names_of(skeleton), local)
 
-    def load_cut(self, cut: CutRef) -> None:
+    def load_cut(self, *places: Path) -> None:
         """Become our part of what a cut holds, whatever the number of members that have made it.
 
         Raises:
             PermanentError: it is damaged.
         """
-        files = _files_of(cut)
+        files = _files_of(*places)
         # What is not sharded each member has of its own, as running statistics.
         own = files[self._part[0] % len(files)]
         form = own.layout
@@ -155,25 +155,23 @@ class _File(NamedTuple):
     """Verified; raises PermanentError."""
 
 
-def _files_of(cut: CutRef) -> list[_File]:
+def _files_of(*places: Path) -> list[_File]:
     """All files of a cut, by the number of the member; what is read of them is verified before."""
-    where = places(cut)
-    manifest = read_manifest(where[0])
-    found = [_file(name, checksum, cut) for name, checksum in manifest.files.items()]
+    manifest = read_manifest(places[0])
+    found = [_file(name, checksum, *places) for name, checksum in manifest.files.items()]
     found.sort(key=lambda file: file.layout.part)
     if [file.layout.part for file in found] != [(k, len(found)) for k in range(len(found))]:
-        raise PermanentError(f"{where[0]}: its files are not all shards of one state")
+        raise PermanentError(f"{places[0]}: its files are not all shards of one state")
     return found
 
 
-def _file(name: str, checksum: str, cut: CutRef) -> _File:
-    where = places(cut)
-    seen = unpack(map_unverified(name, *where))
+def _file(name: str, checksum: str, *places: Path) -> _File:
+    seen = unpack(map_unverified(name, *places))
     known: list[dict[str, Array]] = []
 
     def arrays() -> dict[str, Array]:
         if not known:
-            known.append(unpack(map_file(name, checksum, *where)))
+            known.append(unpack(map_file(name, checksum, *places)))
         return known[0]
 
     return _File(decode_layout(seen[LAYOUT].tobytes() if LAYOUT in seen else b""), arrays)
