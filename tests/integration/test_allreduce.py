@@ -298,6 +298,18 @@ def test_a_member_that_is_frozen_outside_of_a_step_is_found_and_replaced(
         assert "T (stopped)" in (job.job.logs / f"{freezer}.stacks").read_text()
 
 
+def test_storage_that_stands_still_is_waited_for_by_who_reads_a_cut(tmp_path: Path) -> None:
+    """For longer than a member may be silent."""
+    flags = ("--keep-at", "4", "--read-s", str(2 * HANG_S))
+    with group(tmp_path / "out", *flags, timeouts=TimeoutSpec(hang_s=HANG_S)) as job:
+        until(lambda: any(c > 0 for c in job.status().valid_cuts), "a cut")
+        until(lambda: job.events("cut_stored"), "it to be on disk")
+        job.kill_everything()
+        job.resume()
+        check_finished(job)
+        assert not job.events("hung")
+
+
 def test_strangers_at_every_port_of_the_members_break_nothing(tmp_path: Path) -> None:
     with group(tmp_path / "out", "--die", "worker-1:12", "--epochs", "2") as job:
         over = threading.Event()

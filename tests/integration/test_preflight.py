@@ -15,12 +15,14 @@ from paceline.base.cgroups import find_node_group, find_trees
 from paceline.cli.history import read_events, sentence
 from paceline.policy.failslow.preflight import find_slow
 from paceline.wire.messages.checks import Link, NodeSpeed
+from paceline.wire.spec import TimeoutSpec
 from tests.integration.running import RunningJob, running, until
 from tests.integration.test_allreduce import check_finished, group
 
 MEMBER = Path(__file__).with_name("jobs") / "linked.py"
 QUOTA = 0.25
-RATE = "100mbit"
+SHAPES = {"100mbit burst 32k latency 50ms": 100e6, "200kbit burst 4k latency 2s": 200e3}
+"""Of the slow link, with its bits per second; a MiB takes the second one a minute."""
 
 
 @pytest.fixture(autouse=True)
@@ -65,6 +67,25 @@ def test_all_members_are_checked_once_with_their_links_whatever_dies_later(tmp_p
         for name, speed in speeds(job).items():
             assert {link.node for link in speed.links} == set(speeds(job)) - {name}
             assert all(link.bytes_per_s > 1e6 and link.rtt_s > 0 for link in speed.links)
+
+
+def test_a_member_that_hangs_in_the_check_is_named_and_replaced(tmp_path: Path) -> None:
+    flags = ("--check", "worker-1:hang")
+    with group(tmp_path / "out", *flags, preflight=True, timeouts=TimeoutSpec(hang_s=1.5)) as job:
+        check_finished(job)
+        (told,) = job.events("hung")
+        assert told["node"] == "worker-1"
+        assert "grouped.py" in (job.job.logs / "worker-1.stacks").read_text()
+
+
+def test_a_check_that_fails_is_told_once_and_the_job_goes_on_without(tmp_path: Path) -> None:
+    with group(tmp_path / "out", "--check", "worker-1:fail", preflight=True) as job:
+        check_finished(job)
+        (told,) = job.events("check_failed")
+        assert (told["node"], told["reason"]) == ("worker-1", "links: ValueError('no such link')")
+        assert len(job.events("group_broken")) <= 2
+        assert set(speeds(job)) == {"worker-0", "worker-1"}
+        assert not job.deaths()
 
 
 @pytest.mark.soak
@@ -121,7 +142,7 @@ def can_make_networks() -> bool:
     """Whether namespaces, bridges and shapers can be made here."""
     tools = all(map(shutil.which, ("unshare", "nsenter", "ip", "tc")))
     probe = "ip link add hub type bridge && ip link add one type veth peer name two && "
-    probe += f"tc qdisc add dev one root tbf rate {RATE} burst 32k latency 50ms"
+    probe += "tc qdisc add dev one root tbf rate 100mbit burst 32k latency 50ms"
     return (
         tools
         and not subprocess.run(
@@ -130,12 +151,12 @@ def can_make_networks() -> bool:
     )
 
 
-def test_a_node_behind_a_slow_link_is_told_from_its_peers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_node_behind_a_slow_link_is_told_from_its_peers(tmp_path: Path, shape: str) -> None:
     if os.geteuid() != 0 or not can_make_networks():
         pytest.skip("needs root, ip and tc, to shape the link of a network namespace")
     with switch(3) as members:
-        shape = f"tc qdisc add dev port root tbf rate {RATE} burst 32k latency 50ms"
-        _within(members[1], shape)
+        _within(members[1], f"tc qdisc add dev port root tbf rate {shape}")
         for rank, member in enumerate(members):
             at = f"10.99.0.{rank + 1}"
             command = f"{sys.executable} {MEMBER} {tmp_path / 'store'} {rank} 3 {at}"
@@ -156,4 +177,4 @@ def test_a_node_behind_a_slow_link_is_told_from_its_peers(tmp_path: Path) -> Non
     (slow,) = find_slow(found)
     assert (slow.nodes, slow.what) == (("worker-1",), "links")
     for link in found["worker-1"].links:
-        assert link.bytes_per_s < 1.5 * 100e6 / 8
+        assert link.bytes_per_s < 1.5 * SHAPES[shape] / 8

@@ -7,6 +7,7 @@ from torch import nn
 import paceline as pl
 from paceline.base.errors import ConfigError
 from paceline.runtime.allreduce.stepping import check_dense, trained_by
+from paceline.runtime.allreduce.strategy import _be_deterministic
 
 
 @pytest.mark.parametrize(
@@ -30,3 +31,17 @@ def test_a_parameter_belongs_to_one_optimizer() -> None:
     assert trained_by([first]) == [layer.weight]
     with pytest.raises(ConfigError, match="in two optimizers"):
         trained_by([first, torch.optim.Adam(layer.parameters())])
+
+
+def test_equal_bits_cost_no_filling_of_memory_unless_the_script_saw_to_them() -> None:
+    settings: Any = torch.utils.deterministic
+    try:
+        _be_deterministic()
+        assert torch.are_deterministic_algorithms_enabled()
+        assert not settings.fill_uninitialized_memory
+        settings.fill_uninitialized_memory = True
+        _be_deterministic()
+        assert settings.fill_uninitialized_memory
+    finally:
+        torch.use_deterministic_algorithms(False)
+        settings.fill_uninitialized_memory = True

@@ -62,6 +62,11 @@ def test_a_job_is_resumed_with_other_numbers_of_nodes() -> None:
         ({}, {"workers": "few"}, "--workers: got 'few', expected a number from 1 to 10000"),
         ({"strategy": "allreduce"}, {"servers": "1"}, "a job of strategy allreduce has no servers"),
         ({"strategy": "allreduce", "min_workers": 3}, {"workers": "2"}, "a number from 3 to 10000"),
+        (
+            {"strategy": "allreduce", "deterministic": True, "blocks": 4},
+            {"workers": "5"},
+            "got '5', expected a number from 1 to 4, the job's blocks",
+        ),
         ({"strategy": "script"}, {"workers": "2"}, "workers of strategy script stay as many"),
     ],
 )

@@ -60,6 +60,8 @@ def test_a_small_step_has_fewer_blocks_and_not_smaller_ones() -> None:
     assert sharing.num_units((Span(0, 0, 16),)) == 4
     assert sharing.num_units((Span(0, 0, 3),)) == 1
     assert sharing.num_units(()) == 0
+    assert sharing.num_units((Span(0, 0, 30),)) == 8
+    assert Sharing(8, 4).num_units((Span(0, 0, 3),)) == 2  # one of 3 would be larger than the rest
     assert Sharing(8, 16).num_units((Span(0, 0, 8),)) == 8
 
 

@@ -393,6 +393,13 @@ WRONG_FILES = [
         ),
     ),
     (
+        "script: train.py\nstrategy: script\npreflight: true\n",
+        (
+            "job.yaml:3: preflight: got true with strategy script, whose nodes are not measured, "
+            "expected it with strategy ps or allreduce only; remove it"
+        ),
+    ),
+    (
         "script: train.py\nstrategy: allreduce\nblocks: 8\n",
         (
             "job.yaml:3: blocks: got 8 without deterministic, where it has no effect, expected it "

@@ -537,3 +537,17 @@ def test_a_joining_server_to_which_nothing_comes_is_given_up_though_it_answers(
 def test_an_asynchronous_lease_is_of_batches_as_workers_compute_them(tmp_path: Path) -> None:
     job = asynchronous(tmp_path)
     assert len(lease(job, 1)) == BATCHES_BEFORE_MEASURED * TRAINED.batch_size // 2
+
+
+@pytest.mark.parametrize(("ended", "failures"), [(True, 0), (False, 1)])
+def test_going_on_after_an_orderly_end_is_no_failure(
+    job: Job, monkeypatch: pytest.MonkeyPatch, ended: bool, failures: int
+) -> None:
+    """As all later epochs are."""
+    counted: list[float] = []
+    monkeypatch.setattr(Cadence, "went_back", lambda self, now_s: counted.append(now_s))
+    job.training.resume(ended=ended)
+    job.epoch()
+    assert len(counted) == failures
+    job.epoch()
+    assert len(counted) == failures + 1

@@ -138,6 +138,7 @@ _SENTENCES = {
     "slow_node": "{node} is slow: {reason}",
     "slow_link": "a link is slow: {reason}",
     "checked": "{node} was checked: {reason}",
+    "check_failed": "the check of {node} failed, the job goes on without it: {reason}",
     "hung": "{node} hangs: {reason}",
     "group_stuck": "{reason}; they meet anew",
     "kill_restart": "{node} is restarted by decision: {reason}",

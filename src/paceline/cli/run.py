@@ -60,12 +60,17 @@ def read_sizes(spec: JobSpec, flags: Mapping[str, str]) -> Resize:
         raise ConfigError("--resume: workers of strategy script stay as many as they were")
     if "servers" in flags and spec.strategy != "ps":
         raise ConfigError(f"--servers: a job of strategy {spec.strategy} has no servers")
-    least = {"workers": spec.min_workers, "servers": 1}
+    # More workers than blocks would have nothing to do.
+    most_workers = spec.blocks if spec.deterministic else MAX_NODES
+    ranges = {"workers": (spec.min_workers, most_workers), "servers": (1, MAX_NODES)}
     sizes = {}
     for name, text in flags.items():
-        if not text.isdecimal() or not least[name] <= int(text) <= MAX_NODES:
-            expected = f"a number from {least[name]} to {MAX_NODES}"
-            raise ConfigError(f"--{name}: got {text!r}, expected {expected}")
+        least, most = ranges[name]
+        if not text.isdecimal() or not least <= int(text) <= most:
+            why = ", the job's blocks" if most < MAX_NODES else ""
+            raise ConfigError(
+                f"--{name}: got {text!r}, expected a number from {least} to {most}{why}"
+            )
         sizes[name] = int(text)
     return Resize(**sizes)
 

@@ -369,6 +369,9 @@ def _check_by_itself(draft: _Draft) -> None:
     if draft.values.setdefault("solution", "none") != "none":
         got = f"{draft.get('solution')!r} with strategy script, which cannot be acted on"
         draft.complain("solution", got, "none", "remove it")
+    if "preflight" in draft.places and draft.get("preflight"):
+        got = "true with strategy script, whose nodes are not measured"
+        draft.complain("preflight", got, "it with strategy ps or allreduce only", "remove it")
     draft.values.setdefault("cwd", os.getcwd())
 
 
@@ -489,7 +492,7 @@ def _check_env(draft: _Draft) -> None:
 _CHECKS: tuple[tuple[Callable[[_Draft], None], tuple[str, ...]], ...] = (
     (_check_script, ("script", "run_as")),
     (_check_mode, ("mode", "staleness", "samples", "checkpoint.every_steps")),
-    (_check_strategy, ("strategy", "run_as", "mode", "min_workers", "workers.count")),
+    (_check_strategy, ("strategy", "run_as", "mode", "min_workers", "workers.count", "preflight")),
     (_check_deterministic, ("deterministic", "blocks", "strategy", "workers.count", "solution")),
     (_check_memory, ()),
     (_check_waits, ()),

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from paceline.base.jobdir import role_of
 from paceline.master.records import Record
 from paceline.policy.failslow.preflight import Slow, find_slow
-from paceline.wire.messages.checks import NodeSpeed
+from paceline.wire.messages.checks import Checked, NodeSpeed
 
 
 class NodeChecked(Record, frozen=True):
@@ -26,6 +26,8 @@ class Checks:
         self.speeds: dict[str, NodeSpeed] = {}
         #: What was found, and so told.
         self._found: set[tuple[tuple[str, ...], str]] = set()
+        #: Lives that have said that their check failed.
+        self._failed: set[int] = set()
 
     def apply(self, record: NodeChecked) -> None:
         """The only way that a check is added."""
@@ -38,6 +40,13 @@ class Checks:
     def is_due(self, node: str) -> bool:
         """Whether the node's next life is to measure it."""
         return self._wanted and role_of(node) == "worker" and node not in self.speeds
+
+    def failed(self, message: Checked) -> bool:
+        """Whether a check failed and that was not said before."""
+        fresh = bool(message.error) and message.inc not in self._failed
+        if fresh:
+            self._failed.add(message.inc)
+        return fresh
 
     def judge(self, workers: Iterable[str]) -> list[Slow]:
         """What is slow and was not said before, once all ``workers`` have been measured."""

@@ -41,7 +41,7 @@ class Group:
 
     Args:
         min_members: with fewer nobody trains.
-        check: who begins the job measures its links first.
+        check: who begins the job measures its links first, once.
         sharded: each member holds a part of the state.
     """
 
@@ -56,6 +56,9 @@ class Group:
         self.start: GroupRestored | None = None
         #: All members have said the same step, and were told to run.
         self.running = False
+        #: The number of the first group that ran: only it is checked, or a check that ends a group
+        #: would end all of them.
+        self.first = 0
         #: The newest one, as `MasterState` applies it.
         self.plan = Plan()
         #: By which division they were told to begin.
@@ -102,6 +105,7 @@ class Group:
                 self.epoch_no, self.step = record.epoch_no, record.step
             case GroupBegun():
                 self.running, self.step = True, record.step
+                self.first = self.first or record.group
                 self.division = record.division
                 self.divided = {member.inc: record.division.no for member in self.members}
                 self.untold = {member.inc for member in self.members}
@@ -242,7 +246,7 @@ class Group:
             step=self.step,
             members=self.members,
             division=self.division,
-            check=self.check and self.step == 0,
+            check=self.check and self.step == 0 and self.number == self.first,
         )
 
     def stopped_said(self, message: Stopped) -> list[Instruction]:

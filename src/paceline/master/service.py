@@ -196,12 +196,12 @@ class Master:
         Raises:
             PermanentError: the journal is damaged.
         """
-        restarted = self._replay()
+        restarted, ended = self._replay()
         await self._door.open()
         if self._spec.metrics_port is not None:
             self._reporting.open_endpoint(self._spec.metrics_port)
         self._outbox.tell("master_started", reason="from the journal" if restarted else "")
-        self.training.resume()
+        self.training.resume(ended=ended)
         self._begin_deciding()
         self._resize()
         self._act(self.members.begin(self._own_time(), running_agents(self._job)))
@@ -271,11 +271,11 @@ class Master:
         if self._outbox.journal.num_records > COMPACT_AT:
             self._outbox.journal.compact(self._snapshot())
 
-    def _replay(self) -> bool:
-        """Apply the journal; whether there was one."""
-        restarted = False
+    def _replay(self) -> tuple[bool, bool]:
+        """Apply the journal; whether there was one, and whether the job had ended with it."""
+        restarted = ended = False
         for record in self._outbox.journal.replay():
-            restarted = True
+            restarted, ended = True, isinstance(record, JobEnded)
             match record:
                 case MasterStarted():
                     self._started_s = record.started_s
@@ -292,7 +292,7 @@ class Master:
         self._checks.judge([node.name for node in self.members.wanted_workers()])  # was told
         if not restarted:
             self._outbox.record(MasterStarted(started_s=self._started_s))
-        return restarted
+        return restarted, ended
 
     def _snapshot(self) -> list[JournalRecord]:
         started = MasterStarted(started_s=self._started_s)
@@ -478,13 +478,16 @@ class Master:
                 self.training.handle(name, body, self._clock())
 
     def _node_checked(self, name: str, message: Checked) -> None:
-        """Keep what a node can do, and say who is slow."""
-        record = NodeChecked(node=name, speed=message.speed)
-        if self._checks.speeds.get(name) != message.speed:
+        """Keep what a node can do, and say who is slow, or what was not measured."""
+        speed = message.speed
+        if self._checks.failed(message):
+            self._outbox.tell("check_failed", name, message.inc, message.error)
+        if speed is not None and self._checks.speeds.get(name) != speed:
+            record = NodeChecked(node=name, speed=speed)
             self._outbox.record(record)
             self._checks.apply(record)
-            told = describe_speeds([message.speed])
-            self._outbox.tell("checked", name, message.inc, told, speed=message.speed)
+            told = describe_speeds([speed])
+            self._outbox.tell("checked", name, message.inc, told, speed=speed)
             for slow in self._checks.judge(node.name for node in self.members.wanted_workers()):
                 why = explain(slow, self._checks.speeds)
                 if len(slow.nodes) == 1:

@@ -151,13 +151,16 @@ class Training:
         self._refused_s: float | None = None
         #: Cuts that were just written and never read: no need to verify them.
         self._trusted: set[int] = set()
+        #: No epoch has begun since the job was resumed after its end: nothing has failed.
+        self._begins_anew = False
         self.choosing = False
         """Cuts are being verified for the next epoch."""
         self._lost_work = LostWork()
         self.profiling = Profiling()
 
-    def resume(self) -> None:
-        """After the journal was applied."""
+    def resume(self, *, ended: bool = False) -> None:
+        """After the journal was applied; ``ended``: the job had come to an end, in order."""
+        self._begins_anew = ended
         for feed, span in self._evaluations.stored(self.state.epoch_no):
             self._do(self.state.evaluated(feed, span))
         self._do(self.state.resume())
@@ -636,7 +639,11 @@ class Training:
         before = self.state.epoch_no
         self._begin_epoch(chosen, now_s)
         if 0 < before < self.state.epoch_no:
-            self._cadence.went_back(now_s)
+            if self._begins_anew:
+                self._cadence.ended(now_s)
+            else:
+                self._cadence.went_back(now_s)
+            self._begins_anew = False
 
     def _begin_epoch(self, chosen: CutChosen, now_s: float) -> None:
         if self.state.group is not None:

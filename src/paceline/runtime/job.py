@@ -31,7 +31,7 @@ from paceline.runtime.data.order import DEFAULT_SHARD_SIZE
 from paceline.runtime.data.reader import Reader, order_of
 from paceline.runtime.data.stream import StreamSource
 from paceline.runtime.data.work import Array
-from paceline.runtime.preflight import measure_node
+from paceline.runtime.preflight import check_node
 from paceline.runtime.ps.alone import Alone
 from paceline.runtime.ps.strategy import HeldElsewhere
 from paceline.runtime.seeding import seed_all
@@ -236,7 +236,7 @@ class Job:
         if process is not None and process.check:
             process.check = False
             device = next((one.device for one in self._modules[0].parameters()), CPU)
-            self._strategy.check(partial(measure_node, device))
+            self._strategy.check(partial(check_node, process.inc, device))
 
     def evaluate(
         self,

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 
 from paceline.base.cgroups import cpu_quota, memory_headroom
-from paceline.wire.messages.checks import NodeSpeed
+from paceline.wire.messages.checks import Checked, NodeSpeed
 
 MULTIPLY_S = 0.2
 """With `COPY_S` three periods of a cpu quota: within one, a node may seem to have none."""
@@ -37,6 +37,14 @@ class _Done(NamedTuple):
     took_s: float
     ran_s: float
     """Of ``took_s``: each of the threads ran, in the mean; another device runs all the time."""
+
+
+def check_node(inc: int, device: torch.device) -> Checked:
+    """What `measure_node` finds, or why it found nothing: the job can do without."""
+    try:
+        return Checked(inc=inc, speed=measure_node(device))
+    except Exception as error:  # noqa: BLE001 - told to the master, whatever it is
+        return Checked(inc=inc, error=f"{type(error).__name__}: {error}")
 
 
 def measure_node(device: torch.device) -> NodeSpeed:

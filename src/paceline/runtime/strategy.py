@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from paceline.runtime.data.growth import Growth
 from paceline.runtime.data.reader import Reader
 from paceline.runtime.data.work import Array
-from paceline.wire.messages.checks import NodeSpeed
+from paceline.wire.messages.checks import Checked
 from paceline.wire.messages.feeds import Feed, SourceLine
 from paceline.wire.spec import JobSpec
 
@@ -60,7 +60,7 @@ class Strategy(Protocol):
     def source_line(self, line: int) -> SourceLine:
         """What a line of a work's spans is at its source."""
 
-    def check(self, measure: Callable[[], NodeSpeed]) -> None:
+    def check(self, measure: Callable[[], Checked]) -> None:
         """Have the master keep what our node can do; measured now, or before the first step."""
 
     def train(self, feed: Feed, reader: Reader, ahead: int) -> Iterator[Any]:

@@ -10,6 +10,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -18,6 +19,12 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import paceline as pl
+from paceline.runtime import preflight
+from paceline.runtime.allreduce import client, group
+from paceline.runtime.checkpoint.cutfile import read_cut
+from paceline.runtime.data.work import Array
+from paceline.wire.cut import CutManifest
+from paceline.wire.messages.checks import Link, NodeSpeed
 
 SLOW_S = 0.2
 
@@ -111,6 +118,42 @@ def freeze_at(place: str, out: Path, model: nn.Module, optimizer: torch.optim.Op
         optimizer.register_load_state_dict_pre_hook(freeze)
 
 
+def spoil_check(how: str, out: Path) -> None:
+    """Have our part of the check before the first step hang, or fail, unless it has."""
+    measure_node, measure_links = preflight.measure_node, group.measure_links
+
+    def hang(device: torch.device) -> NodeSpeed:
+        if not (out / "slept").exists():
+            (out / "slept").touch()
+            time.sleep(1000)
+        return measure_node(device)
+
+    def fail(*_: object) -> tuple[Link, ...]:
+        raise ValueError("no such link")
+
+    preflight.measure_node = hang if how == "hang" else measure_node
+    group.measure_links = fail if how == "fail" else measure_links
+
+
+def read_slowly(read_s: float) -> None:
+    """Have storage stand still before a cut is read."""
+
+    def read(*places: Path) -> tuple[CutManifest, dict[str, Mapping[str, Array]]]:
+        time.sleep(read_s)
+        return read_cut(*places)
+
+    client.read_cut = read
+
+
+def spoil(options: argparse.Namespace, node: str) -> None:
+    """What goes wrong before the first step."""
+    checked, _, how = options.check.partition(":")
+    if node == checked:
+        spoil_check(how, options.out)
+    if options.read_s:
+        read_slowly(options.read_s)
+
+
 def in_ddp(model: nn.Module) -> nn.Module:
     """What a script gives that wraps its model wherever it runs."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -138,6 +181,10 @@ def flags() -> argparse.Namespace:
         "--die-evaluated", default="", help="node whose first life ends when it has evaluated"
     )
     parser.add_argument("--hang", default="", help="node:batch at which its first life hangs")
+    parser.add_argument(
+        "--check", default="", help="node:hang, node:fail: what its check of node, links does once"
+    )
+    parser.add_argument("--read-s", type=float, default=0.0, help="what reading a cut takes")
     parser.add_argument("--keep-at", type=int, help="batch after which a cut is asked for")
     parser.add_argument("--ballast", type=int, default=0, help="numbers that count the steps")
     parser.add_argument(
@@ -194,6 +241,7 @@ def main() -> None:
     freezer, _, place = options.freeze.partition(":")
     place = place if node == freezer else ""
 
+    spoil(options, node)
     job = pl.init()
     model, parts, rates = build(options)
     freeze_at(place, options.out, model, parts[-1])

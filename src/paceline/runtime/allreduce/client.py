@@ -2,7 +2,9 @@
 
 import logging
 import os
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from functools import partial
 
 import msgspec
@@ -14,13 +16,15 @@ from paceline.runtime.allreduce.group import Group
 from paceline.runtime.allreduce.member import MemberClient
 from paceline.runtime.allreduce.replica import Arriving, Photograph, Replica
 from paceline.runtime.allreduce.state import Connect, Copy, Instruction, Load
+from paceline.runtime.allreduce.store import GroupOver
 from paceline.runtime.data.work import Array, Work
 from paceline.runtime.process import Fenced, Process
 from paceline.runtime.ps.results import Results
 from paceline.runtime.ps.worker_state import DropWork
 from paceline.runtime.ps.worker_state import Instruction as LeaseInstruction
 from paceline.wire.cut import places
-from paceline.wire.messages.checks import Checked, NodeSpeed
+from paceline.wire.messages.base import CutRef
+from paceline.wire.messages.checks import Checked
 from paceline.wire.messages.data import Data
 from paceline.wire.messages.feeds import Feed
 from paceline.wire.messages.group import (
@@ -52,14 +56,16 @@ class GroupClient(MemberClient):
         self._photograph: tuple[int, int, Photograph] | None = None
         #: What we copy, and whom from; it is loaded where the training thread waits.
         self._arriving: tuple[CatchUp, Arriving] | None = None
-        #: A cut that we are to begin with.
+        #: A cut that we are to begin with, and one that is being read: from storage that may stand
+        #: still.
         self._loading: CatchUp | None = None
+        self._reading: tuple[CatchUp, Future[None]] | None = None
         self._results = Results(self._leases, self._until)
         self._in_hand: list[Work] = []
         #: The cut that `load_end` has loaded.
         self._loaded = 0
         #: Measures our node.
-        self._measure: Callable[[], NodeSpeed] | None = None
+        self._measure: Callable[[], Checked] | None = None
         self.touched = False
         """What we hold is not what we were built with any more, though it is no step's."""
 
@@ -69,25 +75,40 @@ class GroupClient(MemberClient):
         self.state.replica = replica.describe()
         self._exchange.start()
 
-    def check(self, measure: Callable[[], NodeSpeed]) -> None:
+    def check(self, measure: Callable[[], Checked]) -> None:
         """See `Strategy.check`.
 
         Members that begin together measure at the same time, so that those that share a machine
         take as much from each other; who joins does it before anybody waits for it.
         """
         if self.joins_others:
-            self._exchange.tell(Checked(inc=self.state.inc, speed=measure()))
+            self._exchange.tell(measure())
         else:
             self._measure = measure
 
     def _check(self, group: Group) -> None:
-        """Measure our node and our links; all members of a first group do."""
-        speed = self._measure() if self._measure is not None else None
-        links = group.measure_links()
-        if speed is not None:
-            self._measure = None
-            speed = msgspec.structs.replace(speed, links=links)
-            self._exchange.tell(Checked(inc=self.state.inc, speed=speed))
+        """Measure our node and our links; all members of a first group do.
+
+        Raises:
+            GroupOver: the group is, also because our part of the check failed: the next has none.
+        """
+        measure, self._measure = self._measure, None
+        checked = measure() if measure is not None else Checked(inc=self.state.inc)
+        self.mark(computing=False)
+        try:
+            links = group.measure_links()
+        except GroupOver:
+            self._measure = measure
+            raise
+        except Exception as error:
+            failed = msgspec.structs.replace(checked, error=f"links: {error!r}")
+            self._exchange.tell(failed)
+            raise GroupOver(f"the check of links failed: {error!r}") from error
+        if checked.speed is not None:
+            speed = msgspec.structs.replace(checked.speed, links=links)
+            checked = msgspec.structs.replace(checked, speed=speed)
+        if measure is not None:
+            self._exchange.tell(checked)
 
     def _on_connected(self, run: RunGroup, group: Group) -> None:
         if run.check:
@@ -95,7 +116,7 @@ class GroupClient(MemberClient):
         elif self._measure is not None:
             # The job goes on from a cut, or others have begun meanwhile.
             measure, self._measure = self._measure, None
-            self._exchange.tell(Checked(inc=self.state.inc, speed=measure()))
+            self._exchange.tell(measure())
 
     # ------------------------------------------------------------------ state
 
@@ -107,6 +128,9 @@ class GroupClient(MemberClient):
         if not self._at_rest:
             self._at_rest = True
             self._changed.notify_all()
+        self._load()
+        if self._reading is not None:
+            return
         if self._arriving is not None and self._arriving[1].readable is not None:
             self._read(*self._arriving)
         if self._arriving is not None and self._arriving[1].whole:
@@ -116,19 +140,42 @@ class GroupClient(MemberClient):
                 self._keeper.wait()
                 self._replica.load(arrived)
                 self._do(self.state.copied(order))
-        if self._loading is not None:
+        self._keeper.copy_if_asked(self.state, self._replica)
+
+    def _load(self) -> None:
+        """Begin to read the cut that we were told to begin with; once it is read, hold it."""
+        if self._reading is not None and self._reading[1].done():
+            (order, read), self._reading = self._reading, None
+            try:
+                read.result()
+            except PermanentError as error:
+                # The master reads a cut before it is loaded again, and finds another.
+                raise TransientError(str(error)) from error
+            if self.state.may_load(order):
+                self._do(self.state.copied(order))
+        if self._loading is not None and self._reading is None:
             order, self._loading = self._loading, None
             if self.state.may_load(order):
-                self._keeper.wait()
                 assert order.cut is not None
-                self.touched = True
-                try:
-                    self._replica.load_cut(*places(order.cut))
-                except PermanentError as error:
-                    # The master reads a cut before it is loaded again, and finds another.
-                    raise TransientError(str(error)) from error
-                self._do(self.state.copied(order))
-        self._keeper.copy_if_asked(self.state, self._replica)
+                self._reading = order, self._read_aside(order.cut)
+
+    def _read_aside(self, cut: CutRef) -> "Future[None]":
+        """Read a cut in a thread of its own: with the lock held nobody would hear of us."""
+        assert self._replica is not None
+        self._keeper.wait()
+        self.touched = True
+        load, read = self._replica.load_cut, Future[None]()
+
+        def run() -> None:
+            try:
+                read.set_result(load(*places(cut)))
+            except Exception as error:  # noqa: BLE001 - raised where it is waited for
+                read.set_exception(error)
+            with self._changed:
+                self._changed.notify_all()
+
+        threading.Thread(target=run, name="paceline-read", daemon=True).start()
+        return read
 
     def _read(self, order: CatchUp, arriving: Arriving) -> None:
         """Read a peer's state out of its memory; what it cannot be read from comes in parts."""
@@ -182,11 +229,13 @@ class GroupClient(MemberClient):
             lacks = bool(feed.next_slice(self.state.done.line(feed.line())))
             if cut is None or not lacks or cut.cut_no <= self._loaded or self._replica is None:
                 return
-            self._keeper.wait()
-            self.touched = True
             self._loaded = cut.cut_no
             self._do(self.state.forget())
-            self._replica.load_cut(*places(cut))
+            read = self._read_aside(cut)
+            while not read.done():
+                self._exchange.check()
+                self._exchange.wait()
+            read.result()
 
     def await_state(self) -> None:
         """Return when we hold what the group holds."""

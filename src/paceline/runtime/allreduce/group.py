@@ -159,7 +159,7 @@ class Group:
         """What our links carry; all members do it at once, before anything else.
 
         Raises:
-            RuntimeError, GroupOver: the group is over.
+            GroupOver: the group is over.
         """
         names = [member.node for member in self.run.members]
         return self._aside(lambda torch_group: measure_links(torch_group, self.rank, names))

@@ -6,7 +6,7 @@ nothing is timed before both are there.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from itertools import pairwise
 from statistics import median
@@ -16,16 +16,21 @@ import torch
 from torch import Tensor
 
 from paceline.policy.failslow.preflight import pair_up
+from paceline.runtime.allreduce.store import GroupOver
 from paceline.wire.messages.checks import Link
 
-PATIENCE_S = 10.0
-"""For one message: with a peer that does not answer no step could be done either."""
+PATIENCE_S = 24 * 3600.0
+"""For one message: who does not answer is found by the master (`master.hangs`), as in a step."""
 PINGS = 8
-CHUNK_BYTES = 1 << 20
+FIRST_BYTES, CHUNK_BYTES, GROWTH = 4 << 10, 1 << 20, 4
+"""Chunks grow from the first size to the last one, as long as the link is quick."""
+QUICK_S = 0.1
 STREAM_S = 0.02
-"""So long, at least `MIN_CHUNKS`, a pair sends to each other."""
+"""So long, at least `MIN_CHUNKS`, a pair sends to each other chunks of one size."""
 MIN_CHUNKS = 4
-_ON, _LAST = 1, 2
+LONGEST_S = 2.0
+"""After so long the chunk under way is the last one, also of a slow link."""
+_ON, _LARGER, _LAST = 1, 2, 3
 _TAG = 0
 
 
@@ -38,7 +43,7 @@ def measure_links(torch_group: Any, rank: int, names: list[str]) -> tuple[Link, 
         names: rank -> node.
 
     Raises:
-        RuntimeError: a peer is gone, or did not answer.
+        GroupOver: a peer is gone, or the group was dropped.
     """
     links = []
     for pairs in pair_up(len(names)):
@@ -74,22 +79,49 @@ class _Pair:
             self._send(word)  # the answer to the peer's last
 
     def bytes_per_s(self) -> float:
-        """Each way, while both send: by the middle one of the chunks' times."""
+        """Each way, while both send: by the middle one of the times of the largest chunks."""
         mine = torch.zeros(CHUNK_BYTES, dtype=torch.uint8)
         theirs = torch.zeros_like(mine)
-        times = [time.monotonic()]
+        size, start_s = FIRST_BYTES, time.monotonic()
+        times = [start_s]
         while True:
-            enough = len(times) >= MIN_CHUNKS and times[-1] - times[0] >= STREAM_S
-            mine[0] = _LAST if enough else _ON
-            sent = self._torch.send([mine], self.peer, _TAG)
-            self._receive(theirs)
-            sent.wait(timedelta(seconds=PATIENCE_S))
+            mine[0] = _following(times, start_s, size)
+            sent = self._begin(self._torch.send, mine[:size])
+            self._receive(theirs[:size])
+            _finish(sent)
             times.append(time.monotonic())
-            if (mine if self._leads else theirs)[0] == _LAST:
-                return CHUNK_BYTES / median(after - before for before, after in pairwise(times))
+            follows = int((mine if self._leads else theirs)[0])
+            if follows == _LAST:
+                return size / median(after - before for before, after in pairwise(times))
+            if follows == _LARGER:
+                size, times = size * GROWTH, times[-1:]
 
     def _send(self, tensor: Tensor) -> None:
-        self._torch.send([tensor], self.peer, _TAG).wait(timedelta(seconds=PATIENCE_S))
+        _finish(self._begin(self._torch.send, tensor))
 
     def _receive(self, tensor: Tensor) -> None:
-        self._torch.recv([tensor], self.peer, _TAG).wait(timedelta(seconds=PATIENCE_S))
+        _finish(self._begin(self._torch.recv, tensor))
+
+    def _begin(self, act: Callable[..., Any], tensor: Tensor) -> Any:
+        try:
+            return act([tensor], self.peer, _TAG)
+        except RuntimeError as error:
+            raise GroupOver(str(error)) from error
+
+
+def _finish(work: Any) -> None:
+    try:
+        work.wait(timedelta(seconds=PATIENCE_S))
+    except RuntimeError as error:
+        raise GroupOver(str(error)) from error
+
+
+def _following(times: list[float], start_s: float, size: int) -> int:
+    """What follows the chunk that is about to be sent, by the times of those of its size."""
+    now_s = times[-1]
+    if now_s - start_s >= LONGEST_S:
+        return _LAST
+    if len(times) > 1 and size < CHUNK_BYTES and now_s - times[-2] < QUICK_S:
+        return _LARGER
+    enough = len(times) >= MIN_CHUNKS and now_s - times[0] >= STREAM_S
+    return _LAST if enough else _ON

@@ -179,7 +179,6 @@ class Loop:
         """Begin a step; None: the feed is complete, and all members hold all of it."""
         start_s = monotonic()
         while True:
-            self._client.unmark()
             entered = self._client.enter(self._feed.feed, self._is_at_end)
             if entered is None:
                 self._client.await_end(self._feed)

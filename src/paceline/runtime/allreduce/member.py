@@ -137,6 +137,7 @@ class MemberClient:
         None: the feed is over, or we are ``at_end`` of it and all members hold that.
         """
         while True:
+            self.unmark()
             with self._changed:
                 run = self._entered(feed)
                 if run is None:
@@ -172,6 +173,7 @@ class MemberClient:
             group = self._group = Group(run, self.state.inc, self._store(run.group))
         try:
             group.connect(self.spec.listen)
+            self.mark(computing=True)
             self._on_connected(run, group)
         except BREAKING as error:
             self.failed(run, f"connecting: {error}")

@@ -20,11 +20,11 @@ class Sharing(NamedTuple):
     blocks: int = 0
 
     def num_units(self, whole: Slice) -> int:
-        """Of a slice: one that is smaller has blocks that are not, but fewer of them."""
+        """Of a slice: one that is smaller has fewer blocks, of which none is larger."""
         size = sum(map(len, whole))
         if not (self.blocks and size):
             return size
-        return max(1, min(size, self.blocks * size // self.batch_size))
+        return min(size, -(-self.blocks * size // self.batch_size))
 
     def runs(self, whole: Slice, num_members: int, division: Division) -> list[range]:
         """The units of each member, side by side."""

@@ -28,7 +28,7 @@ from paceline.runtime.data.reader import Reader
 from paceline.runtime.data.work import Array
 from paceline.runtime.process import Process
 from paceline.runtime.strategy import Evaluation
-from paceline.wire.messages.checks import NodeSpeed
+from paceline.wire.messages.checks import Checked
 from paceline.wire.messages.feeds import Feed
 from paceline.wire.messages.group import NO_STEP
 
@@ -44,7 +44,7 @@ class HeldByAll(Stepping):
         self.largest: int | None = None
         """Samples of a yielded batch at most; a larger share comes as several batches."""
         if self.spec.deterministic:
-            torch.use_deterministic_algorithms(True)
+            _be_deterministic()
 
     def prepare(
         self,
@@ -69,7 +69,7 @@ class HeldByAll(Stepping):
             follow_steps(scaler, optimizers, lambda: self._loop)
         self.client.start(Replica(modules, optimizers, schedulers, outside, scalers))
 
-    def check(self, measure: Callable[[], NodeSpeed]) -> None:
+    def check(self, measure: Callable[[], Checked]) -> None:
         """See `Strategy.check`."""
         self.client.check(measure)
 
@@ -150,3 +150,12 @@ class HeldByAll(Stepping):
         if self._loop is not None:
             self._loop.settle()
         return clip_grad_norm_(self._params, max_norm)
+
+
+def _be_deterministic() -> None:
+    """Have torch compute equal bits; scripts that saw to it themselves keep their settings."""
+    if not torch.are_deterministic_algorithms_enabled():
+        torch.use_deterministic_algorithms(True)
+        # It finds reads of memory that nobody has written to, at the cost of writing all of it.
+        settings: Any = torch.utils.deterministic  # set by a property that torch's stubs lack
+        settings.fill_uninitialized_memory = False

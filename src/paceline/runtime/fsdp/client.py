@@ -24,7 +24,7 @@ from paceline.runtime.fsdp.shards import Shards
 from paceline.runtime.process import Process
 from paceline.wire.cut import places
 from paceline.wire.messages.base import CutRef
-from paceline.wire.messages.checks import Checked, NodeSpeed
+from paceline.wire.messages.checks import Checked
 from paceline.wire.messages.feeds import Feed
 from paceline.wire.messages.group import RunGroup
 
@@ -88,9 +88,9 @@ class ShardClient(MemberClient):
         with self._changed:
             self._replica = shards
 
-    def check(self, measure: Callable[[], NodeSpeed]) -> None:
+    def check(self, measure: Callable[[], Checked]) -> None:
         """See `Strategy.check`: all members measure at the same time."""
-        self._exchange.tell(Checked(inc=self.state.inc, speed=measure()))
+        self._exchange.tell(measure())
 
     def mark(self, *, computing: bool) -> None:
         """See `MemberClient.mark`."""

@@ -38,7 +38,7 @@ from paceline.runtime.fsdp.client import ShardClient
 from paceline.runtime.fsdp.shards import Shards, check_sharded
 from paceline.runtime.process import Process
 from paceline.runtime.strategy import Evaluation
-from paceline.wire.messages.checks import NodeSpeed
+from paceline.wire.messages.checks import Checked
 from paceline.wire.messages.feeds import Feed, Slice, SourceLine, feed_of
 from paceline.wire.messages.group import Division
 
@@ -121,7 +121,7 @@ class HeldInShards(Stepping):
         """See `Strategy.source_line`."""
         return SourceLine(line, "", self._feeds[feed_of(line)].num_samples)
 
-    def check(self, measure: Callable[[], NodeSpeed]) -> None:
+    def check(self, measure: Callable[[], Checked]) -> None:
         """See `Strategy.check`."""
         self._client.check(measure)
 

@@ -19,7 +19,7 @@ from paceline.runtime.data.work import Array, StepTimes, Work
 from paceline.runtime.ps.layout import initial_arrays
 from paceline.runtime.ps.port import Ids, Pulled
 from paceline.runtime.ps.store import Gradients, Store
-from paceline.wire.messages.checks import NodeSpeed
+from paceline.wire.messages.checks import Checked
 from paceline.wire.messages.feeds import Feed, SourceLine, feed_of
 from paceline.wire.schema import NUM_BUCKETS, ModelSchema
 from paceline.wire.spec import JobSpec
@@ -113,7 +113,7 @@ class Alone:
     def checkpoint(self) -> None:
         """Nobody keeps cuts of a job of one process."""
 
-    def checked(self, speed: NodeSpeed) -> None:
+    def checked(self, message: Checked) -> None:
         """Nobody keeps it."""
 
     def record(self, times: StepTimes) -> None:

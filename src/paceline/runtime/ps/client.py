@@ -42,7 +42,7 @@ from paceline.runtime.ps.worker_state import (
     WorkerState,
 )
 from paceline.wire import cut
-from paceline.wire.messages.checks import Checked, NodeSpeed
+from paceline.wire.messages.checks import Checked
 from paceline.wire.messages.data import (
     AskMap,
     Data,
@@ -456,9 +456,9 @@ class ServerTrainer:
         """See `Trainer.evaluate_get`."""
         return self._results.get(feed)
 
-    def checked(self, speed: NodeSpeed) -> None:
+    def checked(self, message: Checked) -> None:
         """See `Trainer.checked`."""
-        self._exchange.tell(Checked(inc=self.process.inc, speed=speed))
+        self._exchange.tell(message)
 
     def record(self, times: StepTimes) -> None:
         """See `Trainer.record`."""

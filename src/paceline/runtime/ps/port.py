@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from paceline.runtime.data.growth import Growth
 from paceline.runtime.data.work import Array, StepTimes, Work
 from paceline.runtime.ps.store import Gradients
-from paceline.wire.messages.checks import NodeSpeed
+from paceline.wire.messages.checks import Checked
 from paceline.wire.messages.feeds import Feed, SourceLine
 from paceline.wire.schema import ModelSchema
 from paceline.wire.spec import JobSpec
@@ -127,7 +127,7 @@ class Trainer(Protocol):
     def checkpoint(self) -> None:
         """See `Job.checkpoint`; does not wait."""
 
-    def checked(self, speed: NodeSpeed) -> None:
+    def checked(self, message: Checked) -> None:
         """Have the master keep what our node can do."""
 
     def record(self, times: StepTimes) -> None:

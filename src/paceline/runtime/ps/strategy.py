@@ -25,7 +25,7 @@ from paceline.runtime.ps.port import Ids, Trainer
 from paceline.runtime.ps.state_dict import Gatherer
 from paceline.runtime.schedules import follow_steps
 from paceline.runtime.strategy import Evaluation
-from paceline.wire.messages.checks import NodeSpeed
+from paceline.wire.messages.checks import Checked
 from paceline.wire.messages.feeds import Feed, SourceLine
 
 
@@ -80,7 +80,7 @@ class HeldElsewhere:
         """See `Strategy.source_line`."""
         return self.trainer.source_line(line)
 
-    def check(self, measure: Callable[[], NodeSpeed]) -> None:
+    def check(self, measure: Callable[[], Checked]) -> None:
         """See `Strategy.check`."""
         self.trainer.checked(measure())
 

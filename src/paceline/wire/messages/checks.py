@@ -37,10 +37,12 @@ class Checked(Message, frozen=True):
     """worker -> master: what its node can do; resent until `CheckKept`."""
 
     inc: int
-    speed: NodeSpeed
+    speed: NodeSpeed | None = None
+    error: str = ""
+    """Why it, or a part of it, is not known."""
 
 
 class CheckKept(Message, frozen=True):
-    """master -> worker: its `Checked` is journalled."""
+    """master -> worker: its `Checked` is kept."""
 
     inc: int
