@@ -303,7 +303,7 @@ class Injector:
 
     def _hurt_disk(self, kind: str, status: JobStatus) -> Callable[[], None] | None:
         """Fill the disk of the cuts; or damage the newest cut, and kill all who know better."""
-        folder = Path(load(self.job.spec).checkpoint.dir or self.job.cuts)
+        folder = Path(load(self.job.spec).checkpoint.folder or self.job.cuts)
         if kind == "full":
             filler = folder / "filler"
             with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:

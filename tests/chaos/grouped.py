@@ -185,7 +185,7 @@ def _run(
     assert not injector.waiting, f"{where}: never fired: {[str(f) for f in injector.waiting]}"
     check_clean(job, where)
     check_finals(out, case, where, wanted)
-    check_cuts(job, case, where, Path(spec.checkpoint.dir or job.cuts), injector.damaged)
+    check_cuts(job, case, where, Path(spec.checkpoint.folder or job.cuts), injector.damaged)
     check_logs(job, where, but="checksum differs" if injector.damaged else "")
     seconds = time.monotonic() - start_s
     shutil.rmtree(out, ignore_errors=True)  # a disk is taken out after this

@@ -1,5 +1,7 @@
 """What strategy allreduce refuses before any work starts."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn

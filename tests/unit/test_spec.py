@@ -59,6 +59,9 @@ def test_paths_in_a_spec_are_relative_to_its_folder(here: Path) -> None:
     spec = resolve("folder/job.yml", {})
     assert spec.script == str(here / "folder" / "deep.py")
     assert spec.checkpoint.dir == str(here / "folder" / "cuts")
+    assert (spec.checkpoint.folder, spec.checkpoint.url) == (spec.checkpoint.dir, None)
+    there = resolve("folder/job.yml", {"checkpoint.dir": "file:///store/job"}).checkpoint
+    assert (there.folder, there.url) == (None, "file:///store/job")
 
 
 def test_words_keep_their_spelling_whatever_yaml_makes_of_them() -> None:

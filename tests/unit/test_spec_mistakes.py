@@ -393,6 +393,21 @@ WRONG_FILES = [
         ),
     ),
     (
+        "script: train.py\ncheckpoint: {dir: 's3:/bucket'}\n",
+        (
+            "job.yaml:2: checkpoint.dir: got 's3:/bucket', expected a URL like s3://bucket/prefix "
+            "or file:///folder"
+        ),
+    ),
+    (
+        "script: train.py\ncheckpoint: {dir: 'nowhere://bucket'}\n",
+        (
+            "job.yaml:2: checkpoint.dir: got 'nowhere://bucket', whose scheme nowhere cannot be "
+            "used (Protocol not known: nowhere); install its package where the job runs, or name "
+            "another"
+        ),
+    ),
+    (
         "script: train.py\nstrategy: script\npreflight: true\n",
         (
             "job.yaml:3: preflight: got true with strategy script, whose nodes are not measured, "

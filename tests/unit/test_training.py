@@ -551,3 +551,21 @@ def test_going_on_after_an_orderly_end_is_no_failure(
     assert len(counted) == failures
     job.epoch()
     assert len(counted) == failures + 1
+
+
+def test_a_cut_that_is_being_copied_elsewhere_stays(job: Job) -> None:
+    made: list[int] = []
+
+    def make() -> list[int]:
+        job.training._do(job.state.take_cut())
+        made.append(job.state.cuts.copying)
+        job.cut(0.0, 0.0)
+        return sorted(int(path.name) for path in job.job.cuts.iterdir())
+
+    make()
+    job.training.uploading = made[0]
+    for _ in range(3):
+        kept = make()
+    assert kept == [made[0], *made[-2:]]
+    job.training.uploading = None
+    assert make() == made[-2:]

@@ -86,7 +86,12 @@ class JobDir:
     def create(cls, name: str) -> "JobDir":
         """Make a fresh job directory with a secret of its own."""
         stamp = time.strftime("%m%d-%H%M%S")
-        path = home() / "jobs" / f"{name[:24]}-{stamp}-{secrets.token_hex(2)}"
+        return cls.make(f"{name[:24]}-{stamp}-{secrets.token_hex(2)}")
+
+    @classmethod
+    def make(cls, job_id: str) -> "JobDir":
+        """The same for a job that has its id."""
+        path = home() / "jobs" / job_id
         path.mkdir(parents=True, mode=0o700)
         job = cls(path)
         descriptor = os.open(job.secret_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

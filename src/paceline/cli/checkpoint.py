@@ -39,7 +39,8 @@ Job = Annotated[
     str | None,
     typer.Argument(
         metavar="[JOB]",
-        help="Id, its beginning, or a path: of a job, of a folder of cuts, or of one cut. "
+        help="Id, its beginning, or a path: of a job, of a folder of cuts, or of one cut; or the "
+        "URL of a job's cuts. "
         "Default: the newest job.",
     ),
 ]
@@ -73,7 +74,7 @@ def ls_command(job: Job = None) -> None:
 
     found = find_cuts(job)
     if not found.cuts:
-        print(f"{found.where} has no cut yet (looked in {found.folder})")
+        print(f"{found.where} has no cut yet{found.looked}")
         return
     total, now_s = _total(found), time.time()
     right = ("cut", "step", "epoch no.", "size", "age", "files")
@@ -87,7 +88,8 @@ def ls_command(job: Job = None) -> None:
 def _cut_row(cut: "Cut", total: int | None, now_s: float) -> tuple[str, ...]:
     from paceline.cli.wording import clock, progress, size
 
-    manifest, where = cut.manifest, "memory" if cut.in_memory else "disk"
+    manifest = cut.manifest
+    where = "memory" if cut.in_memory else "URL" if cut.url else "disk"
     age = clock(now_s - cut.written_s)
     if manifest is None:
         state = "damaged" if cut.sealed else "none: unfinished, or lost"
@@ -129,7 +131,7 @@ def show_command(job: Job = None, number: Number = None) -> None:
     from paceline.runtime.checkpoint.contents import read_contents
 
     found = find_cuts(job)
-    cut = found.one(number)
+    cut = found.fetched(found.one(number))
     manifest = _manifest_of(cut)
     contents = read_contents(manifest, *cut.places)
     print(f"cut {manifest.cut_no} of {found.where}")
@@ -214,7 +216,7 @@ def verify_command(
         if not cut.sealed and _is_being_written(cut, found):
             print(f"cut {cut.number}: is being written")
             continue
-        bad += not _verify(cut)
+        bad += not _verify(found.fetched(cut))
     if bad:
         raise typer.Exit(EXIT_BAD)
 
@@ -235,7 +237,7 @@ def _verify(cut: "Cut") -> bool:
     from paceline.runtime.checkpoint.cutfile import fault
 
     if cut.manifest is None:
-        lost = f"no manifest.json in {cut.places[0]}: never finished, or lost"
+        lost = f"no manifest.json in {cut.url or cut.places[0]}: never finished, or lost"
         print(f"cut {cut.number}: bad: {cut.error if cut.sealed else lost}")
         return False
     files = cut.manifest.files
@@ -250,7 +252,7 @@ def _verify(cut: "Cut") -> bool:
         return True
     print(f"cut {cut.number}: bad: {len(wrong)} of {amount}")
     for name, text in wrong.items():
-        print(f"  {cut.places[-1] / name}: {text}")
+        print(f"  {cut.where}/{name}: {text}")
     return False
 
 
@@ -286,7 +288,7 @@ def export_command(
     kind = file_format or _format_of(out)
     _check_target(out, kind, optimizer=optimizer, force=force)
     found = find_cuts(target[0] if len(target) == 2 else None)
-    cut = found.one(number)
+    cut = found.fetched(found.one(number))
     _manifest_of(cut)
     flags = ["--optimizer"] * optimizer + ["--force"] * force
     done = _run_exporter(["--format", kind.value, *flags, "--", str(out), *map(str, cut.places)])

@@ -1,6 +1,10 @@
 """The cuts that a command is about: of a job, or in folders that were copied elsewhere."""
 
+import atexit
 import contextlib
+import os
+import shutil
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -10,6 +14,7 @@ from paceline.base.errors import ConfigError, PacelineError, PermanentError
 from paceline.base.jobdir import JobDir
 from paceline.wire import spec as specs
 from paceline.wire.cut import MANIFEST, CutManifest, read_manifest
+from paceline.wire.remote import RemoteCuts
 
 
 class Cut(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,6 +30,14 @@ class Cut(msgspec.Struct, frozen=True, kw_only=True):
     """Unix time of the manifest; without one, of the folder."""
     error: str = ""
     """Why there is no manifest."""
+    url: str = ""
+    """Where it is, if that is a URL: its folder here is a copy, without its files until they are
+    fetched (`Cuts.fetched`)."""
+
+    @property
+    def where(self) -> str:
+        """For people."""
+        return self.url or str(self.places[-1])
 
     @property
     def in_memory(self) -> bool:
@@ -46,6 +59,24 @@ class Cuts(msgspec.Struct, frozen=True, kw_only=True):
     job: JobDir | None
     cuts: tuple[Cut, ...]
     """Newest first."""
+    remote: RemoteCuts | None = None
+    """Where all this is a copy of, in a folder that lasts as long as this process."""
+
+    @property
+    def looked(self) -> str:
+        """Where it was looked for cuts, as the end of a sentence."""
+        return f" (looked in {self.folder})" if self.remote is None else ""
+
+    def fetched(self, cut: Cut) -> Cut:
+        """The same cut with its files at hand; they are not verified.
+
+        Raises:
+            PermanentError: they are not all there.
+            TransientError: the storage does not answer, or refuses.
+        """
+        if self.remote is not None and cut.manifest is not None:
+            self.remote.fetch_files(cut.number, cut.places[0])
+        return cut
 
     def one(self, number: int | None) -> Cut:
         """Cut ``number``; None: the newest that is sealed, if any is.
@@ -54,7 +85,7 @@ class Cuts(msgspec.Struct, frozen=True, kw_only=True):
             ConfigError: no such cut; the message lists what there is.
         """
         if not self.cuts:
-            raise ConfigError(f"{self.where} has no cut (looked in {self.folder})")
+            raise ConfigError(f"{self.where} has no cut{self.looked}")
         if number is None:
             return next((cut for cut in self.cuts if cut.sealed), self.cuts[0])
         for cut in self.cuts:
@@ -65,14 +96,17 @@ class Cuts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_cuts(name: str | None) -> Cuts:
-    """The cuts of a job (by id, its beginning, or a path; None: the newest), or in a folder.
+    """The cuts of a job (by id, its beginning, or a path; None: the newest), in a folder, at a URL.
 
     A folder holds cuts, or is one.
 
     Raises:
         ConfigError: neither job nor folder; or the folder holds no cut.
+        TransientError: the storage of a URL does not answer, or refuses.
     """
     path = Path(name or "")
+    if name and "://" in name:
+        return _at_url(name)
     if name and ("/" in name or name in (".", "..")):
         return _at(path)
     try:
@@ -81,6 +115,26 @@ def find_cuts(name: str | None) -> Cuts:
         if name and path.is_dir():
             return _at(path)
         raise
+
+
+def _at_url(url: str) -> Cuts:
+    remote, scratch = RemoteCuts(url), Path(tempfile.mkdtemp(prefix="paceline-"))
+    atexit.register(shutil.rmtree, scratch, ignore_errors=True)
+    cuts = {}
+    for number in remote.numbers():
+        folder = scratch / f"{number:06d}"
+        written_s = remote.fetch_manifest(number, folder)
+        if written_s is not None:
+            os.utime(folder / MANIFEST, (written_s, written_s))
+        cut = msgspec.structs.replace(_read_one((folder,)), url=remote.where(number))
+        cuts[number] = cut
+    return Cuts(
+        where=url,
+        folder=scratch,
+        job=None,
+        cuts=_newest_first(cuts),
+        remote=remote,
+    )
 
 
 def _at(path: Path) -> Cuts:
@@ -102,7 +156,7 @@ def _at(path: Path) -> Cuts:
 
 def _of_job(job: JobDir) -> Cuts:
     try:
-        own = specs.load(job.spec).checkpoint.dir
+        own = specs.load(job.spec).checkpoint.folder
     except PacelineError:
         own = None  # of another version: where cuts are by default
     folder = Path(own or job.cuts)

@@ -78,7 +78,10 @@ def _switch(help_: str, *names: str) -> Any:
 @app.command(context_settings={"token_normalize_func": _as_torchrun})
 def run(
     target: Annotated[
-        str | None, typer.Argument(help="A script (.py) or a job spec (.yaml); a JOB to resume.")
+        str | None,
+        typer.Argument(
+            help="A script (.py) or a job spec (.yaml); a JOB, or a URL of cuts, to resume."
+        ),
     ] = None,
     args: Annotated[
         list[str] | None, typer.Argument(metavar="[-- ARGS]", help="Arguments of the script.")
@@ -221,15 +224,25 @@ def _resume(name: str | None, flags: dict[str, str], has_args: bool, *, detach: 
     from paceline.base.jobdir import JobDir
     from paceline.cli import run as running
     from paceline.cli.launch import resume
-    from paceline.wire.spec import load
+    from paceline.wire.spec import JobSpec, load
 
+    is_away = name is not None and "://" in name
+    script = flags.pop("script", None) if is_away else None
     if has_args or flags.keys() - {"workers", "servers"}:
         raise ConfigError(
             "--resume goes on with the job's own settings; leave all flags out but "
-            "--workers and --servers"
+            "--workers and --servers (and, of a job at a URL, --set script=PATH)"
         )
-    job = JobDir.find(name)
     console = _console()
+    if name is not None and is_away:
+        from paceline.cli.away import fetch_job
+
+        def check(spec: JobSpec) -> None:
+            running.read_sizes(spec, flags)
+
+        job = fetch_job(name, check, lambda line: running.tell(console, line), script)
+    else:
+        job = JobDir.find(name)
     spec = load(job.spec)
     resume(job, running.read_sizes(spec, flags))
     by_itself = spec.strategy == "script"

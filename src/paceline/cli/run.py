@@ -9,6 +9,7 @@ from rich.console import Console
 
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
+from paceline.cli.away import check_unused
 from paceline.cli.launch import is_supervised, launch
 from paceline.cli.live import LiveView
 from paceline.cli.plain import PlainView
@@ -29,6 +30,8 @@ def start(spec: JobSpec, console: Console, log_dir: Path | None = None) -> JobDi
     """Start a job and say so; ``log_dir`` gets a link to its logs, under the job's id."""
     if log_dir is not None:
         _make_folder(log_dir)
+    if spec.checkpoint.url:
+        check_unused(spec.checkpoint.url)
     job = launch(spec)
     if log_dir is not None:
         (log_dir / job.job_id).symlink_to(job.logs)

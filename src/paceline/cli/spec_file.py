@@ -30,6 +30,7 @@ from paceline.cli.spec_values import (
     read_value,
     show,
 )
+from paceline.wire.remote import RemoteCuts
 from paceline.wire.spec import JobSpec, Mode
 
 COMMAND_LINE = "command line"
@@ -403,7 +404,12 @@ def _check_waits(draft: _Draft) -> None:
 def _check_folder(draft: _Draft) -> None:
     key = "checkpoint.dir"
     folder = draft.get(key)
-    if isinstance(folder, str) and Path(folder).exists() and not Path(folder).is_dir():
+    if isinstance(folder, str) and ":/" in folder and not folder.startswith("/"):
+        try:
+            RemoteCuts(folder)
+        except ConfigError as error:
+            draft.complaints.append(f"{_where(draft.places[key], key)}: {error}")
+    elif isinstance(folder, str) and Path(folder).exists() and not Path(folder).is_dir():
         draft.complain(key, f"the file {folder}", "a folder", "name another")
 
 

@@ -26,6 +26,8 @@ _INTEGER = re.compile(r"[+-]?(?:0|[1-9][0-9]{0,30}(?:_[0-9]{1,3}){0,10})")
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
 _BOOLEAN = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _PATHS = ("script", "cwd", "checkpoint.dir")
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+"""How a URL begins, also one that is misspelt."""
 
 FREE_SECTIONS = ("env", "solution_args")
 """Sections whose keys are the user's, or a solution's."""
@@ -237,6 +239,8 @@ def read_value(leaf: Leaf, node: Node, folder: Path) -> object:
         text = _word(node)
     if text in _LATER.get(leaf.key, ()):
         raise Wrong(f"{text!r}, which comes in a later version of paceline")
+    if leaf.key == "checkpoint.dir" and _URL.match(text):
+        return text
     if leaf.key in _PATHS:
         return _path(text, folder)
     is_quoted_number = _is_quoted(node) and leaf.read in {_integer, _number, _boolean, parse_cores}

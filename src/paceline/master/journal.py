@@ -34,7 +34,7 @@ JournalRecord = Records | MemberRecords | StartMeasured | NodeChecked | Snapshot
 WAL_PAGES = 8192
 """Pages (4 KiB) between checkpoints: they sync, which would otherwise show in grants' latency."""
 
-_encode = msgspec.msgpack.Encoder().encode
+encode = msgspec.msgpack.Encoder().encode
 _decoder: msgspec.msgpack.Decoder[JournalRecord] = msgspec.msgpack.Decoder(JournalRecord)
 
 
@@ -62,7 +62,11 @@ class Journal:
 
     def append(self, records: Iterable[JournalRecord]) -> None:
         """Write all of them, or none, as one transaction."""
-        rows = [(_encode(record),) for record in records]
+        self.adopt(map(encode, records))
+
+    def adopt(self, encoded: Iterable[bytes]) -> None:
+        """The same of records that are encoded already."""
+        rows = [(one,) for one in encoded]
         if not rows:
             return
         self._db.execute("BEGIN")
@@ -87,7 +91,7 @@ class Journal:
 
     def compact(self, records: Iterable[JournalRecord]) -> None:
         """Put these in the place of all records so far, which they stand for."""
-        rows = [(_encode(record),) for record in records]
+        rows = [(encode(record),) for record in records]
         self._db.execute("BEGIN")
         self._db.execute("DELETE FROM log")
         self._db.executemany("INSERT INTO log (record) VALUES (?)", rows)

@@ -32,7 +32,7 @@ from paceline.master.facts import (
     Tick,
 )
 from paceline.master.instructions import Moved, NotMoved
-from paceline.master.journal import JournalRecord, MasterStarted
+from paceline.master.journal import JournalRecord, MasterStarted, encode
 from paceline.master.members import (
     Act,
     End,
@@ -54,12 +54,14 @@ from paceline.master.monitor import Monitor
 from paceline.master.outbox import Outbox
 from paceline.master.own_time import OwnTime
 from paceline.master.ports import Backend
+from paceline.master.records import CutGone
 from paceline.master.reporting import Reporting
 from paceline.master.restarts import StartMeasured
 from paceline.master.rounds import Rounds
 from paceline.master.scene import Scene
 from paceline.master.snapshot import Snapshot, restore, take
 from paceline.master.training import CutChosen, Training
+from paceline.master.uploads import Uploader, Uploads
 from paceline.policy.failslow.preflight import describe as describe_speeds
 from paceline.policy.failslow.preflight import explain
 from paceline.policy.straggler.decision_log import describe_cost
@@ -94,6 +96,7 @@ from paceline.wire.messages.checks import Checked, CheckKept
 from paceline.wire.messages.group import Stopped
 from paceline.wire.messages.node import Finished, NodeUp, ProcessUp, ScriptError
 from paceline.wire.outcome import Outcome, write_outcome
+from paceline.wire.remote import Handover, RemoteCuts
 from paceline.wire.resize import read_resize
 from paceline.wire.spec import JobSpec
 
@@ -172,6 +175,12 @@ class Master:
             pending_s=backend.pending_s,
             restart=self._restart,
         )
+        self._uploads: Uploads | None = None
+        """None: cuts stay here."""
+        if spec.checkpoint.url:
+            uploader = Uploader(RemoteCuts(spec.checkpoint.url), spec.checkpoint.keep)
+            tell = self._outbox.tell
+            self._uploads = Uploads(uploader, self.training, self._handover, tell)
         self.deciding: Deciding | None = None
         """None: the spec names no solution."""
         self._reporting = Reporting(job, self.training.state, self.members, self.monitor)
@@ -184,7 +193,7 @@ class Master:
         self._refused: set[tuple[str, str]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._ending: Ending | None = None
-        self._closed = False
+        self._closed = self._at_once = False
         #: Something happened that may concern the job as a whole.
         self._changed = True
 
@@ -307,6 +316,8 @@ class Master:
                 fact.reply(Done(error=HAS_ENDED))
         for name in self.members.nodes:
             self._backend.stop(name)
+        if self._uploads is not None and not self._at_once:
+            await self._uploads.finish(self._outbox.flush, self._is_told_to_stop)
         outcome = self._reporting.outcome(ending, self._started_s)
         self.training.close()
         self._reporting.close()
@@ -590,6 +601,8 @@ class Master:
             any_committed=bool(self.training.state.ledger.done),
         )
         self._act(acts)
+        if self._uploads is not None:
+            self._uploads.tick()
         self._look_for_hang()
         self.training.tick(now_s, cuts=self._ending is None)
         if self.deciding is not None and self._ending is None:
@@ -615,6 +628,30 @@ class Master:
         if not hang.nodes:
             self.training.meet_anew(f"{why}: all members wait for each other")
 
+    # ------------------------------------------------------------------ cuts at a URL
+
+    def _handover(self, cut_no: int) -> Handover:
+        """All that another machine needs beside this cut: as if the job had ended with it."""
+        state = self.training.state
+        others = (cut.cut.cut_no for cut in state.cuts.valid if cut.cut.cut_no != cut_no)
+        # What nodes can do, and what their starts cost, is of this machine.
+        records = [
+            MasterStarted(started_s=self._started_s),
+            take(state),
+            *self.members.snapshot(),
+            JobEnded(),
+            *(CutGone(cut_no=number) for number in others),
+        ]
+        unset = dict.fromkeys(self._spec.env, "")
+        return Handover(
+            job_id=self._job.job_id,
+            spec=msgspec.structs.replace(self._spec, env=unset),
+            journal=tuple(map(encode, records)),
+        )
+
+    def _is_told_to_stop(self) -> bool:
+        return any(isinstance(fact, StopAsked) for fact in self._inbox)
+
     # ------------------------------------------------------------------ the end
 
     def _begin_end(self, ending: Ending) -> None:
@@ -630,6 +667,7 @@ class Master:
         self._leave(ending)
 
     def _stop(self, why: str, *, at_once: bool) -> None:
+        self._at_once |= at_once
         if self._ending is None:
             self._outbox.tell("stopped", reason=why)
             self._begin_end(Ending(state="stopped"))

@@ -139,8 +139,10 @@ class Training:
         self._move_progress: tuple[tuple[int, bool] | None, float] = (None, 0.0)
         #: When the server that joins has last answered, or when that began to matter.
         self._joiner_said_s = 0.0
-        self._cuts = CutFolders(Path(spec.checkpoint.dir or job.cuts), job.memory)
+        self._cuts = CutFolders(Path(spec.checkpoint.folder or job.cuts), job.memory)
         self._evaluations = Evaluations(job.evaluations)
+        self.uploading: int | None = None
+        """A cut that is being copied elsewhere: it stays."""
         #: Feeds of which a result was dropped.
         self._dropped: set[int] = set()
         self._cadence = Cadence(spec.checkpoint)
@@ -583,6 +585,8 @@ class Training:
         keep = set(stored[-self._spec.checkpoint.keep :])
         if self.state.restoring and self.state.start is not None:
             keep.add(self.state.start.cut.cut_no)
+        if self.uploading is not None:
+            keep.add(self.uploading)
         group = self.state.group
         if group is not None and not group.running and group.start and group.start.cut:
             keep.add(group.start.cut.cut_no)
@@ -590,6 +594,11 @@ class Training:
             if cut.cut.cut_no not in keep:
                 self._do(self.state.cut_gone(cut.cut.cut_no))
         self._cuts.delete_others(keep, newest)
+
+    def newest_stored(self) -> CutRef | None:
+        """The newest cut on disk."""
+        valid = reversed(self.state.cuts.valid)
+        return next((cut.cut for cut in valid if not cut.cut.in_memory), None)
 
     def take_last_cut(self) -> int | None:
         """Order the last cut: its number, 0 if none is needed; None: not now, ask again."""

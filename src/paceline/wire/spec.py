@@ -77,10 +77,21 @@ class CheckpointSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     keep: Annotated[int, Meta(ge=1, le=1_000)] = 2
     """Verified cuts kept on disk. Default 2: if the newest is damaged there is another."""
     dir: Annotated[str, Meta(examples=["checkpoints"])] | None = None
-    """Folder for cuts. Default none: ``cuts`` in the job directory."""
+    """Folder for cuts, or the URL to which they are copied as well, of any scheme that fsspec knows
+    (``s3://bucket/prefix``). Default none: ``cuts`` in the job directory."""
     in_memory: bool = True
     """Whether a cut counts as soon as two nodes hold it in memory. Default true, which takes twice
     a server's state in ``/dev/shm``; false, or no room there: when it is on disk."""
+
+    @property
+    def url(self) -> str | None:
+        """Where cuts are copied to; None: nowhere."""
+        return self.dir if self.dir and "://" in self.dir else None
+
+    @property
+    def folder(self) -> str | None:
+        """Where cuts are written; None: in the job directory."""
+        return None if self.url else self.dir
 
 
 class RestartSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -49,7 +49,7 @@ class CutWriter:
         self._job, self._node = process.job, process.node
         # Two lives of a node may copy a cut of the same number; each has a file of its own.
         self._name = f"{process.node}-{process.inc}.safetensors"
-        self._cuts = Path(spec.dir or process.job.cuts)
+        self._cuts = Path(spec.folder or process.job.cuts)
         self._in_memory = spec.in_memory and process.job.has_memory
         self._partner: str | None = None
         #: The last image, where it is of this process only. Not a bytearray, all of which would be

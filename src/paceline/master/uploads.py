@@ -1,0 +1,171 @@
+"""The cuts of a job at a URL: what is stored on disk is copied there beside the job.
+
+By docs/decisions/0019-cuts-at-urls.md a cut counts by the local disk, and the URL follows: one cut
+at a time, in a thread, the newest that there is when the one before is done. A storage that is
+away is asked again without end; the job does not wait for it.
+"""
+
+import asyncio
+import itertools
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from paceline.base.errors import PermanentError, TransientError
+from paceline.master.training import Training
+from paceline.wire.remote import Handover, RemoteCuts, pack_handover
+
+RETRY_S, RETRY_MAX_S = 1.0, 30.0
+"""Before a second try, and the longest wait before any."""
+AWAY_S = 30.0
+"""At a job's end a storage that does not take its last cut is asked for so long."""
+LOOK_S = 0.2
+"""How often it is looked then whether it has."""
+
+
+class Upload(msgspec.Struct, frozen=True):
+    """One cut to be copied."""
+
+    cut_no: int
+    folder: Path
+    handover: bytes
+
+
+class Uploaded(msgspec.Struct, frozen=True):
+    """It is there, or ``given_up`` for this reason."""
+
+    cut_no: int
+    given_up: str = ""
+    trouble: str = ""
+    """What was not done beside that."""
+
+
+class Failed(msgspec.Struct, frozen=True):
+    """The storage is away; it is asked again."""
+
+    reason: str
+
+
+class Uploader:
+    """A thread that copies; all else is the master's task's."""
+
+    def __init__(self, remote: RemoteCuts, keep: int) -> None:
+        """``keep``: cuts to be kept there."""
+        self.remote, self._keep = remote, keep
+        self.busy: int | None = None
+        """The cut that is being copied: its folder is to stay."""
+        self.done_no = -1
+        """The newest that is done with."""
+        self.failing_since_s: float | None = None
+        """Since when no try has succeeded, monotonic clock."""
+        self._uploads: queue.SimpleQueue[Upload] = queue.SimpleQueue()
+        self._news: queue.SimpleQueue[Uploaded | Failed] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name="paceline-upload", daemon=True).start()
+
+    def begin(self, upload: Upload) -> None:
+        """Copy a cut; none must be `busy`."""
+        self.busy = upload.cut_no
+        self._uploads.put(upload)
+
+    def news(self) -> Iterator[Uploaded | Failed]:
+        """What has happened and is worth telling: of an outage the first failure only."""
+        while not self._news.empty():
+            news = self._news.get()
+            match news:
+                case Uploaded():
+                    self.busy, self.done_no, self.failing_since_s = None, news.cut_no, None
+                    yield news
+                case Failed() if self.failing_since_s is None:
+                    self.failing_since_s = time.monotonic()
+                    yield news
+
+    # ------------------------------------------------------------------ the thread
+
+    def _run(self) -> None:
+        while True:
+            upload = self._uploads.get()
+            self._news.put(self._copied(upload))
+
+    def _copied(self, upload: Upload) -> Uploaded:
+        """Copy a cut, however often that takes."""
+        for attempt in itertools.count():
+            try:
+                self.remote.put(upload.cut_no, upload.folder, upload.handover)
+                break
+            except TransientError as error:
+                self._news.put(Failed(str(error)))
+                time.sleep(min(RETRY_S * 2.0 ** min(attempt, 10), RETRY_MAX_S))
+            except (PermanentError, OSError) as error:  # of the files here
+                return Uploaded(upload.cut_no, given_up=str(error))
+        try:
+            self.remote.trim(upload.cut_no, self._keep)
+        except TransientError as error:
+            return Uploaded(upload.cut_no, trouble=f"older cuts stay: {error}")
+        return Uploaded(upload.cut_no)
+
+
+class Uploads:
+    """What to copy next, and what is said of it.
+
+    Args:
+        uploader: idle.
+        training: whose cuts these are.
+        handover: what is to lie beside a cut, by its number.
+        tell: takes an event and what it says.
+    """
+
+    def __init__(
+        self,
+        uploader: Uploader,
+        training: Training,
+        handover: Callable[[int], Handover],
+        tell: Callable[..., None],
+    ) -> None:
+        self._uploader, self._training = uploader, training
+        self._handover, self._tell = handover, tell
+
+    def tick(self) -> None:
+        """Have the newest cut on disk copied, once the one before is."""
+        uploader = self._uploader
+        for news in uploader.news():
+            self._say(news)
+        cut = self._training.newest_stored()
+        if cut is not None and uploader.busy is None and cut.cut_no > uploader.done_no:
+            handover = pack_handover(self._handover(cut.cut_no))
+            uploader.begin(Upload(cut.cut_no, Path(cut.directory), handover))
+        self._training.uploading = uploader.busy
+
+    def _say(self, news: Uploaded | Failed) -> None:
+        match news:
+            case Failed(reason=reason):
+                self._tell("upload_failed", reason=reason)
+            case Uploaded(given_up=str(reason)) if reason:
+                self._tell("upload_trouble", reason=reason)
+            case Uploaded(cut_no=cut_no, trouble=trouble):
+                self._tell("cut_uploaded", reason=f"cut {cut_no}")
+                if trouble:
+                    self._tell("upload_trouble", reason=trouble)
+
+    async def finish(self, flush: Callable[[], None], hurried: Callable[[], bool]) -> None:
+        """The job has ended: its last cut is to be there, too, but not at any price.
+
+        Args:
+            flush: lets out what was told.
+            hurried: whether somebody does not want to wait.
+        """
+        uploader, began_s = self._uploader, time.monotonic()
+        while True:
+            self.tick()
+            flush()
+            away_s = uploader.failing_since_s
+            lost = away_s is not None and time.monotonic() - max(away_s, began_s) > AWAY_S
+            if uploader.busy is None or lost or hurried():
+                break
+            await asyncio.sleep(LOOK_S)
+        if uploader.busy is not None:
+            self._tell("not_uploaded", reason=f"cut {uploader.busy}")
+            flush()
