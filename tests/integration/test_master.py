@@ -21,7 +21,7 @@ from paceline.base.errors import TransientError
 from paceline.base.jobdir import JobDir
 from paceline.base.samples import SampleSet, Span
 from paceline.master.service import Master, Tick
-from paceline.wire.client import Done, GetStatus, JobStatus, Kill, Scale, StopJob
+from paceline.wire.client import Done, GetStatus, JobStatus, Join, Kill, Scale, StopJob
 from paceline.wire.control import ControlClient, MasterStream
 from paceline.wire.cut import CutManifest, checksum, write_file, write_manifest
 from paceline.wire.messages.agent import (
@@ -649,6 +649,20 @@ def test_scaling_up_and_down_changes_who_works_and_nothing_else(tmp_path: Path) 
         bench.assert_each_sample_once()
 
     play(tmp_path, body)
+
+
+def test_there_are_no_more_workers_than_the_spec_allows(tmp_path: Path) -> None:
+    async def body(bench: Bench) -> None:
+        await bench.until(lambda: bench.progress > 50)
+        assert await bench.call(Scale(workers=3)) == Done()
+        for call in (Scale(workers=4), Scale(workers=0), Join(host="there")):
+            reply = await bench.call(call)
+            assert isinstance(reply, Done)
+            assert "workers, expected 1 to 3" in reply.error
+        await bench.done()
+        assert len(list(bench.master.members.wanted_workers())) <= 3
+
+    play(tmp_path, body, make_spec(max_workers=3))
 
 
 def test_a_node_killed_by_order_costs_no_budget(tmp_path: Path) -> None:

@@ -65,8 +65,9 @@ def test_a_job_is_resumed_with_other_numbers_of_nodes() -> None:
         (
             {"strategy": "allreduce", "deterministic": True, "blocks": 4},
             {"workers": "5"},
-            "got '5', expected a number from 1 to 4, the job's blocks",
+            "got '5', expected a number from 1 to 4",
         ),
+        ({"max_workers": 3}, {"workers": "4"}, "got '4', expected a number from 1 to 3"),
         ({"strategy": "script"}, {"workers": "2"}, "workers of strategy script stay as many"),
     ],
 )

@@ -93,7 +93,7 @@ def test_a_file_with_every_key_is_read() -> None:
     Path("job.yaml").write_text(
         "script: train.py\nargs: [a]\nname: n\nseed: 1\nstrategy: ps\nmode: ssp\nstaleness: 2\n"
         "deterministic: no\n"
-        "samples: at-most-once\nsolution: none\nworkers: {count: 2, cpu: 0.5, memory: 1GiB}\n"
+        "samples: at-most-once\nmax_workers: 4\nsolution: none\nworkers: {count: 2, cpu: 0.5, memory: 1GiB}\n"
         "servers: {count: 2, cpu: 1, memory: 512MiB}\ntorch_threads: 2\nenv: {A: b}\n"
         "data: {shard_size: 10, shuffle: no, seed: 3}\nbatch_size: 8\nepochs: 2\n"
         "backend: local\npending_s: 200ms\n"

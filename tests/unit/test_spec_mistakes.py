@@ -408,6 +408,20 @@ WRONG_FILES = [
         ),
     ),
     (
+        "script: train.py\nworkers: 3\nmax_workers: 2\n",
+        (
+            "job.yaml:3: max_workers: got 2, expected at least workers.count, which is 3; write "
+            "max_workers: 3"
+        ),
+    ),
+    (
+        "script: train.py\nstrategy: script\nmax_workers: 2\n",
+        (
+            "job.yaml:3: max_workers: got 2 with strategy script, which trains by itself, expected "
+            "it with strategy ps or allreduce only; remove it"
+        ),
+    ),
+    (
         "script: train.py\nstrategy: script\npreflight: true\n",
         (
             "job.yaml:3: preflight: got true with strategy script, whose nodes are not measured, "

@@ -19,11 +19,10 @@ from paceline.cli.watch import View, follow
 from paceline.cli.wording import counted
 from paceline.wire.outcome import Outcome
 from paceline.wire.resize import Resize
-from paceline.wire.spec import JobSpec
+from paceline.wire.spec import MAX_NODES, JobSpec
 
 LEFT_RUNNING = 0
 ALL_DEAD = 1
-MAX_NODES = 10_000
 
 
 def start(spec: JobSpec, console: Console, log_dir: Path | None = None) -> JobDir:
@@ -63,17 +62,13 @@ def read_sizes(spec: JobSpec, flags: Mapping[str, str]) -> Resize:
         raise ConfigError("--resume: workers of strategy script stay as many as they were")
     if "servers" in flags and spec.strategy != "ps":
         raise ConfigError(f"--servers: a job of strategy {spec.strategy} has no servers")
-    # More workers than blocks would have nothing to do.
-    most_workers = spec.blocks if spec.deterministic else MAX_NODES
-    ranges = {"workers": (spec.min_workers, most_workers), "servers": (1, MAX_NODES)}
+    ranges = {"workers": (spec.min_workers, spec.most_workers), "servers": (1, MAX_NODES)}
     sizes = {}
     for name, text in flags.items():
         least, most = ranges[name]
         if not text.isdecimal() or not least <= int(text) <= most:
-            why = ", the job's blocks" if most < MAX_NODES else ""
-            raise ConfigError(
-                f"--{name}: got {text!r}, expected a number from {least} to {most}{why}"
-            )
+            expected = f"a number from {least} to {most}"
+            raise ConfigError(f"--{name}: got {text!r}, expected {expected}")
         sizes[name] = int(text)
     return Resize(**sizes)
 

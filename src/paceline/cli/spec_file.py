@@ -321,6 +321,10 @@ def _check_strategy(draft: _Draft) -> None:
     if draft.get("strategy") == "script":
         _check_by_itself(draft)
         return
+    most = draft.get("max_workers")
+    if isinstance(most, int) and isinstance(workers, int) and most < workers:
+        expected = f"at least workers.count, which is {workers}"
+        draft.complain("max_workers", str(most), expected, f"write max_workers: {workers}")
     if draft.get("run_as") != "file":
         got = f"{draft.get('run_as')!r} with strategy {draft.get('strategy')}"
         draft.complain("run_as", got, "it with strategy script only", "remove it")
@@ -358,7 +362,7 @@ def _check_sharded(draft: _Draft) -> None:
 
 _OF_TRAINING = re.compile(
     r"servers\..*|mode|staleness|samples|batch_size|epochs|seed|data\..*|checkpoint\..*|min_workers"
-    r"|data_plane\..*|windows\..*|decide_every_s|solution_args\..*|timeouts\.hang_s"
+    r"|max_workers|data_plane\..*|windows\..*|decide_every_s|solution_args\..*|timeouts\.hang_s"
 )
 
 
@@ -498,7 +502,10 @@ def _check_env(draft: _Draft) -> None:
 _CHECKS: tuple[tuple[Callable[[_Draft], None], tuple[str, ...]], ...] = (
     (_check_script, ("script", "run_as")),
     (_check_mode, ("mode", "staleness", "samples", "checkpoint.every_steps")),
-    (_check_strategy, ("strategy", "run_as", "mode", "min_workers", "workers.count", "preflight")),
+    (
+        _check_strategy,
+        ("strategy", "run_as", "mode", "min_workers", "max_workers", "workers.count", "preflight"),
+    ),
     (_check_deterministic, ("deterministic", "blocks", "strategy", "workers.count", "solution")),
     (_check_memory, ()),
     (_check_waits, ()),

@@ -743,6 +743,7 @@ class Master:
             case Join(host=host):
                 self._check_running()
                 self._check_elastic("join")
+                self._check_size("have", 1 + sum(1 for _ in self.members.wanted_workers()))
                 if not self.training.state.cuts.valid:
                     raise ConfigError("the job has no model yet; join again when it trains")
                 node_name, acts = self.members.join(host, self._own_time())
@@ -768,13 +769,12 @@ class Master:
             raise ConfigError("the job is about to end")
 
     def _check_scale(self, workers: int) -> None:
-        if workers < 1:
-            raise ConfigError(f"cannot scale to {workers} workers, expected at least 1")
-        if self._spec.strategy != "fsdp":
+        sharded = self._spec.strategy == "fsdp"
+        if not sharded:
             self._check_elastic("scale")
-            return
+        self._check_size("scale to", workers)
         feed = self.training.state.plans.in_training()
-        if feed is not None and feed.batch_size % workers:
+        if sharded and feed is not None and feed.batch_size % workers:
             raise ConfigError(
                 f"cannot scale to {workers} workers: the global batch of {feed.batch_size} samples "
                 "is not divisible by it, as strategy fsdp needs"
@@ -791,6 +791,14 @@ class Master:
                 f"no {order} with strategy script, whose workers know their number from the start "
                 "and begin together; stop the job and start it with another --workers, or train "
                 "with --strategy allreduce"
+            )
+
+    def _check_size(self, order: str, workers: int) -> None:
+        least, most = self._spec.min_workers, self._spec.most_workers
+        if not least <= workers <= most:
+            raise ConfigError(
+                f"cannot {order} {workers} workers, expected {least} to {most} (min_workers, "
+                "max_workers, and with deterministic blocks)"
             )
 
     def status(self) -> JobStatus:

@@ -20,7 +20,10 @@ Samples = Literal["exactly-once", "at-least-once", "at-most-once"]
 Transport = Literal["auto", "shm", "ipc", "tcp"]
 Encryption = Literal["off", "curve"]
 
-Count = Annotated[int, Meta(ge=1, le=10_000, examples=[2])]
+MAX_NODES = 10_000
+"""Of one role."""
+
+Count = Annotated[int, Meta(ge=1, le=MAX_NODES, examples=[2])]
 Positive = Annotated[int, Meta(ge=1, le=2**62)]
 Cores = Annotated[float, Meta(gt=0)]
 Seed = Annotated[int, Meta(ge=0, le=2**62)]
@@ -213,6 +216,9 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Nodes that run the script. Default 1."""
     min_workers: Count = 1
     """Strategy allreduce: with fewer workers nobody trains. Default 1."""
+    max_workers: Count | None = None
+    """Not with strategy script: to more workers the job is not scaled, and none joins. Default
+    none; with ``deterministic`` it is ``blocks`` at most, since others had nothing to do."""
     servers: NodeSpec = NodeSpec()
     """Nodes that hold the model. Default 1; there are none with strategies allreduce and fsdp."""
     deterministic: bool = False
@@ -274,6 +280,12 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def held_by_workers(self) -> bool:
         """Whether the workers hold the model, as members of a group."""
         return self.strategy in ("allreduce", "fsdp")
+
+    @property
+    def most_workers(self) -> int:
+        """With more the job does not train."""
+        most = self.max_workers or MAX_NODES
+        return min(most, self.blocks) if self.deterministic else most
 
     def threads(self, cores: int) -> int:
         """Threads of torch in each worker, on a machine with so many cores."""
