@@ -18,6 +18,7 @@ from safetensors.numpy import load_file
 from paceline.base.processes import find_job_processes
 from paceline.cli.launch import launch
 from paceline.wire.client import Scale, StopJob
+from paceline.wire.cut import read_manifest
 from paceline.wire.spec import (
     CheckpointSpec,
     JobSpec,
@@ -27,6 +28,7 @@ from paceline.wire.spec import (
     WindowSpec,
 )
 from tests.chaos.oracle import leftovers
+from tests.chaos.run import slow_disk
 from tests.integration.running import RunningJob, install, until
 
 SCRIPT = Path(__file__).with_name("jobs") / "grouped.py"
@@ -176,7 +178,10 @@ def test_a_slow_member_gets_less_of_each_step_and_every_sample_counts_once(tmp_p
 
 @pytest.mark.parametrize(
     ("solution", "args"),
-    [("backup_workers", {"count": "1"}), ("partial", {"left_out": "0.4", "chunks": "4"})],
+    [
+        pytest.param("backup_workers", {"count": "1"}, marks=pytest.mark.soak),
+        ("partial", {"left_out": "0.4", "chunks": "4"}),
+    ],
 )
 def test_steps_go_on_without_a_late_member_and_every_sample_counts_once(
     tmp_path: Path, solution: str, args: dict[str, str]
@@ -219,6 +224,18 @@ def test_a_stopped_job_goes_on_where_it_was(tmp_path: Path) -> None:
         check_finished(job, epochs=2)
         again = sum(len(ids) for ids in job.samples().values())
         assert again - 2 * N <= 4 * BATCH, f"{again - 2 * N} of {done} samples were computed again"
+
+
+def test_a_job_that_is_stopped_while_a_cut_is_written_makes_another(tmp_path: Path) -> None:
+    often = CheckpointSpec(every_s=0.2, share=1.0, in_memory=False)
+    with slow_disk(0.7), group(tmp_path / "out", "--epochs", "9", checkpoint=often) as job:
+        job.until_committed(N // 4, cuts=1)
+        job.tell(StopJob())
+        assert job.end().state == "stopped"
+        # The last one is copied beside the steps that are under way then.
+        newest = max(path.parent for path in job.job.cuts.glob("*/manifest.json"))
+        kept = sum(map(len, read_manifest(newest).committed))
+        assert sum(len(ids) for ids in job.samples().values()) - kept <= 2 * BATCH
 
 
 def test_a_life_that_begins_after_the_end_holds_the_final_model(tmp_path: Path) -> None:

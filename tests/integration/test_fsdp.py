@@ -144,6 +144,7 @@ def test_a_slice_that_cannot_be_divided_is_exact(tmp_path: Path) -> None:
         assert computed == N + 3 * 29
 
 
+@pytest.mark.soak
 def test_the_number_of_workers_changes_while_it_trains_and_between_two_runs(tmp_path: Path) -> None:
     single = alone(tmp_path / "alone")
     with sharded(tmp_path / "some", "--step-s", "0.05") as job:
@@ -163,7 +164,7 @@ def test_the_number_of_workers_changes_while_it_trains_and_between_two_runs(tmp_
         assert sum(map(len, lives)) == (last - first) * BATCH, "a stop costs no step"
 
 
-@pytest.mark.parametrize("how", ["--freeze", "--sleep"])
+@pytest.mark.parametrize("how", ["--freeze", pytest.param("--sleep", marks=pytest.mark.soak)])
 def test_a_worker_that_hangs_costs_a_restart_in_place(how: str, tmp_path: Path) -> None:
     flags = (how, "worker-1:10", "--step-s", "0.02")
     with sharded(tmp_path / "out", *flags, timeouts=TimeoutSpec(hang_s=3.0)) as job:

@@ -74,6 +74,7 @@ def test_a_job_whose_machine_is_lost_goes_on_from_the_url(
             again.close()
 
 
+@pytest.mark.soak
 def test_servers_go_on_from_the_url_and_from_the_cut_before_a_damaged_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str
 ) -> None:

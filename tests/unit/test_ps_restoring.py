@@ -58,6 +58,17 @@ def is_in_place(store: Store, saves: list[dict[str, np.ndarray]]) -> list[bool]:
     return [np.shares_memory(slab, arrays["table.fixed.value"]) for arrays in saves]
 
 
+def test_a_whole_copy_is_read_where_the_first_one_is_cut_off(tmp_path: Path) -> None:
+    manifest = write_cut(tmp_path / "disk", EVEN)
+    for name in manifest.files:
+        damaged = tmp_path / "memory" / "node" / name
+        damaged.parent.mkdir(parents=True, exist_ok=True)
+        damaged.write_bytes((tmp_path / "disk" / name).read_bytes()[:100])
+    store = Store(SCHEMA, EVEN, 0)
+    saves = list(read_saves(store, manifest, tmp_path / "memory", tmp_path / "disk"))
+    assert is_in_place(store, saves) == [True, False]
+
+
 @pytest.mark.parametrize("me", [0, 1])
 @pytest.mark.parametrize(
     ("owners", "in_place"), [(EVEN, (0, 1)), (TURNED, (1, 0)), (ALONE, (None, None))]

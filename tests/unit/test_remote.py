@@ -175,10 +175,20 @@ def test_a_storage_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(remote, "PATIENCE_S", 0.05)
     monkeypatch.setattr(Interrupted, "ls", lambda *args, **kwargs: over.wait(30))
     try:
+        made = RemoteCuts("interrupted://bucket")
         with pytest.raises(TransientError, match="cannot list: no answer for 0 s"):
-            RemoteCuts("interrupted://bucket").numbers()
+            made.numbers()
+        with pytest.raises(TransientError, match="cannot write: still no answer"):
+            made.probe()  # what is left behind might undo it
     finally:
         over.set()
+
+
+def test_what_moves_is_noticed_also_within_one_large_file() -> None:
+    made = RemoteCuts("interrupted://bucket")
+    made.answered_s = 0.0
+    made._progress().relative_update(1)  # as fsspec does after each block
+    assert made.answered_s > 0.0
 
 
 @pytest.mark.parametrize(
@@ -187,6 +197,7 @@ def test_a_storage_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPa
         ("s3:/bucket", "expected a URL like s3://bucket/prefix"),
         ("s3://", "expected a URL like"),
         ("file://relative", "expected a URL like"),
+        ("ftp://me:secret@host/cuts", "a ftp URL with a user or password in it"),
         ("nowhere://x", "scheme nowhere cannot be used .*Protocol not known"),
     ],
 )
@@ -240,16 +251,19 @@ def test_a_storage_that_is_away_is_named_once_and_gets_the_cut_when_it_is_back(
     monkeypatch.setattr(uploads, "RETRY_MAX_S", 0.005)
     made = Uploader(RemoteCuts("interrupted://bucket"), keep=1)
     Interrupted.bytes_left = 0
-    made.begin(Upload(3, make_cut(tmp_path, 3, b"data"), PACKED))
+    upload = Upload(3, make_cut(tmp_path, 3, b"data"), PACKED)
+    made.begin(upload)
     (failed,) = heard(made, Failed)
     assert "cut off" in str(failed)
-    while made._news.qsize() < 3:  # it goes on trying
-        threading.Event().wait(0.002)
-    assert made.busy == 3
-    assert list(made.news()) == []
+    for _ in range(3):
+        assert (made.busy, made.fails) == (None, True)
+        made.begin(upload)
+        while made.busy is not None:
+            assert list(made.news()) == []
     Interrupted.bytes_left = float("inf")
+    made.begin(upload)
     assert heard(made, Uploaded) == [Uploaded(3)]
-    assert (made.busy, made.done_no, made.failing_since_s) == (None, 3, None)
+    assert (made.busy, made.done_no, made.fails) == (None, 3, False)
 
 
 def test_a_cut_that_is_gone_is_given_up(tmp_path: Path) -> None:

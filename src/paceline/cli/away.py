@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from paceline.base.errors import ConfigError, PermanentError
 from paceline.base.jobdir import JobDir, home
 from paceline.master.journal import Journal, encode
+from paceline.master.members import JobEnded
 from paceline.master.records import CutStored
 from paceline.wire import spec as specs
 from paceline.wire.cut import verify
@@ -61,7 +62,7 @@ def fetch_job(
     for number in numbers:
         try:
             handover = remote.handover(number)
-            spec = _here(handover.spec, script)
+            spec = _here(handover.spec, url, script)
             check(spec)
             job = _make(handover.job_id)
             try:
@@ -79,9 +80,11 @@ def fetch_job(
     raise PermanentError(f"{url}: none of the cuts there can be used")
 
 
-def _here(spec: JobSpec, script: str | None) -> JobSpec:
-    """The spec with what is of this machine."""
-    spec = replace(spec, script=os.path.abspath(script or spec.script))
+def _here(spec: JobSpec, url: str, script: str | None) -> JobSpec:
+    """The spec with what is of this machine; its cuts go where they were found."""
+    checkpoint = replace(spec.checkpoint, dir=url)
+    script = os.path.abspath(script or spec.script)
+    spec = replace(spec, script=script, checkpoint=checkpoint)
     if not Path(spec.script).is_file():
         raise ConfigError(
             f"the job's script {spec.script} is not on this machine; put it there, or say where it "
@@ -115,5 +118,5 @@ def _fetch(remote: RemoteCuts, number: int, job: JobDir, handover: Handover) -> 
     verify(folder)
     journal = Journal(job.journal)
     here = CutStored(cut=CutRef(cut_no=number, directory=str(folder)))
-    journal.adopt([*handover.journal, encode(here)])
+    journal.adopt([*handover.journal, encode(here), encode(JobEnded())])
     journal.close()

@@ -216,7 +216,11 @@ def verify_command(
         if not cut.sealed and _is_being_written(cut, found):
             print(f"cut {cut.number}: is being written")
             continue
-        bad += not _verify(found.fetched(cut))
+        try:
+            bad += not _verify(found.fetched(cut))
+        except PermanentError as error:
+            print(f"cut {cut.number}: bad: {error}")
+            bad += 1
     if bad:
         raise typer.Exit(EXIT_BAD)
 

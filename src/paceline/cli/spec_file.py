@@ -31,7 +31,7 @@ from paceline.cli.spec_values import (
     show,
 )
 from paceline.wire.remote import RemoteCuts
-from paceline.wire.spec import JobSpec, Mode
+from paceline.wire.spec import SHORT_STEPS, JobSpec, Mode
 
 COMMAND_LINE = "command line"
 
@@ -45,8 +45,6 @@ _SET_BY_PACELINE = re.compile(
 )
 _CHOSEN = frozenset({"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"})
 """Of these with strategy script the user may set."""
-_SHORT_STEPS = ("backup_workers", "partial")
-"""Solutions after which steps lack what comes late."""
 _SECTIONS = {key.rpartition(".")[0] for key in LEAVES} - {""} | {*FREE_SECTIONS}
 _SHORT = {"workers": "workers.count", "servers": "servers.count"}
 FLAGS = frozenset(
@@ -307,7 +305,7 @@ def _check_deterministic(draft: _Draft) -> None:
         if strategy == "ps":
             expected += " (servers sum up whole shares, whose bits follow who computes them)"
         draft.complain("deterministic", got, expected, "remove it or set strategy to allreduce")
-    elif draft.get("solution") in _SHORT_STEPS:
+    elif draft.get("solution") in SHORT_STEPS:
         got = f"{draft.get('solution')} with deterministic, where every step waits for all"
         draft.complain("solution", got, "another one", "remove it, or deterministic")
     elif isinstance(workers, int) and isinstance(blocks, int) and workers > blocks:

@@ -3,7 +3,7 @@
 A group is a set of incarnations that hold the same model at the same step. When it changes
 (somebody died, joins or leaves) every member of the next one first stops for good in the old one,
 then says which step it completed last; who is behind copies from one that is not; when all say the
-same step, the group runs. Nothing is counted before that (docs/protocols/integrity.md, section 5).
+same step, the group runs. Nothing is counted before that (docs/protocols/integrity.md, section 8).
 
 A *sharded* group (strategy fsdp) needs all of its members: the state is in all of them together.
 It is never re-formed, which torch could not do: when a member is lost, all lives end
@@ -162,6 +162,8 @@ class Group:
         if self.sharded:
             least = self.awaited
             wanted = tuple(sorted(wanted, key=lambda one: (len(one.node), one.node)))
+            if any(self.knows(member.inc) for member in wanted):
+                return []  # a former life, which is about to end
         if len(wanted) < max(1, least):
             return []
         hurt = bool(self.lost or self.broken)

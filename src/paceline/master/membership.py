@@ -465,7 +465,7 @@ class Membership:
             finished=self._has_returned(node, exit_) and not (node.leaving or self.closing),
             started=started,
             # What a script by itself has trained is not known.
-            any_committed=any_committed or self.rounds is not None,
+            any_committed=any_committed or self._by_itself,
             previous=node.previous if self._counts_repeats(now_s) else None,
         )
         judged = judge(evidence)
@@ -497,12 +497,19 @@ class Membership:
 
         Of a script by itself no step is known: there only if it comes soon.
         """
-        long = self.rounds and now_s - self.rounds.began_s > self._restart.backoff_max_s
+        if self.rounds is None or not self._by_itself:
+            return not self._restart.repeat
+        long = now_s - self.rounds.began_s > self._restart.backoff_max_s
         return not (self._restart.repeat or long)
+
+    @property
+    def _by_itself(self) -> bool:
+        """Whether what scripts train is not known."""
+        return self.rounds is not None and self.rounds.by_itself
 
     def _has_returned(self, node: Node, exit_: ExitEvidence) -> bool:
         """Whether the script has; of one by itself the exit code says it, too."""
-        if node.returned or self.rounds is None or not self.rounds.by_itself:
+        if node.returned or not self._by_itself:
             return node.returned
         return exit_.exit_code == 0 and not exit_.stopped_by_us
 
@@ -730,6 +737,8 @@ class Membership:
 
         Those that live in rounds begin the next one.
         """
+        if self.rounds is not None and count == self.num_workers:
+            return []  # else all would begin again
         told = Tell("scaled", "", 0, f"{self.num_workers} -> {count} workers")
         acts: list[Act] = [told]
         for node in list(self.of_role("worker")):

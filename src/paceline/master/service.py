@@ -21,7 +21,7 @@ from paceline.base.processes import find_job_processes
 from paceline.master.checks import Checks, NodeChecked
 from paceline.master.deciding import Answered, Deciding, lengths_of
 from paceline.master.door import Door
-from paceline.master.ending import Ending, Seen, Stage
+from paceline.master.ending import LAST_CUT_S, Ending, Seen, Stage
 from paceline.master.facts import (
     AgentEnded,
     Asked,
@@ -193,6 +193,8 @@ class Master:
         self._refused: set[tuple[str, str]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._ending: Ending | None = None
+        #: Until then workers of a job that is stopped may wait for a cut under way.
+        self._stop_by_s = 0.0
         self._closed = self._at_once = False
         #: Something happened that may concern the job as a whole.
         self._changed = True
@@ -316,7 +318,7 @@ class Master:
                 fact.reply(Done(error=HAS_ENDED))
         for name in self.members.nodes:
             self._backend.stop(name)
-        if self._uploads is not None and not self._at_once:
+        if self._uploads is not None:
             await self._uploads.finish(self._outbox.flush, self._is_told_to_stop)
         outcome = self._reporting.outcome(ending, self._started_s)
         self.training.close()
@@ -361,6 +363,9 @@ class Master:
 
     async def _on_call(self, call: Call) -> Reply:
         if self._closed:
+            if call == StopJob(now=True):
+                self._put(StopAsked())  # the last cut is not waited for
+                return Done()
             return Done(error=HAS_ENDED)
         answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._put(Asked(call, answer))
@@ -604,6 +609,7 @@ class Master:
         if self._uploads is not None:
             self._uploads.tick()
         self._look_for_hang()
+        self._stop_workers()
         self.training.tick(now_s, cuts=self._ending is None)
         if self.deciding is not None and self._ending is None:
             self.deciding.tick(now_s)
@@ -639,7 +645,6 @@ class Master:
             MasterStarted(started_s=self._started_s),
             take(state),
             *self.members.snapshot(),
-            JobEnded(),
             *(CutGone(cut_no=number) for number in others),
         ]
         unset = dict.fromkeys(self._spec.env, "")
@@ -650,7 +655,7 @@ class Master:
         )
 
     def _is_told_to_stop(self) -> bool:
-        return any(isinstance(fact, StopAsked) for fact in self._inbox)
+        return self._at_once or any(isinstance(fact, StopAsked) for fact in self._inbox)
 
     # ------------------------------------------------------------------ the end
 
@@ -671,11 +676,19 @@ class Master:
         if self._ending is None:
             self._outbox.tell("stopped", reason=why)
             self._begin_end(Ending(state="stopped"))
-            self.training.stop()
-            self._act(self.members.close(self._own_time(), self._stop_s()))
+            self._stop_by_s = self._clock() + LAST_CUT_S
+            self._stop_workers()
         if at_once and self._ending is not None:
             self._changed = True
             self._leave(self._ending)
+
+    def _stop_workers(self) -> None:
+        """Have workers leave as soon as a cut of what they hold then can be made."""
+        waits = self.training.last_cut_waits and self._clock() < self._stop_by_s
+        if self._ending is None or self._ending.state != "stopped" or self.members.closing or waits:
+            return
+        self.training.stop()
+        self._act(self.members.close(self._own_time(), self._stop_s()))
 
     def _stop_s(self) -> float:
         return self._spec.timeouts.derived(self.monitor.step_s()).stop_s or 0.0
@@ -773,8 +786,12 @@ class Master:
         if not sharded:
             self._check_elastic("scale")
         self._check_size("scale to", workers)
+        if not sharded:
+            return
         feed = self.training.state.plans.in_training()
-        if sharded and feed is not None and feed.batch_size % workers:
+        if feed is None:
+            raise ConfigError("cannot scale yet: nobody trains, so the global batch is not known")
+        if feed.batch_size % workers:
             raise ConfigError(
                 f"cannot scale to {workers} workers: the global batch of {feed.batch_size} samples "
                 "is not divisible by it, as strategy fsdp needs"

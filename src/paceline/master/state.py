@@ -823,7 +823,9 @@ class MasterState:
         Of servers that of one that has left the map since, too: the cut says whose copies make it.
         """
         if self.group is not None:
-            return inc in self._holders() if self.group.sharded else inc == self.holder
+            # Sharded: of who has left meanwhile, too: it said it before.
+            knows = self.group.running and self.group.knows(inc)
+            return knows if self.group.sharded else inc == self.holder
         return self.map is not None and not self.restoring
 
     def _tell_safe(self) -> list[Instruction]:

@@ -260,6 +260,11 @@ class Training:
             return
         self._do(self.state.carry_out(action, plan_lead(self._monitor.step_s())))
 
+    @property
+    def last_cut_waits(self) -> bool:
+        """Whether members have to stay: a cut of what they hold can be made after another one."""
+        return self.state.group is not None and self.state.cuts.under_way
+
     def stop(self) -> None:
         """Ask all workers to leave; who holds the state keeps it before."""
         if self.state.group is not None:

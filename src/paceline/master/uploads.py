@@ -6,7 +6,6 @@ away is asked again without end; the job does not wait for it.
 """
 
 import asyncio
-import itertools
 import queue
 import threading
 import time
@@ -15,14 +14,14 @@ from pathlib import Path
 
 import msgspec
 
-from paceline.base.errors import PermanentError, TransientError
+from paceline.base.errors import TransientError
 from paceline.master.training import Training
 from paceline.wire.remote import Handover, RemoteCuts, pack_handover
 
 RETRY_S, RETRY_MAX_S = 1.0, 30.0
 """Before a second try, and the longest wait before any."""
 AWAY_S = 30.0
-"""At a job's end a storage that does not take its last cut is asked for so long."""
+"""At a job's end a storage that has failed, and does nothing for so long, is waited for no more."""
 LOOK_S = 0.2
 """How often it is looked then whether it has."""
 
@@ -45,7 +44,7 @@ class Uploaded(msgspec.Struct, frozen=True):
 
 
 class Failed(msgspec.Struct, frozen=True):
-    """The storage is away; it is asked again."""
+    """The storage is away; it is asked again, for the newest cut then."""
 
     reason: str
 
@@ -60,8 +59,8 @@ class Uploader:
         """The cut that is being copied: its folder is to stay."""
         self.done_no = -1
         """The newest that is done with."""
-        self.failing_since_s: float | None = None
-        """Since when no try has succeeded, monotonic clock."""
+        self.fails = False
+        """No try has succeeded since one failed."""
         self._uploads: queue.SimpleQueue[Upload] = queue.SimpleQueue()
         self._news: queue.SimpleQueue[Uploaded | Failed] = queue.SimpleQueue()
         threading.Thread(target=self._run, name="paceline-upload", daemon=True).start()
@@ -77,30 +76,34 @@ class Uploader:
             news = self._news.get()
             match news:
                 case Uploaded():
-                    self.busy, self.done_no, self.failing_since_s = None, news.cut_no, None
+                    self.busy, self.done_no, self.fails = None, news.cut_no, False
                     yield news
-                case Failed() if self.failing_since_s is None:
-                    self.failing_since_s = time.monotonic()
-                    yield news
+                case Failed():
+                    self.busy, first = None, not self.fails
+                    self.fails = True
+                    if first:
+                        yield news
 
     # ------------------------------------------------------------------ the thread
 
     def _run(self) -> None:
+        attempt = 0
         while True:
             upload = self._uploads.get()
-            self._news.put(self._copied(upload))
-
-    def _copied(self, upload: Upload) -> Uploaded:
-        """Copy a cut, however often that takes."""
-        for attempt in itertools.count():
             try:
-                self.remote.put(upload.cut_no, upload.folder, upload.handover)
-                break
-            except TransientError as error:
-                self._news.put(Failed(str(error)))
+                news = self._copied(upload)
+            except Exception as error:  # noqa: BLE001 - of the files here, or whatever it is
+                news = Uploaded(upload.cut_no, given_up=str(error) or repr(error))
+            self._news.put(news)
+            if isinstance(news, Failed):
                 time.sleep(min(RETRY_S * 2.0 ** min(attempt, 10), RETRY_MAX_S))
-            except (PermanentError, OSError) as error:  # of the files here
-                return Uploaded(upload.cut_no, given_up=str(error))
+            attempt = attempt + 1 if isinstance(news, Failed) else 0
+
+    def _copied(self, upload: Upload) -> Uploaded | Failed:
+        try:
+            self.remote.put(upload.cut_no, upload.folder, upload.handover)
+        except TransientError as error:
+            return Failed(str(error))
         try:
             self.remote.trim(upload.cut_no, self._keep)
         except TransientError as error:
@@ -161,9 +164,8 @@ class Uploads:
         while True:
             self.tick()
             flush()
-            away_s = uploader.failing_since_s
-            lost = away_s is not None and time.monotonic() - max(away_s, began_s) > AWAY_S
-            if uploader.busy is None or lost or hurried():
+            silent_s = time.monotonic() - max(uploader.remote.answered_s, began_s)
+            if uploader.busy is None or (uploader.fails and silent_s > AWAY_S) or hurried():
                 break
             await asyncio.sleep(LOOK_S)
         if uploader.busy is not None:

@@ -160,13 +160,13 @@ def map_file(name: str, expected: str, *places: Path) -> mmap.mmap:
     return first_whole(name, lambda path: _map_verified(path, expected), *places)
 
 
-def map_unverified(name: str, *places: Path) -> mmap.mmap:
-    """The same without reading it: for looking at what it says that it holds.
+def look_at(name: str, look: Callable[[mmap.mmap], T], *places: Path) -> T:
+    """What ``look`` makes of one file of a cut, or of a copy, that is not read and not verified.
 
     Raises:
-        PermanentError: the file is missing or empty.
+        PermanentError: ``look`` raised it of each copy, or they are missing or empty.
     """
-    return _map((copies(name, *places) or [places[-1] / name])[0])
+    return first_whole(name, lambda path: look(_map(path)), *places)
 
 
 def _map(path: Path) -> mmap.mmap:

@@ -5,15 +5,17 @@ from there. Nothing here is atomic but what the storage makes so: what was inter
 manifest, or one whose checksum differs, and files are compared with the manifest's checksums where
 they are read.
 
-A storage may also not answer at all. So each operation runs in a thread that is left behind then.
+A storage may also not answer at all. So each operation runs in a thread that is left behind then;
+as long as that one is under way no other begins, which it might undo.
 """
 
 import re
 import threading
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -80,10 +82,20 @@ class RemoteCuts:
             raise ConfigError(
                 f"got {url!r}, expected a URL like s3://bucket/prefix or file:///folder"
             )
+        scheme, _, rest = url.partition("://")
+        if "@" in rest.partition("/")[0]:
+            raise ConfigError(
+                f"got a {scheme} URL with a user or password in it, which would be written to logs "
+                "and beside the cuts; set them where fsspec looks for them"
+            )
         # 70 ms, for those who have a URL.
         from fsspec import get_filesystem_class
 
-        self.url, scheme = url.rstrip("/"), url.partition(":")[0]
+        self.url = url.rstrip("/")
+        self.answered_s = time.monotonic()
+        """When the storage last did anything that it was asked for, or a part of it."""
+        #: An operation that took too long.
+        self._left_behind: Future[Any] | None = None
         try:
             kind = get_filesystem_class(scheme)
         except (ImportError, ValueError) as error:
@@ -98,7 +110,7 @@ class RemoteCuts:
         """Some look for credentials when they are made, which takes its time."""
         from fsspec.core import url_to_fs
 
-        return url_to_fs(self.url, use_listings_cache=False)[0]
+        return url_to_fs(self.url)[0]
 
     # ------------------------------------------------------------------ what is there
 
@@ -124,6 +136,7 @@ class RemoteCuts:
 
     def _list(self, path: str) -> set[str]:
         # Not `exists`, which takes any error for a no.
+        self._fs.invalidate_cache()
         try:
             found = self._fs.ls(path, detail=False)
         except FileNotFoundError:
@@ -183,11 +196,9 @@ class RemoteCuts:
         self._expect(number, manifest.files)
         for name in manifest.files:
             source, target = self._path(number, name), str(folder / name)
-            self._do(
-                f"fetch {name}",
-                lambda source=source, target=target: self._fs.get_file(source, target),  # type: ignore[misc]
-                manifest.num_bytes,
-            )
+            size = self._do("look", partial(self._fs.size, source))
+            act = partial(self._fs.get_file, source, target, callback=self._progress())
+            self._do(f"fetch {name}", act, size or manifest.num_bytes)
 
     # ------------------------------------------------------------------ to there
 
@@ -216,19 +227,12 @@ class RemoteCuts:
         self._do("remove", lambda: self._remove(number))
         self._do("make", lambda: self._fs.makedirs(self._path(number), exist_ok=True))
         for name in manifest.files:
-            source, target = str(folder / name), self._path(number, name)
-            self._do(
-                f"store {name}",
-                lambda source=source, target=target: self._fs.put_file(source, target),  # type: ignore[misc]
-                manifest.num_bytes,
-            )
+            source, target = folder / name, self._path(number, name)
+            act = partial(self._fs.put_file, str(source), target, callback=self._progress())
+            self._do(f"store {name}", act, source.stat().st_size)
         for name, image in ((HANDOVER, handover), (MANIFEST, sealed)):
-            path = self._path(number, name)
-            self._do(
-                f"store {name}",
-                lambda path=path, image=image: self._fs.pipe_file(path, image),  # type: ignore[misc]
-                len(image),
-            )
+            act = partial(self._fs.pipe_file, self._path(number, name), image)
+            self._do(f"store {name}", act, len(image))
 
     def _is(self, number: int, sealed: bytes) -> bool:
         path = self._path(number, MANIFEST)
@@ -243,7 +247,7 @@ class RemoteCuts:
         kept = [number for number in self.numbers() if number <= newest][:keep]
         for number in self._do("list", self._folders):
             if number < newest and number not in kept:
-                self._do("remove", lambda number=number: self._remove(number))  # type: ignore[misc]
+                self._do("remove", partial(self._remove, number))
 
     def _remove(self, number: int) -> None:
         # First what makes it a cut: it must not seem whole when half of it is gone.
@@ -254,8 +258,19 @@ class RemoteCuts:
 
     # ------------------------------------------------------------------ in threads
 
+    def _progress(self) -> Any:
+        """What fsspec calls while bytes move."""
+        from fsspec.callbacks import Callback
+
+        def note(*_: object, **__: object) -> None:
+            self.answered_s = time.monotonic()
+
+        return Callback(hooks={"answered": note})
+
     def _do(self, what: str, act: Callable[[], T], num_bytes: int = 0) -> T:
         """Raises TransientError: it failed, or took too long."""
+        if self._left_behind is not None and not self._left_behind.done():
+            raise TransientError(f"{self.url}: cannot {what}: still no answer to what came before")
         done: Future[T] = Future()
 
         def run() -> None:
@@ -267,8 +282,11 @@ class RemoteCuts:
         threading.Thread(target=run, name="paceline-remote", daemon=True).start()
         wait_s = PATIENCE_S + num_bytes / LEAST_BYTES_PER_S
         try:
-            return done.result(wait_s)
+            found = done.result(wait_s)
         except Exception as error:
             late = isinstance(error, TimeoutError) and not done.done()
+            self._left_behind = done if late else None
             why = f"no answer for {wait_s:.0f} s" if late else f"{type(error).__name__}: {error}"
             raise TransientError(f"{self.url}: cannot {what}: {why}") from error
+        self.answered_s = time.monotonic()
+        return found

@@ -31,6 +31,8 @@ Seed = Annotated[int, Meta(ge=0, le=2**62)]
 PositiveSeconds = Annotated[float, Meta(gt=0, le=31_536_000)]
 Seconds = Annotated[float, Meta(ge=0, le=31_536_000)]
 
+SHORT_STEPS = ("backup_workers", "partial")
+"""Solutions after which steps lack what comes late."""
 STEP_BEFORE_MEASURED_S = 1.0
 """Stands for the step time until the first step was measured: slow for a click model, so that
 the timeouts derived from it err on the side of patience."""

@@ -2,7 +2,7 @@
 
 What a step computes on does not change between one update and the next, so a cut of the step
 before is copied meanwhile; the update waits for the rest of it (docs/protocols/integrity.md,
-section 5: a cut is one replica with its committed set, and agrees with itself).
+section 8: a cut is one replica with its committed set, and agrees with itself).
 
 Members that each hold a shard copy *together*: all of them after the same step. They find it in the
 all-gather of a step, as they do for a division: the cut that all are ready for is copied after it.

@@ -10,12 +10,12 @@ A step that may lack something (`Division.lacking`) may go on without a member t
 one is in the step until the script has computed what it has in hand, and has the others' mean then;
 the others begin the next step, but do not complete it without that member.
 
-Reference: docs/protocols/integrity.md, section 5.
+Reference: docs/protocols/integrity.md, section 8.
 """
 
 import math
+import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -110,6 +110,7 @@ class Loop:
     """One pass over one feed. The strategy calls ``on_step`` for every ``optimizer.step()``.
 
     ``largest``: samples that a batch has at most; None: a share is one batch if nobody divides it.
+    ``whole_steps``: none goes on without who is late.
     """
 
     def __init__(
@@ -122,15 +123,16 @@ class Loop:
         ahead: int,
         num_optimizers: int,
         largest: int | None = None,
+        *,
+        whole_steps: bool = False,
     ) -> None:
         self._client, self._reducer, self._sharing = client, reducer, sharing
         self._num_optimizers = num_optimizers
         self._feed, self._reader, self._ahead = feed, reader, ahead
         self._largest = largest
+        self._whole_steps = whole_steps or sharing.blocks > 0
         #: Works that were shown to the reader, by step and samples.
         self._shown: dict[tuple[int, Slice], Work] = {}
-        #: Waits in short steps.
-        self._watcher = ThreadPoolExecutor(1, "paceline-watch")
         self._num_steps = 0
         self.excluded_s = 0.0
         """Time since the batch was ready that was spent on something else (evaluation)."""
@@ -162,7 +164,7 @@ class Loop:
     def _may_skip(self, step: Step, batch_no: int) -> bool:
         """Whether nobody waits for this batch any more, and another one follows."""
         left_behind = step.short is not None and step.short.left_behind
-        return left_behind and batch_no < len(step.works) - 1
+        return left_behind and not step.num_profiled and batch_no < len(step.works) - 1
 
     def _is_lost(self, step: Step) -> bool:
         """Whether the group is over before our last batch of the step: it comes again."""
@@ -214,7 +216,7 @@ class Loop:
 
     def _begin_sums(self, step: Step) -> None:
         lacking = step.division.lacking.of_slice(_size(step.whole), self._feed.batch_size)
-        may_lack = not self._sharing.blocks and max(lacking.left_out, lacking.late) > 0
+        may_lack = not self._whole_steps and max(lacking.left_out, lacking.late) > 0
         self._reducer.begin(step.group, step.runs, whole=not may_lack)
         if not may_lack:
             return
@@ -225,11 +227,11 @@ class Loop:
         step.behind = step.short.is_due
         if step.behind:
             # The others are done already. So as to be in time for the next step, do not compute
-            # ours, but as little as can be.
-            one = self._sharing.batches(step.whole, range(1), 1)
-            step.works = [self._work(self._client.state.step + 1, spans) for spans in one]
+            # ours, but as little as can be: of one sample BatchNorm could not make a mean.
+            few = self._sharing.batches(step.whole, range(min(2, _size(step.whole))), 1)
+            step.works = [self._work(self._client.state.step + 1, spans) for spans in few]
             step.weight = 0
-        self._watcher.submit(step.short.watch)
+        threading.Thread(target=step.short.watch, name="paceline-watch", daemon=True).start()
 
     def _expect(self, step: Step, work: Work) -> None:
         """The script gets a batch."""
@@ -374,7 +376,8 @@ class Loop:
         if step.short is None:
             self._reducer.flush()
         elif step.short.close():
-            self._client.tell_computed(step.run)
+            if not step.behind:
+                self._client.tell_computed(step.run)
             step.present = step.group.gather([step.weight])
             self._reducer.flush()
 
@@ -498,7 +501,6 @@ class Loop:
         """The loop is left: nothing of an unfinished step counts."""
         if self.step is not None:
             self._close(self.step)
-        self._watcher.shutdown(wait=False)
         self._reducer.drop()
         self._reducer.end()
         self._client.unmark()

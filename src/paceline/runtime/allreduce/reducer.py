@@ -205,7 +205,7 @@ class Reducer:
     def _on_gradient(self, param: Tensor) -> None:
         bucket, k = self._place[param]
         if bucket.is_late(k):
-            self.called_twice = not self._handed_in
+            self.called_twice |= not self._handed_in
             return
         if self._group is None or not self._early:
             return

@@ -2,7 +2,7 @@
 
 Events are the master's messages and the training loop's own acts (`enter`, `begin_update`,
 `updated`, `failed`); every method returns what is to be done. The edge is ``client.py``, the
-protocol docs/protocols/integrity.md, section 5. The explorer in ``tests/model`` drives this class.
+protocol docs/protocols/integrity.md, section 8. The explorer in ``tests/model`` drives this class.
 """
 
 from collections.abc import Iterable

@@ -43,6 +43,8 @@ class HeldByAll(Stepping):
         self._params: list[nn.Parameter] = []
         self.largest: int | None = None
         """Samples of a yielded batch at most; a larger share comes as several batches."""
+        self.whole_steps = False
+        """No step goes on without who is late, whatever a solution asks for."""
         if self.spec.deterministic:
             _be_deterministic()
 
@@ -91,6 +93,7 @@ class HeldByAll(Stepping):
             ahead,
             len(self._optimizers),
             self.largest,
+            whole_steps=self.whole_steps,
         )
         try:
             yield from self._loop.run()

@@ -22,7 +22,7 @@ from paceline.runtime.checkpoint.assembly import (
     names_of_tensor,
     replica_of,
 )
-from paceline.wire.cut import CutManifest, map_unverified
+from paceline.wire.cut import CutManifest, look_at
 from paceline.wire.schema import ModelSchema, Table
 
 _NOT_OPTIMIZER = ("value", "step", "key", "last_used")
@@ -81,7 +81,7 @@ def read_contents(manifest: CutManifest, *places: Path) -> Contents:
     saves: dict[str, dict[str, Any]] = {}
     for name in manifest.files:
         try:
-            saves[name] = cutfile.unpack(map_unverified(name, *places))
+            saves[name] = look_at(name, cutfile.unpack, *places)
         except PermanentError as error:
             raise PermanentError(f"{places[-1] / name}: {error}") from error
     if is_replica(saves):

@@ -58,6 +58,7 @@ class ShardClient(MemberClient):
         group = self._connected(run)
         if group is None:
             raise InternalError("the group was over before it began")
+        self.unmark()  # what the script does until its first step may take as long as it takes
         with self._changed:
             return group, self._store(run.group)
 

@@ -5,7 +5,7 @@ member, with its rows. A member of a group of another size reads the rows that i
 files of several.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,7 +30,7 @@ from paceline.runtime.allreduce.tree import take_apart
 from paceline.runtime.checkpoint.cutfile import unpack
 from paceline.runtime.data.work import Array
 from paceline.wire.copying import copy
-from paceline.wire.cut import map_file, map_unverified, read_manifest
+from paceline.wire.cut import look_at, map_file, read_manifest
 
 
 class Shards(Replica):
@@ -75,7 +75,7 @@ class Shards(Replica):
         files = _files_of(*places)
         # What is not sharded each member has of its own, as running statistics.
         own = files[self._part[0] % len(files)]
-        form = own.layout
+        form = _layout_of(own.arrays())
         tensors = [
             self._read(files, own, name, dtype, shape, rows)
             for name, (dtype, shape), rows in zip(
@@ -151,6 +151,7 @@ class _File(NamedTuple):
     """One member's file of a cut."""
 
     layout: Layout
+    """Not verified."""
     arrays: Callable[[], dict[str, Array]]
     """Verified; raises PermanentError."""
 
@@ -166,7 +167,7 @@ def _files_of(*places: Path) -> list[_File]:
 
 
 def _file(name: str, checksum: str, *places: Path) -> _File:
-    seen = unpack(map_unverified(name, *places))
+    layout = look_at(name, lambda image: _layout_of(unpack(image)), *places)
     known: list[dict[str, Array]] = []
 
     def arrays() -> dict[str, Array]:
@@ -174,7 +175,11 @@ def _file(name: str, checksum: str, *places: Path) -> _File:
             known.append(unpack(map_file(name, checksum, *places)))
         return known[0]
 
-    return _File(decode_layout(seen[LAYOUT].tobytes() if LAYOUT in seen else b""), arrays)
+    return _File(layout, arrays)
+
+
+def _layout_of(saved: Mapping[str, Array]) -> Layout:
+    return decode_layout(saved[LAYOUT].tobytes() if LAYOUT in saved else b"")
 
 
 def _fill(target: Tensor, source: Array) -> None:

@@ -33,6 +33,7 @@ from paceline.base.errors import ConfigError
 from paceline.runtime.allreduce.strategy import HeldByAll
 from paceline.runtime.job import Job, begin
 from paceline.runtime.process import current
+from paceline.wire.spec import SHORT_STEPS
 
 
 class Member(NamedTuple):
@@ -78,7 +79,13 @@ def join(library: str) -> Member | None:
             f"epochs is {process.spec.epochs} in the job's spec, but {library} counts epochs "
             "itself; say it there"
         )
+    if process.spec.solution in SHORT_STEPS:
+        raise ConfigError(
+            f"--solution {process.spec.solution} makes epochs longer than {library} knows them to "
+            "be, since what a step lacks comes in more steps; use another one, as auto"
+        )
     strategy = HeldByAll(process)
+    strategy.whole_steps = True
     return Member(begin(strategy), strategy)
 
 

@@ -6,21 +6,21 @@ from pathlib import Path
 from paceline.runtime.checkpoint.cutfile import read_file, unpack
 from paceline.runtime.ps.kernels import Array
 from paceline.runtime.ps.store import Store
-from paceline.wire.cut import CutManifest, map_file, map_unverified
+from paceline.wire.cut import CutManifest, look_at, map_file
 
 
 def read_saves(store: Store, manifest: CutManifest, *places: Path) -> Iterator[Mapping[str, Array]]:
     """The verified arrays of each file of a cut, for `Store.load` of this very store.
 
-    Of a share of the same buckets those that the store has room for are read into it, so that
-    loading them copies nothing; a store that met an error is of no use.
+    Of a share of the same buckets what the store has room for is read into it, so that loading it
+    copies nothing; the rows of tables that grow are not. A store that met an error is of no use.
 
     Raises:
         PermanentError: a file is missing, truncated or damaged; names it.
     """
     for name, expected in manifest.files.items():
-        # Not verified yet: if it is damaged, reading it says so.
-        buckets = unpack(map_unverified(name, *places)).get("buckets")
+        # Not verified yet: reading it does that.
+        buckets = look_at(name, unpack, *places).get("buckets")
         if buckets is not None and buckets.tolist() == list(store.buckets):
             yield read_file(name, expected, *places, into=store.save())
         else:

@@ -1,6 +1,6 @@
 """All-reduce: between the master and the members of the group, and among members.
 
-The protocol is that of docs/protocols/integrity.md, section 5.
+The protocol is that of docs/protocols/integrity.md, section 8.
 """
 
 import msgspec
