@@ -1,6 +1,6 @@
 """AntDT-DD on workers of two speeds: the time to train a fixed number of samples, beside others.
 
-    python benchmarks/dd.py [--quick] [--rounds 3] [--epochs 16] [--batch-size 64]
+    python benchmarks/dd.py [--quick] [--rounds 3] [--epochs 16] [--batch-size 64] [--arms ARM ...]
 
 Four workers on this machine with cpu quotas of 0.6, 0.6, 0.2 and 0.2 cores (3:1, 1.6 cores in all)
 train `jobs/divided.py`, one thread each, everything computed. The arms, interleaved in rounds:
@@ -32,6 +32,7 @@ IMAGES = 2048
 EVEN_OR_SOLVED = ("ddp", "none", "lb_bsp", "dd")
 DIVISIONS = {f"static {part}": part for part in (0.7, 0.75, 0.8, 0.85)}
 """Parts of a step that the two fast workers have."""
+ARMS = [*EVEN_OR_SOLVED, *DIVISIONS]
 RUN_S = 1200.0
 
 STATIC = """
@@ -121,10 +122,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=16)
     parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=ARMS)
     parser.add_argument("--quick", action="store_true", help="one short round, no figures")
     options = parser.parse_args()
     rounds, epochs = (1, 2) if options.quick else (options.rounds, options.epochs)
-    arms = [*EVEN_OR_SOLVED, *DIVISIONS]
+    arms = options.arms
     found: dict[str, list[float]] = {arm: [] for arm in arms}
     with harness.scratch() as root:
         install_static(root / "site")
@@ -138,9 +140,10 @@ def main() -> None:
     ratios = {
         f"dd / {arm}": harness.ratio(list(zip(found["dd"], found[arm], strict=True)))
         for arm in arms
-        if arm != "dd"
+        if "dd" in arms and arm != "dd"
     }
-    oracle = min(DIVISIONS, key=lambda arm: statistics.median(found[arm]))
+    known = [arm for arm in DIVISIONS if arm in arms]
+    oracle = min(known, key=lambda arm: statistics.median(found[arm]), default=None)
     figures = {"cores": CORES, "steps": epochs * IMAGES // options.batch_size, "oracle": oracle}
     harness.report("dd", {**figures, "seconds": found, **ratios})
 

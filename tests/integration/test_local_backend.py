@@ -9,12 +9,14 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from paceline.backends.local.backend import LocalBackend
 from paceline.base.cgroups import remove_job
 from paceline.base.jobdir import JobDir
-from paceline.base.processes import find_job_processes, kill_quietly, try_lock
+from paceline.base.node_files import NodeFiles
+from paceline.base.processes import find_job_processes, is_locked, kill_quietly, try_lock
 from paceline.master.ports import AgentEnd, Backend
 from paceline.wire.spec import JobSpec, save
 
@@ -98,6 +100,31 @@ def test_an_agent_is_adopted_by_the_next_masters_backend(job: JobDir) -> None:
             os.kill(pid, signal.SIGKILL)
             ended = await next_end(backend)
             assert (ended.node, ended.agent_pid) == (NODE, pid)
+
+    asyncio.run(scenario())
+
+
+def test_an_agent_that_speaks_while_its_successor_comes_up_ends_unnoticed(job: JobDir) -> None:
+    async def scenario() -> None:
+        async with nothing_left(job):
+            backend = LocalBackend(job)
+            backend.launch(NODE)
+            old = await agent_of(job, NODE)
+            backend.adopt(NODE, old)
+            async with asyncio.timeout(PATIENCE_S):
+                while not is_locked(NodeFiles(job, NODE).agent_lock):  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+            backend.launch(NODE)  # it was silent, and is not any more
+            await asyncio.sleep(0.05)  # in which it is started, but does not come up
+            backend.adopt(NODE, old)
+            async with asyncio.timeout(PATIENCE_S):
+                while psutil.pid_exists(old):  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+            new = await agent_of(job, NODE)
+            backend.adopt(NODE, new)
+            kill_quietly(new, signal.SIGKILL)
+            end = await next_end(backend)
+            assert (end.node, end.agent_pid) == (NODE, new)
 
     asyncio.run(scenario())
 

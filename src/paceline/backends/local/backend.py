@@ -41,6 +41,10 @@ class Launch(msgspec.Struct, eq=False):
     pid: int = 0
     child: subprocess.Popen[bytes] | None = None
     """None: not started yet, or by a former master."""
+    came_up: bool = False
+    """It has spoken."""
+    older_pid: int = 0
+    """That has spoken while this one came up; 0: none."""
 
 
 class LocalBackend:
@@ -61,9 +65,17 @@ class LocalBackend:
         launch.timer = self._loop.call_later(self._pending_s(), self._start, launch)
 
     def adopt(self, node: str, agent_pid: int) -> None:
-        """Watch an agent by its process number; nothing where it is watched already."""
+        """Watch an agent by its process number; nothing where it is watched already.
+
+        Nor where a newer one is on its way, which ends this one when it comes: if that were news,
+        yet another agent would be launched, and so on.
+        """
         known = self._launches.get(node)
         if known and known.pid == agent_pid:
+            known.came_up = True
+            return
+        if known and known.child and not known.came_up and known.child.poll() is None:
+            known.older_pid = agent_pid
             return
         self._forget(node)
         now_s = self._loop.time()
@@ -121,6 +133,8 @@ class LocalBackend:
         if self._launches.get(launch.node) is launch:
             reason = "" if code is None else f"exit code {code}"
             self._exits.put_nowait(AgentExit(launch.node, launch.pid, reason))
+            if launch.older_pid:
+                self.adopt(launch.node, launch.older_pid)
 
 
 def open_backend(job: JobDir, spec: JobSpec) -> LocalBackend:
