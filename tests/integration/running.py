@@ -206,8 +206,5 @@ def running(
         "solution": "none",
         "preflight": False,
     }
-    job = RunningJob(launch(JobSpec(**(fields | spec))), out)
-    try:
+    with contextlib.closing(RunningJob(launch(JobSpec(**(fields | spec))), out)) as job:
         yield job
-    finally:
-        job.close()

@@ -58,11 +58,8 @@ def group(
         "solution": "none",
         "preflight": False,
     }
-    job = RunningJob(launch(JobSpec(**(fields | spec))), out)
-    try:
+    with contextlib.closing(RunningJob(launch(JobSpec(**(fields | spec))), out)) as job:
         yield job
-    finally:
-        job.close()
 
 
 def finals(job: RunningJob) -> dict[str, dict[str, np.ndarray]]:  # type: ignore[type-arg]

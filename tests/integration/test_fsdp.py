@@ -51,11 +51,8 @@ def sharded(
         "solution": "none",
         "preflight": False,
     }
-    job = RunningJob(launch(JobSpec(**(fields | spec))), out)
-    try:
+    with contextlib.closing(RunningJob(launch(JobSpec(**(fields | spec))), out)) as job:
         yield job
-    finally:
-        job.close()
 
 
 def check_finished(job: RunningJob, *, lives: int = 2) -> Final:
