@@ -16,6 +16,7 @@ import msgspec
 
 from paceline.base.errors import TransientError
 from paceline.master.training import Training
+from paceline.wire.messages.base import CutRef
 from paceline.wire.remote import Handover, RemoteCuts, pack_handover
 
 RETRY_S, RETRY_MAX_S = 1.0, 30.0
@@ -59,8 +60,9 @@ class Uploader:
         """The cut that is being copied: its folder is to stay."""
         self.done_no = -1
         """The newest that is done with."""
-        self.fails = False
-        """No try has succeeded since one failed."""
+        self.num_failed = 0
+        """Tries that have failed since one succeeded."""
+        self._again_s = 0.0
         self._uploads: queue.SimpleQueue[Upload] = queue.SimpleQueue()
         self._news: queue.SimpleQueue[Uploaded | Failed] = queue.SimpleQueue()
         threading.Thread(target=self._run, name="paceline-upload", daemon=True).start()
@@ -70,24 +72,29 @@ class Uploader:
         self.busy = upload.cut_no
         self._uploads.put(upload)
 
+    @property
+    def is_free(self) -> bool:
+        """Whether it can begin with the next: after a failure not at once."""
+        return self.busy is None and time.monotonic() >= self._again_s
+
     def news(self) -> Iterator[Uploaded | Failed]:
         """What has happened and is worth telling: of an outage the first failure only."""
         while not self._news.empty():
             news = self._news.get()
             match news:
                 case Uploaded():
-                    self.busy, self.done_no, self.fails = None, news.cut_no, False
+                    self.busy, self.done_no, self.num_failed = None, news.cut_no, 0
                     yield news
                 case Failed():
-                    self.busy, first = None, not self.fails
-                    self.fails = True
-                    if first:
+                    wait_s = min(RETRY_S * 2.0 ** min(self.num_failed, 10), RETRY_MAX_S)
+                    self._again_s, self.busy = time.monotonic() + wait_s, None
+                    self.num_failed += 1
+                    if self.num_failed == 1:
                         yield news
 
     # ------------------------------------------------------------------ the thread
 
     def _run(self) -> None:
-        attempt = 0
         while True:
             upload = self._uploads.get()
             try:
@@ -95,9 +102,6 @@ class Uploader:
             except Exception as error:  # noqa: BLE001 - of the files here, or whatever it is
                 news = Uploaded(upload.cut_no, given_up=str(error) or repr(error))
             self._news.put(news)
-            if isinstance(news, Failed):
-                time.sleep(min(RETRY_S * 2.0 ** min(attempt, 10), RETRY_MAX_S))
-            attempt = attempt + 1 if isinstance(news, Failed) else 0
 
     def _copied(self, upload: Upload) -> Uploaded | Failed:
         try:
@@ -136,11 +140,16 @@ class Uploads:
         uploader = self._uploader
         for news in uploader.news():
             self._say(news)
-        cut = self._training.newest_stored()
-        if cut is not None and uploader.busy is None and cut.cut_no > uploader.done_no:
+        cut = self._missing()
+        if cut is not None and uploader.is_free:
             handover = pack_handover(self._handover(cut.cut_no))
             uploader.begin(Upload(cut.cut_no, Path(cut.directory), handover))
         self._training.uploading = uploader.busy
+
+    def _missing(self) -> CutRef | None:
+        """The newest cut on disk, unless that is done with."""
+        cut = self._training.newest_stored()
+        return cut if cut is not None and cut.cut_no > self._uploader.done_no else None
 
     def _say(self, news: Uploaded | Failed) -> None:
         match news:
@@ -165,9 +174,10 @@ class Uploads:
             self.tick()
             flush()
             silent_s = time.monotonic() - max(uploader.remote.answered_s, began_s)
-            if uploader.busy is None or (uploader.fails and silent_s > AWAY_S) or hurried():
+            missing = self._missing()
+            if missing is None or (uploader.num_failed and silent_s > AWAY_S) or hurried():
                 break
             await asyncio.sleep(LOOK_S)
-        if uploader.busy is not None:
-            self._tell("not_uploaded", reason=f"cut {uploader.busy}")
+        if missing is not None:
+            self._tell("not_uploaded", reason=f"cut {missing.cut_no}")
             flush()
