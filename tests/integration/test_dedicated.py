@@ -7,6 +7,7 @@ import pytest
 from paceline.cli.decisions import read_log
 from paceline.policy.straggler.actions import AdjustBatch, Profile
 from paceline.policy.straggler.decision_log import Decided, Failed, TookEffect
+from paceline.policy.straggler.observation import Observation
 from tests.integration.test_allreduce import BATCH, N, check_finished, group
 
 CORES = (0.6, 0.6, 0.2, 0.2)
@@ -39,8 +40,7 @@ def test_dd_profiles_two_classes_and_divides_by_them_though_a_worker_dies_of_it(
         assert len(set(kinds.values())) == 2
 
         told = [(line.no, n, action) for line in decided for n, action in enumerate(line.actions)]
-        profiles = [action.sizes for _, _, action in told if isinstance(action, Profile)]
-        sizes = [max(one.values()) for one in profiles]
+        sizes = [size for line in decided for size in sizes_asked_for(line)]
         assert sizes == [2, 4, 8, 16, 32], "each was measured once, in spite of the death"
         effects = {(line.no, line.index) for line in lines if isinstance(line, TookEffect)}
         assert {(no, n) for no, n, action in told if isinstance(action, Profile)} <= effects
@@ -49,6 +49,28 @@ def test_dd_profiles_two_classes_and_divides_by_them_though_a_worker_dies_of_it(
         shares = {node: s.batch_size * s.accumulation for node, s in divisions[-1].items()}
         assert sum(shares.values()) == BATCH
         assert min(shares[node] for node in FAST) >= 1.5 * max(shares[node] for node in SLOW)
+        slow = [one for w in decided[-1].observation.workers if w.node in SLOW for one in w.profile]
+        assert max(one.batch_size for one in slow) == BATCH // 4, "it gets no more than that"
         # What was profiled is beyond the samples of the job, and little else is.
         given = sum(len(ids) for ids in job.samples().values()) - 2 * N
-        assert 3 * 5 * sum(sizes) <= given <= 4 * 5 * sum(sizes) + 3 * BATCH
+        measured = sum(measured_by(decided[-1].observation).values())
+        (asked_for_8,) = (line for line in decided if 8 in sizes_asked_for(line))
+        lost = measured_by(asked_for_8.observation)["worker-3"] + 5 * 8
+        assert measured <= given <= measured + lost + 3 * BATCH
+
+
+def measured_by(seen: Observation) -> dict[str, int]:
+    """Samples that each worker was profiled with in this life."""
+    return {
+        worker.node: sum(one.batches * one.batch_size for one in worker.profile)
+        for worker in seen.workers
+    }
+
+
+def sizes_asked_for(line: Decided) -> set[int]:
+    return {
+        size
+        for action in line.actions
+        if isinstance(action, Profile)
+        for size in action.sizes.values()
+    }

@@ -99,6 +99,20 @@ def test_a_member_answers_with_the_mean_of_all_but_its_first_batch() -> None:
     assert member.due == (0, 0)
 
 
+def test_short_batches_are_measured_until_they_have_taken_half_a_second() -> None:
+    member = Member(7)
+    member.asked(order(4, 3))
+    times_s = [9.0, 0.03125, 0.09375, 0.125, 0.125]
+    for time_s in times_s[:3]:
+        assert member.took(4, time_s, 0) is None
+    assert member.due == (4, 3), "6 more at this pace, but as many at a time as were asked for"
+    for time_s in times_s[3:]:
+        assert member.took(4, time_s, 0) is None
+    assert member.due == (4, 2)
+    assert member.took(4, 0.125, 0) == Profiled(inc=7, size=4, batches=6, batch_s=0.1)
+    assert member.due == (0, 0)
+
+
 def test_what_is_measured_is_said_again_and_not_measured_again() -> None:
     member = Member(7)
     member.asked(order(4, 1))

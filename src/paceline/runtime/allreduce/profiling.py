@@ -5,10 +5,15 @@ backward run as ever, nothing of them is summed, and no optimizer steps. What is
 for the life of the process, so an order that comes again is answered again.
 """
 
+import math
 from collections.abc import Sequence
 
 from paceline.base.samples import Span, between
 from paceline.wire.messages.group import ProfileBatches, Profiled
+
+LEAST_S = 0.5
+"""So long a size is measured, in more batches than were asked for if need be. A cpu quota is granted
+for 10 to 100 ms at a time: a few batches that take less are throttled, or not, by chance."""
 
 
 class Profiling:
@@ -32,35 +37,45 @@ class Profiling:
     @property
     def due(self) -> tuple[int, int]:
         """Size and number of the batches that are still to be computed."""
-        if self._order is None:
+        order = self._order
+        if order is None:
             return 0, 0
-        return self._order.size, self._order.batches - len(self._times_s)
+        missing = order.batches - len(self._times_s)
+        if missing <= 0:
+            warm_s = _warm(self._times_s)
+            mean_s = sum(warm_s) / len(warm_s)
+            missing = min(order.batches, math.ceil((LEAST_S - sum(warm_s)) / mean_s))
+        return order.size, missing
 
     def took(self, size: int, batch_s: float, peak_bytes: int) -> Profiled | None:
         """A batch was computed; the answer, if it was the last of its order.
 
         Args:
             size: of the batch.
-            batch_s: its T^w.
+            batch_s: since the one before was over, or its data ready.
             peak_bytes: the most memory that the process had since the first of its order.
         """
         order = self._order
         if order is None or order.size != size:
             return None  # another one has come meanwhile
         self._times_s.append(batch_s)
-        if len(self._times_s) < order.batches:
+        warm_s = _warm(self._times_s)
+        if len(self._times_s) < order.batches or sum(warm_s) < LEAST_S:
             return None
-        # The first batch of a size finds neither memory nor kernels made for it.
-        times_s = self._times_s[1:] or self._times_s
-        self._order, self._times_s = None, []
         done = self._known[size] = Profiled(
             inc=self._inc,
             size=size,
-            batches=order.batches,
-            batch_s=sum(times_s) / len(times_s),
+            batches=len(self._times_s),
+            batch_s=sum(warm_s) / len(warm_s),
             peak_bytes=peak_bytes,
         )
+        self._order, self._times_s = None, []
         return done
+
+
+def _warm(times_s: Sequence[float]) -> Sequence[float]:
+    """Without the first batch of a size, which finds neither memory nor kernels made for it."""
+    return times_s[1:] or times_s
 
 
 def samples_of(size: int, mine: Sequence[Span], whole: Sequence[Span]) -> tuple[Span, ...]:

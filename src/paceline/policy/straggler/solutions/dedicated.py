@@ -29,7 +29,7 @@ class Dedicated(Solution, frozen=True):
     """
 
     modes: ClassVar[tuple[str, ...]] = ("allreduce",)
-    every_steps: Steps = 5
+    every_steps: Steps = 2
     num_sizes: Annotated[int, Meta(ge=2, le=8)] = 5
     """Batch sizes to measure: the largest, and halves of it."""
     num_steps: Count = 5
@@ -51,19 +51,22 @@ class Dedicated(Solution, frozen=True):
         kinds: dict[str, list[WorkerSeen]] = {}
         for worker in seen.workers:
             kinds.setdefault(worker.kind, []).append(worker)
+        sizes = self._sizes(kinds, seen)
         missing: dict[str, int] = {}
-        for workers in kinds.values():
-            size = self._unmeasured(workers, self._sizes(workers, seen))
+        for kind, workers in kinds.items():
+            size = self._unmeasured(workers, sizes[kind])
             missing.update({worker.node: size for worker in workers if size is not None})
         if missing:
             return [Profile(sizes=missing, steps=self.num_steps, reason="not yet measured")]
-        return self._divide(seen, kinds)
+        classes = {kind: self._class(workers, sizes[kind]) for kind, workers in kinds.items()}
+        return self._divide(seen, kinds, classes)
 
-    def _divide(self, seen: Observation, kinds: dict[str, list[WorkerSeen]]) -> list[AnyAction]:
-        classes = {
-            kind: self._class(workers, self._sizes(workers, seen))
-            for kind, workers in kinds.items()
-        }
+    def _divide(
+        self,
+        seen: Observation,
+        kinds: dict[str, list[WorkerSeen]],
+        classes: dict[str, solvers.HardwareClass],
+    ) -> list[AnyAction]:
         shares = solvers.dedicated(
             list(classes.values()),
             seen.global_batch,
@@ -113,20 +116,42 @@ class Dedicated(Solution, frozen=True):
         """The smallest batch size that no worker of the class has shown yet."""
         return next((s for s in sizes if _measured(workers, s, self.num_steps) is None), None)
 
-    def _sizes(self, workers: list[WorkerSeen], seen: Observation) -> list[int]:
-        """From the smallest on, so that it is known what memory the next one will take."""
+    def _sizes(
+        self, kinds: dict[str, list[WorkerSeen]], seen: Observation
+    ) -> dict[str, list[int]]:
+        """What to measure of each class.
+
+        From the smallest on, so that it is known what memory the next one will take; of the class
+        that takes longest for an even share no more than that, since it is given no more.
+        """
         # Not of those who live now: or each loss would ask for a profile of other sizes.
-        largest = self.largest or -(-2 * seen.global_batch // (len(seen.workers) + seen.absent))
-        halves = {max(1, largest >> halvings) for halvings in range(self.num_sizes)}
-        limits = [worker.batch_limit for worker in workers if worker.batch_limit is not None]
-        sizes = sorted(size for size in halves if size <= min(limits, default=size))
-        if len(sizes) < 2:
-            raise ConfigError(
-                f"dd: of the batch sizes {sorted(halves)}, {sizes} leave 5 % of the memory of "
-                f"{workers[0].node} free, and two are needed: give workers more memory, or set "
-                "`largest`"
-            )
+        even = -(-seen.global_batch // (len(seen.workers) + seen.absent))
+        largest = self.largest or 2 * even
+        halves = sorted({max(1, largest >> halvings) for halvings in range(self.num_sizes)})
+        sizes = {kind: _fitting(halves, workers) for kind, workers in kinds.items()}
+        enough = min((size for size in halves if size >= even), default=largest)
+        times_s = {
+            kind: time_s
+            for kind, workers in kinds.items()
+            if (time_s := _measured(workers, enough, self.num_steps)) is not None
+        }
+        if len(times_s) == len(kinds):
+            slowest = max(times_s, key=lambda kind: times_s[kind])
+            sizes[slowest] = sizes[slowest][: max(2, halves.index(enough) + 1)]
         return sizes
+
+
+def _fitting(sizes: list[int], workers: list[WorkerSeen]) -> list[int]:
+    """Of these batch sizes those for which all of a class have memory."""
+    limits = [worker.batch_limit for worker in workers if worker.batch_limit is not None]
+    fitting = [size for size in sizes if size <= min(limits, default=size)]
+    if len(fitting) < 2:
+        raise ConfigError(
+            f"dd: of the batch sizes {sizes}, {fitting} leave 5 % of the memory of "
+            f"{workers[0].node} free, and two are needed: give workers more memory, or set "
+            "`largest`"
+        )
+    return fitting
 
 
 def _measured(workers: Iterable[WorkerSeen], size: int, num_steps: int) -> float | None:
