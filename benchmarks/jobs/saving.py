@@ -160,7 +160,7 @@ def by_paceline(training: Training, options: argparse.Namespace) -> list[dict[st
 
 def restored_by_paceline(training: Training, options: argparse.Namespace) -> list[dict[str, float]]:
     """Read a cut as a worker does that restores one, so many times."""
-    from paceline.runtime.allreduce.replica import Replica
+    from paceline.runtime.replica.replica import Replica
     from paceline.wire.cut import read_manifest
 
     replica = Replica([training.model], [training.optimizer], [])

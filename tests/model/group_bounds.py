@@ -5,7 +5,7 @@ from typing import NamedTuple
 import msgspec
 
 from paceline.master.state import MasterState
-from paceline.runtime.allreduce.state import MemberState
+from paceline.runtime.collective.state import MemberState
 
 FAILURES = ("member", "master", "suspect", "break", "anew", "leave")
 """A member dies; the master does; a member is taken for dead; a collective breaks by itself;

@@ -14,7 +14,7 @@ from paceline.master import instructions as master
 from paceline.master.group import Group
 from paceline.master.records import Records
 from paceline.master.state import MasterState
-from paceline.runtime.allreduce.state import Connect, Copy, Drop, Instruction, MemberState, Say
+from paceline.runtime.collective.state import Connect, Copy, Drop, Instruction, MemberState, Say
 from paceline.wire.messages.base import Message
 from paceline.wire.messages.feeds import Feed, feed_of
 from paceline.wire.messages.group import (

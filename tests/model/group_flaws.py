@@ -13,8 +13,8 @@ from paceline.master.group import Group, Records
 from paceline.master.instructions import Instruction
 from paceline.master.records import GroupBegun, GroupFormed
 from paceline.master.state import MasterState
-from paceline.runtime.allreduce import state as member
-from paceline.runtime.allreduce.state import MemberState, Say
+from paceline.runtime.collective import state as member
+from paceline.runtime.collective.state import MemberState, Say
 from paceline.wire.messages.group import (
     NO_STEP,
     CatchUp,

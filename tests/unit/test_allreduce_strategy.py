@@ -8,8 +8,8 @@ from torch import nn
 
 import paceline as pl
 from paceline.base.errors import ConfigError
-from paceline.runtime.allreduce.stepping import check_dense, trained_by
 from paceline.runtime.allreduce.strategy import _be_deterministic
+from paceline.runtime.collective.stepping import check_dense, trained_by
 
 
 @pytest.mark.parametrize(

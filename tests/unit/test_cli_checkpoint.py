@@ -20,13 +20,13 @@ from paceline.base.samples import Span
 from paceline.cli.main import app
 from paceline.master.cut_folders import CutFolders
 from paceline.master.records import CutValid
-from paceline.runtime.allreduce.replica import Replica
 from paceline.runtime.checkpoint import cutfile
 from paceline.runtime.checkpoint.export import export
 from paceline.runtime.ps import layout
 from paceline.runtime.ps.model import Model
 from paceline.runtime.ps.partition import Partition, Split
 from paceline.runtime.ps.store import Gradients, Store
+from paceline.runtime.replica.replica import Replica
 from paceline.wire import spec as specs
 from paceline.wire.messages.base import CutRef, Server, ServerMap
 from paceline.wire.messages.node import Copied

@@ -11,8 +11,8 @@ from paceline.master.hangs import Hang, find_hang, find_silent
 from paceline.master.instructions import Fail, FeedDone, Instruction, Journal, Seal, Send
 from paceline.master.snapshot import restore, take
 from paceline.master.state import MasterState
-from paceline.runtime.allreduce.state import Connect, Copy, Drop, Load, MemberState, Say
-from paceline.runtime.allreduce.state import Instruction as MemberInstruction
+from paceline.runtime.collective.state import Connect, Copy, Drop, Load, MemberState, Say
+from paceline.runtime.collective.state import Instruction as MemberInstruction
 from paceline.wire.messages.agent import NodeFacts
 from paceline.wire.messages.feeds import Feed
 from paceline.wire.messages.group import (

@@ -15,8 +15,8 @@ from paceline.master.monitor import Monitor
 from paceline.master.profiling import Profiling
 from paceline.policy.straggler.actions import Profile, Share
 from paceline.policy.straggler.observation import WorkerSeen
-from paceline.runtime.allreduce.profiling import Profiling as Member
-from paceline.runtime.allreduce.profiling import samples_of
+from paceline.runtime.collective.profiling import Profiling as Member
+from paceline.runtime.collective.profiling import samples_of
 from paceline.wire.messages.agent import Hardware
 from paceline.wire.messages.group import ProfileBatches, Profiled
 

@@ -20,8 +20,9 @@ from torch import Tensor, nn
 
 import paceline as pl
 from paceline.runtime import preflight
-from paceline.runtime.allreduce import client, group
+from paceline.runtime.allreduce import client
 from paceline.runtime.checkpoint.cutfile import read_cut
+from paceline.runtime.collective import group
 from paceline.runtime.data.work import Array
 from paceline.wire.cut import CutManifest
 from paceline.wire.messages.checks import Link, NodeSpeed

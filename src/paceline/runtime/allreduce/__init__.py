@@ -1,1 +1,1 @@
-"""Every worker holds the model; gradients are averaged among them."""
+"""Strategy allreduce: every worker holds the model; gradients are averaged among them."""

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from paceline.runtime.allreduce.buffers import Buffers
-from paceline.runtime.allreduce.group import Group
-from paceline.runtime.allreduce.reducer import Bucket, Reducer, in_buckets
 from paceline.runtime.allreduce.summing import Node, Tree, tops_of
+from paceline.runtime.collective.group import Group
+from paceline.runtime.collective.reducer import Bucket, Reducer, in_buckets
 
 
 class BlockBucket(Bucket):

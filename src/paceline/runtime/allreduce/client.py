@@ -12,16 +12,16 @@ import msgspec
 from paceline.base.errors import PermanentError, TransientError
 from paceline.base.processes import find_job_process
 from paceline.runtime.allreduce.direct import read_memory
-from paceline.runtime.allreduce.group import Group
-from paceline.runtime.allreduce.member import MemberClient
-from paceline.runtime.allreduce.replica import Arriving, Photograph, Replica
-from paceline.runtime.allreduce.state import Connect, Copy, Instruction, Load
-from paceline.runtime.allreduce.store import GroupOver
+from paceline.runtime.collective.group import Group
+from paceline.runtime.collective.member import MemberClient
+from paceline.runtime.collective.state import Connect, Copy, Instruction, Load
+from paceline.runtime.collective.store import GroupOver
 from paceline.runtime.data.work import Array, Work
 from paceline.runtime.process import Fenced, Process
 from paceline.runtime.ps.results import Results
 from paceline.runtime.ps.worker_state import DropWork
 from paceline.runtime.ps.worker_state import Instruction as LeaseInstruction
+from paceline.runtime.replica.replica import Arriving, Photograph, Replica
 from paceline.wire.cut import places
 from paceline.wire.messages.base import CutRef
 from paceline.wire.messages.checks import Checked

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from paceline.runtime.allreduce.loop import Loop
+from paceline.runtime.collective.loop import Loop
 
 
 def follow_steps(

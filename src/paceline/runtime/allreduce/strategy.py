@@ -17,16 +17,16 @@ from paceline.base.errors import InternalError
 from paceline.runtime.allreduce.blocks import BlockReducer
 from paceline.runtime.allreduce.buffers import Buffers
 from paceline.runtime.allreduce.client import GroupClient
-from paceline.runtime.allreduce.loop import Loop
-from paceline.runtime.allreduce.outside import Outside
-from paceline.runtime.allreduce.reducer import Reducer
-from paceline.runtime.allreduce.replica import Replica
 from paceline.runtime.allreduce.scaling import follow_steps
-from paceline.runtime.allreduce.sharing import Sharing
-from paceline.runtime.allreduce.stepping import Stepping, check_dense, trained_by
+from paceline.runtime.collective.loop import Loop
+from paceline.runtime.collective.reducer import Reducer
+from paceline.runtime.collective.sharing import Sharing
+from paceline.runtime.collective.stepping import Stepping, check_dense, trained_by
 from paceline.runtime.data.reader import Reader
 from paceline.runtime.data.work import Array
 from paceline.runtime.process import Process
+from paceline.runtime.replica.outside import Outside
+from paceline.runtime.replica.replica import Replica
 from paceline.runtime.strategy import Evaluation
 from paceline.wire.messages.checks import Checked
 from paceline.wire.messages.feeds import Feed

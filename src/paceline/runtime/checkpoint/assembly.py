@@ -10,15 +10,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from paceline.base.errors import PermanentError
-from paceline.runtime.allreduce.skeleton import (
+from paceline.runtime.data.work import Array
+from paceline.runtime.ps import layout
+from paceline.runtime.replica.skeleton import (
     LAYOUT,
     Layout,
     names_of,
     put_together,
     read_layout,
 )
-from paceline.runtime.data.work import Array
-from paceline.runtime.ps import layout
 from paceline.wire.schema import NUM_BUCKETS, DenseTensor, ModelSchema, Table
 
 Saves = Mapping[str, Mapping[str, Array]]

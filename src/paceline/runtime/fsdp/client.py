@@ -16,10 +16,10 @@ import torch
 import torch.distributed as dist
 
 from paceline.base.errors import ConfigError, InternalError, PermanentError, TransientError
-from paceline.runtime.allreduce.group import BREAKING, Group
-from paceline.runtime.allreduce.member import MemberClient
-from paceline.runtime.allreduce.state import Copy, Load
-from paceline.runtime.allreduce.store import PeerStore
+from paceline.runtime.collective.group import BREAKING, Group
+from paceline.runtime.collective.member import MemberClient
+from paceline.runtime.collective.state import Copy, Load
+from paceline.runtime.collective.store import PeerStore
 from paceline.runtime.fsdp.shards import Shards
 from paceline.runtime.process import Process
 from paceline.wire.cut import places

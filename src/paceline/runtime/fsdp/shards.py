@@ -17,18 +17,18 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.base.errors import ConfigError, PermanentError
-from paceline.runtime.allreduce.outside import Outside
-from paceline.runtime.allreduce.replica import Replica, decode_layout, encode_layout
-from paceline.runtime.allreduce.skeleton import (
+from paceline.runtime.checkpoint.cutfile import unpack
+from paceline.runtime.data.work import Array
+from paceline.runtime.replica.outside import Outside
+from paceline.runtime.replica.replica import Replica, decode_layout, encode_layout
+from paceline.runtime.replica.skeleton import (
     LAYOUT,
     Layout,
     names_of,
     put_together,
     rows_of_part,
 )
-from paceline.runtime.allreduce.tree import take_apart
-from paceline.runtime.checkpoint.cutfile import unpack
-from paceline.runtime.data.work import Array
+from paceline.runtime.replica.tree import take_apart
 from paceline.wire.copying import copy
 from paceline.wire.cut import look_at, map_file, read_manifest
 

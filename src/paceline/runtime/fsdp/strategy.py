@@ -25,18 +25,18 @@ from torch.optim.lr_scheduler import LRScheduler
 from paceline.base.errors import ConfigError
 from paceline.base.interfaces import interface_of
 from paceline.base.samples import Span
-from paceline.runtime.allreduce.group import LONGEST_S
-from paceline.runtime.allreduce.loop import Loop
-from paceline.runtime.allreduce.outside import Outside
-from paceline.runtime.allreduce.reducer import Reducer
-from paceline.runtime.allreduce.sharing import Sharing
-from paceline.runtime.allreduce.stepping import Stepping, check_dense, trained_by
+from paceline.runtime.collective.group import LONGEST_S
+from paceline.runtime.collective.loop import Loop
+from paceline.runtime.collective.reducer import Reducer
+from paceline.runtime.collective.sharing import Sharing
+from paceline.runtime.collective.stepping import Stepping, check_dense, trained_by
 from paceline.runtime.data.growth import Growth
 from paceline.runtime.data.reader import Reader
 from paceline.runtime.data.work import Array, Work
 from paceline.runtime.fsdp.client import ShardClient
 from paceline.runtime.fsdp.shards import Shards, check_sharded
 from paceline.runtime.process import Process
+from paceline.runtime.replica.outside import Outside
 from paceline.runtime.strategy import Evaluation
 from paceline.wire.messages.checks import Checked
 from paceline.wire.messages.feeds import Feed, Slice, SourceLine, feed_of

@@ -116,9 +116,7 @@ class Dedicated(Solution, frozen=True):
         """The smallest batch size that no worker of the class has shown yet."""
         return next((s for s in sizes if _measured(workers, s, self.num_steps) is None), None)
 
-    def _sizes(
-        self, kinds: dict[str, list[WorkerSeen]], seen: Observation
-    ) -> dict[str, list[int]]:
+    def _sizes(self, kinds: dict[str, list[WorkerSeen]], seen: Observation) -> dict[str, list[int]]:
         """What to measure of each class.
 
         From the smallest on, so that it is known what memory the next one will take; of the class

@@ -1,7 +1,7 @@
 """One member of an all-reduce group as a pure state machine: which step it holds, in which group.
 
 Events are the master's messages and the training loop's own acts (`enter`, `begin_update`,
-`updated`, `failed`); every method returns what is to be done. The edge is ``client.py``, the
+`updated`, `failed`); every method returns what is to be done. The edge is ``member.py``, the
 protocol docs/protocols/integrity.md, section 8. The explorer in ``tests/model`` drives this class.
 """
 

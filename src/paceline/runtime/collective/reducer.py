@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Variable
 
-from paceline.runtime.allreduce.group import BREAKING, Group, Operation
+from paceline.runtime.collective.group import BREAKING, Group, Operation
 
 BUCKET_BYTES, FIRST_BUCKET_BYTES = 25 << 20, 1 << 20
 """As DDP's: the first is small, so that the first sum begins early."""

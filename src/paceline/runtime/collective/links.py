@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from paceline.policy.failslow.preflight import pair_up
-from paceline.runtime.allreduce.store import GroupOver
+from paceline.runtime.collective.store import GroupOver
 from paceline.wire.messages.checks import Link
 
 PATIENCE_S = 24 * 3600.0

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 
-from paceline.runtime.allreduce.links import measure_links
-from paceline.runtime.allreduce.store import GroupOver, PeerStore
+from paceline.runtime.collective.links import measure_links
+from paceline.runtime.collective.store import GroupOver, PeerStore
 from paceline.wire.messages.checks import Link
 from paceline.wire.messages.group import RunGroup
 

@@ -20,8 +20,10 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.base.errors import PermanentError
-from paceline.runtime.allreduce.outside import Outside
-from paceline.runtime.allreduce.skeleton import (
+from paceline.runtime.checkpoint.cutfile import read_file
+from paceline.runtime.data.work import Array
+from paceline.runtime.replica.outside import Outside
+from paceline.runtime.replica.skeleton import (
     LAYOUT,
     Layout,
     Skeleton,
@@ -29,9 +31,7 @@ from paceline.runtime.allreduce.skeleton import (
     put_together,
     read_layout,
 )
-from paceline.runtime.allreduce.tree import as_array, as_bytes, take_apart
-from paceline.runtime.checkpoint.cutfile import read_file
-from paceline.runtime.data.work import Array
+from paceline.runtime.replica.tree import as_array, as_bytes, take_apart
 from paceline.wire.cut import read_manifest
 
 PART_BYTES = 16 << 20

@@ -11,13 +11,13 @@ all-gather of a step, as they do for a division: the cut that all are ready for 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from paceline.runtime.allreduce.replica import Replica
-from paceline.runtime.allreduce.state import MemberState
 from paceline.runtime.checkpoint import cutfile
 from paceline.runtime.checkpoint.memory import HEADROOM
 from paceline.runtime.checkpoint.writer import CutWriter
+from paceline.runtime.collective.state import MemberState
 from paceline.runtime.data.work import Array
 from paceline.runtime.process import Process
+from paceline.runtime.replica.replica import Replica
 from paceline.wire.messages.group import NO_STEP, Member
 from paceline.wire.messages.node import Copied, TakeCut
 

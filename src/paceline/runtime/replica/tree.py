@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from paceline.base.errors import ConfigError
-from paceline.runtime.allreduce.skeleton import Skeleton
 from paceline.runtime.data.work import Array
+from paceline.runtime.replica.skeleton import Skeleton
 
 
 def take_apart(value: Any, name: str = "state") -> tuple[Skeleton, list[Tensor]]:

@@ -16,13 +16,13 @@ from typing import NoReturn
 
 from paceline.base.processes import peak_memory_bytes, reset_peak_memory
 from paceline.base.samples import Span
-from paceline.runtime.allreduce.door import Door
-from paceline.runtime.allreduce.group import BREAKING, Group
-from paceline.runtime.allreduce.keeper import Keeper
-from paceline.runtime.allreduce.profiling import Profiling
-from paceline.runtime.allreduce.replica import Replica
-from paceline.runtime.allreduce.short import PeerSteps, ShortStep
-from paceline.runtime.allreduce.state import (
+from paceline.runtime.checkpoint.asking import CutAsker
+from paceline.runtime.collective.door import Door
+from paceline.runtime.collective.group import BREAKING, Group
+from paceline.runtime.collective.keeper import Keeper
+from paceline.runtime.collective.profiling import Profiling
+from paceline.runtime.collective.short import PeerSteps, ShortStep
+from paceline.runtime.collective.state import (
     Connect,
     Copy,
     Drop,
@@ -31,13 +31,13 @@ from paceline.runtime.allreduce.state import (
     MemberState,
     Say,
 )
-from paceline.runtime.allreduce.store import PeerStore
-from paceline.runtime.checkpoint.asking import CutAsker
+from paceline.runtime.collective.store import PeerStore
 from paceline.runtime.data.work import StepTimes
 from paceline.runtime.exchange import Exchange
 from paceline.runtime.process import Process, Stopped
 from paceline.runtime.ps.worker_state import Instruction as LeaseInstruction
 from paceline.runtime.ps.worker_state import ToMaster, WorkerState
+from paceline.runtime.replica.replica import Replica
 from paceline.wire.messages.base import CutRef, ServerMap
 from paceline.wire.messages.data import Data
 from paceline.wire.messages.feeds import Feed, SourceLine

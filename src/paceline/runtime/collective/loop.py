@@ -16,94 +16,25 @@ Reference: docs/protocols/integrity.md, section 8.
 import math
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any
 
 from paceline.base.errors import ConfigError, InternalError
 from paceline.base.samples import Intervals, Span, between
-from paceline.runtime.allreduce.group import BREAKING, Gathering, Group
-from paceline.runtime.allreduce.member import MemberClient
-from paceline.runtime.allreduce.profiling import samples_of
-from paceline.runtime.allreduce.reducer import Reducer
-from paceline.runtime.allreduce.sharing import Sharing
-from paceline.runtime.allreduce.short import Missing, ShortStep
-from paceline.runtime.allreduce.store import GroupOver
+from paceline.runtime.collective.group import BREAKING, Group
+from paceline.runtime.collective.member import MemberClient
+from paceline.runtime.collective.profiling import samples_of
+from paceline.runtime.collective.reducer import Reducer
+from paceline.runtime.collective.sharing import Sharing
+from paceline.runtime.collective.short import Missing, ShortStep
+from paceline.runtime.collective.step import Step, Told, digest, num_samples
+from paceline.runtime.collective.store import GroupOver
 from paceline.runtime.data.reader import Reader
 from paceline.runtime.data.work import StepTimes, Work
 from paceline.runtime.seeding import seed_all, seed_of
 from paceline.wire.messages.feeds import Feed, Slice
-from paceline.wire.messages.group import Division, RunGroup
-
-
-class Told(NamedTuple):
-    """What each member tells the others as it enters a step."""
-
-    number: int
-    slice: int
-    """A digest of it."""
-    division: int
-    """Number of that by which its share is."""
-    heard: int
-    """Number of the newest that it has heard of."""
-    cut: int
-    """See `Keeper.ready_for`."""
-    wants_out: int
-
-
-@dataclass(slots=True)
-class Step:
-    """The step that this member is in."""
-
-    run: RunGroup
-    group: Group
-    gathering: Gathering
-    division: Division
-    heard: Division
-    """The newest that we had heard of when we entered."""
-    whole: Slice
-    runs: list[range]
-    """What of it each member computes; see `Sharing`."""
-    weight: int
-    """Samples of ours; 0: what we compute on is another member's, and does not count."""
-    start_s: float
-    committed: Sequence[Span] = ()
-    """What of it is in the averaged gradients."""
-    wait_s: float = 0.0
-    works: list[Work] = field(default_factory=list)
-    """The batches that we compute it in."""
-    num_profiled: int = 0
-    """So many of them come before our share, are timed, and count for nothing."""
-    num_timed: int = 0
-    first: Any = None
-    batch_no: int = 0
-    """Of them, that in the script's hands."""
-    settling: int = -1
-    """The newest batch of which all gradients are there."""
-    settled: bool = False
-    """Gradients were averaged, or cannot be."""
-    holds: bool = False
-    """The averaged gradients are to change the model."""
-    last: bool = False
-    """Some member wants it to be the last one in this group."""
-    stepped: set[int] = field(default_factory=set)
-    """Optimizers that were told to step on this batch."""
-    compute_s: float = 0.0
-    computed: int = 0
-    """Samples of ours that the script has computed."""
-    short: ShortStep | None = None
-    """Whether it goes on without us; None: it waits for all."""
-    behind: bool = False
-    """It had gone on without us when we began."""
-    present: Gathering | None = None
-    """Samples of each member that are in the sums; None: all."""
-
-    @property
-    def is_last_batch(self) -> bool:
-        """Whether the step ends with the batch in the script's hands."""
-        return self.batch_no == len(self.works) - 1
+from paceline.wire.messages.group import RunGroup
 
 
 class Loop:
@@ -145,7 +76,7 @@ class Loop:
             while (step := self._begin_next()) is not None:
                 self.step = step
                 for number, work in enumerate(step.works):
-                    if number and self._may_skip(step, number):
+                    if number and step.may_skip(number):
                         continue
                     batch = self._reader.get(work) if number else step.first
                     step.batch_no = number
@@ -161,16 +92,11 @@ class Loop:
         finally:
             self._abandon()
 
-    def _may_skip(self, step: Step, batch_no: int) -> bool:
-        """Whether nobody waits for this batch any more, and another one follows."""
-        left_behind = step.short is not None and step.short.left_behind
-        return left_behind and not step.num_profiled and batch_no < len(step.works) - 1
-
     def _is_lost(self, step: Step) -> bool:
         """Whether the group is over before our last batch of the step: it comes again."""
         if step.settled or not step.group.is_dropped:
             return False
-        self._close(step)
+        step.close()
         self._reducer.drop()
         self._client.failed(step.run, "it was dropped")
         return True
@@ -215,12 +141,12 @@ class Loop:
             return step
 
     def _begin_sums(self, step: Step) -> None:
-        lacking = step.division.lacking.of_slice(_size(step.whole), self._feed.batch_size)
+        lacking = step.division.lacking.of_slice(num_samples(step.whole), self._feed.batch_size)
         may_lack = not self._whole_steps and max(lacking.left_out, lacking.late) > 0
         self._reducer.begin(step.group, step.runs, whole=not may_lack)
         if not may_lack:
             return
-        shares = [_size(self._sharing.samples(step.whole, run)) for run in step.runs]
+        shares = [num_samples(self._sharing.samples(step.whole, run)) for run in step.runs]
         missing = Missing(lacking, shares, step.group.rank)
         step.short = ShortStep(missing, partial(self._hand_in, step))
         self._client.watch_peers(step.run, step.short)
@@ -228,7 +154,7 @@ class Loop:
         if step.behind:
             # The others are done already. So as to be in time for the next step, do not compute
             # ours, but as little as can be: of one sample BatchNorm could not make a mean.
-            few = self._sharing.batches(step.whole, range(min(2, _size(step.whole))), 1)
+            few = self._sharing.batches(step.whole, range(min(2, num_samples(step.whole))), 1)
             step.works = [self._work(self._client.state.step + 1, spans) for spans in few]
             step.weight = 0
         threading.Thread(target=step.short.watch, name="paceline-watch", daemon=True).start()
@@ -237,18 +163,15 @@ class Loop:
         """The script gets a batch."""
         step.stepped.clear()
         if step.num_profiled and step.batch_no <= step.num_profiled:
-            self._client.mark(computing=True)  # whoever hangs, does so in one of them
-        part = self._counting(step, work) / _size(step.whole)
+            # Each is timed by itself, and none of them is a part of the step's own time.
+            step.start_s, self.excluded_s = monotonic(), 0.0
+            self._client.mark(computing=True)
+        part = step.counting(work) / num_samples(step.whole)
         settle = partial(self._settle, step)
         self._reducer.expect(part, settle, last=step.is_last_batch)
         if self._sharing.blocks:
             first = work.spans[0]
             seed_all(seed_of(self._client.spec.seed, first.line, first.start))
-
-    def _counting(self, step: Step, work: Work) -> int:
-        """Samples of the batch in the script's hands that count."""
-        counts = step.weight > 0 and step.batch_no >= step.num_profiled
-        return work.num_samples if counts else 0
 
     def _profile(self, step: Step) -> None:
         """Put the batches before our share that are to be profiled."""
@@ -269,7 +192,7 @@ class Loop:
             division, heard = divisions
             told = Told(
                 number,
-                _digest(whole),
+                digest(whole),
                 division.no,
                 heard.no,
                 self._client.ready_for_cut,
@@ -280,7 +203,7 @@ class Loop:
             self._client.failed(run, f"entering step {number}: {error}")
             return None
         runs = self._sharing.runs(whole, group.size, division)
-        weight = _size(self._sharing.samples(whole, runs[group.rank]))
+        weight = num_samples(self._sharing.samples(whole, runs[group.rank]))
         return Step(run, group, gathering, division, heard, whole, runs, weight, start_s)
 
     def _works(self, step: Step, number: int, whole: Slice) -> list[Work]:
@@ -291,14 +214,14 @@ class Loop:
         # Without samples of our own we compute on those of somebody else, so that the script takes
         # the same way in all members.
         mine = mine or sharing.stand_in(whole)
-        size = _size(sharing.samples(whole, mine))
+        size = num_samples(sharing.samples(whole, mine))
         fewest = math.ceil(size / self._largest) if self._largest else 1
         shares = sharing.batches(whole, mine, max(accumulation, fewest))
         return [self._work(number, spans) for spans in shares]
 
     def _work(self, number: int, spans: Slice) -> Work:
         found = self._shown.pop((number, spans), None)
-        return found or Work(self._feed.feed, spans, _size(spans), number)
+        return found or Work(self._feed.feed, spans, num_samples(spans), number)
 
     def _upcoming(self, step: Step) -> list[list[Work]]:
         """The works of this step and those after it, as long as group and division are as now."""
@@ -343,7 +266,7 @@ class Loop:
         samples = 0
         if step.settling < step.batch_no:  # with several optimizers the first that steps
             step.settling = step.batch_no
-            samples = self._counting(step, step.works[step.batch_no])
+            samples = step.counting(step.works[step.batch_no])
             step.computed += samples
         if not step.is_last_batch:
             if step.short is None:
@@ -353,8 +276,6 @@ class Loop:
             if step.num_timed == step.batch_no < step.num_profiled:
                 step.num_timed += 1
                 self._client.profiled(step.works[step.batch_no].num_samples, took_s)
-                # With what lies between two batches, which each batch of an accumulation costs.
-                step.start_s, self.excluded_s = monotonic(), 0.0
             return
         step.settled, step.compute_s = True, took_s
         try:
@@ -362,7 +283,7 @@ class Loop:
             self._client.mark(computing=False)
             step.last = self._judge(step)
             step.committed = self._committed(step)
-            self._reducer.finish(_size(step.committed) / _size(step.whole))
+            self._reducer.finish(num_samples(step.committed) / num_samples(step.whole))
         except BREAKING as error:
             # First drop the group, so that what is under way comes to its end.
             self._client.failed(step.run, f"step {self._client.state.step + 1}: {error}")
@@ -397,12 +318,6 @@ class Loop:
             for share, (samples,) in zip(shares, told, strict=True)
             for span in between(share, 0, samples)
         ]
-
-    def _close(self, step: Step) -> None:
-        """Nobody is to hand in anything for us any more."""
-        if step.short is not None:
-            with suppress(*BREAKING):
-                step.short.close()
 
     def _judge(self, step: Step) -> bool:
         """Whether somebody wants this step to be the last one in the group.
@@ -500,7 +415,7 @@ class Loop:
     def _abandon(self) -> None:
         """The loop is left: nothing of an unfinished step counts."""
         if self.step is not None:
-            self._close(self.step)
+            self.step.close()
         self._reducer.drop()
         self._reducer.end()
         self._client.unmark()
@@ -510,12 +425,3 @@ class Loop:
             self._client.give_up_update(torn=bool(step.stepped))
         self._client.leave_step()
         self.step = None
-
-
-def _size(spans: Sequence[Span]) -> int:
-    return sum(map(len, spans))
-
-
-def _digest(whole: Slice) -> int:
-    """A number that tells slices of one feed apart."""
-    return sum(31 * span.start + 17 * span.stop + span.line for span in whole)

@@ -12,8 +12,8 @@ from paceline.base.samples import Span, between
 from paceline.wire.messages.group import ProfileBatches, Profiled
 
 LEAST_S = 0.5
-"""So long a size is measured, in more batches than were asked for if need be. A cpu quota is granted
-for 10 to 100 ms at a time: a few batches that take less are throttled, or not, by chance."""
+"""So long a size is measured, in more batches than were asked for if need be. A cpu quota is for 10
+to 100 ms at a time: a few batches that take less are throttled, or not, by chance."""
 
 
 class Profiling:

@@ -8,8 +8,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from paceline.base.errors import ConfigError
-from paceline.runtime.allreduce.loop import Loop
-from paceline.runtime.allreduce.member import MemberClient
+from paceline.runtime.collective.loop import Loop
+from paceline.runtime.collective.member import MemberClient
 from paceline.runtime.data.growth import Growth
 from paceline.runtime.process import Process
 from paceline.runtime.ps.embedding import Embedding

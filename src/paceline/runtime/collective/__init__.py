@@ -1,0 +1,1 @@
+"""Members of one group: their collectives, the steps they do together, how it is formed anew."""
