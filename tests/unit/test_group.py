@@ -494,6 +494,8 @@ def test_a_cut_of_shards_proves_its_step() -> None:
     assert not job.master.ledger.is_complete(0), "nobody has proven the last step"
     job.run(job.master.take_cut())
     assert job.done == [0]
+    job.resend()
+    assert job.master.step == 3, "members say what they have proven, and are behind"
     job.restart_master()
     assert job.master.cuts.safe == {0}
 

@@ -986,7 +986,7 @@ class MasterState:
         committed = group.progress(message)
         if committed is None:
             return []
-        self.step = group.step
+        self.step = max(self.step, group.step)
         self.ledger.advance(committed)
         return self._make_safe()
 
