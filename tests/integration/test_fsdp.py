@@ -1,6 +1,8 @@
 """Workers that hold shards of the model: after a loss they begin again in place, and are exact."""
 
 import contextlib
+import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -159,6 +161,18 @@ def test_the_number_of_workers_changes_while_it_trains_and_between_two_runs(tmp_
         first, last = (int(said.split()[-2]) for said in trains(job)[1:])
         lives = (ids for life, ids in job.samples().items() if life.endswith((".3", ".4", ".5")))
         assert sum(map(len, lives)) == (last - first) * BATCH, "a stop costs no step"
+
+
+@pytest.mark.soak
+def test_who_is_preempted_costs_no_step(tmp_path: Path) -> None:
+    single = alone(tmp_path / "alone")
+    rare = CheckpointSpec(every_s=3600.0)
+    with sharded(tmp_path / "two", "--step-s", "0.05", checkpoint=rare) as job:
+        job.until_committed(8 * BATCH)
+        os.kill(living(job)[1], signal.SIGTERM)
+        check_same(check_finished(job), single)
+        assert int(trains(job)[1].split()[-2]) >= 8, "from a cut"
+        assert sum(map(len, job.samples().values())) == N, "nothing is computed again"
 
 
 @pytest.mark.parametrize("how", ["--freeze", pytest.param("--sleep", marks=pytest.mark.soak)])

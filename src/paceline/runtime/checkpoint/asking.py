@@ -28,6 +28,11 @@ class CutAsker:
         """What is to be said (again) to the master."""
         return [] if self._asked is None else [self._asked]
 
+    @property
+    def waits(self) -> bool:
+        """Whether a wish is unfulfilled."""
+        return self._asked is not None
+
     def made(self, message: CutMade) -> None:
         """The master's answer."""
         if self._asked is not None and message.n >= self._asked.n:

@@ -335,10 +335,15 @@ class MemberClient:
         deadline_s = time.monotonic() + LAST_CUT_S
         while True:
             self._rest()
-            if not self._keeper.busy or time.monotonic() > deadline_s:
+            if not self._owes_cut or time.monotonic() > deadline_s:
                 break
             self._exchange.wait()
         raise Stopped
+
+    @property
+    def _owes_cut(self) -> bool:
+        """Whether a cut that others count on needs us."""
+        return self._keeper.busy
 
     def _until(
         self, done: Callable[[], bool], ask: Callable[[], Iterable[LeaseInstruction]] = lambda: ()

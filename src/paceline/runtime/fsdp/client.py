@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable
 from types import FrameType
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -40,6 +41,8 @@ class ShardClient(MemberClient):
         self._cut: CutRef | None = None
         #: We are at the end of a feed, as all members are.
         self._at_end = False
+        #: We leave, and have asked for a cut of what we all hold.
+        self._asks_last = False
         #: We are in our part of a step; and seen to wait for others within it.
         self._in_part = self._waits = False
 
@@ -139,6 +142,20 @@ class ShardClient(MemberClient):
         at_end = self._at_end and self._keeper.copied_step != self.state.step
         for_good = at_end or self._leaving or self.state.running is None
         self._keeper.copy_if_asked(self.state, self._replica, for_good=for_good)
+
+    def _leave(self) -> NoReturn:
+        """See `MemberClient._leave`.
+
+        Who is preempted has a cut made first: the others begin again from the newest.
+        """
+        if not self.process.told_to_stop and self._replica is not None:
+            self._asks_last = True
+            self.checkpoint()
+        super()._leave()
+
+    @property
+    def _owes_cut(self) -> bool:
+        return super()._owes_cut or (self._asks_last and self._asker.waits)
 
     def _take_over(self, order: Copy | Load) -> None:
         if isinstance(order, Copy):
