@@ -169,6 +169,7 @@ def test_who_is_preempted_costs_no_step(tmp_path: Path) -> None:
     rare = CheckpointSpec(every_s=3600.0)
     with sharded(tmp_path / "two", "--step-s", "0.05", checkpoint=rare) as job:
         job.until_committed(8 * BATCH)
+        until(lambda: len(living(job)) == 2, "an answer")
         os.kill(living(job)[1], signal.SIGTERM)
         check_same(check_finished(job), single)
         assert int(trains(job)[1].split()[-2]) >= 8, "from a cut"

@@ -69,7 +69,7 @@ RESEND_S = 0.5
 MEET_S = 10.0
 """How long a member waits for its peers to come into a new group."""
 LAST_CUT_S = 20.0
-"""A cut that is on its way when we are told to leave may take so long."""
+"""A cut that is on its way when we are told to leave, or that we ask for then, may take so long."""
 
 _NO_SERVERS = ServerMap(version=0, servers=(), owners=())
 
@@ -335,8 +335,12 @@ class MemberClient:
         deadline_s = time.monotonic() + LAST_CUT_S
         while True:
             self._rest()
-            if not self._owes_cut or time.monotonic() > deadline_s:
+            if not self._owes_cut:
                 break
+            if time.monotonic() > deadline_s:
+                _log.warning("left_without_cut after_s=%g step=%d", LAST_CUT_S, self.state.step)
+                break
+            self._exchange.check()
             self._exchange.wait()
         raise Stopped
 

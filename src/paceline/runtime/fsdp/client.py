@@ -146,16 +146,19 @@ class ShardClient(MemberClient):
     def _leave(self) -> NoReturn:
         """See `MemberClient._leave`.
 
-        Who is preempted has a cut made first: the others begin again from the newest.
+        Who is preempted has a cut made first, where the others stand still with it, too: they begin
+        again from the newest.
         """
-        if not self.process.told_to_stop and self._replica is not None:
+        together = self.state.running is None or self._at_end
+        if together and not self.process.told_to_stop and self._replica is not None:
             self._asks_last = True
             self.checkpoint()
         super()._leave()
 
     @property
     def _owes_cut(self) -> bool:
-        return super()._owes_cut or (self._asks_last and self._asker.waits)
+        asks = self._asks_last and not self.process.told_to_stop
+        return super()._owes_cut or (asks and self._asker.waits)
 
     def _take_over(self, order: Copy | Load) -> None:
         if isinstance(order, Copy):
