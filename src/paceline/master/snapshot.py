@@ -154,3 +154,6 @@ def _restore_group(state: MasterState, group: Group, kept: GroupKept) -> None:
     group.plan, group.division = state.plans.newest, kept.division
     group.divided = {member.inc: kept.division.no for member in kept.members}
     group.untold = {member.inc for member in kept.members} if kept.running else set()
+    if group.sharded:  # a cut may be ahead of what members have said
+        steps = [cut.step for cut in state.cuts.valid if cut.epoch_no == state.epoch_no]
+        state.step = max([state.step, *steps])
