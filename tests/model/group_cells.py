@@ -1,6 +1,6 @@
 """The processes of an all-reduce job as the explorer sees them.
 
-A cell owns one production machine and does what its edge does (``client.py``, ``loop.py``, the
+A cell owns one production machine and does what its edge does (``member.py``, ``loop.py``, the
 master's ``training.py``). A replica is the list of the steps that changed it.
 """
 

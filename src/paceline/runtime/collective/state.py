@@ -1,4 +1,4 @@
-"""One member of an all-reduce group as a pure state machine: which step it holds, in which group.
+"""One member of a group as a pure state machine: which step it holds, in which group.
 
 Events are the master's messages and the training loop's own acts (`enter`, `begin_update`,
 `updated`, `failed`); every method returns what is to be done. The edge is ``member.py``, the

@@ -1,4 +1,4 @@
-"""What all members hold alike: models, optimizers, schedulers, scalers, as bytes for a peer.
+"""What a member holds: models, optimizers, schedulers, scalers, as bytes for a peer.
 
 The state travels in parts: part 0 says what it is made of, the others are the tensors' bytes one
 after the other, `PART_BYTES` at a time.
