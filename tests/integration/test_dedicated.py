@@ -56,7 +56,9 @@ def test_dd_profiles_two_classes_and_divides_by_them_though_a_worker_dies_of_it(
         measured = sum(measured_by(decided[-1].observation).values())
         (asked_for_8,) = (line for line in decided if 8 in sizes_asked_for(line))
         lost = measured_by(asked_for_8.observation)["worker-3"] + 5 * 8
-        assert measured <= given <= measured + lost + 3 * BATCH
+        # Of a size some batches may be under way when it is known what they take.
+        more = 4 * (5 - 1) * sum(sizes)
+        assert measured <= given <= measured + lost + more + 3 * BATCH
 
 
 def measured_by(seen: Observation) -> dict[str, int]:

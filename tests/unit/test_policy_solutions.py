@@ -309,8 +309,7 @@ def test_dd_measures_five_sizes_of_every_class_and_then_divides() -> None:
 def test_dd_does_not_measure_what_the_slowest_class_never_gets() -> None:
     sizes = (12, 24, 48, 96)
     measured = {kind: {size: batch_s(kind, size) for size in sizes} for kind in SPEEDS}
-    unlimited = limited(mixed(measured), *[None] * 8)
-    (action,) = Dedicated().decide(unlimited)
+    (action,) = Dedicated().decide(limited(mixed(measured), *[None] * 8))
     assert isinstance(action, Profile)
     assert action.sizes == {f"w{index}": 192 for index in range(4)}
     measured["V100"][192] = batch_s("V100", 192)
@@ -318,6 +317,16 @@ def test_dd_does_not_measure_what_the_slowest_class_never_gets() -> None:
     assert isinstance(action, AdjustBatch)
     assert action.shares["w0"] == Share(144)
     assert action.shares["w7"] == Share(48)
+
+
+def test_dd_uses_all_that_is_measured_of_a_class_that_is_alone_for_a_while() -> None:
+    sizes = (12, 24, 48, 96, 192)
+    measured = {"V100": {size: batch_s("V100", size) for size in sizes}}
+    fast = limited(mixed(measured), *[None] * 8)
+    seen = msgspec.structs.replace(fast, workers=fast.workers[:4], absent=4)
+    (action,) = Dedicated().decide(seen)
+    assert isinstance(action, AdjustBatch)
+    assert set(action.shares.values()) == {Share(192)}
 
 
 def test_dd_keeps_the_slow_class_above_saturation() -> None:

@@ -33,7 +33,7 @@ class Profiled(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     batch_size: int
     batches: int
     batch_s: float
-    """Mean T^w of one."""
+    """Mean of one, with what lies between two."""
     peak_bytes: int = 0
     """The most memory that its process had meanwhile; 0: not known."""
 

@@ -80,6 +80,7 @@ class KillRestart(Action, frozen=True):
 class Profile(Action, frozen=True):
     """Let workers compute ``steps`` batches of a size that are timed and not applied (all-reduce).
 
+    Short ones are more, so that each worker computes for half a second.
     They come before a worker's part of a step; the others wait in it, and the samples still count
     in their own steps. The paper's DD (section VI-B) varies the batch size at the start without
     saying how.

@@ -163,9 +163,7 @@ class Loop:
         """The script gets a batch."""
         step.stepped.clear()
         if step.num_profiled and step.batch_no <= step.num_profiled:
-            # Each is timed by itself, and none of them is a part of the step's own time.
-            step.start_s, self.excluded_s = monotonic(), 0.0
-            self._client.mark(computing=True)
+            self._client.mark(computing=True)  # whoever hangs, does so in one of them
         part = step.counting(work) / num_samples(step.whole)
         settle = partial(self._settle, step)
         self._reducer.expect(part, settle, last=step.is_last_batch)
@@ -276,6 +274,8 @@ class Loop:
             if step.num_timed == step.batch_no < step.num_profiled:
                 step.num_timed += 1
                 self._client.profiled(step.works[step.batch_no].num_samples, took_s)
+                # With what lies between two batches, which each batch of an accumulation costs.
+                step.start_s, self.excluded_s = monotonic(), 0.0
             return
         step.settled, step.compute_s = True, took_s
         try:

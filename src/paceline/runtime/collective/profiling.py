@@ -53,7 +53,7 @@ class Profiling:
         Args:
             size: of the batch.
             batch_s: since the one before was over, or its data ready.
-            peak_bytes: the most memory that the process had since the first of its order.
+            peak_bytes: the most memory that the process had since the first of its step.
         """
         order = self._order
         if order is None or order.size != size:

@@ -98,7 +98,8 @@ class Broken(Message, frozen=True):
 class Profiled(Message, frozen=True):
     """member -> master: what ``batches`` of ``size`` samples took, which were not applied.
 
-    ``batch_s``: mean T^w of one; ``peak_bytes``: the most memory that its process had meanwhile.
+    ``batch_s``: mean of one, from the end of the one before; ``peak_bytes``: the most memory that
+    its process had meanwhile.
     """
 
     inc: int
@@ -167,7 +168,7 @@ class Divide(Message, frozen=True):
 
 
 class ProfileBatches(Message, frozen=True):
-    """master -> member: compute so many batches of ``size`` samples, and apply none of them.
+    """master -> member: compute so many batches of ``size`` samples, or more; apply none of them.
 
     Before your part of the next steps; answer: `Profiled`. What is measured already is said again.
     Resent until it is answered.

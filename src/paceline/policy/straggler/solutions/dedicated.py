@@ -21,7 +21,7 @@ Count = Annotated[int, Meta(ge=1)]
 
 
 class Dedicated(Solution, frozen=True):
-    """``dd``: measures 5 batch sizes for 5 steps per class, then divides for good.
+    """``dd``: measures 5 batch sizes, of 5 batches or more each, per class; then divides for good.
 
     Raises:
         ConfigError: the largest batch, or what leaves memory free, is too small to see a curve.
@@ -33,7 +33,7 @@ class Dedicated(Solution, frozen=True):
     num_sizes: Annotated[int, Meta(ge=2, le=8)] = 5
     """Batch sizes to measure: the largest, and halves of it."""
     num_steps: Count = 5
-    """Batches per size."""
+    """Batches per size; more where they take less than half a second together."""
     largest: Count | None = None
     """Largest batch, if it leaves 5 % of a worker's memory free; none: twice a worker's even share,
     as accumulation covers more."""
@@ -51,11 +51,8 @@ class Dedicated(Solution, frozen=True):
         kinds: dict[str, list[WorkerSeen]] = {}
         for worker in seen.workers:
             kinds.setdefault(worker.kind, []).append(worker)
-        sizes = self._sizes(kinds, seen)
-        missing: dict[str, int] = {}
-        for kind, workers in kinds.items():
-            size = self._unmeasured(workers, sizes[kind])
-            missing.update({worker.node: size for worker in workers if size is not None})
+        sizes, enough = self._sizes(kinds, seen)
+        missing = self._missing(kinds, sizes, enough)
         if missing:
             return [Profile(sizes=missing, steps=self.num_steps, reason="not yet measured")]
         classes = {kind: self._class(workers, sizes[kind]) for kind, workers in kinds.items()}
@@ -93,12 +90,11 @@ class Dedicated(Solution, frozen=True):
         return [AdjustBatch(shares=plan, reason=f"a step of {step_s:.3g} s by {parts}")]
 
     def _class(self, workers: list[WorkerSeen], sizes: list[int]) -> solvers.HardwareClass:
-        times_s = [_measured(workers, size, self.num_steps) or 0.0 for size in sizes]
+        measured = {size: _measured(workers, size, self.num_steps) for size in sizes}
+        curve = [(size, time_s) for size, time_s in measured.items() if time_s is not None]
         slopes_s = [
             (later_s - before_s) / (later - before)
-            for (before, before_s), (later, later_s) in itertools.pairwise(
-                zip(sizes, times_s, strict=True)
-            )
+            for (before, before_s), (later, later_s) in itertools.pairwise(curve)
         ]
         steep_s = self.flat * max(slopes_s[-1], 0.0)
         saturated = next(
@@ -106,37 +102,52 @@ class Dedicated(Solution, frozen=True):
         )
         return solvers.HardwareClass(
             devices=len(workers),
-            sizes=tuple(sizes),
-            times_s=tuple(times_s),
-            smallest=sizes[saturated],
-            largest=sizes[-1],
+            sizes=tuple(size for size, _ in curve),
+            times_s=tuple(time_s for _, time_s in curve),
+            smallest=curve[saturated][0],
+            largest=curve[-1][0],
         )
 
-    def _unmeasured(self, workers: list[WorkerSeen], sizes: list[int]) -> int | None:
-        """The smallest batch size that no worker of the class has shown yet."""
-        return next((s for s in sizes if _measured(workers, s, self.num_steps) is None), None)
-
-    def _sizes(self, kinds: dict[str, list[WorkerSeen]], seen: Observation) -> dict[str, list[int]]:
-        """What to measure of each class.
-
-        From the smallest on, so that it is known what memory the next one will take; of the class
-        that takes longest for an even share no more than that, since it is given no more.
-        """
+    def _sizes(
+        self, kinds: dict[str, list[WorkerSeen]], seen: Observation
+    ) -> tuple[dict[str, list[int]], int]:
+        """Batch sizes that fit into the memory of each class; the least that is an even share."""
         # Not of those who live now: or each loss would ask for a profile of other sizes.
         even = -(-seen.global_batch // (len(seen.workers) + seen.absent))
         largest = self.largest or 2 * even
         halves = sorted({max(1, largest >> halvings) for halvings in range(self.num_sizes)})
-        sizes = {kind: _fitting(halves, workers) for kind, workers in kinds.items()}
         enough = min((size for size in halves if size >= even), default=largest)
-        times_s = {
-            kind: time_s
-            for kind, workers in kinds.items()
-            if (time_s := _measured(workers, enough, self.num_steps)) is not None
-        }
-        if len(times_s) == len(kinds):
-            slowest = max(times_s, key=lambda kind: times_s[kind])
-            sizes[slowest] = sizes[slowest][: max(2, halves.index(enough) + 1)]
-        return sizes
+        return {kind: _fitting(halves, workers) for kind, workers in kinds.items()}, enough
+
+    def _missing(
+        self, kinds: dict[str, list[WorkerSeen]], sizes: dict[str, list[int]], enough: int
+    ) -> dict[str, int]:
+        """The next size to measure of each class, by node.
+
+        From the smallest on, so that it is known what memory the next one will take. First up to an
+        even share: the class that takes longest for that is given no more, and measures no more.
+        """
+        few = {kind: fits[: max(2, sum(s <= enough for s in fits))] for kind, fits in sizes.items()}
+        missing = self._unmeasured(kinds, few)
+        if missing:
+            return missing
+        times_s = {kind: _measured(kinds[kind], enough, self.num_steps) for kind in kinds}
+        if None in times_s.values():  # a class that cannot: others have to do more than that
+            return self._unmeasured(kinds, sizes)
+        slowest = max(times_s, key=lambda kind: times_s[kind] or 0.0)
+        return self._unmeasured(kinds, {kind: sizes[kind] for kind in kinds if kind != slowest})
+
+    def _unmeasured(
+        self, kinds: dict[str, list[WorkerSeen]], sizes: dict[str, list[int]]
+    ) -> dict[str, int]:
+        """The smallest of these sizes that no worker of a class has shown yet, by node."""
+        found: dict[str, int] = {}
+        for kind, fits in sizes.items():
+            lacking = (s for s in fits if _measured(kinds[kind], s, self.num_steps) is None)
+            size = next(lacking, None)
+            if size is not None:
+                found |= {worker.node: size for worker in kinds[kind]}
+        return found
 
 
 def _fitting(sizes: list[int], workers: list[WorkerSeen]) -> list[int]:
