@@ -496,6 +496,8 @@ def test_a_cut_of_shards_proves_its_step() -> None:
     assert job.done == [0]
     job.resend()
     assert job.master.step == 3, "members say what they have proven, and are behind"
+    restore(fresh := job.new_master(), take(job.master))
+    assert fresh.step == 3
     job.restart_master()
     assert job.master.cuts.safe == {0}
 

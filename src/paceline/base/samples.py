@@ -24,6 +24,11 @@ class Span(msgspec.Struct, frozen=True, array_like=True, order=True):
         return self.stop - self.start
 
 
+def num_samples(spans: Iterable[Span]) -> int:
+    """How many these are."""
+    return sum(map(len, spans))
+
+
 def between(spans: Iterable[Span], low: int, high: int) -> list[Span]:
     """Samples number ``low`` to ``high`` (excluded) of these, in their order."""
     found: list[Span] = []
@@ -48,7 +53,7 @@ class Portion(NamedTuple):
 
     def of(self, spans: Sequence[Span]) -> list[Span]:
         """The samples, of a slice in its order."""
-        size = sum(len(span) for span in spans)
+        size = num_samples(spans)
         return between(spans, size * self.low // self.whole, size * self.high // self.whole)
 
     def size(self, size: int) -> int:

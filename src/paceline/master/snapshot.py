@@ -136,13 +136,14 @@ def restore(state: MasterState, kept: Snapshot) -> None:
     state.grants = {grant.inc: grant for grant in kept.grants}
     state.gone = set(kept.gone)
     state.cuts.valid = list(kept.cuts)
-    steps = [cut.step for cut in kept.cuts if cut.epoch_no == state.epoch_no]
-    state.step = max([state.step, *steps])
     state.cuts.last_no = kept.last_cut_no
     state.cuts.safe, state.cuts.covered = set(kept.safe), set(kept.covered)
     state.gave_back, state.plans.known = dict(kept.gave_back), list(kept.plans)
     if kept.group is not None and state.group is not None:
         _restore_group(state, state.group, kept.group)
+    if state.group is None or state.group.sharded:  # a cut proves its step
+        steps = [cut.step for cut in kept.cuts if cut.epoch_no == state.epoch_no]
+        state.step = max([state.step, *steps])
 
 
 def _restore_group(state: MasterState, group: Group, kept: GroupKept) -> None:
@@ -154,6 +155,3 @@ def _restore_group(state: MasterState, group: Group, kept: GroupKept) -> None:
     group.plan, group.division = state.plans.newest, kept.division
     group.divided = {member.inc: kept.division.no for member in kept.members}
     group.untold = {member.inc for member in kept.members} if kept.running else set()
-    if group.sharded:  # a cut may be ahead of what members have said
-        steps = [cut.step for cut in state.cuts.valid if cut.epoch_no == state.epoch_no]
-        state.step = max([state.step, *steps])

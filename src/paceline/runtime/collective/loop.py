@@ -21,14 +21,14 @@ from time import monotonic
 from typing import Any
 
 from paceline.base.errors import ConfigError, InternalError
-from paceline.base.samples import Intervals, Span, between
+from paceline.base.samples import Intervals, Span, between, num_samples
 from paceline.runtime.collective.group import BREAKING, Group
 from paceline.runtime.collective.member import MemberClient
 from paceline.runtime.collective.profiling import samples_of
 from paceline.runtime.collective.reducer import Reducer
 from paceline.runtime.collective.sharing import Sharing
 from paceline.runtime.collective.short import Missing, ShortStep
-from paceline.runtime.collective.step import Step, Told, digest, num_samples
+from paceline.runtime.collective.step import Step, Told, digest
 from paceline.runtime.collective.store import GroupOver
 from paceline.runtime.data.reader import Reader
 from paceline.runtime.data.work import StepTimes, Work

@@ -8,7 +8,7 @@ for the life of the process, so an order that comes again is answered again.
 import math
 from collections.abc import Sequence
 
-from paceline.base.samples import Span, between
+from paceline.base.samples import Span, between, num_samples
 from paceline.wire.messages.group import ProfileBatches, Profiled
 
 LEAST_S = 0.5
@@ -80,5 +80,5 @@ def _warm(times_s: Sequence[float]) -> Sequence[float]:
 
 def samples_of(size: int, mine: Sequence[Span], whole: Sequence[Span]) -> tuple[Span, ...]:
     """So many samples of a step: our own first, then any, again and again if there are too few."""
-    times = -(-size // sum(len(span) for span in whole))
+    times = -(-size // num_samples(whole))
     return tuple(between([*mine, *(times * [*whole])], 0, size))

@@ -3,7 +3,7 @@
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
-from paceline.base.samples import Span, between
+from paceline.base.samples import Span, between, num_samples
 from paceline.wire.messages.feeds import Slice
 from paceline.wire.messages.group import Division
 
@@ -21,7 +21,7 @@ class Sharing(NamedTuple):
 
     def num_units(self, whole: Slice) -> int:
         """Of a slice: one that is smaller has fewer blocks, of which none is larger."""
-        size = sum(map(len, whole))
+        size = num_samples(whole)
         if not (self.blocks and size):
             return size
         return min(size, -(-self.blocks * size // self.batch_size))
@@ -39,7 +39,7 @@ class Sharing(NamedTuple):
 
     def samples(self, whole: Slice, run: range) -> list[Span]:
         """The samples of a run."""
-        size, units = sum(map(len, whole)), self.num_units(whole)
+        size, units = num_samples(whole), self.num_units(whole)
         return between(whole, size * run.start // units, size * run.stop // units) if run else []
 
     def batches(self, whole: Slice, run: range, accumulation: int) -> list[Slice]:

@@ -97,11 +97,6 @@ class Step:
                 self.short.close()
 
 
-def num_samples(spans: Sequence[Span]) -> int:
-    """How many these are."""
-    return sum(map(len, spans))
-
-
 def digest(whole: Slice) -> int:
     """A number that tells slices of one feed apart."""
     return sum(31 * span.start + 17 * span.stop + span.line for span in whole)
