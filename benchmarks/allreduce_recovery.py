@@ -47,7 +47,7 @@ STEADY_STEPS = 20
 PATIENCE_S = 60.0
 LIVELY_S = 1.0
 """Who is killed has done a step so recently."""
-LATE_S = 0.08
+LATE_S = 0.03
 """The step under way may have had its sums before the kill, and ends so much later at most. Where
 they broke it takes longer: 50 ms again, after the group is formed anew."""
 

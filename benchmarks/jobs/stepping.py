@@ -48,8 +48,9 @@ def train(
     with (options.out / f"{os.getpid()}.f64").open("wb", buffering=0) as stamps:
         for x in batches:
             before = model.steps
-            wrapped(x).backward()
-            time.sleep(options.step_s)  # stands for compute
+            loss = wrapped(x)
+            time.sleep(options.step_s)  # stands for compute, without which nothing is to be summed
+            loss.backward()
             optimizer.step()
             if (steps := model.steps) != before:  # a step that broke is done again
                 stamps.write(struct.pack("dd", time.monotonic(), steps))

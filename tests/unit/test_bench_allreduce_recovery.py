@@ -26,13 +26,13 @@ def kill(bench: ModuleType, survivor: list[tuple[float, float]], *others: object
 
 
 def test_the_step_under_way_at_the_kill_is_not_the_next_one(bench: ModuleType) -> None:
-    found = kill(bench, [(10.055, 33), (10.16, 34)])
+    found = kill(bench, [(10.02, 33), (10.16, 34)])
     assert found.seconds == pytest.approx(0.15)
     assert found.lost == 0
 
 
 def test_nor_is_the_same_step_of_a_member_that_is_later_with_it(bench: ModuleType) -> None:
-    found = kill(bench, [(10.055, 33), (10.16, 34)], [(10.1, 33), (10.17, 34)])
+    found = kill(bench, [(10.02, 33), (10.16, 34)], [(10.06, 33), (10.17, 34)])
     assert found.seconds == pytest.approx(0.15)
     assert found.lost == 0
 
@@ -56,6 +56,6 @@ def test_who_begins_again_has_lost_all_that_was_in_the_model(bench: ModuleType) 
 
 
 def test_a_kill_that_nothing_follows_has_no_time(bench: ModuleType) -> None:
-    found = kill(bench, [(10.055, 33)])
+    found = kill(bench, [(10.02, 33)])
     assert found.seconds is None
     assert bench.row_of([found])["never"] == 1
