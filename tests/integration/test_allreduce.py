@@ -299,8 +299,11 @@ def test_a_member_that_is_frozen_outside_of_a_step_is_found_and_replaced(
 ) -> None:
     """Where it hands over its state, takes over another's, or evaluates."""
     flags = ["--freeze", f"{freezer}:{place}", "--evaluate"]
-    flags += ["--die", "worker-1:12"] if place != "evaluate" else []
-    with group(tmp_path / "out", *flags, timeouts=TimeoutSpec(hang_s=HANG_S)) as job:
+    flags += ["--die", "worker-1:30"] if place != "evaluate" else []
+    spec: dict[str, Any] = {"timeouts": TimeoutSpec(hang_s=HANG_S)}
+    # Without a cut those who copy from the one that freezes begin another life, too.
+    spec["checkpoint"] = CheckpointSpec(every_steps=4)
+    with group(tmp_path / "out", *flags, **spec) as job:
         frozen = tmp_path / "out" / "frozen"
         until(frozen.exists, "a frozen member")
         until(lambda: job.events("hung"), "it to be found")

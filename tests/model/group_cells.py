@@ -142,9 +142,11 @@ class MemberCell:
     def _enter(self) -> list[Instruction]:
         self.run = self.state.enter()
         assert self.run is not None
-        if self.state.is_proven and not self.next_slice():
-            return self._end_feed()
-        return []
+        return self._end_feed() if self._begins_at_end else []
+
+    @property
+    def _begins_at_end(self) -> bool:
+        return self.state.copying is None and self.state.is_proven and not self.next_slice()
 
     def _end_feed(self) -> list[Instruction]:
         self._out_of_step()
@@ -215,7 +217,8 @@ class MemberCell:
         if not self.state.may_load(order):
             return []
         self.model = model
-        return self.state.copied(order)
+        done = self.state.copied(order)
+        return [*done, *self._end_feed()] if self.run and self._begins_at_end else done
 
     def _perform(self, instructions: Iterable[Instruction]) -> list[Output]:
         done: list[Output] = []

@@ -14,7 +14,7 @@ from paceline.master.instructions import Instruction
 from paceline.master.records import GroupBegun, GroupFormed
 from paceline.master.state import MasterState
 from paceline.runtime.collective import state as member
-from paceline.runtime.collective.state import MemberState, Say
+from paceline.runtime.collective.state import Copy, MemberState, Say
 from paceline.wire.messages.group import (
     NO_STEP,
     CatchUp,
@@ -141,6 +141,23 @@ class ForgetsToStop(MemberState):
     def _stop(self) -> list[member.Instruction]:
         self.stopping = None
         return [self._stopped()]
+
+
+class TakesItsCopyForDone(MemberState):
+    """Who joins enters its first step at once."""
+
+    def run_group(self, message: RunGroup) -> list[member.Instruction]:
+        ran, done = self.ran, super().run_group(message)
+        if self.ran > ran and self.copying is not None:
+            return [*(one for one in done if not isinstance(one, Copy)), *self.copied(self.copying)]
+        return done
+
+
+class AsksForNoOtherPeer(MemberState):
+    """Who joins waits for a peer that has gone."""
+
+    def resend(self) -> list[member.Instruction]:
+        return [self.progress()] if self.running is not None else super().resend()
 
 
 # ---------------------------------------------------------------------- the master
@@ -282,6 +299,19 @@ FLAWS = [
         machines=Machines(member=HandsOutAtAnyTime),
         bounds=_job("break", "suspect", failures=2),
         finish=False,
+    ),
+    Flaw(
+        name="who joins enters a step without its state",
+        finds="EH",
+        machines=Machines(member=TakesItsCopyForDone),
+        bounds=_job(failures=0, joiners=1),
+        finish=False,
+    ),
+    Flaw(
+        name="who joins waits for a peer that has gone",
+        finds="F",
+        machines=Machines(member=AsksForNoOtherPeer),
+        bounds=_job(failures=0, joiners=1, slices=1, returns=True),
     ),
     Flaw(
         name="progress names a group that is not run yet",

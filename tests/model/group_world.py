@@ -138,7 +138,8 @@ class GroupWorld(GroupNetwork):
         state = self.apply(state, at, event)
         facts = self.member(state, at)
         value = self.events.values[event]
-        if value == ("enter",) and facts.run is not None and self._is_told_at_once:
+        enters = value == ("enter",) and facts.run is not None and facts.arriving is None
+        if enters and self._is_told_at_once:
             state = self.apply(state, at, self.events(("gather",)))
             value = ("gather",)
         if value == ("gather",):
@@ -177,9 +178,10 @@ class GroupWorld(GroupNetwork):
         if facts.run is None:
             yield from self._between_steps(facts)
         elif facts.told is None:
-            if facts.holds:
+            if facts.holds and facts.arriving is None:
                 yield "act", self.events(("gather",))
-            if not facts.holds or self._breaks(state, facts):
+            # Who copies hears of peers by the master alone.
+            if not facts.holds or (facts.arriving is None and self._breaks(state, facts)):
                 yield "act", self.events(("fail",))
         else:
             yield from self._in_step(state, facts)
@@ -189,7 +191,7 @@ class GroupWorld(GroupNetwork):
             return
         order, model = facts.arriving
         if model is not None:
-            if facts.run is None:
+            if facts.told is None:
                 yield "act", self.events(("load",))
             return
         source = self.live(state).get(order.source.inc)

@@ -17,6 +17,7 @@ CLEAN = {
     "a member comes": Bounds(joiners=1),
     "one comes, the other dies": Bounds(members=1, slices=1, joiners=1, failures=1),
     "a member comes while one feed follows another": Bounds(slices=1, feeds=2, joiners=1),
+    "a member comes while scripts end": Bounds(slices=1, joiners=1, returns=True),
     "two feeds, one failure": Bounds(slices=1, feeds=2, failures=1),
     "scripts end, one failure": Bounds(failures=1, returns=True),
     "three members, one slice, one failure": Bounds(members=3, slices=1, failures=1),

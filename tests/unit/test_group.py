@@ -17,6 +17,7 @@ from paceline.wire.messages.agent import NodeFacts
 from paceline.wire.messages.feeds import Feed
 from paceline.wire.messages.group import (
     NO_STEP,
+    CatchUp,
     Divide,
     Division,
     GroupUp,
@@ -42,9 +43,17 @@ FEED = Feed(
 class Job:
     """A master and its members; messages arrive at once, unless they are held back."""
 
-    def __init__(self, num_workers: int, *, min_members: int = 1, sharded: bool = False) -> None:
+    def __init__(
+        self,
+        num_workers: int,
+        *,
+        min_members: int = 1,
+        sharded: bool = False,
+        whole_steps: bool = False,
+    ) -> None:
         self.expected = num_workers
         self.min_members, self.sharded = min_members, sharded
+        self.whole_steps = whole_steps
         self.master = self.new_master()
         self.records: list[Journal] = []
         self.members: dict[int, MemberState] = {}
@@ -53,6 +62,8 @@ class Job:
         self.done: list[int] = []
         self.held: set[int] = set()
         """Who gets no message."""
+        self.copying: dict[int, CatchUp] | None = None
+        """Copies on their way, where they take time."""
         for inc in range(1, num_workers + 1):
             self.worker(inc)
         self.run(self.master.open_feed(OpenFeed(inc=1, feed=FEED)))
@@ -63,6 +74,7 @@ class Job:
             samples="exactly-once",
             min_members=self.min_members,
             sharded=self.sharded,
+            whole_steps=self.whole_steps,
         )
 
     @property
@@ -89,6 +101,8 @@ class Job:
                     self.say(message)
                 case Load(order):
                     self.act(inc, self.members[inc].copied(order))
+                case Copy(order) if self.copying is not None:
+                    self.copying[inc] = order
                 case Copy(order):
                     source = self.members[order.source.inc]
                     if source.step == order.step:
@@ -250,6 +264,111 @@ def test_survivors_do_the_broken_step_and_a_new_life_copies_their_state() -> Non
     assert job.members[4].step == 2
     job.step()
     assert job.members[4].done == job.members[1].done
+
+
+def joining(*, whole_steps: bool = False) -> tuple[Job, dict[int, CatchUp]]:
+    """Two members have done a step, a third one is copying what they hold."""
+    job = Job(2, whole_steps=whole_steps)
+    job.join()
+    job.step()
+    job.copying = {}
+    job.worker(3)
+    job.join(3)
+    return job, job.copying
+
+
+def test_who_joins_copies_while_the_others_are_in_their_next_step() -> None:
+    job, copying = joining()
+    assert job.master.group is not None
+    assert job.master.group.running
+    first, joiner = job.members[1], job.members[3]
+    assert joiner.running is not None
+    assert (joiner.step, joiner.running.joiners) == (NO_STEP, (3,))
+    assert first.enter() is not None
+    assert first.at_rest
+    job.act(3, joiner.copied(copying[3]))
+    assert (joiner.step, joiner.is_proven) == (1, True)
+    job.step()
+    assert joiner.done == first.done
+    assert job.master.ledger.done.spans() == (Span(0, 0, 2),)
+
+
+def test_a_peer_that_is_copied_from_does_not_hand_out_half_an_update() -> None:
+    job, _ = joining()
+    first = job.members[1]
+    run = first.enter()
+    assert run is not None
+    assert first.begin_update(run)
+    assert not first.at_rest
+
+
+def test_when_a_peer_dies_who_was_copying_copies_from_another() -> None:
+    job, copying = joining()
+    assert copying[3].source.inc == 1
+    job.members[2].enter()
+    job.lose(1)
+    assert job.group == [2, 3]
+    assert copying[3].source.inc == 2
+    assert not job.members[3].may_load(msgspec.structs.replace(copying[3], group=2))
+    job.act(3, job.members[3].copied(copying[3]))
+    job.step(2, 3)
+    assert job.members[3].done.spans() == (Span(0, 0, 4),)
+
+
+def test_who_was_copying_from_the_last_one_begins_again() -> None:
+    job, _ = joining()
+    job.lose(1)
+    job.lose(2)
+    assert job.group == [3]
+    assert (job.members[3].epoch_no, job.members[3].step) == (2, 0)
+
+
+def test_who_was_copying_misses_a_peer_whose_script_has_ended() -> None:
+    job, _ = joining()
+    job.lose(1, returned=True)
+    assert job.group == [1, 2, 3]
+    job.resend()
+    assert job.group == [2, 3]
+
+
+def test_one_more_that_comes_waits_until_the_first_step_of_a_joiner_is_over() -> None:
+    job, copying = joining()
+    for member in job.members.values():
+        member.enter()
+    job.worker(4)
+    job.join(4)
+    assert job.members[3].running is not None
+    assert job.members[3].wants_out
+    job.act(3, job.members[3].copied(copying[3]))
+    for inc in (1, 2, 3):
+        member = job.members[inc]
+        assert member.running is not None
+        assert member.begin_update(member.running)
+        job.act(inc, member.updated((Span(0, 2, 4),), last=True))
+    assert job.members[4].running is not None
+    assert job.members[4].running.joiners == (4,)
+    assert job.members[3].step == 2
+
+
+def test_a_snapshot_says_who_joins() -> None:
+    job, _ = joining()
+    job.members[3].ran = 0  # the word was lost
+    restore(fresh := job.new_master(), take(job.master))
+    fresh.resume()
+    assert fresh.group is not None
+    sent = [one.message for one in fresh.resend() if isinstance(one, Send) and one.inc == 3]
+    (run,) = [one for one in sent if isinstance(one, RunGroup)]
+    assert (run.joiners, run.step) == ((3,), 1)
+    assert run.catch_up is not None
+    assert run.catch_up.committed == (Span(0, 0, 2),)
+
+
+def test_where_no_step_may_differ_all_wait_for_who_joins() -> None:
+    job, copying = joining(whole_steps=True)
+    assert job.members[1].running is None
+    job.act(3, job.members[3].copied(copying[3]))
+    assert job.members[1].running is not None
+    assert job.members[1].running.joiners == ()
 
 
 def test_who_is_a_step_behind_copies_before_anybody_goes_on() -> None:

@@ -65,6 +65,14 @@ def test_a_small_step_has_fewer_blocks_and_not_smaller_ones() -> None:
     assert Sharing(8, 16).num_units((Span(0, 0, 8),)) == 8
 
 
+def test_who_is_absent_has_nothing_and_the_others_have_all() -> None:
+    whole = (Span(0, 0, 12),)
+    sharing = Sharing(12)
+    assert [len(run) for run in sharing.runs(whole, 3, Division(), [2])] == [6, 6, 0]
+    parts = Division(1, (Part(1), Part(5), Part(2)))
+    assert [len(run) for run in sharing.runs(whole, 3, parts, [1])] == [4, 0, 8]
+
+
 def test_who_has_nothing_to_compute_is_given_something() -> None:
     whole = (Span(0, 0, 2),)
     for sharing in (Sharing(64), Sharing(64, 16)):

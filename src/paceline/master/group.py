@@ -4,6 +4,7 @@ A group is a set of incarnations that hold the same model at the same step. When
 (somebody died, joins or leaves) every member of the next one first stops for good in the old one,
 then says which step it completed last; who is behind copies from one that is not; when all say the
 same step, the group runs. Nothing is counted before that (docs/protocols/integrity.md, section 8).
+Only who comes with nothing does not keep the others from it: it copies within their first step.
 
 A *sharded* group (strategy fsdp) needs all of its members: the state is in all of them together.
 It is never re-formed, which torch could not do: when a member is lost, all lives end
@@ -18,6 +19,7 @@ from collections.abc import Iterable, Sequence
 from paceline.base.samples import Span
 from paceline.master.instructions import Fail, Instruction, Journal, Send
 from paceline.master.records import CutValid, GroupBegun, GroupFormed, GroupRestored, Plan
+from paceline.wire.messages.base import CutRef
 from paceline.wire.messages.group import (
     NO_STEP,
     Broken,
@@ -43,10 +45,19 @@ class Group:
         min_members: with fewer nobody trains.
         check: who begins the job measures its links first, once.
         sharded: each member holds a part of the state.
+        whole_steps: a member holds still while another copies what it holds.
     """
 
-    def __init__(self, *, min_members: int = 1, check: bool = False, sharded: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        min_members: int = 1,
+        check: bool = False,
+        sharded: bool = False,
+        whole_steps: bool = False,
+    ) -> None:
         self.min_members, self.check, self.sharded = min_members, check, sharded
+        self.whole_steps = whole_steps
         # Durable.
         self.epoch_no = 0
         self.number = 0
@@ -55,14 +66,12 @@ class Group:
         #: What the epoch began with.
         self.start: GroupRestored | None = None
         #: All members have said the same step, and were told to run.
-        self.running = False
+        self.begun: GroupBegun | None = None
         #: The number of the first group that ran: only it is checked, or a check that ends a group
         #: would end all of them.
         self.first = 0
         #: The newest one, as `MasterState` applies it.
         self.plan = Plan()
-        #: By which division they were told to begin.
-        self.division = Division()
         #: Members of former groups: what they hold may be another model of an equal step.
         self.gone: set[int] = set()
         # Volatile.
@@ -95,7 +104,7 @@ class Group:
                 self.gone |= {member.inc for member in self.members}
                 self.gone -= {member.inc for member in record.members}
                 self.number, self.members = record.group, record.members
-                self.running = False
+                self.begun = None
                 self.stopped.clear()
                 self.broken.clear()
                 self.lost.clear()
@@ -104,15 +113,19 @@ class Group:
                 self.start = record
                 self.epoch_no, self.step = record.epoch_no, record.step
             case GroupBegun():
-                self.running, self.step = True, record.step
+                self.begun, self.step = record, record.step
                 self.first = self.first or record.group
-                self.division = record.division
                 self.divided = {member.inc: record.division.no for member in self.members}
                 self.untold = {member.inc for member in self.members}
 
     def _record(self, record: Records) -> Journal:
         self.apply(record)
         return Journal(record)
+
+    @property
+    def running(self) -> bool:
+        """Whether its members were told to run."""
+        return self.begun is not None
 
     def knows(self, inc: int) -> bool:
         """Whether this incarnation is in the newest group."""
@@ -184,9 +197,9 @@ class Group:
 
     def _ask(self, incs: Iterable[int]) -> list[Instruction]:
         """Whatever these members are waited for."""
-        if self.running:
+        if self.begun is not None:
             run = [inc for inc in incs if inc in self.untold]
-            return [Send(inc, self._run_message(inc)) for inc in run]
+            return [Send(inc, self._run_message(self.begun, inc)) for inc in run]
         waiting = [inc for inc in incs if inc not in self.lost]
         return [Send(inc, message) for inc in waiting if (message := self._asked(inc))]
 
@@ -197,19 +210,30 @@ class Group:
                 epoch_no=self.epoch_no, inc=inc, group=self.number, at_once=self.at_once
             )
         source = self._source(inc)
-        if source is None or said.step == source.step:
+        if source is None or said.step == source.step or inc in self._joiners():
             return None
         if inc != source.inc and not self._holder():
             return None  # nor does the source hold it yet
-        (member,) = (one for one in self.members if one.inc == source.inc)
+        cut = self.start.cut if self.start is not None and inc == source.inc else None
+        return self._catch_up(inc, source.inc, source.step, source.committed, cut)
+
+    def _catch_up(
+        self,
+        inc: int,
+        source: int,
+        step: int,
+        committed: tuple[Span, ...],
+        cut: CutRef | None = None,
+    ) -> CatchUp:
+        (member,) = (one for one in self.members if one.inc == source)
         return CatchUp(
             epoch_no=self.epoch_no,
             inc=inc,
             group=self.number,
-            step=source.step,
+            step=step,
             source=member,
-            committed=source.committed,
-            cut=self.start.cut if self.start is not None and inc == member.inc else None,
+            committed=committed,
+            cut=cut,
         )
 
     def _source(self, inc: int) -> Stopped | None:
@@ -227,6 +251,13 @@ class Group:
         holders = (one.inc for one in self.members if self.stopped[one.inc].step == newest)
         return next(holders) if newest > NO_STEP else 0
 
+    def _joiners(self) -> tuple[int, ...]:
+        """Members that come with nothing to others that train: nobody waits for them yet."""
+        begins = self.restored_for == self.number
+        if self.sharded or self.whole_steps or begins or not self._holder():
+            return ()
+        return tuple(one.inc for one in self.members if self.stopped[one.inc].step == NO_STEP)
+
     def _beginner(self, inc: int) -> Stopped | None:
         """This member, as it will be; None: what it is to begin with is not chosen yet."""
         # Who holds a step says that it was chosen, by a former master.
@@ -240,15 +271,20 @@ class Group:
             committed=self.start.committed,
         )
 
-    def _run_message(self, inc: int) -> RunGroup:
+    def _run_message(self, begun: GroupBegun, inc: int) -> RunGroup:
+        joiners = begun.joiners
+        source = next(one.inc for one in self.members if one.inc not in joiners)
+        catch_up = self._catch_up(inc, source, begun.step, begun.committed)
         return RunGroup(
             epoch_no=self.epoch_no,
             inc=inc,
             group=self.number,
-            step=self.step,
+            step=begun.step,
             members=self.members,
-            division=self.division,
-            check=self.check and self.step == 0 and self.number == self.first,
+            division=begun.division,
+            check=self.check and begun.step == 0 and self.number == self.first,
+            joiners=joiners,
+            catch_up=catch_up if inc in joiners else None,
         )
 
     def stopped_said(self, message: Stopped) -> list[Instruction]:
@@ -268,13 +304,15 @@ class Group:
         if len(self.stopped) < len(self.members):
             return []
         everybody = [member.inc for member in self.members]
-        steps = {said.step for said in self.stopped.values()}
+        joiners = self._joiners()
+        held = [said for inc, said in self.stopped.items() if inc not in joiners]
+        steps = {said.step for said in held}
         if steps == {NO_STEP}:
             return []  # `restore` follows
         if len(steps) > 1:
             return self._ask(everybody)
         (step,) = steps
-        sets = {said.committed for said in self.stopped.values()}
+        sets = {said.committed for said in held}
         if len(sets) > 1:
             return [Fail(f"members that hold step {step} disagree on what is in the model")]
         begun = GroupBegun(
@@ -282,6 +320,7 @@ class Group:
             step=step,
             committed=next(iter(sets)),
             division=division(self.plan, self.members),
+            joiners=joiners,
         )
         return [self._record(begun), *self._ask(everybody), *self.form()]
 

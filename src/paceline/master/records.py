@@ -206,12 +206,16 @@ class GroupRestored(Record, frozen=True):
 
 
 class GroupBegun(Record, frozen=True):
-    """All-reduce: all members hold ``step``, and so ``committed``; they divide the next as said."""
+    """All-reduce: members hold ``step``, and so ``committed``; they divide the next as said.
+
+    All of them, but ``joiners``, which copy it within the next step.
+    """
 
     group: int
     step: int
     committed: tuple[Span, ...]
     division: Division = Division()
+    joiners: tuple[int, ...] = ()
 
 
 class GroupProgressed(Record, frozen=True):

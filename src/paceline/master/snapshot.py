@@ -7,6 +7,7 @@ from paceline.master.group import Group
 from paceline.master.records import (
     CutValid,
     EpochStarted,
+    GroupBegun,
     GroupRestored,
     MoveBegun,
     Planned,
@@ -16,7 +17,7 @@ from paceline.master.shards.ledger import Line
 from paceline.master.state import MasterState
 from paceline.wire.messages.base import ServerMap
 from paceline.wire.messages.feeds import Feed, feed_of
-from paceline.wire.messages.group import Division, Member
+from paceline.wire.messages.group import Member
 from paceline.wire.messages.node import Grant
 from paceline.wire.schema import ModelSchema
 
@@ -33,16 +34,15 @@ class LineKept(msgspec.Struct, frozen=True, array_like=True):
 
 
 class GroupKept(msgspec.Struct, frozen=True, array_like=True):
-    """All-reduce: the newest group, and whether it was told to run."""
+    """All-reduce: the newest group, and how it was told to run."""
 
     epoch_no: int
     number: int
     members: tuple[Member, ...]
     step: int
-    running: bool
+    begun: GroupBegun | None = None
     start: GroupRestored | None = None
     gone: tuple[int, ...] = ()
-    division: Division = Division()
 
 
 class Snapshot(Record, frozen=True):
@@ -109,10 +109,9 @@ def _kept(group: Group) -> GroupKept:
         group.number,
         group.members,
         group.step,
-        group.running,
+        group.begun,
         group.start,
         tuple(sorted(group.gone)),
-        group.division,
     )
 
 
@@ -150,8 +149,9 @@ def _restore_group(state: MasterState, group: Group, kept: GroupKept) -> None:
     group.epoch_no = state.epoch_no = kept.epoch_no
     group.number, group.members = kept.number, kept.members
     group.step = state.step = kept.step
-    group.running, group.start = kept.running, kept.start
+    group.begun, group.start = kept.begun, kept.start
     group.gone = set(kept.gone)
-    group.plan, group.division = state.plans.newest, kept.division
-    group.divided = {member.inc: kept.division.no for member in kept.members}
-    group.untold = {member.inc for member in kept.members} if kept.running else set()
+    group.plan = state.plans.newest
+    if kept.begun is not None:
+        group.divided = {member.inc: kept.begun.division.no for member in kept.members}
+        group.untold = {member.inc for member in kept.members}

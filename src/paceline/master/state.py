@@ -120,7 +120,9 @@ class MasterState:
         #: All-reduce: who trains together.
         self.group: Group | None = None
         if min_members is not None:
-            self.group = Group(min_members=min_members, check=check, sharded=sharded)
+            self.group = Group(
+                min_members=min_members, check=check, sharded=sharded, whole_steps=whole_steps
+            )
             self.model = ModelSchema()
         #: Number of the last thing that an incarnation of this epoch gave back.
         self.gave_back: dict[int, int] = {}

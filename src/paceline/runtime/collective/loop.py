@@ -8,7 +8,8 @@ next group.
 
 A step that may lack something (`Division.lacking`) may go on without a member that is late. That
 one is in the step until the script has computed what it has in hand, and has the others' mean then;
-the others begin the next step, but do not complete it without that member.
+the others begin the next step, but do not complete it without that member. So it is with members
+that join: in the first step of their group they hand in nothing, once they have copied the state.
 
 Reference: docs/protocols/integrity.md, section 8.
 """
@@ -21,20 +22,21 @@ from time import monotonic
 from typing import Any
 
 from paceline.base.errors import ConfigError, InternalError
-from paceline.base.samples import Intervals, Span, between, num_samples
+from paceline.base.samples import Intervals, SampleSet, Span, between, num_samples
 from paceline.runtime.collective.group import BREAKING, Group
 from paceline.runtime.collective.member import MemberClient
 from paceline.runtime.collective.profiling import samples_of
 from paceline.runtime.collective.reducer import Reducer
 from paceline.runtime.collective.sharing import Sharing
 from paceline.runtime.collective.short import Missing, ShortStep
-from paceline.runtime.collective.step import Step, Told, digest
+from paceline.runtime.collective.step import Step, Told, digest, joiners_of
 from paceline.runtime.collective.store import GroupOver
 from paceline.runtime.data.reader import Reader
 from paceline.runtime.data.work import StepTimes, Work
 from paceline.runtime.seeding import seed_all, seed_of
 from paceline.wire.messages.feeds import Feed, Slice
-from paceline.wire.messages.group import RunGroup
+from paceline.wire.messages.group import Division, RunGroup
+from paceline.wire.messages.order import Lacking
 
 
 class Loop:
@@ -129,7 +131,8 @@ class Loop:
                     return None
                 continue
             step.works, *later = self._upcoming(step)
-            self._begin_sums(step)
+            if not self._begin_sums(step):
+                continue
             if not step.behind:
                 self._profile(step)
             step.first = self._reader.get(step.works[0])
@@ -140,24 +143,44 @@ class Loop:
             step.wait_s, step.start_s = now_s - start_s, now_s
             return step
 
-    def _begin_sums(self, step: Step) -> None:
+    def _begin_sums(self, step: Step) -> bool:
+        """Have our gradients summed, if we have a share; False: the group is over."""
         lacking = step.division.lacking.of_slice(num_samples(step.whole), self._feed.batch_size)
         may_lack = not self._whole_steps and max(lacking.left_out, lacking.late) > 0
-        self._reducer.begin(step.group, step.runs, whole=not may_lack)
-        if not may_lack:
-            return
+        joiners = joiners_of(step.run, self._client.state.step + 1)
+        joins, may_lack = step.group.rank in joiners, may_lack and not joiners
+        self._reducer.begin(step.group, step.runs, whole=not (joins or may_lack))
+        if may_lack:
+            self._watch(step, lacking)
+        return not joins or self._join(step)
+
+    def _join(self, step: Step) -> bool:
+        """Others do without us, but for the sums: hand in at once that we have nothing."""
+        try:
+            self._reducer.hand_in()
+        except BREAKING as error:
+            self._client.failed(step.run, f"joining: {error}")
+            self._reducer.drop()
+            return False
+        self._fall_behind(step)
+        return True
+
+    def _watch(self, step: Step, lacking: Lacking) -> None:
+        """Hand in what we have when the others need not wait for more."""
         shares = [num_samples(self._sharing.samples(step.whole, run)) for run in step.runs]
         missing = Missing(lacking, shares, step.group.rank)
         step.short = ShortStep(missing, partial(self._hand_in, step))
         self._client.watch_peers(step.run, step.short)
-        step.behind = step.short.is_due
-        if step.behind:
-            # The others are done already. So as to be in time for the next step, do not compute
-            # ours, but as little as can be: of one sample BatchNorm could not make a mean.
-            few = self._sharing.batches(step.whole, range(min(2, num_samples(step.whole))), 1)
-            step.works = [self._work(self._client.state.step + 1, spans) for spans in few]
-            step.weight = 0
+        if step.short.is_due:
+            self._fall_behind(step)
         threading.Thread(target=step.short.watch, name="paceline-watch", daemon=True).start()
+
+    def _fall_behind(self, step: Step) -> None:
+        """Compute as little as can be, so as to be in time for the next step."""
+        # Of one sample BatchNorm could not make a mean.
+        few = self._sharing.batches(step.whole, range(min(2, num_samples(step.whole))), 1)
+        step.works = [self._work(self._client.state.step + 1, spans) for spans in few]
+        step.weight, step.behind = 0, True
 
     def _expect(self, step: Step, work: Work) -> None:
         """The script gets a batch."""
@@ -200,15 +223,19 @@ class Loop:
         except BREAKING as error:
             self._client.failed(run, f"entering step {number}: {error}")
             return None
-        runs = self._sharing.runs(whole, group.size, division)
+        runs = self._runs(run, number, whole, division)
         weight = num_samples(self._sharing.samples(whole, runs[group.rank]))
         return Step(run, group, gathering, division, heard, whole, runs, weight, start_s)
+
+    def _runs(self, run: RunGroup, number: int, whole: Slice, division: Division) -> list[range]:
+        """What of a step each member computes; see `Sharing`."""
+        return self._sharing.runs(whole, len(run.members), division, joiners_of(run, number))
 
     def _works(self, step: Step, number: int, whole: Slice) -> list[Work]:
         """The batches in which we compute our share of a step, divided as this one is."""
         sharing, group, parts = self._sharing, step.group, step.division.parts
         accumulation = parts[group.rank].accumulation if parts else 1
-        mine = sharing.runs(whole, group.size, step.division)[group.rank]
+        mine = self._runs(step.run, number, whole, step.division)[group.rank]
         # Without samples of our own we compute on those of somebody else, so that the script takes
         # the same way in all members.
         mine = mine or sharing.stand_in(whole)
@@ -237,9 +264,9 @@ class Loop:
         self._shown = {(work.step, work.spans): work for works in steps for work in works}
         return steps
 
-    def _is_at_end(self) -> bool:
-        """All of the feed is in our model."""
-        return not self._feed.next_slice(self._line())
+    def _is_at_end(self, done: SampleSet) -> bool:
+        """All of the feed is in a model."""
+        return not self._feed.next_slice(done.line(self._feed.line()))
 
     def _line(self) -> Intervals:
         return self._client.state.done.line(self._feed.line())

@@ -15,7 +15,7 @@ from functools import partial
 from typing import NoReturn
 
 from paceline.base.processes import peak_memory_bytes, reset_peak_memory
-from paceline.base.samples import Span
+from paceline.base.samples import SampleSet, Span
 from paceline.runtime.checkpoint.asking import CutAsker
 from paceline.runtime.collective.door import Door
 from paceline.runtime.collective.group import BREAKING, Group
@@ -131,10 +131,12 @@ class MemberClient:
 
     # ------------------------------------------------------------------ steps
 
-    def enter(self, feed: int, at_end: Callable[[], bool]) -> tuple[RunGroup, Group] | None:
+    def enter(
+        self, feed: int, at_end: Callable[[SampleSet], bool]
+    ) -> tuple[RunGroup, Group] | None:
         """Begin a step of a feed: the group to do it in, once there is one.
 
-        None: the feed is over, or we are ``at_end`` of it and all members hold that.
+        None: the feed is over, or what all members hold is the end of it.
         """
         while True:
             self.unmark()
@@ -142,12 +144,15 @@ class MemberClient:
                 run = self._entered(feed)
                 if run is None:
                     return None
-                if self.state.is_proven and at_end():
-                    self._do(self.state.leave_step())
-                    return None
-            group = self._connected(run)
+                over = self.state.is_proven and at_end(self.state.begins_with)
+            # Whoever is beyond the end does not come into the group before its next feed.
+            group = None if over else self._connected(run)
+            if (group is None and not over) or not self._caught_up(run):
+                continue
             if group is not None:
                 return run, group
+            self.leave_step()
+            return None
 
     def _entered(self, feed: int) -> RunGroup | None:
         with self._changed:
@@ -157,10 +162,20 @@ class MemberClient:
                 self._rest()
                 run = self.state.enter()
                 if run is not None:
-                    self.process.step = self.state.step + 1
+                    self.process.step = max(run.step, self.state.step) + 1
                     return run
                 self._exchange.wait()
         return None
+
+    def _caught_up(self, run: RunGroup) -> bool:
+        """Wait until we hold what the group began with; False: it is over before."""
+        with self._changed:
+            while self.state.running is run and self.state.copying is not None:
+                self._exchange.check()
+                self._rest()
+                if self.state.copying is not None:
+                    self._exchange.wait()
+            return self.state.running is run
 
     def _connected(self, run: RunGroup) -> Group | None:
         """The group itself; None: it was over before it began."""

@@ -1,5 +1,6 @@
 """Who computes which samples of a step, and in which batches: the same in all members."""
 
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -26,9 +27,12 @@ class Sharing(NamedTuple):
             return size
         return min(size, -(-self.blocks * size // self.batch_size))
 
-    def runs(self, whole: Slice, num_members: int, division: Division) -> list[range]:
-        """The units of each member, side by side."""
+    def runs(
+        self, whole: Slice, num_members: int, division: Division, absent: Sequence[int] = ()
+    ) -> list[range]:
+        """The units of each member, side by side; those of ``absent`` ranks have none."""
         sizes = [part.size for part in division.parts] or [1] * num_members
+        sizes = [0 if rank in absent else size for rank, size in enumerate(sizes)]
         units, total = self.num_units(whole), sum(sizes)
         edges = [units * edge // total for edge in accumulate(sizes, initial=0)]
         return [range(low, high) for low, high in pairwise(edges)]

@@ -157,8 +157,11 @@ class MemberState:
 
     @property
     def at_rest(self) -> bool:
-        """Whether nothing can change what we hold: peers may copy it."""
-        return self.running is None and not self.updating
+        """Whether what we hold is one whole: peers may copy it.
+
+        While a step is computed, too: who copies asks in the end whether it is still the same.
+        """
+        return not self.updating
 
     def may_load(self, order: CatchUp) -> bool:
         """Whether what was copied by this order is still to be ours; if so, `copied` follows."""
@@ -170,10 +173,13 @@ class MemberState:
 
     def _take(self, step: int, committed: Iterable[Span]) -> list[Instruction]:
         self.step, self.done, self.copying = step, SampleSet(committed), None
-        return [self._stopped()]
+        if self.running is None:
+            return [self._stopped()]
+        self.proved = (self.step, self.done.spans())
+        return [self.progress()]
 
     def run_group(self, message: RunGroup) -> list[Instruction]:
-        """All members hold the same step: go on.
+        """All members hold the same step, or are to copy it: go on.
 
         Raises:
             InternalError: we do not hold it.
@@ -182,14 +188,16 @@ class MemberState:
             return []
         if message.group <= self.ran:
             return [self.progress()]
-        if message.step != self.step:
+        self.copying = message.catch_up if self.step == NO_STEP else None
+        if message.step != self.step and self.copying is None:
             raise InternalError(
                 f"told to go on from step {message.step}, which we do not hold ({self.step})"
             )
         self.running, self.ran = message, message.group
         self.division = self.heard = message.division
         self.proved = (self.step, self.done.spans())
-        return [Connect(message), self.progress()]
+        copy = [Copy(self.copying)] if self.copying is not None else []
+        return [Connect(message), *copy, self.progress()]
 
     def divide(self, message: Divide) -> list[Instruction]:
         """Steps are to be divided anew, once all members know of it."""
@@ -222,10 +230,18 @@ class MemberState:
     # ------------------------------------------------------------------ the training loop
 
     def enter(self) -> RunGroup | None:
-        """Begin the next step, if there is a group to do it in."""
+        """Begin the next step, if there is a group to do it in.
+
+        What it is to be done on may still be being copied.
+        """
         if self.running is not None:
             self.in_step = True
         return self.running
+
+    @property
+    def begins_with(self) -> SampleSet:
+        """What is in the model in which the next step is done."""
+        return SampleSet(self.copying.committed) if self.copying is not None else self.done
 
     @property
     def wants_out(self) -> bool:
@@ -330,6 +346,6 @@ class MemberState:
             return []
         if self.broken is not None:
             return [Say(self.broken)]
-        if self.running is not None:
+        if self.running is not None and self.copying is None:
             return [self.progress()]
-        return self._ask_in()
+        return self._ask_in()  # so that we are given another peer if ours has gone

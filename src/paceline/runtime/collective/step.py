@@ -71,7 +71,7 @@ class Step:
     short: ShortStep | None = None
     """Whether it goes on without us; None: it waits for all."""
     behind: bool = False
-    """It had gone on without us when we began."""
+    """It goes on without us since we began."""
     present: Gathering | None = None
     """Samples of each member that are in the sums; None: all."""
 
@@ -95,6 +95,13 @@ class Step:
         if self.short is not None:
             with suppress(*BREAKING):
                 self.short.close()
+
+
+def joiners_of(run: RunGroup, number: int) -> list[int]:
+    """Ranks of those that have no share of a step: they copy what it is done on meanwhile."""
+    if number != run.step + 1:
+        return []
+    return [rank for rank, member in enumerate(run.members) if member.inc in run.joiners]
 
 
 def digest(whole: Slice) -> int:

@@ -51,12 +51,14 @@ class Evenly(Sharing):
 
     __slots__ = ()
 
-    def runs(self, whole: Slice, num_members: int, division: Division) -> list[range]:
+    def runs(
+        self, whole: Slice, num_members: int, division: Division, absent: Sequence[int] = ()
+    ) -> list[range]:
         """See `Sharing.runs`."""
         units = self.num_units(whole)
         if units % num_members:
             return [range(units)] * num_members
-        return super().runs(whole, num_members, division)
+        return super().runs(whole, num_members, division, absent)
 
 
 class HeldInShards(Stepping):

@@ -143,7 +143,11 @@ class CatchUp(Message, frozen=True):
 
 
 class RunGroup(Message, frozen=True):
-    """master -> member: all of these hold ``step``; go on from there."""
+    """master -> member: all of these hold ``step``, but those that join; go on from there.
+
+    ``joiners`` (incarnations) have no share of the first step: they copy the state before they are
+    in it, as ``catch_up`` says to each of them. ``check``: all measure their links first.
+    """
 
     epoch_no: int
     inc: int
@@ -152,7 +156,8 @@ class RunGroup(Message, frozen=True):
     members: tuple[Member, ...]
     division: Division = Division()
     check: bool = False
-    """All of them measure their links first."""
+    joiners: tuple[int, ...] = ()
+    catch_up: CatchUp | None = None
 
 
 class Divide(Message, frozen=True):
