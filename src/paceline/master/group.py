@@ -45,7 +45,7 @@ class Group:
         min_members: with fewer nobody trains.
         check: who begins the job measures its links first, once.
         sharded: each member holds a part of the state.
-        whole_steps: a member holds still while another copies what it holds.
+        copies_at_rest: members stand still while another copies what they hold.
     """
 
     def __init__(
@@ -54,10 +54,10 @@ class Group:
         min_members: int = 1,
         check: bool = False,
         sharded: bool = False,
-        whole_steps: bool = False,
+        copies_at_rest: bool = False,
     ) -> None:
         self.min_members, self.check, self.sharded = min_members, check, sharded
-        self.whole_steps = whole_steps
+        self.copies_at_rest = copies_at_rest
         # Durable.
         self.epoch_no = 0
         self.number = 0
@@ -254,7 +254,7 @@ class Group:
     def _joiners(self) -> tuple[int, ...]:
         """Members that come with nothing to others that train: nobody waits for them yet."""
         begins = self.restored_for == self.number
-        if self.sharded or self.whole_steps or begins or not self._holder():
+        if self.sharded or self.copies_at_rest or begins or not self._holder():
             return ()
         return tuple(one.inc for one in self.members if self.stopped[one.inc].step == NO_STEP)
 

@@ -121,7 +121,10 @@ class MasterState:
         self.group: Group | None = None
         if min_members is not None:
             self.group = Group(
-                min_members=min_members, check=check, sharded=sharded, whole_steps=whole_steps
+                min_members=min_members,
+                check=check,
+                sharded=sharded,
+                copies_at_rest=whole_steps,
             )
             self.model = ModelSchema()
         #: Number of the last thing that an incarnation of this epoch gave back.
