@@ -180,8 +180,10 @@ class GroupWorld(GroupNetwork):
         elif facts.told is None:
             if facts.holds and facts.arriving is None:
                 yield "act", self.events(("gather",))
-            # Who copies hears of peers by the master alone.
-            if not facts.holds or (facts.arriving is None and self._breaks(state, facts)):
+            # Who copies hears of peers by the master alone, but leaves when it is asked to.
+            copies = facts.arriving is not None
+            gives_up = facts.leaving if copies else self._breaks(state, facts)
+            if not facts.holds or gives_up:
                 yield "act", self.events(("fail",))
         else:
             yield from self._in_step(state, facts)

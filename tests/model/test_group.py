@@ -15,6 +15,7 @@ CLEAN = {
     "a member dies, three slices": Bounds(slices=3, failures=1, kinds=("member",)),
     "slices of two samples, a collective breaks": Bounds(slice=2, failures=1, kinds=("break",)),
     "a member comes": Bounds(joiners=1),
+    "two members come to one": Bounds(members=1, joiners=2),
     "one comes, the other dies": Bounds(members=1, slices=1, joiners=1, failures=1),
     "a member comes while one feed follows another": Bounds(slices=1, feeds=2, joiners=1),
     "a member comes while scripts end": Bounds(slices=1, joiners=1, returns=True),

@@ -339,6 +339,7 @@ def test_one_more_that_comes_waits_until_the_first_step_of_a_joiner_is_over() ->
     job.join(4)
     assert job.members[3].running is not None
     assert job.members[3].wants_out
+    assert job.members[3].may_load(copying[3])
     job.act(3, job.members[3].copied(copying[3]))
     for inc in (1, 2, 3):
         member = job.members[inc]
@@ -352,7 +353,6 @@ def test_one_more_that_comes_waits_until_the_first_step_of_a_joiner_is_over() ->
 
 def test_a_snapshot_says_who_joins() -> None:
     job, _ = joining()
-    job.members[3].ran = 0  # the word was lost
     restore(fresh := job.new_master(), take(job.master))
     fresh.resume()
     assert fresh.group is not None

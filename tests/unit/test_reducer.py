@@ -146,6 +146,29 @@ def test_what_is_not_finite_and_does_not_count_is_left_out() -> None:
         assert grad.tolist() == [1.0, 1.0]
 
 
+@pytest.mark.parametrize("hands_in", [False, True])
+def test_the_mean_is_there_when_backward_ends_also_where_nothing_left_before(
+    hands_in: bool,
+) -> None:
+    """So that whoever clips it after that clips the same as the others."""
+
+    def act(group: Group) -> list[float]:
+        param = nn.Parameter(torch.ones(2))
+        reducer = Reducer([param])
+        joins = hands_in and group.rank == 1
+        reducer.begin(group, [], whole=False)
+        if joins:
+            reducer.hand_in()
+        reducer.expect(0.0 if joins else 0.5, reducer.finish, last=True)
+        (param * (1.0 + group.rank)).sum().backward()
+        assert param.grad is not None
+        assert not reducer.called_twice
+        return param.grad.tolist()
+
+    mean = 0.5 if hands_in else 1.5
+    assert in_group(2, act) == [[mean] * 2] * 2
+
+
 def test_a_second_backward_for_one_batch_is_noticed() -> None:
     def act(group: Group) -> bool:
         param = nn.Parameter(torch.ones(2))

@@ -65,7 +65,7 @@ class Group:
         self.step = 0
         #: What the epoch began with.
         self.start: GroupRestored | None = None
-        #: All members have said the same step, and were told to run.
+        #: All members have said the same step, but for joiners, and were told to run.
         self.begun: GroupBegun | None = None
         #: The number of the first group that ran: only it is checked, or a check that ends a group
         #: would end all of them.

@@ -101,7 +101,8 @@ class MasterState:
     ) -> None:
         """``min_members``: of a group that trains by all-reduce; None: there are servers.
 
-        ``check``: its first members measure their links. ``whole_steps``: none lacks a sample.
+        ``check``: its first members measure their links. ``whole_steps``: none lacks a sample, and
+        who joins copies before it.
         ``sharded``: see `Group`.
         """
         self.mode, self.samples, self.staleness = mode, samples, staleness

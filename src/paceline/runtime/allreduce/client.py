@@ -46,6 +46,11 @@ beside the state itself."""
 _log = logging.getLogger(__name__)
 
 
+def is_of_one_state(one: CatchUp, other: CatchUp) -> bool:
+    """Whether two orders are to copy the same."""
+    return (one.source, one.epoch_no, one.step) == (other.source, other.epoch_no, other.step)
+
+
 class GroupClient(MemberClient):
     """See the module and `MemberClient`."""
 
@@ -216,7 +221,7 @@ class GroupClient(MemberClient):
     def begin_update(self, run: RunGroup) -> bool:
         """See `MemberState.begin_update`."""
         with self._changed:
-            self._at_rest = False
+            self._at_rest, self._photograph = False, None
         return super().begin_update(run)
 
     def load_end(self, feed: Feed) -> None:
@@ -255,15 +260,20 @@ class GroupClient(MemberClient):
     def _do(self, instructions: Iterable[Instruction]) -> None:
         instructions = list(instructions)
         if any(isinstance(one, Connect) for one in instructions):
-            self._photograph = self._arriving = self._loading = None
+            self._loading = None
+            if not any(isinstance(one, Copy) for one in instructions):
+                self._arriving = None
         super()._do(instructions)
 
     def _take_over(self, order: Copy | Load) -> None:
         if isinstance(order, Load):
             self._loading = order.order
             return
-        source = order.order.source
-        self._arriving = order.order, Arriving()
+        source, arriving = order.order.source, Arriving()
+        if self._arriving is not None and is_of_one_state(self._arriving[0], order.order):
+            # Of a group that was over before we had all of it.
+            arriving = self._arriving[1]
+        self._arriving = order.order, arriving
         self._meet(source.inc, source.address)
         self._ask_parts()
 
@@ -286,7 +296,7 @@ class GroupClient(MemberClient):
         self._ask_parts()
 
     def hand_out(self, message: AskState) -> tuple[StatePart, bytes] | None:
-        """See `Host.hand_out`: only while nothing can change what we hold."""
+        """See `Host.hand_out`: only between two updates."""
         with self._changed:
             state = self.state
             # The script is a line or two from its next batch; schedulers may step there.

@@ -107,7 +107,7 @@ class HeldByAll(Stepping):
         return Sharing(feed.batch_size, max(self.spec.blocks, fewest))
 
     def _make_room(self) -> None:
-        """Have the optimizers make their state, which is copied from a peer while others wait.
+        """Have the optimizers make their state, into which that of a peer is copied.
 
         Memory that is written to for the first time costs more than what is written.
         """

@@ -178,7 +178,8 @@ class Loop:
     def _fall_behind(self, step: Step) -> None:
         """Compute as little as can be, so as to be in time for the next step."""
         # Of one sample BatchNorm could not make a mean.
-        few = self._sharing.batches(step.whole, range(min(2, num_samples(step.whole))), 1)
+        size = min(2, self._largest or 2, num_samples(step.whole))
+        few = self._sharing.batches(step.whole, range(size), 1)
         step.works = [self._work(self._client.state.step + 1, spans) for spans in few]
         step.weight, step.behind = 0, True
 
@@ -310,7 +311,7 @@ class Loop:
             self._client.mark(computing=False)
             step.last = self._judge(step)
             step.committed = self._committed(step)
-            self._reducer.finish(num_samples(step.committed) / num_samples(step.whole))
+            self._finish_sums(step)
         except BREAKING as error:
             # First drop the group, so that what is under way comes to its end.
             self._client.failed(step.run, f"step {self._client.state.step + 1}: {error}")
@@ -318,6 +319,12 @@ class Loop:
             return
         self._client.mark(computing=True)
         step.holds = self._client.begin_update(step.run)
+
+    def _finish_sums(self, step: Step) -> None:
+        start_s = monotonic()
+        self._reducer.finish(num_samples(step.committed) / num_samples(step.whole))
+        if joiners_of(step.run, self._client.state.step + 1):
+            self.excluded_s += monotonic() - start_s  # waited for a copy, not for a slow peer
 
     def _flush(self, step: Step) -> None:
         """Let all of ours go, if it is in time; raises as `Reducer.flush`."""

@@ -42,6 +42,7 @@ from paceline.wire.messages.base import CutRef, ServerMap
 from paceline.wire.messages.data import Data
 from paceline.wire.messages.feeds import Feed, SourceLine
 from paceline.wire.messages.group import (
+    NO_STEP,
     AskState,
     CatchUp,
     Computed,
@@ -169,13 +170,19 @@ class MemberClient:
 
     def _caught_up(self, run: RunGroup) -> bool:
         """Wait until we hold what the group began with; False: it is over before."""
+        state = self.state
         with self._changed:
-            while self.state.running is run and self.state.copying is not None:
+            while state.running is run and state.step == NO_STEP:
+                # However long that takes: our peers do not get on, but nobody hangs.
+                self.unmark()
                 self._exchange.check()
+                if self.process.stop_requested:
+                    self._do(state.failed(run, "it is to leave"))
+                    return False
                 self._rest()
-                if self.state.copying is not None:
+                if state.step == NO_STEP:
                     self._exchange.wait()
-            return self.state.running is run
+            return state.running is run
 
     def _connected(self, run: RunGroup) -> Group | None:
         """The group itself; None: it was over before it began."""

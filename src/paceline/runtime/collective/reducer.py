@@ -192,7 +192,7 @@ class Reducer:
         Args:
             part: what the loss counts for, a mean over some samples: their part of the samples
                 of all members. 0: it does not count.
-            on_end: called at the end of the backward, within it, if gradients leave early.
+            on_end: called at the end of the backward, within it, if gradients may leave early.
             last: whether no other batch of ours follows in this step.
         """
         self._part, self._on_end, self._last = part, on_end, last
@@ -204,14 +204,15 @@ class Reducer:
 
     def _on_gradient(self, param: Tensor) -> None:
         bucket, k = self._place[param]
+        if self._group is not None and self._may_be_early and not self._ends:
+            # Also where nothing has left: the script may clip the mean before it steps.
+            self._ends = True
+            Variable._execution_engine.queue_callback(self._on_end)
         if bucket.is_late(k):
             self.called_twice |= not self._handed_in
             return
         if self._group is None or not self._early:
             return
-        if not self._ends:
-            self._ends = True
-            Variable._execution_engine.queue_callback(self._on_end)
         bucket.put(k, self._part)
         if self._last and bucket.is_full:
             self._launch(self._group, only_full=True)

@@ -68,7 +68,7 @@ class MemberState:
         #: The last complete step, and all that is in the model then.
         self.step = NO_STEP
         self.done = SampleSet()
-        #: The last step that all members hold, and what is in the model then.
+        #: The last step that all members hold that hold any, and what is in the model then.
         self.proved: tuple[int, tuple[Span, ...]] = (NO_STEP, ())
         #: The group that we may work in, and the last one that we might.
         self.running: RunGroup | None = None
@@ -102,13 +102,16 @@ class MemberState:
             return []
         if message.group <= self.ran:
             return []
-        if message.group > self.group:
-            self.copying = self.broken = None
+        newer = message.group > self.group
         self._adopt(message.epoch_no)
         self.group = message.group
+        if newer:
+            self.broken = None
         if self.running is not None and (self.updating or not (message.at_once or self.idle)):
             self.stopping = message
             return []
+        if newer:
+            self.copying = None
         return self._stop()
 
     @property
@@ -124,7 +127,9 @@ class MemberState:
 
     def _stop(self) -> list[Instruction]:
         """Nothing of the group enters the model from here on."""
-        dropped: list[Instruction] = [Drop()] if self.running is not None else []
+        dropped: list[Instruction] = []
+        if self.running is not None:
+            dropped, self.copying = [Drop()], None
         self.running = self.stopping = None
         return [*dropped, self._stopped()]
 
