@@ -2,11 +2,12 @@
 
     python benchmarks/allreduce_join.py [--quick] [--megabytes 1024] [--joins 5]
 
-Two workers train with steps of 50 ms of emulated compute; 1 MB of their state is trained, the rest
-are buffers, so that a step stays short. A third one is added by `paceline scale` and taken away
-again, several times. Printed: how much longer than usual the survivors' steps took until all three
-were in step again, together and the longest one; the time of one warm memory copy of the state in
-one thread beside it, and the ratio. Goal: at most the larger of one step and 1.2 x the copy.
+Two workers train with steps of 50 ms of emulated compute, in proportion to a member's samples; 1 MB
+of their state is trained, the rest are buffers, so that a step stays short. A third one is added by
+`paceline scale` and taken away again, several times. Printed: how much longer than those of two the
+survivors' steps took until all three were in step again, together and the longest one; the time of
+one warm memory copy of the state in one thread beside it, and the ratio. Goal: at most the larger
+of one step and 1.2 x the copy.
 """
 
 import argparse
@@ -24,6 +25,8 @@ from paceline.wire.spec import CheckpointSpec, JobSpec, NodeSpec
 
 SCRIPT = Path(__file__).with_name("jobs") / "stepping.py"
 STEP_S, STEADY_STEPS = 0.05, 20
+SHARE = 32
+"""Samples of one of two."""
 BEFORE, AFTER = 2, 5
 """Steps around the longest one that what is lost is spread over: the joiner is in its second step
 when the others are in their third."""
@@ -42,13 +45,15 @@ def memcpy_s(num_bytes: int) -> float:
 
 
 def lost_s(survivors: list[Path], since_s: float) -> tuple[float, float]:
-    """What their steps since then took beyond a step's usual time: in all, and the longest."""
+    """What their steps since then took beyond those before: in all, and the longest."""
     total = longest = 0.0
     for path in survivors:
         times = harness.steps(path)[:, 0]
-        beyond = np.diff(times[times > since_s - 0.5]) - np.median(np.diff(times))
+        usual_s = np.median(np.diff(times[times < since_s][-STEADY_STEPS:]))
+        beyond = np.diff(times[times > since_s - usual_s]) - usual_s
         at = int(beyond.argmax())
-        total = max(total, float(beyond[max(0, at - BEFORE) : at + AFTER].sum()))
+        around = beyond[max(0, at - BEFORE) : at + AFTER]
+        total = max(total, float(around[around > 0].sum()))  # those of three are shorter
         longest = max(longest, float(beyond[at]))
     return total, longest
 
@@ -65,7 +70,10 @@ def main() -> None:
     with harness.scratch() as out:
         spec = JobSpec(
             script=str(SCRIPT),
-            args=("--out", str(out), "--step-s", str(STEP_S), "--megabytes", str(megabytes)),
+            args=(
+                *("--out", str(out), "--megabytes", str(megabytes)),
+                *("--step-s", str(STEP_S), "--share", str(SHARE)),
+            ),
             name="join",
             strategy="allreduce",
             workers=NodeSpec(count=2),

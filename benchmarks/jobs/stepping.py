@@ -49,7 +49,8 @@ def train(
         for x in batches:
             before = model.steps
             loss = wrapped(x)
-            time.sleep(options.step_s)  # stands for compute, without which nothing is to be summed
+            # Stands for compute, without which nothing is to be summed.
+            time.sleep(options.step_s * (len(x) / options.share if options.share else 1.0))
             loss.backward()
             optimizer.step()
             if (steps := model.steps) != before:  # a step that broke is done again
@@ -115,6 +116,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--step-s", type=float, default=0.05)
+    parser.add_argument("--share", type=int, default=0, help="samples that take so long; 0: any")
     parser.add_argument("--megabytes", type=int, default=0)
     options = parser.parse_args()
     if "PACELINE_NODE" in os.environ:

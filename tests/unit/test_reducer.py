@@ -43,7 +43,8 @@ def in_group(size: int, act: Callable[[Group], Any]) -> list[Any]:
     def member(inc: int) -> Any:
         group = Group(run, inc, stores[inc])
         groups.append(group)
-        group.connect("127.0.0.1")
+        group.begin("127.0.0.1")
+        group.wait()
         return act(group)
 
     try:
@@ -252,12 +253,14 @@ def test_who_connects_to_a_peer_that_gave_up_is_woken(
 
     def connect() -> None:
         with contextlib.suppress(GroupOver):
-            group.connect("127.0.0.1")
+            group.begin("127.0.0.1")
+            group.wait()
 
     thread = threading.Thread(target=connect)
     thread.start()
+    peer.begin("127.0.0.1")
     with pytest.raises(GroupOver):
-        peer.connect("127.0.0.1")
+        peer.wait()
     thread.join(0.1)
     group.drop()
     thread.join(5.0)

@@ -10,8 +10,7 @@ from functools import partial
 import msgspec
 
 from paceline.base.errors import PermanentError, TransientError
-from paceline.base.processes import find_job_process
-from paceline.runtime.allreduce.direct import read_memory
+from paceline.runtime.allreduce.copying import Copier
 from paceline.runtime.collective.group import Group
 from paceline.runtime.collective.member import MemberClient
 from paceline.runtime.collective.state import Connect, Copy, Instruction, Load
@@ -21,7 +20,7 @@ from paceline.runtime.process import Fenced, Process
 from paceline.runtime.ps.results import Results
 from paceline.runtime.ps.worker_state import DropWork
 from paceline.runtime.ps.worker_state import Instruction as LeaseInstruction
-from paceline.runtime.replica.replica import Arriving, Photograph, Replica
+from paceline.runtime.replica.replica import Photograph, Replica
 from paceline.wire.cut import places
 from paceline.wire.messages.base import CutRef
 from paceline.wire.messages.checks import Checked
@@ -39,16 +38,7 @@ from paceline.wire.messages.node import Evaluated, Grant, NodeDown, Recall
 
 SCRIPT_S = 0.1
 """How long a peer's question waits for the script to come from its update to its next batch."""
-PARTS_AHEAD = 4
-"""Parts of a peer's state that are asked for at a time: what a joiner's copy takes of memory
-beside the state itself."""
-
 _log = logging.getLogger(__name__)
-
-
-def is_of_one_state(one: CatchUp, other: CatchUp) -> bool:
-    """Whether two orders are to copy the same."""
-    return (one.source, one.epoch_no, one.step) == (other.source, other.epoch_no, other.step)
 
 
 class GroupClient(MemberClient):
@@ -59,8 +49,7 @@ class GroupClient(MemberClient):
         #: Nothing of the state changes before the next update: optimizers and schedulers are done.
         self._at_rest = True
         self._photograph: tuple[int, int, Photograph] | None = None
-        #: What we copy, and whom from; it is loaded where the training thread waits.
-        self._arriving: tuple[CatchUp, Arriving] | None = None
+        self._copier = Copier(process, self._ask, self._aside)
         #: A cut that we are to begin with, and one that is being read: from storage that may stand
         #: still.
         self._loading: CatchUp | None = None
@@ -134,17 +123,14 @@ class GroupClient(MemberClient):
             self._at_rest = True
             self._changed.notify_all()
         self._load()
-        if self._reading is not None:
+        if self._reading is not None or self._copier.go_on(self.state, self._replica):
             return
-        if self._arriving is not None and self._arriving[1].readable is not None:
-            self._read(*self._arriving)
-        if self._arriving is not None and self._arriving[1].whole:
-            order, arrived = self._arriving
-            self._arriving = None
-            if self.state.may_load(order):
-                self._keeper.wait()
-                self._replica.load(arrived)
-                self._do(self.state.copied(order))
+        found = self._copier.arrived(self.state)
+        if found is not None:
+            order, arrived = found
+            self._keeper.wait()
+            self._replica.load(arrived)
+            self._do(self.state.copied(order))
         self._keeper.copy_if_asked(self.state, self._replica)
 
     def _load(self) -> None:
@@ -158,65 +144,38 @@ class GroupClient(MemberClient):
                 raise TransientError(str(error)) from error
             if self.state.may_load(order):
                 self._do(self.state.copied(order))
-        if self._loading is not None and self._reading is None:
+        if self._loading is not None and self._reading is None and not self._copier.is_reading:
             order, self._loading = self._loading, None
             if self.state.may_load(order):
                 assert order.cut is not None
                 self._reading = order, self._read_aside(order.cut)
 
     def _read_aside(self, cut: CutRef) -> "Future[None]":
-        """Read a cut in a thread of its own: with the lock held nobody would hear of us."""
+        """Read a cut into what we hold."""
         assert self._replica is not None
+        return self._aside(partial(self._replica.load_cut, *places(cut)))
+
+    def _aside(self, read: Callable[[], None]) -> "Future[None]":
+        """Read a state in a thread of its own: with the lock held nobody would hear of us."""
         self._keeper.wait()
         self.touched = True
-        load, read = self._replica.load_cut, Future[None]()
+        done = Future[None]()
 
         def run() -> None:
             try:
-                read.set_result(load(*places(cut)))
+                read()
+                done.set_result(None)
             except Exception as error:  # noqa: BLE001 - raised where it is waited for
-                read.set_exception(error)
+                done.set_exception(error)
             with self._changed:
                 self._changed.notify_all()
 
         threading.Thread(target=run, name="paceline-read", daemon=True).start()
-        return read
-
-    def _read(self, order: CatchUp, arriving: Arriving) -> None:
-        """Read a peer's state out of its memory; what it cannot be read from comes in parts."""
-        assert self._replica is not None
-        assert arriving.readable is not None
-        assert arriving.layout is not None
-        if not self.state.may_load(order):
-            return
-        self._keeper.wait()
-        # Who holds a step of its own keeps it until the other one is confirmed.
-        self.touched = True
-        targets = self._replica.targets(arriving.layout, in_place=self.state.step == NO_STEP)
-        try:
-            read_memory(*arriving.readable, targets)
-        except OSError as error:
-            _log.info("state_in_parts reason=%s", error)
-            arriving.readable = None
-            self._ask_parts()
-            return
-        arriving.read(targets)
-        self._ask(order, STILL)
+        return done
 
     def _ask(self, order: CatchUp, part: int) -> None:
         ask = AskState(epoch_no=order.epoch_no, inc=self.state.inc, step=order.step, part=part)
         self._exchange.leave(partial(self._exchange.data.send, order.source.inc, ask))
-
-    def _ask_parts(self) -> None:
-        """Ask for the parts that are missing, a few at a time."""
-        if self._arriving is None:
-            return
-        order, arriving = self._arriving
-        for part in arriving.ask(PARTS_AHEAD):
-            self._ask(order, part)
-
-    def _meet(self, inc: int, address: str) -> None:
-        self._exchange.leave(partial(self._exchange.data.connect, inc, address))
 
     def begin_update(self, run: RunGroup) -> bool:
         """See `MemberState.begin_update`."""
@@ -236,6 +195,8 @@ class GroupClient(MemberClient):
                 return
             self._loaded = cut.cut_no
             self._do(self.state.forget())
+            while self._copier.go_on(self.state, self._replica):
+                self._exchange.wait()
             read = self._read_aside(cut)
             while not read.done():
                 self._exchange.check()
@@ -262,38 +223,21 @@ class GroupClient(MemberClient):
         if any(isinstance(one, Connect) for one in instructions):
             self._loading = None
             if not any(isinstance(one, Copy) for one in instructions):
-                self._arriving = None
+                self._copier.forget()
         super()._do(instructions)
 
     def _take_over(self, order: Copy | Load) -> None:
         if isinstance(order, Load):
             self._loading = order.order
             return
-        source, arriving = order.order.source, Arriving()
-        if self._arriving is not None and is_of_one_state(self._arriving[0], order.order):
-            # Of a group that was over before we had all of it.
-            arriving = self._arriving[1]
-        self._arriving = order.order, arriving
-        self._meet(source.inc, source.address)
-        self._ask_parts()
+        source = order.order.source
+        self._exchange.leave(partial(self._exchange.data.connect, source.inc, source.address))
+        self._copier.follow(order.order)
 
     def from_server(self, server: int, message: Data, frames: Sequence[memoryview]) -> None:
         """See `Owner.from_server`: what a peer answers."""
-        if not isinstance(message, StatePart) or self._arriving is None or len(frames) != 1:
-            return
-        order, arriving = self._arriving
-        # A former source may hold another model of an equal step.
-        wanted = (order.source.inc, order.epoch_no, order.step)
-        if (server, message.epoch_no, message.step) != wanted:
-            return
-        if message.part == STILL:
-            arriving.unconfirmed = False
-            return
-        kept = arriving.take(message.part, message.num_parts, frames[0], message.digest)
-        found = find_job_process(message.pid, self.process.job.path) if message.addresses else None
-        if kept and found is not None and found.node == order.source.node:
-            arriving.readable = message.pid, message.addresses
-        self._ask_parts()
+        if isinstance(message, StatePart) and len(frames) == 1:
+            self._copier.take(server, message, frames[0])
 
     def hand_out(self, message: AskState) -> tuple[StatePart, bytes] | None:
         """See `Host.hand_out`: only between two updates."""
@@ -367,11 +311,7 @@ class GroupClient(MemberClient):
     def tick(self) -> None:
         """See `Owner.tick`."""
         super().tick()
-        if self._arriving is not None:
-            self._arriving[1].ask_again()
-            self._ask_parts()
-            if self._arriving[1].unconfirmed:
-                self._ask(self._arriving[0], STILL)
+        self._copier.resend()
 
     def from_master(self, message: NodeDown) -> None:
         """See `Owner.from_master`."""

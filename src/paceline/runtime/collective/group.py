@@ -41,7 +41,7 @@ BURIED_S = 1.0
 
 
 class Group:
-    """A group; `connect` it before anything else.
+    """A group; `begin`, and `wait` for its members, before anything else.
 
     Args:
         run: who belongs to it.
@@ -62,18 +62,22 @@ class Group:
         self._sockets: list[socket.socket] = []
         self._torch: Any = None
 
-    def connect(self, host: str) -> None:
-        """Be connected to all other members; once.
+    def begin(self, host: str) -> None:
+        """Begin to connect to all other members; once.
 
         Args:
             host: address of this machine to listen at, IPv4.
-
-        Raises:
-            GroupOver: a peer is gone or did not come in time, or the group was dropped.
         """
         threading.Thread(
             target=self._build, args=(host,), name="paceline-connect", daemon=True
         ).start()
+
+    def wait(self) -> None:
+        """Return when all members are connected.
+
+        Raises:
+            GroupOver: a peer is gone or did not come in time, or the group was dropped.
+        """
         self._settled.wait()
         if self._failure is not None:
             raise self._failure

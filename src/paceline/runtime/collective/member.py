@@ -99,6 +99,8 @@ class MemberClient:
         self._asker = CutAsker(process.inc)
         self._stores: dict[int, PeerStore] = {}
         self._group: Group | None = None
+        #: The newest one that has come together.
+        self._met: Group | None = None
         #: What feeds there are, and leases of what is evaluated.
         self._leases = WorkerState(process.inc, mode="asp", samples="exactly-once")
         self._complete: set[int] = set()
@@ -147,13 +149,14 @@ class MemberClient:
                     return None
                 over = self.state.is_proven and at_end(self.state.begins_with)
             # Whoever is beyond the end does not come into the group before its next feed.
-            group = None if over else self._connected(run)
+            group = None if over else self._begun(run)
             if (group is None and not over) or not self._caught_up(run):
                 continue
-            if group is not None:
+            if group is None:
+                self.leave_step()
+                return None
+            if self._connected(group):
                 return run, group
-            self.leave_step()
-            return None
 
     def _entered(self, feed: int) -> RunGroup | None:
         with self._changed:
@@ -184,8 +187,8 @@ class MemberClient:
                     self._exchange.wait()
             return state.running is run
 
-    def _connected(self, run: RunGroup) -> Group | None:
-        """The group itself; None: it was over before it began."""
+    def _begun(self, run: RunGroup) -> Group | None:
+        """The group itself, which connects; None: it was over before it began."""
         with self._changed:
             group = self._group
             if group is not None and group.run is run:
@@ -193,15 +196,23 @@ class MemberClient:
             if self.state.running is not run:
                 return None
             group = self._group = Group(run, self.state.inc, self._store(run.group))
+            group.begin(self.spec.listen)
+            return group
+
+    def _connected(self, group: Group) -> bool:
+        """Wait until all members are; False: it is over before."""
+        if group is self._met:
+            return True
         try:
-            group.connect(self.spec.listen)
+            group.wait()
             self.mark(computing=True)
-            self._on_connected(run, group)
+            self._on_connected(group.run, group)
         except BREAKING as error:
-            self.failed(run, f"connecting: {error}")
-            return None
+            self.failed(group.run, f"connecting: {error}")
+            return False
         with self._changed:
-            return group if self._group is group else None
+            self._met = self._group
+            return self._met is group
 
     def begin_update(self, run: RunGroup) -> bool:
         """See `MemberState.begin_update`."""

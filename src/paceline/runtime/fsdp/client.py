@@ -58,8 +58,8 @@ class ShardClient(MemberClient):
             while (run := self.state.running) is None:
                 self._check_stop()
                 self._exchange.wait()
-        group = self._connected(run)
-        if group is None:
+        group = self._begun(run)
+        if group is None or not self._connected(group):
             raise InternalError("the group was over before it began")
         self.unmark()  # what the script does until its first step may take as long as it takes
         with self._changed:
