@@ -1,6 +1,5 @@
 """The side of its group of a member that holds all of the model, which peers copy from it."""
 
-import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -38,7 +37,6 @@ from paceline.wire.messages.node import Evaluated, Grant, NodeDown, Recall
 
 SCRIPT_S = 0.1
 """How long a peer's question waits for the script to come from its update to its next batch."""
-_log = logging.getLogger(__name__)
 
 
 class GroupClient(MemberClient):
@@ -48,7 +46,8 @@ class GroupClient(MemberClient):
         super().__init__(process)
         #: Nothing of the state changes before the next update: optimizers and schedulers are done.
         self._at_rest = True
-        self._photograph: tuple[int, int, Photograph] | None = None
+        #: Of what we hold, which peers read: what is on them is kept.
+        self._photographs: list[Photograph] = []
         self._copier = Copier(process, self._ask, self._aside)
         #: A cut that we are to begin with, and one that is being read: from storage that may stand
         #: still.
@@ -114,8 +113,8 @@ class GroupClient(MemberClient):
 
     # ------------------------------------------------------------------ state
 
-    def _rest(self) -> None:
-        """Between steps, where the state is whole: copy it if asked to, or become another's."""
+    def _rest(self, *, stays: bool = False) -> None:
+        """See `MemberClient._rest`."""
         assert self._replica is not None
         if self.in_body:
             return
@@ -123,12 +122,13 @@ class GroupClient(MemberClient):
             self._at_rest = True
             self._changed.notify_all()
         self._load()
-        if self._reading is not None or self._copier.go_on(self.state, self._replica):
+        if self._reading is not None or self._copier.go_on(self.state, self._replica, stays=stays):
             return
         found = self._copier.arrived(self.state)
         if found is not None:
             order, arrived = found
             self._keeper.wait()
+            self._photographs.clear()
             self._replica.load(arrived)
             self._do(self.state.copied(order))
         self._keeper.copy_if_asked(self.state, self._replica)
@@ -180,7 +180,8 @@ class GroupClient(MemberClient):
     def begin_update(self, run: RunGroup) -> bool:
         """See `MemberState.begin_update`."""
         with self._changed:
-            self._at_rest, self._photograph = False, None
+            self._at_rest = False
+            self._photographs.clear()
         return super().begin_update(run)
 
     def load_end(self, feed: Feed) -> None:
@@ -195,7 +196,8 @@ class GroupClient(MemberClient):
                 return
             self._loaded = cut.cut_no
             self._do(self.state.forget())
-            while self._copier.go_on(self.state, self._replica):
+            self._copier.forget()
+            while self._copier.go_on(self.state, self._replica, stays=False):
                 self._exchange.wait()
             read = self._read_aside(cut)
             while not read.done():
@@ -209,7 +211,7 @@ class GroupClient(MemberClient):
             self._do(self.state.join())
             while self.state.step == NO_STEP or not self._leases.epoch_no:
                 self._check_stop()
-                self._rest()
+                self._rest(stays=True)
                 self._exchange.wait()
 
     def _catch_up(self, order: CatchUp) -> None:
@@ -250,9 +252,9 @@ class GroupClient(MemberClient):
                 return None
             if self.in_body and self.spec.deterministic:
                 return None  # a forward pass changes buffers, which are each member's own otherwise
-            if self._photograph is None or self._photograph[:2] != (state.epoch_no, state.step):
-                self._photograph = state.epoch_no, state.step, self._replica.photograph()
-            photograph = self._photograph[2]
+            if message.part == 0 or not self._photographs:
+                self._photographs.append(self._replica.photograph())
+            photograph = self._photographs[-1]
             if not STILL <= message.part < photograph.num_parts:
                 return None
             frame, digest = (b"", 0) if message.part == STILL else photograph.part(message.part)

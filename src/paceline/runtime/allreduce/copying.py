@@ -102,10 +102,15 @@ class Copier:
             arriving.readable = message.pid, message.addresses
         self._ask_parts()
 
-    def go_on(self, state: MemberState, replica: Replica) -> bool:
+    def go_on(self, state: MemberState, replica: Replica, *, stays: bool) -> bool:
         """Read the memory of the source once it is known; whether a read is under way.
 
         One at a time, also if it is not wanted any more: it is written into what we hold.
+
+        Args:
+            state: says what is wanted, and whether we hold a step of our own.
+            replica: what it is for.
+            stays: nothing else touches our tensors until that is loaded.
         """
         if self._reading is not None and self._reading.done.done():
             reading, self._reading = self._reading, None
@@ -115,7 +120,8 @@ class Copier:
             if arriving.readable is not None and state.may_load(order):
                 assert arriving.layout is not None
                 # Who holds a step of its own keeps it until the other one is confirmed.
-                targets = replica.targets(arriving.layout, in_place=state.step == NO_STEP)
+                in_place = stays and state.step == NO_STEP
+                targets = replica.targets(arriving.layout, in_place=in_place)
                 done = self._aside(partial(read_memory, *arriving.readable, targets))
                 self._reading = Reading(order, arriving, targets, done)
         return self.is_reading

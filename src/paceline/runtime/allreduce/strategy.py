@@ -30,7 +30,6 @@ from paceline.runtime.replica.replica import Replica
 from paceline.runtime.strategy import Evaluation
 from paceline.wire.messages.checks import Checked
 from paceline.wire.messages.feeds import Feed
-from paceline.wire.messages.group import NO_STEP
 
 
 class HeldByAll(Stepping):
@@ -82,7 +81,7 @@ class HeldByAll(Stepping):
         if self.client.is_complete(feed.feed):
             self.client.load_end(feed)
             return
-        if self.client.joins_others and self.client.state.step == NO_STEP:
+        if self.client.joins_others and not self.client.state.joining:
             self._make_room()
         self._loop = Loop(
             self.client,

@@ -309,9 +309,7 @@ class Loop:
         try:
             self._flush(step)
             self._client.mark(computing=False)
-            step.last = self._judge(step)
-            step.committed = self._committed(step)
-            self._finish_sums(step)
+            self._await_sums(step)
         except BREAKING as error:
             # First drop the group, so that what is under way comes to its end.
             self._client.failed(step.run, f"step {self._client.state.step + 1}: {error}")
@@ -320,8 +318,11 @@ class Loop:
         self._client.mark(computing=True)
         step.holds = self._client.begin_update(step.run)
 
-    def _finish_sums(self, step: Step) -> None:
+    def _await_sums(self, step: Step) -> None:
+        """Make the gradients the mean over all that is in the step."""
         start_s = monotonic()
+        step.last = self._judge(step)
+        step.committed = self._committed(step)
         self._reducer.finish(num_samples(step.committed) / num_samples(step.whole))
         if joiners_of(step.run, self._client.state.step + 1):
             self.excluded_s += monotonic() - start_s  # waited for a copy, not for a slow peer

@@ -121,8 +121,11 @@ class MemberClient:
 
     # ------------------------------------------------------------------ what is held
 
-    def _rest(self) -> None:
-        """Between steps, where the state is whole: copy it if asked to, or become another's."""
+    def _rest(self, *, stays: bool = False) -> None:
+        """Between steps, where the state is whole: copy it if asked to, or become another's.
+
+        ``stays``: until that is done; so it may be written into what the script holds.
+        """
         raise NotImplementedError
 
     def _take_over(self, order: Copy | Load) -> None:
@@ -163,7 +166,7 @@ class MemberClient:
             self._do(self.state.join())
             while feed not in self._complete:
                 self._check_stop()
-                self._rest()
+                self._rest(stays=True)
                 run = self.state.enter()
                 if run is not None:
                     self.process.step = max(run.step, self.state.step) + 1
@@ -178,11 +181,8 @@ class MemberClient:
             while state.running is run and state.step == NO_STEP:
                 # However long that takes: our peers do not get on, but nobody hangs.
                 self.unmark()
-                self._exchange.check()
-                if self.process.stop_requested:
-                    self._do(state.failed(run, "it is to leave"))
-                    return False
-                self._rest()
+                self._check_stop()
+                self._rest(stays=True)
                 if state.step == NO_STEP:
                     self._exchange.wait()
             return state.running is run
@@ -359,7 +359,11 @@ class MemberClient:
 
     def _check_stop(self) -> None:
         self._exchange.check()
-        if self.process.stop_requested and not self._leaving and self.state.running is None:
+        if not self.process.stop_requested or self._leaving:
+            return
+        if self.state.running is not None and self.state.copying is not None:
+            self._do(self.state.failed(self.state.running, "it is to leave"))
+        if self.state.running is None:
             self._leave()
 
     def _leave(self) -> NoReturn:

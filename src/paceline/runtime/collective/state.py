@@ -315,10 +315,9 @@ class MemberState:
 
     def forget(self) -> list[Instruction]:
         """What we hold is to be something else, of which no group knows."""
-        dropped: list[Instruction] = [Drop()] if self.running is not None else []
-        self.running = self.copying = None
+        self.copying = None
         self.step, self.done, self.proved = NO_STEP, SampleSet(), (NO_STEP, ())
-        return dropped
+        return self.failed(self.running, "it holds another state") if self.running else []
 
     def give_up_update(self) -> None:
         """Nothing of the update that was begun is in the model."""

@@ -135,7 +135,7 @@ class ShardClient(MemberClient):
         super().await_end(feed)
         self._at_end = False
 
-    def _rest(self) -> None:
+    def _rest(self, *, stays: bool = False) -> None:
         if self.in_body or self._replica is None:
             return
         # From the end of a feed others may go on to the next, once there is a cut of it.

@@ -1,0 +1,199 @@
+"""Copying what a peer holds: which memory is read when, and into what."""
+
+import os
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from torch import nn
+
+from paceline.runtime.allreduce import copying
+from paceline.runtime.allreduce.copying import Copier
+from paceline.runtime.collective.state import MemberState
+from paceline.runtime.replica.replica import Replica
+from paceline.wire.messages.group import NO_STEP, STILL, CatchUp, Member, StatePart
+
+ORDER = CatchUp(epoch_no=1, inc=9, group=2, step=5, source=Member(1, "worker-0", ""))
+OTHER = msgspec.structs.replace(ORDER, group=3, source=Member(2, "worker-1", ""))
+
+
+class Joiner:
+    """A member that copies; what it reads is done when `finish` is called."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(
+            copying, "find_job_process", lambda pid, path: SimpleNamespace(node=self.source.node)
+        )
+        self.net = nn.Linear(3, 2)
+        self.replica = Replica([self.net], [], [])
+        self.state = MemberState(9)
+        self.asked: list[tuple[int, int]] = []
+        self.reads: list[tuple[Callable[[], None], Future[None]]] = []
+        process: Any = SimpleNamespace(job=SimpleNamespace(path=Path("a job")))
+        self.copier = Copier(process, self._ask, self._aside)
+
+    def _ask(self, order: CatchUp, part: int) -> None:
+        self.asked.append((order.source.inc, part))
+
+    def _aside(self, read: Callable[[], None]) -> Future[None]:
+        self.reads.append((read, Future()))
+        return self.reads[-1][1]
+
+    def follow(self, order: CatchUp) -> None:
+        self.source = order.source
+        self.state.copying = order
+        self.copier.follow(order)
+
+    def told(self, peer: nn.Module, *, pid: int = 0, part: int = 0) -> None:
+        """The peer answers; its memory is that of this process."""
+        photograph = Replica([peer], [], []).photograph()
+        frame, digest = (b"", 0) if part == STILL else photograph.part(part)
+        answer = StatePart(
+            epoch_no=1,
+            inc=self.source.inc,
+            step=5,
+            part=part,
+            num_parts=photograph.num_parts,
+            digest=digest,
+            pid=pid or os.getpid(),
+            addresses=photograph.addresses if part == 0 else (),
+        )
+        self.copier.take(self.source.inc, answer, memoryview(bytearray(frame)))
+
+    def go_on(self, *, stays: bool = True) -> bool:
+        return self.copier.go_on(self.state, self.replica, stays=stays)
+
+    def finish(self) -> None:
+        """What is being read is read, or refused."""
+        read, done = self.reads[-1]
+        try:
+            read()
+            done.set_result(None)
+        except OSError as error:
+            done.set_exception(error)
+
+    def load(self) -> bool:
+        found = self.copier.arrived(self.state)
+        if found is not None:
+            self.replica.load(found[1])
+        return found is not None
+
+    def holds(self, peer: nn.Linear) -> bool:
+        return torch.equal(self.net.weight, peer.weight) and torch.equal(self.net.bias, peer.bias)
+
+
+@pytest.fixture
+def joiner(monkeypatch: pytest.MonkeyPatch) -> Joiner:
+    return Joiner(monkeypatch)
+
+
+def test_memory_is_read_in_place_and_counts_once_it_is_confirmed(joiner: Joiner) -> None:
+    peer = nn.Linear(3, 2)
+    weight = joiner.net.weight.data_ptr()
+    joiner.follow(ORDER)
+    joiner.told(peer)
+    assert joiner.go_on()
+    joiner.finish()
+    assert not joiner.go_on()
+    assert joiner.asked == [(1, 0), (1, STILL)]
+    assert not joiner.load()
+    joiner.told(peer, part=STILL)
+    assert joiner.load()
+    assert joiner.holds(peer)
+    assert joiner.net.weight.data_ptr() == weight
+
+
+def test_who_may_go_on_with_its_tensors_meanwhile_keeps_them(joiner: Joiner) -> None:
+    peer, before = nn.Linear(3, 2), joiner.net.weight.clone()
+    joiner.follow(ORDER)
+    joiner.told(peer)
+    assert joiner.go_on(stays=False)
+    joiner.finish()
+    joiner.go_on()
+    torch.testing.assert_close(joiner.net.weight, before)
+    joiner.told(peer, part=STILL)
+    assert joiner.load()
+    assert joiner.holds(peer)
+
+
+def test_another_peer_is_not_read_before_the_first_read_is_over(joiner: Joiner) -> None:
+    first, second = nn.Linear(3, 2), nn.Linear(3, 2)
+    joiner.follow(ORDER)
+    joiner.told(first)
+    joiner.go_on()
+    joiner.follow(OTHER)
+    joiner.told(second)
+    assert joiner.go_on()
+    assert len(joiner.reads) == 1
+    joiner.finish()
+    assert joiner.go_on()
+    assert len(joiner.reads) == 2
+    joiner.finish()
+    joiner.go_on()
+    joiner.told(second, part=STILL)
+    assert joiner.load()
+    assert joiner.holds(second)
+
+
+def test_what_was_read_for_a_former_group_counts_for_the_same_state(joiner: Joiner) -> None:
+    peer = nn.Linear(3, 2)
+    joiner.follow(ORDER)
+    joiner.told(peer)
+    joiner.go_on()
+    joiner.finish()
+    joiner.go_on()
+    joiner.follow(msgspec.structs.replace(ORDER, group=3))
+    joiner.told(peer, part=STILL)
+    assert joiner.load()
+    assert len(joiner.reads) == 1
+
+
+def test_what_was_overwritten_meanwhile_is_read_again(joiner: Joiner) -> None:
+    first, second = nn.Linear(3, 2), nn.Linear(3, 2)
+    for order, peer in ((ORDER, first), (OTHER, second)):
+        joiner.follow(order)
+        joiner.told(peer)
+        joiner.go_on()
+        joiner.finish()
+        joiner.go_on()
+    joiner.follow(ORDER)
+    joiner.told(first, part=STILL)
+    assert not joiner.load()
+    joiner.told(first)
+    joiner.go_on()
+    joiner.finish()
+    joiner.go_on()
+    joiner.told(first, part=STILL)
+    assert joiner.load()
+    assert joiner.holds(first)
+
+
+def test_what_may_not_be_read_comes_in_parts(joiner: Joiner) -> None:
+    peer = nn.Linear(3, 2)
+    joiner.follow(ORDER)
+    joiner.told(peer, pid=2**22 + 1)  # no process has this number
+    joiner.go_on()
+    joiner.finish()
+    assert not joiner.go_on()
+    assert joiner.asked == [(1, 0), (1, 1)]
+    joiner.told(peer, part=1)
+    assert joiner.load()
+    assert joiner.holds(peer)
+
+
+def test_what_is_not_wanted_any_more_is_not_loaded(joiner: Joiner) -> None:
+    peer = nn.Linear(3, 2)
+    joiner.follow(ORDER)
+    joiner.told(peer)
+    joiner.go_on()
+    joiner.finish()
+    joiner.go_on()
+    joiner.told(peer, part=STILL)
+    joiner.state.copying = None
+    assert not joiner.load()
+    assert joiner.state.step == NO_STEP
