@@ -180,10 +180,11 @@ class GroupWorld(GroupNetwork):
         elif facts.told is None:
             if facts.holds and facts.arriving is None:
                 yield "act", self.events(("gather",))
-            # Who copies hears of peers by the master alone, but leaves when it is asked to.
+            # Who copies hears of peers by the master alone, and leaves as soon as it is asked to.
             copies = facts.arriving is not None
-            gives_up = facts.leaving if copies else self._breaks(state, facts)
-            if not facts.holds or gives_up:
+            if copies and facts.leaving:
+                yield "exits", 0
+            if not facts.holds or (not copies and self._breaks(state, facts)):
                 yield "act", self.events(("fail",))
         else:
             yield from self._in_step(state, facts)

@@ -2,6 +2,7 @@
 
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -37,6 +38,8 @@ from paceline.wire.messages.node import Evaluated, Grant, NodeDown, Recall
 
 SCRIPT_S = 0.1
 """How long a peer's question waits for the script to come from its update to its next batch."""
+PHOTOGRAPHS = 4
+"""Peers that may read at the same time what a forward pass may replace."""
 
 
 class GroupClient(MemberClient):
@@ -47,7 +50,7 @@ class GroupClient(MemberClient):
         #: Nothing of the state changes before the next update: optimizers and schedulers are done.
         self._at_rest = True
         #: Of what we hold, which peers read: what is on them is kept.
-        self._photographs: list[Photograph] = []
+        self._photographs: deque[Photograph] = deque(maxlen=PHOTOGRAPHS)
         self._copier = Copier(process, self._ask, self._aside)
         #: A cut that we are to begin with, and one that is being read: from storage that may stand
         #: still.
