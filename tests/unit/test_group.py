@@ -629,6 +629,19 @@ def test_no_cut_of_shards_is_asked_for_while_one_is_missing() -> None:
     assert job.master.take_cut() == []
 
 
+def test_a_shard_that_is_left_in_the_middle_of_an_update_breaks_no_group() -> None:
+    job = sharded()
+    member = job.members[1]
+    run = member.enter()
+    assert run is not None
+    assert member.begin_update(run)
+    member.give_up_update()
+    job.act(1, member.forget())
+    assert job.master.group is not None
+    assert not job.master.group.broken
+    assert member.step == NO_STEP
+
+
 def test_members_that_hold_shards_do_not_go_on_without_each_other() -> None:
     job = sharded()
     job.step()

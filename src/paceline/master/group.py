@@ -378,7 +378,12 @@ class Group:
         return min((no for inc, no in self.divided.items() if inc not in self.lost), default=0)
 
     def broken_said(self, message: Broken) -> list[Instruction]:
-        """A member cannot work in the running group; `form` is due if nobody is found dead."""
+        """A member cannot work in the running group; `form` is due if nobody is found dead.
+
+        One that holds a shard leaves it so: all lives end.
+        """
+        if self.sharded:
+            return []
         of_this = (message.epoch_no, message.group) == (self.epoch_no, self.number)
         if of_this and self.running and self.knows(message.inc) and message.inc not in self.lost:
             self.broken[message.inc] = message.reason

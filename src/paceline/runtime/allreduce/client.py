@@ -2,7 +2,6 @@
 
 import os
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -38,8 +37,6 @@ from paceline.wire.messages.node import Evaluated, Grant, NodeDown, Recall
 
 SCRIPT_S = 0.1
 """How long a peer's question waits for the script to come from its update to its next batch."""
-PHOTOGRAPHS = 4
-"""Peers that may read at the same time what a forward pass may replace."""
 
 
 class GroupClient(MemberClient):
@@ -49,8 +46,8 @@ class GroupClient(MemberClient):
         super().__init__(process)
         #: Nothing of the state changes before the next update: optimizers and schedulers are done.
         self._at_rest = True
-        #: Of what we hold, which peers read: what is on them is kept.
-        self._photographs: deque[Photograph] = deque(maxlen=PHOTOGRAPHS)
+        #: Peer -> what it reads: also what a forward pass replaces is kept until then.
+        self._photographs: dict[int, Photograph] = {}
         self._copier = Copier(process, self._ask, self._aside)
         #: A cut that we are to begin with, and one that is being read: from storage that may stand
         #: still.
@@ -161,6 +158,7 @@ class GroupClient(MemberClient):
     def _aside(self, read: Callable[[], None]) -> "Future[None]":
         """Read a state in a thread of its own: with the lock held nobody would hear of us."""
         self._keeper.wait()
+        self._photographs.clear()
         self.touched = True
         done = Future[None]()
 
@@ -255,9 +253,9 @@ class GroupClient(MemberClient):
                 return None
             if self.in_body and self.spec.deterministic:
                 return None  # a forward pass changes buffers, which are each member's own otherwise
-            if message.part == 0 or not self._photographs:
-                self._photographs.append(self._replica.photograph())
-            photograph = self._photographs[-1]
+            photograph = self._photographs.get(message.inc)
+            if photograph is None:
+                photograph = self._photographs[message.inc] = self._replica.photograph()
             if not STILL <= message.part < photograph.num_parts:
                 return None
             frame, digest = (b"", 0) if message.part == STILL else photograph.part(message.part)
