@@ -14,7 +14,7 @@ from tests.integration.running import RunningJob, running, until
 SCRIPT = Path(__file__).with_name("jobs") / "slow_start.py"
 N = 2048
 AHEAD_S = SETUP_S / 2
-"""How much earlier than the slow one the other trains; starting up takes them differently long."""
+"""How much earlier than the slow one the other trains."""
 
 
 @pytest.fixture(autouse=True)

@@ -11,6 +11,9 @@ import paceline as pl
 from tests.integration.jobs import counted
 
 SETUP_S = 2.0
+"""From when another worker has got a batch: starting up takes them differently long."""
+PATIENCE_S = 20.0
+"""For that: if nobody gets one before all are prepared, the test is to fail, not to hang."""
 
 init = pl.init
 
@@ -19,6 +22,11 @@ def init_slowly() -> pl.Job:
     """As a script that reads a vocabulary, or compiles a model, before it can prepare it."""
     job = init()
     if os.environ["PACELINE_RANK"] == "1":
+        out, deadline_s = Path(sys.argv[sys.argv.index("--out") + 1]), time.monotonic() + PATIENCE_S
+        while not any(path.stat().st_size for path in out.glob("*.times")):
+            if time.monotonic() > deadline_s:
+                break
+            time.sleep(0.02)
         time.sleep(SETUP_S)
     return job
 
