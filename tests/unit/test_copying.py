@@ -65,6 +65,14 @@ class Joiner:
         )
         self.copier.take(self.source.inc, answer, memoryview(bytearray(frame)))
 
+    def read(self, order: CatchUp, peer: nn.Module) -> None:
+        """Read the peer's memory to the end."""
+        self.follow(order)
+        self.told(peer)
+        self.go_on()
+        self.finish()
+        self.go_on()
+
     def go_on(self, *, stays: bool = True) -> bool:
         return self.copier.go_on(self.state, self.replica, stays=stays)
 
@@ -141,11 +149,7 @@ def test_another_peer_is_not_read_before_the_first_read_is_over(joiner: Joiner) 
 
 def test_what_was_read_for_a_former_group_counts_for_the_same_state(joiner: Joiner) -> None:
     peer = nn.Linear(3, 2)
-    joiner.follow(ORDER)
-    joiner.told(peer)
-    joiner.go_on()
-    joiner.finish()
-    joiner.go_on()
+    joiner.read(ORDER, peer)
     joiner.follow(msgspec.structs.replace(ORDER, group=3))
     joiner.told(peer, part=STILL)
     assert joiner.load()
@@ -155,11 +159,7 @@ def test_what_was_read_for_a_former_group_counts_for_the_same_state(joiner: Join
 def test_what_was_overwritten_meanwhile_is_read_again(joiner: Joiner) -> None:
     first, second = nn.Linear(3, 2), nn.Linear(3, 2)
     for order, peer in ((ORDER, first), (OTHER, second)):
-        joiner.follow(order)
-        joiner.told(peer)
-        joiner.go_on()
-        joiner.finish()
-        joiner.go_on()
+        joiner.read(order, peer)
     joiner.follow(ORDER)
     joiner.told(first, part=STILL)
     assert not joiner.load()
@@ -187,11 +187,7 @@ def test_what_may_not_be_read_comes_in_parts(joiner: Joiner) -> None:
 
 def test_what_is_not_wanted_any_more_is_not_loaded(joiner: Joiner) -> None:
     peer = nn.Linear(3, 2)
-    joiner.follow(ORDER)
-    joiner.told(peer)
-    joiner.go_on()
-    joiner.finish()
-    joiner.go_on()
+    joiner.read(ORDER, peer)
     joiner.told(peer, part=STILL)
     joiner.state.copying = None
     assert not joiner.load()

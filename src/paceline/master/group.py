@@ -272,9 +272,10 @@ class Group:
         )
 
     def _run_message(self, begun: GroupBegun, inc: int) -> RunGroup:
-        joiners = begun.joiners
-        source = next(one.inc for one in self.members if one.inc not in joiners)
-        catch_up = self._catch_up(inc, source, begun.step, begun.committed)
+        catch_up = None
+        if inc in begun.joiners:
+            source = next(one.inc for one in self.members if one.inc not in begun.joiners)
+            catch_up = self._catch_up(inc, source, begun.step, begun.committed)
         return RunGroup(
             epoch_no=self.epoch_no,
             inc=inc,
@@ -283,8 +284,8 @@ class Group:
             members=self.members,
             division=begun.division,
             check=self.check and begun.step == 0 and self.number == self.first,
-            joiners=joiners,
-            catch_up=catch_up if inc in joiners else None,
+            joiners=begun.joiners,
+            catch_up=catch_up,
         )
 
     def stopped_said(self, message: Stopped) -> list[Instruction]:
