@@ -11,9 +11,9 @@ import pytest
 from safetensors.torch import load_file
 
 from paceline.base.cgroups import create_node_group, remove_job
+from paceline.master.held_by_servers import HeldByServers
 from paceline.master.journal import Journal
 from paceline.master.records import CutValid, Records
-from paceline.master.state import MasterState
 from paceline.wire.client import Scale, StopJob
 from paceline.wire.cut import read_manifest
 from paceline.wire.spec import NodeSpec, TimeoutSpec
@@ -150,7 +150,7 @@ def test_a_damaged_newest_cut_is_named_and_the_one_before_it_is_used(tmp_path: P
 
 
 def _valid_cuts(job: RunningJob) -> list[CutValid]:
-    state = MasterState(mode="", samples="exactly-once")
+    state = HeldByServers(mode="", samples="exactly-once")
     for record in Journal(job.job.journal).replay():
         if isinstance(record, Records):
             state.apply(record)

@@ -5,7 +5,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from paceline.master.state import MasterState
+from paceline.master.held_by_servers import HeldByServers
 from paceline.runtime.ps.state import ServerState
 from paceline.runtime.ps.worker_state import WorkerState
 
@@ -59,7 +59,7 @@ class Machines(msgspec.Struct, frozen=True, kw_only=True):
 
     server: type[ServerState] = ServerState
     worker: type[WorkerState] = WorkerState
-    master: type[MasterState] = MasterState
+    master: type[HeldByServers] = HeldByServers
     cut_directory: Callable[[int, int], str] = cut_directory
 
 

@@ -16,12 +16,12 @@ import msgspec
 from paceline.base.samples import Intervals, SampleSet, Span
 from paceline.master import instructions as master
 from paceline.master.cuts import Cuts
+from paceline.master.held_by_servers import HeldByServers
 from paceline.master.moving import Moving
 from paceline.master.plans import Plans
 from paceline.master.records import Granted, Place, Planned, Records
 from paceline.master.shards.ledger import Ledger, Line
 from paceline.master.sizing import Sizing
-from paceline.master.state import MasterState
 from paceline.policy.straggler.actions import AdjustBatch, Partial, Share
 from paceline.runtime.ps import state as ps
 from paceline.runtime.ps import worker_state as worker
@@ -136,7 +136,7 @@ def _hook(obj: object) -> object:
         return [obj.known, obj.preparing]
     if isinstance(obj, Line):
         return [obj.cursor, obj.end, obj.returned]
-    if isinstance(obj, Cuts | Ledger | MasterState | Moving | ServerState | WorkerState):
+    if isinstance(obj, Cuts | Ledger | HeldByServers | Moving | ServerState | WorkerState):
         return _plain(obj)
     return list(obj)  # type: ignore[call-overload]  # a deque
 
@@ -430,16 +430,16 @@ class WorkerCell:
 
 
 class MasterCell:
-    """The master: `MasterState`, and what a restart would make of its journal."""
+    """The master: `HeldByServers`, and what a restart would make of its journal."""
 
-    def __init__(self, state: MasterState, journalled: MasterState | None) -> None:
+    def __init__(self, state: HeldByServers, journalled: HeldByServers | None) -> None:
         self.state = state
-        #: A fresh `MasterState` to which every record journalled so far was applied.
+        #: A fresh `HeldByServers` to which every record journalled so far was applied.
         self.journalled = journalled
         #: Grants that have been sent in this life; for the reduction only.
         self.sent: dict[int, int] = {}
         #: (what a restart finds, what had been sent) where this event writes a second record.
-        self.crashes: list[tuple[MasterState, tuple[Output, ...]]] = []
+        self.crashes: list[tuple[HeldByServers, tuple[Output, ...]]] = []
 
     def key(self) -> bytes:
         """Equal for equal states."""
@@ -529,7 +529,7 @@ class MasterCell:
         self.journalled.apply(record)
 
 
-def _copy(state: MasterState) -> MasterState:
+def _copy(state: HeldByServers) -> HeldByServers:
     return pickle.loads(pickle.dumps(state))  # type: ignore[no-any-return]
 
 

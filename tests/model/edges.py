@@ -18,11 +18,11 @@ from typing import Any
 
 import msgspec
 
+from paceline.master.held_by_servers import HeldByServers
 from paceline.master.plans import GlobalAction
 from paceline.master.records import CutValid, Records, SchemaFixed
 from paceline.master.sizing import Sizing
 from paceline.master.snapshot import Snapshot, restore, take
-from paceline.master.state import MasterState
 from paceline.policy.straggler.actions import AdjustBatch, Partial, Share
 from paceline.runtime.data.work import Work
 from paceline.runtime.ps import client, loop
@@ -226,7 +226,7 @@ class Worker:
 class Journalling(MasterCell):
     """A master whose records are kept for the next one."""
 
-    def __init__(self, state: MasterState, records: list[Records | Snapshot]) -> None:
+    def __init__(self, state: HeldByServers, records: list[Records | Snapshot]) -> None:
         super().__init__(state, None)
         self.records = records
 
@@ -349,7 +349,7 @@ class Town:
         self._start_worker(max([inc, *self.workers]) + 1, dead.node)
 
     def _begin_master(self, records: list[Records | Snapshot]) -> Journalling:
-        state = MasterState(mode="bsp", samples="exactly-once")
+        state = HeldByServers(mode="bsp", samples="exactly-once")
         for record in records:
             if isinstance(record, Snapshot):
                 restore(state, record)

@@ -3,7 +3,7 @@
 import msgspec
 
 from paceline.base.samples import Span
-from paceline.master.state import MasterState
+from paceline.master.held_by_servers import HeldByServers
 from paceline.runtime.ps.state import ServerState
 from paceline.runtime.ps.worker_state import WorkerState
 from paceline.wire.messages.data import At, Held, MapIs, Order, Ordered, Part, Ready, Refused
@@ -155,7 +155,7 @@ def _master_facts(cell: MasterCell) -> Facts:
     )
 
 
-def _compare_durable(state: MasterState, journalled: MasterState) -> None:
+def _compare_durable(state: HeldByServers, journalled: HeldByServers) -> None:
     for name in (
         "epoch_no",
         "map",

@@ -14,13 +14,13 @@ import msgspec
 
 from paceline.base.samples import SampleSet, Span
 from paceline.master import instructions as master
+from paceline.master.held_by_servers import HeldByServers
 from paceline.master.instructions import Journal, Send
 from paceline.master.moving import Moving
 from paceline.master.plans import Plans
 from paceline.master.records import CutValid, GaveBack, Granted, Records, Returned
 from paceline.master.shards.ledger import Ledger
 from paceline.master.sizing import Sizing
-from paceline.master.state import MasterState
 from paceline.runtime.ps import state as ps
 from paceline.runtime.ps import worker_state as worker
 from paceline.runtime.ps.state import Keep, Load, Report, ServerState
@@ -330,7 +330,7 @@ class LedgerNotRewound(Ledger):
         del committed, again
 
 
-class KeepsLedger(MasterState):
+class KeepsLedger(HeldByServers):
     """See `LedgerNotRewound`."""
 
     def __init__(self, *, mode: str, samples: str, staleness: int = 0) -> None:
@@ -338,7 +338,7 @@ class KeepsLedger(MasterState):
         self.ledger = self.plans.ledger = LedgerNotRewound()
 
 
-class ReturnsBeforeTheAnswer(MasterState):
+class ReturnsBeforeTheAnswer(HeldByServers):
     """A lost worker's leases go back at once."""
 
     def worker_lost(self, inc: int) -> list[master.Instruction]:
@@ -346,7 +346,7 @@ class ReturnsBeforeTheAnswer(MasterState):
         return [*done, self._record(Returned(inc=inc))] if self.map else done
 
 
-class AnotherGrantForTheSameRequest(MasterState):
+class AnotherGrantForTheSameRequest(HeldByServers):
     """A repeated request is a new one."""
 
     def request(self, message: LeaseRequest, sizing: Sizing) -> list[master.Instruction]:
@@ -362,7 +362,7 @@ class AnotherGrantForTheSameRequest(MasterState):
         return super().request(message, sizing)
 
 
-class TellsWorkersAtOnce(MasterState):
+class TellsWorkersAtOnce(HeldByServers):
     """Workers hear of an epoch before all its servers are in it."""
 
     def _tell_epoch(self, inc: int) -> list[master.Instruction]:
@@ -372,7 +372,7 @@ class TellsWorkersAtOnce(MasterState):
         return done
 
 
-class SendsBeforeTheJournal(MasterState):
+class SendsBeforeTheJournal(HeldByServers):
     """A grant leaves before it is journalled."""
 
     def request(self, message: LeaseRequest, sizing: Sizing) -> list[master.Instruction]:
@@ -383,7 +383,7 @@ def _sends_first(done: Sequence[master.Instruction]) -> list[master.Instruction]
     return sorted(done, key=lambda i: isinstance(i, Journal))
 
 
-class BelievesOldEpochs(MasterState):
+class BelievesOldEpochs(HeldByServers):
     """The word of a leader of an older epoch counts."""
 
     def committed(self, message: Committed) -> list[master.Instruction]:
@@ -393,7 +393,7 @@ class BelievesOldEpochs(MasterState):
         return super().committed(message)
 
 
-class TakesBackTheFenced(MasterState):
+class TakesBackTheFenced(HeldByServers):
     """A fenced worker that a restarted master hears of is never told to leave (was found)."""
 
     def request(self, message: LeaseRequest, sizing: Sizing) -> list[master.Instruction]:
@@ -405,7 +405,7 @@ class TakesBackTheFenced(MasterState):
         return []
 
 
-class ForgetsWhatIsSafe(MasterState):
+class ForgetsWhatIsSafe(HeldByServers):
     """Whether a feed is safe depends on what is not in the journal (found in production code)."""
 
     def apply(self, record: Records) -> None:
@@ -422,7 +422,7 @@ class SwitchesAtOnce(Moving):
         return super().heard(msgspec.structs.replace(message, caught_up=True))
 
 
-class SwitchingMaster(MasterState):
+class SwitchingMaster(HeldByServers):
     """With the flaw above."""
 
     def __init__(self, **arguments: Any) -> None:
@@ -438,7 +438,7 @@ class LeavesAtOnce(Moving):
         return super().is_over(now, cut_under_way=cut_under_way)
 
 
-class HastyMaster(MasterState):
+class HastyMaster(HeldByServers):
     """With the flaw above."""
 
     def __init__(self, **arguments: Any) -> None:
@@ -446,7 +446,7 @@ class HastyMaster(MasterState):
         self.moving = LeavesAtOnce()
 
 
-class TakesBackTwice(MasterState):
+class TakesBackTwice(HeldByServers):
     """A repeated `GiveBack` is taken as a new one."""
 
     def given_back(self, message: GiveBack) -> list[master.Instruction]:
@@ -456,7 +456,7 @@ class TakesBackTwice(MasterState):
         return super().given_back(message)
 
 
-class AnswersBeforeTheJournal(MasterState):
+class AnswersBeforeTheJournal(HeldByServers):
     """What a worker gives back is acknowledged before it is journalled."""
 
     def given_back(self, message: GiveBack) -> list[master.Instruction]:
@@ -470,7 +470,7 @@ class NoHolders(Plans):
         return []
 
 
-class CommitsAtOnce(MasterState):
+class CommitsAtOnce(HeldByServers):
     """See `NoHolders`."""
 
     def __init__(self, *, mode: str, samples: str, staleness: int = 0) -> None:
@@ -478,7 +478,7 @@ class CommitsAtOnce(MasterState):
         self.plans = NoHolders(self.ledger, synchronous=True)
 
 
-class WaitsForTheRecall(MasterState):
+class WaitsForTheRecall(HeldByServers):
     """A plan whose place has come keeps it, however long the recall takes."""
 
     def _move_plan(self, undecided: int, whole: Slice = ()) -> list[master.Instruction]:

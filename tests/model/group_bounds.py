@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from paceline.master.state import MasterState
+from paceline.master.held_by_workers import HeldByWorkers
 from paceline.runtime.collective.state import MemberState
 
 FAILURES = ("member", "master", "suspect", "break", "anew", "leave")
@@ -39,7 +39,7 @@ class Machines(msgspec.Struct, frozen=True, kw_only=True):
     """The classes under test; a planted flaw replaces one."""
 
     member: type[MemberState] = MemberState
-    master: type[MasterState] = MasterState
+    master: type[HeldByWorkers] = HeldByWorkers
     unjournalled: tuple[type, ...] = ()
     """Records that are not written."""
 

@@ -12,8 +12,8 @@ import msgspec
 from paceline.base.samples import Intervals, SampleSet, Span
 from paceline.master import instructions as master
 from paceline.master.group import Group
+from paceline.master.held_by_workers import HeldByWorkers
 from paceline.master.records import Records
-from paceline.master.state import MasterState
 from paceline.runtime.collective.state import Connect, Copy, Drop, Instruction, MemberState, Say
 from paceline.wire.messages.base import Message
 from paceline.wire.messages.feeds import Feed, feed_of
@@ -236,24 +236,23 @@ class MemberCell:
 
 
 class MasterCell:
-    """The master: `MasterState`, and what a restart would make of its journal."""
+    """The master: `HeldByWorkers`, and what a restart would make of its journal."""
 
     def __init__(
         self,
-        state: MasterState,
-        journalled: MasterState | None,
+        state: HeldByWorkers,
+        journalled: HeldByWorkers | None,
         expected: int,
         unjournalled: tuple[type, ...] = (),
     ) -> None:
         self.state, self.journalled, self.expected = state, journalled, expected
         self.unjournalled = unjournalled
         #: (what a restart finds, what had been sent) where this event writes a record after that.
-        self.crashes: list[tuple[MasterState, tuple[Output, ...]]] = []
+        self.crashes: list[tuple[HeldByWorkers, tuple[Output, ...]]] = []
 
     @property
     def group(self) -> Group:
         """Its part of re-forming."""
-        assert self.state.group is not None
         return self.state.group
 
     def key(self) -> bytes:
@@ -270,14 +269,14 @@ class MasterCell:
         match event:
             case JoinGroup() | Stopped() | Progress() | Broken():
                 node = str(event.inc)
-                return state.member_said(self.group, event, node=node, expected=self.expected)
+                return state.member_said(event, node=node, expected=self.expected)
             case "form":
-                return state.form_group(self.group)
+                return state.form_group()
             case "anew":
                 self.group.broken.update((member.inc, "") for member in self.group.members)
-                return state.form_group(self.group)
+                return state.form_group()
             case "restore":
-                return state.restore_group(self.group)
+                return state.restore_group()
             case "resend":
                 return []
             case ("restart", tuple() as up, tuple() as lost):
@@ -317,12 +316,12 @@ class MasterCell:
             self.journalled.apply(record)
 
 
-def copy_of(state: MasterState) -> MasterState:
+def copy_of(state: HeldByWorkers) -> HeldByWorkers:
     """One that changes by itself."""
     return pickle.loads(pickle.dumps(state))  # type: ignore[no-any-return]
 
 
-def _relevant(state: MasterState | None) -> object:
+def _relevant(state: HeldByWorkers | None) -> object:
     """What of the master's state has a bearing on groups."""
     if state is None:
         return None

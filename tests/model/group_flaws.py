@@ -10,9 +10,9 @@ import msgspec
 
 from paceline.base.samples import Span
 from paceline.master.group import Group, Records
+from paceline.master.held_by_workers import HeldByWorkers
 from paceline.master.instructions import Instruction
 from paceline.master.records import GroupBegun, GroupFormed
-from paceline.master.state import MasterState
 from paceline.runtime.collective import state as member
 from paceline.runtime.collective.state import Copy, MemberState, Say
 from paceline.wire.messages.group import (
@@ -163,10 +163,10 @@ class AsksForNoOtherPeer(MemberState):
 # ---------------------------------------------------------------------- the master
 
 
-def with_group(kind: type[Group]) -> type[MasterState]:
+def with_group(kind: type[Group]) -> type[HeldByWorkers]:
     """A master whose part of re-forming is this one."""
 
-    class WithGroup(MasterState):
+    class WithGroup(HeldByWorkers):
         def __init__(self, **arguments: Any) -> None:
             super().__init__(**arguments)
             self.group = kind(min_members=1)
@@ -186,15 +186,15 @@ class BeginsWithTheFirst(Group):
         return [self._record(begun), *self._ask(member.inc for member in self.members)]
 
 
-class CountsBeforeAllHold(MasterState):
+class CountsBeforeAllHold(HeldByWorkers):
     """What one member says it has completed counts, before the others hold it."""
 
     def member_said(
-        self, group: Group, message: GroupUp, *, node: str = "", expected: int = 0
+        self, message: GroupUp, *, node: str = "", expected: int = 0
     ) -> list[Instruction]:
-        if isinstance(message, Stopped) and message.group == group.number:
+        if isinstance(message, Stopped) and message.group == self.group.number:
             self.ledger.advance(message.committed)
-        return super().member_said(group, message, node=node, expected=expected)
+        return super().member_said(message, node=node, expected=expected)
 
 
 class TakesBackTheExcluded(Group):

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from paceline.master.state import MasterState
+from paceline.master.held_by_workers import HeldByWorkers
 from paceline.wire.messages.group import (
     NO_STEP,
     CatchUp,
@@ -95,7 +95,7 @@ class GroupNetwork:
             self._handled[key] = found
         return found
 
-    def restarted(self, journalled: MasterState) -> int:
+    def restarted(self, journalled: HeldByWorkers) -> int:
         expected, unjournalled = self.bounds.members, self.machines.unjournalled
         return self.cell_id(MasterCell(journalled, copy_of(journalled), expected, unjournalled))
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import msgspec
 
 from paceline.base.errors import PacelineError
+from paceline.master.held_by_servers import HeldByServers
 from paceline.master.records import CutValid, FeedAdded, Records, SchemaFixed
-from paceline.master.state import MasterState
 from paceline.wire.messages.base import CutRef, Server
 from paceline.wire.messages.data import MapIs, Pull, Pulled, Refused
 from paceline.wire.messages.node import LeaseRequest, NewEpoch, Prepared, Restore, Restored
@@ -85,7 +85,7 @@ class World(Network):
             else:
                 return state
 
-    def _master(self) -> MasterState:
+    def _master(self) -> HeldByServers:
         return self.machines.master(mode=self.bounds.mode, samples="exactly-once")
 
     def _master_may_die(self) -> bool:

@@ -8,9 +8,9 @@ import pytest
 from paceline.base.errors import InternalError
 from paceline.base.samples import Span
 from paceline.master.hangs import Hang, find_hang, find_silent
+from paceline.master.held_by_workers import HeldByWorkers
 from paceline.master.instructions import Fail, FeedDone, Instruction, Journal, Seal, Send
 from paceline.master.snapshot import restore, take
-from paceline.master.state import MasterState
 from paceline.runtime.collective.state import Connect, Copy, Drop, Load, MemberState, Say
 from paceline.runtime.collective.state import Instruction as MemberInstruction
 from paceline.wire.messages.agent import NodeFacts
@@ -68,8 +68,8 @@ class Job:
             self.worker(inc)
         self.run(self.master.open_feed(OpenFeed(inc=1, feed=FEED)))
 
-    def new_master(self) -> MasterState:
-        return MasterState(
+    def new_master(self) -> HeldByWorkers:
+        return HeldByWorkers(
             mode="bsp",
             samples="exactly-once",
             min_members=self.min_members,
@@ -80,7 +80,6 @@ class Job:
     @property
     def group(self) -> list[int]:
         """Who is in the newest group."""
-        assert self.master.group is not None
         return [member.inc for member in self.master.group.members]
 
     def worker(self, inc: int) -> MemberState:
@@ -111,11 +110,8 @@ class Job:
                     pass
 
     def say(self, message: GroupUp) -> None:
-        assert self.master.group is not None
         node = f"worker-{message.inc}"
-        self.run(
-            self.master.member_said(self.master.group, message, node=node, expected=self.expected)
-        )
+        self.run(self.master.member_said(message, node=node, expected=self.expected))
 
     def run(self, instructions: list[Instruction]) -> None:
         for one in instructions:
@@ -134,7 +130,7 @@ class Job:
                     pass
         group = self.master.group
         if group is not None and group.needs_restore:
-            self.run(self.master.restore_group(group))
+            self.run(self.master.restore_group())
 
     def deliver(self, inc: int, message: NodeDown) -> None:
         member = self.members.get(inc)
@@ -218,8 +214,7 @@ def test_the_first_group_waits_for_all_and_begins_with_the_state_of_one() -> Non
 def test_who_does_not_come_is_not_waited_for_longer_than_that() -> None:
     job = Job(3)
     job.join(2)
-    assert job.master.group is not None
-    job.run(job.master.form_group(job.master.group))
+    job.run(job.master.form_group())
     assert job.group == [2]
 
 
@@ -279,7 +274,6 @@ def joining(*, whole_steps: bool = False) -> tuple[Job, dict[int, CatchUp]]:
 
 def test_who_joins_copies_while_the_others_are_in_their_next_step() -> None:
     job, copying = joining()
-    assert job.master.group is not None
     assert job.master.group.running
     first, joiner = job.members[1], job.members[3]
     assert joiner.running is not None
@@ -356,7 +350,6 @@ def test_a_snapshot_says_who_joins() -> None:
     job, _ = joining()
     restore(fresh := job.new_master(), take(job.master))
     fresh.resume()
-    assert fresh.group is not None
     sent = [one.message for one in fresh.resend() if isinstance(one, Send) and one.inc == 3]
     (run,) = [one for one in sent if isinstance(one, RunGroup)]
     assert (run.joiners, run.step) == ((3,), 1)
@@ -406,7 +399,6 @@ def test_an_update_that_has_begun_is_finished_before_it_is_said_to_be_over() -> 
     assert run is not None
     assert member.begin_update(run)
     job.lose(2)
-    assert job.master.group is not None
     assert not job.master.group.stopped
     job.act(1, member.updated((Span(0, 0, 2),), last=False))
     assert member.running is not None
@@ -481,9 +473,8 @@ def test_a_member_that_cannot_work_is_met_anew() -> None:
     run = member.enter()
     assert run is not None
     job.act(1, member.failed(run, "connection reset"))
-    assert job.master.group is not None
     assert job.master.group.broken == {1: "connection reset"}
-    job.run(job.master.form_group(job.master.group))
+    job.run(job.master.form_group())
     assert job.master.group.number == 2
     assert all(member.running is not None for member in job.members.values())
 
@@ -637,7 +628,6 @@ def test_a_shard_that_is_left_in_the_middle_of_an_update_breaks_no_group() -> No
     assert member.begin_update(run)
     member.give_up_update()
     job.act(1, member.forget())
-    assert job.master.group is not None
     assert not job.master.group.broken
     assert member.step == NO_STEP
 
@@ -654,8 +644,7 @@ def test_members_that_hold_shards_do_not_go_on_without_each_other() -> None:
     job.worker(4)
     job.worker(3)
     job.join(4)
-    assert job.master.group is not None
-    job.run(job.master.form_group(job.master.group))
+    job.run(job.master.form_group())
     assert job.group == [1, 2], "not for anybody's patience either"
     job.join(3)
     assert job.group == [3, 4], "by their nodes"
@@ -740,15 +729,13 @@ def test_a_new_master_goes_on_without_asking_anybody() -> None:
 
 def test_a_snapshot_holds_the_group() -> None:
     job = running(2)
-    fresh = MasterState(mode="bsp", samples="exactly-once", min_members=1)
+    fresh = HeldByWorkers(mode="bsp", samples="exactly-once", min_members=1)
     restore(
         fresh,
         msgspec.msgpack.decode(
             msgspec.msgpack.encode(take(job.master)), type=type(take(job.master))
         ),
     )
-    assert fresh.group is not None
-    assert job.master.group is not None
     assert fresh.group.members == job.master.group.members
     assert (fresh.epoch_no, fresh.group.number, fresh.group.running) == (1, 1, True)
 

@@ -7,11 +7,11 @@ import pytest
 
 from paceline.base.samples import SampleSet, Span
 from paceline.master import state as master_state
+from paceline.master.held_by_servers import HeldByServers
 from paceline.master.instructions import Fail, Instruction, Journal, Seal, Send
 from paceline.master.records import Extended, Granted, Records
 from paceline.master.shards.ledger import Ledger
 from paceline.master.sizing import Sizing
-from paceline.master.state import MasterState
 from paceline.runtime.ps.worker_state import ToMaster, WorkerState
 from paceline.wire.messages.base import Server
 from paceline.wire.messages.feeds import Feed, SourceLine
@@ -120,7 +120,7 @@ class Job:
     def __init__(self, feed: Feed = FEED, seed: int = 0) -> None:
         self.rng = random.Random(seed)
         self.feed = feed
-        self.state = MasterState(mode="asp", samples="exactly-once")
+        self.state = HeldByServers(mode="asp", samples="exactly-once")
         self.records: list[Records] = []
         self.said: list[Instruction] = []
         self.workers: dict[int, WorkerState] = {}
@@ -223,7 +223,7 @@ class Job:
         return self.state.map.servers[0].inc
 
     def restart_master(self) -> None:
-        self.state = MasterState(mode="asp", samples="exactly-once")
+        self.state = HeldByServers(mode="asp", samples="exactly-once")
         for record in self.records:
             self.state.apply(record)
         self.do(self.state.resume())

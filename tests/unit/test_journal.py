@@ -9,7 +9,9 @@ import pytest
 
 from paceline.base.errors import PermanentError
 from paceline.base.samples import Span
+from paceline.master.held_by_servers import HeldByServers
 from paceline.master.instructions import Instruction, Seal
+from paceline.master.instructions import Journal as Write
 from paceline.master.journal import Journal, JournalRecord, MasterStarted
 from paceline.master.members import JobEnded, NodeFinished, NodeStarted, WorkersWanted
 from paceline.master.records import (
@@ -25,8 +27,6 @@ from paceline.master.records import (
 )
 from paceline.master.sizing import Sizing
 from paceline.master.snapshot import Snapshot, restore, take
-from paceline.master.state import Journal as Write
-from paceline.master.state import MasterState
 from paceline.wire.messages.base import CutRef, Server, ServerMap
 from paceline.wire.messages.feeds import Feed, SourceLine
 from paceline.wire.messages.node import (
@@ -82,7 +82,7 @@ ONE_OF_EACH: list[JournalRecord] = [
     NodeFinished(node="worker-0"),
     WorkersWanted(count=3),
     JobEnded(),
-    take(MasterState(mode="asp", samples="exactly-once")),
+    take(HeldByServers(mode="asp", samples="exactly-once")),
 ]
 
 
@@ -142,7 +142,7 @@ class Run:
     def __init__(self, seed: int, samples: str, mode: str) -> None:
         self.rng = random.Random(seed)
         self.samples, self.mode = samples, mode
-        self.state = MasterState(mode=mode, samples=samples)
+        self.state = HeldByServers(mode=mode, samples=samples)
         self.records: list[JournalRecord] = []
         self.next_n: dict[int, int] = {}
         self.next_inc = 10
@@ -262,12 +262,12 @@ def test_a_snapshot_stands_for_all_records(samples: str, mode: str, seed: int) -
     run = Run(seed, samples, mode)
     for _ in range(300):
         run.step()
-    replayed = MasterState(mode=mode, samples=samples)
+    replayed = HeldByServers(mode=mode, samples=samples)
     for record in run.records:
         replayed.apply(record)  # type: ignore[arg-type]
     kept = take(replayed)
     assert kept.leases or kept.done
-    restored = MasterState(mode=mode, samples=samples)
+    restored = HeldByServers(mode=mode, samples=samples)
     restore(restored, kept)
     assert take(restored) == kept
     assert restored.map == replayed.map
@@ -284,10 +284,10 @@ def test_a_restored_state_goes_on_as_the_original_would() -> None:
     for _ in range(200):
         one.step()
         other.step()
-    one.state = MasterState(mode="asp", samples="exactly-once")
+    one.state = HeldByServers(mode="asp", samples="exactly-once")
     for record in one.records:
         one.state.apply(record)  # type: ignore[arg-type]
-    two = MasterState(mode="asp", samples="exactly-once")
+    two = HeldByServers(mode="asp", samples="exactly-once")
     restore(two, take(one.state))
     other.state = two
     one.rng.seed(5)

@@ -3,10 +3,10 @@
 import pytest
 
 from paceline.base.samples import Span
+from paceline.master.held_by_servers import HeldByServers
 from paceline.master.instructions import Fail, FeedDone, Instruction, Journal, Seal, Send
 from paceline.master.records import CutValid, EpochStarted, Granted, Returned
 from paceline.master.sizing import Sizing
-from paceline.master.state import MasterState
 from paceline.wire.messages.base import CutRef, Server
 from paceline.wire.messages.feeds import Feed
 from paceline.wire.messages.node import (
@@ -54,7 +54,7 @@ class Job:
 
     def __init__(self, mode: str = "asp", samples: str = "exactly-once") -> None:
         self.mode, self.samples = mode, samples
-        self.state = MasterState(mode=mode, samples=samples)
+        self.state = HeldByServers(mode=mode, samples=samples)
         self.journal: list[Journal] = []
         self.sent: list[Send] = []
         self.told: list[Instruction] = []
@@ -70,7 +70,7 @@ class Job:
 
     def restart(self) -> None:
         """The master dies and reads its journal."""
-        self.state = MasterState(mode=self.mode, samples=self.samples)
+        self.state = HeldByServers(mode=self.mode, samples=self.samples)
         for entry in self.journal:
             self.state.apply(entry.record)
         self.do(self.state.resume())

@@ -9,13 +9,13 @@ import pytest
 
 from paceline.agent.facts import FactsReader
 from paceline.base.samples import Span
+from paceline.master.held_by_servers import HeldByServers
 from paceline.master.jobnow import JobNow, job_now
 from paceline.master.members import Tell
 from paceline.master.membership import Membership
 from paceline.master.monitor import MAX_ENDS, Monitor
 from paceline.master.plans import portion_of
 from paceline.master.records import EpochStarted, FeedAdded, Place, Plan, Planned
-from paceline.master.state import MasterState
 from paceline.policy.stats.history import Lengths
 from paceline.policy.straggler.actions import Share
 from paceline.policy.straggler.observation import LifeEnded
@@ -259,7 +259,7 @@ class Training:
     """Two servers and some workers in training, without their messages."""
 
     def __init__(self, mode: str, num_workers: int, *, batch_size: int = 10) -> None:
-        self.state = MasterState(mode=mode, samples="exactly-once")
+        self.state = HeldByServers(mode=mode, samples="exactly-once")
         self.members = Membership(num_workers=num_workers, num_servers=2, restart=RestartSpec())
         for inc, node in enumerate(list(self.members.nodes.values()), 1):
             self.members._new_life(node, 0.0)

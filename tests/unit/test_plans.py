@@ -10,12 +10,12 @@ from msgspec.structs import replace
 
 from paceline.base.errors import ConfigError
 from paceline.base.samples import Span
+from paceline.master.held_by_servers import HeldByServers
 from paceline.master.instructions import Fail, Instruction, Journal, Send
 from paceline.master.plans import Plans, part_sizes, portion_of
 from paceline.master.records import GaveBack, Place, Plan, Planned
 from paceline.master.shards.ledger import Ledger
 from paceline.master.sizing import Sizing
-from paceline.master.state import MasterState
 from paceline.policy.straggler.actions import AdjustBatch, AdjustRate, BackupWorkers, Partial, Share
 from paceline.runtime.ps.worker_state import WorkerState
 from paceline.wire.messages.base import Server
@@ -59,7 +59,7 @@ class Job:
     def __init__(self, mode: str = "bsp") -> None:
         self.mode = mode
         self.journal: list[Journal] = []
-        self.state = MasterState(mode=mode, samples="exactly-once")
+        self.state = HeldByServers(mode=mode, samples="exactly-once")
         for inc, node in NODES.items():
             self.do(self.state.worker_up(inc, node))
             self.do(self.state.prepare(Prepared(inc=inc, schema=ModelSchema()), ""))
@@ -77,7 +77,7 @@ class Job:
         self.do(self.state.restored(Restored(epoch_no=self.state.epoch_no, inc=leader)))
 
     def restart(self) -> None:
-        self.state = MasterState(mode=self.mode, samples="exactly-once")
+        self.state = HeldByServers(mode=self.mode, samples="exactly-once")
         for entry in self.journal:
             self.state.apply(entry.record)
         self.do(self.state.resume())

@@ -8,11 +8,11 @@ import pytest
 from paceline.base.jobdir import JobDir
 from paceline.cli.history import read_last_metrics, read_metrics
 from paceline.master import reporting
+from paceline.master.held_by_servers import HeldByServers
 from paceline.master.membership import Membership
 from paceline.master.monitor import Monitor
 from paceline.master.outlet import before
 from paceline.master.reporting import Reporting
-from paceline.master.state import MasterState
 from paceline.wire.messages.agent import NodeFacts
 from paceline.wire.spec import RestartSpec
 
@@ -23,7 +23,7 @@ class Job:
     def __init__(self, path: Path) -> None:
         self.job, self.monitor = JobDir(path), Monitor()
         self.members = Membership(num_workers=1, num_servers=0, restart=RestartSpec())
-        state = MasterState(mode="bsp", samples="exactly-once")
+        state = HeldByServers(mode="bsp", samples="exactly-once")
         self.reporting = Reporting(self.job, state, self.members, self.monitor)
         self.now_s = 0.0
 

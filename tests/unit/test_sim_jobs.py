@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.base.samples import SampleSet, Span
+from paceline.master.held_by_servers import HeldByServers
 from paceline.master.plans import Plans
 from paceline.master.shards.ledger import Ledger
 from paceline.master.sizing import Sizing
-from paceline.master.state import MasterState
 from paceline.policy.stats.history import Profiled
 from paceline.policy.straggler.actions import (
     AdjustBatch,
@@ -365,7 +365,7 @@ class Dealing:
     """A real master, and workers that ask it at each step."""
 
     def __init__(self, feed: Feed, names: list[str], steps: int) -> None:
-        self.steps, self.state = steps, MasterState(mode="bsp", samples="exactly-once")
+        self.steps, self.state = steps, HeldByServers(mode="bsp", samples="exactly-once")
         self.returns = [0, 0, 0]
         for inc, name in enumerate(names, 1):
             self.state.worker_up(inc, name)

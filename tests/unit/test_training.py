@@ -18,13 +18,8 @@ from paceline.master.monitor import Monitor
 from paceline.master.outbox import Outbox
 from paceline.master.ports import AgentEnd
 from paceline.master.sizing import BATCHES_BEFORE_MEASURED
-from paceline.master.training import (
-    ANSWER_PATIENCE_S,
-    MOVE_PATIENCE_S,
-    REFUSED_S,
-    CutChosen,
-    Training,
-)
+from paceline.master.training import REFUSED_S, CutChosen, Parts
+from paceline.master.training_servers import ANSWER_PATIENCE_S, MOVE_PATIENCE_S, ServerTraining
 from paceline.policy.straggler.actions import Profile
 from paceline.wire.messages.agent import NodeFacts
 from paceline.wire.messages.base import Server
@@ -112,14 +107,16 @@ class Job:
         self.outbox = Recorded(self.job, self.members, NoBackend())
         self.failed: list[str] = []
         self.monitor = Monitor()
-        self.training = Training(
-            self.job,
-            self.spec,
-            self.members,
-            self.monitor,
-            self.outbox,
-            self.failed.append,
-            lambda moved: None,
+        self.training = ServerTraining(
+            Parts(
+                self.job,
+                self.spec,
+                self.members,
+                self.monitor,
+                self.outbox,
+                self.failed.append,
+                lambda moved: None,
+            )
         )
         self.now_s = 0.0
         self.begin()

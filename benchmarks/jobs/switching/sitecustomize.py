@@ -51,14 +51,14 @@ def _switch(every: int, actions: str, phases: _Phases) -> None:
     import msgspec
 
     from paceline.base.errors import ConfigError
-    from paceline.master.training import Training
+    from paceline.master.training_servers import ServerTraining
     from paceline.policy.straggler.actions import AnyAction
     from paceline.wire.messages.node import Committed
 
-    inner, plans = Training.handle, msgspec.json.decode(actions, type=list[AnyAction])
+    inner, plans = ServerTraining.handle, msgspec.json.decode(actions, type=list[AnyAction])
     next_step, number = every, 0
 
-    def handle(this: Training, node: str, message: Any, now_s: float) -> None:
+    def handle(this: ServerTraining, node: str, message: Any, now_s: float) -> None:
         nonlocal next_step, number
         inner(this, node, message, now_s)
         if isinstance(message, Committed) and this.state.step >= next_step:
@@ -70,7 +70,7 @@ def _switch(every: int, actions: str, phases: _Phases) -> None:
             next_step, number = this.state.step + every, number + 1
         phases.look(this.state)
 
-    Training.handle = handle  # type: ignore[method-assign]
+    ServerTraining.handle = handle  # type: ignore[method-assign]
 
 
 if "PACELINE_BENCH_ACTIONS" in os.environ and "paceline.master" in sys.orig_argv:

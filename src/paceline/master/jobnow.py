@@ -5,6 +5,8 @@ Pure views of the state machines, from which the monitor makes what a solution s
 
 import msgspec
 
+from paceline.master.held_by_servers import HeldByServers
+from paceline.master.held_by_workers import HeldByWorkers
 from paceline.master.membership import Membership
 from paceline.master.plans import part_sizes
 from paceline.master.records import Plan
@@ -83,14 +85,12 @@ def job_now(
         shares = {name: plan.share_of(name) or shares[name] for name in shares}
     is_backup = plan.backup > 0 and state.holds(BackupWorkers(count=plan.backup))
     return JobNow(
-        mode="allreduce" if state.group is not None else state.mode,
+        mode="allreduce" if isinstance(state, HeldByWorkers) else state.mode,
         step=steps_done(state, members, committed),
         global_batch=batch_size,
         steps_left=steps_left,
         shares=shares,
-        servers=tuple(s.node for s in state.map.servers if s.inc in state.map.sharers)
-        if state.map is not None
-        else (),
+        servers=_servers(state),
         replacing=joining.replaces if (joining := members.joining()) else "",
         absent=sum(node.name not in shares for node in members.wanted_workers()),
         restarts={node.name: node.decided for node in members.nodes.values() if node.decided},
@@ -107,6 +107,12 @@ def job_now(
         late=plan.late,
         grace_s=plan.grace_s,
     )
+
+
+def _servers(state: MasterState) -> tuple[str, ...]:
+    """Those that hold a share of the model."""
+    now = state.map if isinstance(state, HeldByServers) else None
+    return tuple(one.node for one in now.servers if one.inc in now.sharers) if now else ()
 
 
 def steps_done(state: MasterState, members: Membership, committed: int) -> int:

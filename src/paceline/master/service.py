@@ -60,7 +60,9 @@ from paceline.master.restarts import StartMeasured
 from paceline.master.rounds import Rounds
 from paceline.master.scene import Scene
 from paceline.master.snapshot import Snapshot, restore, take
-from paceline.master.training import CutChosen, Training
+from paceline.master.training import CutChosen, Parts, Training
+from paceline.master.training_group import GroupTraining
+from paceline.master.training_servers import ServerTraining
 from paceline.master.uploads import Uploader, Uploads
 from paceline.policy.failslow.preflight import describe as describe_speeds
 from paceline.policy.failslow.preflight import explain
@@ -164,8 +166,9 @@ class Master:
         )
         self.monitor = Monitor(lengths_of(spec.windows))
         self._outbox = Outbox(job, self.members, backend, wall_clock)
-        self.training = Training(
-            job, spec, self.members, self.monitor, self._outbox, self._fail, self._moved
+        kind = GroupTraining if spec.held_by_workers else ServerTraining
+        self.training: Training = kind(
+            Parts(job, spec, self.members, self.monitor, self._outbox, self._fail, self._moved)
         )
         self._checks = Checks(wanted=spec.preflight and spec.strategy != "script")
         self._scene = Scene(

@@ -4,6 +4,8 @@ import msgspec
 
 from paceline.base.samples import Intervals, SampleSet, Span
 from paceline.master.group import Group
+from paceline.master.held_by_servers import HeldByServers
+from paceline.master.held_by_workers import HeldByWorkers
 from paceline.master.records import (
     CutValid,
     EpochStarted,
@@ -70,10 +72,10 @@ class Snapshot(Record, frozen=True):
 
 def take(state: MasterState) -> Snapshot:
     """What a fresh state has to be given to be as durable as this one."""
-    ledger, group = state.ledger, state.group
-    return Snapshot(
+    ledger = state.ledger
+    kept = Snapshot(
         model=state.model,
-        start=state.start,
+        start=None,
         feeds=tuple(ledger.feeds.values()),
         lines=tuple(
             LineKept(
@@ -95,12 +97,13 @@ def take(state: MasterState) -> Snapshot:
         last_cut_no=state.cuts.last_no,
         safe=tuple(sorted(state.cuts.safe)),
         covered=tuple(sorted(state.cuts.covered)),
-        map=state.map,
-        move=state.moving.begun,
         gave_back=tuple(state.gave_back.items()),
         plans=tuple(state.plans.known),
-        group=_kept(group) if group is not None else None,
     )
+    if isinstance(state, HeldByWorkers):
+        return msgspec.structs.replace(kept, group=_kept(state.group))
+    assert isinstance(state, HeldByServers)
+    return msgspec.structs.replace(kept, start=state.start, map=state.map, move=state.moving.begun)
 
 
 def _kept(group: Group) -> GroupKept:
@@ -117,10 +120,7 @@ def _kept(group: Group) -> GroupKept:
 
 def restore(state: MasterState, kept: Snapshot) -> None:
     """Bring a fresh state to where the snapshot was taken."""
-    state.model, state.start = kept.model, kept.start
-    if kept.start is not None:
-        state.epoch_no, state.step = kept.start.epoch_no, kept.start.step
-    state.map, state.moving.begun = kept.map, kept.move
+    state.model = kept.model
     ledger = state.ledger
     ledger.feeds = {feed.feed: feed for feed in kept.feeds}
     ledger.names = {feed.feed: {} for feed in kept.feeds if feed.num_samples is None}
@@ -138,14 +138,24 @@ def restore(state: MasterState, kept: Snapshot) -> None:
     state.cuts.last_no = kept.last_cut_no
     state.cuts.safe, state.cuts.covered = set(kept.safe), set(kept.covered)
     state.gave_back, state.plans.known = dict(kept.gave_back), list(kept.plans)
-    if kept.group is not None and state.group is not None:
+    proven = True
+    if isinstance(state, HeldByServers):
+        _restore_servers(state, kept)
+    elif isinstance(state, HeldByWorkers) and kept.group is not None:
         _restore_group(state, state.group, kept.group)
-    if state.group is None or state.group.sharded:  # a cut proves its step
+        proven = state.group.sharded
+    if proven:  # a cut proves its step
         steps = [cut.step for cut in kept.cuts if cut.epoch_no == state.epoch_no]
         state.step = max([state.step, *steps])
 
 
-def _restore_group(state: MasterState, group: Group, kept: GroupKept) -> None:
+def _restore_servers(state: HeldByServers, kept: Snapshot) -> None:
+    if kept.start is not None:
+        state.epoch_no, state.step = kept.start.epoch_no, kept.start.step
+    state.start, state.map, state.moving.begun = kept.start, kept.map, kept.move
+
+
+def _restore_group(state: HeldByWorkers, group: Group, kept: GroupKept) -> None:
     group.epoch_no = state.epoch_no = kept.epoch_no
     group.number, group.members = kept.number, kept.members
     group.step = state.step = kept.step

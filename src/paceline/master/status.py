@@ -35,11 +35,7 @@ def job_state(state: MasterState, members: Membership, ending: Ending | None) ->
     if members.rounds is not None:
         up = all(node.up or node.state == "finished" for node in members.of_role("worker"))
         return "running" if up else "starting"
-    if state.group is not None and state.group.number:
-        return "training" if state.group.running else "forming"
-    if state.map is None:
-        return "starting"
-    return "restoring" if state.restoring else "training"
+    return state.phase
 
 
 def describe(

@@ -125,7 +125,7 @@ def workers_told_first(module: ModuleType) -> None:
 
     As if the first `Restore` had been lost on its way; the repeated one comes a second later.
     """
-    state = module.MasterState
+    state = module.HeldByServers
     start = state.start_epoch
 
     def start_epoch(self, servers):  # type: ignore[no-untyped-def]
@@ -139,7 +139,7 @@ def workers_told_first(module: ModuleType) -> None:
 
 
 WORKER, SERVER = "paceline.runtime.ps.worker_state", "paceline.runtime.ps.state"
-MASTER, LEDGER = "paceline.master.state", "paceline.master.shards.ledger"
+MASTER, LEDGER = "paceline.master.held_by_servers", "paceline.master.shards.ledger"
 MEMBERS = "paceline.master.membership"
 
 Plant = Callable[[ModuleType], None]

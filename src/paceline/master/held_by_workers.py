@@ -1,0 +1,264 @@
+"""The master's part of a job whose workers hold the model: what a `Group` decides.
+
+What the members hold is in the model by their word (`Progress`): DONE grows by it, and a feed is
+over when a cut on disk holds all of it. Samples to train on are not leased, the members share every
+slice by themselves; those to evaluate are.
+"""
+
+import msgspec
+
+from paceline.master.group import Group
+from paceline.master.instructions import (
+    FeedDone,
+    Instruction,
+    Journal,
+    Send,
+)
+from paceline.master.plans import NO_PLAN, GlobalAction
+from paceline.master.records import (
+    CutValid,
+    GroupBegun,
+    GroupFormed,
+    GroupProgressed,
+    GroupRestored,
+    Planned,
+    Records,
+    Returned,
+)
+from paceline.master.state import MasterState
+from paceline.wire.messages.feeds import Feed
+from paceline.wire.messages.group import Broken, GroupUp, JoinGroup, Progress, Stopped
+from paceline.wire.messages.node import (
+    FeedOpened,
+    Stop,
+)
+from paceline.wire.schema import ModelSchema
+
+
+class HeldByWorkers(MasterState):
+    """See the module and `MasterState`."""
+
+    def __init__(
+        self,
+        *,
+        mode: str,
+        samples: str,
+        min_members: int = 1,
+        check: bool = False,
+        whole_steps: bool = False,
+        sharded: bool = False,
+    ) -> None:
+        """``whole_steps``: none lacks a sample, and who joins copies before it.
+
+        ``min_members``, ``check``, ``sharded``: see `Group`.
+        """
+        super().__init__(mode=mode, samples=samples, whole_steps=whole_steps, granted=False)
+        self.model = ModelSchema()
+        self.group = Group(
+            min_members=min_members, check=check, sharded=sharded, copies_at_rest=whole_steps
+        )
+        #: Not sharded: the member that copies cuts.
+        self.holder = 0
+
+    # ------------------------------------------------------------------ records
+
+    def apply(self, record: Records) -> None:
+        """See `MasterState.apply`."""
+        match record:
+            case GroupFormed() | GroupRestored() | GroupBegun():
+                self.group.apply(record)
+                self._follow_group(record)
+            case GroupProgressed():
+                self.step = max(self.step, record.step)
+                self.ledger.advance(record.committed)
+            case Planned():
+                super().apply(record)
+                self.group.plan = record.plan
+            case _:
+                super().apply(record)
+
+    def _follow_group(self, record: GroupFormed | GroupRestored | GroupBegun) -> None:
+        match record:
+            case GroupRestored():
+                self.epoch_no, self.step = record.epoch_no, record.step
+                self._go_back(record.committed)
+            case GroupBegun():
+                self.step = record.step
+                self.ledger.advance(record.committed)
+            case _:
+                pass
+
+    def resume(self) -> list[Instruction]:
+        """See `MasterState.resume`."""
+        self.group.resume()
+        return super().resume()
+
+    # ------------------------------------------------------------------ the group
+
+    def _in_group(self, done: list[Instruction]) -> list[Instruction]:
+        """What the group has decided, with what follows from it for the ledger."""
+        for one in done:
+            if isinstance(one, Journal):
+                match one.record:
+                    case GroupFormed() | GroupRestored() | GroupBegun():
+                        self._follow_group(one.record)
+                    case _:
+                        pass
+        return done
+
+    def member_said(
+        self, message: GroupUp, *, node: str = "", expected: int = 0
+    ) -> list[Instruction]:
+        """A worker's word about the group.
+
+        Args:
+            message: what it says.
+            node: where it lives.
+            expected: workers for which a first group waits.
+        """
+        inc = message.inc
+        if self.is_given_up(inc):
+            return [Send(inc, Stop(inc=inc))]
+        if inc not in self.workers:
+            return []
+        match message:
+            case JoinGroup():
+                self.prepared.add(inc)
+                return self._in_group(self.group.join(message, node, expected=expected))
+            case Stopped():
+                return self._in_group(self.group.stopped_said(message))
+            case Broken():
+                return self._in_group(self.group.broken_said(message))
+            case Progress():
+                return self._progress(message)
+
+    def _progress(self, message: Progress) -> list[Instruction]:
+        """What all members hold is in the model; DONE grows."""
+        committed = self.group.progress(message)
+        if committed is None:
+            return []
+        self.step = max(self.step, self.group.step)
+        self.ledger.advance(committed)
+        return self._make_safe()
+
+    def restore_group(self) -> list[Instruction]:
+        """Nobody holds state: begin an epoch from the newest cut."""
+        newest = self.cuts.valid[-1] if self.cuts.valid else None
+        done = self._in_group(self.group.restore(newest))
+        self.complete.clear()
+        self.cuts.forget()
+        return done
+
+    def form_group(self) -> list[Instruction]:
+        """Form the group that is due: nobody else is waited for."""
+        return self._in_group(self.group.form())
+
+    @property
+    def phase(self) -> str:
+        """See `MasterState.phase`."""
+        if not self.group.number:
+            return "starting"
+        return "training" if self.group.running else "forming"
+
+    @property
+    def is_training(self) -> bool:
+        """See `MasterState.is_training`."""
+        return self.group.running
+
+    # ------------------------------------------------------------------ workers
+
+    def is_given_up(self, inc: int) -> bool:
+        """See `MasterState.is_given_up`."""
+        return super().is_given_up(inc) or inc in self.group.gone
+
+    def worker_lost(self, inc: int, *, returned: bool = False) -> list[Instruction]:
+        """See `MasterState.worker_lost`: others evaluate its samples, and train without it."""
+        self._forget_worker(inc)
+        back = [self._record(Returned(inc=inc))] if inc in self.ledger.leases else []
+        left = self._in_group(self.group.leave(inc, returned=returned))
+        return [*left, *back, *self._serve()]
+
+    def _is_fenced(self, inc: int) -> bool:
+        return False
+
+    def _tell_epoch(self, inc: int) -> list[Instruction]:
+        return []  # the group does
+
+    def _feed_opened(self, inc: int, feed: Feed) -> FeedOpened:
+        opened = super()._feed_opened(inc, feed)
+        stored = [cut.cut for cut in self.cuts.valid if not cut.cut.in_memory]
+        cut = stored[-1] if opened.complete and stored else None
+        return msgspec.structs.replace(opened, cut=cut, trains=self.group.running)
+
+    # ------------------------------------------------------------------ plans
+
+    def carry_out(self, action: GlobalAction, lead: int) -> list[Instruction]:
+        """See `MasterState.carry_out`; the members find the step by themselves."""
+        return super().carry_out(action, 0)
+
+    def plan_in_force(self) -> Planned:
+        """The newest plan by which all members divide their steps, and since when."""
+        held = [one for one in self.plans.known if one.plan.no <= self.group.divides_by]
+        return held[-1] if held else NO_PLAN
+
+    def _plan_committed(self) -> list[Instruction]:
+        return self.group.divide()
+
+    # ------------------------------------------------------------------ cuts
+
+    @property
+    def wants_cut(self) -> bool:
+        """Whether a worker asks for a cut; members wait for its step."""
+        return bool(self.cuts.wanted)
+
+    def _holders(self) -> tuple[int, ...]:
+        """One member is enough, as long as it is there: all hold the same. Sharded: all of them."""
+        group = self.group
+        if group.sharded:
+            whole = group.running and not group.lost
+            return tuple(one.inc for one in group.members) if whole else ()
+        living = [one.inc for one in group.members if one.inc not in group.lost]
+        members = living if group.running else []
+        if self.holder not in members:
+            self.holder = members[0] if members else 0
+            self.cuts.forget()
+        return (self.holder,) if members else ()
+
+    def _may_copy(self, inc: int) -> bool:
+        if self.group.sharded:  # of who has left meanwhile, too: it said it before
+            return self.group.running and self.group.knows(inc)
+        return inc == self.holder
+
+    def _cut_valid(self, valid: CutValid) -> list[Instruction]:
+        if self.group.sharded:  # all members hold what they have copied
+            self.step = max(self.step, valid.step)
+            self.ledger.advance(valid.committed)
+        # Their word is not journalled.
+        proven = GroupProgressed(step=self.step, committed=self.ledger.done.spans())
+        return [self._record(proven), self._record(valid), *self._tell_safe()]
+
+    def _cut_stored(self) -> list[Instruction]:
+        return [*self._tell_safe(), *self._make_safe()]
+
+    def _tell_safe(self) -> list[Instruction]:
+        """Of a feed that is on disk, too, nothing can come again."""
+        fresh = sorted(self.cuts.safe - self.complete)
+        self.complete.update(fresh)
+        told = [
+            Send(inc, self._feed_opened(inc, self.ledger.feeds[feed]))
+            for feed in fresh
+            for inc in sorted(self.workers)
+        ]
+        return [*map(FeedDone, fresh), *told]
+
+    def _make_safe(self) -> list[Instruction]:
+        """Have a feed that is complete in a cut on disk: its workers wait for that."""
+        feeds = [feed for feed in self.ledger.feeds.values() if feed.purpose == "train"]
+        lacking = [feed for feed in feeds if feed.feed not in self.cuts.safe]
+        return self.take_cut() if any(self.ledger.is_complete(f.feed) for f in lacking) else []
+
+    # ------------------------------------------------------------------ loss of messages
+
+    def resend(self) -> list[Instruction]:
+        """See `MasterState.resend`."""
+        return [*super().resend(), *self.group.resend(), *self._make_safe()]

@@ -1,0 +1,197 @@
+"""The edge around `HeldByWorkers`: what concerns groups of workers alone.
+
+Groups that nobody forms, members that hang, and what members keep when they leave.
+"""
+
+import msgspec
+
+from paceline.master.group import Group
+from paceline.master.hangs import Hang, find_hang, find_silent
+from paceline.master.held_by_workers import HeldByWorkers
+from paceline.master.records import (
+    GroupBegun,
+    GroupFormed,
+    GroupRestored,
+    Records,
+)
+from paceline.master.training import CutChosen, Parts, Training
+from paceline.policy.straggler.actions import Profile
+from paceline.wire.messages.agent import NodeFacts
+from paceline.wire.messages.group import Broken, JoinGroup, Progress, Stopped
+from paceline.wire.messages.node import (
+    NodeUp,
+)
+
+GATHER_S = 30.0
+"""A first group of workers waits so long for the others; later ones join it."""
+MAX_FUTILE = 20
+"""So often members that all live may fail to do a step together."""
+BROKEN_S = 0.5
+"""A member that cannot work in its group has a peer that is dead: its agent says so within this."""
+
+
+class GroupTraining(Training):
+    """See the module and `Training`."""
+
+    state: HeldByWorkers
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        spec = parts.spec
+        self.state = HeldByWorkers(
+            mode=spec.mode,
+            samples=spec.samples,
+            min_members=spec.min_workers,
+            check=spec.preflight and spec.strategy == "allreduce",
+            sharded=spec.strategy == "fsdp",
+            whole_steps=spec.deterministic,
+        )
+        #: The step at which members could not work together, and how often.
+        self._futile = (0, 0)
+        #: The group that forms, and since when.
+        self._forming = (0, 0.0)
+        #: Since when a group is due that waits for somebody.
+        self._due_s: float | None = None
+
+    def _known(self) -> set[int]:
+        return super()._known() | set(self.state.group.ready)
+
+    # ------------------------------------------------------------------ messages
+
+    def handle(self, node: str, message: NodeUp, now_s: float) -> None:
+        """See `Training.handle`."""
+        match message:
+            case JoinGroup() | Stopped() | Progress() | Broken():
+                expected = sum(1 for _ in self._members.wanted_workers())
+                self._do(self.state.member_said(message, node=node, expected=expected))
+            case _:
+                super().handle(node, message, now_s)
+
+    def _profile(self, action: Profile) -> None:
+        self._do(self.profiling.ask(action, self.state.training_workers()))
+
+    @property
+    def last_cut_waits(self) -> bool:
+        """See `Training.last_cut_waits`."""
+        return self.state.cuts.under_way
+
+    def stop(self) -> None:
+        """See `Training.stop`."""
+        self._do(self.state.take_cut())
+        super().stop()
+
+    def _before_record(self, record: Records) -> None:
+        match record:
+            case GroupFormed(group=group, members=members):
+                names = ", ".join(sorted(member.node for member in members))
+                self._outbox.tell("group_forms", reason=f"group {group} of {names}")
+            case GroupRestored(cut=cut):
+                self._tell_epoch(record.epoch_no, cut)
+            case GroupBegun(step=step):
+                names = ", ".join(sorted(member.node for member in self.state.group.members))
+                place = f"from step {step + 1} on" if step else "from the start"
+                self._outbox.tell("group_runs", reason=f"{names} train {place}")
+            case _:
+                super()._before_record(record)
+
+    # ------------------------------------------------------------------ who does not get on
+
+    def _watch(self, now_s: float) -> None:
+        """Form a group without those that do not come, or that nobody has found dead."""
+        group = self.state.group
+        if not (group.broken or (group.ready and not group.number)):
+            self._due_s = None
+            return
+        self._due_s = now_s if self._due_s is None else self._due_s
+        if now_s - self._due_s >= (BROKEN_S if group.broken else GATHER_S):
+            self._due_s = None
+            self._note_broken(group)
+            self._do(self.state.form_group())
+
+    def _note_broken(self, group: Group) -> None:
+        """Say why members could not work together; give up if it is so again and again."""
+        for inc, reason in group.broken.items():
+            node = self._members.node_of(inc)
+            self._outbox.tell("group_broken", node.name if node else "", inc, reason)
+        step, times = self._futile
+        self._futile = (group.step, times + 1 if step == group.step else 1)
+        if group.broken and self._futile[1] >= MAX_FUTILE:
+            reason = next(iter(group.broken.values()))
+            self._fail(
+                f"the workers met {MAX_FUTILE} times and completed no step: {reason}; all of them "
+                "live, so look at that error first"
+            )
+
+    def find_hang(self, bound_s: float, now_s: float) -> Hang | None:
+        """Who of the group does not get on; see `find_hang`.
+
+        While one forms: who does not even say that it has stopped.
+        """
+        group = self.state.group
+        members = self._facts_of(group)
+        silent = find_silent(members, bound_s)
+        if silent is not None:
+            return silent
+        if not group.running:
+            if self._forming[0] != group.number:
+                self._forming = group.number, now_s
+            since_s = now_s - self._forming[1]
+            return self._find_unheard(group, since_s) if since_s > bound_s else None
+        first_s = self._spec.timeouts.derived(None).hang_s or 0.0
+        for name, facts in members.items():
+            if not facts.samples and facts.computing_s < first_s:  # in the first step of its life
+                members[name] = msgspec.structs.replace(facts, computing_s=0.0)
+        if len(members) < len(group.members):
+            return None
+        hang = find_hang(members, bound_s)
+        if hang is not None and not hang.nodes and group.sharded:  # they cannot meet anew
+            return msgspec.structs.replace(hang, nodes=tuple(sorted(members)))
+        return hang
+
+    def _facts_of(self, group: Group) -> dict[str, NodeFacts]:
+        """The newest of its members that are not about to end."""
+        found = {}
+        for member in group.members:
+            node, seen = self._members.node_of(member.inc), self._monitor.nodes.get(member.node)
+            if node and not node.returned and seen and seen.facts.inc == member.inc:
+                found[member.node] = seen.facts
+        return found
+
+    def _find_unheard(self, group: Group, since_s: float) -> Hang | None:
+        """Who does not say that it has stopped, though it was told to do so at once."""
+        silent = group.unheard()
+        if silent and not group.at_once:
+            # Those who wait to end their step together wait for one that does not end it.
+            group.at_once = True
+            self._forming = group.number, self._forming[1] + since_s
+            self._do(group.resend())
+            return None
+        # Not even who waited for others in its step: all waits end when a group is dropped.
+        hang = [name for name in silent if name in self._monitor.nodes]
+        return Hang(tuple(hang), since_s) if hang else None
+
+    def meet_anew(self, reason: str) -> None:
+        """Nobody hangs, and nobody gets on: what connects the members is broken."""
+        group = self.state.group
+        if group.running:
+            self._outbox.tell("group_stuck", reason=reason)
+            group.broken.update((member.inc, reason) for member in group.members)
+            self._do(self.state.form_group())
+
+    # ------------------------------------------------------------------ cuts and epochs
+
+    def _being_loaded(self) -> set[int]:
+        group = self.state.group
+        cut = group.start.cut if group.start is not None and not group.running else None
+        return {cut.cut_no} if cut is not None else set()
+
+    def take_last_cut(self) -> int | None:
+        """See `Training.take_last_cut`: members kept theirs before they left."""
+        return 0
+
+    def epoch_is_due(self) -> bool:
+        """Whether nobody holds state."""
+        return self.state.group.needs_restore and not self.choosing
+
+    def _begin_epoch(self, chosen: CutChosen, now_s: float) -> None:
+        self._do(self.state.restore_group())

@@ -1,0 +1,199 @@
+"""The edge around `HeldByServers`: what concerns parameter servers alone.
+
+Epochs that servers begin, moves that do not get on, and what a lost worker had done.
+"""
+
+from paceline.base.errors import ConfigError
+from paceline.base.samples import SampleSet, Span
+from paceline.master.held_by_servers import HeldByServers
+from paceline.master.records import (
+    EpochStarted,
+    Granted,
+    Records,
+)
+from paceline.master.restarts import LostWork
+from paceline.master.status import count_committed
+from paceline.master.training import RESEND_S, CutChosen, Parts, Training
+from paceline.policy.straggler.actions import Profile
+from paceline.wire.messages.base import Server
+from paceline.wire.messages.feeds import feed_of
+from paceline.wire.messages.node import (
+    Committed,
+    FenceAnswer,
+    InitialWritten,
+    Joined,
+    MapSet,
+    NodeUp,
+    Prepared,
+    Restored,
+)
+
+MOVE_PATIENCE_S = 30.0
+"""A server to which nothing of its share has come for so long is not to take another's place."""
+ANSWER_PATIENCE_S = 4 * RESEND_S
+"""Nor one that is asked every `RESEND_S` and says nothing for so long while every contribution
+must be held by it, too: nobody trains meanwhile."""
+
+
+class ServerTraining(Training):
+    """See the module and `Training`."""
+
+    state: HeldByServers
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        spec = parts.spec
+        self.state = HeldByServers(
+            mode=spec.mode,
+            samples=spec.samples,
+            staleness=spec.staleness,
+            whole_steps=spec.deterministic,
+        )
+        #: Of the move: how far it was seen to be, and when that was new.
+        self._move_progress: tuple[tuple[int, bool] | None, float] = (None, 0.0)
+        #: When the server that joins has last answered, or when that began to matter.
+        self._joiner_said_s = 0.0
+        self._lost_work = LostWork()
+
+    # ------------------------------------------------------------------ messages
+
+    def handle(self, node: str, message: NodeUp, now_s: float) -> None:
+        """See `Training.handle`."""
+        state = self.state
+        match message:
+            case Prepared():
+                self._monitor.restarts.built(node, now_s)
+                self._do(state.prepare(message, self._cuts.make(0)))
+            case InitialWritten():
+                self._do(state.initial_written(message, self._cuts.directory(0)))
+            case Committed():
+                self._do(state.committed(message))
+            case FenceAnswer():
+                self._note_lost_work(message)
+                self._do(state.fence_answer(message))
+            case Restored():
+                self._restored(message, now_s)
+            case Joined() | MapSet():
+                if isinstance(message, Joined):
+                    self._joiner_said_s = now_s
+                self._do(state.server_said(message))
+            case _:
+                super().handle(node, message, now_s)
+
+    def _restored(self, message: Restored, now_s: float) -> None:
+        waited = bool(self.state.restoring)
+        self._do(self.state.restored(message))
+        if waited and not self.state.restoring:
+            self._outbox.tell("restored", reason=f"epoch {self.state.epoch_no}")
+            self._cadence.ended(now_s)
+            for server in self.state.map.servers if self.state.map else ():
+                self._monitor.restarts.works(server.node, now_s)
+
+    def _profile(self, action: Profile) -> None:
+        raise ConfigError(
+            "Profile: with parameter servers every batch that a worker computes counts; run the "
+            "job with --strategy allreduce"
+        )
+
+    def _before_record(self, record: Records) -> None:
+        match record:
+            case Granted(grant=grant):
+                trained = sum(len(span) for span in grant.spans if self._trains(span))
+                self._lost_work.granted(grant.inc, trained)
+            case EpochStarted(cut=cut):
+                self._tell_epoch(record.epoch_no, cut)
+                self._cuts.forget_memory(keep=cut.cut_no)
+            case _:
+                super()._before_record(record)
+
+    # ------------------------------------------------------------------ moving buckets
+
+    def replace(self, old: int, new: Server) -> None:
+        """Have the buckets of a server moved to a fresh one; again: nothing."""
+        self._do(self.state.replace(old, new))
+
+    def joiner_lost(self, inc: int) -> None:
+        """A server that was to take another's place is dead."""
+        self._do(self.state.joiner_lost(inc))
+
+    def _watch(self, now_s: float) -> None:
+        """Give up a move that does not get on."""
+        state, moving = self.state, self.state.moving
+        if moving.begun is None or state.map is None or moving.has_switched(state.map):
+            self._move_progress = (None, now_s)
+            return
+        seen = (moving.progress, moving.joined)
+        if seen != self._move_progress[0]:
+            self._move_progress = (seen, now_s)
+        if not state.map.copies:
+            self._joiner_said_s = now_s
+        for what, since_s, patience_s in (
+            ("nothing of its share has come", self._move_progress[1], MOVE_PATIENCE_S),
+            ("no answer", self._joiner_said_s, ANSWER_PATIENCE_S),
+        ):
+            if now_s - since_s >= patience_s and not moving.given_up:
+                reason = f"{moving.begun.new.node}: {what} for {patience_s:.0f} s"
+                self._outbox.tell("move_given_up", reason=reason)
+                self._do(state.give_up_move())
+
+    # ------------------------------------------------------------------ cuts and epochs
+
+    def _being_loaded(self) -> set[int]:
+        state = self.state
+        return {state.start.cut.cut_no} if state.restoring and state.start is not None else set()
+
+    def take_last_cut(self) -> int | None:
+        """Order the last cut: its number, 0 if none is needed; None: not now, ask again."""
+        feeds = [f.feed for f in self.state.ledger.feeds.values() if f.purpose == "train"]
+        if feeds and set(feeds) <= self.state.cuts.safe:
+            return 0
+        if self.state.map is None:
+            return 0
+        if self.state.cuts.under_way:
+            return None
+        self._do(self.state.take_cut())
+        return self.state.cuts.copying
+
+    def epoch_is_due(self) -> bool:
+        """Whether all servers are up, and they are not those of the present epoch."""
+        servers = self._members.servers()
+        if servers is None or not self.state.cuts.valid or self.choosing:
+            return False
+        return set(self.state.serving) != {server.inc for server in servers}
+
+    def _begin_epoch(self, chosen: CutChosen, now_s: float) -> None:
+        servers = self._members.servers()
+        if chosen.cut_no is not None and servers is not None:
+            committed = count_committed(self.state)
+            self._do(self.state.start_epoch(servers))
+            undone = committed - count_committed(self.state)
+            self._note_restore(servers, undone, now_s)
+
+    # ------------------------------------------------------------------ lost work
+
+    def _note_restore(self, servers: tuple[Server, ...], undone: int, now_s: float) -> None:
+        """Servers are to load a cut, which takes so many samples out of the model."""
+        speed = self._monitor.samples_per_s
+        for server in servers:
+            self._monitor.restarts.built(server.node, now_s)
+            self._monitor.restarts.redone(server.node, undone / speed if speed else 0.0)
+        nodes = self._monitor.nodes.values()
+        self._lost_work.epoch({node.facts.inc: node.facts.samples for node in nodes})
+
+    def _note_lost_work(self, answer: FenceAnswer) -> None:
+        """A worker's life is over; what it had finished beyond ``committed`` is to do again."""
+        inc, lease = answer.fenced, self.state.ledger.leases.get(answer.fenced)
+        node = self._members.node_of(inc)
+        if node is None or inc not in self.state.fencing or self.state.samples != "exactly-once":
+            return
+        left = SampleSet(lease or ())
+        left.subtract(answer.committed)
+        returned = sum(len(span) for span in left if self._trains(span))
+        facts = self._monitor.nodes[node.name].facts if node.name in self._monitor.nodes else None
+        if facts is None or facts.inc != inc or not facts.step_samples:
+            return
+        lost = self._lost_work.lost(inc, handed=facts.samples, returned=returned)
+        self._monitor.restarts.redone(node.name, lost * facts.bpt_s / facts.step_samples)
+
+    def _trains(self, span: Span) -> bool:
+        return self.state.ledger.feeds[feed_of(span.line)].purpose == "train"
