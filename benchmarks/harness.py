@@ -220,6 +220,19 @@ def ratio(pairs: Sequence[tuple[float, float]]) -> dict[str, float]:
     }
 
 
+def ratio_of_rounds(rounds: Sequence[Sequence[tuple[float, float]]]) -> dict[str, float]:
+    """`ratio` of all pairs; the interval is over rounds, and over the pairs of each."""
+    logs = [np.array([math.log(a / b) for a, b in pairs]) for pairs in rounds]
+    rng = np.random.default_rng(0)
+    means = [
+        np.mean([rng.choice(logs[k], logs[k].size).mean() for k in drawn])
+        for drawn in rng.integers(len(logs), size=(2000, len(logs)))
+    ]
+    low, high = np.exp(np.quantile(means, (0.025, 0.975)))
+    found = ratio([pair for pairs in rounds for pair in pairs])
+    return found | {"low95": round(float(low), 5), "high95": round(float(high), 5)}
+
+
 def machine() -> dict[str, Any]:
     """Where and what was measured."""
     commit = subprocess.run(

@@ -91,11 +91,14 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, required=True)
     parser.add_argument("--pairs", type=int, required=True)
     parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--theirs-first", action="store_true", help="built, and run")
     options = parser.parse_args()
 
     job = pl.init()
     make, data = MODELS[options.model]
     ours, theirs = make(), make()
+    if options.theirs_first:
+        ours, theirs = theirs, ours
     theirs.load_state_dict(ours.state_dict())
     optimizer = torch.optim.SGD(ours.parameters(), lr=0.01, momentum=0.9)
     job.prepare(ours, optimizer)
@@ -131,13 +134,13 @@ def main() -> None:
 
     found: list[list[float]] = []
     for number in range(options.pairs + 1):
-        order = [run_ours, run_theirs] if number % 2 else [run_theirs, run_ours]
+        ours_first = number % 2 == options.theirs_first
         took = []
-        for run in order:
+        for run in [run_ours, run_theirs] if ours_first else [run_theirs, run_ours]:
             distributed.barrier()
             took.append(run())
         if number:  # the first one warms up
-            found.append(took if number % 2 else took[::-1])
+            found.append(took if ours_first else took[::-1])
     if job.is_chief:
         fresh = options.out.with_suffix(".fresh")
         fresh.write_text(json.dumps(found))

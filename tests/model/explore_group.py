@@ -31,6 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
     add("--members", type=int, default=2)
     add("--slices", type=int, default=2)
     add("--slice", type=int, default=1)
+    add("--per-worker", action="store_true", help="as many slices a step as members do it")
     add("--feeds", type=int, default=1)
     add("--failures", type=int, default=0)
     add("--kinds", nargs="+", choices=FAILURES, default=list(FAILURES))

@@ -20,6 +20,8 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     """Steps of one feed."""
     slice: int = 1
     """Samples of a step."""
+    per_worker: bool = False
+    """A step has as many slices as members do it."""
     feeds: int = 1
     failures: int = 0
     kinds: tuple[str, ...] = FAILURES

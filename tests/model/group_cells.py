@@ -15,6 +15,7 @@ from paceline.master.group import Group
 from paceline.master.held_by_workers import HeldByWorkers
 from paceline.master.records import Records
 from paceline.runtime.collective.state import Connect, Copy, Drop, Instruction, MemberState, Say
+from paceline.runtime.collective.step import num_sharing
 from paceline.wire.messages.base import Message
 from paceline.wire.messages.feeds import Feed, feed_of
 from paceline.wire.messages.group import (
@@ -52,7 +53,7 @@ def mask(spans: Iterable[Span]) -> int:
     return bits
 
 
-def make_feed(number: int, size: int, batch_size: int) -> Feed:
+def make_feed(number: int, size: int, batch_size: int, *, per_worker: bool) -> Feed:
     """One pass over so many samples."""
     return Feed(
         feed=number,
@@ -60,6 +61,7 @@ def make_feed(number: int, size: int, batch_size: int) -> Feed:
         num_samples=size,
         epochs=1,
         batch_size=batch_size,
+        per_worker=per_worker,
         shard_size=1,
         shuffle=False,
         seed=0,
@@ -162,8 +164,9 @@ class MemberCell:
 
     def next_slice(self) -> tuple[Span, ...]:
         """What the next step consists of; empty: the feed is in the model."""
-        feed = self.feeds[self.at]
-        return feed.next_slice(self.state.done.line(feed.line()))
+        feed, number = self.feeds[self.at], self.state.step + 1
+        workers = num_sharing(self.run, number) if self.run is not None else 1
+        return feed.next_slice(self.state.done.line(feed.line()), workers)
 
     def _begin(self, last: bool) -> list[Instruction]:
         assert self.run is not None

@@ -1,5 +1,8 @@
 """What the explorer of all-reduce reads of a process, worked out once for each of its states."""
 
+from functools import reduce
+from itertools import accumulate
+from operator import or_
 from typing import NamedTuple
 
 from paceline.wire.messages.group import NO_STEP, CatchUp, RunGroup
@@ -83,15 +86,21 @@ class MasterFacts(NamedTuple):
 
 
 def _bad(cell: MemberCell) -> str:
-    """A replica at step t holds slices 1 ... t, once each, and its committed set says so."""
+    """A replica at step t holds slices 1 ... t, once each, and its committed set says so.
+
+    Of feeds whose steps follow the workers: slices in order, in t steps.
+    """
     state = cell.state
     whole = [one for one, _ in cell.model if one >= 0]
-    wanted = [mask([feed.slice_no(n + 1)]) for feed in cell.feeds for n in range(feed.num_slices)]
-    if len(set(whole)) < len(whole):
+    slices = [mask([feed.slice_no(n + 1)]) for feed in cell.feeds for n in range(feed.num_slices)]
+    held, in_order = list(accumulate(whole, initial=0)), list(accumulate(slices, initial=0))
+    if held[-1] != reduce(or_, whole, 0):
         return f"B: {state.inc} has samples twice: {whole}"
-    if state.step != NO_STEP and whole != wanted[: state.step]:
+    follows = cell.feeds[0].per_worker and set(held) <= set(in_order)
+    wanted = held if follows else in_order
+    if state.step != NO_STEP and held != wanted[: state.step + 1]:
         return f"H: {state.inc} is at step {state.step} and holds {whole}"
-    if state.step != NO_STEP and mask(state.done) != sum(whole):
+    if state.step != NO_STEP and mask(state.done) != held[-1]:
         return f"H: {state.inc} holds {whole} and says {state.done}"
     if cell.model.count(HALF) > cell.changing:
         return f"H: {state.inc} holds a step in part"

@@ -41,7 +41,10 @@ class GroupNetwork:
         #: Off while it is tried whether the end can be reached.
         self.reducing = bounds.reduce
         size = bounds.slices * bounds.slice
-        self.feeds = tuple(make_feed(n, size, bounds.slice) for n in range(bounds.feeds))
+        self.feeds = tuple(
+            make_feed(n, size, bounds.slice, per_worker=bounds.per_worker)
+            for n in range(bounds.feeds)
+        )
         self.everything = sum(
             mask([f.slice_no(n + 1) for n in range(f.num_slices)]) for f in self.feeds
         )

@@ -22,6 +22,8 @@ CLEAN = {
     "two feeds, one failure": Bounds(slices=1, feeds=2, failures=1),
     "scripts end, one failure": Bounds(failures=1, returns=True),
     "three members, one slice, one failure": Bounds(members=3, slices=1, failures=1),
+    "a step follows its members, one failure": Bounds(slices=3, per_worker=True, failures=1),
+    "a step follows its members, one comes": Bounds(slices=3, per_worker=True, joiners=1),
     "nothing is reduced": Bounds(slices=1, failures=1, reduce=False),
     "nothing is reduced, from the start": Bounds(slices=1, begun=False, reduce=False),
 }

@@ -7,13 +7,16 @@ from paceline.base.samples import Intervals, Span
 from paceline.wire.messages.feeds import Feed
 
 
-def feed(num_samples: int = 10, *, batch_size: int = 4, epochs: int = 2) -> Feed:
+def feed(
+    num_samples: int = 10, *, batch_size: int = 4, epochs: int = 2, per_worker: bool = False
+) -> Feed:
     return Feed(
         feed=0,
         purpose="train",
         num_samples=num_samples,
         epochs=epochs,
         batch_size=batch_size,
+        per_worker=per_worker,
         shard_size=4,
         shuffle=False,
         seed=0,
@@ -73,3 +76,34 @@ def test_whatever_is_left_out_all_samples_come_once_and_in_their_epoch(data: st.
             done.add(point, point + 1)
     assert len(done) == size * one.epochs
     assert steps >= one.num_slices
+
+
+def test_a_step_has_as_many_slices_of_one_epoch_as_workers_do_it() -> None:
+    one = feed(per_worker=True)
+
+    assert one.global_batch(2) == 8
+    assert one.next_slice(Intervals(), 2) == (Span(0, 0, 8),)
+    assert one.next_slice(Intervals([0, 4]), 3) == (Span(0, 4, 10),), "the epoch ends"
+    assert one.next_slice(Intervals([0, 3, 5, 10]), 2) == (Span(0, 3, 5),), "what was left out"
+    assert feed().next_slice(Intervals(), 2) == (Span(0, 0, 4),)
+
+
+@given(st.data())
+def test_however_many_do_a_step_all_samples_come_once_and_in_their_epoch(
+    data: st.DataObject,
+) -> None:
+    one = feed(
+        data.draw(st.integers(1, 40)),
+        batch_size=data.draw(st.integers(1, 6)),
+        epochs=data.draw(st.integers(1, 3)),
+        per_worker=True,
+    )
+    size, done = one.num_samples or 0, Intervals()
+    while whole := one.next_slice(done, workers := data.draw(st.integers(1, 4))):
+        points = [p for span in whole for p in range(span.start, span.stop)]
+        assert len(points) <= one.global_batch(workers)
+        assert len({p // size for p in points}) == 1
+        assert not any(list(done.within(p, p + 1)) for p in points)
+        for point in data.draw(st.sets(st.sampled_from(points), min_size=1)):
+            done.add(point, point + 1)
+    assert len(done) == size * one.epochs

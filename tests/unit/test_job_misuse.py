@@ -99,3 +99,19 @@ def test_clipping_is_refused_where_gradients_are_summed_on_servers() -> None:
     job._strategy.trainer.sums_workers = True
     with pytest.raises(ConfigError, match="--mode asp"):
         job.clip_grad_norm_(1.0)
+
+
+def test_a_batch_per_worker_is_the_only_size_given() -> None:
+    job, model, optimizer = _prepared()
+    with pytest.raises(
+        ConfigError, match="batch_per_worker is 4, and batch_size in the script is 8"
+    ):
+        next(job.batches(DATA, 8, batch_per_worker=4))  # type: ignore[call-overload]
+    with pytest.raises(ConfigError, match="batch_per_worker is 0; give a whole number"):
+        next(job.batches(DATA, batch_per_worker=0))  # type: ignore[call-overload]
+    with pytest.raises(ConfigError, match="within a loop"):
+        _ = job.global_batch
+    for batch in job.batches(DATA, batch_per_worker=4):
+        assert job.global_batch == 4
+        _backward(model, batch)
+        optimizer.step()

@@ -70,11 +70,11 @@ def job_now(
         return None
     nodes = [members.node_of(inc) for inc in sorted(workers)]
     synchronous = state.mode == "bsp"
-    batch_size = feed.batch_size if synchronous else _contribution(feed, members)
+    batch_size = feed.global_batch(len(workers)) if synchronous else _contribution(feed, members)
     names = [node.name if node is not None else "" for node in nodes]
     sizes = part_sizes(Plan(), names, batch_size) if synchronous else [batch_size] * len(nodes)
     steps_left = None if total is None else -(-(total - committed) // batch_size)
-    if synchronous and steps_left is not None:
+    if synchronous and steps_left is not None and not feed.per_worker:
         # Slices are not all whole; and what short steps leave out makes more of them.
         steps_left = max(steps_left, feed.last_step - state.step)
     present = [(node, size) for node, size in zip(nodes, sizes, strict=True) if node]

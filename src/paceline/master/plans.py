@@ -177,7 +177,7 @@ class Plans:
         before = self.preparing.plan if self.preparing else self.newest
         self._check(action, nodes)
         plan = self.amended(before, action, nodes)
-        self._check_short(plan)
+        self._check_short(plan, nodes)
         if plan == before:
             return
         plan = replace(plan, no=before.no + 1)
@@ -204,7 +204,7 @@ class Plans:
     def _check(self, action: GlobalAction, nodes: Sequence[str]) -> None:
         match action:
             case AdjustBatch(shares=shares, fixed=fixed):
-                self._check_shares(shares)
+                self._check_shares(shares, nodes)
                 feed = self.in_training()
                 if fixed and (self.synchronous or feed is None or feed.num_samples is None):
                     raise ConfigError(
@@ -227,14 +227,19 @@ class Plans:
             case _:
                 pass
 
-    def _check_shares(self, shares: Mapping[str, Share]) -> None:
+    def _global_batch(self, nodes: Sequence[str]) -> int:
+        """Samples of a step that all these do; 0: nothing is trained on."""
+        feed = self.in_training()
+        return feed.global_batch(len(nodes)) if feed is not None else 0
+
+    def _check_shares(self, shares: Mapping[str, Share], nodes: Sequence[str]) -> None:
         if any(share.batch_size < 1 or share.accumulation < 1 for share in shares.values()):
             raise ConfigError(f"a share is at least 1 batch of 1 sample, got {dict(shares)}")
-        feed = self.in_training()
         total = sum(share.batch_size * share.accumulation for share in shares.values())
-        if self.synchronous and feed is not None and total != feed.batch_size:
+        wanted = self._global_batch(nodes) or total
+        if self.synchronous and total != wanted:
             raise ConfigError(
-                f"the shares are {total} samples together; the global batch is {feed.batch_size}"
+                f"the shares are {total} samples together; the global batch is {wanted}"
             )
 
     def _check_factors(self, factors: Mapping[str, float]) -> None:
@@ -251,18 +256,16 @@ class Plans:
 
         However many there are, a step has one worker more.
         """
-        feed = self.in_training()
         count = min(plan.backup, len(nodes) - 1)
-        sizes = sorted(part_sizes(plan, nodes, feed.batch_size if feed is not None else 0))
+        sizes = sorted(part_sizes(plan, nodes, self._global_batch(nodes)))
         return sum(sizes[len(sizes) - count :])
 
-    def _check_short(self, plan: Plan) -> None:
+    def _check_short(self, plan: Plan, nodes: Sequence[str]) -> None:
         if (plan.backup, plan.lacking, plan.chunks) == (0, Lacking(), 1):
             return
         if not self.synchronous:
             raise ConfigError("only the steps of mode bsp wait for workers that could be left out")
-        feed = self.in_training()
-        size = feed.batch_size if feed is not None else max(plan.left_out, plan.late) + 1
+        size = self._global_batch(nodes) or max(plan.left_out, plan.late) + 1
         if plan.chunks < 1 or plan.left_out < 0 or max(plan.left_out, plan.late) >= size:
             raise ConfigError(
                 f"{plan.left_out} samples left out, {plan.late} if late, in {plan.chunks} chunks: "

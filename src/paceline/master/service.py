@@ -794,7 +794,7 @@ class Master:
         feed = self.training.state.plans.in_training()
         if feed is None:
             raise ConfigError("cannot scale yet: nobody trains, so the global batch is not known")
-        if feed.batch_size % workers:
+        if feed.global_batch(workers) % workers:
             raise ConfigError(
                 f"cannot scale to {workers} workers: the global batch of {feed.batch_size} samples "
                 "is not divisible by it, as strategy fsdp needs"

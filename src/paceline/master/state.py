@@ -248,7 +248,8 @@ class MasterState:
         feed = message.feed
         known = self.ledger.feeds.get(feed.feed)
         if known is None:
-            before = [f.last_step for f in self.ledger.feeds.values() if f.purpose == "train"]
+            trained = [f for f in self.ledger.feeds.values() if f.purpose == "train"]
+            before = [f.last_step for f in trained if not f.per_worker]
             known = msgspec.structs.replace(feed, first_step=max([self.step, *before]))
             journal = self._record(FeedAdded(feed=known))
             return [journal, Send(message.inc, FeedOpened(inc=message.inc, feed=known))]

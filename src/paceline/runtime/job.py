@@ -102,6 +102,20 @@ class Job:
         """True in exactly one worker: the one to print, save and plot."""
         return self._strategy.rank == 0
 
+    @property
+    def global_batch(self) -> int:
+        """Samples of a whole step of those that train now; the last one of an epoch may have fewer.
+
+        The same in all workers that are in the step, to scale a learning rate by.
+
+        Raises:
+            ConfigError: no loop over `batches` has begun.
+        """
+        size = self._strategy.global_batch
+        if size is None:
+            raise ConfigError("job.global_batch is known within a loop over job.batches only")
+        return size
+
     def prepare(self, *objects: Any) -> Any:
         """Hand models, optimizers, schedulers and scalers over to the job, all in one call.
 
@@ -140,6 +154,7 @@ class Job:
         batch_size: int | None = None,
         epochs: int = 1,
         *,
+        batch_per_worker: int | None = None,
         shuffle: bool = True,
         num_workers: int = 0,
         collate_fn: CollateFn | None = None,
@@ -161,6 +176,10 @@ class Job:
                 whose steps need the length, waits for the count.
             batch_size: samples of the global batch; how many of them come here is the job's affair.
             epochs: passes over the dataset.
+            batch_per_worker: instead of ``batch_size`` (strategies allreduce and fsdp): the global
+                batch is so many samples for each worker that does the step, and follows their
+                number (`global_batch`). A step that a lost worker breaks is begun again as one of
+                those that are left. Who is slow may still have a smaller part of it.
             shuffle: whether each epoch has a new order. It mixes all records of an epoch; those of
                 files and tables by shards, and within each; of text of more than 256 MiB, whether
                 its length is known or not, only 64 neighbouring shards (262,144 records by default)
@@ -193,9 +212,10 @@ class Job:
             "train",
             dataset,
             growth,
-            batch_size=spec.batch_size or batch_size,
+            batch_size=_slice_size(spec, batch_size, batch_per_worker),
             epochs=spec.epochs or epochs,
             shuffle=shuffle,
+            per_worker=batch_per_worker is not None,
             window_shards=window_shards,
         )
         make_loader = partial(
@@ -373,10 +393,11 @@ class Job:
         epochs: int,
         shuffle: bool,
         window_shards: int = 0,
+        per_worker: bool = False,
     ) -> Feed:
         spec = self._strategy.spec
         caller = "job.evaluate" if purpose == "evaluate" else "job.batches"
-        _check_number(caller, "batch_size", batch_size)
+        _check_number(caller, "batch_per_worker" if per_worker else "batch_size", batch_size)
         _check_number(caller, "epochs", epochs)
         num_samples = _length(caller, dataset) if growth is None else None
         # Files read neighbours together, so they are mixed by shards; elsewhere all are mixed.
@@ -390,6 +411,7 @@ class Job:
             shard_size=asked or num_samples or DEFAULT_SHARD_SIZE,
             shuffle=shuffle,
             window_shards=window_shards,
+            per_worker=per_worker,
             # A second loop over the same data is not to repeat the order of the first.
             seed=spec.data_seed + self._num_feeds,
         )
@@ -422,6 +444,28 @@ def _check_prepared(flat: list[Any], modules: list[nn.Module], optimizers: list[
             )
     if not modules:
         raise ConfigError("job.prepare got no model; call job.prepare(model, optimizer)")
+
+
+def _slice_size(spec: JobSpec, batch_size: int | None, per_worker: int | None) -> int | None:
+    """Samples of a slice of a training feed.
+
+    Raises:
+        ConfigError: both sizes are given, or one that follows the workers where none may.
+    """
+    if per_worker is None:
+        return spec.batch_size or batch_size
+    for name, given in (("job's spec", spec.batch_size), ("script", batch_size)):
+        if given is not None:
+            raise ConfigError(
+                f"job.batches: batch_per_worker is {per_worker}, and batch_size in the {name} is "
+                f"{given}; give one of them"
+            )
+    if spec.deterministic:
+        raise ConfigError(
+            f"job.batches: batch_per_worker is {per_worker} in a deterministic job, whose steps "
+            "are to be the same whoever trains; give batch_size"
+        )
+    return per_worker
 
 
 def _check_number(caller: str, name: str, value: object) -> None:

@@ -68,6 +68,10 @@ class Strategy(Protocol):
         """Yield batch after batch until the feed is complete; ``ahead``: batches made ahead."""
 
     @property
+    def global_batch(self) -> int | None:
+        """Samples of a whole step of those that train now; None: no loop has begun."""
+
+    @property
     def in_step(self) -> bool:
         """Whether a batch is in hand whose gradients were not taken yet."""
 

@@ -1,8 +1,9 @@
 """Planted counts by all-reduce, and beside them a small net whose end can be compared.
 
 Each process appends to files of its own in ``--out``: ``<node>.<inc>.ids`` (int64: the samples that
-its loop was given, in order) and ``<node>.<inc>.times`` (float64: the unix time of each batch), and
-writes ``<node>.<inc>.final``: what it holds at the end.
+its loop was given, in order), ``<node>.<inc>.times`` (float64: the unix time of each batch) and
+``<node>.<inc>.sizes`` (int64: the global batch then), and writes ``<node>.<inc>.final``: what it
+holds at the end.
 """
 
 import argparse
@@ -161,12 +162,36 @@ def in_ddp(model: nn.Module) -> nn.Module:
     return nn.parallel.DistributedDataParallel(model)
 
 
+class Diary:
+    """What the module says of each batch, in files of its life."""
+
+    def __init__(self, out: Path, name: str) -> None:
+        self._paths = [out / f"{name}.{kind}" for kind in ("ids", "times", "sizes")]
+
+    def __enter__(self) -> "Diary":
+        self._files = [path.open("wb", buffering=0) for path in self._paths]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for file in self._files:
+            file.close()
+
+    def note(self, ids: Tensor, global_batch: int) -> None:
+        """A batch has come."""
+        now_s = torch.tensor([time.time()], dtype=torch.float64)
+        for file, values in zip(
+            self._files, (ids, now_s, torch.tensor([global_batch])), strict=True
+        ):
+            file.write(values.numpy().tobytes())
+
+
 def flags() -> argparse.Namespace:
     """What the test asks for."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--num-samples", type=int, default=4096)
     parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--per-worker", type=int, help="instead of --batch-size")
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--step-s", type=float, default=0.02)
     parser.add_argument("--sample-s", type=float, default=0.0)
@@ -251,14 +276,12 @@ def main() -> None:
     scalers = [scaler] if options.half else []
     job.prepare(in_ddp(model) if options.wrapped else model, parts, rates, *scalers)
     dataset = torch.utils.data.TensorDataset(torch.arange(options.num_samples))
-    ids_file = (options.out / f"{name}.ids").open("wb", buffering=0)
-    times_file = (options.out / f"{name}.times").open("wb", buffering=0)
-    batches = job.batches(dataset, options.batch_size, options.epochs)
-    with ids_file, times_file:
+    batch_size = None if options.per_worker else options.batch_size
+    batches = job.batches(dataset, batch_size, options.epochs, batch_per_worker=options.per_worker)
+    with Diary(options.out, name) as diary:
         for number, (ids,) in enumerate(batches, 1):
             model.check_whole()
-            ids_file.write(ids.numpy().tobytes())
-            times_file.write(torch.tensor([time.time()], dtype=torch.float64).numpy().tobytes())
+            diary.note(ids, job.global_batch)
             suffer(options, node, number, len(ids))
             # Before backward ends, as computing is: with its end a worker's own time of a step does.
             compute(len(ids), options.compute)

@@ -29,7 +29,7 @@ from paceline.runtime.collective.profiling import samples_of
 from paceline.runtime.collective.reducer import Reducer
 from paceline.runtime.collective.sharing import Sharing
 from paceline.runtime.collective.short import Missing, ShortStep
-from paceline.runtime.collective.step import Step, Told, digest, joiners_of
+from paceline.runtime.collective.step import Step, Told, digest, joiners_of, num_sharing
 from paceline.runtime.collective.store import GroupOver
 from paceline.runtime.data.reader import Reader
 from paceline.runtime.data.work import StepTimes, Work
@@ -117,7 +117,7 @@ class Loop:
                 return None
             run, group = entered
             self._client.mark(computing=True)
-            whole = self._feed.next_slice(self._line())
+            whole = self._next(run, self._client.state.step + 1, self._line())
             step = self._try(run, group, whole, start_s)
             if step is None:
                 continue
@@ -145,7 +145,7 @@ class Loop:
 
     def _begin_sums(self, step: Step) -> bool:
         """Have our gradients summed, if we have a share; False: the group is over."""
-        lacking = step.division.lacking.of_slice(num_samples(step.whole), self._feed.batch_size)
+        lacking = step.division.lacking.of_slice(num_samples(step.whole), step.global_batch)
         may_lack = not self._whole_steps and max(lacking.left_out, lacking.late) > 0
         joiners = joiners_of(step.run, self._client.state.step + 1)
         joins, may_lack = step.group.rank in joiners, may_lack and not joiners
@@ -226,7 +226,10 @@ class Loop:
             return None
         runs = self._runs(run, number, whole, division)
         weight = num_samples(self._sharing.samples(whole, runs[group.rank]))
-        return Step(run, group, gathering, division, heard, whole, runs, weight, start_s)
+        global_batch = self._feed.global_batch(num_sharing(run, number))
+        return Step(
+            run, group, gathering, division, heard, whole, global_batch, runs, weight, start_s
+        )
 
     def _runs(self, run: RunGroup, number: int, whole: Slice, division: Division) -> list[range]:
         """What of a step each member computes; see `Sharing`."""
@@ -256,7 +259,7 @@ class Loop:
         number = self._client.state.step
         while sum(map(len, steps[1:])) < self._ahead:
             number += 1
-            whole = self._feed.next_slice(done)
+            whole = self._next(step.run, number, done)
             if not whole:
                 break
             steps.append(self._works(step, number, whole))
@@ -264,6 +267,10 @@ class Loop:
                 done.add(span.start, span.stop)
         self._shown = {(work.step, work.spans): work for works in steps for work in works}
         return steps
+
+    def _next(self, run: RunGroup, number: int, done: Intervals) -> Slice:
+        """The slice of a step of this group, after these samples."""
+        return self._feed.next_slice(done, num_sharing(run, number))
 
     def _is_at_end(self, done: SampleSet) -> bool:
         """All of the feed is in a model."""

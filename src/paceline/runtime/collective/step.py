@@ -39,6 +39,8 @@ class Step:
     heard: Division
     """The newest that we had heard of when we entered."""
     whole: Slice
+    global_batch: int
+    """Samples of it, but that an epoch may end in it."""
     runs: list[range]
     """What of it each member computes; see `Sharing`."""
     weight: int
@@ -102,6 +104,11 @@ def joiners_of(run: RunGroup, number: int) -> list[int]:
     if number != run.step + 1:
         return []
     return [rank for rank, member in enumerate(run.members) if member.inc in run.joiners]
+
+
+def num_sharing(run: RunGroup, number: int) -> int:
+    """How many members compute a step."""
+    return len(run.members) - len(joiners_of(run, number))
 
 
 def digest(whole: Slice) -> int:

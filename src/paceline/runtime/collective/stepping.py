@@ -69,6 +69,12 @@ class Stepping:
             return None
         return int(self._loop.step is None or self._loop.step.holds)
 
+    @property
+    def global_batch(self) -> int | None:
+        """See `Strategy.global_batch`."""
+        step = self._loop.step if self._loop is not None else None
+        return step.global_batch if step is not None else None
+
     def open_feed(self, feed: Feed, growth: Growth | None = None) -> Feed:
         """See `Strategy.open_feed`."""
         return self._member.open_feed(feed)

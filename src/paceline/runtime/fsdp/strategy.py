@@ -110,7 +110,7 @@ class HeldInShards(Stepping):
         if feed.purpose != "train":
             return feed
         size = self._group.size
-        if feed.batch_size % size:
+        if feed.global_batch(size) % size:
             more = feed.batch_size + size - feed.batch_size % size
             raise ConfigError(
                 f"job.batches: {feed.batch_size} samples cannot be divided evenly among {size} "

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from paceline.base.errors import ConfigError
 from paceline.base.samples import SampleSet, Span
 from paceline.runtime.checkpoint import cutfile
 from paceline.runtime.checkpoint.asking import CutAsker
@@ -168,6 +169,11 @@ class ServerTrainer:
 
     def open_feed(self, feed: Feed, growth: Growth | None = None) -> Feed:
         """See `Trainer.open_feed`."""
+        if feed.per_worker:
+            raise ConfigError(
+                "job.batches: batch_per_worker with parameter servers, whose global batch stays "
+                "whoever trains; give batch_size, or run the job with --strategy allreduce"
+            )
         if growth is not None:
             self._growth[feed.feed] = growth
         message = OpenFeed(inc=self.process.inc, feed=feed)

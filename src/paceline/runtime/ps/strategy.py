@@ -39,6 +39,8 @@ class HeldElsewhere:
         self._model: Model | None = None
         self._lookups = Lookups((), self._fetch_rows)
         self._loop: Loop | None = None
+        self.global_batch: int | None = None
+        """See `Strategy.global_batch`."""
 
     def prepare(
         self,
@@ -87,10 +89,11 @@ class HeldElsewhere:
     def train(self, feed: Feed, reader: Reader, ahead: int) -> Iterator[Any]:
         """See `Strategy.train`."""
         self._loop = Loop(self.trainer, self.model, self._lookups, feed.feed, reader, ahead)
+        self.global_batch = feed.batch_size
         try:
             yield from self._loop.run()
         finally:
-            self._loop = None
+            self._loop = self.global_batch = None
 
     @property
     def in_step(self) -> bool:

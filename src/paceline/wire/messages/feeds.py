@@ -1,5 +1,8 @@
 """Feeds: what is read in which order, in which steps, and how a worker computes its share."""
 
+from collections.abc import Iterator
+from itertools import pairwise
+
 import msgspec
 
 from paceline.base.samples import Intervals, Span, between
@@ -22,12 +25,19 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True):
     num_samples: int | None
     epochs: int
     batch_size: int
+    """Samples of a slice."""
     shard_size: int
     shuffle: bool
     seed: int
     first_step: int = 0
     window_shards: int = 0
     """Neighbouring shards that are mixed with each other; 0: all of the epoch."""
+    per_worker: bool = False
+    """A step is as many slices as workers do it: the global batch follows their number."""
+
+    def global_batch(self, workers: int) -> int:
+        """Samples of a step that so many workers do, if nothing is missing and no epoch ends."""
+        return self.batch_size * workers if self.per_worker else self.batch_size
 
     def line(self, partition: int = 0) -> int:
         """The line of a partition; a feed of known length has the one partition 0."""
@@ -65,12 +75,27 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True):
         epoch, offset = divmod(position, self.num_samples or 1)
         return epoch * self.steps_per_epoch + offset // self.batch_size + 1
 
-    def next_slice(self, done: Intervals) -> Slice:
+    def next_slice(self, done: Intervals, workers: int = 1) -> Slice:
         """What the step consists of that follows a model with these samples of the feed.
 
         The slices come in order; after the last one of an epoch what short steps have left out of
-        it, in slices of the same size. Empty: the model has all.
+        it, in slices of the same size. ``per_worker``: as many of them, of one epoch, as
+        ``workers`` do the step. Empty: the model has all.
         """
+        found = self._next_one(done)
+        if not self.per_worker or not found:
+            return found
+        size, whole, upto = self.num_samples or 1, list(found), Intervals(done.edges)
+        for _ in range(workers - 1):
+            for span in found:
+                upto.add(span.start, span.stop)
+            found = self._next_one(upto)
+            if not found or found[0].start // size != whole[0].start // size:
+                break
+            whole += found
+        return tuple(_joined(whole))
+
+    def _next_one(self, done: Intervals) -> Slice:
         size = self.num_samples or 0
         number = self.number_at(done.edges[-1] - 1) if done else 0
         if number and number % self.steps_per_epoch == 0:
@@ -96,6 +121,16 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True):
         if number > self.num_slices:
             return (self.num_samples or 0) * self.epochs
         return self.slice_no(number).start
+
+
+def _joined(spans: list[Span]) -> Iterator[Span]:
+    """The same, but one span for several that follow each other."""
+    start = spans[0]
+    for one, after in pairwise([*spans, None]):
+        assert one is not None
+        if after is None or after.start != one.stop:
+            yield Span(start.line, start.start, one.stop)
+            start = after or start
 
 
 class Batching(msgspec.Struct, frozen=True, array_like=True):
