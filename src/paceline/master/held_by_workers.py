@@ -77,7 +77,8 @@ class HeldByWorkers(MasterState):
             case _:
                 super().apply(record)
 
-    def _follow_group(self, record: GroupFormed | GroupRestored | GroupBegun) -> None:
+    def _follow_group(self, record: object) -> None:
+        """What a record of the group means for the ledger."""
         match record:
             case GroupRestored():
                 self.epoch_no, self.step = record.epoch_no, record.step
@@ -99,11 +100,7 @@ class HeldByWorkers(MasterState):
         """What the group has decided, with what follows from it for the ledger."""
         for one in done:
             if isinstance(one, Journal):
-                match one.record:
-                    case GroupFormed() | GroupRestored() | GroupBegun():
-                        self._follow_group(one.record)
-                    case _:
-                        pass
+                self._follow_group(one.record)
         return done
 
     def member_said(
