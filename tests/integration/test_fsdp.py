@@ -137,10 +137,11 @@ def test_after_a_kill_all_go_on_from_a_cut_to_what_one_worker_computes(tmp_path:
 def test_a_slice_that_cannot_be_divided_is_exact(tmp_path: Path) -> None:
     odd = N + 29
     single = alone(tmp_path / "alone", odd)
-    with sharded(tmp_path / "three", workers=3, num_samples=odd) as job:
-        check_same(check_finished(job, lives=3), single)
-        computed = sum(map(len, job.samples().values()))
-        assert computed == N + 3 * 29
+    for name, flags in (("three", ()), ("each", ("--per-worker", str(BATCH // 3)))):
+        with sharded(tmp_path / name, *flags, workers=3, num_samples=odd) as job:
+            check_same(check_finished(job, lives=3), single)
+            computed = sum(map(len, job.samples().values()))
+            assert computed == N + 3 * 29
 
 
 @pytest.mark.soak

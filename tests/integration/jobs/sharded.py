@@ -23,6 +23,7 @@ def flags() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--num-samples", type=int, default=2048)
     parser.add_argument("--batch-size", type=int, default=48)
+    parser.add_argument("--per-worker", type=int, help="what makes up --batch-size")
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--step-s", type=float, default=0.0)
     parser.add_argument("--die", default="", help="node:batch at which its first life ends")
@@ -59,7 +60,8 @@ def main() -> None:
     )
     model, optimizer, rates = job.prepare(model, optimizer, rates)
     dataset = torch.utils.data.TensorDataset(torch.arange(options.num_samples))
-    batches = job.batches(dataset, options.batch_size, options.epochs)
+    batch_size = None if options.per_worker else options.batch_size
+    batches = job.batches(dataset, batch_size, options.epochs, batch_per_worker=options.per_worker)
     with (options.out / f"{name}.ids").open("wb", buffering=0) as ids_file:
         for number, (ids,) in enumerate(batches, 1):
             ids_file.write(ids.numpy().tobytes())
