@@ -119,3 +119,8 @@ def test_a_peers_word_counts_for_its_step_only_also_if_it_came_before_we_began()
     assert missing.samples == 34
     peers.heard(word(12, 4))
     assert short.is_due
+
+
+def test_of_a_group_that_has_shrunk_a_step_lacks_in_proportion_and_never_everything() -> None:
+    assert Lacking(left_out=32, of=64).of_slice(32, 32) == Lacking(left_out=16)
+    assert Lacking(left_out=32, late=40).of_slice(32, 32) == Lacking(left_out=31, late=31)

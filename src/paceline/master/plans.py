@@ -193,13 +193,18 @@ class Plans:
                 plan = replace(plan, shares=dict(shares), fixed=fixed)
             case BackupWorkers(count=count):
                 plan = replace(plan, backup=count, left_out=0, late=0, grace_s=0.0, chunks=1)
+                plan = replace(plan, lacking_of=0)
             case Partial(left_out=left_out, chunks=chunks, late=late, grace_s=grace_s):
                 late, grace_s = (late, grace_s) if late > left_out else (0, 0.0)
                 lacking = {"left_out": left_out, "late": late, "grace_s": grace_s}
                 plan = replace(plan, backup=0, chunks=chunks, **lacking)
+                plan = replace(plan, lacking_of=self._following(nodes) if left_out or late else 0)
             case AdjustRate(factors=factors, by_staleness=by_staleness):
                 plan = replace(plan, factors=dict(factors), by_staleness=by_staleness)
-        return replace(plan, left_out=self._share_of(plan, nodes)) if plan.backup else plan
+        if not plan.backup:
+            return plan
+        left_out, of = self._share_of(plan, nodes), self._following(nodes)
+        return replace(plan, left_out=left_out, lacking_of=of)
 
     def _check(self, action: GlobalAction, nodes: Sequence[str]) -> None:
         match action:
@@ -231,6 +236,11 @@ class Plans:
         """Samples of a step that all these do; 0: nothing is trained on."""
         feed = self.in_training()
         return feed.global_batch(len(nodes)) if feed is not None else 0
+
+    def _following(self, nodes: Sequence[str]) -> int:
+        """The global batch, if it follows the workers; else 0."""
+        feed = self.in_training()
+        return self._global_batch(nodes) if feed is not None and feed.per_worker else 0
 
     def _check_shares(self, shares: Mapping[str, Share], nodes: Sequence[str]) -> None:
         if any(share.batch_size < 1 or share.accumulation < 1 for share in shares.values()):
@@ -265,7 +275,8 @@ class Plans:
             return
         if not self.synchronous:
             raise ConfigError("only the steps of mode bsp wait for workers that could be left out")
-        size = self._global_batch(nodes) or max(plan.left_out, plan.late) + 1
+        now = self._global_batch(nodes)
+        size = plan.lacking_of or now or max(plan.left_out, plan.late) + 1
         if plan.chunks < 1 or plan.left_out < 0 or max(plan.left_out, plan.late) >= size:
             raise ConfigError(
                 f"{plan.left_out} samples left out, {plan.late} if late, in {plan.chunks} chunks: "

@@ -39,6 +39,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     late: int = 0
     """Samples that may be missing when nothing has changed that for ``grace_s``."""
     grace_s: float = 0.0
+    lacking_of: int = 0
+    """The global batch that these samples are of, if it follows the workers."""
     allow: int = 0
     """Number of the plan since which these three are so; 0: they always were."""
     chunks: int = 1
@@ -51,7 +53,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def lacking(self) -> Lacking:
         """What a step is decided without."""
-        return Lacking(self.left_out, self.late, self.grace_s)
+        return Lacking(self.left_out, self.late, self.grace_s, self.lacking_of)
 
     def rate_of(self, node: str) -> Rate:
         """The factor on the learning rate of this node's contributions."""

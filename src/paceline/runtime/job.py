@@ -106,10 +106,11 @@ class Job:
     def global_batch(self) -> int:
         """Samples of a whole step of those that train now; the last one of an epoch may have fewer.
 
-        The same in all workers that are in the step, to scale a learning rate by.
+        The same in all workers that are in the step, to scale a learning rate by. With servers it
+        is ``batch_size``, of which an update in mode asp or ssp has one worker's part.
 
         Raises:
-            ConfigError: no loop over `batches` has begun.
+            ConfigError: outside of a loop over `batches`.
         """
         size = self._strategy.global_batch
         if size is None:
@@ -179,7 +180,8 @@ class Job:
             batch_per_worker: instead of ``batch_size`` (strategies allreduce and fsdp): the global
                 batch is so many samples for each worker that does the step, and follows their
                 number (`global_batch`). A step that a lost worker breaks is begun again as one of
-                those that are left. Who is slow may still have a smaller part of it.
+                those that are left. Who is slow may still have a smaller part of it, and the
+                others a larger one (not with ``--solution none``).
             shuffle: whether each epoch has a new order. It mixes all records of an epoch; those of
                 files and tables by shards, and within each; of text of more than 256 MiB, whether
                 its length is known or not, only 64 neighbouring shards (262,144 records by default)

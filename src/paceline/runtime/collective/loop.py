@@ -330,6 +330,8 @@ class Loop:
         start_s = monotonic()
         step.last = self._judge(step)
         step.committed = self._committed(step)
+        if not step.committed:
+            raise InternalError(f"step {self._client.state.step + 1} is to be of no samples")
         self._reducer.finish(num_samples(step.committed) / num_samples(step.whole))
         if joiners_of(step.run, self._client.state.step + 1):
             self.excluded_s += monotonic() - start_s  # waited for a copy, not for a slow peer

@@ -35,10 +35,13 @@ class Lacking(NamedTuple):
     late: int = 0
     """Or so many, when no more have been missing for the grace."""
     grace_s: float = 0.0
+    of: int = 0
+    """The global batch that these are of, if it follows the workers."""
 
     def of_slice(self, size: int, batch_size: int) -> "Lacking":
-        """Of a slice smaller than the global batch as much less."""
-        left_out, late = (count * size // batch_size for count in (self.left_out, self.late))
+        """Of a slice smaller than the global batch as much less; never all of it."""
+        whole = self.of or batch_size
+        left_out, late = (min(n * size // whole, size - 1) for n in (self.left_out, self.late))
         return Lacking(left_out, late, self.grace_s)
 
 
