@@ -256,6 +256,23 @@ def test_a_life_that_begins_after_the_end_holds_the_final_model(tmp_path: Path) 
         assert [death["node"] for death in job.deaths()] == ["worker-1"]
 
 
+def test_a_last_cut_that_cannot_be_read_costs_what_came_after_the_one_before(
+    tmp_path: Path,
+) -> None:
+    with group(tmp_path / "out", "--stay", "--keep-at", "40") as job:
+        until(lambda: job.events("feed_complete"), "the end of the feed")
+        _, newest = sorted({path.parent for path in job.job.cuts.glob("*/manifest.json")})[-2:]
+        (part,) = newest.glob("*.safetensors")
+        part.write_bytes(part.read_bytes()[:-1])
+        pids = [job.node(f"worker-{rank}").pid for rank in range(2)]
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        (tmp_path / "out" / "go").touch()
+        check_finished(job)
+        assert str(part) in job.events("cut_damaged")[0]["reason"]
+        assert len(job.events("feed_complete")) == 2
+
+
 def test_a_life_that_begins_after_an_evaluation_gets_its_results(tmp_path: Path) -> None:
     with group(tmp_path / "out", "--evaluate", "--die-evaluated", "worker-1") as job:
         check_finished(job)

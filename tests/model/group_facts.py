@@ -88,7 +88,7 @@ class MasterFacts(NamedTuple):
 def _bad(cell: MemberCell) -> str:
     """A replica at step t holds slices 1 ... t, once each, and its committed set says so.
 
-    Of feeds whose steps follow the workers: slices in order, in t steps.
+    Of feeds whose steps follow the workers: slices in order, in exactly t steps.
     """
     state = cell.state
     whole = [one for one, _ in cell.model if one >= 0]
@@ -98,7 +98,8 @@ def _bad(cell: MemberCell) -> str:
         return f"B: {state.inc} has samples twice: {whole}"
     follows = cell.feeds[0].per_worker and set(held) <= set(in_order)
     wanted = held if follows else in_order
-    if state.step != NO_STEP and held != wanted[: state.step + 1]:
+    in_steps = len(held) == state.step + 1 and held == wanted[: len(held)]
+    if state.step != NO_STEP and not in_steps:
         return f"H: {state.inc} is at step {state.step} and holds {whole}"
     if state.step != NO_STEP and mask(state.done) != held[-1]:
         return f"H: {state.inc} holds {whole} and says {state.done}"

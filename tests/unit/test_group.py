@@ -11,6 +11,7 @@ from paceline.master.hangs import Hang, find_hang, find_silent
 from paceline.master.held_by_workers import HeldByWorkers
 from paceline.master.instructions import Fail, FeedDone, Instruction, Journal, Seal, Send
 from paceline.master.snapshot import restore, take
+from paceline.policy.straggler.actions import AdjustBatch, Share
 from paceline.runtime.collective.state import Connect, Copy, Drop, Load, MemberState, Say
 from paceline.runtime.collective.state import Instruction as MemberInstruction
 from paceline.wire.messages.agent import NodeFacts
@@ -803,3 +804,15 @@ class TestFindHang:
         members = {"a": silent, "b": self.BUSY, "c": NodeFacts(inc=2, silent_s=2.0)}
         assert find_silent(members, 3.0) == Hang(("a",), 5.0, silent=True)
         assert find_silent(members, 6.0) is None
+
+
+def test_shares_of_a_batch_that_follows_the_workers_may_be_those_of_another_number() -> None:
+    job = Job(2)
+    follows = msgspec.structs.replace(FEED, feed=1, per_worker=True)
+    job.run(job.master.open_feed(OpenFeed(inc=1, feed=follows)))
+    job.join()
+    shares = {"worker-1": Share(FEED.batch_size), "worker-2": Share(2 * FEED.batch_size)}
+
+    job.run(job.master.carry_out(AdjustBatch(shares=shares), 0))
+
+    assert job.master.plans.newest.shares == shares

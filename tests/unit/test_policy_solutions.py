@@ -327,6 +327,8 @@ def test_dd_uses_all_that_is_measured_of_a_class_that_is_alone_for_a_while() -> 
     (action,) = Dedicated().decide(seen)
     assert isinstance(action, AdjustBatch)
     assert set(action.shares.values()) == {Share(192)}
+    follows = msgspec.structs.replace(seen, global_batch=4 * 96, batch_per_worker=96)
+    assert Dedicated().decide(follows) == [], "as they are; nothing is measured anew"
 
 
 def test_dd_keeps_the_slow_class_above_saturation() -> None:

@@ -37,6 +37,7 @@ class JobNow(msgspec.Struct, frozen=True, kw_only=True):
     chunks: int = 1
     late: int = 0
     grace_s: float = 0.0
+    batch_per_worker: int = 0
     absent: int = 0
     pending_s: float | None = 0.0
     since_action_s: float | None = None
@@ -88,6 +89,7 @@ def job_now(
         mode="allreduce" if isinstance(state, HeldByWorkers) else state.mode,
         step=steps_done(state, members, committed),
         global_batch=batch_size,
+        batch_per_worker=feed.batch_size if synchronous and feed.per_worker else 0,
         steps_left=steps_left,
         shares=shares,
         servers=_servers(state),

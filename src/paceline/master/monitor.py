@@ -291,6 +291,7 @@ class Monitor:
             step=job.step,
             mode=job.mode,
             global_batch=job.global_batch,
+            batch_per_worker=job.batch_per_worker,
             steps_left=job.steps_left,
             workers=tuple(self._worker(name, job, now_s) for name in job.shares),
             servers=tuple(self._server(name, job, now_s) for name in job.servers),

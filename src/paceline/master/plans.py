@@ -209,7 +209,7 @@ class Plans:
     def _check(self, action: GlobalAction, nodes: Sequence[str]) -> None:
         match action:
             case AdjustBatch(shares=shares, fixed=fixed):
-                self._check_shares(shares, nodes)
+                self._check_shares(shares)
                 feed = self.in_training()
                 if fixed and (self.synchronous or feed is None or feed.num_samples is None):
                     raise ConfigError(
@@ -242,11 +242,13 @@ class Plans:
         feed = self.in_training()
         return self._global_batch(nodes) if feed is not None and feed.per_worker else 0
 
-    def _check_shares(self, shares: Mapping[str, Share], nodes: Sequence[str]) -> None:
+    def _check_shares(self, shares: Mapping[str, Share]) -> None:
         if any(share.batch_size < 1 or share.accumulation < 1 for share in shares.values()):
             raise ConfigError(f"a share is at least 1 batch of 1 sample, got {dict(shares)}")
         total = sum(share.batch_size * share.accumulation for share in shares.values())
-        wanted = self._global_batch(nodes) or total
+        feed = self.in_training()
+        # One that follows the workers may be another by now: what counts is who does how much.
+        wanted = feed.batch_size if feed is not None and not feed.per_worker else total
         if self.synchronous and total != wanted:
             raise ConfigError(
                 f"the shares are {total} samples together; the global batch is {wanted}"

@@ -797,7 +797,8 @@ class Master:
         if feed.global_batch(workers) % workers:
             raise ConfigError(
                 f"cannot scale to {workers} workers: the global batch of {feed.batch_size} samples "
-                "is not divisible by it, as strategy fsdp needs"
+                "is not divisible by it, as strategy fsdp needs; with batch_per_worker in place of "
+                "batch_size it would follow the workers"
             )
 
     def _check_elastic(self, order: str) -> None:

@@ -203,6 +203,7 @@ def flags() -> argparse.Namespace:
     parser.add_argument(
         "--die-at-end", default="", help="node whose first life ends after the loop"
     )
+    parser.add_argument("--stay", action="store_true", help="after the loop, until told: a file go")
     parser.add_argument(
         "--die-evaluated", default="", help="node whose first life ends when it has evaluated"
     )
@@ -299,6 +300,8 @@ def main() -> None:
             model.zero_grad()
             if number == options.keep_at:
                 job.checkpoint()
+    while options.stay and not (options.out / "go").exists():
+        time.sleep(0.02)
     if node == options.die_at_end:
         die_once(options.out)
     if options.evaluate:

@@ -102,6 +102,8 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     """``bsp``, ``ssp``, ``asp`` or ``allreduce``."""
     global_batch: int
     """B; asynchronous: samples of one contribution."""
+    batch_per_worker: int = 0
+    """What of B each worker adds to it; 0: B does not follow their number."""
     steps_left: int | None
     """Of the feed; None: not known."""
     workers: tuple[WorkerSeen, ...]

@@ -189,6 +189,9 @@ class GroupClient(MemberClient):
         """Become what a cut holds, if a feed was over before all of it was in our model.
 
         Without joining anybody: what the group holds, if there is more to train, comes with that.
+
+        Raises:
+            TransientError: the cut cannot be read, and the job has gone back to another one.
         """
         with self._changed:
             cut = self._ends.get(feed.feed)
@@ -204,7 +207,13 @@ class GroupClient(MemberClient):
             while not read.done():
                 self._exchange.check()
                 self._exchange.wait()
-            read.result()
+            try:
+                read.result()
+            except PermanentError as error:
+                # A peer holds all of it. If none does, the master finds a cut that can be read.
+                self.await_state()
+                if feed.next_slice(self.state.done.line(feed.line())):
+                    raise TransientError(str(error)) from error
 
     def await_state(self) -> None:
         """Return when we hold what the group holds."""

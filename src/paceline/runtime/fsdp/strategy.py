@@ -115,7 +115,7 @@ class HeldInShards(Stepping):
             raise ConfigError(
                 f"job.batches: {feed.batch_size} samples cannot be divided evenly among {size} "
                 f"workers, as strategy fsdp needs it; make batch_size a multiple of {size}, as "
-                f"{more}, or run the job with another --workers"
+                f"{more}, give batch_per_worker instead, or run the job with another --workers"
             )
         return super().open_feed(feed, growth)
 

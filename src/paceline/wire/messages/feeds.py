@@ -50,7 +50,7 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def last_step(self) -> int:
-        """The step of the feed's last slice, if no step before it is declared short."""
+        """The step of the feed's last slice, if every step is one whole slice."""
         return self.first_step + self.num_slices
 
     @property
@@ -67,7 +67,7 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True):
         return Span(self.line(), epoch * size + start, epoch * size + stop)
 
     def slice_of(self, step: int) -> Span:
-        """The global batch of a step, if no step before it is declared short."""
+        """What a step consists of, if every step before it is one whole slice."""
         return self.slice_no(step - self.first_step)
 
     def number_at(self, position: int) -> int:

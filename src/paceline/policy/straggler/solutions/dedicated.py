@@ -113,7 +113,8 @@ class Dedicated(Solution, frozen=True):
     ) -> tuple[dict[str, list[int]], int]:
         """Batch sizes that fit into the memory of each class; the least that is an even share."""
         # Not of those who live now: or each loss would ask for a profile of other sizes.
-        even = -(-seen.global_batch // (len(seen.workers) + seen.absent))
+        all_workers = len(seen.workers) + seen.absent
+        even = seen.batch_per_worker or -(-seen.global_batch // all_workers)
         largest = self.largest or 2 * even
         halves = sorted({max(1, largest >> halvings) for halvings in range(self.num_sizes)})
         enough = min((size for size in halves if size >= even), default=largest)
