@@ -186,10 +186,14 @@ def _run(
         end(job)
     where = f"seed {case.seed} ({job.path}; {[str(f) for f in case.faults]})"
     assert outcome["state"] == "finished", f"{where}: ended as {outcome}"
-    assert not injector.waiting, f"{where}: never fired: {[str(f) for f in injector.waiting]}"
+    folder = Path(spec.checkpoint.folder or job.cuts)
+    waiting = injector.waiting
+    if len([*folder.glob("*/manifest.json")]) < 2:  # cut off from its master nobody makes any
+        waiting = [fault for fault in waiting if fault.kind != "damage"]
+    assert not waiting, f"{where}: never fired: {[str(fault) for fault in waiting]}"
     check_clean(job, where)
     check_finals(job, out, case, where, wanted)
-    check_cuts(job, case, where, Path(spec.checkpoint.folder or job.cuts), injector.damaged)
+    check_cuts(job, case, where, folder, injector.damaged)
     check_logs(job, where, but="checksum differs" if injector.damaged else "")
     seconds = time.monotonic() - start_s
     shutil.rmtree(out, ignore_errors=True)  # a disk is taken out after this
