@@ -226,11 +226,12 @@ def test_when_all_members_die_at_once_the_job_goes_on_from_a_cut(tmp_path: Path)
 
 
 def test_a_stopped_job_goes_on_where_it_was(tmp_path: Path) -> None:
-    with group(tmp_path / "out", "--epochs", "2") as job:
-        job.until_committed(N // 2)
+    with group(tmp_path / "out", "--epochs", "2", "--slow-until-told") as job:
+        job.until_committed(10 * BATCH)
         job.tell(StopJob())
         assert job.end().state == "stopped"
         until(lambda: not leftovers(job.job), "a clean machine")
+        (job.out / "hurry").touch()
         done = sum(len(ids) for ids in job.samples().values())
         job.resume()
         check_finished(job, epochs=2)

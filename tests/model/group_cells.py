@@ -35,6 +35,8 @@ MASTER = 0
 BITS = 16
 """Samples of a feed at most."""
 REPLICA = "m"
+GUEST = "another machine"
+"""Address of members there."""
 
 Applied = tuple[int, int]
 """(samples of a step, group that computed it)."""
@@ -123,6 +125,8 @@ class MemberCell:
         match event:
             case StopGroup():
                 done = state.stop_group(event)
+            case CatchUp() if event.source.inc == state.inc and state.address == GUEST:
+                raise Violation("E", f"{state.inc} is to begin with a cut that it cannot read")
             case CatchUp():
                 done = state.catch_up(event)
             case RunGroup():
@@ -271,8 +275,9 @@ class MasterCell:
         state = self.state
         match event:
             case JoinGroup() | Stopped() | Progress() | Broken():
+                guest = isinstance(event, JoinGroup) and event.address == GUEST
                 node = str(event.inc)
-                return state.member_said(event, node=node, expected=self.expected)
+                return state.member_said(event, node=node, expected=self.expected, guest=guest)
             case "form":
                 return state.form_group()
             case "anew":

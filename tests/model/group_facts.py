@@ -7,13 +7,14 @@ from typing import NamedTuple
 
 from paceline.wire.messages.group import NO_STEP, CatchUp, RunGroup
 
-from .group_cells import HALF, MasterCell, MemberCell, Model, mask
+from .group_cells import GUEST, HALF, MasterCell, MemberCell, Model, mask
 
 
 class MemberFacts(NamedTuple):
     """What the world reads of a member."""
 
     inc: int
+    guest: bool
     epoch_no: int
     group: int
     step: int
@@ -42,6 +43,7 @@ class MemberFacts(NamedTuple):
         state = cell.state
         return cls(
             inc=state.inc,
+            guest=state.address == GUEST,
             epoch_no=state.epoch_no,
             group=state.group,
             step=state.step,

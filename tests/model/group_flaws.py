@@ -190,11 +190,11 @@ class CountsBeforeAllHold(HeldByWorkers):
     """What one member says it has completed counts, before the others hold it."""
 
     def member_said(
-        self, message: GroupUp, *, node: str = "", expected: int = 0
+        self, message: GroupUp, *, node: str = "", expected: int = 0, guest: bool = False
     ) -> list[Instruction]:
         if isinstance(message, Stopped) and message.group == self.group.number:
             self.ledger.advance(message.committed)
-        return super().member_said(message, node=node, expected=expected)
+        return super().member_said(message, node=node, expected=expected, guest=guest)
 
 
 class TakesBackTheExcluded(Group):
@@ -208,11 +208,32 @@ class TakesBackTheExcluded(Group):
 class MissesNobody(Group):
     """A member that waits in a running group is not heard (found in production code)."""
 
-    def join(self, message: JoinGroup, node: str, *, expected: int) -> list[Instruction]:
+    def join(
+        self, message: JoinGroup, node: str, *, expected: int, guest: bool = False
+    ) -> list[Instruction]:
         lost, self.lost = self.lost, set()
-        done = super().join(message, node, expected=expected)
+        done = super().join(message, node, expected=expected, guest=guest)
         self.lost |= lost
         return done
+
+
+class KnowsNoGuests(Group):
+    """Whoever comes first may begin with a cut, also on a machine where it is not."""
+
+    def join(
+        self, message: JoinGroup, node: str, *, expected: int, guest: bool = False
+    ) -> list[Instruction]:
+        return super().join(message, node, expected=expected)
+
+
+class StaysAtALoss(Group):
+    """Guests that hold nothing wait as for a group that forms by itself."""
+
+    is_at_a_loss = False
+
+    @property
+    def needs_restore(self) -> bool:
+        return super().needs_restore and not all(member.guest for member in self.members)
 
 
 class BelievesTheExcluded(Group):
@@ -349,6 +370,19 @@ FLAWS = [
         finds="F",
         machines=Machines(master=with_group(MissesNobody)),
         bounds=_job("leave"),
+    ),
+    Flaw(
+        name="a machine that cannot read a cut is to begin with it",
+        finds="E",
+        machines=Machines(master=with_group(KnowsNoGuests)),
+        bounds=_job("member", members=1, slices=1, joiners=1, guests=True),
+        finish=False,
+    ),
+    Flaw(
+        name="machines that cannot read a cut wait for ever",
+        finds="F",
+        machines=Machines(master=with_group(StaysAtALoss)),
+        bounds=_job("member", members=1, slices=1, joiners=1, guests=True),
     ),
     Flaw(
         name="who was excluded comes back",

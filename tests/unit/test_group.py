@@ -63,6 +63,8 @@ class Job:
         self.done: list[int] = []
         self.held: set[int] = set()
         """Who gets no message."""
+        self.guests: set[int] = set()
+        """Who is on another machine."""
         self.copying: dict[int, CatchUp] | None = None
         """Copies on their way, where they take time."""
         for inc in range(1, num_workers + 1):
@@ -112,7 +114,9 @@ class Job:
 
     def say(self, message: GroupUp) -> None:
         node = f"worker-{message.inc}"
-        self.run(self.master.member_said(message, node=node, expected=self.expected))
+        guest = message.inc in self.guests
+        said = self.master.member_said(message, node=node, expected=self.expected, guest=guest)
+        self.run(said)
 
     def run(self, instructions: list[Instruction]) -> None:
         for one in instructions:
@@ -579,6 +583,37 @@ def sharded(num_workers: int = 2) -> Job:
     job = Job(num_workers, sharded=True)
     job.join()
     return job
+
+
+def test_a_guest_copies_no_cut_and_begins_with_none() -> None:
+    job = Job(1)
+    job.guests = {2, 3}
+    job.join()
+    job.worker(2)
+    job.join(2)
+    job.step(1, last=True)
+    job.resend()
+    assert job.group == [1, 2]
+    job.lose(1)
+    # It holds the model, but what it writes nobody could read.
+    assert job.group == [2]
+    assert job.members[2].running is not None
+    assert job.master.take_cut() == []
+    job.lose(2)
+    job.worker(3)
+    job.join(3)
+    job.resend()
+    assert job.members[3].step == NO_STEP, "somebody has to come who can read a cut"
+    job.worker(4)
+    job.join(4)
+    job.resend()
+    assert job.group == [3, 4]
+    assert {member.step for member in job.members.values()} == {0}
+    (begun,) = [one for inc, one in job.told if isinstance(one, Copy) and inc == 3]
+    assert begun.order.source.inc == 4
+    (asked,) = job.master.take_cut()
+    assert isinstance(asked, Send)
+    assert asked.inc == 4
 
 
 def test_members_that_hold_shards_each_begin_with_their_own() -> None:

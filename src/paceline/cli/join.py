@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
+import msgspec
+
 from paceline.base.errors import ConfigError, PermanentError
 from paceline.base.jobdir import JobDir, home
 from paceline.base.processes import JOB_DIR, SAFE_PATH
@@ -82,12 +84,31 @@ def check_spec(spec: JobSpec, address: str) -> None:
         )
 
 
+def own_address(address: str) -> str:
+    """The IPv4 address of this machine that the way to HOST:PORT leads from; nothing is sent.
+
+    Raises:
+        ConfigError: there is no way.
+    """
+    host, _, port = address.rpartition(":")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((host, int(port)))
+        except OSError as error:
+            raise ConfigError(f"--join: no way leads to {host} ({error})") from error
+        found: str = probe.getsockname()[0]
+        return found
+
+
 def make_directory(info: JobInfo, node: str, address: str, secret: bytes) -> JobDir:
-    """A job directory of this one node, apart from those of the jobs of this machine."""
+    """A job directory of this one node, apart from those of the jobs of this machine.
+
+    Peers of an all-reduce group reach this node where the master does.
+    """
     path = home() / "joined" / f"{info.job_id}.{node}"
     path.mkdir(parents=True, mode=0o700)
     job = JobDir(path)
-    specs.save(info.spec, job.spec)
+    specs.save(msgspec.structs.replace(info.spec, listen=own_address(address)), job.spec)
     with os.fdopen(os.open(job.secret_file, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
         file.write(secret)
     job.master_address.write_text(f"{address}\n")

@@ -133,20 +133,23 @@ class Group:
 
     # ------------------------------------------------------------------ who is there
 
-    def join(self, message: JoinGroup, node: str, *, expected: int) -> list[Instruction]:
+    def join(
+        self, message: JoinGroup, node: str, *, expected: int, guest: bool = False
+    ) -> list[Instruction]:
         """A worker wants to train.
 
         Args:
             message: its word.
             node: where it lives.
             expected: workers without which a first group, or a sharded one, waits (see `form`).
+            guest: see `Member`.
         """
         inc = message.inc
         self.awaited = expected
         if self.replica and message.replica != self.replica:
             return [Fail(replica_difference(node, self.replica, message.replica))]
         self.replica = message.replica
-        self.ready[inc] = Member(inc, node, message.address)
+        self.ready[inc] = Member(inc, node, message.address, guest)
         if self.knows(inc):
             # It waits, so it misses whoever is gone.
             return self._ask([inc]) or (self.form() if self.running and self.lost else [])
@@ -182,7 +185,8 @@ class Group:
         hurt = bool(self.lost or self.broken)
         fresh = any(not self.knows(member.inc) for member in wanted)
         # Who comes while a group forms is in the next one: its forming is soon over.
-        if not hurt and not (fresh and (self.running or not self.number)):
+        waits = self.number and not self.running and not self.is_at_a_loss
+        if not hurt and (waits or not fresh):
             return []
         formed = self._record(GroupFormed(group=self.number + 1, members=wanted))
         self.at_once = hurt
@@ -243,7 +247,9 @@ class Group:
         if self.sharded:
             return self._beginner(inc)
         holder = self._holder()
-        return self.stopped[holder] if holder else self._beginner(self.members[0].inc)
+        if holder:
+            return self.stopped[holder]
+        return next((self._beginner(one.inc) for one in self.members if not one.guest), None)
 
     def _holder(self) -> int:
         """The first member that holds the newest step; 0: nobody holds any."""
@@ -309,7 +315,7 @@ class Group:
         held = [said for inc, said in self.stopped.items() if inc not in joiners]
         steps = {said.step for said in held}
         if steps == {NO_STEP}:
-            return []  # `restore` follows
+            return self.form() if self.is_at_a_loss else []  # else `restore` follows
         if len(steps) > 1:
             return self._ask(everybody)
         (step,) = steps
@@ -328,10 +334,19 @@ class Group:
     @property
     def needs_restore(self) -> bool:
         """Whether nobody holds state: an epoch has to begin, from a cut if there is one."""
-        if self.running or not self.members or self.restored_for == self.number:
-            return False
+        restored = self.running or self.restored_for == self.number
+        return self._is_empty and not restored and not self.is_at_a_loss
+
+    @property
+    def _is_empty(self) -> bool:
+        """Whether all members have said that they hold no state."""
         said = [self.stopped[one.inc].step for one in self.members if one.inc in self.stopped]
         return len(said) == len(self.members) and set(said) == {NO_STEP}
+
+    @property
+    def is_at_a_loss(self) -> bool:
+        """Whether nobody holds state, nor can read a cut: another has to come who can."""
+        return self._is_empty and all(member.guest for member in self.members)
 
     def restore(self, cut: CutValid | None) -> list[Instruction]:
         """Begin an epoch: the first member loads this cut, or none, and all others copy from it.

@@ -104,7 +104,7 @@ class HeldByWorkers(MasterState):
         return done
 
     def member_said(
-        self, message: GroupUp, *, node: str = "", expected: int = 0
+        self, message: GroupUp, *, node: str = "", expected: int = 0, guest: bool = False
     ) -> list[Instruction]:
         """A worker's word about the group.
 
@@ -112,6 +112,7 @@ class HeldByWorkers(MasterState):
             message: what it says.
             node: where it lives.
             expected: workers for which a first group waits.
+            guest: it is on another machine (see `Member`).
         """
         inc = message.inc
         if self.is_given_up(inc):
@@ -121,7 +122,8 @@ class HeldByWorkers(MasterState):
         match message:
             case JoinGroup():
                 self.prepared.add(inc)
-                return self._in_group(self.group.join(message, node, expected=expected))
+                joined = self.group.join(message, node, expected=expected, guest=guest)
+                return self._in_group(joined)
             case Stopped():
                 return self._in_group(self.group.stopped_said(message))
             case Broken():
@@ -161,6 +163,11 @@ class HeldByWorkers(MasterState):
     def is_training(self) -> bool:
         """See `MasterState.is_training`."""
         return self.group.running
+
+    @property
+    def has_model(self) -> bool:
+        """See `MasterState.has_model`."""
+        return self.group.number > 0
 
     # ------------------------------------------------------------------ workers
 
@@ -209,12 +216,16 @@ class HeldByWorkers(MasterState):
         return bool(self.cuts.wanted)
 
     def _holders(self) -> tuple[int, ...]:
-        """One member is enough, as long as it is there: all hold the same. Sharded: all of them."""
+        """One member is enough, as long as it is there: all hold the same. Sharded: all of them.
+
+        Not a guest: what it writes is on another machine.
+        """
         group = self.group
         if group.sharded:
             whole = group.running and not group.lost
             return tuple(one.inc for one in group.members) if whole else ()
-        living = [one.inc for one in group.members if one.inc not in group.lost]
+        lost = group.lost
+        living = [one.inc for one in group.members if one.inc not in lost and not one.guest]
         members = living if group.running else []
         if self.holder not in members:
             self.holder = members[0] if members else 0

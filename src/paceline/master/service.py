@@ -760,7 +760,7 @@ class Master:
                 self._check_running()
                 self._check_elastic("join")
                 self._check_size("have", 1 + sum(1 for _ in self.members.wanted_workers()))
-                if not self.training.state.cuts.valid:
+                if not self.training.state.has_model:
                     raise ConfigError("the job has no model yet; join again when it trains")
                 node_name, acts = self.members.join(host, self._own_time())
                 self._act(acts)

@@ -105,6 +105,11 @@ class MasterState:
         """Whether somebody holds the model, so that workers can train."""
         raise NotImplementedError
 
+    @property
+    def has_model(self) -> bool:
+        """Whether there is one that a machine could come to."""
+        return bool(self.cuts.valid)
+
     def _holders(self) -> tuple[int, ...]:
         """Who holds the state, and so copies it for a cut; none: nobody can now."""
         raise NotImplementedError

@@ -62,8 +62,12 @@ class GroupTraining(Training):
         """See `Training.handle`."""
         match message:
             case JoinGroup() | Stopped() | Progress() | Broken():
-                expected = sum(1 for _ in self._members.wanted_workers())
-                self._do(self.state.member_said(message, node=node, expected=expected))
+                wanted = [one.guest for one in self._members.wanted_workers()]
+                guest = self._members.nodes[node].guest
+                said = self.state.member_said(message, node=node, expected=len(wanted), guest=guest)
+                self._do(said)
+                if self.state.group.is_at_a_loss and all(wanted):
+                    self._do(self.state.stop())  # those who could tell them more have all ended
             case _:
                 super().handle(node, message, now_s)
 

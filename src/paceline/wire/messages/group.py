@@ -16,11 +16,15 @@ STILL = -1
 
 
 class Member(msgspec.Struct, frozen=True, array_like=True):
-    """One member of a group: its incarnation, its node and where its peers reach it."""
+    """One member of a group: its incarnation, its node and where its peers reach it.
+
+    ``guest``: it is on another machine than the master, where no cut can be written or read.
+    """
 
     inc: int
     node: str
     address: str
+    guest: bool = False
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):

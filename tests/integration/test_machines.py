@@ -1,0 +1,172 @@
+"""Workers that hold the model on two machines: network, shared memory and cuts of their own.
+
+The other machine is a network and a mount namespace; the test itself runs in a network of its own.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from paceline.base.jobdir import JobDir
+from paceline.wire.spec import CheckpointSpec, DataPlaneSpec, TimeoutSpec
+from tests.integration.running import RunningJob, until
+from tests.integration.test_allreduce import BATCH, check_finished, group, trains
+from tests.integration.test_join import kill_all
+
+HOST, OTHER = "10.99.1.1", "10.99.1.2"
+INSIDE = "PACELINE_TEST_OWN_NETWORK"
+GUEST = "worker-1"
+
+
+def can_make_machines() -> bool:
+    """Whether namespaces and pairs of interfaces can be made here."""
+    tools = all(map(shutil.which, ("unshare", "nsenter", "ip", "mount")))
+    probe = ["unshare", "--net", "--mount", "sh", "-c", "ip link add one type veth peer name two"]
+    return tools and not subprocess.run(probe, capture_output=True, check=False).returncode
+
+
+def in_own_network(test: Callable[[Path], None]) -> bool:
+    """Whether we are; if not, the test was run in one, by a pytest of its own."""
+    if INSIDE in os.environ:
+        commands = (
+            "ip link set lo up; ip link add host type veth peer name port; "
+            f"ip addr add {HOST}/24 dev host; ip link set host up"
+        )
+        subprocess.run(["sh", "-ec", commands], check=True)
+        return True
+    if os.geteuid() != 0 or not can_make_machines():
+        pytest.skip("needs root, ip and unshare, to make a machine of namespaces")
+    plain = ["-q", "-p", "no:xdist", "-p", "no:cacheprovider", "-o", "addopts="]
+    here = [sys.executable, "-m", "pytest", *plain, f"{__file__}::{test.__name__}"]
+    done = subprocess.run(
+        ["unshare", "--net", *here],
+        env={**os.environ, INSIDE: "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return False
+
+
+@contextlib.contextmanager
+def other_machine(hidden: Path) -> Iterator[list[str]]:
+    """What comes before a command that is to run there; it does not see what is ``hidden``."""
+    waits = ["unshare", "--net", "--mount", "sh", "-c", "read -r line"]
+    machine = subprocess.Popen(waits, stdin=subprocess.PIPE)
+    try:
+        own, theirs = (Path(f"/proc/{pid}/ns/mnt") for pid in ("self", machine.pid))
+        until(lambda: theirs.readlink() != own.readlink(), "a machine")
+        subprocess.run(["ip", "link", "set", "port", "netns", str(machine.pid)], check=True)
+        enter = ["nsenter", "-t", str(machine.pid), "-n", "-m"]
+        commands = (
+            f"ip link set lo up; ip addr add {OTHER}/24 dev port; ip link set port up; "
+            f"mount -t tmpfs none {hidden}; mount -t tmpfs none /dev/shm"
+        )
+        subprocess.run([*enter, "sh", "-ec", commands], check=True)
+        yield enter
+    finally:
+        machine.kill()
+        machine.communicate()
+
+
+class Other:
+    """The other machine: a worker of it joins."""
+
+    def __init__(self, job: RunningJob, home: Path, enter: list[str]) -> None:
+        self._job, self._home, self._enter = job, home, enter
+        (home / "secret").write_bytes(job.job.secret())
+        self.agent: subprocess.Popen[bytes] | None = None
+
+    def join(self) -> None:
+        """Join as the next worker."""
+        address = self._job.job.master_address.read_text().strip()
+        assert address.startswith(HOST)
+        call = [sys.executable, "-c", "from paceline.cli.main import app; app()", "agent"]
+        secret = ["--join", address, "--secret-file", str(self._home / "secret")]
+        self.agent = subprocess.Popen(
+            [*self._enter, *call, *secret], env={**os.environ, "PACELINE_HOME": str(self._home)}
+        )
+
+    def pull_the_plug(self) -> None:
+        """End all that runs there."""
+        for path in (self._home / "joined").iterdir():
+            kill_all(JobDir(path))
+
+
+@contextlib.contextmanager
+def on_two_machines(tmp_path: Path, *flags: str) -> Iterator[tuple[RunningJob, Other]]:
+    """A job on the first; the second is about to join."""
+    for name in ("home", "other"):
+        (tmp_path / name).mkdir()
+    os.environ["PACELINE_HOME"] = str(tmp_path / "home")
+    spec = {
+        "listen": HOST,
+        "data_plane": DataPlaneSpec(transport="tcp"),
+        "timeouts": TimeoutSpec(lost_after_s=1.5),
+        "checkpoint": CheckpointSpec(every_s=0.5, share=1.0),
+    }
+    with (
+        other_machine(tmp_path / "home") as enter,
+        group(tmp_path / "out", *flags, "--slow-until-told", workers=1, **spec) as job,
+    ):
+        other = Other(job, tmp_path / "other", enter)
+        try:
+            yield job, other
+        finally:
+            other.pull_the_plug()
+            if other.agent is not None:
+                other.agent.wait()
+
+
+def together(job: RunningJob, *names: str) -> None:
+    """Wait until just these train."""
+    said = ", ".join(names) + " train"
+    until(lambda: trains(job) and trains(job)[-1].startswith(said), f"{names} training")
+
+
+def num_batches(job: RunningJob) -> int:
+    """Of the guest."""
+    return sum(len(times) for life, times in job.times().items() if life.startswith(GUEST))
+
+
+def test_a_machine_joins_holds_the_model_while_the_first_dies_and_vanishes(tmp_path: Path) -> None:
+    if not in_own_network(test_a_machine_joins_holds_the_model_while_the_first_dies_and_vanishes):
+        return
+    with on_two_machines(tmp_path, "--epochs", "3") as (job, other):
+        job.until_committed(1)
+        other.join()
+        until(lambda: num_batches(job) > 2, "batches of the guest")
+        before = len(trains(job))
+        os.kill(job.node("worker-0").pid, signal.SIGKILL)
+        until(lambda: len(trains(job)) >= before + 2, "the first machine's worker back again")
+        alone, both = trains(job)[before:]
+        assert alone.startswith(f"{GUEST} train from step"), alone
+        assert both.startswith(f"worker-0, {GUEST} train"), both
+        assert len(job.events("epoch")) == 1, "something was taken from a cut"
+        other.pull_the_plug()
+        together(job, "worker-0")
+        (job.out / "hurry").touch()
+        check_finished(job, epochs=3, lives=1)
+
+
+@pytest.mark.soak
+def test_a_machine_without_state_waits_for_who_can_read_a_cut(tmp_path: Path) -> None:
+    if not in_own_network(test_a_machine_without_state_waits_for_who_can_read_a_cut):
+        return
+    with on_two_machines(tmp_path, "--epochs", "3") as (job, other):
+        job.until_committed(BATCH, cuts=1)
+        other.join()
+        until(lambda: GUEST in str(job.events("process_up")), "the guest")
+        # Before it has copied anything.
+        until(lambda: GUEST in str(job.events("group_forms")), "a group of two")
+        os.kill(job.node("worker-0").pid, signal.SIGKILL)
+        (job.out / "hurry").touch()
+        check_finished(job, epochs=3)
