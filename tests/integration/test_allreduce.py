@@ -239,9 +239,15 @@ def test_a_stopped_job_goes_on_where_it_was(tmp_path: Path) -> None:
         assert again - 2 * N <= 4 * BATCH, f"{again - 2 * N} of {done} samples were computed again"
 
 
-def test_a_job_that_is_stopped_while_a_cut_is_written_makes_another(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "sync_s",
+    [0.7, pytest.param(6.0, marks=pytest.mark.soak, id="longer than others have to end")],
+)
+def test_a_job_that_is_stopped_while_a_cut_is_written_makes_another(
+    tmp_path: Path, sync_s: float
+) -> None:
     often = CheckpointSpec(every_s=0.2, share=1.0, in_memory=False)
-    with slow_disk(0.7), group(tmp_path / "out", "--epochs", "9", checkpoint=often) as job:
+    with slow_disk(sync_s), group(tmp_path / "out", "--epochs", "30", checkpoint=often) as job:
         job.until_committed(N // 4, cuts=1)
         job.tell(StopJob())
         assert job.end().state == "stopped"

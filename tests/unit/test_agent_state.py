@@ -22,7 +22,7 @@ from paceline.wire.messages.agent import (
     StopProcess,
     ToProcess,
 )
-from paceline.wire.messages.node import Finished, LeaseRequest, ProcessUp, Stop
+from paceline.wire.messages.node import Finished, LeaseRequest, Leaving, ProcessUp, Stop
 
 NODE = "worker-0"
 
@@ -101,6 +101,16 @@ def test_a_repeated_stop_does_not_become_a_second_sigterm(running: NodeState) ->
     running.on_master(StopProcess(inc=5, grace_s=2.0), 10.0)
     assert running.on_master(StopProcess(inc=5, grace_s=2.0), 11.0) == []
     assert running.tick(12.0) == [Signal(signal.SIGKILL)]
+
+
+def test_who_keeps_a_cut_before_it_leaves_has_so_much_longer(running: NodeState) -> None:
+    assert running.on_process(5, Leaving(inc=5, within_s=20.0)) == []
+    assert running.on_master(StopProcess(inc=5, grace_s=2.0), 1.0) == [Signal(signal.SIGTERM)]
+    running.on_process(5, Leaving(inc=5, within_s=30.0))
+    assert running.on_master(StopProcess(inc=5, grace_s=2.0), 5.0) == []
+    assert running.tick(32.9) == []
+    assert running.tick(33.0) == [Signal(signal.SIGKILL)]
+    assert running.on_master(StopProcess(inc=5, grace_s=0.0), 5.0) == [Signal(signal.SIGKILL)]
 
 
 def test_a_stop_without_grace_kills_at_once(running: NodeState) -> None:

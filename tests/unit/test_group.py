@@ -585,6 +585,23 @@ def sharded(num_workers: int = 2) -> Job:
     return job
 
 
+def test_a_cut_on_its_way_stays_so_while_a_group_forms() -> None:
+    job = running()
+    job.held = {1, 2}
+    (asked,) = job.master.take_cut()
+    assert isinstance(asked, Send)
+    job.worker(3)
+    job.join(3)
+    assert not job.master.is_training
+    job.master.resend()
+    copied = job.copied(job.members[asked.inc], 1)
+    (sealed,) = job.master.copy_said(copied, "a folder", "")
+    assert isinstance(sealed, Seal)
+    job.lose(asked.inc)
+    job.master.resend()
+    assert job.master.copy_said(copied, "a folder", "") == []
+
+
 def test_a_guest_copies_no_cut_and_begins_with_none() -> None:
     job = Job(1)
     job.guests = {2, 3}

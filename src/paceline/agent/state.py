@@ -19,7 +19,14 @@ from paceline.wire.messages.agent import (
     StopProcess,
     ToProcess,
 )
-from paceline.wire.messages.node import Finished, NodeDown, NodeUp, ProcessUp, ScriptError
+from paceline.wire.messages.node import (
+    Finished,
+    Leaving,
+    NodeDown,
+    NodeUp,
+    ProcessUp,
+    ScriptError,
+)
 
 LEAVE_GRACE_S = 1.0
 """Between SIGTERM and SIGKILL when the node goes away and nobody waits for its work."""
@@ -74,6 +81,8 @@ class Life(msgspec.Struct):
     stopped_by_us: bool = False
     hung: bool = False
     kill_at_s: float | None = None
+    extra_s: float = 0.0
+    """Of an orderly end: it keeps a cut first."""
     last_words: tuple[AgentUp, ...] = ()
     """Not repeated by the process, which is gone: kept with its end."""
     ended: ProcessExited | None = None
@@ -162,7 +171,7 @@ class NodeState:
         if life is None or life.ended:
             return []
         first = life.kill_at_s is None
-        kill_at_s = now_s + grace_s
+        kill_at_s = now_s + (grace_s + life.extra_s if grace_s > 0 else 0.0)
         life.kill_at_s = kill_at_s if life.kill_at_s is None else min(life.kill_at_s, kill_at_s)
         life.stopped_by_us = True
         if grace_s <= 0:
@@ -203,12 +212,22 @@ class NodeState:
             return [self._from_process(message)]
         if running is None or running.inc != inc:
             return []
+        if isinstance(message, Leaving):
+            self._grant(message.within_s)
+            return []
         if isinstance(message, ScriptError | Finished):
             last_words = FromProcess(node=self.node, body=message)
             life = self._life()
             if last_words not in life.last_words:
                 life.last_words = (*life.last_words, last_words)
         return [self._from_process(message)]
+
+    def _grant(self, extra_s: float) -> None:
+        """Have an orderly end take so much longer; again: nothing."""
+        life = self._life()
+        if life.kill_at_s is not None:
+            life.kill_at_s += extra_s - life.extra_s
+        life.extra_s = extra_s
 
     def _is_twin(self, up: ProcessUp) -> bool:
         """A second fork of the same incarnation, made when a zygote died before it could report."""

@@ -142,6 +142,7 @@ _SENTENCES = {
     "check_failed": "the check of {node} failed, the job goes on without it: {reason}",
     "upload_failed": "cuts are not copied, the job goes on and tries again: {reason}",
     "upload_trouble": "copying cuts: {reason}",
+    "not_kept": "{reason}",
     "not_uploaded": "{reason} is not at checkpoint.dir: the storage is away",
     "hung": "{node} hangs: {reason}",
     "group_stuck": "{reason}; they meet anew",

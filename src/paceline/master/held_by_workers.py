@@ -226,11 +226,13 @@ class HeldByWorkers(MasterState):
             return tuple(one.inc for one in group.members) if whole else ()
         lost = group.lost
         living = [one.inc for one in group.members if one.inc not in lost and not one.guest]
-        members = living if group.running else []
-        if self.holder not in members:
-            self.holder = members[0] if members else 0
+        if self.holder not in living:  # while a group forms it writes on
+            self.holder = 0
             self.cuts.forget()
-        return (self.holder,) if members else ()
+        if not (group.running and living):
+            return ()
+        self.holder = self.holder or living[0]
+        return (self.holder,)
 
     def _may_copy(self, inc: int) -> bool:
         if self.group.sharded:  # of who has left meanwhile, too: it said it before

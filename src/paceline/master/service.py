@@ -21,7 +21,7 @@ from paceline.base.processes import find_job_processes
 from paceline.master.checks import Checks, NodeChecked
 from paceline.master.deciding import Answered, Deciding, lengths_of
 from paceline.master.door import Door
-from paceline.master.ending import LAST_CUT_S, Ending, Seen, Stage
+from paceline.master.ending import Ending, Seen, Stage
 from paceline.master.facts import (
     AgentEnded,
     Asked,
@@ -679,7 +679,7 @@ class Master:
         if self._ending is None:
             self._outbox.tell("stopped", reason=why)
             self._begin_end(Ending(state="stopped"))
-            self._stop_by_s = self._clock() + LAST_CUT_S
+            self._stop_by_s = self._clock() + self.training.last_cut_s
             self._stop_workers()
         if at_once and self._ending is not None:
             self._changed = True
@@ -720,6 +720,8 @@ class Master:
         ending.enter(Stage.LEAVE, self._clock())
         if ending.state == "finished":
             self._outbox.tell("finished")
+        elif ending.state == "stopped" and (lost := self.training.not_kept()):
+            self._outbox.tell("not_kept", reason=lost)
         ending.ended_s = self._wall_clock()
         self.members.closing = True
         for name in self.members.nodes:

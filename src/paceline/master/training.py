@@ -14,6 +14,7 @@ import msgspec
 
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
+from paceline.base.samples import num_samples
 from paceline.master.cadence import Cadence
 from paceline.master.cut_folders import CutFolders, first_undamaged
 from paceline.master.evaluations import Evaluations
@@ -48,7 +49,7 @@ from paceline.master.sizing import (
 from paceline.master.state import MasterState
 from paceline.master.status import count_committed
 from paceline.policy.straggler.actions import AnyAction, KillRestart, Profile
-from paceline.wire.cut import places
+from paceline.wire.cut import patience_s, places
 from paceline.wire.messages.base import CutRef, Server
 from paceline.wire.messages.feeds import Feed
 from paceline.wire.messages.group import Profiled
@@ -425,10 +426,28 @@ class Training:
                 self._do(self.state.cut_gone(cut.cut.cut_no))
         self._cuts.delete_others(keep, newest)
 
+    @property
+    def last_cut_s(self) -> float:
+        """What a cut may take, by the size of the last one."""
+        sealed = self.state.cuts.sealed
+        return patience_s(max((copied.num_bytes for copied in sealed), default=0))
+
     def newest_stored(self) -> CutRef | None:
         """The newest cut on disk."""
+        newest = self._newest_stored()
+        return newest.cut if newest is not None else None
+
+    def _newest_stored(self) -> CutValid | None:
         valid = reversed(self.state.cuts.valid)
-        return next((cut.cut for cut in valid if not cut.cut.in_memory), None)
+        return next((cut for cut in valid if not cut.cut.in_memory), None)
+
+    def not_kept(self) -> str:
+        """What is in the model and in no cut on disk, for people; empty: nothing."""
+        newest = self._newest_stored()
+        held = num_samples(newest.committed) if newest is not None else 0
+        missing = count_committed(self.state) - held
+        since = f"since cut {newest.cut.cut_no}" if newest is not None else "so far"
+        return f"{missing:,} samples trained {since} are in no cut on disk" if missing > 0 else ""
 
     # ------------------------------------------------------------------ epochs
 
@@ -480,5 +499,4 @@ class Training:
             return bool(self.state.ledger.done)
         if self.state.cuts.valid[-1].cut.in_memory:  # restored from there: it never comes to disk
             return True
-        held = sum(len(span) for span in self.state.cuts.valid[-1].committed)
-        return count_committed(self.state) > held
+        return count_committed(self.state) > num_samples(self.state.cuts.valid[-1].committed)

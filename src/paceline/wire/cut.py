@@ -27,6 +27,8 @@ T = TypeVar("T")
 
 FORMAT_VERSION = 2
 MANIFEST = "manifest.json"
+LAST_CUT_S, SLOW_BYTES_PER_S = 20.0, 20e6
+"""Who leaves waits for its last cut: so long in any case, and longer by what a slow disk takes."""
 
 
 class CutManifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,6 +52,11 @@ class CutManifest(msgspec.Struct, frozen=True, kw_only=True):
 class _Sealed(msgspec.Struct, frozen=True):
     manifest: msgspec.Raw
     checksum: str
+
+
+def patience_s(num_bytes: int) -> float:
+    """How long a cut of so many bytes may take to be copied and written; then it is given up."""
+    return LAST_CUT_S + num_bytes / SLOW_BYTES_PER_S
 
 
 class Checksum:

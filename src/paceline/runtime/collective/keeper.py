@@ -40,9 +40,9 @@ class Keeper:
         self._thread = ThreadPoolExecutor(1, "paceline-cut")
         self._asked: TakeCut | None = None
         self._copying: Future[None] | None = None
-        #: Memory is made for so many bytes.
         self._room: Future[None] | None = None
-        self._room_bytes = 0
+        self.num_bytes = 0
+        """A copy has so many, or fewer: memory is made for them."""
         #: The newest cut that was copied, and the last word about it.
         self._cut_no = 0
         self._last: Copied | None = None
@@ -126,10 +126,10 @@ class Keeper:
         if self._room is not None:
             self._room.result()  # raises what has failed
             self._room = None
-        if num_bytes <= self._room_bytes:
+        if num_bytes <= self.num_bytes:
             return True
         # What of a state is no tensor may grow by some bytes.
-        self._room_bytes = num_bytes + num_bytes // HEADROOM
+        self.num_bytes = num_bytes + num_bytes // HEADROOM
         self._room = self._thread.submit(self._writer.make_room, cut_no, num_bytes)
         return wait and self._has_room(cut_no, num_bytes, wait=True)
 

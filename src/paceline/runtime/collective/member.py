@@ -38,6 +38,7 @@ from paceline.runtime.process import Process, Stopped
 from paceline.runtime.ps.worker_state import Instruction as LeaseInstruction
 from paceline.runtime.ps.worker_state import ToMaster, WorkerState
 from paceline.runtime.replica.replica import Replica
+from paceline.wire.cut import patience_s
 from paceline.wire.messages.base import CutRef, ServerMap
 from paceline.wire.messages.data import Data
 from paceline.wire.messages.feeds import Feed, SourceLine
@@ -57,6 +58,7 @@ from paceline.wire.messages.group import (
 from paceline.wire.messages.node import (
     CutMade,
     FeedOpened,
+    Leaving,
     NewEpoch,
     NodeDown,
     NodeUp,
@@ -69,8 +71,6 @@ RESEND_S = 0.5
 """What is unanswered this long is asked again."""
 MEET_S = 10.0
 """How long a member waits for its peers to come into a new group."""
-LAST_CUT_S = 20.0
-"""A cut that is on its way when we are told to leave, or that we ask for then, may take so long."""
 
 _NO_SERVERS = ServerMap(version=0, servers=(), owners=())
 
@@ -369,13 +369,15 @@ class MemberClient:
     def _leave(self) -> NoReturn:
         """Raise Stopped, but let no cut be lost that is on its way."""
         self._leaving, self.in_body = True, False
-        deadline_s = time.monotonic() + LAST_CUT_S
+        start_s, within_s = time.monotonic(), 0.0
         while True:
             self._rest()
             if not self._owes_cut:
                 break
-            if time.monotonic() > deadline_s:
-                _log.warning("left_without_cut after_s=%g step=%d", LAST_CUT_S, self.state.step)
+            if within_s != (within_s := patience_s(self._keeper.num_bytes)):
+                self._tell_master([Leaving(inc=self.process.inc, within_s=within_s)])
+            if time.monotonic() > start_s + within_s:
+                _log.warning("left_without_cut after_s=%g step=%d", within_s, self.state.step)
                 break
             self._exchange.check()
             self._exchange.wait()

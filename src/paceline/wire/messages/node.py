@@ -200,6 +200,16 @@ class ScriptError(Message, frozen=True):
     """-1: not known, of a script that trains by itself."""
 
 
+class Leaving(Message, frozen=True):
+    """member -> its agent: I was told to leave, and keep a cut first; that ends in time by itself.
+
+    ``within_s``: so much longer than is granted to others.
+    """
+
+    inc: int
+    within_s: float
+
+
 class Finished(Message, frozen=True):
     """worker -> master: the script returned."""
 
@@ -228,6 +238,7 @@ NodeUp = (
     | Profiled
     | Checked
     | ScriptError
+    | Leaving
     | Finished
 )
 
