@@ -239,6 +239,21 @@ def test_a_stopped_job_goes_on_where_it_was(tmp_path: Path) -> None:
         assert again - 2 * N <= 4 * BATCH, f"{again - 2 * N} of {done} samples were computed again"
 
 
+def test_what_is_in_the_memory_of_two_nodes_is_not_read_from_disk(tmp_path: Path) -> None:
+    flags = ("--epochs", "2", "--keep-at", "10", "--slow-until-told")
+    with group(tmp_path / "out", *flags, checkpoint=CheckpointSpec(every_s=3600)) as job:
+        until(lambda: job.events("cut_stored"), "a cut on disk")
+        newest = job.cuts()[-1]
+        for path in newest.glob("*.safetensors"):
+            os.truncate(path, 100)
+        for node in job.status().nodes:
+            os.kill(node.pid, signal.SIGKILL)
+        (job.out / "hurry").touch()
+        check_finished(job, epochs=2)
+        second = job.events("epoch")[1]
+        assert second["reason"] == f"epoch 2 from cut {int(newest.name)}"
+
+
 @pytest.mark.parametrize(
     "sync_s",
     [0.7, pytest.param(6.0, marks=pytest.mark.soak, id="longer than others have to end")],

@@ -419,7 +419,9 @@ def test_a_cut_in_memory_counts_and_is_on_disk_when_all_servers_say_so(job: Job)
     job.copied(Span(0, 0, 2), incs=(LEADER,), stored=False)  # late
     job.copied(Span(0, 0, 2), incs=(FOLLOWER,), stored=True)
 
-    assert job.state.cuts.valid[-1].cut == CutRef(cut_no=1, directory="cut-1")
+    assert job.state.cuts.valid[-1].cut == CutRef(
+        cut_no=1, directory="cut-1", memory="memory-1", stored=True
+    )
     assert job.state.cuts.last_stored_no == 1
     assert job.state.take_cut() != []
 

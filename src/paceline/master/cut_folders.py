@@ -10,7 +10,14 @@ from pathlib import Path
 
 from paceline.base.errors import PermanentError
 from paceline.master.records import CutValid
-from paceline.wire.cut import MANIFEST, CutManifest, places, verify, write_manifest
+from paceline.wire.cut import (
+    MANIFEST,
+    CutManifest,
+    places,
+    sealed_at,
+    verify,
+    write_manifest,
+)
 from paceline.wire.messages.base import CutRef
 from paceline.wire.messages.node import Copied
 from paceline.wire.schema import ModelSchema
@@ -51,7 +58,7 @@ class CutFolders:
             files={copy.file: copy.checksum for copy in copies if copy.file},
             num_bytes=sum(copy.num_bytes for copy in copies),
         )
-        write_manifest(places(place)[0], manifest)
+        write_manifest(sealed_at(place), manifest)
 
     def delete_others(self, keep: Container[int], newest: int) -> None:
         """Remove every cut up to ``newest`` that is not to be kept, half-written ones included.

@@ -516,11 +516,12 @@ class MasterState:
             return []
         if not self.cuts.heard(message):
             return []
+        if self.cuts.copying is None:
+            (valid,) = (one for one in self.cuts.valid if one.cut.cut_no == message.cut_no)
+            cut = msgspec.structs.replace(valid.cut, stored=True)
+            return [Seal(msgspec.structs.replace(valid, cut=cut), self.cuts.sealed)]
         where = "" if self.cuts.all_stored else memory
         cut = CutRef(cut_no=message.cut_no, directory=directory, memory=where)
-        if self.cuts.copying is None:
-            (valid,) = (one for one in self.cuts.valid if one.cut.cut_no == cut.cut_no)
-            return [Seal(msgspec.structs.replace(valid, cut=cut), self.cuts.sealed)]
         said = {(copied.step, copied.committed) for copied in self.cuts.sealed}
         step, committed = next(iter(said))
         if len(said) > 1:

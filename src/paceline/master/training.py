@@ -49,7 +49,7 @@ from paceline.master.sizing import (
 from paceline.master.state import MasterState
 from paceline.master.status import count_committed
 from paceline.policy.straggler.actions import AnyAction, KillRestart, Profile
-from paceline.wire.cut import patience_s, places
+from paceline.wire.cut import patience_s, sealed_at
 from paceline.wire.messages.base import CutRef, Server
 from paceline.wire.messages.feeds import Feed
 from paceline.wire.messages.group import Profiled
@@ -384,7 +384,7 @@ class Training:
             self._cuts.seal(valid.cut, valid, copies, self.state.model)
         except OSError as error:
             if self._refused is None:
-                where = places(valid.cut)[0]
+                where = sealed_at(valid.cut)
                 _log.warning("no_manifest path=%s error=%s: tried again", where, error.strerror)
             self._refused = error
             return
@@ -400,7 +400,7 @@ class Training:
             self._refused_s = now_s
         if self._refused is not None and now_s - self._refused_s > REFUSED_S:
             self._fail(
-                f"the manifest of cut {cut.cut_no} cannot be written to {places(cut)[0]}: "
+                f"the manifest of cut {cut.cut_no} cannot be written to {sealed_at(cut)}: "
                 f"{self._refused.strerror}; make room there and resume the job"
             )
             return

@@ -110,18 +110,27 @@ def write_manifest(directory: Path, manifest: CutManifest) -> None:
 
 
 def places(ref: CutRef) -> tuple[Path, ...]:
-    """Where the manifest and the files of a cut may be."""
+    """Where the manifest and the files of a cut may be: in memory first, where they may be gone."""
     disk = Path(ref.directory)
     return (Path(ref.memory), disk) if ref.memory else (disk,)
 
 
-def read_manifest(place: Path) -> CutManifest:
-    """The verified manifest of a cut, from the first of its places.
+def sealed_at(ref: CutRef) -> Path:
+    """Where a manifest makes it a cut."""
+    return Path(ref.memory) if ref.in_memory else Path(ref.directory)
+
+
+def read_manifest(*places: Path) -> CutManifest:
+    """The verified manifest of a cut, from the first of its places that has one.
 
     Raises:
         PermanentError: there is none, it is damaged, or of another format.
     """
-    path = place / MANIFEST
+    paths = [place / MANIFEST for place in places]
+    return _read_manifest(next((path for path in paths if path.exists()), paths[-1]))
+
+
+def _read_manifest(path: Path) -> CutManifest:
     try:
         sealed = msgspec.json.decode(path.read_bytes(), type=_Sealed)
         text = msgspec.json.format(bytes(sealed.manifest), indent=-1)
@@ -209,7 +218,7 @@ def verify(*places: Path, contents: bool = True) -> CutManifest:
     Raises:
         PermanentError: anything is missing, truncated or damaged; names the file.
     """
-    manifest = read_manifest(places[0])
+    manifest = read_manifest(*places)
     for name, expected in manifest.files.items():
         if contents:
             map_file(name, expected, *places).close()

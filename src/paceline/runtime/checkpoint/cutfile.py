@@ -172,7 +172,7 @@ def read_cut(*places: Path) -> tuple[CutManifest, dict[str, dict[str, Array]]]:
     Raises:
         PermanentError: anything is missing, truncated or damaged; names the file.
     """
-    manifest = read_manifest(places[0])
+    manifest = read_manifest(*places)
     files = manifest.files.items()
     return manifest, {name: unpack(map_file(name, expected, *places)) for name, expected in files}
 

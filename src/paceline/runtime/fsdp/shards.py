@@ -158,7 +158,7 @@ class _File(NamedTuple):
 
 def _files_of(*places: Path) -> list[_File]:
     """All files of a cut, by the number of the member; what is read of them is verified before."""
-    manifest = read_manifest(places[0])
+    manifest = read_manifest(*places)
     found = [_file(name, checksum, *places) for name, checksum in manifest.files.items()]
     found.sort(key=lambda file: file.layout.part)
     if [file.layout.part for file in found] != [(k, len(found)) for k in range(len(found))]:

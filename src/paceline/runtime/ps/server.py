@@ -455,7 +455,7 @@ class Server:
         me = next(i for i, s in enumerate(restore.map.servers) if s.inc == self.inc)
         found = places(restore.cut)
         try:
-            manifest = read_manifest(found[0])
+            manifest = read_manifest(*found)
             self._start_epoch(manifest.schema)
             store = Store(manifest.schema, owners, me)
             saves = list(read_saves(store, manifest, *found))

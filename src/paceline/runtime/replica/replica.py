@@ -130,7 +130,7 @@ class Replica:
         Raises:
             PermanentError: it is missing or damaged, or is no state.
         """
-        ((name, expected),) = read_manifest(places[0]).files.items()
+        ((name, expected),) = read_manifest(*places).files.items()
         self.load_saved(read_file(name, expected, *places, into=self._arrays()))
 
     def _arrays(self) -> dict[str, Array]:

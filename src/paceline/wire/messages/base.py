@@ -44,9 +44,11 @@ class CutRef(msgspec.Struct, frozen=True, kw_only=True):
     cut_no: int
     directory: str
     memory: str = ""
-    """Where nodes have copies of its files, until all of it is in its directory."""
+    """Where nodes have copies of its files in memory, at least until it is ``stored``."""
+    stored: bool = False
+    """All of it is in its directory, too; what is in memory may be gone."""
 
     @property
     def in_memory(self) -> bool:
         """Whether it is not wholly on disk."""
-        return bool(self.memory)
+        return bool(self.memory) and not self.stored
