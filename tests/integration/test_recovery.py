@@ -15,7 +15,7 @@ from paceline.master.held_by_servers import HeldByServers
 from paceline.master.journal import Journal
 from paceline.master.records import CutValid, Records
 from paceline.wire.client import Scale, StopJob
-from paceline.wire.cut import read_manifest
+from paceline.wire.cut import copies, places, read_manifest
 from paceline.wire.spec import NodeSpec, TimeoutSpec
 from tests.chaos.faults import supervisor_pid
 from tests.chaos.oracle import Counts, committed_counts
@@ -136,9 +136,8 @@ def test_a_damaged_newest_cut_is_named_and_the_one_before_it_is_used(tmp_path: P
         job.until_committed(N // 2, cuts=2)
         job.kill_everything()
         before, newest = _valid_cuts(job)[-2:]
-        directory = Path(newest.cut.directory)
-        name = min(read_manifest(directory).files)
-        for damaged in directory.rglob(name):
+        name = min(read_manifest(*places(newest.cut)).files)
+        for damaged in copies(name, *places(newest.cut)):
             image = bytearray(damaged.read_bytes())
             image[len(image) // 2] ^= 1
             damaged.write_bytes(image)

@@ -14,12 +14,14 @@ import pytest
 from paceline.base.errors import PermanentError
 from paceline.base.jobdir import JobDir
 from paceline.base.node_files import NodeFiles
-from paceline.runtime.checkpoint import cutfile, memory, writer
+from paceline.runtime.checkpoint import cutfile
 from paceline.runtime.checkpoint.writer import CutWriter
 from paceline.runtime.ps.store import Store
-from paceline.wire import cut
+from paceline.wire import cut, cut_keeping
+from paceline.wire import cut_memory as memory
+from paceline.wire.cut_keeping import CutKeeper, Image
 from paceline.wire.messages.base import CutRef
-from paceline.wire.messages.node import Copied
+from paceline.wire.messages.node import Copied, CutKept, KeepCut
 from paceline.wire.schema import NUM_BUCKETS, DenseTensor, ModelSchema, OptimizerGroup
 from paceline.wire.spec import CheckpointSpec
 
@@ -42,6 +44,8 @@ class Bench:
         spec = SimpleNamespace(checkpoint=CheckpointSpec(in_memory=in_memory))
         process = SimpleNamespace(job=self.job, node="server-0", inc=7, spec=spec)
         self.writer = CutWriter(process)  # type: ignore[arg-type]
+        self.agent = CutKeeper(self.job, self.job.cuts, self.answer)
+        self.asked: KeepCut | None = None
         self.store = Store(SCHEMA, [0] * NUM_BUCKETS, 0)
         self.restore_from(CutRef(cut_no=0, directory=""))
 
@@ -55,9 +59,28 @@ class Bench:
         )
         self.writer.copy(copied, self.store.save())
 
+    def answer(self, copied: Copied, error: Exception | None) -> None:
+        """The agent does, more than once."""
+        for _ in range(2):
+            error_text = "" if error is None else str(error)
+            self.writer.kept(CutKept(inc=7, copied=copied, error=error_text))
+
+    def hand_over(self) -> None:
+        """What there is to keep to the agent, which does it once."""
+        for ask in self.writer.to_agent(time.monotonic()):
+            if ask == self.asked:
+                continue
+            self.asked = ask
+            path = self.in_memory(ask.copied.cut_no, "server-0")
+            if path.exists():
+                self.agent.keep(Image(ask.copied, memoryview(path.read_bytes()), ask.partner))
+            else:
+                self.writer.kept(CutKept(inc=7, copied=ask.copied, gone=True))
+
     def said(self) -> Copied:
         deadline_s = time.monotonic() + 10
         while (found := self.writer.finished()) is None:
+            self.hand_over()
             assert time.monotonic() < deadline_s
             time.sleep(0.001)
         return found
@@ -184,6 +207,15 @@ def test_files_deleted_behind_its_back_are_made_anew(bench) -> None:  # type: ig
     assert job.values(job.in_memory(2, "server-0")) == {2.0}
 
 
+def test_a_copy_whose_file_is_deleted_is_kept_all_the_same(bench) -> None:  # type: ignore[no-untyped-def]
+    job = bench("server-0", "server-1")
+    job.copy(1, 1.0)
+    shutil.rmtree(job.job.memory)
+    assert job.said().stored
+    assert job.values(job.job.cuts / "000001" / NAME) == {1.0}
+    assert job.whole(2, 2.0) == [False, True]
+
+
 @pytest.mark.parametrize(
     ("nodes", "in_memory"), [(("server-0",), True), (("server-0", "b"), False)]
 )
@@ -194,7 +226,8 @@ def test_without_a_partner_or_by_wish_it_counts_when_it_is_on_disk(  # type: ign
     assert job.whole(1, 1.0) == [True]
     assert job.whole(2, 2.0) == [True]
     assert job.values(job.job.cuts / "000002" / NAME) == {2.0}
-    assert not job.job.memory.exists()
+    # Its own copy, which the agent has written from.
+    assert job.in_memory(2, "server-0").exists() == in_memory
 
 
 def test_where_memory_has_no_room_it_counts_when_it_is_on_disk(  # type: ignore[no-untyped-def]
@@ -225,13 +258,13 @@ def test_a_disk_that_refuses_is_asked_again_for_a_while(  # type: ignore[no-unty
 
     refusing = False
     monkeypatch.setattr(cut, "write_file", refuse)
-    monkeypatch.setattr(writer, "RETRY_S", 0.01)
+    monkeypatch.setattr(cut_keeping, "RETRY_S", 0.01)
     job = bench("server-0", "server-1")
     assert job.whole(1, 1.0) == [False, True]
     assert len(caplog.messages) == 1
 
     refusing = True
-    monkeypatch.setattr(writer, "REFUSED_S", 0.05)
+    monkeypatch.setattr(cut_keeping, "REFUSED_S", 0.05)
     with pytest.raises(PermanentError, match=r"cut 2 cannot be written .*No space left.*make room"):
         job.whole(2, 2.0)
 

@@ -455,7 +455,9 @@ def test_a_cut_that_never_came_to_disk_is_what_the_next_epoch_starts_from(job: J
     assert job.state.copy_said(late, "cut-1", "memory-1") == []
     job.restored(LEADER + 10, FOLLOWER)
     job.cut(Span(0, 0, 4), incs=(LEADER + 10, FOLLOWER))
-    assert job.state.cuts.valid[-1].cut == CutRef(cut_no=2, directory="cut-2")
+    assert job.state.cuts.valid[-1].cut == CutRef(
+        cut_no=2, directory="cut-2", memory="memory-2", stored=True
+    )
 
 
 def test_a_master_restarted_while_a_cut_is_stored_hears_of_it(job: Job) -> None:

@@ -17,6 +17,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from paceline.agent.cuts import CutsKept
 from paceline.agent.facts import FactsReader
 from paceline.agent.process import ProcessHost
 from paceline.agent.stacks import capture_stacks
@@ -39,7 +40,7 @@ from paceline.base.node_files import NodeFiles
 from paceline.base.processes import find_job_process, is_locked, kill_group_quietly, start_detached
 from paceline.wire.control import ControlClient, MasterStream
 from paceline.wire.messages.agent import AgentHello, AgentUp, ExitEvidence, Hardware, Heartbeat
-from paceline.wire.messages.node import NodeUp, ProcessUp
+from paceline.wire.messages.node import KeepCut, NodeUp, ProcessUp
 from paceline.wire.node_link import NodeLinkServer
 from paceline.wire.spec import JobSpec
 
@@ -88,6 +89,7 @@ class Agent:
         """What the threads of a process that hangs were seen to do."""
         self._ending_hung: asyncio.Task[None] | None = None
         self._facts = FactsReader(self._files.ledger)
+        self._cuts = CutsKept(job, node, spec, lambda kept: self._link.send(kept.inc, kept))
         self._stream: MasterStream | None = None
         self._quit = asyncio.Event()
         self._terminated = False
@@ -198,6 +200,9 @@ class Agent:
         if isinstance(message, ProcessUp):
             self._linked[message.inc] = True
         self._facts.heard()
+        if isinstance(message, KeepCut):
+            self._cuts.ask(message)
+            return
         self._do(self._state.on_process(message.inc, message))
 
     def _on_link_lost(self, inc: int) -> None:

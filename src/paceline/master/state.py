@@ -520,8 +520,8 @@ class MasterState:
             (valid,) = (one for one in self.cuts.valid if one.cut.cut_no == message.cut_no)
             cut = msgspec.structs.replace(valid.cut, stored=True)
             return [Seal(msgspec.structs.replace(valid, cut=cut), self.cuts.sealed)]
-        where = "" if self.cuts.all_stored else memory
-        cut = CutRef(cut_no=message.cut_no, directory=directory, memory=where)
+        stored = self.cuts.all_stored
+        cut = CutRef(cut_no=message.cut_no, directory=directory, memory=memory, stored=stored)
         said = {(copied.step, copied.committed) for copied in self.cuts.sealed}
         step, committed = next(iter(said))
         if len(said) > 1:

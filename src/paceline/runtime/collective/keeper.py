@@ -8,18 +8,19 @@ Members that each hold a shard copy *together*: all of them after the same step.
 all-gather of a step, as they do for a division: the cut that all are ready for is copied after it.
 """
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from paceline.runtime.checkpoint import cutfile
-from paceline.runtime.checkpoint.memory import HEADROOM
 from paceline.runtime.checkpoint.writer import CutWriter
 from paceline.runtime.collective.state import MemberState
 from paceline.runtime.data.work import Array
 from paceline.runtime.process import Process
 from paceline.runtime.replica.replica import Replica
+from paceline.wire.cut_memory import HEADROOM
 from paceline.wire.messages.group import NO_STEP, Member
-from paceline.wire.messages.node import Copied, TakeCut
+from paceline.wire.messages.node import Copied, CutKept, KeepCut, TakeCut
 
 
 class Keeper:
@@ -139,13 +140,17 @@ class Keeper:
         if copying is not None:
             copying.result()
 
-    def said(self) -> list[Copied]:
-        """What there is to say about cuts: one is in memory, or on disk.
+    def kept(self, message: CutKept) -> None:
+        """See `CutWriter.kept`."""
+        self._writer.kept(message)
+
+    def said(self) -> list[Copied | KeepCut]:
+        """What there is to say about cuts: one is in memory, or on disk; or is to be kept.
 
         Raises:
             PermanentError: the disk has refused one for long.
         """
-        found = []
+        found: list[Copied | KeepCut] = [*self._writer.to_agent(time.monotonic())]
         while (copied := self._writer.finished()) is not None:
             self._writing -= copied.stored
             self._last = copied

@@ -56,6 +56,7 @@ from paceline.wire.messages.group import (
     StopGroup,
 )
 from paceline.wire.messages.node import (
+    CutKept,
     CutMade,
     FeedOpened,
     Leaving,
@@ -423,6 +424,9 @@ class MemberClient:
                 self._tell_master([] if answer is None else [answer])
             case TakeCut() if message.epoch_no == self.state.epoch_no:
                 self._tell_master(self._keeper.ask(message))
+            case CutKept():
+                self._keeper.kept(message)
+                self._hear_keeper()
             case CutMade():
                 self._asker.made(message)
             case FeedOpened():

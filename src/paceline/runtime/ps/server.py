@@ -60,6 +60,7 @@ from paceline.wire.messages.data import (
 from paceline.wire.messages.node import (
     ChangeMap,
     Copied,
+    CutKept,
     Fence,
     JoinServers,
     NodeDown,
@@ -248,6 +249,8 @@ class Server:
                 self._do(self.state.join(message))
             case ChangeMap():
                 self._do(self.state.change_map(message))
+            case CutKept():
+                self.writer.kept(message)
             case Stop():
                 self.process.stop_requested = True
             case _:
@@ -267,6 +270,8 @@ class Server:
             self._do(self.state.advance(CATCH_UP))
         if self.copying is not None and self.copying.done():
             self._wait_copied()
+        for keep in self.writer.to_agent(now_s):
+            self.process.link.send(keep)
         copied = self.writer.finished()
         if copied is not None:
             self._do(self.state.copy_is_safe(copied))

@@ -44,7 +44,7 @@ class CutRef(msgspec.Struct, frozen=True, kw_only=True):
     cut_no: int
     directory: str
     memory: str = ""
-    """Where nodes have copies of its files in memory, at least until it is ``stored``."""
+    """Where nodes have copies of its files in memory; empty: nowhere."""
     stored: bool = False
     """All of it is in its directory, too; what is in memory may be gone."""
 

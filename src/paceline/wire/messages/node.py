@@ -156,6 +156,17 @@ class Copied(Message, frozen=True):
     stored: bool = False
 
 
+class KeepCut(Message, frozen=True):
+    """process -> its agent: my copy of a cut lies in our node's memory: keep it.
+
+    Also in the memory of ``partner`` (empty: nobody), and on disk. Resent until `CutKept` says so.
+    """
+
+    inc: int
+    copied: Copied
+    partner: str = ""
+
+
 class Restored(Message, frozen=True):
     """server -> master: I am in this epoch now."""
 
@@ -228,6 +239,7 @@ NodeUp = (
     | FenceAnswer
     | Committed
     | Copied
+    | KeepCut
     | Restored
     | Joined
     | MapSet
@@ -408,6 +420,19 @@ class NewMap(Message, frozen=True):
     map: ServerMap
 
 
+class CutKept(Message, frozen=True):
+    """agent -> its process: what has become of its copy, as it is to tell the master.
+
+    ``gone``: its file is not there (any more), so the process has to keep what it has of it.
+    ``error``: it cannot be kept.
+    """
+
+    inc: int
+    copied: Copied
+    gone: bool = False
+    error: str = ""
+
+
 class Stop(Message, frozen=True):
     """master -> process: finish the step and leave in order."""
 
@@ -428,6 +453,7 @@ NodeDown = (
     | Fence
     | Allow
     | TakeCut
+    | CutKept
     | JoinServers
     | ChangeMap
     | NewMap

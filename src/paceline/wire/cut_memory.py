@@ -22,6 +22,11 @@ RESERVE_BYTES = 128 << 20
 """Left to tensors in flight, and to what else needs shared memory; and to the process itself."""
 
 
+def image_path(job: JobDir, cut_no: int, node: str, name: str) -> Path:
+    """Where a copy of one file of a cut lies in the memory of a node."""
+    return job.memory / f"{cut_no:06d}" / node / name
+
+
 class MemoryFile:
     """A file that is mapped for writing."""
 

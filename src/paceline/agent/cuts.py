@@ -1,0 +1,70 @@
+"""The cuts that the node's process has copied into memory, on their way to where they survive.
+
+The copy is a file of the node's own on the memory file system, so it is there whatever becomes of
+the process. It asks until it is answered; so does its next life, or this one of a next agent.
+"""
+
+import asyncio
+import mmap
+from collections.abc import Callable
+from pathlib import Path
+
+from paceline.base.jobdir import JobDir
+from paceline.wire.cut_keeping import CutKeeper, Image
+from paceline.wire.cut_memory import image_path
+from paceline.wire.messages.node import Copied, CutKept, KeepCut
+from paceline.wire.spec import JobSpec
+
+
+class CutsKept:
+    """Create it in a running event loop, in which everything but the keeping is done.
+
+    Args:
+        job: of the node.
+        node: its name.
+        spec: of the job.
+        answer: sends to the process of an incarnation.
+    """
+
+    def __init__(
+        self, job: JobDir, node: str, spec: JobSpec, answer: Callable[[CutKept], object]
+    ) -> None:
+        self._job, self._node, self._answer = job, node, answer
+        self._loop = asyncio.get_running_loop()
+        self._keeper = CutKeeper(job, Path(spec.checkpoint.folder or job.cuts), self._hear)
+        #: What is being kept, or was last, and what was said of it.
+        self._asked: KeepCut | None = None
+        self._said: list[CutKept] = []
+
+    def ask(self, message: KeepCut) -> None:
+        """The process asks, or asks again."""
+        if message == self._asked:
+            for said in self._said:
+                self._answer(said)
+            return
+        self._asked, self._said = message, []
+        copied = message.copied
+        path = image_path(self._job, copied.cut_no, self._node, copied.file)
+        try:
+            with path.open("rb") as file:
+                mapped = mmap.mmap(file.fileno(), copied.num_bytes, access=mmap.ACCESS_READ)
+        except (OSError, ValueError):  # an epoch has begun, which frees memory
+            self._tell(CutKept(inc=copied.inc, copied=copied, gone=True))
+            return
+        self._keeper.keep(Image(copied, memoryview(mapped), message.partner))
+
+    def _hear(self, copied: Copied, error: Exception | None) -> None:
+        """In the keeper's thread."""
+        kept = CutKept(inc=copied.inc, copied=copied, error="" if error is None else str(error))
+        self._loop.call_soon_threadsafe(self._tell, kept)
+
+    def _tell(self, kept: CutKept) -> None:
+        asked = self._asked
+        if asked is not None and _is_of(asked, kept.copied):
+            self._said.append(kept)
+        self._answer(kept)
+
+
+def _is_of(asked: KeepCut, copied: Copied) -> bool:
+    one = asked.copied
+    return (one.epoch_no, one.inc, one.cut_no) == (copied.epoch_no, copied.inc, copied.cut_no)

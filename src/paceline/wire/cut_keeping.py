@@ -1,0 +1,142 @@
+"""What becomes of a copied cut: into the memory of a second node, then on disk.
+
+The agent of the node does it, so that training pays neither processor time nor memory for it; where
+the copy lies in memory of the process alone, the process does.
+"""
+
+import itertools
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from paceline.base.errors import PermanentError
+from paceline.base.jobdir import JobDir
+from paceline.wire import cut
+from paceline.wire.cut_memory import MemoryFile, image_path, place
+from paceline.wire.messages.node import Copied
+
+RETRY_S, REFUSED_S = 1.0, 60.0
+"""A disk that refuses a file is asked again so often, and for so long."""
+PIECE_BYTES = 64 << 20
+"""Copied at a time."""
+
+_log = logging.getLogger(__name__)
+
+
+class Image(msgspec.Struct, frozen=True):
+    """One node's state at a cut."""
+
+    copied: Copied
+    data: memoryview
+    partner: str = ""
+    """Who holds the second copy in memory; empty: nobody."""
+
+
+class CutKeeper:
+    """Keeps images, one after the other, in a thread of its own.
+
+    Args:
+        job: whose cuts these are.
+        root: the folder of its cuts on disk.
+        say: called in the thread: the copy is in the memory of two nodes, or on disk (``stored``);
+            or why it is not, as when the disk has refused it for `REFUSED_S`.
+    """
+
+    def __init__(
+        self, job: JobDir, root: Path, say: Callable[[Copied, Exception | None], None]
+    ) -> None:
+        self._job, self._root, self._say = job, root, say
+        #: The second copy of the last cut, in the partner's memory, and the name of the file.
+        self._second: tuple[str, MemoryFile] | None = None
+        self._images: queue.SimpleQueue[Image] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name="cut-keeper", daemon=True).start()
+
+    def keep(self, image: Image) -> None:
+        """Begin to; its bytes must not change before it is stored."""
+        self._images.put(image)
+
+    def _run(self) -> None:
+        while True:
+            image = self._images.get()
+            try:
+                self._keep(image)
+            except Exception as error:  # noqa: BLE001 - raised by whoever hears it
+                self._say(image.copied, error)
+            del image
+
+    def _keep(self, image: Image) -> None:
+        start_s = time.thread_time()
+        replicated = self._replicate(image)
+        copied = msgspec.structs.replace(
+            image.copied, checksum=cut.checksum(image.data), num_bytes=len(image.data)
+        )
+        if replicated:
+            self._say(_with_cost(copied, start_s), None)
+        self._store(copied, image.data)
+        self._say(_with_cost(msgspec.structs.replace(copied, stored=True), start_s), None)
+
+    def _store(self, copied: Copied, data: memoryview) -> None:
+        """Write to disk; again while the disk refuses it, since somebody may make room there."""
+        directory = self._root / f"{copied.cut_no:06d}"
+        first_s = time.monotonic()
+        for attempt in itertools.count():
+            try:
+                cut.write_file(directory, copied.file, data)
+            except OSError as error:
+                text = f"cut {copied.cut_no} cannot be written to {directory}: {error.strerror}"
+                if time.monotonic() - first_s > REFUSED_S:
+                    raise PermanentError(f"{text}; make room there and resume the job") from error
+                if not attempt:
+                    _log.warning("%s; tried again for %.0f s", text, REFUSED_S)
+                time.sleep(RETRY_S)
+            else:
+                return
+
+    def _replicate(self, image: Image) -> bool:
+        """Copy an image into the partner's memory; False: there is none, or no room."""
+        second, self._second = self._second, None
+        if not image.partner:
+            return False
+        name = image.copied.file
+        # What a former life has copied may be what the job has gone back to.
+        last = second[1] if second is not None and second[0] == name else None
+        path = image_path(self._job, image.copied.cut_no, image.partner, name)
+        try:
+            self._second = name, place(last, path, len(image.data))
+            _write(path, image.data)
+        except OSError as error:
+            say_no_room(self._job, len(image.data), error)
+            return False
+        return True
+
+
+def say_no_room(job: JobDir, num_bytes: int, error: OSError) -> None:
+    """A copy does not fit into memory."""
+    _log.warning(
+        "no_room path=%s bytes=%d error=%s: cuts count when they are on disk; give the memory file "
+        "system room for two copies of the model, or set checkpoint.in_memory to false",
+        job.memory,
+        num_bytes,
+        error.strerror,
+    )
+
+
+def _write(path: Path, data: memoryview) -> None:
+    """Fill a file that is there; other threads run meanwhile."""
+    descriptor = os.open(path, os.O_WRONLY)
+    try:
+        at = 0
+        while at < len(data):
+            at += os.pwrite(descriptor, data[at : at + PIECE_BYTES], at)
+    finally:
+        os.close(descriptor)
+
+
+def _with_cost(copied: Copied, start_s: float) -> Copied:
+    return msgspec.structs.replace(copied, cost_s=copied.cost_s + time.thread_time() - start_s)
