@@ -138,6 +138,9 @@ def main() -> None:
     # Read when torch is imported. Idle threads of OpenMP spin by default, on cores that the servers
     # and the other workers of this machine need: seen to double a worker's time.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # Whether there are GPUs: asked of the driver's library, since a process that has asked CUDA
+    # itself cannot hand it to its forks. Libraries ask while they are imported.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     for name in (*PRELOAD[options.role], *options.preload):
         importlib.import_module(name)
     rehearsal = importlib.import_module("paceline.runtime.ps.rehearsal")
