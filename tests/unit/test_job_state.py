@@ -53,6 +53,12 @@ def test_prepare_returns_what_it_was_given_in_the_same_form() -> None:
     assert pl.init().prepare(other) is other
 
 
+def test_who_is_alone_is_the_first() -> None:
+    job = pl.init()
+    assert job.rank == 0
+    assert job.is_chief
+
+
 def test_init_gives_equal_models() -> None:
     weights = []
     for _ in range(2):

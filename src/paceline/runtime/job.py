@@ -103,6 +103,14 @@ class Job:
         return self._strategy.rank == 0
 
     @property
+    def rank(self) -> int:
+        """Number of this worker, from 0: a new life keeps it. To choose its device by.
+
+        Numbers may have gaps once workers were taken away.
+        """
+        return self._strategy.rank
+
+    @property
     def global_batch(self) -> int:
         """Samples of a whole step of those that train now; the last one of an epoch may have fewer.
 
