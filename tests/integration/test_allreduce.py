@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+import torch
 from safetensors.numpy import load_file
 
 from paceline.base.processes import find_job_processes
@@ -110,6 +111,16 @@ def test_a_killed_member_costs_its_peers_no_step_and_its_next_life_takes_part(
         assert np.unique(survivor).size > N // 2
         for path in job.out.glob("*.evaluated"):
             assert np.all(np.abs(load_file(path)["seen"] - 2) < 1e-9)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU; by NCCL: two of them")
+def test_a_killed_member_is_no_loss_where_tensors_are_on_gpus(tmp_path: Path) -> None:
+    with group(tmp_path / "out", "--die", "worker-1:12", "--device", "cuda") as job:
+        check_finished(job)
+        assert [death["node"] for death in job.deaths()] == ["worker-1"]
+        first, alone, last = trains(job)
+        assert (first, alone) == (together(0, 1), together(0, step=12))
+        assert last.startswith(together(0, 1, step=-1).partition(" from")[0])
 
 
 @pytest.mark.parametrize("solution", ["none", "backup_workers"])

@@ -9,7 +9,7 @@ from torch import nn
 import paceline as pl
 from paceline.base.errors import ConfigError
 from paceline.runtime.allreduce.strategy import _be_deterministic
-from paceline.runtime.collective.stepping import check_dense, trained_by
+from paceline.runtime.collective.stepping import check_dense, device_of, trained_by
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,18 @@ def test_a_parameter_belongs_to_one_optimizer() -> None:
         trained_by([first, torch.optim.Adam(layer.parameters())])
 
 
-def test_equal_bits_cost_no_filling_of_memory_unless_the_script_saw_to_them() -> None:
+def test_what_is_trained_is_on_one_device() -> None:
+    here, there = nn.Linear(2, 2), nn.Linear(2, 2, device="meta")
+    assert device_of([*there.parameters()]).type == "meta"
+    assert device_of([]).type == "cpu"
+    with pytest.raises(ConfigError, match=r"on cpu and on meta.*before its optimizer is made"):
+        device_of([*here.parameters(), *there.parameters()])
+
+
+def test_equal_bits_cost_no_filling_of_memory_unless_the_script_saw_to_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
     settings: Any = torch.utils.deterministic
     try:
         _be_deterministic()

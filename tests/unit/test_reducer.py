@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from paceline.runtime.collective import group as group_module
 from paceline.runtime.collective import reducer as reducer_module
+from paceline.runtime.collective import transports
 from paceline.runtime.collective.group import BREAKING, Group
 from paceline.runtime.collective.reducer import Reducer
 from paceline.runtime.collective.store import GroupOver, PeerStore
@@ -245,7 +245,7 @@ def test_who_connects_to_a_peer_that_gave_up_is_woken(
     deaf: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It depends on torch's choice who waits for whom: either comes to its end."""
-    monkeypatch.setattr(group_module, "CONNECT_S", 0.3)
+    monkeypatch.setattr(transports, "CONNECT_S", 0.3)
     run = RunGroup(epoch_no=1, inc=0, group=1, step=0, members=MEMBERS[:2])
     waits = PeerStore(lambda _key, _value: None, 10.0)
     gives_up = PeerStore(waits.put, 0.1)

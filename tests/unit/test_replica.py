@@ -235,6 +235,7 @@ def test_other_models_and_optimizers_are_told_apart() -> None:
     assert described(nn.Linear(2, 3)) != described(nn.Linear(3, 2))
     assert described(nn.Linear(2, 3)) != described(nn.Linear(2, 3), Adam)
     assert described(nn.Linear(2, 3)).startswith("9 parameters, SGD, ")
+    assert described(nn.Linear(2, 3, device="meta")).startswith("9 parameters on meta, SGD, ")
 
 
 def test_a_scaler_is_handed_over_before_and_after_it_was_used() -> None:

@@ -222,15 +222,22 @@ def flags() -> argparse.Namespace:
     parser.add_argument("--half", action="store_true", help="float16 that overflows at times")
     parser.add_argument("--adam", action="store_true", help="for the net, as a second optimizer")
     parser.add_argument("--by-updates", action="store_true", help="count updates of each sample")
+    parser.add_argument("--device", default="cpu", help="cuda: the workers in turn have one each")
     parser.add_argument("--wrapped", action="store_true", help="in torch's DDP, alone in its group")
     return parser.parse_args()
 
 
+def device_of(kind: str, rank: int) -> torch.device:
+    """A worker's own, as far as there are enough of them."""
+    return torch.device(kind, rank % torch.cuda.device_count() if kind == "cuda" else None)
+
+
 def build(
-    options: argparse.Namespace,
+    options: argparse.Namespace, device: torch.device
 ) -> tuple[Planted, list[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]:
     """What is trained."""
     model = Planted(options.num_samples, options.batch_size, options.ballast, rough=options.rough)
+    model.to(device)
     # Of a mean over a step each sample has its part: times their number it counts as one.
     planted = {
         "params": [model.seen, *([] if model.ballast is None else [model.ballast])],
@@ -270,7 +277,8 @@ def main() -> None:
 
     spoil(options, node)
     job = pl.init()
-    model, parts, rates = build(options)
+    device = device_of(options.device, job.rank)
+    model, parts, rates = build(options, device)
     freeze_at(place, options.out, model, parts[-1])
     # It doubles what it scales by until gradients overflow.
     scaler = torch.amp.GradScaler("cpu", 2.0**12, growth_interval=4, enabled=options.half)
@@ -288,7 +296,7 @@ def main() -> None:
             compute(len(ids), options.compute)
             time.sleep(len(ids) * options.sample_s * (3 if node == options.slow else 1))
             with torch.autocast("cpu", torch.float16, enabled=options.half):
-                loss = model(ids)
+                loss = model(ids.to(device))
             scaler.scale(loss).backward()
             # Stands for compute, so that faults fall into a step.
             slow = options.slow_until_told and not (options.out / "hurry").exists()

@@ -1,6 +1,7 @@
 """Strategy allreduce: every worker holds the model, and torch's own optimizers change it."""
 
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from time import monotonic
@@ -21,7 +22,12 @@ from paceline.runtime.allreduce.scaling import follow_steps
 from paceline.runtime.collective.loop import Loop
 from paceline.runtime.collective.reducer import Reducer
 from paceline.runtime.collective.sharing import Sharing
-from paceline.runtime.collective.stepping import Stepping, check_dense, trained_by
+from paceline.runtime.collective.stepping import (
+    Stepping,
+    check_dense,
+    device_of,
+    trained_by,
+)
 from paceline.runtime.data.reader import Reader
 from paceline.runtime.data.work import Array
 from paceline.runtime.process import Process
@@ -57,6 +63,7 @@ class HeldByAll(Stepping):
         """See `Strategy.prepare`."""
         check_dense(modules)
         self._params = trained_by(optimizers)
+        self.client.device = device_of(self._params)
         # With several optimizers a backward may belong to any of them: nothing leaves before all
         # of them step.
         early = len(optimizers) == 1
@@ -156,6 +163,8 @@ class HeldByAll(Stepping):
 
 def _be_deterministic() -> None:
     """Have torch compute equal bits; scripts that saw to it themselves keep their settings."""
+    # Without it torch refuses to multiply matrices on a GPU; read when it first does.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if not torch.are_deterministic_algorithms_enabled():
         torch.use_deterministic_algorithms(True)
         # It finds reads of memory that nobody has written to, at the cost of writing all of it.

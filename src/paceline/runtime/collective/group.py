@@ -1,17 +1,11 @@
-"""One group of workers that can average tensors: torch's process group, made anew at each change.
+"""One group of workers that can average tensors: torch's process groups, made anew at each change.
 
-Gloo's groups cannot be aborted, and a member that is no neighbour of a dead one would wait for the
-whole timeout. So the sockets that a group opens are remembered, and shut down when it is dropped:
-whoever waits on them fails at once, here and at the peers. Two waits in gloo end in no such way:
-who connects may wait for a peer to come, five times as long as it was told to; and an operation
-that is sending when its connection is shut down may be forgotten. So gloo connects, and is taken
-down, in threads that nobody waits for.
+What its members tell each other goes over gloo, and so do tensors in memory. Those on a device go
+from one device to another where that can be (`transports`). Who waits for an operation looks
+whether its group was dropped: not all waits in torch's groups end when these do.
 """
 
-import os
-import socket
 import threading
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -24,20 +18,18 @@ from torch._C import _distributed_c10d as c10d
 
 from paceline.runtime.collective.links import measure_links
 from paceline.runtime.collective.store import GroupOver, PeerStore
+from paceline.runtime.collective.transports import DIRECT, LONGEST_S, Gloo, Transport
 from paceline.wire.messages.checks import Link
 from paceline.wire.messages.group import RunGroup
 
-CONNECT_S = 10.0
-"""A member that does not connect within this has a reason of which its agent will tell."""
-LONGEST_S = 24 * 3600.0
-"""Of one operation: whoever hangs is found by the master long before, and then the group is
-dropped; a member whose script takes long between two steps does not hang."""
+GIVE_UP_S = 120.0
+"""A group that has not come together by then never will, though nobody died: its network does not
+carry it. To make a device ready may take a while."""
 LOOK_S = 0.05
 """How often who waits for an operation looks whether its group was dropped."""
 BREAKING = (RuntimeError, GroupOver)
 """What torch raises when a group is over, and what we do."""
-BURIED_S = 1.0
-"""After so long nobody is about to call a dropped group any more."""
+CPU = torch.device("cpu")
 
 
 class Group:
@@ -47,20 +39,25 @@ class Group:
         run: who belongs to it.
         inc: which of them we are.
         store: of this group.
+        device: that holds what we train; of one kind in all members.
     """
 
-    def __init__(self, run: RunGroup, inc: int, store: PeerStore) -> None:
+    def __init__(
+        self, run: RunGroup, inc: int, store: PeerStore, device: torch.device = CPU
+    ) -> None:
         self.run = run
         self.rank = next(k for k, member in enumerate(run.members) if member.inc == inc)
         self.size = len(run.members)
-        self._store = store
-        self._lock = threading.Lock()
+        self._store, self._device = store, device
         self._dropped = False
         #: It is connected, or never will be.
         self._settled = threading.Event()
         self._failure: Exception | None = None
-        self._sockets: list[socket.socket] = []
-        self._torch: Any = None
+        self._gloo = Gloo(store, self.rank, self.size, CPU)
+        kind = DIRECT.get(device.type)
+        self._direct = kind(store, self.rank, self.size, device) if kind is not None else None
+        #: By which tensors on the device go.
+        self._tensors: Transport = self._gloo
 
     def begin(self, host: str) -> None:
         """Begin to connect to all other members; once.
@@ -78,42 +75,35 @@ class Group:
         Raises:
             GroupOver: a peer is gone or did not come in time, or the group was dropped.
         """
-        self._settled.wait()
+        if not self._settled.wait(GIVE_UP_S):
+            raise GroupOver(f"not connected within {GIVE_UP_S:.0f} s")
         if self._failure is not None:
             raise self._failure
 
     def _build(self, host: str) -> None:
-        # What torch's stubs lack: the options of gloo, its constructor with them, the collectives.
-        gloo: Any = c10d.ProcessGroupGloo
         try:
-            before = _socket_inodes()
-            options = gloo._Options()
-            options._timeout = timedelta(seconds=CONNECT_S)
-            options._devices = [gloo.create_device(hostname=host)]
-            built = gloo(self._store, self.rank, self.size, options)
-            with self._lock:
-                if not self._dropped:  # else torch closes what it has opened
-                    self._sockets, self._torch = _sockets_since(before), built
+            self._gloo.connect(host)
+            if self._direct is not None and self._are_apart(self._direct.place):
+                self._direct.connect(host)
+                self._tensors = self._direct
         except Exception as error:  # noqa: BLE001 - whatever it is, there is no group
             self._failure = GroupOver(str(error))
         self._settled.set()
 
+    def _are_apart(self, place: int) -> bool:
+        """Whether all members can use their devices, and no two of them have one."""
+        places = {told for (told,) in self.gather([place]).wait()}
+        return 0 not in places and len(places) == self.size
+
     def drop(self) -> None:
         """End it for good; any thread may, also while another one waits in it. Again: nothing."""
         self._store.end()
-        with self._lock:
-            self._dropped = True
-            sockets, self._sockets = self._sockets, []
-            self._failure = GroupOver("the group was dropped")
-            torch_group, self._torch = self._torch, None
+        self._dropped = True
+        self._failure = GroupOver("the group was dropped")
         self._settled.set()
-        for sock in sockets:
-            with suppress(OSError):  # the peer was faster
-                sock.shutdown(socket.SHUT_RDWR)
-            sock.close()
-        if torch_group is not None:
-            threading.Thread(target=_bury, args=([torch_group],), daemon=True).start()
-        del torch_group
+        self._gloo.end()
+        if self._direct is not None:
+            self._direct.end()
 
     def sum(self, tensor: Tensor) -> "Operation":
         """Begin to sum a tensor in place over all members.
@@ -122,7 +112,7 @@ class Group:
         """
         options = c10d.AllreduceOptions()
         options.timeout = timedelta(seconds=LONGEST_S)
-        return Operation(self, self._connected().allreduce([tensor], options))
+        return Operation(self, self._carrier(tensor), lambda by: by.allreduce([tensor], options))
 
     def exchange(
         self, mine: Tensor, leave: list[int], theirs: Tensor, come: list[int]
@@ -135,29 +125,18 @@ class Group:
             theirs: ``[sum(come)]`` of the same dtype, written to.
             come: how many elements each member gives us: its ``leave`` of our rank.
         """
-        # As bytes, since gloo does not know all dtypes.
+        # As bytes, since neither gloo nor NCCL knows all dtypes.
         width = mine.element_size()
         options = c10d.AllToAllOptions()
         options.timeout = timedelta(seconds=LONGEST_S)
-        work = self._connected().alltoall_base(
-            theirs.view(torch.uint8),
-            mine.view(torch.uint8),
-            [width * count for count in come],
-            [width * count for count in leave],
-            options,
+        tensors = theirs.view(torch.uint8), mine.view(torch.uint8)
+        sizes = [width * count for count in come], [width * count for count in leave]
+        return Operation(
+            self, self._carrier(mine), lambda by: by.alltoall_base(*tensors, *sizes, options)
         )
-        return Operation(self, work)
 
-    def _connected(self) -> Any:
-        """Torch's group.
-
-        Raises:
-            GroupOver: it was dropped.
-        """
-        torch_group = self._torch
-        if torch_group is None:
-            raise GroupOver("the group was dropped")
-        return torch_group
+    def _carrier(self, tensor: Tensor) -> Transport:
+        return self._tensors if tensor.device.type == self._device.type else self._gloo
 
     def measure_links(self) -> tuple[Link, ...]:
         """What our links carry; all members do it at once, before anything else.
@@ -171,11 +150,10 @@ class Group:
     def _aside(self, act: Callable[[Any], tuple[Link, ...]]) -> tuple[Link, ...]:
         """Do what may wait for longer than the group lasts in a thread that nobody waits for."""
         done: Future[tuple[Link, ...]] = Future()
-        torch_group = self._connected()
 
         def run() -> None:
             try:
-                done.set_result(act(torch_group))
+                done.set_result(self._gloo.begin(act))
             except Exception as error:  # noqa: BLE001 - raised where it is waited for
                 done.set_exception(error)
 
@@ -197,15 +175,16 @@ class Group:
         all_of_them = [torch.empty_like(mine) for _ in range(self.size)]
         options = c10d.AllgatherOptions()
         options.timeout = timedelta(seconds=LONGEST_S)
-        work = self._connected().allgather([all_of_them], [mine], options)
-        return Gathering(Operation(self, work), all_of_them)
+        told = Operation(self, self._gloo, lambda by: by.allgather([all_of_them], [mine], options))
+        return Gathering(told, all_of_them)
 
 
 class Operation:
     """Something that all members of a group do together, on its way."""
 
-    def __init__(self, group: Group, work: Any) -> None:
-        self._group, self._work = group, work
+    def __init__(self, group: Group, carrier: Transport, act: Callable[[Any], Any]) -> None:
+        self._group, self._carrier = group, carrier
+        self._work = carrier.begin(act)
 
     @property
     def is_over(self) -> bool:
@@ -213,18 +192,18 @@ class Operation:
         return bool(self._work.is_completed())
 
     def wait(self) -> None:
-        """Return when it is done.
+        """Return when it is done, here and not only in what a device was given to do.
 
         Raises:
             RuntimeError: the group is over (torch's own error).
             GroupOver: it was dropped, and the operation forgotten.
         """
-        while not self.is_over:
-            with suppress(RuntimeError):  # not yet; or it has failed, as is told below
-                self._work.wait(timedelta(seconds=LOOK_S))
-            if self._group.is_dropped and not self.is_over:
-                raise GroupOver("the group was dropped")
-        self._work.wait()
+        while not self.is_over and not self._group.is_dropped:
+            self._carrier.pause(self._work, LOOK_S)
+        # Also what is over by now: what is aborted says that it is completed, and is not.
+        if self._group.is_dropped:
+            raise GroupOver("the group was dropped")
+        self._carrier.result(self._work)
 
 
 class Gathering:
@@ -237,46 +216,3 @@ class Gathering:
         """Member -> its numbers; raises as `Operation.wait`."""
         self._operation.wait()
         return [one.tolist() for one in self._values]
-
-
-def _bury(torch_groups: list[Any]) -> None:
-    """Let go of what may wait for ever for an operation that was forgotten."""
-    time.sleep(BURIED_S)
-    torch_groups.clear()
-
-
-def _socket_inodes() -> dict[int, str]:
-    found = {}
-    for name in os.listdir("/proc/self/fd"):
-        with suppress(FileNotFoundError):  # the listing's own
-            target = os.readlink(f"/proc/self/fd/{name}")
-            if target.startswith("socket:"):
-                found[int(name)] = target
-    return found
-
-
-def _sockets_since(before: dict[int, str]) -> list[socket.socket]:
-    """Duplicates of the connected TCP sockets that were opened meanwhile.
-
-    Duplicates, since a number that torch closes may be another file's a moment later.
-    """
-    known = set(before.values())
-    found = []
-    for number, inode in _socket_inodes().items():
-        if inode in known:
-            continue
-        with suppress(OSError):  # closed meanwhile
-            sock = socket.socket(fileno=os.dup(number))
-            if sock.family in (socket.AF_INET, socket.AF_INET6) and _is_connected(sock):
-                found.append(sock)
-            else:
-                sock.close()
-    return found
-
-
-def _is_connected(sock: socket.socket) -> bool:
-    try:
-        sock.getpeername()
-    except OSError:
-        return False
-    return True

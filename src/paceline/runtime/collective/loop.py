@@ -295,6 +295,7 @@ class Loop:
         """Wait for the averaged gradients; whether they may change the model."""
         if step.settled:
             return
+        self._reducer.await_device()  # what it took is what the policies go by
         took_s = monotonic() - step.start_s - self.excluded_s
         samples = 0
         if step.settling < step.batch_no:  # with several optimizers the first that steps

@@ -18,7 +18,7 @@ from paceline.base.processes import peak_memory_bytes, reset_peak_memory
 from paceline.base.samples import SampleSet, Span
 from paceline.runtime.checkpoint.asking import CutAsker
 from paceline.runtime.collective.door import Door
-from paceline.runtime.collective.group import BREAKING, Group
+from paceline.runtime.collective.group import BREAKING, CPU, Group
 from paceline.runtime.collective.keeper import Keeper
 from paceline.runtime.collective.profiling import Profiling
 from paceline.runtime.collective.short import PeerSteps, ShortStep
@@ -108,6 +108,8 @@ class MemberClient:
         #: The cut in which a complete feed is.
         self._ends: dict[int, CutRef | None] = {}
         self._leaving = False
+        self.device = CPU
+        """That holds what we train."""
         self.joins_others = False
         """Whether a group trained already when we opened a feed."""
         self.in_body = False
@@ -196,7 +198,8 @@ class MemberClient:
                 return group
             if self.state.running is not run:
                 return None
-            group = self._group = Group(run, self.state.inc, self._store(run.group))
+            store = self._store(run.group)
+            group = self._group = Group(run, self.state.inc, store, self.device)
             group.begin(self.spec.listen)
             return group
 

@@ -157,6 +157,7 @@ class Reducer:
         self._place = {
             param: (bucket, k) for bucket in self._buckets for k, param in enumerate(bucket.params)
         }
+        self._device = params[0].device if params else None
         self._group: Group | None = None
         self._part = 0.0
         self._last = True
@@ -231,6 +232,12 @@ class Reducer:
                     raise
                 return
             self._next += 1
+
+    def await_device(self) -> None:
+        """Return when backward is done, and not only given to a device to do."""
+        if self._device is not None and self._device.type == "cuda":
+            # Of this stream only: sums, which wait for others, are in one of their own.
+            torch.cuda.current_stream(self._device).synchronize()
 
     def take(self) -> None:
         """A batch is over; others of our share follow."""

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from types import MethodType
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -122,6 +123,22 @@ def trained_by(optimizers: Sequence[Optimizer]) -> list[nn.Parameter]:
     if len({id(param) for param in params}) < len(params):
         raise ConfigError("a parameter is in two optimizers (or twice in one); give it to one")
     return params
+
+
+def device_of(params: Sequence[nn.Parameter]) -> torch.device:
+    """Where all of them are.
+
+    Raises:
+        ConfigError: they are on several devices.
+    """
+    devices = {str(param.device): param.device for param in params}
+    if len(devices) > 1:
+        first, second, *_ = sorted(devices)
+        raise ConfigError(
+            f"job.prepare: parameters are on {first} and on {second}; a worker trains on one "
+            "device: move all of the model there, before its optimizer is made"
+        )
+    return next(iter(devices.values()), torch.device("cpu"))
 
 
 def check_dense(modules: Sequence[nn.Module]) -> None:

@@ -25,11 +25,11 @@ from torch.optim.lr_scheduler import LRScheduler
 from paceline.base.errors import ConfigError
 from paceline.base.interfaces import interface_of
 from paceline.base.samples import Span
-from paceline.runtime.collective.group import LONGEST_S
 from paceline.runtime.collective.loop import Loop
 from paceline.runtime.collective.reducer import Reducer
 from paceline.runtime.collective.sharing import Sharing
 from paceline.runtime.collective.stepping import Stepping, check_dense, trained_by
+from paceline.runtime.collective.transports import LONGEST_S
 from paceline.runtime.data.growth import Growth
 from paceline.runtime.data.reader import Reader
 from paceline.runtime.data.work import Array, Work

@@ -94,9 +94,12 @@ class Replica:
             for module in self.modules
         ]
         kinds = [type(one).__name__ for one in (*self.optimizers, *self.schedulers, *self.scalers)]
-        size = sum(param.numel() for module in self.modules for param in module.parameters())
+        params = [param for module in self.modules for param in module.parameters()]
+        size = sum(param.numel() for param in params)
+        devices = sorted({param.device.type for param in params} - {"cpu"})
+        where = f" on {' and '.join(devices)}" if devices else ""
         digest = hashlib.sha256(repr((modules, kinds)).encode()).hexdigest()[:8]
-        return f"{size:,} parameters, {', '.join(kinds) or 'no optimizer'}, {digest}"
+        return f"{size:,} parameters{where}, {', '.join(kinds) or 'no optimizer'}, {digest}"
 
     def photograph(self) -> "Photograph":
         """The state as it is; shares memory with it."""
@@ -106,7 +109,7 @@ class Replica:
         """The state as arrays by name, for a cut; see `load_saved`.
 
         They share memory with it, but for what a forward pass changes (buffers), which is copied:
-        the rest stays as it is until the next update.
+        the rest stays as it is until the next update. Of what is on another device they are copies.
         """
         skeleton, tensors = take_apart(self._state())
         return self._named(encode_layout(skeleton, tensors), names_of(skeleton), tensors)
@@ -117,7 +120,8 @@ class Replica:
         fleeting = {one.data_ptr() for module in self.modules for one in module.buffers()}
         saved: dict[str, Array] = {LAYOUT: np.frombuffer(layout, np.uint8)}
         for name, tensor in zip(names, tensors, strict=True):
-            kept = tensor.clone() if tensor.data_ptr() in fleeting else tensor
+            is_shared = tensor.is_cpu and tensor.data_ptr() in fleeting
+            kept = tensor.clone() if is_shared else tensor
             saved[name] = as_array(kept)
         return saved
 
