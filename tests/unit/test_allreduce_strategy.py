@@ -9,7 +9,8 @@ from torch import nn
 import paceline as pl
 from paceline.base.errors import ConfigError
 from paceline.runtime.allreduce.strategy import _be_deterministic
-from paceline.runtime.collective.stepping import check_dense, device_of, trained_by
+from paceline.runtime.collective.stepping import check_dense, device_of
+from paceline.runtime.stepping import trained_by
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A scaler acts once for each step of the group, and on nothing else."""
+"""A scaler acts once for each step of the job, and on nothing else."""
 
 import copy
 
@@ -8,7 +8,7 @@ from torch import nn
 from torch.amp import GradScaler
 from torch.optim import SGD, Adam
 
-from paceline.runtime.allreduce.scaling import follow_steps
+from paceline.runtime.scaling import follow_steps
 
 
 class Steps:

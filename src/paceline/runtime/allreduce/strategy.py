@@ -18,27 +18,23 @@ from paceline.base.errors import InternalError
 from paceline.runtime.allreduce.blocks import BlockReducer
 from paceline.runtime.allreduce.buffers import Buffers
 from paceline.runtime.allreduce.client import GroupClient
-from paceline.runtime.allreduce.scaling import follow_steps
 from paceline.runtime.collective.loop import Loop
 from paceline.runtime.collective.reducer import Reducer
 from paceline.runtime.collective.sharing import Sharing
-from paceline.runtime.collective.stepping import (
-    Stepping,
-    check_dense,
-    device_of,
-    trained_by,
-)
+from paceline.runtime.collective.stepping import Together, check_dense, device_of
 from paceline.runtime.data.reader import Reader
 from paceline.runtime.data.work import Array
 from paceline.runtime.process import Process
 from paceline.runtime.replica.outside import Outside
 from paceline.runtime.replica.replica import Replica
+from paceline.runtime.scaling import follow_steps
+from paceline.runtime.stepping import trained_by
 from paceline.runtime.strategy import Evaluation
 from paceline.wire.messages.checks import Checked
 from paceline.wire.messages.feeds import Feed
 
 
-class HeldByAll(Stepping):
+class HeldByAll(Together):
     """`Strategy` of a member of an elastic group."""
 
     def __init__(self, process: Process) -> None:

@@ -34,6 +34,7 @@ from paceline.runtime.collective.store import GroupOver
 from paceline.runtime.data.reader import Reader
 from paceline.runtime.data.work import StepTimes, Work
 from paceline.runtime.seeding import seed_all, seed_of
+from paceline.runtime.stepping import BEFORE, TWICE, not_stepped
 from paceline.wire.messages.feeds import Feed, Slice
 from paceline.wire.messages.group import Division, RunGroup
 from paceline.wire.messages.order import Lacking
@@ -386,10 +387,7 @@ class Loop:
         """
         step = self.step
         if step is None or optimizer in step.stepped:
-            raise ConfigError(
-                "optimizer.step() was called before the first batch, or twice for one; a batch "
-                "counts once: call it once, after all of loss.backward()"
-            )
+            raise ConfigError(BEFORE if step is None else TWICE)
         self._settle(step)
         if self._reducer.called_twice:
             raise ConfigError(
@@ -429,11 +427,7 @@ class Loop:
         """The user asks for the next batch."""
         missing = self._num_optimizers - len(step.stepped)
         if missing:
-            raise ConfigError(
-                f"a batch went by without optimizer.step() ({missing} of {self._num_optimizers} "
-                "prepared optimizers did not step), so its samples would never count; call each "
-                "once per batch, and use job.evaluate for batches that are not trained on"
-            )
+            raise ConfigError(not_stepped(missing, self._num_optimizers))
 
     def _record(self, now_s: float) -> None:
         """Note the times of the step that ended as the next begins."""

@@ -17,8 +17,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
-from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -28,7 +26,7 @@ from paceline.base.samples import Span
 from paceline.runtime.collective.loop import Loop
 from paceline.runtime.collective.reducer import Reducer
 from paceline.runtime.collective.sharing import Sharing
-from paceline.runtime.collective.stepping import Stepping, check_dense, trained_by
+from paceline.runtime.collective.stepping import Together, check_dense
 from paceline.runtime.collective.transports import LONGEST_S
 from paceline.runtime.data.growth import Growth
 from paceline.runtime.data.reader import Reader
@@ -37,6 +35,7 @@ from paceline.runtime.fsdp.client import ShardClient
 from paceline.runtime.fsdp.shards import Shards, check_sharded
 from paceline.runtime.process import Process
 from paceline.runtime.replica.outside import Outside
+from paceline.runtime.stepping import clip_whole, trained_by
 from paceline.runtime.strategy import Evaluation
 from paceline.wire.messages.checks import Checked
 from paceline.wire.messages.feeds import Feed, Slice, SourceLine, feed_of
@@ -61,7 +60,7 @@ class Evenly(Sharing):
         return super().runs(whole, num_members, division, absent)
 
 
-class HeldInShards(Stepping):
+class HeldInShards(Together):
     """`Strategy` of a member; made when all members are there, with torch's default group."""
 
     def __init__(self, process: Process) -> None:
@@ -163,8 +162,7 @@ class HeldInShards(Stepping):
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """See `Strategy.clip_grad_norm_`: of the whole gradient; all workers call it."""
-        norm = clip_grad_norm_(self._params, max_norm)
-        return norm.full_tensor() if isinstance(norm, DTensor) else norm
+        return clip_whole(self._params, max_norm)
 
 
 def _batches_of(feed: Feed) -> list[Span]:

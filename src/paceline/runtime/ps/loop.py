@@ -22,6 +22,7 @@ from paceline.runtime.ps.model import Model
 from paceline.runtime.ps.port import Trainer
 from paceline.runtime.ps.recipes import Recipe, Recipes, Recorder
 from paceline.runtime.ps.store import Gradients
+from paceline.runtime.stepping import BEFORE, NO_GRADIENT, TWICE, not_stepped
 
 
 @dataclass(slots=True)
@@ -183,15 +184,9 @@ class Loop:
         """
         step = self.step
         if step is None:
-            raise ConfigError(
-                "optimizer.step() was called before the first batch; call it once for each batch "
-                "of job.batches"
-            )
+            raise ConfigError(BEFORE)
         if optimizer in step.grads or step.pushed:
-            raise ConfigError(
-                "optimizer.step() was called twice for one batch; a batch counts once: call it "
-                "once, after all of loss.backward()"
-            )
+            raise ConfigError(TWICE)
         if not step.grads:
             step.compute_s = monotonic() - step.start_s - step.inner_wait_s
         step.grads[optimizer] = self._model.gradient_of(optimizer)
@@ -204,10 +199,7 @@ class Loop:
         parts = [step.grads[index] for index in range(len(step.grads))]
         sparse = self._lookups.gradients()
         if not sparse and all(part is None for part in parts):
-            raise ConfigError(
-                "optimizer.step() was called, but no parameter has a gradient; call "
-                "loss.backward() before it, and optimizer.zero_grad() after it"
-            )
+            raise ConfigError(NO_GRADIENT)
         dense = self._model.whole_gradient(parts) if any(p is not None for p in parts) else {}
         work = step.staged.work
         step.pushed = True
@@ -234,13 +226,8 @@ class Loop:
         self._num_steps += 1
         self._stop_recording()
         if not self.step.pushed:
-            missing = len(self._model.optimizers) - len(self.step.grads)
-            raise ConfigError(
-                f"a batch went by without optimizer.step() ({missing} of "
-                f"{len(self._model.optimizers)} prepared optimizers did not step), so its samples "
-                "would never count; call it once per batch, and use "
-                "job.evaluate for batches that are not trained on"
-            )
+            number = len(self._model.optimizers)
+            raise ConfigError(not_stepped(number - len(self.step.grads), number))
 
     def _stop_recording(self) -> None:
         if self._recorder is not None:

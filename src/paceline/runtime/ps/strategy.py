@@ -24,6 +24,7 @@ from paceline.runtime.ps.optimizer import replace_step
 from paceline.runtime.ps.port import Ids, Trainer
 from paceline.runtime.ps.state_dict import Gatherer
 from paceline.runtime.schedules import follow_steps
+from paceline.runtime.stepping import OUTSIDE
 from paceline.runtime.strategy import Evaluation
 from paceline.wire.messages.checks import Checked
 from paceline.wire.messages.feeds import Feed, SourceLine
@@ -151,10 +152,7 @@ class HeldElsewhere:
 
     def _on_step(self, optimizer: int) -> None:
         if self._loop is None:
-            raise ConfigError(
-                "optimizer.step() was called outside of a loop over job.batches; only batches of "
-                "the job can be trained on"
-            )
+            raise ConfigError(OUTSIDE)
         self._loop.on_step(optimizer, len(self.model.optimizers))
 
     def _num_schedules(self) -> int:

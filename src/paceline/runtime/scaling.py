@@ -1,6 +1,6 @@
-"""Scalers of the loss in mixed precision (`torch.amp.GradScaler`), for gradients of all members.
+"""Scalers of the loss in mixed precision (`torch.amp.GradScaler`), for gradients of all workers.
 
-A scaler looks for what is not finite in the averaged gradients, which all members hold alike, so
+A scaler looks for what is not finite in the averaged gradients, which all workers hold alike, so
 all leave the same steps out and have the same scale. A step that is left out is done: its samples
 are in the model, which it does not change. In a step that breaks, and before the last batch of one,
 a scaler does nothing.
@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from paceline.runtime.collective.loop import Loop
+from paceline.runtime.stepping import StepLoop
 
 
 def follow_steps(
-    scaler: GradScaler, optimizers: Sequence[Optimizer], current: Callable[[], Loop | None]
+    scaler: GradScaler, optimizers: Sequence[Optimizer], current: Callable[[], StepLoop | None]
 ) -> None:
     """Make a scaler act once for each step of the job.
 

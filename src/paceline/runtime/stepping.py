@@ -1,0 +1,134 @@
+"""What is alike in strategies whose workers change the model with torch's own optimizers."""
+
+from collections.abc import Callable, Sequence
+from types import MethodType
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
+from torch.optim import Optimizer
+
+from paceline.base.errors import ConfigError
+from paceline.wire.spec import JobSpec
+
+OUTSIDE = (
+    "optimizer.step() was called outside of a loop over job.batches; only batches of the job can "
+    "be trained on"
+)
+BEFORE = (
+    "optimizer.step() was called before the first batch; call it once for each batch of job.batches"
+)
+TWICE = (
+    "optimizer.step() was called twice for one batch; a batch counts once: call it once, after all "
+    "of loss.backward()"
+)
+NO_GRADIENT = (
+    "optimizer.step() was called, but no parameter has a gradient; call loss.backward() before it, "
+    "and optimizer.zero_grad() after it"
+)
+
+
+def not_stepped(missing: int, num_optimizers: int) -> str:
+    """A batch is over on which so many did not step."""
+    return (
+        f"a batch went by without optimizer.step() ({missing} of {num_optimizers} prepared "
+        "optimizers did not step), so its samples would never count; call it once per batch, and "
+        "use job.evaluate for batches that are not trained on"
+    )
+
+
+class StepLoop(Protocol):
+    """A loop over batches, as whatever steps in it sees it."""
+
+    def settle(self) -> bool:
+        """Have the gradients of the step in place; whether they are to change the model."""
+
+    def on_step(self, optimizer: int) -> bool:
+        """An optimizer is told to step: whether it is to change its parameters."""
+
+    def stepped(self) -> None:
+        """An optimizer has changed its parameters, or was told not to."""
+
+    def has_stepped(self, optimizer: int) -> bool:
+        """Whether it was told to step on the batch in hand."""
+
+
+class Stepping:
+    """The part of a `Strategy` that makes ``optimizer.step()`` a step of the job."""
+
+    _loop: StepLoop | None
+
+    def __init__(self, spec: JobSpec, rank: int) -> None:
+        self.spec, self.rank = spec, rank
+        self._optimizers: Sequence[Optimizer] = ()
+        self._loop = None
+        #: What the optimizers' own steps are.
+        self._takes: list[Callable[[], Any]] = []
+
+    def _follow_all(self, optimizers: Sequence[Optimizer]) -> None:
+        self._optimizers = optimizers
+        for number, optimizer in enumerate(optimizers):
+            self._follow(optimizer, number)
+
+    def _follow(self, optimizer: Optimizer, number: int) -> None:
+        """Make ``optimizer.step()`` apply the mean over all workers, or nothing."""
+        take = optimizer.step
+        known = {id(param): param.requires_grad for param in params_of(optimizer)}
+        self._takes.append(take)
+
+        def step(own: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+            if closure is not None:
+                raise ConfigError(
+                    f"{type(own).__name__}.step() was given a closure, which computes gradients "
+                    "again and again; a job takes optimizers that use them once"
+                )
+            if self._loop is None:
+                raise ConfigError(OUTSIDE)
+            own._opt_called = True  # type: ignore[attr-defined]
+            _check_known(own, known)
+            if self._loop.on_step(number):
+                take()
+            self._loop.stepped()
+            return None
+
+        # What schedulers made before look for, to see whether somebody took `step` away from them.
+        step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+        optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
+
+
+def params_of(optimizer: Optimizer) -> list[nn.Parameter]:
+    """All of its groups, in their order."""
+    return [param for group in optimizer.param_groups for param in group["params"]]
+
+
+def _check_known(optimizer: Optimizer, known: dict[int, bool]) -> None:
+    """Raises ConfigError: it would train something by the gradients of this worker alone."""
+    for param in params_of(optimizer):
+        if not known.get(id(param), False) and param.grad is not None:
+            raise ConfigError(
+                f"a parameter of shape {tuple(param.shape)} has a gradient, but was frozen, or not "
+                "in its optimizer, at job.prepare, so that it is not averaged over the workers; "
+                "prepare it with requires_grad=True"
+            )
+
+
+def trained_by(optimizers: Sequence[Optimizer]) -> list[nn.Parameter]:
+    """The parameters of all optimizers, each once, in their order.
+
+    Raises:
+        ConfigError: one that is not there, or is in two optimizers.
+    """
+    params: list[nn.Parameter] = []
+    for optimizer in optimizers:
+        params += [param for param in params_of(optimizer) if param.requires_grad]
+    if len({id(param) for param in params}) < len(params):
+        raise ConfigError("a parameter is in two optimizers (or twice in one); give it to one")
+    return params
+
+
+def clip_whole(params: Sequence[nn.Parameter], max_norm: float) -> Tensor:
+    """As torch's ``clip_grad_norm_``; the norm of gradients in shards is that of the whole."""
+    norm = clip_grad_norm_(params, max_norm)
+    # Not by its type, whose import takes a second, also where nothing is in shards.
+    whole: Tensor = getattr(norm, "full_tensor", lambda: norm)()
+    return whole
