@@ -11,6 +11,10 @@ from torch.optim import SGD, Optimizer
 import paceline as pl
 from paceline.base.errors import ConfigError
 from paceline.runtime.data.batch import TensorRows
+from paceline.runtime.job import Job
+from paceline.runtime.ps.alone import Alone
+from paceline.runtime.ps.strategy import HeldElsewhere
+from paceline.wire.spec import JobSpec
 
 DATA = TensorRows(x=torch.arange(40.0).reshape(10, 4), y=torch.arange(10.0))
 
@@ -27,6 +31,7 @@ def _backward(model: nn.Module, batch: Any) -> None:
     F.mse_loss(model(batch.x).squeeze(1), batch.y).backward()
 
 
+@pytest.mark.usefixtures("held_both_ways")
 def test_a_left_loop_lets_another_begin() -> None:
     job, model, optimizer = _prepared()
     for batch in job.batches(DATA, 4):
@@ -76,6 +81,7 @@ class _Broken:
         return torch.ones(4)
 
 
+@pytest.mark.usefixtures("held_both_ways")
 def test_an_error_of_the_dataset_is_raised_in_its_own_iteration() -> None:
     job, model, optimizer = _prepared()
     seen = []
@@ -88,6 +94,7 @@ def test_an_error_of_the_dataset_is_raised_in_its_own_iteration() -> None:
     assert not any("optimizer" in str(frame.path) for frame in caught.traceback)
 
 
+@pytest.mark.usefixtures("held_both_ways")
 def test_clipping_needs_a_positive_norm() -> None:
     job, _, _ = _prepared()
     with pytest.raises(ConfigError, match="max_norm is 0; it must be above 0"):
@@ -95,12 +102,15 @@ def test_clipping_needs_a_positive_norm() -> None:
 
 
 def test_clipping_is_refused_where_gradients_are_summed_on_servers() -> None:
-    job, _, _ = _prepared()
-    job._strategy.trainer.sums_workers = True
+    trainer = Alone(JobSpec(script="train.py"))
+    trainer.sums_workers = True
+    job, model = Job(HeldElsewhere(trainer)), nn.Linear(4, 1)
+    job.prepare(model, SGD(model.parameters(), lr=0.1))
     with pytest.raises(ConfigError, match="--mode asp"):
         job.clip_grad_norm_(1.0)
 
 
+@pytest.mark.usefixtures("held_both_ways")
 def test_a_batch_per_worker_is_the_only_size_given() -> None:
     job, model, optimizer = _prepared()
     with pytest.raises(

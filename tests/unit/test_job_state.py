@@ -14,7 +14,10 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 import paceline as pl
 from paceline.runtime.data.batch import TensorRows
 from paceline.runtime.data.work import StepTimes
+from paceline.runtime.ps.alone import Alone
 from paceline.runtime.ps.model import Model
+from paceline.runtime.ps.strategy import HeldElsewhere
+from paceline.wire.spec import JobSpec
 
 DATA = TensorRows(x=torch.arange(40.0).reshape(10, 4), y=torch.arange(10.0))
 
@@ -44,6 +47,7 @@ def test_stopped_ends_a_script_with_exit_code_0() -> None:
     assert issubclass(pl.Stopped, SystemExit)
 
 
+@pytest.mark.usefixtures("held_both_ways")
 def test_prepare_returns_what_it_was_given_in_the_same_form() -> None:
     model, other = nn.Linear(2, 1), nn.Linear(2, 1)
     optimizer = SGD([*model.parameters(), *other.parameters()], lr=0.1)
@@ -67,6 +71,7 @@ def test_init_gives_equal_models() -> None:
     assert torch.equal(*weights)
 
 
+@pytest.mark.usefixtures("held_both_ways")
 def test_frozen_and_tied_parameters_stay_and_train_once() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 1), nn.Linear(1, 1))
     model[1].weight = model[0].weight
@@ -90,6 +95,7 @@ def test_frozen_and_tied_parameters_stay_and_train_once() -> None:
     assert torch.equal(model[1].weight, model[0].weight)
 
 
+@pytest.mark.usefixtures("held_both_ways")
 def test_a_state_dict_holds_the_newest_values_also_of_a_part_and_in_mid_step() -> None:
     model = nn.Sequential(nn.Linear(4, 1))
     optimizer = SGD(model.parameters(), lr=0.01)
@@ -108,6 +114,7 @@ def test_a_state_dict_holds_the_newest_values_also_of_a_part_and_in_mid_step() -
         before.zero_()
 
 
+@pytest.mark.usefixtures("held_both_ways")
 def test_two_models_are_told_apart() -> None:
     towers = [nn.Linear(4, 2), nn.Linear(4, 2)]
     optimizers = [SGD(tower.parameters(), lr=0.1) for tower in towers]
@@ -126,6 +133,7 @@ def test_two_models_are_told_apart() -> None:
     assert torch.allclose(held["1.weight"], expected[1])
 
 
+@pytest.mark.usefixtures("held_both_ways")
 def test_evaluate_covers_the_dataset_in_order_with_the_trained_values() -> None:
     model = nn.Linear(4, 1)
     optimizer = SGD(model.parameters(), lr=0.001)
@@ -217,12 +225,11 @@ def test_optimizer_args_refine_the_optimizer_of_the_weight() -> None:
 
 def test_step_times_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     noted: list[StepTimes] = []
-    monkeypatch.setattr(
-        "paceline.runtime.ps.alone.Alone.record", lambda _, times: noted.append(times)
-    )
+    trainer = Alone(JobSpec(script="train.py"))
+    monkeypatch.setattr(trainer, "record", noted.append)
     model = nn.Linear(4, 1)
     optimizer = SGD(model.parameters(), lr=0.01)
-    job = pl.init()
+    job = pl.Job(HeldElsewhere(trainer))
     job.prepare(model, optimizer)
     for batch in job.batches(DATA, 3, epochs=2):
         model(batch.x).mean().backward()
@@ -238,6 +245,7 @@ def _pair(batch: Any) -> Any:
     return batch.x, batch.y
 
 
+@pytest.mark.usefixtures("held_both_ways")
 def test_loader_processes_and_collate_fn_give_the_same_batches() -> None:
     seen = []
     for num_workers in (0, 2):

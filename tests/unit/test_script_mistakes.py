@@ -18,6 +18,10 @@ import paceline as pl
 from paceline.base.errors import ConfigError
 from paceline.runtime.data.batch import TensorRows
 
+INSTEAD = (
+    "A script with sparse tables (sparse=True, pl.Embedding) trains so alone, too; without them it "
+    "trains as torch does, started plainly or with --strategy allreduce"
+)
 DATA = TensorRows(x=torch.arange(40.0).reshape(10, 4), y=torch.arange(10.0))
 
 
@@ -84,7 +88,9 @@ def prepare_twice() -> None:
 
 
 def load_after_prepare() -> None:
-    Script().model.load_state_dict(nn.Linear(4, 1).state_dict())
+    table = nn.Embedding(10, 4, sparse=True)
+    pl.init().prepare(table, sgd(table))
+    table.load_state_dict(nn.Embedding(10, 4).state_dict())
 
 
 def evaluate(fn: Callable[[Any], Any]) -> None:
@@ -257,7 +263,8 @@ MISTAKES: list[tuple[Callable[[], object], str]] = [
         lambda: prepare(lambda m: (m, LBFGS(m.parameters()))),
         (
             "LBFGS cannot be run on parameter servers; use one of torch.optim.Adagrad, "
-            "torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.SparseAdam"
+            "torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.SparseAdam. "
+            + INSTEAD
         ),
     ),
     (
@@ -266,7 +273,8 @@ MISTAKES: list[tuple[Callable[[], object], str]] = [
             "optimizer 'adam': amsgrad=1.0 is not supported for embedding tables (sparse "
             "gradients) on servers; leave it out or set it to 0. Supported: sgd (lr); adagrad "
             "(lr, eps, initial_accumulator_value, lr_decay); rowwise_adagrad (lr, eps, "
-            "initial_accumulator_value); adam (lr, beta1, beta2, eps); ftrl (lr, beta, l1, l2)"
+            "initial_accumulator_value); adam (lr, beta1, beta2, eps); ftrl (lr, beta, l1, l2). "
+            + INSTEAD
         ),
     ),
     (
@@ -275,7 +283,8 @@ MISTAKES: list[tuple[Callable[[], object], str]] = [
             "optimizer 'sgd': momentum=0.9 is not supported for embedding tables (sparse "
             "gradients) on servers; leave it out or set it to 0. Supported: sgd (lr); adagrad "
             "(lr, eps, initial_accumulator_value, lr_decay); rowwise_adagrad (lr, eps, "
-            "initial_accumulator_value); adam (lr, beta1, beta2, eps); ftrl (lr, beta, l1, l2)"
+            "initial_accumulator_value); adam (lr, beta1, beta2, eps); ftrl (lr, beta, l1, l2). "
+            + INSTEAD
         ),
     ),
     (
@@ -284,7 +293,7 @@ MISTAKES: list[tuple[Callable[[], object], str]] = [
             "optimizer 'adamw' cannot update embedding tables (sparse gradients) on servers; "
             "supported: sgd (lr); adagrad (lr, eps, initial_accumulator_value, lr_decay); "
             "rowwise_adagrad (lr, eps, initial_accumulator_value); adam (lr, beta1, beta2, eps); "
-            "ftrl (lr, beta, l1, l2)"
+            "ftrl (lr, beta, l1, l2). " + INSTEAD
         ),
     ),
     (
@@ -309,7 +318,7 @@ MISTAKES: list[tuple[Callable[[], object], str]] = [
         lambda: prepare(lambda m: (m.half(), sgd(m))),
         (
             "table 'table' is torch.float16; servers hold float32 and float64: convert the model "
-            "with .float(), and use torch.autocast for faster arithmetic"
+            "with .float(), and use torch.autocast for faster arithmetic. " + INSTEAD
         ),
     ),
     (
@@ -322,9 +331,8 @@ MISTAKES: list[tuple[Callable[[], object], str]] = [
     (
         lambda: prepare(lambda m: (m, sgd(m), torch.amp.GradScaler("cpu"))),
         (
-            "job.prepare got a GradScaler, which parameter servers cannot follow (nor a script "
-            "started without `paceline run`): it looks at gradients that no worker sees; run the "
-            "job with --strategy allreduce, or take bfloat16, which needs no scaler"
+            "job.prepare got a GradScaler, which parameter servers cannot follow: it looks at "
+            "gradients that no worker sees; take bfloat16, which needs no scaler. " + INSTEAD
         ),
     ),
     (
@@ -417,6 +425,7 @@ MISTAKES: list[tuple[Callable[[], object], str]] = [
 ]
 
 
+@pytest.mark.usefixtures("held_both_ways")
 @pytest.mark.parametrize(("script", "message"), MISTAKES)
 def test_a_script_that_cannot_train_is_refused_in_these_words(
     script: Callable[[], object], message: str

@@ -40,6 +40,7 @@ class Counted:
         return done
 
 
+@pytest.mark.usefixtures("held_both_ways")
 def test_the_module_inside_is_trained_and_the_wrapper_averages_no_more() -> None:
     counted = Counted()
     counted.wrapper(torch.ones(2, 4)).sum().backward()

@@ -7,8 +7,8 @@
         optimizer.step(); optimizer.zero_grad()
 
 The same script runs alone (this process holds the model) and under ``paceline run`` (parameter
-servers do, or every worker). Which it is is decided here and nowhere else; the rest sees the
-`Strategy` port.
+servers do, or every worker). Which it is is decided here and nowhere else; alone, by what is
+prepared. The rest sees the `Strategy` port.
 """
 
 import os
@@ -25,6 +25,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.base.errors import ConfigError
+from paceline.runtime.alone.strategy import HeldHere
 from paceline.runtime.data.growth import CountGrowth, Growth, StreamGrowth, is_long
 from paceline.runtime.data.loader import Loader
 from paceline.runtime.data.order import DEFAULT_SHARD_SIZE
@@ -33,6 +34,7 @@ from paceline.runtime.data.stream import StreamSource
 from paceline.runtime.data.work import Array
 from paceline.runtime.preflight import check_node
 from paceline.runtime.ps.alone import Alone
+from paceline.runtime.ps.embedding import is_table
 from paceline.runtime.ps.strategy import HeldElsewhere
 from paceline.runtime.seeding import seed_all
 from paceline.runtime.strategy import Strategy
@@ -64,7 +66,7 @@ def begin(strategy: Strategy) -> "Job":
 
 def _strategy() -> Strategy:
     if "PACELINE_NODE" not in os.environ:
-        return HeldElsewhere(Alone(JobSpec(script=os.path.abspath(sys.argv[0]))))
+        return HeldHere(JobSpec(script=os.path.abspath(sys.argv[0])))
     # Needs the services of a launched job.
     from paceline.runtime.process import managed
 
@@ -85,6 +87,14 @@ def _strategy() -> Strategy:
     from paceline.runtime.ps.client import ServerTrainer
 
     return HeldElsewhere(ServerTrainer(process))
+
+
+def _fitting(strategy: Strategy, modules: Sequence[nn.Module]) -> Strategy:
+    """The same; of a lone script with sparse tables, whose rows torch does not hold, that of ps."""
+    alone = isinstance(strategy, HeldHere)
+    if alone and any(is_table(one) for root in modules for one in root.modules()):
+        return HeldElsewhere(Alone(strategy.spec))
+    return strategy
 
 
 class Job:
@@ -129,8 +139,8 @@ class Job:
         """Hand models, optimizers, schedulers and scalers over to the job, all in one call.
 
         Args:
-            objects: ``nn.Module``s, torch optimizers and schedulers, and with strategy allreduce
-                ``torch.amp.GradScaler``s, also in lists and tuples.
+            objects: ``nn.Module``s, torch optimizers and schedulers, and, with strategy allreduce
+                or alone without sparse tables, ``torch.amp.GradScaler``s, also in lists and tuples.
 
         Returns:
             What was given, in the same form (one object: that object); of a module that is wrapped
@@ -150,6 +160,7 @@ class Job:
         _check_prepared(flat, modules, optimizers)
         schedulers = [one for one in flat if isinstance(one, LRScheduler)]
         scalers = [one for one in flat if isinstance(one, GradScaler)]
+        self._strategy = _fitting(self._strategy, modules)
         self._strategy.prepare(modules, optimizers, schedulers, scalers)
         self._modules, self._optimizers = modules, optimizers
         if self._strategy.rank and not self._strategy.spec.deterministic:

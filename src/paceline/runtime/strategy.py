@@ -1,8 +1,9 @@
 """Who holds the model of a job, and how a step comes about: the port that `Job` trains through.
 
-``runtime/ps`` implements it on parameter servers (and on one process alone), ``runtime/allreduce``
-on a group of workers that each hold the model, ``runtime/fsdp`` on one whose members hold shards of
-it. All calls come from the training thread.
+``runtime/ps`` implements it on parameter servers (and their like in one process alone),
+``runtime/allreduce`` on a group of workers that each hold the model, ``runtime/fsdp`` on one whose
+members hold shards of it, ``runtime/alone`` on one process that holds it. All calls come from the
+training thread.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

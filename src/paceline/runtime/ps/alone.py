@@ -20,7 +20,7 @@ from paceline.wire.spec import JobSpec
 
 
 class Alone(Dealing):
-    """The `Trainer` of a script that was started plainly."""
+    """The `Trainer` of a script with sparse tables that was started plainly."""
 
     overlap = False
     sums_workers = False

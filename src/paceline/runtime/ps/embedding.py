@@ -9,6 +9,12 @@ from torch import Tensor, nn
 from paceline.base.errors import ConfigError
 
 
+def is_table(module: nn.Module) -> bool:
+    """Whether its rows live in a table of the job: looked up for each batch, updated one by one."""
+    sparse = isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse
+    return sparse or isinstance(module, Embedding)
+
+
 class Embedding(nn.Module):
     """Rows for 64-bit keys that need not be known beforehand; a row appears on first use.
 

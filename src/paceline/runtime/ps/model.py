@@ -19,11 +19,11 @@ from torch.optim import Optimizer
 
 from paceline.base.errors import ConfigError
 from paceline.runtime.data.work import Array
-from paceline.runtime.ps.embedding import Embedding
+from paceline.runtime.ps.embedding import Embedding, is_table
 from paceline.runtime.ps.lookup import Lookups, TableLookup, embed, embed_bag
 from paceline.runtime.ps.optimizer import FROZEN, group_of, table_group
 from paceline.runtime.ps.port import Ids
-from paceline.runtime.ps.rules import check_group
+from paceline.runtime.ps.rules import INSTEAD, check_group
 from paceline.wire.schema import DenseTensor, ModelSchema, OptimizerGroup, Table
 
 _DTYPES = {torch.float32: "float32", torch.float64: "float64"}
@@ -326,8 +326,7 @@ def _table_readers(modules: Iterable[nn.Module]) -> dict[int, list[nn.Module]]:
     """The modules that read each table, by the id of its weight."""
     readers: dict[int, list[nn.Module]] = {}
     for module in modules:
-        sparse = isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse
-        if sparse or isinstance(module, Embedding):
+        if is_table(module):
             readers.setdefault(id(module.weight), []).append(module)
     return readers
 
@@ -386,7 +385,7 @@ def _dtype_name(param: Tensor, what: str) -> str:
     if name is None:
         raise ConfigError(
             f"{what} is {param.dtype}; servers hold float32 and float64: convert the model with "
-            ".float(), and use torch.autocast for faster arithmetic"
+            f".float(), and use torch.autocast for faster arithmetic. {INSTEAD}"
         )
     return name
 

@@ -13,7 +13,7 @@ import torch
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, SparseAdam
 
 from paceline.base.errors import ConfigError
-from paceline.runtime.ps.rules import row_options
+from paceline.runtime.ps.rules import INSTEAD, row_options
 from paceline.wire.schema import OptimizerGroup
 
 _KINDS: dict[type[Optimizer], str] = {
@@ -43,7 +43,7 @@ def group_of(optimizer: Optimizer, settings: dict[str, Any]) -> OptimizerGroup:
     if kind is None:
         raise ConfigError(
             f"{type(optimizer).__name__} cannot be run on parameter servers; use one of "
-            f"{', '.join(sorted(f'torch.optim.{known.__name__}' for known in _KINDS))}"
+            f"{', '.join(sorted(f'torch.optim.{known.__name__}' for known in _KINDS))}. {INSTEAD}"
         )
     hyper = {k: float(v) for k, v in settings.items() if k not in _NOT_HYPER and _is_number(k, v)}
     if "betas" in settings:
@@ -95,7 +95,8 @@ def _is_number(name: str, value: object) -> bool:
     if value is None:
         return False
     raise ConfigError(
-        f"optimizer option {name}={value!r} is no number; parameter servers take plain numbers"
+        f"optimizer option {name}={value!r} is no number; parameter servers take plain numbers. "
+        f"{INSTEAD}"
     )
 
 

@@ -14,6 +14,12 @@ from paceline.runtime.ps import updates
 from paceline.runtime.ps.kernels import Array, Int64s
 from paceline.wire.schema import OptimizerGroup
 
+INSTEAD = (
+    "A script with sparse tables (sparse=True, pl.Embedding) trains so alone, too; without them it "
+    "trains as torch does, started plainly or with --strategy allreduce"
+)
+"""Ends what is said of anything that servers cannot do, but torch can."""
+
 MAX_CORRECTIONS = 1 << 20
 """Steps of a row after which Adam's bias correction counts as complete (8 MB per group at most)."""
 
@@ -69,13 +75,13 @@ def check_group(kind: str, hyper: Hyper, sparse: bool) -> None:
     supported = "; ".join(f"{name} (lr{''.join(', ' + h for h in known[name])})" for name in known)
     if kind not in known:
         raise ConfigError(
-            f"optimizer {kind!r} cannot update {what} on servers; supported: {supported}"
+            f"optimizer {kind!r} cannot update {what} on servers; supported: {supported}. {INSTEAD}"
         )
     for name, value in hyper.items():
         if value and name not in known[kind]:
             raise ConfigError(
                 f"optimizer {kind!r}: {name}={value!r} is not supported for {what} on servers; "
-                f"leave it out or set it to 0. Supported: {supported}"
+                f"leave it out or set it to 0. Supported: {supported}. {INSTEAD}"
             )
 
 

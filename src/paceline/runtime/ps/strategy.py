@@ -22,6 +22,7 @@ from paceline.runtime.ps.loop import Loop
 from paceline.runtime.ps.model import Model
 from paceline.runtime.ps.optimizer import replace_step
 from paceline.runtime.ps.port import Ids, Trainer
+from paceline.runtime.ps.rules import INSTEAD
 from paceline.runtime.ps.state_dict import Gatherer
 from paceline.runtime.schedules import follow_steps
 from paceline.runtime.stepping import OUTSIDE
@@ -53,9 +54,8 @@ class HeldElsewhere:
         """See `Strategy.prepare`."""
         if scalers:
             raise ConfigError(
-                "job.prepare got a GradScaler, which parameter servers cannot follow (nor a script "
-                "started without `paceline run`): it looks at gradients that no worker sees; run "
-                "the job with --strategy allreduce, or take bfloat16, which needs no scaler"
+                "job.prepare got a GradScaler, which parameter servers cannot follow: it looks at "
+                f"gradients that no worker sees; take bfloat16, which needs no scaler. {INSTEAD}"
             )
         model = Model(list(modules), list(optimizers), self.spec.seed)
         self.trainer.prepare(model.schema, model.initial)

@@ -1,0 +1,225 @@
+"""A script without sparse tables, started plainly: torch trains it, on the job's batches."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.optim import SGD, Adam, NAdam, Optimizer, RMSprop
+from torch.optim.lr_scheduler import StepLR
+
+import paceline as pl
+from paceline.base.errors import ConfigError
+from paceline.runtime.alone.strategy import HeldHere
+from paceline.runtime.data.batch import TensorRows
+from paceline.runtime.data.order import DEFAULT_SHARD_SIZE, EpochOrder
+from paceline.runtime.ps.strategy import HeldElsewhere
+
+NUM_SAMPLES, BATCH_SIZE, EPOCHS, MAX_NORM = 70, 16, 2, 0.5
+
+
+def _data() -> TensorRows:
+    generator = torch.Generator().manual_seed(3)
+    return TensorRows(
+        x=torch.randn(NUM_SAMPLES, 4, generator=generator),
+        y=torch.randn(NUM_SAMPLES, generator=generator),
+    )
+
+
+def _batches(data: TensorRows) -> Iterator[Any]:
+    """Those of a job, without one."""
+    order = EpochOrder(NUM_SAMPLES, DEFAULT_SHARD_SIZE, seed=0)
+    for epoch in range(EPOCHS):
+        for start in range(0, NUM_SAMPLES, BATCH_SIZE):
+            stop = min(start + BATCH_SIZE, NUM_SAMPLES)
+            yield data.__getitems__(order.indices(epoch, start, stop))
+
+
+def _model(dtype: torch.dtype = torch.float32) -> nn.Sequential:
+    torch.manual_seed(1)
+    layers = nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 1)
+    return nn.Sequential(*layers).to(dtype)
+
+
+def _loss(model: nn.Module, batch: Any) -> Tensor:
+    dtype = next(model.parameters()).dtype
+    return F.mse_loss(model(batch.x.to(dtype)).squeeze(1), batch.y.to(dtype))
+
+
+MAKES: dict[str, Callable[[Any], list[Optimizer]]] = {
+    "momentum": lambda m: [SGD(m.parameters(), lr=0.1, momentum=0.9)],
+    "rmsprop": lambda m: [RMSprop(m.parameters())],
+    "amsgrad": lambda m: [Adam(m.parameters(), amsgrad=True)],
+    "two": lambda m: [NAdam(m[0].parameters()), SGD(m[-1].parameters(), lr=0.1)],
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
+def test_it_equals_torch_bit_for_bit(
+    make: Callable[[Any], list[Optimizer]], dtype: torch.dtype
+) -> None:
+    states = []
+    for managed in (False, True):
+        job, model = pl.init(), _model(dtype)
+        optimizers = make(model)
+        rates = StepLR(optimizers[0], step_size=3, gamma=0.5)
+        batches, clip = _batches(_data()), nn.utils.clip_grad_norm_
+        trained = [p for one in optimizers for group in one.param_groups for p in group["params"]]
+        if managed:
+            job.prepare(model, optimizers, rates)
+            batches = job.batches(_data(), BATCH_SIZE, EPOCHS)
+        torch.manual_seed(2)
+        for batch in batches:
+            _loss(model, batch).backward()
+            if managed:
+                assert job.global_batch == BATCH_SIZE
+                job.clip_grad_norm_(MAX_NORM)
+            else:
+                clip(trained, MAX_NORM)
+            for one in (*optimizers, rates):
+                one.step()
+            model.zero_grad()
+        states.append(job.state_dict() if managed else model.state_dict())
+    plain, held = states
+    assert plain.keys() == held.keys()
+    for name, values in plain.items():
+        assert torch.equal(held[name], values), name
+
+
+@pytest.mark.parametrize(
+    ("module", "kind"),
+    [
+        (nn.Embedding(4, 2), HeldHere),
+        (nn.Embedding(4, 2, sparse=True), HeldElsewhere),
+        (nn.EmbeddingBag(4, 2, sparse=True), HeldElsewhere),
+        (pl.Embedding("user", 2), HeldElsewhere),
+    ],
+)
+def test_sparse_tables_decide_who_trains(module: nn.Module, kind: type) -> None:
+    job = pl.init()
+    assert job.is_chief
+    model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(module))
+    job.prepare([nn.Linear(2, 2), model], SGD(model.parameters(), lr=0.1))
+    assert isinstance(job._strategy, kind)
+    job.checkpoint()
+
+
+def test_a_step_that_a_scaler_leaves_out_is_done() -> None:
+    job, model = pl.init(), nn.Linear(4, 1)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    job.prepare(model, optimizer, scaler)
+    sizes, changed = [], []
+    for number, batch in enumerate(job.batches(_data(), BATCH_SIZE)):
+        before = model.weight.detach().clone()
+        loss = _loss(model, batch) * (float("inf") if number == 1 else 1.0)
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        job.clip_grad_norm_(1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        sizes.append(len(batch.y))
+        changed.append(not torch.equal(model.weight, before))
+    assert sizes == [16, 16, 16, 16, 6]
+    assert changed == [True, False, True, True, True]
+    assert scaler.get_scale() == 2.0
+
+
+def _prepared() -> tuple[pl.Job, nn.Module, Optimizer]:
+    job, model = pl.init(), nn.Linear(4, 1)
+    model.bias.requires_grad_(False)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    job.prepare(model, optimizer)
+    return job, model, optimizer
+
+
+def test_what_workers_that_hold_the_model_could_not_do_is_refused() -> None:
+    job, model, optimizer = _prepared()
+    loop = job.batches(_data(), BATCH_SIZE)
+    batch = next(loop)
+    with pytest.raises(ConfigError, match="a closure, which computes gradients again and again"):
+        optimizer.step(lambda: 0.0)
+    model.bias.requires_grad_(True)
+    _loss(model, batch).backward()
+    with pytest.raises(ConfigError, match="was frozen, or not in its optimizer"):
+        optimizer.step()
+    other = nn.Linear(4, 1)
+    twice = [SGD(other.parameters(), lr=0.1) for _ in range(2)]
+    with pytest.raises(ConfigError, match="is in two optimizers"):
+        pl.init().prepare(other, twice)
+
+
+def test_a_batch_may_be_computed_in_parts() -> None:
+    job, model, optimizer = _prepared()
+    for batch in job.batches(_data(), BATCH_SIZE):
+        for part in (batch.x[:4], batch.x[4:]):
+            (model(part).sum() / len(batch.x)).backward()
+        assert torch.allclose(model.weight.grad, batch.x.mean(0))
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+class Numbers:
+    """A stream of which the second half comes when the first was read."""
+
+    def __init__(self) -> None:
+        self.end_now = 5
+
+    def partitions(self) -> list[str]:
+        return ["a"]
+
+    def end(self, partition: str) -> int | None:
+        return self.end_now
+
+    def read(self, partition: str, start: int, stop: int) -> list[int]:
+        self.end_now = 10
+        return list(range(start, stop))
+
+    def finished(self) -> bool:
+        return self.end_now == 10
+
+
+def test_a_stream_is_read_as_it_comes() -> None:
+    job, model, optimizer = _prepared()
+    found = []
+    for batch in job.batches(Numbers(), 4):
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(batch.tolist())
+    assert found == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+
+
+@pytest.fixture
+def _group_of_one() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("_group_of_one")
+def test_a_sharded_model_trains_in_a_group_of_one() -> None:
+    finals = []
+    for sharded in (False, True):
+        job, model = pl.init(), nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+        if sharded:
+            fully_shard(model)
+        optimizer = Adam(model.parameters(), lr=0.01)
+        job.prepare(model, optimizer)
+        for batch in job.batches(_data(), BATCH_SIZE):
+            _loss(model, batch).backward()
+            norm = job.clip_grad_norm_(0.5)
+            assert not isinstance(norm, DTensor)
+            optimizer.step()
+            optimizer.zero_grad()
+        held = job.state_dict().values()
+        finals.append([one.full_tensor() if isinstance(one, DTensor) else one for one in held])
+    for plain, whole in zip(*finals, strict=True):
+        assert torch.allclose(plain, whole)
