@@ -132,6 +132,21 @@ def test_a_scripts_own_exit_code_is_passed_on(shell: Shell, tmp_path: Path) -> N
     assert shell.run("run", str(script))[0] == 7
 
 
+def test_a_script_finds_and_leaves_files_beside_the_command(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "data.txt").write_text("3")
+    monkeypatch.chdir(tmp_path)
+    script = "import paceline as pl\npl.init()\nopen('out', 'w').write(open('data.txt').read())\n"
+    (tmp_path / "scripts" / "copying.py").write_text(script)
+    for strategy in ("ps", "allreduce"):
+        code, _, err = shell.run("run", "scripts/copying.py", "--strategy", strategy)
+        assert code == 0, err
+        assert (tmp_path / "out").read_text() == "3"
+        (tmp_path / "out").unlink()
+
+
 def test_ctrl_c_stops_in_order_and_resume_does_the_rest_exactly_once(shell: Shell) -> None:
     command = shell.start(
         *("run", str(SCRIPT), "--mode", "asp", "--", "--num-samples", "4096", "--step-s", "0.05")

@@ -1,5 +1,6 @@
 """Cuts at a URL: a job whose machine is lost goes on from there on another one."""
 
+import os
 import shutil
 from pathlib import Path
 
@@ -8,7 +9,7 @@ from typer.testing import CliRunner
 
 from paceline.base.jobdir import JobDir
 from paceline.cli.main import app
-from paceline.wire.spec import CheckpointSpec
+from paceline.wire.spec import CheckpointSpec, load
 from tests.integration.running import RunningJob, running, until
 from tests.integration.test_allreduce import N, check_finished, group
 
@@ -59,6 +60,7 @@ def test_a_job_whose_machine_is_lost_goes_on_from_the_url(
         again = resumed(url, job.out, "--workers", "3")
         try:
             assert again.job.job_id == job.job.job_id
+            assert load(again.job.spec).cwd == os.getcwd()
             check_finished(again, epochs=2, lives=3)
             done = sum(len(ids) for ids in again.samples().values())
             assert done < 4 * N, "it began where the cut was"

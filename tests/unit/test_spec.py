@@ -11,6 +11,7 @@ import typer
 from paceline.agent.process import process_environment
 from paceline.base.errors import PermanentError
 from paceline.base.jobdir import JobDir
+from paceline.cli.join import of_this_machine
 from paceline.cli.main import app
 from paceline.cli.spec_file import FLAGS, explain, flag_of, resolve
 from paceline.cli.spec_values import LEAVES, parse_duration_s, parse_size_bytes
@@ -45,7 +46,23 @@ def test_flags_win_over_the_file_and_the_file_over_defaults() -> None:
 def test_a_script_alone_is_a_job_with_all_defaults(here: Path) -> None:
     spec = resolve("train.py", {})
     script = str(here / "train.py")
-    assert spec == JobSpec(script=script, name="train", sources={"script": "command line"})
+    sources = {"script": "command line"}
+    assert spec == JobSpec(script=script, cwd=str(here), name="train", sources=sources)
+
+
+@pytest.mark.parametrize("strategy", ["ps", "allreduce", "fsdp", "script"])
+def test_scripts_run_in_the_folder_of_the_command(here: Path, strategy: str) -> None:
+    (here / "folder" / "job.yml").write_text("script: ../train.py\n")
+    assert resolve("folder/job.yml", {"strategy": strategy}).cwd == str(here)
+    chosen = resolve("train.py", {"strategy": strategy, "cwd": "folder"})
+    assert chosen.cwd == str(here / "folder")
+
+
+def test_a_machine_that_joins_has_the_jobs_folder_or_the_root(here: Path) -> None:
+    spec = resolve("train.py", {})
+    assert of_this_machine(spec, "127.0.0.1:1").cwd == str(here)
+    gone = msgspec.structs.replace(spec, cwd="/no/such/folder")
+    assert of_this_machine(gone, "127.0.0.1:1").cwd is None
 
 
 def test_a_script_with_an_odd_name_still_gives_a_job_name() -> None:

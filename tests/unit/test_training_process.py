@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
 from paceline.base.node_files import NodeFiles
 from paceline.runtime import process as process_module
@@ -59,6 +60,11 @@ def test_sigterm_after_the_master_s_word_does_not_end_the_step(process: Process)
     process.stop_requested = process.told_to_stop = True
     os.kill(os.getpid(), signal.SIGTERM)  # would end this very process
     assert process.stop_requested
+
+
+def test_a_folder_that_is_gone_is_told_and_not_tried_again(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cwd: got .*/gone, .*No such file"):
+        process_module._enter(str(tmp_path / "gone"))
 
 
 def test_an_announced_address_is_what_a_later_agent_finds(process: Process) -> None:

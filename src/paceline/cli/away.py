@@ -84,7 +84,8 @@ def _here(spec: JobSpec, url: str, script: str | None) -> JobSpec:
     """The spec with what is of this machine; its cuts go where they were found."""
     checkpoint = replace(spec.checkpoint, dir=url)
     script = os.path.abspath(script or spec.script)
-    spec = replace(spec, script=script, checkpoint=checkpoint)
+    cwd = spec.cwd if spec.cwd and Path(spec.cwd).is_dir() else os.getcwd()
+    spec = replace(spec, script=script, cwd=cwd, checkpoint=checkpoint)
     if not Path(spec.script).is_file():
         raise ConfigError(
             f"the job's script {spec.script} is not on this machine; put it there, or say where it "

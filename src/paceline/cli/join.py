@@ -33,7 +33,10 @@ def join_job(address: str, secret_file: Path | None) -> NoReturn:
     check_spec(info.spec, address)
     joined = _ask(client, Join(host=socket.gethostname()), secret_file)
     assert isinstance(joined, Joined)
-    job = make_directory(info, joined.node, address, secret)
+    spec = of_this_machine(info.spec, address)
+    if spec.cwd != info.spec.cwd:
+        print(f"there is no {info.spec.cwd} on this machine, so the job's script runs in / here")
+    job = make_directory(info.job_id, spec, joined.node, address, secret)
     print(f"joined job {info.job_id} as {joined.node}; logs: {job.logs}; Ctrl-C leaves", flush=True)
     arguments = ["--job-dir", str(job.path), "--guest", "--node", joined.node]
     os.execve(
@@ -100,15 +103,21 @@ def own_address(address: str) -> str:
         return found
 
 
-def make_directory(info: JobInfo, node: str, address: str, secret: bytes) -> JobDir:
-    """A job directory of this one node, apart from those of the jobs of this machine.
+def of_this_machine(spec: JobSpec, address: str) -> JobSpec:
+    """The spec for the node here: peers of an all-reduce group reach it where the master does.
 
-    Peers of an all-reduce group reach this node where the master does.
+    Its script runs in the job's folder if that is here, too, and else in ``/``.
     """
-    path = home() / "joined" / f"{info.job_id}.{node}"
+    cwd = spec.cwd if spec.cwd and Path(spec.cwd).is_dir() else None
+    return msgspec.structs.replace(spec, listen=own_address(address), cwd=cwd)
+
+
+def make_directory(job_id: str, spec: JobSpec, node: str, address: str, secret: bytes) -> JobDir:
+    """A job directory of this one node, apart from those of the jobs of this machine."""
+    path = home() / "joined" / f"{job_id}.{node}"
     path.mkdir(parents=True, mode=0o700)
     job = JobDir(path)
-    specs.save(msgspec.structs.replace(info.spec, listen=own_address(address)), job.spec)
+    specs.save(spec, job.spec)
     with os.fdopen(os.open(job.secret_file, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
         file.write(secret)
     job.master_address.write_text(f"{address}\n")

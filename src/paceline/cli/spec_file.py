@@ -375,7 +375,6 @@ def _check_by_itself(draft: _Draft) -> None:
     if "preflight" in draft.places and draft.get("preflight"):
         got = "true with strategy script, whose nodes are not measured"
         draft.complain("preflight", got, "it with strategy ps or allreduce only", "remove it")
-    draft.values.setdefault("cwd", os.getcwd())
 
 
 def _check_memory(draft: _Draft) -> None:
@@ -416,7 +415,7 @@ def _check_folder(draft: _Draft) -> None:
 
 
 def _check_cwd(draft: _Draft) -> None:
-    folder = draft.get("cwd")
+    folder = draft.values.setdefault("cwd", os.getcwd())
     if isinstance(folder, str) and not Path(folder).is_dir():
         draft.complain("cwd", f"{folder!r}, no such folder", "one that is there", "name another")
 

@@ -20,7 +20,7 @@ from types import FrameType, TracebackType
 import msgspec
 
 import paceline
-from paceline.base.errors import InternalError
+from paceline.base.errors import ConfigError, InternalError
 from paceline.base.jobdir import JobDir
 from paceline.base.node_files import STACKS_SIGNAL, NodeFiles
 from paceline.base.processes import die_with_parent
@@ -223,7 +223,7 @@ def run_script(process: Process) -> int:
             if process.stop_requested:  # before it was left to the script
                 return EXIT_TERMINATED
         if process.spec.cwd is not None:
-            os.chdir(process.spec.cwd)
+            _enter(process.spec.cwd)
         _run(process.spec)
     except AgentLost:
         return EXIT_NO_AGENT
@@ -251,6 +251,17 @@ def _leave_to_script() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # A fresh torch draws its first seed; forks of one process would all have the same.
     torch.seed()
+
+
+def _enter(folder: str) -> None:
+    """Raises ConfigError: it is gone, which another life would not change."""
+    try:
+        os.chdir(folder)
+    except OSError as error:
+        raise ConfigError(
+            f"cwd: got {folder}, where the job's scripts run, expected a folder to enter "
+            f"({error.strerror}); make it again, and go on with `paceline run --resume`"
+        ) from error
 
 
 def _run(spec: JobSpec) -> None:

@@ -178,8 +178,8 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Strategy script: what ``script`` names. Default file, of Python; module: one, as for
     ``python -m``; program: anything that can be executed."""
     cwd: Annotated[str, Meta(examples=["/data"])] | None = None
-    """Folder that the script runs in. Default none: with strategy script where ``paceline run`` was
-    called, else ``/``."""
+    """Folder that the script runs in. Default: where ``paceline run`` was called. None, as in jobs
+    that were not started by it: ``/``."""
     name: Annotated[
         str,
         Meta(
