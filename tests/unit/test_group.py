@@ -223,6 +223,18 @@ def test_who_does_not_come_is_not_waited_for_longer_than_that() -> None:
     assert job.group == [2]
 
 
+def test_with_fewer_than_the_least_nobody_begins() -> None:
+    job = Job(4, min_members=2)
+    job.join(3)
+    job.run(job.master.form_group())
+    assert job.master.group.number == 0
+    job.join(2)
+    assert job.master.group.number == 0, "the others may still come"
+    job.run(job.master.form_group())
+    assert job.group == [2, 3]
+    assert job.master.group.running
+
+
 def test_another_model_is_refused() -> None:
     job = Job(2)
     job.members[2].replica = "another one"

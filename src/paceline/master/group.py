@@ -174,7 +174,7 @@ class Group:
             expected: where nobody has trained yet, wait for so many.
         """
         wanted = tuple(self.ready[inc] for inc in sorted(self.ready))
-        least = self.min_members if self.number else expected
+        least = self.min_members if self.number else max(self.min_members, expected)
         if self.sharded:
             least = self.awaited
             wanted = tuple(sorted(wanted, key=lambda one: (len(one.node), one.node)))

@@ -108,8 +108,10 @@ class GroupTraining(Training):
             return
         self._due_s = now_s if self._due_s is None else self._due_s
         if now_s - self._due_s >= (BROKEN_S if group.broken else GATHER_S):
-            self._due_s = None
-            self._note_broken(group)
+            if group.broken:
+                self._due_s = None
+                self._note_broken(group)
+            # A first group: from now on as soon as there are `min_workers`.
             self._do(self.state.form_group())
 
     def _note_broken(self, group: Group) -> None:
