@@ -19,7 +19,9 @@ from safetensors.numpy import load_file
 
 from paceline.base.processes import find_job_processes
 from paceline.cli.launch import launch
-from paceline.wire.client import Scale, StopJob
+from paceline.cli.report.facts import read_facts
+from paceline.cli.report.text import paragraph
+from paceline.wire.client import Kill, Scale, StopJob
 from paceline.wire.cut import read_manifest
 from paceline.wire.spec import (
     CheckpointSpec,
@@ -121,6 +123,20 @@ def test_a_killed_member_is_no_loss_where_tensors_are_on_gpus(tmp_path: Path) ->
         first, alone, last = trains(job)
         assert (first, alone) == (together(0, 1), together(0, step=12))
         assert last.startswith(together(0, 1, step=-1).partition(" from")[0])
+
+
+def test_an_edited_script_ends_the_worker_that_runs_it_and_not_the_job(tmp_path: Path) -> None:
+    with group(tmp_path / "out", "--epochs", "2") as job:
+        job.until_committed(N // 8)
+        (job.out / "edited").touch()
+        job.tell(Kill(node="worker-1"))
+        until(lambda: job.events("left_out"), "the end of the worker with another model")
+        node = job.node("worker-1")
+        assert node.state == "failed"
+        assert "worker-1 has prepared another model than the others" in node.note
+        check_finished(job, epochs=2, lives=1)
+        told = paragraph(read_facts(job.job))
+        assert "worker-1 was left out, the others went on" in told
 
 
 @pytest.mark.parametrize("solution", ["none", "backup_workers"])

@@ -9,7 +9,15 @@ from paceline.base.errors import InternalError
 from paceline.base.samples import Span
 from paceline.master.hangs import Hang, find_hang, find_silent
 from paceline.master.held_by_workers import HeldByWorkers
-from paceline.master.instructions import Fail, FeedDone, Instruction, Journal, Seal, Send
+from paceline.master.instructions import (
+    Fail,
+    FeedDone,
+    Instruction,
+    Journal,
+    Refused,
+    Seal,
+    Send,
+)
 from paceline.master.snapshot import restore, take
 from paceline.policy.straggler.actions import AdjustBatch, Share
 from paceline.runtime.collective.state import Connect, Copy, Drop, Load, MemberState, Say
@@ -60,6 +68,7 @@ class Job:
         self.members: dict[int, MemberState] = {}
         self.told: list[tuple[int, MemberInstruction]] = []
         self.failed: list[str] = []
+        self.refused: dict[int, str] = {}
         self.done: list[int] = []
         self.held: set[int] = set()
         """Who gets no message."""
@@ -127,6 +136,9 @@ class Job:
                     self.records.append(one)
                 case Fail(reason=reason):
                     self.failed.append(reason)
+                case Refused(inc=inc, reason=reason):
+                    self.refused[inc] = reason
+                    self.run(self.master.worker_lost(inc))
                 case FeedDone(feed=feed):
                     self.done.append(feed)
                 case Seal(valid=valid):
@@ -241,6 +253,37 @@ def test_another_model_is_refused() -> None:
     job.join()
     (reason,) = job.failed
     assert "worker-2 has prepared another model than the others (another one" in reason
+
+
+@pytest.mark.parametrize("how", ["live", "restarted", "compacted"])
+def test_who_comes_with_another_model_ends_alone_once_others_train(how: str) -> None:
+    job = running()
+    job.step()
+    if how == "restarted":
+        job.restart_master()
+    elif how == "compacted":
+        kept, job.master = take(job.master), job.new_master()
+        restore(job.master, kept)
+        job.master.resume()
+    job.worker(3).replica = "another one"
+    job.join(3)
+    assert not job.failed
+    assert "worker-3 has prepared another model than the others" in job.refused[3]
+    job.join(3)
+    assert job.group == [1, 2]
+    assert job.master.group.running
+    job.step(1, 2)
+    assert job.members[1].step == 2
+
+
+def test_a_member_of_another_model_ends_a_job_of_shards() -> None:
+    job = Job(2, sharded=True)
+    job.join()
+    assert job.master.group.number == 1
+    job.worker(3).replica = "another one"
+    job.join(3)
+    assert len(job.failed) == 1
+    assert not job.refused
 
 
 def test_completing_a_step_proves_the_one_before_and_the_end_is_proven() -> None:

@@ -233,6 +233,45 @@ def test_a_returned_script_is_finished_and_not_started_again() -> None:
     assert later.members.all_finished()
 
 
+@pytest.mark.parametrize("how", ["live", "restarted", "compacted"])
+def test_a_worker_that_is_refused_is_not_started_again_and_not_awaited(how: str) -> None:
+    job = Job(num_workers=2)
+    first, second = job.run("worker-0"), job.run("worker-1")
+    acts = job.note(job.members.refuse(second, "another model", 1))
+    assert [type(act) for act in acts] == [Tell, Tell, WorkerLost, Keep, Retire]
+    if how != "live":
+        if how == "compacted":
+            job.kept = [Keep(record) for record in job.members.snapshot()]
+        job = job.restarted(awaited=("worker-0", "worker-1"))
+        job.hello("worker-0", 50, job.process("worker-0"))
+    assert job.exit("worker-1") == []
+    assert job.hello("worker-1", 51) == [Retire("worker-1")]
+    assert Launch("worker-1") not in job.tick(1000.0)
+    node = job.members.nodes["worker-1"]
+    assert (node.state, node.note) == ("failed", "another model")
+    assert [one.name for one in job.members.wanted_workers()] == ["worker-0"]
+    assert job.members.refuse(second, "another model", 1) == []
+    job.members.script_returned(first)
+    job.exit("worker-0", ExitEvidence(exit_code=0))
+    assert job.members.all_finished()
+
+
+def test_with_too_few_left_a_refusal_ends_the_job() -> None:
+    job = Job(num_workers=3)
+    incs = [job.run(f"worker-{rank}") for rank in range(3)]
+    assert not of(FailJob, job.members.refuse(incs[0], "another model", 2))
+    (failed,) = of(FailJob, job.members.refuse(incs[1], "another model", 2))
+    assert failed.reason == "another model"
+
+
+def test_a_resumed_job_tries_again_who_was_refused() -> None:
+    job = Job(num_workers=2)
+    job.run("worker-0")
+    job.note(job.members.refuse(job.run("worker-1"), "another model", 1))
+    job.kept.append(Keep(JobEnded()))
+    assert Launch("worker-1") in job.restarted().first
+
+
 def test_a_dead_agent_alone_is_launched_again_and_the_life_goes_on() -> None:
     job = Job()
     inc = job.run("worker-0")

@@ -116,6 +116,7 @@ class Job:
                 self.outbox,
                 self.failed.append,
                 lambda moved: None,
+                lambda refused: None,
             )
         )
         self.now_s = 0.0

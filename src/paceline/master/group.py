@@ -17,7 +17,7 @@ Durable state is changed by records only, as in `MasterState`.
 from collections.abc import Iterable, Sequence
 
 from paceline.base.samples import Span
-from paceline.master.instructions import Fail, Instruction, Journal, Send
+from paceline.master.instructions import Fail, Instruction, Journal, Refused, Send
 from paceline.master.records import CutValid, GroupBegun, GroupFormed, GroupRestored, Plan
 from paceline.wire.messages.base import CutRef
 from paceline.wire.messages.group import (
@@ -74,6 +74,8 @@ class Group:
         self.plan = Plan()
         #: Members of former groups: what they hold may be another model of an equal step.
         self.gone: set[int] = set()
+        #: What the model is made of, by the word of who joined first.
+        self.replica = ""
         # Volatile.
         #: Workers that are alive and prepared.
         self.ready: dict[int, Member] = {}
@@ -91,7 +93,6 @@ class Group:
         self.restored_for = 0
         #: May the members complete the step that they are in.
         self.at_once = True
-        self.replica = ""
         #: Number of the division by which a member divides its steps, as it has said.
         self.divided: dict[int, int] = {}
 
@@ -104,6 +105,7 @@ class Group:
                 self.gone |= {member.inc for member in self.members}
                 self.gone -= {member.inc for member in record.members}
                 self.number, self.members = record.group, record.members
+                self.replica = record.replica
                 self.begun = None
                 self.stopped.clear()
                 self.broken.clear()
@@ -147,13 +149,23 @@ class Group:
         inc = message.inc
         self.awaited = expected
         if self.replica and message.replica != self.replica:
-            return [Fail(replica_difference(node, self.replica, message.replica))]
+            return [self._refuse(message, node)]
         self.replica = message.replica
         self.ready[inc] = Member(inc, node, message.address, guest)
         if self.knows(inc):
             # It waits, so it misses whoever is gone.
             return self._ask([inc]) or (self.form() if self.running and self.lost else [])
         return self.form(expected=expected)
+
+    def _refuse(self, message: JoinGroup, node: str) -> Refused | Fail:
+        """Once others have trained, who has built another model ends alone, not the job.
+
+        Of shards all are needed.
+        """
+        reason = replica_difference(node, self.replica, message.replica)
+        if self.sharded or not self.number:
+            return Fail(reason)
+        return Refused(message.inc, f"{reason}, and leave the script of a running job as it is")
 
     def leave(self, inc: int, *, returned: bool = False) -> list[Instruction]:
         """A worker is dead or given up: the others go on without it.
@@ -188,7 +200,7 @@ class Group:
         waits = self.number and not self.running and not self.is_at_a_loss
         if not hurt and (waits or not fresh):
             return []
-        formed = self._record(GroupFormed(group=self.number + 1, members=wanted))
+        formed = self._record(GroupFormed(self.number + 1, wanted, self.replica))
         self.at_once = hurt
         return [formed, *self._ask(member.inc for member in wanted)]
 

@@ -48,10 +48,17 @@ class NotMoved(msgspec.Struct, frozen=True):
     """It could not take the place; else an epoch has begun meanwhile."""
 
 
+class Refused(msgspec.Struct, frozen=True):
+    """This worker cannot train with the others, nor could its next life; they go on without it."""
+
+    inc: int
+    reason: str
+
+
 class Fail(msgspec.Struct, frozen=True):
     """The job cannot go on; the reason is for the user."""
 
     reason: str
 
 
-Instruction = Send | Journal | Seal | FeedDone | Moved | NotMoved | Fail
+Instruction = Send | Journal | Seal | FeedDone | Moved | NotMoved | Refused | Fail

@@ -33,6 +33,13 @@ class NodeFinished(Record, frozen=True):
     node: str
 
 
+class NodeRefused(Record, frozen=True):
+    """The node cannot take part in the job: it is not started again."""
+
+    node: str
+    reason: str
+
+
 class WorkersWanted(Record, frozen=True):
     """The job was scaled."""
 
@@ -96,6 +103,7 @@ class JobEnded(Record, frozen=True):
 MemberRecords = (
     NodeStarted
     | NodeFinished
+    | NodeRefused
     | WorkersWanted
     | ServersWanted
     | NodeJoined

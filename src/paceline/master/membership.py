@@ -35,6 +35,7 @@ from paceline.master.members import (
     NodeDropped,
     NodeFinished,
     NodeJoined,
+    NodeRefused,
     NodeStarted,
     RestartOrdered,
     Retire,
@@ -125,6 +126,9 @@ class Membership:
             case NodeFinished():
                 node = self.nodes[record.node]
                 node.state, node.alive = "finished", False
+            case NodeRefused():
+                node = self.nodes[record.node]
+                node.state, node.note, node.alive = "failed", record.reason, False
             case WorkersWanted():
                 self._next_inc = max(self._next_inc, record.next_inc)
                 self._resize(record.count)
@@ -159,6 +163,7 @@ class Membership:
     def _apply_end(self) -> None:
         for node in self.nodes.values():
             node.restarts, node.previous, node.alive = 0, None, False
+            node.state = "pending" if node.state == "failed" else node.state
         if self.rounds is not None and not self.all_finished():
             self._apply_round(RoundSet(number=self.rounds.number + 1))
 
@@ -228,6 +233,8 @@ class Membership:
                 kept.append(RestartOrdered(node=node.name, grace_s=node.end_grace_s))
             if node.state == "finished":
                 kept.append(NodeFinished(node=node.name))
+            if node.state == "failed":
+                kept.append(NodeRefused(node=node.name, reason=node.note))
         return kept
 
     def _stays(self, name: str) -> bool:
@@ -264,7 +271,12 @@ class Membership:
 
     def all_finished(self) -> bool:
         """Whether the scripts of all workers that count have returned."""
-        return all(n.state == "finished" for n in self.of_role("worker") if not n.leaving)
+        return all(n.state == "finished" for n in self._counting())
+
+    def _counting(self) -> Iterator[Node]:
+        """Workers without which the job does not end well."""
+        workers = self.of_role("worker")
+        return (n for n in workers if not (n.leaving or n.state == "failed"))
 
     def num_restarts(self) -> int:
         """Relaunches so far, of the whole job."""
@@ -799,6 +811,20 @@ class Membership:
     def _end_to_move(self, node: Node, now_s: float) -> list[Act]:
         node.end_told_s = now_s
         return [End(node.name, node.inc, node.end_grace_s)]
+
+    def refuse(self, inc: int, reason: str, least: int) -> list[Act]:
+        """This worker cannot take part, nor could its next life: the others go on without it.
+
+        ``least``: with fewer workers the job cannot, and fails for the same reason.
+        """
+        node = self._by_inc.get(inc)
+        if node is None or not node.alive:
+            return []
+        told = Tell("left_out", node.name, inc, reason)
+        acts = [told, *self._lost(node), self._keep(NodeRefused(node=node.name, reason=reason))]
+        if sum(1 for _ in self._counting()) < least:
+            return [*acts, FailJob(reason)]
+        return [*acts, Retire(node.name)]
 
     # ------------------------------------------------------------------ servers
 

@@ -195,6 +195,8 @@ class GroupFormed(Record, frozen=True):
 
     group: int
     members: tuple[Member, ...]
+    replica: str = ""
+    """What their model is made of (`JoinGroup`)."""
 
 
 class GroupRestored(Record, frozen=True):

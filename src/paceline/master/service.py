@@ -31,7 +31,7 @@ from paceline.master.facts import (
     StreamEnded,
     Tick,
 )
-from paceline.master.instructions import Moved, NotMoved
+from paceline.master.instructions import Moved, NotMoved, Refused
 from paceline.master.journal import JournalRecord, MasterStarted, encode
 from paceline.master.members import (
     Act,
@@ -167,9 +167,8 @@ class Master:
         self.monitor = Monitor(lengths_of(spec.windows))
         self._outbox = Outbox(job, self.members, backend, wall_clock)
         kind = GroupTraining if spec.held_by_workers else ServerTraining
-        self.training: Training = kind(
-            Parts(job, spec, self.members, self.monitor, self._outbox, self._fail, self._moved)
-        )
+        parts = (job, spec, self.members, self.monitor, self._outbox)
+        self.training: Training = kind(Parts(*parts, self._fail, self._moved, self._leave_out))
         self._checks = Checks(wanted=spec.preflight and spec.strategy != "script")
         self._scene = Scene(
             self.training,
@@ -570,6 +569,11 @@ class Master:
         if new is not None:
             self.monitor.restarts.works(new.name, self._clock(), replaces=new.replaces)
         self._act(self.members.replaced())
+
+    def _leave_out(self, refused: Refused) -> None:
+        """A worker must not take part."""
+        least = self._spec.min_workers
+        self._act(self.members.refuse(refused.inc, refused.reason, least))
 
     def _started(self, measured: StartMeasured) -> None:
         """A node works: what its start has cost is kept and told."""

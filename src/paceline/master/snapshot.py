@@ -45,6 +45,7 @@ class GroupKept(msgspec.Struct, frozen=True, array_like=True):
     begun: GroupBegun | None = None
     start: GroupRestored | None = None
     gone: tuple[int, ...] = ()
+    replica: str = ""
 
 
 class Snapshot(Record, frozen=True):
@@ -115,6 +116,7 @@ def _kept(group: Group) -> GroupKept:
         group.begun,
         group.start,
         tuple(sorted(group.gone)),
+        group.replica,
     )
 
 
@@ -160,7 +162,7 @@ def _restore_group(state: HeldByWorkers, group: Group, kept: GroupKept) -> None:
     group.number, group.members = kept.number, kept.members
     group.step = state.step = kept.step
     group.begun, group.start = kept.begun, kept.start
-    group.gone = set(kept.gone)
+    group.gone, group.replica = set(kept.gone), kept.replica
     group.plan = state.plans.newest
     if kept.begun is not None:
         group.divided = {member.inc: kept.begun.division.no for member in kept.members}

@@ -26,6 +26,7 @@ from paceline.master.instructions import (
     Journal,
     Moved,
     NotMoved,
+    Refused,
     Seal,
     Send,
 )
@@ -91,6 +92,8 @@ class Parts(NamedTuple):
     """End the job for this reason."""
     moved: Callable[[Moved | NotMoved], None]
     """A move of buckets is over."""
+    refused: Callable[[Refused], None]
+    """A worker must not take part."""
 
 
 class Training:
@@ -104,7 +107,8 @@ class Training:
     def __init__(self, parts: Parts) -> None:
         job, spec = parts.job, parts.spec
         self._spec, self._members, self._monitor = spec, parts.members, parts.monitor
-        self._outbox, self._fail, self._moved = parts.outbox, parts.fail, parts.moved
+        self._outbox, self._fail = parts.outbox, parts.fail
+        self._moved, self._refuse = parts.moved, parts.refused
         self._cuts = CutFolders(Path(spec.checkpoint.folder or job.cuts), job.memory)
         self._evaluations = Evaluations(job.evaluations)
         self.uploading: int | None = None
@@ -307,6 +311,8 @@ class Training:
                     self._seal()
                 case Moved() | NotMoved():
                     self._moved(instruction)
+                case Refused():
+                    self._refuse(instruction)
                 case FeedDone(feed=feed):
                     self._outbox.tell("feed_complete", reason=f"feed {feed}")
                 case Fail(reason=reason):

@@ -53,6 +53,12 @@ class GroupTraining(Training):
         #: Since when a group is due that waits for somebody.
         self._due_s: float | None = None
 
+    def resume(self, *, ended: bool = False) -> None:
+        """See `Training.resume`."""
+        if ended:  # the script may be another one by now: the cut says whether it fits
+            self.state.group.replica = ""
+        super().resume(ended=ended)
+
     def _known(self) -> set[int]:
         return super()._known() | set(self.state.group.ready)
 

@@ -237,6 +237,8 @@ def build(
 ) -> tuple[Planted, list[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]:
     """What is trained."""
     model = Planted(options.num_samples, options.batch_size, options.ballast, rough=options.rough)
+    if (options.out / "edited").exists():
+        model.register_buffer("more", torch.zeros(1))
     model.to(device)
     # Of a mean over a step each sample has its part: times their number it counts as one.
     planted = {

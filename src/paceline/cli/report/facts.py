@@ -161,7 +161,7 @@ def find_lives(events: Sequence[Event], ended_s: float) -> Iterator[Life]:
     ordered = {event.inc for event in events if event.event == "killed"}
     ends: dict[int, Event] = {}
     for event in events:
-        if event.event in ("process_exited", "node_lost"):
+        if event.event in ("process_exited", "node_lost", "left_out"):
             ends.setdefault(event.inc, event)
     for event in events:
         if event.event == "node_started":
@@ -221,6 +221,9 @@ def find_incidents(events: Sequence[Event], points: Sequence[Point]) -> Iterator
                 undone = _undone(event.t, points)
                 done = f"the model and the ledger went back to {cut}"
                 yield _incident(event, "state restored", done, back_s, points, undone)
+            case "left_out":
+                done = f"{event.node} was left out, the others went on"
+                yield _incident(event, event.reason, done, None, points)
             case "cut_damaged":
                 yield _incident(event, event.reason, "an older cut is used", None, points)
 
