@@ -2,12 +2,15 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from paceline.agent.process import process_environment
 from paceline.agent.torchrun import torchrun_environment
 from paceline.base.errors import ConfigError
+from paceline.base.jobdir import JobDir
 from paceline.cli.main import app
 from paceline.cli.spec_file import resolve
 from paceline.cli.torchrun import translate
@@ -44,11 +47,47 @@ def test_a_whole_torchrun_command_line_is_taken() -> None:
         *("--standalone", "--nnodes=1:1", "--nproc_per_node=cpu", "--node_rank", "0"),
         *("--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0", "--rdzv_id=abc"),
         *("--master_addr=127.0.0.1", "--master_port=29500", "--shutdown_timeout=20"),
-        *("--log_dir=logs", "train.py"),
+        *("--log_dir=logs", "--role=trainer", "train.py"),
     )
     assert spec["workers.count"] == str(len(os.sched_getaffinity(0)))
     assert spec["timeouts.stop_s"] == "20s"
-    assert {"env.MASTER_ADDR", "env.MASTER_PORT", "env.TORCHELASTIC_RUN_ID"} <= spec.keys()
+    chosen = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "ROLE_NAME"}
+    assert {f"env.{name}" for name in chosen} <= spec.keys()
+
+
+def test_flags_that_tune_torchruns_agent_are_ignored_in_one_line() -> None:
+    flags = ("-t", "3", "--redirects=0:1", "--monitor_interval", "0.1", "--start-method", "fork")
+    done = CliRunner().invoke(app, ["run", "--dry-run", *flags, "train.py"])
+    assert done.exit_code == 0, done.output
+    assert "strategy = script" in done.stdout
+    (line,) = done.stderr.splitlines()
+    assert "--tee, --redirects, --monitor-interval, --start-method: ignored" in line
+    assert not CliRunner().invoke(app, ["run", "--dry-run", "train.py"]).stderr
+
+
+def test_a_local_address_is_where_workers_meet() -> None:
+    assert translate({"local-addr": "127.0.0.1"}, {})["env.MASTER_ADDR"] == "127.0.0.1"
+    with pytest.raises(ConfigError, match="an address of this machine"):
+        translate({"local-addr": "192.0.2.1"}, {})
+
+
+@pytest.mark.parametrize("strategy", ["script", "allreduce"])
+def test_exported_numbers_of_threads_are_kept_for_scripts_by_themselves(
+    strategy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def threads(**spec: Any) -> list[str]:
+        job = JobSpec(script="a", strategy=strategy, workers=NodeSpec(count=10_000), **spec)
+        found = process_environment(JobDir(Path("job")), "worker-0", job)
+        return [found["OMP_NUM_THREADS"], found["MKL_NUM_THREADS"]]
+
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    assert threads() == ["1", "1"]
+    monkeypatch.setenv("OMP_NUM_THREADS", "6")
+    assert threads() == (["6", "6"] if strategy == "script" else ["1", "1"])
+    monkeypatch.setenv("MKL_NUM_THREADS", "2")
+    assert threads() == (["6", "2"] if strategy == "script" else ["1", "1"])
+    assert threads(torch_threads=3) == ["3", "3"]
 
 
 def test_other_jobs_are_what_they_were() -> None:
@@ -98,7 +137,7 @@ def test_flags_that_contradict_each_other_are_refused() -> None:
 
 
 def test_a_refused_flag_of_torchrun_is_told_apart_from_a_misspelt_one() -> None:
-    refused = CliRunner().invoke(app, ["run", "--tee", "3", "train.py"])
+    refused = CliRunner().invoke(app, ["run", "--numa-binding", "node", "train.py"])
     assert refused.exit_code == 2
     assert "no counterpart" in refused.output
 

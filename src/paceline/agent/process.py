@@ -50,12 +50,14 @@ _log = logging.getLogger(__name__)
 def process_environment(job: JobDir, node: str, spec: JobSpec) -> dict[str, str]:
     """What every life of the node's process has in its environment."""
     cores = len(os.sched_getaffinity(0))
-    threads = str(spec.threads(cores))
+    # A script by itself keeps what the user has exported, as under torchrun.
+    exported = os.environ if spec.strategy == "script" and spec.torch_threads is None else {}
+    threads = exported.get("OMP_NUM_THREADS", str(spec.threads(cores)))
     return {
         # One BLAS thread: numpy would start a pool at its import, and the zygote has to fork.
         "OPENBLAS_NUM_THREADS": "1",
         "OMP_NUM_THREADS": threads,
-        "MKL_NUM_THREADS": threads,
+        "MKL_NUM_THREADS": exported.get("MKL_NUM_THREADS", threads),
         **(_DETERMINISTIC if spec.deterministic else {}),
         **spec.env,
         JOB_DIR: str(job.path),

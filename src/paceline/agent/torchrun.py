@@ -6,7 +6,7 @@ from pathlib import Path
 from paceline.wire.messages.agent import StartProcess
 from paceline.wire.spec import JobSpec
 
-CHOSEN = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
+CHOSEN = ("MASTER_ADDR", "MASTER_PORT", "ROLE_NAME", "TORCHELASTIC_RUN_ID")
 """These the user may set, by flags of torchrun or under ``env``."""
 KEPT = {"GLOO_SOCKET_IFNAME": "lo", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
 """Unless the user has set them. By its default gloo listens on every network it finds."""

@@ -9,7 +9,7 @@ from typer.core import TyperGroup
 
 from paceline.base.errors import ConfigError, InternalError, PacelineError
 from paceline.cli import bench, checkpoint, data, sim
-from paceline.cli.torchrun import OTHERS, translate
+from paceline.cli.torchrun import OTHERS, note_ignored, translate
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -124,6 +124,8 @@ def run(
     rdzv_backend: Annotated[Flag, _flag("As always: nothing.", "NAME", _TORCHRUN)] = None,
     rdzv_endpoint: Annotated[Flag, _flag("This machine.", "HOST:PORT", _TORCHRUN)] = None,
     rdzv_id: Annotated[Flag, _flag("TORCHELASTIC_RUN_ID.", "TEXT", _TORCHRUN)] = None,
+    role: Annotated[Flag, _flag("ROLE_NAME.", "TEXT", _TORCHRUN)] = None,
+    local_addr: Annotated[Flag, _flag("Of this machine.", "HOST", _TORCHRUN)] = None,
     master_addr: Annotated[Flag, _flag("Of this machine.", "HOST", _TORCHRUN)] = None,
     master_port: Annotated[Flag, _flag("Default: a fresh one.", "PORT", _TORCHRUN)] = None,
     shutdown_timeout: Annotated[Flag, _flag("After SIGTERM.", "TIME", _TORCHRUN)] = None,
@@ -132,6 +134,10 @@ def run(
         bool, _switch("The script is a module, as for python -m.", "--module", "-m")
     ] = False,
     no_python: Annotated[bool, _switch("The script is any program.", "--no-python")] = False,
+    tee: Annotated[Flag, typer.Option("--tee", "-t", hidden=True)] = None,
+    redirects: Annotated[Flag, typer.Option("--redirects", "-r", hidden=True)] = None,
+    monitor_interval: Annotated[Flag, typer.Option(hidden=True)] = None,
+    start_method: Annotated[Flag, typer.Option(hidden=True)] = None,
     others: Annotated[list[str] | None, typer.Option(*OTHERS, hidden=True)] = None,
 ) -> None:
     """Run a job: `paceline run train.py --workers 4 --servers 2 -- --lr 0.1`."""
@@ -163,15 +169,24 @@ def run(
         "rdzv-backend": rdzv_backend,
         "rdzv-endpoint": rdzv_endpoint,
         "rdzv-id": rdzv_id,
+        "role": role,
+        "local-addr": local_addr,
         "master-addr": master_addr,
         "master-port": master_port,
         "shutdown-timeout": shutdown_timeout,
         "log-dir": log_dir,
         "module": module,
         "no-python": no_python,
+        "tee": tee,
+        "redirects": redirects,
+        "monitor-interval": monitor_interval,
+        "start-method": start_method,
         "others": others[0] if others else None,
     }
-    given |= translate({name: str(value) for name, value in torchrun.items() if value}, given)
+    of_torchrun = {name: str(value) for name, value in torchrun.items() if value}
+    given |= translate(of_torchrun, given)
+    if note := note_ignored(of_torchrun):
+        print(note, file=sys.stderr)
     if resume:
         _resume(target, given, bool(args), detach=detach)
     else:

@@ -43,7 +43,7 @@ _SET_BY_PACELINE = re.compile(
     r"PACELINE_.*|((LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE))|ROLE_NAME|MASTER_ADDR|MASTER_PORT"
     r"|TORCHELASTIC_.*"
 )
-_CHOSEN = frozenset({"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"})
+_CHOSEN = frozenset({"MASTER_ADDR", "MASTER_PORT", "ROLE_NAME", "TORCHELASTIC_RUN_ID"})
 """Of these with strategy script the user may set."""
 _SECTIONS = {key.rpartition(".")[0] for key in LEAVES} - {""} | {*FREE_SECTIONS}
 _SHORT = {"workers": "workers.count", "servers": "servers.count"}

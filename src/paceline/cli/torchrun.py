@@ -1,25 +1,26 @@
 """torchrun's flags, read as those of ``paceline run``: which mean what here, and which nothing.
 
 Any of them makes the job one of strategy script. What has no effect on one machine, or says the
-same as the default, is taken; what would ask for something else is refused.
+same as the default, is taken, and so is, with a word about it, what only tunes torchrun's own
+agent; what would ask for something else is refused.
 """
 
 import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 
 from paceline.base.errors import ConfigError
 
 OTHERS = (
-    *("--rdzv-conf", "--local-addr", "--role", "--monitor-interval", "--start-method"),
-    *("--redirects", "-r", "--tee", "-t", "--logs-specs", "--local-ranks-filter"),
-    *("--duplicate-stdout-filters", "--duplicate-stderr-filters", "--signals-to-handle"),
-    *("--numa-binding", "--event-log-handler"),
+    *("--rdzv-conf", "--logs-specs", "--local-ranks-filter", "--duplicate-stdout-filters"),
+    *("--duplicate-stderr-filters", "--signals-to-handle", "--numa-binding"),
+    "--event-log-handler",
 )
 """Flags with a value that are refused."""
+IGNORED = ("tee", "redirects", "monitor-interval", "start-method")
 
 ONE_MACHINE = "jobs of this strategy run on one machine; leave the flag out"
 NUM_GPUS = "import torch; print(torch.cuda.device_count())"
@@ -51,6 +52,17 @@ def translate(given: Mapping[str, str], spec_flags: Mapping[str, str]) -> dict[s
     for name, value in given.items():
         found |= _READERS[name](f"--{name}", value)
     return found
+
+
+def note_ignored(given: Iterable[str]) -> str:
+    """A line about those of torchrun's flags that change nothing here; empty: there are none."""
+    names = [f"--{name}" for name in given if name in IGNORED]
+    if not names:
+        return ""
+    return (
+        f"paceline: {', '.join(names)}: ignored, since all output is kept (`paceline logs`), a "
+        "death is seen at once, and processes are forked from one that has imported torch"
+    )
 
 
 def _nproc_per_node(flag: str, value: str) -> dict[str, str]:
@@ -123,9 +135,7 @@ def _master_port(flag: str, value: str) -> dict[str, str]:
 
 def _unknown(_flag: str, value: str) -> dict[str, str]:
     raise ConfigError(
-        f"got a flag of torchrun that has no counterpart here (with value {value!r}); leave it "
-        "out: a death is seen at once, all output is kept (`paceline logs --node worker-1`), and "
-        "every process is forked from one that has imported torch"
+        f"got a flag of torchrun that has no counterpart here (with value {value!r}); leave it out"
     )
 
 
@@ -139,12 +149,15 @@ _READERS: Mapping[str, Callable[[str, str], dict[str, str]]] = MappingProxyType(
         "shutdown-timeout": lambda _, value: {"timeouts.stop_s": value},
         "rdzv-backend": _only("c10d", "static"),
         "rdzv-endpoint": _rdzv_endpoint,
+        "role": lambda _, value: {"env.ROLE_NAME": value},
         "rdzv-id": lambda _, value: {"env.TORCHELASTIC_RUN_ID": value},
+        "local-addr": _master_addr,
         "master-addr": _master_addr,
         "master-port": _master_port,
         "log-dir": lambda _flag, _value: {},
         "module": lambda _flag, _value: {"run_as": "module"},
         "no-python": lambda _flag, _value: {"run_as": "program"},
+        **dict.fromkeys(IGNORED, lambda _flag, _value: {}),
         "others": _unknown,
     }
 )
