@@ -8,7 +8,7 @@ from torch import nn
 
 import paceline as pl
 from paceline.base.errors import ConfigError
-from paceline.runtime.allreduce.strategy import _be_deterministic
+from paceline.runtime.allreduce.strategy import HeldByAll, _be_deterministic
 from paceline.runtime.collective.stepping import check_dense, device_of
 from paceline.runtime.stepping import trained_by
 
@@ -25,6 +25,14 @@ def test_sparse_tables_need_servers(table: nn.Module) -> None:
     with pytest.raises(ConfigError, match=r"1 is a sparse table.*--strategy ps"):
         check_dense([nn.Sequential(nn.Linear(2, 2), table)])
     check_dense([nn.Sequential(nn.Linear(2, 2), nn.Embedding(4, 2))])
+
+
+def test_statistics_of_all_workers_are_refused() -> None:
+    net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    net = nn.SyncBatchNorm.convert_sync_batchnorm(net)
+    strategy = HeldByAll.__new__(HeldByAll)  # refused before anything of it is used
+    with pytest.raises(ConfigError, match=r"1 is an nn\.SyncBatchNorm.*make it an nn\.BatchNorm"):
+        strategy.prepare([net], [], [])
 
 
 def test_a_parameter_belongs_to_one_optimizer() -> None:

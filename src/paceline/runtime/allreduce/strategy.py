@@ -14,7 +14,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from paceline.base.errors import InternalError
+from paceline.base.errors import ConfigError, InternalError
 from paceline.runtime.allreduce.blocks import BlockReducer
 from paceline.runtime.allreduce.buffers import Buffers
 from paceline.runtime.allreduce.client import GroupClient
@@ -58,6 +58,7 @@ class HeldByAll(Together):
     ) -> None:
         """See `Strategy.prepare`."""
         check_dense(modules)
+        _check_own_statistics(modules)
         self._params = trained_by(optimizers)
         self.client.device = device_of(self._params)
         # With several optimizers a backward may belong to any of them: nothing leaves before all
@@ -155,6 +156,23 @@ class HeldByAll(Together):
         if self._loop is not None:
             self._loop.settle()
         return clip_grad_norm_(self._params, max_norm)
+
+
+def _check_own_statistics(modules: Sequence[nn.Module]) -> None:
+    """Raises ConfigError: a module whose statistics would be those of all workers.
+
+    It asks torch's default group for them, which there is none of: without a word it would take the
+    worker's own.
+    """
+    for root in modules:
+        for name, module in root.named_modules():
+            if isinstance(module, nn.SyncBatchNorm):
+                raise ConfigError(
+                    f"job.prepare: {name or 'the model'} is an nn.SyncBatchNorm, whose statistics "
+                    "are not summed up among workers by all-reduce; make it an nn.BatchNorm (leave "
+                    "convert_sync_batchnorm out), which normalises over what a worker computes; "
+                    "with deterministic: true its running statistics are of all blocks of a step"
+                )
 
 
 def _be_deterministic() -> None:
