@@ -39,6 +39,7 @@ def test_torchruns_flags_make_a_script_job() -> None:
     assert spec["strategy"] == "script"
     assert (spec["workers.count"], spec["args"]) == ("2", "[--lr, 0.1]")
     assert (spec["restart.budget"], spec["restart.repeat"]) == ("3", "true")
+    assert spec["restart.window_s"] == "none"
     assert (spec["cwd"], spec["solution"]) == (os.getcwd(), "none")
 
 

@@ -40,7 +40,7 @@ def of(kind: type[T], acts: list[Act]) -> list[T]:
 class Job:
     """A membership of one worker and one server by default, driven as its edge would."""
 
-    def __init__(self, num_workers: int = 1, num_servers: int = 1, **restart: float) -> None:
+    def __init__(self, num_workers: int = 1, num_servers: int = 1, **restart: float | None) -> None:
         self.spec = RestartSpec(**restart)  # type: ignore[arg-type]
         self.size = (num_workers, num_servers)
         self.members = self.fresh()
@@ -193,6 +193,35 @@ def test_the_budget_ends_the_job() -> None:
     (fail,) = of(FailJob, job.exit("worker-0"))
     assert "signal SIGKILL" in fail.reason
     assert "budget of 1" in fail.reason
+
+
+@pytest.mark.parametrize("window_s", [100.0, None])
+def test_what_was_used_up_of_the_budget_comes_back_unless_it_is_for_good(
+    window_s: float | None,
+) -> None:
+    job = Job(budget=2, backoff_s=0, window_s=window_s)
+    job.run("worker-0")
+    for at_s in (0.0, 60.0, 110.0):
+        job.now_s = at_s
+        acts = job.exit("worker-0")
+        job.up("worker-0")
+    assert bool(of(FailJob, acts)) == (window_s is None)
+    if window_s is not None:
+        job.now_s = 159.0
+        (fail,) = of(FailJob, job.exit("worker-0"))
+        assert "the budget of 2 relaunches within 100 s is used up" in fail.reason
+
+
+@pytest.mark.parametrize("window_s", [100.0, None])
+def test_a_restarted_master_counts_anew_unless_it_is_for_good(window_s: float | None) -> None:
+    job = Job(budget=1, backoff_s=0, window_s=window_s)
+    job.run("worker-0")
+    job.exit("worker-0")
+    job.up("worker-0")
+    later = job.restarted(awaited=("worker-0",))
+    later.members._restart = job.spec
+    later.hello("worker-0", 50, job.process("worker-0"))
+    assert bool(of(FailJob, later.exit("worker-0"))) == (window_s is None)
 
 
 def test_preemption_costs_no_budget() -> None:

@@ -16,7 +16,7 @@ from paceline.cli.plain import PlainView
 from paceline.cli.report.facts import read_facts
 from paceline.cli.report.text import paragraph
 from paceline.cli.watch import View, follow
-from paceline.cli.wording import counted
+from paceline.cli.wording import counted, seconds
 from paceline.wire.outcome import Outcome
 from paceline.wire.resize import Resize
 from paceline.wire.spec import MAX_NODES, JobSpec
@@ -40,6 +40,8 @@ def start(spec: JobSpec, console: Console, log_dir: Path | None = None) -> JobDi
     match spec.strategy:
         case "script":
             how = f"restarted together at most {counted(spec.restart.budget, 'time')}"
+            if spec.restart.window_s is not None:
+                how += f" within {seconds(spec.restart.window_s)}"
             tell(console, f"job {job.job_id}: {script}, {sizes}, {how}")
         case "ps" | "allreduce" | "fsdp":
             how = spec.mode if spec.strategy == "ps" else spec.strategy

@@ -97,7 +97,7 @@ def _count_gpus() -> int:
 
 def _max_restarts(flag: str, value: str) -> dict[str, str]:
     budget = _whole(flag, value, range(1_000_001), "a number of restarts, at least 0")
-    return {"restart.budget": budget, "restart.repeat": "true"}
+    return {"restart.budget": budget, "restart.window_s": "null", "restart.repeat": "true"}
 
 
 def _only(*values: str) -> Callable[[str, str], dict[str, str]]:

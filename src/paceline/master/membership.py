@@ -93,6 +93,8 @@ class Membership:
         self._num_servers = num_servers
         self._pending_s = pending_s
         self._next_inc = 1
+        #: When relaunches were made that cost budget, as far as they count.
+        self._relaunched_s: list[float] = []
         self.num_workers = num_workers
         self.nodes: dict[str, Node] = {}
         self._by_inc: dict[int, Node] = {}
@@ -550,13 +552,14 @@ class Membership:
         error = node.error
         if judged.verdict is not Verdict.NOT_STARTED:
             node.previous = (error.kind, error.step) if error else None
-        if not free and self.num_restarts() >= self._restart.budget:
+        if not free and self._is_spent(now_s):
             if node.replaces:
                 return self.not_replaced()
             node.state = "failed"
             trace = error.traceback if error else ""
             return [FailJob(f"{node.name}: {judged.reason}; {self._no_budget()}", trace)]
-        node.restarts += 0 if free else 1
+        if not free:
+            self._count_relaunch(node, now_s)
         if node.unblamed or now_s - node.up_s > self._restart.backoff_max_s:
             node.streak = 0
         wait_s = self._backoff_s(node.streak)
@@ -576,8 +579,24 @@ class Membership:
         node.needs_launch = True
         return [Retire(node.name)]
 
+    def _is_spent(self, now_s: float) -> bool:
+        """Whether one more relaunch would be more than the budget."""
+        window_s = self._restart.window_s
+        if window_s is None:
+            return self.num_restarts() >= self._restart.budget
+        self._relaunched_s = [one_s for one_s in self._relaunched_s if now_s - one_s < window_s]
+        return len(self._relaunched_s) >= self._restart.budget
+
+    def _count_relaunch(self, node: Node, now_s: float) -> None:
+        node.restarts += 1
+        self._relaunched_s.append(now_s)
+
     def _no_budget(self) -> str:
-        return f"the budget of {self._restart.budget} relaunches is used up (restart.budget)"
+        window_s = self._restart.window_s
+        within = "" if window_s is None else f" within {window_s:g} s"
+        return (
+            f"the budget of {self._restart.budget} relaunches{within} is used up (restart.budget)"
+        )
 
     def _backoff_s(self, streak: int) -> float:
         if streak == 0:
@@ -645,12 +664,12 @@ class Membership:
         acts: list[Act] = []
         wait_s = 0.0
         if cause is not None:
-            spent = not cause.is_free and self.num_restarts() >= self._restart.budget
-            if cause.is_final or spent:
+            if cause.is_final or (not cause.is_free and self._is_spent(now_s)):
                 return [self._give_up(cause)]
             wait_s = 0.0 if cause.unblamed else self._backoff_s(rounds.streak)
             rounds.streak += 0 if cause.unblamed else 1
-            self.nodes[cause.node].restarts += 0 if cause.is_free else 1
+            if not cause.is_free:
+                self._count_relaunch(self.nodes[cause.node], now_s)
             again = f"{cause.judged.reason}; again in {wait_s:.1f} s"
             acts.append(Tell("restart_all", cause.node, cause.inc, again))
             for node in workers:

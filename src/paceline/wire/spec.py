@@ -103,7 +103,11 @@ class RestartSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """How often and how soon a dead node is started again."""
 
     budget: Annotated[int, Meta(ge=0, le=1_000_000)] = 10
-    """Relaunches of the whole job before it is given up. Default 10; 0: the first loss ends it."""
+    """Relaunches of the whole job within ``window_s`` before it is given up. Default 10; 0: the
+    first loss ends it."""
+    window_s: Annotated[PositiveSeconds, Meta(examples=["1h"])] | None = 3600.0
+    """A relaunch counts for so long. Default 1 h: what goes wrong now and then does not end a long
+    job; a master that is started again counts anew. None: for good, as with ``--max-restarts``."""
     backoff_s: Seconds = 0.5
     """Wait before the second relaunch of a node in a row (the first is at once); doubles each
     time. Default 0.5."""
