@@ -73,3 +73,35 @@ def test_with_steps_and_seconds_whichever_is_first(every_s: float | None, due_s:
 
 def test_steps_that_are_too_short_for_their_cuts_get_fewer_of_them() -> None:
     assert first_due_s(begun(0.4, every_steps=1, share=0.1)) == 4.0
+
+
+def noted(cadence: Cadence, for_s: float, steps_per_s: int = 20) -> list[str]:
+    """What is told while 20 steps are done each second."""
+    notes = []
+    for tick in range(round(for_s * 10)):
+        cadence.is_due(100.0 + tick / 10, tick * steps_per_s // 10)
+        notes += [note] if (note := cadence.note()) else []
+    return notes
+
+
+def test_cuts_that_are_rarer_than_asked_for_are_told_once() -> None:
+    cadence = begun(1.0, every_s=5.0)
+    assert noted(cadence, 49.0) == [], "the first one costs more than others"
+    cadence.cost(0.24)
+    why = "one costs 0.24 s, and checkpoint.share is 0.02"
+    assert noted(cadence, 11.0) == [f"cuts every 12 s instead of 5 s: {why}"]
+    assert noted(cadence, 11.0) == []
+    for spec, asked in (
+        ({"every_steps": 100}, "100 steps"),
+        ({"every_steps": 100, "every_s": 5.0}, "5 s or 100 steps"),
+    ):
+        cadence = begun(0.24, **spec)
+        cadence.cost(0.24)
+        assert noted(cadence, 11.0) == [f"cuts every 12 s instead of {asked}: {why}"]
+
+
+def test_nobody_is_told_of_cuts_that_come_as_asked_for_or_were_not_asked_for() -> None:
+    for spec in ({}, {"every_s": 11.0}, {"every_steps": 240}, {"every_s": 5.0, "share": 0.5}):
+        cadence = begun(0.24, **spec)
+        cadence.cost(0.24)
+        assert noted(cadence, 30.0) == []

@@ -145,6 +145,7 @@ _SENTENCES = {
     "not_kept": "{reason}",
     "not_uploaded": "{reason} is not at checkpoint.dir: the storage is away",
     "hung": "{node} hangs: {reason}",
+    "cuts_rarer": "{reason}",
     "left_out": "{node} is left out, the others go on: {reason}",
     "group_stuck": "{reason}; they meet anew",
     "kill_restart": "{node} is restarted by decision: {reason}",

@@ -14,6 +14,8 @@ from paceline.wire.spec import CheckpointSpec
 FIRST_S = 1.0
 """Until the first cut: nobody knows what one costs."""
 LEAST_S = 1.0
+TOLD_BELOW = 0.9
+"""A cut that is asked for in less than this part of the time between cuts is told to come later."""
 PRIOR_S = 3 * 3600.0
 """A failure in so long is what is expected before one was seen."""
 
@@ -36,11 +38,15 @@ class Cadence:
         self._began_s: float | None = None
         self._last_s = 0.0
         self._cost_s: float | None = None
+        self._num_costs = 0
         self._num_failures = 0
+        #: A cut that the user has asked for was put off, and that it was is told.
+        self._put_off = self._told = False
 
     def cost(self, cost_s: float) -> None:
         """What the last cut took of a core, where it took longest."""
         self._cost_s = cost_s
+        self._num_costs += 1
 
     def ended(self, now_s: float) -> None:
         """A cut is on disk: the time to the next one runs from here."""
@@ -70,10 +76,32 @@ class Cadence:
         if self._began_s is None:
             self._began_s = now_s
             self._last_s = max(self._last_s, now_s)
-        since_s, every_steps = now_s - self._last_s, self._spec.every_steps
-        if since_s < (self._cost_s or 0.0) / self._spec.share:
-            return False
-        if every_steps is not None and num_steps >= every_steps:
-            return True
-        by_time = every_steps is None or self._spec.every_s is not None
-        return by_time and since_s >= self.interval_s(now_s)
+        since_s = now_s - self._last_s
+        every_s, every_steps = self._spec.every_s, self._spec.every_steps
+        by_steps = every_steps is not None and num_steps >= every_steps
+        by_time = every_steps is None or every_s is not None
+        due = by_steps or (by_time and since_s >= self.interval_s(now_s))
+        if since_s >= self._least_s:
+            return due
+        # Of the first cut, memory that is written to for the first time makes a part of the cost.
+        if due and self._num_costs > 1 and since_s < TOLD_BELOW * self._least_s:
+            self._put_off = every_s is not None or every_steps is not None
+        return False
+
+    @property
+    def _least_s(self) -> float:
+        """With less between cuts they would take more than their share."""
+        return (self._cost_s or 0.0) / self._spec.share
+
+    def note(self) -> str:
+        """That cuts are rarer than the user has asked for, once; empty: nothing to tell."""
+        if self._told or not self._put_off:
+            return ""
+        self._told = True
+        every_s, every_steps = self._spec.every_s, self._spec.every_steps
+        asked = [f"{every_s:g} s"] if every_s is not None else []
+        asked += [f"{every_steps} steps"] if every_steps is not None else []
+        return (
+            f"cuts every {self._least_s:.3g} s instead of {' or '.join(asked)}: one costs "
+            f"{self._cost_s:.2g} s, and checkpoint.share is {self._spec.share:g}"
+        )

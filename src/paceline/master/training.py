@@ -497,6 +497,8 @@ class Training:
             self._seal_again(self._unsealed.valid.cut, now_s)
         held = self.state.cuts.valid[-1].step if self.state.cuts.valid else 0
         due = self._cadence.is_due(now_s, self.state.step - held)
+        if note := self._cadence.note():
+            self._outbox.tell("cuts_rarer", reason=note)
         if cuts and (self.state.wants_cut or (due and self._has_changed())):
             self._do(self.state.take_cut())
 

@@ -77,8 +77,9 @@ class CheckpointSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Steps between cuts, where all train on one step at a time (mode bsp). Default none; with
     ``every_s`` as well, whichever is first."""
     share: Annotated[float, Meta(gt=0, le=1)] = 0.02
-    """Part of the job's time that cuts may take: with more there are fewer of them. Default 0.02,
-    so that a model that is slow to write does not eat the job."""
+    """Part of the job's time that cuts may take: with more there are fewer of them, also than
+    ``every_s`` or ``every_steps`` say, which is told once. Default 0.02, so that a model that is
+    slow to write does not eat the job."""
     keep: Annotated[int, Meta(ge=1, le=1_000)] = 2
     """Verified cuts kept on disk. Default 2: if the newest is damaged there is another."""
     dir: Annotated[str, Meta(examples=["checkpoints"])] | None = None
