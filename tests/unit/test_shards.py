@@ -3,6 +3,7 @@
 Members are simulated one after the other, by torch's fake process group.
 """
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,12 +25,13 @@ from paceline.runtime.checkpoint.assembly import replica_of
 from paceline.runtime.checkpoint.contents import read_contents
 from paceline.runtime.checkpoint.cutfile import read_cut, write_save
 from paceline.runtime.fsdp.shards import Shards, check_sharded
-from paceline.runtime.fsdp.strategy import Evenly
+from paceline.runtime.fsdp.strategy import Evenly, _listen_only_at
 from paceline.runtime.replica.skeleton import rows_of_part
 from paceline.wire.cut import CutManifest, places, write_manifest
 from paceline.wire.messages.base import CutRef
 from paceline.wire.messages.group import Division
 from paceline.wire.schema import ModelSchema
+from paceline.wire.spec import JobSpec
 
 
 @contextmanager
@@ -179,3 +181,11 @@ def test_shares_are_even_or_all_of_it() -> None:
     sharing, division = Evenly(6), Division()
     assert sharing.runs((Span(0, 0, 6),), 3, division) == [range(2), range(2, 4), range(4, 6)]
     assert sharing.runs((Span(0, 0, 4),), 3, division) == [range(4)] * 3
+
+
+def test_where_gloo_listens_is_for_the_spec_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "exported")
+    _listen_only_at(JobSpec(script="a", env={"GLOO_SOCKET_IFNAME": "named"}))
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "exported", "the agent has set what the spec names"
+    _listen_only_at(JobSpec(script="a"))
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "lo"

@@ -40,6 +40,7 @@ from paceline.runtime.strategy import Evaluation
 from paceline.wire.messages.checks import Checked
 from paceline.wire.messages.feeds import Feed, Slice, SourceLine, feed_of
 from paceline.wire.messages.group import Division
+from paceline.wire.spec import JobSpec
 
 
 class Evenly(Sharing):
@@ -60,6 +61,15 @@ class Evenly(Sharing):
         return super().runs(whole, num_members, division, absent)
 
 
+def _listen_only_at(spec: JobSpec) -> None:
+    """Keep gloo on the network of ``listen``; by its default it listens on every one it finds.
+
+    What the shell exports does not count, as for no other listener of the job: only the spec does.
+    """
+    if "GLOO_SOCKET_IFNAME" not in spec.env:
+        os.environ["GLOO_SOCKET_IFNAME"] = interface_of(spec.listen)
+
+
 class HeldInShards(Together):
     """`Strategy` of a member; made when all members are there, with torch's default group."""
 
@@ -67,8 +77,7 @@ class HeldInShards(Together):
         self._client = ShardClient(process)
         super().__init__(process, self._client)
         self._group, store = self._client.come_together()
-        # By its default gloo listens on every network it finds.
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface_of(self.spec.listen))
+        _listen_only_at(self.spec)
         dist.init_process_group(
             "gloo",
             store=store,
