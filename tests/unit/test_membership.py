@@ -293,6 +293,30 @@ def test_with_too_few_left_a_refusal_ends_the_job() -> None:
     assert failed.reason == "another model"
 
 
+def test_a_job_cannot_go_on_with_guests_alone_which_keep_no_cuts() -> None:
+    job = Job(num_workers=1)
+    inc, guest = job.run("worker-0"), joined(job)
+    job.hello(guest, 70)
+    (failed,) = of(FailJob, job.members.refuse(inc, "another model", 1))
+    assert failed.reason == "another model"
+
+
+def test_what_a_guest_lacks_is_no_error_of_the_others() -> None:
+    job = Job()
+    name = joined(job)
+    job.hello(name, 70)
+    job.up(name)
+    inc = job.members.nodes[name].inc
+    error = ScriptError(
+        inc=inc, kind="paceline.base.errors.ConfigError", traceback="", in_user_code=False, step=0
+    )
+    job.members.script_error(error)
+    acts = job.exit(name, ExitEvidence(exit_code=1))
+    assert not of(FailJob, acts)
+    assert of(Retire, acts) == [Retire(name)]
+    assert [one.name for one in job.members.wanted_workers()] == ["worker-0"]
+
+
 def test_a_resumed_job_tries_again_who_was_refused() -> None:
     job = Job(num_workers=2)
     job.run("worker-0")

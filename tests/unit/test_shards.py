@@ -24,8 +24,9 @@ from paceline.base.samples import Span
 from paceline.runtime.checkpoint.assembly import replica_of
 from paceline.runtime.checkpoint.contents import read_contents
 from paceline.runtime.checkpoint.cutfile import read_cut, write_save
+from paceline.runtime.collective.transports import keep_to_network
 from paceline.runtime.fsdp.shards import Shards, check_sharded
-from paceline.runtime.fsdp.strategy import Evenly, _listen_only_at
+from paceline.runtime.fsdp.strategy import Evenly
 from paceline.runtime.replica.skeleton import rows_of_part
 from paceline.wire.cut import CutManifest, places, write_manifest
 from paceline.wire.messages.base import CutRef
@@ -185,7 +186,7 @@ def test_shares_are_even_or_all_of_it() -> None:
 
 def test_where_gloo_listens_is_for_the_spec_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "exported")
-    _listen_only_at(JobSpec(script="a", env={"GLOO_SOCKET_IFNAME": "named"}))
+    keep_to_network(JobSpec(script="a", env={"GLOO_SOCKET_IFNAME": "named"}), "GLOO_SOCKET_IFNAME")
     assert os.environ["GLOO_SOCKET_IFNAME"] == "exported", "the agent has set what the spec names"
-    _listen_only_at(JobSpec(script="a"))
-    assert os.environ["GLOO_SOCKET_IFNAME"] == "lo"
+    keep_to_network(JobSpec(script="a"), "GLOO_SOCKET_IFNAME", "=")
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "=lo"

@@ -166,7 +166,7 @@ class FakeNccl:
 @pytest.fixture
 def nccl(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[FakeNccl]]:
     """For tensors in memory; connects, and aborts."""
-    for name in (*transports.LEAVE_ALIVE, "NCCL_SOCKET_IFNAME"):
+    for name in transports.LEAVE_ALIVE:
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     monkeypatch.setattr(c10d, "ProcessGroupNCCL", FakeNccl, raising=False)
@@ -194,12 +194,11 @@ def ended(group: FakeNccl) -> bool:
     return group.aborted.wait(10.0)
 
 
-def test_members_meet_in_the_store_and_listen_where_the_job_does(nccl: type[FakeNccl]) -> None:
+def test_members_meet_in_the_store(nccl: type[FakeNccl]) -> None:
     in_group(2, lambda _: None)
     assert {one.rank for one in nccl.made} == {0, 1}
     assert all(ended(one) for one in nccl.made)
     assert nccl.made[0].options._timeout.total_seconds() == transports.LONGEST_S
-    assert os.environ["NCCL_SOCKET_IFNAME"] == "=lo"
     assert os.environ["TORCH_NCCL_BLOCKING_WAIT"] == "1"
 
 

@@ -1,7 +1,7 @@
 """The cuts that the node's process has copied into memory, on their way to where they survive.
 
 The copy is a file of the node's own on the memory file system, so it is there whatever becomes of
-the process. It asks until it is answered; so does its next life, or this one of a next agent.
+the process. It asks until it is answered, the next agent if this one dies.
 """
 
 import asyncio

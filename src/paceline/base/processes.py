@@ -28,6 +28,11 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 
 
+def can_enter(folder: str | None) -> bool:
+    """Whether a process of this user could have it as its working directory."""
+    return folder is not None and os.path.isdir(folder) and os.access(folder, os.X_OK)
+
+
 def reset_peak_memory() -> None:
     """Let `peak_memory_bytes` begin anew; else it is of all the time that the process has been."""
     with contextlib.suppress(OSError):

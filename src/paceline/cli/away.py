@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from paceline.base.errors import ConfigError, PermanentError
 from paceline.base.jobdir import JobDir, home
+from paceline.base.processes import can_enter
 from paceline.master.journal import Journal, encode
 from paceline.master.members import JobEnded
 from paceline.master.records import CutStored
@@ -84,7 +85,7 @@ def _here(spec: JobSpec, url: str, script: str | None) -> JobSpec:
     """The spec with what is of this machine; its cuts go where they were found."""
     checkpoint = replace(spec.checkpoint, dir=url)
     script = os.path.abspath(script or spec.script)
-    cwd = spec.cwd if spec.cwd and Path(spec.cwd).is_dir() else os.getcwd()
+    cwd = spec.cwd if can_enter(spec.cwd) else os.getcwd()
     spec = replace(spec, script=script, cwd=cwd, checkpoint=checkpoint)
     if not Path(spec.script).is_file():
         raise ConfigError(

@@ -10,7 +10,7 @@ import msgspec
 
 from paceline.base.errors import ConfigError, PermanentError
 from paceline.base.jobdir import JobDir, home
-from paceline.base.processes import JOB_DIR, SAFE_PATH
+from paceline.base.processes import JOB_DIR, SAFE_PATH, can_enter
 from paceline.wire import spec as specs
 from paceline.wire.client import Call, Done, GetSpec, JobInfo, Join, Joined, Reply
 from paceline.wire.control import ControlClient
@@ -31,11 +31,11 @@ def join_job(address: str, secret_file: Path | None) -> NoReturn:
     info = _ask(client, GetSpec(), secret_file)
     assert isinstance(info, JobInfo)
     check_spec(info.spec, address)
+    spec = of_this_machine(info.spec, address)
     joined = _ask(client, Join(host=socket.gethostname()), secret_file)
     assert isinstance(joined, Joined)
-    spec = of_this_machine(info.spec, address)
     if spec.cwd != info.spec.cwd:
-        print(f"there is no {info.spec.cwd} on this machine, so the job's script runs in / here")
+        print(f"{info.spec.cwd} cannot be entered on this machine: the job's script runs in / here")
     job = make_directory(info.job_id, spec, joined.node, address, secret)
     print(f"joined job {info.job_id} as {joined.node}; logs: {job.logs}; Ctrl-C leaves", flush=True)
     arguments = ["--job-dir", str(job.path), "--guest", "--node", joined.node]
@@ -108,7 +108,7 @@ def of_this_machine(spec: JobSpec, address: str) -> JobSpec:
 
     Its script runs in the job's folder if that is here, too, and else in ``/``.
     """
-    cwd = spec.cwd if spec.cwd and Path(spec.cwd).is_dir() else None
+    cwd = spec.cwd if can_enter(spec.cwd) else None
     return msgspec.structs.replace(spec, listen=own_address(address), cwd=cwd)
 
 

@@ -59,6 +59,9 @@ class CutFolders:
             num_bytes=sum(copy.num_bytes for copy in copies),
         )
         write_manifest(sealed_at(place), manifest)
+        if place.memory and not place.in_memory:
+            # A cut of this number that never counted may have left one there.
+            (Path(place.memory) / MANIFEST).unlink(missing_ok=True)
 
     def delete_others(self, keep: Container[int], newest: int) -> None:
         """Remove every cut up to ``newest`` that is not to be kept, half-written ones included.
@@ -97,7 +100,9 @@ def first_undamaged(
     for cut in cuts:
         number = cut.cut.cut_no
         try:
-            verify(*places(cut.cut), contents=number not in trusted)
+            found = verify(*places(cut.cut), contents=number not in trusted)
+            if (found.step, found.committed) != (cut.step, cut.committed):
+                raise PermanentError(f"{sealed_at(cut.cut)}: holds another cut of this number")
         except PermanentError as error:
             damaged.append((number, str(error)))
         else:

@@ -263,9 +263,18 @@ class HeldByWorkers(MasterState):
 
     def _make_safe(self) -> list[Instruction]:
         """Have a feed that is complete in a cut on disk: its workers wait for that."""
-        feeds = [feed for feed in self.ledger.feeds.values() if feed.purpose == "train"]
-        lacking = [feed for feed in feeds if feed.feed not in self.cuts.safe]
-        return self.take_cut() if any(self.ledger.is_complete(f.feed) for f in lacking) else []
+        done = any(self.ledger.is_complete(feed.feed) for feed in self._not_kept())
+        return self.take_cut() if done else []
+
+    def _not_kept(self) -> list[Feed]:
+        """Feeds to train on that are not wholly in a cut on disk."""
+        feeds = self.ledger.feeds.values()
+        return [one for one in feeds if one.purpose == "train" and one.feed not in self.cuts.safe]
+
+    @property
+    def is_all_kept(self) -> bool:
+        """Whether all that was to be trained so far is in a cut on disk."""
+        return not self._not_kept()
 
     # ------------------------------------------------------------------ loss of messages
 

@@ -500,6 +500,9 @@ class Membership:
             acts.append(Retire(node.name))
         elif node.guest and judged.verdict is Verdict.STOPPED and not node.unblamed:
             acts += [*self._drop(node, "its machine has left"), Retire(node.name)]
+        elif node.guest and judged.verdict is Verdict.UNRETRYABLE:
+            # What its machine lacks is no error of the others.
+            acts += [*self._drop(node, judged.reason), Retire(node.name)]
         elif judged.verdict is Verdict.UNRETRYABLE:
             acts += self.not_replaced() if node.replaces else self._fail(node, judged, exit_)
         else:
@@ -841,7 +844,8 @@ class Membership:
             return []
         told = Tell("left_out", node.name, inc, reason)
         acts = [told, *self._lost(node), self._keep(NodeRefused(node=node.name, reason=reason))]
-        if sum(1 for _ in self._counting()) < least:
+        left = list(self._counting())
+        if len(left) < least or all(one.guest for one in left):  # guests alone keep no cuts
             return [*acts, FailJob(reason)]
         return [*acts, Retire(node.name)]
 

@@ -289,6 +289,8 @@ class Master:
         restarted = ended = False
         for record in self._outbox.journal.replay():
             restarted, ended = True, isinstance(record, JobEnded)
+            if ended:
+                self.training.ended()
             match record:
                 case MasterStarted():
                     self._started_s = record.started_s
@@ -720,7 +722,9 @@ class Master:
         )
 
     def _leave(self, ending: Ending) -> None:
-        """Everybody ends; the outcome follows when they have."""
+        """Everybody ends; the outcome follows when they have. Again: nothing."""
+        if ending.ended_s:
+            return
         ending.enter(Stage.LEAVE, self._clock())
         if ending.state == "finished":
             self._outbox.tell("finished")

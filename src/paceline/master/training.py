@@ -143,6 +143,9 @@ class Training:
                 self._outbox.tell("fenced", reason=f"incarnation {inc}, of before the restart")
                 self.worker_lost(inc)
 
+    def ended(self) -> None:
+        """Here the journal says that the job has ended; it goes on with a script as it is then."""
+
     def _known(self) -> set[int]:
         """Workers of which the journal tells that they take part."""
         return set(self.state.grants) | set(self.state.ledger.leases)
@@ -395,9 +398,9 @@ class Training:
             self._refused = error
             return
         self._unsealed = self._refused = self._refused_s = None
-        self._cadence.cost(max(copied.cost_s for copied in copies))
         self._do(self.state.cut_sealed(valid))
         if not valid.cut.in_memory:
+            self._cadence.cost(max(copied.cost_s for copied in copies))
             self._outbox.later(self._delete_cuts)
 
     def _seal_again(self, cut: CutRef, now_s: float) -> None:

@@ -53,11 +53,9 @@ class GroupTraining(Training):
         #: Since when a group is due that waits for somebody.
         self._due_s: float | None = None
 
-    def resume(self, *, ended: bool = False) -> None:
-        """See `Training.resume`."""
-        if ended:  # the script may be another one by now: the cut says whether it fits
-            self.state.group.replica = ""
-        super().resume(ended=ended)
+    def ended(self) -> None:
+        """See `Training.ended`."""
+        self.state.group.replica = ""  # the cut says whether another script fits
 
     def _known(self) -> set[int]:
         return super()._known() | set(self.state.group.ready)
@@ -73,9 +71,19 @@ class GroupTraining(Training):
                 said = self.state.member_said(message, node=node, expected=len(wanted), guest=guest)
                 self._do(said)
                 if self.state.group.is_at_a_loss and all(wanted):
-                    self._do(self.state.stop())  # those who could tell them more have all ended
+                    self._dismiss()
             case _:
                 super().handle(node, message, now_s)
+
+    def _dismiss(self) -> None:
+        """Guests hold nothing, and nobody is to come who could tell them more."""
+        if self.state.is_all_kept:
+            self._do(self.state.stop())
+        else:
+            self._fail(
+                "only workers on other machines are left, which hold no model and read no cuts; "
+                "resume the job on this one"
+            )
 
     def _profile(self, action: Profile) -> None:
         self._do(self.profiling.ask(action, self.state.training_workers()))

@@ -136,9 +136,10 @@ class Process:
     def _on_terminate(self, _number: int, _frame: FrameType | None) -> None:
         """SIGTERM's handler: the second one ends the process at once.
 
-        Not the first one after the master's word: an agent that is told to stop sends both.
+        Not after the master's word: an agent that is told to stop sends both, and so does the next
+        agent; who is late is killed.
         """
-        if self._terminated:
+        if self._terminated and not self.told_to_stop:
             os._exit(EXIT_TERMINATED)
         self._terminated = self.stop_requested = True
 

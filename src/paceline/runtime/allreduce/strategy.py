@@ -22,6 +22,7 @@ from paceline.runtime.collective.loop import Loop
 from paceline.runtime.collective.reducer import Reducer
 from paceline.runtime.collective.sharing import Sharing
 from paceline.runtime.collective.stepping import Together, check_dense, device_of
+from paceline.runtime.collective.transports import keep_to_network
 from paceline.runtime.data.reader import Reader
 from paceline.runtime.data.work import Array
 from paceline.runtime.process import Process
@@ -46,6 +47,7 @@ class HeldByAll(Together):
         """Samples of a yielded batch at most; a larger share comes as several batches."""
         self.whole_steps = False
         """No step goes on without who is late, whatever a solution asks for."""
+        keep_to_network(self.spec, "NCCL_SOCKET_IFNAME", "=")
         if self.spec.deterministic:
             _be_deterministic()
 

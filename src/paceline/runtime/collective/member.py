@@ -373,14 +373,16 @@ class MemberClient:
     def _leave(self) -> NoReturn:
         """Raise Stopped, but let no cut be lost that is on its way."""
         self._leaving, self.in_body = True, False
-        start_s, within_s = time.monotonic(), 0.0
+        start_s, told_s, within_s = time.monotonic(), 0.0, 0.0
         while True:
             self._rest()
             if not self._owes_cut:
                 break
-            if within_s != (within_s := patience_s(self._keeper.num_bytes)):
+            now_s, within_s = time.monotonic(), patience_s(self._keeper.num_bytes)
+            if now_s > told_s + RESEND_S:  # again, since there may be another agent
+                told_s = now_s
                 self._tell_master([Leaving(inc=self.process.inc, within_s=within_s)])
-            if time.monotonic() > start_s + within_s:
+            if now_s > start_s + within_s:
                 _log.warning("left_without_cut after_s=%g step=%d", within_s, self.state.step)
                 break
             self._exchange.check()

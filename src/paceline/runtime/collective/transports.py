@@ -27,6 +27,7 @@ from torch._C import _distributed_c10d as c10d
 
 from paceline.base.interfaces import interface_of
 from paceline.runtime.collective.store import GroupOver, PeerStore
+from paceline.wire.spec import JobSpec
 
 CONNECT_S = 10.0
 """A member that does not connect within this has a reason of which its agent will tell."""
@@ -178,9 +179,7 @@ class Nccl(Transport):
         return int(hashlib.sha256(uuid.encode()).hexdigest()[:15], 16)
 
     def _connect(self, host: str) -> Any:
-        # By its default it listens on any network it finds, but for loopback.
-        interface = {"NCCL_SOCKET_IFNAME": f"={interface_of(host)}"}
-        for name, value in (LEAVE_ALIVE | interface).items():
+        for name, value in LEAVE_ALIVE.items():
             os.environ.setdefault(name, value)
         nccl: Any = c10d.ProcessGroupNCCL
         options = nccl.Options()
@@ -226,6 +225,20 @@ class Nccl(Transport):
 
 DIRECT: dict[str, type[Transport]] = {"cuda": Nccl}
 """Kind of device -> by what its tensors travel from one to another."""
+
+
+def keep_to_network(spec: JobSpec, variable: str, exactly: str = "") -> None:
+    """Keep a library on the network of ``listen``; by default it takes any that it finds.
+
+    What the shell exports does not count, as for no other listener of the job: only the spec does.
+
+    Args:
+        spec: of the job.
+        variable: of the environment, by which the library is told an interface.
+        exactly: what stands before a name that is meant whole.
+    """
+    if variable not in spec.env:
+        os.environ[variable] = exactly + interface_of(spec.listen)
 
 
 def _bury(torch_groups: list[Any]) -> None:

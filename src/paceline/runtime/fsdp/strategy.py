@@ -4,7 +4,6 @@ Torch averages the gradients itself, all members alike: so all compute equal num
 each step. The last slice of an epoch may not be divisible; of that every member computes all.
 """
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
@@ -21,13 +20,12 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.base.errors import ConfigError
-from paceline.base.interfaces import interface_of
 from paceline.base.samples import Span
 from paceline.runtime.collective.loop import Loop
 from paceline.runtime.collective.reducer import Reducer
 from paceline.runtime.collective.sharing import Sharing
 from paceline.runtime.collective.stepping import Together, check_dense
-from paceline.runtime.collective.transports import LONGEST_S
+from paceline.runtime.collective.transports import LONGEST_S, keep_to_network
 from paceline.runtime.data.growth import Growth
 from paceline.runtime.data.reader import Reader
 from paceline.runtime.data.work import Array, Work
@@ -40,7 +38,6 @@ from paceline.runtime.strategy import Evaluation
 from paceline.wire.messages.checks import Checked
 from paceline.wire.messages.feeds import Feed, Slice, SourceLine, feed_of
 from paceline.wire.messages.group import Division
-from paceline.wire.spec import JobSpec
 
 
 class Evenly(Sharing):
@@ -61,15 +58,6 @@ class Evenly(Sharing):
         return super().runs(whole, num_members, division, absent)
 
 
-def _listen_only_at(spec: JobSpec) -> None:
-    """Keep gloo on the network of ``listen``; by its default it listens on every one it finds.
-
-    What the shell exports does not count, as for no other listener of the job: only the spec does.
-    """
-    if "GLOO_SOCKET_IFNAME" not in spec.env:
-        os.environ["GLOO_SOCKET_IFNAME"] = interface_of(spec.listen)
-
-
 class HeldInShards(Together):
     """`Strategy` of a member; made when all members are there, with torch's default group."""
 
@@ -77,7 +65,7 @@ class HeldInShards(Together):
         self._client = ShardClient(process)
         super().__init__(process, self._client)
         self._group, store = self._client.come_together()
-        _listen_only_at(self.spec)
+        keep_to_network(self.spec, "GLOO_SOCKET_IFNAME")
         dist.init_process_group(
             "gloo",
             store=store,

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from paceline.base.errors import PermanentError
 from paceline.runtime.checkpoint.cutfile import read_file, unpack
 from paceline.runtime.ps.kernels import Array
 from paceline.runtime.ps.store import Store
@@ -22,6 +23,9 @@ def read_saves(store: Store, manifest: CutManifest, *places: Path) -> Iterator[M
         # Not verified yet: reading it does that.
         buckets = look_at(name, unpack, *places).get("buckets")
         if buckets is not None and buckets.tolist() == list(store.buckets):
-            yield read_file(name, expected, *places, into=store.save())
+            saved = read_file(name, expected, *places, into=store.save())
+            if saved["buckets"].tolist() != list(store.buckets):
+                raise PermanentError(f"{name}: copies of it hold different buckets")
+            yield saved
         else:
             yield unpack(map_file(name, expected, *places))
