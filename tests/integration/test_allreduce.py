@@ -404,8 +404,10 @@ def test_storage_that_stands_still_is_waited_for_by_who_reads_a_cut(tmp_path: Pa
         until(lambda: any(c > 0 for c in job.status().valid_cuts), "a cut")
         until(lambda: job.events("cut_stored"), "it to be on disk")
         job.kill_everything()
+        assert not [*job.out.glob("*.waited")], "nobody has read a cut"
         job.resume()
         check_finished(job)
+        assert [*job.out.glob("*.waited")], "a cut was read, slowly"
         assert not job.events("hung")
 
 

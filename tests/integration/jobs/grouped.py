@@ -11,7 +11,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -21,11 +20,8 @@ from torch import Tensor, nn
 
 import paceline as pl
 from paceline.runtime import preflight
-from paceline.runtime.allreduce import client
-from paceline.runtime.checkpoint.cutfile import read_cut
 from paceline.runtime.collective import group
-from paceline.runtime.data.work import Array
-from paceline.wire.cut import CutManifest
+from paceline.runtime.replica.replica import Replica
 from paceline.wire.messages.checks import Link, NodeSpeed
 
 SLOW_S = 0.2
@@ -137,14 +133,16 @@ def spoil_check(how: str, out: Path) -> None:
     group.measure_links = fail if how == "fail" else measure_links
 
 
-def read_slowly(read_s: float) -> None:
-    """Have storage stand still before a cut is read."""
+def read_slowly(read_s: float, out: Path) -> None:
+    """Have storage stand still before a cut is read; a file tells that it was: ``<pid>.waited``."""
+    load_cut = Replica.load_cut
 
-    def read(*places: Path) -> tuple[CutManifest, dict[str, Mapping[str, Array]]]:
+    def load(replica: Replica, *places: Path) -> None:
         time.sleep(read_s)
-        return read_cut(*places)
+        (out / f"{os.getpid()}.waited").touch()
+        load_cut(replica, *places)
 
-    client.read_cut = read
+    Replica.load_cut = load  # type: ignore[method-assign]
 
 
 def spoil(options: argparse.Namespace, node: str) -> None:
@@ -153,7 +151,7 @@ def spoil(options: argparse.Namespace, node: str) -> None:
     if node == checked:
         spoil_check(how, options.out)
     if options.read_s:
-        read_slowly(options.read_s)
+        read_slowly(options.read_s, options.out)
 
 
 def in_ddp(model: nn.Module) -> nn.Module:
