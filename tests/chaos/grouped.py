@@ -1,16 +1,17 @@
 """Seeded chaos runs by all-reduce: ``python -m tests.chaos.grouped --seeds 0:200``.
 
 Each seed names a number of workers, what is done to whom and when (several workers at the same moment
-among it, and orders to scale), while solutions of `SOLUTIONS` act; it asserts that every planned fault fired, that every sample is
-once in the final model of all that were there at the end, that every cut holds what it says, and that
-nothing is left on the machine. With ``--deterministic`` the final models are, bit for bit, that of one
-worker to which nothing happens.
+among it), and which of `SOLUTIONS` acts meanwhile; it asserts that every planned fault fired, that every
+sample is once in the final model of all that were there at the end, that every cut holds what it says,
+and that nothing is left on the machine. Where steps are whole the final models are those of one worker
+to which nothing happens: but for rounding (`EXACT`), and with ``--deterministic`` bit for bit.
 """
 
 import argparse
 import bisect
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import random
@@ -47,7 +48,7 @@ from tests.chaos.faults import (
     surroundings,
 )
 from tests.chaos.oracle import TOLERANCE, committed_counts, leftovers
-from tests.chaos.run import LINGER_S, check_logs, end, feed_of_job, follow, summary
+from tests.chaos.run import LINGER_S, actions, check_logs, end, feed_of_job, follow, summary
 
 SCRIPT = Path(__file__).parents[1] / "integration" / "jobs" / "grouped.py"
 TIMEOUT_S = 90.0
@@ -66,14 +67,29 @@ DISK_KINDS = ("full", "damage")
 ROLES = ("worker", "worker", "worker", "agent", "master", "supervisor")
 """Most of what can go wrong in a group is a worker's."""
 
-SOLUTIONS: tuple[tuple[str, dict[str, str]], ...] = (
-    ("none", {}),
-    ("lb_bsp", {}),
+Model = dict[str, np.ndarray]  # type: ignore[type-arg]
+Solution = tuple[str, dict[str, str]]
+WHOLE: tuple[Solution, ...] = (("none", {}), ("lb_bsp", {}), ("nd", {}), ("dd", {}))
+"""No step lacks a sample: nobody acts, steps are divided anew again and again, who is slow is restarted,
+too, or batches are profiled before they are divided."""
+AUTO: Solution = ("auto", {"min_iterations": "8"})
+"""All that jobs do by default; where bits are compared its steps are whole, too."""
+SOLUTIONS = (
+    *WHOLE,
+    AUTO,
+    ("backup_workers", {"count": "1"}),
     ("partial", {"left_out": "0.4", "chunks": "2"}),
 )
-"""In turn: nobody acts, steps are divided anew again and again, or go on without who is late."""
-
-Model = dict[str, np.ndarray]  # type: ignore[type-arg]
+"""In turn; with the last three steps go on without who is late."""
+RESTARTING = ("nd", "auto")
+"""They have somebody to restart: a worker whose first life takes `LATE` times as long as others sleep."""
+SLOW_TO_ACT, MORE_EPOCHS = ("lb_bsp", "nd", "dd", "auto"), 2
+"""They look first, and what a restart brings shows when the next life is there."""
+LATE = 3.0
+CORES = (1.0, 0.7)
+"""Of workers by turns where classes are told apart, so that there are some to divide among."""
+EXACT = 1e-10
+"""Of float64: sums of a step in another order."""
 
 
 @dataclasses.dataclass
@@ -84,6 +100,7 @@ class Case:
     num_workers: int
     epochs: int
     faults: list[Fault]
+    solution: Solution = ("none", {})
 
 
 def case_of(seed: int) -> Case:
@@ -111,6 +128,14 @@ def case_of(seed: int) -> Case:
     return Case(seed, num_workers, epochs, faults)
 
 
+def with_solution(case: Case, *, deterministic: bool = False) -> Case:
+    """The same under the next solution in turn; with what is slow to act it goes on for longer."""
+    known = (*WHOLE, AUTO) if deterministic else SOLUTIONS
+    solution = known[case.seed % len(known)]
+    epochs = case.epochs + (MORE_EPOCHS if solution[0] in SLOW_TO_ACT else 0)
+    return dataclasses.replace(case, solution=solution, epochs=epochs)
+
+
 def with_surroundings(case: Case, *, links: bool, disk: bool) -> Case:
     """The same where network and disk fail besides."""
     num_samples = NUM_SAMPLES * case.epochs
@@ -125,37 +150,41 @@ def with_surroundings(case: Case, *, links: bool, disk: bool) -> Case:
     return dataclasses.replace(case, epochs=epochs, faults=[*case.faults, *added])
 
 
-def run(case: Case, wanted: Model | None = None) -> dict[str, object]:
-    """Run one case to its end and assert what must hold; the facts of the run.
-
-    ``wanted``: what an undisturbed deterministic job ends with; this one is to be its equal.
-    """
+def run(case: Case, *, deterministic: bool = False) -> dict[str, object]:
+    """Run one case to its end and assert what must hold; the facts of the run."""
     out = Path(tempfile.mkdtemp(prefix=f"paceline-grouped-{case.seed}-"))
-    deterministic = wanted is not None
     # A batch is a block then, of which a member has several in each step.
     batch_s = STEP_S * case.num_workers / BLOCKS if deterministic else STEP_S
-    solution, solution_args = SOLUTIONS[case.seed % (2 if deterministic else 3)]
+    late = case.solution[0] in RESTARTING and case.num_workers > 1
+    classes = case.solution[0] == "dd" and case.num_workers > 1
+    cores = tuple(CORES[rank % len(CORES)] for rank in range(case.num_workers)) if classes else None
     spec = JobSpec(
         script=str(SCRIPT),
         args=(
-            *arguments(out, case.epochs, batch_s),
-            "--rough" if deterministic else "--by-updates",
+            *arguments(out, case.epochs, batch_s, deterministic=deterministic),
+            *(
+                ["--late", f"worker-{case.seed % case.num_workers}:{LATE * batch_s}"]
+                if late
+                else []
+            ),
         ),
         name=f"grouped-{case.seed}",
-        seed=0 if deterministic else case.seed,
         strategy="allreduce",
         preflight=False,
         deterministic=deterministic,
         blocks=BLOCKS,
-        workers=NodeSpec(count=case.num_workers),
-        solution=solution,
-        solution_args=solution_args,
+        workers=NodeSpec(count=case.num_workers, cpu=cores),
+        solution=case.solution[0],
+        solution_args=case.solution[1],
         decide_every_s=0.2,
         windows=WindowSpec(short_steps=10, long_steps=20),
         checkpoint=CheckpointSpec(every_s=0.4, share=0.5, keep=1000),
         restart=RestartSpec(budget=100, backoff_s=0.1),
-        timeouts=TimeoutSpec(lost_after_s=LOST_AFTER_S, hang_s=HANG_S),
+        timeouts=TimeoutSpec(heartbeat_s=0.1, lost_after_s=LOST_AFTER_S, hang_s=HANG_S),
     )
+    wanted = None
+    if deterministic or case.solution in WHOLE:
+        wanted = undisturbed(case.epochs, deterministic=deterministic)
     start_s = time.monotonic()
     with contextlib.ExitStack() as stack:
         if any(fault.role == "disk" for fault in case.faults):
@@ -192,10 +221,10 @@ def _run(
         waiting = [fault for fault in waiting if fault.kind != "damage"]
     assert not waiting, f"{where}: never fired: {[str(fault) for fault in waiting]}"
     check_clean(job, where)
-    check_finals(job, out, case, where, wanted)
+    check_finals(job, out, case, where, wanted, bits=spec.deterministic)
     check_cuts(job, case, where, folder, injector.damaged)
     check_logs(job, where, but="checksum differs" if injector.damaged else "")
-    seconds = time.monotonic() - start_s
+    acted, seconds = actions(job), time.monotonic() - start_s
     shutil.rmtree(out, ignore_errors=True)  # a disk is taken out after this
     if not os.environ.get("CHAOS_KEEP"):
         shutil.rmtree(job.path)
@@ -203,6 +232,8 @@ def _run(
         "seed": case.seed,
         "workers": case.num_workers,
         "epochs": case.epochs,
+        "solution": spec.solution,
+        "actions": acted,
         "faults": [str(fault) for fault, _ in injector.fired],
         "epoch_no": status.epoch_no if status else None,
         "seconds": round(seconds, 2),
@@ -217,24 +248,27 @@ def check_clean(job: JobDir, where: str) -> None:
     assert not left, f"{where}: left behind {left}"
 
 
-def arguments(out: Path, epochs: int, batch_s: float) -> tuple[str, ...]:
+def arguments(out: Path, epochs: int, batch_s: float, *, deterministic: bool) -> tuple[str, ...]:
     """Of the script."""
     return (
         *("--out", str(out), "--num-samples", str(NUM_SAMPLES)),
         *("--batch-size", str(BATCH_SIZE), "--epochs", str(epochs)),
         *("--step-s", str(batch_s)),
+        "--rough" if deterministic else "--by-updates",
     )
 
 
-def undisturbed(epochs: int) -> Model:
-    """What one worker ends with to which nothing happens."""
+@functools.cache
+def undisturbed(epochs: int, *, deterministic: bool) -> Model:
+    """What one worker ends with to which nothing happens: its data and weights are those of any seed."""
     out = Path(tempfile.mkdtemp(prefix="paceline-grouped-alone-"))
     spec = JobSpec(
         script=str(SCRIPT),
-        args=(*arguments(out, epochs, 0.0), "--rough"),
+        args=arguments(out, epochs, 0.0, deterministic=deterministic),
         name="grouped-alone",
         strategy="allreduce",
-        deterministic=True,
+        preflight=False,
+        deterministic=deterministic,
         blocks=BLOCKS,
         solution="none",
     )
@@ -248,11 +282,14 @@ def undisturbed(epochs: int) -> Model:
     return found
 
 
-def check_finals(job: JobDir, out: Path, case: Case, where: str, wanted: Model | None) -> None:
+def check_finals(
+    job: JobDir, out: Path, case: Case, where: str, wanted: Model | None, *, bits: bool
+) -> None:
     """Assert that all that came to the end hold the same model, with every sample in it.
 
     If the last cut was damaged the others have trained anew, maybe in another order of sums, after
-    some had come to the end: then all that are of one epoch hold the same.
+    some had come to the end: then all that are of one epoch hold the same. All of them hold what is
+    ``wanted``, with ``bits`` to the last one.
     """
     held = {path: load_file(path) for path in sorted(out.glob("*.final"))}
     assert len(held) >= case.num_workers, f"{where}: only {sorted(held)} came to the end"
@@ -265,10 +302,13 @@ def check_finals(job: JobDir, out: Path, case: Case, where: str, wanted: Model |
             f"{where}: samples {wrong[:5]} count {final['seen'][wrong[:5]]} times"
         )
         epoch_no = bisect.bisect(starts_s, path.stat().st_mtime)
-        first = wanted or firsts.setdefault(epoch_no, final)
+        first = firsts.setdefault(0 if bits else epoch_no, wanted if bits and wanted else final)
         for name, values in first.items():
             same = values.tobytes() == final[name].tobytes()
             assert same, f"{where}: {path.name} differs from others in {name}"
+        for name, values in (wanted or {}).items():
+            apart = np.abs(values - final[name]).max()
+            assert apart < EXACT, f"{where}: {path.name} is {apart} from undisturbed in {name}"
 
 
 def check_cuts(job: JobDir, case: Case, where: str, root: Path, damaged: Set[Path]) -> None:
@@ -302,14 +342,14 @@ def main() -> None:
         own_network()
     first, last = (int(part) for part in options.seeds.split(":"))
     os.environ.setdefault("PACELINE_HOME", "/tmp/paceline-chaos")
-    wanted = {epochs: undisturbed(epochs) for epochs in (1, 2)} if options.deterministic else {}
     failed: list[int] = []
     seconds: dict[int, float] = {}
     for seed in range(first, last):
         start_s = time.monotonic()
         try:
-            case = with_surroundings(case_of(seed), links=options.links, disk=options.disk)
-            facts = run(case, wanted.get(case.epochs))
+            case = with_solution(case_of(seed), deterministic=options.deterministic)
+            case = with_surroundings(case, links=options.links, disk=options.disk)
+            facts = run(case, deterministic=options.deterministic)
             print(msgspec.json.encode(facts).decode(), flush=True)
         except AssertionError as error:
             failed.append(seed)

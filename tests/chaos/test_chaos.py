@@ -125,28 +125,38 @@ def test_planted_counts_hold_whatever_dies(seed: int) -> None:
     run(full_case_of(seed))
 
 
-GROUPED = (101, 104, 108)
-"""Workers that are cut off, silent, and killed at the same moment, with what is around them."""
+GROUPED = (106, 109, 114)
+"""Workers that are cut off, silent, slow, and killed at the same moment, with what is around them."""
+
+
+def grouped_case(seed: int, *, deterministic: bool = False) -> grouped.Case:
+    return grouped.with_solution(grouped.case_of(seed), deterministic=deterministic)
 
 
 def test_the_slice_of_groups_does_most_things_to_workers() -> None:
-    kinds = {
-        fault.kind
-        for seed in GROUPED
-        for fault in grouped.case_of(seed).faults
-        if fault.role == "worker"
+    cases = [grouped_case(seed) for seed in GROUPED]
+    kinds = {fault.kind for case in cases for fault in case.faults if fault.role == "worker"}
+    assert kinds >= {"kill", "cut", "silence", "slow"}
+    assert {case.solution[0] for case in cases} >= {"nd", "auto"}
+
+
+def test_35_seeds_kill_workers_under_every_solution() -> None:
+    killed = {
+        case.solution[0]
+        for case in map(grouped_case, range(35))
+        for fault in case.faults
+        if (fault.role, fault.kind) == ("worker", "kill")
     }
-    assert kinds >= {"kill", "cut", "silence"}
+    assert killed == {name for name, _ in grouped.SOLUTIONS}
 
 
 @pytest.mark.parametrize("seed", GROUPED)
 def test_a_group_survives(seed: int) -> None:
-    grouped.run(grouped.case_of(seed))
+    grouped.run(grouped_case(seed))
 
 
 def test_a_deterministic_group_ends_with_the_bits_of_one_worker() -> None:
-    case = grouped.case_of(GROUPED[-1])
-    grouped.run(case, grouped.undisturbed(case.epochs))
+    grouped.run(grouped_case(GROUPED[0], deterministic=True), deterministic=True)
 
 
 @pytest.mark.parametrize("strategy", ["allreduce", pytest.param("ps", marks=pytest.mark.soak)])

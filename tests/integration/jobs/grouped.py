@@ -196,6 +196,7 @@ def flags() -> argparse.Namespace:
     parser.add_argument("--compute", type=int, default=0, help="a sample's part of a processor")
     parser.add_argument("--slow", default="", help="node to which a sample costs three times that")
     parser.add_argument("--slow-until-told", action="store_true", help="by a file named hurry")
+    parser.add_argument("--late", default="", help="node:seconds more for each of its first life")
     parser.add_argument("--die", default="", help="node:batch at which its first life ends")
     parser.add_argument("--die-of", default="", help="node:size of the batch that ends its life")
     parser.add_argument(
@@ -267,6 +268,16 @@ def suffer(options: argparse.Namespace, node: str, number: int, num_samples: int
         time.sleep(1000)
 
 
+def late_s(late: str, out: Path, node: str) -> float:
+    """What this life takes more for each batch: of a node that is late its first one does."""
+    late_node, _, seconds = late.partition(":")
+    marker = out / "late"
+    if node != late_node or marker.exists():
+        return 0.0
+    marker.touch()
+    return float(seconds)
+
+
 def main() -> None:
     """Train; evaluate if asked to."""
     options = flags()
@@ -276,6 +287,7 @@ def main() -> None:
     place = place if node == freezer else ""
 
     spoil(options, node)
+    more_s = late_s(options.late, options.out, node)
     job = pl.init()
     device = device_of(options.device, job.rank)
     model, parts, rates = build(options, device)
@@ -294,7 +306,7 @@ def main() -> None:
             suffer(options, node, number, len(ids))
             # Before backward ends, as computing is: with its end a worker's own time of a step does.
             compute(len(ids), options.compute)
-            time.sleep(len(ids) * options.sample_s * (3 if node == options.slow else 1))
+            time.sleep(more_s + len(ids) * options.sample_s * (3 if node == options.slow else 1))
             with torch.autocast("cpu", torch.float16, enabled=options.half):
                 loss = model(ids.to(device))
             scaler.scale(loss).backward()
