@@ -239,6 +239,33 @@ def test_steps_go_on_without_a_late_member_and_every_sample_counts_once(
         assert len(whole) > 1.2 * slow, {life: len(ids) for life, ids in done.items()}
 
 
+@pytest.mark.parametrize(
+    ("solution", "args"),
+    [("nd", {}), pytest.param("auto", {"min_iterations": "8"}, marks=pytest.mark.soak)],
+)
+def test_a_slow_member_is_restarted_in_order_and_its_peers_go_on(
+    tmp_path: Path, solution: str, args: dict[str, str]
+) -> None:
+    # What it takes longer does not follow its samples: to give it fewer is no cure.
+    flags = ("--late", "worker-1:0.5", "--slow-until-told", "--by-updates", "--epochs", "4")
+    windows = WindowSpec(short_steps=5, long_steps=10)
+    watched = {"solution": solution, "solution_args": args, "windows": windows}
+    with group(tmp_path / "out", *flags, workers=3, decide_every_s=0.3, **watched) as job:
+        until(lambda: len(trains(job)) == 3, "a restart, and its next life")
+        whole, alone, again = trains(job)
+        assert (whole, again.partition(" from")[0]) == (
+            together(0, 1, 2),
+            whole.partition(" from")[0],
+        )
+        assert alone.startswith("worker-0, worker-2 train from step ")
+        assert {told["node"] for told in job.events("kill_restart")} == {"worker-1"}
+        lives = sorted(life.partition(".")[0] for life in job.samples())
+        assert lives == ["worker-0", "worker-1", "worker-1", "worker-2"]
+        (job.out / "hurry").touch()
+        check_finished(job, epochs=4, lives=3)
+        assert not job.deaths(), "in order"
+
+
 def test_when_all_members_die_at_once_the_job_goes_on_from_a_cut(tmp_path: Path) -> None:
     checkpoint = CheckpointSpec(every_s=0.3, share=1.0)
     with group(tmp_path / "out", "--epochs", "2", checkpoint=checkpoint) as job:
