@@ -7,7 +7,8 @@ also with two workers killed in mid-step, with another plan every six steps of w
 much in how many batches, and with a server replaced by a fresh one. Every worker writes the loss of
 each sample; the loss of a step is their mean over its samples, weighted exactly. A sample that was
 computed twice, because its first worker died, must have the right loss both times: whichever
-counted, the step's is right.
+counted, the step's is right. And the same by all-reduce, but for servers: its tables are dense, so
+that it has a process of its own to be compared with.
 
 The yardstick for float32 is one process that sums each of its own batches in four parts: that much
 two orders of summation differ, without any distribution.
@@ -47,19 +48,23 @@ SWITCH_EVERY = 6
 
 
 class Job(NamedTuple):
-    """One run: so many workers; are two killed, do plans switch, is a server replaced?"""
+    """One run: so many workers; are two killed, do plans switch, is a server replaced?
+
+    ``dense``: by all-reduce.
+    """
 
     workers: int
     die: bool = False
     switch: bool = False
     move: bool = False
+    dense: bool = False
 
     @property
     def name(self) -> str:
         """For people."""
         what = ["2 killed"] * self.die + ["plans switch"] * self.switch
         what += ["server replaced"] * self.move
-        return ", ".join([f"{self.workers} workers", *what])
+        return ", ".join([f"{self.workers} workers", *what, *["all-reduce"] * self.dense])
 
 
 JOBS = (
@@ -75,6 +80,15 @@ JOBS = (
     Job(4, die=True, switch=True),
     Job(2, move=True),
     Job(4, die=True, switch=True, move=True),
+)
+GROUPS = (
+    Job(1, dense=True),
+    Job(2, dense=True),
+    Job(4, dense=True),
+    Job(2, die=True, dense=True),
+    Job(4, die=True, dense=True),
+    Job(2, switch=True, dense=True),
+    Job(4, die=True, switch=True, dense=True),
 )
 
 
@@ -109,10 +123,11 @@ class Deviation(NamedTuple):
     """Of any value of the final model, relative to the largest of its tensor."""
 
 
-def run_alone(out: Path, steps: int, num_parts: int = 1) -> Path:
+def run_alone(out: Path, steps: int, num_parts: int = 1, *, dense: bool = False) -> Path:
     """Train in one process, with one thread, without services; returns ``out``."""
     out.mkdir(parents=True)
     flags = ["--out", str(out), "--steps", str(steps), "--parts", str(num_parts)]
+    flags += ["--dense"] if dense else []
     env = os.environ | {"OMP_NUM_THREADS": "1"}
     subprocess.run([sys.executable, str(SCRIPT), *flags], check=True, env=env)
     return out
@@ -137,20 +152,22 @@ def switching(
 
 
 def run_job(out: Path, steps: int, job: Job, *, timeout_s: float = 300.0) -> Path:
-    """Train on two servers; returns ``out``.
+    """Train on two servers, or by all-reduce; returns ``out``.
 
     Raises:
         RuntimeError: the job failed or took too long, or what was to happen did not.
     """
     out.mkdir(parents=True)
-    workers, die, switch, move = job
+    workers, die, switch, move, dense = job
     spec = JobSpec(
         script=str(SCRIPT),
         args=(
             *("--out", str(out), "--steps", str(steps), "--together", str(workers)),
             *(["--die"] if die else []),
+            *(["--dense"] if dense else []),
         ),
         name=f"equality-{workers}",
+        strategy="allreduce" if dense else "ps",
         mode="bsp",
         solution="none",
         torch_threads=1,  # as alone: threads split sums, too
@@ -242,53 +259,83 @@ def limits(drift: dict[tuple[str, str], Deviation]) -> dict[tuple[str, str], flo
     }
 
 
+class Table(NamedTuple):
+    """The rows of one strategy, and what each model may show."""
+
+    what: str
+    rows: list[tuple[str, dict[tuple[str, str], Deviation]]]
+    allowed: dict[tuple[str, str], float]
+
+    @property
+    def exceeded(self) -> bool:
+        """Whether any run is beyond that; the first row is the yardstick."""
+        return any(
+            found[case].loss > self.allowed[case] for _, found in self.rows[1:] for case in CASES
+        )
+
+    def show(self) -> None:
+        """Print it."""
+        print(f"largest relative deviation of a step's loss from one process, {self.what}")
+        print(_line("", [f"{kind} {dtype[5:]}" for kind, dtype in CASES]))
+        for name, found in self.rows:
+            print(_line(name, [f"{found[case].loss:.1e}" for case in CASES]))
+        print(_line("allowed", [f"{self.allowed[case]:.1e}" for case in CASES]))
+        print("of a value of the final model, relative to the largest of its tensor")
+        for name, found in self.rows:
+            print(_line(name, [f"{found[case].state:.1e}" for case in CASES]))
+
+    def told(self) -> dict[str, object]:
+        """For the file."""
+        return {
+            "what": self.what,
+            "allowed": {" ".join(case): limit for case, limit in self.allowed.items()},
+            "runs": {
+                name: {" ".join(case): dev._asdict() for case, dev in found.items()}
+                for name, found in self.rows
+            },
+        }
+
+
+def compared(folder: Path, steps: int, jobs: Sequence[Job], *, dense: bool) -> Table:
+    """Run these jobs, and one process beside them."""
+    folder.mkdir()
+    reference = run_alone(folder / "alone", steps, dense=dense)
+    drift = deviations(reference, run_alone(folder / "parts", steps, NUM_PARTS, dense=dense))
+    rows = [(f"1 process, {NUM_PARTS} parts", drift)]
+    for job in jobs:
+        run = run_job(folder / job.name.replace(" ", "-"), steps, job)
+        rows.append((job.name, deviations(reference, run)))
+    how = "all-reduce" if dense else "BSP, 2 servers"
+    return Table(f"{steps} steps of {BATCH_SIZE}, {how}", rows, limits(drift))
+
+
 def main() -> int:
-    """Print the table; 1: a limit is exceeded."""
+    """Print the tables; 1: a limit is exceeded."""
     parser = argparse.ArgumentParser(description="Workers against one process, in BSP.")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--quick", action="store_true", help="60 steps, 1 and 2 workers")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     args = parser.parse_args()
-    steps = 60 if args.quick else args.steps
-    jobs = [job for job in JOBS if job.workers <= (2 if args.quick else 4)]
+    steps, most = (60, 2) if args.quick else (args.steps, 4)
+    tables = []
     with tempfile.TemporaryDirectory(prefix="equality-") as folder:
         os.environ.setdefault("PACELINE_HOME", folder)
-        reference = run_alone(Path(folder) / "alone", steps)
-        drift = deviations(reference, run_alone(Path(folder) / "parts", steps, NUM_PARTS))
-        allowed = limits(drift)
-        rows: list[tuple[str, dict[tuple[str, str], Deviation]]] = [
-            (f"1 process, {NUM_PARTS} parts", drift)
-        ]
-        for job in jobs:
-            run = run_job(Path(folder) / job.name.replace(" ", "-"), steps, job)
-            rows.append((job.name, deviations(reference, run)))
-    print(
-        f"largest relative deviation of a step's loss from one process, {steps} steps of "
-        f"{BATCH_SIZE}, BSP, 2 servers"
-    )
-    print(_line("", [f"{kind} {dtype[5:]}" for kind, dtype in CASES]))
-    for name, found in rows:
-        print(_line(name, [f"{found[case].loss:.1e}" for case in CASES]))
-    print(_line("allowed", [f"{allowed[case]:.1e}" for case in CASES]))
-    print("of a value of the final model, relative to the largest of its tensor")
-    for name, found in rows:
-        print(_line(name, [f"{found[case].state:.1e}" for case in CASES]))
+        for name, dense, all_jobs in (("ps", False, JOBS), ("group", True, GROUPS)):
+            jobs = [job for job in all_jobs if job.workers <= most]
+            tables.append(compared(Path(folder) / name, steps, jobs, dense=dense))
+    for table in tables:
+        table.show()
     if args.json:
         told = {
-            "what": f"relative deviation from one process over {steps} steps",
             "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-            "allowed": {" ".join(case): limit for case, limit in allowed.items()},
-            "runs": {
-                name: {" ".join(case): dev._asdict() for case, dev in found.items()}
-                for name, found in rows
-            },
+            "tables": [table.told() for table in tables],
         }
         args.json.write_text(json.dumps(told, indent=1))
-    return int(any(found[case].loss > allowed[case] for _, found in rows[1:] for case in CASES))
+    return int(any(table.exceeded for table in tables))
 
 
 def _line(name: str, cells: Sequence[str]) -> str:
-    return f"{name:36s}" + "".join(f"{cell:>12s}" for cell in cells)
+    return f"{name:46s}" + "".join(f"{cell:>12s}" for cell in cells)
 
 
 if __name__ == "__main__":

@@ -37,9 +37,27 @@ def test_two_workers_of_which_both_die_in_mid_step_compute_what_one_process_comp
 ) -> None:
     run = equality.run_job(tmp_path / "out", NUM_STEPS, equality.Job(2, die=True, switch=switch))
     assert len(list(run.glob("worker-*.losses"))) == 4  # two lives each
+    check_close(reference, run)
+
+
+def check_close(reference: Path, run: Path) -> None:
+    """Assert that a run is within the limits that need no yardstick."""
     for (kind, dtype), found in equality.deviations(reference, run).items():
         if dtype == "float64":
             assert found.loss < equality.FLOAT64_LIMIT, kind
             assert found.state < equality.FLOAT64_LIMIT, kind
         elif kind == "sgd":
             assert found.loss < equality.FLOAT32_LIMIT, kind
+
+
+@pytest.mark.parametrize(
+    ("die", "switch"),
+    [(True, True), pytest.param(False, False, marks=pytest.mark.soak)],
+    ids=["uneven, and both die", "undisturbed"],
+)
+def test_two_members_of_a_group_compute_what_one_process_computes(
+    tmp_path: Path, die: bool, switch: bool
+) -> None:
+    alone = equality.run_alone(tmp_path / "alone", NUM_STEPS, dense=True)
+    job = equality.Job(2, die=die, switch=switch, dense=True)
+    check_close(alone, equality.run_job(tmp_path / "out", NUM_STEPS, job))

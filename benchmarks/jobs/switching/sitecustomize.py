@@ -3,9 +3,11 @@
 Python runs a module of this name at its start; a benchmark puts its folder on the path of the job
 (`equality.switching`). ``$PACELINE_BENCH_ACTIONS`` is a JSON list of actions,
 ``$PACELINE_BENCH_EVERY`` the steps between two of them. For each three monotonic times are appended
-to ``$PACELINE_BENCH_PHASES`` (float64): asked for, committed, all workers granted something anew.
+to ``$PACELINE_BENCH_PHASES`` (float64): asked for, committed, all workers granted something anew
+(on servers only).
 """
 
+import contextlib
 import os
 import sys
 import time
@@ -73,9 +75,34 @@ def _switch(every: int, actions: str, phases: _Phases) -> None:
     ServerTraining.handle = handle  # type: ignore[method-assign]
 
 
+def _switch_group(every: int, actions: str) -> None:
+    """The same by all-reduce, whose members find the step by themselves: nothing is granted."""
+    import msgspec
+
+    from paceline.base.errors import ConfigError
+    from paceline.master.training_group import GroupTraining
+    from paceline.policy.straggler.actions import AnyAction
+    from paceline.wire.messages.group import Progress
+
+    inner, plans = GroupTraining.handle, msgspec.json.decode(actions, type=list[AnyAction])
+    next_step, number = every, 0
+
+    def handle(this: GroupTraining, node: str, message: Any, now_s: float) -> None:
+        nonlocal next_step, number
+        inner(this, node, message, now_s)
+        if isinstance(message, Progress) and this.state.step >= next_step:
+            # After the last sample of a feed it is refused.
+            with contextlib.suppress(ConfigError):
+                this.carry_out(plans[number % len(plans)])
+            next_step, number = this.state.step + every, number + 1
+
+    GroupTraining.handle = handle  # type: ignore[method-assign]
+
+
 if "PACELINE_BENCH_ACTIONS" in os.environ and "paceline.master" in sys.orig_argv:
     _switch(
         int(os.environ["PACELINE_BENCH_EVERY"]),
         os.environ["PACELINE_BENCH_ACTIONS"],
         _Phases(os.environ.get("PACELINE_BENCH_PHASES", os.devnull)),
     )
+    _switch_group(int(os.environ["PACELINE_BENCH_EVERY"]), os.environ["PACELINE_BENCH_ACTIONS"])

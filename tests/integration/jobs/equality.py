@@ -27,6 +27,8 @@ BATCH_SIZE = 51
 SHORT_BY = 17
 """Samples that the last step has fewer."""
 NUM_FIELDS, VOCAB, NUM_KEYS, NUM_NUMERIC = 3, 200, 500, 8
+FACTOR, OFFSET = 982_451_653, 2**40
+"""Of a key, from its number."""
 OPTIMIZERS = ("sgd", "adagrad", "adam")
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 CASES = [(optimizer, dtype) for dtype in DTYPES for optimizer in OPTIMIZERS]
@@ -46,13 +48,16 @@ class Net(nn.Module):
     """An MLP over numbers, a table of fixed size and one of unknown keys.
 
     The first layer is longer than a block of dense elements: two servers hold parts of it.
+    ``dense``: as members of a group hold it, tables whole and with gradients for each row.
     """
 
-    def __init__(self, name: str, dtype: torch.dtype) -> None:
+    def __init__(self, name: str, dtype: torch.dtype, *, dense: bool = False) -> None:
         super().__init__()
-        self.dtype = dtype
-        self.fields = nn.Embedding(NUM_FIELDS * VOCAB, 8, sparse=True)
-        self.user = pl.Embedding(f"user-{name}", 8, std=0.1, seed=5)
+        self.dtype, self.dense = dtype, dense
+        self.fields = nn.Embedding(NUM_FIELDS * VOCAB, 8, sparse=not dense)
+        self.user = (
+            nn.Embedding(NUM_KEYS, 8) if dense else pl.Embedding(f"user-{name}", 8, std=0.1, seed=5)
+        )
         width = NUM_NUMERIC + (NUM_FIELDS + 1) * 8
         self.deep = nn.Sequential(
             nn.Linear(width, 1700), nn.Tanh(), nn.Linear(1700, 16), nn.Tanh(), nn.Linear(16, 1)
@@ -62,7 +67,8 @@ class Net(nn.Module):
     def forward(self, rows: Rows) -> Tensor:
         """Return the loss of each row."""
         fields = self.fields(rows.ids).flatten(1)
-        x = torch.cat([rows.numeric.to(self.dtype), fields, self.user(rows.keys)], dim=1)
+        keys = (rows.keys + OFFSET) // FACTOR if self.dense else rows.keys
+        x = torch.cat([rows.numeric.to(self.dtype), fields, self.user(keys)], dim=1)
         label = rows.label.to(self.dtype)
         return binary_cross_entropy_with_logits(self.deep(x).squeeze(1), label, reduction="none")
 
@@ -72,6 +78,8 @@ class Net(nn.Module):
             return [SGD(self.parameters(), lr=0.3)]
         if kind == "adagrad":
             return [Adagrad(self.parameters(), lr=0.005)]
+        if self.dense:
+            return [Adam(self.parameters(), lr=0.002)]
         tables = [self.fields.weight, self.user.weight]
         return [Adam(self.deep.parameters(), lr=0.002), SparseAdam(tables, lr=0.01)]
 
@@ -89,7 +97,7 @@ def dataset(num_steps: int) -> TensorRows:
         index=torch.arange(size),
         numeric=numeric,
         ids=ids + torch.arange(NUM_FIELDS) * VOCAB,
-        keys=keys * 982_451_653 - 2**40,
+        keys=keys * FACTOR - OFFSET,
         label=label.double(),
     )
 
@@ -122,11 +130,12 @@ def main() -> None:
     parser.add_argument("--parts", type=int, default=1, help="sum each batch in so many parts")
     parser.add_argument("--together", type=int, default=1, help="begin when so many are there")
     parser.add_argument("--die", action="store_true", help="two workers die in mid-step")
+    parser.add_argument("--dense", action="store_true", help="tables are tensors as others are")
     options = parser.parse_args()
     node = os.environ.get("PACELINE_NODE", "alone")
 
     job = pl.init()
-    nets = [Net(f"{kind}-{dtype}", DTYPES[dtype]) for kind, dtype in CASES]
+    nets = [Net(f"{kind}-{dtype}", DTYPES[dtype], dense=options.dense) for kind, dtype in CASES]
     optimizers = [net.optimizers(kind) for net, (kind, _) in zip(nets, CASES, strict=True)]
     job.prepare(nets, optimizers)
     flat = [optimizer for some in optimizers for optimizer in some]
