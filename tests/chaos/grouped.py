@@ -47,8 +47,18 @@ from tests.chaos.faults import (
     small_disk,
     surroundings,
 )
+from tests.chaos.moments import COPY_S, CUT, GROUP, SYNC_S, WHATS, Moment, MomentInjector
 from tests.chaos.oracle import TOLERANCE, committed_counts, leftovers
-from tests.chaos.run import LINGER_S, actions, check_logs, end, feed_of_job, follow, summary
+from tests.chaos.run import (
+    LINGER_S,
+    actions,
+    check_logs,
+    end,
+    feed_of_job,
+    follow,
+    slow_disk,
+    summary,
+)
 
 SCRIPT = Path(__file__).parents[1] / "integration" / "jobs" / "grouped.py"
 TIMEOUT_S = 90.0
@@ -101,6 +111,7 @@ class Case:
     epochs: int
     faults: list[Fault]
     solution: Solution = ("none", {})
+    moments: list[Moment] = dataclasses.field(default_factory=list)
 
 
 def case_of(seed: int) -> Case:
@@ -134,6 +145,28 @@ def with_solution(case: Case, *, deterministic: bool = False) -> Case:
     solution = known[case.seed % len(known)]
     epochs = case.epochs + (MORE_EPOCHS if solution[0] in SLOW_TO_ACT else 0)
     return dataclasses.replace(case, solution=solution, epochs=epochs)
+
+
+def with_moment(case: Case) -> Case:
+    """The same where a worker is killed besides while its group forms, or while it makes a cut."""
+    rng = random.Random(f"moment {case.seed}")
+    whats = [
+        what for what in WHATS if what != "copies" or case.num_workers > 1
+    ]  # alone it is not seen
+    num_samples = NUM_SAMPLES * case.epochs
+    what, index = rng.choice(whats), rng.randrange(8)
+    since = rng.randrange(num_samples // 10, num_samples // 2)
+    if what in GROUP and rng.random() < 0.3:
+        since = 0  # the first group
+    after_s = rng.uniform(0.0, 0.15) if what in CUT else rng.choice([0.0, 0.0, 0.01])
+    moment = Moment(what, index, since, after_s)
+    # Who is lost is what a group forms for.
+    lost = (
+        []
+        if what in CUT or not since
+        else [Fault("kill", "worker", rng.randrange(8), since, 0.0, 0.0)]
+    )
+    return dataclasses.replace(case, moments=[moment], faults=[*case.faults, *lost])
 
 
 def with_surroundings(case: Case, *, links: bool, disk: bool) -> Case:
@@ -202,8 +235,10 @@ def with_cuts(spec: JobSpec, folder: Path) -> JobSpec:
 def _run(
     case: Case, spec: JobSpec, out: Path, start_s: float, wanted: Model | None
 ) -> dict[str, object]:
-    job = launch(spec)
-    injector = Injector(job, case.faults)
+    slow = any(moment.what in CUT for moment in case.moments)
+    with slow_disk(SYNC_S, COPY_S) if slow else contextlib.nullcontext():
+        job = launch(spec)
+    injector = MomentInjector(job, case.faults, case.moments)
     try:
         status = follow(job, injector, start_s + TIMEOUT_S)
     finally:
@@ -213,12 +248,12 @@ def _run(
         outcome = json.loads(job.outcome.read_text())
     elif not os.environ.get("CHAOS_KEEP"):
         end(job)
-    where = f"seed {case.seed} ({job.path}; {[str(f) for f in case.faults]})"
+    where = f"seed {case.seed} ({job.path}; {[str(f) for f in (*case.faults, *case.moments)]})"
     assert outcome["state"] == "finished", f"{where}: ended as {outcome}"
     folder = Path(spec.checkpoint.folder or job.cuts)
-    waiting = injector.waiting
+    waiting = [*injector.waiting, *injector.moments]
     if len([*folder.glob("*/manifest.json")]) < 2:  # cut off from its master nobody makes any
-        waiting = [fault for fault in waiting if fault.kind != "damage"]
+        waiting = [one for one in waiting if isinstance(one, Moment) or one.kind != "damage"]
     assert not waiting, f"{where}: never fired: {[str(fault) for fault in waiting]}"
     check_clean(job, where)
     check_finals(job, out, case, where, wanted, bits=spec.deterministic)
@@ -234,7 +269,8 @@ def _run(
         "epochs": case.epochs,
         "solution": spec.solution,
         "actions": acted,
-        "faults": [str(fault) for fault, _ in injector.fired],
+        "faults": [*(str(fault) for fault, _ in injector.fired), *injector.hit],
+        "missed": [str(moment) for moment in injector.missed],
         "epoch_no": status.epoch_no if status else None,
         "seconds": round(seconds, 2),
     }
@@ -335,6 +371,7 @@ def main() -> None:
     parser.add_argument("--seeds", default="0:10", help="a:b, b excluded")
     parser.add_argument("--keep-going", action="store_true")
     parser.add_argument("--deterministic", action="store_true", help="compare bits, too")
+    parser.add_argument("--no-moments", action="store_true", help="kill at no special moments")
     parser.add_argument("--links", action="store_true", help="break the network, too; needs root")
     parser.add_argument("--disk", action="store_true", help="fill and damage the disk, too; root")
     options = parser.parse_args()
@@ -348,6 +385,7 @@ def main() -> None:
         start_s = time.monotonic()
         try:
             case = with_solution(case_of(seed), deterministic=options.deterministic)
+            case = case if options.no_moments else with_moment(case)
             case = with_surroundings(case, links=options.links, disk=options.disk)
             facts = run(case, deterministic=options.deterministic)
             print(msgspec.json.encode(facts).decode(), flush=True)

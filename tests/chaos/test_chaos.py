@@ -11,6 +11,7 @@ import pytest
 
 from tests.chaos import grouped, interrupted
 from tests.chaos.faults import ROLES, kinds_for, pace_connections, unpace_quietly
+from tests.chaos.moments import WHATS
 from tests.chaos.run import SOLUTIONS, case_of, full_case_of, run, summary
 
 SLICE = range(83, 93)
@@ -130,7 +131,8 @@ GROUPED = (106, 109, 114)
 
 
 def grouped_case(seed: int, *, deterministic: bool = False) -> grouped.Case:
-    return grouped.with_solution(grouped.case_of(seed), deterministic=deterministic)
+    case = grouped.with_solution(grouped.case_of(seed), deterministic=deterministic)
+    return grouped.with_moment(case)
 
 
 def test_the_slice_of_groups_does_most_things_to_workers() -> None:
@@ -148,6 +150,12 @@ def test_35_seeds_kill_workers_under_every_solution() -> None:
         if (fault.role, fault.kind) == ("worker", "kill")
     }
     assert killed == {name for name, _ in grouped.SOLUTIONS}
+
+
+def test_20_seeds_kill_workers_at_every_moment_also_of_the_first_group() -> None:
+    moments = [moment for seed in range(20) for moment in grouped_case(seed).moments]
+    assert {moment.what for moment in moments} == {*WHATS}
+    assert not all(moment.from_committed for moment in moments)
 
 
 @pytest.mark.parametrize("seed", GROUPED)

@@ -1,0 +1,164 @@
+"""Faults that fall into a moment of the protocol, which no time or number of samples would hit.
+
+A worker is killed just when its group forms or begins to run (the job's events say so), while it
+copies a cut (its file has appeared in memory), or while it writes one (its file on disk is not
+complete). A thread watches; with a slow disk (`run.slow_disk`) copying and writing last long enough.
+"""
+
+import contextlib
+import json
+import re
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.base.jobdir import JobDir
+from paceline.base.processes import kill_quietly
+from paceline.wire.client import JobStatus
+from paceline.wire.spec import load
+from tests.chaos.faults import Fault, Injector, is_alive
+
+POLL_S = 0.001
+GROUP = {"forms": "group_forms", "runs": "group_runs"}
+CUT = ("copies", "writes")
+WHATS = (*GROUP, *CUT)
+COPY_S, SYNC_S = 0.2, 0.3
+"""What copying a cut, and its sync, take at least where a moment is to be hit in them."""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One planned kill: what its victim is doing."""
+
+    what: str
+    index: int
+    """Which member of the group, counted among those that it is told of; who makes a cut is known."""
+    from_committed: int
+    """The first such moment from then on."""
+    after_s: float
+    """So long after it was seen."""
+
+    def __str__(self) -> str:
+        return f"kill worker[{self.index}] as it {self.what}, from {self.from_committed} samples on"
+
+
+class MomentInjector(Injector):
+    """Fires kills at their moments, too; `finish` it."""
+
+    def __init__(self, job: JobDir, faults: list[Fault], moments: list[Moment]) -> None:
+        super().__init__(job, faults)
+        self.moments = list(moments)
+        """Those that have not come yet."""
+        self.hit: list[str] = []
+        self.missed: list[Moment] = []
+        """No group formed any more: their master was away until all was trained."""
+        self._committed = 0
+        #: Node -> its newest process, as the events tell.
+        self._pids: dict[str, int] = {}
+        self._seen: set[Path] = set()
+        """Files that were there already when somebody looked."""
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+
+    def look(self, status: JobStatus) -> None:
+        """See `Injector.look`."""
+        self._committed = max(self._committed, status.committed)
+        super().look(status)
+
+    def finish(self) -> None:
+        """See `Injector.finish`."""
+        self._over.set()
+        self._thread.join()
+        super().finish()
+
+    # ------------------------------------------------------------------ the thread
+
+    def _watch(self) -> None:
+        events = self._events()
+        while self.moments and not self._over.wait(POLL_S):
+            for event in next(events):
+                if event["event"] == "process_up":
+                    self._pids[event["node"]] = int(event["reason"].split()[1])
+                if event["event"] == "feed_complete":
+                    self._miss()
+                for moment in self._armed(*GROUP):
+                    if event["event"] == GROUP[moment.what]:
+                        self._kill_member(moment, event)
+            for moment in self._armed(*CUT):
+                self._kill_maker(moment)
+
+    def _miss(self) -> None:
+        for moment in [one for one in self.moments if one.what in GROUP]:
+            self.moments.remove(moment)
+            self.missed.append(moment)
+
+    def _armed(self, *whats: str) -> list[Moment]:
+        return [
+            moment
+            for moment in self.moments
+            if moment.what in whats and moment.from_committed <= self._committed
+        ]
+
+    def _events(self) -> Iterator[list[dict[str, Any]]]:
+        """Those since the last call."""
+        at = 0
+        while True:
+            with contextlib.suppress(FileNotFoundError), self.job.events.open("rb") as file:
+                file.seek(at)
+                whole, end, _ = file.read().rpartition(b"\n")
+                at += len(whole) + len(end)
+                yield [json.loads(line) for line in whole.splitlines()]
+                continue
+            yield []
+
+    def _kill_member(self, moment: Moment, event: dict[str, Any]) -> None:
+        names = re.findall(r"worker-\d+", event["reason"])
+        living = [self._pids[name] for name in names if is_alive(self._pids.get(name, 0))]
+        if not living:
+            return
+        late_s = time.time() - event["t"]
+        time.sleep(moment.after_s)
+        self._kill(moment, living[moment.index % len(living)], f"seen after {late_s:.3f} s")
+
+    def _kill_maker(self, moment: Moment) -> None:
+        pattern, root = "*/.*.safetensors.partial", self._cuts
+        if moment.what == "copies":
+            pattern, root = "*/*/*.safetensors", self.job.memory
+        for path in self._found(root, pattern):
+            name = path.name.removeprefix(".").removesuffix(".partial")
+            node = name.rpartition("-")[0]
+            if path in self._seen or (moment.what == "copies" and path.parent.name != node):
+                continue
+            self._seen.add(path)
+            time.sleep(moment.after_s)
+            pid = self._pids.get(node, 0)
+            if self._still(moment, path, name) and is_alive(pid):
+                self._kill(moment, pid, path.parent.name)
+                return
+
+    def _still(self, moment: Moment, path: Path, name: str) -> bool:
+        """Whether it is still at it: who writes has copied all."""
+        if moment.what == "writes":
+            return path.exists()
+        directory = self._cuts / path.parent.parent.name
+        return path.exists() and not any(
+            (directory / one).exists() for one in (name, f".{name}.partial")
+        )
+
+    @property
+    def _cuts(self) -> Path:
+        return Path(load(self.job.spec).checkpoint.folder or self.job.cuts)
+
+    def _found(self, root: Path, pattern: str) -> list[Path]:
+        with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+            return sorted(root.glob(pattern))
+        return []
+
+    def _kill(self, moment: Moment, pid: int, told: str) -> None:
+        kill_quietly(pid)
+        self.moments.remove(moment)
+        self.hit.append(f"{moment} ({told}, killed {moment.after_s:.3f} s later)")
