@@ -167,7 +167,9 @@ def test_a_deterministic_group_ends_with_the_bits_of_one_worker() -> None:
     grouped.run(grouped_case(GROUPED[0], deterministic=True), deterministic=True)
 
 
-@pytest.mark.parametrize("strategy", ["allreduce", pytest.param("ps", marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    "strategy", ["allreduce", "fsdp", pytest.param("ps", marks=pytest.mark.soak)]
+)
 def test_whatever_calls_itself_a_cut_is_whole(strategy: str) -> None:
     facts = interrupted.run(strategy, kills=2, seed=0, ballast=1 << 20)
     assert facts["cuts_checked"]

@@ -26,6 +26,7 @@ def flags() -> argparse.Namespace:
     parser.add_argument("--per-worker", type=int, help="what makes up --batch-size")
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--step-s", type=float, default=0.0)
+    parser.add_argument("--ballast", type=int, default=0, help="numbers that count the steps")
     parser.add_argument("--die", default="", help="node:batch at which its first life ends")
     parser.add_argument("--freeze", default="", help="node:batch at which it is stopped, once")
     parser.add_argument("--sleep", default="", help="node:batch at which its first life hangs")
@@ -35,7 +36,7 @@ def flags() -> argparse.Namespace:
 
 def build(options: argparse.Namespace, node: str) -> tuple[Planted, torch.optim.Optimizer]:
     """What is trained."""
-    model = Planted(options.num_samples, options.batch_size)
+    model = Planted(options.num_samples, options.batch_size, options.ballast)
     if node == options.lopsided:
         model.net.append(nn.Linear(1, 1).double())
     for layer in model.net:
@@ -43,7 +44,8 @@ def build(options: argparse.Namespace, node: str) -> tuple[Planted, torch.optim.
             fully_shard(layer)
     fully_shard(model)
     # Of a mean over a step each sample has its part: times their number it counts as one.
-    planted = {"params": [model.seen], "lr": float(options.batch_size), "momentum": 0.0}
+    ballast = [] if model.ballast is None else [model.ballast]
+    planted = {"params": [model.seen, *ballast], "lr": float(options.batch_size), "momentum": 0.0}
     learning = {"params": list(model.net.parameters()), "lr": 0.05}
     return model, torch.optim.SGD([planted, learning], momentum=0.9)
 
