@@ -12,6 +12,7 @@ import signal
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -278,6 +279,19 @@ def late_s(late: str, out: Path, node: str) -> float:
     return float(seconds)
 
 
+def evaluated(
+    job: pl.Job, model: Planted, dataset: torch.utils.data.Dataset[Any], freezes: Path | None
+) -> dict[str, Tensor]:
+    """How often each sample is in the model; the process stops itself once, if it is to."""
+
+    def look(batch: list[Tensor]) -> dict[str, Tensor]:
+        if freezes is not None:
+            freeze_once(freezes)
+        return {"seen": model.seen[batch[0]]}
+
+    return job.evaluate(look, dataset, 100)
+
+
 def main() -> None:
     """Train; evaluate if asked to."""
     options = flags()
@@ -325,13 +339,7 @@ def main() -> None:
     if node == options.die_at_end:
         die_once(options.out)
     if options.evaluate:
-
-        def look(batch: list[Tensor]) -> dict[str, Tensor]:
-            if place == "evaluate":
-                freeze_once(options.out)
-            return {"seen": model.seen[batch[0]]}
-
-        found = job.evaluate(look, dataset, 100)
+        found = evaluated(job, model, dataset, options.out if place == "evaluate" else None)
         if node == options.die_evaluated:
             die_once(options.out)
         save_file(found, options.out / f"{name}.evaluated")
