@@ -271,8 +271,9 @@ def _run(
     check_finals(job, out, case, where, wanted, bits=spec.deterministic)
     check_cuts(job, case, where, folder, injector.damaged)
     # Shards cannot do without a lost peer: the others end by gloo's error, and all begin again.
-    excused = "gloo" if case.sharded else "checksum differs" if injector.damaged else ""
-    check_logs(job, where, but=excused)
+    excused = ["gloo"] * case.sharded + ["checksum differs"] * bool(injector.damaged)
+    # A solution's way to say that it leaves the division as it is.
+    check_logs(job, where, *excused, "NoExactSum")
     acted, seconds = actions(job), time.monotonic() - start_s
     shutil.rmtree(out, ignore_errors=True)  # a disk is taken out after this
     if not os.environ.get("CHAOS_KEEP"):

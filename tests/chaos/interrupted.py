@@ -208,7 +208,7 @@ class Interrupted:
         assert not left, f"left behind {left}"
         self.check()
         # Shards cannot do without a lost peer: the others end by gloo's error, and all begin again.
-        check_logs(self.job, str(self.job.path), but="gloo" if self.sharded else "")
+        check_logs(self.job, str(self.job.path), *["gloo"] * self.sharded)
 
     def close(self) -> None:
         """Leave the machine as it was."""
