@@ -2,12 +2,13 @@
 
     python benchmarks/allreduce_join.py [--quick] [--megabytes 1024] [--joins 5]
 
-Two workers train with steps of 50 ms of emulated compute, in proportion to a member's samples; 1 MB
-of their state is trained, the rest are buffers, so that a step stays short. A third one is added by
-`paceline scale` and taken away again, several times. Printed: how much longer than those of two the
-survivors' steps took until all three were in step again, together and the longest one; the time of
-one warm memory copy of the state in one thread beside it, and the ratio. Goal: at most the larger
-of one step and 1.2 x the copy.
+Two workers train with steps of 50 ms of emulated compute, in proportion to a member's samples.
+Half of their state are parameters, the other half is the optimizer's: momentum of each. There are
+gradients of 1 MB of it only, so that a step stays short; the rest is frozen. A third worker is
+added by `paceline scale` and taken away again, several times. Printed: how much longer than those
+of two the survivors' steps took until all three were in step again, together and the longest one;
+the time of one warm memory copy of the state in one thread beside it, and the ratio. Goal: at most
+the larger of one step and 1.2 x the copy.
 """
 
 import argparse
@@ -105,6 +106,7 @@ def main() -> None:
     total, longest = zip(*found, strict=True)
     row = {
         "megabytes": megabytes,
+        "state": "parameters and momentum, half each, in tensors of 32 MB",
         "lost_s": harness.summary(total),
         "longest_s": harness.summary(longest),
         "memcpy_s": round(copy_s, 4),

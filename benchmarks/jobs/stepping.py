@@ -17,15 +17,24 @@ from torch import nn
 
 PARAMETERS = 1 << 18
 """1 MB of float32."""
+LAYER = 1 << 23
+"""Numbers in each of the other parameters: 32 MB."""
 
 
 class Still(nn.Module):
-    """A vector whose gradient is known, and as much more as is asked for that is not trained."""
+    """A vector whose gradient is known, and as many more parameters as are asked for.
+
+    These are frozen, since to compute and to sum their gradients would be what is measured.
+    """
 
     def __init__(self, megabytes: int = 0) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(PARAMETERS))
-        self.register_buffer("rest", torch.ones(megabytes << 18))
+        total = megabytes << 18
+        sizes = [min(LAYER, total - start) for start in range(0, total, LAYER)]
+        self.rest = nn.ParameterList(
+            [nn.Parameter(torch.ones(size), requires_grad=False) for size in sizes]
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return a loss."""
@@ -35,6 +44,16 @@ class Still(nn.Module):
     def steps(self) -> float:
         """How many steps are in it: of rate 1.0, each takes the same off, exactly."""
         return -self.weight[0].item() * PARAMETERS
+
+
+def optimizer_of(model: Still) -> torch.optim.Optimizer:
+    """With momentum of all but the vector, from the start: as if each had been trained."""
+    rest = list(model.rest)
+    groups = [{"params": [model.weight]}, *([{"params": rest, "momentum": 0.9}] if rest else [])]
+    optimizer = torch.optim.SGD(groups, lr=1.0)
+    for param in rest:
+        optimizer.state[param]["momentum_buffer"] = torch.ones_like(param)
+    return optimizer
 
 
 def train(
@@ -63,8 +82,8 @@ def by_paceline(options: argparse.Namespace) -> None:
     from paceline.runtime.data.batch import TensorRows
 
     job = pl.init()
-    model = Still(options.megabytes)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    model = Still(options.megabytes // 2)
+    optimizer = optimizer_of(model)
     job.prepare(model, optimizer)
     data = TensorRows(x=torch.ones(4096))
     batches = (batch.x for batch in job.batches(data, 64, epochs=1_000_000))
@@ -117,7 +136,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--step-s", type=float, default=0.05)
     parser.add_argument("--share", type=int, default=0, help="samples that take so long; 0: any")
-    parser.add_argument("--megabytes", type=int, default=0)
+    parser.add_argument(
+        "--megabytes", type=int, default=0, help="of other parameters and their momentum"
+    )
     options = parser.parse_args()
     if "PACELINE_NODE" in os.environ:
         by_paceline(options)
