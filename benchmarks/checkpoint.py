@@ -5,27 +5,36 @@
 
 One worker whose optimizer changes every page of its state in every step; forward and backward are
 emulated by matrix products that last ``--factors`` times one memory copy of the state. Arms:
-paceline (strategy allreduce); torch.save; torch's distributed checkpoint (DCP): ``save``,
-``async_save`` by a thread, and by a process with shared memory staged beside the compute; with
-``--peers``, where `peers/install.py` has installed them, DLRover's flash checkpoint as installed
-and with what it takes to run. They take turns, each in processes of its own. Every save is restored
-or read back, and verified in every page.
+paceline (strategy allreduce), by two members of which one computes nothing: its cuts go into the
+memory of both nodes, as in a job, and need 4.25 times the state (4 GiB: 20 GiB with what else
+there is; 8 GiB do not fit into 24); paceline with one member, as the others are; torch.save;
+torch's distributed checkpoint (DCP): ``save``, ``async_save`` by a thread, and by a process with
+shared memory staged beside the compute; with ``--peers``, where `peers/install.py` has installed
+them, DLRover's flash checkpoint as installed and with what it takes to run. They take turns, each
+in processes of its own. Every save is restored or read back, and verified in every page; paceline's
+are restored by the job itself, all of whose workers are killed for it.
 
 Printed, in seconds, for the first save of a process and, by factor, for the others: for how long
 they block (what a step takes besides its compute, over the usual), with the goal (10 ms, and what
 of the copy lasts longer than the compute); how much longer the whole step is, its compute beside
-the copy included (of the first save: the longest step until then, since memory may be made before).
-Then how many times as long compute takes beside the copy, and after it until the save is on
-storage, with a copy's share of the memory bandwidth; how long it takes to be on storage, over a
-plain write with fsync; and to restore, over a memory copy.
+the copy included (of the first save: the longest step until then, since memory may be made before);
+how many times as long compute takes beside the copy, with a copy's share of the memory bandwidth.
+Then compute after it until the save is on storage; how long it takes to be on storage, over a plain
+write with fsync; of paceline until it counts, and to restore, over a memory copy, and from where.
+Then what of the floors and goals is met: blocked at most 1.05 times a memory copy, and the goal
+above; the first save at most twice a warm one (of either, blocked or longer; 10 ms are never too
+much); on storage within 1.3 plain writes; restored within 1.5 copies.
 
 A size that does not fit into the memory or onto the disk is left out, and named. Only paceline and
 the plain write wait for the disk (fsync).
 """
 
 import argparse
+import contextlib
 import json
+import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -42,16 +51,19 @@ from numpy.typing import NDArray
 from peers import launch
 from peers.install import python_of
 
+from paceline.base.errors import PacelineError, PermanentError
 from paceline.base.jobdir import JobDir
 from paceline.runtime.checkpoint.cutfile import read_cut
-from paceline.wire.spec import CheckpointSpec, JobSpec, NodeSpec
+from paceline.wire.spec import CheckpointSpec, JobSpec, NodeSpec, RestartSpec
 
 SCRIPT = Path(__file__).with_name("jobs") / "saving.py"
-MEMORY = Path("/dev/shm")
-"""From where a cut is restored."""
+RESTORES = 3
+"""Of each job of paceline."""
 PATIENCE_S = 1800.0
 GIB = 1 << 30
 ALLOWED_S = 0.010
+BLOCKED, FIRST, STORED, RESTORED = 1.05, 2.0, 1.3, 1.5
+"""At most: over a memory copy, over a warm save, over a plain write, over a memory copy."""
 WARM_STEPS = 2
 """The first steps of a process are slow by themselves."""
 SPARE_BYTES = 3 * GIB
@@ -65,10 +77,13 @@ class Arm(NamedTuple):
     """So many times the state are in memory, at least."""
     peer: str | None = None
     """By which name it is installed; None: with the benchmark."""
+    members: int = 1
+    """Of a job of paceline's."""
 
 
 ARMS = {
-    "paceline": Arm("paceline", 2.125),
+    "paceline": Arm("paceline", 4.25, members=2),
+    "paceline, one member": Arm("paceline", 2.125),
     "torch.save": Arm("torch.save", 1.0),
     "dcp.save": Arm("dcp", 1.0),
     "dcp.async_save, thread": Arm("dcp-thread", 2.0),
@@ -106,6 +121,10 @@ class Found(NamedTuple):
     copy_s: float
     pair_s: float
     write_s: float
+    counted_s: Sequence[float] = ()
+    """Of paceline: from when a cut began until it counted, in the memory of two nodes if there are
+    two."""
+    restored_from: Sequence[str] = ()
 
 
 def saves_of(rows: NDArray[np.float64], began: Sequence[tuple[int, float]]) -> list[Save]:
@@ -150,23 +169,47 @@ def saves_of(rows: NDArray[np.float64], began: Sequence[tuple[int, float]]) -> l
     ]
 
 
-def cuts_of(job: JobDir, num_rows: int) -> list[tuple[int, float]]:
-    """Beside which step each cut was copied, and when it was on disk."""
+class Cut(NamedTuple):
+    """Of paceline."""
+
+    row: int
+    """The step beside which it was copied."""
+    valid_s: float
+    stored_s: float
+
+
+def cuts_of(job: JobDir, num_rows: int) -> list[Cut]:
+    """Those that were copied beside these steps."""
     # "cut 3 at step 120": copied beside the step after it, which is in place 120. Of one worker
     # alone a cut is valid when it is on disk.
-    told = [event for event in harness.events(job) if event["event"] == "cut_valid"]
-    found = [(int(event["reason"].split()[4]), event["at_s"]) for event in told]
-    return [(step, at_s) for step, at_s in found if 0 < step < num_rows]
+    told = harness.events(job)
+    stored = {e["reason"].split()[1]: e["at_s"] for e in told if e["event"] == "cut_stored"}
+    found = []
+    for event in told:
+        if event["event"] == "cut_valid":
+            _, number, _, _, step = event["reason"].split()
+            found.append(Cut(int(step), event["at_s"], stored.get(number, event["at_s"])))
+    return [cut for cut in found if 0 < cut.row < num_rows]
 
 
-def check(cuts: Path) -> None:
-    """Every cut on disk holds one step, in every page."""
+def check(cuts: Path, measured: str) -> None:
+    """Every cut on disk holds one step, in every page.
+
+    Raises:
+        FailedError: another member than the one that is measured has made it.
+    """
     found = sorted(path.parent for path in cuts.glob("*/manifest.json"))
     assert found
     for path in found:
-        manifest, files = read_cut(path)
-        (arrays,) = files.values()
-        bulk = [array for name, array in arrays.items() if "bulk" in name]
+        try:
+            manifest, files = read_cut(path)
+        except (PermanentError, FileNotFoundError):
+            assert not (path / "manifest.json").exists(), path  # the oldest has been removed
+            continue
+        ((name, arrays),) = files.items()
+        if manifest.step and name != f"{measured}.safetensors":
+            raise FailedError(f"{path} was made by {name}, and {measured} was measured")
+        bulk = [array for key, array in arrays.items() if "bulk" in key]
         assert bulk
         for array in bulk:
             assert np.all(array[::1024] == manifest.step), path
@@ -191,43 +234,78 @@ def run_script(arm: Arm, python: Path, script: Sequence[str], log: Path) -> None
         raise FailedError(f"{launch.last_words(log)} (exit status {status})")
 
 
-def by_paceline(out: Path, flags: Sequence[str], log: Path) -> list[tuple[int, float]]:
-    """A job; its cuts stay in ``out``."""
+def by_paceline(arm: Arm, out: Path, flags: Sequence[str], saves: int, log: Path) -> Found:
+    """A job: it makes its cuts, and then goes back to the newest of them, again and again.
+
+    Raises:
+        FailedError: it ended before.
+    """
     cuts = out / "cuts"
     spec = JobSpec(
         script=str(SCRIPT),
-        args=(*flags, "--cuts", str(cuts)),
+        args=(*flags, "--arm", "paceline", "--cuts", str(cuts), "--members", str(arm.members)),
         name="saving",
         strategy="allreduce",
-        workers=NodeSpec(count=1),
+        workers=NodeSpec(count=arm.members),
         solution="none",
-        checkpoint=CheckpointSpec(every_s=1.0, share=1.0, keep=1000, dir=str(cuts)),
+        checkpoint=CheckpointSpec(every_s=1.0, share=1.0, keep=saves + 2, dir=str(cuts)),
+        restart=RestartSpec(budget=1000, backoff_s=0.1, backoff_max_s=0.1),
     )
     with harness.running(spec) as job:
-        harness.until(job.outcome.exists, PATIENCE_S)
+        told = out / "saves.json"
+        harness.until(lambda: told.exists() or job.outcome.exists(), PATIENCE_S)
         shutil.copytree(job.logs, log / "logs", dirs_exist_ok=True)
-        if not (out / "saves.json").exists():
-            raise FailedError(f"the job ended: {job.outcome.read_text()}")
-        return cuts_of(job, len(harness.stamps(out / "steps.f64")) // 5)
+        if not told.exists():
+            ended = job.outcome.read_text() if job.outcome.exists() else "it hangs"
+            raise FailedError(f"the job ended: {ended}")
+        rows = harness.stamps(out / "steps.f64").reshape(-1, 5)
+        made = cuts_of(job, len(rows))
+        check(cuts, (out / "measured").read_text())
+        restores = [restored(job, out, number) for number in range(RESTORES)]
+        (out / "enough").touch()
+        harness.until(job.outcome.exists, PATIENCE_S)
+    machine = json.loads((out / "machine.json").read_text())
+    counted = [cut.valid_s - rows[cut.row, 0] for cut in made]
+    began = [(cut.row, cut.stored_s) for cut in made]
+    seconds, places = zip(*restores, strict=True)
+    return Found(
+        saves_of(rows, began), list(seconds), **machine, counted_s=counted, restored_from=places
+    )
 
 
-def restored_by_paceline(out: Path, flags: Sequence[str], log: Path) -> list[float]:
-    """Seconds of restoring the newest cut from memory, or from disk where there is no room."""
-    newest = max(path.parent for path in (out / "cuts").glob("*/manifest.json"))
-    num_bytes = sum(path.stat().st_size for path in newest.iterdir())
-    with tempfile.TemporaryDirectory(prefix="paceline-cut-", dir=MEMORY) as name:
-        place = Path(name) / newest.name
-        # Beside it there will be the state.
-        if psutil.virtual_memory().available > 2 * num_bytes + SPARE_BYTES:
-            shutil.copytree(newest, place)
-        else:
-            print(f"no room for {num_bytes / GIB:.1f} GiB more: restored from disk", flush=True)
-            place = newest
-        found = out / "restored"
-        found.mkdir()
-        script = [str(SCRIPT), *flags, "--arm", "paceline-restore", "--cuts", str(place)]
-        run_script(ARMS["paceline"], Path(sys.executable), [*script, "--out", str(found)], log)
-    return [one["restore_s"] for one in json.loads((found / "saves.json").read_text())]
+def restored(job: JobDir, out: Path, number: int) -> tuple[float, str]:
+    """Kill all workers when there is a new cut; how long the job reads it, and from where.
+
+    Raises:
+        FailedError: it reads none, or not the state of one step.
+    """
+    noted = out / "restores.jsonl"
+
+    def lines() -> list[str]:
+        return noted.read_text().splitlines() if noted.exists() else []
+
+    def works() -> bool:
+        with contextlib.suppress(PacelineError, OSError):
+            return all(node.state == "running" and node.pid for node in harness.status(job).nodes)
+        return False
+
+    def num_valid() -> int:
+        return sum(event["event"] == "cut_valid" for event in harness.events(job))
+
+    if not harness.until(works, PATIENCE_S):
+        raise FailedError("its workers do not come back")
+    before = num_valid()
+    # The first one after a restore from memory goes to the disk only.
+    if not harness.until(lambda: num_valid() > before + 1, PATIENCE_S):
+        raise FailedError("it makes no cuts any more")
+    for node in harness.status(job).nodes:
+        os.kill(node.pid, signal.SIGKILL)
+    if not harness.until(lambda: len(lines()) > number, PATIENCE_S):
+        raise FailedError("it has restored no cut")
+    found = json.loads(lines()[number])
+    if len(found["steps"]) != 1 or found["steps"][0] <= 0:
+        raise FailedError(f"restored was no state of one step: {found['steps'][:5]}")
+    return found["restore_s"], "memory" if found["place"].startswith("/dev/shm") else "disk"
 
 
 def measured(name: str, python: Path, num_bytes: int, options: Any, log: Path) -> Found:
@@ -243,19 +321,18 @@ def measured(name: str, python: Path, num_bytes: int, options: Any, log: Path) -
         flags = ["--out", folder, "--bytes", str(num_bytes), "--gap", str(options.gap)]
         flags += ["--saves", str(options.saves), "--factors", *map(str, options.factors)]
         if arm.saver == "paceline":
-            began = by_paceline(out, [*flags, "--arm", "paceline"], log)
-            check(out / "cuts")
-            restores_s = restored_by_paceline(out, flags, log)
+            found = by_paceline(arm, out, flags, options.saves, log)
         else:
             run_script(arm, python, [str(SCRIPT), *flags, "--arm", arm.saver], log)
             told = json.loads((out / "saves.json").read_text())
             began = [(int(one["step"]), one["stored_s"]) for one in told]
+            machine = json.loads((out / "machine.json").read_text())
+            rows = harness.stamps(out / "steps.f64").reshape(-1, 5)
             restores_s = [one["restore_s"] for one in told]
-        machine = json.loads((out / "machine.json").read_text())
-        rows = harness.stamps(out / "steps.f64")
-        for path in (*out.glob("*.json"), out / "steps.f64"):
+            found = Found(saves_of(rows, began), restores_s, **machine)
+        for path in (*out.glob("*.json*"), out / "steps.f64"):
             shutil.copy(path, log)
-        return Found(saves_of(rows.reshape(-1, 5), began), restores_s, **machine)
+        return found
 
 
 def check_room(arm: Arm, num_bytes: int, saves: int, disk: Path) -> None:
@@ -264,43 +341,78 @@ def check_room(arm: Arm, num_bytes: int, saves: int, disk: Path) -> None:
     room = psutil.virtual_memory().available
     if need > room:
         raise FailedError(f"needs {need / GIB:.1f} GiB of memory, {room / GIB:.1f} GiB are free")
-    # paceline's cuts are all kept to be verified; others keep one, and write the next beside it.
-    need = (saves + 3 if arm.saver == "paceline" else 3) * num_bytes
+    # Of paceline's many are kept to be verified; others keep one, and write the next beside it.
+    need = (saves + 4 if arm.saver == "paceline" else 3) * num_bytes
     room = shutil.disk_usage(disk).free
     if need > room:
         raise FailedError(f"needs {need / GIB:.1f} GiB of disk, {room / GIB:.1f} GiB are free")
 
 
-def row_of(found: Sequence[Found], copy_s: float, write_s: float) -> dict[str, Any]:
+def row_of(arm: Arm, found: Sequence[Found], copy_s: float, write_s: float) -> dict[str, Any]:
     """Of the table, by medians over all processes of an arm."""
     saves = [save for one in found for save in one.saves[1:]]
-    by_factor = {}
+    share = statistics.median(one.pair_s / (2 * one.copy_s) for one in found)
+    by_factor, verdicts = {}, {}
     for factor in sorted({save.factor for save in saves}):
         these = [save for save in saves if save.factor == factor]
         blocked_s = [save.blocked_s for save in these]
-        by_factor[f"compute {factor} x copy"] = {
+        name, goal_s = f"compute {factor} x copy", max(0.0, copy_s * (1 - factor)) + ALLOWED_S
+        by_factor[name] = {
             "blocked_s": harness.summary(blocked_s),
             "blocked / memcpy": round(statistics.median(blocked_s) / copy_s, 3),
-            "goal_s": round(max(0.0, copy_s * (1 - factor)) + ALLOWED_S, 4),
+            "goal_s": round(goal_s, 4),
             "longer_s": harness.summary([save.longer_s for save in these]),
             "compute beside the copy": harness.summary([save.beside for save in these]),
+            "a copy's share of the bandwidth": round(share, 3),
         }
-    warm_s = statistics.median(save.blocked_s for save in saves)
-    first_s = [one.saves[0].blocked_s for one in found]
-    stored_s = [save.stored_s for save in saves]
+        blocked = statistics.median(blocked_s)
+        verdicts |= {
+            f"{name}: blocked": verdict(blocked, BLOCKED * copy_s, f"{BLOCKED} copies"),
+            f"{name}: blocked, goal": verdict(blocked, goal_s, "the goal"),
+        }
+    stored_s = statistics.median(save.stored_s for save in saves)
     restores_s = [seconds for one in found for seconds in one.restores_s]
+    restore_s = statistics.median(restores_s)
     writing = [save.writing for save in saves if save.writing is not None]
+    first = first_of(found)
+    verdicts |= first.pop("verdicts")
     return {
+        "members": "two nodes, one of which computes nothing" if arm.members > 1 else "one process",
         **by_factor,
-        "first_s": harness.summary(first_s),
-        "first_longer_s": harness.summary([one.saves[0].longer_s for one in found]),
-        "first / warm": round(statistics.median(first_s) / warm_s, 2) if warm_s > 0 else None,
+        **first,
         "compute while writing": harness.summary(writing),
-        "stored_s": harness.summary(stored_s),
-        "stored / plain write": round(statistics.median(stored_s) / write_s, 2),
+        "counts after_s": harness.summary([s for one in found for s in one.counted_s]),
+        "stored_s": harness.summary([save.stored_s for save in saves]),
+        "stored / plain write": round(stored_s / write_s, 2),
         "restore_s": harness.summary(restores_s),
-        "restore / memcpy": round(statistics.median(restores_s) / copy_s, 2),
+        "restored from": sorted({place for one in found for place in one.restored_from}),
+        "restore / memcpy": round(restore_s / copy_s, 2),
+        "verdicts": verdicts
+        | {
+            "stored": verdict(stored_s, STORED * write_s, f"{STORED} plain writes"),
+            "restored": verdict(restore_s, RESTORED * copy_s, f"{RESTORED} copies"),
+        },
     }
+
+
+def first_of(found: Sequence[Found]) -> dict[str, Any]:
+    """What first saves cost beside the others of their processes."""
+    row: dict[str, Any] = {"verdicts": {}}
+    for name, key in (("first", "blocked_s"), ("first longer", "longer_s")):
+        first_s = [getattr(one.saves[0], key) for one in found]
+        warm_s = statistics.median(getattr(save, key) for one in found for save in one.saves[1:])
+        median_s = statistics.median(first_s)
+        row[f"{name}_s"] = harness.summary(first_s)
+        row[f"{name} / warm"] = round(median_s / warm_s, 2) if warm_s > 0 else None
+        bound_s = max(FIRST * warm_s, ALLOWED_S)
+        row["verdicts"][name] = verdict(median_s, bound_s, f"{FIRST:g} warm ones, or 10 ms")
+    return row
+
+
+def verdict(seconds: float, bound_s: float, what: str) -> str:
+    """Whether it is within a bound."""
+    met = "met" if seconds <= bound_s else "missed"
+    return f"{met}: {seconds:.4f} s of {bound_s:.4f} s ({what})"
 
 
 def table_of(found: dict[str, list[Found]], failed: dict[str, str]) -> dict[str, Any]:
@@ -315,7 +427,7 @@ def table_of(found: dict[str, list[Found]], failed: dict[str, str]) -> dict[str,
         "memcpy_s": harness.summary([one.copy_s for one in every]),
         "a copy's share of the bandwidth": round(share, 3),
         "plain write_s": harness.summary([one.write_s for one in every]),
-        **{name: row_of(several, copy_s, write_s) for name, several in found.items()},
+        **{name: row_of(ARMS[name], several, copy_s, write_s) for name, several in found.items()},
         "failed": failed,
     }
 
@@ -370,7 +482,7 @@ def rounds(
                 failed[arm] = told = f"nothing: {error}"
             else:
                 found[arm].append(one)
-                told = json.dumps(row_of([one], one.copy_s, one.write_s))
+                told = json.dumps(row_of(ARMS[arm], [one], one.copy_s, one.write_s))
             # A run of many hours that is ended leaves what it has found.
             print(f"{arm}, {gigabytes:g} GiB, round {number + 1}: {told}", flush=True)
     return found, failed

@@ -1,11 +1,15 @@
 """One worker whose state is large: it computes, and is saved, by paceline or by one of `savers`.
 
-Or one that only restores a cut of paceline's. Writes to ``--out``: ``steps.f64``, a row of
-`COLUMNS` for each step; ``saves.json``, of every save of a peer ``step`` (the row it began in),
-``stored_s`` (when it was on storage), and ``restore_s`` (seconds until the state was as it was
-saved, which is verified in every page, after it had been destroyed); and ``machine.json``: seconds
-of a memory copy of the state alone and of two at once, and of a plain write of as many bytes with
-fsync.
+Writes to ``--out``: ``steps.f64``, a row of `COLUMNS` for each step; ``saves.json``, of every save
+of a peer ``step`` (the row it began in), ``stored_s`` (when it was on storage), and ``restore_s``
+(seconds until the state was as it was saved, which is verified in every page, after it had been
+destroyed); and ``machine.json``: seconds of a memory copy of the state alone and of two at once,
+and of a plain write of as many bytes with fsync.
+
+Under paceline there may be another member, which holds the same state and takes part in each step,
+but computes nothing. When enough cuts are on disk all go on without computing, until a file
+``enough`` tells them to end. Whoever is started again meanwhile notes in ``restores.jsonl`` how
+long it read a cut, and from where; that is verified, too.
 """
 
 import argparse
@@ -32,6 +36,7 @@ SIDE, TRIALS = 512, 40
 RING = 16
 """A memory copy goes into so many tensors in turn: too many for a cache."""
 CHUNK_BYTES = 16 << 20
+IDLE_S = 0.02
 
 
 class Large(nn.Module):
@@ -84,17 +89,21 @@ class Compute:
 
 
 class Training:
-    """The loop that all share."""
+    """The loop that all share; ``idle``: without computing, and nothing is noted."""
 
-    def __init__(self, options: argparse.Namespace) -> None:
+    def __init__(self, options: argparse.Namespace, *, idle: bool = False) -> None:
         self.model = Large(options.bytes)
         self.optimizer = Touching(self.model.parameters(), lr=0.01)
         self.optimizer.bulk = self.model.bulk
+        self.idle = idle
+        self.number = 0
+        self.copy_s = self.pair_s = 0.0
+        if idle:
+            return
         self._compute = Compute()
         self._factors, self._gap = options.factors, options.gap
         self.copy_s, self.pair_s = copies_s(self.state)
         self._steps = (options.out / "steps.f64").open("wb", buffering=0)
-        self.number = 0
 
     @property
     def state(self) -> State:
@@ -103,6 +112,11 @@ class Training:
 
     def step(self, batches: Iterator[Tensor], save: Any, before_update: Any) -> None:
         """One step; ``save`` is called before its compute."""
+        if self.idle:
+            self.model(next(batches)).backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            return
         factor = self._factors[self.number // self._gap % len(self._factors)]
         asked_s = time.monotonic()
         x = next(batches)
@@ -142,10 +156,21 @@ def by_peer(training: Training, options: argparse.Namespace) -> list[dict[str, f
     return saves
 
 
-def by_paceline(training: Training, options: argparse.Namespace) -> list[dict[str, float]]:
+def by_paceline(options: argparse.Namespace) -> None:
     """Train until so many cuts are on disk; what they cost, the job's events say."""
     import paceline as pl
 
+    measured = come_together(options)
+    while measured and len(list(options.out.glob("*.built"))) < options.members - 1:
+        time.sleep(IDLE_S)  # nothing is measured beside that
+    training = Training(options, idle=not measured)
+    note_restores(training.state, options.out)
+    if measured:
+        note_machine(training, options)
+        (options.out / "measured").write_text(life())
+    # As a model's own start leaves it: memory that was never written to costs more to read into.
+    set_pages(training.state, 0.0)
+    (options.out / f"{life()}.built").touch()
     job = pl.init()
     job.prepare(training.model, training.optimizer)
     rows = pl.TensorRows(x=torch.ones(1 << 20, 8))
@@ -153,23 +178,57 @@ def by_paceline(training: Training, options: argparse.Namespace) -> list[dict[st
 
     def nothing() -> None: ...
 
-    while len(list(options.cuts.glob("*/manifest.json"))) < options.saves:
+    while not (options.out / "enough").exists():
         training.step(batches, nothing, nothing)
-    return []
+        if training.idle and (options.out / "saves.json").exists():
+            time.sleep(IDLE_S)
+        if not training.idle and num_cuts(options.cuts) >= options.saves:
+            training.idle = True
+            (options.out / "saves.json").write_text("[]")
 
 
-def restored_by_paceline(training: Training, options: argparse.Namespace) -> list[dict[str, float]]:
-    """Read a cut as a worker does that restores one, so many times."""
+def num_cuts(folder: Path) -> int:
+    """That are on disk."""
+    return len(list(folder.glob("*/manifest.json")))
+
+
+def life() -> str:
+    """What the files of this life of this worker begin with."""
+    return f"{os.environ['PACELINE_NODE']}-{os.environ['PACELINE_INC']}"
+
+
+def come_together(options: argparse.Namespace) -> bool:
+    """Wait for all members of the first group; whether this is the one that is measured.
+
+    It is the one whose life is the first: of a group that one makes the cuts.
+    """
+    if (options.out / "saves.json").exists():
+        return False
+    number = int(os.environ["PACELINE_INC"])
+    (options.out / f"{number}.member").touch()
+    while len(members := list(options.out.glob("*.member"))) < options.members:
+        time.sleep(IDLE_S)
+    return number == min(int(path.stem) for path in members)
+
+
+def note_restores(state: State, out: Path) -> None:
+    """Have the seconds noted that it takes to read a cut, as the job does it."""
     from paceline.runtime.replica.replica import Replica
-    from paceline.wire.cut import read_manifest
 
-    replica = Replica([training.model], [training.optimizer], [])
-    expected, state = float(read_manifest(options.cuts).step), training.state
-    found = [
-        restored_s(state, lambda: replica.load_cut(options.cuts), expected)
-        for _ in range(options.saves)
-    ]
-    return [{"restore_s": seconds} for seconds in found]
+    load_cut = Replica.load_cut
+
+    def load(replica: Replica, *places: Path) -> None:
+        begun_s = time.perf_counter()
+        load_cut(replica, *places)
+        took_s = time.perf_counter() - begun_s
+        bulk = [tensor for name, tensor in state.items() if "bulk" in name]
+        pages = torch.cat([tensor[::PAGE] for tensor in bulk]).unique().tolist()
+        found = next((str(one) for one in places if (one / "manifest.json").exists()), "")
+        noted = {"restore_s": took_s, "steps": pages, "place": found}
+        with (out / "restores.jsonl").open("a") as file:
+            file.write(json.dumps(noted) + "\n")
+
+    Replica.load_cut = load  # type: ignore[method-assign]
 
 
 def set_pages(state: State, value: float) -> None:
@@ -234,28 +293,34 @@ def write_s(path: Path, num_bytes: int) -> float:
     return took_s
 
 
-ARMS = {"paceline": by_paceline, "paceline-restore": restored_by_paceline}
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--arm", choices=[*ARMS, *SAVERS], required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--bytes", type=int, required=True)
-    parser.add_argument("--factors", type=float, nargs="+", required=True, help="compute / copy")
-    parser.add_argument("--saves", type=int, required=True)
-    parser.add_argument("--gap", type=int, required=True, help="steps from save to save")
-    parser.add_argument("--cuts", type=Path, help="paceline's: of the job, or one of them")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    training = Training(options)
-    saves = ARMS.get(options.arm, by_peer)(training, options)
+def note_machine(training: Training, options: argparse.Namespace) -> None:
+    """Write what a copy and a plain write of the state take here."""
     machine = {
         "copy_s": training.copy_s,
         "pair_s": training.pair_s,
         "write_s": write_s(options.out / "plain", options.bytes),
     }
     (options.out / "machine.json").write_text(json.dumps(machine))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--arm", choices=["paceline", *SAVERS], required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--bytes", type=int, required=True)
+    parser.add_argument("--factors", type=float, nargs="+", required=True, help="compute / copy")
+    parser.add_argument("--saves", type=int, required=True)
+    parser.add_argument("--gap", type=int, required=True, help="steps from save to save")
+    parser.add_argument("--cuts", type=Path, help="paceline's")
+    parser.add_argument("--members", type=int, default=1, help="paceline's")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    if options.arm == "paceline":
+        by_paceline(options)
+        return
+    training = Training(options)
+    saves = by_peer(training, options)
+    note_machine(training, options)
     (options.out / "saves.json").write_text(json.dumps(saves))
 
 
