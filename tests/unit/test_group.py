@@ -5,7 +5,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from paceline.base.errors import InternalError
+from paceline.base.errors import ConfigError, InternalError
 from paceline.base.samples import Span
 from paceline.master.hangs import Hang, find_hang, find_silent
 from paceline.master.held_by_workers import HeldByWorkers
@@ -693,6 +693,14 @@ def test_members_that_hold_shards_each_begin_with_their_own() -> None:
     assert [member.step for member in job.members.values()] == [0, 0]
     assert all(member.running is not None for member in job.members.values())
     assert not any(isinstance(one, Copy) for _, one in job.told)
+
+
+def test_nobody_divides_the_steps_of_members_that_hold_shards() -> None:
+    job = Job(2, sharded=True)
+    job.join()
+    uneven = AdjustBatch(shares={"worker-1": Share(1), "worker-2": Share(1)})
+    with pytest.raises(ConfigError, match="fsdp"):
+        job.master.carry_out(uneven, 0)
 
 
 def test_a_cut_of_shards_needs_all_of_them() -> None:

@@ -7,6 +7,7 @@ slice by themselves; those to evaluate are.
 
 import msgspec
 
+from paceline.base.errors import ConfigError
 from paceline.master.group import Group
 from paceline.master.instructions import (
     FeedDone,
@@ -198,6 +199,11 @@ class HeldByWorkers(MasterState):
 
     def carry_out(self, action: GlobalAction, lead: int) -> list[Instruction]:
         """See `MasterState.carry_out`; the members find the step by themselves."""
+        if self.group.sharded:
+            raise ConfigError(
+                f"{type(action).__name__} with strategy fsdp: torch weighs all workers alike, so "
+                "their shares stay even; run the job with --solution none"
+            )
         return super().carry_out(action, 0)
 
     def plan_in_force(self) -> Planned:

@@ -687,7 +687,7 @@ class Master:
             self._begin_end(Ending(state="stopped"))
             self._stop_by_s = self._clock() + self.training.last_cut_s
             self._stop_workers()
-        if at_once and self._ending is not None:
+        if at_once and self._ending is not None and self._ending.stage < Stage.LEAVE:
             self._changed = True
             self._leave(self._ending)
 
@@ -722,9 +722,7 @@ class Master:
         )
 
     def _leave(self, ending: Ending) -> None:
-        """Everybody ends; the outcome follows when they have. Again: nothing."""
-        if ending.ended_s:
-            return
+        """Everybody ends; the outcome follows when they have."""
         ending.enter(Stage.LEAVE, self._clock())
         if ending.state == "finished":
             self._outbox.tell("finished")
