@@ -167,6 +167,7 @@ def test_a_deterministic_group_ends_with_the_bits_of_one_worker() -> None:
     grouped.run(grouped_case(GROUPED[0], deterministic=True), deterministic=True)
 
 
+@pytest.mark.soak
 def test_a_group_of_shards_survives() -> None:
     grouped.run(grouped.with_moment(grouped.with_shards(grouped.case_of(4))))
 

@@ -139,7 +139,9 @@ def test_an_edited_script_ends_the_worker_that_runs_it_and_not_the_job(tmp_path:
         assert "worker-1 was left out, the others went on" in told
 
 
-@pytest.mark.parametrize("solution", ["none", "backup_workers"])
+@pytest.mark.parametrize(
+    "solution", ["none", pytest.param("backup_workers", marks=pytest.mark.soak)]
+)
 def test_a_global_batch_follows_the_workers_if_asked_to(solution: str, tmp_path: Path) -> None:
     # A step of another size has another mean: what is counted are updates.
     flags = ("--die", "worker-1:12", "--by-updates", "--epochs", "2", "--per-worker", "16")
@@ -281,7 +283,7 @@ def test_when_all_members_die_at_once_the_job_goes_on_from_a_cut(tmp_path: Path)
 
 def test_a_stopped_job_goes_on_where_it_was(tmp_path: Path) -> None:
     with group(tmp_path / "out", "--epochs", "2", "--slow-until-told") as job:
-        job.until_committed(10 * BATCH)
+        job.until_committed(3 * BATCH)
         job.tell(StopJob())
         assert job.end().state == "stopped"
         until(lambda: not leftovers(job.job), "a clean machine")
