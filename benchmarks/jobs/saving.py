@@ -4,7 +4,7 @@ Writes to ``--out``: ``steps.f64``, a row of `COLUMNS` for each step; ``saves.js
 of a peer ``step`` (the row it began in), ``stored_s`` (when it was on storage), and ``restore_s``
 (seconds until the state was as it was saved, which is verified in every page, after it had been
 destroyed); and ``machine.json``: seconds of a memory copy of the state alone and of two at once,
-and of a plain write of as many bytes with fsync.
+and of a plain write of as many bytes with fsync, and of one past the page cache.
 
 Under paceline there may be another member, which holds the same state and takes part in each step,
 but computes nothing. When enough cuts are on disk all go on without computing, until a file
@@ -14,6 +14,7 @@ long it read a cut, and from where; that is verified, too.
 
 import argparse
 import json
+import mmap
 import os
 import statistics
 import struct
@@ -214,17 +215,19 @@ def come_together(options: argparse.Namespace) -> bool:
 def note_restores(state: State, out: Path) -> None:
     """Have the seconds noted that it takes to read a cut, as the job does it."""
     from paceline.runtime.replica.replica import Replica
+    from paceline.wire.cut import copies, read_manifest
 
     load_cut = Replica.load_cut
 
     def load(replica: Replica, *places: Path) -> None:
+        (name,) = read_manifest(*places).files
+        read_from = str(copies(name, *places)[0])
         begun_s = time.perf_counter()
         load_cut(replica, *places)
         took_s = time.perf_counter() - begun_s
         bulk = [tensor for name, tensor in state.items() if "bulk" in name]
         pages = torch.cat([tensor[::PAGE] for tensor in bulk]).unique().tolist()
-        found = next((str(one) for one in places if (one / "manifest.json").exists()), "")
-        noted = {"restore_s": took_s, "steps": pages, "place": found}
+        noted = {"restore_s": took_s, "steps": pages, "place": read_from}
         with (out / "restores.jsonl").open("a") as file:
             file.write(json.dumps(noted) + "\n")
 
@@ -280,14 +283,21 @@ def copies_s(state: State) -> tuple[float, float]:
     return statistics.median(alone), statistics.median(both)
 
 
-def write_s(path: Path, num_bytes: int) -> float:
-    """Seconds of writing so many bytes, one after the other, and fsync."""
-    chunk = os.urandom(CHUNK_BYTES)
+def write_s(path: Path, num_bytes: int, flags: int = 0) -> float | None:
+    """Seconds of writing so many bytes, one after the other, and fsync; None: not this way."""
+    chunk = mmap.mmap(-1, CHUNK_BYTES)
+    chunk[:] = os.urandom(CHUNK_BYTES)
     begun_s = time.perf_counter()
-    with path.open("wb", buffering=0) as file:
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | flags)
+    except OSError:  # this file system has no way past the page cache
+        return None
+    try:
         for _ in range(num_bytes // CHUNK_BYTES):
-            file.write(chunk)
-        os.fsync(file.fileno())
+            os.write(descriptor, chunk)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
     took_s = time.perf_counter() - begun_s
     path.unlink()
     return took_s
@@ -299,6 +309,7 @@ def note_machine(training: Training, options: argparse.Namespace) -> None:
         "copy_s": training.copy_s,
         "pair_s": training.pair_s,
         "write_s": write_s(options.out / "plain", options.bytes),
+        "direct_s": write_s(options.out / "direct", options.bytes, os.O_DIRECT),
     }
     (options.out / "machine.json").write_text(json.dumps(machine))
 

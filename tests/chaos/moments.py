@@ -1,8 +1,9 @@
 """Faults that fall into a moment of the protocol, which no time or number of samples would hit.
 
 A worker is killed just when its group forms or begins to run (the job's events say so), while it
-copies a cut (its file has appeared in memory), or while it writes one (its file on disk is not
-complete). A thread watches; with a slow disk (`run.slow_disk`) copying and writing last long enough.
+copies a cut (its file has appeared in memory), or while that is written (its file on disk is not
+complete); or then its agent is, which writes. A thread watches; with a slow disk (`run.slow_disk`)
+copying and writing last long enough.
 """
 
 import contextlib
@@ -23,7 +24,7 @@ from tests.chaos.faults import Fault, Injector, is_alive
 
 POLL_S = 0.001
 GROUP = {"forms": "group_forms", "runs": "group_runs"}
-CUT = ("copies", "writes")
+CUT = ("copies", "writes", "keeps")
 WHATS = (*GROUP, *CUT)
 COPY_S, SYNC_S = 0.2, 0.3
 """What copying a cut, and its sync, take at least where a moment is to be hit in them."""
@@ -34,6 +35,7 @@ class Moment:
     """One planned kill: what its victim is doing."""
 
     what: str
+    """That its cut is being written: ``writes`` if it is killed, ``keeps`` if its agent is."""
     index: int
     """Which member of the group, counted among those that it is told of; who makes a cut is known."""
     from_committed: int
@@ -42,7 +44,10 @@ class Moment:
     """So long after it was seen."""
 
     def __str__(self) -> str:
-        return f"kill worker[{self.index}] as it {self.what}, from {self.from_committed} samples on"
+        victim = "agent" if self.what == "keeps" else "worker"
+        return (
+            f"kill {victim}[{self.index}] as it {self.what}, from {self.from_committed} samples on"
+        )
 
 
 class MomentInjector(Injector):
@@ -58,6 +63,7 @@ class MomentInjector(Injector):
         self._committed = 0
         #: Node -> its newest process, as the events tell.
         self._pids: dict[str, int] = {}
+        self._agents: dict[str, int] = {}
         self._seen: set[Path] = set()
         """Files that were there already when somebody looked."""
         self._over = threading.Event()
@@ -81,8 +87,9 @@ class MomentInjector(Injector):
         events = self._events()
         while self.moments and not self._over.wait(POLL_S):
             for event in next(events):
-                if event["event"] == "process_up":
-                    self._pids[event["node"]] = int(event["reason"].split()[1])
+                if event["event"] in ("process_up", "agent_joined"):
+                    pids = self._pids if event["event"] == "process_up" else self._agents
+                    pids[event["node"]] = int(event["reason"].split()[1])
                 if event["event"] == "feed_complete":
                     self._miss()
                 for moment in self._armed(*GROUP):
@@ -135,14 +142,14 @@ class MomentInjector(Injector):
                 continue
             self._seen.add(path)
             time.sleep(moment.after_s)
-            pid = self._pids.get(node, 0)
+            pid = (self._agents if moment.what == "keeps" else self._pids).get(node, 0)
             if self._still(moment, path, name) and is_alive(pid):
                 self._kill(moment, pid, path.parent.name)
                 return
 
     def _still(self, moment: Moment, path: Path, name: str) -> bool:
-        """Whether it is still at it: who writes has copied all."""
-        if moment.what == "writes":
+        """Whether it is still at it: where it is written all is copied."""
+        if moment.what != "copies":
             return path.exists()
         directory = self._cuts / path.parent.parent.name
         return path.exists() and not any(

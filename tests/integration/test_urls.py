@@ -11,7 +11,7 @@ from paceline.base.jobdir import JobDir
 from paceline.cli.main import app
 from paceline.wire.spec import CheckpointSpec, load
 from tests.integration.running import RunningJob, running, until
-from tests.integration.test_allreduce import N, check_finished, group
+from tests.integration.test_allreduce import N, check_finished, group, trains
 
 FEW = ("--num-samples", "1024")
 
@@ -54,13 +54,17 @@ def resumed(url: str, out: Path, *flags: str, told: str = "fetched cut") -> Runn
 def test_a_job_whose_machine_is_lost_goes_on_from_the_url(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str
 ) -> None:
-    with group(tmp_path / "out", "--epochs", "2", checkpoint=often(url)) as job:
+    flags = ("--epochs", "2", "--slow-until-told")
+    with group(tmp_path / "out", *flags, checkpoint=often(url)) as job:
         until_copied(job, 2)
         lose_machine(job, monkeypatch, tmp_path / "other")
         again = resumed(url, job.out, "--workers", "3")
         try:
             assert again.job.job_id == job.job.job_id
             assert load(again.job.spec).cwd == os.getcwd()
+            all_three = "worker-0, worker-1, worker-2 train"
+            until(lambda: any(all_three in told for told in trains(again)), all_three)
+            (job.out / "hurry").touch()
             check_finished(again, epochs=2, lives=3)
             done = sum(len(ids) for ids in again.samples().values())
             assert done < 4 * N, "it began where the cut was"

@@ -11,6 +11,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -23,8 +24,8 @@ from paceline.wire.messages.node import Copied
 
 RETRY_S, REFUSED_S = 1.0, 60.0
 """A disk that refuses a file is asked again so often, and for so long."""
-PIECE_BYTES = 64 << 20
-"""Copied at a time."""
+PIECE_BYTES = 2 << 20
+"""Copied at a time: still in the cache when it is copied after it was hashed."""
 
 _log = logging.getLogger(__name__)
 
@@ -72,17 +73,24 @@ class CutKeeper:
 
     def _keep(self, image: Image) -> None:
         start_s = time.thread_time()
-        replicated = self._replicate(image)
-        copied = msgspec.structs.replace(
-            image.copied, checksum=cut.checksum(image.data), num_bytes=len(image.data)
-        )
-        if replicated:
-            self._say(_with_cost(copied, start_s), None)
-        self._store(copied, image.data)
-        self._say(_with_cost(msgspec.structs.replace(copied, stored=True), start_s), None)
+        with ThreadPoolExecutor(1, "cut-disk") as disk:
+            storing = disk.submit(self._store, image.copied, image.data)
+            checksum, replicated = self._replicate(image)
+            cost_s = image.copied.cost_s + time.thread_time() - start_s
+            copied = msgspec.structs.replace(
+                image.copied, checksum=checksum, num_bytes=len(image.data), cost_s=cost_s
+            )
+            if replicated:
+                self._say(copied, None)
+            cost_s += storing.result()
+        self._say(msgspec.structs.replace(copied, stored=True, cost_s=cost_s), None)
 
-    def _store(self, copied: Copied, data: memoryview) -> None:
-        """Write to disk; again while the disk refuses it, since somebody may make room there."""
+    def _store(self, copied: Copied, data: memoryview) -> float:
+        """Write to disk; again while the disk refuses it, since somebody may make room there.
+
+        Returns the seconds of a processor that it took.
+        """
+        start_s = time.thread_time()
         directory = self._root / f"{copied.cut_no:06d}"
         first_s = time.monotonic()
         for attempt in itertools.count():
@@ -96,24 +104,24 @@ class CutKeeper:
                     _log.warning("%s; tried again for %.0f s", text, REFUSED_S)
                 time.sleep(RETRY_S)
             else:
-                return
+                break
+        return time.thread_time() - start_s
 
-    def _replicate(self, image: Image) -> bool:
-        """Copy an image into the partner's memory; False: there is none, or no room."""
+    def _replicate(self, image: Image) -> tuple[str, bool]:
+        """The checksum of an image, and whether it is in the memory of a partner, too."""
         second, self._second = self._second, None
         if not image.partner:
-            return False
+            return cut.checksum(image.data), False
         name = image.copied.file
         # What a former life has copied may be what the job has gone back to.
         last = second[1] if second is not None and second[0] == name else None
         path = image_path(self._job, image.copied.cut_no, image.partner, name)
         try:
             self._second = name, place(last, path, len(image.data))
-            _write(path, image.data)
+            return _write(path, image.data), True
         except OSError as error:
             say_no_room(self._job, len(image.data), error)
-            return False
-        return True
+            return cut.checksum(image.data), False
 
 
 def say_no_room(job: JobDir, num_bytes: int, error: OSError) -> None:
@@ -127,16 +135,17 @@ def say_no_room(job: JobDir, num_bytes: int, error: OSError) -> None:
     )
 
 
-def _write(path: Path, data: memoryview) -> None:
-    """Fill a file that is there; other threads run meanwhile."""
+def _write(path: Path, data: memoryview) -> str:
+    """Fill a file that is there; the checksum. Other threads run meanwhile."""
+    digest = cut.Checksum()
     descriptor = os.open(path, os.O_WRONLY)
     try:
-        at = 0
-        while at < len(data):
-            at += os.pwrite(descriptor, data[at : at + PIECE_BYTES], at)
+        for at in range(0, len(data), PIECE_BYTES):
+            piece = data[at : at + PIECE_BYTES]
+            digest.add(piece)
+            done = 0
+            while done < len(piece):
+                done += os.pwrite(descriptor, piece[done:], at + done)
     finally:
         os.close(descriptor)
-
-
-def _with_cost(copied: Copied, start_s: float) -> Copied:
-    return msgspec.structs.replace(copied, cost_s=copied.cost_s + time.thread_time() - start_s)
+    return str(digest)
