@@ -75,8 +75,19 @@ CLEAN = {
 }
 
 
-@pytest.mark.timeout(300)  # the largest search takes half a minute of one free core
-@pytest.mark.parametrize("name", CLEAN)
+LARGE = (
+    "bsp, one worker dies",
+    "bsp, a server is replaced",
+    "bsp, a plan gives one worker what the other has",
+)
+"""They take half a minute of one free core, or more."""
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.soak] * (name in LARGE)) for name in CLEAN],
+)
 def test_no_interleaving_breaks_an_invariant(name: str) -> None:
     result = Explorer(CLEAN[name], finish_every=31).run()
 
