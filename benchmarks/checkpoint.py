@@ -21,13 +21,13 @@ the copy included (of the first save: the longest step until then, since memory 
 how many times as long compute takes beside the copy, with a copy's share of the memory bandwidth.
 Then compute after it until the save is on storage; how long it takes to be on storage, over a plain
 write with fsync, and over one past the page cache, which is how paceline writes; of paceline until
-it counts, and to restore, over a memory copy (and over as many at once as members restore), and
-from where. Then what of the floors and goals is met: blocked at most 1.05 times a memory copy, and
-the goal above; the first save at most twice a warm one (of either, blocked or longer; 10 ms are
-never too much); on storage within 1.3 plain writes; restored within 1.5 copies.
+it counts, and to restore, over a memory copy, and from where. Then what of the floors and goals is
+met: blocked at most 1.05 times a memory copy, and the goal above; the first save at most twice a
+warm one (of either, blocked or longer; 10 ms are never too much); on storage within 1.3 plain
+writes; restored within 1.5 copies.
 
-A size that does not fit into the memory or onto the disk is left out, and named. Only paceline and
-the plain write wait for the disk (fsync).
+A size that does not fit into the memory or onto the disk is left out, and named. paceline, DCP and
+the plain writes wait for the disk (fsync).
 """
 
 import argparse
@@ -355,8 +355,6 @@ class Machine(NamedTuple):
     """Medians over processes."""
 
     copy_s: float
-    pair_s: float
-    """Of two copies at once."""
     write_s: float
     direct_s: float | None
 
@@ -366,7 +364,6 @@ def machine_of(found: Sequence[Found]) -> Machine:
     direct_s = [one.direct_s for one in found if one.direct_s is not None]
     return Machine(
         statistics.median(one.copy_s for one in found),
-        statistics.median(one.pair_s for one in found),
         statistics.median(one.write_s for one in found),
         statistics.median(direct_s) if direct_s else None,
     )
@@ -413,9 +410,6 @@ def row_of(arm: Arm, found: Sequence[Found], machine: Machine) -> dict[str, Any]
         "restore_s": harness.summary(restores_s),
         "restored from": sorted({place for one in found for place in one.restored_from}),
         "restore / memcpy": round(restore_s / copy_s, 2),
-        "restore / as many copies at once": round(
-            restore_s / (machine.pair_s if arm.members > 1 else copy_s), 2
-        ),
         "verdicts": verdicts
         | {
             "stored": verdict(stored_s, STORED * write_s, f"{STORED} plain writes"),

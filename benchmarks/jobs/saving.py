@@ -290,17 +290,20 @@ def write_s(path: Path, num_bytes: int, flags: int = 0) -> float | None:
     begun_s = time.perf_counter()
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | flags)
-    except OSError:  # this file system has no way past the page cache
-        return None
-    try:
-        for _ in range(num_bytes // CHUNK_BYTES):
-            os.write(descriptor, chunk)
-        os.fsync(descriptor)
+        try:
+            for _ in range(num_bytes // CHUNK_BYTES):
+                if os.write(descriptor, chunk) < CHUNK_BYTES:
+                    raise OSError(f"{path}: a write was cut short")
+            os.fsync(descriptor)
+            return time.perf_counter() - begun_s
+        finally:
+            os.close(descriptor)
+    except OSError:
+        if not flags:
+            raise
+        return None  # this file system has no way past the page cache
     finally:
-        os.close(descriptor)
-    took_s = time.perf_counter() - begun_s
-    path.unlink()
-    return took_s
+        path.unlink(missing_ok=True)
 
 
 def note_machine(training: Training, options: argparse.Namespace) -> None:

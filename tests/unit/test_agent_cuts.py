@@ -3,6 +3,8 @@
 import asyncio
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -74,3 +76,39 @@ def test_a_copy_is_kept_once_and_told_as_often_as_it_is_asked_for(job: JobDir) -
 def test_a_copy_that_is_not_there_is_left_to_the_process(job: JobDir) -> None:
     (said,) = asyncio.run(answers(job, KeepCut(inc=7, copied=COPIED)))
     assert said.gone
+
+
+LEAVES = """
+import asyncio, os, sys, threading
+from pathlib import Path
+from paceline.base.jobdir import JobDir
+from tests.unit.test_agent_cuts import COPIED, answers
+from paceline.wire.messages.node import KeepCut
+
+syncs = threading.Event()
+def stand_still(descriptor):
+    syncs.set()
+    threading.Event().wait(60)
+os.fsync = stand_still
+
+async def main():
+    asking = asyncio.ensure_future(answers(JobDir(Path(sys.argv[1])), KeepCut(inc=7, copied=COPIED)))
+    while not syncs.is_set():
+        await asyncio.sleep(0.01)
+    asking.cancel()
+asyncio.run(main())
+"""
+
+
+def test_an_agent_that_ends_waits_for_no_disk(job: JobDir) -> None:
+    path = image_path(job, COPIED.cut_no, "worker-0", NAME)
+    path.parent.mkdir(parents=True)
+    path.write_bytes(BYTES)
+    done = subprocess.run(
+        [sys.executable, "-c", LEAVES, str(job.path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
+    assert (done.returncode, done.stderr) == (0, "")

@@ -178,6 +178,14 @@ def test_what_torch_does_not_average_is_refused() -> None:
             check_sharded([other], list(other.parameters()), 2)
 
 
+def test_shards_that_are_not_in_memory_are_refused() -> None:
+    with member(0, 2), torch.device("meta"):
+        model = nn.Linear(4, 4)
+        fully_shard(model)
+        with pytest.raises(ConfigError, match=r"weight is on meta; .*CPU only"):
+            check_sharded([model], list(model.parameters()), 2)
+
+
 def test_shares_are_even_or_all_of_it() -> None:
     sharing, division = Evenly(6), Division()
     assert sharing.runs((Span(0, 0, 6),), 3, division) == [range(2), range(2, 4), range(4, 6)]

@@ -5,6 +5,7 @@ the process. It asks until it is answered, the next agent if this one dies.
 """
 
 import asyncio
+import contextlib
 import mmap
 from collections.abc import Callable
 from pathlib import Path
@@ -56,7 +57,8 @@ class CutsKept:
     def _hear(self, copied: Copied, error: Exception | None) -> None:
         """In the keeper's thread."""
         kept = CutKept(inc=copied.inc, copied=copied, error="" if error is None else str(error))
-        self._loop.call_soon_threadsafe(self._tell, kept)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the agent ends
+            self._loop.call_soon_threadsafe(self._tell, kept)
 
     def _tell(self, kept: CutKept) -> None:
         asked = self._asked

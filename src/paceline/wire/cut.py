@@ -117,20 +117,20 @@ def _open_direct(path: Path) -> int:
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     try:
         return os.open(path, flags | os.O_DIRECT, 0o666)
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
+    except (
+        OSError
+    ):  # each says it in a way of its own; of what else is wrong it says the same again
         return os.open(path, flags, 0o666)
 
 
 def _write(descriptor: int, image: memoryview) -> None:
-    """All of an image; what is no whole page, or does not lie at one, through the page cache."""
+    """All of an image; through the page cache what is no whole page, and what is refused."""
     at, stop = 0, len(image) - len(image) % mmap.PAGESIZE
     try:
         while at < stop:
             at += os.pwrite(descriptor, image[at : min(at + PIECE_BYTES, stop)], at)
     except OSError as error:
-        if error.errno != errno.EINVAL:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise
     fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) & ~os.O_DIRECT)
     while at < len(image):

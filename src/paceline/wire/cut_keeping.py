@@ -1,4 +1,4 @@
-"""What becomes of a copied cut: into the memory of a second node, then on disk.
+"""What becomes of a copied cut: into the memory of a second node, and on disk.
 
 The agent of the node does it, so that training pays neither processor time nor memory for it; where
 the copy lies in memory of the process alone, the process does.
@@ -11,7 +11,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, wait
 from pathlib import Path
 
 import msgspec
@@ -73,8 +73,8 @@ class CutKeeper:
 
     def _keep(self, image: Image) -> None:
         start_s = time.thread_time()
-        with ThreadPoolExecutor(1, "cut-disk") as disk:
-            storing = disk.submit(self._store, image.copied, image.data)
+        storing = _begun(lambda: self._store(image.copied, image.data))
+        try:
             checksum, replicated = self._replicate(image)
             cost_s = image.copied.cost_s + time.thread_time() - start_s
             copied = msgspec.structs.replace(
@@ -82,7 +82,9 @@ class CutKeeper:
             )
             if replicated:
                 self._say(copied, None)
-            cost_s += storing.result()
+        finally:
+            wait([storing])  # of one name one is written at a time
+        cost_s += storing.result()
         self._say(msgspec.structs.replace(copied, stored=True, cost_s=cost_s), None)
 
     def _store(self, copied: Copied, data: memoryview) -> float:
@@ -122,6 +124,20 @@ class CutKeeper:
         except OSError as error:
             say_no_room(self._job, len(image.data), error)
             return cut.checksum(image.data), False
+
+
+def _begun(work: Callable[[], float]) -> Future[float]:
+    """Work in a thread for which the end of the process does not wait."""
+    done: Future[float] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except Exception as error:  # noqa: BLE001 - raised by who asks for the result
+            done.set_exception(error)
+
+    threading.Thread(target=run, name="cut-disk", daemon=True).start()
+    return done
 
 
 def say_no_room(job: JobDir, num_bytes: int, error: OSError) -> None:

@@ -135,6 +135,11 @@ def check_sharded(modules: Sequence[nn.Module], params: Sequence[nn.Parameter], 
                 f"job.prepare: parameter {name} is not sharded, so its gradient would be this "
                 "worker's alone; call fully_shard(model), and make the optimizer after it"
             )
+        if param.device.type != "cpu":
+            raise ConfigError(
+                f"job.prepare: parameter {names[id(param)]} is on {param.device}; strategy fsdp "
+                "trains on the CPU only, strategy allreduce on GPUs, too"
+            )
     for module in modules:
         for name, one in module.state_dict().items():
             if not isinstance(one, DTensor):
