@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 FORMAT_VERSION = 2
 MANIFEST = "manifest.json"
-PIECE_BYTES = 16 << 20
+PIECE_BYTES = 4 << 20
 """Written at a time."""
 LAST_CUT_S, SLOW_BYTES_PER_S = 20.0, 20e6
 """Who leaves waits for its last cut: so long in any case, and longer by what a slow disk takes."""
