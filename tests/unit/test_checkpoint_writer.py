@@ -245,6 +245,26 @@ def test_where_memory_has_no_room_it_counts_when_it_is_on_disk(  # type: ignore[
     assert "checkpoint.in_memory" in line
 
 
+def test_where_the_machine_is_short_of_memory_an_image_lies_on_disk(  # type: ignore[no-untyped-def]
+    bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    left = [0]
+    monkeypatch.setattr(memory, "memory_left", lambda: memory.RESERVE_BYTES + left[0])
+    job = bench("server-0", "server-1")
+    assert job.whole(1, 1.0) == [True]
+    assert job.whole(2, 2.0) == [True]
+    assert job.values(job.job.cuts / "000002" / NAME) == {2.0}
+    assert str(job.job.cuts) in Path("/proc/self/maps").read_text()
+    assert {path.name for path in job.job.cuts.iterdir()} == {"000001", "000002"}
+    (line,) = caplog.messages
+    assert "room for two copies more" in line
+    left[0] = 1 << 30
+    assert job.whole(3, 3.0) == [False, True], "there is room again"
+    left[0] = 0
+    assert job.whole(4, 4.0) == [False, True], "it needs no more than it has"
+    assert str(job.job.cuts) not in Path("/proc/self/maps").read_text()
+
+
 def test_a_disk_that_refuses_is_asked_again_for_a_while(  # type: ignore[no-untyped-def]
     bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -55,6 +55,8 @@ class CutKeeper:
         self._job, self._root, self._say = job, root, say
         #: The second copy of the last cut, in the partner's memory, and the name of the file.
         self._second: tuple[str, MemoryFile] | None = None
+        #: It was told that there is no room for it, since there was.
+        self._told = False
         self._images: queue.SimpleQueue[Image] = queue.SimpleQueue()
         threading.Thread(target=self._run, name="cut-keeper", daemon=True).start()
 
@@ -120,10 +122,14 @@ class CutKeeper:
         path = image_path(self._job, image.copied.cut_no, image.partner, name)
         try:
             self._second = name, place(last, path, len(image.data))
-            return _write(path, image.data), True
+            checksum = _write(path, image.data)
         except OSError as error:
-            say_no_room(self._job, len(image.data), error)
+            if not self._told:
+                say_no_room(self._job, len(image.data), error)
+            self._told = True
             return cut.checksum(image.data), False
+        self._told = False
+        return checksum, True
 
 
 def _begun(work: Callable[[], float]) -> Future[float]:
@@ -143,8 +149,8 @@ def _begun(work: Callable[[], float]) -> Future[float]:
 def say_no_room(job: JobDir, num_bytes: int, error: OSError) -> None:
     """A copy does not fit into memory."""
     _log.warning(
-        "no_room path=%s bytes=%d error=%s: cuts count when they are on disk; give the memory file "
-        "system room for two copies of the model, or set checkpoint.in_memory to false",
+        "no_room path=%s bytes=%d error=%s: cuts count when they are on disk; give the machine and "
+        "its memory file system room for two copies more, or set checkpoint.in_memory to false",
         job.memory,
         num_bytes,
         error.strerror,

@@ -9,8 +9,11 @@ import contextlib
 import errno
 import mmap
 import os
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+
+import psutil
 
 from paceline.base.cgroups import memory_headroom
 from paceline.base.jobdir import JobDir
@@ -85,10 +88,30 @@ class MemoryFile:
 def _check_room(folder: Path, num_bytes: int) -> None:
     """Raises OSError where others would lack memory; the kernel would rather kill than refuse."""
     found = os.statvfs(folder)
-    headroom = memory_headroom()
-    room = [found.f_bavail * found.f_frsize, *([] if headroom is None else [headroom])]
-    if min(room) - num_bytes < RESERVE_BYTES:
-        raise OSError(errno.ENOSPC, f"{min(room) >> 20} MiB are left, some of them for others")
+    room = min(found.f_bavail * found.f_frsize, memory_left())
+    if room - num_bytes < RESERVE_BYTES:
+        raise OSError(errno.ENOSPC, f"{room >> 20} MiB are left, some of them for others")
+
+
+def memory_left() -> int:
+    """Bytes that may still be taken: of the machine's memory, and of what our group may take."""
+    available, headroom = int(psutil.virtual_memory().available), memory_headroom()
+    return available if headroom is None else min(available, headroom)
+
+
+def working_memory(folder: Path, num_bytes: int) -> mmap.mmap:
+    """Memory of this process; on the disk of ``folder`` where memory is short.
+
+    The kernel writes its pages there when others need them, instead of ending somebody.
+    """
+    if memory_left() - num_bytes < RESERVE_BYTES:
+        with contextlib.suppress(OSError):  # the disk is full as well
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder) as file:
+                os.posix_fallocate(file.fileno(), 0, num_bytes)
+                return mmap.mmap(file.fileno(), num_bytes)
+    # Not a bytearray, all of which would be written to at once while every thread waits.
+    return mmap.mmap(-1, num_bytes)
 
 
 def place(last: MemoryFile | None, path: Path, num_bytes: int) -> MemoryFile:

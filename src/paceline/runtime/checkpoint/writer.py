@@ -20,7 +20,14 @@ from paceline.runtime.checkpoint import cutfile
 from paceline.runtime.data.work import Array
 from paceline.runtime.process import Process
 from paceline.wire.cut_keeping import CutKeeper, Image, say_no_room
-from paceline.wire.cut_memory import HEADROOM, MemoryFile, image_path, partner, place
+from paceline.wire.cut_memory import (
+    HEADROOM,
+    MemoryFile,
+    image_path,
+    partner,
+    place,
+    working_memory,
+)
 from paceline.wire.messages.node import Copied, CutKept, KeepCut
 
 RESEND_S = 1.0
@@ -37,11 +44,10 @@ class CutWriter:
         # Two lives of a node may copy a cut of the same number; each has a file of its own.
         self._name = f"{process.node}-{process.inc}.safetensors"
         self._in_memory = spec.in_memory and process.job.has_memory
-        #: There was room in memory, so far.
-        self._has_room = True
+        #: It was told that there is no room in memory, since there was.
+        self._told = False
         self._partner: str | None = None
-        #: The last image, where it is of this process only. Not a bytearray, all of which would be
-        #: written to at once while every thread waits.
+        #: The last image, where it is of this process only.
         self._private: mmap.mmap | None = None
         #: The copy of the last cut in this node's memory.
         self._own: MemoryFile | None = None
@@ -50,7 +56,8 @@ class CutWriter:
         #: Images handed over, and those known to be on disk: counted by the threads that call
         #: `copy` and `finished`.
         self._num_copied = self._num_stored = 0
-        self._keeper = CutKeeper(process.job, Path(spec.folder or process.job.cuts), self._hear)
+        self._root = Path(spec.folder or process.job.cuts)
+        self._keeper = CutKeeper(process.job, self._root, self._hear)
         #: What the agent is to keep, when it was asked last, and what it has answered.
         self._ask: KeepCut | None = None
         self._asked_s = 0.0
@@ -69,7 +76,6 @@ class CutWriter:
 
     def set_holders(self, holders: Sequence[str]) -> None:
         """See who of the nodes that hold state is the partner."""
-        self._has_room = True
         self._partner = partner(self._job, self._node, holders) if self._in_memory else None
 
     def make_room(self, cut_no: int, num_bytes: int) -> None:
@@ -114,7 +120,8 @@ class CutWriter:
 
     def _private_image(self, size: int) -> memoryview:
         if self._is_writing or self._private is None or len(self._private) < size:
-            self._private = mmap.mmap(-1, size + size // HEADROOM)
+            self._private = None  # freed before there is another one
+            self._private = working_memory(self._root, size + size // HEADROOM)
         return memoryview(self._private)[:size]
 
     def _place(self, cut_no: int, size: int) -> memoryview | None:
@@ -122,16 +129,18 @@ class CutWriter:
 
         There is room for one cut: not while the last one is the only one, or is read.
         """
-        if self._needed or self._is_writing or not (self._in_memory and self._has_room):
+        if self._needed or self._is_writing or not self._in_memory:
             return None
         last, self._own = self._own, None
         path = image_path(self._job, cut_no, self._node, self._name)
         try:
             self._own = place(last, path, size)
         except OSError as error:
-            self._has_room = False  # until the next epoch
-            say_no_room(self._job, size, error)
+            if not self._told:
+                say_no_room(self._job, size, error)
+            self._told = True
             return None
+        self._told = False
         return self._own.image(size)
 
     def to_agent(self, now_s: float) -> list[KeepCut]:
