@@ -319,6 +319,48 @@ def test_dd_does_not_measure_what_the_slowest_class_never_gets() -> None:
     assert action.shares["w7"] == Share(48)
 
 
+def with_sums(seen: Observation, sums_s: dict[str, float]) -> Observation:
+    """The same where a step costs each class so much beside its batches."""
+    paced = tuple(
+        msgspec.structs.replace(
+            one, short=Pace(iterations=10, seconds=10.0, samples=96.0, message_s=sums_s[one.kind])
+        )
+        for one in seen.workers
+    )
+    return msgspec.structs.replace(seen, workers=paced)
+
+
+def test_dd_gives_less_to_those_for_whom_sums_and_update_take_longer() -> None:
+    def shares(sums_s: dict[str, float]) -> dict[str, Share]:
+        (action,) = DD.decide(with_sums(mixed(MEASURED), sums_s))
+        assert isinstance(action, AdjustBatch)
+        return action.shares
+
+    alike = shares({"V100": 1.0, "P100": 1.0})
+    assert alike == shares({"V100": 0.0, "P100": 0.0})
+    found = shares({"V100": 0.0, "P100": 0.5})
+    slow, fast = found["w7"], found["w0"]
+    assert slow.batch_size * slow.accumulation < alike["w7"].batch_size * alike["w7"].accumulation
+    times_s = {
+        kind: one.accumulation * batch_s(kind, one.batch_size)
+        for kind, one in (("V100", fast), ("P100", slow))
+    }
+    assert times_s["P100"] + 0.5 == pytest.approx(times_s["V100"], rel=0.1)
+
+
+def test_dd_leaves_a_division_that_is_as_good_but_for_what_is_measured_anew() -> None:
+    (action,) = DD.decide(with_sums(mixed(MEASURED), {"V100": 0.1, "P100": 0.5}))
+    assert isinstance(action, AdjustBatch)
+    divided = [
+        msgspec.structs.replace(one, batch_size=share.batch_size, accumulation=share.accumulation)
+        for one in mixed(MEASURED).workers
+        for share in [action.shares[one.node]]
+    ]
+    now = msgspec.structs.replace(mixed(MEASURED), workers=tuple(divided))
+    assert DD.decide(with_sums(now, {"V100": 0.1, "P100": 0.52})) == []
+    assert DD.decide(with_sums(now, {"V100": 0.1, "P100": 2.0})) != []
+
+
 def test_dd_uses_all_that_is_measured_of_a_class_that_is_alone_for_a_while() -> None:
     sizes = (12, 24, 48, 96, 192)
     measured = {"V100": {size: batch_s("V100", size) for size in sizes}}

@@ -27,7 +27,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """T^s: of a worker, the slowest server's handler for its request; of a server, its own work for
     the requests of all workers."""
     message_s: float = 0.0
-    """T^m: round trip of the request, without T^s."""
+    """T^m: round trip of the request, without T^s; by all-reduce its own work for the sums and the
+    update."""
     bpt_s: float = 0.0
     """Wall time of an iteration, waits included."""
 
@@ -61,7 +62,8 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """T^s: of a worker, the slowest server's handler for its request; of a server, its own work for
     the requests of all workers."""
     message_s: float = 0.0
-    """T^m: round trip of the request, without T^s."""
+    """T^m: round trip of the request, without T^s; by all-reduce its own work for the sums and the
+    update."""
     bpt_s: float = 0.0
     """Wall time of an iteration, waits included."""
 

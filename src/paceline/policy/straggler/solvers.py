@@ -7,6 +7,7 @@ remainder, which is not always optimal, is not used.
 
 import bisect
 import itertools
+import math
 from collections.abc import Sequence
 
 import msgspec
@@ -115,10 +116,18 @@ class HardwareClass(msgspec.Struct, frozen=True, kw_only=True):
     """Saturation point: below it a smaller batch is hardly faster."""
     largest: int
     """What fits into memory."""
+    beside_s: float = 0.0
+    """What a step costs beside its batches."""
 
     def time_s(self, batch_size: int) -> float:
         """Of one batch."""
         return float(np.interp(batch_size, self.sizes, self.times_s))
+
+    def step_s(self, share: Share) -> float:
+        """Of a step by these batches; infinite where they are not allowed."""
+        if not self.smallest <= share.batch_size <= self.largest:
+            return math.inf
+        return share.accumulation * self.time_s(share.batch_size) + self.beside_s
 
 
 class NoExactSum(Infeasible):
@@ -145,8 +154,8 @@ def dedicated(
 ) -> list[Share]:
     """Batch size and accumulation of each hardware class (equation 4).
 
-    Minimises max_i C_i * T_i(B_i) with sum n_i * C_i * B_i = total, exactly: by search over the
-    time, asking for each which sums can be reached within it.
+    Minimises max_i C_i * T_i(B_i) + beside_i with sum n_i * C_i * B_i = total, exactly: by search
+    over the time, asking for each which sums can be reached within it.
 
     Args:
         classes: at least one.
@@ -183,7 +192,7 @@ def _options(each: HardwareClass, accumulation: tuple[int, int]) -> list[_Option
     sizes = range(each.smallest, each.largest + 1)
     batches = list(zip(sizes, np.interp(sizes, each.sizes, each.times_s).tolist(), strict=True))
     for count, (size, batch_s) in itertools.product(range(low, high + 1), batches):
-        samples, time_s = each.devices * count * size, count * batch_s
+        samples, time_s = each.devices * count * size, count * batch_s + each.beside_s
         if samples not in fastest or time_s < fastest[samples][0]:
             fastest[samples] = (time_s, samples, Share(size, count))
     return sorted(fastest.values(), key=lambda option: option[:2])

@@ -18,9 +18,10 @@ import math
 import threading
 from collections.abc import Iterator, Sequence
 from functools import partial
-from time import monotonic
+from time import monotonic, process_time
 from typing import Any
 
+from paceline.base.cgroups import cpu_quota
 from paceline.base.errors import ConfigError, InternalError
 from paceline.base.samples import Intervals, SampleSet, Span, between, num_samples
 from paceline.runtime.collective.group import BREAKING, Group
@@ -68,6 +69,8 @@ class Loop:
         #: Works that were shown to the reader, by step and samples.
         self._shown: dict[tuple[int, Slice], Work] = {}
         self._num_steps = 0
+        #: What one thread may have of a core.
+        self._core = min(1.0, cpu_quota() or 1.0)
         self.excluded_s = 0.0
         """Time since the batch was ready that was spent on something else (evaluation)."""
         self.step: Step | None = None
@@ -315,6 +318,7 @@ class Loop:
                 step.start_s, self.excluded_s = monotonic(), 0.0
             return
         step.settled, step.compute_s = True, took_s
+        step.computed_cpu_s = process_time()
         try:
             self._flush(step)
             self._client.mark(computing=False)
@@ -437,15 +441,18 @@ class Loop:
         if step.behind:  # it took as long as next to nothing takes
             self.excluded_s = 0.0
             return
+        bpt_s = now_s - step.start_s - self.excluded_s
+        # Sums and update: what they cost us is what they take of a processor, since we wait, too.
+        beside_s = (process_time() - step.computed_cpu_s) / self._core
         self._client.record(
             StepTimes(
                 step=self._num_steps,
                 samples=step.computed,
                 start_s=step.start_s,
-                bpt_s=now_s - step.start_s - self.excluded_s,
+                bpt_s=bpt_s,
                 compute_s=step.compute_s,
                 server_s=0.0,
-                message_s=0.0,
+                message_s=max(0.0, min(beside_s, bpt_s - step.compute_s)),
                 wait_s=step.wait_s,
             )
         )

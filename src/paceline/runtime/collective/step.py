@@ -68,6 +68,8 @@ class Step:
     stepped: set[int] = field(default_factory=set)
     """Optimizers that were told to step on this batch."""
     compute_s: float = 0.0
+    computed_cpu_s: float = 0.0
+    """Processor time of the process when all was computed."""
     computed: int = 0
     """Samples of ours that the script has computed."""
     short: ShortStep | None = None

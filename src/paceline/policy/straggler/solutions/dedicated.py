@@ -2,10 +2,12 @@
 
 Reference: AntDT section VI-B, equation 4.
 Differs: the time of a batch is the measured curve, not B / v, which is wrong below saturation; the
-curve is measured by the solution itself, at the start, by batches that are not applied.
+curve is measured by the solution itself, at the start, by batches that are not applied. A step also
+costs a class what its workers do beside computing, sums and update: a slow one takes longer there.
 """
 
 import itertools
+import statistics
 from collections.abc import Iterable
 from typing import Annotated, ClassVar
 
@@ -16,6 +18,9 @@ from paceline.policy.straggler import solvers
 from paceline.policy.straggler.actions import AdjustBatch, AnyAction, Profile, Share
 from paceline.policy.straggler.observation import Observation, WorkerSeen
 from paceline.policy.straggler.solution import SYNCHRONOUS, Part, Solution, Steps
+
+_WORSE = 1.02
+"""What is in force stays as long as no step by other shares is faster by as much."""
 
 Count = Annotated[int, Meta(ge=1)]
 
@@ -75,14 +80,18 @@ class Dedicated(Solution, frozen=True):
             for workers, share in zip(kinds.values(), shares, strict=True)
             for worker in workers
         }
-        if all(
-            plan[each.node] == Share(each.batch_size, each.accumulation) for each in seen.workers
-        ):
-            return []
         step_s = max(
-            share.accumulation * each.time_s(share.batch_size)
-            for each, share in zip(classes.values(), shares, strict=True)
+            each.step_s(share) for each, share in zip(classes.values(), shares, strict=True)
         )
+        present = {each.node: Share(each.batch_size, each.accumulation) for each in seen.workers}
+        present_s = max(
+            classes[kind].step_s(present[worker.node])
+            for kind, workers in kinds.items()
+            for worker in workers
+        )
+        is_whole = _num_samples(present.values()) == _num_samples(plan.values())
+        if plan == present or (is_whole and present_s <= _WORSE * step_s):
+            return []
         parts = ", ".join(
             f"{kind or 'all'}: {share.accumulation} * {share.batch_size}"
             for kind, share in zip(kinds, shares, strict=True)
@@ -100,12 +109,14 @@ class Dedicated(Solution, frozen=True):
         saturated = next(
             (index for index, slope_s in enumerate(slopes_s) if slope_s >= steep_s), len(slopes_s)
         )
+        paces = [worker.short.message_s for worker in workers if worker.short is not None]
         return solvers.HardwareClass(
             devices=len(workers),
             sizes=tuple(size for size, _ in curve),
             times_s=tuple(time_s for _, time_s in curve),
             smallest=curve[saturated][0],
             largest=curve[-1][0],
+            beside_s=statistics.fmean(paces) if paces else 0.0,
         )
 
     def _sizes(
@@ -149,6 +160,10 @@ class Dedicated(Solution, frozen=True):
             if size is not None:
                 found |= {worker.node: size for worker in kinds[kind]}
         return found
+
+
+def _num_samples(shares: Iterable[Share]) -> int:
+    return sum(share.batch_size * share.accumulation for share in shares)
 
 
 def _fitting(sizes: list[int], workers: list[WorkerSeen]) -> list[int]:
