@@ -134,6 +134,7 @@ def test_after_a_kill_all_go_on_from_a_cut_to_what_one_worker_computes(tmp_path:
         check_same(load_file(tmp_path / "model"), single)
 
 
+@pytest.mark.soak
 def test_a_slice_that_cannot_be_divided_is_exact(tmp_path: Path) -> None:
     odd = N + 29
     single = alone(tmp_path / "alone", odd)

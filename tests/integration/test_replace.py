@@ -12,7 +12,6 @@ from tests.integration.running import running, until
 N = 4096
 SLOW = ("--num-samples", str(2 * N), "--slow-until-told")
 """However long a server takes to come, training is not over before."""
-MODES = pytest.mark.parametrize("mode", [pytest.param("asp", marks=pytest.mark.soak), "bsp"])
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +47,8 @@ def test_a_server_is_replaced_without_a_new_epoch(tmp_path: Path, mode: str, ser
             os.kill(old.pid, 0)
 
 
-@MODES
+@pytest.mark.soak
+@pytest.mark.parametrize("mode", ["asp", "bsp"])
 def test_a_joining_server_that_dies_changes_nothing(tmp_path: Path, mode: str) -> None:
     with running(tmp_path, *SLOW, mode=mode) as job:
         job.until_committed(N // 16)

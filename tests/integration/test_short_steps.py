@@ -33,11 +33,12 @@ def num_updates(job: RunningJob) -> np.ndarray:  # type: ignore[type-arg]
     )
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "action",
     [
-        pytest.param(BackupWorkers(count=1), marks=pytest.mark.soak),
-        pytest.param(Partial(left_out=10, chunks=4), marks=pytest.mark.soak),
+        BackupWorkers(count=1),
+        Partial(left_out=10, chunks=4),
         Partial(left_out=0, late=11, grace_s=0.02),
     ],
     ids=["backup", "partial", "grace"],

@@ -79,8 +79,11 @@ LARGE = (
     "bsp, one worker dies",
     "bsp, a server is replaced",
     "bsp, a plan gives one worker what the other has",
+    "asp, a server dies or is taken for dead, with a cut",
+    "bsp, short steps, a server dies, with a cut",
+    "bsp, short steps after a grace, the worker dies",
 )
-"""They take half a minute of one free core, or more."""
+"""They take a quarter of a minute of one free core, or more."""
 
 
 @pytest.mark.timeout(300)
