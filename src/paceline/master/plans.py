@@ -245,7 +245,7 @@ class Plans:
     def _check_shares(self, shares: Mapping[str, Share]) -> None:
         if any(share.batch_size < 1 or share.accumulation < 1 for share in shares.values()):
             raise ConfigError(f"a share is at least 1 batch of 1 sample, got {dict(shares)}")
-        total = sum(share.batch_size * share.accumulation for share in shares.values())
+        total = sum(share.num_samples for share in shares.values())
         feed = self.in_training()
         # One that follows the workers may be another by now: what counts is who does how much.
         wanted = feed.batch_size if feed is not None and not feed.per_worker else total

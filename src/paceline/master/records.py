@@ -68,7 +68,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         if not self.shares:
             return None
         shares = self.shares.values()
-        size = sum(share.batch_size * share.accumulation for share in shares) / len(shares)
+        size = sum(share.num_samples for share in shares) / len(shares)
         accumulation = max(share.accumulation for share in shares)
         return Share(max(1, round(size / accumulation)), accumulation)
 
@@ -76,7 +76,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """What these nodes compute of a step, in proportion to each other."""
         mean = self._mean() or Share(1)
         shares = (self.shares.get(node, mean) for node in nodes)
-        return [share.batch_size * share.accumulation for share in shares]
+        return [share.num_samples for share in shares]
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):

@@ -117,9 +117,8 @@ def _open_direct(path: Path) -> int:
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     try:
         return os.open(path, flags | os.O_DIRECT, 0o666)
-    except (
-        OSError
-    ):  # each says it in a way of its own; of what else is wrong it says the same again
+    except OSError:
+        # Each says in a way of its own that it cannot; of what else is wrong this says it again.
         return os.open(path, flags, 0o666)
 
 

@@ -25,6 +25,11 @@ class Share(msgspec.Struct, frozen=True, array_like=True):
     batch_size: int
     accumulation: int = 1
 
+    @property
+    def num_samples(self) -> int:
+        """Of its part of a step."""
+        return self.batch_size * self.accumulation
+
 
 class AdjustBatch(Action, frozen=True):
     """ADJUST_BS: who computes how much of a step; asynchronous: at which rate leases are granted.

@@ -129,15 +129,15 @@ def check_sharded(modules: Sequence[nn.Module], params: Sequence[nn.Parameter], 
     """
     names = {id(one): name for module in modules for name, one in module.named_parameters()}
     for param in params:
+        name = names.get(id(param), f"of shape {tuple(param.shape)}")
         if not isinstance(param, DTensor):
-            name = names.get(id(param), f"of shape {tuple(param.shape)}")
             raise ConfigError(
                 f"job.prepare: parameter {name} is not sharded, so its gradient would be this "
                 "worker's alone; call fully_shard(model), and make the optimizer after it"
             )
         if param.device.type != "cpu":
             raise ConfigError(
-                f"job.prepare: parameter {names[id(param)]} is on {param.device}; strategy fsdp "
+                f"job.prepare: parameter {name} is on {param.device}; strategy fsdp "
                 "trains on the CPU only, strategy allreduce on GPUs, too"
             )
     for module in modules:

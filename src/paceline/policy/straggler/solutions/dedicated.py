@@ -26,7 +26,9 @@ Count = Annotated[int, Meta(ge=1)]
 
 
 class Dedicated(Solution, frozen=True):
-    """``dd``: measures 5 batch sizes, of 5 batches or more each, per class; then divides for good.
+    """``dd``: measures 5 batch sizes, of 5 batches or more each, per class; then divides.
+
+    Anew only when members change, or what a step costs them beside their batches.
 
     Raises:
         ConfigError: the largest batch, or what leaves memory free, is too small to see a curve.
@@ -89,8 +91,10 @@ class Dedicated(Solution, frozen=True):
             for kind, workers in kinds.items()
             for worker in workers
         )
-        is_whole = _num_samples(present.values()) == _num_samples(plan.values())
-        if plan == present or (is_whole and present_s <= _WORSE * step_s):
+        is_whole = sum(one.num_samples for one in present.values()) == sum(
+            one.num_samples for one in plan.values()
+        )
+        if is_whole and present_s <= _WORSE * step_s:
             return []
         parts = ", ".join(
             f"{kind or 'all'}: {share.accumulation} * {share.batch_size}"
@@ -160,10 +164,6 @@ class Dedicated(Solution, frozen=True):
             if size is not None:
                 found |= {worker.node: size for worker in kinds[kind]}
         return found
-
-
-def _num_samples(shares: Iterable[Share]) -> int:
-    return sum(share.batch_size * share.accumulation for share in shares)
 
 
 def _fitting(sizes: list[int], workers: list[WorkerSeen]) -> list[int]:
