@@ -1,6 +1,6 @@
 """Steady state of strategy allreduce beside torch's DDP: the ratio of their speeds.
 
-    python benchmarks/ddp_steady.py [--quick] [--rounds 6] [--pairs 16] [--workers 2]
+    python benchmarks/ddp_steady.py [--quick] [--rounds 20] [--pairs 8] [--workers 2]
                                     [--models resnet transformer]
 
 A ResNet-18 for small images and a small transformer, each trained by `job.batches` and by DDP (its
@@ -52,8 +52,8 @@ def measured(
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--pairs", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--pairs", type=int, default=8)
     parser.add_argument("--models", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--quick", action="store_true", help="a few short runs, no figures")
