@@ -41,7 +41,7 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -295,15 +295,19 @@ def restored(job: JobDir, out: Path, number: int) -> tuple[float, str]:
     def num_valid() -> int:
         return sum(event["event"] == "cut_valid" for event in harness.events(job))
 
-    if not harness.until(works, PATIENCE_S):
+    def happens(condition: Callable[[], bool]) -> bool:
+        harness.until(lambda: condition() or job.outcome.exists(), PATIENCE_S)
+        return condition()
+
+    if not happens(works):
         raise FailedError("its workers do not come back")
     before = num_valid()
     # The first one after a restore from memory goes to the disk only.
-    if not harness.until(lambda: num_valid() > before + 1, PATIENCE_S):
+    if not happens(lambda: num_valid() > before + 1):
         raise FailedError("it makes no cuts any more")
     for node in harness.status(job).nodes:
         os.kill(node.pid, signal.SIGKILL)
-    if not harness.until(lambda: len(lines()) > number, PATIENCE_S):
+    if not happens(lambda: len(lines()) > number):
         raise FailedError("it has restored no cut")
     found = json.loads(lines()[number])
     if len(found["steps"]) != 1 or found["steps"][0] <= 0:
