@@ -131,6 +131,35 @@ def test_uneven_shares_weigh_what_they_are_worth(
                 torch.testing.assert_close(found[name], grad, rtol=1e-13, atol=1e-15)
 
 
+def test_gradients_of_half_precision_are_summed_in_that_of_their_parameters() -> None:
+    shares = X.float().split([5, 7])
+
+    def backward(net: nn.Module, rank: int) -> None:
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = net(shares[rank], sometimes=True)
+        loss.backward()
+
+    def act(group: Group) -> list[Tensor]:
+        net = copy.deepcopy(NET).float()
+        reducer = Reducer(net.parameters())
+        reducer.begin(group, [])
+        reducer.expect(len(shares[group.rank]) / len(X), lambda: None, last=True)
+        backward(net, group.rank)
+        reducer.finish()
+        return [param.grad for param in net.parameters() if param.grad is not None]
+
+    nets = [copy.deepcopy(NET).float() for _ in shares]
+    for rank, net in enumerate(nets):
+        backward(net, rank)
+    wanted = [
+        (5 * one.grad + 7 * other.grad) / 12
+        for one, other in zip(*(net.parameters() for net in nets), strict=True)
+        if one.grad is not None and other.grad is not None
+    ]
+    for found in in_group(2, act):
+        torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-7)
+
+
 def test_what_is_not_finite_and_does_not_count_is_left_out() -> None:
     def act(group: Group) -> Tensor:
         param = nn.Parameter(torch.ones(2))

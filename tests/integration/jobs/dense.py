@@ -1,4 +1,4 @@
-"""Trains a small dense model, and writes it, and what it computes of all samples, to ``--out``."""
+"""Trains a small dense model; the chief writes it, and what it computes of all samples, to ``--out``."""
 
 import argparse
 from pathlib import Path
@@ -20,7 +20,8 @@ def main() -> None:
     """Train."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
-    out = parser.parse_args().out
+    parser.add_argument("--half", action="store_true", help="forward in bfloat16")
+    options = parser.parse_args()
 
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(NUM_SAMPLES, 16, generator=generator)
@@ -32,7 +33,9 @@ def main() -> None:
     rates = torch.optim.lr_scheduler.StepLR(optimizer, step_size=10, gamma=0.8)
     model, optimizer, rates = job.prepare(model, optimizer, rates)
     for batch in job.batches(dataset, BATCH_SIZE, epochs=3):
-        mse_loss(model(batch.x).squeeze(1), batch.y).backward()
+        with torch.autocast("cpu", torch.bfloat16, enabled=options.half):
+            loss = mse_loss(model(batch.x).squeeze(1), batch.y)
+        loss.backward()
         job.clip_grad_norm_(1.0)
         optimizer.step()
         rates.step()
@@ -42,7 +45,9 @@ def main() -> None:
     def predict(batch: Any) -> dict[str, Tensor]:
         return {"predicted": model(batch.x)}
 
-    save_file(job.state_dict() | job.evaluate(predict, dataset, 100), out)
+    held = job.state_dict() | job.evaluate(predict, dataset, 100)
+    if job.is_chief:
+        save_file(held, options.out)
 
 
 if __name__ == "__main__":
