@@ -50,7 +50,17 @@ from tests.chaos.faults import (
     small_disk,
     surroundings,
 )
-from tests.chaos.moments import COPY_S, CUT, GROUP, SYNC_S, WHATS, Moment, MomentInjector
+from tests.chaos.moments import (
+    BALLAST,
+    COPY_S,
+    CUT,
+    GROUP,
+    SUMS,
+    SYNC_S,
+    WHATS,
+    Moment,
+    MomentInjector,
+)
 from tests.chaos.oracle import TOLERANCE, committed_counts, leftovers
 from tests.chaos.run import (
     LINGER_S,
@@ -100,6 +110,8 @@ RESTARTING = ("nd", "auto")
 SLOW_TO_ACT, MORE_EPOCHS = ("lb_bsp", "nd", "dd", "auto"), 2
 """They look first, and what a restart brings shows when the next life is there."""
 LATE = 3.0
+IN_SUMS, SUM_S = 0.25, 0.003
+"""How many are killed in one, and how long after it was seen at most: it may be over by then."""
 CORES = (1.0, 0.7)
 """Of workers by turns where classes are told apart, so that there are some to divide among."""
 EXACT = 1e-10
@@ -181,6 +193,16 @@ def with_moment(case: Case) -> Case:
     return dataclasses.replace(case, moments=[moment], faults=[*case.faults, *lost])
 
 
+def with_sum(case: Case) -> Case:
+    """The same where, in one of four, a worker is killed besides in the middle of a sum."""
+    rng = random.Random(f"sum {case.seed}")
+    if rng.random() >= IN_SUMS or case.num_workers == 1 or case.sharded:
+        return case
+    since = rng.randrange(NUM_SAMPLES * case.epochs // 2)
+    moment = Moment(SUMS, rng.randrange(8), since, rng.uniform(0.0, SUM_S))
+    return dataclasses.replace(case, moments=[*case.moments, moment])
+
+
 def with_surroundings(case: Case, *, links: bool, disk: bool) -> Case:
     """The same where network and disk fail besides."""
     num_samples = NUM_SAMPLES * case.epochs
@@ -203,6 +225,7 @@ def run(case: Case, *, deterministic: bool = False) -> dict[str, object]:
     late = case.solution[0] in RESTARTING and case.num_workers > 1
     classes = case.solution[0] == "dd" and case.num_workers > 1
     cores = tuple(CORES[rank % len(CORES)] for rank in range(case.num_workers)) if classes else None
+    sums = any(moment.what == SUMS for moment in case.moments)
     spec = JobSpec(
         script=str(SHARDED if case.sharded else SCRIPT),
         args=(
@@ -212,6 +235,7 @@ def run(case: Case, *, deterministic: bool = False) -> dict[str, object]:
                 if late
                 else []
             ),
+            *(["--mark-sums", "--ballast", str(BALLAST)] if sums else []),
         ),
         name=f"grouped-{case.seed}",
         strategy="fsdp" if case.sharded else "allreduce",
@@ -250,7 +274,7 @@ def _run(
     slow = any(moment.what in CUT for moment in case.moments)
     with slow_disk(SYNC_S, COPY_S) if slow else contextlib.nullcontext():
         job = launch(spec)
-    injector = MomentInjector(job, case.faults, case.moments)
+    injector = MomentInjector(job, case.faults, case.moments, out)
     try:
         status = follow(job, injector, start_s + TIMEOUT_S)
     finally:
@@ -410,7 +434,7 @@ def main() -> None:
         try:
             case = with_solution(case_of(seed), deterministic=options.deterministic)
             case = with_shards(case_of(seed)) if options.fsdp else case
-            case = case if options.no_moments else with_moment(case)
+            case = case if options.no_moments else with_sum(with_moment(case))
             case = with_surroundings(case, links=options.links, disk=options.disk)
             facts = run(case, deterministic=options.deterministic)
             print(msgspec.json.encode(facts).decode(), flush=True)

@@ -1,9 +1,10 @@
 """Faults that fall into a moment of the protocol, which no time or number of samples would hit.
 
-A worker is killed just when its group forms or begins to run (the job's events say so), while it
-copies a cut (its file has appeared in memory), or while that is written (its file on disk is not
-complete); or then its agent is, which writes. A thread watches; with a slow disk (`run.slow_disk`)
-copying and writing last long enough.
+A worker is killed just when its group forms or begins to run (the job's events say so), while its
+gradients are summed up (its script says so), while it copies a cut (its file has appeared in memory),
+or while that is written (its file on disk is not complete); or then its agent is, which writes. A
+thread watches; with a slow disk (`run.slow_disk`) copying and writing last long enough, and with
+`BALLAST` sums do.
 """
 
 import contextlib
@@ -26,6 +27,9 @@ POLL_S = 0.001
 GROUP = {"forms": "group_forms", "runs": "group_runs"}
 CUT = ("copies", "writes", "keeps")
 WHATS = (*GROUP, *CUT)
+SUMS = "adds up"
+BALLAST = 200_000
+"""Numbers of a model to be summed up in each step: it takes some milliseconds."""
 COPY_S, SYNC_S = 0.2, 0.3
 """What copying a cut, and its sync, take at least where a moment is to be hit in them."""
 
@@ -51,10 +55,15 @@ class Moment:
 
 
 class MomentInjector(Injector):
-    """Fires kills at their moments, too; `finish` it."""
+    """Fires kills at their moments, too; `finish` it.
 
-    def __init__(self, job: JobDir, faults: list[Fault], moments: list[Moment]) -> None:
+    Args:
+        out: where the script says that it adds up.
+    """
+
+    def __init__(self, job: JobDir, faults: list[Fault], moments: list[Moment], out: Path) -> None:
         super().__init__(job, faults)
+        self._out = out
         self.moments = list(moments)
         """Those that have not come yet."""
         self.hit: list[str] = []
@@ -95,6 +104,8 @@ class MomentInjector(Injector):
                 for moment in self._armed(*GROUP):
                     if event["event"] == GROUP[moment.what]:
                         self._kill_member(moment, event)
+            for moment in self._armed(SUMS):
+                self._kill_adder(moment)
             for moment in self._armed(*CUT):
                 self._kill_maker(moment)
 
@@ -130,6 +141,19 @@ class MomentInjector(Injector):
         late_s = time.time() - event["t"]
         time.sleep(moment.after_s)
         self._kill(moment, living[moment.index % len(living)], f"seen after {late_s:.3f} s")
+
+    def _kill_adder(self, moment: Moment) -> None:
+        marks = [mark for mark in sorted(self._out.glob("*.sums")) if self._adds(mark)]
+        if not marks:
+            return
+        mark = marks[moment.index % len(marks)]
+        time.sleep(moment.after_s)
+        if self._adds(mark):
+            self._kill(moment, int(mark.stem), f"process {mark.stem}")
+
+    def _adds(self, mark: Path) -> bool:
+        """Whether a living process says so."""
+        return mark.read_bytes() == b"1" and is_alive(int(mark.stem))
 
     def _kill_maker(self, moment: Moment) -> None:
         pattern, root = "*/.*.safetensors.partial", self._cuts

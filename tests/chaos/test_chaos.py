@@ -11,7 +11,7 @@ import pytest
 
 from tests.chaos import grouped, interrupted
 from tests.chaos.faults import ROLES, kinds_for, pace_connections, unpace_quietly
-from tests.chaos.moments import WHATS
+from tests.chaos.moments import SUMS, WHATS
 from tests.chaos.run import SOLUTIONS, case_of, full_case_of, run, summary
 
 SLICE = range(83, 93)
@@ -132,7 +132,7 @@ GROUPED = (106, 109, 114)
 
 def grouped_case(seed: int, *, deterministic: bool = False) -> grouped.Case:
     case = grouped.with_solution(grouped.case_of(seed), deterministic=deterministic)
-    return grouped.with_moment(case)
+    return grouped.with_sum(grouped.with_moment(case))
 
 
 def test_the_slice_of_groups_does_most_things_to_workers() -> None:
@@ -154,7 +154,7 @@ def test_35_seeds_kill_workers_under_every_solution() -> None:
 
 def test_20_seeds_kill_workers_at_every_moment_also_of_the_first_group() -> None:
     moments = [moment for seed in range(20) for moment in grouped_case(seed).moments]
-    assert {moment.what for moment in moments} == {*WHATS}
+    assert {moment.what for moment in moments} == {*WHATS, SUMS}
     assert not all(moment.from_committed for moment in moments)
 
 

@@ -11,6 +11,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -58,10 +59,13 @@ class Planted(nn.Module):
         loss = (error**2).mean() - self.seen[ids].mean()
         return loss if self.ballast is None else loss - self.ballast.sum() / self.batch_size
 
-    def check_whole(self) -> None:
-        """Raise if it is not of one step."""
+    def check_whole(self, *, whole_steps: bool) -> None:
+        """Raise if it is not of one step; ``whole_steps``: which the samples tell the number of."""
+        if self.ballast is None:
+            return
         steps = self.seen.detach().sum() / self.batch_size
-        if self.ballast is not None and not (self.ballast == steps.round()).all():
+        wanted = steps.round() if whole_steps else self.ballast[0]
+        if not (self.ballast == wanted).all():
             raise AssertionError(f"torn: {self.ballast.unique()[:5]} after {steps} steps")
 
 
@@ -146,13 +150,47 @@ def read_slowly(read_s: float, out: Path) -> None:
     Replica.load_cut = load  # type: ignore[method-assign]
 
 
+def mark_sums(out: Path) -> None:
+    """Tell in a file, ``<pid>.sums``, whether one is on its way: 1, or 0."""
+    (out / f"{os.getpid()}.sums").write_bytes(b"0")
+    file = os.open(out / f"{os.getpid()}.sums", os.O_WRONLY)
+    on_their_way: set[group.Operation] = set()
+
+    def mark() -> None:
+        os.pwrite(file, b"1" if on_their_way else b"0", 0)
+
+    def marked(begin: Callable[..., group.Operation]) -> Callable[..., group.Operation]:
+        def act(*args: Any) -> group.Operation:
+            operation = begin(*args)
+            on_their_way.add(operation)
+            mark()
+            return operation
+
+        return act
+
+    wait = group.Operation.wait
+
+    def waited(operation: group.Operation) -> None:
+        try:
+            wait(operation)
+        finally:
+            on_their_way.discard(operation)
+            mark()
+
+    group.Operation.wait = waited  # type: ignore[method-assign]
+    group.Group.sum = marked(group.Group.sum)  # type: ignore[method-assign]
+    group.Group.exchange = marked(group.Group.exchange)  # type: ignore[method-assign]
+
+
 def spoil(options: argparse.Namespace, node: str) -> None:
-    """What goes wrong before the first step."""
+    """What goes wrong before the first step, and what is told of each."""
     checked, _, how = options.check.partition(":")
     if node == checked:
         spoil_check(how, options.out)
     if options.read_s:
         read_slowly(options.read_s, options.out)
+    if options.mark_sums:
+        mark_sums(options.out)
 
 
 def in_ddp(model: nn.Module) -> nn.Module:
@@ -212,6 +250,7 @@ def flags() -> argparse.Namespace:
         "--check", default="", help="node:hang, node:fail: what its check of node, links does once"
     )
     parser.add_argument("--read-s", type=float, default=0.0, help="what reading a cut takes")
+    parser.add_argument("--mark-sums", action="store_true", help="tell whether one is on its way")
     parser.add_argument("--keep-at", type=int, help="batch after which a cut is asked for")
     parser.add_argument("--ballast", type=int, default=0, help="numbers that count the steps")
     parser.add_argument(
@@ -248,7 +287,7 @@ def build(
     }
     learning = {"params": list(model.net.parameters()), "lr": 0.05}
     if options.by_updates:
-        parts = [Updates([model.seen]), torch.optim.SGD([learning], momentum=0.9)]
+        parts = [Updates(planted["params"]), torch.optim.SGD([learning], momentum=0.9)]
     elif options.adam:
         parts = [torch.optim.SGD([planted]), torch.optim.Adam([learning | {"lr": 0.01}])]
     else:
@@ -315,7 +354,7 @@ def main() -> None:
     batches = job.batches(dataset, batch_size, options.epochs, batch_per_worker=options.per_worker)
     with Diary(options.out, name) as diary:
         for number, (ids,) in enumerate(batches, 1):
-            model.check_whole()
+            model.check_whole(whole_steps=not options.by_updates)
             diary.note(ids, job.global_batch)
             suffer(options, node, number, len(ids))
             # Before backward ends, as computing is: with its end a worker's own time of a step does.
