@@ -42,10 +42,10 @@ def run(arguments: list[str], timeout_s: float, solution: str) -> dict[str, list
         )
         with harness.running(spec) as job:
             result = out / "metered.json"
-            harness.until(lambda: result.exists() or job.outcome.exists(), timeout_s)
+            found = harness.happens(job, result.exists, timeout_s)
             if "--profile" in arguments:
                 print((job.logs / "worker-0.log").read_text())
-            if not result.exists():
+            if not found:
                 raise RuntimeError(f"no result; see {job.logs}")
             # Renamed into place it is not: let the writer finish.
             harness.until(lambda: result.read_text().endswith("}"), 5.0)

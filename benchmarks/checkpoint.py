@@ -41,7 +41,7 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -256,9 +256,9 @@ def by_paceline(arm: Arm, out: Path, flags: Sequence[str], saves: int, log: Path
     )
     with harness.running(spec) as job:
         told = out / "saves.json"
-        harness.until(lambda: told.exists() or job.outcome.exists(), PATIENCE_S)
+        saved = harness.happens(job, told.exists, PATIENCE_S)
         shutil.copytree(job.logs, log / "logs", dirs_exist_ok=True)
-        if not told.exists():
+        if not saved:
             ended = job.outcome.read_text() if job.outcome.exists() else "it hangs"
             raise FailedError(f"the job ended: {ended}")
         rows = harness.stamps(out / "steps.f64").reshape(-1, 5)
@@ -295,19 +295,15 @@ def restored(job: JobDir, out: Path, number: int) -> tuple[float, str]:
     def num_valid() -> int:
         return sum(event["event"] == "cut_valid" for event in harness.events(job))
 
-    def happens(condition: Callable[[], bool]) -> bool:
-        harness.until(lambda: condition() or job.outcome.exists(), PATIENCE_S)
-        return condition()
-
-    if not happens(works):
+    if not harness.happens(job, works, PATIENCE_S):
         raise FailedError("its workers do not come back")
     before = num_valid()
     # The first one after a restore from memory goes to the disk only.
-    if not happens(lambda: num_valid() > before + 1):
+    if not harness.happens(job, lambda: num_valid() > before + 1, PATIENCE_S):
         raise FailedError("it makes no cuts any more")
     for node in harness.status(job).nodes:
         os.kill(node.pid, signal.SIGKILL)
-    if not happens(lambda: len(lines()) > number):
+    if not harness.happens(job, lambda: len(lines()) > number, PATIENCE_S):
         raise FailedError("it has restored no cut")
     found = json.loads(lines()[number])
     if len(found["steps"]) != 1 or found["steps"][0] <= 0:
@@ -348,8 +344,10 @@ def check_room(arm: Arm, num_bytes: int, saves: int, disk: Path) -> None:
     room = psutil.virtual_memory().available
     if need > room:
         raise FailedError(f"needs {need / GIB:.1f} GiB of memory, {room / GIB:.1f} GiB are free")
-    # Of paceline's many are kept to be verified; others keep one, and write the next beside it.
-    need = (saves + 4 if arm.saver == "paceline" else 3) * num_bytes
+    # Of paceline's two more than are measured are kept to be verified, one is being written, and
+    # after a restore the next one is copied onto the disk where memory is full; one is to spare.
+    # Others keep one, and write the next beside it.
+    need = (saves + 5 if arm.saver == "paceline" else 3) * num_bytes
     room = shutil.disk_usage(disk).free
     if need > room:
         raise FailedError(f"needs {need / GIB:.1f} GiB of disk, {room / GIB:.1f} GiB are free")

@@ -44,8 +44,7 @@ def measured(
             checkpoint=CheckpointSpec(every_s=harness.NEVER_S),
         )
         with harness.running(spec) as job:
-            harness.until(lambda: result.exists() or job.outcome.exists(), JOB_S)
-            if not result.exists():
+            if not harness.happens(job, result.exists, JOB_S):
                 raise RuntimeError(f"no result; see {job.logs}")
             return [(theirs, ours) for ours, theirs in json.loads(result.read_text())]
 

@@ -78,6 +78,12 @@ def until(condition: Callable[[], bool], timeout_s: float) -> bool:
     return True
 
 
+def happens(job: JobDir, condition: Callable[[], bool], timeout_s: float) -> bool:
+    """Wait for a condition as long as the job runs; whether it came."""
+    until(lambda: condition() or job.outcome.exists(), timeout_s)
+    return condition()
+
+
 def status(job: JobDir) -> JobStatus:
     """Of a job that runs.
 
