@@ -100,7 +100,7 @@ def run(setting: Setting, solution: str, rates: Sequence[float], seed: int) -> R
             env={"PYTHONPATH": str(JOBS / "staleness"), "PACELINE_BENCH_FACTORS": str(out)},
         )
         with harness.running(spec) as job:
-            if not harness.until((out / "result.json").exists, harness.RUN_S):
+            if not harness.happens(job, (out / "result.json").exists, harness.RUN_S):
                 raise RuntimeError(f"no result; see {job.logs}")
         found = json.loads((out / "result.json").read_text())
         factors, stale = (

@@ -111,7 +111,7 @@ SLOW_TO_ACT, MORE_EPOCHS = ("lb_bsp", "nd", "dd", "auto"), 2
 """They look first, and what a restart brings shows when the next life is there."""
 LATE = 3.0
 IN_SUMS, SUM_S = 0.25, 0.003
-"""How many are killed in one, and how long after it was seen at most: it may be over by then."""
+"""The part of cases in which somebody is killed in a sum, and how long after that was seen at most."""
 CORES = (1.0, 0.7)
 """Of workers by turns where classes are told apart, so that there are some to divide among."""
 EXACT = 1e-10
@@ -402,9 +402,13 @@ def check_cuts(job: JobDir, case: Case, where: str, root: Path, damaged: Set[Pat
     assert cuts, f"{where}: no cut"
     for directory in cuts:
         manifest, files = read_cut(directory)
-        seen = model_of(manifest.schema, files)["seen"].array
+        values = model_of(manifest.schema, files)
+        seen = values["seen"].array
         said = committed_counts(feed, manifest.committed, NUM_SAMPLES)
         wrong = np.flatnonzero(np.abs(seen - said) > TOLERANCE)
+        if "ballast" in values:
+            steps = np.unique(values["ballast"].array)
+            assert steps.tolist() == [manifest.step], f"{where}: {directory.name}: torn {steps[:5]}"
         assert not wrong.size, (
             f"{where}: {directory.name}: samples {wrong[:5]} count {seen[wrong[:5]]} times, the "
             f"ledger says {said[wrong[:5]]}"

@@ -28,6 +28,7 @@ GROUP = {"forms": "group_forms", "runs": "group_runs"}
 CUT = ("copies", "writes", "keeps")
 WHATS = (*GROUP, *CUT)
 SUMS = "adds up"
+"""Not one of those: it comes beside them (`grouped.with_sum`), so that seeds do what they did."""
 BALLAST = 200_000
 """Numbers of a model to be summed up in each step: it takes some milliseconds."""
 COPY_S, SYNC_S = 0.2, 0.3
@@ -41,7 +42,8 @@ class Moment:
     what: str
     """That its cut is being written: ``writes`` if it is killed, ``keeps`` if its agent is."""
     index: int
-    """Which member of the group, counted among those that it is told of; who makes a cut is known."""
+    """Which member of the group, counted among those that it is told of, or that sum up just then;
+    who makes a cut is known."""
     from_committed: int
     """The first such moment from then on."""
     after_s: float
@@ -68,7 +70,7 @@ class MomentInjector(Injector):
         """Those that have not come yet."""
         self.hit: list[str] = []
         self.missed: list[Moment] = []
-        """No group formed any more: their master was away until all was trained."""
+        """No group formed or summed up any more: their master was away until all was trained."""
         self._committed = 0
         #: Node -> its newest process, as the events tell.
         self._pids: dict[str, int] = {}
@@ -110,7 +112,7 @@ class MomentInjector(Injector):
                 self._kill_maker(moment)
 
     def _miss(self) -> None:
-        for moment in [one for one in self.moments if one.what in GROUP]:
+        for moment in [one for one in self.moments if one.what in (*GROUP, SUMS)]:
             self.moments.remove(moment)
             self.missed.append(moment)
 
@@ -143,17 +145,20 @@ class MomentInjector(Injector):
         self._kill(moment, living[moment.index % len(living)], f"seen after {late_s:.3f} s")
 
     def _kill_adder(self, moment: Moment) -> None:
-        marks = [mark for mark in sorted(self._out.glob("*.sums")) if self._adds(mark)]
-        if not marks:
+        adding = [mark for mark in sorted(self._out.glob("*.sums")) if self._adds(mark)]
+        if not adding:
             return
-        mark = marks[moment.index % len(marks)]
+        mark = adding[moment.index % len(adding)]
         time.sleep(moment.after_s)
-        if self._adds(mark):
-            self._kill(moment, int(mark.stem), f"process {mark.stem}")
+        pid = self._adds(mark)
+        if pid:
+            self._kill(moment, pid, mark.stem)
 
-    def _adds(self, mark: Path) -> bool:
-        """Whether a living process says so."""
-        return mark.read_bytes() == b"1" and is_alive(int(mark.stem))
+    def _adds(self, mark: Path) -> int:
+        """The process that says in this file that it does; 0: none does, or it is dead."""
+        pid = int(mark.read_bytes() or b"0")
+        newest = self._pids.get(mark.name.partition(".")[0])
+        return pid if pid == newest and is_alive(pid) else 0
 
     def _kill_maker(self, moment: Moment) -> None:
         pattern, root = "*/.*.safetensors.partial", self._cuts

@@ -140,6 +140,7 @@ def test_the_slice_of_groups_does_most_things_to_workers() -> None:
     kinds = {fault.kind for case in cases for fault in case.faults if fault.role == "worker"}
     assert kinds >= {"kill", "cut", "silence", "slow"}
     assert {case.solution[0] for case in cases} >= {"nd", "auto"}
+    assert {moment.what for case in cases for moment in case.moments} >= {SUMS}
 
 
 def test_35_seeds_kill_workers_under_every_solution() -> None:

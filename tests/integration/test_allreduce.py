@@ -443,7 +443,7 @@ def test_storage_that_stands_still_is_waited_for_by_who_reads_a_cut(tmp_path: Pa
 def test_strangers_at_every_port_of_the_members_break_nothing(tmp_path: Path) -> None:
     with group(tmp_path / "out", "--die", "worker-1:12", "--epochs", "2") as job:
         over = threading.Event()
-        knocked: set[int] = set()
+        knocked: set[tuple[str, int]] = set()
         stranger = threading.Thread(target=knock, args=(job, over, knocked))
         stranger.start()
         try:
@@ -452,9 +452,10 @@ def test_strangers_at_every_port_of_the_members_break_nothing(tmp_path: Path) ->
             over.set()
             stranger.join()
         assert len(knocked) >= 2, "gloo listens in each group"
+        assert {host for host, _ in knocked} == {"127.0.0.1"}
 
 
-def knock(job: RunningJob, over: threading.Event, knocked: set[int]) -> None:
+def knock(job: RunningJob, over: threading.Event, knocked: set[tuple[str, int]]) -> None:
     """Connect to every TCP port at which a process of the job listens, and talk nonsense."""
     while not over.is_set():
         for process in find_job_processes(job.job.path):
@@ -462,7 +463,7 @@ def knock(job: RunningJob, over: threading.Event, knocked: set[int]) -> None:
                 for one in psutil.Process(process.pid).net_connections("tcp"):
                     if one.status == psutil.CONN_LISTEN and process.runs("paceline.runtime.zygote"):
                         _talk_nonsense(one.laddr.port)
-                        knocked.add(one.laddr.port)
+                        knocked.add((one.laddr.ip, one.laddr.port))
         time.sleep(0.01)
 
 

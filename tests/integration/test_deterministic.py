@@ -105,6 +105,7 @@ def test_half_precision_clipping_and_a_schedule_end_with_the_bits_of_one_worker(
             tmp_path, script=str(DENSE), args=args, workers=workers, deterministic=True
         ) as job:
             assert job.end().state == "finished"
+            assert members(job) == [{*range(workers)}]
         held.append(load_file(path))
     check_same_bits(*held)
 
@@ -142,9 +143,10 @@ def test_a_scaler_leaves_the_same_steps_out_and_who_joins_has_its_scale(
 
 
 def test_a_scaler_without_blocks_leaves_the_same_steps_out_in_all_members(tmp_path: Path) -> None:
-    flags = (*ROUGH, "--half", "--die", "worker-1:12", "--step-s", "0.05")
+    flags = (*ROUGH, "--half", "--die", "worker-1:12", "--slow-until-told")
     with group(tmp_path / "out", *flags, workers=2) as job:
+        until(lambda: members(job) == [{0, 1}, {0}, {0, 1}], "a death and the next life")
+        (job.out / "hurry").touch()
         held = end_of(job, lives=2, but="net.1.running")
-        assert len(members(job)) >= 2
     assert 0 < int((held["seen"] == 0).sum()) < 1000
     assert held["scale"] < 2.0**20

@@ -34,7 +34,9 @@ def main() -> None:
     model, optimizer, rates = job.prepare(model, optimizer, rates)
     for batch in job.batches(dataset, BATCH_SIZE, epochs=3):
         with torch.autocast("cpu", torch.bfloat16, enabled=options.half):
-            loss = mse_loss(model(batch.x).squeeze(1), batch.y)
+            predicted = model(batch.x).squeeze(1)
+            loss = mse_loss(predicted, batch.y)
+        assert predicted.dtype == (torch.bfloat16 if options.half else torch.float32)
         loss.backward()
         job.clip_grad_norm_(1.0)
         optimizer.step()

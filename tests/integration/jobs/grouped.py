@@ -3,7 +3,7 @@
 Each process appends to files of its own in ``--out``: ``<node>.<inc>.ids`` (int64: the samples that
 its loop was given, in order), ``<node>.<inc>.times`` (float64: the unix time of each batch) and
 ``<node>.<inc>.sizes`` (int64: the global batch then), and writes ``<node>.<inc>.final``: what it
-holds at the end.
+holds at the end. With ``--mark-sums`` a file ``<node>.<inc>.sums`` says whether it sums up.
 """
 
 import argparse
@@ -60,7 +60,7 @@ class Planted(nn.Module):
         return loss if self.ballast is None else loss - self.ballast.sum() / self.batch_size
 
     def check_whole(self, *, whole_steps: bool) -> None:
-        """Raise if it is not of one step; ``whole_steps``: which the samples tell the number of."""
+        """Raise if it is not of one step; ``whole_steps``: all were, so samples tell how many."""
         if self.ballast is None:
             return
         steps = self.seen.detach().sum() / self.batch_size
@@ -150,47 +150,51 @@ def read_slowly(read_s: float, out: Path) -> None:
     Replica.load_cut = load  # type: ignore[method-assign]
 
 
-def mark_sums(out: Path) -> None:
-    """Tell in a file, ``<pid>.sums``, whether one is on its way: 1, or 0."""
-    (out / f"{os.getpid()}.sums").write_bytes(b"0")
-    file = os.open(out / f"{os.getpid()}.sums", os.O_WRONLY)
-    on_their_way: set[group.Operation] = set()
+def mark_sums(path: Path) -> None:
+    """Keep in a file whether gradients are being summed up: the number of this process, or 0."""
+    path.write_text("")
+    file = os.open(path, os.O_WRONLY)
+    on_their_way: dict[group.Operation, group.Group] = {}
 
     def mark() -> None:
-        os.pwrite(file, b"1" if on_their_way else b"0", 0)
+        busy = any(not one.is_dropped for one in [*on_their_way.values()])
+        os.pwrite(file, b"%10d" % (os.getpid() if busy else 0), 0)
 
     def marked(begin: Callable[..., group.Operation]) -> Callable[..., group.Operation]:
-        def act(*args: Any) -> group.Operation:
-            operation = begin(*args)
-            on_their_way.add(operation)
+        def act(of: group.Group, *args: Any) -> group.Operation:
+            operation = begin(of, *args)
+            on_their_way[operation] = of
             mark()
             return operation
 
         return act
 
-    wait = group.Operation.wait
+    wait, drop = group.Operation.wait, group.Group.drop
 
     def waited(operation: group.Operation) -> None:
         try:
             wait(operation)
         finally:
-            on_their_way.discard(operation)
+            on_their_way.pop(operation, None)
             mark()
 
+    def dropped(of: group.Group) -> None:
+        drop(of)
+        mark()
+
     group.Operation.wait = waited  # type: ignore[method-assign]
+    group.Group.drop = dropped  # type: ignore[method-assign]
     group.Group.sum = marked(group.Group.sum)  # type: ignore[method-assign]
     group.Group.exchange = marked(group.Group.exchange)  # type: ignore[method-assign]
 
 
 def spoil(options: argparse.Namespace, node: str) -> None:
-    """What goes wrong before the first step, and what is told of each."""
+    """What goes wrong before the first step."""
     checked, _, how = options.check.partition(":")
     if node == checked:
         spoil_check(how, options.out)
     if options.read_s:
         read_slowly(options.read_s, options.out)
-    if options.mark_sums:
-        mark_sums(options.out)
 
 
 def in_ddp(model: nn.Module) -> nn.Module:
@@ -250,7 +254,9 @@ def flags() -> argparse.Namespace:
         "--check", default="", help="node:hang, node:fail: what its check of node, links does once"
     )
     parser.add_argument("--read-s", type=float, default=0.0, help="what reading a cut takes")
-    parser.add_argument("--mark-sums", action="store_true", help="tell whether one is on its way")
+    parser.add_argument(
+        "--mark-sums", action="store_true", help="tell when gradients are being summed up"
+    )
     parser.add_argument("--keep-at", type=int, help="batch after which a cut is asked for")
     parser.add_argument("--ballast", type=int, default=0, help="numbers that count the steps")
     parser.add_argument(
@@ -340,6 +346,8 @@ def main() -> None:
     place = place if node == freezer else ""
 
     spoil(options, node)
+    if options.mark_sums:
+        mark_sums(options.out / f"{name}.sums")
     more_s = late_s(options.late, options.out, node)
     job = pl.init()
     device = device_of(options.device, job.rank)

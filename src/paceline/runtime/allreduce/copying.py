@@ -19,8 +19,8 @@ from paceline.runtime.replica.replica import Arriving, Replica
 from paceline.wire.messages.group import NO_STEP, STILL, CatchUp, StatePart
 
 PARTS_AHEAD = 4
-"""Parts of a peer's state that are asked for at a time: what a joiner's copy takes of memory
-beside the state itself."""
+"""Parts of a peer's state that are asked for at a time: beside the state, as it was built and as it
+comes, what a joiner's copy takes of memory."""
 
 _log = logging.getLogger(__name__)
 
