@@ -126,8 +126,8 @@ def test_planted_counts_hold_whatever_dies(seed: int) -> None:
     run(full_case_of(seed))
 
 
-GROUPED = (106, 109, 114)
-"""Workers that are cut off, silent, slow, and killed at the same moment, with what is around them."""
+GROUPED = (3, 32, 51)
+"""Workers that are cut off, silent, slow, and killed, also in a sum, with what is around them."""
 
 
 def grouped_case(seed: int, *, deterministic: bool = False) -> grouped.Case:
@@ -139,7 +139,7 @@ def test_the_slice_of_groups_does_most_things_to_workers() -> None:
     cases = [grouped_case(seed) for seed in GROUPED]
     kinds = {fault.kind for case in cases for fault in case.faults if fault.role == "worker"}
     assert kinds >= {"kill", "cut", "silence", "slow"}
-    assert {case.solution[0] for case in cases} >= {"nd", "auto"}
+    assert {case.solution[0] for case in cases} >= {"dd", "nd", "auto"}
     assert {moment.what for case in cases for moment in case.moments} >= {SUMS}
 
 
@@ -165,7 +165,7 @@ def test_a_group_survives(seed: int) -> None:
 
 
 def test_a_deterministic_group_ends_with_the_bits_of_one_worker() -> None:
-    grouped.run(grouped_case(GROUPED[0], deterministic=True), deterministic=True)
+    grouped.run(grouped_case(GROUPED[-1], deterministic=True), deterministic=True)
 
 
 @pytest.mark.soak
