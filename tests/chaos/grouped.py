@@ -406,13 +406,13 @@ def check_cuts(job: JobDir, case: Case, where: str, root: Path, damaged: Set[Pat
         seen = values["seen"].array
         said = committed_counts(feed, manifest.committed, NUM_SAMPLES)
         wrong = np.flatnonzero(np.abs(seen - said) > TOLERANCE)
-        if "ballast" in values:
-            steps = np.unique(values["ballast"].array)
-            assert steps.tolist() == [manifest.step], f"{where}: {directory.name}: torn {steps[:5]}"
         assert not wrong.size, (
             f"{where}: {directory.name}: samples {wrong[:5]} count {seen[wrong[:5]]} times, the "
             f"ledger says {said[wrong[:5]]}"
         )
+        if "ballast" in values:
+            steps = np.unique(values["ballast"].array)
+            assert steps.tolist() == [manifest.step], f"{where}: {directory.name}: torn {steps[:5]}"
     assert np.all(said == case.epochs), f"{where}: the last cut lacks samples"
 
 
