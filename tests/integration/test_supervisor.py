@@ -20,6 +20,7 @@ from paceline.base.processes import (
     kill_quietly,
     try_lock,
 )
+from paceline.supervisor.supervisor import POLL_S
 from paceline.wire.outcome import read_outcome
 from paceline.wire.spec import JobSpec, save
 
@@ -179,6 +180,20 @@ def test_a_successor_leaves_a_living_master_alone_and_replaces_it_when_it_dies(
     until(lambda: len(scene.masters()) == 2)
     second.send_signal(signal.SIGTERM)
     assert second.wait(PATIENCE_S) == 0
+    scene.check_nothing_is_left()
+
+
+def test_a_supervisor_that_was_frozen_and_thawed_goes_on(scene: Scene) -> None:
+    supervisor = scene.start()
+    until(lambda: len(scene.masters()) == 1)
+    for _ in range(3):
+        supervisor.send_signal(signal.SIGSTOP)
+        time.sleep(2 * POLL_S)  # its wait is over when it goes on
+        supervisor.send_signal(signal.SIGCONT)
+        time.sleep(0.05)
+    assert "stop_asked" not in scene.job.events.read_text()
+    (scene.job.path / "finish").touch()
+    assert supervisor.wait(PATIENCE_S) == 0
     scene.check_nothing_is_left()
 
 

@@ -24,6 +24,7 @@ from paceline.base.processes import (
     start_detached,
 )
 from paceline.supervisor.restarts import Restarts
+from paceline.supervisor.signals import Signals
 from paceline.wire.outcome import Outcome, write_outcome
 
 SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
@@ -54,11 +55,11 @@ class Supervisor:
         self._master: subprocess.Popen[bytes] | None = None
         self._started_s = 0.0
         self._num_stops = 0
+        self._signals = Signals(SIGNALS)
 
     def run(self) -> None:
         """Return when the job has ended and nothing is left of it."""
         adopt_orphans()
-        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         self._event("supervisor_started", pid=os.getpid())
         while not self._is_over():
             if self._master is None and not is_locked(self._job.master_lock):
@@ -118,15 +119,15 @@ class Supervisor:
             write_outcome(outcome, self._job.outcome)
 
     def _wait(self, timeout_s: float) -> None:
-        """Until a signal comes, at most so long."""
-        caught = signal.sigtimedwait(SIGNALS, timeout_s)
-        if caught is None or caught.si_signo == signal.SIGCHLD:
-            return
-        self._num_stops += 1
-        if self._num_stops == 1:
-            self._event("stop_asked", reason=signal.Signals(caught.si_signo).name)
-            for process in self._masters():
-                kill_quietly(process, signal.SIGTERM)
+        """Wait until a signal comes, at most so long, and count requests to stop."""
+        for number in self._signals.wait(timeout_s):
+            if number == signal.SIGCHLD:
+                continue
+            self._num_stops += 1
+            if self._num_stops == 1:
+                self._event("stop_asked", reason=signal.Signals(number).name)
+                for process in self._masters():
+                    kill_quietly(process, signal.SIGTERM)
 
     def _masters(self) -> list[int]:
         """The master's process number, also of one that another supervisor started."""
