@@ -6,6 +6,7 @@ in memory (sockets, step ledgers, tensors in flight), which is removed when the 
 
 import os
 import secrets
+import stat
 import tempfile
 import time
 from pathlib import Path
@@ -28,6 +29,58 @@ def number_of(node: str) -> int:
 def home() -> Path:
     """``$PACELINE_HOME``, by default ``~/.paceline``."""
     return Path(os.environ.get("PACELINE_HOME", "~/.paceline")).expanduser().absolute()
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder (0700) in a place that others may write to, or see that it is ours already.
+
+    Once it is ours nobody can exchange it: the place is sticky, or only we write there.
+
+    Raises:
+        ConfigError: the place is not safe, or what has the folder's name is not a folder of this
+            user that is closed to others.
+        OSError: it cannot be made.
+    """
+    check_place(folder.parent)
+    try:
+        os.mkdir(folder, 0o700)
+    except FileExistsError:
+        _check_private(folder)
+
+
+def check_place(folder: Path) -> None:
+    """Raises ConfigError where every user could exchange what lies in a folder."""
+    mode = folder.stat().st_mode
+    if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+        raise ConfigError(
+            f"{folder}: got a folder in which every user may rename and remove what others have "
+            f"there, expected one with the sticky bit; run `chmod +t {folder}`, or set TMPDIR and "
+            "PACELINE_HOME to folders of your own"
+        )
+
+
+def _check_private(folder: Path) -> None:
+    remedy = f"it may be another user's trap: look at it, then remove {folder}"
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError as error:
+        raise ConfigError(
+            f"{folder}: got {_describe(folder, error)}, expected a folder of this user; {remedy}"
+        ) from error
+    try:
+        found = os.fstat(descriptor)
+    finally:
+        os.close(descriptor)
+    if found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        got = f"a folder of user {found.st_uid} with mode {stat.S_IMODE(found.st_mode):04o}"
+        expected = f"one of user {os.geteuid()} with mode 0700"
+        raise ConfigError(f"{folder}: got {got}, expected {expected}; {remedy}")
+
+
+def _describe(path: Path, error: OSError) -> str:
+    if path.is_symlink():
+        return "a symbolic link"
+    return "no folder" if isinstance(error, NotADirectoryError) else str(error.strerror)
 
 
 class JobDir:
@@ -92,7 +145,9 @@ class JobDir:
     def make(cls, job_id: str) -> "JobDir":
         """The same for a job that has its id."""
         path = home() / "jobs" / job_id
-        path.mkdir(parents=True, mode=0o700)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        check_place(path.parent)
+        path.mkdir(mode=0o700)
         job = cls(path)
         descriptor = os.open(job.secret_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w") as file:
@@ -103,8 +158,13 @@ class JobDir:
         return job
 
     def make_run_dir(self) -> None:
-        """Create the run directory (0700) where it is missing."""
-        self.run_dir.mkdir(mode=0o700, exist_ok=True)
+        """Create the run directory (0700) where it is missing.
+
+        Raises:
+            ConfigError: something else is in its place, or others could put something there.
+            OSError: it cannot be made.
+        """
+        make_private(self.run_dir)
 
     @classmethod
     def find(cls, name: str | None) -> "JobDir":

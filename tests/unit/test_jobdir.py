@@ -1,0 +1,105 @@
+"""The run directory lies where every user may write."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from paceline.base import jobdir
+from paceline.base.errors import ConfigError
+from paceline.base.jobdir import JobDir
+
+NOBODY = 65_534
+
+
+@pytest.fixture
+def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "shm"
+    folder.mkdir()
+    folder.chmod(0o1777)
+    monkeypatch.setattr(jobdir, "SHARED_MEMORY", folder)
+    return folder
+
+
+@pytest.fixture
+def job(shared: Path, tmp_path: Path) -> JobDir:
+    assert shared.is_dir()
+    return JobDir(tmp_path / "jobs" / "job-1")
+
+
+def test_a_run_directory_is_closed_to_others_and_may_be_there_already(job: JobDir) -> None:
+    before = os.umask(0)
+    try:
+        job.make_run_dir()
+    finally:
+        os.umask(before)
+    assert job.run_dir.stat().st_mode & 0o777 == 0o700
+    job.make_run_dir()
+
+
+def _link(path: Path) -> None:
+    (path.parent / "elsewhere").mkdir(mode=0o700)
+    path.symlink_to(path.parent / "elsewhere")
+
+
+def _dangling(path: Path) -> None:
+    path.symlink_to(path.parent / "not-there")
+
+
+def _open_to_all(path: Path) -> None:
+    path.mkdir()
+    path.chmod(0o777)
+
+
+def _readable(path: Path) -> None:
+    path.mkdir()
+    path.chmod(0o750)
+
+
+@pytest.mark.parametrize(
+    ("make", "got"),
+    [
+        (_link, "a symbolic link"),
+        (_dangling, "a symbolic link"),
+        (Path.touch, "no folder"),
+        (_open_to_all, "mode 0777"),
+        (_readable, "mode 0750"),
+    ],
+)
+def test_what_somebody_has_put_in_its_place_is_refused(
+    job: JobDir, make: Callable[[Path], None], got: str
+) -> None:
+    make(job.run_dir)
+    with pytest.raises(ConfigError, match=got) as refused:
+        job.make_run_dir()
+    assert str(job.run_dir) in str(refused.value)
+    assert "remove" in str(refused.value)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
+def test_a_folder_of_another_user_is_refused(job: JobDir) -> None:
+    job.run_dir.mkdir(mode=0o700)
+    os.chown(job.run_dir, NOBODY, NOBODY)
+    with pytest.raises(ConfigError, match=f"a folder of user {NOBODY}"):
+        job.make_run_dir()
+
+
+def test_a_place_where_everybody_may_rename_everything_is_refused(
+    job: JobDir, shared: Path
+) -> None:
+    shared.chmod(0o777)
+    with pytest.raises(ConfigError, match="sticky"):
+        job.make_run_dir()
+    assert not job.run_dir.exists()
+
+
+def test_a_home_where_everybody_may_rename_everything_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs").chmod(0o777)
+    with pytest.raises(ConfigError, match="chmod"):
+        JobDir.make("job-1")
+    assert not list((tmp_path / "jobs").iterdir())
