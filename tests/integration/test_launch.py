@@ -12,6 +12,7 @@ from paceline.base.jobdir import JobDir
 from paceline.base.processes import start_detached
 from paceline.cli import launch
 from paceline.wire.outcome import Outcome, write_outcome
+from paceline.wire.spec import JobSpec, save
 
 STALE = "127.0.0.1:1\n"
 
@@ -20,6 +21,7 @@ STALE = "127.0.0.1:1\n"
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[JobDir]:
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
     job = JobDir.create("launched")
+    save(JobSpec(script="/train.py"), job.spec)
     job.master_address.write_text(STALE)
     yield job
     shutil.rmtree(job.run_dir)

@@ -31,6 +31,11 @@ def home() -> Path:
     return Path(os.environ.get("PACELINE_HOME", "~/.paceline")).expanduser().absolute()
 
 
+def run_place() -> Path:
+    """Where run directories lie: in memory, if there is a memory file system to write to."""
+    return SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else Path(tempfile.gettempdir())
+
+
 def make_private(folder: Path) -> None:
     """Make a folder (0700) in a place that others may write to, or see that it is ours already.
 
@@ -118,13 +123,12 @@ class JobDir:
     @property
     def run_dir(self) -> Path:
         """Memory-backed where possible; short, since unix socket paths end at 107 bytes."""
-        base = SHARED_MEMORY if self.has_memory else Path(tempfile.gettempdir())
-        return base / f"paceline-{self.job_id}"
+        return run_place() / f"paceline-{self.job_id}"
 
     @property
     def has_memory(self) -> bool:
         """Whether this machine has a memory file system that we may write to."""
-        return os.access(SHARED_MEMORY, os.W_OK)
+        return run_place() == SHARED_MEMORY
 
     @property
     def memory(self) -> Path:
@@ -138,24 +142,39 @@ class JobDir:
     @classmethod
     def create(cls, name: str) -> "JobDir":
         """Make a fresh job directory with a secret of its own."""
-        stamp = time.strftime("%m%d-%H%M%S")
-        return cls.make(f"{name[:24]}-{stamp}-{secrets.token_hex(2)}")
+        job = cls.fresh(name)
+        job.fill()
+        return job
 
     @classmethod
     def make(cls, job_id: str) -> "JobDir":
         """The same for a job that has its id."""
-        path = home() / "jobs" / job_id
-        path.parent.mkdir(parents=True, exist_ok=True)
-        check_place(path.parent)
-        path.mkdir(mode=0o700)
-        job = cls(path)
-        descriptor = os.open(job.secret_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        job = cls(home() / "jobs" / job_id)
+        job.fill()
+        return job
+
+    @classmethod
+    def fresh(cls, name: str) -> "JobDir":
+        """Name a job directory that is not there yet."""
+        stamp = time.strftime("%m%d-%H%M%S")
+        return cls(home() / "jobs" / f"{name[:24]}-{stamp}-{secrets.token_hex(2)}")
+
+    def fill(self) -> None:
+        """Make the directory and what every job has in it.
+
+        Raises:
+            ConfigError: others could exchange what lies there.
+            OSError: it cannot be made.
+        """
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        check_place(self.path.parent)
+        self.path.mkdir(mode=0o700)
+        descriptor = os.open(self.secret_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w") as file:
             file.write(secrets.token_hex(32))
-        job.logs.mkdir()
-        job.cuts.mkdir()
-        job.make_run_dir()
-        return job
+        self.logs.mkdir()
+        self.cuts.mkdir()
+        self.make_run_dir()
 
     def make_run_dir(self) -> None:
         """Create the run directory (0700) where it is missing.

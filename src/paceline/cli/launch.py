@@ -1,11 +1,15 @@
 """Starting a job: a job directory, the spec in it, a supervisor of its own session."""
 
+import shutil
 import subprocess
 import time
+from pathlib import Path
 
+from paceline.base.disk import describe
 from paceline.base.errors import ConfigError, PacelineError, PermanentError
 from paceline.base.jobdir import JobDir
 from paceline.base.processes import is_locked, start_detached
+from paceline.cli.ground import check_ground
 from paceline.wire import spec as specs
 from paceline.wire.client import Call, GetStatus, Reply
 from paceline.wire.control import ControlClient
@@ -27,10 +31,33 @@ _supervisors: list[subprocess.Popen[bytes]] = []
 
 
 def launch(spec: JobSpec) -> JobDir:
-    """Start a new job and return when its master answers."""
-    job = JobDir.create(spec.name)
-    specs.save(spec, job.spec)
+    """Start a new job and return when its master answers.
+
+    Raises:
+        ConfigError: this machine lacks what the job needs.
+        PermanentError: it did not start.
+    """
+    check_ground(spec)
+    job = _make(spec)
     start_supervisor(job)
+    return job
+
+
+def _make(spec: JobSpec) -> JobDir:
+    job = JobDir.fresh(spec.name)
+    try:
+        job.fill()
+        specs.save(spec, job.spec)
+    except (ConfigError, OSError) as error:
+        # Half a job would be listed, and found as the newest.
+        shutil.rmtree(job.path, ignore_errors=True)
+        if isinstance(error, ConfigError):
+            raise
+        shutil.rmtree(job.run_dir, ignore_errors=True)
+        raise ConfigError(
+            f"{describe(error, Path(error.filename or job.path))}; make room there, or set "
+            "PACELINE_HOME to another folder"
+        ) from error
     return job
 
 
@@ -42,13 +69,14 @@ def resume(job: JobDir, sizes: Resize = AS_BEFORE) -> None:
         sizes: with how many nodes.
 
     Raises:
-        ConfigError: the job is running, or has come to its end.
+        ConfigError: the job is running, or this machine lacks what it needs.
     """
     deadline_s = time.monotonic() + CLEAN_UP_S
     while is_supervised(job) and job.outcome.exists() and time.monotonic() < deadline_s:
         time.sleep(0.05)
     if is_supervised(job):
         raise ConfigError(f"job {job.job_id} is running; follow it with `paceline attach`")
+    check_ground(specs.load(job.spec))
     job.outcome.unlink(missing_ok=True)
     job.make_run_dir()
     job.resize.unlink(missing_ok=True)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from paceline.base.disk import describe, is_refusal
 from paceline.base.errors import ConfigError, InternalError, PacelineError
 from paceline.cli import bench, checkpoint, data, sim
 from paceline.cli.torchrun import OTHERS, note_ignored, translate
@@ -31,6 +32,11 @@ class _Group(TyperGroup):
         except PacelineError as error:
             ours = " (a bug of paceline: please report it)" if _is_bug(error) else ""
             print(f"paceline: {error}{ours}", file=sys.stderr)
+            raise typer.Exit(EXIT_OURS) from error
+        except OSError as error:
+            if not (is_refusal(error) or isinstance(error, PermissionError)):
+                raise
+            print(f"paceline: {describe(error, error.filename or 'a file')}", file=sys.stderr)
             raise typer.Exit(EXIT_OURS) from error
 
 

@@ -1,6 +1,5 @@
 """What the master tells people and machines of the job as a whole: status, metrics, Prometheus."""
 
-import logging
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -22,9 +21,6 @@ from paceline.wire.outcome import Outcome
 
 if TYPE_CHECKING:
     from paceline.master.exporter import Exporter
-
-_log = logging.getLogger(__name__)
-
 
 METRICS_BYTES = 64 << 20
 """A metrics file that is larger is put aside, the one that lay there is dropped, and lines come
@@ -62,7 +58,7 @@ class Reporting:
         self._line_every_s = self._next_line_s = 0.0
         self._exporter: Exporter | None = None
 
-    def open_endpoint(self, port: int) -> None:
+    def open_endpoint(self, port: int, tell: Callable[..., None]) -> None:
         """Answer Prometheus from now on; where the port is taken, only say so."""
         # Most jobs do without it, and a master is to start soon.
         from paceline.master.exporter import Exporter
@@ -70,7 +66,8 @@ class Reporting:
         try:
             self._exporter = Exporter(self._job, port)
         except OSError as error:
-            _log.error("no_metrics_endpoint port=%d error=%s", port, error)
+            why = f"metrics_port {port}: {error.strerror}; the job goes on without it"
+            tell("no_metrics_endpoint", reason=why)
 
     def measure(
         self,

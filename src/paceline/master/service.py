@@ -212,7 +212,7 @@ class Master:
         restarted, ended = self._replay()
         await self._door.open()
         if self._spec.metrics_port is not None:
-            self._reporting.open_endpoint(self._spec.metrics_port)
+            self._reporting.open_endpoint(self._spec.metrics_port, self._outbox.tell)
         self._outbox.tell("master_started", reason="from the journal" if restarted else "")
         self.training.resume(ended=ended)
         self._begin_deciding()

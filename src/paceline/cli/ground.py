@@ -1,0 +1,92 @@
+"""What a job stands on, checked before it starts: folders, room on disks, addresses, ports."""
+
+import errno
+import socket
+import tempfile
+from pathlib import Path
+
+from paceline.base.disk import room_bytes
+from paceline.base.errors import ConfigError
+from paceline.base.jobdir import home, run_place
+from paceline.wire.spec import JobSpec
+
+METRICS_HOST = "127.0.0.1"
+LEAST_BYTES = 1 << 20
+"""Room without which no job begins: its journal alone soon needs as much."""
+
+
+def check_ground(spec: JobSpec) -> None:
+    """Try what the job will need of this machine.
+
+    Raises:
+        ConfigError: one line for each thing that is missing: the thing, the value, the remedy.
+    """
+    folder = spec.checkpoint.folder
+    complaints = [
+        _folder_complaint("PACELINE_HOME", home(), "set PACELINE_HOME to another folder"),
+        _room_complaint(run_place(), "free some memory there, or set TMPDIR"),
+        folder and _folder_complaint(_where(spec, "checkpoint.dir"), Path(folder), "name another"),
+        _listen_complaint(spec),
+        _metrics_complaint(spec),
+    ]
+    found = [complaint for complaint in complaints if complaint]
+    if found:
+        raise ConfigError("\n".join(found))
+
+
+def _where(spec: JobSpec, key: str) -> str:
+    place = spec.sources.get(key, key)
+    return place if place.startswith("--") or place == key else f"{place}: {key}"
+
+
+def _folder_complaint(where: str, folder: Path, remedy: str) -> str:
+    """Make the folder, and a file in it that is gone at once."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"paceline")
+            file.flush()
+    except OSError as error:
+        expected = f"a folder to write to ({error.strerror})"
+        return f"{where}: got {folder}, expected {expected}; {remedy}"
+    return _room_complaint(folder, f"make room there, or {remedy}")
+
+
+def _room_complaint(folder: Path, remedy: str) -> str:
+    room = room_bytes(folder)
+    if room >= LEAST_BYTES:
+        return ""
+    got = f"{room >> 10} KiB are free, a job needs {LEAST_BYTES >> 10} KiB to begin"
+    return f"no space left on {folder}: {got}; {remedy}"
+
+
+def _listen_complaint(spec: JobSpec) -> str:
+    error = _bind_error(spec.listen, 0)
+    if error is None:
+        return ""
+    where, expected = _where(spec, "listen"), "an IPv4 address of this machine"
+    return f"{where}: got {spec.listen} ({error}), expected {expected}; `hostname -I` lists them"
+
+
+def _metrics_complaint(spec: JobSpec) -> str:
+    port = spec.metrics_port
+    error = _bind_error(METRICS_HOST, port) if port else None
+    if error is None:
+        return ""
+    where = _where(spec, "metrics_port")
+    remedy = "name another, or 0 for any free one"
+    return f"{where}: got {port} ({error}), expected a free port of {METRICS_HOST}; {remedy}"
+
+
+def _bind_error(host: str, port: int) -> str | None:
+    """Why nobody can listen there; None: one can."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        # As the servers do: connections of a former life that are still closing are in no way.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+            probe.listen(1)
+        except OSError as error:
+            taken = "another process listens there"
+            return taken if error.errno == errno.EADDRINUSE else str(error.strerror)
+    return None

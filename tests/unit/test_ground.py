@@ -1,0 +1,127 @@
+"""What a job needs of the machine is tried before it starts."""
+
+import errno
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from paceline.base import jobdir
+from paceline.base.disk import describe, is_refusal
+from paceline.base.errors import ConfigError
+from paceline.cli import launch
+from paceline.cli.ground import check_ground
+from paceline.wire.spec import CheckpointSpec, JobSpec
+
+SPEC = JobSpec(script="/train.py", sources={"listen": "--set listen", "metrics_port": "job.yaml:3"})
+ELSEWHERE = "192.0.2.7"
+"""Of RFC 5737: no machine has it."""
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A memory file system of 512 KiB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=512k,mode=0700", "none", str(folder)]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a file system is not permitted")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def refusal(**changes: object) -> str:
+    with pytest.raises(ConfigError) as refused:
+        check_ground(JobSpec(script="/train.py", sources=SPEC.sources, **changes))  # type: ignore[arg-type]
+    return str(refused.value)
+
+
+def test_a_machine_that_has_all_is_fine_and_its_folders_are_there(home: Path) -> None:
+    check_ground(JobSpec(script="/train.py", checkpoint=CheckpointSpec(dir=str(home / "a/b"))))
+    assert (home / "a" / "b").is_dir()
+    assert not list((home / "a" / "b").iterdir())
+
+
+def test_a_home_that_cannot_be_made_is_named_with_its_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path / "file" / "home"))
+    told = refusal()
+    assert told.startswith(f"PACELINE_HOME: got {tmp_path}/file/home, expected a folder to write")
+    assert told.endswith("set PACELINE_HOME to another folder")
+
+
+def test_a_folder_for_cuts_that_cannot_be_made_is_refused() -> None:
+    told = refusal(checkpoint=CheckpointSpec(dir="/proc/cuts"))
+    assert told.startswith("checkpoint.dir: got /proc/cuts, expected a folder to write to")
+    assert "\n" not in told
+
+
+def test_a_read_only_folder_is_refused(small: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,ro", str(small)], check=True)
+    told = refusal(checkpoint=CheckpointSpec(dir=str(small)))
+    assert "(Read-only file system); name another" in told
+
+
+def test_a_full_file_system_is_refused_by_its_name(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACELINE_HOME", str(small))
+    told = refusal()
+    assert told.startswith(f"no space left on {small}: 512 KiB are free, a job needs 1024 KiB")
+    assert "PACELINE_HOME" in told
+
+
+def test_full_shared_memory_is_refused(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobdir, "SHARED_MEMORY", small)
+    assert refusal().startswith(f"no space left on {small}")
+
+
+def test_an_address_of_another_machine_is_refused() -> None:
+    told = refusal(listen=ELSEWHERE)
+    assert told.startswith(f"--set listen: got {ELSEWHERE} (Cannot assign requested address)")
+    assert "hostname -I" in told
+
+
+def test_a_taken_port_for_metrics_is_refused() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen(1)
+        port = other.getsockname()[1]
+        told = refusal(metrics_port=port)
+    assert told.startswith(f"job.yaml:3: metrics_port: got {port} (another process listens there)")
+    assert "0 for any free one" in told
+    check_ground(JobSpec(script="/train.py", metrics_port=0))
+
+
+def test_all_that_is_missing_is_said_at_once() -> None:
+    told = refusal(listen=ELSEWHERE, checkpoint=CheckpointSpec(dir="/proc/cuts"))
+    assert len(told.splitlines()) == 2
+
+
+def test_of_a_job_that_cannot_be_written_nothing_stays(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_spec: JobSpec, path: Path) -> None:
+        raise OSError(errno.EDQUOT, "Disk quota exceeded", str(path))
+
+    monkeypatch.setattr(launch.specs, "save", refuse)
+    with pytest.raises(ConfigError, match=r"the quota is used up on .*job\.json; make room there"):
+        launch.launch(SPEC)
+    assert not list((home / "jobs").iterdir())
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO])
+def test_refusals_of_disks_name_the_path(number: int) -> None:
+    error = OSError(number, "text")
+    assert is_refusal(error)
+    assert "/data" in describe(error, Path("/data"))
