@@ -119,7 +119,7 @@ def test_a_module_and_a_program_can_be_run() -> None:
         ("master-addr", "192.0.2.1", "an address of this machine"),
         ("master-port", "0", "leave it out, and each start gets a fresh one"),
         ("max-restarts", "-1", "at least 0"),
-        ("others", "3", "no counterpart"),
+        ("numa-binding", "node", "no counterpart"),
     ],
 )
 def test_what_has_no_meaning_on_one_machine_is_refused(flag: str, value: str, told: str) -> None:

@@ -11,9 +11,10 @@ import typer
 from paceline.agent.process import process_environment
 from paceline.base.errors import PermanentError
 from paceline.base.jobdir import JobDir
+from paceline.cli.flags import OF_SPEC, flag_of
 from paceline.cli.join import of_this_machine
 from paceline.cli.main import app
-from paceline.cli.spec_file import FLAGS, explain, flag_of, resolve
+from paceline.cli.spec_file import explain, resolve
 from paceline.cli.spec_values import LEAVES, parse_duration_s, parse_size_bytes
 from paceline.wire.spec import JobSpec, NodeSpec, TimeoutSpec, load, save
 
@@ -185,7 +186,7 @@ def test_flags_are_named_after_keys() -> None:
 def test_every_flag_that_is_named_exists() -> None:
     options = typer.main.get_command(app).commands["run"].params
     known = {name for option in options for name in option.opts}
-    assert {flag_of(key) for key in FLAGS} <= known
+    assert {flag_of(key) for key in OF_SPEC} <= known
 
 
 @pytest.mark.parametrize(

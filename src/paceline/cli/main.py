@@ -1,16 +1,19 @@
 """The command ``paceline``: flags in, calls out. What a command does is imported when it runs."""
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from paceline.base.disk import describe, is_refusal
 from paceline.base.errors import ConfigError, InternalError, PacelineError
 from paceline.cli import bench, checkpoint, data, sim
-from paceline.cli.torchrun import OTHERS, note_ignored, translate
+from paceline.cli.arguments import Options, arrange, defined_in
+from paceline.cli.flags import OF_SPEC, of_spec, with_options
+from paceline.cli.torchrun import TORCHRUN_FLAGS, as_torchrun, note_ignored, of_torchrun, translate
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -61,55 +64,41 @@ Job = Annotated[
     str | None,
     typer.Argument(metavar="[JOB]", help="Id, its beginning, or a path. Default: the newest."),
 ]
-Flag = str | None
-"""Values are read where those of the spec file are, so that both get the same messages."""
 
 
-def _flag(help_: str, metavar: str = "N", panel: str | None = None) -> Any:
-    return typer.Option(help=help_, metavar=metavar, show_default=False, rich_help_panel=panel)
+class _Run(TyperCommand):
+    """Gives the script its own words before the rest is read as flags."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Divide the words, and say what could be taken for the other's."""
+        if not ctx.resilient_parsing:
+            args, note = arrange(args, _options(self.get_params(ctx)), defined_in)
+            if note:
+                print(note, file=sys.stderr)
+        return super().parse_args(ctx, args)
 
 
-_TORCHRUN = "torchrun's flags: strategy script"
+def _options(parameters: Iterable[Any]) -> Options:
+    """What of a command's parameters are options."""
+    options = [param for param in parameters if param.param_type_name == "option"]
+    takes_value = {name: not option.is_flag for option in options for name in option.opts}
+    return Options(takes_value, {name for flag in TORCHRUN_FLAGS for name in flag.names})
 
 
-def _as_torchrun(name: str) -> str:
-    """Take flags with underscores, as torchrun does."""
-    return name.replace("_", "-")
-
-
-def _switch(help_: str, *names: str) -> Any:
-    return typer.Option(*names, help=help_, show_default=False, rich_help_panel=_TORCHRUN)
-
-
-@app.command(context_settings={"token_normalize_func": _as_torchrun})
+@app.command(cls=_Run, context_settings={"token_normalize_func": as_torchrun})
+@with_options([*OF_SPEC.values(), *TORCHRUN_FLAGS])
 def run(
     target: Annotated[
         str | None,
         typer.Argument(
-            help="A script (.py) or a job spec (.yaml); a JOB, or a URL of cuts, to resume."
+            metavar="[SCRIPT]",
+            help="A script (.py) or a job spec (.yaml); a JOB, or a URL of cuts, to resume.",
         ),
     ] = None,
     args: Annotated[
         list[str] | None, typer.Argument(metavar="[-- ARGS]", help="Arguments of the script.")
     ] = None,
     *,
-    workers: Annotated[Flag, _flag("Nodes that run the script.")] = None,
-    servers: Annotated[Flag, _flag("Nodes that hold the model.")] = None,
-    mode: Annotated[Flag, _flag("How workers wait for each other.", "bsp|ssp|asp")] = None,
-    staleness: Annotated[Flag, _flag("Steps, in mode ssp.")] = None,
-    batch_size: Annotated[Flag, _flag("Samples in a global batch.")] = None,
-    epochs: Annotated[Flag, _flag("Passes over the data.")] = None,
-    samples: Annotated[Flag, _flag("What holds for each sample.", "exactly-once|…")] = None,
-    seed: Annotated[Flag, _flag("Of everything random.")] = None,
-    name: Annotated[Flag, _flag("What to call the job.", "TEXT")] = None,
-    torch_threads: Annotated[Flag, _flag("Threads of torch per worker.")] = None,
-    strategy: Annotated[Flag, _flag("Who holds the model.", "ps|allreduce|fsdp|script")] = None,
-    deterministic: Annotated[
-        bool, typer.Option("--deterministic", help="Equal bits, whoever computes what.")
-    ] = False,
-    solution: Annotated[Flag, _flag("Policy against stragglers.", "NAME")] = None,
-    backend: Annotated[Flag, _flag("Where nodes run.", "local")] = None,
-    pending: Annotated[Flag, _flag("Hold each launch back, e.g. 5s.", "TIME")] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key of a spec.")
     ] = None,
@@ -120,83 +109,19 @@ def run(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print each setting and where it comes from.")
     ] = False,
-    nproc_per_node: Annotated[
-        Flag, _flag("Processes: a number, cpu, gpu or auto.", "N", _TORCHRUN)
-    ] = None,
-    nnodes: Annotated[Flag, _flag("Machines: 1.", "N", _TORCHRUN)] = None,
-    node_rank: Annotated[Flag, _flag("Of this machine: 0.", "N", _TORCHRUN)] = None,
-    max_restarts: Annotated[Flag, _flag("Of all processes together.", "N", _TORCHRUN)] = None,
-    standalone: Annotated[bool, _switch("On this machine, as always.", "--standalone")] = False,
-    rdzv_backend: Annotated[Flag, _flag("As always: nothing.", "NAME", _TORCHRUN)] = None,
-    rdzv_endpoint: Annotated[Flag, _flag("This machine.", "HOST:PORT", _TORCHRUN)] = None,
-    rdzv_id: Annotated[Flag, _flag("TORCHELASTIC_RUN_ID.", "TEXT", _TORCHRUN)] = None,
-    role: Annotated[Flag, _flag("ROLE_NAME.", "TEXT", _TORCHRUN)] = None,
-    local_addr: Annotated[Flag, _flag("Of this machine.", "HOST", _TORCHRUN)] = None,
-    master_addr: Annotated[Flag, _flag("Of this machine.", "HOST", _TORCHRUN)] = None,
-    master_port: Annotated[Flag, _flag("Default: a fresh one.", "PORT", _TORCHRUN)] = None,
-    shutdown_timeout: Annotated[Flag, _flag("After SIGTERM.", "TIME", _TORCHRUN)] = None,
-    log_dir: Annotated[Flag, _flag("Gets a link to the logs.", "DIR", _TORCHRUN)] = None,
-    module: Annotated[
-        bool, _switch("The script is a module, as for python -m.", "--module", "-m")
-    ] = False,
-    no_python: Annotated[bool, _switch("The script is any program.", "--no-python")] = False,
-    tee: Annotated[Flag, typer.Option("--tee", "-t", hidden=True)] = None,
-    redirects: Annotated[Flag, typer.Option("--redirects", "-r", hidden=True)] = None,
-    monitor_interval: Annotated[Flag, typer.Option(hidden=True)] = None,
-    start_method: Annotated[Flag, typer.Option(hidden=True)] = None,
-    others: Annotated[list[str] | None, typer.Option(*OTHERS, hidden=True)] = None,
+    **given: str | bool | None,
 ) -> None:
     """Run a job: `paceline run train.py --workers 4 --servers 2 -- --lr 0.1`."""
-    flags = {
-        "workers": workers,
-        "servers": servers,
-        "mode": mode,
-        "staleness": staleness,
-        "batch_size": batch_size,
-        "epochs": epochs,
-        "samples": samples,
-        "seed": seed,
-        "name": name,
-        "torch_threads": torch_threads,
-        "strategy": strategy,
-        "deterministic": "true" if deterministic else None,
-        "solution": solution,
-        "backend": backend,
-        "pending_s": pending,
-    }
-    given = {key: value for key, value in flags.items() if value is not None}
-    given |= parse_settings(settings or [])
-    torchrun = {
-        "nproc-per-node": nproc_per_node,
-        "nnodes": nnodes,
-        "node-rank": node_rank,
-        "max-restarts": max_restarts,
-        "standalone": standalone,
-        "rdzv-backend": rdzv_backend,
-        "rdzv-endpoint": rdzv_endpoint,
-        "rdzv-id": rdzv_id,
-        "role": role,
-        "local-addr": local_addr,
-        "master-addr": master_addr,
-        "master-port": master_port,
-        "shutdown-timeout": shutdown_timeout,
-        "log-dir": log_dir,
-        "module": module,
-        "no-python": no_python,
-        "tee": tee,
-        "redirects": redirects,
-        "monitor-interval": monitor_interval,
-        "start-method": start_method,
-        "others": others[0] if others else None,
-    }
-    of_torchrun = {name: str(value) for name, value in torchrun.items() if value}
-    given |= translate(of_torchrun, given)
-    if note := note_ignored(of_torchrun):
+    flags = of_spec(given) | parse_settings(settings or [])
+    torchrun = of_torchrun(given)
+    flags |= translate(torchrun, flags)
+    if note := note_ignored(torchrun):
         print(note, file=sys.stderr)
     if resume:
-        _resume(target, given, bool(args), detach=detach)
+        _resume(target, flags, bool(args), detach=detach)
     else:
-        _run(target, given, args or [], detach=detach, dry_run=dry_run, log_dir=log_dir)
+        log_dir = torchrun.get("log-dir")
+        _run(target, flags, args or [], detach=detach, dry_run=dry_run, log_dir=log_dir)
 
 
 def parse_settings(settings: list[str]) -> dict[str, str]:
@@ -249,6 +174,11 @@ def _resume(name: str | None, flags: dict[str, str], has_args: bool, *, detach: 
 
     is_away = name is not None and "://" in name
     script = flags.pop("script", None) if is_away else None
+    if name is not None and name.endswith((".py", ".yaml", ".yml")):
+        raise ConfigError(
+            f"--resume: got the script {name}, expected a JOB (`paceline status` lists them); a "
+            f"--resume of the script's own follows --: paceline run {name} -- --resume"
+        )
     if has_args or flags.keys() - {"workers", "servers"}:
         raise ConfigError(
             "--resume goes on with the job's own settings; leave all flags out but "

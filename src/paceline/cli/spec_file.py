@@ -21,6 +21,7 @@ from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from yaml.resolver import Resolver
 
 from paceline.base.errors import ConfigError
+from paceline.cli.flags import OF_SPEC, SHORT, flag_of
 from paceline.cli.spec_values import (
     FREE_SECTIONS,
     LEAVES,
@@ -46,35 +47,7 @@ _SET_BY_PACELINE = re.compile(
 _CHOSEN = frozenset({"MASTER_ADDR", "MASTER_PORT", "ROLE_NAME", "TORCHELASTIC_RUN_ID"})
 """Of these with strategy script the user may set."""
 _SECTIONS = {key.rpartition(".")[0] for key in LEAVES} - {""} | {*FREE_SECTIONS}
-_SHORT = {"workers": "workers.count", "servers": "servers.count"}
-FLAGS = frozenset(
-    {
-        "workers",
-        "servers",
-        "mode",
-        "staleness",
-        "batch_size",
-        "epochs",
-        "samples",
-        "seed",
-        "name",
-        "torch_threads",
-        "strategy",
-        "deterministic",
-        "solution",
-        "backend",
-        "pending_s",
-    }
-)
-"""Keys that ``paceline run`` has a flag of its own for."""
 _ROOT = "expected keys and values; write e.g. script: train.py"
-
-
-def flag_of(key: str) -> str:
-    """Name the flag that sets ``key``: its own, like ``--batch-size``, else ``--set a.b``."""
-    if key in FLAGS:
-        return "--" + key.removesuffix("_s").replace("_", "-")
-    return f"--set {key}"
 
 
 def _line(place: str, key: str, got: str, expected: str, remedy: str) -> str:
@@ -182,8 +155,8 @@ def _read_entry(draft: _Draft, file: Path, place: str, key: str, value: Node) ->
         draft.put(key, place, value, file.parent)
     elif isinstance(value, MappingNode):
         _read_mapping(draft, file, value, f"{key}.")
-    elif key in _SHORT and isinstance(value, ScalarNode):
-        draft.put(_SHORT[key], place, value, file.parent, label=key)
+    elif key in SHORT and isinstance(value, ScalarNode):
+        draft.put(SHORT[key], place, value, file.parent, label=key)
     else:
         known = ", ".join(_keys_of(key)) or "NAME: value"
         draft.complaints.append(
@@ -231,7 +204,7 @@ def _unreadable(file: Path, error: Exception) -> str:
 def _read_flags(draft: _Draft, flags: Mapping[str, str]) -> None:
     resolver: Any = Resolver()  # untyped in the stubs of yaml
     for flag_key, text in flags.items():
-        key, place = _SHORT.get(flag_key, flag_key), flag_of(flag_key)
+        key, place = SHORT.get(flag_key, flag_key), flag_of(flag_key)
         # As in a file: `--set checkpoint.dir=null` takes a value back to none.
         tag = resolver.resolve(ScalarNode, text, (True, False))
         if flag_key in {"script", "args"}:
@@ -368,7 +341,10 @@ def _check_by_itself(draft: _Draft) -> None:
     """A script by itself is told nothing but its rank, and decides nothing with us."""
     for key in [key for key in draft.places if _OF_TRAINING.fullmatch(key)]:
         got = f"{draft.get(key)} with strategy script, which trains by itself"
-        draft.complain(key, got, "it with strategy ps or allreduce only", "remove it")
+        remedy = "remove it"
+        if draft.places[key].startswith("--") and key in OF_SPEC:
+            remedy += f", or write it after -- if {flag_of(key)} is the script's own"
+        draft.complain(key, got, "it with strategy ps or allreduce only", remedy)
     if draft.values.setdefault("solution", "none") != "none":
         got = f"{draft.get('solution')!r} with strategy script, which cannot be acted on"
         draft.complain("solution", got, "none", "remove it")

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 
 from paceline.base.errors import ConfigError
+from paceline.cli.flags import TORCHRUN, Flag
 
 OTHERS = (
     *("--rdzv-conf", "--logs-specs", "--local-ranks-filter", "--duplicate-stdout-filters"),
@@ -21,6 +22,48 @@ OTHERS = (
 )
 """Flags with a value that are refused."""
 IGNORED = ("tee", "redirects", "monitor-interval", "start-method")
+
+
+def _flag(name: str, metavar: str, help_: str, *more: str) -> Flag:
+    return Flag(names=(name, *more), metavar=metavar, help=help_, panel=TORCHRUN)
+
+
+TORCHRUN_FLAGS = (
+    _flag("--nproc-per-node", "N", "Processes: a number, cpu, gpu or auto."),
+    _flag("--nnodes", "N", "Machines: 1."),
+    _flag("--node-rank", "N", "Of this machine: 0."),
+    _flag("--max-restarts", "N", "Of all processes together."),
+    _flag("--standalone", "", "On this machine, as always."),
+    _flag("--rdzv-backend", "NAME", "As always: nothing."),
+    _flag("--rdzv-endpoint", "HOST:PORT", "This machine."),
+    _flag("--rdzv-id", "TEXT", "TORCHELASTIC_RUN_ID."),
+    _flag("--role", "TEXT", "ROLE_NAME."),
+    _flag("--local-addr", "HOST", "Of this machine."),
+    _flag("--master-addr", "HOST", "Of this machine."),
+    _flag("--master-port", "PORT", "Default: a fresh one."),
+    _flag("--shutdown-timeout", "TIME", "After SIGTERM."),
+    _flag("--log-dir", "DIR", "Gets a link to the logs."),
+    _flag("--module", "", "The script is a module, as for python -m.", "-m"),
+    _flag("--no-python", "", "The script is any program."),
+    _flag("--tee", "N", "", "-t"),
+    _flag("--redirects", "N", "", "-r"),
+    _flag("--monitor-interval", "TIME", ""),
+    _flag("--start-method", "NAME", ""),
+    *(_flag(name, "TEXT", "") for name in OTHERS),
+)
+"""All that torchrun has; without help: not listed."""
+
+
+def as_torchrun(name: str) -> str:
+    """Take flags with underscores, as torchrun does."""
+    return name.replace("_", "-")
+
+
+def of_torchrun(given: Mapping[str, str | bool | None]) -> dict[str, str]:
+    """Name without dashes -> text, of torchrun's flags that were given (by parameter)."""
+    found = {flag.names[0].removeprefix("--"): given[flag.parameter] for flag in TORCHRUN_FLAGS}
+    return {name: str(value) for name, value in found.items() if value}
+
 
 ONE_MACHINE = "jobs of this strategy run on one machine; leave the flag out"
 NUM_GPUS = "import torch; print(torch.cuda.device_count())"
@@ -133,10 +176,8 @@ def _master_port(flag: str, value: str) -> dict[str, str]:
     return {"env.MASTER_PORT": _whole(flag, value, range(1, 65_536), expected)}
 
 
-def _unknown(_flag: str, value: str) -> dict[str, str]:
-    raise ConfigError(
-        f"got a flag of torchrun that has no counterpart here (with value {value!r}); leave it out"
-    )
+def _unknown(flag: str, _value: str) -> dict[str, str]:
+    raise ConfigError(f"{flag}: got a flag of torchrun that has no counterpart here; leave it out")
 
 
 _READERS: Mapping[str, Callable[[str, str], dict[str, str]]] = MappingProxyType(
@@ -158,6 +199,6 @@ _READERS: Mapping[str, Callable[[str, str], dict[str, str]]] = MappingProxyType(
         "module": lambda _flag, _value: {"run_as": "module"},
         "no-python": lambda _flag, _value: {"run_as": "program"},
         **dict.fromkeys(IGNORED, lambda _flag, _value: {}),
-        "others": _unknown,
+        **dict.fromkeys((name.removeprefix("--") for name in OTHERS), _unknown),
     }
 )
