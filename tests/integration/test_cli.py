@@ -141,8 +141,10 @@ def test_a_script_finds_and_leaves_files_beside_the_command(
     script = "import paceline as pl\npl.init()\nopen('out', 'w').write(open('data.txt').read())\n"
     (tmp_path / "scripts" / "copying.py").write_text(script)
     for strategy in ("ps", "allreduce"):
-        code, _, err = shell.run("run", "scripts/copying.py", "--strategy", strategy)
+        code, out, err = shell.run("run", "scripts/copying.py", "--strategy", strategy)
         assert code == 0, err
+        assert "Nothing was trained: the script ran no loop over job.batches" in out
+        assert "Nothing went wrong" not in out
         assert (tmp_path / "out").read_text() == "3"
         (tmp_path / "out").unlink()
 
@@ -156,7 +158,9 @@ def test_ctrl_c_stops_in_order_and_resume_does_the_rest_exactly_once(shell: Shel
     until(lambda: trains(job), "a sample in the model")
     command.send_signal(signal.SIGINT)
     out, _ = command.communicate(timeout=60)
+    assert command.returncode == 130
     assert "stopping in order" in out
+    assert "Stopped by Ctrl-C after" in out
     assert f"paceline run --resume {job.job_id}" in out
     outcome = read_outcome(job.outcome)
     assert outcome is not None

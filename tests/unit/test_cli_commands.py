@@ -171,7 +171,7 @@ def test_attaching_to_an_ended_job_tells_how_it_ended_and_passes_its_code_on() -
     result = paceline("attach")
     assert result.exit_code == 3
     assert "it broke" in result.stderr
-    assert "Failed: 500 of 1,000 samples" in result.stdout
+    assert "Failed by an error of the script after 500 of 1,000 samples" in result.stdout
 
 
 def test_watching_a_job_whose_processes_all_died_says_how_to_go_on(

@@ -8,6 +8,7 @@ from paceline.master.ending import LAST_CUT_S, LEAVE_S, Ending, Seen, Stage
 from paceline.master.monitor import Monitor, Rate
 from paceline.master.sizing import lease_samples, lease_steps, plan_lead, tail_share
 from paceline.wire.messages.agent import NodeFacts
+from paceline.wire.outcome import End
 
 PLENTY = 10**9
 
@@ -113,7 +114,7 @@ def seen(workers: int = 0, cut: int = 0, *, servers_up: bool = True, agents: int
 
 
 def test_a_stop_waits_for_workers_then_a_cut_then_agents() -> None:
-    ending = Ending(state="stopped")
+    ending = Ending(end=End.STOPPED)
     ending.advance(seen(workers=1, agents=3), 0.0)
     assert ending.stage is Stage.WORKERS
     ending.advance(seen(agents=3), 1.0)
@@ -130,7 +131,7 @@ def test_a_stop_waits_for_workers_then_a_cut_then_agents() -> None:
 
 
 def test_nobody_is_waited_for_without_end() -> None:
-    ending = Ending(state="finished", stage=Stage.CUT, deadline_s=LAST_CUT_S)
+    ending = Ending(end=End.FINISHED, stage=Stage.CUT, deadline_s=LAST_CUT_S)
     ending.advance(seen(agents=1), LAST_CUT_S + 0.1)
     assert ending.stage is Stage.LEAVE
     ending.advance(seen(agents=1), LAST_CUT_S + LEAVE_S + 0.2)
@@ -139,7 +140,7 @@ def test_nobody_is_waited_for_without_end() -> None:
 
 def test_a_stopped_job_does_not_wait_for_a_server_that_nobody_replaces() -> None:
     stopped, finished = (
-        Ending(state=s, stage=Stage.CUT, deadline_s=9) for s in ("stopped", "finished")
+        Ending(end=end, stage=Stage.CUT, deadline_s=9) for end in (End.STOPPED, End.FINISHED)
     )
     for ending in (stopped, finished):
         ending.advance(seen(servers_up=False, agents=1), 1.0)

@@ -25,7 +25,7 @@ from paceline.master.members import (
 from paceline.master.membership import BRIEF, PATIENCE, REPEAT_END_S, Membership
 from paceline.wire.messages.agent import AgentHello, ExitEvidence, ProcessExited
 from paceline.wire.messages.base import Server
-from paceline.wire.messages.node import ProcessUp, ScriptError
+from paceline.wire.messages.node import Finished, ProcessUp, ScriptError
 from paceline.wire.spec import RestartSpec
 
 KILLED = ExitEvidence(signal=9)
@@ -251,7 +251,7 @@ def test_an_unretryable_error_ends_the_job_with_the_script_s_code_and_traceback(
 def test_a_returned_script_is_finished_and_not_started_again() -> None:
     job = Job()
     inc = job.run("worker-0")
-    job.members.script_returned(inc)
+    job.members.script_returned(Finished(inc=inc))
     acts = job.exit("worker-0", ExitEvidence(exit_code=0))
     assert of(Keep, acts) == [Keep(NodeFinished(node="worker-0"))]
     assert of(Retire, acts) == [Retire("worker-0")]
@@ -280,7 +280,7 @@ def test_a_worker_that_is_refused_is_not_started_again_and_not_awaited(how: str)
     assert (node.state, node.note) == ("failed", "another model")
     assert [one.name for one in job.members.wanted_workers()] == ["worker-0"]
     assert job.members.refuse(second, "another model", 1) == []
-    job.members.script_returned(first)
+    job.members.script_returned(Finished(inc=first))
     job.exit("worker-0", ExitEvidence(exit_code=0))
     assert job.members.all_finished()
 

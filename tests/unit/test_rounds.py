@@ -17,7 +17,7 @@ from paceline.master.members import (
 from paceline.master.membership import REPEAT_END_S, Membership
 from paceline.master.rounds import Rounds
 from paceline.wire.messages.agent import AgentHello, ExitEvidence, ProcessExited
-from paceline.wire.messages.node import ProcessUp, ScriptError
+from paceline.wire.messages.node import Finished, ProcessUp, ScriptError
 from paceline.wire.spec import RestartSpec
 
 KILLED = ExitEvidence(signal=9)
@@ -86,7 +86,7 @@ class Job:
         return self.note(self.members.process_exited(message, self.now_s, any_committed=False))
 
     def returned(self, node: str) -> list[Act]:
-        self.members.script_returned(self.inc(node))
+        self.members.script_returned(Finished(inc=self.inc(node)))
         return self.exit(node, ExitEvidence(exit_code=0))
 
     def tick(self, after_s: float) -> list[Act]:
@@ -169,7 +169,7 @@ def test_the_same_error_long_after_is_another_one() -> None:
 def test_a_script_that_ends_with_0_while_others_run_has_not_failed() -> None:
     job = Job().run()
     acts = job.exit("worker-0", ExitEvidence(exit_code=0))
-    assert of(Keep, acts) == [Keep(NodeFinished(node="worker-0"))]
+    assert of(Keep, acts) == [Keep(NodeFinished(node="worker-0", joined=False))]
     assert not of(End, acts)
     job.returned("worker-1")
     assert job.members.all_finished()
@@ -177,7 +177,7 @@ def test_a_script_that_ends_with_0_while_others_run_has_not_failed() -> None:
 
 def test_a_script_that_returned_and_died_in_teardown_has_not_failed() -> None:
     job = Job().run()
-    job.members.script_returned(job.inc("worker-0"))
+    job.members.script_returned(Finished(inc=job.inc("worker-0")))
     job.exit("worker-0", ExitEvidence(signal=6))
     job.returned("worker-1")
     assert job.members.all_finished()

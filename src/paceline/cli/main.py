@@ -14,6 +14,7 @@ from paceline.cli import bench, checkpoint, data, sim
 from paceline.cli.arguments import Options, arrange, defined_in
 from paceline.cli.flags import OF_SPEC, of_spec, with_options
 from paceline.cli.torchrun import TORCHRUN_FLAGS, as_torchrun, note_ignored, of_torchrun, translate
+from paceline.wire.outcome import ENDS, End, code_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from paceline.wire.client import Call
 
 PIPE_WIDTH = 160
-EXIT_OURS = 2
-"""Exit code for errors of ours; a script's own code is passed through."""
 
 
 class _Group(TyperGroup):
@@ -35,12 +34,12 @@ class _Group(TyperGroup):
         except PacelineError as error:
             ours = " (a bug of paceline: please report it)" if _is_bug(error) else ""
             print(f"paceline: {error}{ours}", file=sys.stderr)
-            raise typer.Exit(EXIT_OURS) from error
+            raise typer.Exit(code_of(End.REFUSED)) from error
         except OSError as error:
             if not (is_refusal(error) or isinstance(error, PermissionError)):
                 raise
             print(f"paceline: {describe(error, error.filename or 'a file')}", file=sys.stderr)
-            raise typer.Exit(EXIT_OURS) from error
+            raise typer.Exit(code_of(End.REFUSED)) from error
 
 
 def _is_bug(error: PacelineError) -> bool:
@@ -85,7 +84,13 @@ def _options(parameters: Iterable[Any]) -> Options:
     return Options(takes_value, {name for flag in TORCHRUN_FLAGS for name in flag.names})
 
 
-@app.command(cls=_Run, context_settings={"token_normalize_func": as_torchrun})
+def _exit_codes() -> str:
+    """The table of exit codes, for people; an empty line begins a new one."""
+    rows = (f"{'own' if row.code is None else row.code}: {row.meaning}" for row in ENDS.values())
+    return "\n\n".join(("Exit codes:", *rows))
+
+
+@app.command(cls=_Run, context_settings={"token_normalize_func": as_torchrun}, epilog=_exit_codes())
 @with_options([*OF_SPEC.values(), *TORCHRUN_FLAGS])
 def run(
     target: Annotated[

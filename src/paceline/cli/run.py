@@ -17,12 +17,9 @@ from paceline.cli.report.facts import read_facts
 from paceline.cli.report.text import paragraph
 from paceline.cli.watch import View, follow
 from paceline.cli.wording import counted, seconds
-from paceline.wire.outcome import Outcome
+from paceline.wire.outcome import End, Outcome, code_of
 from paceline.wire.resize import Resize
 from paceline.wire.spec import MAX_NODES, JobSpec
-
-LEFT_RUNNING = 0
-ALL_DEAD = 1
 
 
 def start(spec: JobSpec, console: Console, log_dir: Path | None = None) -> JobDir:
@@ -129,14 +126,14 @@ def watch(
     if outcome is not None:
         conclude(job, outcome, console)
         return outcome.exit_code
-    if is_supervised(job):
-        return LEFT_RUNNING
+    if is_supervised(job):  # a third signal, or one that ends the watching only
+        return code_of(End.INTERRUPTED if stops else End.LEFT_RUNNING)
     tell(
         console,
         f"all processes of job {job.job_id} died, and none could say why; see {job.logs}, "
         f"then go on from the newest cut with `paceline run --resume {job.job_id}`",
     )
-    return ALL_DEAD
+    return code_of(End.LOST)
 
 
 def await_end(job: JobDir, console: Console) -> None:

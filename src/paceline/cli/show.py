@@ -46,7 +46,7 @@ def current_status(job: JobDir) -> JobStatus | None:
 def state_of(job: JobDir, outcome: Outcome | None, status: JobStatus | None) -> str:
     """One word or two."""
     if outcome:
-        return outcome.state
+        return str(outcome.how) if outcome.state == "finished" else outcome.state
     if status:
         return status.state
     return "master away" if is_supervised(job) else "interrupted"

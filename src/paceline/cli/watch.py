@@ -152,6 +152,8 @@ class Interrupts:
 
     def __init__(self) -> None:
         self.count = 0
+        self.first = 0
+        """The number of the signal that came first."""
         self._reader, self._writer = os.pipe()
         self._before: dict[int, Callable[[int, FrameType | None], object] | int | None] = {}
 
@@ -166,8 +168,9 @@ class Interrupts:
         os.close(self._reader)
         os.close(self._writer)
 
-    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         self.count += 1
+        self.first = self.first or number
         os.write(self._writer, b"!")
 
     def wait(self, timeout_s: float) -> None:
@@ -186,14 +189,14 @@ class Orders:
         self._job, self._view = job, view
         self._obeyed = 0
 
-    def follow(self, num_signals: int) -> None:
+    def follow(self, signals: Interrupts) -> None:
         """Carry out what so many signals ask for."""
-        wanted = min(num_signals, 2)
+        wanted = min(signals.count, 2)
         if wanted == self._obeyed:
             return
         now = wanted == 2
         try:
-            reply = ask(self._job, StopJob(now=now), ASK_S)
+            reply = ask(self._job, StopJob(now=now, signal=signals.first), ASK_S)
         except (PacelineError, FileNotFoundError) as error:
             self._view.say(f"cannot stop the job yet, trying again: {error}")
             return
@@ -239,7 +242,7 @@ def follow(
             if interrupts.count > 2:
                 views[0].say(f"no longer waiting for job {job.job_id}; see `paceline status`")
                 break
-            orders.follow(interrupts.count)
+            orders.follow(interrupts)
             interrupts.wait(POLL_S)
         if look.outcome:
             _wait_until_clear(job, interrupts)

@@ -4,9 +4,12 @@ workers (a stop: they finish their step and leave) -> cut (unless the newest one
 -> leave (everybody ends) -> over. A failure, or a second request to stop, goes to `leave` at once.
 """
 
+import signal
 from enum import IntEnum
 
 import msgspec
+
+from paceline.wire.outcome import ENDS, End, code_of
 
 
 class Stage(IntEnum):
@@ -34,20 +37,55 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     agents_connected: int
 
 
+class Work(msgspec.Struct, frozen=True, kw_only=True):
+    """What the scripts of a job have done when all of them have returned."""
+
+    is_known: bool
+    """False: scripts that train by themselves."""
+    num_loops: int
+    """Feeds to train on that were opened."""
+    num_unfinished: int
+    """Of them those that are not wholly in the model."""
+
+
+def how_finished(work: Work) -> End:
+    """What it means that all scripts have returned."""
+    if not work.is_known:
+        return End.FINISHED
+    if not work.num_loops:
+        return End.NOT_TRAINED
+    return End.STOPPED_EARLY if work.num_unfinished else End.FINISHED
+
+
 class Ending(msgspec.Struct, kw_only=True):
     """The end of one job, under way."""
 
-    state: str
-    """``finished``, ``failed`` or ``stopped``."""
+    end: End
     stage: Stage = Stage.WORKERS
     error: str = ""
     traceback: str = ""
-    exit_code: int = 0
+    own_code: int = 0
+    """The script's exit code, where that of the job is to be the same."""
     wanted_cut: int | None = None
     """The number of the last cut, once it was asked for."""
     deadline_s: float = 0.0
     ended_s: float = 0.0
     """Unix time at which the work was over."""
+
+    @property
+    def state(self) -> str:
+        """``finished``, ``failed`` or ``stopped``."""
+        return ENDS[self.end].state
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all that was to be done is done."""
+        return self.end is End.FINISHED
+
+    @property
+    def exit_code(self) -> int:
+        """For the shell."""
+        return code_of(self.end, self.own_code)
 
     def enter(self, stage: Stage, now_s: float) -> None:
         """Go on to a stage; a later one stays."""
@@ -69,3 +107,23 @@ class Ending(msgspec.Struct, kw_only=True):
         # Nobody replaces a server of a job that was told to stop.
         hopeless = self.state != "finished" and not seen.servers_up
         return there or hopeless or now_s > self.deadline_s
+
+
+def failed(error: str, traceback: str = "", own_code: int = 0) -> Ending:
+    """The end of a job that cannot go on; ``own_code``: the script's, where the script failed."""
+    end = End.SCRIPT_FAILED if own_code else End.FAILED
+    return Ending(end=end, error=error, traceback=traceback, own_code=own_code)
+
+
+STOPS = {
+    0: (End.STOPPED, "paceline stop"),
+    signal.SIGINT: (End.INTERRUPTED, "Ctrl-C"),
+    signal.SIGTERM: (End.TERMINATED, "SIGTERM"),
+}
+"""Who asks for the end of a job, by the number of a signal: what the end is, and the reason."""
+
+
+def stopped(number: int) -> tuple[Ending, str]:
+    """The end of a job that a person wants to end, and their order in words."""
+    end, why = STOPS.get(number, STOPS[0])
+    return Ending(end=end), why

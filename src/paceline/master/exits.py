@@ -47,6 +47,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """Whether there may have been a process."""
     any_committed: bool = True
     """Whether any sample of the job is in the model."""
+    by_itself: bool = False
+    """A script that trains by itself, of which no more than its end is known."""
     previous: tuple[str, int] | None = None
     """Exception class and step at which this node's life before this one ended."""
 
@@ -66,6 +68,10 @@ class Judged(msgspec.Struct, frozen=True):
     rule: str
     verdict: Verdict
     reason: str
+    traceback: str = ""
+    """The script's own, else the end of its log."""
+    own_code: int = 0
+    """The script's exit code, where it is the script that failed."""
 
 
 CONNECTION_ERRORS = frozenset(
@@ -85,9 +91,8 @@ CONNECTION_ERRORS = frozenset(
         "zmq.error.Again",
     }
 )
-FINAL_ERRORS = frozenset(
-    {"paceline.base.errors.ConfigError", "paceline.base.errors.PermanentError"}
-)
+CONFIG_ERROR = "paceline.base.errors.ConfigError"
+FINAL_ERRORS = frozenset({CONFIG_ERROR, "paceline.base.errors.PermanentError"})
 INTERNAL_ERROR = "paceline.base.errors.InternalError"
 CRASHES = frozenset(
     {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGSYS}
@@ -99,7 +104,17 @@ SHELL_SIGNAL = 128
 def judge(evidence: Evidence) -> Judged:
     """The verdict of the first rule that applies; the last one always does."""
     rule = next(rule for rule in RULES if rule.applies(evidence))
-    return Judged(rule.name, rule.verdict, rule.reason(evidence))
+    trace = evidence.error.traceback if evidence.error else evidence.exit.log_tail
+    reason = rule.reason(evidence)
+    return Judged(rule.name, rule.verdict, reason, trace, _own_code(evidence))
+
+
+def _own_code(evidence: Evidence) -> int:
+    """The script's exit code (1: it raised); 0: somebody else is to blame."""
+    code = evidence.exit.exit_code
+    if evidence.by_itself:
+        return code or 0
+    return (code or 1) if _by_user(evidence) or _kind(evidence) == CONFIG_ERROR else 0
 
 
 def _signal(evidence: Evidence) -> int:

@@ -31,6 +31,8 @@ class NodeFinished(Record, frozen=True):
     """The node's script has returned: it is not started again."""
 
     node: str
+    joined: bool = True
+    """It called ``pl.init``."""
 
 
 class NodeRefused(Record, frozen=True):
@@ -178,7 +180,8 @@ class FailJob(msgspec.Struct, frozen=True):
 
     reason: str
     traceback: str = ""
-    exit_code: int = 1
+    exit_code: int = 0
+    """The script's own, where it is the script that failed."""
 
 
 class Tell(msgspec.Struct, frozen=True):
@@ -249,6 +252,8 @@ class Node(msgspec.Struct):
     error: ScriptError | None = None
     returned: bool = False
     """The script of the present life has returned."""
+    joined: bool = False
+    """Some life of it called ``pl.init`` before its script returned."""
     leaving: bool = False
     """Scaled away, or the job ends: no further life."""
     unblamed: bool = False

@@ -52,7 +52,7 @@ from paceline.master.members import (
 from paceline.master.rounds import Ended, Rounds
 from paceline.wire.messages.agent import AgentHello, ExitEvidence, ProcessExited, StartProcess
 from paceline.wire.messages.base import Server
-from paceline.wire.messages.node import ProcessUp, ScriptError
+from paceline.wire.messages.node import Finished, ProcessUp, ScriptError
 from paceline.wire.spec import RestartSpec
 
 NOBODY = -1
@@ -128,6 +128,7 @@ class Membership:
             case NodeFinished():
                 node = self.nodes[record.node]
                 node.state, node.alive = "finished", False
+                node.joined |= record.joined
             case NodeRefused():
                 node = self.nodes[record.node]
                 node.state, node.note, node.alive = "failed", record.reason, False
@@ -234,7 +235,7 @@ class Membership:
             if node.moving:
                 kept.append(RestartOrdered(node=node.name, grace_s=node.end_grace_s))
             if node.state == "finished":
-                kept.append(NodeFinished(node=node.name))
+                kept.append(NodeFinished(node=node.name, joined=node.joined))
             if node.state == "failed":
                 kept.append(NodeRefused(node=node.name, reason=node.note))
         return kept
@@ -279,6 +280,11 @@ class Membership:
         """Workers without which the job does not end well."""
         workers = self.of_role("worker")
         return (n for n in workers if not (n.leaving or n.state == "failed"))
+
+    @property
+    def joined(self) -> bool:
+        """Whether the script of some worker called ``pl.init`` before it returned."""
+        return any(node.joined for node in self.nodes.values())
 
     def num_restarts(self) -> int:
         """Relaunches so far, of the whole job."""
@@ -448,11 +454,12 @@ class Membership:
         if node is not None:
             node.error = message
 
-    def script_returned(self, inc: int) -> None:
+    def script_returned(self, message: Finished) -> None:
         """The script came to its end; that of the process follows."""
-        node = self._by_inc.get(inc)
+        node = self._by_inc.get(message.inc)
         if node is not None:
             node.returned = True
+            node.joined |= message.joined
 
     def process_exited(
         self, message: ProcessExited, now_s: float, *, any_committed: bool
@@ -479,7 +486,8 @@ class Membership:
             finished=self._has_returned(node, exit_) and not (node.leaving or self.closing),
             started=started,
             # What a script by itself has trained is not known.
-            any_committed=any_committed or self._by_itself,
+            any_committed=any_committed or self.runs_by_itself,
+            by_itself=self.runs_by_itself,
             previous=node.previous if self._counts_repeats(now_s) else None,
         )
         judged = judge(evidence)
@@ -490,9 +498,10 @@ class Membership:
         acts += self._lost(node)
         round_over = self._in_round(node) and not self.closing and not self._is_done(node, judged)
         if round_over and not node.leaving:
-            acts += self._end_round(node, judged, now_s, exit_)
+            acts += self._end_round(node, judged, now_s)
         elif judged.verdict is Verdict.FINISHED:
-            acts += [self._keep(NodeFinished(node=node.name)), Retire(node.name)]
+            finished = NodeFinished(node=node.name, joined=node.joined)
+            acts += [self._keep(finished), Retire(node.name)]
         elif node.leaving:
             acts += self._gone_for_good(node)
             acts += self._end_formers(now_s) if round_over else []
@@ -504,7 +513,7 @@ class Membership:
             # What its machine lacks is no error of the others.
             acts += [*self._drop(node, judged.reason), Retire(node.name)]
         elif judged.verdict is Verdict.UNRETRYABLE:
-            acts += self.not_replaced() if node.replaces else self._fail(node, judged, exit_)
+            acts += self.not_replaced() if node.replaces else [self._fail(node, judged)]
         else:
             acts += self._again(node, judged, now_s)
         return acts
@@ -514,19 +523,19 @@ class Membership:
 
         Of a script by itself no step is known: there only if it comes soon.
         """
-        if self.rounds is None or not self._by_itself:
+        if self.rounds is None or not self.runs_by_itself:
             return not self._restart.repeat
         long = now_s - self.rounds.began_s > self._restart.backoff_max_s
         return not (self._restart.repeat or long)
 
     @property
-    def _by_itself(self) -> bool:
+    def runs_by_itself(self) -> bool:
         """Whether what scripts train is not known."""
         return self.rounds is not None and self.rounds.by_itself
 
     def _has_returned(self, node: Node, exit_: ExitEvidence) -> bool:
         """Whether the script has; of one by itself the exit code says it, too."""
-        if node.returned or not self._by_itself:
+        if node.returned or not self.runs_by_itself:
             return node.returned
         return exit_.exit_code == 0 and not exit_.stopped_by_us
 
@@ -541,11 +550,9 @@ class Membership:
         told = [] if node.returned else [Tell("fenced", node.name, node.inc)]
         return [*told, WorkerLost(node.inc)]
 
-    def _fail(self, node: Node, judged: Judged, exit_: ExitEvidence) -> list[Act]:
+    def _fail(self, node: Node, judged: Judged, why: str = "") -> FailJob:
         node.state = "failed"
-        trace = node.error.traceback if node.error else exit_.log_tail
-        code = exit_.exit_code or 1
-        return [FailJob(f"{node.name}: {judged.reason}", trace, code)]
+        return FailJob(f"{node.name}: {judged.reason}{why}", judged.traceback, judged.own_code)
 
     def _again(self, node: Node, judged: Judged, now_s: float) -> list[Act]:
         """Start another life, now or later, if the budget allows."""
@@ -558,9 +565,7 @@ class Membership:
         if not free and self._is_spent(now_s):
             if node.replaces:
                 return self.not_replaced()
-            node.state = "failed"
-            trace = error.traceback if error else ""
-            return [FailJob(f"{node.name}: {judged.reason}; {self._no_budget()}", trace)]
+            return [self._fail(node, judged, f"; {self._no_budget()}")]
         if not free:
             self._count_relaunch(node, now_s)
         if node.unblamed or now_s - node.up_s > self._restart.backoff_max_s:
@@ -621,9 +626,7 @@ class Membership:
         number = self.rounds.number if self.rounds is not None else 0
         return (n for n in self.of_role("worker") if n.alive and n.round_no < number)
 
-    def _end_round(
-        self, node: Node, judged: Judged, now_s: float, exit_: ExitEvidence | None = None
-    ) -> list[Act]:
+    def _end_round(self, node: Node, judged: Judged, now_s: float) -> list[Act]:
         """A worker has failed, or ended since another one has: all others end, too."""
         assert self.rounds is not None
         rounds = self.rounds
@@ -635,7 +638,6 @@ class Membership:
                 node=node.name,
                 inc=node.inc,
                 judged=judged,
-                exit=exit_ or ExitEvidence(),
                 error=node.error,
                 unblamed=node.unblamed,
             )
@@ -685,10 +687,8 @@ class Membership:
         return [*acts, *(act for node in workers for act in self._start_if_due(node, now_s))]
 
     def _give_up(self, cause: Ended) -> FailJob:
-        self.nodes[cause.node].state = "failed"
         why = "" if cause.is_final else f"; {self._no_budget()}"
-        reason = f"{cause.node}: {cause.judged.reason}{why}"
-        return FailJob(reason, cause.traceback, cause.exit.exit_code or 1)
+        return self._fail(self.nodes[cause.node], cause.judged, why)
 
     # ------------------------------------------------------------------ the clock
 

@@ -14,7 +14,7 @@ from paceline.master.membership import Membership
 from paceline.master.monitor import Metrics, Monitor
 from paceline.master.outlet import LineFile
 from paceline.master.state import MasterState
-from paceline.master.status import count_committed, count_total, describe
+from paceline.master.status import count_committed, count_kept, count_total, describe
 from paceline.policy.straggler.observation import Observation
 from paceline.wire.client import JobStatus
 from paceline.wire.outcome import Outcome
@@ -132,14 +132,19 @@ class Reporting:
 
     def outcome(self, ending: Ending, started_s: float) -> Outcome:
         """The job as it has ended."""
+        kept = count_kept(self._state)
         return Outcome(
             state=ending.state,
             exit_code=ending.exit_code,
+            end=ending.end,
             error=ending.error,
             traceback=ending.traceback,
             jct_s=ending.ended_s - started_s,
-            committed=count_committed(self._state),
+            # What members hold beyond their last word is in the cut that they made at the end.
+            committed=max(count_committed(self._state), kept),
             total=count_total(self._state) or 0,
+            kept=kept,
+            joined=self._members.joined,
             short_steps=self._state.short_steps,
             left_out=self._state.left_out,
         )

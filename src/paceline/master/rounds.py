@@ -11,7 +11,6 @@ from collections.abc import Callable
 import msgspec
 
 from paceline.master.exits import CONNECTION_ERRORS, FREE, Judged, Verdict
-from paceline.wire.messages.agent import ExitEvidence
 from paceline.wire.messages.node import ScriptError
 
 _PEER_GONE = re.compile(r"connection (closed|reset|refused|aborted|was)|broken pipe", re.IGNORECASE)
@@ -23,7 +22,6 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     inc: int
     judged: Judged
-    exit: ExitEvidence
     error: ScriptError | None = None
     unblamed: bool = False
 
@@ -44,11 +42,6 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     def is_final(self) -> bool:
         """Whether to begin again cannot help."""
         return self.judged.verdict is Verdict.UNRETRYABLE
-
-    @property
-    def traceback(self) -> str:
-        """What to show of it: the script's own, else the end of its log."""
-        return self.error.traceback if self.error else self.exit.log_tail
 
 
 class Rounds:

@@ -9,7 +9,7 @@ one's effect.
 import asyncio
 import contextlib
 import logging
-import socket
+import signal
 import time
 from collections.abc import Callable, Coroutine, Iterable
 
@@ -21,7 +21,7 @@ from paceline.base.processes import find_job_processes
 from paceline.master.checks import Checks, NodeChecked
 from paceline.master.deciding import Answered, Deciding, lengths_of
 from paceline.master.door import Door
-from paceline.master.ending import Ending, Seen, Stage
+from paceline.master.ending import Ending, Seen, Stage, failed, how_finished, stopped
 from paceline.master.facts import (
     AgentEnded,
     Asked,
@@ -33,6 +33,7 @@ from paceline.master.facts import (
 )
 from paceline.master.instructions import Moved, NotMoved, Refused
 from paceline.master.journal import JournalRecord, MasterStarted, encode
+from paceline.master.meeting import make_rounds
 from paceline.master.members import (
     Act,
     End,
@@ -57,9 +58,9 @@ from paceline.master.ports import Backend
 from paceline.master.records import CutGone
 from paceline.master.reporting import Reporting
 from paceline.master.restarts import StartMeasured
-from paceline.master.rounds import Rounds
 from paceline.master.scene import Scene
 from paceline.master.snapshot import Snapshot, restore, take
+from paceline.master.status import work_of
 from paceline.master.training import CutChosen, Parts, Training
 from paceline.master.training_group import GroupTraining
 from paceline.master.training_servers import ServerTraining
@@ -104,8 +105,6 @@ from paceline.wire.spec import JobSpec
 
 TICK_S = 0.2
 METRICS_S = 1.0
-NO_PORT = -1
-"""Of a round whose workers meet without one."""
 COMPACT_AT = 50_000
 """Records in the journal beyond which it is begun anew from a snapshot."""
 MAX_REFUSALS_LOGGED = 1_000
@@ -120,26 +119,6 @@ def running_agents(job: JobDir) -> set[str]:
     """Nodes whose agent, launched by a former master, runs on this machine."""
     agents = (p for p in find_job_processes(job.path) if p.runs("paceline.agent"))
     return {agent.argv[-1] for agent in agents}
-
-
-def free_port(address: str) -> int:
-    """A port that nobody listens at; until it is used somebody might, which ends that round."""
-    with socket.socket() as probe:
-        probe.bind((address, 0))
-        return int(probe.getsockname()[1])
-
-
-def make_rounds(spec: JobSpec) -> Rounds | None:
-    """Of a job whose workers start and restart together."""
-    match spec.strategy:
-        case "script":
-            stop_s = spec.timeouts.derived(None).stop_s or 0.0
-            return Rounds(grace_s=stop_s, new_port=lambda: free_port(spec.listen))
-        case "fsdp":
-            # What a member holds is of no use without the others': nobody waits for its end.
-            return Rounds(grace_s=0.0, new_port=lambda: NO_PORT, by_itself=False)
-        case _:
-            return None
 
 
 class Master:
@@ -367,7 +346,7 @@ class Master:
 
     async def _on_call(self, call: Call) -> Reply:
         if self._closed:
-            if call == StopJob(now=True):
+            if isinstance(call, StopJob) and call.now:
                 self._put(StopAsked())  # the last cut is not waited for
                 return Done()
             return Done(error=HAS_ENDED)
@@ -401,7 +380,7 @@ class Master:
                 if self._ending is not None:
                     self._ending.wanted_cut = None  # asked for in vain, if it was
             case StopAsked():
-                self._stop("SIGTERM", at_once=self._ending is not None)
+                self._stop(signal.SIGTERM, at_once=self._ending is not None)
             case Answered() if self.deciding is not None:
                 self.deciding.answered(fact, self._clock())
             case AgentEnded(end=end):
@@ -490,7 +469,7 @@ class Master:
             case ScriptError():
                 self.members.script_error(body)
             case Finished():
-                self.members.script_returned(body.inc)
+                self.members.script_returned(body)
             case Checked():
                 self._node_checked(name, body)
             case _:
@@ -543,7 +522,7 @@ class Master:
                 case JoinerLost(inc=inc):
                     self.training.joiner_lost(inc)
                 case FailJob():
-                    self._fail(act.reason, act.traceback, act.exit_code)
+                    self._end_failed(failed(act.reason, act.traceback, act.exit_code))
                 case Launch(node=node):
                     outbox.launch(node)
                     first = self.members.nodes[node].inc == 0
@@ -591,7 +570,8 @@ class Master:
     def _go_on(self) -> None:
         """What follows from the state of the whole rather than from one message."""
         if self._ending is None and self.members.all_finished():
-            self._begin_end(Ending(state="finished"))
+            work = work_of(self.training.state, self.members)
+            self._begin_end(Ending(end=how_finished(work)))
         if self._ending is not None:
             self._advance_end(self._ending)
         joiner = self.members.joiner()
@@ -672,19 +652,23 @@ class Master:
         ending.ended_s = self._wall_clock()
         self._ending, self._changed = ending, True
 
-    def _fail(self, reason: str, traceback: str = "", exit_code: int = 1) -> None:
+    def _fail(self, reason: str) -> None:
+        self._end_failed(failed(reason))
+
+    def _end_failed(self, ending: Ending) -> None:
         if self._ending is not None and self._ending.stage >= Stage.LEAVE:
             return
-        _log.error("job_failed reason=%s", reason)
-        ending = Ending(state="failed", error=reason, traceback=traceback, exit_code=exit_code)
+        _log.error("job_failed reason=%s", ending.error)
         self._begin_end(ending)
         self._leave(ending)
 
-    def _stop(self, why: str, *, at_once: bool) -> None:
+    def _stop(self, number: int, *, at_once: bool) -> None:
+        """End the job: a signal of this number asks for it; 0: ``paceline stop``."""
         self._at_once |= at_once
         if self._ending is None:
+            ending, why = stopped(number)
             self._outbox.tell("stopped", reason=why)
-            self._begin_end(Ending(state="stopped"))
+            self._begin_end(ending)
             self._stop_by_s = self._clock() + self.training.last_cut_s
             self._stop_workers()
         if at_once and self._ending is not None and self._ending.stage < Stage.LEAVE:
@@ -726,7 +710,7 @@ class Master:
         ending.enter(Stage.LEAVE, self._clock())
         if ending.state == "finished":
             self._outbox.tell("finished")
-        elif ending.state == "stopped" and (lost := self.training.not_kept()):
+        if not ending.is_complete and (lost := self.training.not_kept()):
             self._outbox.tell("not_kept", reason=lost)
         ending.ended_s = self._wall_clock()
         self.members.closing = True
@@ -760,8 +744,8 @@ class Master:
                 self._check_running()
                 self._check_elastic("replace")
                 self._restart(name, "by order")
-            case StopJob(now=now):
-                self._stop("paceline stop", at_once=now)
+            case StopJob():
+                self._stop(call.signal, at_once=call.now)
             case GetSpec():
                 return JobInfo(job_id=self._job.job_id, spec=self._spec)
             case Join(host=host):

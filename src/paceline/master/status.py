@@ -1,6 +1,7 @@
 """What people are told about a job: pure views of the state machines."""
 
-from paceline.master.ending import Ending, Stage
+from paceline.base.samples import num_samples
+from paceline.master.ending import Ending, Stage, Work
 from paceline.master.members import Node
 from paceline.master.membership import Membership
 from paceline.master.monitor import Monitor, NodeTotals
@@ -17,6 +18,24 @@ def count_committed(state: MasterState) -> int:
         len(found)
         for line, found in state.ledger.done.lines.items()
         if (feed := feeds.get(feed_of(line))) is not None and feed.purpose == "train"
+    )
+
+
+def count_kept(state: MasterState) -> int:
+    """Samples of training feeds that are in the newest cut on disk."""
+    stored = [cut for cut in state.cuts.valid if not cut.cut.in_memory]
+    return num_samples(stored[-1].committed) if stored else 0
+
+
+def work_of(state: MasterState, members: Membership) -> Work:
+    """What the scripts have done so far."""
+    ledger, safe = state.ledger, state.cuts.safe
+    loops = [feed.feed for feed in ledger.feeds.values() if feed.purpose == "train"]
+    unfinished = [feed for feed in loops if feed not in safe and not ledger.is_complete(feed)]
+    return Work(
+        is_known=not members.runs_by_itself,
+        num_loops=len(loops),
+        num_unfinished=len(unfinished),
     )
 
 

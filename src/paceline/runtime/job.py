@@ -71,6 +71,7 @@ def _strategy() -> Strategy:
     from paceline.runtime.process import managed
 
     process = managed()
+    process.joined = True
     if process.spec.strategy == "script":
         raise ConfigError(
             "pl.init() in a job of strategy script, which deals out no samples; start it with "

@@ -85,6 +85,8 @@ class Process:
         self._terminated = False
         self.told_to_stop = False
         """It was the master's word: the job ends, so an unfinished loop is no failure."""
+        self.joined = False
+        """The script has called ``pl.init``."""
         self.at_end: Callable[[], None] = lambda: None
         """Ends the thread that uses the link, so that the main thread can."""
         # Before the hello: from then on it may come.
@@ -237,7 +239,7 @@ def run_script(process: Process) -> int:
     if process.stop_requested and not process.told_to_stop:
         return EXIT_TERMINATED  # somebody else's SIGTERM: the work is not finished
     process.at_end()
-    process.link.send(Finished(inc=process.inc))
+    process.link.send(Finished(inc=process.inc, joined=process.joined))
     return 0
 
 

@@ -33,9 +33,13 @@ class Replace(Message, frozen=True):
 
 
 class StopJob(Message, frozen=True):
-    """End the job: in order (finish the step, one more cut), or ``now``; answer: Done."""
+    """End the job: in order (finish the step, one more cut), or ``now``; answer: Done.
+
+    ``signal``: the one that a person sent to what watches the job; 0: none, it is their order.
+    """
 
     now: bool = False
+    signal: int = 0
 
 
 class GetSpec(Message, frozen=True):

@@ -1,9 +1,76 @@
-"""``outcome.json``: how a job ended, for everyone who asks later. Written once, read by anybody."""
+"""``outcome.json``: how a job ended, for everyone who asks later. Written once, read by anybody.
+
+Also the one table of ends and exit codes: `ENDS`. Words and codes follow from an `End`, never the
+other way round.
+"""
 
 import os
+from enum import StrEnum
 from pathlib import Path
 
 import msgspec
+
+
+class End(StrEnum):
+    """How a job, or the command that follows one, has ended."""
+
+    FINISHED = "finished"
+    NOT_TRAINED = "not trained"
+    STOPPED_EARLY = "stopped early"
+    STOPPED = "stopped"
+    INTERRUPTED = "interrupted"
+    TERMINATED = "terminated"
+    SCRIPT_FAILED = "script failed"
+    FAILED = "failed"
+    ALREADY_FINISHED = "already finished"
+    LEFT_RUNNING = "left running"
+    LOST = "lost"
+    REFUSED = "refused"
+
+
+class EndRow(msgspec.Struct, frozen=True):
+    """One row of the table.
+
+    Args:
+        state: of the job: ``finished``, ``failed`` or ``stopped``; empty: the job has no such end.
+        code: exit code; None: the script's own, and 1 where it has none.
+        meaning: for people.
+    """
+
+    state: str
+    code: int | None
+    meaning: str
+
+
+ENDS: dict[End, EndRow] = {
+    End.FINISHED: EndRow(
+        "finished", 0, "the script returned, and its loops are through all of their samples"
+    ),
+    End.NOT_TRAINED: EndRow(
+        "finished", 0, "the script returned without a loop over job.batches: nothing was trained"
+    ),
+    End.ALREADY_FINISHED: EndRow("", 0, "--resume of a job that had finished: nothing was started"),
+    End.LEFT_RUNNING: EndRow("", 0, "the job goes on: --detach, or Ctrl-C in paceline attach"),
+    End.FAILED: EndRow("failed", 1, "the job failed, and not by an error of the script"),
+    End.LOST: EndRow("", 1, "all processes of the job died, and none could say why"),
+    End.REFUSED: EndRow("", 2, "a mistake in flags, spec or paths: nothing was started"),
+    End.STOPPED_EARLY: EndRow(
+        "finished", 3, "the script returned before its loops were through all of their samples"
+    ),
+    End.STOPPED: EndRow("stopped", 4, "stopped by paceline stop"),
+    End.INTERRUPTED: EndRow("stopped", 130, "stopped by Ctrl-C (SIGINT)"),
+    End.TERMINATED: EndRow("stopped", 143, "stopped by SIGTERM"),
+    End.SCRIPT_FAILED: EndRow(
+        "failed", None, "an error of the script: its own exit code, 1 after an exception"
+    ),
+}
+"""In the order of their codes."""
+
+
+def code_of(end: End, own: int = 0) -> int:
+    """The exit code of an end; ``own``: the script's, where it had one."""
+    code = ENDS[end].code
+    return (own or 1) if code is None else code
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -12,16 +79,30 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     """``finished``, ``failed`` or ``stopped``."""
     exit_code: int
+    end: End | None = None
+    """How exactly; None, in files of before: as `state` and `exit_code` say, see `how`."""
     error: str = ""
     traceback: str = ""
     jct_s: float = 0.0
     """Job completion time: from the job's first start, interruptions included."""
     committed: int = 0
     total: int = 0
+    kept: int | None = None
+    """Samples to train on that are in the newest cut on disk; None: not known."""
+    joined: bool = True
+    """Whether the script called ``pl.init``."""
     short_steps: int = 0
     """Steps that were decided while something of their slice was missing."""
     left_out: int = 0
     """Samples that were missing in them; they came later in the epoch."""
+
+    @property
+    def how(self) -> End:
+        """How the job ended."""
+        if self.end is not None:
+            return self.end
+        of_state = [end for end, row in ENDS.items() if row.state == self.state]
+        return next((one for one in of_state if ENDS[one].code == self.exit_code), of_state[-1])
 
 
 def write_outcome(outcome: Outcome, path: Path) -> bool:

@@ -109,7 +109,8 @@ def _facts_table(facts: Facts) -> str:
 def _incidents(facts: Facts) -> str:
     head = "<h2>What went wrong, what was done about it, what it cost</h2>"
     if not facts.incidents:
-        return f"{head}<p>Nothing went wrong.</p>"
+        failed = facts.outcome is not None and facts.outcome.state == "failed"
+        return f"{head}<p>{'No process was lost.' if failed else 'Nothing went wrong.'}</p>"
     rows = [(str(n), *row) for n, row in enumerate(text.incident_rows(facts), start=1)]
     table = _table(("", *text.INCIDENT_COLUMNS), rows, "incidents")
     return f'{head}{table}<p class="faint">{COST_NOTE}</p>'

@@ -8,7 +8,7 @@ from rich.table import Table
 from paceline.cli import checks
 from paceline.cli.report.facts import Facts, Incident
 from paceline.cli.wording import clock, counted, milliseconds, percent, progress, seconds, speed
-from paceline.wire.outcome import Outcome
+from paceline.wire.outcome import End, Outcome
 
 MAX_TOLD = 5
 
@@ -18,28 +18,60 @@ def headline(facts: Facts) -> str:
     outcome = facts.outcome
     if outcome is None:
         return "no end is written: the job runs, or all its processes died"
-    return f"{outcome.state}: {outcome.error}" if outcome.error else outcome.state
+    return f"{outcome.how}: {outcome.error}" if outcome.error else str(outcome.how)
 
 
 def paragraph(facts: Facts) -> str:
     """The result of a job in a few sentences."""
+    return " ".join(filter(None, (_result(facts), _not_kept(facts), _troubles(facts))))
+
+
+_ENDED = {
+    None: "Not ended",
+    End.FINISHED: "Finished",
+    End.NOT_TRAINED: "Nothing was trained",
+    End.STOPPED_EARLY: "Stopped early by the script",
+    End.STOPPED: "Stopped by `paceline stop`",
+    End.INTERRUPTED: "Stopped by Ctrl-C",
+    End.TERMINATED: "Stopped by SIGTERM",
+    End.SCRIPT_FAILED: "Failed by an error of the script",
+    End.FAILED: "Failed",
+}
+
+
+def _result(facts: Facts) -> str:
+    """How the job ended, what it has trained, and what that took."""
     outcome = facts.outcome
     total = outcome.total if outcome else None
     took_s = outcome.jct_s if outcome and outcome.jct_s else facts.ended_s - facts.started_s
-    end = outcome.state if outcome else "not ended"
+    how = outcome.how if outcome else None
+    ended, took = _ENDED[how], seconds(took_s)
     if facts.spec.strategy == "script":
-        return f"{end.capitalize()} after {seconds(took_s)}. {_troubles(facts)}".strip()
-    result = (
-        f"{end.capitalize()}: {progress(facts.committed, total)} in the model after "
-        f"{seconds(took_s)}, {seconds(facts.training_s)} of it training "
-        f"({speed(facts.samples_per_s)})."
-    )
-    return f"{result} {_troubles(facts)}".strip()
+        return f"{ended} after {took}."
+    if outcome is not None and how is End.NOT_TRAINED:
+        loop = "ran no loop over job.batches" if outcome.joined else "never called pl.init()"
+        return f"{ended}: the script {loop}; it returned after {took}."
+    trained, rate = progress(facts.committed, total), speed(facts.samples_per_s)
+    training = f"{seconds(facts.training_s)} of it training ({rate})"
+    if how in (None, End.FINISHED):
+        return f"{ended}: {trained} in the model after {took}, {training}."
+    if not facts.committed:
+        return f"{ended} before anything was trained, after {took}."
+    return f"{ended} after {trained}, in {took}, {training}."
+
+
+def _not_kept(facts: Facts) -> str:
+    """What of the model is lost with the job's processes."""
+    outcome = facts.outcome
+    if outcome is None or outcome.kept is None or outcome.kept >= outcome.committed:
+        return ""
+    return f"No cut on disk holds the last {outcome.committed - outcome.kept:,} of them."
 
 
 def _troubles(facts: Facts) -> str:
     if not facts.incidents:
-        return "Nothing went wrong." if facts.outcome and facts.outcome.exit_code == 0 else ""
+        well = facts.outcome is not None and facts.outcome.how is End.FINISHED
+        return "Nothing went wrong." if well else ""
     told = [describe(incident, facts.started_s) for incident in facts.incidents[:MAX_TOLD]]
     more = len(facts.incidents) - MAX_TOLD
     told += [f"{more} more in the report"] if more > 0 else []

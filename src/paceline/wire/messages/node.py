@@ -222,9 +222,10 @@ class Leaving(Message, frozen=True):
 
 
 class Finished(Message, frozen=True):
-    """worker -> master: the script returned."""
+    """worker -> master: the script returned; ``joined``: it has called ``pl.init``."""
 
     inc: int
+    joined: bool = True
 
 
 NodeUp = (

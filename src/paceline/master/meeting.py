@@ -1,0 +1,29 @@
+"""How the workers of a job begin: each by itself, or in rounds that meet at a port."""
+
+import socket
+
+from paceline.master.rounds import Rounds
+from paceline.wire.spec import JobSpec
+
+NO_PORT = -1
+"""Of a round whose workers meet without one."""
+
+
+def free_port(address: str) -> int:
+    """A port that nobody listens at; until it is used somebody might, which ends that round."""
+    with socket.socket() as probe:
+        probe.bind((address, 0))
+        return int(probe.getsockname()[1])
+
+
+def make_rounds(spec: JobSpec) -> Rounds | None:
+    """Of a job whose workers start and restart together."""
+    match spec.strategy:
+        case "script":
+            stop_s = spec.timeouts.derived(None).stop_s or 0.0
+            return Rounds(grace_s=stop_s, new_port=lambda: free_port(spec.listen))
+        case "fsdp":
+            # What a member holds is of no use without the others': nobody waits for its end.
+            return Rounds(grace_s=0.0, new_port=lambda: NO_PORT, by_itself=False)
+        case _:
+            return None
