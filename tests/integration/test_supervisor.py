@@ -29,13 +29,18 @@ PATIENCE_S = 60.0
 FAKE_MASTER = """
 import os, signal, subprocess, sys, time
 from pathlib import Path
+from paceline.base.errors import PermanentError
 from paceline.base.jobdir import JobDir
 from paceline.base.processes import try_lock
+from paceline.wire.last_words import say_at_death
 from paceline.wire.outcome import Outcome, write_outcome
 
+say_at_death(int(sys.argv[3]))
 job = JobDir(Path(sys.argv[1]))
 if (job.path / "die_at_once").exists():
     sys.exit("cannot start")
+if (job.path / "hopeless").exists():
+    raise PermanentError("the journal is damaged; move it away")
 lock = try_lock(job.master_lock)
 if lock is None:
     sys.exit("another master")
@@ -139,6 +144,18 @@ def test_a_master_that_always_dies_ends_the_job_with_its_last_words(scene: Scene
     assert (outcome.state, outcome.exit_code) == ("failed", 1)
     assert "3 times in a row" in outcome.error
     assert outcome.traceback.endswith("cannot start\n")
+    scene.check_nothing_is_left()
+
+
+def test_a_master_that_says_why_no_other_could_go_on_ends_the_job_at_once(scene: Scene) -> None:
+    (scene.job.path / "hopeless").touch()
+    assert scene.start().wait(PATIENCE_S) == 0
+    outcome = read_outcome(scene.job.outcome)
+    assert outcome is not None
+    assert (outcome.state, outcome.exit_code) == ("failed", 1)
+    assert outcome.error == "the journal is damaged; move it away"
+    assert outcome.traceback == ""
+    assert "master_died" not in scene.job.events.read_text()
     scene.check_nothing_is_left()
 
 

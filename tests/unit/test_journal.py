@@ -12,7 +12,7 @@ from paceline.base.samples import Span
 from paceline.master.held_by_servers import HeldByServers
 from paceline.master.instructions import Instruction, Seal
 from paceline.master.instructions import Journal as Write
-from paceline.master.journal import Journal, JournalRecord, MasterStarted
+from paceline.master.journal import Journal, JournalRecord, JournalRefused, MasterStarted
 from paceline.master.members import JobEnded, NodeFinished, NodeStarted, WorkersWanted
 from paceline.master.records import (
     CutGone,
@@ -133,6 +133,65 @@ def test_a_damaged_record_is_named(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "j")
     with pytest.raises(PermanentError, match="record 2 is damaged"):
         list(journal.replay())
+    journal.close()
+
+
+def test_a_truncated_journal_is_named_with_its_remedy(tmp_path: Path) -> None:
+    path = tmp_path / "job-1" / "journal.sqlite"
+    path.parent.mkdir()
+    journal = Journal(path)
+    journal.append(ONE_OF_EACH * 200)
+    journal.close()
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(PermanentError, match="damaged") as refused:
+        list(Journal(path).replay())
+    assert str(path) in str(refused.value)
+    assert "move it away" in str(refused.value)
+    assert "paceline run --resume job-1" in str(refused.value)
+
+
+def test_a_journal_of_a_newer_paceline_is_refused(tmp_path: Path) -> None:
+    Journal(tmp_path / "j").close()
+    with sqlite3.connect(tmp_path / "j") as db:
+        db.execute("PRAGMA user_version=2")
+    db.close()
+    with pytest.raises(PermanentError, match="schema 2, expected 1 or older"):
+        Journal(tmp_path / "j")
+
+
+def test_another_table_of_this_name_is_refused(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "j") as db:
+        db.execute("CREATE TABLE log (text TEXT)")
+    db.close()
+    with pytest.raises(PermanentError, match="not a journal"):
+        Journal(tmp_path / "j")
+
+
+def test_a_locked_journal_is_written_when_the_other_process_lets_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paceline.master.journal.BUSY_S", 0.01)
+    journal = Journal(tmp_path / "j")
+    journal.append(ONE_OF_EACH[:2])
+    other = sqlite3.connect(tmp_path / "j", isolation_level=None)
+    other.execute("BEGIN EXCLUSIVE")
+    with pytest.raises(JournalRefused, match="locked by another process"):
+        journal.append(ONE_OF_EACH[2:3])
+    other.execute("ROLLBACK")
+    other.close()
+    journal.append(ONE_OF_EACH[2:4])
+    assert list(journal.replay()) == ONE_OF_EACH[:4]
+    journal.close()
+
+
+def test_a_transaction_that_failed_and_was_written_all_the_same_counts_once(
+    tmp_path: Path,
+) -> None:
+    journal, twin = Journal(tmp_path / "j"), Journal(tmp_path / "j")
+    twin.append(ONE_OF_EACH[:2])
+    twin.close()
+    journal.append(ONE_OF_EACH[:3])
+    assert list(journal.replay()) == ONE_OF_EACH[:3]
     journal.close()
 
 

@@ -101,12 +101,25 @@ def kill_group_quietly(group: int, number: int = signal.SIGKILL) -> None:
 
 
 def start_detached(
-    module: str, args: Sequence[str], job_dir: Path, log: Path, env: Mapping[str, str] | None = None
+    module: str,
+    args: Sequence[str],
+    job_dir: Path,
+    log: Path,
+    env: Mapping[str, str] | None = None,
+    descriptors: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
     """Start ``python -m module args`` of a job in a session of its own, output appended to ``log``.
 
     It outlives the caller's terminal, and keeps no directory of the caller's in use. The signal
     mask is cleared: a caller that waits for blocked signals must not pass that on.
+
+    Args:
+        module: what to run.
+        args: its arguments.
+        job_dir: of the job that the process belongs to.
+        log: takes what it prints.
+        env: its environment; None: the caller's.
+        descriptors: it has these of the caller's, too.
     """
     log.parent.mkdir(exist_ok=True)
     environment = {
@@ -125,6 +138,7 @@ def start_detached(
                 env=environment,
                 cwd="/",
                 start_new_session=True,
+                pass_fds=descriptors,
             )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)

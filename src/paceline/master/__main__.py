@@ -17,6 +17,7 @@ from paceline.base.jobdir import JobDir
 from paceline.base.processes import is_locked, start_detached, try_lock
 from paceline.master.ports import Backend
 from paceline.master.service import Master
+from paceline.wire import last_words
 from paceline.wire.spec import JobSpec, load
 
 
@@ -53,7 +54,10 @@ def main() -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(prog="python -m paceline.master")
     parser.add_argument("job_dir", type=Path)
+    parser.add_argument(last_words.OPTION, type=int)
     options = parser.parse_args()
+    if options.last_words is not None:
+        last_words.say_at_death(options.last_words)
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
     )

@@ -7,6 +7,9 @@ BUDGET = 20
 """Deaths in a row: with the delays above it gives up after about 40 s of trying."""
 STEADY_S = 60.0
 """A master that lived this long died of something else than its predecessors."""
+SAME_DELAYS_S = (0.0, 1.0, 5.0, 15.0)
+"""After deaths in a row for which the masters gave one and the same reason; no more of them are
+waited for, since only what changes by itself within these could help."""
 
 
 class Restarts:
@@ -14,14 +17,28 @@ class Restarts:
 
     def __init__(self) -> None:
         self.num_deaths = 0
+        self._reason = ""
+        self._num_same = 0
 
-    def died(self, lived_s: float) -> float | None:
-        """Seconds to wait before the next start; None: the budget is used up."""
+    def died(self, lived_s: float, reason: str = "") -> float | None:
+        """Count a death.
+
+        Args:
+            lived_s: seconds since its start.
+            reason: what the master has said that it died of; empty: it could not say.
+
+        Returns:
+            Seconds to wait before the next start; None: another start is of no use.
+        """
         if lived_s >= STEADY_S:
-            self.num_deaths = 0
+            self.num_deaths = self._num_same = 0
         self.num_deaths += 1
-        if self.num_deaths > BUDGET:
+        self._num_same = self._num_same + 1 if reason and reason == self._reason else 1
+        self._reason = reason
+        if self.num_deaths > BUDGET or self._num_same > len(SAME_DELAYS_S):
             return None
+        if reason:
+            return SAME_DELAYS_S[self._num_same - 1]
         if self.num_deaths == 1:
             return 0.0
         return min(FIRST_DELAY_S * 2.0 ** (self.num_deaths - 2), MAX_DELAY_S)

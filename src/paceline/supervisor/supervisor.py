@@ -25,6 +25,8 @@ from paceline.base.processes import (
 )
 from paceline.supervisor.restarts import Restarts
 from paceline.supervisor.signals import Signals
+from paceline.wire import last_words
+from paceline.wire.last_words import LastWords
 from paceline.wire.outcome import Outcome, write_outcome
 
 SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
@@ -53,6 +55,8 @@ class Supervisor:
         self._module = master
         self._restarts = Restarts()
         self._master: subprocess.Popen[bytes] | None = None
+        #: The end of the pipe by which it says what it dies of.
+        self._words = -1
         self._started_s = 0.0
         self._num_stops = 0
         self._signals = Signals(SIGNALS)
@@ -75,10 +79,14 @@ class Supervisor:
     # ------------------------------------------------------------------ the master
 
     def _start_master(self) -> None:
-        arguments = [str(self._job.path)]
         log = self._job.logs / "master.log"
         self._started_s = time.monotonic()
-        self._master = start_detached(self._module, arguments, self._job.path, log)
+        self._words, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        arguments = [str(self._job.path), last_words.OPTION, str(theirs)]
+        self._master = start_detached(
+            self._module, arguments, self._job.path, log, descriptors=[theirs]
+        )
+        os.close(theirs)
 
     def _collect(self) -> None:
         """Reap whoever died; wait before a master is started again."""
@@ -87,14 +95,20 @@ class Supervisor:
             return
         code = self._master.returncode
         self._master = None
+        words = last_words.read(self._words) or LastWords("")
+        os.close(self._words)
         if self._job.outcome.exists():
             return
         if self._num_stops:
             return
-        delay_s = self._restarts.died(time.monotonic() - self._started_s)
-        self._event("master_died", reason=f"exit code {code}", deaths=self._restarts.num_deaths)
+        if words.final:
+            self._write("failed", 1, words.reason)
+            return
+        delay_s = self._restarts.died(time.monotonic() - self._started_s, words.reason)
+        reason = words.reason or f"exit code {code}"
+        self._event("master_died", reason=reason, deaths=self._restarts.num_deaths)
         if delay_s is None:
-            self._give_up(code)
+            self._give_up(reason, words.traceback)
             return
         until_s = time.monotonic() + delay_s
         while not self._is_over() and (left_s := until_s - time.monotonic()) > 0:
@@ -105,13 +119,14 @@ class Supervisor:
         if self._num_stops and self._master is None and not is_locked(self._job.master_lock):
             self._write("stopped", EXIT_INTERRUPTED, "the master died while the job was stopping")
 
-    def _give_up(self, code: int) -> None:
+    def _give_up(self, reason: str, traceback: str) -> None:
         log = self._job.logs / "master.log"
         error = (
-            f"the master died {self._restarts.num_deaths} times in a row, the last time with exit "
-            f"code {code}; see {log}, then go on with `paceline run --resume`"
+            f"the master died {self._restarts.num_deaths} times in a row, the last time of: "
+            f"{reason}; see {log}, then go on with `paceline run --resume {self._job.job_id}`"
         )
-        self._write("failed", 1, error, log.read_text(errors="replace")[-LOG_TAIL_BYTES:])
+        traceback = traceback or log.read_text(errors="replace")[-LOG_TAIL_BYTES:]
+        self._write("failed", 1, error, traceback)
 
     def _write(self, state: str, exit_code: int, error: str, traceback: str = "") -> None:
         if self._job.path.is_dir():
