@@ -128,8 +128,16 @@ def test_a_users_error_shows_the_users_traceback_first(shell: Shell, tmp_path: P
 
 def test_a_scripts_own_exit_code_is_passed_on(shell: Shell, tmp_path: Path) -> None:
     script = tmp_path / "leaving.py"
-    script.write_text("import sys, paceline as pl\npl.init()\nsys.exit(7)\n")
-    assert shell.run("run", str(script))[0] == 7
+    script.write_text(
+        "import sys, paceline as pl\npl.init()\n"
+        "print(repr(sys.stdin.read()), 'last words', end='')\nsys.exit(7)\n"
+    )
+    code, out, _ = shell.run("run", str(script))
+    assert code == 7
+    assert "worker-0 | '' last words\n" in out  # no end of line, and nothing to read
+    logs = ("logs", "--node", "worker-0", "--tail", "1", "--since", "1h")
+    assert shell.run(*logs)[1] == "'' last words\n"
+    assert shell.run("logs", "--node", "worker-0", "--since", "0s")[1] == ""
 
 
 def test_a_script_finds_and_leaves_files_beside_the_command(

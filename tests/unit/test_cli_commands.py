@@ -1,16 +1,22 @@
 """Commands that start nothing: mistakes, and what is to be seen of jobs that are over."""
 
+import io
+import os
+import re
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
+from paceline.base.processes import try_lock
 from paceline.cli.main import app
 from paceline.cli.run import read_sizes
+from paceline.cli.show import show_jobs
 from paceline.wire import spec as specs
 from paceline.wire.outcome import Outcome, write_outcome
 from paceline.wire.resize import Resize
@@ -124,6 +130,75 @@ def test_status_lists_all_jobs_with_how_they_ended() -> None:
     first, second = paceline("status").stdout.splitlines()[1:]
     assert first.split()[:5] == [failed.job_id, "failed", "50", "%", "500"]
     assert second.split()[:2] == [dead.job_id, "interrupted"]
+
+
+JSON_OF_A_JOB = (
+    *("job_id", "state", "exit_code", "error", "name", "strategy", "script", "workers", "servers"),
+    *("committed", "total", "samples_per_s", "started_s", "ended_s", "jct_s", "path"),
+)
+JSON_OF_A_NODE = (
+    *("node", "role", "state", "inc", "pid", "agent_pid", "restarts", "step", "samples", "bpt_s"),
+    *("compute_s", "server_s", "message_s", "rss_bytes", "cpu_s", "note"),
+)
+
+
+def read_json(*args: str) -> Any:
+    result = paceline(*args)
+    assert result.exit_code == 0, result.stderr
+    return msgspec.json.decode(result.stdout)
+
+
+def test_json_of_jobs_keeps_its_names() -> None:
+    assert read_json("status", "--json") == []
+    job = ended_job(**FAILED, jct_s=50.0)
+    ended_job("dead").spec.write_text("{}")  # of another version
+    first, second = read_json("jobs", "--json")
+    assert read_json("status", "--json") == [first, second]
+    assert tuple(first) == tuple(second) == JSON_OF_A_JOB
+    told = (first["job_id"], first["state"], first["exit_code"], first["samples_per_s"])
+    assert told == (job.job_id, "failed", 3, 10.0)
+    assert (second["state"], second["script"], second["committed"]) == ("interrupted", None, 500)
+    detail = read_json("status", job.job_id, "--json")
+    more = ("eta_s", "valid_cuts", "nodes", "events")
+    assert tuple(detail) == (*JSON_OF_A_JOB, *more)
+    (node,) = detail["nodes"]
+    assert tuple(node) == JSON_OF_A_NODE
+    assert (node["node"], node["samples"]) == ("worker-0", 600)
+    assert detail["events"][0]["event"] == "killed"
+
+
+def test_a_beginning_that_fits_several_jobs_names_them() -> None:
+    first, second = ended_job(**FAILED), ended_job("older", **FAILED)
+    for command in ("status", "logs", "report", "attach", "stop"):
+        result = paceline(command, "old")
+        assert result.exit_code == 2
+        assert "'old' is the beginning of 2 jobs: " in result.stderr
+        assert first.job_id in result.stderr
+        assert second.job_id in result.stderr
+    assert paceline("status", "older").exit_code == 0
+
+
+def test_ids_of_jobs_are_whole_on_narrow_terminals() -> None:
+    job = ended_job(**FAILED)
+    for width in (22, 30, 45, 60, 80):
+        console = Console(file=io.StringIO(), width=width)
+        show_jobs(console)
+        lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+        assert lines[1].startswith(job.job_id)
+        assert max(map(len, lines)) <= width
+
+
+def test_a_report_says_whether_its_job_runs() -> None:
+    job = ended_job()
+    assert f"interrupted: all its processes died; `paceline run --resume {job.job_id}`" in (
+        paceline("report").stdout
+    )
+    lock = try_lock(job.supervisor_lock)
+    assert lock is not None
+    shown = paceline("report").stdout
+    os.close(lock)
+    assert re.search(r"result +running\b", shown)
+    assert "1.00 s so far" in shown
 
 
 def test_status_of_an_ended_job_comes_from_its_files() -> None:

@@ -36,6 +36,7 @@ from paceline.base.cgroups import NodeGroup, create_node_group
 from paceline.base.errors import PacelineError
 from paceline.base.hardware import hardware_kind
 from paceline.base.jobdir import JobDir, number_of, role_of
+from paceline.base.log_times import LogTimes
 from paceline.base.node_files import NodeFiles
 from paceline.base.processes import find_job_process, is_locked, kill_group_quietly, start_detached
 from paceline.wire.control import ControlClient, MasterStream
@@ -89,6 +90,7 @@ class Agent:
         """What the threads of a process that hangs were seen to do."""
         self._ending_hung: asyncio.Task[None] | None = None
         self._facts = FactsReader(self._files.ledger)
+        self._log_times = LogTimes(self._files.log)
         self._cuts = CutsKept(job, node, spec, lambda kept: self._link.send(kept.inc, kept))
         self._stream: MasterStream | None = None
         self._quit = asyncio.Event()
@@ -210,6 +212,7 @@ class Agent:
         self._tell_exit(inc)
 
     def _on_process_exit(self, inc: int, evidence: ExitEvidence) -> None:
+        self._log_times.note(time.time(), last=True)
         self._ended[inc] = msgspec.structs.replace(evidence, stacks=self._stacks)
         self._stacks = ""
         waits_s = {True: LAST_WORDS_S, False: 0.0, None: UNLINKED_S}
@@ -280,6 +283,7 @@ class Agent:
             running = self._state.running
             facts = self._facts.read(running) if running and running.pid else None
             self._send(Heartbeat(node=self._node, facts=facts))
+            self._log_times.note(time.time())
 
     async def _tick(self) -> None:
         while True:

@@ -140,6 +140,20 @@ def read_usage(pid: int) -> tuple[float, int]:
     return sum(map(int, fields[11:15])) * _TICK_S, int(fields[21]) * _PAGE_BYTES
 
 
+def end_last_line(log: Path) -> int:
+    """End what a life before has left without an end of line; the bytes that the log then has."""
+    if not log.exists():
+        return 0
+    # To append: children of the life before may still print.
+    with log.open("ab+") as file:
+        size = file.seek(0, os.SEEK_END)
+        if size:
+            file.seek(size - 1)
+            if file.read(1) != b"\n":
+                size += file.write(b"\n")
+    return size
+
+
 def read_log_tail(log: Path, start: int) -> str:
     """The last lines of a log, nothing before byte ``start`` (where this life began)."""
     try:

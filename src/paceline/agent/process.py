@@ -15,7 +15,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 
-from paceline.agent.facts import read_log_tail
+from paceline.agent.facts import end_last_line, read_log_tail
 from paceline.agent.torchrun import torchrun_environment
 from paceline.base.cgroups import NodeGroup
 from paceline.base.jobdir import JobDir, role_of
@@ -127,7 +127,7 @@ class ProcessHost:
     def run(self, start: StartProcess) -> None:
         """Fork the process of this incarnation."""
         self._inc, self._pid = start.inc, 0
-        self._log_start = self._files.log.stat().st_size if self._files.log.exists() else 0
+        self._log_start = end_last_line(self._files.log)
         self._oom_kills_before = self._group.oom_kills()
         env = {
             "PACELINE_INC": str(start.inc),

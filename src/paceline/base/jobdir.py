@@ -14,6 +14,8 @@ from pathlib import Path
 from paceline.base.errors import ConfigError
 
 SHARED_MEMORY = Path("/dev/shm")
+MAX_LISTED = 5
+"""Jobs named in one message."""
 
 
 def role_of(node: str) -> str:
@@ -199,6 +201,16 @@ class JobDir:
         exact = [p for p in jobs if p.name == name]
         if exact or (jobs and (not name or len(jobs) == 1)):
             return cls((exact or jobs)[-1])
-        listed = ", ".join(p.name for p in (jobs or [k.parent for k in known])[-5:]) or "none"
+        if jobs:
+            raise ConfigError(
+                f"{name!r} is the beginning of {len(jobs)} jobs: {_listed(jobs)}; write more of it"
+            )
         what = f"no job matches {name!r}" if name else "there is no job yet"
-        raise ConfigError(f"{what} in {home() / 'jobs'} (known: {listed}); see `paceline status`")
+        listed = _listed([k.parent for k in known]) or "none"
+        raise ConfigError(f"{what} in {home() / 'jobs'} (known: {listed}); see `paceline jobs`")
+
+
+def _listed(jobs: list[Path]) -> str:
+    """The newest few, by name."""
+    more = f" and {len(jobs) - MAX_LISTED} more" if len(jobs) > MAX_LISTED else ""
+    return ", ".join(path.name for path in jobs[-MAX_LISTED:]) + more

@@ -109,7 +109,7 @@ def _cut_row(cut: "Cut", total: int | None, now_s: float) -> tuple[str, ...]:
 
 def _total(found: "Cuts") -> int | None:
     """Samples of the whole job, where that is known."""
-    from paceline.cli.show import current_status
+    from paceline.cli.listing import current_status
     from paceline.wire.outcome import read_outcome
 
     if found.job is None:

@@ -53,9 +53,10 @@ class Point(msgspec.Struct, frozen=True):
 class Tail:
     """New whole lines of a growing file; one that is not there yet has none."""
 
-    def __init__(self, path: Path, *, from_end: bool = False) -> None:
+    def __init__(self, path: Path, *, from_end: bool = False, start: int = 0) -> None:
+        """``start``: the byte of the first line."""
         self._path = path
-        self._read_bytes = path.stat().st_size if from_end and path.exists() else 0
+        self._read_bytes = path.stat().st_size if from_end and path.exists() else start
 
     def lines(self) -> list[bytes]:
         """What was added since the last call, without the ends of lines."""
@@ -66,6 +67,16 @@ class Tail:
             whole, end, _ = file.read().rpartition(b"\n")
         self._read_bytes += len(whole) + len(end)
         return whole.split(b"\n") if end else []
+
+    def rest(self) -> list[bytes]:
+        """What was printed last and has no end of line: at most one. It is not to grow any more."""
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._read_bytes)
+            text = file.read()
+        self._read_bytes += len(text)
+        return [text] if text else []
 
 
 def read_events(path: Path) -> list[Event]:

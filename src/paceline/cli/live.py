@@ -26,6 +26,8 @@ OTHER_ROWS = 14
 COLUMNS = ("node", "state", "batch time", "batch", "samples", "restarts", "memory", "cpu", "note")
 NARROW_COLUMNS = ("node", "state", "batch time", "batch", "samples", "memory")
 WIDE = 110
+NARROWEST_COLUMNS = ("node", "state", "batch", "samples")
+NARROW = 76
 
 
 class LiveView:
@@ -111,7 +113,9 @@ def _progress(status: JobStatus) -> Table:
 def node_table(nodes: tuple[NodeStatus, ...], max_rows: int, width: int) -> Table:
     """One row per node; the bars share one scale, the slowest node's."""
     slowest_s = max((node.bpt_s for node in nodes), default=0.0)
-    columns = COLUMNS if width >= WIDE else NARROW_COLUMNS
+    columns: tuple[str, ...] = COLUMNS if width >= WIDE else NARROW_COLUMNS
+    if width < NARROW:
+        columns = NARROWEST_COLUMNS
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for name in columns:
         right = name in ("batch", "samples", "restarts", "memory", "cpu")

@@ -1,6 +1,7 @@
 """The command ``paceline``: flags in, calls out. What a command does is imported when it runs."""
 
 import sys
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -218,12 +219,16 @@ def attach(job: Job = None) -> None:
     raise typer.Exit(code)
 
 
+AsJson = Annotated[bool, typer.Option("--json", help="For programs; its names stay.")]
+
+
 @app.command()
 def status(
     job: Job = None,
     observation: Annotated[
         bool, typer.Option("--observation", help="JSON: what a solution sees of it now.")
     ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show all jobs, or one in detail."""
     from paceline.base.jobdir import JobDir
@@ -232,9 +237,19 @@ def status(
     if observation:
         show.show_observation(JobDir.find(job))
     elif job is None:
-        show.show_jobs(_console())
+        show.show_jobs(_console(), as_json=as_json)
+    elif as_json:
+        show.show_job_json(JobDir.find(job))
     else:
         show.show_job(JobDir.find(job), _console())
+
+
+@app.command()
+def jobs(as_json: AsJson = False) -> None:
+    """Show all jobs, the oldest first."""
+    from paceline.cli import show
+
+    show.show_jobs(_console(), as_json=as_json)
 
 
 @app.command()
@@ -244,12 +259,27 @@ def logs(
         str | None, typer.Option(help="worker-1, server-0, master, …; default: all.")
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as it grows.")] = False,
+    tail: Annotated[
+        int | None,
+        typer.Option("--tail", "-n", metavar="N", min=0, help="The last N lines of each log."),
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(
+            metavar="T", help="What was printed in the last 10m, or since 2026-11-25T15:27."
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="A JSON object for each line: node, line.")
+    ] = False,
 ) -> None:
     """Print what a job's processes have printed."""
     from paceline.base.jobdir import JobDir
-    from paceline.cli import show
+    from paceline.cli.logs import Wanted, parse_since, show_logs
 
-    show.show_logs(JobDir.find(job), node, follow=follow)
+    since_s = None if since is None else parse_since(since, time.time())
+    wanted = Wanted(node=node, tail=tail, since_s=since_s, as_json=as_json, follow=follow)
+    show_logs(JobDir.find(job), wanted)
 
 
 @app.command()

@@ -120,6 +120,8 @@ class Watcher:
         said = self._chief.feed(self._log.lines())
         if any(e.event == "process_exited" and e.node == CHIEF for e in events):
             self._chief.drop()
+        if outcome:
+            said += self._chief.feed(self._log.rest())
         if outcome and not outcome.traceback:
             said += self._chief.release()
         return Look(

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import structs
 
 from paceline.base.jobdir import JobDir
+from paceline.base.processes import is_locked
 from paceline.cli.decisions import Story, read_log, stories
 from paceline.cli.history import Event, Point, read_events, read_metrics
 from paceline.wire import spec as specs
@@ -84,6 +85,8 @@ class Facts(msgspec.Struct, frozen=True):
     """What was decided about stragglers, action by action."""
     stacks: tuple[tuple[str, str], ...] = ()
     """By node what the threads of its processes that hung were doing."""
+    runs: bool = False
+    """Whether it has not ended and its supervisor lives."""
 
     @property
     def samples_per_s(self) -> float:
@@ -116,7 +119,8 @@ def read_facts(job: JobDir) -> Facts:
         read_metrics(job.metrics),
     )
     stacks = sorted((path.stem, path.read_text()) for path in job.logs.glob("*.stacks"))
-    facts = structs.replace(facts, stacks=tuple(stacks))
+    runs = facts.outcome is None and is_locked(job.supervisor_lock)
+    facts = structs.replace(facts, stacks=tuple(stacks), runs=runs)
     if not job.decisions.exists():
         return facts
     return structs.replace(facts, decisions=tuple(stories(read_log(job.decisions))))

@@ -17,7 +17,9 @@ def headline(facts: Facts) -> str:
     """How the job ended."""
     outcome = facts.outcome
     if outcome is None:
-        return "no end is written: the job runs, or all its processes died"
+        if facts.runs:
+            return "running"
+        return f"interrupted: all its processes died; `paceline run --resume {facts.job_id}`"
     return f"{outcome.how}: {outcome.error}" if outcome.error else str(outcome.how)
 
 
@@ -116,14 +118,14 @@ def figures(facts: Facts) -> list[tuple[str, str]]:
             ("result", headline(facts)),
             ("script", " ".join((spec.script, *spec.args))),
             ("asked for", f"{sizes}, backend {spec.backend}"),
-            ("job completion time", seconds(outcome.jct_s) if outcome else "-"),
+            ("job completion time", _completed(facts)),
             ("relaunches of all workers", str(facts.num_relaunches)),
         ]
     return [
         ("result", headline(facts)),
         ("script", " ".join((spec.script, *spec.args))),
         ("asked for", f"{sizes}, mode {mode}, {spec.samples}, backend {spec.backend}"),
-        ("job completion time", seconds(outcome.jct_s) if outcome else "-"),
+        ("job completion time", _completed(facts)),
         ("of it training", seconds(facts.training_s)),
         ("samples in the model", progress(facts.committed, outcome.total if outcome else None)),
         ("throughput", f"{speed(facts.samples_per_s)} (mean over the training)"),
@@ -132,6 +134,12 @@ def figures(facts: Facts) -> list[tuple[str, str]]:
         ("valid cuts made", str(sum(event.event == "cut_valid" for event in facts.events))),
         *_short_steps(outcome),
     ]
+
+
+def _completed(facts: Facts) -> str:
+    if facts.outcome:
+        return seconds(facts.outcome.jct_s)
+    return f"{seconds(facts.ended_s - facts.started_s)} so far"
 
 
 def _short_steps(outcome: Outcome | None) -> list[tuple[str, str]]:

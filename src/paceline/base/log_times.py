@@ -1,0 +1,56 @@
+"""When a log grew: beside ``worker-0.log``, which is what processes print, ``worker-0.times``.
+
+The log itself is as it was printed; its processes write to it directly, so that no line is lost
+with whoever would pass it on. The node's agent notes now and then how long it is.
+"""
+
+import os
+import struct
+from pathlib import Path
+
+_POINT = struct.Struct("<dQ")
+"""Unix time, bytes that the log had then."""
+EVERY_S = 1.0
+
+
+def times_of(log: Path) -> Path:
+    """Where the times of a log are."""
+    return log.with_suffix(".times")
+
+
+class LogTimes:
+    """Notes how a log grows, for `start_since`."""
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+        self._size_bytes = 0
+        self._next_s = 0.0
+
+    def note(self, unix_s: float, *, last: bool = False) -> None:
+        """Note the log's size where it has changed, once per `EVERY_S`; ``last``: in any case."""
+        if unix_s < self._next_s and not last:
+            return
+        try:
+            size_bytes = os.stat(self._log).st_size
+            if size_bytes == self._size_bytes:
+                return
+            self._size_bytes, self._next_s = size_bytes, unix_s + EVERY_S
+            with times_of(self._log).open("ab", buffering=0) as file:
+                file.write(_POINT.pack(unix_s, size_bytes))
+        except OSError:
+            return  # no log yet, or no room: what is not noted counts as printed later
+
+
+def start_since(log: Path, unix_s: float) -> int | None:
+    """The byte of the log at which what was printed since begins; None: nobody noted its times."""
+    try:
+        data = times_of(log).read_bytes()
+    except FileNotFoundError:
+        return None
+    start, size_bytes = 0, log.stat().st_size
+    # The last point may have lost its end with its writer; a log that was cut is another one.
+    for t, seen_bytes in _POINT.iter_unpack(data[: len(data) // _POINT.size * _POINT.size]):
+        if t > unix_s:
+            break
+        start = seen_bytes
+    return start if start <= size_bytes else 0

@@ -1,0 +1,123 @@
+"""All jobs of this user, one row each: what tables show people and ``--json`` shows programs."""
+
+from msgspec import Struct
+
+from paceline.base.errors import PacelineError
+from paceline.base.jobdir import JobDir, home
+from paceline.cli.history import read_last_metrics
+from paceline.cli.launch import ask, is_supervised
+from paceline.wire import spec as specs
+from paceline.wire.client import GetStatus, JobStatus
+from paceline.wire.outcome import Outcome, read_outcome
+from paceline.wire.spec import JobSpec
+
+ASK_S = 2.0
+
+
+class JobRow(Struct, frozen=True, kw_only=True):
+    """One job. Its names are those of ``--json``: they stay."""
+
+    job_id: str
+    state: str
+    """As in `state_of`."""
+    exit_code: int | None
+    """None: it has not ended."""
+    error: str
+    name: str | None
+    """None, as below: the spec is of another version."""
+    strategy: str | None
+    script: str | None
+    workers: int | None
+    servers: int | None
+    committed: int
+    """Samples in the model."""
+    total: int | None
+    """Of all epochs; None: not known."""
+    samples_per_s: float | None
+    """Now, or over all its time if it has ended; None: it does not train."""
+    started_s: float
+    """Unix time."""
+    ended_s: float | None
+    jct_s: float | None
+    """From its first start to its end, interruptions included."""
+    path: str
+
+
+def all_jobs() -> list[JobDir]:
+    """All jobs of this user, the oldest first."""
+    found = (home() / "jobs").glob("*/job.json")
+    return [JobDir(path.parent) for path in sorted(found, key=lambda p: p.stat().st_mtime_ns)]
+
+
+def current_status(job: JobDir) -> JobStatus | None:
+    """What the master says; None: nobody answers."""
+    try:
+        reply = ask(job, GetStatus(), ASK_S)
+    except (PacelineError, FileNotFoundError):
+        return None
+    return reply if isinstance(reply, JobStatus) else None
+
+
+def state_of(job: JobDir, outcome: Outcome | None, status: JobStatus | None) -> str:
+    """One word or two."""
+    if outcome:
+        return str(outcome.how) if outcome.state == "finished" else outcome.state
+    if status:
+        return status.state
+    return "master away" if is_supervised(job) else "interrupted"
+
+
+def read_spec(job: JobDir) -> JobSpec | None:
+    """What was asked for; None: it is of another version, and still a job to be listed."""
+    try:
+        return specs.load(job.spec)
+    except PacelineError:
+        return None
+
+
+def read_row(job: JobDir) -> JobRow:
+    """One job as it is now."""
+    outcome = read_outcome(job.outcome)
+    return make_row(job, outcome, None if outcome else current_status(job))
+
+
+def make_row(job: JobDir, outcome: Outcome | None, status: JobStatus | None) -> JobRow:
+    """The row of a job whose master has answered, or not."""
+    spec = read_spec(job)
+    workers, servers = (spec.workers.count, spec.num_servers) if spec else (None, None)
+    committed, total, rate = 0, None, None
+    if outcome:
+        committed, total = outcome.committed, outcome.total or None
+        rate = committed / outcome.jct_s if committed and outcome.jct_s else None
+    elif status:
+        committed, total, rate = status.committed, status.total, status.samples_per_s or None
+        workers = sum(node.role == "worker" for node in status.nodes)
+        servers = sum(node.role == "server" for node in status.nodes)
+    elif last := read_last_metrics(job.metrics):
+        committed = last.committed
+    return JobRow(
+        job_id=job.job_id,
+        state=state_of(job, outcome, status),
+        exit_code=outcome.exit_code if outcome else None,
+        error=outcome.error if outcome else "",
+        name=spec.name if spec else None,
+        strategy=spec.strategy if spec else None,
+        script=spec.script if spec else None,
+        workers=workers,
+        servers=servers,
+        committed=committed,
+        total=total,
+        samples_per_s=rate,
+        started_s=job.spec.stat().st_mtime,
+        ended_s=job.outcome.stat().st_mtime if outcome else None,
+        jct_s=outcome.jct_s if outcome else None,
+        path=str(job.path),
+    )
+
+
+def age(seconds: float) -> str:
+    """``42 s``, ``5 min``, ``3 h``, ``12 d``."""
+    for unit_s, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= unit_s:
+            return f"{seconds // unit_s:.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"

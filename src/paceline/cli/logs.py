@@ -1,0 +1,152 @@
+"""``paceline logs``: what the processes of a job have printed, all, the last, or as it grows."""
+
+import sys
+import time
+from datetime import datetime
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from paceline.base.errors import ConfigError
+from paceline.base.jobdir import JobDir
+from paceline.base.log_times import start_since
+from paceline.cli.history import Tail
+from paceline.cli.launch import is_supervised
+from paceline.cli.spec_values import parse_duration_s
+
+FOLLOW_S = 0.3
+BLOCK_BYTES = 1 << 16
+STAMP = "%Y-%m-%d %H:%M:%S"
+"""How lines of paceline's own processes begin, in local time."""
+STAMP_BYTES = 19
+DAY_S = 86_400.0
+
+
+class Wanted(Struct, frozen=True, kw_only=True):
+    """Which lines, and how they are printed."""
+
+    node: str | None = None
+    """None: of all."""
+    tail: int | None = None
+    """So many at the end of each log; None: all."""
+    since_s: float | None = None
+    """Unix time."""
+    as_json: bool = False
+    follow: bool = False
+
+
+class Line(Struct, frozen=True):
+    """One line as JSON."""
+
+    node: str
+    line: str
+
+
+def parse_since(text: str, now_s: float) -> float:
+    """Unix time of ``10m``, ``2d`` (so long ago) or ``2026-11-25 15:27``, in local time.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    ago_s = parse_ago_s(text)
+    if ago_s is not None:
+        return now_s - ago_s
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError as error:
+        expected = "how long ago, or a time; write e.g. --since 10m or --since '2026-11-25 15:27'"
+        raise ConfigError(f"--since: got {text!r}, expected {expected}") from error
+
+
+def parse_ago_s(text: str) -> float | None:
+    """Seconds of ``30s``, ``5m``, ``2h``, ``7d``; None when it is no duration with a unit."""
+    number, days, rest = text.partition("d")
+    if days and not rest and number.replace(".", "", 1).isdigit():
+        return float(number) * DAY_S
+    return parse_duration_s(text) if text and text[-1].isalpha() else None
+
+
+def show_logs(job: JobDir, wanted: Wanted) -> None:
+    """Print logs, and go on while the job runs if asked to.
+
+    Raises:
+        ConfigError: no log of that name.
+    """
+    if wanted.node and not (job.logs / f"{wanted.node}.log").exists():
+        there = ", ".join(path.stem for path in _logs(job)) or "none"
+        raise ConfigError(f"no log of {wanted.node!r} in job {job.job_id}; there are: {there}")
+    tails: dict[Path, Tail] = {}
+    while True:
+        # Before the reading: what is written before the end is read after it.
+        goes_on = wanted.follow and not job.outcome.exists() and is_supervised(job)
+        for path in [job.logs / f"{wanted.node}.log"] if wanted.node else _logs(job):
+            if path not in tails:
+                tails[path] = Tail(path, start=_start(path, wanted))
+            lines = tails[path].lines()
+            for line in lines if goes_on else [*lines, *tails[path].rest()]:
+                print(_printed(path.stem, line.decode(errors="replace"), wanted))
+        sys.stdout.flush()
+        if not goes_on:
+            return
+        time.sleep(FOLLOW_S)
+
+
+def _printed(node: str, line: str, wanted: Wanted) -> str:
+    if wanted.as_json:
+        return msgspec.json.encode(Line(node, line)).decode()
+    return line if wanted.node else f"{node} | {line}"
+
+
+def _logs(job: JobDir) -> list[Path]:
+    found = job.logs.glob("*.log")
+    return sorted(found, key=lambda path: (not path.stem.startswith("worker"), path.stem))
+
+
+def _start(log: Path, wanted: Wanted) -> int:
+    """The byte from which on a log is wanted."""
+    since = 0
+    if wanted.since_s is not None:
+        known = start_since(log, wanted.since_s)
+        since = _find_stamp(log, wanted.since_s) if known is None else known
+    last = 0 if wanted.tail is None else start_of_last(log, wanted.tail)
+    return max(since, last)
+
+
+def start_of_last(log: Path, count: int) -> int:
+    """The byte at which the last ``count`` lines begin; what has no end of line is one, too."""
+    with log.open("rb") as file:
+        at = size = file.seek(0, 2)
+        if not count or not size:
+            return size
+        file.seek(size - 1)
+        left = count + (file.read(1) == b"\n")
+        while at:
+            first = max(0, at - BLOCK_BYTES)
+            file.seek(first)
+            block = file.read(at - first)
+            found = block.count(b"\n")
+            if found >= left:
+                for _ in range(left - 1):
+                    block = block[: block.rindex(b"\n")]
+                return first + block.rindex(b"\n") + 1
+            left, at = left - found, first
+    return 0
+
+
+def _find_stamp(log: Path, unix_s: float) -> int:
+    """The first line that is stamped with that time or a later one; the end: there is none."""
+    start = 0
+    with log.open("rb") as file:
+        for line in file:
+            if _stamp_s(line) >= unix_s:
+                return start
+            start += len(line)
+    return start
+
+
+def _stamp_s(line: bytes) -> float:
+    try:
+        return datetime.strptime(line[:STAMP_BYTES].decode(), STAMP).timestamp()  # noqa: DTZ007
+    except ValueError:
+        return 0.0  # goes with the line before it

@@ -1,0 +1,166 @@
+"""Which lines `paceline logs` prints: the last ones, those since a time, one without an end."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from paceline.agent.facts import end_last_line
+from paceline.base.errors import ConfigError
+from paceline.base.jobdir import JobDir
+from paceline.base.log_times import LogTimes, start_since, times_of
+from paceline.cli import logs
+from paceline.cli.history import Tail
+from paceline.cli.logs import Wanted, parse_ago_s, parse_since, show_logs, start_of_last
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> JobDir:
+    found = JobDir(tmp_path / "job")
+    found.logs.mkdir(parents=True)
+    return found
+
+
+def printed(job: JobDir, capsys: pytest.CaptureFixture[str], **wanted: object) -> list[str]:
+    show_logs(job, Wanted(**wanted))  # type: ignore[arg-type]
+    return capsys.readouterr().out.splitlines()
+
+
+def test_a_last_line_without_an_end_is_printed(
+    job: JobDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (job.logs / "worker-0.log").write_text("one\ntwo")
+    for follow in (False, True):
+        assert printed(job, capsys, follow=follow) == ["worker-0 | one", "worker-0 | two"]
+    assert printed(job, capsys, node="worker-0", tail=1) == ["two"]
+
+
+def test_the_rest_of_a_log_is_what_no_line_was() -> None:
+    tail = Tail(Path("nowhere"))
+    assert tail.rest() == []
+
+
+def test_a_tail_gives_the_rest_once(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"one\ntwo")
+    tail = Tail(path)
+    assert tail.lines() == [b"one"]
+    assert tail.rest() == [b"two"]
+    assert tail.rest() == tail.lines() == []
+
+
+@pytest.mark.parametrize("block_bytes", [1, 3, 1 << 16])
+@pytest.mark.parametrize(
+    ("text", "count", "last"),
+    [
+        ("", 3, ""),
+        ("a\nb\nc\n", 0, ""),
+        ("a\nb\nc\n", 1, "c\n"),
+        ("a\nb\nc\n", 2, "b\nc\n"),
+        ("a\nb\nc\n", 3, "a\nb\nc\n"),
+        ("a\nb\nc\n", 9, "a\nb\nc\n"),
+        ("a\nb\nc", 1, "c"),
+        ("a\nb\nc", 2, "b\nc"),
+        ("\n\n", 1, "\n"),
+        ("long line\nlast", 1, "last"),
+    ],
+)
+def test_the_last_lines_are_found_from_the_end(
+    text: str,
+    count: int,
+    last: str,
+    block_bytes: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(logs, "BLOCK_BYTES", block_bytes)
+    path = tmp_path / "log"
+    path.write_text(text)
+    assert text[start_of_last(path, count) :] == last
+
+
+def test_lines_are_found_by_when_they_were_printed(
+    job: JobDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = job.logs / "worker-0.log"
+    times = LogTimes(log)
+    times.note(90.0)  # no log yet
+    for t, text in ((100.0, "one\n"), (100.1, "two\n"), (102.0, ""), (110.0, "three\n")):
+        with log.open("a") as file:
+            file.write(text)
+        times.note(t)
+    with log.open("a") as file:
+        file.write("four\n")
+    found = {
+        t: printed(job, capsys, node="worker-0", since_s=t) for t in (0.0, 101.0, 105.0, 111.0)
+    }
+    assert found == {
+        0.0: ["one", "two", "three", "four"],
+        101.0: ["two", "three", "four"],  # noted at 102: it may have been printed since 101
+        105.0: ["three", "four"],
+        111.0: ["four"],  # printed after the last note
+    }
+    assert printed(job, capsys, node="worker-0", since_s=105.0, tail=1) == ["four"]
+
+
+def test_times_of_a_log_that_was_cut_or_has_none_leave_nothing_out(tmp_path: Path) -> None:
+    log = tmp_path / "worker-0.log"
+    log.write_text("one\n")
+    assert start_since(log, 0.0) is None
+    LogTimes(log).note(1.0)
+    log.write_text("x")
+    with times_of(log).open("ab") as file:
+        file.write(b"half")  # whoever noted it was killed
+    assert start_since(log, 2.0) == 0
+
+
+def test_what_cannot_be_noted_ends_nobody(tmp_path: Path) -> None:
+    log = tmp_path / "worker-0.log"
+    log.write_text("one\n")
+    times_of(log).mkdir()
+    LogTimes(log).note(1.0)
+
+
+def test_the_last_note_does_not_wait(tmp_path: Path) -> None:
+    log = tmp_path / "worker-0.log"
+    times = LogTimes(log)
+    log.write_text("one\n")
+    times.note(1.0)
+    log.write_text("one\ntwo\n")
+    times.note(1.1, last=True)
+    assert start_since(log, 1.2) == 8
+
+
+def test_lines_of_paceline_itself_are_found_by_their_stamps(
+    job: JobDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "2026-11-25 15:00:00,100 INFO a\nTraceback\n2026-11-25 15:10:00,100 INFO b\n  more\n"
+    (job.logs / "master.log").write_text(text)
+    since_s = parse_since("2026-11-25 15:05", 0.0)
+    assert printed(job, capsys, node="master", since_s=since_s) == [*text.splitlines()[2:]]
+    assert printed(job, capsys, node="master", since_s=since_s + 3600) == []
+
+
+def test_json_has_a_line_for_each_line(job: JobDir, capsys: pytest.CaptureFixture[str]) -> None:
+    (job.logs / "worker-0.log").write_bytes(b'"\xff"\n')
+    assert printed(job, capsys, as_json=True) == ['{"node":"worker-0","line":"\\"\ufffd\\""}']
+
+
+def test_times_are_ago_or_absolute() -> None:
+    assert parse_since("10m", 1000.0) == 400.0
+    assert parse_since("2d", 200_000.0) == 200_000.0 - 2 * 86_400
+    day = time.strptime("2026-11-25", "%Y-%m-%d")
+    assert parse_since("2026-11-25", 0.0) == time.mktime(day)
+    for wrong in ("10", "", "soon", "5 weeks"):
+        with pytest.raises(ConfigError, match="--since: got"):
+            parse_since(wrong, 0.0)
+    assert parse_ago_s("1.5d") == 129_600.0
+    assert parse_ago_s("d") is None
+
+
+def test_a_life_begins_on_a_line_of_its_own(tmp_path: Path) -> None:
+    log = tmp_path / "worker-0.log"
+    assert end_last_line(log) == 0
+    log.write_text("loss 0.3")
+    assert end_last_line(log) == end_last_line(log) == 9
+    assert log.read_text() == "loss 0.3\n"
