@@ -35,7 +35,15 @@ from paceline.wire.messages.group import (
     RunGroup,
     StopGroup,
 )
-from paceline.wire.messages.node import Copied, NodeDown, OpenFeed, Stop, TakeCut
+from paceline.wire.messages.node import (
+    AskCut,
+    Copied,
+    CutMade,
+    NodeDown,
+    OpenFeed,
+    Stop,
+    TakeCut,
+)
 
 FEED = Feed(
     feed=0,
@@ -655,6 +663,50 @@ def test_a_cut_on_its_way_stays_so_while_a_group_forms() -> None:
     job.lose(asked.inc)
     job.master.resend()
     assert job.master.copy_said(copied, "a folder", "") == []
+
+
+def leaves(job: Job, inc: int) -> list[Instruction]:
+    """A member's script has returned; what the master does then, and at its next look."""
+    step = job.members[inc].step
+    message = AskCut(epoch_no=job.master.epoch_no, inc=inc, n=1, step=step, leaves=True)
+    said = job.master.cut_wanted(message)
+    return [*said, *(job.master.take_cut() if job.master.wants_cut else [])]
+
+
+def asked(instructions: list[Instruction]) -> list[tuple[int, int]]:
+    """Who is to copy which cut."""
+    sends = [one for one in instructions if isinstance(one, Send)]
+    return [(one.inc, one.message.cut_no) for one in sends if isinstance(one.message, TakeCut)]
+
+
+def test_who_leaves_copies_what_it_holds_though_others_wait_in_their_step() -> None:
+    job = running()
+    job.step()
+    assert asked(leaves(job, 2)) == [(2, 1)]
+    made = job.master.copy_said(job.copied(job.members[2], 1), "a folder", "")
+    job.run(made)
+    assert job.master.cuts.valid[-1].step == 1
+    told = leaves(job, 2)
+    assert told == [Send(2, CutMade(inc=2, n=1))], "once there is one, nobody waits"
+
+
+def test_who_leaves_takes_over_a_cut_that_nobody_has_copied_under_another_number() -> None:
+    job = running()
+    job.step()
+    assert asked(job.master.take_cut()) == [(1, 1)]
+    assert asked(leaves(job, 2)) == [(2, 2)]
+    assert job.master.copy_said(job.copied(job.members[1], 1), "a folder", "") == []
+
+
+def test_of_several_that_leave_one_copies_and_the_next_if_it_dies() -> None:
+    job = running(3)
+    job.step()
+    assert asked(leaves(job, 2)) == [(2, 1)]
+    assert asked(leaves(job, 3)) == []
+    assert asked(job.master.resend()) == [(2, 1)]
+    job.held = {1, 3}
+    job.lose(2, returned=True)
+    assert asked([*leaves(job, 3), *job.master.take_cut()]) == [(3, 2)]
 
 
 def test_a_guest_copies_no_cut_and_begins_with_none() -> None:

@@ -146,6 +146,28 @@ def test_exit_codes_are_mapped_as_python_maps_them(argument: object, code: int) 
     assert exit_code(SystemExit(argument)) == code
 
 
+@pytest.mark.parametrize(
+    ("script", "ends_well"),
+    [
+        ("", True),
+        ("import sys; sys.exit(0)", True),
+        ("import sys; sys.exit()", True),
+        ("import sys; sys.exit(3)", False),
+        ("raise KeyError", False),
+    ],
+)
+def test_what_is_trained_is_handed_over_when_the_script_has_come_to_its_end(
+    process: Process, tmp_path: Path, script: str, *, ends_well: bool
+) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(script)
+    process.spec = JobSpec(script=str(path), strategy="allreduce", cwd=str(tmp_path))
+    handed: list[str] = []
+    process.join(lambda: handed.append("over"))
+    assert (process_module.run_script(process) == 0) == ends_well
+    assert bool(handed) == ends_well
+
+
 def test_errors_are_named_by_their_qualified_class() -> None:
     assert kind_of(KeyError()) == "KeyError"
     assert kind_of(CustomError()).endswith("test_training_process.CustomError")

@@ -44,6 +44,8 @@ class Cuts:
         # Volatile.
         #: The cut that servers are copying.
         self.copying: int | None = None
+        #: Numbers up to this one may be in use by who copied before.
+        self.used_no = 0
         self.least_step = 0
         #: The valid one that they are writing to disk.
         self.storing: int | None = None
@@ -87,6 +89,12 @@ class Cuts:
         self.sealed = ()
         self.wanted.clear()
 
+    def begin_again(self) -> None:
+        """Somebody else is to copy; who copied until now may still write what it has begun."""
+        self.used_no = max(self.used_no, self.copying or 0)
+        self.copying = None
+        self.copied.clear()
+
     @property
     def under_way(self) -> bool:
         """A cut is being copied or written to disk: the next one has to wait."""
@@ -104,7 +112,7 @@ class Cuts:
 
     def begin(self, least_step: int = 0) -> None:
         """Have the next cut copied, of this step or a later one."""
-        self.copying, self.least_step = self.last_no + 1, least_step
+        self.copying, self.least_step = max(self.last_no, self.used_no) + 1, least_step
         self.copied.clear()
 
     def awaited(self, holders: Iterable[int]) -> tuple[int, list[int]] | None:

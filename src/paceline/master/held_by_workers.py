@@ -30,6 +30,7 @@ from paceline.master.state import MasterState
 from paceline.wire.messages.feeds import Feed
 from paceline.wire.messages.group import Broken, GroupUp, JoinGroup, Progress, Stopped
 from paceline.wire.messages.node import (
+    AskCut,
     FeedOpened,
     Stop,
 )
@@ -60,6 +61,8 @@ class HeldByWorkers(MasterState):
         )
         #: Not sharded: the member that copies cuts.
         self.holder = 0
+        #: Members whose scripts have returned, and that stay until what they hold is kept.
+        self.leaving: set[int] = set()
 
     # ------------------------------------------------------------------ records
 
@@ -179,6 +182,7 @@ class HeldByWorkers(MasterState):
     def worker_lost(self, inc: int, *, returned: bool = False) -> list[Instruction]:
         """See `MasterState.worker_lost`: others evaluate its samples, and train without it."""
         self._forget_worker(inc)
+        self.leaving.discard(inc)
         back = [self._record(Returned(inc=inc))] if inc in self.ledger.leases else []
         left = self._in_group(self.group.leave(inc, returned=returned))
         return [*left, *back, *self._serve()]
@@ -221,6 +225,21 @@ class HeldByWorkers(MasterState):
         """Whether a worker asks for a cut; members wait for its step."""
         return bool(self.cuts.wanted)
 
+    def cut_wanted(self, message: AskCut) -> list[Instruction]:
+        """See `MasterState.cut_wanted`.
+
+        A member that leaves copies what it holds itself: the others may wait for it in their step,
+        or do one more.
+        """
+        inc, knows = message.inc, self.group.knows(message.inc)
+        if message.leaves and knows and message.epoch_no == self.epoch_no:
+            self.leaving.add(inc)
+            # What is copied already comes to disk whatever the training thread does.
+            if self.holder not in self.leaving and self.cuts.storing is None:
+                self.holder = inc
+                self.cuts.begin_again()
+        return super().cut_wanted(message)
+
     def _holders(self) -> tuple[int, ...]:
         """One member is enough, as long as it is there: all hold the same. Sharded: all of them.
 
@@ -233,7 +252,7 @@ class HeldByWorkers(MasterState):
         lost = group.lost
         living = [one.inc for one in group.members if one.inc not in lost and not one.guest]
         if self.holder not in living:  # while a group forms it writes on
-            self.holder = 0
+            self.holder = next((inc for inc in living if inc in self.leaving), 0)
             self.cuts.forget()
         if not (group.running and living):
             return ()

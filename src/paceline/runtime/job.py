@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +41,9 @@ from paceline.runtime.strategy import Strategy
 from paceline.runtime.wrapped import unwrapped
 from paceline.wire.messages.feeds import Feed
 from paceline.wire.spec import JobSpec
+
+if TYPE_CHECKING:
+    from paceline.runtime.process import Process
 
 CollateFn = Callable[[Any], Any]
 
@@ -71,12 +74,17 @@ def _strategy() -> Strategy:
     from paceline.runtime.process import managed
 
     process = managed()
-    process.joined = True
     if process.spec.strategy == "script":
         raise ConfigError(
             "pl.init() in a job of strategy script, which deals out no samples; start it with "
             "--strategy allreduce or ps, and without flags of torchrun"
         )
+    strategy = _strategy_of(process)
+    process.join(strategy.hand_over)
+    return strategy
+
+
+def _strategy_of(process: "Process") -> Strategy:
     if process.spec.strategy == "allreduce":
         from paceline.runtime.allreduce.strategy import HeldByAll
 

@@ -85,8 +85,7 @@ class Process:
         self._terminated = False
         self.told_to_stop = False
         """It was the master's word: the job ends, so an unfinished loop is no failure."""
-        self.joined = False
-        """The script has called ``pl.init``."""
+        self._hand_over: Callable[[], None] | None = None
         self.at_end: Callable[[], None] = lambda: None
         """Ends the thread that uses the link, so that the main thread can."""
         # Before the hello: from then on it may come.
@@ -109,6 +108,24 @@ class Process:
             wait_s=times.wait_s,
             samples=times.samples,
         )
+
+    def join(self, hand_over: Callable[[], None]) -> None:
+        """The script has called ``pl.init``.
+
+        Args:
+            hand_over: has what only this worker holds kept, once the script has returned; bounded.
+        """
+        self._hand_over = hand_over
+
+    @property
+    def joined(self) -> bool:
+        """Whether the script takes part in the job's training."""
+        return self._hand_over is not None
+
+    def returned(self) -> None:
+        """The script has come to its end: hand over what it has trained."""
+        if self._hand_over is not None:
+            self._hand_over()
 
     def announce(self, address: str) -> None:
         """A server: say, now and at every reconnect, where its data plane listens."""
@@ -227,7 +244,8 @@ def run_script(process: Process) -> int:
                 return EXIT_TERMINATED
         if process.spec.cwd is not None:
             _enter(process.spec.cwd)
-        _run(process.spec)
+        _run_to_its_end(process.spec)
+        process.returned()
     except AgentLost:
         return EXIT_NO_AGENT
     except SystemExit as leaving:
@@ -265,6 +283,17 @@ def _enter(folder: str) -> None:
             f"cwd: got {folder}, where the job's scripts run, expected a folder to enter "
             f"({error.strerror}); make it again, and go on with `paceline run --resume`"
         ) from error
+
+
+def _run_to_its_end(spec: JobSpec) -> None:
+    """Run the script; ``sys.exit(0)`` is a return. Raises whatever else it ends with."""
+    try:
+        _run(spec)
+    except Stopped:
+        raise
+    except SystemExit as leaving:
+        if leaving.code not in (None, 0):
+            raise
 
 
 def _run(spec: JobSpec) -> None:

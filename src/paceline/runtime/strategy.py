@@ -93,5 +93,8 @@ class Strategy(Protocol):
     def checkpoint(self) -> None:
         """See `Job.checkpoint`."""
 
+    def hand_over(self) -> None:
+        """The script is over, perhaps within a loop: have all that it has trained kept; bounded."""
+
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """See `Job.clip_grad_norm_`."""

@@ -13,10 +13,15 @@ class CutAsker:
         self._asked: AskCut | None = None
         self._num_asked = 0
 
-    def ask(self, epoch_no: int, step: int) -> list[AskCut]:
-        """Wish for a cut with this step in it; 0: of what the model holds now."""
+    def ask(self, epoch_no: int, step: int, *, leaves: bool = False) -> list[AskCut]:
+        """Wish for a cut with this step in it; 0: of what the model holds now.
+
+        ``leaves``: we go once it is made.
+        """
         self._num_asked += 1
-        self._asked = AskCut(epoch_no=epoch_no, inc=self._inc, n=self._num_asked, step=step)
+        self._asked = AskCut(
+            epoch_no=epoch_no, inc=self._inc, n=self._num_asked, step=step, leaves=leaves
+        )
         return self.resend()
 
     def went_back(self, epoch_no: int) -> None:

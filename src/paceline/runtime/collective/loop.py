@@ -96,7 +96,7 @@ class Loop:
                 self._client.in_body = False
                 self._num_steps += 1
         finally:
-            self._abandon()
+            self.abandon()
 
     def _is_lost(self, step: Step) -> bool:
         """Whether the group is over before our last batch of the step: it comes again."""
@@ -458,8 +458,8 @@ class Loop:
         )
         self.excluded_s = 0.0
 
-    def _abandon(self) -> None:
-        """The loop is left: nothing of an unfinished step counts."""
+    def abandon(self) -> None:
+        """The loop is left: nothing of an unfinished step counts; again: nothing."""
         if self.step is not None:
             self.step.close()
         self._reducer.drop()

@@ -107,7 +107,7 @@ class MemberClient:
         self._complete: set[int] = set()
         #: The cut in which a complete feed is.
         self._ends: dict[int, CutRef | None] = {}
-        self._leaving = False
+        self._leaving = self._hands_over = False
         self.device = CPU
         """That holds what we train."""
         self.joins_others = False
@@ -333,6 +333,33 @@ class MemberClient:
         """Have a cut made that holds what we hold."""
         with self._changed:
             self._tell_master(self._asker.ask(self.state.epoch_no, max(self.state.step, 0)))
+
+    def hand_over(self) -> None:
+        """The script is over: have what we hold in a cut on disk, for others may leave, too.
+
+        We give up after `patience_s`. Meanwhile those that still train wait for us in their step.
+        """
+        with self._changed:
+            if self._leaving or self._replica is None or self.state.step <= 0 or self._is_guest:
+                return
+            self._hands_over = True
+            step, until_s = self.state.step, time.monotonic() + patience_s(self._keeper.num_bytes)
+            self._tell_master(self._asker.ask(self.state.epoch_no, step, leaves=True))
+            while self._asker.waits:
+                self._exchange.check()
+                if self.process.stop_requested:
+                    self._leave()
+                if time.monotonic() > until_s:
+                    _log.warning("returned_without_cut step=%d", step)
+                    return
+                self._rest()
+                self._exchange.wait()
+
+    @property
+    def _is_guest(self) -> bool:
+        """See `Member`; not known while no group runs."""
+        members = self.state.running.members if self.state.running is not None else ()
+        return any(one.guest for one in members if one.inc == self.state.inc)
 
     # ------------------------------------------------------------------ feeds
 

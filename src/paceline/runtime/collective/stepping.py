@@ -55,6 +55,12 @@ class Together(Stepping):
         """See `Strategy.checkpoint`."""
         self._member.checkpoint()
 
+    def hand_over(self) -> None:
+        """See `Strategy.hand_over`."""
+        if self._loop is not None:
+            self._loop.abandon()
+        self._member.hand_over()
+
 
 def device_of(params: Sequence[nn.Parameter]) -> torch.device:
     """Where all of them are.

@@ -140,7 +140,8 @@ class ShardClient(MemberClient):
             return
         # From the end of a feed others may go on to the next, once there is a cut of it.
         at_end = self._at_end and self._keeper.copied_step != self.state.step
-        for_good = at_end or self._leaving or self.state.running is None
+        goes = self._leaving or self._hands_over
+        for_good = at_end or goes or self.state.running is None
         self._keeper.copy_if_asked(self.state, self._replica, for_good=for_good)
 
     def _leave(self) -> NoReturn:

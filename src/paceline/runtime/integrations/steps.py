@@ -85,6 +85,7 @@ def join(library: str) -> Member | None:
             "be, since what a step lacks comes in more steps; use another one, as auto"
         )
     strategy = HeldByAll(process)
+    process.join(strategy.hand_over)
     strategy.whole_steps = True
     return Member(begin(strategy), strategy)
 

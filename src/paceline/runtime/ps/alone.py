@@ -66,7 +66,7 @@ class Alone(Dealing):
     def push(self, works: Sequence[Work], gradients: Gradients) -> None:
         self.store.apply([gradients])
 
-    def drain(self) -> None:
+    def drain(self, within_s: float = float("inf")) -> None:
         """Nothing is ever under way: ``push`` applies."""
 
     def dense(self) -> Mapping[str, Array]:

@@ -438,14 +438,14 @@ class ServerTrainer:
             for server in self.state.servers:
                 self._send(server, part)
 
-    def drain(self) -> None:
+    def drain(self, within_s: float = float("inf")) -> None:
         """See `Trainer.drain`."""
-        self._until(lambda: not self.state.offers, ask=self._hurry)
+        until_s = time.monotonic() + within_s
+        self._until(lambda: not self.state.offers or time.monotonic() > until_s, ask=self._hurry)
 
     def _hurry(self) -> list[Instruction]:
-        if self.state.pulling is None and self.spec.samples != "exactly-once":
-            return self.state.start_pull(dense=False)
-        return []
+        hurries = self.state.pulling is None and self.spec.samples != "exactly-once"
+        return self.state.start_pull(dense=False) if hurries else []
 
     # ------------------------------------------------------------------ evaluation, records
 

@@ -93,7 +93,7 @@ class Loop:
                 self._finish()
             self._trainer.drain()
         finally:
-            self._abandon()
+            self.abandon()
 
     # ------------------------------------------------------------------ before the user computes
 
@@ -254,12 +254,12 @@ class Loop:
         )
         self.excluded_s = 0.0
 
-    def _abandon(self) -> None:
-        """The loop is left: nothing of an unfinished batch counts."""
+    def abandon(self) -> None:
+        """The loop is left: nothing of an unfinished batch counts; again: nothing."""
         self._stop_recording()
         self._lookups.end()
         if self.step is not None and not self.step.pushed:
             self._trainer.give_back(self.step.staged.work)
         for work in reversed(self._sum.works):
             self._trainer.give_back(work)
-        self.step = None
+        self.step, self._sum = None, Accumulation()

@@ -106,8 +106,8 @@ class Trainer(Protocol):
     def give_back(self, work: Work) -> None:
         """The work was taken, but will not be pushed."""
 
-    def drain(self) -> None:
-        """Block until everything that this worker pushed is in the model."""
+    def drain(self, within_s: float = float("inf")) -> None:
+        """Block until everything that this worker pushed is in the model, at most so long."""
 
     def dense(self) -> Mapping[str, Array]:
         """The dense parameters now: dtype -> flat vector, owned by the caller. Blocks."""

@@ -30,6 +30,9 @@ from paceline.runtime.strategy import Evaluation
 from paceline.wire.messages.checks import Checked
 from paceline.wire.messages.feeds import Feed, SourceLine
 
+HAND_OVER_S = 5.0
+"""For what a worker has handed in to be decided, when its script has returned within a loop."""
+
 
 class HeldElsewhere:
     """`Strategy`: the worker computes gradients on values that it is given for each batch."""
@@ -127,6 +130,17 @@ class HeldElsewhere:
             finally:
                 self._lookups.end()
             self.trainer.evaluate_put(work, values)
+
+    def hand_over(self) -> None:
+        """See `Strategy.hand_over`: servers hold what is trained, and the master has it kept.
+
+        A step that lacks the share of somebody who has left, too, is never decided.
+        """
+        if self._model is None:
+            return
+        if self._loop is not None:
+            self._loop.abandon()
+        self.trainer.drain(HAND_OVER_S)
 
     def checkpoint(self) -> None:
         """See `Strategy.checkpoint`."""

@@ -92,13 +92,14 @@ class AskCut(Message, frozen=True):
     """worker -> master: keep what is trained by now in a cut; resent until `CutMade`.
 
     ``n`` counts what this incarnation asks for; ``step``: to be in the cut, 0: what is in the model
-    when the master hears of it.
+    when the master hears of it. ``leaves``: its script has returned, and it goes once that is made.
     """
 
     epoch_no: int
     inc: int
     n: int
     step: int = 0
+    leaves: bool = False
 
 
 class EvaluateResult(Message, frozen=True):

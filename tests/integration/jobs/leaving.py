@@ -1,0 +1,38 @@
+"""A script that leaves its loop early: each rank after so many batches of its own."""
+
+import argparse
+import sys
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.utils.data import TensorDataset
+
+import paceline as pl
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--steps", type=int, nargs="+", required=True, help="Of each rank.")
+parser.add_argument("--how", choices=["break", "exit"], default="break")
+parser.add_argument("--shard", action="store_true")
+options = parser.parse_args()
+
+job = pl.init()
+model = nn.Linear(8, 4)
+if options.shard:
+    fully_shard(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+model, optimizer = job.prepare(model, optimizer)
+x = torch.randn(4096, 8, generator=torch.Generator().manual_seed(1))
+data = TensorDataset(x, x[:, :4])
+steps = options.steps[job.rank % len(options.steps)]
+for number, (x, y) in enumerate(job.batches(data, batch_size=8, epochs=100)):
+    if number == steps:
+        if options.how == "exit":
+            sys.exit(0)
+        break
+    nn.functional.mse_loss(model(x), y).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+if not options.shard:
+    values = torch.cat([one.detach().flatten() for one in model.parameters()])
+    print(f"LEFT rank {job.rank} sum {values.double().sum().item():.9f}", flush=True)
