@@ -28,7 +28,9 @@ class Buffers:
                 for name, buffer in module.named_buffers(recurse=False):
                     if name in module._non_persistent_buffers_set or id(buffer) in known:
                         continue
-                    known.add(id(buffer))
+                    if any(not step for step in buffer.stride()):  # expanded: it cannot be restored
+                        module._buffers[name] = buffer.contiguous()
+                    known.update((id(buffer), id(module._buffers[name])))
                     self._places.append((f"{path}.{name}".lstrip("."), module, name))
         self.kept = [_plain(self._at(place)).clone() for place in self._places]
 
@@ -72,9 +74,10 @@ class Buffers:
 
 
 def _plain(buffer: Tensor) -> Tensor:
-    """Without history; truth values as numbers that can be added, and wrap around."""
+    """Without history; what cannot be added as numbers that can, and wrap around."""
     buffer = buffer.detach()
-    return buffer.view(torch.uint8) if buffer.dtype == torch.bool else buffer
+    bits = buffer.dtype == torch.bool or (buffer.is_floating_point() and buffer.itemsize == 1)
+    return buffer.view(torch.uint8) if bits else buffer
 
 
 def _is_same(one: Tensor, other: Tensor) -> bool:

@@ -21,7 +21,7 @@ from paceline.runtime.allreduce.client import GroupClient
 from paceline.runtime.collective.loop import Loop
 from paceline.runtime.collective.reducer import Reducer
 from paceline.runtime.collective.sharing import Sharing
-from paceline.runtime.collective.stepping import Together, check_dense, device_of
+from paceline.runtime.collective.stepping import Together, check_dense, check_movable, device_of
 from paceline.runtime.collective.transports import keep_to_network
 from paceline.runtime.data.reader import Reader
 from paceline.runtime.data.work import Array
@@ -60,6 +60,7 @@ class HeldByAll(Together):
     ) -> None:
         """See `Strategy.prepare`."""
         check_dense(modules)
+        check_movable(modules)
         _check_own_statistics(modules)
         self._params = trained_by(optimizers)
         self.client.device = device_of(self._params)

@@ -50,7 +50,11 @@ _DTYPES = {
     "int64": "I64",
     "uint8": "U8",
     "uint16": "U16",
+    "uint32": "U32",
+    "uint64": "U64",
     "bool": "BOOL",
+    "complex64": "C64",
+    "complex128": "C128",  # which the format does not name
 }
 _NUMPY_NAMES = {code: name for name, code in _DTYPES.items()}
 

@@ -104,7 +104,9 @@ class Bucket:
     def launch(self, group: Group) -> None:
         """Begin to sum what is in."""
         self._complete()
-        self.sum = group.sum(self.flat)
+        # Neither gloo nor NCCL knows complex numbers.
+        numbers = torch.view_as_real(self.flat) if self.flat.is_complex() else self.flat
+        self.sum = group.sum(numbers)
 
     def combine(self, group: Group) -> None:
         """Do what is left to do once every member has launched it."""

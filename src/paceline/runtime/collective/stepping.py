@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from paceline.base.errors import ConfigError
 from paceline.runtime.collective.loop import Loop
@@ -11,6 +12,7 @@ from paceline.runtime.collective.member import MemberClient
 from paceline.runtime.data.growth import Growth
 from paceline.runtime.process import Process
 from paceline.runtime.ps.embedding import Embedding
+from paceline.runtime.replica.tree import why_unmovable
 from paceline.runtime.stepping import Stepping
 from paceline.wire.messages.feeds import Feed, SourceLine
 
@@ -88,3 +90,25 @@ def check_dense(modules: Sequence[nn.Module]) -> None:
                     "live on parameter servers; run the job with --strategy ps, or make it an "
                     "nn.Embedding without sparse=True"
                 )
+
+
+def check_movable(modules: Sequence[nn.Module]) -> None:
+    """Raises ConfigError: a parameter or buffer that no other worker could take over."""
+    for root in modules:
+        saved = dict(root.named_parameters())
+        for path, owner in root.named_modules():
+            for name, buffer in owner._buffers.items():
+                if buffer is not None and name not in owner._non_persistent_buffers_set:
+                    saved[f"{path}.{name}".lstrip(".")] = buffer
+        for name, tensor in saved.items():
+            why = _why_empty(tensor) or why_unmovable(tensor)
+            if why is not None:
+                raise ConfigError(f"job.prepare: {name} cannot be kept or copied: it is {why}")
+
+
+def _why_empty(tensor: Tensor) -> str | None:
+    if is_lazy(tensor):
+        return "a lazy tensor without a shape; run the model on one batch before job.prepare"
+    if tensor.is_meta:
+        return "on the meta device, without values; give it some before job.prepare"
+    return None

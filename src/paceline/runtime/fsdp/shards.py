@@ -112,9 +112,6 @@ class Shards(Replica):
             local, self._mesh, (Shard(0),), run_check=False, shape=size, stride=stride
         )
 
-    def _put_into(self, module: nn.Module, state: dict[str, Tensor]) -> None:
-        module.load_state_dict(state)
-
 
 def check_sharded(modules: Sequence[nn.Module], params: Sequence[nn.Parameter], size: int) -> None:
     """What can be trained and kept: shards of the first axis over all workers.

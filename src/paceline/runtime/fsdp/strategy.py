@@ -24,7 +24,7 @@ from paceline.base.samples import Span
 from paceline.runtime.collective.loop import Loop
 from paceline.runtime.collective.reducer import Reducer
 from paceline.runtime.collective.sharing import Sharing
-from paceline.runtime.collective.stepping import Together, check_dense
+from paceline.runtime.collective.stepping import Together, check_dense, check_movable
 from paceline.runtime.collective.transports import LONGEST_S, keep_to_network
 from paceline.runtime.data.growth import Growth
 from paceline.runtime.data.reader import Reader
@@ -87,6 +87,7 @@ class HeldInShards(Together):
         if scalers:
             raise ConfigError("job.prepare: strategy fsdp takes no GradScaler; bfloat16 needs none")
         check_dense(modules)
+        check_movable(modules)
         if not any(isinstance(one, FSDPModule) for root in modules for one in root.modules()):
             raise ConfigError(
                 "job.prepare: no model is sharded; call fully_shard(model) before it, or run the "

@@ -23,6 +23,12 @@ from paceline.base.errors import PermanentError
 from paceline.runtime.checkpoint.cutfile import read_file
 from paceline.runtime.data.work import Array
 from paceline.runtime.replica.outside import Outside
+from paceline.runtime.replica.restoring import (
+    restore_module,
+    restore_optimizer,
+    restore_unsaved,
+    unsaved_buffers,
+)
 from paceline.runtime.replica.skeleton import (
     LAYOUT,
     Layout,
@@ -81,6 +87,7 @@ class Replica:
     def _state(self) -> dict[str, Any]:
         return {
             "modules": [module.state_dict() for module in self.modules],
+            "unsaved": [unsaved_buffers(module) for module in self.modules],
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             "schedulers": [scheduler.state_dict() for scheduler in self.schedulers],
             "scalers": [scaler.state_dict() for scaler in self.scalers],
@@ -90,7 +97,7 @@ class Replica:
     def describe(self) -> str:
         """A short text, the same for members that can train together."""
         modules = [
-            [(name, str(one.dtype), tuple(one.shape)) for name, one in module.state_dict().items()]
+            [(name, *_kind(one)) for name, one in module.state_dict().items()]
             for module in self.modules
         ]
         kinds = [type(one).__name__ for one in (*self.optimizers, *self.schedulers, *self.scalers)]
@@ -180,32 +187,28 @@ class Replica:
     def _become(self, state: Any) -> None:
         with torch.no_grad():
             for module, one in zip(self.modules, state["modules"], strict=True):
-                self._put_into(module, one)
+                restore_module(module, one)
+            for module, others in zip(self.modules, state.get("unsaved", ()), strict=False):
+                restore_unsaved(module, others)
         for optimizer, one in zip(self.optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(one)
+            restore_optimizer(optimizer, one)
         for scheduler, one in zip(self.schedulers, state["schedulers"], strict=True):
             scheduler.load_state_dict(one)
         for scaler, one in zip(self.scalers, state["scalers"], strict=True):
             scaler.load_state_dict(one)
         self._outside.became(state["outside"])
 
-    def _put_into(self, module: nn.Module, state: dict[str, Tensor]) -> None:
-        if not _is_in(module, state):
-            module.load_state_dict(state)
+
+def _kind(value: Any) -> tuple[str, ...]:
+    """What must be alike in members of what a module's ``state_dict`` holds."""
+    if isinstance(value, Tensor):
+        return str(value.dtype), str(tuple(value.shape))
+    return (type(value).__name__,)
 
 
 def _is_plain(tensor: Tensor) -> bool:
     """Whether its bytes lie in this machine's memory, in their order."""
     return tensor.device.type == "cpu" and tensor.is_contiguous() and tensor.layout == torch.strided
-
-
-def _is_in(module: nn.Module, state: Mapping[str, Any]) -> bool:
-    """Whether a module's own tensors are those of the state: they were written in place."""
-    own = module.state_dict()
-    return own.keys() == state.keys() and all(
-        isinstance(one, Tensor) and one.data_ptr() == state[name].data_ptr()
-        for name, one in own.items()
-    )
 
 
 class Photograph:

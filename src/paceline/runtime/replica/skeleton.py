@@ -4,6 +4,8 @@ A skeleton is made of lists, strings, numbers and None only, so any codec carrie
 torch: the command line reads the form of a cut that it does not load.
 """
 
+import base64
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -59,14 +61,25 @@ def put_together(skeleton: Skeleton, tensors: Sequence[Any]) -> Any:
             return skeleton
         case ["float", str(text)]:
             return float(text)
+        case ["complex", str(text)]:
+            return complex(text)
+        case ["bytes", str(text)]:
+            return base64.b85decode(text)
         case ["tensor", int(index)] if 0 <= index < len(tensors):
             return tensors[index]
         case ["dict", *pairs]:
             return {put_together(key, tensors): put_together(one, tensors) for key, one in pairs}
+        case ["counter", *pairs]:
+            return Counter(put_together(["dict", *pairs], tensors))
+        case ["array", tensor]:
+            found = put_together(tensor, tensors)
+            return found.numpy() if hasattr(found, "numpy") else found
         case ["list", *parts]:
             return [put_together(one, tensors) for one in parts]
         case ["tuple", *parts]:
             return tuple(put_together(one, tensors) for one in parts)
+        case ["set", *parts]:
+            return {put_together(one, tensors) for one in parts}
         case _:
             raise PermanentError(f"damaged state: {str(skeleton)[:100]} is no part of one")
 
@@ -76,9 +89,11 @@ def names_of(skeleton: Skeleton, name: str = "") -> list[str]:
     match skeleton:
         case ["tensor", _]:
             return [name]
-        case ["dict", *pairs]:
+        case ["array", tensor]:
+            return names_of(tensor, name)
+        case ["dict" | "counter", *pairs]:
             parts = [(put_together(key, ()), one) for key, one in pairs]
-        case ["list" | "tuple", *ones]:
+        case ["list" | "tuple" | "set", *ones]:
             parts = list(enumerate(ones))
         case _:
             return []

@@ -4,9 +4,12 @@ skeleton, tensors = take_apart({"step": 3, "exp_avg": tensor})
 put_together(skeleton, tensors)  # of `skeleton`
 """
 
+import base64
 import math
+from collections import Counter
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,12 +17,16 @@ from paceline.base.errors import ConfigError
 from paceline.runtime.data.work import Array
 from paceline.runtime.replica.skeleton import Skeleton
 
+_UNSIGNED = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32, 8: torch.uint64}
+"""Bytes of an element -> what carries one whose dtype numpy lacks."""
+
 
 def take_apart(value: Any, name: str = "state") -> tuple[Skeleton, list[Tensor]]:
     """Split nested state into its form and its tensors, which are not copied.
 
     Args:
-        value: dicts, lists, tuples, tensors, numbers, strings, None, in any nesting.
+        value: dicts, lists, tuples, sets, tensors, arrays, numbers, strings, bytes, None, in any
+            nesting.
         name: what to call it in an error.
 
     Raises:
@@ -31,32 +38,67 @@ def take_apart(value: Any, name: str = "state") -> tuple[Skeleton, list[Tensor]]
 
 def _take_apart(value: Any, name: str, tensors: list[Tensor]) -> Skeleton:
     match value:
-        case float() if not math.isfinite(value):  # which JSON does not know
-            return ["float", repr(value)]
-        case None | bool() | int() | float() | str():
-            return value
         case Tensor():
-            tensors.append(value.detach())
+            tensors.append(_movable(value, name))
             return ["tensor", len(tensors) - 1]
+        case None | bool() | int() | str():
+            return value
+        case float() if math.isfinite(value):
+            return float(value)  # numpy's are floats, too
+        case float():  # which JSON does not know
+            return ["float", repr(float(value))]
+        case complex():
+            return ["complex", repr(complex(value))]
+        case bytes():
+            return ["bytes", base64.b85encode(value).decode()]
         case dict():
+            kind = "counter" if isinstance(value, Counter) else "dict"
             return [
-                "dict",
+                kind,
                 *(
                     [_take_apart(key, name, tensors), _take_apart(one, f"{name}[{key!r}]", tensors)]
                     for key, one in value.items()
                 ),
             ]
-        case list() | tuple():
-            kind = "list" if isinstance(value, list) else "tuple"
+        case list() | tuple() | set():
+            kind = next(kind.__name__ for kind in (list, tuple, set) if isinstance(value, kind))
             parts = [_take_apart(one, f"{name}[{k}]", tensors) for k, one in enumerate(value)]
             return [kind, *parts]
-        case _ if hasattr(value, "item") and getattr(value, "shape", None) == ():
-            return value.item()
+        case np.generic():
+            return _take_apart(value.item(), name, tensors)
+        case np.ndarray() if value.dtype.kind in "biufc":
+            return ["array", _take_apart(torch.from_numpy(value.copy()), name, tensors)]
         case _:
             raise ConfigError(
                 f"{name} is a {type(value).__name__}, which cannot be handed to another worker; "
-                "state is made of tensors, numbers, strings, None, lists, tuples and dicts"
+                "state is made of tensors, arrays, numbers, strings, bytes, None, lists, tuples, "
+                "sets and dicts"
             )
+
+
+def why_unmovable(tensor: Tensor) -> str | None:
+    """Why the bytes of a tensor are not all of it; None: they are."""
+    if tensor.is_nested:
+        return "a nested tensor; keep its values and offsets as two tensors"
+    if tensor.layout is not torch.strided:
+        layout = str(tensor.layout).removeprefix("torch.")
+        return (
+            f"a tensor of layout {layout}; keep its indices and values as two tensors, or "
+            "register it with persistent=False, and build it in every worker"
+        )
+    if tensor.is_quantized:
+        return "a quantized tensor; train in floating point, and quantize the exported model"
+    # A DTensor is one, too, whose own part is plain; not by its type, whose import takes a second.
+    if hasattr(tensor, "__tensor_flatten__") and not hasattr(tensor, "device_mesh"):
+        return f"a {type(tensor).__name__}, made of several tensors; use plain ones"
+    return None
+
+
+def _movable(tensor: Tensor, name: str) -> Tensor:
+    why = why_unmovable(tensor)
+    if why is not None:
+        raise ConfigError(f"{name} cannot be handed to another worker: it is {why}")
+    return tensor.detach().resolve_conj().resolve_neg()
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
@@ -67,6 +109,7 @@ def as_bytes(tensor: Tensor) -> Tensor:
 def as_array(tensor: Tensor) -> Array:
     """The same as an array, whose dtype is the tensor's where numpy has it."""
     plain = tensor.detach().cpu().contiguous()
-    if plain.dtype == torch.bfloat16:
-        plain = plain.view(torch.uint16)
-    return plain.numpy()
+    try:
+        return plain.numpy()
+    except TypeError:
+        return plain.view(_UNSIGNED[plain.element_size()]).numpy()

@@ -1,0 +1,1 @@
+"""Training with paceline beside plain torch: equal, or refused by name."""
