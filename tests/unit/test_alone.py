@@ -223,3 +223,21 @@ def test_a_sharded_model_trains_in_a_group_of_one() -> None:
         finals.append([one.full_tensor() if isinstance(one, DTensor) else one for one in held])
     for plain, whole in zip(*finals, strict=True):
         assert torch.allclose(plain, whole)
+
+
+def test_two_jobs_one_after_the_other_are_as_two_of_their_own() -> None:
+    """Started without `paceline run`: k-fold validation, or the cells of a notebook."""
+    folds = []
+    for _ in range(2):
+        job, model = pl.init(), nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1))
+        job.prepare(model, optimizer := SGD(model.parameters(), lr=0.1))
+        steps = 0
+        for batch in job.batches(_data(), batch_size=BATCH_SIZE):
+            steps += 1
+            _loss(model, batch).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert steps == 5
+        folds.append(model.state_dict())
+    for name, values in folds[0].items():
+        assert torch.equal(values, folds[1][name]), name

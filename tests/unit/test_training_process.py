@@ -4,17 +4,21 @@ import os
 import runpy
 import shutil
 import signal
+import threading
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 
+import paceline as pl
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
 from paceline.base.node_files import NodeFiles
 from paceline.runtime import process as process_module
+from paceline.runtime.exchange import Exchange
 from paceline.runtime.process import (
     AgentLost,
     Process,
@@ -23,7 +27,7 @@ from paceline.runtime.process import (
     raised_in_user_code,
     user_traceback,
 )
-from paceline.wire.messages.node import ProcessUp
+from paceline.wire.messages.node import Finished, ProcessUp
 from paceline.wire.spec import JobSpec, save
 
 
@@ -60,6 +64,57 @@ def test_sigterm_after_the_master_s_word_does_not_end_the_step(process: Process)
     process.stop_requested = process.told_to_stop = True
     os.kill(os.getpid(), signal.SIGTERM)  # would end this very process
     assert process.stop_requested
+
+
+def test_what_the_script_forks_ends_by_a_signal_and_says_nothing(process: Process) -> None:
+    ended = []
+    process.at_end = lambda: ended.append("at_end")
+    process.at_fork = lambda: ended.append("at_fork")
+    pid = os.fork()
+    if pid == 0:
+        try:
+            process.leave_to_fork()
+            os.kill(os.getpid(), signal.SIGTERM)
+        finally:
+            os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGTERM
+    process.leave_to_fork()
+    process.at_end()
+    assert ended == ["at_fork"]
+    assert not process.link.send(Finished(inc=7))
+
+
+def test_a_handler_of_the_script_s_own_stays_in_what_it_forks(process: Process) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    process.leave_to_fork()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+
+
+def test_a_job_is_begun_once_and_by_its_own_process(
+    process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACELINE_NODE", "worker-0")
+    monkeypatch.setattr(process_module, "_current", process)
+    process.join(lambda: None)
+    with pytest.raises(ConfigError, match=r"called again .* `paceline run train.py -- --fold 1`"):
+        pl.init()
+    process.is_fork = True
+    with pytest.raises(ConfigError, match="was started by the script of a job"):
+        pl.init()
+    monkeypatch.setattr(process_module, "_current", None)  # as in one that it spawned
+    with pytest.raises(ConfigError, match="remove PACELINE_NODE from the environment"):
+        pl.init()
+
+
+def test_nobody_waits_for_the_job_in_what_the_script_forks(process: Process) -> None:
+    exchange = Exchange(process, SimpleNamespace(), arena_bytes=0)  # type: ignore[arg-type]
+    held = threading.Thread(target=exchange.changed.acquire)
+    held.start()
+    held.join()
+    process.at_fork()
+    with exchange.changed, pytest.raises(ConfigError, match="process that the script forked"):
+        exchange.check()
+    exchange.data.close()
 
 
 def test_a_folder_that_is_gone_is_told_and_not_tried_again(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
-from paceline.base.errors import InternalError, PacelineError
+from paceline.base.errors import ConfigError, InternalError, PacelineError
 from paceline.runtime.process import Process
 from paceline.wire.data_plane import DataClient
 from paceline.wire.messages.checks import Checked, CheckKept
@@ -66,6 +66,7 @@ class Exchange:
         self._alarm = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self.data.watch(self._alarm)
         self._thread = threading.Thread(target=self._run, name="paceline-exchange", daemon=True)
+        process.at_fork = self._leave_to_fork
 
     def start(self) -> None:
         """Begin."""
@@ -101,6 +102,15 @@ class Exchange:
             os.eventfd_write(self._alarm, 1)
         if self._thread.is_alive():
             self._thread.join(HALT_S)
+
+    def _leave_to_fork(self) -> None:
+        """This is a copy without the thread: `check` raises for all who would wait for it."""
+        # The thread may have held it while the script forked.
+        self.changed._at_fork_reinit()  # type: ignore[attr-defined]
+        self._failure = ConfigError(
+            "a process that the script forked asked the job for something; use the job in the "
+            "worker's own process only, and hand over what the other one needs"
+        )
 
     # ------------------------------------------------------------------ the thread
 

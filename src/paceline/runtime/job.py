@@ -74,6 +74,12 @@ def _strategy() -> Strategy:
     from paceline.runtime.process import managed
 
     process = managed()
+    if process.joined:
+        raise ConfigError(
+            "pl.init() was called again in a job that `paceline run` started, which trains once: "
+            "its samples are counted, and its model is kept; start a job for each training, as in "
+            "`paceline run train.py -- --fold 1`"
+        )
     if process.spec.strategy == "script":
         raise ConfigError(
             "pl.init() in a job of strategy script, which deals out no samples; start it with "
@@ -161,7 +167,10 @@ class Job:
             ConfigError: something that the job cannot hold or run.
         """
         if self._modules:
-            raise ConfigError("job.prepare was called twice; give it everything in one call")
+            raise ConfigError(
+                "job.prepare was called twice; give it everything in one call, and train another "
+                "model in another job"
+            )
         objects = unwrapped(objects)
         flat = list(_flatten(objects))
         modules = [one for one in flat if isinstance(one, nn.Module)]

@@ -8,7 +8,6 @@ worker's `Exchange` does, and uses the link until ``at_end``.
 
 import faulthandler
 import os
-import runpy
 import signal
 import sys
 import time
@@ -20,10 +19,11 @@ from types import FrameType, TracebackType
 import msgspec
 
 import paceline
-from paceline.base.errors import ConfigError, InternalError
+from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
 from paceline.base.node_files import STACKS_SIGNAL, NodeFiles
 from paceline.base.processes import die_with_parent
+from paceline.runtime import main_module
 from paceline.runtime.data.work import StepTimes
 from paceline.wire.messages.node import Finished, ProcessUp, ScriptError
 from paceline.wire.node_link import NodeLink
@@ -86,8 +86,12 @@ class Process:
         self.told_to_stop = False
         """It was the master's word: the job ends, so an unfinished loop is no failure."""
         self._hand_over: Callable[[], None] | None = None
-        self.at_end: Callable[[], None] = lambda: None
+        self.at_end: Callable[[], None] = _nothing
         """Ends the thread that uses the link, so that the main thread can."""
+        self.at_fork: Callable[[], None] = _nothing
+        """In a process that the script forks: what of ours it has a copy of cannot be used."""
+        self.is_fork = False
+        """A process that the script forked has this copy."""
         # Before the hello: from then on it may come.
         signal.signal(signal.SIGTERM, self._on_terminate)
         files = NodeFiles(job, up.node)
@@ -162,6 +166,20 @@ class Process:
             os._exit(EXIT_TERMINATED)
         self._terminated = self.stop_requested = True
 
+    def leave_to_fork(self) -> None:
+        """Make the copy of a process that the script forked a stranger to the job.
+
+        It ends by a signal as any process of Python does (ours would only note a SIGTERM, for which
+        ``multiprocessing.Pool`` waits), and has nothing to say to the agent.
+        """
+        if signal.getsignal(signal.SIGTERM) == self._on_terminate:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if signal.getsignal(signal.SIGINT) is _ignore:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        self.is_fork, self.at_end, self._hand_over = True, _nothing, None
+        self.link.close()
+        self.at_fork()
+
     def _up(self, address: str) -> ProcessUp:
         return ProcessUp(
             node=self.node, inc=self.inc, pid=os.getpid(), role=self.role, address=address
@@ -172,6 +190,14 @@ class Process:
         fresh = self._files.process.with_name(f"{self.node}.process.{os.getpid()}")
         fresh.write_bytes(msgspec.json.encode(up))
         fresh.replace(self._files.process)
+
+
+def _nothing() -> None:
+    """Nothing is to be ended."""
+
+
+def _ignore(_number: int, _frame: FrameType | None) -> None:
+    """SIGINT's handler; SIG_IGN would be inherited by the programs that the script starts."""
 
 
 _current: Process | None = None
@@ -186,19 +212,24 @@ def managed() -> Process:
     """The same, where there must be one.
 
     Raises:
-        InternalError: this is no process of a job.
+        ConfigError: it is a process that the script of a job has started.
     """
-    if _current is None:
-        raise InternalError("PACELINE_NODE is set, but no agent started this process")
+    if _current is None or _current.is_fork:
+        raise ConfigError(
+            f"process {os.getpid()} was started by the script of a job of paceline, which is no "
+            "worker of it; train in the process that `paceline run` starts, or remove "
+            "PACELINE_NODE from the environment of this one, to train here without the job"
+        )
     return _current
 
 
 def main() -> int:
     """Run the node's role to its end; the exit code."""
     global _current
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, _ignore)
     faulthandler.enable()
     process = _current = _from_environment()
+    os.register_at_fork(after_in_child=process.leave_to_fork)
     # Kept open for good: it is written to by the signal's handler.
     stacks = open(NodeFiles(process.job, process.node).stacks, "w")  # noqa: SIM115
     faulthandler.register(STACKS_SIGNAL, file=stacks, all_threads=True)
@@ -300,11 +331,9 @@ def _run(spec: JobSpec) -> None:
     sys.argv = [spec.script, *spec.args]
     match spec.run_as:
         case "file":
-            sys.path.insert(0, os.path.dirname(spec.script))
-            runpy.run_path(spec.script, run_name="__main__")
+            main_module.run_file(spec.script)
         case "module":
-            sys.path.insert(0, os.getcwd())
-            runpy.run_module(spec.script, run_name="__main__", alter_sys=True)
+            main_module.run_module(spec.script)
         case "program":
             os.execv(spec.script, sys.argv)
 
@@ -356,7 +385,7 @@ def user_traceback(error: BaseException) -> TracebackType | None:
 
 def _is_launcher(frame: FrameType) -> bool:
     name = frame.f_code.co_filename
-    return name == __file__ or "runpy" in Path(name).name
+    return name in (__file__, main_module.__file__) or "runpy" in Path(name).name
 
 
 def raised_in_user_code(trace: TracebackType | None) -> bool:

@@ -7,7 +7,6 @@ children live on. A server's zygote never imports torch.
 """
 
 import argparse
-import atexit
 import gc
 import importlib
 import os
@@ -15,13 +14,13 @@ import selectors
 import signal
 import socket
 import sys
-import threading
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
 from paceline.base.processes import kill_group_quietly
+from paceline.runtime import main_module
 from paceline.wire.zygote import Died, Fork, Forked, Warm, receive_fork, send
 
 PRELOAD = {
@@ -112,10 +111,7 @@ def _become_node_process(request: Fork) -> None:
 def _leave(code: int) -> NoReturn:
     """Do what Python does at exit, but do not return through the zygote's frames."""
     try:
-        threading._shutdown()  # type: ignore[attr-defined]
-        atexit._run_exitfuncs()
-        sys.stdout.flush()
-        sys.stderr.flush()
+        main_module.finish()
     finally:
         os._exit(code & 0xFF)
 

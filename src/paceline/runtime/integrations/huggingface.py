@@ -122,11 +122,12 @@ class _Following(transformers.TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Everything is made."""
-        optimizer, scheduler = kwargs["optimizer"], kwargs["lr_scheduler"]
-        # As accelerate wraps them.
-        given = [getattr(optimizer, "optimizer", optimizer)]
-        given.append(getattr(scheduler, "scheduler", scheduler))
-        self._member.job.prepare(kwargs["model"], *given)
+        # Accelerate may have wrapped both.
+        optimizer = getattr(kwargs["optimizer"], "optimizer", kwargs["optimizer"])
+        scheduler = getattr(kwargs["lr_scheduler"], "scheduler", kwargs["lr_scheduler"])
+        # From transformers 5.18 on it is made for the wrapper; both have the same groups.
+        scheduler.optimizer = optimizer
+        self._member.job.prepare(kwargs["model"], optimizer, scheduler)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Say in accelerate's words whether optimizer and scheduler are to step."""

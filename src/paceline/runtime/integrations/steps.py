@@ -16,8 +16,11 @@ An epoch of the library is a feed of the job.
 """
 
 import math
+import os
 from collections.abc import Iterator
+from functools import cache
 from itertools import islice
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch.utils.data import (
@@ -30,10 +33,11 @@ from torch.utils.data import (
 )
 
 from paceline.base.errors import ConfigError
+from paceline.base.jobdir import JobDir
 from paceline.runtime.allreduce.strategy import HeldByAll
 from paceline.runtime.job import Job, begin
-from paceline.runtime.process import current
-from paceline.wire.spec import SHORT_STEPS
+from paceline.runtime.process import Process, managed
+from paceline.wire.spec import SHORT_STEPS, load
 
 
 class Member(NamedTuple):
@@ -60,14 +64,14 @@ def join(library: str) -> Member | None:
         library: which library's loop is to train, for messages.
 
     Returns:
-        None: the library is to do without us. The script was started plainly, or its job leaves
-        distribution to it (strategy script).
+        None: the library is to do without us. The script was started without `paceline run`, or
+        its job leaves distribution to it (strategy script).
 
     Raises:
         ConfigError: the job cannot train this way.
     """
-    process = current()
-    if process is None or process.spec.strategy == "script":
+    process = None if "PACELINE_NODE" not in os.environ or _is_by_itself() else managed()
+    if process is None:
         return None
     if process.spec.strategy != "allreduce":
         raise ConfigError(
@@ -83,6 +87,22 @@ def join(library: str) -> Member | None:
         raise ConfigError(
             f"--solution {process.spec.solution} makes epochs longer than {library} knows them to "
             "be, since what a step lacks comes in more steps; use another one, as auto"
+        )
+    return _member_of(process)
+
+
+def _is_by_itself() -> bool:
+    """Whether the job of this process, or of the one that started it, is of strategy script."""
+    return load(JobDir(Path(os.environ["PACELINE_JOB_DIR"])).spec).strategy == "script"
+
+
+@cache
+def _member_of(process: Process) -> Member:
+    """One for all loops of a script: some only evaluate."""
+    if process.joined:
+        raise ConfigError(
+            "pl.init() was called before in this script; leave it out, or train with a loop over "
+            "job.batches"
         )
     strategy = HeldByAll(process)
     process.join(strategy.hand_over)

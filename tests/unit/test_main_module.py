@@ -1,0 +1,117 @@
+"""A script as ``__main__``: where it finds modules, and what Python does at its end."""
+
+import gzip
+import os
+import signal
+import subprocess
+import sys
+import threading
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from paceline.runtime import main_module
+
+RUN = """
+import os, sys
+from paceline.runtime import main_module
+sys.argv = sys.argv[1:]
+try:
+    main_module.run_file(sys.argv[0])
+finally:
+    main_module.finish()
+    os._exit(0)
+"""
+SCRIPT = """
+import atexit, gc, gzip, helper, logging, os, pickle, threading, time, zipfile
+
+class Late:
+    def __del__(self):
+        os.write(1, b"finalized ")
+
+class Plain:
+    pass
+
+def end():
+    assert type(pickle.loads(pickle.dumps(Plain()))) is Plain
+    print("exit handler", end=" ", flush=True)
+
+atexit.register(end)
+late = Late()
+text = open("text", "w")
+text.write("kept")
+helper.packed = gzip.open("packed", "wt")
+helper.packed.write("kept")
+helper.raw = open("raw", "wb")
+helper.raw.write(b"kept")
+archive = zipfile.ZipFile("archive", "w")
+archive.writestr("name", "kept")
+logging.basicConfig(filename="log", format="%(message)s")
+logging.getLogger().warning("kept")
+gc.freeze()
+thread = threading.Thread(target=lambda: (time.sleep(0.05), print("thread", end=" ", flush=True)))
+thread.start()
+print(__name__, __file__, end=" ", flush=True)
+"""
+
+
+def test_a_script_ends_as_one_of_python_s_own(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "train.py").write_text(SCRIPT)
+    (tmp_path / "real" / "helper.py").touch()
+    link = tmp_path / "train.py"  # modules are looked for where the real one is
+    link.symlink_to("real/train.py")
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", RUN, str(link)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stderr == ""
+    assert done.stdout == f"__main__ {link} thread exit handler finalized "
+    for name in ("text", "raw"):
+        assert (tmp_path / name).read_text() == "kept"
+    assert (tmp_path / "log").read_text() == "kept\n"
+    assert gzip.decompress((tmp_path / "packed").read_bytes()) == b"kept"
+    assert zipfile.ZipFile(tmp_path / "archive").read("name") == b"kept"
+
+
+def test_who_is_waited_for_at_the_end_is_said(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(main_module, "PATIENCE_S", 0.0)
+    over = threading.Event()
+    waited = threading.Thread(target=over.wait, name="upload")
+    waited.start()
+    main_module._say_what_is_waited_for(threading.Event())
+    over.set()
+    waited.join()
+    assert "Python waits for its threads upload" in capfd.readouterr().err
+    main_module._say_what_is_waited_for(threading.Event())
+    assert "its exit handlers (atexit)" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("flag", ["", "1"])
+def test_modules_are_found_beside_the_script_unless_python_is_told_not_to(
+    flag: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONSAFEPATH", flag)
+    monkeypatch.setattr(sys, "path", ["before"])
+    main_module._find_modules_in("/folder")
+    assert sys.path == (["before"] if flag else ["/folder", "before"])
+
+
+def test_an_interrupt_of_a_program_that_the_script_starts_ends_it() -> None:
+    from paceline.runtime.process import _ignore
+
+    before = signal.signal(signal.SIGINT, _ignore)
+    try:
+        sleeper = subprocess.Popen(["sleep", "60"])
+        os.kill(os.getpid(), signal.SIGINT)  # ignored here
+        sleeper.send_signal(signal.SIGINT)
+        assert sleeper.wait(10) == -signal.SIGINT
+    finally:
+        signal.signal(signal.SIGINT, before)
