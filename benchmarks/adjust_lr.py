@@ -16,7 +16,6 @@ Last, ``adjust_lr`` at its best rate against plain ASP (``none`` and ``scaled``)
 a table, ratios of losses over seeds with their 95 % intervals, and JSON.
 """
 
-import argparse
 import json
 import statistics
 from collections.abc import Sequence
@@ -72,7 +71,7 @@ def run(setting: Setting, solution: str, rates: Sequence[float], seed: int) -> R
     """Train once.
 
     Raises:
-        RuntimeError: the job failed, or its solution acted too late.
+        ArmError: the job failed, or its solution acted too late.
     """
     with harness.scratch() as out:
         flags = {
@@ -88,7 +87,7 @@ def run(setting: Setting, solution: str, rates: Sequence[float], seed: int) -> R
         spec = JobSpec(
             script=str(JOBS / "stale.py"),
             args=(*words, "--rates", *map(str, rates)),
-            name="adjust-lr",
+            name=f"adjust-lr-{solution.replace('_', '-')}",
             mode="asp",
             seed=seed,
             torch_threads=1,
@@ -100,15 +99,14 @@ def run(setting: Setting, solution: str, rates: Sequence[float], seed: int) -> R
             env={"PYTHONPATH": str(JOBS / "staleness"), "PACELINE_BENCH_FACTORS": str(out)},
         )
         with harness.running(spec) as job:
-            if not harness.happens(job, (out / "result.json").exists, harness.RUN_S):
-                raise RuntimeError(f"no result; see {job.logs}")
+            harness.require(job, (out / "result.json").exists, harness.RUN_S, "no result")
         found = json.loads((out / "result.json").read_text())
         factors, stale = (
             np.fromfile(out / f"server-0.{name}.f32", np.float32)[-setting.steps :]
             for name in ("factors", "stale")
         )
     if solution == "adjust_lr" and not (stale.min() >= 0 and np.allclose(factors, 1 / (1 + stale))):
-        raise RuntimeError("not every contribution of the epoch was adjusted")
+        raise harness.failure(solution, "not every contribution of the epoch was adjusted")
     median, p99 = np.percentile(stale, (50, 99))
     return Run([Model(**one) for one in found], float(factors.mean()), (float(median), float(p99)))
 
@@ -157,17 +155,17 @@ def compare(trials: Sequence[Trial], rates: Sequence[float]) -> dict[str, dict[s
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = harness.parser(__doc__, "1 seed, 1 rate, 3 workers, 120 contributions")
     parser.add_argument("--seeds", type=int, default=7)
     parser.add_argument("--rates", type=float, nargs="+", default=[0.25, 1.0, 4.0])
     parser.add_argument("--workers", type=int, default=6)
     parser.add_argument("--slow", type=float, default=5.0, help="times as long per batch")
     parser.add_argument("--steps", type=int, default=800, help="contributions of the epoch")
-    parser.add_argument("--quick", action="store_true", help="1 seed")
     options = parser.parse_args()
+    if options.quick:
+        options.seeds, options.rates, options.workers, options.steps = 1, [1.0], 3, 120
     setting = Setting(options.workers, options.slow, options.steps)
-    seeds = range(1 if options.quick else options.seeds)
-    trials = [trial(setting, options.rates, seed) for seed in seeds]
+    trials = [trial(setting, options.rates, seed) for seed in range(options.seeds)]
     medians = [
         {
             "rate": rate,
@@ -205,8 +203,9 @@ def main() -> None:
             "medians": medians,
             "compared": compared,
         },
+        file=options.json,
     )
 
 
 if __name__ == "__main__":
-    main()
+    harness.run(main)

@@ -11,8 +11,6 @@ the time of one warm memory copy of the state in one thread beside it, and the r
 the larger of one step and 1.2 x the copy.
 """
 
-import argparse
-import json
 import statistics
 import time
 from pathlib import Path
@@ -60,10 +58,9 @@ def lost_s(survivors: list[Path], since_s: float) -> tuple[float, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = harness.parser(__doc__, "one join of 16 MB, no figures")
     parser.add_argument("--megabytes", type=int, default=1024)
     parser.add_argument("--joins", type=int, default=5)
-    parser.add_argument("--quick", action="store_true", help="one join of 16 MB, no figures")
     options = parser.parse_args()
     megabytes, joins = (16, 1) if options.quick else (options.megabytes, options.joins)
     copy_s = memcpy_s(megabytes << 20)
@@ -91,20 +88,21 @@ def main() -> None:
                 new = [int((harness.steps(path)[:, 0] > since_s).sum()) for path in alive()]
                 return sum(number >= STEADY_STEPS for number in new) == count
 
-            if not harness.until(lambda: steady(2, 0.0), PATIENCE_S):
-                raise RuntimeError("two workers do not train")
+            def await_steady(count: int, since_s: float) -> None:
+                what = f"not all of {count} workers train"
+                harness.require(job, lambda: steady(count, since_s), PATIENCE_S, what)
+
+            await_steady(2, 0.0)
             for _ in range(joins):
                 survivors, since_s = alive(), time.monotonic()
                 ask(job, Scale(workers=3))
-                if not harness.until(lambda: steady(3, since_s), PATIENCE_S):  # noqa: B023
-                    raise RuntimeError("nobody joined")
+                await_steady(3, since_s)
                 found.append(lost_s(survivors, since_s))
                 since_s = time.monotonic()
                 ask(job, Scale(workers=2))
-                if not harness.until(lambda: steady(2, since_s), PATIENCE_S):  # noqa: B023
-                    raise RuntimeError("nobody left")
+                await_steady(2, since_s)
     total, longest = zip(*found, strict=True)
-    row = {
+    figures = {
         "megabytes": megabytes,
         "state": "parameters and momentum, half each, in tensors of 32 MB",
         "lost_s": harness.summary(total),
@@ -113,8 +111,8 @@ def main() -> None:
         "goal_s": round(max(STEP_S, 1.2 * copy_s), 4),
         "lost / memcpy": round(statistics.median(total) / copy_s, 2),
     }
-    print(json.dumps(row, indent=1))
+    harness.report("allreduce_join", figures, file=options.json)
 
 
 if __name__ == "__main__":
-    main()
+    harness.run(main)

@@ -5,11 +5,11 @@
 
 Steps of 50 ms of emulated compute (a sleep), 1 MB of gradients, gloo on loopback, the same script
 (`jobs/stepping.py`). Arms: paceline; torchrun as it is installed (``--standalone``, its default
-monitor interval); with ``--peers``, where `peers/install.py` has installed them: torchft, released
-and nightly, each with the lighthouse of its README (``join`` 10 s, heartbeats missed for 5 s) and,
-as ``-eager``, with 1 s and 0.5 s; DLRover (``dlrover-run --standalone``) as installed and with what
-it takes to run. torchrun and DLRover restart all workers, whose script keeps no checkpoint: they
-lose every step.
+monitor interval); with ``--peers`` (optional), where `peers/install.py` has installed them:
+torchft, released and nightly, each with the lighthouse of its README (``join`` 10 s, heartbeats
+missed for 5 s) and, as ``-eager``, with 1 s and 0.5 s; DLRover (``dlrover-run --standalone``) as
+installed and with what it takes to run. torchrun and DLRover restart all workers, whose script
+keeps no checkpoint: they lose every step.
 
 In rounds that take turns; each round starts a job anew and kills one worker after another, the next
 one when all have done 20 steps together. A kill that nothing follows within 60 s is counted as
@@ -18,7 +18,6 @@ more. *lost* are steps that were in the model before the kill and are not in the
 Floor: median <= 1.0 s, 95 % <= 2 s; goal: median <= 0.3 s; 0 lost.
 """
 
-import argparse
 import contextlib
 import functools
 import json
@@ -31,15 +30,16 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from subprocess import Popen
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import harness
 import numpy as np
 from numpy.typing import NDArray
 from peers import launch
-from peers.install import python_of
+from peers.install import chosen
 
+from paceline.base.jobdir import JobDir
+from paceline.wire.outcome import read_outcome
 from paceline.wire.spec import JobSpec, NodeSpec, RestartSpec
 
 SCRIPT = Path(__file__).with_name("jobs") / "stepping.py"
@@ -52,8 +52,16 @@ LATE_S = 0.03
 """The step under way may have had its sums before the kill, and ends so much later at most. Where
 they broke it takes longer: 50 ms again, after the group is formed anew."""
 
+
+class Started(Protocol):
+    """A process, or a job."""
+
+    def poll(self) -> int | None:
+        """Its exit status; None: it runs."""
+
+
 Launcher = Callable[
-    [Path, int, Sequence[str], Path], contextlib.AbstractContextManager[Sequence["Popen[bytes]"]]
+    [Path, int, Sequence[str], Path], contextlib.AbstractContextManager[Sequence[Started]]
 ]
 """By the Python of a peer, so many workers, a script and its flags, a folder for logs."""
 
@@ -71,24 +79,37 @@ class NotStartedError(Exception):
     """The arm ended before all its workers trained."""
 
 
+class StartedJob(NamedTuple):
+    """A job of paceline, seen as its process."""
+
+    job: JobDir
+
+    def poll(self) -> int | None:
+        """Its exit status; None: it runs."""
+        outcome = read_outcome(self.job.outcome)
+        return None if outcome is None else outcome.exit_code
+
+
 @contextlib.contextmanager
 def by_paceline(
     python: Path, workers: int, script: Sequence[str], log: Path
-) -> Iterator[Sequence["Popen[bytes]"]]:
+) -> Iterator[Sequence[Started]]:
     """A job of this many workers; its logs are copied to ``log``."""
     spec = JobSpec(
         script=script[0],
         args=tuple(script[1:]),
-        name="recovery",
+        name=f"recovery-{workers}",
         strategy="allreduce",
         workers=NodeSpec(count=workers),
         restart=RestartSpec(budget=1000, backoff_s=0.0),
         solution="none",
     )
     with harness.running(spec) as job:
-        yield []
-        shutil.copytree(job.logs, log / "logs", dirs_exist_ok=True)
-        shutil.copy(job.events, log)
+        try:
+            yield [StartedJob(job)]
+        finally:
+            shutil.copytree(job.logs, log, dirs_exist_ok=True)
+            shutil.copy(job.events, log)
 
 
 readme = functools.partial(launch.by_torchft, join_ms=10_000, heartbeat_ms=5_000)
@@ -124,14 +145,18 @@ def steady(out: Path, workers: int, since_s: float) -> bool:
     return sum(count >= STEADY_STEPS for count in counts) >= workers
 
 
-def kill_one(out: Path, rng: random.Random) -> Kill:
-    """Kill one worker."""
+def kill_one(out: Path, rng: random.Random, ended: Callable[[], bool]) -> Kill:
+    """Kill one worker; ``ended``: whether nothing can follow any more."""
     victim = rng.choice(sorted(lively(out)))
     time.sleep(rng.random() * 0.05)
     at_s = time.monotonic()
     os.kill(victim, signal.SIGKILL)
     time.sleep(LATE_S)
-    harness.until(lambda: outcome(recorded(out), victim, at_s).seconds is not None, PATIENCE_S)
+
+    def is_over() -> bool:
+        return ended() or outcome(recorded(out), victim, at_s).seconds is not None
+
+    harness.until(is_over, PATIENCE_S)
     return outcome(recorded(out), victim, at_s)
 
 
@@ -173,10 +198,10 @@ def measured(arm: str, python: Path, workers: int, kills: int, seed: int, log: P
                 harness.until(lambda: ended() or steady(out, workers, since_s), PATIENCE_S)  # noqa: B023
                 if not steady(out, workers, since_s):
                     if not found:
-                        raise NotStartedError(launch.last_words(log))
+                        raise NotStartedError
                     # Survivors went on, but never all of them together again.
                     return found
-                found.append(kill_one(out, rng))
+                found.append(kill_one(out, rng, ended))
                 if found[-1].seconds is None:
                     return found
                 since_s = time.monotonic()
@@ -194,39 +219,31 @@ def row_of(kills: Sequence[Kill]) -> dict[str, object]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = harness.parser(__doc__, "2 workers, one kill each, no figures")
     parser.add_argument("--trials", type=int, default=20)
     parser.add_argument("--per-round", type=int, default=5)
     parser.add_argument("--workers", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--peers", type=Path, default=None, help="where they are installed")
     parser.add_argument("--arms", nargs="+", choices=ARMS, help="default: all that are installed")
     parser.add_argument("--log", type=Path, default=None, help="keep logs here")
-    parser.add_argument("--quick", action="store_true", help="one kill each, no figures")
     options = parser.parse_args()
-    arms = options.arms or [arm for arm in ARMS if options.peers or ARMS[arm][0] is None]
-    pythons = {arm: python_for(parser, arm, options.peers) for arm in arms}
-    trials, per_round = (1, 1) if options.quick else (options.trials, options.per_round)
+    pythons = chosen({arm: peer for arm, (peer, _) in ARMS.items()}, options.peers, options.arms)
+    trials, per_round = options.trials, options.per_round
+    if options.quick:
+        trials, per_round, options.workers = 1, 1, [2]
     report = {}
+    lost: dict[str, str] = {}
     with harness.scratch() as scratch:
         for workers in options.workers:
             found, failed = rounds(pythons, workers, trials, per_round, options.log or scratch)
             for arm, kills in found.items():
                 row = row_of(kills[:trials])
+                what = f"{arm}, {workers} workers"
                 if arm in failed:
-                    row["did not start"] = failed[arm]
-                report[f"{arm}, {workers} workers"] = row
-                print(f"{arm}, {workers} workers: {json.dumps(row)}", flush=True)
-    harness.report("allreduce_recovery", report)
-
-
-def python_for(parser: argparse.ArgumentParser, arm: str, peers: Path | None) -> Path:
-    """That runs an arm."""
-    name = ARMS[arm][0]
-    if name is None:
-        return Path(sys.executable)
-    if peers is None:
-        parser.error(f"arm {arm} needs --peers, the folder in which it is installed")
-    return python_of(peers.resolve(), name)
+                    row["did not start"] = lost[what] = failed[arm]
+                report[what] = row
+                print(f"{what}: {json.dumps(row)}", flush=True)
+    harness.report("allreduce_recovery", report, file=options.json, failed=lost)
 
 
 def rounds(
@@ -248,11 +265,11 @@ def rounds(
             folder = log / f"{arm}-{workers}-{number}"
             try:
                 found[arm] += measured(arm, pythons[arm], workers, per_round, number, folder)
-            except NotStartedError as error:
-                failed[arm] = str(error)
+            except NotStartedError:
+                failed[arm] = f"it did not train{harness.last_lines(folder.glob('*.log'))}"
         number += 1
     return found, failed
 
 
 if __name__ == "__main__":
-    main()
+    harness.run(main)

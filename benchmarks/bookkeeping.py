@@ -18,7 +18,6 @@ the cpu time of paceline's other threads in the process.
 wall times with its 95 % interval; goal: consistent with 1.005. Prints tables and JSON.
 """
 
-import argparse
 import json
 from pathlib import Path
 
@@ -42,11 +41,9 @@ def run(arguments: list[str], timeout_s: float, solution: str) -> dict[str, list
         )
         with harness.running(spec) as job:
             result = out / "metered.json"
-            found = harness.happens(job, result.exists, timeout_s)
+            harness.require(job, result.exists, timeout_s, "no result")
             if "--profile" in arguments:
                 print((job.logs / "worker-0.log").read_text())
-            if not found:
-                raise RuntimeError(f"no result; see {job.logs}")
             # Renamed into place it is not: let the writer finish.
             harness.until(lambda: result.read_text().endswith("}"), 5.0)
             return json.loads(result.read_text())
@@ -73,16 +70,17 @@ def per_step(entries: dict[str, list[list[float]]]) -> dict[str, dict[str, float
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = harness.parser(__doc__, "200 steps, 4 pairs of 10")
     parser.add_argument("--steps", type=int, default=10_000)
     parser.add_argument("--pairs", type=int, default=60)
     parser.add_argument("--pair-steps", type=int, default=25)
     parser.add_argument("--compute", choices=("sleep", "busy"), default="busy")
     parser.add_argument("--solution", default="none", help="that manages the job")
     parser.add_argument("--profile", action="store_true", help="print a profile of the thread")
-    parser.add_argument("--quick", action="store_true", help="500 steps, 10 pairs")
     options = parser.parse_args()
-    steps, pairs = (500, 10) if options.quick else (options.steps, options.pairs)
+    if options.quick:
+        options.steps, options.pairs, options.pair_steps = 200, 4, 10
+    steps, pairs = options.steps, options.pairs
     arguments = ["--steps", str(steps), "--pairs", str(pairs), "--compute", options.compute]
     arguments += ["--pair-steps", str(options.pair_steps)]
     arguments += ["--profile"] if options.profile else []
@@ -111,8 +109,9 @@ def main() -> None:
             "with_over_without": ratio,
             "goal_ratio": GOAL_RATIO,
         },
+        file=options.json,
     )
 
 
 if __name__ == "__main__":
-    main()
+    harness.run(main)

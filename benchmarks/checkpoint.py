@@ -26,8 +26,8 @@ met: blocked at most 1.05 times a memory copy, and the goal above; the first sav
 warm one (of either, blocked or longer; 10 ms are never too much); on storage within 1.3 plain
 writes; restored within 1.5 copies.
 
-A size that does not fit into the memory or onto the disk is left out, and named. paceline, DCP and
-the plain writes wait for the disk (fsync).
+What does not fit into the memory or onto the disk is left out, and named; so are peers without
+``--peers``. paceline, DCP and the plain writes wait for the disk (fsync).
 """
 
 import argparse
@@ -38,7 +38,6 @@ import shutil
 import signal
 import statistics
 import subprocess
-import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Sequence
@@ -50,7 +49,7 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 from peers import launch
-from peers.install import python_of
+from peers.install import chosen
 
 from paceline.base.errors import PacelineError, PermanentError
 from paceline.base.jobdir import JobDir
@@ -93,9 +92,11 @@ ARMS = {
     "dlrover-fixed": Arm("dlrover", 2.0, "dlrover-fixed"),
 }
 
+QUICK_ARMS = ("paceline", "torch.save")
 
-class FailedError(Exception):
-    """A run of an arm brought nothing."""
+
+class NoRoomError(Exception):
+    """An arm does not fit into this machine."""
 
 
 class Save(NamedTuple):
@@ -138,7 +139,7 @@ def saves_of(rows: NDArray[np.float64], began: Sequence[tuple[int, float]]) -> l
         began: of each save the row beside which it is copied, and when it was on storage.
 
     Raises:
-        FailedError: there are not two of them, or no step without.
+        ArmError: there are not two of them, or no step without.
     """
     asked_s, begun_s, backward_s, updated_s, factors = rows.T
     besides_s, compute_s = (begun_s - asked_s) + (updated_s - backward_s), backward_s - begun_s
@@ -147,9 +148,8 @@ def saves_of(rows: NDArray[np.float64], began: Sequence[tuple[int, float]]) -> l
     for (row, _), stop in zip(began, until, strict=True):
         busy[row:stop] = True
     if len(began) < 2 or busy.all():
-        raise FailedError(
-            f"{len(began)} saves in {len(rows)} steps: 2 are needed, and a step beside none"
-        )
+        told = f"{len(began)} saves in {len(rows)} steps: 2 are needed, and a step beside none"
+        raise harness.failure("saving", told)
     copied = np.zeros(len(rows), bool)
     copied[[row for row, _ in began]] = True
     usual_s = float(np.median(besides_s[~copied]))
@@ -199,7 +199,7 @@ def check(cuts: Path, measured: str) -> None:
     """Every cut on disk holds one step, in every page.
 
     Raises:
-        FailedError: another member than the one that is measured has made it.
+        ArmError: another member than the one that is measured has made it.
     """
     found = sorted(path.parent for path in cuts.glob("*/manifest.json"))
     assert found
@@ -211,7 +211,7 @@ def check(cuts: Path, measured: str) -> None:
             continue
         ((name, arrays),) = files.items()
         if manifest.step and name != f"{measured}.safetensors":
-            raise FailedError(f"{path} was made by {name}, and {measured} was measured")
+            raise harness.failure(name, f"it has made {path}, and {measured} was measured")
         bulk = [array for key, array in arrays.items() if "bulk" in key]
         assert bulk
         for array in bulk:
@@ -222,7 +222,7 @@ def run_script(arm: Arm, python: Path, script: Sequence[str], log: Path) -> None
     """One process of an arm.
 
     Raises:
-        FailedError: it ended with an error.
+        ArmError: it ended with an error.
     """
     if arm.peer:
         launched = launch.by_dlrover(python, 1, script, log)
@@ -232,16 +232,17 @@ def run_script(arm: Arm, python: Path, script: Sequence[str], log: Path) -> None
         try:
             status = process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
-            raise FailedError(f"nothing within {PATIENCE_S:.0f} s") from None
+            told = f"nothing within {PATIENCE_S:.0f} s"
+            raise harness.failure(arm.saver, told, log.glob("*.log")) from None
     if status:
-        raise FailedError(f"{launch.last_words(log)} (exit status {status})")
+        raise harness.failure(arm.saver, f"exit status {status}", log.glob("*.log"))
 
 
 def by_paceline(arm: Arm, out: Path, flags: Sequence[str], saves: int, log: Path) -> Found:
     """A job: it makes its cuts, and then goes back to the newest of them, again and again.
 
     Raises:
-        FailedError: it ended before.
+        ArmError: it ended before.
     """
     cuts = out / "cuts"
     spec = JobSpec(
@@ -256,11 +257,8 @@ def by_paceline(arm: Arm, out: Path, flags: Sequence[str], saves: int, log: Path
     )
     with harness.running(spec) as job:
         told = out / "saves.json"
-        saved = harness.happens(job, told.exists, PATIENCE_S)
+        harness.require(job, told.exists, PATIENCE_S, "it has not made its cuts")
         shutil.copytree(job.logs, log / "logs", dirs_exist_ok=True)
-        if not saved:
-            ended = job.outcome.read_text() if job.outcome.exists() else "it hangs"
-            raise FailedError(f"the job ended: {ended}")
         rows = harness.stamps(out / "steps.f64").reshape(-1, 5)
         made = cuts_of(job, len(rows))
         check(cuts, (out / "measured").read_text())
@@ -280,7 +278,7 @@ def restored(job: JobDir, out: Path, number: int) -> tuple[float, str]:
     """Kill all workers when there is a new cut; how long the job reads it, and from where.
 
     Raises:
-        FailedError: it reads none, or not the state of one step.
+        ArmError: it reads none, or not the state of one step.
     """
     noted = out / "restores.jsonl"
 
@@ -295,19 +293,17 @@ def restored(job: JobDir, out: Path, number: int) -> tuple[float, str]:
     def num_valid() -> int:
         return sum(event["event"] == "cut_valid" for event in harness.events(job))
 
-    if not harness.happens(job, works, PATIENCE_S):
-        raise FailedError("its workers do not come back")
+    harness.require(job, works, PATIENCE_S, "its workers do not come back")
     before = num_valid()
     # The first one after a restore from memory goes to the disk only.
-    if not harness.happens(job, lambda: num_valid() > before + 1, PATIENCE_S):
-        raise FailedError("it makes no cuts any more")
+    harness.require(job, lambda: num_valid() > before + 1, PATIENCE_S, "it makes no cuts any more")
     for node in harness.status(job).nodes:
         os.kill(node.pid, signal.SIGKILL)
-    if not harness.happens(job, lambda: len(lines()) > number, PATIENCE_S):
-        raise FailedError("it has restored no cut")
+    harness.require(job, lambda: len(lines()) > number, PATIENCE_S, "it has restored no cut")
     found = json.loads(lines()[number])
     if len(found["steps"]) != 1 or found["steps"][0] <= 0:
-        raise FailedError(f"restored was no state of one step: {found['steps'][:5]}")
+        what = f"restored was no state of one step: {found['steps'][:5]}"
+        raise harness.failed_job(job, what)
     return found["restore_s"], "memory" if found["place"].startswith("/dev/shm") else "disk"
 
 
@@ -315,7 +311,8 @@ def measured(name: str, python: Path, num_bytes: int, options: Any, log: Path) -
     """One process, or job.
 
     Raises:
-        FailedError: it brought nothing.
+        ArmError: it brought nothing.
+        NoRoomError: it does not fit.
     """
     arm = ARMS[name]
     check_room(arm, num_bytes, options.saves, options.disk or Path(tempfile.gettempdir()))
@@ -339,18 +336,18 @@ def measured(name: str, python: Path, num_bytes: int, options: Any, log: Path) -
 
 
 def check_room(arm: Arm, num_bytes: int, saves: int, disk: Path) -> None:
-    """Raises FailedError: this arm does not fit."""
+    """Raises NoRoomError: this arm does not fit."""
     need = int(arm.copies * num_bytes) + SPARE_BYTES
     room = psutil.virtual_memory().available
     if need > room:
-        raise FailedError(f"needs {need / GIB:.1f} GiB of memory, {room / GIB:.1f} GiB are free")
+        raise NoRoomError(f"needs {need / GIB:.1f} GiB of memory, {room / GIB:.1f} GiB are free")
     # Of paceline's two more than are measured are kept to be verified, one is being written, and
     # after a restore the next one is copied onto the disk where memory is full; one is to spare.
     # Others keep one, and write the next beside it.
     need = (saves + 5 if arm.saver == "paceline" else 3) * num_bytes
     room = shutil.disk_usage(disk).free
     if need > room:
-        raise FailedError(f"needs {need / GIB:.1f} GiB of disk, {room / GIB:.1f} GiB are free")
+        raise NoRoomError(f"needs {need / GIB:.1f} GiB of disk, {room / GIB:.1f} GiB are free")
 
 
 class Machine(NamedTuple):
@@ -398,14 +395,16 @@ def row_of(arm: Arm, found: Sequence[Found], machine: Machine) -> dict[str, Any]
     restores_s = [seconds for one in found for seconds in one.restores_s]
     restore_s = statistics.median(restores_s)
     writing = [save.writing for save in saves if save.writing is not None]
+    counted_s = [seconds for one in found for seconds in one.counted_s]
     first = first_of(found)
     verdicts |= first.pop("verdicts")
     return {
         "members": "two nodes, one of which computes nothing" if arm.members > 1 else "one process",
         **by_factor,
         **first,
-        "compute while writing": harness.summary(writing),
-        "counts after_s": harness.summary([s for one in found for s in one.counted_s]),
+        # Maybe no step fell into the writing; of peers it is not known when a save counts.
+        "compute while writing": harness.summary(writing) if writing else None,
+        "counts after_s": harness.summary(counted_s) if counted_s else None,
         "stored_s": harness.summary([save.stored_s for save in saves]),
         "stored / plain write": round(stored_s / write_s, 2),
         "stored / direct write": round(stored_s / direct_s, 2) if direct_s else None,
@@ -444,23 +443,22 @@ def table_of(found: dict[str, list[Found]], failed: dict[str, str]) -> dict[str,
     """All rows of one size; memory copies and plain writes are those of all processes."""
     every = [one for several in found.values() for one in several]
     if not every:
-        return {"failed": failed}
+        return {"failed": failed} if failed else {}
     machine = machine_of(every)
     share = statistics.median(one.pair_s / (2 * one.copy_s) for one in every)
+    direct_s = [one.direct_s for one in every if one.direct_s is not None]
     return {
         "memcpy_s": harness.summary([one.copy_s for one in every]),
         "a copy's share of the bandwidth": round(share, 3),
         "plain write_s": harness.summary([one.write_s for one in every]),
-        "direct write_s": harness.summary(
-            [one.direct_s for one in every if one.direct_s is not None]
-        ),
+        "direct write_s": harness.summary(direct_s) if direct_s else None,
         **{name: row_of(ARMS[name], several, machine) for name, several in found.items()},
         "failed": failed,
     }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = harness.parser(__doc__, "one round of 64 MB, 3 saves, two arms, no figures")
     parser.add_argument("--gigabytes", type=float, nargs="+", default=[1.0])
     parser.add_argument("--rounds", type=int, default=3, help="processes of each arm")
     parser.add_argument("--saves", type=int, default=7, help="of each process, the first included")
@@ -470,24 +468,23 @@ def main() -> None:
     parser.add_argument("--arms", nargs="+", choices=ARMS, help="default: all that are installed")
     parser.add_argument("--disk", type=Path, default=None, help="folder on the disk to measure")
     parser.add_argument("--log", type=Path, default=None, help="keep logs here")
-    parser.add_argument("--quick", action="store_true", help="one round of 128 MB, no figures")
     options = parser.parse_args()
     if options.quick:
-        options.gigabytes, options.rounds, options.saves = [0.125], 1, 3
-    arms = options.arms or [arm for arm in ARMS if options.peers or ARMS[arm].peer is None]
-    pythons = {}
-    for arm in arms:
-        peer = ARMS[arm].peer
-        if peer and options.peers is None:
-            parser.error(f"arm {arm} needs --peers, the folder in which it is installed")
-        pythons[arm] = python_of(options.peers.resolve(), peer) if peer else Path(sys.executable)
-    report = {}
+        options.gigabytes, options.rounds, options.saves = [0.0625], 1, 3
+        options.factors, options.arms = [1.2], options.arms or list(QUICK_ARMS)
+    pythons = chosen({name: arm.peer for name, arm in ARMS.items()}, options.peers, options.arms)
+    report: dict[str, Any] = {}
+    lost: dict[str, str] = {}
     with harness.scratch() as scratch:
         for gigabytes in options.gigabytes:
             size = f"{gigabytes:g} GiB"
-            report[size] = table_of(*rounds(pythons, gigabytes, options, options.log or scratch))
+            found, failed = rounds(pythons, gigabytes, options, options.log or scratch)
+            report[size] = table_of(found, failed)
+            lost |= {f"{arm}, {size}": why for arm, why in failed.items()}
             print(json.dumps({size: report[size]}), flush=True)
-    harness.report("checkpoint", report)
+    if not any(report.values()):
+        lost["paceline"] = "nothing was measured"
+    harness.report("checkpoint", report, file=options.json, failed=lost)
 
 
 def rounds(
@@ -505,8 +502,12 @@ def rounds(
             folder.mkdir(parents=True, exist_ok=True)
             try:
                 one = measured(arm, pythons[arm], int(gigabytes * GIB), options, folder)
-            except FailedError as error:
-                failed[arm] = told = f"nothing: {error}"
+            except NoRoomError as error:
+                harness.skipped(f"{arm}, {gigabytes:g} GiB", str(error))
+                continue
+            except harness.ArmError as error:
+                failed[arm] = error.what
+                told = f"nothing: {error.what}"
             else:
                 found[arm].append(one)
                 told = json.dumps(row_of(ARMS[arm], [one], machine_of([one])))
@@ -516,4 +517,4 @@ def rounds(
 
 
 if __name__ == "__main__":
-    main()
+    harness.run(main)

@@ -8,13 +8,15 @@ same jobs simulated, with the round trip that the run with one chunk showed. Pri
 one chunk, and JSON.
 """
 
-import argparse
+import os
 import statistics
+from pathlib import Path
 
 import harness
 import msgspec
 import numpy as np
 
+from paceline.base.errors import PacelineError
 from paceline.cli.stragglers.real import Ran, run_real
 from paceline.cli.stragglers.scaled import Size, shrunk
 from paceline.sim.experiments import simulate
@@ -23,6 +25,7 @@ from paceline.sim.results import Method
 from paceline.sim.scenarios import Scenario
 
 SIZE = Size(workers=6, servers=2, scale=Scale(time=0.1, steps=0.06))
+QUICK = Size(workers=2, servers=1, scale=Scale(time=0.1, steps=0.006))
 NOTHING = 1e-6
 """Of a step may be missing: not one sample."""
 
@@ -30,6 +33,19 @@ NOTHING = 1e-6
 def method(chunks: int) -> Method:
     parameters = {"left_out": NOTHING, "chunks": chunks}
     return Method(label=str(chunks), solution="partial", parameters=parameters)
+
+
+def ran_with(scenario: Scenario, chunks: int) -> Ran:
+    """One job.
+
+    Raises:
+        ArmError: it failed.
+    """
+    try:
+        return run_real(scenario, method(chunks), 0)
+    except PacelineError as error:
+        logs = Path(os.environ["PACELINE_HOME"]).glob("jobs/*/logs/*")
+        raise harness.failure(f"{chunks} chunks", str(error), logs) from error
 
 
 def round_trip_s(ran: Ran) -> float:
@@ -48,19 +64,19 @@ def simulated(scenario: Scenario, chunks: int, message_s: float) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = harness.parser(__doc__, "1 round, 4 chunks, a tenth of the steps")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--chunks", type=int, nargs="+", default=[4, 8, 16])
-    parser.add_argument("--quick", action="store_true", help="1 round, 4 chunks")
     options = parser.parse_args()
     rounds, more = (1, [4]) if options.quick else (options.rounds, options.chunks)
-    scenario = shrunk(paper_job("calm", "bsp", (), SIZE.scale), SIZE)
+    size = QUICK if options.quick else SIZE
+    scenario = shrunk(paper_job("calm", "bsp", (), size.scale), size)
     real: dict[int, list[float]] = {chunks: [] for chunks in (1, *more)}
     messages_s = []
     with harness.scratch():
         for _ in range(rounds):
             for chunks, seconds in real.items():
-                ran = run_real(scenario, method(chunks), 0)
+                ran = ran_with(scenario, chunks)
                 seconds.append(ran.outcome.jct_s)
                 if chunks == 1:
                     messages_s.append(round_trip_s(ran))
@@ -73,8 +89,8 @@ def main() -> None:
             scenario, chunks, message_s
         ) / simulated(scenario, 1, message_s)
     figures["seconds"] = {chunks: statistics.median(each) for chunks, each in real.items()}
-    harness.report("chunk_cost", figures)
+    harness.report("chunk_cost", figures, file=options.json)
 
 
 if __name__ == "__main__":
-    main()
+    harness.run(main)

@@ -1,20 +1,18 @@
 """How soon a control process begins its work: what its imports take, beside torch's.
 
-Usage: python benchmarks/control_start.py [--runs 15]
+    python benchmarks/control_start.py [--quick] [--runs 15]
 
 Each run starts a fresh interpreter that imports one module, as its process does, and ends; the
 modules are interleaved. ``wall_ms`` and ``cpu_ms`` are medians and ``cpu_min_ms`` the least of the
 runs. Prints a table, then JSON.
 """
 
-import argparse
-import json
-import os
 import resource
 import statistics
-import subprocess
 import sys
 import time
+
+import harness
 
 GOAL_S = 0.5
 PROCESSES = {
@@ -28,21 +26,21 @@ BESIDE = {"python alone": "sys", "numpy": "numpy", "torch": "torch"}
 
 def start(module: str) -> tuple[float, float]:
     """Seconds of wall and cpu time of an interpreter that imports the module."""
-    environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}  # as control processes are started
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     start_s = time.perf_counter()
-    subprocess.run([sys.executable, "-c", f"import {module}"], check=True, env=environment)
+    # As control processes are started.
+    environment = {"OPENBLAS_NUM_THREADS": "1"}
+    harness.output_of(module, [sys.executable, "-c", f"import {module}"], environment)
     wall_s = time.perf_counter() - start_s
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return wall_s, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = harness.parser(__doc__, "one run")
     parser.add_argument("--runs", type=int, default=15)
-    runs = parser.parse_args().runs
+    options = parser.parse_args()
+    runs = 1 if options.quick else options.runs
     modules = PROCESSES | BESIDE
     for module in modules.values():
         start(module)  # into the page cache
@@ -51,7 +49,6 @@ def main() -> None:
         for name, module in modules.items():
             taken[name].append(start(module))
     rows = {}
-    print(f"{'process':<14}{'wall_ms':>9}{'cpu_ms':>9}{'cpu_min_ms':>12}")
     for name, times in taken.items():
         walls, cpus = zip(*times)
         rows[name] = {
@@ -59,11 +56,13 @@ def main() -> None:
             "cpu_ms": round(1000 * statistics.median(cpus), 1),
             "cpu_min_ms": round(1000 * min(cpus), 1),
         }
-        row = rows[name]
-        print(f"{name:<14}{row['wall_ms']:>9}{row['cpu_ms']:>9}{row['cpu_min_ms']:>12}")
     within = all(rows[name]["wall_ms"] < 1000 * GOAL_S for name in PROCESSES)
-    print(json.dumps({"rows": rows, "goal_s": GOAL_S, "within": within}))
+    harness.table(
+        ("process", *rows["master"]), [(name, *row.values()) for name, row in rows.items()]
+    )
+    figures = {"rows": rows, "goal_s": GOAL_S, "within": within}
+    harness.report("control_start", figures, file=options.json)
 
 
 if __name__ == "__main__":
-    main()
+    harness.run(main)

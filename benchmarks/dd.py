@@ -14,7 +14,6 @@ oracle, against LB-BSP and against DDP.
 Goal: ``dd`` within 10 % of the oracle, in the median of the rounds.
 """
 
-import argparse
 import os
 import statistics
 from pathlib import Path
@@ -29,13 +28,14 @@ from paceline.policy.straggler.decision_log import Decided
 from paceline.wire.spec import CheckpointSpec, JobSpec, NodeSpec
 
 CORES = (0.6, 0.6, 0.2, 0.2)
-IMAGES = 2048
-"""Of an epoch, as in jobs/divided.py."""
+IMAGES, QUICK_IMAGES = 2048, 512
+"""Of an epoch."""
 EVEN_OR_SOLVED = ("ddp", "none", "lb_bsp", "dd")
 DIVISIONS = {f"static {part}": part for part in (0.7, 0.75, 0.8, 0.85, 0.9)}
 """Parts of a step that the two fast workers have."""
 ARMS = [*EVEN_OR_SOLVED, *DIVISIONS]
 DEFAULT = ["ddp", "lb_bsp", "dd", "static 0.8", "static 0.85"]
+QUICK = ["ddp", "dd", "static 0.8"]
 GOAL = 1.10
 RUN_S = 1200.0
 
@@ -68,9 +68,10 @@ def install_static(site: Path) -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])
 
 
-def spec_of(arm: str, out: Path, batch_size: int, epochs: int) -> JobSpec:
+def spec_of(arm: str, out: Path, images: int, batch_size: int, epochs: int) -> JobSpec:
     """The job of an arm."""
-    flags = ["--out", str(out), "--batch-size", str(batch_size), "--epochs", str(epochs)]
+    flags = ["--out", str(out), "--images", str(images)]
+    flags += ["--batch-size", str(batch_size), "--epochs", str(epochs)]
     fields: dict[str, Any] = {"strategy": "allreduce", "solution": arm}
     if arm == "ddp":
         fields = {"strategy": "script", "solution": "none"}
@@ -91,19 +92,19 @@ def spec_of(arm: str, out: Path, batch_size: int, epochs: int) -> JobSpec:
     )
 
 
-def run(arm: str, root: Path, batch_size: int, epochs: int) -> tuple[float, str]:
+def run(arm: str, root: Path, images: int, batch_size: int, epochs: int) -> tuple[float, str]:
     """Seconds of one job, and what its solution did."""
     out = root / "out"
     out.mkdir(exist_ok=True)
     for old in out.glob("*.f64"):
         old.unlink()
-    with harness.running(spec_of(arm, out, batch_size, epochs)) as job:
-        harness.until(job.outcome.exists, RUN_S)
+    with harness.running(spec_of(arm, out, images, batch_size, epochs)) as job:
+        harness.finish(job, RUN_S)
         if any(event["event"] == "no_limits" for event in harness.events(job)):
-            raise RuntimeError("this machine sets no cpu quotas, so its workers are alike")
+            raise harness.failure(arm, "this machine sets no cpu quotas, so its workers are alike")
         times = [harness.stamps(out / f"{rank}.f64") for rank in range(len(CORES))]
         if any(len(each) != 2 for each in times):
-            raise RuntimeError(f"a worker did not end; see {job.logs}")
+            raise harness.failed_job(job, "a worker did not come to its end")
         told = decided(job.decisions)
     begun, ended = np.array(times).T
     return float(ended.max() - begun.min()), told
@@ -122,29 +123,30 @@ def decided(log: Path) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = harness.parser(__doc__, "one round of one short epoch, three arms, no figures")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=16)
     parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=DEFAULT)
-    parser.add_argument("--quick", action="store_true", help="one short round, no figures")
+    parser.add_argument("--arms", nargs="+", choices=ARMS)
     options = parser.parse_args()
-    rounds, epochs = (1, 2) if options.quick else (options.rounds, options.epochs)
-    arms = options.arms
+    rounds, epochs, images = options.rounds, options.epochs, IMAGES
+    if options.quick:
+        rounds, epochs, images = 1, 1, QUICK_IMAGES
+    arms = options.arms or (QUICK if options.quick else DEFAULT)
     found: dict[str, list[float]] = {arm: [] for arm in arms}
     with harness.scratch() as root:
         install_static(root / "site")
         for number in range(rounds):
             for arm in arms[number % len(arms) :] + arms[: number % len(arms)]:
-                took_s, told = run(arm, root, options.batch_size, epochs)
+                took_s, told = run(arm, root, images, options.batch_size, epochs)
                 found[arm].append(took_s)
                 print(f"round {number} {arm}: {took_s:.2f} s {told}", flush=True)
     rows = [[arm, *harness.summary(times_s).values()] for arm, times_s in found.items()]
     harness.table(("arm", "n", "median s", "min", "max"), rows)
-    report(found, epochs * IMAGES // options.batch_size)
+    report(found, epochs * images // options.batch_size, options.json)
 
 
-def report(found: dict[str, list[float]], steps: int) -> None:
+def report(found: dict[str, list[float]], steps: int, file: Path | None) -> None:
     """Print what dd is worth, for people and as JSON."""
     ratios = {
         arm: harness.ratio(list(zip(found["dd"], times_s, strict=True)))
@@ -167,8 +169,9 @@ def report(found: dict[str, list[float]], steps: int) -> None:
     figures = {"cores": CORES, "steps": steps, "oracle": oracle, "verdicts": verdicts}
     medians = {arm: round(statistics.median(times_s), 3) for arm, times_s in found.items()}
     compared = {f"dd / {arm}": one for arm, one in ratios.items()}
-    harness.report("dd", {**figures, "median_s": medians, "seconds": found, **compared})
+    figures |= {"median_s": medians, "seconds": found, **compared}
+    harness.report("dd", figures, file=file)
 
 
 if __name__ == "__main__":
-    main()
+    harness.run(main)

@@ -12,7 +12,6 @@ faster), its median over all pairs, and the geometric mean with a 95 % interval 
 their pairs. Floor: lower end >= 0.98, median >= 0.99.
 """
 
-import argparse
 import json
 
 import harness
@@ -37,25 +36,23 @@ def measured(
         spec = JobSpec(
             script=str(harness.TINY.with_name("beside_ddp.py")),
             args=tuple(flags),
-            name="beside-ddp",
+            name=f"beside-ddp-{model}",
             strategy="allreduce",
             workers=NodeSpec(count=workers),
             solution="none",
             checkpoint=CheckpointSpec(every_s=harness.NEVER_S),
         )
         with harness.running(spec) as job:
-            if not harness.happens(job, result.exists, JOB_S):
-                raise RuntimeError(f"no result; see {job.logs}")
+            harness.require(job, result.exists, JOB_S, "no result")
             return [(theirs, ours) for ours, theirs in json.loads(result.read_text())]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = harness.parser(__doc__, "a few short runs, no figures")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--pairs", type=int, default=8)
     parser.add_argument("--models", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--quick", action="store_true", help="a few short runs, no figures")
     options = parser.parse_args()
     rounds, pairs = (1, 2) if options.quick else (options.rounds, options.pairs)
     found = {}
@@ -70,8 +67,8 @@ def main() -> None:
             "ddp_s": harness.summary([theirs for one in took for theirs, _ in one]),
             "ratio": harness.ratio_of_rounds(took),
         }
-    print(json.dumps(found, indent=1))
+    harness.report("ddp_steady", found, file=options.json)
 
 
 if __name__ == "__main__":
-    main()
+    harness.run(main)

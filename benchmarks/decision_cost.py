@@ -1,19 +1,18 @@
 """What one decision costs the master, and its log: observation, solution, line.
 
-    python benchmarks/decision_cost.py [--workers 1000] [--servers 50] [--repeat 30]
+    python benchmarks/decision_cost.py [--quick] [--workers 1000] [--servers 50] [--repeat 30]
 
 A `Monitor` that every node has reported to until its windows were full, one worker twice as slow;
 then, repeated: build the observation, have each solution decide, encode the line that is written.
 Prints JSON: processor time in milliseconds (median and worst), and the size of the line.
 """
 
-import argparse
-import json
 import random
 import statistics
 import time
 from collections.abc import Callable
 
+import harness
 import msgspec
 
 from paceline.master.jobnow import JobNow
@@ -63,11 +62,13 @@ def timed(work: Callable[[], object], repeat: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = harness.parser(__doc__, "20 workers, 2 servers, 3 repeats")
     parser.add_argument("--workers", type=int, default=1_000)
     parser.add_argument("--servers", type=int, default=50)
     parser.add_argument("--repeat", type=int, default=30)
     options = parser.parse_args()
+    if options.quick:
+        options.workers, options.servers, options.repeat = 20, 2, 3
     workers = [f"worker-{i}" for i in range(options.workers)]
     servers = [f"server-{i}" for i in range(options.servers)]
     monitor = Monitor()
@@ -96,8 +97,8 @@ def main() -> None:
     line = Decided(t=0.0, no=1, observation=seen, actions=tuple(solution("nd").decide(seen)))
     report["encode"] = timed(lambda: msgspec.json.encode(line), options.repeat)
     report["line_bytes"] = len(msgspec.json.encode(line))
-    print(json.dumps(report, indent=2))
+    harness.report("decision_cost", report, file=options.json)
 
 
 if __name__ == "__main__":
-    main()
+    harness.run(main)

@@ -8,7 +8,6 @@ batches a step instead of one, each of so many times fewer samples. Printed: sec
 their ratio (above 1: deterministic is slower) with a 95 % interval over pairs.
 """
 
-import argparse
 import functools
 from pathlib import Path
 
@@ -28,7 +27,7 @@ def spec_of(arm: str, flags: list[str], model: str, workers: int, blocks: int) -
     return JobSpec(
         script=str(SCRIPT),
         args=tuple(flags),
-        name="deterministic-cost",
+        name=f"deterministic-cost-{arm}",
         strategy="allreduce",
         deterministic=arm == "deterministic",
         blocks=blocks,
@@ -40,25 +39,26 @@ def spec_of(arm: str, flags: list[str], model: str, workers: int, blocks: int) -
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="a few runs, no figures")
+    parser = harness.parser(__doc__, "one model, a few runs, no figures")
     parser.add_argument("--pairs", type=int, default=15)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--blocks", type=int, nargs="+", default=[4, 16])
     options = parser.parse_args()
-    pairs = 2 if options.quick else options.pairs
+    models = list(CASES)
+    if options.quick:
+        options.pairs, options.blocks, models = 1, [4], models[1:]
     figures: dict[str, object] = {"workers": options.workers}
-    for model in CASES:
+    for model in models:
         for blocks in options.blocks:
             spec = functools.partial(spec_of, model=model, workers=options.workers, blocks=blocks)
-            runs = harness.interleaved(spec, ARMS, pairs, options.workers)
+            runs = harness.interleaved(spec, ARMS, options.pairs, options.workers)
             took = [(first.seconds, second.seconds) for first, second in runs]
             figures[f"{model}, {blocks} blocks"] = harness.ratio(took) | {
                 arm: harness.summary([pair[number] for pair in took])
                 for number, arm in enumerate(ARMS)
             }
-    harness.report("deterministic_cost", figures)
+    harness.report("deterministic_cost", figures, file=options.json)
 
 
 if __name__ == "__main__":
-    main()
+    harness.run(main)

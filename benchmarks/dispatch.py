@@ -1,30 +1,29 @@
 """How fast the master deals out samples: get+complete pairs per second through real sockets.
 
-    python benchmarks/dispatch.py [--seconds 5] [--batch 64] [--dlrover PYTHON]
+    python benchmarks/dispatch.py [--quick] [--seconds 5] [--batch 64] [--dlrover PYTHON]
 
 One master process (the production `Master`, journal on disk in WAL mode, grants journalled before
 they leave), four client processes over gRPC on loopback. A *pair* is one grant received plus its
 completion taken by the ledger. Unbatched: a client sends one request, which completes the grant
 before it, and waits for the answer. Batched: ``--batch`` such requests travel in one message.
-The second part measures a ledger of 10^12 samples. With ``--dlrover`` (the Python of a virtual
-environment with dlrover 0.6.1) its local master serves the same number of clients in the same run.
-Prints JSON.
+The second part measures a ledger of 10^12 samples. With ``--dlrover`` (optional: the Python of a
+virtual environment with dlrover 0.6.1) its local master serves the same number of clients in the
+same run. Prints JSON.
 """
 
-import argparse
 import asyncio
 import json
 import os
 import random
 import resource
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from array import array
 from collections.abc import AsyncIterator
 from pathlib import Path
+
+import harness
 
 from paceline.base.jobdir import JobDir
 from paceline.base.samples import Span
@@ -53,6 +52,7 @@ from paceline.wire.spec import CheckpointSpec, JobSpec, NodeSpec
 
 NUM_CLIENTS = 4
 WARM_UP_S = 0.5
+PATIENCE_S = 60.0
 NO_MODEL = CutManifest(
     cut_no=0,
     epoch_no=0,
@@ -193,35 +193,32 @@ async def run_worker(job: JobDir, index: int, batch: int, seconds: float) -> Non
     print(json.dumps({"pairs": num_pairs, "seconds": seconds, "waits_s": waits_s[-20_000:]}))
 
 
-def start(*args: str) -> "subprocess.Popen[str]":
-    return subprocess.Popen([sys.executable, __file__, *args], stdout=subprocess.PIPE, text=True)
-
-
 def measure(batch: int, seconds: float) -> dict[str, object]:
     """One master, four clients: pairs per second and the time from request to answer."""
-    with tempfile.TemporaryDirectory() as folder:
-        job = JobDir(Path(folder) / f"dispatch-{os.getpid()}-{batch}")
-        job.path.mkdir()
-        job.secret_file.write_text("s" * 64)
-        job.cuts.mkdir()
-        job.make_run_dir()
-        limit_s = str(seconds + WARM_UP_S + 20)
-        master = start("--role", "master", "--job", str(job.path), "--seconds", limit_s)
-        server = start("--role", "server", "--job", str(job.path))
-        workers = [
-            start(
-                *("--role", "worker", "--job", str(job.path), "--index", str(i)),
-                *("--batch", str(batch), "--seconds", str(seconds)),
-            )
-            for i in range(NUM_CLIENTS)
+    with harness.bare_job(f"dispatch-{batch}") as job:
+
+        def start(name: str, role: str, *args: str) -> harness.Child:
+            command = [sys.executable, __file__, "--role", role, "--job", str(job.path), *args]
+            log = job.logs / f"{name}.log"
+            return harness.Child(f"{batch} requests per message, {name}", command, log)
+
+        limit_s = str(seconds + WARM_UP_S + PATIENCE_S)
+        others = [
+            start("master", "master", "--seconds", limit_s),
+            start("server", "server"),
         ]
-        results = [json.loads(worker.communicate()[0]) for worker in workers]
-        cpu_s = _cpu_s(master.pid)
-        for process in (server, master):
-            process.kill()
-            process.wait()
+        asked = ["--batch", str(batch), "--seconds", str(seconds)]
+        workers = [
+            start(f"worker-{i}", "worker", "--index", str(i), *asked) for i in range(NUM_CLIENTS)
+        ]
+        try:
+            patience_s = seconds + PATIENCE_S
+            results = [json.loads(worker.output(patience_s, others)) for worker in workers]
+            cpu_s = harness.cpu_s(others[0].pid)
+        finally:
+            for process in (*workers, *others):
+                process.kill()
         journal_bytes = sum(path.stat().st_size for path in job.path.glob("journal*"))
-        job.run_dir.rmdir()
     waits = sorted(wait for result in results for wait in result["waits_s"])
     return {
         "requests_per_message": batch,
@@ -236,16 +233,9 @@ def measure(batch: int, seconds: float) -> dict[str, object]:
 def measure_dlrover(python: str, seconds: float) -> dict[str, object]:
     """The peer, in its own environment."""
     script = str(Path(__file__).with_name("peers") / "dispatch_dlrover.py")
-    done = subprocess.run(
-        [python, script, "--seconds", str(seconds)], stdout=subprocess.PIPE, text=True, check=True
-    )
-    measured: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
+    told = harness.output_of("dlrover", [python, script, "--seconds", str(seconds)])
+    measured: dict[str, object] = json.loads(told.splitlines()[-1])
     return measured
-
-
-def _cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _rss_mb() -> float:
@@ -287,7 +277,7 @@ def measure_ledger(num_grants: int) -> dict[str, object]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = harness.parser(__doc__, "half a second each, 20,000 grants")
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--grants", type=int, default=1_000_000)
@@ -297,6 +287,8 @@ def main() -> None:
     parser.add_argument("--job", type=Path)
     parser.add_argument("--index", type=int, default=0)
     options = parser.parse_args()
+    if options.quick:
+        options.seconds, options.grants = 0.5, 20_000
     match options.role:
         case "master":
             asyncio.run(run_master(JobDir(options.job), options.seconds))
@@ -306,16 +298,18 @@ def main() -> None:
             work = run_worker(JobDir(options.job), options.index, options.batch, options.seconds)
             asyncio.run(work)
         case _:
-            report: dict[str, object] = {"clients": NUM_CLIENTS, "cores": os.cpu_count()}
+            report: dict[str, object] = {"clients": NUM_CLIENTS}
             if options.only != "ledger":
                 report["unbatched"] = measure(1, options.seconds)
                 report["batched"] = measure(options.batch, options.seconds)
-            if options.dlrover:
+            if not options.dlrover:
+                harness.skipped("dlrover", "no --dlrover")
+            else:
                 report["dlrover"] = measure_dlrover(options.dlrover, options.seconds)
             if options.only != "sockets":
                 report["ledger"] = measure_ledger(options.grants)
-            print(json.dumps(report, indent=2))
+            harness.report("dispatch", report, file=options.json)
 
 
 if __name__ == "__main__":
-    main()
+    harness.run(main)

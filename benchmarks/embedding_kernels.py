@@ -9,18 +9,14 @@ are compared. Times are cpu time of the one thread, so that other work on the ma
 Prints a table, and one line of JSON.
 """
 
-import argparse
-import json
-import os
-import platform
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
 
+import harness
 import numpy as np
 import torch
 
@@ -118,7 +114,7 @@ def table_benchmarks(num_rows: int, dim: int, repeats: int, *, zipf: bool) -> li
     )
     error = np.abs(store.rows(0, ids[0]) - weight[torch_ids[0]].numpy()).max()
     if error > 1e-4:
-        raise SystemExit(f"updates differ from torch's by {error}")
+        raise harness.failure("dedup + Adagrad", f"updates differ from torch's by {error}")
     return [gathered, updated, merged]
 
 
@@ -141,12 +137,12 @@ def index_benchmark(num_keys: int, repeats: int) -> dict[str, Any]:
     try:
         from pandas._libs.hashtable import Int64HashTable  # not needed by paceline
     except ImportError:
-        facts["skipped"] = "pandas is not installed"
+        harness.skipped("Int64HashTable", "pandas is not installed")
     else:
         table = Int64HashTable(num_keys)
         table.map_locations(keys)
         if not np.array_equal(table.lookup(asked[0]), index.find(asked[0])[0]):
-            raise SystemExit("rows differ from pandas'")
+            raise harness.failure("id -> row", "rows differ from pandas'")
 
         def rival(i: int) -> Any:
             return table.lookup(asked[i])
@@ -174,14 +170,11 @@ print(imported - base, time.process_time() - imported)
 def startup_benchmark(repeats: int) -> dict[str, Any]:
     """What a new process pays (cpu time) for importing the store and using its kernels."""
     with tempfile.TemporaryDirectory() as cache:
-        environment = os.environ | {"NUMBA_CACHE_DIR": cache}
         runs = []
         for _ in range(repeats + 1):
             command = [sys.executable, "-c", STARTUP]
-            done = subprocess.run(
-                command, env=environment, check=True, capture_output=True, text=True
-            )
-            runs.append([float(part) for part in done.stdout.split()])
+            told = harness.output_of("new process", command, {"NUMBA_CACHE_DIR": cache})
+            runs.append([float(part) for part in told.split()])
     imports, uses = zip(*runs[1:], strict=True)
     return {
         "name": "new process",
@@ -208,9 +201,8 @@ def show(result: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="small tables, few repeats")
-    quick = parser.parse_args().quick
+    options = harness.parser(__doc__, "small tables, few repeats").parse_args()
+    quick = options.quick
     torch.set_num_threads(1)
     repeats = 8 if quick else 32
     results = [startup_benchmark(1 if quick else 5)]
@@ -223,10 +215,9 @@ def main() -> None:
     print(f"{'':<18}{'ours':>11}  {'rival':>11}  ratio")
     for result in results:
         print(show(result))
-    machine = {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()}
-    versions = {"python": platform.python_version(), "torch": torch.__version__}
-    print(json.dumps({"machine": machine, "versions": versions, "results": results}))
+    figures = {"torch": torch.__version__, "results": results}
+    harness.report("embedding_kernels", figures, file=options.json)
 
 
 if __name__ == "__main__":
-    main()
+    harness.run(main)

@@ -7,26 +7,22 @@ also with two workers killed in mid-step, with another plan every six steps of w
 much in how many batches, and with a server replaced by a fresh one. Every worker writes the loss of
 each sample; the loss of a step is their mean over its samples, weighted exactly. A sample that was
 computed twice, because its first worker died, must have the right loss both times: whichever
-counted, the step's is right. And the same by all-reduce, but for servers: its tables are dense, so
-that it has a process of its own to be compared with.
+counted, the step's is right. And the same with all-reduce, but for servers: its tables are dense,
+so that it has a process of its own to be compared with.
 
 The yardstick for float32 is one process that sums each of its own batches in four parts: that much
 two orders of summation differ, without any distribution.
 """
 
-import argparse
 import contextlib
-import json
 import os
-import platform
-import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import closeness
+import harness
 import msgspec
 import numpy as np
 from safetensors.numpy import load_file
@@ -35,7 +31,6 @@ from paceline.base.errors import PacelineError
 from paceline.cli.launch import ask, launch
 from paceline.policy.straggler.actions import AdjustBatch, AnyAction, Share
 from paceline.wire.client import Replace
-from paceline.wire.outcome import read_outcome
 from paceline.wire.spec import JobSpec, NodeSpec, RestartSpec
 
 SCRIPT = Path(__file__).parents[1] / "tests" / "integration" / "jobs" / "equality.py"
@@ -90,6 +85,10 @@ GROUPS = (
     Job(2, switch=True, dense=True),
     Job(4, die=True, switch=True, dense=True),
 )
+QUICK = {
+    "ps": (Job(2, die=True, switch=True, move=True),),
+    "group": (Job(2, die=True, switch=True, dense=True),),
+}
 
 
 def _plan(*shares: tuple[int, int]) -> AdjustBatch:
@@ -109,7 +108,6 @@ PLANS = {
 }
 """By workers."""
 NUM_PARTS = 4
-FLOAT64_LIMIT, FLOAT32_LIMIT, DRIFT_FACTOR = 1e-10, 1e-5, 3.0
 
 Array = np.ndarray
 
@@ -128,8 +126,7 @@ def run_alone(out: Path, steps: int, num_parts: int = 1, *, dense: bool = False)
     out.mkdir(parents=True)
     flags = ["--out", str(out), "--steps", str(steps), "--parts", str(num_parts)]
     flags += ["--dense"] if dense else []
-    env = os.environ | {"OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, str(SCRIPT), *flags], check=True, env=env)
+    harness.output_of("alone", [sys.executable, str(SCRIPT), *flags], {"OMP_NUM_THREADS": "1"})
     return out
 
 
@@ -155,7 +152,7 @@ def run_job(out: Path, steps: int, job: Job, *, timeout_s: float = 300.0) -> Pat
     """Train on two servers, or by all-reduce; returns ``out``.
 
     Raises:
-        RuntimeError: the job failed or took too long, or what was to happen did not.
+        ArmError: the job failed or took too long, or what was to happen did not.
     """
     out.mkdir(parents=True)
     workers, die, switch, move, dense = job
@@ -166,7 +163,7 @@ def run_job(out: Path, steps: int, job: Job, *, timeout_s: float = 300.0) -> Pat
             *(["--die"] if die else []),
             *(["--dense"] if dense else []),
         ),
-        name=f"equality-{workers}",
+        name=f"equality-{job.name.replace(', ', '-').replace(' ', '-')}",
         strategy="allreduce" if dense else "ps",
         mode="bsp",
         solution="none",
@@ -177,23 +174,20 @@ def run_job(out: Path, steps: int, job: Job, *, timeout_s: float = 300.0) -> Pat
     )
     with switching(SWITCH_EVERY, PLANS[workers]) if switch else contextlib.nullcontext():
         folder = launch(spec)
-    deadline_s = time.monotonic() + timeout_s
-    while (outcome := read_outcome(folder.outcome)) is None:
-        if time.monotonic() > deadline_s:
-            raise RuntimeError(f"{folder.path}: no outcome after {timeout_s:.0f} s")
+
+    def replace() -> None:
         if move and folder.events.exists() and '"works"' in folder.events.read_text():
             # Again: it is being replaced already.
             with contextlib.suppress(PacelineError, OSError):
                 ask(folder, Replace(node="server-0"), timeout_s=1.0)
-        time.sleep(0.05)
-    if outcome.state != "finished":
-        raise RuntimeError(f"{folder.path}: {outcome.state}: {outcome.error}\n{outcome.traceback}")
+
+    harness.finish(folder, timeout_s, replace)
     if die and len(list(out.glob("died-*"))) != 2:
-        raise RuntimeError(f"{folder.path}: two workers were to die, but did not")
+        raise harness.failed_job(folder, "two workers were to die, but did not")
     if switch and folder.events.read_text().count('"plan"') < 3:
-        raise RuntimeError(f"{folder.path}: plans were to switch, but did not")
+        raise harness.failed_job(folder, "plans were to switch, but did not")
     if move and '"replaced"' not in folder.events.read_text():
-        raise RuntimeError(f"{folder.path}: a server was to be replaced, but was not")
+        raise harness.failed_job(folder, "a server was to be replaced, but was not")
     return out
 
 
@@ -206,8 +200,8 @@ def records(out: Path) -> Array:
     return np.concatenate([np.frombuffer(data).reshape(-1, width) for data in whole])
 
 
-def step_losses(found: Array, order: Array) -> tuple[Array, Array]:
-    """[steps, cases]: the lowest and highest loss of each step that the records allow.
+def step_losses(arm: str, found: Array, order: Array) -> tuple[Array, Array]:
+    """[steps, cases]: the lowest and highest loss of each step that the records of an arm allow.
 
     ``order``: the samples in the order of the steps, from a run that computed each once.
     """
@@ -218,7 +212,8 @@ def step_losses(found: Array, order: Array) -> tuple[Array, Array]:
     np.maximum.at(high, index, found[:, 1:])
     missing = np.flatnonzero(np.isinf(low[:, 0]))
     if missing.size:
-        raise RuntimeError(f"{missing.size} samples were computed by nobody: {missing[:5]} ...")
+        what = f"{missing.size} samples were computed by nobody: {missing[:5]} ..."
+        raise harness.failure(arm, what)
     starts = np.arange(0, order.size, BATCH_SIZE)
     sizes = np.diff([*starts, order.size])[:, None]
     return tuple(np.add.reduceat(side[order], starts) / sizes for side in (low, high))  # type: ignore[return-value]
@@ -228,8 +223,8 @@ def deviations(reference: Path, other: Path) -> dict[tuple[str, str], Deviation]
     """How far the models of one run are from those of the reference."""
     expected = records(reference)
     order = expected[:, 0].astype(np.int64)
-    right, _ = step_losses(expected, order)
-    sides = step_losses(records(other), order)
+    right, _ = step_losses(reference.name, expected, order)
+    sides = step_losses(other.name, records(other), order)
     loss = np.max([np.abs(side - right) / np.abs(right) for side in sides], axis=(0, 1))
     ours, theirs = (
         load_file(other / "model.safetensors"),
@@ -240,23 +235,15 @@ def deviations(reference: Path, other: Path) -> dict[tuple[str, str], Deviation]
         case = int(name.split(".")[0])
         if name.endswith("keys"):
             if not np.array_equal(ours[name], value):
-                raise RuntimeError(f"{name} differ: rows appeared for other keys")
+                raise harness.failure(other.name, f"{name} differ: rows appeared for other keys")
             continue
-        apart = np.abs(ours[name].astype(np.float64) - value).max() / np.abs(value).max()
-        state[case] = max(state[case], float(apart))
+        state[case] = max(state[case], closeness.apart(ours[name], value))
     return {case: Deviation(float(loss[i]), state[i]) for i, case in enumerate(CASES)}
 
 
 def limits(drift: dict[tuple[str, str], Deviation]) -> dict[tuple[str, str], float]:
     """The largest deviation of the loss that each model may show."""
-    return {
-        (kind, dtype): FLOAT64_LIMIT
-        if dtype == "float64"
-        else FLOAT32_LIMIT
-        if kind == "sgd"
-        else DRIFT_FACTOR * drift[kind, dtype].loss
-        for kind, dtype in CASES
-    }
+    return {case: closeness.limit(*case, drift[case].loss) for case in CASES}
 
 
 class Table(NamedTuple):
@@ -266,12 +253,15 @@ class Table(NamedTuple):
     rows: list[tuple[str, dict[tuple[str, str], Deviation]]]
     allowed: dict[tuple[str, str], float]
 
-    @property
-    def exceeded(self) -> bool:
-        """Whether any run is beyond that; the first row is the yardstick."""
-        return any(
-            found[case].loss > self.allowed[case] for _, found in self.rows[1:] for case in CASES
-        )
+    def exceeded(self) -> dict[str, str]:
+        """Runs that are beyond that, and by how much; the first row is the yardstick."""
+        return {
+            f"{name}, {' '.join(case)}": f"{found[case].loss:.1e}, allowed {self.allowed[case]:.1e}"
+            for name, found in self.rows[1:]
+            for case in CASES
+            # Nor may it be no number.
+            if not found[case].loss <= self.allowed[case]
+        }
 
     def show(self) -> None:
         """Print it."""
@@ -309,29 +299,24 @@ def compared(folder: Path, steps: int, jobs: Sequence[Job], *, dense: bool) -> T
     return Table(f"{steps} steps of {BATCH_SIZE}, {how}", rows, limits(drift))
 
 
-def main() -> int:
-    """Print the tables; 1: a limit is exceeded."""
-    parser = argparse.ArgumentParser(description="Workers against one process, in BSP.")
+def main() -> None:
+    """Print the tables."""
+    parser = harness.parser(__doc__, "40 steps, 2 workers, once by each path")
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--quick", action="store_true", help="60 steps, 1 and 2 workers")
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
     args = parser.parse_args()
-    steps, most = (60, 2) if args.quick else (args.steps, 4)
+    kinds = {"ps": JOBS, "group": GROUPS}
+    if args.quick:
+        args.steps, kinds = 40, QUICK
     tables = []
-    with tempfile.TemporaryDirectory(prefix="equality-") as folder:
-        os.environ.setdefault("PACELINE_HOME", folder)
-        for name, dense, all_jobs in (("ps", False, JOBS), ("group", True, GROUPS)):
-            jobs = [job for job in all_jobs if job.workers <= most]
-            tables.append(compared(Path(folder) / name, steps, jobs, dense=dense))
+    with harness.scratch() as folder:
+        for name, jobs in kinds.items():
+            dense = name == "group"
+            tables.append(compared(folder / name, args.steps, jobs, dense=dense))
     for table in tables:
         table.show()
-    if args.json:
-        told = {
-            "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-            "tables": [table.told() for table in tables],
-        }
-        args.json.write_text(json.dumps(told, indent=1))
-    return int(any(table.exceeded for table in tables))
+    figures = {"tables": [table.told() for table in tables]}
+    exceeded = {arm: why for table in tables for arm, why in table.exceeded().items()}
+    harness.report("equality", figures, file=args.json, failed=exceeded)
 
 
 def _line(name: str, cells: Sequence[str]) -> str:
@@ -339,4 +324,4 @@ def _line(name: str, cells: Sequence[str]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    harness.run(main)

@@ -11,7 +11,6 @@ many steps in turn, never both. The ratio of times with its 95 % interval over p
 Prints tables and JSON.
 """
 
-import argparse
 import json
 from pathlib import Path
 
@@ -37,7 +36,7 @@ def spec_of(
     return JobSpec(
         script=str(JOBS / "gated.py"),
         args=tuple(args),
-        name=f"cost-{mode}",
+        name=f"cost-{mode}-{samples}",
         solution="none",
         mode=mode,  # type: ignore[arg-type]
         samples=samples,  # type: ignore[arg-type]
@@ -54,10 +53,7 @@ def count(mode: str, samples: str, servers: int, steps: int) -> dict[str, tuple[
         args += ["--num-samples", str(steps * BATCH_SIZE), "--batch-size", str(BATCH_SIZE)]
         env = {"PYTHONPATH": str(JOBS / "counting"), "PACELINE_BENCH_COUNTS": str(out)}
         with harness.running(spec_of(mode, samples, args, servers, env)) as job:
-            harness.until(job.outcome.exists, harness.RUN_S)
-            outcome = json.loads(job.outcome.read_text())
-            if outcome["state"] != "finished":
-                raise RuntimeError(f"the job ended as {outcome}")
+            harness.finish(job, harness.RUN_S)
         total: dict[str, tuple[float, float]] = {}
         for path in out.glob("*.json"):
             for kind, (messages, num_bytes) in json.loads(path.read_text()).items():
@@ -86,15 +82,14 @@ def compare(model: str, pairs: int, run_steps: int) -> list[tuple[float, float]]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = harness.parser(__doc__, "60 steps, two modes, 3 pairs")
     parser.add_argument("--pairs", type=int, default=40)
     parser.add_argument("--steps", type=int, default=500, help="of each counted job")
     parser.add_argument("--run-steps", type=int, default=10, help="of each timed run")
     parser.add_argument("--model", choices=("click", "tiny"), default="click")
     parser.add_argument("--servers", type=int, default=2, help="of the counted jobs")
-    parser.add_argument("--quick", action="store_true", help="100 steps, two modes, 5 pairs")
     options = parser.parse_args()
-    steps, pairs = (100, 5) if options.quick else (options.steps, options.pairs)
+    steps, pairs = (60, 3) if options.quick else (options.steps, options.pairs)
     modes = (MODES[0], MODES[3]) if options.quick else MODES
     counted = {}
     for mode, samples in modes:
@@ -117,8 +112,9 @@ def main() -> None:
         f"[{ratio['low95']:.4f}, {ratio['high95']:.4f}] over {ratio['n']} pairs"
     )
     figures = {"servers": options.servers, "counted": counted, "model": options.model}
-    harness.report("exactly_once_cost", {**figures, "time_ratio": ratio, "goal_ratio": 1.01})
+    figures |= {"time_ratio": ratio, "goal_ratio": 1.01}
+    harness.report("exactly_once_cost", figures, file=options.json)
 
 
 if __name__ == "__main__":
-    main()
+    harness.run(main)

@@ -1,41 +1,26 @@
 """How soon training begins on a long text file that has no index yet.
 
-Usage: python benchmarks/first_lease.py [--lines 100000000] [--runs 5] [--quick] [--dir DIR]
+    python benchmarks/first_lease.py [--lines 100000000] [--runs 5] [--quick] [--dir DIR]
 
-Each run is a script of its own, started plainly (a job of one process), with an empty index folder:
-``first_lease_s`` is the time from the call of ``job.batches`` to the first batch of a shuffled
-epoch, ``counted_s`` the time until all lines are counted beside it, ``wait_for_count_s`` what a
-script waits that asks for the length first (interleaved with the others). The file lies in the page
-cache. Prints a table, then JSON.
+Each run is a script of its own, started without `paceline run` (a job of one process), with an
+empty index folder: ``first_lease_s`` is the time from the call of ``job.batches`` to the first
+batch of a shuffled epoch, ``counted_s`` the time until all lines are counted meanwhile,
+``wait_for_count_s`` what a script waits that asks for the length first (interleaved with the
+others). The file lies in the page cache. Prints a table, then JSON.
 """
 
-import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-import numpy as np
+import harness
 
 BATCH_SIZE = 4096
 FLOOR_S = 0.1
 """What the first lease may take on 10^8 lines."""
-
-
-def write_lines(path: Path, num_lines: int) -> None:
-    """Short lines of 4 to 16 bytes."""
-    rng = np.random.default_rng(0)
-    lengths = rng.integers(3, 16, size=1 << 20)
-    block = b"".join(b"123456789012345"[:length] + b"\n" for length in lengths.tolist())
-    with path.open("wb") as file:
-        for _ in range(num_lines >> 20):
-            file.write(block)
-        rest = num_lines & ((1 << 20) - 1)
-        file.write(b"".join(block.splitlines(keepends=True)[:rest]))
 
 
 def train_on(path: Path, index_dir: Path) -> dict[str, float]:
@@ -74,28 +59,23 @@ def ask_length(path: Path, index_dir: Path) -> dict[str, float]:
 def run(kind: str, path: Path) -> dict[str, float]:
     """One run in a process of its own."""
     with tempfile.TemporaryDirectory() as index_dir:
-        done = subprocess.run(
-            [sys.executable, __file__, "--inside", kind, str(path), index_dir],
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-            check=True,
-            capture_output=True,
-        )
-    found: dict[str, float] = json.loads(done.stdout)
+        command = [sys.executable, __file__, "--inside", kind, str(path), index_dir]
+        told = harness.output_of(kind, command, {"OMP_NUM_THREADS": "1"})
+    found: dict[str, float] = json.loads(told)
     return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = harness.parser(__doc__, "1 run on a million lines")
     parser.add_argument("--lines", type=int, default=100_000_000)
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--quick", action="store_true", help="3 runs on 30 million lines")
     parser.add_argument("--dir", type=Path, default=None, help="where the file is made")
     options = parser.parse_args()
     if options.quick:
-        options.lines, options.runs = 30_000_000, 3
+        options.lines, options.runs = 1_000_000, 1
     with tempfile.TemporaryDirectory(dir=options.dir) as folder:
         path = Path(folder) / "lines.txt"
-        write_lines(path, options.lines)
+        harness.write_lines(path, options.lines)
         size_gb = path.stat().st_size / 1e9
         found: list[dict[str, float]] = []
         for _ in range(options.runs):
@@ -107,7 +87,7 @@ def main() -> None:
         values = sorted(one[name] for one in found)
         medians[name] = statistics.median(values)
         print(f"{name:>18}  median {medians[name]:.4f}  ({values[0]:.4f} to {values[-1]:.4f})")
-    report = {
+    figures = {
         "lines": options.lines,
         "gb": size_gb,
         "floor_s": FLOOR_S,
@@ -115,7 +95,7 @@ def main() -> None:
         "count_gb_per_s": size_gb / medians["counted_s"],
         "runs": found,
     }
-    print(json.dumps(report))
+    harness.report("first_lease", figures, file=options.json)
 
 
 if __name__ == "__main__":
@@ -123,4 +103,4 @@ if __name__ == "__main__":
         kinds = {"train": train_on, "length": ask_length}
         print(json.dumps(kinds[sys.argv[2]](Path(sys.argv[3]), Path(sys.argv[4]))))
     else:
-        main()
+        harness.run(main)

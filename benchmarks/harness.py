@@ -1,5 +1,11 @@
-"""What the recovery and bookkeeping benchmarks share: running jobs, reading stamps, statistics."""
+"""What the benchmarks share: their flags, running jobs, reading stamps, statistics, how they fail.
 
+A benchmark compares *arms*. One that fails, or brings no figure, fails the benchmark: an `ArmError`
+names it and shows the end of its log, and the exit status (of `run`) is 1. With ``--quick`` all is
+small and few, by the same code; goals are printed then, but do not count.
+"""
+
+import argparse
 import contextlib
 import functools
 import json
@@ -13,9 +19,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,13 +31,175 @@ from paceline.base.jobdir import JobDir
 from paceline.base.processes import find_job_processes
 from paceline.cli.launch import ask, launch
 from paceline.wire.client import GetStatus, JobStatus, StopJob
-from paceline.wire.spec import JobSpec
+from paceline.wire.outcome import read_outcome
+from paceline.wire.spec import JobSpec, load
 
 TINY = Path(__file__).with_name("jobs") / "tiny.py"
 POLL_S = 0.02
 RUN_S = 300.0
 NEVER_S = 1e6
 """Between cuts, where there are to be none."""
+NUM_LOGS, NUM_LINES = 3, 12
+"""Of a failed arm these are shown: logs, and lines of each."""
+
+
+class ArmError(Exception):
+    """An arm failed, or brought no figure."""
+
+    def __init__(self, arm: str, what: str) -> None:
+        super().__init__(f"arm {arm}: {what}")
+        self.what = what
+
+
+def failure(arm: str, what: str, logs: Iterable[Path] = ()) -> ArmError:
+    """The error of an arm.
+
+    Args:
+        arm: its name.
+        what: failed.
+        logs: files; the end of those that name an error is shown, or else of the newest ones.
+    """
+    return ArmError(arm, f"{what}{last_lines(logs)}")
+
+
+def last_lines(logs: Iterable[Path]) -> str:
+    """The end of some logs, each after a line that names it."""
+    texts = {
+        log: text
+        for log in logs
+        if log.is_file() and (text := log.read_text("utf-8", "replace").strip())
+    }
+    newest = sorted(texts, key=lambda log: log.stat().st_mtime, reverse=True)
+    # The sort is stable: among equals the newest stay first.
+    chosen = sorted(newest, key=lambda log: "Error" not in texts[log])[:NUM_LOGS]
+    ends = (f"\n--- {log}\n" + "\n".join(texts[log].splitlines()[-NUM_LINES:]) for log in chosen)
+    return "".join(ends)
+
+
+def failed_job(job: JobDir, what: str) -> ArmError:
+    """The error of an arm that is a job, with how the job ended and the end of its logs."""
+    outcome = read_outcome(job.outcome)
+    state = f"the job {outcome.state}: {outcome.error}" if outcome else "the job still runs"
+    told = f"\n{outcome.traceback.rstrip()}" if outcome and outcome.traceback else ""
+    return failure(load(job.spec).name, f"{what}; {state}{told}", job.logs.iterdir())
+
+
+# ---------------------------------------------------------------------------- the command
+
+
+def parser(doc: str | None, quick: str) -> argparse.ArgumentParser:
+    """The flags of a benchmark, ``--quick`` and ``--json`` among them.
+
+    Args:
+        doc: of its module.
+        quick: what ``--quick`` makes of it.
+    """
+    found = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
+    found.add_argument("--quick", action="store_true", help=quick)
+    found.add_argument("--json", type=Path, help="also write the figures to this file")
+    return found
+
+
+def run(main: Callable[[], int | None]) -> NoReturn:
+    """Exit with what a benchmark's ``main`` returns; with 1, and a message, where an arm failed."""
+    try:
+        status = main()
+    except ArmError as error:
+        sys.exit(f"FAILED {error}")
+    sys.exit(status)
+
+
+def skipped(name: str, why: str) -> None:
+    """Say that an optional peer, or data set, is left out."""
+    print(f"skipped: {name}: {why}", flush=True)
+
+
+# ---------------------------------------------------------------------------- processes
+
+
+def output_of(arm: str, command: Sequence[str], env: Mapping[str, str] | None = None) -> str:
+    """Run a process of an arm to its end; what it printed.
+
+    Args:
+        arm: its name.
+        command: of the process.
+        env: variables beyond our own.
+
+    Raises:
+        ArmError: its exit status is not 0.
+    """
+    done = subprocess.run(
+        command, env=os.environ | dict(env or {}), capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        end = "\n".join(f"{done.stdout}{done.stderr}".strip().splitlines()[-NUM_LINES:])
+        raise failure(arm, f"exit status {done.returncode}\n{end}")
+    return done.stdout
+
+
+class Child:
+    """A process of an arm that runs beside others; its errors go into a log."""
+
+    def __init__(self, arm: str, command: Sequence[str], log: Path) -> None:
+        self.arm, self.log, self._out = arm, log, log.with_suffix(".out")
+        with log.open("wb") as errors, self._out.open("wb") as out:
+            self._process = subprocess.Popen(command, stdout=out, stderr=errors)
+        self.pid = self._process.pid
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has."""
+        return self._process.poll() is not None
+
+    def check(self) -> None:
+        """Raises ArmError: it has ended."""
+        if self.has_ended:
+            raise failure(self.arm, f"exit status {self._process.returncode}", [self.log])
+
+    def output(self, timeout_s: float, needs: "Sequence[Child]" = ()) -> str:
+        """Wait for its end; what it printed.
+
+        Args:
+            timeout_s: the longest wait.
+            needs: processes that have to live until then.
+
+        Raises:
+            ArmError: it failed, took too long, or one that it needs ended.
+        """
+        until(lambda: self.has_ended or any(one.has_ended for one in needs), timeout_s)
+        if self._process.poll() != 0:
+            for one in (*needs, self):
+                one.check()
+            raise failure(self.arm, f"not over after {timeout_s:.0f} s", [self.log])
+        return self.printed()
+
+    def printed(self) -> str:
+        """What it printed so far."""
+        return self._out.read_text()
+
+    def kill(self) -> None:
+        """End it now."""
+        self._process.kill()
+        self._process.wait()
+
+
+@contextlib.contextmanager
+def bare_job(name: str) -> Iterator[JobDir]:
+    """The directory of a job that has only what a benchmark starts for it."""
+    with tempfile.TemporaryDirectory(prefix="paceline-bench-") as folder:
+        job = JobDir(Path(folder) / f"{name}-{os.getpid()}")
+        job.path.mkdir()
+        job.secret_file.write_text("s" * 64)
+        job.cuts.mkdir()
+        job.logs.mkdir()
+        job.make_run_dir()
+        try:
+            yield job
+        finally:
+            shutil.rmtree(job.run_dir)
+
+
+# ---------------------------------------------------------------------------- jobs
 
 
 @contextlib.contextmanager
@@ -46,10 +214,17 @@ def scratch() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def running(spec: JobSpec) -> Iterator[JobDir]:
-    """A job, ended and removed afterwards; kept, and named, where something was raised."""
+    """A job, ended and removed afterwards; kept, and named, where something was raised.
+
+    Raises:
+        ArmError: it has failed.
+    """
     job = launch(spec)
     try:
         yield job
+        outcome = read_outcome(job.outcome)
+        if outcome is not None and outcome.state == "failed":
+            raise failed_job(job, "failed")
     except BaseException:
         kept = Path(tempfile.gettempdir()) / f"paceline-bench-failed-{job.job_id}"
         stop(job)
@@ -80,8 +255,54 @@ def until(condition: Callable[[], bool], timeout_s: float) -> bool:
 
 def happens(job: JobDir, condition: Callable[[], bool], timeout_s: float) -> bool:
     """Wait for a condition as long as the job runs; whether it came."""
-    until(lambda: condition() or job.outcome.exists(), timeout_s)
-    return condition()
+    came = False
+
+    def is_over() -> bool:
+        nonlocal came
+        came = condition()  # it may do what can be done once only
+        return came or job.outcome.exists()
+
+    until(is_over, timeout_s)
+    # It may have come true before the job ended, and after it was asked.
+    return came or condition()
+
+
+def require(job: JobDir, condition: Callable[[], bool], timeout_s: float, what: str) -> None:
+    """Wait for a condition as long as the job runs.
+
+    Args:
+        job: an arm.
+        condition: to become true.
+        timeout_s: the longest wait.
+        what: is wrong if it does not, for the message.
+
+    Raises:
+        ArmError: it did not.
+    """
+    if not happens(job, condition, timeout_s):
+        raise failed_job(job, what)
+
+
+def finish(job: JobDir, timeout_s: float, meanwhile: Callable[[], object] = lambda: None) -> None:
+    """Wait until a job has finished.
+
+    Args:
+        job: an arm.
+        timeout_s: the longest wait.
+        meanwhile: is called again and again.
+
+    Raises:
+        ArmError: it ended otherwise, or not in time.
+    """
+
+    def is_over() -> bool:
+        meanwhile()
+        return job.outcome.exists()
+
+    until(is_over, timeout_s)
+    outcome = read_outcome(job.outcome)
+    if outcome is None or outcome.state != "finished":
+        raise failed_job(job, f"not finished within {timeout_s:.0f} s")
 
 
 def status(job: JobDir) -> JobStatus:
@@ -162,10 +383,9 @@ def _run_once(pipes: Sequence[Path], times: Path, job: JobDir) -> Run:
     before = len(_whole_lines(times))
     cpu_s = _master_cpu_s(job)
     for pipe in pipes:
-        if not until(functools.partial(_release, pipe), RUN_S):
-            raise RuntimeError(f"no worker waits at {pipe}: was it restarted?")
-    if not until(lambda: len(_whole_lines(times)) > before, RUN_S):
-        raise RuntimeError("a run did not end")
+        # A worker that was started again waits there no more.
+        require(job, functools.partial(_release, pipe), RUN_S, f"no worker waits at {pipe}")
+    require(job, lambda: len(_whole_lines(times)) > before, RUN_S, "a run did not end")
     then_cpu_s = _master_cpu_s(job)
     return Run(float(_whole_lines(times)[before]), then_cpu_s - cpu_s)
 
@@ -183,9 +403,16 @@ def _release(pipe: Path) -> bool:
 
 def _master_cpu_s(job: JobDir) -> float:
     """Of all threads that the job's master ever had."""
-    pid = next(one.pid for one in find_job_processes(job.path) if one.runs("paceline.master"))
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    master = (one.pid for one in find_job_processes(job.path) if one.runs("paceline.master"))
+    pid = next(master, None)
+    if pid is None:
+        raise failed_job(job, "it has no master")
+    return cpu_s(pid)
+
+
+def cpu_s(pid: int) -> float:
+    """Processor time of all threads that a process ever had."""
+    return time.clock_gettime(~pid << 3 | 2)
 
 
 def _whole_lines(path: Path) -> list[str]:
@@ -193,7 +420,19 @@ def _whole_lines(path: Path) -> list[str]:
     return text.splitlines() if text.endswith("\n") else text.splitlines()[:-1]
 
 
-# ---------------------------------------------------------------------------- figures
+# ---------------------------------------------------------------------------- data, figures
+
+
+def write_lines(path: Path, num_lines: int) -> None:
+    """Short lines of 4 to 16 bytes."""
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(3, 16, size=1 << 20)
+    block = b"".join(b"123456789012345"[:length] + b"\n" for length in lengths.tolist())
+    with path.open("wb") as file:
+        for _ in range(num_lines >> 20):
+            file.write(block)
+        rest = num_lines & ((1 << 20) - 1)
+        file.write(b"".join(block.splitlines(keepends=True)[:rest]))
 
 
 def summary(values: Sequence[float]) -> dict[str, float]:
@@ -256,9 +495,45 @@ def machine() -> dict[str, Any]:
     }
 
 
-def report(name: str, figures: dict[str, Any]) -> None:
-    """Print the JSON that a figure is quoted from."""
-    print(json.dumps({"benchmark": name, **machine(), **figures}, indent=1))
+def report(
+    name: str,
+    figures: dict[str, Any],
+    *,
+    file: Path | None = None,
+    failed: Mapping[str, str] | None = None,
+) -> None:
+    """Print the JSON that a figure is quoted from.
+
+    Args:
+        name: of the benchmark.
+        figures: by arm, or by what was measured; a `summary` of nothing is none.
+        file: is written, too.
+        failed: arm -> why.
+
+    Raises:
+        ArmError: an arm failed, or has no figure; raised when all is printed.
+    """
+    text = json.dumps({"benchmark": name, **machine(), **figures}, indent=1)
+    print(text, flush=True)
+    if file:
+        file.write_text(text)
+    bare = dict.fromkeys(without_figure(figures), "it brought no figure")
+    if lost := bare | dict(failed or {}):
+        if len(lost) == 1:
+            raise ArmError(*lost.popitem())
+        raise ArmError(", ".join(lost), "\n".join(f"\n{arm}: {why}" for arm, why in lost.items()))
+
+
+def without_figure(figures: Mapping[str, Any], within: str = "") -> Iterator[str]:
+    """The places of figures that are none: a `summary` of nothing, or not a number."""
+    for key, value in figures.items():
+        where = f"{within}{key}"
+        if isinstance(value, Mapping):
+            if value.get("n") == 0:
+                yield where
+            yield from without_figure(value, f"{where}, ")
+        elif isinstance(value, float) and math.isnan(value):
+            yield where
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

@@ -1,18 +1,14 @@
 """The index of line offsets: time to the first lease, and speed of the build in the background.
 
-Usage: python benchmarks/line_index.py [--lines 10000000] [--dir DIR]
+    python benchmarks/line_index.py [--quick] [--lines 10000000] [--dir DIR]
 
 Prints JSON. ``first_lease_s`` is the time from opening a file without an index to the first batch
 of records of a shuffled epoch of unknown length; ``build_gb_per_s`` is read from the page cache
-if the file is there. Five runs each. The
-build is timed alone, and beside a thread of pure Python that
-never gives up the interpreter lock on its own accord, as a training loop would.
+if the file is there. Five runs each. The build is timed alone, and beside a thread of pure Python
+that never gives up the interpreter lock on its own accord, as a training loop would.
 """
 
-import argparse
 import itertools
-import json
-import os
 import resource
 import tempfile
 import threading
@@ -20,7 +16,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
+import harness
 
 from paceline.runtime.data.loader import Loader
 from paceline.runtime.data.order import EpochOrder
@@ -28,18 +24,6 @@ from paceline.runtime.data.text import TextLines
 
 BATCH_SIZE = 4096
 REPEATS = 5
-
-
-def write_lines(path: Path, num_lines: int) -> None:
-    """Short lines of 4 to 16 bytes."""
-    rng = np.random.default_rng(0)
-    lengths = rng.integers(3, 16, size=1 << 20)
-    block = b"".join(b"123456789012345"[:length] + b"\n" for length in lengths.tolist())
-    with path.open("wb") as file:
-        for _ in range(num_lines >> 20):
-            file.write(block)
-        rest = num_lines & ((1 << 20) - 1)
-        file.write(b"".join(block.splitlines(keepends=True)[:rest]))
 
 
 def first_lease(path: Path, index_dir: Path) -> float:
@@ -85,13 +69,15 @@ def beside_python(work: Callable[[], tuple[float, int]]) -> tuple[float, int]:
 
 def main() -> None:
     """Generate, measure, print."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = harness.parser(__doc__, "a hundredth of the lines")
     parser.add_argument("--lines", type=int, default=10_000_000)
     parser.add_argument("--dir", type=Path, default=None, help="where the file is generated")
     arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.lines = 100_000
     with tempfile.TemporaryDirectory(dir=arguments.dir) as folder:
         path = Path(folder) / "lines.txt"
-        write_lines(path, arguments.lines)
+        harness.write_lines(path, arguments.lines)
         size_gb = path.stat().st_size / 1e9
         before_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
         dirs = (Path(folder) / str(number) for number in itertools.count())
@@ -101,23 +87,18 @@ def main() -> None:
         again_s, count = build(path, Path(folder) / str(REPEATS))
         after_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
         if count != arguments.lines:
-            raise SystemExit(f"counted {count} lines, wrote {arguments.lines}")
-    print(
-        json.dumps(
-            {
-                "lines": count,
-                "size_gb": round(size_gb, 3),
-                "first_lease_s": [round(one, 4) for one in firsts_s],
-                "build_gb_per_s": [round(size_gb / one, 2) for one, _ in alone],
-                "build_beside_python_gb_per_s": [round(size_gb / one, 2) for one, _ in beside],
-                "open_with_index_s": round(again_s, 4),
-                "peak_memory_growth_mb": round(after_mb - before_mb, 1),
-                "cpus": os.cpu_count(),
-            },
-            indent=2,
-        )
-    )
+            raise harness.failure("build", f"counted {count} lines, wrote {arguments.lines}")
+    figures = {
+        "lines": count,
+        "size_gb": round(size_gb, 3),
+        "first_lease_s": [round(one, 4) for one in firsts_s],
+        "build_gb_per_s": [round(size_gb / one, 2) for one, _ in alone],
+        "build_beside_python_gb_per_s": [round(size_gb / one, 2) for one, _ in beside],
+        "open_with_index_s": round(again_s, 4),
+        "peak_memory_growth_mb": round(after_mb - before_mb, 1),
+    }
+    harness.report("line_index", figures, file=arguments.json)
 
 
 if __name__ == "__main__":
-    main()
+    harness.run(main)

@@ -21,15 +21,11 @@ master) and ``action_ms`` (``CallCosts.action_s``: the median extra wait of all 
 takes effect). Prints tables and JSON.
 """
 
-import argparse
 import asyncio
 import itertools
 import json
-import os
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -64,6 +60,7 @@ from paceline.wire.messages.node import (
 from paceline.wire.spec import CheckpointSpec, JobSpec, NodeSpec
 
 STEP_S = 0.4
+PLAY_S = 300.0
 BURST = 500
 """Reports of the leader before the master is asked whether it has them all."""
 PAPER = "0.44 to 0.46 % of the JCT at 30, 60 and 90 workers; 55 % ledger, 45 % synchronisation"
@@ -133,9 +130,9 @@ class Players:
             await call(index)
             waits_s.append(time.perf_counter() - start_s)
 
-        before_s = cpu_s(self._pid)
+        before_s = harness.cpu_s(self._pid)
         await asyncio.gather(*(timed(index) for index in range(self._count)))
-        return cpu_s(self._pid) - before_s
+        return harness.cpu_s(self._pid) - before_s
 
     async def caught_up(self) -> None:
         """The master has handled the leader's last report."""
@@ -144,11 +141,6 @@ class Players:
             status = await client.call(GetStatus(), timeout_s=30.0)
             if getattr(status, "step", 0) >= self.step:
                 return
-
-
-def cpu_s(pid: int) -> float:
-    """Processor time of all threads of a process."""
-    return time.clock_gettime(~pid << 3 | 2)
 
 
 async def play(job: JobDir, count: int, seconds: float, master_pid: int) -> dict[str, Any]:
@@ -164,11 +156,11 @@ async def play(job: JobDir, count: int, seconds: float, master_pid: int) -> dict
         spent_s["grant"] += await players.all(players.grant, waits_s["grant"])
         players.returns += 1
         spent_s["return"] += await players.all(players.give_back, waits_s["return"])
-    before_s = cpu_s(master_pid)
+    before_s = harness.cpu_s(master_pid)
     for _ in range(BURST):
         players.commit(players.step + 1)
     await players.caught_up()
-    reports_s = cpu_s(master_pid) - before_s
+    reports_s = harness.cpu_s(master_pid) - before_s
     found: dict[str, Any] = {
         name: {
             "calls": len(waits),
@@ -195,28 +187,28 @@ async def run_master(job: JobDir, workers: int) -> None:
 
 def ledger_calls(workers: int, seconds: float) -> dict[str, Any]:
     """A master in a process of its own, and players in this one."""
-    with tempfile.TemporaryDirectory() as folder:
-        job = JobDir(Path(folder) / f"management-{os.getpid()}-{workers}")
-        job.path.mkdir()
-        job.secret_file.write_text("s" * 64)
-        job.cuts.mkdir()
-        job.make_run_dir()
+    with harness.bare_job(f"management-{workers}") as job:
         arguments = ["--role", "master", "--job", str(job.path), "--workers", str(workers)]
-        master = subprocess.Popen([sys.executable, __file__, *arguments])
+        command = [sys.executable, __file__, *arguments]
+        master = harness.Child(f"{workers} workers", command, job.logs / "master.log")
         try:
-            return asyncio.run(play(job, workers, seconds, master.pid))
+            return asyncio.run(asyncio.wait_for(play(job, workers, seconds, master.pid), PLAY_S))
+        except TimeoutError:
+            master.check()
+            raise harness.failure(master.arm, "the master is too slow", [master.log]) from None
+        except SystemExit:  # of a client whose stream was closed
+            master.check()
+            raise
         finally:
             master.kill()
-            master.wait()
-            job.run_dir.rmdir()
 
 
 # ---------------------------------------------------------------------------- actions, decisions
 
 
-def actions(workers: int, switches: int) -> dict[str, Any]:
+def actions(workers: int, switches: int, step_s: float) -> dict[str, Any]:
     """A real job whose plans switch."""
-    run = plan_switch.run(switches, STEP_S, workers)
+    run = plan_switch.run(switches, step_s, workers)
     commit_ms, granted_ms = 1e3 * np.diff(run.phases, axis=1).T
     switching_s, ordinary_s = run.times[run.switched], run.times[~run.switched]
     usual_s = float(np.median(ordinary_s))
@@ -258,11 +250,11 @@ def decisions(workers: int, servers: int) -> dict[str, Any]:
 # ---------------------------------------------------------------------------- the whole
 
 
-def measure(workers: int, seconds: float, switches: int) -> dict[str, Any]:
+def measure(workers: int, seconds: float, switches: int, step_s: float) -> dict[str, Any]:
     """Everything for one size."""
     found = {
         "ledger_calls": ledger_calls(workers, seconds),
-        "actions": actions(workers, switches),
+        "actions": actions(workers, switches, step_s),
         "decisions": decisions(workers, servers=max(1, workers // 3)),
     }
     extra_ms = found["actions"]["switching_extra_ms"]["median"]
@@ -288,21 +280,23 @@ def rows_of(workers: int, found: dict[str, Any]) -> list[tuple[object, ...]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = harness.parser(__doc__, "2 workers, half a second, 5 switches of short steps")
     parser.add_argument("--workers", type=int, nargs="+", default=[8, 16, 30], help="even")
     parser.add_argument("--seconds", type=float, default=4.0, help="of ledger calls")
     parser.add_argument("--switches", type=int, default=12)
-    parser.add_argument("--quick", action="store_true", help="8 workers, 2 s, 5 switches")
     parser.add_argument("--role", choices=["master"])
     parser.add_argument("--job", type=Path)
     options = parser.parse_args()
     if options.role == "master":
         asyncio.run(run_master(JobDir(options.job), options.workers[0]))
         return
-    sizes, seconds, switches = options.workers, options.seconds, options.switches
+    step_s = STEP_S
     if options.quick:
-        sizes, seconds, switches = sizes[:1], 2.0, 5
-    found = {workers: measure(workers, seconds, switches) for workers in sizes}
+        options.workers, options.seconds, options.switches, step_s = [2], 0.5, 5, 0.1
+    found = {
+        workers: measure(workers, options.seconds, options.switches, step_s)
+        for workers in options.workers
+    }
     harness.table(
         ("workers", "what", "master's processor", "until answered or done, ms"),
         list(itertools.chain.from_iterable(rows_of(*one) for one in found.items())),
@@ -311,8 +305,8 @@ def main() -> None:
         flags = " ".join(f"--{k.replace('_', '-')} {v:g}" for k, v in of["simulator"].items())
         print(f"{workers} workers: paceline sim stragglers fig18 {flags}")
     print(f"the paper: {PAPER}")
-    harness.report("management_cost", {"sizes": found, "paper": PAPER})
+    harness.report("management_cost", {"sizes": found, "paper": PAPER}, file=options.json)
 
 
 if __name__ == "__main__":
-    main()
+    harness.run(main)

@@ -1,25 +1,23 @@
 """What a thousand agents cost the master: its cpu time over wall time.
 
-    python benchmarks/master_load.py [--agents 1000] [--seconds 15]
+    python benchmarks/master_load.py [--quick] [--agents 1000] [--seconds 15]
 
 The production `Master` in a process of its own; another process plays the agents, each with its own
 gRPC stream, a running training process and one full report per second (the heartbeat's facts, from
 which the master makes metrics, speeds and status once per second). Prints JSON.
 """
 
-import argparse
 import asyncio
-import json
 import os
 import random
 import resource
-import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
-from dispatch import NoBackend, _cpu_s
+import harness
+from dispatch import NoBackend
 
 from paceline.base.jobdir import JobDir
 from paceline.master.service import Master
@@ -30,6 +28,8 @@ from paceline.wire.messages.node import ProcessUp
 from paceline.wire.spec import JobSpec, NodeSpec
 
 REPORT_S = 1.0
+START_S, CONNECT_S = 60.0, 0.1
+"""For a master to start, and for an agent to connect."""
 CONNECTING = 50
 """Agents that connect at the same time."""
 
@@ -40,9 +40,18 @@ async def run_master(job: JobDir, agents: int) -> None:
     await master.run()
 
 
-async def run_agents(job: JobDir, count: int, seconds: float, master_pid: int) -> None:
-    while not job.master_address.exists():
-        await asyncio.sleep(0.02)
+async def run_agents(
+    job: JobDir, count: int, seconds: float, master: harness.Child
+) -> dict[str, Any]:
+    """Play them; the figures.
+
+    Raises:
+        ArmError: the master ended, or did not start in time.
+    """
+    what = "its master does not start"
+    if not harness.until(lambda: master.has_ended or job.master_address.exists(), START_S):
+        raise harness.failure(master.arm, what, [master.log])
+    master.check()
     gate = asyncio.Semaphore(CONNECTING)
     connected = asyncio.Event()
     state = {"up": 0, "sent": 0, "lost": 0}
@@ -50,10 +59,15 @@ async def run_agents(job: JobDir, count: int, seconds: float, master_pid: int) -
     tasks = [
         asyncio.create_task(play_agent(job, name, gate, state, connected, count)) for name in names
     ]
-    await connected.wait()
-    await asyncio.sleep(2.0)
+    try:
+        await asyncio.wait_for(connected.wait(), START_S + CONNECT_S * count)
+    except TimeoutError:
+        master.check()
+        told = f"{state['up']} of {count} agents are connected"
+        raise harness.failure(master.arm, told, [master.log]) from None
+    await asyncio.sleep(min(2.0, seconds))
     cpu_s, own_s, sent, start_s = (
-        _cpu_s(master_pid),
+        harness.cpu_s(master.pid),
         time.process_time(),
         state["sent"],
         time.time(),
@@ -65,21 +79,21 @@ async def run_agents(job: JobDir, count: int, seconds: float, master_pid: int) -
     status = await client.call(GetStatus(), timeout_s=10.0)
     status_ms = 1e3 * (time.perf_counter() - asked_s)
     assert isinstance(status, JobStatus)
-    report = {
+    figures = {
         "agents": count,
         "reports_per_s": round((state["sent"] - sent) / wall_s, 1),
         "wall_s": round(wall_s, 2),
-        "master_cpu_per_wall": round((_cpu_s(master_pid) - cpu_s) / wall_s, 3),
+        "master_cpu_per_wall": round((harness.cpu_s(master.pid) - cpu_s) / wall_s, 3),
         "generator_cpu_per_wall": round((time.process_time() - own_s) / wall_s, 3),
         "status_ms": round(status_ms, 1),
         "nodes_running": sum(node.state == "running" for node in status.nodes),
         "streams_lost": state["lost"],
-        "master_rss_mb": _rss_mb(master_pid),
+        "master_rss_mb": _rss_mb(master.pid),
     }
-    print(json.dumps(report, indent=2), flush=True)
     for task in tasks:
         task.cancel()
-    os._exit(0)
+    await asyncio.gather(*tasks, return_exceptions=True)
+    return figures
 
 
 async def play_agent(
@@ -135,33 +149,32 @@ def _rss_mb(pid: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = harness.parser(__doc__, "20 agents for 2 s")
     parser.add_argument("--agents", type=int, default=1_000)
     parser.add_argument("--seconds", type=float, default=15.0)
     parser.add_argument("--role")
     parser.add_argument("--job", type=Path)
     options = parser.parse_args()
+    if options.quick:
+        options.agents, options.seconds = 20, 2.0
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 16_384)), hard))
     if options.role == "master":
         asyncio.run(run_master(JobDir(options.job), options.agents))
         return
-    with tempfile.TemporaryDirectory() as folder:
-        job = JobDir(Path(folder) / f"load-{os.getpid()}")
-        job.path.mkdir()
-        job.secret_file.write_text("s" * 64)
-        job.make_run_dir()
+    with harness.bare_job("load") as job:
         arguments = [sys.executable, __file__, "--role", "master", "--job", str(job.path)]
-        master = subprocess.Popen([*arguments, "--agents", str(options.agents)])
-        child = os.fork()
-        if child == 0:
-            asyncio.run(run_agents(job, options.agents, options.seconds, master.pid))
-        _, status = os.waitpid(child, 0)
-        master.kill()
-        master.wait()
-        job.run_dir.rmdir()
-    sys.exit(os.waitstatus_to_exitcode(status))
+        command = [*arguments, "--agents", str(options.agents)]
+        master = harness.Child(f"{options.agents} agents", command, job.logs / "master.log")
+        try:
+            figures = asyncio.run(run_agents(job, options.agents, options.seconds, master))
+            master.check()
+        finally:
+            master.kill()
+    if figures["nodes_running"] != options.agents or figures["streams_lost"]:
+        raise harness.failure(master.arm, f"not all agents stayed: {figures}")
+    harness.report("master_load", figures, file=options.json)
 
 
 if __name__ == "__main__":
-    main()
+    harness.run(main)

@@ -1,12 +1,12 @@
 """Samples per second of a click model: paceline with 1 worker and 1 server beside its peers.
 
     python benchmarks/ps_throughput.py [--quick] [--variant NAME ...] [--tf-python FILE]
-                                       [--rounds 7] [--steps 50] [--json FILE]
+                                       [--rounds 7] [--steps 50] [--json FILE] [--arms NAME ...]
 
 26 sparse fields of dimension 16, 2.6 M rows, a perceptron on top, Adagrad everywhere, batches of
 4096 that were made beforehand. Arms: PyTorch in one process with sparse gradients (1 and 2
 threads), paceline asynchronous and synchronous (1 worker + 1 server, one torch thread, exactly
-once, cuts on, one host), and with ``--tf-python``, a Python that has TensorFlow, its
+once, cuts on, one host), and with ``--tf-python``, a Python that has TensorFlow (optional), its
 ParameterServerStrategy with 1 worker + 1 server. All arms of a variant live at once and take
 turns in every round, so that whatever else the machine does hits them alike; between their turns
 they sleep. The table shows medians over the rounds, a ratio is the median of the rounds' ratios.
@@ -17,35 +17,36 @@ Variants: ``tables`` (26 tables, 512-256-1), ``one-table`` (the same ids in one 
 Where the time goes, per step: *compute* is the user's forward and backward (torch), *wait* what
 the training thread waits for the model's values, *rest* what paceline itself takes in that thread;
 *server* (T^s) and *wire* (T^m) lie beside the computing, and hide behind it in the asynchronous
-mode. *cpu* is the CPU time of all the arm's processes, of which *top* a bare forward and backward
-of the perceptron would take (one thread): a machine cannot be faster than cpu / cores, nor any
-trainer faster than top / cores, and on a shared machine these say more than the wall does.
+mode: as the worker's step ledger has them. *cpu* is the CPU time of all the arm's processes, of
+which *top* a bare forward and backward of the perceptron would take (one thread): a machine cannot
+be faster than cpu / cores, nor any trainer faster than top / cores, and on a shared machine these
+say more than the wall does.
 """
 
 import argparse
 import json
 import os
-import platform
-import shutil
+import select
 import socket
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
-from contextlib import ExitStack, suppress
+from collections.abc import Iterable
+from contextlib import ExitStack
 from math import nan
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import harness
 import psutil
 import torch
 
-from paceline.base.errors import PacelineError
 from paceline.base.jobdir import JobDir
-from paceline.cli.launch import ask, is_supervised, launch
-from paceline.wire.client import GetStatus, JobStatus, StopJob
+from paceline.base.node_files import NodeFiles
+from paceline.wire.outcome import read_outcome
 from paceline.wire.spec import DataPlaneSpec, DataSpec, JobSpec
+from paceline.wire.step_ledger import StepLedgerReader
 
 PEERS = Path(__file__).parent / "peers"
 SCRIPT = PEERS / "click_model.py"
@@ -85,64 +86,107 @@ class Arm:
         self.options = ["--socket", socket_file, "--name", name, *options]
         self.lines: Any = None
         self.rounds: list[Figures] = []
-        self.processes: list[psutil.Process] = []
-        self.server: psutil.Process | None = None
+        self.pids: list[int] = []
+        self.server_pids: list[int] = []
 
-    def start(self, stack: ExitStack) -> None:
+    def start(self, stack: ExitStack, log: Path) -> None:
+        """Start processes that connect on their own; ``log``: for what they print."""
+        raise NotImplementedError
+
+    def ended(self) -> bool:
+        """Whether they have ended."""
+        raise NotImplementedError
+
+    def failure(self, what: str) -> harness.ArmError:
+        """Its error, with the end of its log."""
         raise NotImplementedError
 
     def look(self) -> None:
         """Find its processes, once it has connected."""
 
-    def spawn(self, stack: ExitStack, command: list[str], env: dict[str, str]) -> None:
-        """Start a process that connects by itself and ends by itself."""
-        child = stack.enter_context(subprocess.Popen(command, env={**os.environ, **env}))
-        stack.callback(end, child)
-        self.processes = [psutil.Process(child.pid)]
-
     def take_turn(self, num_steps: int) -> Figures:
         """Run some steps; what they took."""
-        before_s, server_before_s = cpu_s(self.processes), cpu_s([self.server])
+        before_s, server_before_s = cpu_s(self.pids), cpu_s(self.server_pids)
         self.tell(str(num_steps))
-        figures: Figures = json.loads(self.lines.readline())
+        figures: Figures = json.loads(self.hear())
         all_steps = num_steps + rounds.WARM_STEPS
-        figures["cpu_s"] = (cpu_s(self.processes) - before_s) / all_steps
-        if self.server is not None:
-            figures["server_cpu_s"] = (cpu_s([self.server]) - server_before_s) / all_steps
+        figures["cpu_s"] = (cpu_s(self.pids) - before_s) / all_steps
+        if self.server_pids:
+            figures["server_cpu_s"] = (cpu_s(self.server_pids) - server_before_s) / all_steps
         return figures
 
     def tell(self, line: str) -> None:
-        self.lines.write(line + "\n")
-        self.lines.flush()
+        try:
+            self.lines.write(line + "\n")
+            self.lines.flush()
+        except OSError:
+            raise self.failure("it has closed its socket") from None
+
+    def hear(self) -> str:
+        """What it says next."""
+        try:
+            line: str = self.lines.readline()
+        except TimeoutError:
+            raise self.failure(f"it said nothing for {START_S:.0f} s") from None
+        if not line:
+            raise self.failure("it has closed its socket")
+        return line
 
 
-class Torch(Arm):
+class OwnProcess(Arm):
+    """One process, which may have others."""
+
+    child: "subprocess.Popen[bytes]"
+    log: Path
+
+    def spawn(self, stack: ExitStack, log: Path, command: list[str], env: dict[str, str]) -> None:
+        """Start a process that connects and ends on its own."""
+        self.log = log
+        with log.open("wb") as file:
+            self.child = subprocess.Popen(
+                command, stdout=file, stderr=file, env={**os.environ, **env}
+            )
+        stack.callback(end, self.child)
+        self.pids = [self.child.pid]
+
+    def ended(self) -> bool:
+        return self.child.poll() is not None
+
+    def failure(self, what: str) -> harness.ArmError:
+        return harness.failure(self.name, what, [self.log])
+
+
+class Torch(OwnProcess):
     """PyTorch in one process."""
 
-    def start(self, stack: ExitStack) -> None:
+    def start(self, stack: ExitStack, log: Path) -> None:
         options = ["--engine", "torch", "--threads", self.name.split()[1], *self.options]
-        self.spawn(stack, [sys.executable, "-W", "ignore", str(SCRIPT), *options], {})
+        self.spawn(stack, log, [sys.executable, "-W", "ignore", str(SCRIPT), *options], {})
 
 
-class TensorFlow(Arm):
+class TensorFlow(OwnProcess):
     """ParameterServerStrategy: coordinator, worker and server in a process each."""
 
     python = ""
 
-    def start(self, stack: ExitStack) -> None:
+    def start(self, stack: ExitStack, log: Path) -> None:
         command = [self.python, str(PEERS / "tf_click_model.py"), *self.options]
-        self.spawn(stack, command, {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"})
+        env = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
+        self.spawn(stack, log, command, env)
 
     def look(self) -> None:
-        self.processes += self.processes[0].children(recursive=True)
+        children = psutil.Process(self.child.pid).children(recursive=True)
+        self.pids += [child.pid for child in children]
 
 
 class Paceline(Arm):
     """A job of 1 worker and 1 server."""
 
     job: JobDir
+    ledger: StepLedgerReader
 
-    def start(self, stack: ExitStack) -> None:
+    def start(self, stack: ExitStack, log: Path) -> None:
+        del log  # the job has its own
         mode, threads = self.name.split()
         spec = JobSpec(
             script=str(SCRIPT),
@@ -153,32 +197,36 @@ class Paceline(Arm):
             data=DataSpec(shard_size=1 << 18),
             data_plane=DataPlaneSpec(encryption="off"),
         )
-        self.job = launch(spec)
-        stack.callback(self.stop)
+        self.job = stack.enter_context(harness.running(spec))
+        self.ledger = StepLedgerReader(NodeFiles(self.job, "worker-0").ledger)
+
+    def ended(self) -> bool:
+        return read_outcome(self.job.outcome) is not None
+
+    def failure(self, what: str) -> harness.ArmError:
+        return harness.failed_job(self.job, what)
 
     def look(self) -> None:
-        status = ask(self.job, GetStatus())
-        assert isinstance(status, JobStatus)
-        pids = [status.master_pid]
+        status = harness.status(self.job)
+        self.pids = [status.master_pid]
         for node in status.nodes:
-            pids += [node.pid, node.agent_pid]
+            self.pids += [node.pid, node.agent_pid]
             if node.role == "server":
-                self.server = psutil.Process(node.pid)
-        self.processes = [psutil.Process(pid) for pid in pids]
+                self.server_pids = [node.pid]
 
-    def stop(self) -> None:
-        with suppress(PacelineError):  # it has ended by itself
-            ask(self.job, StopJob(now=True))
-        deadline_s = time.monotonic() + END_S
-        while is_supervised(self.job) and time.monotonic() < deadline_s:
-            time.sleep(0.1)
-        shutil.rmtree(self.job.path, ignore_errors=True)
+    def take_turn(self, num_steps: int) -> Figures:
+        figures = super().take_turn(num_steps)
+        page = self.ledger.read()
+        # A step is noted when the next one begins, as this one's turn ends.
+        records = page.records[-num_steps:] if page else ()
+        for name in NOTED if records else ():
+            figures[name] = statistics.fmean(getattr(record, name) for record in records)
+        return figures
 
 
-def cpu_s(processes: list[psutil.Process | None]) -> float:
+def cpu_s(pids: Iterable[int]) -> float:
     """CPU time of these processes so far."""
-    times = [process.cpu_times() for process in processes if process is not None]
-    return sum(t.user + t.system for t in times)
+    return sum(map(harness.cpu_s, pids))
 
 
 def top_cpu_s(hidden: tuple[int, ...], batch_size: int) -> float:
@@ -194,26 +242,31 @@ def top_cpu_s(hidden: tuple[int, ...], batch_size: int) -> float:
     return min(taken)
 
 
-def end(child: subprocess.Popen[bytes]) -> None:
-    """Let it end by itself, but not for long."""
+def end(child: "subprocess.Popen[bytes]") -> None:
+    """Let it end on its own, but not for long."""
     try:
         child.wait(END_S)
     except subprocess.TimeoutExpired:
         child.kill()
+        child.wait()
 
 
-def start_arms(stack: ExitStack, arms: list[Arm], listener: socket.socket) -> None:
+def start_arms(stack: ExitStack, arms: list[Arm], listener: socket.socket, logs: Path) -> None:
     """Start one after the other; each has connected when this returns."""
-    listener.settimeout(START_S)
     for arm in arms:
-        arm.start(stack)
-        peer, _ = listener.accept()
+        arm.start(stack, logs / f"{arm.name}.log")
+        deadline_s = time.monotonic() + START_S
+        while not select.select([listener], [], [], harness.POLL_S)[0]:
+            if arm.ended():
+                raise arm.failure("it ended before it trained")
+            if time.monotonic() > deadline_s:
+                raise arm.failure(f"it did not connect within {START_S:.0f} s")
+        peer = stack.enter_context(listener.accept()[0])
         peer.settimeout(START_S)
-        arm.lines = peer.makefile("rw")
-        said = json.loads(arm.lines.readline())
+        arm.lines = stack.enter_context(peer.makefile("rw"))
+        said = json.loads(arm.hear())
         assert said["arm"] == arm.name, said
         arm.look()
-        stack.callback(arm.tell, "")
 
 
 def run(variant: str, args: argparse.Namespace) -> list[Arm]:
@@ -222,8 +275,7 @@ def run(variant: str, args: argparse.Namespace) -> list[Arm]:
     options = ["--rows", str(args.rows), "--tables", str(shape.tables)]
     options += ["--batch-size", str(args.batch_size), "--hidden", *map(str, shape.hidden)]
     with ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory())
-        os.environ.setdefault("PACELINE_HOME", f"{folder}/home")
+        folder = stack.enter_context(harness.scratch())
         path = f"{folder}/arms"
         listener = stack.enter_context(socket.socket(socket.AF_UNIX))
         listener.bind(path)
@@ -234,13 +286,15 @@ def run(variant: str, args: argparse.Namespace) -> list[Arm]:
             TensorFlow.python = args.tf_python
             kinds[TF] = TensorFlow
         arms = [kind(name, options, path) for name, kind in kinds.items() if name in args.arms]
-        start_arms(stack, arms, listener)
+        start_arms(stack, arms, listener, folder)
         for arm in arms:
             arm.take_turn(4)  # compiles, learns recipes, fills the heap
         for number in range(args.rounds):
             print(f"{variant}: round {number + 1} of {args.rounds}", file=sys.stderr)
             for arm in arms:
                 arm.rounds.append(arm.take_turn(args.steps))
+        for arm in arms:
+            arm.tell("")
     return arms
 
 
@@ -265,6 +319,8 @@ COLUMNS = {
     "cpu": "cpu_s",
     "srv cpu": "server_cpu_s",
 }
+NOTED = ("compute_s", "server_s", "message_s", "wait_s")
+"""In a worker's step ledger."""
 
 
 def show(variant: str, arms: list[Arm], batch_size: int) -> dict[str, Any]:
@@ -304,25 +360,21 @@ def show(variant: str, arms: list[Arm], batch_size: int) -> dict[str, Any]:
 
 def main() -> int:
     """Print the tables; 1: a floor was missed."""
-    parser = argparse.ArgumentParser(description="Throughput beside PyTorch and TensorFlow.")
+    parser = harness.parser(__doc__, "one variant with few rows, 2 rounds of 5 steps")
     parser.add_argument("--variant", nargs="+", choices=list(VARIANTS), default=list(VARIANTS))
     parser.add_argument("--arms", nargs="+", default=[*OURS, *PEERS_OF_OURS])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--rows", type=int, default=2_600_000)
     parser.add_argument("--batch-size", type=int, default=4096)
-    parser.add_argument("--quick", action="store_true", help="3 rounds of 15 steps")
     parser.add_argument("--tf-python", help="a Python that can import tensorflow")
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
     args = parser.parse_args()
     if args.quick:
-        args.rounds, args.steps = 3, 15
-    told: dict[str, Any] = {
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "load_1min": os.getloadavg()[0],
-        "batch_size": args.batch_size,
-    }
-    print(f"{told['machine']}, load {told['load_1min']:.1f} before")
+        args.variant, args.rounds, args.steps = ["embedding"], 2, 5
+        args.rows, args.batch_size = 26_000, 256
+    if TF in args.arms and not args.tf_python:
+        harness.skipped(TF, "no --tf-python")
+    told: dict[str, Any] = {"batch_size": args.batch_size}
     missed = False
     for variant in args.variant:
         told[variant] = show(variant, run(variant, args), args.batch_size)
@@ -332,10 +384,9 @@ def main() -> int:
                 goal = VARIANTS[variant].goal
                 print(f"{ASP_2} / {peer}: floor {FLOOR}, goal {goal}, seen {value:.2f}")
                 missed |= value < FLOOR
-    if args.json:
-        args.json.write_text(json.dumps(told, indent=2))
-    return int(missed)
+    harness.report("ps_throughput", told, file=args.json)
+    return int(missed and not args.quick)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    harness.run(main)

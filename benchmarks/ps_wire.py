@@ -1,6 +1,6 @@
 """Push and pull of 16 MB between a worker and a server on one host, over every transport.
 
-    python benchmarks/ps_wire.py [--megabytes 16] [--rounds 9] [--calls 6] [--json FILE]
+    python benchmarks/ps_wire.py [--quick] [--megabytes 16] [--rounds 9] [--calls 6] [--json FILE]
 
 Two processes. One call: the client sends the tensor, the server has it in memory, copies it into
 its state and answers with the state, the client has it in memory. The floor is the same in a loop
@@ -12,22 +12,20 @@ calls. The table shows medians over the rounds; a ratio is the median of the rou
 Goals: tcp >= 0.9 x raw tcp, shm >= 3 x tcp (GB/s, pushed and pulled bytes together).
 """
 
-import argparse
 import os
-import platform
 import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Any
 
+import harness
 import msgspec
 import numpy as np
-import psutil
 
 from paceline.wire.copying import copy
 from paceline.wire.data_plane import DataClient, DataServer
@@ -132,16 +130,16 @@ class Ours:
 def start(stack: ExitStack, name: str, directory: str, num_bytes: int) -> tuple[str, int]:
     """Start a server process; its address and process number."""
     command = [sys.executable, __file__, "--serve", name, directory, str(num_bytes)]
-    child = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+    child = harness.Child(name, command, Path(directory) / f"{name}.log")
     stack.callback(child.kill)
-    assert child.stdout is not None
-    return child.stdout.readline().strip(), child.pid
+    harness.until(lambda: child.has_ended or child.printed().endswith("\n"), WAIT_S)
+    child.check()
+    return child.printed().strip(), child.pid
 
 
-def cpu_s(processes: list[psutil.Process]) -> float:
+def cpu_s(pids: tuple[int, ...]) -> float:
     """CPU time of these processes so far."""
-    times = [process.cpu_times() for process in processes]
-    return sum(t.user + t.system for t in times)
+    return sum(map(harness.cpu_s, pids))
 
 
 def measure(call: Call, tensor: np.ndarray, num_calls: int) -> float:
@@ -159,20 +157,20 @@ def run(num_bytes: int, num_rounds: int, num_calls: int) -> dict[str, Figures]:
     with ExitStack() as stack:
         base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
         directory = stack.enter_context(tempfile.TemporaryDirectory(dir=base))
-        ends: dict[str, tuple[Call, list[psutil.Process]]] = {}
+        ends: dict[str, tuple[Call, tuple[int, ...]]] = {}
         for name in found:
             address, pid = start(stack, name, directory, num_bytes)
             end = Raw(address, num_bytes) if name == RAW else Ours(address)
             stack.callback(end.close)
-            ends[name] = (end.call, [psutil.Process(), psutil.Process(pid)])
+            ends[name] = (end.call, (os.getpid(), pid))
         for call, _ in ends.values():
             assert bytes(call(tensor)) == tensor.tobytes()  # measure no wrong answers
             measure(call, tensor, 2)
         for _ in range(num_rounds):
-            for name, (call, processes) in ends.items():
-                before_s = cpu_s(processes)
+            for name, (call, pids) in ends.items():
+                before_s = cpu_s(pids)
                 found[name].gb_per_s.append(measure(call, tensor, num_calls))
-                found[name].cpu_s += cpu_s(processes) - before_s
+                found[name].cpu_s += cpu_s(pids) - before_s
                 found[name].gigabytes += 2 * num_bytes * num_calls / 1e9
     return found
 
@@ -194,14 +192,11 @@ def ratio(one: Figures, other: Figures) -> float:
     return statistics.median(a / b for a, b in rounds)
 
 
-def report(found: dict[str, Figures], num_bytes: int) -> dict[str, object]:
-    """What was found, as it goes into the JSON file."""
+def figures_of(found: dict[str, Figures], num_bytes: int) -> dict[str, Any]:
+    """What was found, as it goes into the JSON."""
     medians = {name: statistics.median(f.gb_per_s) for name, f in found.items()}
     return {
         "what": f"push and pull of {num_bytes} bytes, two processes on one host",
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "python": platform.python_version(),
-        "load_1min": os.getloadavg()[0],
         "gb_per_s": {name: f.gb_per_s for name, f in found.items()},
         "median_gb_per_s": medians,
         "cpu_s_per_gb": {name: f.cpu_s / f.gigabytes for name, f in found.items()},
@@ -214,16 +209,17 @@ def report(found: dict[str, Figures], num_bytes: int) -> dict[str, object]:
 
 def main() -> int:
     """Print the table; 1: a goal was missed."""
-    parser = argparse.ArgumentParser(description="Push and pull over every transport.")
+    parser = harness.parser(__doc__, "2 rounds of 2 calls of 1 MB")
     parser.add_argument("--megabytes", type=float, default=16.0)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--calls", type=int, default=6, help="per round and transport")
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
     args = parser.parse_args()
+    if args.quick:
+        args.megabytes, args.rounds, args.calls = 1.0, 2, 2
     num_bytes = int(args.megabytes * (1 << 20))
     found = run(num_bytes, args.rounds, args.calls)
-    told = report(found, num_bytes)
-    print(f"{told['what']}; load {told['load_1min']:.1f}")
+    told = figures_of(found, num_bytes)
+    print(told["what"])
     print("transport   GB/s median   lowest  highest   CPU s/GB   extra bytes")
     for name, f in found.items():
         print(
@@ -234,14 +230,13 @@ def main() -> int:
     goals = {"tcp_to_raw": 0.9, "shm_to_tcp": 3.0}
     for name, goal in goals.items():
         print(f"{name}: {told[name]:.2f} (goal {goal})")
-    if args.json:
-        args.json.write_bytes(msgspec.json.format(msgspec.json.encode(told)))
-    return int(any(told[name] < goal for name, goal in goals.items()))  # type: ignore[operator]
+    harness.report("ps_wire", told, file=args.json)
+    return int(not args.quick and any(told[name] < goal for name, goal in goals.items()))
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] != ["--serve"]:
-        sys.exit(main())
+        harness.run(main)
     if sys.argv[2] == RAW:
         serve_raw(int(sys.argv[4]))
     else:

@@ -3,17 +3,14 @@
     python benchmarks/real_data.py [--data FOLDER] [--only adult] [--quick] [--json FILE]
 
 ``examples/02_wide_deep.py`` as users run it (``paceline run``) with 1, 2 and 4 workers and two
-servers, in BSP and ASP, beside the same model in a plain PyTorch loop. The folder (also
+servers, in BSP and ASP, beside the same model in a plain PyTorch loop. The folder (optional, also
 ``PACELINE_DATA``) holds the public files of UCI Adult and MovieLens-small; what is not there is
 skipped and named. The generated click log, whose best possible AUC is known, needs no folder.
 """
 
-import argparse
 import json
 import os
-import platform
 import re
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -21,6 +18,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import harness
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
@@ -34,7 +32,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 PACELINE = Path(sys.executable).with_name("paceline")
 PLAIN, ALONE = "plain PyTorch", "script alone"
 MODES, WORKERS, NUM_SERVERS = ("bsp", "asp"), (1, 2, 4), 2
-CTR_ROWS = 500_000
+CTR_ROWS, QUICK_ROWS = 500_000, 20_000
 NEAR_PLAIN, NEAR_BSP, NEAR_CEILING = 0.002, 0.003, 0.01
 
 Aucs = dict[str, float]
@@ -57,21 +55,21 @@ class Recipe(NamedTuple):
 RECIPES = {"adult": Recipe(epochs=3), "movielens": Recipe(epochs=2), "ctr": Recipe(epochs=1)}
 
 
-def convert_all(folder: Path | None, names: list[str], out: Path) -> dict[str, Path]:
+def convert_all(folder: Path | None, names: list[str], out: Path, ctr_rows: int) -> dict[str, Path]:
     """Bring the data sets into the examples' layout; says what is not there."""
     found: dict[str, Path] = {}
     for name in names:
         target = out / name
         try:
             if name == "ctr":
-                make_ctr(target, CTR_ROWS, CtrSettings())
+                make_ctr(target, ctr_rows, CtrSettings())
             elif folder is None:
-                print(f"{name}: skipped, no folder given (--data or PACELINE_DATA)")
+                harness.skipped(name, "no folder given (--data or PACELINE_DATA)")
                 continue
             else:
                 getattr(convert, name)(folder, target)
         except ConfigError as error:
-            print(f"{name}: skipped, {error}")
+            harness.skipped(name, str(error))
             continue
         found[name] = target
     return found
@@ -99,8 +97,7 @@ def train_plainly(data: Path, recipe: Recipe, seed: int = 0) -> float:
 def train_alone(data: Path, recipe: Recipe) -> float:
     """Run the example without a launcher; the AUC it prints."""
     command = [sys.executable, str(EXAMPLES / "02_wide_deep.py"), "--data", str(data)]
-    done = subprocess.run([*command, *recipe.flags], check=True, capture_output=True, text=True)
-    return _auc_in(done.stdout)
+    return _auc_in(ALONE, harness.output_of(ALONE, [*command, *recipe.flags]))
 
 
 def train_launched(data: Path, recipe: Recipe, mode: str, workers: int) -> float:
@@ -108,28 +105,24 @@ def train_launched(data: Path, recipe: Recipe, mode: str, workers: int) -> float
     with tempfile.TemporaryDirectory() as home:
         command = [str(PACELINE), "run", str(EXAMPLES / "02_wide_deep.py")]
         sizes = ["--workers", str(workers), "--servers", str(NUM_SERVERS), "--mode", mode]
-        env = os.environ | {"PACELINE_HOME": home}
         flags = ["--data", str(data), *recipe.flags]
-        done = subprocess.run(
-            [*command, *sizes, "--", *flags], env=env, capture_output=True, text=True, check=False
-        )
-        if done.returncode:
-            raise RuntimeError(f"paceline run failed:\n{done.stdout}{done.stderr}")
+        arm = f"{mode} {workers}"
+        harness.output_of(arm, [*command, *sizes, "--", *flags], {"PACELINE_HOME": home})
         (job,) = Path(home, "jobs").iterdir()
-        return _auc_in((JobDir(job).logs / "worker-0.log").read_text())
+        return _auc_in(arm, (JobDir(job).logs / "worker-0.log").read_text())
 
 
-def _auc_in(text: str) -> float:
+def _auc_in(arm: str, text: str) -> float:
     found = re.search(r"test AUC ([\d.]+)", text)
     if found is None:
-        raise RuntimeError(f"no AUC in what the example printed:\n{text}")
+        raise harness.failure(arm, f"no AUC in what the example printed:\n{text}")
     return float(found[1])
 
 
-def measure(data: Path, recipe: Recipe, workers: tuple[int, ...]) -> Aucs:
+def measure(data: Path, recipe: Recipe, modes: tuple[str, ...], workers: tuple[int, ...]) -> Aucs:
     """The AUC of every way to train on one data set."""
     aucs = {PLAIN: train_plainly(data, recipe), ALONE: train_alone(data, recipe)}
-    for mode in MODES:
+    for mode in modes:
         for count in workers:
             aucs[f"{mode} {count}"] = train_launched(data, recipe, mode, count)
     return aucs
@@ -168,30 +161,32 @@ def show(name: str, recipe: Recipe, aucs: Aucs, ceiling: float | None) -> None:
 
 def main() -> int:
     """Print the AUCs; 1: a goal is missed."""
-    parser = argparse.ArgumentParser(description="Test AUC of jobs beside plain PyTorch.")
+    quick = "a small click log, bsp, 1 worker; goals do not count"
+    parser = harness.parser(__doc__, quick)
     parser.add_argument("--data", type=Path, default=os.environ.get("PACELINE_DATA"))
     parser.add_argument("--only", choices=RECIPES, help="one data set")
-    parser.add_argument("--quick", action="store_true", help="2 workers; nothing generated")
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
     args = parser.parse_args()
     torch.set_num_threads(1)
     sys.path.insert(0, str(EXAMPLES))
-    names = [args.only] if args.only else [n for n in RECIPES if not (args.quick and n == "ctr")]
+    modes, workers, ctr_rows = MODES, WORKERS, CTR_ROWS
+    if args.quick:
+        args.only, modes, workers, ctr_rows = "ctr", MODES[:1], (1,), QUICK_ROWS
+    names = [args.only] if args.only else list(RECIPES)
     told: dict[str, Mapping[str, Any]] = {}
     missed: list[str] = []
     with tempfile.TemporaryDirectory(prefix="real-data-") as folder:
-        for name, data in convert_all(args.data, names, Path(folder)).items():
+        for name, data in convert_all(args.data, names, Path(folder), ctr_rows).items():
             recipe, ceiling = RECIPES[name], ceiling_of(data)
-            aucs = measure(data, recipe, (2,) if args.quick else WORKERS)
+            aucs = measure(data, recipe, modes, workers)
             show(name, recipe, aucs, ceiling)
             missed += misses(name, aucs, ceiling)
             told[name] = {"recipe": recipe._asdict(), "auc": aucs, "ceiling": ceiling}
+    if not told:
+        raise harness.failure(", ".join(names), "none of these data sets is there")
     print("\n".join(missed) or "all goals are met")
-    if args.json:
-        head = {"what": "test AUC", "machine": f"{platform.machine()}, {os.cpu_count()} cores"}
-        args.json.write_text(json.dumps({**head, "data": told}, indent=1))
-    return int(bool(missed))
+    harness.report("real_data", {"what": "test AUC", "data": told}, file=args.json)
+    return int(bool(missed) and not args.quick)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    harness.run(main)

@@ -17,7 +17,6 @@ rate), the seconds that it lost otherwise (somebody's process starts, or waits f
 leaves start and pending out), and when all trained again. Prints a table and JSON.
 """
 
-import argparse
 import random
 import statistics
 import time
@@ -102,7 +101,7 @@ def measure(mode: str, every_s: float | None, kills: int) -> list[dict[str, floa
             ended_s = time.monotonic()
             # Until all that was lost has been begun again.
             if mode == "asp":
-                harness.until(job.outcome.exists, 2 * run_s + PATIENCE_S)
+                harness.finish(job, 2 * run_s + PATIENCE_S)
             else:
                 time.sleep(every_s or 0.0)
         return costs(records(out), windows, begun_s, ended_s)
@@ -116,13 +115,14 @@ def kill(job: JobDir, out: Path, node: str) -> Window:
     killed_s = time.monotonic()
     assert isinstance(reply, Done), reply
     if reply.error:
-        raise RuntimeError(reply.error)
-    if node.startswith("worker"):
-        came = harness.until(lambda: len(lives(out)) > lives_before, PATIENCE_S)
-    else:
-        came = harness.until(lambda: restored(job) > restored_before, PATIENCE_S)
-    if not came:
-        raise RuntimeError(f"{node} did not come back; see {job.logs}")
+        raise harness.failed_job(job, reply.error)
+
+    def is_back() -> bool:
+        if node.startswith("worker"):
+            return len(lives(out)) > lives_before
+        return restored(job) > restored_before
+
+    harness.require(job, is_back, PATIENCE_S, f"{node} did not come back")
     wait_for_all(out, time.monotonic(), job)
     again_s = time.monotonic()
     time.sleep(AFTER_S)
@@ -149,8 +149,7 @@ def wait_for_all(out: Path, since_s: float, job: JobDir) -> None:
         }
         return len(nodes) == WORKERS
 
-    if not harness.until(training, PATIENCE_S):
-        raise RuntimeError(f"the workers do not train; see {job.logs}")
+    harness.require(job, training, PATIENCE_S, "the workers do not train")
 
 
 def wait_for_phase(job: JobDir, after_s: float) -> None:
@@ -160,10 +159,8 @@ def wait_for_phase(job: JobDir, after_s: float) -> None:
         return [event["at_s"] for event in harness.events(job) if event["event"] in CUTS]
 
     before_s = seen_s()
-    if before_s[-1] + after_s < time.monotonic() and not harness.until(
-        lambda: len(seen_s()) > len(before_s), PATIENCE_S
-    ):
-        raise RuntimeError(f"no cut; see {job.logs}")
+    if before_s[-1] + after_s < time.monotonic():
+        harness.require(job, lambda: len(seen_s()) > len(before_s), PATIENCE_S, "no cut")
     time.sleep(max(0.0, seen_s()[-1] + after_s - time.monotonic()))
 
 
@@ -220,13 +217,12 @@ def summed_up(found: list[dict[str, float]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = harness.parser(__doc__, "1 kill, one interval of 2 s")
     parser.add_argument("--kills", type=int, default=4)
     parser.add_argument("--intervals", type=float, nargs="+", default=[2.0, 5.0, 10.0, 20.0])
-    parser.add_argument("--quick", action="store_true", help="1 kill, one interval of 5 s")
     options = parser.parse_args()
     kills = 1 if options.quick else options.kills
-    intervals = [5.0] if options.quick else options.intervals
+    intervals = [2.0] if options.quick else options.intervals
     arms: dict[str, tuple[str, float | None]] = {f"ledger, {m}": (m, None) for m in ("bsp", "asp")}
     arms |= {f"checkpoint every {every_s:g} s, bsp": ("bsp", every_s) for every_s in intervals}
     found = {}
@@ -255,8 +251,9 @@ def main() -> None:
             "arms": found,
             "paper": PAPER,
         },
+        file=options.json,
     )
 
 
 if __name__ == "__main__":
-    main()
+    harness.run(main)

@@ -9,7 +9,6 @@ says why not). Printed, in ms, medians of the rounds: the longest that an update
 updates within a second took longer than those before, and when the copy was whole.
 """
 
-import argparse
 import mmap
 import os
 import statistics
@@ -110,14 +109,13 @@ class Bench:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = harness.parser(__doc__, "one round of 16 MB, no figures")
     parser.add_argument("--megabytes", type=int, nargs="+", default=[256, 1024])
     parser.add_argument("--rows", type=int, nargs="+", default=[512, 4096], help="of an update")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--quick", action="store_true", help="one round of 16 MB, no figures")
     options = parser.parse_args()
     if options.quick:
-        options.megabytes, options.rounds = [16], 1
+        options.megabytes, options.rows, options.rounds = [16], [512], 1
     rows, figures = [], {}
     for megabytes in options.megabytes:
         for num_rows in options.rows:
@@ -133,8 +131,8 @@ def main() -> None:
                 figures[what] = dict(zip(Found._fields, map(harness.summary, each), strict=True))
                 rows.append((what, *(round(statistics.median(one), 1) for one in each)))
     harness.table(("cut", "longest wait ms", "all waits ms", "copied after ms"), rows)
-    harness.report("server_cut", figures)
+    harness.report("server_cut", figures, file=options.json)
 
 
 if __name__ == "__main__":
-    main()
+    harness.run(main)

@@ -9,7 +9,6 @@ cut). The pause is the longest time between two steps of a worker while that goe
 median step. Prints a table and JSON.
 """
 
-import argparse
 import statistics
 import time
 from pathlib import Path
@@ -59,8 +58,7 @@ def wait_for_steps(job: JobDir, out: Path) -> None:
         files = [out / f"{n.node}.{n.inc}.steps.f64" for n in workers]
         return all(harness.stamps(path).size > 100 for path in files)
 
-    if not harness.until(training, PATIENCE_S):
-        raise RuntimeError(f"the workers do not train; see {job.logs}")
+    harness.require(job, training, PATIENCE_S, "the workers do not train")
 
 
 def one(job: JobDir, out: Path, what: str, done: str) -> dict[str, Any]:
@@ -74,8 +72,7 @@ def one(job: JobDir, out: Path, what: str, done: str) -> dict[str, Any]:
     def is_over() -> bool:
         return sum(event["event"] == done for event in harness.events(job)) > before
 
-    if not harness.until(is_over, PATIENCE_S):
-        raise RuntimeError(f"{what} of {server} did not come to its end; see {job.logs}")
+    harness.require(job, is_over, PATIENCE_S, f"{what} of {server} did not come to its end")
     end_s = time.monotonic()
     time.sleep(AFTER_S)
     pauses = [pause(path, start_s, end_s + AFTER_S) for path in out.glob("*.steps.f64")]
@@ -94,14 +91,13 @@ def pause(path: Path, start_s: float, end_s: float) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--quick", action="store_true")
+    parser = harness.parser(__doc__, "one move of 8 MB")
     parser.add_argument("--megabytes", type=int, nargs="+", default=[64, 256, 1024])
     parser.add_argument("--moves", type=int, default=3)
     options = parser.parse_args()
-    sizes = options.megabytes[:1] if options.quick else options.megabytes
-    moves = 1 if options.quick else options.moves
-    results = {size: measure(size, moves) for size in sizes}
+    if options.quick:
+        options.megabytes, options.moves = [8], 1
+    results = {size: measure(size, options.moves) for size in options.megabytes}
     rows, figures = [], {}
     for size, found in results.items():
         for what in ("replace", "kill"):
@@ -110,8 +106,8 @@ def main() -> None:
             figures[f"{size} MB, {what}"] = {"pause_s": pauses, "took_s": took}
             rows.append((f"{size} MB", what, pauses["median"], pauses["max"], took["median"]))
     harness.table(("server holds", "what", "pause s, median", "max", "took s"), rows)
-    harness.report("server_replace", figures)
+    harness.report("server_replace", figures, file=options.json)
 
 
 if __name__ == "__main__":
-    main()
+    harness.run(main)

@@ -12,11 +12,9 @@ Beside it, what the master takes of a core, which scatters less. Prints JSON and
 code 0, the ratio is at most 1.005; 1, it is above; 2, the interval is too wide to tell.
 """
 
-import argparse
 import functools
 import math
 import statistics
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -33,7 +31,7 @@ def spec_of(solution: str, flags: list[str], workers: int) -> JobSpec:
     return JobSpec(
         script=str(SCRIPT),
         args=(*flags, "--model", "click", "--run-steps", "20"),
-        name="solution-cost",
+        name=f"solution-cost-{solution.replace('_', '-')}",
         mode="bsp",
         workers=NodeSpec(count=workers),
         torch_threads=1,
@@ -57,8 +55,7 @@ def verdict(ratios: list[float]) -> tuple[str, int]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--quick", action="store_true")
+    parser = harness.parser(__doc__, "one pair of jobs, 2 of runs: decides nothing")
     parser.add_argument("--jobs", type=int, default=8, help="pairs of jobs")
     parser.add_argument("--pairs", type=int, default=15, help="of runs of each pair of jobs")
     parser.add_argument("--solution", default="auto")
@@ -66,7 +63,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.workers < 2:
         parser.error(f"--workers {options.workers}: a solution has nothing to compare; at least 2")
-    num_jobs, num_pairs = (2, 5) if options.quick else (options.jobs, options.pairs)
+    num_jobs, num_pairs = (1, 2) if options.quick else (options.jobs, options.pairs)
     arms = (options.solution, "none")
     spec = functools.partial(spec_of, workers=options.workers)
     jobs = [harness.interleaved(spec, arms, num_pairs, options.workers) for _ in range(num_jobs)]
@@ -76,9 +73,9 @@ def main() -> int:
     for number, arm in enumerate(arms):
         parts = [pair[number].master_cpu_s / pair[number].seconds for job in jobs for pair in job]
         figures[f"{arm}: master, of a core"] = harness.summary(parts)
-    harness.report("solution_cost", figures)
+    harness.report("solution_cost", figures, file=options.json)
     print(told)
-    return code
+    return 0 if options.quick else code
 
 
 def _medians(arms: Iterable[list[float]]) -> tuple[float, float]:
@@ -87,4 +84,4 @@ def _medians(arms: Iterable[list[float]]) -> tuple[float, float]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    harness.run(main)

@@ -19,8 +19,6 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 import paceline as pl
 from paceline.runtime.data.batch import TensorRows
 
-IMAGES = 2048
-
 
 def net() -> nn.Module:
     """Three residual blocks for images of 32 x 32: 0.08 M parameters, 24 MFLOP forward."""
@@ -29,19 +27,19 @@ def net() -> nn.Module:
     return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
 
 
-def images() -> tuple[Tensor, Tensor]:
+def images(number: int) -> tuple[Tensor, Tensor]:
     """The same for all."""
     torch.manual_seed(0)
-    return torch.randn(IMAGES, 3, 32, 32), torch.randint(0, 10, (IMAGES,))
+    return torch.randn(number, 3, 32, 32), torch.randint(0, 10, (number,))
 
 
-def train(out: Path, batch_size: int, epochs: int) -> None:
+def train(out: Path, number: int, batch_size: int, epochs: int) -> None:
     """One worker of a job of paceline."""
     job = pl.init()
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     job.prepare(model, optimizer)
-    x, y = images()
+    x, y = images(number)
     begun_s = 0.0
     for batch in job.batches(TensorRows(x=x, y=y), batch_size, epochs):
         begun_s = begun_s or time.monotonic()
@@ -52,13 +50,13 @@ def train(out: Path, batch_size: int, epochs: int) -> None:
     note(out, os.environ["PACELINE_RANK"], begun_s, ended_s)
 
 
-def train_ddp(out: Path, batch_size: int, epochs: int) -> None:
+def train_ddp(out: Path, number: int, batch_size: int, epochs: int) -> None:
     """One worker of torch's own."""
     distributed.init_process_group("gloo")
     torch.manual_seed(0)
     model = DistributedDataParallel(net())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    data = TensorDataset(*images())
+    data = TensorDataset(*images(number))
     sampler = DistributedSampler(data)
     loader = DataLoader(data, batch_size // distributed.get_world_size(), sampler=sampler)
     distributed.barrier()
@@ -85,11 +83,13 @@ def note(out: Path, rank: str, begun_s: float, ended_s: float) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--images", type=int, required=True, help="of an epoch")
     parser.add_argument("--batch-size", type=int, required=True)
     parser.add_argument("--epochs", type=int, required=True)
     parser.add_argument("--ddp", action="store_true")
     options = parser.parse_args()
-    (train_ddp if options.ddp else train)(options.out, options.batch_size, options.epochs)
+    work = train_ddp if options.ddp else train
+    work(options.out, options.images, options.batch_size, options.epochs)
 
 
 if __name__ == "__main__":

@@ -87,7 +87,6 @@ def train_with_paceline(options: argparse.Namespace, rounds: Rounds) -> None:
     model = ClickModel(options.rows, options.tables, options.hidden)
     optimizer = torch.optim.Adagrad(model.parameters(), lr=RATE)
     model, optimizer = job.prepare(model, optimizer)
-    note_times(job, rounds)
     batches = job.batches(
         make_samples(options), batch_size=options.batch_size, epochs=1_000_000, shuffle=False
     )
@@ -97,19 +96,6 @@ def train_with_paceline(options: argparse.Namespace, rounds: Rounds) -> None:
         nn.functional.binary_cross_entropy_with_logits(model(ids), labels).backward()
         optimizer.step()
         optimizer.zero_grad()
-
-
-def note_times(job: object, rounds: Rounds) -> None:
-    """Have every `StepTimes` that the job records reported too."""
-    trainer = job._trainer  # type: ignore[attr-defined]  # there is no public way to them
-    record = trainer.record
-
-    def noting(times: object) -> None:
-        for name in ("compute_s", "server_s", "message_s", "wait_s"):
-            rounds.extra.setdefault(name, []).append(getattr(times, name))
-        record(times)
-
-    trainer.record = noting
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ smallest changes under which it trains: `PEERS` lists them.
 import argparse
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
@@ -50,18 +51,38 @@ PEERS = {
 
 
 def python_of(folder: Path, name: str) -> Path:
-    """The interpreter of a peer.
+    """The interpreter of a peer, if it is installed there."""
+    return folder.resolve() / name / "bin" / "python"
+
+
+def chosen(
+    arms: Mapping[str, str | None], folder: Path | None, asked: Sequence[str] | None
+) -> dict[str, Path]:
+    """The interpreters of the arms that run; those that are not installed are said to be skipped.
+
+    Args:
+        arms: arm -> its peer; None: it runs in this interpreter.
+        folder: in which peers are installed.
+        asked: arms by name; None: all that are installed.
 
     Raises:
-        SystemExit: it is not installed there.
+        SystemExit: one of those is not installed.
     """
-    python = folder / name / "bin" / "python"
-    if not python.exists():
-        raise SystemExit(
-            f"{name} is not installed in {folder}; run: "
-            f"{sys.executable} {Path(__file__)} {folder} {name}"
-        )
-    return python
+    found = {}
+    for arm in asked or arms:
+        peer = arms[arm]
+        python = Path(sys.executable)
+        if peer is not None:
+            install = f"{sys.executable} {Path(__file__)} FOLDER {peer}"
+            why = f"not installed; run: {install}, and give it --peers FOLDER"
+            python = python_of(folder, peer) if folder else Path()
+            if folder is None or not python.exists():
+                if asked:
+                    raise SystemExit(f"arm {arm}: {why}")
+                print(f"skipped: {arm}: {why}", flush=True)
+                continue
+        found[arm] = python
+    return found
 
 
 def install(folder: Path, name: str) -> None:

@@ -142,13 +142,6 @@ def with_variable(mark: bytes) -> list[int]:
     return found
 
 
-def last_words(log: Path) -> str:
-    """Of whoever wrote an error last, or wrote last."""
-    lines = [line for path in sorted(log.glob("*.log")) for line in path.read_text().splitlines()]
-    errors = [line for line in lines if "Error:" in line]
-    return (errors or lines or ["nothing"])[-1].strip()
-
-
 def free_ports(number: int) -> list[int]:
     """So many ports of loopback that were free a moment ago."""
     with contextlib.ExitStack() as stack:

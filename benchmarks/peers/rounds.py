@@ -21,8 +21,6 @@ class Rounds:
         self._left = -1
         self._num_steps = 0
         self._start_s = self._start_cpu_s = 0.0
-        self.extra: dict[str, list[float]] = {}
-        """Name -> a figure per step, added by the arm; means of a round are reported."""
         self._tell({"arm": name})
 
     def turn(self) -> bool:
@@ -36,19 +34,16 @@ class Rounds:
             self._num_steps = int(told)
             self._left = self._num_steps + WARM_STEPS
         if self._left == self._num_steps:
-            self.extra.clear()
             self._start_s, self._start_cpu_s = time.perf_counter(), time.process_time()
         self._left -= 1
         return True
 
     def _report(self) -> None:
         steps = self._num_steps
-        means = {name: sum(values) / max(1, len(values)) for name, values in self.extra.items()}
         self._tell(
             {
                 "step_s": (time.perf_counter() - self._start_s) / steps,
                 "cpu_s": (time.process_time() - self._start_cpu_s) / steps,
-                **means,
             }
         )
 

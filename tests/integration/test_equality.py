@@ -6,9 +6,9 @@ the drift of one process in float32.
 
 from pathlib import Path
 
+import closeness
+import equality
 import pytest
-
-from benchmarks import equality
 
 NUM_STEPS = 40
 
@@ -44,10 +44,10 @@ def check_close(reference: Path, run: Path) -> None:
     """Assert that a run is within the limits that need no yardstick."""
     for (kind, dtype), found in equality.deviations(reference, run).items():
         if dtype == "float64":
-            assert found.loss < equality.FLOAT64_LIMIT, kind
-            assert found.state < equality.FLOAT64_LIMIT, kind
+            assert found.loss < closeness.FLOAT64_LIMIT, kind
+            assert found.state < closeness.FLOAT64_LIMIT, kind
         elif kind == "sgd":
-            assert found.loss < equality.FLOAT32_LIMIT, kind
+            assert found.loss < closeness.FLOAT32_LIMIT, kind
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from equality import switching
 
-from benchmarks.equality import switching
 from paceline.policy.straggler.actions import AnyAction, BackupWorkers, Partial
 from paceline.runtime.checkpoint import cutfile
 from paceline.wire.client import Kill
