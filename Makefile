@@ -39,6 +39,7 @@ chaos: setup
 	$(BIN)/python -m tests.chaos.grouped --seeds $(or $(SEEDS),0:200)
 	$(BIN)/python -m tests.chaos.grouped --seeds $(or $(SEEDS),0:200) --deterministic
 	$(BIN)/python -m tests.chaos.grouped --seeds $(or $(SEEDS),0:50) --fsdp
+	$(BIN)/python -m tests.chaos.models --seeds $(or $(SEEDS),0:100)
 	$(BIN)/python -m tests.chaos.interrupted --kills 100
 	# The last one needs root, for a network and a file system of its own.
 	$(BIN)/python -m tests.chaos.grouped --seeds $(or $(SEEDS),0:200) --links --disk

@@ -32,7 +32,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 PACELINE = Path(sys.executable).with_name("paceline")
 PLAIN, ALONE = "plain PyTorch", "script alone"
 MODES, WORKERS, NUM_SERVERS = ("bsp", "asp"), (1, 2, 4), 2
-CTR_ROWS, QUICK_ROWS = 500_000, 20_000
+CTR_ROWS, QUICK_ROWS = 500_000, 4_000
 NEAR_PLAIN, NEAR_BSP, NEAR_CEILING = 0.002, 0.003, 0.01
 
 Aucs = dict[str, float]

@@ -17,7 +17,6 @@ import json
 import os
 import random
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Set
@@ -61,16 +60,17 @@ from tests.chaos.moments import (
     Moment,
     MomentInjector,
 )
-from tests.chaos.oracle import TOLERANCE, committed_counts, leftovers
+from tests.chaos.oracle import TOLERANCE, committed_counts
 from tests.chaos.run import (
-    LINGER_S,
     actions,
+    check_clean,
+    check_fired,
     check_logs,
-    end,
     feed_of_job,
     follow,
+    run_seeds,
     slow_disk,
-    summary,
+    survive,
 )
 
 SCRIPT = Path(__file__).parents[1] / "integration" / "jobs" / "grouped.py"
@@ -275,22 +275,13 @@ def _run(
     with slow_disk(SYNC_S, COPY_S) if slow else contextlib.nullcontext():
         job = launch(spec)
     injector = MomentInjector(job, case.faults, case.moments, out)
-    try:
-        status = follow(job, injector, start_s + TIMEOUT_S)
-    finally:
-        injector.finish()
-    outcome = {"state": "none: it hangs"}
-    if job.outcome.exists():
-        outcome = json.loads(job.outcome.read_text())
-    elif not os.environ.get("CHAOS_KEEP"):
-        end(job)
     where = f"seed {case.seed} ({job.path}; {[str(f) for f in (*case.faults, *case.moments)]})"
-    assert outcome["state"] == "finished", f"{where}: ended as {outcome}"
+    status = survive(job, injector, start_s + TIMEOUT_S, where)
     folder = Path(spec.checkpoint.folder or job.cuts)
     waiting = [*injector.waiting, *injector.moments]
     if len([*folder.glob("*/manifest.json")]) < 2:  # cut off from its master nobody makes any
         waiting = [one for one in waiting if isinstance(one, Moment) or one.kind != "damage"]
-    assert not waiting, f"{where}: never fired: {[str(fault) for fault in waiting]}"
+    check_fired(waiting, where)
     check_clean(job, where)
     check_finals(job, out, case, where, wanted, bits=spec.deterministic)
     check_cuts(job, case, where, folder, injector.damaged)
@@ -313,14 +304,6 @@ def _run(
         "epoch_no": status.epoch_no if status else None,
         "seconds": round(seconds, 2),
     }
-
-
-def check_clean(job: JobDir, where: str) -> None:
-    """Assert that nothing is left of a job that has ended."""
-    deadline_s = time.monotonic() + LINGER_S
-    while (left := leftovers(job)) and time.monotonic() < deadline_s:
-        time.sleep(0.05)
-    assert not left, f"{where}: left behind {left}"
 
 
 Kind = Literal["counted", "rough", "sharded"]
@@ -429,27 +412,15 @@ def main() -> None:
     options = parser.parse_args()
     if options.links:
         own_network()
-    first, last = (int(part) for part in options.seeds.split(":"))
-    os.environ.setdefault("PACELINE_HOME", "/tmp/paceline-chaos")
-    failed: list[int] = []
-    seconds: dict[int, float] = {}
-    for seed in range(first, last):
-        start_s = time.monotonic()
-        try:
-            case = with_solution(case_of(seed), deterministic=options.deterministic)
-            case = with_shards(case_of(seed)) if options.fsdp else case
-            case = case if options.no_moments else with_sum(with_moment(case))
-            case = with_surroundings(case, links=options.links, disk=options.disk)
-            facts = run(case, deterministic=options.deterministic)
-            print(msgspec.json.encode(facts).decode(), flush=True)
-        except AssertionError as error:
-            failed.append(seed)
-            print(f"FAILED {error}", flush=True)
-        seconds[seed] = time.monotonic() - start_s
-        if failed and not options.keep_going:
-            break
-    print(summary(seconds, failed))
-    sys.exit(bool(failed))
+
+    def run_seed(seed: int) -> dict[str, object]:
+        case = with_solution(case_of(seed), deterministic=options.deterministic)
+        case = with_shards(case_of(seed)) if options.fsdp else case
+        case = case if options.no_moments else with_sum(with_moment(case))
+        case = with_surroundings(case, links=options.links, disk=options.disk)
+        return run(case, deterministic=options.deterministic)
+
+    run_seeds(options.seeds, run_seed, keep_going=options.keep_going)
 
 
 if __name__ == "__main__":

@@ -17,12 +17,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from itertools import count, islice
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 from paceline.base.cgroups import remove_job
 from paceline.base.jobdir import JobDir, home
 from paceline.base.processes import find_job_processes, kill_quietly
-from tests.chaos.run import Case, case_of, run
+from tests.chaos import models, run
+from tests.chaos.run import Case
 
 NUM_SEEDS = 50
 PLANTER = Path(__file__).with_name("bugs")
@@ -31,18 +33,36 @@ HELD_UP = ("pause", "slow", "cut", "silence", "delay")
 
 
 @dataclass(frozen=True)
+class Kit:
+    """What finds a bug: cases by seed, and how one is run."""
+
+    case_of: Callable[[int], Any]
+    """Without a slow disk: Python imports one sitecustomize only, and that is the planter's."""
+    run: Callable[[Any], object]
+
+
+def _model_case(seed: int) -> models.Case:
+    return replace(models.case_of(seed, "allreduce"), moments=())
+
+
+COUNTS = Kit(lambda seed: replace(run.case_of(seed), sync_s=0.0), run.run)
+MODELS = Kit(_model_case, models.run)
+
+
+@dataclass(frozen=True)
 class Bug:
     """A bug, which cases can bring it out, and how it shows then."""
 
     name: str
-    may_show: Callable[[Case], bool]
+    may_show: Callable[[Any], bool]
     shows: str
     """A pattern: what the run says, or a log of the job."""
     uncovered_by: tuple[str, ...] = ()
     """What is planted with it."""
+    kit: Kit = COUNTS
 
 
-def _does(case: Case, kinds: Iterable[str], *roles: str) -> bool:
+def _does(case: Case | models.Case, kinds: Iterable[str], *roles: str) -> bool:
     return any(fault.kind in kinds and fault.role in roles for fault in case.faults)
 
 
@@ -73,6 +93,11 @@ def _repeats_parts(case: Case) -> bool:
     return case.samples != "at-least-once" and _does(case, HELD_UP, "worker", "server")
 
 
+def _joins(case: models.Case) -> bool:
+    """A worker is lost, and its next life takes over the state of another one."""
+    return case.num_workers > 1 and _does(case, ["kill"], "worker")
+
+
 TWICE = "a sample was applied [2-9]|ledger says|that are in the model|are offered twice"
 BUGS = [
     Bug("ready_before_all_held", _needs_order, "never held it|servers disagree"),
@@ -85,22 +110,23 @@ BUGS = [
         f"{TWICE}|servers disagree|never held it|it hangs",
         ("workers_told_first",),
     ),
+    Bug("schedule_begins_again", _joins, "from the undisturbed model|diverged", kit=MODELS),
+    Bug("momentum_lost", _joins, "from the undisturbed model|diverged", kit=MODELS),
 ]
 
 
-def cases(bug: Bug) -> list[Case]:
+def cases(bug: Bug) -> list[Any]:
     """The first 50 that can bring it out."""
-    apt = (case for case in map(case_of, count()) if bug.may_show(case))
-    # Python imports one sitecustomize only: the planter's, not that of the slow disk.
-    return [replace(case, sync_s=0.0) for case in islice(apt, NUM_SEEDS)]
+    apt = (case for case in map(bug.kit.case_of, count()) if bug.may_show(case))
+    return list(islice(apt, NUM_SEEDS))
 
 
 def hunt(bug: Bug) -> bool:
     """Whether the bug was found, and nothing without it; says how."""
-    tried: list[Case] = []
+    tried = []
     for case in cases(bug):
         tried.append(case)
-        said = failure(case, (bug.name, *bug.uncovered_by))
+        said = failure(bug.kit, case, (bug.name, *bug.uncovered_by))
         sign = re.search(rf"[^\n\\]*({bug.shows})[^\n\\]*", said)
         if sign:
             print(f"{bug.name}: run {len(tried)}, seed {case.seed}: {sign[0].strip()}", flush=True)
@@ -111,7 +137,7 @@ def hunt(bug: Bug) -> bool:
         print(f"{bug.name}: not found in {NUM_SEEDS} seeds", flush=True)
         return False
     for case in tried:
-        said = failure(case, bug.uncovered_by)
+        said = failure(bug.kit, case, bug.uncovered_by)
         if said:
             print(f"{bug.name}: seed {case.seed} fails without it: {said[:2000]}", flush=True)
             return False
@@ -119,7 +145,7 @@ def hunt(bug: Bug) -> bool:
     return True
 
 
-def failure(case: Case, plants: Iterable[str]) -> str:
+def failure(kit: Kit, case: Any, plants: Iterable[str]) -> str:
     """What a run with these plants says, and the job's logs after it; empty: it passes."""
     home().mkdir(parents=True, exist_ok=True)
     own_home = Path(tempfile.mkdtemp(dir=home(), prefix=f"hunt-{case.seed}-"))
@@ -127,7 +153,7 @@ def failure(case: Case, plants: Iterable[str]) -> str:
     planted = {"PYTHONPATH": path, "PACELINE_PLANTS": ",".join(plants)}
     try:
         with patch.dict(os.environ, planted, PACELINE_HOME=str(own_home)):
-            run(case)
+            kit.run(case)
     except AssertionError as error:
         jobs = [JobDir(found) for found in own_home.glob("jobs/*")]
         logs = [log.read_text(errors="replace") for job in jobs for log in job.logs.iterdir()]

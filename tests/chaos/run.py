@@ -17,8 +17,9 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import NoReturn
 from unittest.mock import patch
 
 import msgspec
@@ -231,22 +232,10 @@ def run(case: Case) -> dict[str, object]:
     with slow_disk(case.sync_s):
         job = launch(spec)
     injector = Injector(job, case.faults)
-    try:
-        status = follow(job, injector, start_s + TIMEOUT_S)
-    finally:
-        injector.finish()
-    outcome = {"state": "none: it hangs"}
-    if job.outcome.exists():
-        outcome = json.loads(job.outcome.read_text())
-    elif not os.environ.get("CHAOS_KEEP"):
-        end(job)
     where = f"seed {case.seed} ({job.path}; {[str(f) for f in case.faults]})"
-    assert outcome["state"] == "finished", f"{where}: ended as {outcome}"
-    assert not injector.waiting, f"{where}: never fired: {[str(f) for f in injector.waiting]}"
-    deadline_s = time.monotonic() + LINGER_S
-    while (left := leftovers(job)) and time.monotonic() < deadline_s:
-        time.sleep(0.05)
-    assert not left, f"{where}: left behind {left}"
+    status = survive(job, injector, start_s + TIMEOUT_S, where)
+    check_fired(injector.waiting, where)
+    check_clean(job, where)
     check_counts(job, case, where)
     check_logs(job, where)
     acted, seconds = actions(job), time.monotonic() - start_s
@@ -287,6 +276,35 @@ def follow(job: JobDir, injector: Injector, deadline_s: float) -> JobStatus | No
             injector.look(status)
         time.sleep(0.03)
     return status
+
+
+def survive(job: JobDir, injector: Injector, deadline_s: float, where: str) -> JobStatus | None:
+    """Follow a job, and assert that it finishes in time whatever is done to it; its last status."""
+    try:
+        status = follow(job, injector, deadline_s)
+    finally:
+        injector.finish()
+    outcome = {"state": "none: it hangs"}
+    if job.outcome.exists():
+        outcome = json.loads(job.outcome.read_text())
+    elif not os.environ.get("CHAOS_KEEP"):
+        end(job)
+    assert outcome["state"] == "finished", f"{where}: ended as {outcome}"
+    return status
+
+
+def check_fired(waiting: Iterable[object], where: str) -> None:
+    """Assert that no planned fault is left."""
+    left = [str(fault) for fault in waiting]
+    assert not left, f"{where}: never fired: {left}"
+
+
+def check_clean(job: JobDir, where: str) -> None:
+    """Assert that nothing is left of a job that has ended."""
+    deadline_s = time.monotonic() + LINGER_S
+    while (left := leftovers(job)) and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    assert not left, f"{where}: left behind {left}"
 
 
 def end(job: JobDir) -> None:
@@ -351,22 +369,32 @@ def main() -> None:
     parser.add_argument("--no-moves", action="store_true", help="replace no servers")
     parser.add_argument("--no-solutions", action="store_true", help="nobody acts on stragglers")
     options = parser.parse_args()
-    first, last = (int(part) for part in options.seeds.split(":"))
+
+    def run_seed(seed: int) -> dict[str, object]:
+        case = case_of(seed)
+        case = case if options.no_moves else with_moves(case)
+        return run(case if options.no_solutions else with_solution(case))
+
+    run_seeds(options.seeds, run_seed, keep_going=options.keep_going)
+
+
+def run_seeds(
+    seeds: str, run_seed: Callable[[int], dict[str, object]], *, keep_going: bool
+) -> NoReturn:
+    """Run seeds ``a:b``, b excluded, say what became of each, and exit: 1 if one failed."""
+    first, last = (int(part) for part in seeds.split(":"))
     os.environ.setdefault("PACELINE_HOME", "/tmp/paceline-chaos")
     failed: list[int] = []
     seconds: dict[int, float] = {}
     for seed in range(first, last):
         start_s = time.monotonic()
         try:
-            case = case_of(seed)
-            case = case if options.no_moves else with_moves(case)
-            case = case if options.no_solutions else with_solution(case)
-            print(msgspec.json.encode(run(case)).decode(), flush=True)
+            print(msgspec.json.encode(run_seed(seed)).decode(), flush=True)
         except AssertionError as error:
             failed.append(seed)
             print(f"FAILED {error}", flush=True)
         seconds[seed] = time.monotonic() - start_s
-        if failed and not options.keep_going:
+        if failed and not keep_going:
             break
     print(summary(seconds, failed))
     sys.exit(bool(failed))

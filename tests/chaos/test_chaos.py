@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos import grouped, interrupted
+from tests.chaos import grouped, hunt, interrupted, models
 from tests.chaos.faults import ROLES, kinds_for, pace_connections, unpace_quietly
 from tests.chaos.moments import SUMS, WHATS
 from tests.chaos.run import SOLUTIONS, case_of, full_case_of, run, summary
@@ -167,6 +167,24 @@ def test_a_group_survives(seed: int) -> None:
 
 def test_a_deterministic_group_ends_with_the_bits_of_one_worker() -> None:
     grouped.run(grouped_case(GROUPED[0], deterministic=True), deterministic=True)
+
+
+MODELS = (11, 20)
+"""Workers are killed on servers, and in a group, also as it forms."""
+
+
+@pytest.mark.parametrize("seed", MODELS)
+def test_a_model_ends_as_if_nothing_had_happened(seed: int) -> None:
+    models.run(models.case_of(seed))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    "bug", [bug for bug in hunt.BUGS if bug.kit is hunt.MODELS], ids=lambda bug: bug.name
+)
+def test_a_planted_bug_of_models_is_found(bug: hunt.Bug) -> None:
+    assert hunt.hunt(bug)
 
 
 @pytest.mark.soak

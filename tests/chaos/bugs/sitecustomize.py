@@ -138,9 +138,36 @@ def workers_told_first(module: ModuleType) -> None:
     state.start_epoch = start_epoch
 
 
+def schedule_begins_again(module: ModuleType) -> None:
+    """A member that takes over the state of another one keeps its own schedulers."""
+    replica = module.Replica
+    become = replica._become
+
+    def forgetful(self, state):  # type: ignore[no-untyped-def]
+        own = [scheduler.state_dict() for scheduler in self.schedulers]
+        become(self, {**state, "schedulers": own})
+
+    replica._become = forgetful
+
+
+def momentum_lost(module: ModuleType) -> None:
+    """A member that takes over the state of another one begins without momentum."""
+    replica = module.Replica
+    become = replica._become
+
+    def forgetful(self, state):  # type: ignore[no-untyped-def]
+        become(self, state)
+        for optimizer in self.optimizers:
+            for kept in optimizer.state.values():
+                if kept.get("momentum_buffer") is not None:
+                    kept["momentum_buffer"].zero_()
+
+    replica._become = forgetful
+
+
 WORKER, SERVER = "paceline.runtime.ps.worker_state", "paceline.runtime.ps.state"
 MASTER, LEDGER = "paceline.master.held_by_servers", "paceline.master.shards.ledger"
-MEMBERS = "paceline.master.membership"
+MEMBERS, REPLICA = "paceline.master.membership", "paceline.runtime.replica.replica"
 
 Plant = Callable[[ModuleType], None]
 PLANTS: dict[str, tuple[str, Plant]] = {
@@ -151,6 +178,8 @@ PLANTS: dict[str, tuple[str, Plant]] = {
     "duplicate_part_applied": (SERVER, duplicate_part_applied),
     "newer_epoch_accepted": (SERVER, newer_epoch_accepted),
     "workers_told_first": (MASTER, workers_told_first),
+    "schedule_begins_again": (REPLICA, schedule_begins_again),
+    "momentum_lost": (REPLICA, momentum_lost),
 }
 """By name: where it is planted, and how."""
 
