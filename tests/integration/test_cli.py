@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -177,6 +178,16 @@ def test_ctrl_c_stops_in_order_and_resume_does_the_rest_exactly_once(shell: Shel
     code, out, err = shell.run("run", "--resume", job.job_id)
     assert (code, err) == (0, "")
     assert "Finished: 4,096 of 4,096 samples" in out
+    (worker,) = workers_of(shell, job)
+    # Of both runs; a step is noted when the next one begins, so that a stop may cost one batch.
+    assert 4096 - 64 <= worker["samples"] <= 4096 + 64
+    report = shell.run("report")[1]
+    assert f"{worker['samples']:,}" in report
+
+
+def workers_of(shell: Shell, job: JobDir) -> list[Any]:
+    nodes = msgspec.json.decode(shell.run("status", job.job_id, "--json")[1])["nodes"]
+    return [node for node in nodes if node["role"] == "worker"]
 
 
 def test_a_detached_job_is_seen_and_steered_from_other_shells(shell: Shell) -> None:
@@ -190,6 +201,8 @@ def test_a_detached_job_is_seen_and_steered_from_other_shells(shell: Shell) -> N
     until(lambda: trains(job), "a sample in the model")
 
     assert "training" in shell.run("status", job.job_id)[1]
+    assert re.search(r"result +running", shell.run("report")[1])
+    assert all(worker["state"] == "running" for worker in workers_of(shell, job))
     seen = msgspec.json.decode(shell.run("status", "--observation")[1], type=Observation)
     assert [server.node for server in seen.servers] == ["server-0"]
     assert seen.worker_restart.start_s > 0

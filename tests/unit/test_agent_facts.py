@@ -2,6 +2,8 @@ import os
 import time
 from pathlib import Path
 
+import pytest
+
 from paceline.agent.facts import LOOKED_S, FactsReader, Silence, read_log_tail, read_usage
 from paceline.wire.messages.node import ProcessUp
 from paceline.wire.step_ledger import StepLedgerWriter
@@ -157,3 +159,13 @@ def test_who_says_something_is_not_silent(tmp_path: Path) -> None:
     assert reader.read(up(1)).silent_s > 0
     reader.heard()
     assert reader.read(up(1)).silent_s == 0.0
+
+
+def test_a_process_that_has_ended_used_what_it_was_last_seen_to_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = [(3.0, 100), (0.0, 0), (0.0, 0)]
+    monkeypatch.setattr("paceline.agent.facts.read_usage", lambda _: usage.pop(0))
+    reader = FactsReader(tmp_path / "ledger")
+    found = [reader.read(up(inc)) for inc in (1, 1, 2)]
+    assert [(facts.cpu_s, facts.rss_bytes) for facts in found] == [(3.0, 100), (3.0, 100), (0.0, 0)]

@@ -13,7 +13,15 @@ from rich.console import Console
 from paceline.base.jobdir import JobDir
 from paceline.cli.decisions import Story
 from paceline.cli.history import Event, NodePoint, Point
-from paceline.cli.report.facts import Facts, how_ended, idle_s, speeds, stalled_s, work_out
+from paceline.cli.report.facts import (
+    Facts,
+    how_ended,
+    idle_s,
+    speeds,
+    stalled_s,
+    trained_s,
+    work_out,
+)
 from paceline.cli.report.page import render
 from paceline.cli.report.text import decision_rows, figures, incident_rows, paragraph, show
 from paceline.wire.messages.checks import NodeSpeed
@@ -147,6 +155,57 @@ def test_a_lost_worker_is_idle_until_its_own_count_grows_again() -> None:
     assert idle_s(lost, [at(2, 100), at(3, 120), at(4, 120), at(5, 130)]) == pytest.approx(2.5)
     assert idle_s(lost, [at(2, 100), at(3, 120), at(4, 120)]) is None
     assert idle_s(Event(2.5, "relaunch", "server-0", 3), [at(3, 5)]) is None
+
+
+RUN = (Event(1.0, "master_started"), Event(3.0, "group_runs"))
+
+
+def signs(counts: dict[float, int]) -> list[Point]:
+    return [Point(t, committed, 0.0) for t, committed in counts.items()]
+
+
+@pytest.mark.parametrize(
+    ("events", "counts", "expected_s"),
+    [
+        ((), {}, 0.0),
+        (RUN, {4.0: 5, 9.0: 9}, 6.0),
+        ((*RUN, Event(8.0, "finished")), {9.0: 9}, 5.0),
+        # Stopped, and resumed after a minute; while it leaves, a group may still form.
+        (
+            (
+                *(*RUN, Event(8.0, "stopped"), Event(8.1, "group_runs")),
+                *(Event(8.3, "process_exited"), Event(70.0, "master_started")),
+                *(Event(72.0, "restored"), Event(80.0, "finished")),
+            ),
+            {},
+            5.0 + 0.2 + 8.0,
+        ),
+        # All processes were killed after 9 s.
+        (
+            (
+                *(*RUN, Event(70.0, "supervisor_started"), Event(71.0, "master_started")),
+                *(Event(75.0, "group_runs"), Event(76.0, "group_runs"), Event(80.0, "finished")),
+            ),
+            {5.0: 5, 9.0: 9},
+            6.0 + 5.0,
+        ),
+        # A master was away for 3 s, another one for 14 s: the workers went on.
+        (
+            (*RUN, Event(9.0, "master_started"), Event(40.0, "finished")),
+            {6.0: 6, 10.0: 10, 20.0: 20, 30.0: 30},
+            37.0,
+        ),
+        (
+            (*RUN, Event(20.0, "master_started"), Event(40.0, "finished")),
+            {6.0: 6, 20.5: 6, 21.0: 21, 30.0: 30},
+            3.0 + 19.0,
+        ),
+    ],
+)
+def test_time_in_which_nobody_was_there_is_no_training(
+    events: tuple[Event, ...], counts: dict[float, int], expected_s: float
+) -> None:
+    assert trained_s(events, signs(counts)) == pytest.approx(expected_s)
 
 
 def test_a_job_that_never_went_on_has_no_stall_time() -> None:

@@ -389,3 +389,32 @@ def test_there_is_nothing_to_see_while_nobody_trains() -> None:
     training.state.ledger.commit([Span(0, 0, 200)])
     training.state.complete.add(0)
     assert training.now() is None
+
+
+def test_a_new_master_counts_on_from_what_the_one_before_has_measured() -> None:
+    before = Monitor(SHORT)
+    for name, inc, samples, cpu_s in (("a", 1, 100, 1.0), ("a", 2, 30, 0.5), ("b", 3, 70, 2.0)):
+        before.heartbeat(name, NodeFacts(inc=inc, samples=samples, cpu_s=cpu_s), 1.0)
+    monitor = Monitor(SHORT)
+    monitor.go_on_from(before.metrics(1.0, 200))
+    assert totals_of(monitor) == {"a": (130, 1.5), "b": (70, 2.0)}
+    # The process of a lives on, that of b is another.
+    monitor.heartbeat("a", NodeFacts(inc=2, samples=40, cpu_s=0.75), 2.0)
+    monitor.heartbeat("b", NodeFacts(inc=4, samples=5, cpu_s=0.25), 2.0)
+    assert totals_of(monitor) == {"a": (140, 1.75), "b": (75, 2.25)}
+    monitor.heartbeat("a", NodeFacts(inc=5, samples=1, cpu_s=0.25), 3.0)
+    assert totals_of(monitor)["a"] == (141, 2.0)
+
+
+def test_who_left_before_a_new_master_came_is_not_counted() -> None:
+    before = Monitor(SHORT)
+    before.heartbeat("a", NodeFacts(inc=1, samples=100), 1.0)
+    monitor = Monitor(SHORT)
+    monitor.go_on_from(before.metrics(1.0, 100))
+    monitor.keep(["b"])
+    monitor.heartbeat("a", NodeFacts(inc=2, samples=1), 2.0)
+    assert totals_of(monitor) == {"a": (1, 0.0)}
+
+
+def totals_of(monitor: Monitor) -> dict[str, tuple[int, float]]:
+    return {name: (one.samples, one.cpu_s) for name, one in monitor.metrics(0, 0).nodes.items()}

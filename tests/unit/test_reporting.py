@@ -67,3 +67,22 @@ def test_the_newest_measurement_is_found_however_long_its_line(tmp_path: Path) -
     job.seconds(3)
     last = read_last_metrics(job.job.metrics, tail_bytes=16)
     assert last is not None and last.t == 3.0
+
+
+def test_a_resumed_job_counts_on_and_its_last_line_has_all(tmp_path: Path) -> None:
+    first = Job(tmp_path)
+    first.seconds(3)
+    first.monitor.heartbeat("worker-0", NodeFacts(inc=1, samples=5), 3.1)
+    first.reporting.measure_last(3.2)
+    second = Job(tmp_path)
+    second.monitor.heartbeat("worker-0", NodeFacts(inc=2, samples=4), 1.0)
+    second.reporting.measure_last(9.0)
+    points = read_metrics(first.job.metrics)
+    assert [(p.t, p.nodes["worker-0"].samples) for p in points[-2:]] == [(3.2, 5), (9.0, 9)]
+
+
+def test_a_line_of_another_version_is_no_beginning(tmp_path: Path) -> None:
+    JobDir(tmp_path).metrics.write_text('{"t":"soon"}\n')
+    job = Job(tmp_path)
+    job.seconds(1)
+    assert job.monitor.metrics(0.0, 0).nodes["worker-0"].samples == 1

@@ -213,6 +213,7 @@ class Agent:
 
     def _on_process_exit(self, inc: int, evidence: ExitEvidence) -> None:
         self._log_times.note(time.time(), last=True)
+        self._report()  # its last steps
         self._ended[inc] = msgspec.structs.replace(evidence, stacks=self._stacks)
         self._stacks = ""
         waits_s = {True: LAST_WORDS_S, False: 0.0, None: UNLINKED_S}
@@ -280,10 +281,13 @@ class Agent:
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(self._spec.timeouts.heartbeat_s)
-            running = self._state.running
-            facts = self._facts.read(running) if running and running.pid else None
-            self._send(Heartbeat(node=self._node, facts=facts))
+            self._report()
             self._log_times.note(time.time())
+
+    def _report(self) -> None:
+        running = self._state.running
+        facts = self._facts.read(running) if running and running.pid else None
+        self._send(Heartbeat(node=self._node, facts=facts))
 
     async def _tick(self) -> None:
         while True:

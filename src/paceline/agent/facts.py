@@ -52,14 +52,22 @@ class FactsReader:
         self._ledger = StepLedgerReader(ledger)
         self._unreadable = ""
         self._silence = Silence()
+        self._usage = (0, 0.0, 0)
+        """Incarnation, cpu seconds, resident bytes: as seen last."""
 
     def heard(self) -> None:
         """The process has said something."""
         self._silence = Silence()
 
     def read(self, up: ProcessUp) -> NodeFacts:
-        """Facts of the running process; the means are over the steps since the last read."""
+        """Facts of the running process; the means are over the steps since the last read.
+
+        One that has just ended used what it was last seen to use.
+        """
         cpu_s, rss_bytes = read_usage(up.pid)
+        if rss_bytes == 0 and self._usage[0] == up.inc:
+            _, cpu_s, rss_bytes = self._usage
+        self._usage = (up.inc, cpu_s, rss_bytes)
         page = self._read_page()
         mine = page if page and page.inc == up.inc else None
         mark_s, now_s = mine.mark_s if mine else 0.0, time.monotonic()

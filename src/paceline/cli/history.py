@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from paceline.master.outlet import before
+from paceline.master.outlet import before, last_line
 from paceline.wire.messages.checks import NodeSpeed
 
 
@@ -97,17 +97,8 @@ def read_metrics(path: Path) -> list[Point]:
 
 def read_last_metrics(path: Path, tail_bytes: int = 1 << 16) -> Point | None:
     """The newest measurement; None: there is none."""
-    if not path.exists():  # none yet, or the file is just being begun anew
-        return read_last_metrics(before(path)) if before(path).exists() else None
-    with path.open("rb") as file:
-        size = file.seek(0, 2)
-        file.seek(max(0, size - tail_bytes))
-        lines = file.read().split(b"\n")
-    # The first may have lost its beginning, the last its end.
-    whole = lines[1 if size > tail_bytes else 0 : -1]
-    if whole:
-        return msgspec.json.decode(whole[-1], type=Point)
-    return read_last_metrics(path, 4 * tail_bytes) if size > tail_bytes else None
+    line = last_line(path, tail_bytes)
+    return None if line is None else msgspec.json.decode(line, type=Point)
 
 
 _QUIET = frozenset(

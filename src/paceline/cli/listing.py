@@ -34,7 +34,7 @@ class JobRow(Struct, frozen=True, kw_only=True):
     total: int | None
     """Of all epochs; None: not known."""
     samples_per_s: float | None
-    """Now, or over all its time if it has ended; None: it does not train."""
+    """Of the last seconds; None: it does not train."""
     started_s: float
     """Unix time."""
     ended_s: float | None
@@ -85,10 +85,9 @@ def make_row(job: JobDir, outcome: Outcome | None, status: JobStatus | None) -> 
     """The row of a job whose master has answered, or not."""
     spec = read_spec(job)
     workers, servers = (spec.workers.count, spec.num_servers) if spec else (None, None)
-    committed, total, rate = 0, None, None
+    committed, total, rate = 0, None, None  # of a job that left nothing
     if outcome:
         committed, total = outcome.committed, outcome.total or None
-        rate = committed / outcome.jct_s if committed and outcome.jct_s else None
     elif status:
         committed, total, rate = status.committed, status.total, status.samples_per_s or None
         workers = sum(node.role == "worker" for node in status.nodes)

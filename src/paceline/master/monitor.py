@@ -119,6 +119,10 @@ class NodeMetrics(msgspec.Struct, frozen=True):
     message_s: float
     rss_bytes: int
     cpu_s: float
+    inc: int = 0
+    """The life that reported last, as does the rest: what of `samples` and `cpu_s` is its own."""
+    life_samples: int = 0
+    life_cpu_s: float = 0.0
 
 
 class Metrics(msgspec.Struct, frozen=True):
@@ -149,8 +153,24 @@ class Monitor:
         self._speeds: dict[str, Rate] = {}
         self._hardware: dict[str, Hardware] = {}
         self._committed = Rate()
+        self._earlier: dict[str, NodeMetrics] = {}
+        """Of nodes not heard of yet, by a master before this one."""
         self.progress_s = 0.0
         """When anything was last seen to advance."""
+
+    def go_on_from(self, last: Metrics) -> None:
+        """Count on from what a master before this one measured last."""
+        self._earlier = dict(last.nodes)
+
+    def _first_totals(self, node: str, facts: NodeFacts) -> NodeTotals:
+        """A node that this master hears of for the first time; its process may be an old one."""
+        before = self._earlier.pop(node, None)
+        if before is None:
+            return NodeTotals(facts)
+        if before.inc != facts.inc:
+            return NodeTotals(facts, before.samples, before.cpu_s)
+        earlier_samples = before.samples - before.life_samples
+        return NodeTotals(facts, earlier_samples, before.cpu_s - before.life_cpu_s)
 
     def heartbeat(self, node: str, facts: NodeFacts, now_s: float) -> None:
         """One report of a node's process: means over steps that no earlier report told of."""
@@ -159,7 +179,7 @@ class Monitor:
         facts = msgspec.structs.replace(facts, server_s=facts.server_s * per_iteration)
         totals = self.nodes.get(node)
         if totals is None:
-            self.nodes[node] = NodeTotals(facts)
+            self.nodes[node] = self._first_totals(node, facts)
         else:
             if totals.facts.inc != facts.inc:
                 totals.earlier_samples += totals.facts.samples
@@ -219,8 +239,10 @@ class Monitor:
 
     def keep(self, nodes: Container[str]) -> None:
         """All others are no more: whoever has such a name again is another."""
-        for node in [name for name in {*self.nodes, *self._histories} if name not in nodes]:
+        known = {*self.nodes, *self._histories, *self._earlier}
+        for node in [name for name in known if name not in nodes]:
             self.nodes.pop(node, None)
+            self._earlier.pop(node, None)
             self._histories.pop(node, None)
             self._speeds.pop(node, None)
             self._iterations.pop(node, None)
@@ -350,10 +372,13 @@ class Monitor:
                 message_s=totals.facts.message_s,
                 rss_bytes=totals.facts.rss_bytes,
                 cpu_s=totals.cpu_s,
+                inc=totals.facts.inc,
+                life_samples=totals.facts.samples,
+                life_cpu_s=totals.facts.cpu_s,
             )
             for name, totals in self.nodes.items()
         }
-        return Metrics(unix_s, committed, self.samples_per_s, nodes)
+        return Metrics(unix_s, committed, self.samples_per_s, self._earlier | nodes)
 
 
 def _batch_limit(profile: Sequence[Profiled], memory_bytes: int | None) -> int | None:

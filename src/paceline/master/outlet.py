@@ -13,6 +13,21 @@ def before(path: Path) -> Path:
     return path.with_suffix(f".1{path.suffix}")
 
 
+def last_line(path: Path, tail_bytes: int = 1 << 16) -> bytes | None:
+    """The newest whole line of such a file; None: there is none."""
+    if not path.exists():  # none yet, or the file is just being begun anew
+        return last_line(before(path)) if before(path).exists() else None
+    with path.open("rb") as file:
+        size = file.seek(0, 2)
+        file.seek(max(0, size - tail_bytes))
+        lines = file.read().split(b"\n")
+    # The first may have lost its beginning, the last its end.
+    whole = lines[1 if size > tail_bytes else 0 : -1]
+    if whole:
+        return whole[-1]
+    return last_line(path, 4 * tail_bytes) if size > tail_bytes else None
+
+
 class LineFile:
     """A file of JSON lines that others may append to as well."""
 

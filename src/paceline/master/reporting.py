@@ -1,5 +1,6 @@
 """What the master tells people and machines of the job as a whole: status, metrics, Prometheus."""
 
+import contextlib
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ from paceline.master.ending import Ending
 from paceline.master.jobnow import steps_done
 from paceline.master.membership import Membership
 from paceline.master.monitor import Metrics, Monitor
-from paceline.master.outlet import LineFile
+from paceline.master.outlet import LineFile, last_line
 from paceline.master.state import MasterState
 from paceline.master.status import count_committed, count_kept, count_total, describe
 from paceline.policy.straggler.observation import Observation
@@ -56,6 +57,9 @@ class Reporting:
         self._file = LineFile(job.metrics)
         #: Every measurement at first.
         self._line_every_s = self._next_line_s = 0.0
+        if (line := last_line(job.metrics)) is not None:
+            with contextlib.suppress(msgspec.MsgspecError):  # of another version: begin at 0
+                monitor.go_on_from(msgspec.json.decode(line, type=Metrics))
         self._exporter: Exporter | None = None
 
     def open_endpoint(self, port: int, tell: Callable[..., None]) -> None:
@@ -86,6 +90,11 @@ class Reporting:
             self._write(metrics)
         if self._exporter is not None:
             self._expose(self._exporter, metrics, controller, observe())
+
+    def measure_last(self, unix_s: float) -> None:
+        """Write down what the job has come to."""
+        self._monitor.keep(self._members.nodes)
+        self._write(self._monitor.metrics(unix_s, count_committed(self._state)))
 
     def _write(self, metrics: Metrics) -> None:
         self._file.add(metrics)

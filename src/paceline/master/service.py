@@ -304,6 +304,7 @@ class Master:
         if self._uploads is not None:
             await self._uploads.finish(self._outbox.flush, self._is_told_to_stop)
         outcome = self._reporting.outcome(ending, self._started_s)
+        self._reporting.measure_last(self._wall_clock())
         self.training.close()
         self._reporting.close()
         write_outcome(outcome, self._job.outcome)

@@ -21,6 +21,12 @@ ENDS = ("finished", "stopped", "killed", "out of memory", "failed", "unreachable
 """How a life can end; ``running``: it has not."""
 
 
+ENDINGS = ("finished", "stopped", "failed")
+STARTS = ("supervisor_started", "master_started")
+AWAY_S = 10.0
+"""With nothing heard for longer before a start, nobody was there; measurements come each second,
+in jobs of weeks less often."""
+
 ORDERS = {"killed": "killed by order", "kill_restart": "restarted by decision"}
 """Why a life ended that had to end."""
 
@@ -74,7 +80,8 @@ class Facts(msgspec.Struct, frozen=True):
     started_s: float
     ended_s: float
     training_s: float
-    """From the first time that all servers (or members) held the model to the end."""
+    """From the first time that all servers (or members) held the model to the end, without the
+    time in which no process of the job was there."""
     committed: int
     lives: tuple[Life, ...]
     incidents: tuple[Incident, ...]
@@ -136,8 +143,6 @@ def work_out(
     """Work out what the events and measurements say."""
     times = [*(event.t for event in events), *(point.t for point in points)]
     started_s, ended_s = min(times, default=0.0), max(times, default=0.0)
-    training_s = next((e.t for e in events if e.event in _TRAINING), ended_s)
-    over_s = next((e.t for e in reversed(events) if e.event in ("finished", "stopped")), ended_s)
     committed = outcome.committed if outcome else (points[-1].committed if points else 0)
     lives = tuple(find_lives(events, ended_s))
     return Facts(
@@ -147,7 +152,7 @@ def work_out(
         outcome=outcome,
         started_s=started_s,
         ended_s=ended_s,
-        training_s=max(0.0, over_s - training_s),
+        training_s=trained_s(events, points),
         committed=committed,
         lives=lives,
         incidents=tuple(find_incidents(events, points)),
@@ -155,6 +160,26 @@ def work_out(
         events=tuple(events),
         points=tuple(points),
     )
+
+
+def trained_s(events: Sequence[Event], points: Sequence[Point]) -> float:
+    """Seconds in which the job trained, or would have but for what went wrong.
+
+    A job that was stopped, or whose processes all died, trains again when it is resumed and its
+    model is loaded. A master that is replaced in a moment interrupts nothing.
+    """
+    signs = [*((e.t, e.event, 0) for e in events), *((p.t, "", p.committed) for p in points)]
+    total_s, last_s, most = 0.0, 0.0, 0
+    since_s, vanished = None, False
+    for t, what, committed in sorted(signs):
+        if since_s is not None and what in ENDINGS:
+            total_s, since_s, vanished = total_s + t - since_s, None, False
+        elif since_s is not None and what in STARTS and t - last_s > AWAY_S:
+            total_s, since_s, vanished = total_s + last_s - since_s, None, True
+        elif since_s is None and (what in _TRAINING or (vanished and committed > most)):
+            since_s = t
+        last_s, most = t, max(most, committed)
+    return total_s if since_s is None else total_s + last_s - since_s
 
 
 # --------------------------------------------------------------------------- lives
