@@ -206,9 +206,10 @@ class Worker:
         pause = self.thread.pause
         model = SimpleNamespace(
             load=lambda dense: pause(),
-            gradient_of=lambda optimizer: {},
-            whole_gradient=lambda parts: {},
-            rates=tuple,
+            gradient_of=lambda optimizer: SimpleNamespace(changed=()),
+            whole_gradient=lambda grads: {},
+            lacking=lambda grads: (),
+            rates=lambda grads: (),
             optimizers=[None],
         )
         lookups = SimpleNamespace(

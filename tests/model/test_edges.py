@@ -123,7 +123,7 @@ class Waits:
 
 
 def gradients() -> Any:
-    return SimpleNamespace(dense={}, sparse={}, rates=())
+    return SimpleNamespace(dense={}, sparse={}, rates=(), changed=(), lacking=())
 
 
 @pytest.fixture

@@ -145,19 +145,20 @@ def test_clipping_is_of_all_gradients_together() -> None:
         torch.testing.assert_close(value, plain.state_dict()[name])
 
 
-def test_sparse_adam_equals_torch_where_every_row_is_in_every_batch() -> None:
-    # Elsewhere it does not: torch counts steps per table, servers per row.
-    data = TensorRows(ids=torch.arange(60) % 2, y=torch.arange(60.0).double() % 7)
+def test_sparse_adam_equals_torch() -> None:
+    # In most batches a row or two are missing.
+    data = TensorRows(ids=torch.arange(60) // 7 % 3, y=torch.arange(60.0).double() % 7)
     results = []
     for managed in (False, True):
         torch.manual_seed(1)
-        model = nn.Embedding(2, 3, sparse=True).double()
+        model = nn.Embedding(3, 3, sparse=True).double()
         optimizer = SparseAdam(model.parameters(), lr=0.02)
-        batches: Iterator[Any] = iter([data.columns] * 50)
+        parts = [data.__getitems__(list(range(k, k + 6))) for k in range(0, 60, 6)]
+        batches: Iterator[Any] = map(_as_dict, parts * 5)
         if managed:
             job = pl.init()
             job.prepare(model, optimizer)
-            batches = job.batches(data, 60, epochs=50, collate_fn=_as_dict)
+            batches = job.batches(data, 6, epochs=5, shuffle=False, collate_fn=_as_dict)
         for batch in batches:
             F.mse_loss(model(batch["ids"]).sum(1), batch["y"]).backward()
             optimizer.step()

@@ -24,7 +24,7 @@ def test_block_k_lives_with_bucket_k_modulo_their_number() -> None:
     assert layout.dense_spans(SCHEMA, OWNERS, 1) == {"float32": [(12, 256)], "float64": []}
 
 
-def test_runs_give_each_stretch_of_the_flat_array_its_group() -> None:
+def test_runs_give_each_stretch_of_the_flat_array_its_tensor() -> None:
     spans = layout.dense_spans(SCHEMA, OWNERS, 1)["float32"]
     assert layout.dense_runs(SCHEMA, "float32", spans) == [(0, 0, 188), (1, 188, 244)]
 

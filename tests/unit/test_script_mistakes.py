@@ -273,8 +273,8 @@ MISTAKES: list[tuple[Callable[[], object], str]] = [
             "optimizer 'adam': amsgrad=1.0 is not supported for embedding tables (sparse "
             "gradients) on servers; leave it out or set it to 0. Supported: sgd (lr); adagrad "
             "(lr, eps, initial_accumulator_value, lr_decay); rowwise_adagrad (lr, eps, "
-            "initial_accumulator_value); adam (lr, beta1, beta2, eps); ftrl (lr, beta, l1, l2). "
-            + INSTEAD
+            "initial_accumulator_value); adam (lr, beta1, beta2, eps); ftrl (lr, beta, l1, l2); "
+            "sparse_adam (lr, beta1, beta2, eps). " + INSTEAD
         ),
     ),
     (
@@ -283,8 +283,8 @@ MISTAKES: list[tuple[Callable[[], object], str]] = [
             "optimizer 'sgd': momentum=0.9 is not supported for embedding tables (sparse "
             "gradients) on servers; leave it out or set it to 0. Supported: sgd (lr); adagrad "
             "(lr, eps, initial_accumulator_value, lr_decay); rowwise_adagrad (lr, eps, "
-            "initial_accumulator_value); adam (lr, beta1, beta2, eps); ftrl (lr, beta, l1, l2). "
-            + INSTEAD
+            "initial_accumulator_value); adam (lr, beta1, beta2, eps); ftrl (lr, beta, l1, l2); "
+            "sparse_adam (lr, beta1, beta2, eps). " + INSTEAD
         ),
     ),
     (
@@ -293,7 +293,7 @@ MISTAKES: list[tuple[Callable[[], object], str]] = [
             "optimizer 'adamw' cannot update embedding tables (sparse gradients) on servers; "
             "supported: sgd (lr); adagrad (lr, eps, initial_accumulator_value, lr_decay); "
             "rowwise_adagrad (lr, eps, initial_accumulator_value); adam (lr, beta1, beta2, eps); "
-            "ftrl (lr, beta, l1, l2). " + INSTEAD
+            "ftrl (lr, beta, l1, l2); sparse_adam (lr, beta1, beta2, eps). " + INSTEAD
         ),
     ),
     (
@@ -306,8 +306,9 @@ MISTAKES: list[tuple[Callable[[], object], str]] = [
     (
         lambda: prepare(lambda m: (m, sgd(nn.Linear(3, 5)))),
         (
-            "optimizer 0 trains a parameter of shape (5, 3) that is in no model given to "
-            "job.prepare; pass all models and their optimizers in one call"
+            "job.prepare: optimizer 0 (SGD) trains no parameter of the models that were given; make "
+            "it of the parameters of the model that is prepared, as it is then, and pass all models "
+            "and their optimizers in one call"
         ),
     ),
     (

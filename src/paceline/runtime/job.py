@@ -33,6 +33,7 @@ from paceline.runtime.data.reader import Reader, order_of
 from paceline.runtime.data.stream import StreamSource
 from paceline.runtime.data.work import Array
 from paceline.runtime.preflight import check_node
+from paceline.runtime.prepared import check_parameters
 from paceline.runtime.ps.alone import Alone
 from paceline.runtime.ps.embedding import is_table
 from paceline.runtime.ps.strategy import HeldElsewhere
@@ -179,6 +180,7 @@ class Job:
         schedulers = [one for one in flat if isinstance(one, LRScheduler)]
         scalers = [one for one in flat if isinstance(one, GradScaler)]
         self._strategy = _fitting(self._strategy, modules)
+        check_parameters(modules, optimizers, alone=isinstance(self._strategy, HeldHere))
         self._strategy.prepare(modules, optimizers, schedulers, scalers)
         self._modules, self._optimizers = modules, optimizers
         if self._strategy.rank and not self._strategy.spec.deterministic:

@@ -10,6 +10,7 @@ from paceline.runtime.data.work import Array, Work
 from paceline.runtime.ps.kernels import dedup
 from paceline.runtime.ps.port import Ids
 from paceline.runtime.ps.store import Gradients
+from paceline.wire.messages.data import Changed
 
 
 class Accumulation:
@@ -21,6 +22,7 @@ class Accumulation:
     def _begin(self) -> None:
         self.works: list[Work] = []
         self._only: Gradients | None = None
+        self._lacking: set[int] = set()
         self._dense: dict[str, Array] = {}
         self._sparse: dict[int, list[tuple[Ids, Array]]] = {}
 
@@ -33,7 +35,10 @@ class Accumulation:
             self._begin()
         if not self.works:
             self._only = gradients
+            self._lacking = set(gradients.lacking)
         else:
+            # What one of the batches has a gradient of, the mean has one of.
+            self._lacking &= set(gradients.lacking)
             if self._only is not None:
                 self._sum(self._only)
                 self._only = None
@@ -51,14 +56,14 @@ class Accumulation:
             weighted = np.multiply(rows, weight, dtype=rows.dtype)
             self._sparse.setdefault(table, []).append((ids, weighted))
 
-    def take(self, rates: tuple[float, ...]) -> tuple[list[Work], Gradients]:
-        """All of them, as one mean with these learning rates, and begin anew."""
+    def take(self, rates: tuple[float, ...], changed: Changed = ()) -> tuple[list[Work], Gradients]:
+        """All of them, as one mean with these hyper-parameters (`Gradients`), and begin again."""
         works, only = self.works, self._only
-        gradients = only if only is not None else self._mean(rates)
+        gradients = only if only is not None else self._mean(rates, changed)
         self._begin()
         return works, gradients
 
-    def _mean(self, rates: tuple[float, ...]) -> Gradients:
+    def _mean(self, rates: tuple[float, ...], changed: Changed) -> Gradients:
         weight = sum(work.num_samples for work in self.works)
         dense = {dtype: np.divide(sums, weight, dtype=dtype) for dtype, sums in self._dense.items()}
         sparse = {}
@@ -66,4 +71,12 @@ class Accumulation:
             rows = np.concatenate([rows for _, rows in parts])
             ids, rows = dedup(np.concatenate([ids for ids, _ in parts]), rows)
             sparse[table] = (ids, np.divide(rows, weight, dtype=rows.dtype))
-        return Gradients(dense, sparse, weight, rates, distinct=True)
+        return Gradients(
+            dense,
+            sparse,
+            weight,
+            rates,
+            distinct=True,
+            changed=changed,
+            lacking=tuple(sorted(self._lacking)),
+        )

@@ -8,13 +8,14 @@ no matter of this module: the state machine raises InternalError on it.
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from math import inf
+from math import inf, isfinite
 
 import numpy as np
 
 from paceline.base.samples import SampleSet, Span
 from paceline.runtime.ps.layout import dense_spans, owned_buckets
 from paceline.runtime.ps.moving import PIECE_BYTES
+from paceline.runtime.ps.rules import changeable
 from paceline.runtime.ps.state import ServerState
 from paceline.wire.messages.data import AskMap, Data, Export, Order, Part, Piece, Pull, Ready
 from paceline.wire.schema import NUM_BUCKETS, ModelSchema
@@ -69,10 +70,25 @@ class Admission:
             return f"a factor of {part.factor}, expected one above 0"
         if len(part.rates) != len(self._schema.groups):
             return f"{len(part.rates)} learning rates for {len(self._schema.groups)} groups"
+        if bad := self._bad_changes(part):
+            return bad
         synchronous = self._state.mode == "bsp"
         if (part.step > 0) != synchronous or bool(part.slice) != synchronous:
             return f"step {part.step} and slice {part.slice} in mode {self._state.mode}"
         return _bad_spans(part.spans, part.slice) or self._bad_tables(part.tables)
+
+    def _bad_changes(self, part: Part) -> str:
+        """Of hyper-parameters, and of parameters without a gradient."""
+        groups = self._schema.groups
+        for group, name, value in part.changed:
+            if not 0 <= group < len(groups) or not isfinite(value):
+                return f"{name}={value} in group {group} of {len(groups)}"
+            known = (changeable(groups[group], sparse=sparse) for sparse in (False, True))
+            if not any(name in names for names in known):
+                return f"{name}={value}, which {groups[group].kind} cannot follow"
+        if not all(0 <= tensor < len(self._schema.dense) for tensor in part.lacking):
+            return f"no gradients of {part.lacking}, of {len(self._schema.dense)} parameters"
+        return ""
 
     def _bad_pull(self, pull: Pull, frames: Sequence[memoryview]) -> str:
         feed = pull.feed

@@ -63,20 +63,22 @@ def dense_spans(
 def dense_runs(
     schema: ModelSchema, dtype: str, spans: Sequence[tuple[int, int]]
 ) -> list[tuple[int, int, int]]:
-    """``(group, start, stop)`` of every stretch of a server's flat array that one group updates."""
-    tensors = sorted((t for t in schema.dense if t.dtype == dtype), key=lambda t: t.offset)
+    """``(tensor, start, stop)`` of every stretch of a server's flat array that is of one tensor.
+
+    The tensor is its place in ``schema.dense``; stretches are ascending, without gaps.
+    """
+    tensors = sorted(
+        ((place, one) for place, one in enumerate(schema.dense) if one.dtype == dtype),
+        key=lambda placed: placed[1].offset,
+    )
     runs: list[tuple[int, int, int]] = []
     base = 0
     for start, stop in spans:
-        for tensor in tensors:
+        for place, tensor in tensors:
             low = max(start, tensor.offset)
             high = min(stop, tensor.offset + int(np.prod(tensor.shape, dtype=np.int64)))
-            if low >= high:
-                continue
-            run = (tensor.group, base + low - start, base + high - start)
-            if runs and runs[-1][0] == run[0] and runs[-1][2] == run[1]:
-                run = (run[0], runs.pop()[1], run[2])
-            runs.append(run)
+            if low < high:
+                runs.append((place, base + low - start, base + high - start))
         base += stop - start
     return runs
 

@@ -18,11 +18,12 @@ from paceline.runtime.data.reader import Reader
 from paceline.runtime.data.work import StepTimes, Work
 from paceline.runtime.ps.accumulation import Accumulation
 from paceline.runtime.ps.lookup import Call, Foreseen, Lookups, foresee
-from paceline.runtime.ps.model import Model
+from paceline.runtime.ps.model import Flat, Model
 from paceline.runtime.ps.port import Trainer
 from paceline.runtime.ps.recipes import Recipe, Recipes, Recorder
 from paceline.runtime.ps.store import Gradients
 from paceline.runtime.stepping import BEFORE, NO_GRADIENT, TWICE, not_stepped
+from paceline.wire.messages.data import Changed
 
 
 @dataclass(slots=True)
@@ -47,7 +48,7 @@ class Step:
     compute_s: float = 0.0
     inner_wait_s: float = 0.0
     """Waits after the batch was ready: for rows that were not foreseen."""
-    grads: dict[int, dict[str, Tensor] | None] = field(default_factory=dict)
+    grads: dict[int, Flat] = field(default_factory=dict)
     """Optimizer -> what its parameters' gradients were when it stepped."""
     pushed: bool = False
     schedules: int = 1
@@ -73,8 +74,9 @@ class Loop:
         self._staged: Staged | None = None
         self._num_steps = 0
         self._sum = Accumulation()
-        self._rates: tuple[int, tuple[float, ...]] = (0, ())
-        """The newest synchronous step, and the learning rates that it began with."""
+        self._settings: tuple[int, tuple[float, ...], Changed] = (0, (), ())
+        """The newest synchronous step, and the hyper-parameters (`Gradients`) of its first
+        contribution, which are those of all."""
         self._scheduled: int | None = None
         """The last synchronous step that schedulers know of; None: there was none."""
         self._cold = False
@@ -196,11 +198,12 @@ class Loop:
                 self._stage_ahead()
 
     def _push(self, step: Step) -> None:
-        parts = [step.grads[index] for index in range(len(step.grads))]
+        grads = [step.grads[index] for index in range(len(step.grads))]
         sparse = self._lookups.gradients()
-        if not sparse and all(part is None for part in parts):
+        dense = self._model.whole_gradient(grads)
+        if not sparse and dense is None:
             raise ConfigError(NO_GRADIENT)
-        dense = self._model.whole_gradient(parts) if any(p is not None for p in parts) else {}
+        lacking = self._model.lacking(grads)
         work = step.staged.work
         step.pushed = True
         step.grads = {}
@@ -209,16 +212,22 @@ class Loop:
         if step.staged.expected:
             self._recipes.judge([(recipe, call.used) for recipe, call in step.staged.expected])
         self._lookups.end()
-        rates = self._rates_of(work)
-        self._sum.add(work, Gradients(dense, sparse, work.num_samples, rates, distinct=True))
+        if not work.step or work.step != self._settings[0]:
+            changed = tuple(one for flat in grads for one in flat.changed)
+            self._settings = work.step, self._model.rates(grads), changed
+        _, rates, changed = self._settings
+        gradients = Gradients(
+            dense or {},
+            sparse,
+            work.num_samples,
+            rates,
+            distinct=True,
+            changed=changed,
+            lacking=lacking,
+        )
+        self._sum.add(work, gradients)
         if work.ends_contribution:
-            self._trainer.push(*self._sum.take(rates))
-
-    def _rates_of(self, work: Work) -> tuple[float, ...]:
-        """All contributions of a step have the rates of its first."""
-        if not work.step or work.step != self._rates[0]:
-            self._rates = work.step, self._model.rates()
-        return self._rates[1]
+            self._trainer.push(*self._sum.take(rates, changed))
 
     def _finish(self) -> None:
         """The user asks for the next batch."""

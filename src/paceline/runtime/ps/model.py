@@ -21,9 +21,16 @@ from paceline.base.errors import ConfigError
 from paceline.runtime.data.work import Array
 from paceline.runtime.ps.embedding import Embedding, is_table
 from paceline.runtime.ps.lookup import Lookups, TableLookup, embed, embed_bag
-from paceline.runtime.ps.optimizer import FROZEN, group_of, table_group
+from paceline.runtime.ps.optimizer import (
+    FROZEN_GROUP,
+    Settings,
+    check_fresh,
+    group_of,
+    table_group,
+)
 from paceline.runtime.ps.port import Ids
 from paceline.runtime.ps.rules import INSTEAD, check_group
+from paceline.wire.messages.data import Changed
 from paceline.wire.schema import DenseTensor, ModelSchema, OptimizerGroup, Table
 
 _DTYPES = {torch.float32: "float32", torch.float64: "float64"}
@@ -53,6 +60,20 @@ class BoundTable:
     lookup: TableLookup
 
 
+@dataclass(frozen=True, slots=True)
+class Flat:
+    """What one optimizer was to apply when it stepped: gradients of dense parameters, settings."""
+
+    parts: Mapping[str, Tensor]
+    """By dtype, end to end; of a parameter without a gradient 0."""
+    lacking: frozenset[int]
+    """The parameters, by their places in the schema, that have none."""
+    rates: Mapping[int, float]
+    """Learning rates of its groups."""
+    changed: Changed
+    """Its hyper-parameters that are not as the schema has them."""
+
+
 class Model:
     """Modules and optimizers, bound to each other and described by ``schema``.
 
@@ -67,41 +88,53 @@ class Model:
     ) -> None:
         self.modules, self.optimizers, self.seed = tuple(modules), tuple(optimizers), seed
         self._groups: list[OptimizerGroup] = []
-        self._settings: list[dict[str, Any] | None] = []
-        """The torch parameter group whose lr is the rate; None: rate 0."""
+        self._settings: list[dict[int, Settings]] = [{} for _ in optimizers]
+        """By optimizer and group, the hyper-parameters."""
+        self._kinds: list[tuple[OptimizerGroup, int, bool, frozenset[str]]] = []
+        """What tells one group from another."""
         self._trained_by = _owners(optimizers)
         named = dict(_named_modules(modules))
         self._paths = _paths(modules)
         readers = _table_readers(named.values())
         self.tables = [self._bind(index, mods) for index, mods in enumerate(readers.values())]
         self.dense = self._lay_out(_dense_parameters(named, readers))
-        self._check_complete(readers)
-        self._params = [self._params_of(number) for number in range(len(self.optimizers))]
+        self._check_names()
+        numbers = range(len(self.optimizers))
+        self._params = [self._params_of(number) for number in numbers]
+        self._places = [frozenset(self._places_of(number)) for number in numbers]
+        self._frozen = [self._frozen_of(number) for number in numbers]
+        self._sizes = list(map(_members, self.optimizers))
         self.schema = self._make_schema()
         self.flat: dict[str, Tensor] = {}
 
     # ------------------------------------------------------------------ binding
 
-    def _group(self, weight: nn.Parameter, embedding: Embedding | None = None) -> int:
-        """Index of the servers' group for ``weight``."""
-        owner = self._trained_by.get(id(weight))
+    def _group(self, weight: nn.Parameter, readers: Sequence[nn.Module] = ()) -> int:
+        """Index of the servers' group for ``weight``, of a table if modules look rows up in it."""
+        owner, sparse = self._trained_by.get(id(weight)), bool(readers)
+        own = frozenset[str]()
         if owner is None or not weight.requires_grad:
-            group, settings = FROZEN, None
-        else:
-            optimizer, settings = owner[1], owner[2]
-            group = group_of(optimizer, settings)
-            if embedding is not None:
-                group = table_group(
-                    embedding.name, embedding.optimizer, embedding.optimizer_args, group
-                )
-        for index, (known, known_settings) in enumerate(
-            zip(self._groups, self._settings, strict=True)
-        ):
-            if known == group and known_settings is settings:
-                return index
-        self._groups.append(group)
-        self._settings.append(settings)
-        return len(self._groups) - 1
+            return self._numbered(FROZEN_GROUP, (FROZEN_GROUP, 0, False, own))
+        number, optimizer, given = owner
+        group = group_of(optimizer, given, sparse=sparse)
+        if sparse and isinstance(readers[0], Embedding):
+            table = readers[0]
+            own = frozenset(table.optimizer_args)
+            group = table_group(table.name, table.optimizer, table.optimizer_args, group)
+        check_group(group.kind, group.hyper, sparse)
+        index = self._numbered(group, (group, id(given), sparse, own))
+        if index not in self._settings[number]:
+            settings = Settings(optimizer, given, group, sparse=sparse, own=own)
+            self._settings[number][index] = settings
+        return index
+
+    def _numbered(
+        self, group: OptimizerGroup, kind: tuple[OptimizerGroup, int, bool, frozenset[str]]
+    ) -> int:
+        if kind not in self._kinds:
+            self._kinds.append(kind)
+            self._groups.append(group)
+        return self._kinds.index(kind)
 
     def _bind(self, index: int, readers: list[nn.Module]) -> BoundTable:
         module = readers[0]
@@ -111,7 +144,7 @@ class Model:
         embedding = module if isinstance(module, Embedding) else None
         name = paths[0] or "embedding" if embedding is None else embedding.name
         dtype = _dtype_name(weight, f"table {name!r}")
-        group = self._group(weight, embedding)
+        group = self._group(weight, readers)
         table = Table(name=name, dim=weight.shape[1], dtype=dtype, group=group)
         if embedding is not None:
             table = _dynamic(table, embedding, self.seed)
@@ -121,14 +154,13 @@ class Model:
             table = msgspec.structs.replace(table, modules=paths)
         for reader in readers:
             _check_table_module(name, reader)
-        check_group(self._groups[group].kind, self._groups[group].hyper, sparse=True)
         lookup = TableLookup(
             index=index,
             name=name,
             dim=table.dim,
             dtype=weight.dtype,
             num_rows=table.num_rows,
-            trained=self._settings[group] is not None,
+            trained=self._groups[group] != FROZEN_GROUP,
             device=weight.device,
         )
         return BoundTable(table, weight, readers, lookup)
@@ -138,7 +170,6 @@ class Model:
         for name, param in parameters:
             _dtype_name(param, f"parameter {name!r}")
             group = self._group(param)
-            check_group(self._groups[group].kind, self._groups[group].hyper, sparse=False)
             owner = self._trained_by.get(id(param))
             frozen = owner is None or not param.requires_grad
             dense.append(Dense(param, name, NOBODY if frozen else owner[0], group))  # type: ignore[index]
@@ -154,24 +185,27 @@ class Model:
             ends[one.param.dtype] = one.offset + one.param.numel()
         return dense
 
-    def _params_of(self, optimizer: int) -> dict[str, list[nn.Parameter]]:
-        """What an optimizer trains, by dtype, in flat order."""
-        params: dict[str, list[nn.Parameter]] = {}
-        for one in self.dense:
+    def _params_of(self, optimizer: int) -> dict[str, list[tuple[int, nn.Parameter]]]:
+        """What an optimizer trains, and its places in the schema: by dtype, in flat order."""
+        params: dict[str, list[tuple[int, nn.Parameter]]] = {}
+        for place, one in enumerate(self.dense):
             if one.optimizer == optimizer:
-                params.setdefault(_DTYPES[one.param.dtype], []).append(one.param)
+                params.setdefault(_DTYPES[one.param.dtype], []).append((place, one.param))
         return params
 
-    def _check_complete(self, readers: Mapping[int, list[nn.Module]]) -> None:
-        known = {id(one.param) for one in self.dense} | set(readers)
-        for number, _, settings in self._trained_by.values():
-            for param in settings["params"]:
-                if id(param) not in known:
-                    raise ConfigError(
-                        f"optimizer {number} trains a parameter of shape {tuple(param.shape)} that "
-                        "is in no model given to job.prepare; pass all models and their "
-                        "optimizers in one call"
-                    )
+    def _places_of(self, optimizer: int) -> list[int]:
+        return [place for place, one in enumerate(self.dense) if one.optimizer == optimizer]
+
+    def _frozen_of(self, optimizer: int) -> list[Dense]:
+        """What an optimizer was given that it does not train."""
+        return [
+            one
+            for one in self.dense
+            if one.optimizer == NOBODY
+            and self._trained_by.get(id(one.param), (NOBODY,))[0] == optimizer
+        ]
+
+    def _check_names(self) -> None:
         names = [bound.table.name for bound in self.tables]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
@@ -245,46 +279,83 @@ class Model:
 
     # ------------------------------------------------------------------ gradients
 
-    def gradient_of(self, optimizer: int) -> dict[str, Tensor] | None:
-        """A copy of the gradients of an optimizer's dense parameters, by dtype; None: none has one.
+    def gradient_of(self, optimizer: int) -> Flat:
+        """A copy of the gradients of an optimizer's dense parameters, and its settings.
 
         Raises:
-            ConfigError: the weight of a table was used other than by looking up rows.
+            ConfigError: the weight of a table was used other than by looking up rows, or the script
+                changed something in the optimizer that servers cannot follow.
         """
+        self._check_same(optimizer)
+        parts: dict[str, Tensor] = {}
+        lacking: list[int] = []
+        for dtype, params in self._params[optimizer].items():
+            grads = []
+            for place, param in params:
+                grad = param.grad
+                if grad is None:
+                    lacking.append(place)
+                    grad = torch.zeros_like(param)
+                elif grad.is_sparse:
+                    grad = grad.to_dense()
+                grads.append(grad.reshape(-1))
+            parts[dtype] = torch.cat(grads)
+        settings = self._settings[optimizer]
+        return Flat(
+            parts,
+            frozenset(lacking),
+            rates={group: one.rate for group, one in settings.items()},
+            changed=tuple(
+                (group, *some) for group, one in settings.items() for some in one.changed()
+            ),
+        )
+
+    def _check_same(self, optimizer: int) -> None:
         for bound in self.tables:
             if bound.weight.grad is not None:
                 raise ConfigError(
                     f"the weight of table {bound.table.name!r} was used directly; it is not in the "
                     "worker: look rows up by calling the module, or use sparse=False"
                 )
-        parts = {}
-        found = False
-        for dtype, params in self._params[optimizer].items():
-            grads = [param.grad for param in params]
-            lacking = [index for index, grad in enumerate(grads) if grad is None or grad.is_sparse]
-            for index in lacking:
-                grad = grads[index]
-                grads[index] = torch.zeros_like(params[index]) if grad is None else grad.to_dense()
-                found = found or grad is not None
-            found = found or len(lacking) < len(grads)
-            parts[dtype] = torch.cat([grad.reshape(-1) for grad in grads if grad is not None])
-        return parts if found else None
+        if _members(self.optimizers[optimizer]) != self._sizes[optimizer]:
+            raise ConfigError(
+                f"the parameter groups of optimizer {optimizer} hold other parameters than at "
+                "job.prepare, which parameter servers cannot follow; prepare it with all that is "
+                f"to be trained. {INSTEAD}"
+            )
+        for one in self._frozen[optimizer]:
+            if one.param.grad is not None:
+                raise ConfigError(
+                    f"parameter {one.name!r} has a gradient, but was frozen at job.prepare, so "
+                    "that servers do not train it; prepare it with requires_grad=True, and call "
+                    "requires_grad_(False) after that: until it is thawed it has no gradient, and "
+                    "stays as it is"
+                )
 
-    def whole_gradient(self, parts: Sequence[Mapping[str, Tensor] | None]) -> dict[str, Array]:
-        """The flat gradients from those of all optimizers, in their order; what lacks is 0."""
+    def lacking(self, grads: Sequence[Flat]) -> tuple[int, ...]:
+        """What has no gradient, of all optimizers' parameters."""
+        return tuple(sorted(place for flat in grads for place in flat.lacking))
+
+    def whole_gradient(self, grads: Sequence[Flat]) -> dict[str, Array] | None:
+        """The flat gradients from those of all optimizers, in their order; what lacks is 0.
+
+        None: nothing has a gradient.
+        """
+        if all(flat.lacking == self._places[number] for number, flat in enumerate(grads)):
+            return None
         whole = {}
         for dtype, flat in self.flat.items():
-            grads = [part[dtype] for part in parts if part is not None and dtype in part]
-            if sum(map(Tensor.numel, grads)) == flat.numel():
-                whole[dtype] = (grads[0] if len(grads) == 1 else torch.cat(grads)).cpu().numpy()
+            found = [one.parts[dtype] for one in grads if dtype in one.parts]
+            if sum(map(Tensor.numel, found)) == flat.numel():
+                whole[dtype] = (found[0] if len(found) == 1 else torch.cat(found)).cpu().numpy()
             else:
-                whole[dtype] = self._spread(dtype, parts)
+                whole[dtype] = self._spread(dtype, [one.parts for one in grads])
         return whole
 
-    def _spread(self, dtype: str, parts: Sequence[Mapping[str, Tensor] | None]) -> Array:
+    def _spread(self, dtype: str, parts: Sequence[Mapping[str, Tensor]]) -> Array:
         whole = np.zeros(self.flat[dtype].numel(), dtype)
         for index, part in enumerate(parts):
-            if part is not None and dtype in part:
+            if dtype in part:
                 first = next(
                     one
                     for one in self.dense
@@ -294,9 +365,10 @@ class Model:
                 whole[first.offset : first.offset + grads.size] = grads
         return whole
 
-    def rates(self) -> tuple[float, ...]:
-        """Learning rate of each group of the schema, now."""
-        return tuple(0.0 if group is None else float(group["lr"]) for group in self._settings)
+    def rates(self, grads: Sequence[Flat]) -> tuple[float, ...]:
+        """Learning rate of each group of the schema; of what nobody trains 0."""
+        found = {group: rate for flat in grads for group, rate in flat.rates.items()}
+        return tuple(found.get(group, 0.0) for group in range(len(self._groups)))
 
 
 # ---------------------------------------------------------------------------- finding things
@@ -355,8 +427,8 @@ def _owners(optimizers: Sequence[Optimizer]) -> dict[int, tuple[int, Optimizer, 
     """By the id of a parameter: number of its optimizer, the optimizer, its parameter group."""
     owners: dict[int, tuple[int, Optimizer, dict[str, Any]]] = {}
     for number, optimizer in enumerate(optimizers):
+        check_fresh(optimizer, number)
         for settings in optimizer.param_groups:
-            group_of(optimizer, settings)
             for param in settings["params"]:
                 if id(param) in owners:
                     raise ConfigError(
@@ -366,6 +438,11 @@ def _owners(optimizers: Sequence[Optimizer]) -> dict[int, tuple[int, Optimizer, 
                     )
                 owners[id(param)] = number, optimizer, settings
     return owners
+
+
+def _members(optimizer: Optimizer) -> list[list[int]]:
+    """Which parameters its groups hold."""
+    return [list(map(id, settings["params"])) for settings in optimizer.param_groups]
 
 
 def _check_table_module(name: str, module: nn.Module) -> None:

@@ -4,37 +4,50 @@ The user's optimizer object stays what it is: schedulers, ``zero_grad`` and ``pa
 it as ever. Only its ``step`` is replaced, since the state of the update lives with the servers.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from itertools import chain
 from math import inf
 from types import MethodType
 from typing import Any
 
 import torch
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, SparseAdam
+from torch.optim.optimizer import (
+    _global_optimizer_post_hooks,
+    _global_optimizer_pre_hooks,
+)
 
 from paceline.base.errors import ConfigError
-from paceline.runtime.ps.rules import INSTEAD, row_options
-from paceline.wire.schema import OptimizerGroup
+from paceline.runtime.ps.rules import INSTEAD, NEVER_READ, changeable, row_options
+from paceline.wire.schema import FROZEN, OptimizerGroup
 
 _KINDS: dict[type[Optimizer], str] = {
     SGD: "sgd",
     Adagrad: "adagrad",
     Adam: "adam",
     AdamW: "adamw",
-    SparseAdam: "adam",
+    SparseAdam: "sparse_adam",
 }
 TABLE_KINDS = ("sgd", "adagrad", "rowwise_adagrad", "adam", "ftrl")
 """What ``pl.Embedding(optimizer=...)`` may name."""
 
-_NOT_HYPER = {"params", "lr", "initial_lr", "foreach", "fused", "betas", "decoupled_weight_decay"}
-"""Keys of a parameter group that say how torch runs it, or that travel in another form."""
+_HOW = {"foreach", "fused", "capturable", "differentiable"}
+"""Options that say how torch runs an optimizer, not what it computes."""
 
-FROZEN = OptimizerGroup(kind="sgd")
-"""Of parameters that nobody trains; its rate is always 0."""
+FROZEN_GROUP = OptimizerGroup(kind=FROZEN)
+"""Of parameters that nobody trains."""
 
 
-def group_of(optimizer: Optimizer, settings: dict[str, Any]) -> OptimizerGroup:
+def group_of(
+    optimizer: Optimizer, settings: Mapping[str, Any], *, sparse: bool = False
+) -> OptimizerGroup:
     """One parameter group of a torch optimizer, as servers run it.
+
+    Args:
+        optimizer: whose group it is.
+        settings: the group. What the optimizer itself does not read (``initial_lr``, ``max_lr``,
+            ``name``: schedulers' keys and the script's own) is left aside.
+        sparse: whether it is for an embedding table.
 
     Raises:
         ConfigError: an optimizer that servers cannot run; names those they can.
@@ -45,14 +58,141 @@ def group_of(optimizer: Optimizer, settings: dict[str, Any]) -> OptimizerGroup:
             f"{type(optimizer).__name__} cannot be run on parameter servers; use one of "
             f"{', '.join(sorted(f'torch.optim.{known.__name__}' for known in _KINDS))}. {INSTEAD}"
         )
-    hyper = {k: float(v) for k, v in settings.items() if k not in _NOT_HYPER and _is_number(k, v)}
-    if "betas" in settings:
-        hyper["beta1"], hyper["beta2"] = map(float, settings["betas"])
-    if kind.startswith("adam") and hyper.get("weight_decay"):
-        kind = "adamw" if settings.get("decoupled_weight_decay") else "adam"
-    elif kind == "adamw":
-        kind = "adam"
+    if isinstance(optimizer, SparseAdam) and not sparse:
+        raise ConfigError(
+            "SparseAdam takes sparse gradients only, in torch as on servers; give dense parameters "
+            "to torch.optim.Adam"
+        )
+    hyper = {
+        name: value
+        for key in _read_by(optimizer)
+        if key != "lr"
+        for name, value in _numbers(key, settings[key]).items()
+    }
+    if kind in ("adam", "adamw"):
+        decoupled = bool(hyper.pop("decoupled_weight_decay", 0.0))
+        # Lazy Adam knows no decay: of the two the plain one says so.
+        kind = "adamw" if decoupled and (hyper["weight_decay"] or not sparse) else "adam"
     return OptimizerGroup(kind=kind, hyper=hyper)
+
+
+def _read_by(optimizer: Optimizer) -> list[str]:
+    """The keys of a parameter group that change what the optimizer computes."""
+    return [key for key in optimizer.defaults if key not in _HOW]
+
+
+def _numbers(key: str, value: Any) -> dict[str, float]:
+    """A torch option by the names of the servers' hyper-parameters.
+
+    Raises:
+        ConfigError: it is no number.
+    """
+    if key == "betas":
+        first, second = value
+        return {"beta1": float(first), "beta2": float(second)}
+    if value is None:
+        return {}
+    if isinstance(value, bool | int | float) or (
+        isinstance(value, torch.Tensor) and value.numel() == 1
+    ):
+        return {key: float(value)}
+    raise ConfigError(
+        f"optimizer option {key}={value!r} is no number; parameter servers take plain numbers. "
+        f"{INSTEAD}"
+    )
+
+
+class Settings:
+    """The hyper-parameters of a group of the servers, as the script has them at each step.
+
+    Args:
+        optimizer: whose group it is.
+        settings: the torch group, read again and again.
+        group: how the servers run it.
+        sparse: whether it is for an embedding table.
+        own: hyper-parameters that a table has for itself, whatever the torch group says.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        settings: dict[str, Any],
+        group: OptimizerGroup,
+        *,
+        sparse: bool = False,
+        own: Collection[str] = (),
+    ) -> None:
+        self.settings = settings
+        self._what = type(optimizer).__name__
+        self._group = group
+        # Of a table with an optimizer of its own the torch group is the learning rate only.
+        mine = {"adamw": "adam", "sparse_adam": "adam"}
+        kind = _KINDS[type(optimizer)]
+        follows = not sparse or mine.get(group.kind, group.kind) == mine.get(kind, kind)
+        keys = [key for key in _read_by(optimizer) if key != "lr"] if follows else []
+        self._keys = [key for key in keys if key not in NEVER_READ]
+        self._may_change = set(changeable(group, sparse=sparse)) - set(own)
+        self._own = set(own)
+        self._first = self._last = self._values()
+        self._changed: tuple[tuple[str, float], ...] = ()
+
+    def _values(self) -> list[Any]:
+        return [_plain(self.settings[key]) for key in self._keys]
+
+    @property
+    def rate(self) -> float:
+        """The learning rate now."""
+        return float(self.settings["lr"])
+
+    def changed(self) -> tuple[tuple[str, float], ...]:
+        """What is not as it was when this was made: hyper-parameters of the servers.
+
+        Raises:
+            ConfigError: something changed that the servers cannot follow.
+        """
+        values = self._values()
+        if values != self._last:
+            self._changed, self._last = tuple(self._look(values)), values
+        return self._changed
+
+    def _look(self, values: list[Any]) -> list[tuple[str, float]]:
+        found = []
+        for key, first, value in zip(self._keys, self._first, values, strict=True):
+            before = _numbers(key, first)
+            for name, number in _numbers(key, value).items():
+                if number == before.get(name) or name in self._own:
+                    continue
+                if name not in self._may_change:
+                    raise ConfigError(
+                        f"{self._what}: {key} was {first!r} at job.prepare and is {value!r} now, "
+                        f"which parameter servers ({self._group.kind}) cannot follow; set it "
+                        f"before job.prepare. {INSTEAD}"
+                    )
+                found.append((name, number))
+        return found
+
+
+def _plain(value: Any) -> Any:
+    """A value that does not change with the script's tensors."""
+    if isinstance(value, torch.Tensor):
+        return value.item() if value.numel() == 1 else value.tolist()
+    return tuple(map(_plain, value)) if isinstance(value, list | tuple) else value
+
+
+def check_fresh(optimizer: Optimizer, number: int) -> None:
+    """Refuse an optimizer that has moved already: servers begin with fresh state.
+
+    Raises:
+        ConfigError: it has taken steps, or loaded state.
+    """
+    for state in optimizer.state.values():
+        step = state.get("step", 0) if isinstance(state, Mapping) else 0
+        if float(step) > 0 or "momentum_buffer" in state:
+            raise ConfigError(
+                f"optimizer {number} ({type(optimizer).__name__}) has state already, of steps "
+                "before job.prepare or by load_state_dict, which parameter servers do not take "
+                f"over; prepare it without. {INSTEAD}"
+            )
 
 
 def table_group(
@@ -67,6 +207,8 @@ def table_group(
         raise ConfigError(
             f"pl.Embedding {name!r}: optimizer={kind!r}; expected one of {', '.join(TABLE_KINDS)}"
         )
+    if base.kind == "sparse_adam":  # rows that come and go count their own steps
+        base = OptimizerGroup(kind="adam", hyper=base.hyper)
     group = base if kind in (None, base.kind) else OptimizerGroup(kind=str(kind))
     if not args:
         return group
@@ -87,24 +229,20 @@ def table_group(
     return OptimizerGroup(kind=group.kind, hyper=hyper)
 
 
-def _is_number(name: str, value: object) -> bool:
-    if isinstance(value, bool | int | float) or (
-        isinstance(value, torch.Tensor) and value.numel() == 1
-    ):
-        return True
-    if value is None:
-        return False
-    raise ConfigError(
-        f"optimizer option {name}={value!r} is no number; parameter servers take plain numbers. "
-        f"{INSTEAD}"
-    )
-
-
 def replace_step(optimizer: Optimizer, on_step: Callable[[], None]) -> None:
-    """Make ``optimizer.step()`` hand over gradients instead of changing parameters."""
+    """Make ``optimizer.step()`` hand over gradients instead of changing parameters.
+
+    What would change the optimizer itself, ``add_param_group`` and ``load_state_dict``, is refused
+    from here on.
+    """
 
     # A bound method, since schedulers made later wrap the function behind it.
     def step(self: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+        given = () if closure is None else (closure,)
+        for hook in chain(
+            _global_optimizer_pre_hooks.values(), self._optimizer_step_pre_hooks.values()
+        ):
+            hook(self, given, {})
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -112,8 +250,25 @@ def replace_step(optimizer: Optimizer, on_step: Callable[[], None]) -> None:
         # What schedulers look at to see whether `step` was called before theirs.
         self._opt_called = True  # type: ignore[attr-defined]
         on_step()
+        for after in chain(
+            self._optimizer_step_post_hooks.values(), _global_optimizer_post_hooks.values()
+        ):
+            after(self, given, {})
         return loss
 
     # What schedulers made before look for, to see whether somebody took `step` away from them.
     step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
     optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
+    for name in ("add_param_group", "load_state_dict"):
+        setattr(optimizer, name, MethodType(_refused(name), optimizer))
+
+
+def _refused(name: str) -> Callable[..., None]:
+    def refuse(self: Optimizer, *_: Any) -> None:
+        raise ConfigError(
+            f"{type(self).__name__}.{name} was called after job.prepare, which gave its parameters "
+            "and their state to parameter servers; give the optimizer all of its groups before "
+            f"(rate 0 for what begins later), and prepare it without state. {INSTEAD}"
+        )
+
+    return refuse

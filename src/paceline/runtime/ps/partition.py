@@ -110,8 +110,14 @@ class Contribution:
 
     def header(self) -> Part:
         """The part, with what its frames are."""
-        dense, tables = tuple(self._gradients.dense), tuple(self._gradients.sparse)
-        return msgspec.structs.replace(self._part, dense=dense, tables=tables)
+        gradients = self._gradients
+        return msgspec.structs.replace(
+            self._part,
+            dense=tuple(gradients.dense),
+            tables=tuple(gradients.sparse),
+            changed=gradients.changed,
+            lacking=gradients.lacking,
+        )
 
     def frames(self, server: int) -> list[Array]:
         """The tensors for a server of the map, by its place there."""

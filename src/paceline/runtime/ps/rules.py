@@ -4,15 +4,16 @@ A kind serves dense parameters, embedding rows, or both. Hyper-parameters go by 
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
-from paceline.base.errors import ConfigError
+from paceline.base.errors import ConfigError, InternalError
 from paceline.runtime.ps import updates
 from paceline.runtime.ps.kernels import Array, Int64s
-from paceline.wire.schema import OptimizerGroup
+from paceline.wire.schema import FROZEN, OptimizerGroup
 
 INSTEAD = (
     "A script with sparse tables (sparse=True, pl.Embedding) trains so alone, too; without them it "
@@ -53,8 +54,12 @@ _DEFAULTS: dict[tuple[str, bool], dict[str, float]] = {
     ("adamw", False): {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 1e-2},
     ("ftrl", False): {"beta": 1.0, "l1": 0.0, "l2": 0.0},
     ("ftrl", True): {"beta": 1.0, "l1": 0.0, "l2": 0.0},
+    ("sparse_adam", True): {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8},
 }
 """(kind, for embedding rows) -> its hyper-parameters beside lr, with torch's defaults."""
+
+NEVER_READ = {"initial_accumulator_value"}
+"""Read when state is made, and never again: torch ignores a change, too."""
 
 
 def check_group(kind: str, hyper: Hyper, sparse: bool) -> None:
@@ -68,6 +73,8 @@ def check_group(kind: str, hyper: Hyper, sparse: bool) -> None:
     Raises:
         ConfigError: with the list of what is supported.
     """
+    if kind == FROZEN:
+        return
     what = "embedding tables (sparse gradients)" if sparse else "dense parameters"
     known = {
         name: sorted(rest) for (name, for_rows), rest in _DEFAULTS.items() if for_rows is sparse
@@ -95,6 +102,14 @@ def row_options(kind: str) -> list[str]:
     return list(_DEFAULTS[kind, True])
 
 
+def changeable(group: OptimizerGroup, *, sparse: bool) -> list[str]:
+    """Hyper-parameters that may change while the model is trained."""
+    names = [name for name in _DEFAULTS.get((group.kind, sparse), ()) if name not in NEVER_READ]
+    # Without momentum nothing is kept for it.
+    fixed = "momentum" if group.kind == "sgd" and not group.hyper.get("momentum") else ""
+    return [name for name in names if name != fixed]
+
+
 class Rule:
     """One optimizer group as servers run it, on dense parameters or on embedding rows."""
 
@@ -105,11 +120,30 @@ class Rule:
             ConfigError: the servers cannot run it (`check_group`).
         """
         check_group(group.kind, group.hyper, sparse)
-        defaults = _DEFAULTS[group.kind, sparse]
+        defaults = _DEFAULTS.get((group.kind, sparse), {})
         self.kind = group.kind
         self.hyper = {name: float(group.hyper.get(name, value)) for name, value in defaults.items()}
         self.states = _states(group.kind, self.hyper, sparse=sparse)
         """The arrays kept beside the values, in the kernels' order."""
+
+    def changed(self, values: Mapping[str, float]) -> "Rule":
+        """The same with other hyper-parameters, on the same states."""
+        other = copy(self)
+        other.hyper = {**self.hyper, **values}
+        return other
+
+    @property
+    def trains(self) -> bool:
+        """Whether there is anything to update."""
+        return self.kind != FROZEN
+
+    @property
+    def counts(self) -> bool:
+        """Whether an update now is one of the steps that a parameter counts.
+
+        SGD counts those with momentum: what matters is whether its buffer has begun.
+        """
+        return self.trains and (self.kind != "sgd" or bool(self.hyper.get("momentum")))
 
     def step_dense(
         self, values: Array, grads: Array, states: Sequence[Array], lr: float, step: int
@@ -126,9 +160,11 @@ class Rule:
                 numbers = _decayed(lr, hyper, step), hyper["eps"], hyper["weight_decay"]
             case "ftrl":
                 kernel, numbers = updates.ftrl_dense, (lr, hyper["beta"], hyper["l1"], hyper["l2"])
-            case kind:
+            case "adam" | "adamw":
                 kernel = updates.adam_dense
-                numbers = _adam_dense(lr, hyper, step, decoupled=kind == "adamw")
+                numbers = _adam_dense(lr, hyper, step, decoupled=self.kind == "adamw")
+            case _:
+                raise InternalError(f"nobody updates dense parameters by {self.kind!r}")
         kernel(values, grads, tuple(states), tuple(map(float, numbers)))
 
     def step_rows(
@@ -140,7 +176,10 @@ class Rule:
         lr: float,
         step: int,
     ) -> None:
-        """Update slab rows in place by their merged gradients; ``step`` counts from 1."""
+        """Update slab rows in place by their merged gradients; ``step`` counts from 1.
+
+        Adam corrects its bias by the steps of each row, but torch's SparseAdam by the table's.
+        """
         hyper = self.hyper
         kernel: Callable[..., None]
         numbers: tuple[float, ...]
@@ -153,10 +192,17 @@ class Rule:
                 kernel, numbers = updates.rowwise_adagrad_rows, (lr, hyper["eps"])
             case "ftrl":
                 kernel, numbers = updates.ftrl_rows, (lr, hyper["beta"], hyper["l1"], hyper["l2"])
-            case _:
+            case "adam":
                 beta1, beta2 = hyper["beta1"], hyper["beta2"]
                 kernel, numbers = updates.adam_rows, (lr, hyper["eps"], 1 - beta1, 1 - beta2)
                 states = (*states, _corrections(beta1, beta2))
+            case "sparse_adam":
+                beta1, beta2 = hyper["beta1"], hyper["beta2"]
+                kernel, numbers = updates.adam_rows, (lr, hyper["eps"], 1 - beta1, 1 - beta2)
+                # All rows are at the table's step, whatever they count themselves.
+                states = (*states, np.array([np.sqrt(1 - beta2**step) / (1 - beta1**step)]))
+            case _:
+                raise InternalError(f"nobody updates rows by {self.kind!r}")
         kernel(values, tuple(states), rows, grads, tuple(map(float, numbers)))
 
 
@@ -170,9 +216,11 @@ def _states(kind: str, hyper: Hyper, *, sparse: bool) -> tuple[State, ...]:
             return (State("row_sum", hyper["initial_accumulator_value"], per_row=True),)
         case "ftrl":
             return (State("z"), State("n"))
-        case _:
+        case "adam" | "adamw" | "sparse_adam":
             row_step = (State("row_step", per_row=True, dtype="int32"),) if sparse else ()
             return (State("exp_avg"), State("exp_avg_sq"), *row_step)
+        case _:
+            return ()
 
 
 def _decayed(lr: float, hyper: Hyper, step: int) -> float:

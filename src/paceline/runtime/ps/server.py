@@ -383,7 +383,13 @@ class Server:
             values = np.frombuffer(rows, spec.dtype).reshape(-1, spec.dim)
             sparse[table] = (np.frombuffer(ids, np.int64), values)
         self.tensors[key] = Gradients(
-            dense=dense, sparse=sparse, weight=part.weight, rates=part.rates, distinct=True
+            dense=dense,
+            sparse=sparse,
+            weight=part.weight,
+            rates=part.rates,
+            distinct=True,
+            changed=part.changed,
+            lacking=part.lacking,
         )
 
     def _apply(self, keys: Sequence[Key], factor: float) -> None:

@@ -6,7 +6,7 @@ never imports torch.
 """
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,7 @@ from paceline.runtime.ps.aside import Aside
 from paceline.runtime.ps.kernels import Array, Int64s, dedup, plain
 from paceline.runtime.ps.rules import Rule
 from paceline.runtime.ps.tables import DynamicTable, FixedTable
+from paceline.wire.messages.data import Changed
 from paceline.wire.schema import ModelSchema
 
 
@@ -34,6 +35,11 @@ class Gradients:
     """Learning rate of each optimizer group at that step."""
     distinct: bool = False
     """No table's ids repeat: they need not be merged."""
+    changed: Changed = ()
+    """Hyper-parameters that are not as the schema has them."""
+    lacking: tuple[int, ...] = ()
+    """Dense parameters, by their places in the schema, that have no gradient: what ``dense`` holds
+    for them is 0."""
 
 
 class Store:
@@ -53,7 +59,7 @@ class Store:
         self.schema = schema
         self.buckets = layout.owned_buckets(owners, me)
         self.updates = 0
-        """Updates applied since the model was made; the clock of ages and of lr_decay."""
+        """Updates applied since the model was made; the clock of ages."""
         self._dense = {
             dtype: _Dense(schema, dtype, self.buckets, spans)
             for dtype, spans in layout.dense_spans(schema, owners, me).items()
@@ -87,8 +93,10 @@ class Store:
     def apply(self, parts: Sequence[Gradients], factor: float = 1.0) -> None:
         """Apply ONE update: the exact weighted mean of ``parts``, then each optimizer once.
 
-        Sums run in the given order. Learning rates are those of the last part, times ``factor``.
-        Without any weight nothing happens.
+        Sums run in the given order. Learning rates are those of the last part, times ``factor``, as
+        are the other hyper-parameters (a step's contributions have the same). A parameter that no
+        part has a gradient of stays as it is, with all of its state. Without any weight nothing
+        happens.
 
         Raises:
             PermanentError: an id is not in a fixed table. The update may then be applied in part:
@@ -99,7 +107,7 @@ class Store:
         if not parts:
             return
         self.updates += 1
-        rates = parts[-1].rates
+        rates, changed = parts[-1].rates, _by_group(parts[-1].changed)
         if factor != 1.0:
             rates = tuple(rate * factor for rate in rates)
         if self._aside is not None and self._aside.is_over:
@@ -115,7 +123,8 @@ class Store:
             if given:
                 if self._aside is not None:
                     self._aside.before_dense()
-                held.apply(given, rates)
+                lacking = [set(part.lacking) for part in parts if dtype in part.dense]
+                held.apply(given, rates, changed, set.intersection(*lacking))
         for index in sorted({index for part in parts for index in part.sparse}):
             given_rows = [
                 (*part.sparse[index], s)
@@ -123,6 +132,9 @@ class Store:
                 if index in part.sparse
             ]
             merged = len(given_rows) == 1 and all(part.distinct for part in parts)
+            slabs = self._tables[index].slabs
+            slabs.change(changed.get(self.schema.tables[index].group, {}))
+            slabs.step += 1
             self._apply_rows(index, given_rows, rates, merged=merged)
         for table in self._tables:
             if isinstance(table, DynamicTable):
@@ -157,15 +169,17 @@ class Store:
     def save(self) -> dict[str, Array]:
         """Arrays that fully describe this share: **live views**, to be copied before another apply.
 
-        Names: ``buckets``, ``updates``, ``dense.<dtype>.<what>``, ``table.<name>.<what>``.
+        Names: ``buckets``, ``updates``, ``table_steps``, ``dense.<dtype>.<what>``,
+        ``table.<name>.<what>``.
         """
         arrays: dict[str, Array] = {
             "buckets": np.array(self.buckets, np.int64),
             "updates": np.array([self.updates], np.int64),
+            "table_steps": np.array([table.slabs.step for table in self._tables], np.int64),
         }
         for dtype, held in self._dense.items():
             arrays |= {f"dense.{dtype}.{name}": array for name, array in held.arrays.items()}
-            arrays[f"dense.{dtype}.step"] = np.array([held.step], np.int64)
+            arrays[f"dense.{dtype}.step"] = held.steps
         for spec, table in zip(self.schema.tables, self._tables, strict=True):
             arrays |= {f"table.{spec.name}.{name}": array for name, array in table.save().items()}
         return arrays
@@ -202,6 +216,8 @@ class Store:
                 held.load(_under(arrays, f"dense.{dtype}."), buckets)
             for spec, table in zip(self.schema.tables, self._tables, strict=True):
                 table.load(_under(arrays, f"table.{spec.name}."), buckets)
+            for step, table in zip(arrays.get("table_steps", ()), self._tables, strict=False):
+                table.slabs.step = max(table.slabs.step, int(step))
         if missing:
             raise PermanentError(
                 f"the cut lacks buckets {sorted(missing)} of the model: a server's file is missing"
@@ -221,8 +237,27 @@ class Store:
         return self._tables[table].piece(start, count)
 
 
+def _by_group(changed: Changed) -> dict[int, dict[str, float]]:
+    found: dict[int, dict[str, float]] = {}
+    for group, name, value in changed:
+        found.setdefault(group, {})[name] = value
+    return found
+
+
 def _under(arrays: Mapping[str, Array], prefix: str) -> dict[str, Array]:
     return {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
+
+
+@dataclass(slots=True)
+class _Plan:
+    """What an update of dense parameters consists of, as long as the same ones have gradients."""
+
+    lacking: frozenset[int]
+    counting: set[int]
+    """Groups that count the step."""
+    grown: Int64s
+    """By tensor, how much."""
+    due: list[tuple[int, int, int, int]]
 
 
 class _Dense:
@@ -238,30 +273,99 @@ class _Dense:
         self.schema = schema
         self.buckets = buckets
         self.dtype = dtype
-        self.step = 0
-        self.runs = [
-            (group, Rule(schema.groups[group], sparse=False), slice(start, stop))
-            for group, start, stop in layout.dense_runs(schema, dtype, spans)
+        #: The tensors of this dtype, by their places in the schema, and where each counts.
+        self._places = {
+            tensor: number
+            for number, tensor in enumerate(
+                tensor for tensor, one in enumerate(schema.dense) if one.dtype == dtype
+            )
+        }
+        self._group_of = [schema.dense[tensor].group for tensor in self._places]
+        self._rules = {
+            group: Rule(schema.groups[group], sparse=False) for group in set(self._group_of)
+        }
+        self._runs = [
+            (schema.dense[tensor].group, tensor, start, stop)
+            for tensor, start, stop in layout.dense_runs(schema, dtype, spans)
         ]
+        self._plan: _Plan | None = None
+        self.steps = np.zeros(len(self._places), np.int64)
+        """Updates of each tensor so far, wherever it is; all servers count alike."""
         size = sum(stop - start for start, stop in spans)
         self.arrays: dict[str, Array] = {"value": np.zeros(size, dtype)}
-        for _, rule, run in self.runs:
-            for state in rule.states:
-                self.arrays.setdefault(state.name, np.zeros(size, dtype))[run] = state.initial
+        for group, _, start, stop in self._runs:
+            for state in self._rules[group].states:
+                held = self.arrays.setdefault(state.name, np.zeros(size, dtype))
+                held[start:stop] = state.initial
 
-    def apply(self, given: list[tuple[Array, float]], rates: tuple[float, ...]) -> None:
-        """One optimizer step with the mean of ``given`` (gradient, share)."""
+    def apply(
+        self,
+        given: list[tuple[Array, float]],
+        rates: tuple[float, ...],
+        changed: Mapping[int, Mapping[str, float]],
+        lacking: Collection[int] = (),
+    ) -> None:
+        """One optimizer step with the mean of ``given`` (gradient, share).
+
+        Args:
+            given: gradients and their shares.
+            rates: of each group.
+            changed: by group, hyper-parameters that are not the schema's.
+            lacking: tensors that have no gradient.
+        """
         values = self.arrays["value"]
         for grads, _ in given:
             if grads.shape != values.shape:
                 raise InternalError(
                     f"{self.dtype} gradient of shape {grads.shape}, this server owns {values.shape}"
                 )
+        rules = {
+            group: rule.changed(changed[group]) if group in changed else rule
+            for group, rule in self._rules.items()
+        }
         mean = self._mean(given)
-        self.step += 1
-        for group, rule, run in self.runs:
+        for group, start, stop, step in self._due(rules, frozenset(lacking)):
+            rule, run = rules[group], slice(start, stop)
             states = [self.arrays[state.name][run] for state in rule.states]
-            rule.step_dense(values[run], mean[run], states, float(rates[group]), self.step)
+            rule.step_dense(values[run], mean[run], states, float(rates[group]), step)
+
+    def _due(
+        self, rules: Mapping[int, Rule], lacking: frozenset[int]
+    ) -> list[tuple[int, int, int, int]]:
+        """Count a step; ``(group, start, stop, step)`` of what is updated alike, ascending."""
+        counting = {group for group, rule in rules.items() if rule.counts}
+        plan = self._plan
+        if plan is None or (plan.lacking, plan.counting) != (lacking, counting):
+            self._plan = plan = self._make_plan(rules, lacking, counting)
+        else:
+            # All that is updated has counted alike since: what could be merged still can.
+            plan.due = [
+                (group, start, stop, step + (group in counting))
+                for group, start, stop, step in plan.due
+            ]
+        self.steps += plan.grown
+        return plan.due
+
+    def _make_plan(
+        self, rules: Mapping[int, Rule], lacking: frozenset[int], counting: set[int]
+    ) -> "_Plan":
+        grown = np.array(
+            [
+                group in counting and tensor not in lacking
+                for tensor, group in zip(self._places, self._group_of, strict=True)
+            ],
+            np.int64,
+        )
+        steps = (self.steps + grown).tolist()
+        due: list[tuple[int, int, int, int]] = []
+        for group, tensor, start, stop in self._runs:
+            if tensor in lacking or not rules[group].trains:
+                continue
+            step = steps[self._places[tensor]]
+            if due and (due[-1][0], *due[-1][2:]) == (group, start, step):
+                start = due.pop()[1]
+            due.append((group, start, stop, step))
+        return _Plan(lacking, counting, grown, due)
 
     def _mean(self, given: list[tuple[Array, float]]) -> Array:
         (grads, share), *others = given
@@ -276,7 +380,8 @@ class _Dense:
     def load(self, saved: Mapping[str, Array], buckets: Sequence[int]) -> None:
         """Take the blocks held here from a save of a holder of ``buckets``."""
         if "step" in saved:
-            self.step = max(self.step, int(saved["step"][0]))
+            self._plan = None
+            np.maximum(self.steps, saved["step"], out=self.steps)
         size, block_elems = layout.dense_sizes(self.schema)[self.dtype], self.schema.block_elems
         for target, source in layout.dense_overlaps(size, block_elems, self.buckets, buckets):
             for name, array in self.arrays.items():

@@ -27,9 +27,15 @@ class Slabs:
 
     def __init__(self, table: Table, group: OptimizerGroup, rows: int) -> None:
         self.table = table
-        self.rule = Rule(group, sparse=True)
+        self._first = self.rule = Rule(group, sparse=True)
+        self.step = 0
+        """Updates of the table so far, of whichever rows."""
         self.arrays: dict[str, Array] = {}
         self.grow(rows)
+
+    def change(self, hyper: Mapping[str, float]) -> None:
+        """From here on these hyper-parameters are not the schema's, and all others are."""
+        self.rule = self._first.changed(hyper) if hyper else self._first
 
     def grow(self, rows: int) -> None:
         """Make room for ``rows`` rows; new ones hold value 0 and initial state."""
@@ -47,10 +53,10 @@ class Slabs:
         """The values, ``[rows, dim]``."""
         return self.arrays["value"]
 
-    def update(self, rows: Int64s, grads: Array, lr: float, step: int) -> None:
+    def update(self, rows: Int64s, grads: Array, lr: float) -> None:
         """Run the optimizer once on each of ``rows``: distinct ones; negative ones are skipped."""
         states = [self.arrays[state.name] for state in self.rule.states]
-        self.rule.step_rows(self.values, states, rows, grads, lr, step)
+        self.rule.step_rows(self.values, states, rows, grads, lr, self.step)
 
 
 class FixedTable:
@@ -86,12 +92,12 @@ class FixedTable:
         """Copy the rows of ``ids`` to ``out``."""
         kernels.gather(self.slabs.values, self._rows(ids), out)
 
-    def apply(self, ids: Int64s, grads: Array, lr: float, step: int) -> None:
+    def apply(self, ids: Int64s, grads: Array, lr: float, now: int) -> None:
         """One optimizer step on the rows of ``ids``, which are distinct."""
         rows = self._rows(ids)
         if self.aside is not None:
             self.aside.before_rows(self.table.name, rows, self.slabs.arrays)
-        self.slabs.update(rows, grads, lr, step)
+        self.slabs.update(rows, grads, lr)
 
     def save(self) -> dict[str, Array]:
         """Live views of all slabs, buckets in ascending order."""
@@ -255,13 +261,13 @@ class DynamicTable:
             table = self.table
             kernels.initial_where_absent(keys, rows, table.init_seed, float(table.init_std), out)
 
-    def apply(self, keys: Int64s, grads: Array, lr: float, step: int) -> None:
+    def apply(self, keys: Int64s, grads: Array, lr: float, now: int) -> None:
         """One optimizer step on the rows of ``keys``, which are distinct; admits."""
-        rows = self._admitted(keys, step) if self.table.admit > 1 else self._created(keys)
+        rows = self._admitted(keys, now) if self.table.admit > 1 else self._created(keys)
         if self.aside is not None:
             self.aside.before_rows(self.table.name, rows, self._arrays())
-        self.last_used[rows[rows >= 0]] = step
-        self.slabs.update(rows, grads, lr, step)
+        self.last_used[rows[rows >= 0]] = now
+        self.slabs.update(rows, grads, lr)
 
     def _created(self, keys: Int64s) -> Int64s:
         before = self.index.used

@@ -6,6 +6,9 @@ from paceline.wire.messages.feeds import Feed, Slice
 from paceline.wire.messages.group import AskState, Computed, Meet, StatePart
 from paceline.wire.messages.order import Entry
 
+Changed = tuple[tuple[int, str, float], ...]
+"""(group of the schema, hyper-parameter, its value now)."""
+
 
 class Part(Message, frozen=True):
     """worker -> each server: its share of one contribution; tensors follow as frames.
@@ -22,6 +25,10 @@ class Part(Message, frozen=True):
     step: int = 0
     slice: Slice = ()
     rates: tuple[float, ...] = ()
+    changed: Changed = ()
+    """Hyper-parameters that are not as the schema has them."""
+    lacking: tuple[int, ...] = ()
+    """Dense parameters, by their places in the schema, that have no gradient here."""
     factor: float = 1.0
     """On the learning rates."""
     seen: int = -1
