@@ -188,6 +188,13 @@ class JobDir:
         make_private(self.run_dir)
 
     @classmethod
+    def all(cls) -> list["JobDir"]:
+        """All jobs of this user, the oldest first."""
+        found = (home() / "jobs").glob("*/job.json")
+        by_age = sorted(found, key=lambda path: path.stat().st_mtime_ns)
+        return [cls(path.parent) for path in by_age]
+
+    @classmethod
     def find(cls, name: str | None) -> "JobDir":
         """The job called ``name`` (an id, a unique beginning of one, or a path); None: the newest.
 
@@ -196,8 +203,8 @@ class JobDir:
         """
         if name and "/" in name and (Path(name) / "job.json").exists():
             return cls(Path(name).absolute())
-        known = sorted((home() / "jobs").glob("*/job.json"), key=lambda p: p.stat().st_mtime_ns)
-        jobs = [p.parent for p in known if not name or p.parent.name.startswith(name)]
+        known = [job.path for job in cls.all()]
+        jobs = [path for path in known if not name or path.name.startswith(name)]
         exact = [p for p in jobs if p.name == name]
         if exact or (jobs and (not name or len(jobs) == 1)):
             return cls((exact or jobs)[-1])
@@ -206,7 +213,7 @@ class JobDir:
                 f"{name!r} is the beginning of {len(jobs)} jobs: {_listed(jobs)}; write more of it"
             )
         what = f"no job matches {name!r}" if name else "there is no job yet"
-        listed = _listed([k.parent for k in known]) or "none"
+        listed = _listed(known) or "none"
         raise ConfigError(f"{what} in {home() / 'jobs'} (known: {listed}); see `paceline jobs`")
 
 

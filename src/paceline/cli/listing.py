@@ -3,7 +3,7 @@
 from msgspec import Struct
 
 from paceline.base.errors import PacelineError
-from paceline.base.jobdir import JobDir, home
+from paceline.base.jobdir import JobDir
 from paceline.cli.history import read_last_metrics
 from paceline.cli.launch import ask, is_supervised
 from paceline.wire import spec as specs
@@ -41,12 +41,6 @@ class JobRow(Struct, frozen=True, kw_only=True):
     jct_s: float | None
     """From its first start to its end, interruptions included."""
     path: str
-
-
-def all_jobs() -> list[JobDir]:
-    """All jobs of this user, the oldest first."""
-    found = (home() / "jobs").glob("*/job.json")
-    return [JobDir(path.parent) for path in sorted(found, key=lambda p: p.stat().st_mtime_ns)]
 
 
 def current_status(job: JobDir) -> JobStatus | None:

@@ -51,7 +51,6 @@ app = typer.Typer(
     cls=_Group,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Elastic training of PyTorch models, every sample accounted for.",
 )
@@ -60,9 +59,41 @@ app.add_typer(checkpoint.app, name="checkpoint")
 app.add_typer(data.app, name="data")
 app.add_typer(sim.app, name="sim")
 
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"paceline {version('paceline')}")
+        raise typer.Exit
+
+
+@app.callback()
+def paceline(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Show the version and exit.", is_eager=True, callback=_print_version
+        ),
+    ] = False,
+) -> None:
+    """Elastic training of PyTorch models, every sample accounted for."""
+
+
+def job_ids() -> list[str]:
+    """For a shell that completes a JOB: the newest first."""
+    from paceline.base.jobdir import JobDir
+
+    return [job.job_id for job in reversed(JobDir.all())]
+
+
 Job = Annotated[
     str | None,
-    typer.Argument(metavar="[JOB]", help="Id, its beginning, or a path. Default: the newest."),
+    typer.Argument(
+        metavar="[JOB]",
+        help="Id, its beginning, or a path. Default: the newest.",
+        autocompletion=job_ids,
+    ),
 ]
 
 
@@ -280,6 +311,48 @@ def logs(
     since_s = None if since is None else parse_since(since, time.time())
     wanted = Wanted(node=node, tail=tail, since_s=since_s, as_json=as_json, follow=follow)
     show_logs(JobDir.find(job), wanted)
+
+
+@app.command()
+def rm(
+    jobs: Annotated[list[str], typer.Argument(metavar="JOB...", autocompletion=job_ids)],
+) -> None:
+    """Remove jobs that are over from this machine: logs, cuts, reports. They cannot be resumed."""
+    from paceline.base.jobdir import JobDir
+    from paceline.cli import removal
+
+    found = {job.path: job for job in map(JobDir.find, jobs)}.values()
+    removal.check_removable(found)
+    for line in removal.remove_all([(job, "") for job in found], dry_run=False):
+        print(line)
+
+
+@app.command()
+def prune(
+    older_than: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Over for so long, e.g. 7d or 12h.")
+    ] = None,
+    finished: Annotated[
+        bool, typer.Option("--finished", help="Only what ended well: others can be resumed.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go.")] = False,
+) -> None:
+    """Remove jobs that are over, by age and end; never one of which a process lives."""
+    from paceline.base.jobdir import JobDir
+    from paceline.cli import removal
+    from paceline.cli.listing import read_row
+    from paceline.cli.logs import parse_ago_s
+
+    older_than_s = None if older_than is None else parse_ago_s(older_than)
+    if older_than is not None and older_than_s is None:
+        raise ConfigError(f"--older-than: got {older_than!r}, expected a time; write e.g. 7d")
+    if older_than is None and not finished:
+        raise ConfigError("prune: expected --older-than TIME, --finished, or both")
+    wanted = removal.Filter(older_than_s=older_than_s, finished=finished)
+    rows = ((job, read_row(job)) for job in JobDir.all())
+    going = removal.to_prune(rows, wanted, time.time())
+    for line in removal.remove_all(going, dry_run=dry_run):
+        print(line)
 
 
 @app.command()

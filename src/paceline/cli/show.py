@@ -15,7 +15,6 @@ from paceline.cli.launch import ask_running
 from paceline.cli.listing import (
     JobRow,
     age,
-    all_jobs,
     current_status,
     make_row,
     read_row,
@@ -46,7 +45,7 @@ class JobDetail(JobRow, frozen=True, kw_only=True):
 
 def show_jobs(console: Console, *, as_json: bool = False) -> None:
     """A table of all jobs, or a JSON list; the oldest first."""
-    rows = [read_row(job) for job in all_jobs()]
+    rows = [read_row(job) for job in JobDir.all()]
     if as_json:
         _print_json(rows)
     elif not rows:

@@ -1,0 +1,135 @@
+"""``paceline rm`` and ``prune``: what jobs that are over have left on this machine.
+
+Never a job of which a process lives, and never cuts outside of the job's directory.
+"""
+
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from msgspec import Struct
+
+from paceline.base.errors import ConfigError
+from paceline.base.jobdir import JobDir
+from paceline.base.processes import find_job_processes, try_lock
+from paceline.cli.listing import JobRow, age, read_spec
+from paceline.cli.wording import counted, size
+
+BLOCK_BYTES = 512
+"""The unit of ``st_blocks``."""
+
+
+class Filter(Struct, frozen=True, kw_only=True):
+    """Which jobs are to go; at least one of the two is given."""
+
+    older_than_s: float | None = None
+    """Since the job's end, or since its processes died."""
+    finished: bool = False
+    """Only those whose script returned: others can be resumed."""
+
+    def takes(self, row: JobRow, over_s: float) -> bool:
+        """Whether a job that has been over for so long is to go."""
+        old = self.older_than_s is None or over_s >= self.older_than_s
+        return old and (row.exit_code == 0 or not self.finished)
+
+
+def over_since_s(job: JobDir, row: JobRow) -> float:
+    """Unix time of the job's end; of one that has none, of its last sign of life."""
+    if row.ended_s is not None:
+        return row.ended_s
+    signs = (path for path in (job.spec, job.events, job.metrics) if path.exists())
+    return max(path.stat().st_mtime for path in signs)
+
+
+def is_living(job: JobDir) -> bool:
+    """Whether any process of the job lives."""
+    lock = try_lock(job.supervisor_lock)
+    if lock is None:
+        return True
+    os.close(lock)
+    return bool(find_job_processes(job.path))
+
+
+def check_removable(jobs: Iterable[JobDir]) -> None:
+    """Raises ConfigError if one of the jobs lives, or is not ours to remove."""
+    for job in jobs:
+        if job.path.is_symlink():
+            raise ConfigError(f"{job.path} is a link; name the job that it leads to")
+        if is_living(job):
+            raise ConfigError(
+                f"job {job.job_id} runs; end it with `paceline stop {job.job_id}`, then remove it"
+            )
+
+
+def remove(job: JobDir) -> None:
+    """Remove all that a job that is over has left on this machine.
+
+    Raises:
+        ConfigError: it came to life, or a file cannot be removed.
+    """
+    # Held meanwhile, so that nobody resumes what is half gone.
+    lock = try_lock(job.supervisor_lock)
+    if lock is None:
+        raise ConfigError(f"job {job.job_id} runs again; nothing of it was removed")
+    try:
+        if job.run_dir.is_dir() and not job.run_dir.is_symlink():
+            shutil.rmtree(job.run_dir)
+        for path in job.path.iterdir():
+            if path != job.spec:
+                _remove_one(path)
+        # Last: as long as it is there, the job is listed and can be removed again.
+        job.spec.unlink()
+        job.path.rmdir()
+    except OSError as error:
+        why = f"{error.strerror}: {error.filename}"
+        raise ConfigError(f"job {job.job_id} is removed in part only ({why})") from error
+    finally:
+        os.close(lock)
+
+
+def _remove_one(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
+def cuts_elsewhere(job: JobDir) -> str:
+    """Where cuts of the job stay; empty: nowhere."""
+    spec = read_spec(job)
+    return (spec.checkpoint.dir or "") if spec else ""
+
+
+def used_bytes(folder: Path) -> int:
+    """What a folder takes of its disk; links are not followed."""
+    total = 0
+    for where, _, names in os.walk(folder):
+        for path in (where, *(os.path.join(where, name) for name in names)):
+            total += os.lstat(path).st_blocks * BLOCK_BYTES
+    return total
+
+
+def remove_all(jobs: Iterable[tuple[JobDir, str]], *, dry_run: bool) -> Iterator[str]:
+    """Remove jobs, each with a word about it; lines that say what was freed."""
+    total = count = 0
+    for job, what in jobs:
+        elsewhere = cuts_elsewhere(job)
+        freed = used_bytes(job.path) + used_bytes(job.run_dir)
+        if not dry_run:
+            remove(job)
+        total, count = total + freed, count + 1
+        stay = f"; cuts in {elsewhere} stay" if elsewhere else ""
+        yield f"{'would remove' if dry_run else 'removed'} {job.job_id}{what}: {size(freed)}{stay}"
+    verb = "would free" if dry_run else "freed"
+    yield f"{verb} {size(total)} of {counted(count, 'job')}" if count else "no job to remove"
+
+
+def to_prune(
+    rows: Iterable[tuple[JobDir, JobRow]], wanted: Filter, now_s: float
+) -> Iterator[tuple[JobDir, str]]:
+    """The jobs that are over and go, each with a word about it."""
+    for job, row in rows:
+        over_s = now_s - over_since_s(job, row)
+        if wanted.takes(row, over_s) and not job.path.is_symlink() and not is_living(job):
+            yield job, f" ({row.state}, {age(over_s)} ago)"

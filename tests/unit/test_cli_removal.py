@@ -1,0 +1,196 @@
+"""`paceline rm` and `prune`: what is over goes, what lives or lies elsewhere stays."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from typer.testing import CliRunner, Result
+
+from paceline.base.jobdir import JobDir
+from paceline.base.processes import JOB_DIR, try_lock
+from paceline.cli.main import app
+from paceline.wire import spec as specs
+from paceline.wire.outcome import Outcome, write_outcome
+from paceline.wire.spec import CheckpointSpec, JobSpec
+
+DAY_S = 86_400
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+    monkeypatch.setattr("paceline.cli.removal.find_job_processes", lambda _: [])
+    return tmp_path
+
+
+def paceline(*args: str) -> Result:
+    return CliRunner().invoke(app, args)
+
+
+def ended_job(name: str, exit_code: int | None = 0, days: float = 0.0, cuts: str = "") -> JobDir:
+    """A job that is over; `exit_code` None: its processes died."""
+    job = JobDir.create(name)
+    checkpoint = CheckpointSpec(dir=cuts) if cuts else CheckpointSpec()
+    specs.save(JobSpec(script="/home/me/train.py", checkpoint=checkpoint), job.spec)
+    job.events.write_text("")
+    (job.cuts / "0001").mkdir()
+    (job.cuts / "0001" / "model").write_bytes(b"x" * 10_000)
+    if exit_code is not None:
+        state = "failed" if exit_code else "finished"
+        write_outcome(
+            msgspec.convert({"state": state, "exit_code": exit_code}, Outcome), job.outcome
+        )
+    for path in (job.spec, job.events, job.outcome):
+        if path.exists():
+            then_s = path.stat().st_mtime - days * DAY_S
+            os.utime(path, (then_s, then_s))
+    return job
+
+
+def left(home: Path) -> set[str]:
+    return {path.name.partition("-")[0] for path in (home / "jobs").iterdir()}
+
+
+def test_jobs_that_are_over_are_removed_with_their_run_directories(home: Path) -> None:
+    first, second = ended_job("one"), ended_job("two", None)
+    ended_job("three")
+    result = paceline("rm", "one", second.job_id, "one")
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    assert lines[0].startswith(f"removed {first.job_id}: ")
+    assert lines[-1].startswith("freed ")
+    assert lines[-1].endswith(" of 2 jobs")
+    assert left(home) == {"three"}
+    assert not first.run_dir.exists()
+
+
+def test_a_job_that_lives_is_not_removed_nor_is_any_other_then(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended_job("one")
+    living = ended_job("two", None)
+    lock = try_lock(living.supervisor_lock)
+    assert lock is not None
+    result = paceline("rm", "one", "two")
+    assert paceline("prune", "--older-than", "0s").exit_code == 0
+    os.close(lock)
+    assert result.exit_code == 2
+    assert f"`paceline stop {living.job_id}`" in result.stderr
+    assert left(home) == {"two"}
+    # Nobody supervises it, but a worker of it is left.
+    monkeypatch.undo()
+    monkeypatch.setenv("PACELINE_HOME", str(home))
+    command = [sys.executable, "-c", "print(flush=True); input()"]
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=os.environ | {JOB_DIR: str(living.path)},
+    ) as worker:
+        assert worker.stdout is not None
+        worker.stdout.readline()
+        assert paceline("rm", "two").exit_code == 2
+        worker.communicate(b"\n")
+    assert paceline("rm", "two").exit_code == 0
+    assert left(home) == set()
+
+
+@pytest.mark.parametrize("cuts", ["s3://bucket/prefix", "/data/cuts"])
+def test_cuts_elsewhere_stay_and_that_is_said(cuts: str) -> None:
+    ended_job("one", cuts=cuts)
+    assert f"; cuts in {cuts} stay" in paceline("rm", "one").stdout
+
+
+def test_files_that_links_lead_to_stay(home: Path) -> None:
+    job = ended_job("one")
+    outside = home / "outside"
+    outside.mkdir()
+    (outside / "file").write_text("mine")
+    (job.path / "link").symlink_to(outside)
+    (home / "jobs" / "alias").symlink_to(job.path)
+    refused = paceline("rm", "alias")
+    assert refused.exit_code == 2
+    assert "is a link" in refused.stderr
+    assert paceline("rm", "one").exit_code == 0
+    assert (outside / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("args", "stay"),
+    [
+        (("--older-than", "7d"), {"new", "newdead"}),
+        (("--finished",), {"failed", "dead", "newdead"}),
+        (("--older-than", "7d", "--finished"), {"new", "failed", "dead", "newdead"}),
+        (("--older-than", "30d"), {"new", "old", "failed", "dead", "newdead"}),
+        (("--finished", "--dry-run"), {"new", "old", "failed", "dead", "newdead"}),
+    ],
+)
+def test_jobs_are_pruned_by_age_and_end(args: tuple[str, ...], stay: set[str], home: Path) -> None:
+    ended_job("new")
+    ended_job("old", days=8)
+    ended_job("failed", 1, days=8)
+    ended_job("dead", None, days=8)
+    ended_job("newdead", None)
+    result = paceline("prune", *args)
+    assert result.exit_code == 0
+    assert left(home) == stay
+    gone = 5 - len(stay)
+    if "--dry-run" in args:
+        assert result.stdout.splitlines()[-1].startswith("would free ")
+    else:
+        assert len(result.stdout.splitlines()) == 1 + gone
+
+
+def test_what_is_to_go_is_named_with_its_end_and_age() -> None:
+    job = ended_job("failed", 1, days=8)
+    (line, _) = paceline("prune", "--older-than", "7d").stdout.splitlines()
+    assert line.startswith(f"removed {job.job_id} (failed, 8 d ago): ")
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        ((), "expected --older-than TIME, --finished, or both"),
+        (("--older-than", "7"), "--older-than: got '7', expected a time; write e.g. 7d"),
+        (("--older-than", "long"), "--older-than: got 'long'"),
+    ],
+)
+def test_nothing_goes_unasked(args: tuple[str, ...], told: str, home: Path) -> None:
+    ended_job("one", days=100)
+    result = paceline("prune", *args)
+    assert result.exit_code == 2
+    assert told in result.stderr
+    assert left(home) == {"one"}
+
+
+def test_a_job_that_is_not_there_is_exit_code_2(home: Path) -> None:
+    ended_job("one")
+    for command in ("rm", "status", "logs", "report", "attach", "explain"):
+        result = paceline(command, "nope")
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert "no job matches 'nope'" in result.stderr
+    assert left(home) == {"one"}
+
+
+def test_the_version_is_said() -> None:
+    assert paceline("--version").stdout.startswith("paceline 0.")
+
+
+def test_a_shell_completes_ids_of_jobs() -> None:
+    job = ended_job("one")
+    words = {
+        "_PACELINE_COMPLETE": "complete_bash",
+        "COMP_WORDS": "paceline rm o",
+        "COMP_CWORD": "2",
+    }
+    done = CliRunner().invoke(app, [], prog_name="paceline", env=words)
+    assert done.stdout.strip() == job.job_id
+
+
+@pytest.mark.parametrize("args", [("jobs",), ("status", "one"), ("report", "one"), ("run", "-h")])
+def test_a_pipe_gets_no_colours(args: tuple[str, ...]) -> None:
+    ended_job("one", 1)
+    assert "\x1b" not in paceline(*args).output
