@@ -15,6 +15,45 @@ from paceline.wire.outcome import End, Outcome
 from paceline.wire.spec import JobSpec, NodeSpec, RestartSpec
 from tests.integration.running import RunningJob
 
+LOSING = """
+import os, signal, sys
+from pathlib import Path
+import torch
+from torch import nn
+from torch.utils.data import Dataset, get_worker_info
+import paceline as pl
+
+class Data(Dataset):
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        mark = Path(sys.argv[1])
+        if get_worker_info() is not None and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.ones(4), torch.ones(1)
+
+job = pl.init()
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+model, optimizer = job.prepare(model, optimizer)
+for x, y in job.batches(Data(), batch_size=16, num_workers=1):
+    nn.functional.mse_loss(model(x), y).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+CRASHING = """
+import ctypes, torch, paceline as pl
+from torch import nn
+from torch.utils.data import TensorDataset
+job = pl.init()
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+model, optimizer = job.prepare(model, optimizer)
+for _ in job.batches(TensorDataset(torch.ones(64, 4)), batch_size=16):
+    ctypes.string_at(0)
+"""
 LEAVING = Path(__file__).with_name("jobs") / "leaving.py"
 BATCH = 8
 
@@ -74,3 +113,24 @@ def test_servers_keep_what_a_worker_that_leaves_early_has_handed_in(
     args, nodes = ("--steps", "6", "--how", "exit"), NodeSpec(count=1)
     with job_of(LEAVING, tmp_path, *args, mode=mode, servers=nodes, workers=nodes) as job:
         check_left_early(job, 6, tmp_path)
+
+
+def test_a_loader_process_that_is_lost_in_the_first_step_ends_no_job(tmp_path: Path) -> None:
+    script = tmp_path / "losing.py"
+    script.write_text(LOSING)
+    with job_of(script, tmp_path, str(tmp_path / "mark"), strategy="allreduce") as job:
+        outcome = job.end()
+        assert (outcome.end, outcome.committed) == (End.FINISHED, 64), outcome
+        (death,) = job.deaths()
+        assert death["reason"].startswith("a loader process was lost")
+
+
+def test_the_cause_is_told_and_not_what_became_of_the_others(tmp_path: Path) -> None:
+    script = tmp_path / "crashing.py"
+    script.write_text(CRASHING)
+    budget = RestartSpec(budget=2, backoff_s=0.1)
+    with job_of(script, tmp_path, strategy="allreduce", restart=budget) as job:
+        outcome = job.end()
+        assert (outcome.end, outcome.exit_code) == (End.FAILED, 1)
+        assert "crashed: signal SIGSEGV; the budget of 2" in outcome.error
+        assert "Segmentation fault" in outcome.traceback

@@ -169,3 +169,13 @@ def test_a_process_that_has_ended_used_what_it_was_last_seen_to_use(
     reader = FactsReader(tmp_path / "ledger")
     found = [reader.read(up(inc)) for inc in (1, 1, 2)]
     assert [(facts.cpu_s, facts.rss_bytes) for facts in found] == [(3.0, 100), (3.0, 100), (0.0, 0)]
+
+
+def test_of_a_crash_the_thread_that_crashed_is_the_last_word(tmp_path: Path) -> None:
+    log = tmp_path / "worker-0.log"
+    others = ["Thread 0x1 (most recent call first):", '  File "queue.py", line 9 in get', ""] * 20
+    frame = '  File "train.py", line 7 in <module>'
+    current = ["Current thread 0x2 (most recent call first):", frame]
+    said = ["loss 0.3", "Fatal Python error: Segmentation fault", "", *others, *current, "", "Ext"]
+    log.write_text("\n".join(said))
+    assert read_log_tail(log, 0).splitlines() == [said[1], "", *current]

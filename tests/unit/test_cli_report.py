@@ -41,13 +41,13 @@ START = [
 ]
 WORKER_KILLED = [
     Event(6.0, "killed", "worker-1", 3, "by order"),
-    Event(6.1, "process_exited", "worker-1", 3, "as ordered"),
+    Event(6.1, "process_exited", "worker-1", 3, "as ordered", "stopped", 9),
     Event(6.1, "relaunch", "worker-1", 3, "as ordered; again in 0.0 s"),
     Event(6.1, "node_started", "worker-1", 4),
     Event(6.5, "process_up", "worker-1", 4, "pid 9"),
 ]
 SERVER_CRASHED = [
-    Event(8.0, "process_exited", "server-0", 1, "signal SIGKILL"),
+    Event(8.0, "process_exited", "server-0", 1, "signal SIGKILL", "retryable", 9),
     Event(8.0, "relaunch", "server-0", 1, "signal SIGKILL; again in 0.0 s"),
     Event(8.0, "node_started", "server-0", 5),
     Event(8.4, "process_up", "server-0", 5, "pid 10 at shm"),
@@ -55,9 +55,9 @@ SERVER_CRASHED = [
     Event(8.9, "restored", "", 0, "epoch 2"),
 ]
 END = [
-    Event(12.0, "process_exited", "worker-0", 2, "the script returned"),
+    Event(12.0, "process_exited", "worker-0", 2, "the script returned", "finished"),
     Event(12.0, "finished"),
-    Event(12.2, "process_exited", "server-0", 5, "as ordered"),
+    Event(12.2, "process_exited", "server-0", 5, "as ordered", "stopped"),
 ]
 
 
@@ -125,19 +125,24 @@ def test_every_life_of_a_node_has_its_bar_and_its_end() -> None:
 
 
 @pytest.mark.parametrize(
-    ("event", "reason", "how"),
+    ("event", "verdict", "number", "how"),
     [
-        ("process_exited", "the script returned", "finished"),
-        ("process_exited", "as ordered", "stopped"),
-        ("process_exited", "signal SIGTERM from outside the job", "stopped"),
-        ("process_exited", "signal SIGKILL", "killed"),
-        ("process_exited", "out of memory: the cgroup counted 1 oom kill(s)", "out of memory"),
-        ("process_exited", "ValueError in the script at step 3", "failed"),
-        ("node_lost", "unreachable, silent for 9.0 s", "unreachable"),
+        ("process_exited", "finished", None, "finished"),
+        ("process_exited", "stopped", 9, "stopped"),
+        ("process_exited", "preempted", 15, "stopped"),
+        ("process_exited", "given up", None, "stopped"),
+        ("process_exited", "retryable", 9, "killed"),
+        ("process_exited", "oom", 9, "out of memory"),
+        ("process_exited", "unretryable", None, "failed"),
+        ("process_exited", "retryable", 11, "failed"),
+        ("node_lost", "", None, "unreachable"),
     ],
 )
-def test_the_reason_says_how_a_life_ended(event: str, reason: str, how: str) -> None:
-    assert how_ended(Event(1.0, event, "worker-0", 1, reason), by_order=False) == how
+def test_the_verdict_says_how_a_life_ended(
+    event: str, verdict: str, number: int | None, how: str
+) -> None:
+    end = Event(1.0, event, "worker-0", 1, "in words", verdict, number)
+    assert how_ended(end, by_order=False) == how
 
 
 def test_speeds_count_what_is_trained_anew_but_nothing_less_than_none() -> None:
@@ -325,12 +330,16 @@ def test_a_restart_by_decision_is_called_one() -> None:
 
 def test_a_failed_job_shows_the_users_traceback() -> None:
     failed = Outcome(state="failed", exit_code=3, error="worker-0: x", traceback="File <train>\n")
-    assert "File &lt;train&gt;" in render(facts(*START, outcome=failed))
+    told = facts(*START, outcome=failed)
+    assert "File &lt;train&gt;" in render(told)
+    out = io.StringIO()
+    show(told, Console(file=out, width=200))
+    assert out.getvalue().splitlines()[1] == "    File <train>"
 
 
 def test_what_hung_threads_did_and_what_nodes_can_do_is_shown() -> None:
     speed = NodeSpeed(threads=1, matmul_flops=5e10, copy_bytes_per_s=1e10)
-    checked = Event(1.0, "checked", "worker-0", 1, "matmul 50 GFLOP/s", speed)
+    checked = Event(1.0, "checked", "worker-0", 1, "matmul 50 GFLOP/s", speed=speed)
     stacks = (("worker-1", 'incarnation 2\nFile "train.py", line 7 in <module>\n'),)
     told = structs.replace(facts(checked), stacks=stacks)
     console = Console(file=io.StringIO(), width=200)

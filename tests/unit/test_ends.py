@@ -108,7 +108,7 @@ TOOK = "in 12.0 s, 10.0 s of it training (100 samples/s)."
         ),
         (
             {"end": End.STOPPED_EARLY, "total": 4000, "kept": 0},
-            "Stopped early by the script before anything was trained, after 12.0 s.",
+            "Stopped early by the script after 12.0 s, with 0 of 4,000 samples in the model.",
         ),
         (
             {"end": End.NOT_TRAINED, "joined": False},
@@ -133,7 +133,7 @@ TOOK = "in 12.0 s, 10.0 s of it training (100 samples/s)."
         ),
         (
             {"end": End.SCRIPT_FAILED, "total": 4000},
-            "Failed by an error of the script before anything was trained, after 12.0 s.",
+            "Failed by an error of the script after 12.0 s, with 0 of 4,000 samples in the model.",
         ),
         (
             {"end": End.FAILED, "committed": 1000, "total": 4000},

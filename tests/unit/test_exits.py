@@ -63,14 +63,34 @@ ROWS = [
         Verdict.UNRETRYABLE,
         Evidence(
             exit=ExitEvidence(exit_code=1),
-            error=raised("ConnectionResetError"),
+            error=raised("ConnectionResetError", step=1),
             any_committed=False,
         ),
     ),
     (
         "script error before the first commit",
         Verdict.UNRETRYABLE,
-        Evidence(exit=ExitEvidence(exit_code=1), error=raised("ValueError"), any_committed=False),
+        Evidence(
+            exit=ExitEvidence(exit_code=1), error=raised("ValueError", step=1), any_committed=False
+        ),
+    ),
+    # Steps were done, though the master has not heard of any.
+    (
+        "error",
+        Verdict.RETRYABLE,
+        Evidence(
+            exit=ExitEvidence(exit_code=1), error=raised("ValueError", step=2), any_committed=False
+        ),
+    ),
+    (
+        "error",
+        Verdict.RETRYABLE,
+        Evidence(
+            exit=ExitEvidence(exit_code=1),
+            error=raised("ValueError", step=-1),
+            any_committed=False,
+            by_itself=True,
+        ),
     ),
     (
         "same error twice",
@@ -100,7 +120,23 @@ ROWS = [
     ("other signal", Verdict.RETRYABLE, Evidence(exit=ExitEvidence(signal=10))),
     ("other signal", Verdict.RETRYABLE, Evidence(exit=ExitEvidence(exit_code=255))),
     ("left early", Verdict.RETRYABLE, Evidence(exit=ExitEvidence(exit_code=0))),
-    ("exit code", Verdict.RETRYABLE, Evidence(exit=ExitEvidence(exit_code=75))),
+    ("no agent", Verdict.RETRYABLE, Evidence(exit=ExitEvidence(exit_code=75))),
+    ("given up", Verdict.GIVEN_UP, Evidence(exit=ExitEvidence(exit_code=76))),
+    # Of a script by itself they are its own.
+    ("exit code", Verdict.RETRYABLE, Evidence(exit=ExitEvidence(exit_code=76), by_itself=True)),
+    ("exit code", Verdict.RETRYABLE, Evidence(exit=ExitEvidence(exit_code=9))),
+    (
+        "killed for memory",
+        Verdict.OOM,
+        Evidence(exit=ExitEvidence(signal=9, machine_oom_kills=1)),
+    ),
+    ("crashed", Verdict.RETRYABLE, Evidence(exit=ExitEvidence(signal=11, machine_oom_kills=1))),
+    # The kernel took a process of the loader.
+    (
+        "oom counter",
+        Verdict.OOM,
+        Evidence(exit=ExitEvidence(exit_code=1, oom_kills=1), error=raised("RuntimeError")),
+    ),
     ("not started", Verdict.NOT_STARTED, Evidence(exit=ExitEvidence(), started=False)),
     # Evidence of an end is evidence of a life.
     ("killed", Verdict.RETRYABLE, Evidence(exit=ExitEvidence(signal=9), started=False)),
@@ -118,13 +154,85 @@ def test_the_first_rule_that_applies_decides(
 
 
 def test_every_rule_has_a_row_here() -> None:
-    assert {rule.name for rule in RULES} == {row[0] for row in ROWS}
+    assert {rule.name for rule in RULES} == {row[0] for row in [*ROWS, *LOST_LOADERS]}
+
+
+IN_THE_SCRIPT = """Traceback (most recent call last):
+  File "train.py", line 9, in <module>
+    for x, y in loader:
+  File "/lib/torch/utils/data/dataloader.py", line 1289, in _get_data
+    success, data = self._try_get_data()
+"""
+LOST_LOADERS = [
+    ("loader lost", "RuntimeError", f"{IN_THE_SCRIPT}RuntimeError: {said}\n")
+    for said in (
+        "DataLoader worker (pid 77) is killed by signal: Killed. ",
+        "DataLoader worker (pid 77) is killed by signal: Segmentation fault. ",
+        "DataLoader worker (pid 77) is killed by signal: Bus error. It is possible that "
+        "dataloader's workers are out of shared memory. Please try to raise your shared memory "
+        "limit.",
+        "DataLoader worker (pid 77) exited unexpectedly with exit code 1. Details are lost due to "
+        "multiprocessing. Rerunning with num_workers=0 may give better error trace.",
+        "DataLoader worker (pid(s) 77, 78) exited unexpectedly",
+        "Pin memory thread exited unexpectedly",
+    )
+] + [
+    ("loader lost", kind, f"{IN_THE_SCRIPT}{kind}: [Errno 104] Connection reset by peer\n")
+    for kind in ("ConnectionResetError", "EOFError")
+]
+
+
+@pytest.mark.parametrize(("rule", "kind", "text"), LOST_LOADERS)
+@pytest.mark.parametrize("in_user_code", [True, False])
+def test_a_loader_process_that_died_is_a_lost_process_whoever_noticed(
+    rule: str, kind: str, text: str, *, in_user_code: bool
+) -> None:
+    error = ScriptError(inc=1, kind=kind, traceback=text, in_user_code=in_user_code, step=1)
+    for previous in (None, (kind, 1)):
+        evidence = Evidence(
+            exit=ExitEvidence(exit_code=1), error=error, any_committed=False, previous=previous
+        )
+        judged = judge(evidence)
+        assert (judged.rule, judged.verdict) == (rule, Verdict.RETRYABLE)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        # What the dataset itself has raised in a loader process is the script's.
+        (
+            "ValueError",
+            'Traceback (most recent call last):\n  File "/lib/torch/utils/data/dataloader.py"\n'
+            "ValueError: Caught ValueError in DataLoader worker process 0.\n"
+            'Original Traceback (most recent call last):\n  File "train.py", line 3\n'
+            "ValueError: bad record\n",
+        ),
+        ("ConnectionResetError", 'Traceback\n  File "train.py"\nConnectionResetError: x\n'),
+    ],
+)
+def test_what_the_dataset_raises_is_no_lost_process(kind: str, text: str) -> None:
+    error = ScriptError(inc=1, kind=kind, traceback=text, in_user_code=True, step=1)
+    evidence = Evidence(exit=ExitEvidence(exit_code=1), error=error, any_committed=False)
+    assert judge(evidence).verdict is Verdict.UNRETRYABLE
+
+
+def test_the_script_s_own_code_is_told_where_the_script_failed_only() -> None:
+    def own(error: ScriptError | None, code: int | None, *, by_itself: bool = False) -> int:
+        exit_ = ExitEvidence(exit_code=code)
+        return judge(Evidence(exit=exit_, error=error, by_itself=by_itself)).own_code
+
+    assert own(raised("SystemExit"), 7) == 7
+    assert own(raised("ValueError"), None) == 1
+    assert own(raised("paceline.base.errors.ConfigError", in_user_code=False), 1) == 1
+    assert own(raised("ConnectionError", in_user_code=False), 1) == 0
+    assert own(None, 76) == 0
+    assert own(None, 9, by_itself=True) == 9
 
 
 def test_a_reason_names_the_exception_and_the_step() -> None:
     evidence = Evidence(
-        exit=ExitEvidence(exit_code=3), error=raised("KeyError", step=12), any_committed=False
+        exit=ExitEvidence(exit_code=3), error=raised("KeyError", step=1), any_committed=False
     )
     assert judge(evidence).reason == (
-        "KeyError in the script at step 12, before anything was trained"
+        "KeyError in the script at step 1, before anything was trained"
     )

@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -221,6 +222,20 @@ def test_what_is_trained_is_handed_over_when_the_script_has_come_to_its_end(
     process.join(lambda: handed.append("over"))
     assert (process_module.run_script(process) == 0) == ends_well
     assert bool(handed) == ends_well
+
+
+@pytest.mark.parametrize("error", [process_module.Fenced, AgentLost])
+def test_what_became_of_others_is_no_error_of_the_script(
+    process: Process, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], error: Any
+) -> None:
+    def run(_: JobSpec) -> None:
+        raise error
+
+    sent: list[object] = []
+    monkeypatch.setattr(process_module, "_run", run)
+    monkeypatch.setattr(process.link, "send", sent.append)
+    assert process_module.run_script(process) == error.exit_code
+    assert (sent, capfd.readouterr().err) == ([], "")
 
 
 def test_errors_are_named_by_their_qualified_class() -> None:

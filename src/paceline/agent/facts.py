@@ -1,5 +1,6 @@
 """What an agent reports about its training process: the step ledger and the kernel's counters."""
 
+import itertools
 import logging
 import os
 import time
@@ -14,6 +15,8 @@ from paceline.wire.step_ledger import LedgerPage, StepLedgerReader, StepRecord
 
 TAIL_LINES = 20
 TAIL_BYTES = 16_384
+FATAL = "Fatal Python error: "
+"""Begins what is said of a crash."""
 IDLE_SHARE = 0.005
 IDLE_S = 0.02
 """Who uses no more cpu than both together does nothing: a thread that looks around now and then."""
@@ -171,4 +174,18 @@ def read_log_tail(log: Path, start: int) -> str:
             text = file.read(TAIL_BYTES).decode("utf-8", "replace")
     except FileNotFoundError:
         return ""
-    return "\n".join(text.splitlines()[-TAIL_LINES:])
+    lines = text.splitlines()
+    return "\n".join(_crash_in(lines) or lines[-TAIL_LINES:])
+
+
+def _crash_in(lines: list[str]) -> list[str]:
+    """What Python's faulthandler has said of the thread that crashed; empty: it said nothing.
+
+    The other threads, which it names as well, are no cause, and there are many.
+    """
+    fatal = [number for number, line in enumerate(lines) if line.startswith(FATAL)]
+    if not fatal:
+        return []
+    said = lines[fatal[-1] :]
+    start = next((n for n, line in enumerate(said) if line.startswith("Current thread")), 1)
+    return [said[0], "", *itertools.takewhile(bool, said[start : start + TAIL_LINES])]

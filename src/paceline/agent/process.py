@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from paceline.agent.facts import end_last_line, read_log_tail
 from paceline.agent.torchrun import torchrun_environment
-from paceline.base.cgroups import NodeGroup
+from paceline.base.cgroups import NodeGroup, machine_oom_kills
 from paceline.base.jobdir import JobDir, role_of
 from paceline.base.node_files import NodeFiles
 from paceline.base.processes import (
@@ -101,7 +101,7 @@ class ProcessHost:
         self._pidfd = -1
         self._watch: Watch | None = None
         self._log_start = 0
-        self._oom_kills_before = 0
+        self._oom_kills_before = self._machine_oom_kills_before = 0
 
     def start_zygote(self) -> None:
         """Start warming up; `run` may follow at once."""
@@ -128,7 +128,7 @@ class ProcessHost:
         """Fork the process of this incarnation."""
         self._inc, self._pid = start.inc, 0
         self._log_start = end_last_line(self._files.log)
-        self._oom_kills_before = self._group.oom_kills()
+        self._count_oom_kills()
         env = {
             "PACELINE_INC": str(start.inc),
             "PACELINE_RANK": str(start.rank),
@@ -145,8 +145,13 @@ class ProcessHost:
         """Watch a process that a former agent of this node started."""
         self._inc = up.inc
         self._hold(up.pid)
-        self._oom_kills_before = self._group.oom_kills()
+        self._count_oom_kills()
         self._watch = Watch(up.pid, self._on_watched_end)
+
+    def _count_oom_kills(self) -> None:
+        """As a life begins: what the kernel kills from here on counts for it."""
+        self._oom_kills_before = self._group.oom_kills()
+        self._machine_oom_kills_before = machine_oom_kills()
 
     def signal(self, number: int) -> None:
         """Signal the process; SIGKILL reaches its whole group. Nothing where it is gone."""
@@ -262,6 +267,7 @@ class ProcessHost:
             exit_code=None if code is None or code < 0 else code,
             signal=-code if code is not None and code < 0 else None,
             oom_kills=self._group.oom_kills() - self._oom_kills_before,
+            machine_oom_kills=machine_oom_kills() - self._machine_oom_kills_before,
             log_tail=read_log_tail(self._files.log, self._log_start),
         )
         self._on_exited(inc, evidence)

@@ -131,6 +131,11 @@ class NodeGroup:
         return self._groups[name]
 
 
+def machine_oom_kills() -> int:
+    """Processes of the whole machine that the kernel killed for memory, ever; 0: not known."""
+    return _counter(Path("/proc/vmstat"), "oom_kill")
+
+
 def create_node_group(
     job_id: str,
     node: str,

@@ -20,6 +20,10 @@ class Event(msgspec.Struct, frozen=True):
     node: str = ""
     inc: int = 0
     reason: str = ""
+    verdict: str = ""
+    """Of the end of a life."""
+    signal: int | None = None
+    """That ended it."""
     speed: NodeSpeed | None = None
     """Of a node that was checked."""
 

@@ -7,13 +7,15 @@ Reference: AntDT (arXiv:2404.09679), section V-D, error classes.
 Differs: the classes are decided by the rows below; lives in `FREE` cost no budget.
 """
 
+import itertools
+import re
 import signal
 from collections.abc import Callable
 from enum import StrEnum
 
 import msgspec
 
-from paceline.wire.messages.agent import ExitEvidence
+from paceline.wire.messages.agent import EXIT_FENCED, EXIT_NO_AGENT, ExitEvidence
 from paceline.wire.messages.node import ScriptError
 
 
@@ -27,11 +29,15 @@ class Verdict(StrEnum):
     OOM = "oom"
     RETRYABLE = "retryable"
     UNRETRYABLE = "unretryable"
+    GIVEN_UP = "given up"
+    """It has ended because of what became of others, or of the master's word."""
     NOT_STARTED = "not started"
     """It never was a process that could have failed."""
 
 
-FREE = frozenset({Verdict.STOPPED, Verdict.PREEMPTED, Verdict.NOT_STARTED})
+NO_CAUSE = frozenset({Verdict.GIVEN_UP, Verdict.NOT_STARTED})
+"""Ends that say nothing about the node: what ended its life before counts on."""
+FREE = NO_CAUSE | {Verdict.STOPPED, Verdict.PREEMPTED}
 """Ends that cost no budget."""
 
 
@@ -46,7 +52,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     started: bool = True
     """Whether there may have been a process."""
     any_committed: bool = True
-    """Whether any sample of the job is in the model."""
+    """Whether any sample of the job is known to be in the model."""
     by_itself: bool = False
     """A script that trains by itself, of which no more than its end is known."""
     previous: tuple[str, int] | None = None
@@ -93,6 +99,14 @@ CONNECTION_ERRORS = frozenset(
 )
 CONFIG_ERROR = "paceline.base.errors.ConfigError"
 FINAL_ERRORS = frozenset({CONFIG_ERROR, "paceline.base.errors.PermanentError"})
+LOADER_LOST = re.compile(
+    r"DataLoader worker \(pid\(?s?\)?.*\) (is killed by|exited unexpectedly)"
+    r"|Pin memory thread exited unexpectedly"
+)
+"""What torch raises when a process of a DataLoader has died, wherever the script is then."""
+LOADER_CODE = "torch/utils/data/dataloader.py"
+LOADER_CUT_OFF = frozenset({"ConnectionResetError", "ConnectionRefusedError", "EOFError"})
+"""What reading from such a process ends in, if its death is noticed so first."""
 INTERNAL_ERROR = "paceline.base.errors.InternalError"
 CRASHES = frozenset(
     {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGSYS}
@@ -128,6 +142,31 @@ def _kind(evidence: Evidence) -> str:
     return evidence.error.kind if evidence.error else ""
 
 
+def _lost_loader(evidence: Evidence) -> bool:
+    """Whether the script failed because a loader process had died."""
+    error = evidence.error
+    if error is None:
+        return False
+    cut_off = error.kind in LOADER_CUT_OFF and LOADER_CODE in error.traceback
+    return cut_off or bool(LOADER_LOST.search(_last_error(error.traceback)))
+
+
+def _any_trained(evidence: Evidence) -> bool:
+    """Whether a step was done; the error may be heard of before the word that it is in the model.
+
+    What a script has trained by itself is not known.
+    """
+    error = evidence.error
+    return evidence.any_committed or evidence.by_itself or (error is not None and error.step > 1)
+
+
+def _last_error(traceback: str) -> str:
+    """What follows the last frame of a traceback: class and message of the error."""
+    lines = traceback.rstrip().splitlines()
+    ours = itertools.takewhile(lambda line: not line.startswith("  "), reversed(lines))
+    return "\n".join(reversed(list(ours)))
+
+
 def _by_user(evidence: Evidence) -> bool:
     return evidence.error is not None and evidence.error.in_user_code
 
@@ -155,12 +194,33 @@ def _signalled(evidence: Evidence) -> str:
 RULES: tuple[Rule, ...] = (
     Rule("finished", Verdict.FINISHED, lambda e: e.finished, lambda _: "the script returned"),
     Rule("hung", Verdict.RETRYABLE, lambda e: e.exit.hung, lambda _: "it hung"),
+    Rule(
+        "given up",
+        Verdict.GIVEN_UP,
+        lambda e: e.exit.exit_code == EXIT_FENCED and not (e.error or e.by_itself),
+        lambda _: "given up: what it held is not what the job goes on from",
+    ),
     Rule("stopped by us", Verdict.STOPPED, lambda e: e.exit.stopped_by_us, lambda _: "as ordered"),
     Rule(
         "oom counter",
         Verdict.OOM,
         lambda e: e.exit.oom_kills > 0,
         lambda e: f"out of memory: the cgroup counted {e.exit.oom_kills} oom kill(s)",
+    ),
+    Rule(
+        "killed for memory",
+        Verdict.OOM,
+        lambda e: _signal(e) == signal.SIGKILL and e.exit.machine_oom_kills > 0,
+        lambda e: (
+            f"out of memory: {_signalled(e)}, and the kernel counted "
+            f"{e.exit.machine_oom_kills} oom kill(s) on this machine"
+        ),
+    ),
+    Rule(
+        "loader lost",
+        Verdict.RETRYABLE,
+        _lost_loader,
+        lambda e: f"a loader process was lost: {_raised(e)}",
     ),
     Rule(
         "memory error",
@@ -189,7 +249,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "script error before the first commit",
         Verdict.UNRETRYABLE,
-        lambda e: _by_user(e) and not e.any_committed,
+        lambda e: _by_user(e) and not _any_trained(e),
         lambda e: f"{_raised(e)}, before anything was trained",
     ),
     Rule(
@@ -213,6 +273,12 @@ RULES: tuple[Rule, ...] = (
         lambda e: f"crashed: {_signalled(e)}",
     ),
     Rule("other signal", Verdict.RETRYABLE, lambda e: _signal(e) > 0, _signalled),
+    Rule(
+        "no agent",
+        Verdict.RETRYABLE,
+        lambda e: e.exit.exit_code == EXIT_NO_AGENT and not e.by_itself,
+        lambda _: "it had no agent for long",
+    ),
     Rule(
         "left early",
         Verdict.RETRYABLE,

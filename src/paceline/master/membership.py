@@ -21,7 +21,7 @@ for it. It is awaited as long as others would be, and then dropped.
 import itertools
 from collections.abc import Container, Iterator
 
-from paceline.master.exits import FREE, Evidence, Judged, Verdict, judge
+from paceline.master.exits import FREE, NO_CAUSE, Evidence, Judged, Verdict, judge
 from paceline.master.members import (
     Act,
     End,
@@ -485,8 +485,7 @@ class Membership:
             # A worker told to leave returns from its script, too.
             finished=self._has_returned(node, exit_) and not (node.leaving or self.closing),
             started=started,
-            # What a script by itself has trained is not known.
-            any_committed=any_committed or self.runs_by_itself,
+            any_committed=any_committed,
             by_itself=self.runs_by_itself,
             previous=node.previous if self._counts_repeats(now_s) else None,
         )
@@ -560,7 +559,7 @@ class Membership:
             return self._end_round(node, judged, now_s)
         free = node.unblamed or judged.verdict in FREE
         error = node.error
-        if judged.verdict is not Verdict.NOT_STARTED:
+        if judged.verdict not in NO_CAUSE:
             node.previous = (error.kind, error.step) if error else None
         if not free and self._is_spent(now_s):
             if node.replaces:

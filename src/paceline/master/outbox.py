@@ -56,12 +56,14 @@ class Outbox:
         inc: int = 0,
         reason: str = "",
         exit_: ExitEvidence | None = None,
+        verdict: str = "",
         speed: NodeSpeed | None = None,
     ) -> None:
         """A line for the events file and the log."""
         line: dict[str, object] = {"t": self._wall_clock(), "event": event}
         line |= {"node": node, "inc": inc} if node else {}
         line |= {"reason": reason} if reason else {}
+        line |= {"verdict": verdict} if verdict else {}
         if exit_ is not None:
             how = {"exit_code": exit_.exit_code, "signal": exit_.signal}
             line |= {name: value for name, value in how.items() if value is not None}

@@ -25,6 +25,7 @@ from paceline.base.node_files import STACKS_SIGNAL, NodeFiles
 from paceline.base.processes import die_with_parent
 from paceline.runtime import main_module
 from paceline.runtime.data.work import StepTimes
+from paceline.wire.messages.agent import EXIT_FENCED, EXIT_NO_AGENT
 from paceline.wire.messages.node import Finished, ProcessUp, ScriptError
 from paceline.wire.node_link import NodeLink
 from paceline.wire.spec import JobSpec, load
@@ -34,8 +35,6 @@ AGENT_WAIT_S = 10.0
 """How long a process goes on without an agent: a new one is there within two seconds."""
 LAST_WORDS_S = 1.0
 """For the last messages to reach the agent."""
-EXIT_NO_AGENT = 75
-EXIT_FENCED = 76
 EXIT_TERMINATED = 128 + signal.SIGTERM
 
 _PACKAGE = str(Path(paceline.__path__[0]))
@@ -44,6 +43,8 @@ _LIBRARIES = tuple({f"{prefix}/lib" for prefix in (sys.prefix, sys.base_prefix)}
 
 class AgentLost(SystemExit):
     """No agent came back; passes through the user's ``except Exception``."""
+
+    exit_code = EXIT_NO_AGENT
 
     def __init__(self) -> None:
         super().__init__(EXIT_NO_AGENT)
@@ -58,6 +59,8 @@ class Stopped(SystemExit):
 
 class Fenced(SystemExit):
     """The master took this incarnation for dead: nothing of it counts, another replaces it."""
+
+    exit_code = EXIT_FENCED
 
     def __init__(self) -> None:
         super().__init__(EXIT_FENCED)
@@ -277,8 +280,8 @@ def run_script(process: Process) -> int:
             _enter(process.spec.cwd)
         _run_to_its_end(process.spec)
         process.returned()
-    except AgentLost:
-        return EXIT_NO_AGENT
+    except (AgentLost, Fenced) as leaving:
+        return leaving.exit_code  # no error of the script, whose traceback would hide the cause
     except SystemExit as leaving:
         code = exit_code(leaving)
         if code != 0:

@@ -4,6 +4,7 @@ Every number is measured: times of events to the millisecond, counts of samples 
 """
 
 import itertools
+import signal
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -206,14 +207,21 @@ def how_ended(end: Event | None, *, by_order: bool) -> str:
         return "running"
     if end.event == "node_lost":
         return "unreachable"
-    reason = end.reason
-    if by_order or "SIGKILL" in reason:
+    if by_order:
         return "killed"
-    if reason.startswith("the script returned"):
-        return "finished"
-    if reason.startswith("as ordered") or "SIGTERM" in reason:
-        return "stopped"
-    return "out of memory" if reason.startswith("out of memory") else "failed"
+    if end.verdict in _HOW:
+        return _HOW[end.verdict]
+    return "killed" if end.signal == signal.SIGKILL else "failed"
+
+
+_HOW = {
+    "finished": "finished",
+    "stopped": "stopped",
+    "preempted": "stopped",
+    "given up": "stopped",
+    "oom": "out of memory",
+}
+"""By the verdict on its end."""
 
 
 # --------------------------------------------------------------------------- incidents

@@ -58,7 +58,7 @@ def _result(facts: Facts) -> str:
     if how in (None, End.FINISHED):
         return f"{ended}: {trained} in the model after {took}, {training}."
     if not facts.committed:
-        return f"{ended} before anything was trained, after {took}."
+        return f"{ended} after {took}, with {trained} in the model."
     return f"{ended} after {trained}, in {took}, {training}."
 
 
@@ -196,6 +196,9 @@ def decision_rows(facts: Facts) -> list[tuple[str, ...]]:
 def show(facts: Facts, console: Console) -> None:
     """Print the report."""
     console.print(facts.job_id, style="bold", highlight=False)
+    if facts.outcome is not None and facts.outcome.traceback:
+        trace = facts.outcome.traceback.rstrip()
+        console.print(indent(trace, "    "), highlight=False, markup=False, soft_wrap=True)
     grid = Table.grid(padding=(0, 2))
     for name, value in figures(facts):
         grid.add_row(f"  {name}", value)

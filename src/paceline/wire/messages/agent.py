@@ -5,6 +5,11 @@ import msgspec
 from paceline.wire.messages.base import Message
 from paceline.wire.messages.node import NodeDown, NodeUp, ProcessUp
 
+EXIT_NO_AGENT = 75
+"""Exit code of a training process that has had no agent for long."""
+EXIT_FENCED = 76
+"""Of one that was given up, or holds nothing that the job goes on from."""
+
 
 class ExitEvidence(msgspec.Struct, frozen=True, kw_only=True):
     """How a training process ended, as its agent saw it."""
@@ -14,6 +19,8 @@ class ExitEvidence(msgspec.Struct, frozen=True, kw_only=True):
     signal: int | None = None
     oom_kills: int = 0
     """Increase of the cgroup's oom_kill counter during this life."""
+    machine_oom_kills: int = 0
+    """The same of the whole machine, where the node has no cgroup of its own."""
     stopped_by_us: bool = False
     hung: bool = False
     """It was ended since all others waited for it."""
