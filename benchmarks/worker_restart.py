@@ -26,7 +26,7 @@ from peers import launch
 from paceline.base.jobdir import JobDir
 from paceline.wire.spec import JobSpec, NodeSpec, RestartSpec
 
-WINDOW_S = 30.0
+WINDOW_S = 90.0
 LIFE_S = 1.0
 MAX_RESTARTS = 3
 """Of a group of torchrun's, as far as is looked."""
