@@ -1,8 +1,10 @@
 """A script without sparse tables, started plainly: torch trains it, on the job's batches."""
 
+import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -12,6 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.optim import SGD, Adam, NAdam, Optimizer, RMSprop
 from torch.optim.lr_scheduler import StepLR
+from torch.utils.data import Dataset
 
 import paceline as pl
 from paceline.base.errors import ConfigError
@@ -241,3 +244,34 @@ def test_two_jobs_one_after_the_other_are_as_two_of_their_own() -> None:
         folds.append(model.state_dict())
     for name, values in folds[0].items():
         assert torch.equal(values, folds[1][name]), name
+
+
+class Augmented(Dataset[Any]):
+    """Draws from the process's generators, as most transforms do."""
+
+    def __len__(self) -> int:
+        return NUM_SAMPLES
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        noise = torch.randn(4) + random.random() + np.random.rand()
+        return noise + index / NUM_SAMPLES, torch.tensor(index / NUM_SAMPLES)
+
+
+def test_with_augmentation_and_dropout_the_same_seed_is_the_same_run() -> None:
+    """Read in a thread, records and masks took turns at one generator, as it happened."""
+    runs = []
+    for _ in range(2):
+        job, model = pl.init(), nn.Sequential(nn.Linear(4, 32), nn.Dropout(0.5), nn.Linear(32, 1))
+        masks: list[tuple[bool, ...]] = []
+        model[1].register_forward_hook(
+            lambda _m, _i, out, masks=masks: masks.append(tuple((out != 0).flatten().tolist()))
+        )
+        job.prepare(model, optimizer := SGD(model.parameters(), lr=0.01))
+        for x, y in job.batches(Augmented(), batch_size=BATCH_SIZE, epochs=EPOCHS):
+            F.mse_loss(model(x).squeeze(1), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert len(masks) == len(set(masks)) == 10
+        runs.append((masks, [param.detach() for param in model.parameters()]))
+    assert runs[0][0] == runs[1][0]
+    assert all(torch.equal(one, other) for one, other in zip(runs[0][1], runs[1][1], strict=True))

@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, default_collate
 
 from paceline.base.errors import ConfigError, InternalError
 from paceline.runtime.data import loader as loader_module
 from paceline.runtime.data.batch import TensorRows, fetch_rows
+from paceline.runtime.data.drawing import never_draws
+from paceline.runtime.data.inline import InlineLoader
 from paceline.runtime.data.loader import Loader
 from paceline.runtime.data.order import EpochOrder
 
@@ -60,17 +62,155 @@ class Noisy(Squares):
         return random.random(), np.random.random(), torch.rand(1).item()
 
 
-def test_seeded_processes_draw_the_same_for_a_batch_whatever_they_read_before() -> None:
-    def drawn(places: list[int]) -> dict[int, list[list[float]]]:
-        with Loader(Noisy(), IN_ORDER, num_workers=1, seeded=True) as loader:
-            for start in places:
-                loader.submit(start, [(0, start, start + 3)])
-            batches = [loader.get(timeout_s=30) for _ in places]
-            return {start: torch.stack(batch).tolist() for start, batch in batches}
+Drawn = dict[tuple[int, int], tuple[float, ...]]
 
-    one, other = drawn([0, 3, 6]), drawn([6, 20, 0])
-    assert (one[0], one[6]) == (other[0], other[6])
-    assert one[0] != one[3]
+
+def drawn(loader: Loader | InlineLoader, ranges: list[tuple[int, int, int]]) -> Drawn:
+    """What each record draws, by epoch and position."""
+    found: Drawn = {}
+    with loader:
+        for one in ranges:
+            loader.submit(one, [one])
+        for epoch, start, stop in ranges:
+            values = torch.stack(loader.get(timeout_s=30)[1]).T.tolist()
+            for position, row in zip(range(start, stop), values, strict=True):
+                found[epoch, position] = tuple(row)
+    return found
+
+
+def test_a_record_draws_by_its_place_whoever_reads_it_in_whatever_batch() -> None:
+    script = random.getstate(), torch.get_rng_state(), np.random.get_state()[2]
+    first = drawn(InlineLoader(Noisy(), IN_ORDER, seed=5), [(0, 0, 8), (0, 8, 9), (1, 0, 8)])
+    others = Loader(Noisy(), IN_ORDER, num_workers=1, seed=5, process_seed=9)
+    other = drawn(others, [(1, 3, 8), (0, 4, 9)])
+    assert {place: first[place] for place in other} == other
+    every = [value for row in first.values() for value in row]
+    assert len(set(every)) == len(every) == 17 * 3  # nothing comes twice
+    # Another feed, as of the next loop of a script, draws others.
+    assert set(drawn(InlineLoader(Noisy(), IN_ORDER, seed=6), [(0, 0, 9)])).isdisjoint(every)
+    # The script's own streams go on as if nothing had been read.
+    assert random.getstate() == script[0]
+    assert torch.equal(torch.get_rng_state(), script[1])
+    assert np.random.get_state()[2] == script[2]
+
+
+class Rarely(Squares):
+    """Draws for some records only, and after others were read."""
+
+    def __init__(self) -> None:
+        self.read: list[int] = []
+
+    def __getitem__(self, index: int) -> tuple[int, float]:
+        self.read.append(index)
+        return index, random.random() if index % 4 == 2 else 0.0
+
+
+def test_a_batch_whose_records_turn_out_to_draw_is_read_again() -> None:
+    rarely = Rarely()
+    with InlineLoader(rarely, IN_ORDER) as loader:
+        values = []
+        for start in (0, 2, 4):
+            loader.submit(None, [(0, start, start + 2)])
+            values += loader.get()[1][1].tolist()
+    assert rarely.read == [0, 1, 2, 3, 2, 3, 4, 5]  # and none again from then on
+    expected = InlineLoader(Rarely(), IN_ORDER)
+    expected.submit(None, [(0, 1, 4)])
+    assert expected.get()[1][1].tolist() == values[1:4]
+
+
+class AtOnce(Squares):
+    def __getitems__(self, indices: list[int]) -> list[tuple[int, float]]:
+        return [(index, random.random()) for index in indices]
+
+
+def test_records_that_are_read_in_one_call_draw_by_the_place_of_the_first() -> None:
+    batches = []
+    for ranges in ([(0, 4, 6)], [(0, 0, 4), (0, 4, 6)]):
+        with InlineLoader(AtOnce(), IN_ORDER) as loader:
+            for one in ranges:
+                loader.submit(None, [one])
+            batches.append([loader.get()[1][1].tolist() for _ in ranges][-1])
+    assert batches[0] == batches[1]
+
+
+def collated(records: list[Any]) -> list[float]:
+    return [random.random() for _ in records]
+
+
+def test_what_is_drawn_while_records_are_collated_is_the_batch_s_own() -> None:
+    found = []
+    for size in (4, 2):
+        with InlineLoader(Squares(), IN_ORDER, collate_fn=collated) as loader:
+            for start in (0, 4):
+                loader.submit(None, [(0, start, start + size)])
+                found.append(loader.get()[1])
+    assert found[0][:2] == found[2]
+    assert found[1][:2] == found[3]
+    assert set(found[0]).isdisjoint(found[1])
+
+
+class Seeding(Squares):
+    """Keeps and restores the generator of its process, as some of torchvision's do."""
+
+    def __getitem__(self, index: int) -> float:
+        state = torch.get_rng_state()
+        torch.manual_seed(index)
+        value = torch.rand(1).item()
+        torch.set_rng_state(state)
+        return value
+
+
+def test_a_source_that_restores_the_generator_does_not_take_the_script_back() -> None:
+    torch.manual_seed(1)
+    undisturbed = torch.rand(4).tolist()
+    torch.manual_seed(1)
+    masks = []
+    with InlineLoader(Seeding(), IN_ORDER) as loader:
+        for start in range(4):
+            loader.submit(None, [(0, start, start + 1)])
+            loader.get()
+            masks.append(torch.rand(1).item())
+    assert masks == undisturbed
+
+
+class Mine(TensorDataset):
+    """May do anything."""
+
+
+QUIET = TensorDataset(torch.arange(4))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "collate_fn", "known"),
+    [
+        (QUIET, None, True),
+        (QUIET, default_collate, True),
+        (QUIET, collated, False),
+        (Mine(torch.arange(4)), None, False),
+        (Subset(QUIET, [1]), None, True),
+        (Subset(Squares(), [1]), None, False),
+        (ConcatDataset([QUIET, Subset(QUIET, [1])]), None, True),
+        (ConcatDataset([QUIET, Squares()]), None, False),
+        (TensorRows(x=torch.arange(4)), None, True),
+        ([1, 2], None, True),
+        (Squares(), None, False),
+    ],
+)
+def test_what_is_known_to_draw_nothing(dataset: Any, collate_fn: Any, known: bool) -> None:
+    assert never_draws(dataset, collate_fn) is known
+
+
+def test_a_closed_loader_in_the_training_thread_gives_nothing() -> None:
+    loader = InlineLoader(Squares(), IN_ORDER)
+    for start in (0, 2, 4):
+        loader.submit(start, [(0, start, start + 2)])
+    loader.clear(keep=1)
+    assert loader.get()[0] == 0
+    loader.close()
+    with pytest.raises(InternalError, match="closed loader"):
+        loader.submit(6, [(0, 6, 8)])
+    with pytest.raises(InternalError, match="closed loader"):
+        loader.get()
 
 
 def test_a_batch_is_ready_without_a_further_request(num_workers: int) -> None:

@@ -27,17 +27,18 @@ from torch.optim.lr_scheduler import LRScheduler
 from paceline.base.errors import ConfigError
 from paceline.runtime.alone.strategy import HeldHere
 from paceline.runtime.data.growth import CountGrowth, Growth, StreamGrowth, is_long
+from paceline.runtime.data.inline import InlineLoader
 from paceline.runtime.data.loader import Loader
 from paceline.runtime.data.order import DEFAULT_SHARD_SIZE
-from paceline.runtime.data.reader import Reader, order_of
+from paceline.runtime.data.reader import Reader, loader_of
 from paceline.runtime.data.stream import StreamSource
-from paceline.runtime.data.work import Array
+from paceline.runtime.data.work import Array, Work
 from paceline.runtime.preflight import check_node
 from paceline.runtime.prepared import check_parameters
 from paceline.runtime.ps.alone import Alone
 from paceline.runtime.ps.embedding import is_table
 from paceline.runtime.ps.strategy import HeldElsewhere
-from paceline.runtime.seeding import seed_all
+from paceline.runtime.seeding import seed_all, seed_of
 from paceline.runtime.strategy import Strategy
 from paceline.runtime.wrapped import unwrapped
 from paceline.wire.messages.feeds import Feed
@@ -121,6 +122,10 @@ class Job:
         self._modules: Sequence[nn.Module] = ()
         self._optimizers: Sequence[Optimizer] = ()
         self._looping = False
+        self._has_begun = False
+        """Whether a batch was trained on in this life."""
+        self._first_feed: int | None = None
+        """That was opened to train on."""
         self._num_feeds = 0
 
     @property
@@ -183,9 +188,6 @@ class Job:
         check_parameters(modules, optimizers, alone=isinstance(self._strategy, HeldHere))
         self._strategy.prepare(modules, optimizers, schedulers, scalers)
         self._modules, self._optimizers = modules, optimizers
-        if self._strategy.rank and not self._strategy.spec.deterministic:
-            # From here on workers differ, in their dropout for one.
-            seed_all(self._strategy.spec.seed + self._strategy.rank)
         return objects[0] if len(objects) == 1 else objects
 
     def batches(
@@ -225,7 +227,9 @@ class Job:
                 files and tables by shards, and within each; of text of more than 256 MiB, whether
                 its length is known or not, only 64 neighbouring shards (262,144 records by default)
                 at a time.
-            num_workers: loader processes; 0: a thread of this process reads.
+            num_workers: loader processes; 0: this process reads, in a thread what is known to draw
+                no random numbers (paceline's own sources, ``TensorDataset``, lists and subsets of
+                such, without ``collate_fn``), all else between steps, as torch's DataLoader does.
             collate_fn: as in torch's DataLoader.
             pin_memory: as in torch's DataLoader.
             prefetch: batches made ahead, per loader process.
@@ -259,22 +263,24 @@ class Job:
             per_worker=batch_per_worker is not None,
             window_shards=window_shards,
         )
+        if self._first_feed is None:
+            self._first_feed = feed.feed
         make_loader = partial(
-            _loader,
+            loader_of,
             dataset,
             feed,
-            num_workers,
-            collate_fn,
-            pin_memory,
-            prefetch,
-            seeded=spec.deterministic,
+            num_workers=num_workers,
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
+            prefetch=prefetch,
+            process_seed=self._process_seed(feed),
         )
         return self._run(feed, make_loader, growth, prefetch * max(num_workers, 1))
 
     def _run(
         self,
         feed: Feed,
-        make_loader: Callable[[], Loader],
+        make_loader: Callable[[], Loader | InlineLoader],
         growth: StreamGrowth | CountGrowth | None,
         ahead: int,
     ) -> Iterator[Any]:
@@ -284,10 +290,33 @@ class Job:
         try:
             self._check_node()
             with make_loader() as loader, growth or nullcontext():
-                reader = Reader(loader, feed, self._strategy.source_line)
+                line = self._strategy.source_line
+                reader = Reader(loader, feed, line, partial(self._begin_stream, feed))
                 yield from self._strategy.train(feed, reader, ahead)
         finally:
             self._looping = False
+
+    def _process_seed(self, feed: Feed) -> int:
+        from paceline.runtime.process import current
+
+        process = current()
+        life = process.inc if process is not None else 0
+        return seed_of(feed.seed, self._strategy.rank, life)
+
+    def _begin_stream(self, feed: Feed, work: Work) -> None:
+        """Have what the script draws from here on (dropout, say) be this life's own.
+
+        Until its first batch a life draws what all others have drawn, so that they build the same
+        model and divide their data alike. From then on they differ by who draws and by where the
+        life begins, and what a former life has drawn does not come again. The first life of the
+        first worker goes on as it began, as a script without a job would.
+        """
+        rank, spec, first = self._strategy.rank, self._strategy.spec, work.spans[0]
+        is_first = rank == 0 and feed.feed == self._first_feed
+        is_first = is_first and (first.line, first.start) == (feed.line(), 0)
+        if not (self._has_begun or is_first or spec.deterministic):
+            seed_all(seed_of(spec.seed, rank, feed.feed, first.line, first.start))
+        self._has_begun = True
 
     def _check_node(self) -> None:
         """Measure the node, if this is the first life there that trains."""
@@ -337,7 +366,14 @@ class Job:
 
         @contextmanager
         def reader() -> Iterator[Reader]:
-            with _loader(dataset, feed, num_workers, collate_fn) as loader:
+            seed = self._process_seed(feed)
+            with loader_of(
+                dataset,
+                feed,
+                num_workers=num_workers,
+                collate_fn=collate_fn,
+                process_seed=seed,
+            ) as loader:
                 yield Reader(loader, feed, self._strategy.source_line)
 
         def compute(batch: Any, num_samples: int) -> dict[str, Array]:
@@ -529,27 +565,6 @@ def _length(caller: str, dataset: Any) -> int:
     if not length:
         raise ConfigError(f"{caller}: the dataset is empty; it must have at least one record")
     return length
-
-
-def _loader(
-    dataset: Any,
-    feed: Feed,
-    num_workers: int,
-    collate_fn: CollateFn | None,
-    pin_memory: bool = False,
-    prefetch: int = 2,
-    *,
-    seeded: bool = False,
-) -> Loader:
-    return Loader(
-        dataset,
-        None if isinstance(dataset, StreamSource) else order_of(feed, feed.num_samples),
-        num_workers=num_workers,
-        collate_fn=collate_fn,
-        pin_memory=pin_memory,
-        prefetch=prefetch,
-        seeded=seeded,
-    )
 
 
 def _checked_values(values: Any, num_samples: int) -> dict[str, Array]:

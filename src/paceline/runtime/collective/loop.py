@@ -34,7 +34,7 @@ from paceline.runtime.collective.step import Step, Told, digest, joiners_of, num
 from paceline.runtime.collective.store import GroupOver
 from paceline.runtime.data.reader import Reader
 from paceline.runtime.data.work import StepTimes, Work
-from paceline.runtime.seeding import seed_all, seed_of
+from paceline.runtime.seeding import reseed, seed_of
 from paceline.runtime.stepping import BEFORE, TWICE, not_stepped
 from paceline.wire.messages.feeds import Feed, Slice
 from paceline.wire.messages.group import Division, RunGroup
@@ -197,7 +197,7 @@ class Loop:
         self._reducer.expect(part, settle, last=step.is_last_batch)
         if self._sharing.blocks:
             first = work.spans[0]
-            seed_all(seed_of(self._client.spec.seed, first.line, first.start))
+            reseed(seed_of(self._client.spec.seed, first.line, first.start))
 
     def _profile(self, step: Step) -> None:
         """Put the batches before our share that are to be profiled."""

@@ -84,23 +84,44 @@ def _rebuild_rows(columns: dict[str, torch.Tensor]) -> TensorRows:
     return TensorRows(**columns)
 
 
-def fetch_rows(dataset: Any, indices: IntArray, collate_fn: CollateFn | None) -> Any:
+def fetch_rows(
+    dataset: Any,
+    indices: IntArray,
+    collate_fn: CollateFn | None,
+    begin: Callable[[int], None] | None = None,
+) -> Any:
     """One batch of the records at ``indices``, in that order.
 
     An exception of the dataset carries a note that says which record it was reading.
+
+    Args:
+        dataset: map-style.
+        indices: of the records.
+        collate_fn: as in torch's DataLoader.
+        begin: see `drawing.Begin`.
     """
+    begin = begin or _ignore
     if collate_fn is None and type(dataset) is TensorDataset:
         rows = torch.from_numpy(indices)
         # What default_collate would make of the tuples, without making them.
         return [tensor.index_select(0, rows) for tensor in dataset.tensors]
     wanted = indices.tolist()
     if getattr(dataset, "__getitems__", None):
+        begin(0)
         found = _read_together(dataset, wanted)
     else:
-        found = [_read_one(dataset, index) for index in wanted]
+        found = []
+        for number, index in enumerate(wanted):
+            begin(number)
+            found.append(_read_one(dataset, index))
+    begin(-1)
     if collate_fn is not None:
         return collate_fn(found)
     return default_collate(found) if isinstance(found, list) else found
+
+
+def _ignore(_number: int) -> None:
+    """Nothing is to be seeded."""
 
 
 def _read_together(dataset: Any, wanted: list[int]) -> Any:

@@ -8,6 +8,7 @@ memory and the transport of tensors are torch's. The training thread only takes 
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
@@ -17,9 +18,9 @@ from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from paceline.base.errors import ConfigError, InternalError, PermanentError
 from paceline.runtime.data.batch import CollateFn, fetch_rows
+from paceline.runtime.data.drawing import Begin, Drawing, Places, never_draws
 from paceline.runtime.data.order import EpochOrder
 from paceline.runtime.data.stream import StreamSource, fetch_records
-from paceline.runtime.seeding import seed_all, seed_of
 
 Ranges = Sequence[tuple[Any, int, int]]
 """``(epoch, start, stop)`` of a feed, or ``(partition, start, stop)`` of a stream."""
@@ -39,8 +40,10 @@ class Loader:
         collate_fn: as in torch's DataLoader.
         pin_memory: as in torch's DataLoader.
         prefetch: batches made ahead, by the thread and by each loader process.
-        seeded: whether loader processes seed what is random for each batch, by its place in the
-            order alone.
+        seed: of what is drawn while records are read; see `drawing`. A thread reads only what
+            draws nothing: it shares the generators of the process with the script.
+        process_seed: of loader processes, which sources make generators of their own from
+            (``get_worker_info().seed``); another one in each worker and life.
 
     Attributes:
         order: may be replaced (a length became known); holds for what is submitted afterwards.
@@ -58,9 +61,10 @@ class Loader:
         collate_fn: CollateFn | None = None,
         pin_memory: bool = False,
         prefetch: int = 2,
-        seeded: bool = False,
+        seed: int = 0,
+        process_seed: int = 0,
     ) -> None:
-        _check(dataset, order, num_workers, prefetch)
+        check_source(dataset, order, num_workers, prefetch)
         self.order = order
         self._num_workers = num_workers
         self._requests = _Requests()
@@ -70,7 +74,7 @@ class Loader:
         self._room: SimpleQueue[None] = SimpleQueue()
         for _ in range(prefetch):
             self._room.put(None)
-        batches = _Batches(dataset, collate_fn, seeded)
+        batches = Batches(dataset, collate_fn, seed)
         self._batches: Iterator[Any]
         if num_workers or pin_memory:
             self._batches = iter(
@@ -84,7 +88,7 @@ class Loader:
                     prefetch_factor=prefetch if num_workers else None,
                     # Torch seeds its workers from the global generator otherwise, and so would
                     # change the random numbers of the user's script.
-                    generator=torch.Generator().manual_seed(order.seed if order else 0),
+                    generator=torch.Generator().manual_seed(process_seed),
                 )
             )
         else:
@@ -176,7 +180,9 @@ class Loader:
             self._room.get()
 
 
-class _Request(NamedTuple):
+class Request(NamedTuple):
+    """A batch that was asked for."""
+
     number: int
     tag: Any
     ranges: tuple[tuple[Any, int, int], ...]
@@ -206,8 +212,8 @@ class _Requests(Sampler[Any]):
         self._last = 0
         #: Numbers of those that are to be taken, in order.
         self._wanted: deque[int] = deque()
-        self._waiting: deque[_Request] = deque()
-        self._given: deque[_Request] = deque()
+        self._waiting: deque[Request] = deque()
+        self._given: deque[Request] = deque()
         self._changed = threading.Condition()
 
     def put(self, tag: Any, ranges: tuple[tuple[Any, int, int], ...], order: Any) -> None:
@@ -216,7 +222,7 @@ class _Requests(Sampler[Any]):
                 raise InternalError(f"batch {tag} was submitted to a closed loader")
             self._last += 1
             self._wanted.append(self._last)
-            self._waiting.append(_Request(self._last, tag, ranges, order))
+            self._waiting.append(Request(self._last, tag, ranges, order))
             self._changed.notify()
 
     def taken(self, done: _Done) -> bool:
@@ -235,13 +241,13 @@ class _Requests(Sampler[Any]):
             self._changed.wait_for(lambda: self._closed or self._waiting or self._given)
             return not self._closed
 
-    def pop(self) -> _Request:
+    def pop(self) -> Request:
         """The request that the batch just made (or failed) answers."""
         with self._changed:
             if waiting := self._given or self._waiting:
                 return waiting.popleft()
             # A loader process died with nothing to do: the next batch asked for will say so.
-            return _Request(NOT_ASKED, None, (), None)
+            return Request(NOT_ASKED, None, (), None)
 
     def clear(self, keep: int) -> None:
         with self._changed:
@@ -266,30 +272,39 @@ class _Requests(Sampler[Any]):
             yield request
 
 
-class _Batches(Dataset[Any]):
+class Batches(Dataset[Any]):
     """Request -> batch, as the dataset of torch's DataLoader; runs in its processes."""
 
-    def __init__(self, dataset: Any, collate_fn: CollateFn | None, seeded: bool) -> None:
-        self._dataset, self._collate_fn, self._seeded = dataset, collate_fn, seeded
+    def __init__(self, dataset: Any, collate_fn: CollateFn | None, seed: int) -> None:
+        self._dataset, self._collate_fn, self._seed = dataset, collate_fn, seed
+        self._drawing = Drawing()
+        self._is_quiet = never_draws(dataset, collate_fn)
 
     def __getitem__(self, request: Any) -> Any:
         if request is _Idle:
             return _Idle
-        order = request.order
-        if order is None:
-            return fetch_records(self._dataset, request.ranges, self._collate_fn)
-        if self._seeded and get_worker_info() is not None:  # else it is the script's process
-            epoch, start, _ = request.ranges[0]
-            seed_all(seed_of(order.seed, epoch, start))
-        indices = [order.indices(*one) for one in request.ranges]
-        return fetch_rows(self._dataset, np.concatenate(indices), self._collate_fn)
+        if self._is_quiet or get_worker_info() is None:  # in a thread: see `Loader`
+            return self._fetch(request, None)
+        return self.drawn(request)
+
+    def drawn(self, request: Any) -> Any:
+        """The batch of a request, each record with random numbers of its own; see `Drawing`."""
+        places = Places(self._seed, request.ranges)
+        return self._drawing.read(partial(self._fetch, request), places.seed_of)
+
+    def _fetch(self, request: Any, begin: Begin | None) -> Any:
+        if request.order is None:
+            return fetch_records(self._dataset, request.ranges, self._collate_fn, begin)
+        indices = [request.order.indices(*one) for one in request.ranges]
+        return fetch_rows(self._dataset, np.concatenate(indices), self._collate_fn, begin)
 
 
 def _as_it_is(batch: Any) -> Any:
     return batch
 
 
-def _check(dataset: Any, order: EpochOrder | None, num_workers: int, prefetch: int) -> None:
+def check_source(dataset: Any, order: EpochOrder | None, num_workers: int, prefetch: int) -> None:
+    """Raises ConfigError: a number is out of range, or ``dataset`` is neither kind of source."""
     if num_workers < 0 or prefetch < 1:
         raise ConfigError(
             f"num_workers is {num_workers} and prefetch {prefetch}; "

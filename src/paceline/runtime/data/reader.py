@@ -6,8 +6,12 @@ from itertools import takewhile
 from typing import Any
 
 from paceline.base.samples import Span
-from paceline.runtime.data.loader import Loader
+from paceline.runtime.data.batch import CollateFn
+from paceline.runtime.data.drawing import never_draws
+from paceline.runtime.data.inline import InlineLoader
+from paceline.runtime.data.loader import Loader, check_source
 from paceline.runtime.data.order import EpochOrder
+from paceline.runtime.data.stream import StreamSource
 from paceline.runtime.data.work import Work
 from paceline.wire.messages.feeds import Feed, SourceLine
 
@@ -23,6 +27,39 @@ def order_of(feed: Feed, num_samples: int | None) -> EpochOrder:
     )
 
 
+def loader_of(
+    dataset: Any,
+    feed: Feed,
+    *,
+    num_workers: int,
+    collate_fn: CollateFn | None,
+    pin_memory: bool = False,
+    prefetch: int = 2,
+    process_seed: int = 0,
+) -> Loader | InlineLoader:
+    """What reads a feed: loader processes, a thread, or the training thread.
+
+    Raises:
+        ConfigError: see `Loader`.
+    """
+    order = None if isinstance(dataset, StreamSource) else order_of(feed, feed.num_samples)
+    check_source(dataset, order, num_workers, prefetch)
+    if num_workers == 0 and not never_draws(dataset, collate_fn):
+        return InlineLoader(
+            dataset, order, collate_fn=collate_fn, pin_memory=pin_memory, seed=feed.seed
+        )
+    return Loader(
+        dataset,
+        order,
+        num_workers=num_workers,
+        collate_fn=collate_fn,
+        pin_memory=pin_memory,
+        prefetch=prefetch,
+        seed=feed.seed,
+        process_seed=process_seed,
+    )
+
+
 class Reader:
     """Asks the loader for the batches of works, in the order in which they are likely needed.
 
@@ -30,12 +67,18 @@ class Reader:
         loader: of the feed's dataset.
         feed: as the job reads it.
         source_line: as `Trainer.source_line`.
+        on_first: called with the first work whose batch is taken.
     """
 
     def __init__(
-        self, loader: Loader, feed: Feed, source_line: Callable[[int], SourceLine]
+        self,
+        loader: Loader | InlineLoader,
+        feed: Feed,
+        source_line: Callable[[int], SourceLine],
+        on_first: Callable[[Work], None] | None = None,
     ) -> None:
         self._loader, self._feed, self._source_line = loader, feed, source_line
+        self._on_first = on_first
         self._asked: deque[Work] = deque()
         self._made: dict[Work, Any] = {}
         """Batches, and errors of the user's dataset that wait for their batch's turn."""
@@ -55,6 +98,9 @@ class Reader:
 
     def get(self, work: Work) -> Any:
         """The batch of ``work``; blocks until it is made. Raises what the dataset raised."""
+        if self._on_first is not None:
+            self._on_first(work)
+            self._on_first = None
         if work not in self._made:
             if not self._asked or self._asked[0] is not work:
                 self.ask([work])

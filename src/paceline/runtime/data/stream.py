@@ -4,7 +4,7 @@ A record is named by (partition, offset) for ever: a partition is append-only, s
 leased once reads the same after any restart. The ledger leases ``[start, stop)`` below ``end``.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from torch.utils.data import default_collate
@@ -38,16 +38,26 @@ class StreamSource(Protocol):
 
 
 def fetch_records(
-    source: StreamSource, ranges: Iterable[tuple[str, int, int]], collate_fn: CollateFn | None
+    source: StreamSource,
+    ranges: Iterable[tuple[str, int, int]],
+    collate_fn: CollateFn | None,
+    begin: Callable[[int], None] | None = None,
 ) -> Any:
-    """One batch of the records in ``ranges``; dicts with equal keys become one ``Batch``."""
+    """One batch of the records in ``ranges``; dicts with equal keys become one ``Batch``.
+
+    ``begin``: see `drawing.Begin`; called for the first record of each range.
+    """
     records: list[Any] = []
     for partition, start, stop in ranges:
+        if begin is not None:
+            begin(len(records))
         try:
             records += source.read(partition, start, stop)
         except Exception as error:
             error.add_note(f"while reading records [{start}, {stop}) of partition {partition!r}")
             raise
+    if begin is not None:
+        begin(-1)
     if collate_fn is not None:
         return collate_fn(records)
     if records and isinstance(records[0], Mapping):

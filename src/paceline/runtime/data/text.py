@@ -69,7 +69,7 @@ class TextLines(_LineRecords):
         index_dir: Path | None = None,
     ) -> None:
         super().__init__(LineFiles(paths, index_dir=index_dir))
-        self._parse = parse
+        self.parse = parse
 
     def __getitem__(self, index: int) -> Any:
         return self.__getitems__([index])[0]
@@ -90,10 +90,10 @@ class TextLines(_LineRecords):
             raise ConfigError(
                 f"{self._lines.where(index)}: not UTF-8: {error}; convert the file"
             ) from error
-        if self._parse is None:
+        if self.parse is None:
             return text
         try:
-            return self._parse(text)
+            return self.parse(text)
         except Exception as error:
             error.add_note(f"while parsing {self._lines.where(index)}")
             raise
