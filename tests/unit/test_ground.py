@@ -3,7 +3,6 @@
 import errno
 import socket
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,18 +23,6 @@ ELSEWHERE = "192.0.2.7"
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path / "home"))
     return tmp_path / "home"
-
-
-@pytest.fixture
-def small(tmp_path: Path) -> Iterator[Path]:
-    """A memory file system of 512 KiB."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=512k,mode=0700", "none", str(folder)]
-    if subprocess.run(command, capture_output=True, check=False).returncode:
-        pytest.skip("mounting a file system is not permitted")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
 
 
 def refusal(**changes: object) -> str:
@@ -66,24 +53,24 @@ def test_a_folder_for_cuts_that_cannot_be_made_is_refused() -> None:
     assert "\n" not in told
 
 
-def test_a_read_only_folder_is_refused(small: Path) -> None:
-    subprocess.run(["mount", "-o", "remount,ro", str(small)], check=True)
-    told = refusal(checkpoint=CheckpointSpec(dir=str(small)))
+def test_a_read_only_folder_is_refused(small_disk: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    told = refusal(checkpoint=CheckpointSpec(dir=str(small_disk)))
     assert "(Read-only file system); name another" in told
 
 
 def test_a_full_file_system_is_refused_by_its_name(
-    small: Path, monkeypatch: pytest.MonkeyPatch
+    small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PACELINE_HOME", str(small))
+    monkeypatch.setenv("PACELINE_HOME", str(small_disk))
     told = refusal()
-    assert told.startswith(f"no space left on {small}: 512 KiB are free, a job needs 1024 KiB")
+    assert told.startswith(f"no space left on {small_disk}: 512 KiB are free, a job needs 1024 KiB")
     assert "PACELINE_HOME" in told
 
 
-def test_full_shared_memory_is_refused(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobdir, "SHARED_MEMORY", small)
-    assert refusal().startswith(f"no space left on {small}")
+def test_full_shared_memory_is_refused(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobdir, "SHARED_MEMORY", small_disk)
+    assert refusal().startswith(f"no space left on {small_disk}")
 
 
 def test_an_address_of_another_machine_is_refused() -> None:

@@ -19,6 +19,7 @@ import msgspec
 
 from paceline.agent.cuts import CutsKept
 from paceline.agent.facts import FactsReader
+from paceline.agent.log_cap import LogCap
 from paceline.agent.process import ProcessHost
 from paceline.agent.stacks import capture_stacks
 from paceline.agent.state import (
@@ -92,6 +93,8 @@ class Agent:
         self._facts = FactsReader(self._files.ledger)
         self._log_times = LogTimes(self._files.log)
         self._cuts = CutsKept(job, node, spec, lambda kept: self._link.send(kept.inc, kept))
+        num_nodes = spec.workers.count + spec.num_servers
+        self._log_cap = LogCap(self._files.log, spec.log_bytes, num_nodes)
         self._stream: MasterStream | None = None
         self._quit = asyncio.Event()
         self._terminated = False
@@ -293,6 +296,7 @@ class Agent:
         while True:
             await asyncio.sleep(TICK_S)
             self._do(self._state.tick(time.monotonic()))
+            self._log_cap.look()
 
     async def _guard(self) -> None:
         while True:

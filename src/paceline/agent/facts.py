@@ -170,6 +170,7 @@ def read_log_tail(log: Path, start: int) -> str:
     try:
         with log.open("rb") as file:
             end = file.seek(0, os.SEEK_END)
+            start = start if start <= end else 0  # it was cut meanwhile
             file.seek(max(start, end - TAIL_BYTES))
             text = file.read(TAIL_BYTES).decode("utf-8", "replace")
     except FileNotFoundError:

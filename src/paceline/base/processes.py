@@ -15,8 +15,11 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
+
+from paceline.base.disk import is_refusal
 
 JOB_DIR = "PACELINE_JOB_DIR"
 NODE = "PACELINE_NODE"
@@ -121,7 +124,6 @@ def start_detached(
         env: its environment; None: the caller's.
         descriptors: it has these of the caller's, too.
     """
-    log.parent.mkdir(exist_ok=True)
     environment = {
         **(os.environ if env is None else env),
         JOB_DIR: str(job_dir),
@@ -129,7 +131,7 @@ def start_detached(
     }
     blocked = signal.pthread_sigmask(signal.SIG_SETMASK, ())
     try:
-        with log.open("ab") as output:
+        with _open_log(log) as output:
             return subprocess.Popen(
                 [sys.executable, *SAFE_PATH, "-m", module, *args],
                 stdin=subprocess.DEVNULL,
@@ -144,12 +146,28 @@ def start_detached(
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
+def _open_log(log: Path) -> BinaryIO:
+    """The log, or nowhere: a disk that refuses it is no reason not to start."""
+    try:
+        log.parent.mkdir(exist_ok=True)
+        return log.open("ab")
+    except OSError as error:
+        if not is_refusal(error):
+            raise
+        return open(os.devnull, "ab")
+
+
 def try_lock(path: Path) -> int | None:
     """Take the lock file's lock without waiting: its descriptor (close to release), or None.
 
     The kernel releases it when its holder dies, however it dies.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        if not is_refusal(error):
+            raise
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # to lock it, that will do
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -3,12 +3,17 @@
 The master writes them, and may be killed in the middle of a line; a reader sees whole lines only.
 """
 
+import contextlib
+import os
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 from paceline.master.outlet import before, last_line
 from paceline.wire.messages.checks import NodeSpeed
+
+T = TypeVar("T")
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -67,6 +72,8 @@ class Tail:
         if not self._path.exists():
             return []
         with self._path.open("rb") as file:
+            if os.fstat(file.fileno()).st_size < self._read_bytes:
+                self._read_bytes = 0  # it was cut, and begins again
             file.seek(self._read_bytes)
             whole, end, _ = file.read().rpartition(b"\n")
         self._read_bytes += len(whole) + len(end)
@@ -90,13 +97,22 @@ def read_events(path: Path) -> list[Event]:
 
 def decode_events(lines: list[bytes]) -> list[Event]:
     """Events of whole lines."""
-    return [msgspec.json.decode(line, type=Event) for line in lines if line]
+    return _decode(lines, Event)
+
+
+def _decode(lines: list[bytes], kind: type[T]) -> list[T]:
+    """Leave out what a disk that was full has torn."""
+    found = []
+    for line in lines:
+        with contextlib.suppress(msgspec.DecodeError):
+            found.append(msgspec.json.decode(line, type=kind))
+    return found
 
 
 def read_metrics(path: Path) -> list[Point]:
     """All measurements of a job that are kept, in order."""
     lines = [*Tail(before(path)).lines(), *Tail(path).lines()]
-    return [msgspec.json.decode(line, type=Point) for line in lines if line]
+    return _decode(lines, Point)
 
 
 def read_last_metrics(path: Path, tail_bytes: int = 1 << 16) -> Point | None:
@@ -149,6 +165,8 @@ _SENTENCES = {
     "upload_failed": "cuts are not copied, the job goes on and tries again: {reason}",
     "upload_trouble": "copying cuts: {reason}",
     "not_kept": "{reason}",
+    "disk_refuses": "{reason}",
+    "disk_heals": "{reason}",
     "not_uploaded": "{reason} is not at checkpoint.dir: the storage is away",
     "hung": "{node} hangs: {reason}",
     "cuts_rarer": "{reason}",

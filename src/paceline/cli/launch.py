@@ -13,7 +13,7 @@ from paceline.cli.ground import check_ground
 from paceline.wire import spec as specs
 from paceline.wire.client import Call, GetStatus, Reply
 from paceline.wire.control import ControlClient
-from paceline.wire.outcome import read_outcome
+from paceline.wire.outcome import make_room, read_outcome
 from paceline.wire.resize import Resize, write_resize
 from paceline.wire.spec import JobSpec
 
@@ -47,6 +47,7 @@ def _make(spec: JobSpec) -> JobDir:
     job = JobDir.fresh(spec.name)
     try:
         job.fill()
+        make_room(job.outcome)
         specs.save(spec, job.spec)
     except (ConfigError, OSError) as error:
         # Half a job would be listed, and found as the newest.
@@ -78,6 +79,7 @@ def resume(job: JobDir, sizes: Resize = AS_BEFORE) -> None:
         raise ConfigError(f"job {job.job_id} is running; follow it with `paceline attach`")
     check_ground(specs.load(job.spec))
     job.outcome.unlink(missing_ok=True)
+    make_room(job.outcome)
     job.make_run_dir()
     job.resize.unlink(missing_ok=True)
     if sizes != AS_BEFORE:

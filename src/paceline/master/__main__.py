@@ -17,6 +17,7 @@ from paceline.base.jobdir import JobDir
 from paceline.base.processes import is_locked, start_detached, try_lock
 from paceline.master.ports import Backend
 from paceline.master.service import Master
+from paceline.master.waiting import open_journal
 from paceline.wire import last_words
 from paceline.wire.spec import JobSpec, load
 
@@ -33,7 +34,8 @@ def open_backend(job: JobDir, spec: JobSpec) -> Backend:
 
 async def serve(job: JobDir, spec: JobSpec) -> None:
     """Run the master in this event loop."""
-    master = Master(job, spec, open_backend(job, spec))
+    journal = await open_journal(job.journal, spec.timeouts.disk_s)
+    master = Master(job, spec, open_backend(job, spec), journal=journal)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, master.stop_nowait)
     await master.run()
 

@@ -4,12 +4,13 @@ The machines' answers are collected here and carried out by `flush`, so nothing 
 before the journal has what it depends on (docs/protocols/integrity.md, section 2).
 """
 
+import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from paceline.base.jobdir import JobDir
-from paceline.master.journal import Journal, JournalRecord
+from paceline.master.journal import Journal, JournalRecord, JournalRefused
 from paceline.master.membership import Membership
 from paceline.master.outlet import LineFile
 from paceline.master.ports import Backend
@@ -17,6 +18,13 @@ from paceline.wire.control import AgentStream
 from paceline.wire.messages.agent import AgentDown, ExitEvidence, Leave, ToProcess
 from paceline.wire.messages.checks import NodeSpeed
 from paceline.wire.messages.node import NodeDown
+
+EVENTS_RESERVE_BYTES = 64 << 10
+"""Room for what is said while the disk is full."""
+WAITS = (
+    "nothing more is dealt out and no cut counts until it can be written again; workers wait. Make "
+    "room there, or end the job with `paceline stop --now`, without what is in no cut"
+)
 
 _log = logging.getLogger(__name__)
 
@@ -30,11 +38,15 @@ class Outbox:
         members: Membership,
         backend: Backend,
         wall_clock: Callable[[], float] = time.time,
+        journal: Journal | None = None,
     ) -> None:
-        self.journal = Journal(job.journal)
+        self.journal = journal or Journal(job.journal)
+        self.refused = ""
+        """Why the journal takes no records now; nothing leaves meanwhile."""
+        self._given_up = False
         self.streams: dict[str, AgentStream] = {}
         """The newest stream of each node's agent."""
-        self.events = LineFile(job.events)
+        self.events = LineFile(job.events, EVENTS_RESERVE_BYTES)
         self._members = members
         self._backend = backend
         self._wall_clock = wall_clock
@@ -74,7 +86,8 @@ class Outbox:
 
     def to_process(self, inc: int, body: NodeDown) -> None:
         """Send to the training process of this incarnation; dropped if its agent is not there."""
-        self._acts.append(lambda: self._deliver(inc, body))
+        if not self._given_up:  # it might depend on what is not journalled
+            self._acts.append(lambda: self._deliver(inc, body))
 
     def _deliver(self, inc: int, body: NodeDown) -> None:
         node = self._members.node_of(inc)
@@ -105,11 +118,48 @@ class Outbox:
             self._backend.stop(node)
 
     def flush(self) -> None:
-        """Journal, then let everything out."""
-        while self._records or self._acts:
-            records, self._records = self._records, []
-            self.journal.append(records)
+        """Journal, then let everything out; nothing of it while the journal refuses a record."""
+        while (self._records or self._acts) and self._are_journalled():
             acts, self._acts = self._acts, []
             for act in acts:
                 act()
         self.events.flush()
+
+    def _are_journalled(self) -> bool:
+        if not self._given_up:
+            try:
+                self.journal.append(self._records)
+            except JournalRefused as error:
+                if not self.refused:
+                    self.tell("disk_refuses", reason=f"{error}: {WAITS}")
+                self.refused = str(error)
+                return False
+        if self.refused and not self._given_up:
+            self.tell("disk_heals", reason=f"no longer: {self.refused}; the job goes on")
+        self.refused = ""
+        self._records.clear()
+        return True
+
+    def give_up(self) -> None:
+        """Journal nothing any more, and forget what waits for it: the job is about to end.
+
+        It is as if the master had died when the journal refused the first record, and all others
+        with it: the job goes on from what was journalled before.
+        """
+        self._given_up = True
+        self._records.clear()
+        self._acts.clear()
+        self.refused = ""
+
+    def compact(self, records: Callable[[], Iterable[JournalRecord]]) -> None:
+        """Put these in the place of all that is journalled, where there is room for them."""
+        if not self.refused and not self._given_up:
+            with contextlib.suppress(JournalRefused):
+                self.journal.compact(records())
+
+    def close(self, last: JournalRecord) -> None:
+        """Journal the last record of an orderly end, and close."""
+        if not self._given_up:
+            with contextlib.suppress(JournalRefused):
+                self.journal.append([*self._records, last])
+        self.journal.close()

@@ -5,6 +5,11 @@ from typing import Any
 
 import msgspec
 
+from paceline.base.disk import is_refusal, reserve_behind
+
+MAX_KEPT = 10_000
+"""Lines that are kept for a disk that refuses them; of more the oldest are dropped."""
+
 _encode = msgspec.json.Encoder().encode
 
 
@@ -29,10 +34,17 @@ def last_line(path: Path, tail_bytes: int = 1 << 16) -> bytes | None:
 
 
 class LineFile:
-    """A file of JSON lines that others may append to as well."""
+    """A file of JSON lines that others may append to as well.
 
-    def __init__(self, path: Path) -> None:
+    A disk that refuses them is tried again at each `flush`; see `MAX_KEPT`.
+    """
+
+    def __init__(self, path: Path, reserve_bytes: int = 0) -> None:
+        """``reserve_bytes``: room to keep for lines that come when the disk is full."""
         self._path = path
+        self._reserve_bytes = reserve_bytes
+        #: The end of the file up to which there is room on the disk for sure.
+        self._reserved_to = 0
         self.num_bytes = 0
         """As of the last `flush` that wrote."""
         self._lines: list[bytes] = []
@@ -48,10 +60,20 @@ class LineFile:
         if not self._lines:
             return
         data = b"".join(self._lines)
-        self._lines.clear()
-        with self._path.open("ab", buffering=0) as file:
-            file.write(data)
-            self.num_bytes = file.tell()
+        try:
+            with self._path.open("ab", buffering=0) as file:
+                # On a disk that is just full only a part is written, without an error.
+                num_written = file.write(data)
+                self.num_bytes = file.tell()
+                if self.num_bytes + self._reserve_bytes // 2 > self._reserved_to:
+                    self._reserved_to = self.num_bytes + self._reserve_bytes
+                    reserve_behind(file.fileno(), self._reserve_bytes)
+        except OSError as error:
+            if not is_refusal(error):
+                raise
+            del self._lines[:-MAX_KEPT]
+            return
+        self._lines = [data[num_written:]] if num_written < len(data) else []
 
     def put_aside(self) -> None:
         """Begin the file anew; what it held is in `before` from now on."""

@@ -15,6 +15,7 @@ from collections.abc import Callable, Coroutine, Iterable
 
 import msgspec
 
+from paceline.base.disk import append_if_possible
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
 from paceline.base.processes import find_job_processes
@@ -32,7 +33,7 @@ from paceline.master.facts import (
     Tick,
 )
 from paceline.master.instructions import Moved, NotMoved, Refused
-from paceline.master.journal import JournalRecord, MasterStarted, encode
+from paceline.master.journal import Journal, JournalRecord, MasterStarted, encode
 from paceline.master.meeting import make_rounds
 from paceline.master.members import (
     Act,
@@ -52,6 +53,7 @@ from paceline.master.members import (
 )
 from paceline.master.membership import Membership
 from paceline.master.monitor import Monitor
+from paceline.master.orders import check_elastic, check_scale, check_size
 from paceline.master.outbox import Outbox
 from paceline.master.own_time import OwnTime
 from paceline.master.ports import Backend
@@ -65,6 +67,7 @@ from paceline.master.training import CutChosen, Parts, Training
 from paceline.master.training_group import GroupTraining
 from paceline.master.training_servers import ServerTraining
 from paceline.master.uploads import Uploader, Uploads
+from paceline.master.waiting import until_written
 from paceline.policy.failslow.preflight import describe as describe_speeds
 from paceline.policy.failslow.preflight import explain
 from paceline.policy.straggler.decision_log import describe_cost
@@ -132,6 +135,7 @@ class Master:
         *,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
+        journal: Journal | None = None,
     ) -> None:
         self._job, self._spec, self._backend = job, spec, backend
         self._clock, self._wall_clock = clock, wall_clock
@@ -144,7 +148,7 @@ class Master:
             rounds=make_rounds(spec),
         )
         self.monitor = Monitor(lengths_of(spec.windows))
-        self._outbox = Outbox(job, self.members, backend, wall_clock)
+        self._outbox = Outbox(job, self.members, backend, wall_clock, journal)
         kind = GroupTraining if spec.held_by_workers else ServerTraining
         parts = (job, spec, self.members, self.monitor, self._outbox)
         self.training: Training = kind(Parts(*parts, self._fail, self._moved, self._leave_out))
@@ -175,7 +179,7 @@ class Master:
         self._tasks: set[asyncio.Task[None]] = set()
         self._ending: Ending | None = None
         #: Until then workers of a job that is stopped may wait for a cut under way.
-        self._stop_by_s = 0.0
+        self._stop_by_s = self._no_hang_before_s = 0.0
         self._closed = self._at_once = False
         #: Something happened that may concern the job as a whole.
         self._changed = True
@@ -204,15 +208,26 @@ class Master:
             await self._wake.wait()
             self._wake.clear()
             self._handle_batch()
+            if self._outbox.refused:
+                await self._stand_still()
         return await self._close(self._ending)
+
+    async def _stand_still(self) -> None:
+        """Wait for the journal's disk; who waited for us meanwhile does not hang."""
+        disk_s = self._spec.timeouts.disk_s
+        lost = await until_written(self._outbox, self._inbox, self._reply, disk_s)
+        hang_s = self._spec.timeouts.derived(self.monitor.step_s()).hang_s or 0.0
+        self._no_hang_before_s = self._clock() + hang_s
+        self._wake.set()
+        if lost:
+            self._fail(lost)
 
     def _resize(self) -> None:
         """Take in what `paceline run --resume` says about the number of nodes."""
         resize = read_resize(self._job.resize)
         if resize is not None:
             self._act(self.members.resize(resize.workers, resize.servers))
-            self._outbox.flush()  # said twice it is the same
-            self._job.resize.unlink()
+            self._outbox.later(self._job.resize.unlink)  # said twice it is the same
 
     def _begin_deciding(self) -> None:
         if self._spec.solution == "none":
@@ -261,7 +276,7 @@ class Master:
             self._go_on()
         self._outbox.flush()
         if self._outbox.journal.num_records > COMPACT_AT:
-            self._outbox.journal.compact(self._snapshot())
+            self._outbox.compact(self._snapshot)
 
     def _replay(self) -> tuple[bool, bool]:
         """Apply the journal; whether there was one, and whether the job had ended with it."""
@@ -308,8 +323,7 @@ class Master:
         self.training.close()
         self._reporting.close()
         write_outcome(outcome, self._job.outcome)
-        self._outbox.journal.append([JobEnded()])
-        self._outbox.journal.close()
+        self._outbox.close(JobEnded())
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -460,8 +474,8 @@ class Master:
     def _keep_stacks(self, message: ProcessExited) -> None:
         """Where people find what a process did that hung."""
         if message.evidence.stacks and self._is_alive(message.node, message.inc):
-            with (self._job.logs / f"{message.node}.stacks").open("a") as file:
-                file.write(f"incarnation {message.inc}\n{message.evidence.stacks}\n")
+            stacks = f"incarnation {message.inc}\n{message.evidence.stacks}\n"
+            append_if_possible(self._job.logs / f"{message.node}.stacks", stacks)
 
     def _from_process(self, name: str, body: NodeUp, now_s: float) -> None:
         match body:
@@ -612,7 +626,7 @@ class Master:
         """All-reduce: end the process that all others wait for, or have them meet anew."""
         timeouts = self._spec.timeouts.derived(self.monitor.step_s())
         hang = self.training.find_hang(timeouts.hang_s or 0.0, self._clock())
-        if hang is None:
+        if hang is None or self._clock() < self._no_hang_before_s:
             return
         why = f"no step for {hang.since_s:.1f} s"
         how = f"{why}, while all others wait for it"
@@ -736,14 +750,14 @@ class Master:
                 return Observed(json=msgspec.json.encode(seen).decode() if seen else "")
             case Scale(workers=workers):
                 self._check_running()
-                self._check_scale(workers)
+                check_scale(self._spec, self.training.state.plans.in_training(), workers)
                 self._act(self.members.scale(workers, self._own_time(), self._stop_s()))
             case Kill(node=name):
                 self._check_running()
                 self._act(self.members.kill(self._alive(name).name))
             case Replace(node=name):
                 self._check_running()
-                self._check_elastic("replace")
+                check_elastic(self._spec, "replace")
                 self._restart(name, "by order")
             case StopJob():
                 self._stop(call.signal, at_once=call.now)
@@ -751,8 +765,8 @@ class Master:
                 return JobInfo(job_id=self._job.job_id, spec=self._spec)
             case Join(host=host):
                 self._check_running()
-                self._check_elastic("join")
-                self._check_size("have", 1 + sum(1 for _ in self.members.wanted_workers()))
+                check_elastic(self._spec, "join")
+                check_size(self._spec, "have", 1 + sum(1 for _ in self.members.wanted_workers()))
                 if not self.training.state.has_model:
                     raise ConfigError("the job has no model yet; join again when it trains")
                 node_name, acts = self.members.join(host, self._own_time())
@@ -776,44 +790,6 @@ class Master:
     def _check_running(self) -> None:
         if self._ending is not None:
             raise ConfigError("the job is about to end")
-
-    def _check_scale(self, workers: int) -> None:
-        sharded = self._spec.strategy == "fsdp"
-        if not sharded:
-            self._check_elastic("scale")
-        self._check_size("scale to", workers)
-        if not sharded:
-            return
-        feed = self.training.state.plans.in_training()
-        if feed is None:
-            raise ConfigError("cannot scale yet: nobody trains, so the global batch is not known")
-        if feed.global_batch(workers) % workers:
-            raise ConfigError(
-                f"cannot scale to {workers} workers: the global batch of {feed.batch_size} samples "
-                "is not divisible by it, as strategy fsdp needs; with batch_per_worker in place of "
-                "batch_size it would follow the workers"
-            )
-
-    def _check_elastic(self, order: str) -> None:
-        if self._spec.strategy == "fsdp":
-            raise ConfigError(
-                f"no {order} with strategy fsdp, whose workers hold the model together and restart "
-                "together; change their number with `paceline scale`"
-            )
-        if self._spec.strategy == "script":
-            raise ConfigError(
-                f"no {order} with strategy script, whose workers know their number from the start "
-                "and begin together; stop the job and start it with another --workers, or train "
-                "with --strategy allreduce"
-            )
-
-    def _check_size(self, order: str, workers: int) -> None:
-        least, most = self._spec.min_workers, self._spec.most_workers
-        if not least <= workers <= most:
-            raise ConfigError(
-                f"cannot {order} {workers} workers, expected {least} to {most} (min_workers, "
-                "max_workers, and with deterministic blocks)"
-            )
 
     def status(self) -> JobStatus:
         """The job as it is now."""

@@ -21,6 +21,7 @@ from typing import NoReturn
 
 from paceline.base.processes import kill_group_quietly
 from paceline.runtime import main_module
+from paceline.runtime.output import replace_streams
 from paceline.wire.zygote import Died, Fork, Forked, Warm, receive_fork, send
 
 PRELOAD = {
@@ -99,8 +100,7 @@ def _become_node_process(request: Fork) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    replace_streams()
     os.environ.update(request.env)
     if "numpy.random" in sys.modules:
         # Python reseeds its own generator after a fork, numpy does not: two lives of a node

@@ -15,6 +15,7 @@ import subprocess
 import time
 
 from paceline.base.cgroups import remove_job
+from paceline.base.disk import append_if_possible
 from paceline.base.jobdir import JobDir
 from paceline.base.processes import (
     adopt_orphans,
@@ -212,5 +213,4 @@ class Supervisor:
         """Append to the job's events; one write of one line does not mix with the master's."""
         line = json.dumps({"t": time.time(), "event": name, **fields}) + "\n"
         if self._job.path.is_dir():
-            with self._job.events.open("ab", buffering=0) as events:
-                events.write(line.encode())
+            append_if_possible(self._job.events, line)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import msgspec
 
+from paceline.base.disk import is_refusal
+
 
 class End(StrEnum):
     """How a job, or the command that follows one, has ended."""
@@ -105,13 +107,43 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         return next((one for one in of_state if ENDS[one].code == self.exit_code), of_state[-1])
 
 
+ROOM_BYTES = 64 << 10
+
+
+def make_room(path: Path) -> None:
+    """Take room on the disk for the outcome that will be ``path``: a full one must not hide it.
+
+    Raises:
+        OSError: there is none now.
+    """
+    descriptor = os.open(_room_for(path), os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        os.posix_fallocate(descriptor, 0, ROOM_BYTES)
+    finally:
+        os.close(descriptor)
+
+
+def _room_for(path: Path) -> Path:
+    return path.with_name(f"{path.name}.room")
+
+
 def write_outcome(outcome: Outcome, path: Path) -> bool:
-    """Write the job's end; the first one stays, and False says that there was one."""
+    """Write the job's end; the first one stays, and False says that there was one.
+
+    Raises:
+        OSError: the disk refuses it, and no room was made for it.
+    """
+    data = msgspec.json.format(msgspec.json.encode(outcome), indent=2) + b"\n"
     fresh = path.with_name(f"{path.name}.{os.getpid()}")
-    with fresh.open("wb") as file:
-        file.write(msgspec.json.format(msgspec.json.encode(outcome), indent=2) + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        _write(fresh, data, os.O_CREAT | os.O_TRUNC)
+    except OSError as error:
+        fresh.unlink(missing_ok=True)
+        room = _room_for(path)
+        if not is_refusal(error) or not room.exists():
+            raise
+        room.rename(fresh)
+        _write(fresh, data[:ROOM_BYTES], 0)
     try:
         # Unlike a rename this never replaces, and like it, is there completely or not at all.
         os.link(fresh, path)
@@ -120,6 +152,16 @@ def write_outcome(outcome: Outcome, path: Path) -> bool:
     finally:
         fresh.unlink()
     return True
+
+
+def _write(path: Path, data: bytes, flags: int) -> None:
+    """Write from the start of a file on, in place, and cut off what lies behind."""
+    descriptor = os.open(path, os.O_WRONLY | flags, 0o600)
+    with open(descriptor, "wb") as file:
+        file.write(data)
+        file.truncate()
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def read_outcome(path: Path) -> Outcome | None:

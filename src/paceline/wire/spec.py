@@ -131,6 +131,9 @@ class TimeoutSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Time for an orderly stop (finish the step, commit) before a process is killed. Default none:
     the longer of 5 s and 5 steps."""
 
+    disk_s: PositiveSeconds = 3600.0
+    """How long the master waits for its journal, and nodes for their cuts, where a disk is full,
+    read-only or broken; the model stays in memory meanwhile. Default 1 h; then the job fails."""
     hang_s: Annotated[PositiveSeconds, Meta(examples=["30s"])] | None = None
     """Strategies allreduce and fsdp: time in a step while all others wait, after which a worker is
     taken to hang and is replaced. Default none: the longer of 10 s and 20 steps; 120 s before the
@@ -273,6 +276,12 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     metrics_port: Annotated[int, Meta(ge=0, le=65_535, examples=[9464])] | None = None
     """Where on 127.0.0.1 the master answers Prometheus, with the job's secret as bearer token; 0:
     any free port, written to ``metrics.address`` in the job directory. Default none: nowhere."""
+
+    log_bytes: Annotated[int, Meta(ge=1 << 20, le=2**60, examples=["256MiB"])] = field(
+        default=256 << 20, name="log"
+    )
+    """How large the log of a node may become; then its end is put aside, and the rest is dropped.
+    Default 256 MiB; less on a small disk, of which all logs take a quarter at most."""
 
     sources: dict[str, str] = {}
     """Where each value that is not a default was set: dotted key -> ``job.yaml:7`` or

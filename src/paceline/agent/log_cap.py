@@ -1,0 +1,70 @@
+"""Keeps a node's log from filling the disk."""
+
+import logging
+from pathlib import Path
+
+from paceline.base.disk import is_refusal, room_bytes
+
+SHARE = 4
+"""All logs together take at most one part in so many of what their disk has left for them."""
+LEAST_BYTES = 64 << 10
+KEPT_PART = 4
+"""Of a log that is cut, the last one part in so many stays, in a file beside it."""
+
+_log = logging.getLogger(__name__)
+
+
+def limit_bytes(wanted_bytes: int, free_bytes: int, size_bytes: int, num_nodes: int) -> int:
+    """How large a log may become.
+
+    Args:
+        wanted_bytes: by the spec.
+        free_bytes: left on the disk.
+        size_bytes: of the log now.
+        num_nodes: that write a log there.
+    """
+    share_bytes = (free_bytes + size_bytes * num_nodes) // (SHARE * num_nodes)
+    return max(LEAST_BYTES, min(wanted_bytes, share_bytes))
+
+
+class LogCap:
+    """The log of one node, which its process appends to."""
+
+    def __init__(self, path: Path, wanted_bytes: int, num_nodes: int) -> None:
+        """Arguments as for `limit_bytes`."""
+        self._path = path
+        self._wanted_bytes, self._num_nodes = wanted_bytes, num_nodes
+
+    def look(self) -> None:
+        """Cut the log if it is too large: its end goes to ``NAME.1.log``, the rest away."""
+        try:
+            size = self._path.stat().st_size
+            if size <= LEAST_BYTES:
+                return
+            free = room_bytes(self._path.parent)
+            limit = limit_bytes(self._wanted_bytes, free, size, self._num_nodes)
+            if size > limit:
+                self._cut(size, limit)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            if not is_refusal(error):
+                raise
+            _log.warning("log_not_cut path=%s error=%s", self._path, error.strerror)
+
+    def _cut(self, size: int, limit: int) -> None:
+        kept = self._path.with_suffix(f".1{self._path.suffix}")
+        kept.unlink(missing_ok=True)
+        # Its process appends, so it goes on at the new end whatever the size is.
+        with self._path.open("r+b") as log:
+            log.seek(size - min(size, limit // KEPT_PART))
+            tail = log.read(limit // KEPT_PART)
+            log.truncate(0)
+        note = (
+            f"[paceline] {size:,} bytes of this log were cut off here; its limit is {limit:,} "
+            f"(`log` of the spec, and a part of the disk); the last of them are in {kept.name}\n"
+        )
+        with self._path.open("ab", buffering=0) as log:
+            log.write(note.encode())
+        kept.write_bytes(tail)
+        _log.warning("log_cut path=%s bytes=%d limit=%d", self._path, size, limit)

@@ -1,0 +1,48 @@
+"""What people may order of a job; all checks raise ConfigError."""
+
+from paceline.base.errors import ConfigError
+from paceline.wire.messages.feeds import Feed
+from paceline.wire.spec import JobSpec
+
+
+def check_scale(spec: JobSpec, feed: Feed | None, workers: int) -> None:
+    """Refuse a number of workers that the job cannot train with; ``feed``: what it trains on."""
+    sharded = spec.strategy == "fsdp"
+    if not sharded:
+        check_elastic(spec, "scale")
+    check_size(spec, "scale to", workers)
+    if not sharded:
+        return
+    if feed is None:
+        raise ConfigError("cannot scale yet: nobody trains, so the global batch is not known")
+    if feed.global_batch(workers) % workers:
+        raise ConfigError(
+            f"cannot scale to {workers} workers: the global batch of {feed.batch_size} samples "
+            "is not divisible by it, as strategy fsdp needs; with batch_per_worker in place of "
+            "batch_size it would follow the workers"
+        )
+
+
+def check_elastic(spec: JobSpec, order: str) -> None:
+    """Refuse an order to a job whose workers come and go together."""
+    if spec.strategy == "fsdp":
+        raise ConfigError(
+            f"no {order} with strategy fsdp, whose workers hold the model together and restart "
+            "together; change their number with `paceline scale`"
+        )
+    if spec.strategy == "script":
+        raise ConfigError(
+            f"no {order} with strategy script, whose workers know their number from the start "
+            "and begin together; stop the job and start it with another --workers, or train "
+            "with --strategy allreduce"
+        )
+
+
+def check_size(spec: JobSpec, order: str, workers: int) -> None:
+    """Refuse a number of workers that the spec does not allow."""
+    least, most = spec.min_workers, spec.most_workers
+    if not least <= workers <= most:
+        raise ConfigError(
+            f"cannot {order} {workers} workers, expected {least} to {most} (min_workers, "
+            "max_workers, and with deterministic blocks)"
+        )
