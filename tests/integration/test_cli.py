@@ -225,7 +225,7 @@ def test_a_detached_job_is_seen_and_steered_from_other_shells(shell: Shell) -> N
 
     code, out, _ = shell.run("stop", "--now")
     assert code == 0
-    assert "Stopped:" in out
+    assert "Stopped by `paceline stop` after" in out
     assert "worker-1: killed by order, started again" in out
     assert find_job_processes(job.path) == []
     code, _, err = shell.run("scale", "--workers", "2")

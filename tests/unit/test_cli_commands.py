@@ -97,6 +97,7 @@ def test_numbers_of_nodes_that_cannot_be(
             "--resume goes on with the job's own settings",
         ),
         (("attach", "x"), "no job matches 'x'"),
+        (("replay", "x.jsonl"), "x.jsonl: no such file"),
         (("agent", "--join", "there:1"), "there is no job yet"),
         (
             ("agent", "--join", "there:1", "--secret-file", "nowhere"),

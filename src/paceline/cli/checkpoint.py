@@ -38,7 +38,7 @@ app = typer.Typer(no_args_is_help=True, help="List, inspect, verify and export a
 Job = Annotated[
     str | None,
     typer.Argument(
-        metavar="[JOB]",
+        metavar="JOB",
         help="Id, its beginning, or a path: of a job, of a folder of cuts, or of one cut; or the "
         "URL of a job's cuts. "
         "Default: the newest job.",

@@ -74,6 +74,8 @@ def run_replay(
     Raises:
         ConfigError: no such log or solution.
     """
+    if source and source.endswith(".jsonl") and not Path(source).is_file():
+        raise ConfigError(f"{source}: no such file; name a decisions.jsonl, or a JOB")
     path = Path(source) if source and Path(source).is_file() else JobDir.find(source).decisions
     lines = read_log(path)
     missing = _missing(lines)

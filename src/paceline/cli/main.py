@@ -90,7 +90,7 @@ def job_ids() -> list[str]:
 Job = Annotated[
     str | None,
     typer.Argument(
-        metavar="[JOB]",
+        metavar="JOB",
         help="Id, its beginning, or a path. Default: the newest.",
         autocompletion=job_ids,
     ),
@@ -128,12 +128,12 @@ def run(
     target: Annotated[
         str | None,
         typer.Argument(
-            metavar="[SCRIPT]",
+            metavar="SCRIPT",
             help="A script (.py) or a job spec (.yaml); a JOB, or a URL of cuts, to resume.",
         ),
     ] = None,
     args: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- ARGS]", help="Arguments of the script.")
+        list[str] | None, typer.Argument(metavar="-- ARGS", help="Arguments of the script.")
     ] = None,
     *,
     settings: Annotated[
@@ -315,7 +315,7 @@ def logs(
 
 @app.command()
 def rm(
-    jobs: Annotated[list[str], typer.Argument(metavar="JOB...", autocompletion=job_ids)],
+    jobs: Annotated[list[str], typer.Argument(metavar="JOB", autocompletion=job_ids)],
 ) -> None:
     """Remove jobs that are over from this machine: logs, cuts, reports. They cannot be resumed."""
     from paceline.base.jobdir import JobDir
@@ -449,7 +449,7 @@ def explain(job: Job = None) -> None:
 @app.command()
 def replay(
     log: Annotated[
-        str | None, typer.Argument(metavar="[LOG]", help="A decisions.jsonl, or a JOB.")
+        str | None, typer.Argument(metavar="LOG", help="A decisions.jsonl, or a JOB.")
     ] = None,
     solution: Annotated[
         str | None, typer.Option(metavar="NAME", help="Who is to decide. Default: the log's own.")
