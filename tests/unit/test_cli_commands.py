@@ -262,6 +262,30 @@ def test_watching_a_job_whose_processes_all_died_says_how_to_go_on(
     assert f"paceline run --resume {job.job_id}" in result.stdout
 
 
+@pytest.mark.parametrize("error", [ValueError("log axis"), RuntimeError("no font"), OSError("x")])
+def test_a_report_that_cannot_be_drawn_does_not_change_how_the_job_ended(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    ended_job(state="finished", exit_code=0, committed=500, total=500)
+    monkeypatch.setattr("paceline.cli.report.page.render", fail)
+    result = paceline("attach")
+    assert result.exit_code == 0
+    assert f"no report.html: {error}" in result.stdout
+
+
+@pytest.mark.parametrize("name", ["events", "metrics"])
+def test_files_that_cannot_be_read_do_not_change_how_the_job_ended(name: str) -> None:
+    job = ended_job(**FAILED)
+    path: Path = getattr(job, name)
+    path.write_bytes(path.read_bytes() + b"\x00 no json\n")
+    result = paceline("attach")
+    assert result.exit_code == 3
+    assert "cannot be read" in result.stdout
+
+
 def test_a_report_that_cannot_be_written_does_not_change_how_the_job_ended() -> None:
     job = ended_job(state="finished", exit_code=0, committed=500, total=500)
     job.report.mkdir()

@@ -225,6 +225,23 @@ def test_a_job_without_an_end_or_a_start_can_be_reported() -> None:
     assert "never measured" in render(empty)
 
 
+ONE_LOST = [*START, *WORKER_KILLED]
+UNTIMED = [Point(float(t), 10 * t, 0.0, {"worker-0": NodePoint(samples=t)}) for t in range(1, 9)]
+
+
+@pytest.mark.parametrize(
+    "seen", [UNTIMED, [Point(1.0, 0, 0.0)]], ids=["no batch was timed", "no node was measured"]
+)
+@pytest.mark.parametrize("outcome", [None, FINISHED, Outcome(state="failed", exit_code=1)])
+def test_a_job_whose_batches_were_not_timed_can_be_drawn(
+    outcome: Outcome | None, seen: list[Point]
+) -> None:
+    spec = JobSpec(script="/train.py")
+    page = render(work_out(JobDir(Path("/jobs/x")), spec, outcome, ONE_LOST, seen))
+    assert "No batch was timed." in page
+    assert page.count("<svg") == 3
+
+
 # --------------------------------------------------------------------------- the page
 
 

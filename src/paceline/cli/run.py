@@ -5,21 +5,34 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import msgspec
 from rich.console import Console
 
-from paceline.base.errors import ConfigError
+from paceline.base.errors import ConfigError, PacelineError
 from paceline.base.jobdir import JobDir
 from paceline.cli.away import check_unused
 from paceline.cli.launch import is_supervised, launch
 from paceline.cli.live import LiveView
 from paceline.cli.plain import PlainView
-from paceline.cli.report.facts import read_facts
+from paceline.cli.report.facts import Facts, read_facts
 from paceline.cli.report.text import paragraph
 from paceline.cli.watch import View, follow
 from paceline.cli.wording import counted, seconds
 from paceline.wire.outcome import End, Outcome, code_of
 from paceline.wire.resize import Resize
 from paceline.wire.spec import MAX_NODES, JobSpec
+
+UNREADABLE = (
+    OSError,
+    PacelineError,
+    msgspec.MsgspecError,
+    ArithmeticError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""What reading or drawing files ends in that are damaged, or that nobody thought of."""
 
 
 def start(spec: JobSpec, console: Console, log_dir: Path | None = None) -> JobDir:
@@ -151,17 +164,27 @@ def conclude(job: JobDir, outcome: Outcome, console: Console) -> None:
         print(outcome.traceback.rstrip(), file=sys.stderr, flush=True)
     if outcome.error:
         print(f"paceline: {outcome.error}; logs: {job.logs}", file=sys.stderr, flush=True)
-    facts = read_facts(job)
-    tell(console, paragraph(facts))
+    # Whatever the job's files are like, its end stays what it was.
+    try:
+        facts = read_facts(job)
+        told = paragraph(facts)
+    except UNREADABLE as error:
+        told = f"{outcome.how.capitalize()}; what the job wrote cannot be read: {error}"
+        facts = None
+    tell(console, told)
     if outcome.state == "stopped":
         tell(console, f"go on with `paceline run --resume {job.job_id}`")
-    if facts.committed:
-        from paceline.cli.report.page import write_page
+    if facts is not None and facts.committed:
+        _write_page(facts, job.report, console)
 
-        try:
-            write_page(facts, job.report)
-        except OSError as error:
-            # The job's end stays what it was; the page can be had later.
-            tell(console, f"no report.html: {error}; make it with `paceline report --html PATH`")
-            return
-        tell(console, f"report: {job.report}")
+
+def _write_page(facts: Facts, page: Path, console: Console) -> None:
+    """Write the report, or say why there is none: it can be had later."""
+    from paceline.cli.report.page import write_page
+
+    try:
+        write_page(facts, page)
+    except UNREADABLE as error:
+        tell(console, f"no report.html: {error}; make it with `paceline report --html PATH`")
+        return
+    tell(console, f"report: {page}")

@@ -135,13 +135,16 @@ def _drawings(facts: Facts) -> list[str]:
         return ["<p>The job was never measured.</p>"]
     keys = drawings.legend_of_ends([life.how for life in facts.lives])
     caption = f"one bar per life, numbered by incarnation; its end: {keys}"
+    timed = any(one.bpt_s > 0 for point in facts.points for one in point.nodes.values())
     drawn = [
         _drawing("Throughput", drawings.throughput(facts), "by what got into the model"),
         _drawing(
             "Batch processing time",
             drawings.batch_times(facts),
             "mean of the newest steps; log scale",
-        ),
+        )
+        if timed
+        else "<p>No batch was timed.</p>",
         _drawing("Samples per worker", drawings.samples(facts), "handed to the training loop"),
         _drawing("Lives of the nodes", drawings.lives(facts), caption),
     ]
