@@ -3,6 +3,7 @@
 import io
 import os
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -292,3 +293,76 @@ def test_a_report_that_cannot_be_written_does_not_change_how_the_job_ended() -> 
     result = paceline("attach")
     assert result.exit_code == 0
     assert "no report.html" in result.stdout
+
+
+# --------------------------------------------------------------------------- resuming
+
+
+def never(*_: object) -> None:
+    raise AssertionError("something was started")
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "words"),
+    [
+        ({"committed": 0}, 0, "has already finished: 0 samples in the model; nothing was started"),
+        (
+            {"end": "stopped early", "exit_code": 3, "committed": 500, "total": 1000},
+            3,
+            "has returned; it left early, after 500 of 1,000 samples; nothing was started",
+        ),
+        ({"end": "not trained"}, 0, "has returned; it never trained anything"),
+    ],
+)
+def test_a_job_that_is_over_is_not_started_again(
+    monkeypatch: pytest.MonkeyPatch, end: dict[str, object], code: int, words: str
+) -> None:
+    job = ended_job(**({"state": "finished", "exit_code": 0} | end))
+    monkeypatch.setattr("paceline.cli.launch.start_detached", never)
+    result = paceline("run", "--resume", job.job_id)
+    assert result.exit_code == code
+    assert words in result.stdout
+    assert job.outcome.exists()
+
+
+def test_a_finished_job_whose_model_is_gone_or_damaged_is_not_said_to_be_well(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("paceline.cli.launch.start_detached", never)
+    job = ended_job(state="finished", exit_code=0, committed=500, total=500)
+    assert "has finished, but has no cut any more" in paceline("run", "--resume").stderr
+    cut = job.cuts / "000001"
+    cut.mkdir(parents=True)
+    (cut / "manifest.json").write_text("{")
+    result = paceline("run", "--resume")
+    assert result.exit_code == 2
+    assert "has finished, but" in result.stderr
+
+
+def test_of_two_commands_that_resume_a_job_the_second_names_the_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from paceline.cli import launch
+
+    job = ended_job()
+    monkeypatch.setattr(launch, "check_ground", lambda _: None)
+    second: list[str] = []
+
+    def start(_: JobDir) -> None:
+        second.append(paceline("run", "--resume", "--detach").stderr)
+
+    monkeypatch.setattr(launch, "start_supervisor", start)
+    assert paceline("run", "--resume", "--detach").exit_code == 0
+    assert f"is being resumed by another command (pid {os.getpid()}, since " in second[0]
+    shutil.rmtree(job.run_dir, ignore_errors=True)
+
+
+def test_a_job_that_runs_is_not_resumed_and_the_message_says_since_when() -> None:
+    job = ended_job()
+    job.events.write_text('{"t":1.0,"event":"supervisor_started","pid":4711}\n')
+    lock = try_lock(job.supervisor_lock)
+    result = paceline("run", "--resume")
+    assert lock is not None
+    os.close(lock)
+    assert result.exit_code == 2
+    assert "is running (supervisor pid 4711, since " in result.stderr

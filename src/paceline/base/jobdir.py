@@ -101,6 +101,8 @@ class JobDir:
         """``host:port`` of the master, kept across its restarts while the port is free."""
         self.supervisor_lock = path / "supervisor.lock"
         self.master_lock = path / "master.lock"
+        self.resume_lock = path / "resume.lock"
+        """Held by the command that resumes the job; says which that is."""
         self.journal = path / "journal.sqlite"
         self.events = path / "events.jsonl"
         self.metrics = path / "metrics.jsonl"

@@ -31,6 +31,8 @@ class Event(msgspec.Struct, frozen=True):
     """That ended it."""
     speed: NodeSpeed | None = None
     """Of a node that was checked."""
+    pid: int = 0
+    """Of a supervisor that has started."""
 
 
 class NodePoint(msgspec.Struct, frozen=True):

@@ -10,6 +10,7 @@ from paceline.base.errors import ConfigError, PacelineError, PermanentError
 from paceline.base.jobdir import JobDir
 from paceline.base.processes import is_locked, start_detached
 from paceline.cli.ground import check_ground
+from paceline.cli.resuming import alone, running_since
 from paceline.wire import spec as specs
 from paceline.wire.client import Call, GetStatus, Reply
 from paceline.wire.control import ControlClient
@@ -70,13 +71,20 @@ def resume(job: JobDir, sizes: Resize = AS_BEFORE) -> None:
         sizes: with how many nodes.
 
     Raises:
-        ConfigError: the job is running, or this machine lacks what it needs.
+        ConfigError: the job is running, or being resumed by another command, or this machine lacks
+            what it needs.
     """
+    with alone(job):
+        _resume_alone(job, sizes)
+
+
+def _resume_alone(job: JobDir, sizes: Resize) -> None:
     deadline_s = time.monotonic() + CLEAN_UP_S
     while is_supervised(job) and job.outcome.exists() and time.monotonic() < deadline_s:
         time.sleep(0.05)
     if is_supervised(job):
-        raise ConfigError(f"job {job.job_id} is running; follow it with `paceline attach`")
+        since = running_since(job)
+        raise ConfigError(f"job {job.job_id} is running{since}; follow it with `paceline attach`")
     check_ground(specs.load(job.spec))
     job.outcome.unlink(missing_ok=True)
     make_room(job.outcome)

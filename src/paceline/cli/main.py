@@ -207,6 +207,7 @@ def _resume(name: str | None, flags: dict[str, str], has_args: bool, *, detach: 
     from paceline.base.jobdir import JobDir
     from paceline.cli import run as running
     from paceline.cli.launch import resume
+    from paceline.cli.resuming import over
     from paceline.wire.spec import JobSpec, load
 
     is_away = name is not None and "://" in name
@@ -232,7 +233,11 @@ def _resume(name: str | None, flags: dict[str, str], has_args: bool, *, detach: 
     else:
         job = JobDir.find(name)
     spec = load(job.spec)
-    resume(job, running.read_sizes(spec, flags))
+    sizes = running.read_sizes(spec, flags)
+    if nothing := over(job, spec):
+        running.tell(console, nothing[0])
+        raise typer.Exit(nothing[1])
+    resume(job, sizes)
     by_itself = spec.strategy == "script"
     whence = "starts its script again" if by_itself else "goes on from its newest cut"
     running.tell(console, f"job {job.job_id} {whence}")

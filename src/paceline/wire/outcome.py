@@ -51,11 +51,13 @@ ENDS: dict[End, EndRow] = {
     End.NOT_TRAINED: EndRow(
         "finished", 0, "the script returned without a loop over job.batches: nothing was trained"
     ),
-    End.ALREADY_FINISHED: EndRow("", 0, "--resume of a job that had finished: nothing was started"),
+    End.ALREADY_FINISHED: EndRow("", 0, "--resume of a job that has finished: nothing was started"),
     End.LEFT_RUNNING: EndRow("", 0, "the job goes on: --detach, or Ctrl-C in paceline attach"),
     End.FAILED: EndRow("failed", 1, "the job failed, and not by an error of the script"),
     End.LOST: EndRow("", 1, "all processes of the job died, and none could say why"),
-    End.REFUSED: EndRow("", 2, "a mistake in flags, spec or paths: nothing was started"),
+    End.REFUSED: EndRow(
+        "", 2, "a mistake in flags, spec or paths, or a job that cannot go on: nothing was started"
+    ),
     End.STOPPED_EARLY: EndRow(
         "finished", 3, "the script returned before its loops were through all of their samples"
     ),
