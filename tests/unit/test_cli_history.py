@@ -30,6 +30,15 @@ def test_a_tail_gives_each_whole_line_once_and_waits_for_the_end_of_the_last(
     assert tail.lines() == [b"three"]
 
 
+def test_a_tail_of_a_file_that_was_begun_again_begins_again(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"one\ntwo\n")
+    tail = Tail(path)
+    assert tail.lines() == [b"one", b"two"]
+    path.write_bytes(b"new\n")
+    assert tail.lines() == [b"new"]
+
+
 def test_a_tail_from_the_end_leaves_out_what_is_there(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_bytes(b"old\n")

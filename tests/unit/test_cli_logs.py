@@ -1,5 +1,6 @@
 """Which lines `paceline logs` prints: the last ones, those since a time, one without an end."""
 
+import os
 import time
 from pathlib import Path
 
@@ -112,6 +113,39 @@ def test_times_of_a_log_that_was_cut_or_has_none_leave_nothing_out(tmp_path: Pat
     with times_of(log).open("ab") as file:
         file.write(b"half")  # whoever noted it was killed
     assert start_since(log, 2.0) == 0
+
+
+def test_a_log_that_was_cut_off_since_is_shown_from_its_beginning(tmp_path: Path) -> None:
+    log = tmp_path / "worker-0.log"
+    times = LogTimes(log)
+    for t, text in ((1.0, "one\ntwo\n"), (5.0, "3\n"), (9.0, "3\nfour\nfive\n")):
+        log.write_text(text)
+        times.note(t)
+    assert [start_since(log, t) for t in (2.0, 6.0, 9.0)] == [0, 2, 12]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "lines"),
+    [
+        ({}, ["one", "two", "three", "four"]),
+        ({"tail": 1}, ["four"]),
+        ({"tail": 2}, ["three", "four"]),
+        ({"tail": 3}, ["two", "three", "four"]),
+        ({"since_s": 50.0}, ["one", "two", "three", "four"]),
+        ({"since_s": 150.0}, ["three", "four"]),
+        ({"follow": True, "as_json": False}, ["one", "two", "three", "four"]),
+    ],
+)
+def test_what_is_kept_of_a_log_that_was_cut_off_comes_before_it(
+    wanted: dict[str, object], lines: list[str], job: JobDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log, kept = job.logs / "worker-0.log", job.logs / "worker-0.1.log"
+    log.write_text("three\nfour\n")
+    kept.write_text("one\ntwo\n")
+    os.utime(kept, (100.0, 100.0))
+    times_of(log).write_bytes(b"")
+    assert printed(job, capsys, **wanted) == [f"worker-0 | {line}" for line in lines]
+    assert printed(job, capsys, node="worker-0", **wanted) == lines
 
 
 def test_what_cannot_be_noted_ends_nobody(tmp_path: Path) -> None:

@@ -394,10 +394,12 @@ def test_there_is_nothing_to_see_while_nobody_trains() -> None:
 def test_a_new_master_counts_on_from_what_the_one_before_has_measured() -> None:
     before = Monitor(SHORT)
     for name, inc, samples, cpu_s in (("a", 1, 100, 1.0), ("a", 2, 30, 0.5), ("b", 3, 70, 2.0)):
-        before.heartbeat(name, NodeFacts(inc=inc, samples=samples, cpu_s=cpu_s), 1.0)
+        facts = NodeFacts(inc=inc, samples=samples, cpu_s=cpu_s, steps=1, bpt_s=0.5)
+        before.heartbeat(name, facts, 1.0)
     monitor = Monitor(SHORT)
     monitor.go_on_from(before.metrics(1.0, 200))
     assert totals_of(monitor) == {"a": (130, 1.5), "b": (70, 2.0)}
+    assert {node.bpt_s for node in monitor.metrics(0, 0).nodes.values()} == {0.0}
     # The process of a lives on, that of b is another.
     monitor.heartbeat("a", NodeFacts(inc=2, samples=40, cpu_s=0.75), 2.0)
     monitor.heartbeat("b", NodeFacts(inc=4, samples=5, cpu_s=0.25), 2.0)

@@ -48,9 +48,10 @@ def start_since(log: Path, unix_s: float) -> int | None:
     except FileNotFoundError:
         return None
     start, size_bytes = 0, log.stat().st_size
-    # The last point may have lost its end with its writer; a log that was cut is another one.
+    # The last point may have lost its end with its writer.
     for t, seen_bytes in _POINT.iter_unpack(data[: len(data) // _POINT.size * _POINT.size]):
-        if t > unix_s:
-            break
-        start = seen_bytes
+        if t <= unix_s:
+            start = seen_bytes
+        elif seen_bytes < start:
+            start = 0  # cut off since: what is there now came later
     return start if start <= size_bytes else 0

@@ -21,6 +21,8 @@ STAMP = "%Y-%m-%d %H:%M:%S"
 """How lines of paceline's own processes begin, in local time."""
 STAMP_BYTES = 19
 DAY_S = 86_400.0
+CUT_OFF = ".1.log"
+"""Ends the name of what is kept of a log that became too long."""
 
 
 class Wanted(Struct, frozen=True, kw_only=True):
@@ -76,11 +78,14 @@ def show_logs(job: JobDir, wanted: Wanted) -> None:
     if wanted.node and not (job.logs / f"{wanted.node}.log").exists():
         there = ", ".join(path.stem for path in _logs(job)) or "none"
         raise ConfigError(f"no log of {wanted.node!r} in job {job.job_id}; there are: {there}")
+    wanted_logs = [job.logs / f"{wanted.node}.log"] if wanted.node else _logs(job)
+    for path in wanted_logs:
+        _show_cut_off(path, wanted)
     tails: dict[Path, Tail] = {}
     while True:
         # Before the reading: what is written before the end is read after it.
         goes_on = wanted.follow and not job.outcome.exists() and is_supervised(job)
-        for path in [job.logs / f"{wanted.node}.log"] if wanted.node else _logs(job):
+        for path in wanted_logs if wanted.node else _logs(job):
             if path not in tails:
                 tails[path] = Tail(path, start=_start(path, wanted))
             lines = tails[path].lines()
@@ -98,8 +103,22 @@ def _printed(node: str, line: str, wanted: Wanted) -> str:
     return line if wanted.node else f"{node} | {line}"
 
 
+def _show_cut_off(log: Path, wanted: Wanted) -> None:
+    """What is kept of the part of a log that was cut off, as far as it is wanted."""
+    path = log.with_suffix(CUT_OFF)
+    if not path.exists() or (wanted.since_s or 0.0) > path.stat().st_mtime:
+        return
+    start = 0
+    if wanted.tail is not None:
+        newer = log.read_bytes() if start_of_last(log, wanted.tail) == 0 else None
+        start = start_of_last(path, 0 if newer is None else wanted.tail - newer.count(b"\n"))
+    tail = Tail(path, start=start)
+    for line in [*tail.lines(), *tail.rest()]:
+        print(_printed(log.stem, line.decode(errors="replace"), wanted))
+
+
 def _logs(job: JobDir) -> list[Path]:
-    found = job.logs.glob("*.log")
+    found = (path for path in job.logs.glob("*.log") if not path.name.endswith(CUT_OFF))
     return sorted(found, key=lambda path: (not path.stem.startswith("worker"), path.stem))
 
 
@@ -117,7 +136,7 @@ def start_of_last(log: Path, count: int) -> int:
     """The byte at which the last ``count`` lines begin; what has no end of line is one, too."""
     with log.open("rb") as file:
         at = size = file.seek(0, 2)
-        if not count or not size:
+        if count <= 0 or not size:
             return size
         file.seek(size - 1)
         left = count + (file.read(1) == b"\n")

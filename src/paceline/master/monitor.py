@@ -160,7 +160,11 @@ class Monitor:
 
     def go_on_from(self, last: Metrics) -> None:
         """Count on from what a master before this one measured last."""
-        self._earlier = dict(last.nodes)
+        # What they take and how fast they are, is not known of the present.
+        now = {"bpt_s": 0.0, "compute_s": 0.0, "server_s": 0.0, "message_s": 0.0, "rss_bytes": 0}
+        self._earlier = {
+            name: msgspec.structs.replace(node, **now) for name, node in last.nodes.items()
+        }
 
     def _first_totals(self, node: str, facts: NodeFacts) -> NodeTotals:
         """A node that this master hears of for the first time; its process may be an old one."""
