@@ -10,6 +10,8 @@ from paceline.runtime.collective.state import MemberState
 FAILURES = ("member", "master", "suspect", "break", "anew", "leave")
 """A member dies; the master does; a member is taken for dead; a collective breaks by itself;
 nobody gets on, and all are to meet anew; a member is asked to leave."""
+DIFFER = "differ"
+"""Members of a group find that one of them does not hold what the others do."""
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,3 +75,5 @@ class Env(msgspec.Struct, frozen=True):
     suspected: frozenset[int] = frozenset()
     """Live members that the master takes for dead."""
     entries: frozenset[Entry] = frozenset()
+    differ: frozenset[tuple[int, int, int]] = frozenset()
+    """(group, round, member): in that round all find that this one differs."""

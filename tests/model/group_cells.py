@@ -19,6 +19,7 @@ from paceline.runtime.collective.step import num_sharing
 from paceline.wire.messages.base import Message
 from paceline.wire.messages.feeds import Feed, feed_of
 from paceline.wire.messages.group import (
+    NO_STEP,
     Broken,
     CatchUp,
     JoinGroup,
@@ -110,6 +111,8 @@ class MemberCell:
         self.arriving: tuple[CatchUp, Model | None] | None = None
         #: Between `begin_update` and `updated`.
         self.changing = False
+        #: Most others differ from what it holds.
+        self.differs = False
         #: The process was asked to leave.
         self.leaving = False
 
@@ -128,6 +131,8 @@ class MemberCell:
             case CatchUp() if event.source.inc == state.inc and state.address == GUEST:
                 raise Violation("E", f"{state.inc} is to begin with a cut that it cannot read")
             case CatchUp():
+                if event.source.inc == state.inc and state.step == NO_STEP:
+                    self.model, self.differs = (), False  # a life of before ends (`Fenced`)
                 done = state.catch_up(event)
             case RunGroup():
                 done = state.run_group(event)
@@ -202,6 +207,13 @@ class MemberCell:
         self._out_of_step()
         return self.state.failed(run, "")
 
+    def _differ(self, gives_up: bool) -> list[Instruction]:
+        assert self.run is not None
+        run = self.run
+        self._out_of_step()
+        self.differs |= gives_up and run is self.state.running
+        return self.state.diverged(run, "", gives_up=gives_up)
+
     def _out_of_step(self) -> None:
         self.run = self.told = None
 
@@ -223,7 +235,7 @@ class MemberCell:
         assert model is not None
         if not self.state.may_load(order):
             return []
-        self.model = model
+        self.model, self.differs = model, False
         done = self.state.copied(order)
         return [*done, *self._end_feed()] if self.run and self._begins_at_end else done
 

@@ -32,6 +32,8 @@ class MemberFacts(NamedTuple):
     ended: bool
     arriving: tuple[CatchUp, Model | None] | None
     model: Model
+    differs: bool
+    """What it holds is not what the others do, and it knows."""
     hands_out: tuple[int, int] | None
     """(epoch, step) of the state that peers may copy from it now."""
     bad: str
@@ -59,6 +61,7 @@ class MemberFacts(NamedTuple):
             ended=cell.at == len(cell.feeds),
             arriving=cell.arriving,
             model=cell.model,
+            differs=cell.differs,
             hands_out=(state.epoch_no, state.step) if state.at_rest else None,
             bad=_bad(cell),
         )
@@ -105,6 +108,8 @@ def _bad(cell: MemberCell) -> str:
         return f"H: {state.inc} is at step {state.step} and holds {whole}"
     if state.step != NO_STEP and mask(state.done) != held[-1]:
         return f"H: {state.inc} holds {whole} and says {state.done}"
+    if state.step != NO_STEP and cell.differs:
+        return f"E: {state.inc} goes on with what it holds, from which others differ"
     if cell.model.count(HALF) > cell.changing:
         return f"H: {state.inc} holds a step in part"
     return ""

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from paceline.base.samples import Span
+from paceline.base.samples import SampleSet, Span
 from paceline.master.group import Group, Records
 from paceline.master.held_by_workers import HeldByWorkers
 from paceline.master.instructions import Instruction
@@ -25,7 +25,7 @@ from paceline.wire.messages.group import (
     Stopped,
 )
 
-from .group_bounds import Bounds, Machines
+from .group_bounds import DIFFER, Bounds, Machines
 
 
 class Flaw(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,6 +81,23 @@ class RunsAgain(MemberState):
         if message.group == self.group:
             self.ran = 0
         return super().run_group(message)
+
+
+class KeepsWhatDiffers(MemberState):
+    """Goes on with what it holds, though most others hold something else."""
+
+    def diverged(self, run: RunGroup, what: str, *, gives_up: bool) -> list[member.Instruction]:
+        return super().diverged(run, what, gives_up=False)
+
+
+class GivesUpWhatItHasSaid(MemberState):
+    """Gives its state up after it has said, as it stopped, that it holds it."""
+
+    def diverged(self, run: RunGroup, what: str, *, gives_up: bool) -> list[member.Instruction]:
+        done = super().diverged(run, what, gives_up=gives_up)
+        if gives_up:
+            self.step, self.done, self.proved = NO_STEP, SampleSet(), (NO_STEP, ())
+        return done
 
 
 class AnswersInAnUpdate(MemberState):
@@ -305,6 +322,20 @@ FLAWS = [
         finds="AEH",
         machines=Machines(member=RunsAgain),
         bounds=_job(failures=0, begun=False, reduce=False),
+        finish=False,
+    ),
+    Flaw(
+        name="a member keeps what most differ from",
+        finds="E",
+        machines=Machines(member=KeepsWhatDiffers),
+        bounds=_job(DIFFER),
+        finish=False,
+    ),
+    Flaw(
+        name="a member gives up what it has said to hold",
+        finds="A",
+        machines=Machines(member=GivesUpWhatItHasSaid),
+        bounds=_job(DIFFER, "suspect", failures=2),
         finish=False,
     ),
     Flaw(

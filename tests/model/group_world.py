@@ -9,7 +9,7 @@ from paceline.wire.messages.group import NO_STEP
 from paceline.wire.messages.node import Stop
 
 from .cells import Violation
-from .group_bounds import Entry, Env
+from .group_bounds import DIFFER, Entry, Env
 from .group_cells import GUEST, HALF, MASTER, MasterCell, MemberCell
 from .group_facts import MemberFacts
 from .group_network import GroupNetwork
@@ -214,10 +214,15 @@ class GroupWorld(GroupNetwork):
 
     def _in_step(self, state: State, facts: MemberFacts) -> Iterator[Act]:
         assert facts.run is not None and facts.told is not None
+        env = self.envs.values[state[0]]
         told = self._told(state, facts)
         if len(told) == len(facts.run.members):
             if len({(one.number, one.content) for one in told}) > 1:
                 raise Violation("H", f"members are in different steps: {told}")
+            found = [inc for *rounds, inc in env.differ if tuple(rounds) == facts.rounds]
+            if found:
+                yield "act", self.events(("differ", facts.inc in found))
+                return
             last = any(one.wants_out for one in told)
             name = "begin" if facts.told[1] else "prove"
             yield "act", self.events((name, last))
@@ -259,6 +264,9 @@ class GroupWorld(GroupNetwork):
             if "leave" in kinds and not facts.leaving and not facts.ended:
                 leave = self.events(("leave",))
                 yield ("act", inc, leave), self.apply(spent, at, leave)
+            if DIFFER in kinds and self._may_differ(state, facts):
+                differ = env.differ | {(*facts.rounds, inc)}
+                yield (DIFFER + "s", inc, 0), self.with_env(spent, differ=differ)
             if "break" in kinds and facts.run is not None and not facts.updating:
                 fail = self.events(("fail",))
                 yield ("act", inc, fail), self.apply(spent, at, fail)
@@ -267,6 +275,15 @@ class GroupWorld(GroupNetwork):
             yield ("act", MASTER, anew), self.apply(spent, 1, anew)
         if "master" in kinds:
             yield from self._restarts(state)
+
+    def _may_differ(self, state: State, facts: MemberFacts) -> bool:
+        """Whether a member is in a round of which nobody knows yet what was told."""
+        if facts.run is None or facts.told is None:
+            return False
+        same = [one for one in self.live(state).values() if one.rounds == facts.rounds]
+        found = {(group, number) for group, number, _ in self.envs.values[state[0]].differ}
+        waits = all(one.run is not None and not one.updating for one in same)
+        return waits and facts.rounds not in found
 
     def _restarts(self, state: State) -> Iterator[tuple[Label, State]]:
         """The master dies: between two events, or where one of them writes a second record."""

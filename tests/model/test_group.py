@@ -6,7 +6,7 @@ Larger bounds: ``python -m tests.model.explore_group --help``.
 import pytest
 
 from .explore_group import GroupExplorer
-from .group_bounds import Bounds
+from .group_bounds import DIFFER, Bounds
 from .group_flaws import FLAWS, Flaw
 
 CLEAN = {
@@ -14,6 +14,11 @@ CLEAN = {
     "two failures, one slice": Bounds(slices=1, failures=2),
     "a member dies, three slices": Bounds(slices=3, failures=1, kinds=("member",)),
     "slices of two samples, a collective breaks": Bounds(slice=2, failures=1, kinds=("break",)),
+    "a member differs from the others": Bounds(failures=1, kinds=(DIFFER,)),
+    "a member differs, another comes": Bounds(slices=1, failures=1, kinds=(DIFFER,), joiners=1),
+    "a member differs, and something else happens": Bounds(
+        slices=1, failures=2, kinds=(DIFFER, "member", "break", "leave")
+    ),
     "a member comes": Bounds(joiners=1),
     "two members come to one": Bounds(members=1, joiners=2),
     "one comes, the other dies": Bounds(members=1, slices=1, joiners=1, failures=1),

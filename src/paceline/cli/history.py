@@ -173,6 +173,7 @@ _SENTENCES = {
     "hung": "{node} hangs: {reason}",
     "cuts_rarer": "{reason}",
     "left_out": "{node} is left out, the others go on: {reason}",
+    "diverged": "{reason}",
     "group_stuck": "{reason}; they meet anew",
     "kill_restart": "{node} is restarted by decision: {reason}",
     "works": "{node} works: its start took {reason}",

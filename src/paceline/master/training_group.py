@@ -48,6 +48,8 @@ class GroupTraining(Training):
         )
         #: The step at which members could not work together, and how often.
         self._futile = (0, 0)
+        #: The epoch and group whose members were found to differ last.
+        self._diverged = (0, 0, "")
         #: The group that forms, and since when.
         self._forming = (0, 0.0)
         #: Since when a group is due that waits for somebody.
@@ -69,11 +71,20 @@ class GroupTraining(Training):
                 wanted = [one.guest for one in self._members.wanted_workers()]
                 guest = self._members.nodes[node].guest
                 said = self.state.member_said(message, node=node, expected=len(wanted), guest=guest)
+                if isinstance(message, Broken) and message.diverged:
+                    self._tell_diverged(message)
                 self._do(said)
                 if self.state.group.is_at_a_loss and all(wanted):
                     self._dismiss()
             case _:
                 super().handle(node, message, now_s)
+
+    def _tell_diverged(self, message: Broken) -> None:
+        """Say which members differ in what; all of them have found it."""
+        found = message.epoch_no, message.group, message.reason
+        if found != self._diverged:
+            self._diverged = found
+            self._outbox.tell("diverged", reason=message.reason)
 
     def _dismiss(self) -> None:
         """Guests hold nothing, and nobody is to come who could tell them more."""
@@ -131,6 +142,8 @@ class GroupTraining(Training):
     def _note_broken(self, group: Group) -> None:
         """Say why members could not work together; give up if it is so again and again."""
         for inc, reason in group.broken.items():
+            if reason == self._diverged[2]:
+                continue  # is said already, of all of them
             node = self._members.node_of(inc)
             self._outbox.tell("group_broken", node.name if node else "", inc, reason)
         step, times = self._futile

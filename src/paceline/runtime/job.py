@@ -156,6 +156,25 @@ class Job:
             raise ConfigError("job.global_batch is known within a loop over job.batches only")
         return size
 
+    @property
+    def step(self) -> int:
+        """Steps in the model: the same in all workers, also in one that joins or goes on.
+
+        To set learning rates and the like by, where no scheduler does: what a script counts itself
+        differs among workers, and begins again with each life of one. It grows with the last
+        ``optimizer.step()`` of a step.
+
+        Raises:
+            ConfigError: before the first batch of `batches`, or with parameter servers.
+        """
+        step = self._strategy.step
+        if step is None:
+            raise ConfigError(
+                "job.step is known from the first batch of job.batches on, with strategies "
+                "allreduce and fsdp or alone, and not with parameter servers"
+            )
+        return step
+
     def prepare(self, *objects: Any) -> Any:
         """Hand models, optimizers, schedulers and scalers over to the job, all in one call.
 

@@ -73,6 +73,10 @@ class Strategy(Protocol):
         """Samples of a whole step of those that train now; None: no loop has begun."""
 
     @property
+    def step(self) -> int | None:
+        """Steps in the model; None: not known before the first batch, or never, on servers."""
+
+    @property
     def in_step(self) -> bool:
         """Whether a batch is in hand whose gradients were not taken yet."""
 

@@ -261,6 +261,10 @@ def find_incidents(events: Sequence[Event], points: Sequence[Point]) -> Iterator
             case "left_out":
                 done = f"{event.node} was left out, the others went on"
                 yield _incident(event, event.reason, done, None, points)
+            case "diverged":
+                back_s = _next(later, *_TRAINING)
+                done = "those that differ copied from the others" if back_s else "nobody went on"
+                yield _incident(event, event.reason, done, back_s, points)
             case "cut_damaged":
                 yield _incident(event, event.reason, "an older cut is used", None, points)
 

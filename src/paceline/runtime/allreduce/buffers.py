@@ -40,6 +40,10 @@ class Buffers:
         assert buffer is not None
         return buffer
 
+    def named(self) -> dict[str, Tensor]:
+        """What they are, by their names."""
+        return {place[0]: self._at(place) for place in self._places}
+
     def begin(self) -> None:
         """A step begins: what they are now is what each of its blocks begins with."""
         for place, kept in zip(self._places, self.kept, strict=True):

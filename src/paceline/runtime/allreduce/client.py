@@ -59,6 +59,8 @@ class GroupClient(MemberClient):
         self._loaded = 0
         #: Measures our node.
         self._measure: Callable[[], Checked] | None = None
+        self.on_another: Callable[[], None] = lambda: None
+        """Called when what we hold has become another's."""
         self.touched = False
         """What we hold is not what we were built with any more, though it is no step's."""
 
@@ -131,6 +133,7 @@ class GroupClient(MemberClient):
             self._photographs.clear()
             self._replica.load(arrived)
             self._do(self.state.copied(order))
+            self.on_another()
         self._keeper.copy_if_asked(self.state, self._replica)
 
     def _load(self) -> None:
@@ -144,6 +147,7 @@ class GroupClient(MemberClient):
                 raise TransientError(str(error)) from error
             if self.state.may_load(order):
                 self._do(self.state.copied(order))
+                self.on_another()
         if self._loading is not None and self._reading is None and not self._copier.is_reading:
             order, self._loading = self._loading, None
             if self.state.may_load(order):
@@ -200,6 +204,7 @@ class GroupClient(MemberClient):
                 return
             self._loaded = cut.cut_no
             self._do(self.state.forget())
+            self.on_another()
             self._copier.forget()
             while self._copier.go_on(self.state, self._replica, stays=False):
                 self._exchange.wait()

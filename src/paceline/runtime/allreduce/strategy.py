@@ -23,6 +23,7 @@ from paceline.runtime.collective.reducer import Reducer
 from paceline.runtime.collective.sharing import Sharing
 from paceline.runtime.collective.stepping import Together, check_dense, check_movable, device_of
 from paceline.runtime.collective.transports import keep_to_network
+from paceline.runtime.collective.watcher import Watcher
 from paceline.runtime.data.reader import Reader
 from paceline.runtime.data.work import Array
 from paceline.runtime.process import Process
@@ -42,6 +43,7 @@ class HeldByAll(Together):
         self.client = GroupClient(process)
         super().__init__(process, self.client)
         self._reducer: Reducer | None = None
+        self._watcher: Watcher | None = None
         self._params: list[nn.Parameter] = []
         self.largest: int | None = None
         """Samples of a yielded batch at most; a larger share comes as several batches."""
@@ -68,9 +70,13 @@ class HeldByAll(Together):
         # of them step.
         early = len(optimizers) == 1
         if self.spec.deterministic:
-            self._reducer = BlockReducer(self._params, Buffers(modules), early=early)
+            buffers = Buffers(modules)
+            self._reducer = BlockReducer(self._params, buffers, early=early)
+            self._watcher = Watcher(modules, optimizers, buffers.named)
         else:
             self._reducer = Reducer(self._params, early=early)
+            self._watcher = Watcher(modules, optimizers)
+        self.client.on_another = self._watcher.watch.copied
         self._follow_all(optimizers)
         outside = Outside(schedulers, self._num_schedules)
         for scaler in scalers:
@@ -83,7 +89,7 @@ class HeldByAll(Together):
 
     def train(self, feed: Feed, reader: Reader, ahead: int) -> Iterator[Any]:
         """See `Strategy.train`."""
-        if self._reducer is None:
+        if self._reducer is None or self._watcher is None:
             raise InternalError("the model was used before it was prepared")
         if self.client.is_complete(feed.feed):
             self.client.load_end(feed)
@@ -99,6 +105,7 @@ class HeldByAll(Together):
             ahead,
             len(self._optimizers),
             self.largest,
+            watcher=self._watcher,
             whole_steps=self.whole_steps,
         )
         try:

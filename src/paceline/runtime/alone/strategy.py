@@ -46,6 +46,8 @@ class HeldHere(Stepping):
         super().__init__(spec, rank=0)
         self._params: list[nn.Parameter] = []
         self._dealing = Dealing()
+        self.step = 0
+        """See `Strategy.step`."""
         self.global_batch: int | None = None
         """See `Strategy.global_batch`."""
 
@@ -75,12 +77,16 @@ class HeldHere(Stepping):
 
     def train(self, feed: Feed, reader: Reader, ahead: int) -> Iterator[Any]:
         """See `Strategy.train`."""
-        self._loop = Loop(self._batches(feed, reader, ahead), self._optimizers)
+        batches = self._batches(feed, reader, ahead)
+        self._loop = Loop(batches, self._optimizers, self._count)
         self.global_batch = feed.batch_size
         try:
             yield from self._loop.run()
         finally:
             self._loop = self.global_batch = None
+
+    def _count(self) -> None:
+        self.step += 1
 
     def _batches(self, feed: Feed, reader: Reader, ahead: int) -> Iterator[tuple[Any, int]]:
         """All batches of a feed, and the samples of each."""
@@ -117,10 +123,15 @@ class HeldHere(Stepping):
 
 
 class Loop:
-    """One pass over one feed, whose every batch is a step."""
+    """One pass over one feed, whose every batch is a step; ``on_step``: called after each."""
 
-    def __init__(self, batches: Iterator[tuple[Any, int]], optimizers: Sequence[Optimizer]) -> None:
-        self._batches, self._optimizers = batches, optimizers
+    def __init__(
+        self,
+        batches: Iterator[tuple[Any, int]],
+        optimizers: Sequence[Optimizer],
+        on_step: Callable[[], None],
+    ) -> None:
+        self._batches, self._optimizers, self._on_step = batches, optimizers, on_step
         #: Optimizers that were told to step on the batch in hand.
         self._stepped: set[int] = set()
         self._has_gradient = False
@@ -161,6 +172,8 @@ class Loop:
 
     def stepped(self) -> None:
         """See `StepLoop.stepped`."""
+        if len(self._stepped) == len(self._optimizers):
+            self._on_step()
 
     def has_stepped(self, optimizer: int) -> bool:
         """See `StepLoop.has_stepped`."""

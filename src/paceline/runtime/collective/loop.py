@@ -32,6 +32,7 @@ from paceline.runtime.collective.sharing import Sharing
 from paceline.runtime.collective.short import Missing, ShortStep
 from paceline.runtime.collective.step import Step, Told, digest, joiners_of, num_sharing
 from paceline.runtime.collective.store import GroupOver
+from paceline.runtime.collective.watcher import Diverged, Divergence, Watcher
 from paceline.runtime.data.reader import Reader
 from paceline.runtime.data.work import StepTimes, Work
 from paceline.runtime.seeding import reseed, seed_of
@@ -44,6 +45,7 @@ from paceline.wire.messages.order import Lacking
 class Loop:
     """One pass over one feed. The strategy calls ``on_step`` for every ``optimizer.step()``.
 
+    ``watcher``: compares what members hold, over all loops of the job.
     ``largest``: samples that a batch has at most; None: a share is one batch if nobody divides it.
     ``whole_steps``: none goes on without who is late.
     """
@@ -59,9 +61,11 @@ class Loop:
         num_optimizers: int,
         largest: int | None = None,
         *,
+        watcher: Watcher,
         whole_steps: bool = False,
     ) -> None:
         self._client, self._reducer, self._sharing = client, reducer, sharing
+        self._watcher = watcher
         self._num_optimizers = num_optimizers
         self._feed, self._reader, self._ahead = feed, reader, ahead
         self._largest = largest
@@ -223,6 +227,7 @@ class Loop:
                 heard.no,
                 self._client.ready_for_cut,
                 self._client.wants_out,
+                *self._watcher.word(number - 1, joins=group.rank in joiners_of(run, number)),
             )
             gathering = group.gather(told)
         except BREAKING as error:
@@ -288,6 +293,9 @@ class Loop:
         self._client.mark(computing=False)
         try:
             last = self._judge(step)
+        except Diverged as error:
+            self._give_up(step, error.found)
+            return False
         except BREAKING as error:
             self._client.failed(step.run, f"at the end of feed {self._feed.feed}: {error}")
             return False
@@ -323,6 +331,9 @@ class Loop:
             self._flush(step)
             self._client.mark(computing=False)
             self._await_sums(step)
+        except Diverged as error:
+            self._give_up(step, error.found)
+            return
         except BREAKING as error:
             # First drop the group, so that what is under way comes to its end.
             self._client.failed(step.run, f"step {self._client.state.step + 1}: {error}")
@@ -369,16 +380,30 @@ class Loop:
             for span in between(share, 0, samples)
         ]
 
+    def _give_up(self, step: Step, found: Divergence) -> None:
+        """Leave the group, whose members differ; those that most do not agree with copy from these.
+
+        Raises:
+            ConfigError: nobody knows what is right.
+        """
+        held, differs = self._client.state.step, step.group.rank in found.minority
+        gave_up = self._client.diverged(step.run, found.text, gives_up=differs)
+        self._reducer.drop()
+        self._watcher.heal(held, found, gave_up=gave_up)
+
     def _judge(self, step: Step) -> bool:
         """Whether somebody wants this step to be the last one in the group.
 
         Raises:
+            Diverged: members differ in what the step would change.
             RuntimeError, GroupOver: the group is over.
             InternalError: members are not in the same step: the model would be wrong.
         """
         told = [Told(*numbers) for numbers in step.gathering.wait()]
         if len({(one.number, one.slice, one.division) for one in told}) > 1:
             raise InternalError(f"members are in different steps: {told}")
+        words = [one.word for one in told]
+        self._watcher.judge(self._client.state.step, words, step.group)
         self._client.agree(step.run, step.heard, [one.heard for one in told])
         self._client.agree_on_cut([one.cut for one in told])
         return any(one.wants_out for one in told)
@@ -400,6 +425,8 @@ class Loop:
                 "optimizers, call it before the first of them steps"
             )
         step.stepped.add(optimizer)
+        if step.holds:
+            self._watcher.stepping(optimizer, self._client.state.step + 1)
         return step.holds
 
     def stepped(self) -> None:

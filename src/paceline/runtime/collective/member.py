@@ -290,6 +290,12 @@ class MemberClient:
         with self._changed:
             self._do(self.state.failed(run, reason))
 
+    def diverged(self, run: RunGroup, what: str, *, gives_up: bool) -> bool:
+        """See `MemberState.diverged`; whether what we held is given up."""
+        with self._changed:
+            self._do(self.state.diverged(run, what, gives_up=gives_up))
+            return self.state.step == NO_STEP
+
     def leave_step(self) -> None:
         """See `MemberState.leave_step`."""
         with self._changed:

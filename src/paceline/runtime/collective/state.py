@@ -313,6 +313,26 @@ class MemberState:
         self.broken = Broken(epoch_no=self.epoch_no, inc=self.inc, group=run.group, reason=reason)
         return [Drop(), Say(self.broken)]
 
+    def diverged(self, run: RunGroup, what: str, *, gives_up: bool) -> list[Instruction]:
+        """Members of the group do not hold the same; ``gives_up``: most differ from us.
+
+        What we hold is given up then, so that the next group hands us what the others hold. All
+        members have found it in the same step, which none of them completes. Who has said already
+        that it stopped keeps to its word: the next group finds it again.
+        """
+        self.in_step = False
+        if self.running is not run:
+            return []
+        if gives_up:
+            self.step, self.done, self.proved = NO_STEP, SampleSet(), (NO_STEP, ())
+        told = Broken(
+            epoch_no=self.epoch_no, inc=self.inc, group=run.group, reason=what, diverged=True
+        )
+        if self.stopping is not None:
+            return [Say(told), *self._stop()]
+        self.running, self.broken = None, told
+        return [Drop(), Say(told)]
+
     def forget(self) -> list[Instruction]:
         """What we hold is to be something else, of which no group knows."""
         self.copying = None

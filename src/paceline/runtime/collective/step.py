@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from paceline.base.samples import Span
 from paceline.runtime.collective.group import BREAKING, Gathering, Group
 from paceline.runtime.collective.short import ShortStep
+from paceline.runtime.collective.watch import Word
 from paceline.runtime.data.work import Work
 from paceline.wire.messages.feeds import Slice
 from paceline.wire.messages.group import Division, RunGroup
@@ -26,6 +27,16 @@ class Told(NamedTuple):
     cut: int
     """See `Keeper.ready_for`."""
     wants_out: int
+    settings: int
+    """This and what follows: see `Word`."""
+    checksum: int
+    check_at: int
+    every: int
+
+    @property
+    def word(self) -> Word:
+        """What is told of the state."""
+        return Word(self.settings, self.checksum, self.check_at, self.every)
 
 
 @dataclass(slots=True)

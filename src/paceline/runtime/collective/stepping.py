@@ -15,6 +15,7 @@ from paceline.runtime.ps.embedding import Embedding
 from paceline.runtime.replica.tree import why_unmovable
 from paceline.runtime.stepping import Stepping
 from paceline.wire.messages.feeds import Feed, SourceLine
+from paceline.wire.messages.group import NO_STEP
 
 
 class Together(Stepping):
@@ -38,6 +39,12 @@ class Together(Stepping):
         """See `Strategy.global_batch`."""
         step = self._loop.step if self._loop is not None else None
         return step.global_batch if step is not None else None
+
+    @property
+    def step(self) -> int | None:
+        """See `Strategy.step`."""
+        step = self._member.state.step
+        return None if step == NO_STEP else step
 
     def open_feed(self, feed: Feed, growth: Growth | None = None) -> Feed:
         """See `Strategy.open_feed`."""

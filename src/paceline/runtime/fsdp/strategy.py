@@ -19,13 +19,14 @@ from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from paceline.base.errors import ConfigError
+from paceline.base.errors import ConfigError, InternalError
 from paceline.base.samples import Span
 from paceline.runtime.collective.loop import Loop
 from paceline.runtime.collective.reducer import Reducer
 from paceline.runtime.collective.sharing import Sharing
 from paceline.runtime.collective.stepping import Together, check_dense, check_movable
 from paceline.runtime.collective.transports import LONGEST_S, keep_to_network
+from paceline.runtime.collective.watcher import Watcher
 from paceline.runtime.data.growth import Growth
 from paceline.runtime.data.reader import Reader
 from paceline.runtime.data.work import Array, Work
@@ -75,6 +76,7 @@ class HeldInShards(Together):
         )
         self._params: list[nn.Parameter] = []
         self._feeds: dict[int, Feed] = {}
+        self._watcher: Watcher | None = None
 
     def prepare(
         self,
@@ -99,6 +101,7 @@ class HeldInShards(Together):
         outside = Outside(schedulers, self._num_schedules)
         part = self._group.rank, self._group.size
         shards = Shards(modules, optimizers, schedulers, part=part, outside=outside)
+        self._watcher = Watcher(modules, optimizers, checks=False)
         self._client.start(shards, self._group)
 
     def open_feed(self, feed: Feed, growth: Growth | None = None) -> Feed:
@@ -130,7 +133,11 @@ class HeldInShards(Together):
             return
         averaged = Reducer(())  # torch has averaged all gradients when backward ends
         sharing, number = Evenly(feed.batch_size), len(self._optimizers)
-        self._loop = Loop(self._client, averaged, sharing, feed, reader, ahead, number)
+        if self._watcher is None:
+            raise InternalError("the model was used before it was prepared")
+        self._loop = Loop(
+            self._client, averaged, sharing, feed, reader, ahead, number, watcher=self._watcher
+        )
         try:
             yield from self._loop.run()
         finally:

@@ -100,6 +100,11 @@ class HeldElsewhere:
             self._loop = self.global_batch = None
 
     @property
+    def step(self) -> int | None:
+        """See `Strategy.step`: what servers hold has positions, which are not told so far."""
+        return None
+
+    @property
     def in_step(self) -> bool:
         """See `Strategy.in_step`."""
         return self._lookups.open

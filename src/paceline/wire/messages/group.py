@@ -91,12 +91,17 @@ class Progress(Message, frozen=True):
 
 
 class Broken(Message, frozen=True):
-    """member -> master: it cannot work in ``group`` any more; resent until it is told to stop."""
+    """member -> master: it cannot work in ``group`` any more; resent until it is told to stop.
+
+    ``diverged``: members do not hold the same, as ``reason`` says; those that most differ from
+    come into the next group with nothing.
+    """
 
     epoch_no: int
     inc: int
     group: int
     reason: str = ""
+    diverged: bool = False
 
 
 class Profiled(Message, frozen=True):
