@@ -198,3 +198,29 @@ def test_where_gloo_listens_is_for_the_spec_to_say(monkeypatch: pytest.MonkeyPat
     assert os.environ["GLOO_SOCKET_IFNAME"] == "exported", "the agent has set what the spec names"
     keep_to_network(JobSpec(script="a"), "GLOO_SOCKET_IFNAME", "=")
     assert os.environ["GLOO_SOCKET_IFNAME"] == "=lo"
+
+
+def test_a_model_without_buffers_becomes_what_the_cut_holds(tmp_path: Path) -> None:
+    def plain(seed: int) -> tuple[nn.Module, Shards]:
+        torch.manual_seed(seed)
+        model = nn.Linear(3, 7)
+        fully_shard(model)
+        return model, Shards([model], [Adam(model.parameters())], [], part=(0, 1))
+
+    with member(0, 1):
+        model, shards = plain(1)
+        checksum, size = write_save(tmp_path, "worker-0.safetensors", shards.save())
+        manifest = CutManifest(
+            cut_no=1,
+            epoch_no=1,
+            position=1,
+            step=1,
+            committed=(),
+            schema=ModelSchema(),
+            files={"worker-0.safetensors": checksum},
+            num_bytes=size,
+        )
+        write_manifest(tmp_path, manifest)
+        other, target = plain(2)
+        target.load_cut(tmp_path)
+        assert torch.equal(other.weight.to_local(), model.weight.to_local())  # type: ignore[operator, union-attr]

@@ -165,7 +165,10 @@ def _overlaps(tensor: Tensor) -> bool:
 def _is_in(module: nn.Module, state: Mapping[str, Any]) -> bool:
     """Whether a module's own tensors are those of the state: they were written in place."""
     own = module.state_dict()
+    # All DTensors have one address, which is none.
     return own.keys() == state.keys() and all(
-        isinstance(one, Tensor) and one.data_ptr() == state[name].data_ptr()
+        isinstance(one, Tensor)
+        and not hasattr(one, "device_mesh")
+        and one.data_ptr() == state[name].data_ptr()
         for name, one in own.items()
     )
