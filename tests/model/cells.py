@@ -41,6 +41,7 @@ from paceline.wire.messages.data import (
     Pulled,
     Ready,
     Refused,
+    ScriptState,
 )
 from paceline.wire.messages.feeds import Feed, Slice
 from paceline.wire.messages.node import (
@@ -194,7 +195,7 @@ class ServerCell:
                 done = self._restore(message, file)
             case "grace over":
                 done = self._perform(state.grace_over())
-            case "resend":
+            case "resend" | ScriptState():
                 pass
             case _:
                 part = event if isinstance(event, Part) else None

@@ -28,6 +28,7 @@ from paceline.runtime.data.work import Work
 from paceline.runtime.ps import client, loop
 from paceline.runtime.ps.client import ServerTrainer
 from paceline.runtime.ps.loop import Loop
+from paceline.runtime.ps.schedule import Schedule
 from paceline.runtime.ps.state import ServerState
 from paceline.wire.messages.base import CutRef, Message, Server
 from paceline.wire.messages.feeds import Feed
@@ -215,7 +216,8 @@ class Worker:
         lookups = SimpleNamespace(
             tables={}, begin=lambda *_: None, end=lambda: None, gradients=dict
         )
-        loop: Any = Loop(self.trainer, model, lookups, feed.feed, Batches(self), 2)  # type: ignore[arg-type]
+        schedule = Schedule((), ())
+        loop: Any = Loop(self.trainer, model, lookups, schedule, feed, Batches(self), 2)  # type: ignore[arg-type]
         for _ in loop.run():
             pause()
             loop.on_step(0, 1)

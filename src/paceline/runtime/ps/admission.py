@@ -17,10 +17,21 @@ from paceline.runtime.ps.layout import dense_spans, owned_buckets
 from paceline.runtime.ps.moving import PIECE_BYTES
 from paceline.runtime.ps.rules import changeable
 from paceline.runtime.ps.state import ServerState
-from paceline.wire.messages.data import AskMap, Data, Export, Order, Part, Piece, Pull, Ready
+from paceline.wire.messages.data import (
+    AskMap,
+    Data,
+    Export,
+    Order,
+    Part,
+    Piece,
+    Pull,
+    Ready,
+    ScriptState,
+)
 from paceline.wire.schema import NUM_BUCKETS, ModelSchema
 
 _ID_BYTES = 8
+MAX_SCRIPT_BYTES = 64 << 20
 
 
 class Admission:
@@ -58,6 +69,9 @@ class Admission:
                 return wrong or self._bad_tables((message.table,))
             case Piece():
                 return self._bad_piece(message, frames)
+            case ScriptState(script=script):
+                size = len(script.state)
+                return f"{size} bytes of a script's state" if size > MAX_SCRIPT_BYTES else ""
             case Order() | AskMap():
                 return ""
             case _:

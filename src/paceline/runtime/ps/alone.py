@@ -27,6 +27,7 @@ class Alone(Dealing):
     takes_growth = True
     rank = 0
     num_workers = 1
+    restores = 0
 
     def __init__(self, spec: JobSpec) -> None:
         super().__init__()
@@ -59,6 +60,12 @@ class Alone(Dealing):
         start_s = perf_counter()
         rows = {table: self.store.rows(table, ids) for table, ids in self._wanted[1].items()}
         return Pulled(self.store.dense(), rows, server_s=perf_counter() - start_s)
+
+    def script(self, position: int) -> None:
+        """Nobody was here before."""
+
+    def keep_script(self, position: int, state: bytes) -> None:
+        """Nobody comes after."""
 
     def rows(self, table: int, ids: Ids) -> Array:
         return self.store.rows(table, ids)

@@ -9,24 +9,23 @@ news. Gradients are kept until the leader has them in the order.
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-
 from paceline.base.errors import ConfigError
 from paceline.base.samples import SampleSet, Span
-from paceline.runtime.checkpoint import cutfile
 from paceline.runtime.checkpoint.asking import CutAsker
 from paceline.runtime.data.growth import Growth
 from paceline.runtime.data.work import Array, StepTimes, Work
 from paceline.runtime.exchange import Exchange
 from paceline.runtime.process import Fenced, Process, Stopped
-from paceline.runtime.ps import layout
-from paceline.runtime.ps.exports import Exporting
+from paceline.runtime.ps.agreeing import in_words
+from paceline.runtime.ps.exports import Exports
+from paceline.runtime.ps.initial import write_initial
 from paceline.runtime.ps.partition import Contribution, Partition, Split
 from paceline.runtime.ps.port import Ids, Pulled
-from paceline.runtime.ps.pulling import Pulling
+from paceline.runtime.ps.pulling import Pulling, Pushed
 from paceline.runtime.ps.results import Results
 from paceline.runtime.ps.store import Gradients
 from paceline.runtime.ps.worker_state import (
@@ -42,19 +41,21 @@ from paceline.runtime.ps.worker_state import (
     Withdraw,
     WorkerState,
 )
-from paceline.wire import cut
 from paceline.wire.messages.checks import Checked
 from paceline.wire.messages.data import (
-    AskMap,
+    BARE,
+    Also,
     Data,
+    Differs,
     Exported,
     Held,
     MapIs,
     Ordered,
     Part,
     Pull,
-    Ready,
     Refused,
+    Script,
+    ScriptState,
 )
 from paceline.wire.messages.data import Pulled as PulledMessage
 from paceline.wire.messages.feeds import Feed, SourceLine
@@ -87,6 +88,8 @@ MAX_STEPS_AHEAD = 512
 PATIENCE, MAX_PATIENCE_S = 4.0, 5.0
 """A server's answer is late after so many round trips, and after so many seconds at most."""
 ASK_AGAIN_STEPS = 16
+SCRIPT_S = 1.0
+"""Who joins waits so long for the script's state of the step before, and then makes up for it."""
 
 Initial = Callable[[], tuple[Mapping[str, Array], Mapping[int, Array]]]
 
@@ -109,6 +112,7 @@ class ServerTrainer:
         self._initial: Initial | None = None
         #: By seq, until the leader has it in the order.
         self._contributions: dict[int, Contribution] = {}
+        self._pushed = Pushed()
         #: Work that was shown as upcoming, by its samples: `next_work` returns the same object.
         self._shown: dict[tuple[Span, ...], Work] = {}
         #: Taken and not pushed; a new epoch withdraws it.
@@ -120,8 +124,7 @@ class ServerTrainer:
         self._seen: dict[Work, int] = {}
         #: BSP: the step whose dense parameters the script has.
         self._loaded_step = 0
-        self._exporting: Exporting | None = None
-        self._num_exports = 0
+        self._exports = Exports(self.state, self._until, self._send)
         self._results = Results(self.state, self._until)
         self._asker = CutAsker(process.inc)
         self._growth: dict[int, Growth] = {}
@@ -148,22 +151,8 @@ class ServerTrainer:
         self._initial = None
 
     def _write_initial(self, message: WriteInitial) -> None:
-        directory = Path(message.directory)
         if self._initial is not None:
-            directory.mkdir(parents=True, exist_ok=True)
-            arrays = layout.initial_arrays(self.schema, *self._initial())
-            digest, num_bytes = cutfile.write_save(directory, "initial.safetensors", arrays)
-            manifest = cut.CutManifest(
-                cut_no=0,
-                epoch_no=0,
-                position=0,
-                step=0,
-                committed=(),
-                schema=self.schema,
-                files={"initial.safetensors": digest},
-                num_bytes=num_bytes,
-            )
-            cut.write_manifest(directory, manifest)
+            write_initial(Path(message.directory), self.schema, *self._initial())
             self._initial = None
         self.process.link.send(InitialWritten(inc=self.process.inc))
 
@@ -331,7 +320,8 @@ class ServerTrainer:
                 ahead = 1
             self._pulling = Pulling(work, Split(self.partition, ids), self.state.ticket + 1)
             dense = not work.step or work.step != self._loaded_step
-            self._do(self.state.start_pull(tuple(ids), dense=dense, ahead=ahead))
+            also = Also(counting=-1 if work.step else work.feed)
+            self._do(self.state.start_pull(tuple(ids), also, dense=dense, ahead=ahead))
 
     def wait_pull(self, work: Work) -> Pulled | None:
         """See `Trainer.wait_pull`."""
@@ -349,9 +339,39 @@ class ServerTrainer:
                         work: min(answer.applied for answer, _ in pulling.answers.values())
                     }
                     self._do(self.state.watch())
+                    if not work.step:
+                        answers = (answer for answer, _ in pulling.answers.values())
+                        return replace(pulling.result, counted=self._pushed.before(answers))
                     return pulling.result
                 self._wait()
                 self._check_stop()
+
+    @property
+    def restores(self) -> int:
+        """See `Trainer.restores`."""
+        return self.state.epoch_no
+
+    def script(self, position: int) -> tuple[int, bytes] | None:
+        """See `Trainer.script`; the others hand in theirs before what they compute next."""
+        give_up_at_s = time.monotonic() + (SCRIPT_S if self.num_workers > 1 else 0.0)
+        while True:
+            found = self._pull_now({}, Also(script=True), dense=False).script
+            late = time.monotonic() >= give_up_at_s
+            if found is None or found.position >= position or late:
+                return None if found is None else (found.position, found.state)
+            with self._changed:
+                self._wait()
+
+    def keep_script(self, position: int, state: bytes) -> None:
+        """See `Trainer.keep_script`."""
+        with self._changed:
+            message = ScriptState(
+                epoch_no=self.state.epoch_no,
+                inc=self.process.inc,
+                script=Script(position=position, state=state),
+            )
+            for server in self.state.servers:
+                self._send(server, message)
 
     def rows(self, table: int, ids: Ids) -> Array:
         """See `Trainer.rows`."""
@@ -362,7 +382,7 @@ class ServerTrainer:
         self._loaded_step = 0
         return self._pull_now({}, dense=True).dense
 
-    def _pull_now(self, ids: Mapping[int, Ids], *, dense: bool) -> Pulled:
+    def _pull_now(self, ids: Mapping[int, Ids], also: Also = BARE, *, dense: bool) -> Pulled:
         """A pull of the state as it is; one that is under way is asked for again after it."""
         with self._changed:
             suspended = self._pulling
@@ -372,7 +392,7 @@ class ServerTrainer:
                 assert self.partition is not None
                 split = Split(self.partition, ids)
                 self._pulling = pulling = Pulling(None, split, self.state.ticket + 1)
-                self._do(self.state.start_pull(tuple(ids), dense=dense))
+                self._do(self.state.start_pull(tuple(ids), also, dense=dense))
                 self._until(lambda: self._pulling is not pulling or pulling.result is not None)  # noqa: B023
             self._pulling = None
             if suspended is not None and suspended.work is not None:
@@ -385,35 +405,7 @@ class ServerTrainer:
     def export(self, table: int) -> tuple[Ids, Array]:
         """See `Trainer.export`."""
         with self._changed:
-            while True:
-                self._until(lambda: self.partition is not None)
-                owners = self.state.owners
-                self._num_exports += 1
-                exporting = Exporting(table, self._num_exports, owners)
-                self._exporting = exporting
-                self._until(
-                    lambda: self.state.owners != owners or exporting.done,  # noqa: B023
-                    ask=self._ask_export,
-                )
-                self._exporting = None
-                if self.state.owners == owners:
-                    return exporting.whole(self.schema.tables[table].dim)
-
-    def _ask_export(self, only: int | None = None) -> list[Instruction]:
-        exporting = self._exporting
-        if exporting is not None:
-            for server, message in exporting.missing(self.state.epoch_no, self.process.inc):
-                if only in (None, server):
-                    self._exchange.leave(partial(self._exchange.data.send, server, message))
-        return []
-
-    def _take_export(self, server: int, message: Exported, frames: Sequence[memoryview]) -> None:
-        if self._exporting is None:
-            return
-        keys, rows = (np.array(frame.cast("B")) for frame in frames)
-        dtype = self.schema.tables[message.table].dtype
-        if self._exporting.take(server, message, keys.view("int64"), rows.view(dtype)):
-            self._ask_export(server)
+            return self._exports.read(table, self.schema.tables[table].dim)
 
     # ------------------------------------------------------------------ contributions
 
@@ -434,6 +426,7 @@ class ServerTrainer:
             part = self.state.offer(
                 spans if len(works) > 1 else works[0].spans, gradients.rates, seen
             )
+            self._pushed.add(part.seq, part.weight)
             self._contributions[part.seq] = Contribution(part, gradients, self.partition)
             for server in self.state.servers:
                 self._send(server, part)
@@ -536,7 +529,9 @@ class ServerTrainer:
             case MapIs():
                 self._do(self.state.map_is(message))
             case Exported():
-                self._take_export(server, message, frames)
+                self._exports.take(server, message, frames, self.schema)
+            case Differs() if message.epoch_no == self.state.epoch_no:
+                raise ConfigError(in_words(message))
             case _:
                 pass
         for seq in [seq for seq in self._contributions if seq not in self.state.offers]:
@@ -593,7 +588,7 @@ class ServerTrainer:
                 case Leave():
                     raise Fenced
 
-    def _send(self, server: int, message: Part | Ready | Pull | AskMap) -> None:
+    def _send(self, server: int, message: Data) -> None:
         """Leave it to be sent, with the tensors that belong to it."""
         data, servers, pulling = self._exchange.data, self.state.servers, self._pulling
         if isinstance(message, Part):
@@ -638,6 +633,7 @@ class ServerTrainer:
         self.partition = Partition(self.schema, self.state.map)
         self._pulling, self._loaded_step = None, 0
         self._contributions.clear()
+        self._pushed.clear()
         self._shown.clear()
         self._in_hand.clear()
         self._connect(keep=())
@@ -670,6 +666,7 @@ class ServerTrainer:
     def _offer_again(self, seq: int, part: Part) -> None:
         assert self.partition is not None
         kept = self._contributions.pop(seq)
+        self._pushed.renumber(seq, part.seq)
         self._contributions[part.seq] = kept.renumbered(part, self.partition)
         for server in self.state.servers:
             self._send(server, part)

@@ -1,12 +1,15 @@
 """A whole table read from the servers, piece by piece, since a message has a largest size."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
 from paceline.runtime.data.work import Array
 from paceline.runtime.ps.port import Ids
+from paceline.runtime.ps.results import Until
+from paceline.runtime.ps.worker_state import Instruction, WorkerState
 from paceline.wire.messages.data import Export, Exported
+from paceline.wire.schema import ModelSchema
 
 
 class Exporting:
@@ -54,3 +57,47 @@ class Exporting:
         """All keys, and their rows ``[n, dim]``."""
         keys, rows = zip(*(piece for its in self._pieces.values() for piece in its), strict=True)
         return np.concatenate(keys), np.concatenate(rows).reshape(-1, dim)
+
+
+class Exports:
+    """One worker's readings; ``send`` has a message sent to a server."""
+
+    def __init__(
+        self, state: WorkerState, until: Until, send: Callable[[int, Export], None]
+    ) -> None:
+        self._state, self._until, self._send = state, until, send
+        self._exporting: Exporting | None = None
+        self._count = 0
+
+    def read(self, table: int, dim: int) -> tuple[Ids, Array]:
+        """All keys of a table and their rows; begins again when other servers hold it."""
+        while True:
+            self._until(lambda: self._state.map is not None)
+            owners = self._state.owners
+            self._count += 1
+            self._exporting = exporting = Exporting(table, self._count, owners)
+            self._until(
+                lambda: self._state.owners != owners or exporting.done,  # noqa: B023
+                ask=self._ask,
+            )
+            self._exporting = None
+            if self._state.owners == owners:
+                return exporting.whole(dim)
+
+    def _ask(self, only: int | None = None) -> list[Instruction]:
+        if self._exporting is not None:
+            for server, message in self._exporting.missing(self._state.epoch_no, self._state.inc):
+                if only in (None, server):
+                    self._send(server, message)
+        return []
+
+    def take(
+        self, server: int, message: Exported, frames: Sequence[memoryview], schema: ModelSchema
+    ) -> None:
+        """A piece has come."""
+        if self._exporting is None:
+            return
+        keys, rows = (np.array(frame.cast("B")) for frame in frames)
+        dtype = schema.tables[message.table].dtype
+        if self._exporting.take(server, message, keys.view("int64"), rows.view(dtype)):
+            self._ask(server)

@@ -19,11 +19,13 @@ from paceline.runtime.data.work import StepTimes, Work
 from paceline.runtime.ps.accumulation import Accumulation
 from paceline.runtime.ps.lookup import Call, Foreseen, Lookups, foresee
 from paceline.runtime.ps.model import Flat, Model
-from paceline.runtime.ps.port import Trainer
+from paceline.runtime.ps.port import Pulled, Trainer
 from paceline.runtime.ps.recipes import Recipe, Recipes, Recorder
+from paceline.runtime.ps.schedule import Schedule
 from paceline.runtime.ps.store import Gradients
 from paceline.runtime.stepping import BEFORE, NO_GRADIENT, TWICE, not_stepped
 from paceline.wire.messages.data import Changed
+from paceline.wire.messages.feeds import Feed
 
 
 @dataclass(slots=True)
@@ -51,8 +53,6 @@ class Step:
     grads: dict[int, Flat] = field(default_factory=dict)
     """Optimizer -> what its parameters' gradients were when it stepped."""
     pushed: bool = False
-    schedules: int = 1
-    """Steps that learning rate schedulers are to take when it is done."""
 
 
 class Loop:
@@ -63,12 +63,14 @@ class Loop:
         trainer: Trainer,
         model: Model,
         lookups: Lookups,
-        feed: int,
+        schedule: Schedule,
+        feed: Feed,
         reader: Reader,
         prefetch: int,
     ) -> None:
         self._trainer, self._model, self._lookups = trainer, model, lookups
-        self._feed, self._reader, self._prefetch = feed, reader, prefetch
+        self._schedule, self._definition = schedule, feed
+        self._feed, self._reader, self._prefetch = feed.feed, reader, prefetch
         self._recipes = Recipes()
         self._recorder: Recorder | None = None
         self._staged: Staged | None = None
@@ -77,8 +79,8 @@ class Loop:
         self._settings: tuple[int, tuple[float, ...], Changed] = (0, (), ())
         """The newest synchronous step, and the hyper-parameters (`Gradients`) of its first
         contribution, which are those of all."""
-        self._scheduled: int | None = None
-        """The last synchronous step that schedulers know of; None: there was none."""
+        self._handed_in = b""
+        """The script's state that the servers have from here."""
         self._cold = False
         """Whether the last batch had look-ups that were not foreseen, but might have been."""
         self.excluded_s = 0.0
@@ -102,6 +104,7 @@ class Loop:
     def _begin_next(self) -> bool:
         """Get work, batch and model ready; False: the feed is complete."""
         start_s = monotonic()
+        self._hand_in()
         while (work := self._trainer.next_work(self._feed)) is not None:
             staged, self._staged = self._staged, None
             late = staged is None or staged.work is not work
@@ -115,7 +118,7 @@ class Loop:
             now_s = monotonic()
             self._record(now_s)
             self.step = Step(staged, now_s, now_s - start_s, pulled.server_s, pulled.message_s)
-            self.step.schedules = self._num_schedules(work)
+            self._enter(work, pulled)
             if self._trainer.overlap:
                 self._stage_ahead()
             elif late:
@@ -126,19 +129,31 @@ class Loop:
         self.step = None
         return False
 
-    def _num_schedules(self, work: Work) -> int:
-        """Schedulers follow the job's steps: they act on the last batch of one, for all before it.
+    def _enter(self, work: Work, pulled: Pulled) -> None:
+        """Have the script where the model is."""
+        if self._schedule.restores != self._trainer.restores:
+            self._take_over(work.step - 1 if work.step else 0)
+        self._schedule.enter(self._definition, work, pulled.counted)
 
-        (A worker computes nothing of some steps, and several batches of others.)
-        """
-        if not work.step:
-            return 1
-        if self._scheduled is None:
-            self._scheduled = work.step - 1
-        if not work.ends_step or work.step <= self._scheduled:
-            return 0
-        passed, self._scheduled = work.step - self._scheduled, work.step
-        return passed
+    def _take_over(self, position: int) -> None:
+        """Be the script that the model was trained with so far: of others, or before a restore."""
+        found = self._trainer.script(position)
+        if found is not None:
+            self._schedule.load(*found)
+        else:  # nobody has trained, or it was not kept
+            self._schedule.position = max(position, self._schedule.position)
+        self._schedule.restores, self._handed_in = self._trainer.restores, b""
+
+    def _hand_in(self) -> None:
+        """The body of the batch before is over: whoever joins goes on from here."""
+        if self.step is None:
+            return
+        self._schedule.leave()
+        state = self._schedule.save()
+        current = self._schedule.restores == self._trainer.restores
+        if current and state != self._handed_in:
+            self._handed_in = state
+            self._trainer.keep_script(self._schedule.position, state)
 
     def _stage(self, work: Work, batch: Any) -> Staged:
         """Start the pull of all rows that ``batch`` is known to need."""
@@ -267,6 +282,7 @@ class Loop:
         """The loop is left: nothing of an unfinished batch counts; again: nothing."""
         self._stop_recording()
         self._lookups.end()
+        self._schedule.end()
         if self.step is not None and not self.step.pushed:
             self._trainer.give_back(self.step.staged.work)
         for work in reversed(self._sum.works):

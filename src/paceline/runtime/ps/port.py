@@ -15,6 +15,7 @@ from paceline.runtime.data.growth import Growth
 from paceline.runtime.data.work import Array, StepTimes, Work
 from paceline.runtime.ps.store import Gradients
 from paceline.wire.messages.checks import Checked
+from paceline.wire.messages.data import Script
 from paceline.wire.messages.feeds import Feed, SourceLine
 from paceline.wire.schema import ModelSchema
 from paceline.wire.spec import JobSpec
@@ -32,6 +33,11 @@ class Pulled:
     """Table -> ``[n, dim]``, row i belongs to ids[i] of ``start_pull``. Belongs to the caller."""
     server_s: float = 0.0
     """T^s: the longest handler time over servers, without updates and others' answers."""
+    script: Script | None = None
+    """The script's state, where it was asked for."""
+    counted: int | None = None
+    """Samples of the work's feed that come before it: in the model, or pushed by this worker; None:
+    every batch is a step."""
     message_s: float = 0.0
     """T^m: round trip minus T^s, and minus what the servers waited for other workers."""
 
@@ -90,6 +96,19 @@ class Trainer(Protocol):
 
     def wait_pull(self, work: Work) -> Pulled | None:
         """Block for the answer to ``start_pull``; None: the work was withdrawn, take the next."""
+
+    @property
+    def restores(self) -> int:
+        """How often the model went back to an earlier state, or was first held."""
+
+    def script(self, position: int) -> tuple[int, bytes] | None:
+        """The newest state of the script that the holder has, and its position; None: none.
+
+        Blocks, shortly, for one of this position.
+        """
+
+    def keep_script(self, position: int, state: bytes) -> None:
+        """Have the script's state kept beside the model; does not wait."""
 
     def rows(self, table: int, ids: Ids) -> Array:
         """Fetch more rows for the work in hand; blocks. Returns ``[n, dim]``."""

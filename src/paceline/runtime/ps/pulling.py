@@ -1,7 +1,8 @@
 """One pull under way: what was asked of the servers, and their answers put together."""
 
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -9,6 +10,33 @@ from paceline.runtime.data.work import Work
 from paceline.runtime.ps.partition import Partition, Split
 from paceline.runtime.ps.port import Pulled
 from paceline.wire.messages.data import Pulled as PulledMessage
+
+
+class Pushed:
+    """Asynchronous: what this worker has pushed that may not be in the model that it pulled."""
+
+    def __init__(self) -> None:
+        #: seq and number of samples.
+        self._sizes: deque[tuple[int, int]] = deque()
+
+    def add(self, seq: int, size: int) -> None:
+        """A contribution was offered."""
+        self._sizes.append((seq, size))
+
+    def renumber(self, old: int, new: int) -> None:
+        """It was offered again."""
+        self._sizes = deque((new if seq == old else seq, size) for seq, size in self._sizes)
+
+    def clear(self) -> None:
+        """The model went back."""
+        self._sizes.clear()
+
+    def before(self, answers: Iterable[PulledMessage]) -> int:
+        """Samples of the feed before the work that was pulled for: in the model, or ours."""
+        first = min(answers, key=lambda answer: answer.counted)
+        while self._sizes and self._sizes[0][0] <= first.last_seq:
+            self._sizes.popleft()
+        return first.counted + sum(size for _, size in self._sizes)
 
 
 class Pulling:
@@ -51,4 +79,6 @@ class Pulling:
         # Else T^m of whoever is early would be the lateness of the others.
         waited_s = max(message.waited_s for message, _ in self.answers.values())
         message_s = max(0.0, self.done_s - self.start_s - waited_s - server_s)
-        return Pulled(dense, rows, server_s=server_s, message_s=message_s)
+        scripts = [message.script for message, _ in self.answers.values() if message.script]
+        script = max(scripts, key=lambda one: one.position, default=None)
+        return Pulled(dense, rows, server_s=server_s, message_s=message_s, script=script)

@@ -56,7 +56,9 @@ from paceline.wire.messages.data import (
     Pull,
     Pulled,
     Ready,
+    ScriptState,
 )
+from paceline.wire.messages.feeds import feed_of
 from paceline.wire.messages.node import (
     ChangeMap,
     Copied,
@@ -184,6 +186,9 @@ class Server:
                 self.parting = None
             case Ready():
                 self._do(self.state.ready(message))
+            case ScriptState(script=script):
+                if self.store is not None and message.epoch_no == self.state.epoch_no:
+                    self.store.keep(script)
             case Pull():
                 self._take_pull(message, frames)
             case Order():
@@ -370,6 +375,8 @@ class Server:
     def _keep(self, key: Key) -> None:
         assert self.parting is not None
         part, frames = self.parting
+        if part.step and self.store is not None:
+            self.store.script_reached(part.step - 1)
         num_dense = len(part.dense)
         dense = {
             dtype: np.frombuffer(frame, dtype)
@@ -420,6 +427,8 @@ class Server:
             handler_s=spent_s,
             waited_s=start_s - asked.since_s,
             dense=tuple(dense),
+            counted=_count(self.state.committed, pull.also.counting),
+            script=self.store.script if pull.also.script else None,
         )
         self.data.send(peer, answer, frames)
         # Without tensors it only asks how far the job is.
@@ -538,6 +547,12 @@ def _sender_of(message: Data) -> int:
         case Order(leader=inc) | Piece(server=inc):
             return inc
     return getattr(message, "inc", 0)
+
+
+def _count(committed: SampleSet, feed: int) -> int:
+    """Samples of a feed; of feed -1 none."""
+    lines = committed.lines if feed >= 0 else {}
+    return sum(len(found) for line, found in lines.items() if feed_of(line) == feed)
 
 
 def _nodes(server_map: ServerMap) -> list[str]:

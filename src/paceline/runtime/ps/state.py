@@ -10,12 +10,13 @@ when every server holds its parts. The explorer in ``tests/model`` drives this v
 """
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import msgspec
 
 from paceline.base.errors import InternalError
 from paceline.base.samples import SampleSet
+from paceline.runtime.ps.agreeing import missing, odd_ones
 from paceline.wire.messages.base import Server, ServerMap
 from paceline.wire.messages.data import (
     AskMap,
@@ -344,15 +345,17 @@ class ServerState:
         included = tuple(Included(i, s) for i, s in sorted(self.ready_for_step.items()))
         entry = Update(included=included, step=self.step + 1)
         parts = [self.parts[key] for key in self._keys_of(entry)]
-        missing = _missing(parts)
-        if missing < 0:
+        lacking = missing(parts)
+        if lacking < 0:
             raise InternalError(f"step {entry.step}: samples are offered twice for its slice")
+        if odd := odd_ones(parts, self.inc):
+            return [Reply(one.inc, one) for one in odd]
         if not parts:
             return []
         may_lack = self._may_lack(parts[0])
-        if missing <= (may_lack.left_out if in_grace else max(may_lack[:2])):
+        if lacking <= (may_lack.left_out if in_grace else max(may_lack[:2])):
             return self._decide(entry)
-        if missing <= may_lack.late:
+        if lacking <= may_lack.late:
             self.grace_s = may_lack.grace_s
         return []
 
@@ -459,7 +462,7 @@ class ServerState:
         if isinstance(entry, Remap):
             return self._remap(entry)
         keys = self._keys_of(entry)
-        missing = _missing([self.parts[key] for key in keys]) if entry.step else 0
+        lacking = missing([self.parts[key] for key in keys]) if entry.step else 0
         factor = 1.0 if entry.step else self._factor(self.parts[keys[0]])
         for key in keys:
             if any(self.committed.overlap(span) for span in self.parts[key].spans):
@@ -470,8 +473,8 @@ class ServerState:
         done: list[Instruction] = [Apply(tuple(keys), factor)]
         if entry.step:
             self.step, self.grace_s = entry.step, None
-            self.short_steps += missing > 0
-            self.left_out += missing
+            self.short_steps += lacking > 0
+            self.left_out += lacking
             self.ready_for_step.clear()
             done += self._forget(key for key, part in self.parts.items() if part.step <= self.step)
         return [*done, *self._answer_waiting()]
@@ -761,11 +764,3 @@ class ServerState:
     def _answer_waiting(self) -> list[Instruction]:
         free = [inc for inc, pull in self.waiting.items() if self._may_go(pull)]
         return [AnswerPull(self.waiting.pop(inc)) for inc in free]
-
-
-def _missing(parts: Sequence[Part]) -> int:
-    """Samples of a step's slice that these contributions lack; < 0: some are in them twice."""
-    covered = SampleSet(span for part in parts for span in part.spans)
-    if len(covered) != sum(len(span) for part in parts for span in part.spans):
-        return -1
-    return sum(len(span) for span in parts[0].slice) - len(covered) if parts else 0

@@ -17,7 +17,7 @@ from paceline.runtime.ps.aside import Aside
 from paceline.runtime.ps.kernels import Array, Int64s, dedup, plain
 from paceline.runtime.ps.rules import Rule
 from paceline.runtime.ps.tables import DynamicTable, FixedTable
-from paceline.wire.messages.data import Changed
+from paceline.wire.messages.data import Changed, Script
 from paceline.wire.schema import ModelSchema
 
 
@@ -60,6 +60,8 @@ class Store:
         self.buckets = layout.owned_buckets(owners, me)
         self.updates = 0
         """Updates applied since the model was made; the clock of ages."""
+        self.script: Script | None = None
+        """The newest state of the script."""
         self._dense = {
             dtype: _Dense(schema, dtype, self.buckets, spans)
             for dtype, spans in layout.dense_spans(schema, owners, me).items()
@@ -169,20 +171,33 @@ class Store:
     def save(self) -> dict[str, Array]:
         """Arrays that fully describe this share: **live views**, to be copied before another apply.
 
-        Names: ``buckets``, ``updates``, ``table_steps``, ``dense.<dtype>.<what>``,
-        ``table.<name>.<what>``.
+        Names: ``buckets``, ``updates``, ``script``, ``script_at``, ``table_steps``,
+        ``dense.<dtype>.<what>``, ``table.<name>.<what>``.
         """
         arrays: dict[str, Array] = {
             "buckets": np.array(self.buckets, np.int64),
             "updates": np.array([self.updates], np.int64),
             "table_steps": np.array([table.slabs.step for table in self._tables], np.int64),
         }
+        if self.script is not None:
+            arrays["script_at"] = np.array([self.script.position], np.int64)
+            arrays["script"] = np.frombuffer(self.script.state, np.uint8)
         for dtype, held in self._dense.items():
             arrays |= {f"dense.{dtype}.{name}": array for name, array in held.arrays.items()}
             arrays[f"dense.{dtype}.step"] = held.steps
         for spec, table in zip(self.schema.tables, self._tables, strict=True):
             arrays |= {f"table.{spec.name}.{name}": array for name, array in table.save().items()}
         return arrays
+
+    def keep(self, script: Script) -> None:
+        """Keep the script's state, if what is here is not newer."""
+        if self.script is None or self.script.position <= script.position:
+            self.script = script
+
+    def script_reached(self, position: int) -> None:
+        """The script's state did not change up to there."""
+        if self.script is not None and self.script.position < position:
+            self.script = Script(position, self.script.state)
 
     def set_aside(self) -> Aside:
         """The share as it is now, for another thread to copy while updates go on.
@@ -210,6 +225,8 @@ class Store:
         for arrays in saved:
             buckets = [int(bucket) for bucket in arrays["buckets"]]
             missing -= set(buckets)
+            if "script" in arrays:
+                self.keep(Script(int(arrays["script_at"][0]), arrays["script"].tobytes()))
             if "updates" in arrays:
                 self.updates = max(self.updates, int(arrays["updates"][0]))
             for dtype, held in self._dense.items():

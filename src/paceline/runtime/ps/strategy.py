@@ -23,8 +23,8 @@ from paceline.runtime.ps.model import Model
 from paceline.runtime.ps.optimizer import replace_step
 from paceline.runtime.ps.port import Ids, Trainer
 from paceline.runtime.ps.rules import INSTEAD
+from paceline.runtime.ps.schedule import Schedule
 from paceline.runtime.ps.state_dict import Gatherer
-from paceline.runtime.schedules import follow_steps
 from paceline.runtime.stepping import OUTSIDE
 from paceline.runtime.strategy import Evaluation
 from paceline.wire.messages.checks import Checked
@@ -43,6 +43,7 @@ class HeldElsewhere:
         self.takes_growth = trainer.takes_growth
         self._model: Model | None = None
         self._lookups = Lookups((), self._fetch_rows)
+        self._schedule = Schedule((), ())
         self._loop: Loop | None = None
         self.global_batch: int | None = None
         """See `Strategy.global_batch`."""
@@ -61,14 +62,13 @@ class HeldElsewhere:
                 f"gradients that no worker sees; take bfloat16, which needs no scaler. {INSTEAD}"
             )
         model = Model(list(modules), list(optimizers), self.spec.seed)
+        self._schedule = Schedule(optimizers, schedulers)
         self.trainer.prepare(model.schema, model.initial)
         self._lookups.tables = [bound.lookup for bound in model.tables]
         model.attach(self._lookups)
         Gatherer(self.trainer, model).attach()
         for number, optimizer in enumerate(optimizers):
             replace_step(optimizer, partial(self._on_step, number))
-        for scheduler in schedulers:
-            follow_steps(scheduler, self._num_schedules)
         self._model = model
 
     @property
@@ -92,7 +92,9 @@ class HeldElsewhere:
 
     def train(self, feed: Feed, reader: Reader, ahead: int) -> Iterator[Any]:
         """See `Strategy.train`."""
-        self._loop = Loop(self.trainer, self.model, self._lookups, feed.feed, reader, ahead)
+        self._loop = Loop(
+            self.trainer, self.model, self._lookups, self._schedule, feed, reader, ahead
+        )
         self.global_batch = feed.batch_size
         try:
             yield from self._loop.run()
@@ -173,10 +175,6 @@ class HeldElsewhere:
         if self._loop is None:
             raise ConfigError(OUTSIDE)
         self._loop.on_step(optimizer, len(self.model.optimizers))
-
-    def _num_schedules(self) -> int:
-        step = self._loop.step if self._loop is not None else None
-        return step.schedules if step is not None else 1
 
     def _fetch_rows(self, table: int, ids: Ids) -> Array:
         start_s = monotonic()

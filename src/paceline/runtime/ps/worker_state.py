@@ -17,6 +17,8 @@ import msgspec
 from paceline.base.samples import SampleSet, Span, between
 from paceline.wire.messages.base import Server, ServerMap
 from paceline.wire.messages.data import (
+    BARE,
+    Also,
     AskMap,
     Held,
     MapIs,
@@ -82,12 +84,10 @@ class Meet(msgspec.Struct, frozen=True):
 
 
 class Remapped(msgspec.Struct, frozen=True):
-    """The map is another one: meet its servers, leave the others, cut tensors by it.
-
-    ``pull``: the one that was under way is asked anew, under a new ticket: send it to all owners.
-    """
+    """The map is another one: meet its servers, leave the others, cut tensors by it."""
 
     pull: Pull | None
+    """The one that was under way, under a new ticket: send it to all owners."""
 
 
 class OfferAgain(msgspec.Struct, frozen=True):
@@ -612,12 +612,11 @@ class WorkerState:
     # ------------------------------------------------------------------ pulls
 
     def start_pull(
-        self, tables: tuple[int, ...] = (), *, dense: bool = True, ahead: int = 0
+        self, tables: tuple[int, ...] = (), also: Also = BARE, *, dense: bool = True, ahead: int = 0
     ) -> list[Instruction]:
-        """Ask all servers for parameters of step ``self.step + ahead`` or later (BSP).
+        """Ask all servers (see `Pull`) for parameters of step ``self.step + ahead`` or later (BSP).
 
-        One pull is open at a time; a new one replaces it. SSP: an ``ahead`` of 1 means that the
-        pull is for the contribution after the one being computed.
+        One is open at a time; a new one replaces it. SSP: with ``ahead`` 1 it is for the next one.
         """
         self.ticket += 1
         self.answers, self.watching = {}, None
@@ -631,6 +630,7 @@ class WorkerState:
             feed=self._in_training(),
             tables=tables,
             dense=dense,
+            also=also,
         )
         return [ToServer(server, self.pulling) for server in self.owners]
 

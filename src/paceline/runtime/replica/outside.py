@@ -6,6 +6,7 @@ its own script has made and the state lacks, or skips those that the state has a
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from torch.optim.lr_scheduler import LRScheduler
@@ -21,13 +22,21 @@ class Outside:
     Args:
         schedulers: changed in place: their ``step`` follows the job's.
         num_steps: how many steps a call within a loop is; None: there is no loop.
+        take: called with a scheduler's number, itself and the arguments of a call that counts;
+            None: its own ``step`` is.
     """
 
     def __init__(
-        self, schedulers: Sequence[LRScheduler], num_steps: Callable[[], int | None]
+        self,
+        schedulers: Sequence[LRScheduler],
+        num_steps: Callable[[], int | None],
+        take: Callable[..., None] | None = None,
     ) -> None:
         self._schedulers, self._num_steps = schedulers, num_steps
-        self._steps = [type(one).step for one in schedulers]
+        self._steps = [
+            type(one).step if take is None else partial(take, number)
+            for number, one in enumerate(schedulers)
+        ]
         #: What the script has called, and how much more of it the state has already.
         self._calls: list[list[Call]] = [[] for _ in schedulers]
         self._ahead = [0] * len(schedulers)

@@ -1,5 +1,7 @@
 """Between workers and servers, and among servers: headers beside raw tensor frames."""
 
+import msgspec
+
 from paceline.base.samples import Span
 from paceline.wire.messages.base import Message, ServerMap
 from paceline.wire.messages.feeds import Feed, Slice
@@ -8,6 +10,14 @@ from paceline.wire.messages.order import Entry
 
 Changed = tuple[tuple[int, str, float], ...]
 """(group of the schema, hyper-parameter, its value now)."""
+
+
+class Script(msgspec.Struct, frozen=True, array_like=True):
+    """Schedulers and hyper-parameters at a position of the job's schedule (`ps.schedule`)."""
+
+    position: int
+    state: bytes
+    """Only workers can read it."""
 
 
 class Part(Message, frozen=True):
@@ -71,6 +81,19 @@ class Ordered(Message, frozen=True):
     seq: int
 
 
+class Also(msgspec.Struct, frozen=True, array_like=True):
+    """What a pull asks for besides parameters."""
+
+    counting: int = -1
+    """The feed whose samples in the model are to be counted; -1: none."""
+    script: bool = False
+    """Whether the script's state is wanted."""
+
+
+BARE = Also()
+"""Nothing."""
+
+
 class Pull(Message, frozen=True):
     """worker -> server: answer when ``step`` >= min_step. Frames: one id array per table."""
 
@@ -84,6 +107,7 @@ class Pull(Message, frozen=True):
     """BSP: what it trains on."""
     tables: tuple[int, ...] = ()
     dense: bool = True
+    also: Also = BARE
 
 
 class Pulled(Message, frozen=True):
@@ -104,6 +128,31 @@ class Pulled(Message, frozen=True):
     waited_s: float = 0.0
     """How long the pull waited here for its step (BSP), or for slower workers (SSP)."""
     dense: tuple[str, ...] = ()
+    counted: int = 0
+    """Samples of the feed that was named, in the model."""
+    script: Script | None = None
+
+
+class Differs(Message, frozen=True):
+    """leader -> worker: in step ``step`` its hyper-parameters are not those of ``others``.
+
+    The step waits until all that is in it is of one mind: this worker must end.
+    """
+
+    epoch_no: int
+    server: int
+    inc: int
+    step: int
+    what: str
+    others: tuple[int, ...]
+
+
+class ScriptState(Message, frozen=True):
+    """worker -> each server: what the script has besides the model, to be kept beside it."""
+
+    epoch_no: int
+    inc: int
+    script: Script
 
 
 class Refused(Message, frozen=True):
@@ -227,6 +276,8 @@ Data = (
     | Pull
     | Pulled
     | Refused
+    | ScriptState
+    | Differs
     | Order
     | At
     | Export

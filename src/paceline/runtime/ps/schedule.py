@@ -1,0 +1,269 @@
+"""Where a job's schedule is, and the script's part of training that moves with it.
+
+Schedulers and hyper-parameters live with the workers, so a new life of one would begin them again.
+Every worker hands their state to the servers, which keep the newest beside the model and write it
+into cuts; whoever joins, or goes back to a cut, takes it from there.
+
+A *position* counts the steps of the schedule that are done: synchronous, the job's steps; else
+global batches in the model (`steps_in`). State is of a position, and may lag behind the model by a
+step: then schedulers that the last loop body stepped are stepped for what is missing.
+"""
+
+import logging
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from paceline.base.errors import ConfigError, PermanentError
+from paceline.runtime.data.work import Work
+from paceline.runtime.replica.outside import Outside
+from paceline.runtime.replica.skeleton import Skeleton, put_together
+from paceline.runtime.replica.tree import as_bytes, take_apart
+from paceline.wire.messages.feeds import Feed
+
+_log = logging.getLogger(__name__)
+
+
+class Tree(msgspec.Struct, frozen=True, array_like=True):
+    """Nested state as it travels."""
+
+    skeleton: Skeleton
+    tensors: tuple[tuple[str, tuple[int, ...], bytes], ...] = ()
+    """dtype, shape, bytes."""
+
+
+class Saved(msgspec.Struct, frozen=True, array_like=True):
+    """The script's state as it travels."""
+
+    now: Tree
+    begun: bytes
+    """A `Tree`: what the script had prepared when the job began."""
+    feed: int = -1
+    """The training feed that it is of; -1: before the first."""
+    base: int = 0
+    """The position at which that feed began."""
+
+
+def steps_in(feed: Feed, num_samples: int) -> int:
+    """Steps of the schedule in so many samples of a feed: global batches, an epoch's last one too.
+
+    (The part of a batch that an epoch is not divisible by counts when the epoch is complete.)
+    """
+    if not feed.num_samples:
+        return num_samples // feed.batch_size
+    epochs, rest = divmod(num_samples, feed.num_samples)
+    return epochs * feed.steps_per_epoch + rest // feed.batch_size
+
+
+class Schedule:
+    """Schedulers and hyper-parameters of one worker, at the job's position.
+
+    Args:
+        optimizers: all that were prepared.
+        schedulers: changed in place: their ``step`` follows the job's.
+
+    Raises:
+        ConfigError: a scheduler has state that cannot be handed to another worker.
+    """
+
+    def __init__(self, optimizers: Sequence[Optimizer], schedulers: Sequence[LRScheduler]) -> None:
+        self._optimizers, self._schedulers = optimizers, schedulers
+        self.position = 0
+        self.restores = -1
+        """Of the trainer (`Trainer.restores`), when this was what it has."""
+        self._feed, self._base = -1, 0
+        self._inside = False
+        #: Steps that a call in the body in hand is worth.
+        self._times = 0
+        self._synchronous = False
+        #: What the body before called, and the body in hand has called so far.
+        self._called: list[Any] = [None] * len(schedulers)
+        self._calling: list[Any] = [None] * len(schedulers)
+        self._steps = [type(one).step for one in schedulers]
+        self._outside = Outside(schedulers, self._in_loop, self._step)
+        self._begun = msgspec.msgpack.encode(_pack(self._prepared()))
+
+    # ------------------------------------------------------------------ positions
+
+    def enter(self, feed: Feed, work: Work, counted: int | None) -> None:
+        """A batch is about to be computed: be where the model is.
+
+        Args:
+            feed: what is trained on.
+            work: the batch.
+            counted: samples of the feed that come before it; None: every batch is a step.
+        """
+        if feed.feed != self._feed:
+            self._feed, self._base = feed.feed, self.position
+        before, after = self.position, self.position + 1
+        self._synchronous = bool(work.step)
+        if work.step:
+            before, after = work.step - 1, work.step if work.ends_step else work.step - 1
+        elif counted is not None:
+            before = self._base + steps_in(feed, counted)
+            after = self._base + steps_in(feed, counted + work.num_samples)
+        self._catch_up(before - self.position)
+        self._times = max(0, after - self.position)
+        self.position += self._times
+        self._inside = True
+
+    def _catch_up(self, missing: int) -> None:
+        """Take steps that others have taken, with what the last body did."""
+        if missing <= 0:
+            return
+        for number, call in enumerate(self._called):
+            for _ in range(missing if call is not None else 0):
+                self._steps[number](self._schedulers[number], *call)
+        self.position += missing
+
+    def leave(self) -> None:
+        """The loop's body is over."""
+        if self._times or not self._synchronous:
+            self._called = self._calling
+        self._calling = [None] * len(self._schedulers)
+        self._times = 0
+
+    def end(self) -> None:
+        """The loop is over, or left."""
+        self._inside = False
+
+    def _in_loop(self) -> int | None:
+        return 1 if self._inside else None
+
+    def _step(self, number: int, scheduler: LRScheduler, *args: Any, **kwargs: Any) -> None:
+        """A call of the script's."""
+        if not self._inside:
+            self._steps[number](scheduler, *args, **kwargs)
+            return
+        self._calling[number] = tuple(map(_number, (*args, *kwargs.values())))
+        times = self._times
+        if (
+            not self._synchronous
+            and self._called[number] is None
+            and any(call is not None for call in self._called)
+        ):
+            times = 1  # of a scheduler that is not stepped in every body each call is a step
+        at_most = 1 if isinstance(scheduler, ReduceLROnPlateau) else sys.maxsize
+        for _ in range(min(times, at_most)):
+            self._steps[number](scheduler, *args, **kwargs)
+
+    # ------------------------------------------------------------------ state
+
+    def _prepared(self) -> dict[str, Any]:
+        return {
+            "groups": [list(map(_plain_part, one.param_groups)) for one in self._optimizers],
+            "schedulers": [one.state_dict() for one in self._schedulers],
+        }
+
+    def save(self) -> bytes:
+        """The state as it is now."""
+        now = {
+            **self._prepared(),
+            "outside": self._outside.counts(),
+            "called": [None if call is None else list(call) for call in self._called],
+        }
+        return msgspec.msgpack.encode(Saved(_pack(now), self._begun, self._feed, self._base))
+
+    def load(self, position: int, data: bytes) -> None:
+        """Become what was saved at this position.
+
+        Raises:
+            PermanentError: it is no such state.
+        """
+        try:
+            saved = msgspec.msgpack.decode(data, type=Saved)
+            begun = _unpack(msgspec.msgpack.decode(saved.begun, type=Tree))
+            ours = _unpack(msgspec.msgpack.decode(self._begun, type=Tree))
+        except msgspec.MsgspecError as error:
+            raise PermanentError(f"the state of schedulers cannot be read: {error}") from error
+        state = _unpack(saved.now)
+        for name, mine, theirs in _differences("", ours, begun):
+            _log.warning(
+                "script_differs value=%s script=%r job=%r; the job goes on with its own: to change "
+                "it in mid-training, set it in the loop",
+                name,
+                mine,
+                theirs,
+            )
+        for optimizer, groups in zip(self._optimizers, state["groups"], strict=True):
+            for group, values in zip(optimizer.param_groups, groups, strict=True):
+                for key, value in values.items():
+                    _put(group, key, value)
+        for scheduler, one in zip(self._schedulers, state["schedulers"], strict=True):
+            scheduler.load_state_dict(one)
+        inside, self._inside = self._inside, False
+        self._outside.became(state["outside"])
+        self._inside = inside
+        self._called = [None if call is None else tuple(call) for call in state["called"]]
+        self._begun = saved.begun
+        self.position, self._feed, self._base = position, saved.feed, saved.base
+
+
+def _pack(state: Any) -> Tree:
+    skeleton, tensors = take_apart(state, "the state of a scheduler")
+    packed = (
+        (str(one.dtype).removeprefix("torch."), tuple(one.shape), as_bytes(one).numpy().tobytes())
+        for one in tensors
+    )
+    return Tree(skeleton, tuple(packed))
+
+
+def _unpack(tree: Tree) -> Any:
+    return put_together(tree.skeleton, [_tensor(*one) for one in tree.tensors])
+
+
+def _number(value: Any) -> Any:
+    return float(value) if isinstance(value, Tensor) else value
+
+
+def _plain_part(group: Mapping[str, Any]) -> dict[str, Any]:
+    """What can travel of a parameter group: the script may keep anything in it."""
+    found = {}
+    for key, value in group.items():
+        if key == "params":
+            continue
+        try:
+            take_apart(value)
+        except ConfigError:
+            continue
+        found[key] = value
+    return found
+
+
+def _tensor(dtype: str, shape: tuple[int, ...], data: bytes) -> Tensor:
+    kind = getattr(torch, dtype, None)
+    if not isinstance(kind, torch.dtype):
+        raise PermanentError(f"the state of schedulers cannot be read: {dtype!r} is no dtype")
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(kind).reshape(shape)
+
+
+def _put(group: dict[str, Any], key: str, value: Any) -> None:
+    held = group.get(key)
+    if isinstance(held, Tensor) and isinstance(value, Tensor):
+        held.copy_(value)
+    else:
+        group[key] = value
+
+
+def _differences(name: str, mine: Any, theirs: Any) -> list[tuple[str, Any, Any]]:
+    """Leaves that are not the same: name, one value, the other."""
+    if isinstance(mine, Mapping) and isinstance(theirs, Mapping):
+        return [
+            one
+            for key in mine.keys() & theirs.keys()
+            for one in _differences(f"{name}.{key}" if name else str(key), mine[key], theirs[key])
+        ]
+    if isinstance(mine, list | tuple) and isinstance(theirs, list | tuple):
+        return [
+            one
+            for number, (a, b) in enumerate(zip(mine, theirs, strict=False))
+            for one in _differences(f"{name}.{number}", a, b)
+        ]
+    mine, theirs = (one.tolist() if isinstance(one, Tensor) else one for one in (mine, theirs))
+    return [] if mine == theirs else [(name, mine, theirs)]

@@ -1,0 +1,268 @@
+"""Schedulers follow the job's steps: whoever joins, or goes back to a cut, goes on from there."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, Adam, Optimizer
+from torch.optim import lr_scheduler as schedulers
+from torch.optim.swa_utils import SWALR
+
+from paceline.base.errors import ConfigError, PermanentError
+from paceline.base.samples import Span
+from paceline.runtime.data.work import Work
+from paceline.runtime.ps.agreeing import odd_ones
+from paceline.runtime.ps.schedule import Schedule, steps_in
+from paceline.runtime.ps.store import Store
+from paceline.wire.messages.data import Part, Script
+from paceline.wire.messages.feeds import Feed
+from paceline.wire.schema import NUM_BUCKETS, ModelSchema
+
+STEPS = 60
+FEED = Feed(
+    feed=0,
+    purpose="train",
+    num_samples=22,
+    epochs=3,
+    batch_size=4,
+    shard_size=22,
+    shuffle=False,
+    seed=0,
+)
+
+KINDS: dict[str, Callable[[Optimizer], Any]] = {
+    "step": lambda o: schedulers.StepLR(o, 10, 0.5),
+    "multistep": lambda o: schedulers.MultiStepLR(o, [20, 40], 0.1),
+    "exponential": lambda o: schedulers.ExponentialLR(o, 0.97),
+    "cosine": lambda o: schedulers.CosineAnnealingLR(o, STEPS),
+    "warm restarts": lambda o: schedulers.CosineAnnealingWarmRestarts(o, 10, 2),
+    "one cycle": lambda o: schedulers.OneCycleLR(o, 1.0, STEPS),
+    "cyclic": lambda o: schedulers.CyclicLR(o, 0.01, 0.1, 10),
+    "cyclic with a scale": lambda o: schedulers.CyclicLR(
+        o, 0.01, 0.1, 10, scale_fn=lambda x: 1 / (2.0 ** (x - 1))
+    ),
+    "lambda": lambda o: schedulers.LambdaLR(o, lambda step: 1 / (1 + step)),
+    "multiplicative": lambda o: schedulers.MultiplicativeLR(o, lambda _: 0.98),
+    "linear": lambda o: schedulers.LinearLR(o, 0.1, 1.0, 40),
+    "polynomial": lambda o: schedulers.PolynomialLR(o, STEPS, 2),
+    "constant": lambda o: schedulers.ConstantLR(o, 0.5, 30),
+    "sequential": lambda o: schedulers.SequentialLR(
+        o, [schedulers.LinearLR(o, 0.1, 1.0, 20), schedulers.CosineAnnealingLR(o, 40)], [20]
+    ),
+    "chained": lambda o: schedulers.ChainedScheduler(
+        [schedulers.ConstantLR(o, 0.5, 20), schedulers.ExponentialLR(o, 0.97)]
+    ),
+    "plateau": lambda o: schedulers.ReduceLROnPlateau(o, patience=3, factor=0.7),
+    "averaging": lambda o: SWALR(o, 0.01, anneal_epochs=50),
+}
+
+
+class Life:
+    """A worker's script: one optimizer, one scheduler."""
+
+    def __init__(self, kind: str, *, adam: bool = False, in_tensor: bool = False) -> None:
+        params = [nn.Parameter(torch.zeros(1))]
+        rate: Any = torch.tensor(0.1) if in_tensor else 0.1
+        self.optimizer: Optimizer = Adam(params, rate) if adam else SGD(params, rate, momentum=0.9)
+        self.optimizer._opt_called = True  # type: ignore[attr-defined]
+        self.scheduler = KINDS[kind](self.optimizer)
+        self.plateau = kind == "plateau"
+
+    def take(self) -> None:
+        self.scheduler.step(*([1.0] if self.plateau else []))
+
+    @property
+    def settings(self) -> list[Any]:
+        group = self.optimizer.param_groups[0]
+        return [float(group["lr"]), group.get("momentum"), group.get("betas")]
+
+
+class Managed(Life):
+    """One whose scheduler follows the job."""
+
+    def __init__(self, kind: str, **options: Any) -> None:
+        super().__init__(kind, **options)
+        self.schedule = Schedule([self.optimizer], [self.scheduler])
+
+    def do(self, step: int) -> list[Any]:
+        """A step of the job; the hyper-parameters that it is computed with."""
+        work = Work(0, (Span(0, 0, 1),), 1, step)
+        work.ends_step = True
+        self.schedule.enter(FEED, work, None)
+        used = self.settings
+        self.take()
+        self.schedule.leave()
+        return used
+
+
+def _plain(kind: str, **options: Any) -> list[list[Any]]:
+    life, found = Life(kind, **options), []
+    for _ in range(STEPS):
+        found.append(life.settings)
+        life.take()
+    return found
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("lag", [0, 1])
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [(kind, {}) for kind in KINDS]
+    + [("one cycle", {"adam": True}), ("exponential", {"in_tensor": True})],
+)
+def test_every_scheduler_goes_on_in_a_new_life(
+    kind: str, options: dict[str, Any], lag: int
+) -> None:
+    expected = _plain(kind, **options)
+    life, saved = Managed(kind, **options), [(0, b"")]
+    found = []
+    for step in range(1, STEPS + 1):
+        if step in (7, 21, 42):
+            life = Managed(kind, **options)
+            life.schedule.load(*saved[-1 - lag])
+        found.append(life.do(step))
+        saved.append((life.schedule.position, life.schedule.save()))
+    assert found == expected
+
+
+def test_steps_that_a_worker_was_no_part_of_count_before_its_next() -> None:
+    life, expected = Managed("exponential"), _plain("exponential")
+    for step in (1, 2, 5, 6):
+        assert life.do(step) == expected[step - 1]
+
+
+def test_a_scheduler_that_the_last_body_did_not_step_is_not_made_up_for() -> None:
+    first, second = Managed("exponential"), Managed("exponential")
+    for step in (1, 2):
+        first.do(step)
+    work = Work(0, (Span(0, 0, 1),), 1, 3)
+    work.ends_step = True
+    first.schedule.enter(FEED, work, None)
+    first.schedule.leave()
+    second.schedule.load(2, first.schedule.save())
+    assert second.do(4)[0] == first.settings[0]
+
+
+def test_workers_without_steps_follow_the_samples_in_the_model_together() -> None:
+    one, other = Managed("exponential"), Managed("exponential")
+    expected = _plain("exponential")
+    for number in range(12):  # halves of a batch, in turn
+        life = (one, other)[number % 2]
+        life.schedule.enter(FEED, Work(0, (Span(0, 0, 2),), 2, 0), 2 * number)
+        assert life.settings == expected[steps_in(FEED, 2 * number)]
+        life.take()
+        life.schedule.leave()
+
+
+def test_the_rest_of_an_epoch_is_a_step() -> None:
+    assert [steps_in(FEED, n) for n in (0, 3, 4, 20, 21, 22, 26, 44)] == [0, 0, 1, 5, 5, 6, 7, 12]
+
+
+def test_a_feed_that_follows_another_goes_on_from_its_last_step() -> None:
+    life = Managed("exponential")
+    for number, feed in enumerate((FEED, Feed(**{**_fields(FEED), "feed": 1}))):
+        for batch in range(3):
+            life.schedule.enter(feed, Work(0, (Span(0, 0, 4),), 4, 0), 4 * batch)
+            assert life.schedule.position == 3 * number + batch + 1
+            life.schedule.leave()
+
+
+def _fields(feed: Feed) -> dict[str, Any]:
+    return {name: getattr(feed, name) for name in feed.__struct_fields__}
+
+
+def test_hyper_parameters_that_the_script_set_are_kept() -> None:
+    first, second = Managed("constant"), Managed("constant")
+    first.optimizer.param_groups[0].update(weight_decay=0.5, mine=object())
+    second.schedule.load(1, first.schedule.save())
+    assert second.optimizer.param_groups[0]["weight_decay"] == 0.5
+
+
+def test_a_script_that_begins_otherwise_is_told_of_and_the_jobs_values_hold(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    first, second, third = Managed("step"), Managed("step"), Managed("step")
+    first.do(1)
+    second.optimizer.param_groups[0]["lr"] = 0.5
+    second.schedule = Schedule([second.optimizer], [])
+    third.schedule = Schedule([third.optimizer], [])
+    first.schedule = Schedule([first.optimizer], [])
+    with caplog.at_level(logging.WARNING):
+        third.schedule.load(1, first.schedule.save())
+        assert not caplog.records
+        second.schedule.load(1, first.schedule.save())
+    assert "value=groups.0.0.lr script=0.5 job=0.1" in caplog.text
+    assert second.optimizer.param_groups[0]["lr"] == 0.1
+
+
+def test_a_scheduler_whose_state_cannot_travel_is_refused() -> None:
+    life = Life("step")
+    life.scheduler.extra = object()
+    with pytest.raises(ConfigError, match=r"scheduler\['schedulers'\]\[0\]\['extra'\] is a object"):
+        Schedule([life.optimizer], [life.scheduler])
+
+
+@pytest.mark.parametrize("data", [b"", b"\x01", b"\x92\x90\xc4\x00"])
+def test_what_is_no_state_is_refused(data: bytes) -> None:
+    with pytest.raises(PermanentError, match="state of schedulers cannot be read"):
+        Managed("step").schedule.load(1, data)
+
+
+# ---------------------------------------------------------------------- at the servers
+
+
+def _store() -> Store:
+    return Store(ModelSchema(), [0] * NUM_BUCKETS, 0)
+
+
+def test_the_newest_state_is_kept_and_in_every_save() -> None:
+    store = _store()
+    assert "script" not in store.save()
+    for position, state in ((3, b"old"), (5, b"new"), (4, b"late")):
+        store.keep(Script(position, state))
+    store.script_reached(6)
+    saved = {name: np.array(array) for name, array in store.save().items()}
+    older = _store()
+    older.keep(Script(2, b"older"))
+    fresh = _store()
+    fresh.load([older.save(), saved, older.save()])
+    assert fresh.script == Script(6, b"new")
+
+
+def _part(inc: int, rate: float, changed: Any = ()) -> Part:
+    return Part(
+        epoch_no=1,
+        inc=inc,
+        seq=1,
+        map_version=1,
+        spans=(),
+        weight=1,
+        step=60,
+        rates=(0.5, rate),
+        changed=changed,
+    )
+
+
+def test_workers_of_one_mind_are_not_told_apart() -> None:
+    assert odd_ones([_part(3, 0.1), _part(4, 0.1), _part(4, 0.1)], 1) == []
+    assert odd_ones([], 1) == []
+
+
+def test_of_two_the_one_that_joined_last_is_the_odd_one() -> None:
+    (odd,) = odd_ones([_part(9, 1.0), _part(4, 0.01)], 1)
+    assert (odd.inc, odd.step, odd.others) == (9, 60, (4,))
+    assert odd.what == "lr of group 1 is 1.0, not 0.01"
+
+
+def test_the_majority_is_right_and_all_others_are_named() -> None:
+    changed = ((1, "momentum", 0.5),)
+    parts = [_part(2, 0.1), _part(5, 0.1, changed), _part(6, 0.1, changed), _part(7, 0.3)]
+    found = {one.inc: one.what for one in odd_ones(parts, 1)}
+    assert found == {
+        2: "momentum of group 1 is as at job.prepare, not 0.5",
+        7: "lr of group 1 is 0.3, not 0.1",
+    }
