@@ -18,7 +18,8 @@ from paceline.base.processes import is_locked, try_lock
 from paceline.cli.history import read_events
 from paceline.master import outlet, waiting
 from paceline.master.facts import Asked, Fact, StopAsked, Tick
-from paceline.master.journal import Journal, JournalRecord, JournalRefused, MasterStarted
+from paceline.master.job_clock import MasterStarted
+from paceline.master.journal import Journal, JournalRecord, JournalRefused
 from paceline.master.members import JobEnded, WorkersWanted
 from paceline.master.membership import Membership
 from paceline.master.outbox import Outbox

@@ -12,7 +12,8 @@ from paceline.base.samples import Span
 from paceline.master.held_by_servers import HeldByServers
 from paceline.master.instructions import Instruction, Seal
 from paceline.master.instructions import Journal as Write
-from paceline.master.journal import Journal, JournalRecord, JournalRefused, MasterStarted
+from paceline.master.job_clock import MasterStarted
+from paceline.master.journal import Journal, JournalRecord, JournalRefused
 from paceline.master.members import JobEnded, NodeFinished, NodeStarted, WorkersWanted
 from paceline.master.records import (
     CutGone,

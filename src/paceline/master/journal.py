@@ -18,18 +18,11 @@ import msgspec
 from paceline.base.disk import room_bytes
 from paceline.base.errors import PermanentError, TransientError
 from paceline.master.checks import NodeChecked
+from paceline.master.job_clock import MasterStarted
 from paceline.master.members import MemberRecords
-from paceline.master.records import Record, Records
+from paceline.master.records import Records
 from paceline.master.restarts import StartMeasured
 from paceline.master.snapshot import Snapshot
-
-
-class MasterStarted(Record, frozen=True):
-    """A master has begun its work on this journal."""
-
-    started_s: float
-    """Unix time."""
-
 
 JournalRecord = Records | MemberRecords | StartMeasured | NodeChecked | Snapshot | MasterStarted
 

@@ -148,7 +148,7 @@ class Reporting:
             end=ending.end,
             error=ending.error,
             traceback=ending.traceback,
-            jct_s=ending.ended_s - started_s,
+            jct_s=max(0.0, ending.ended_s - started_s),
             # What members hold beyond their last word is in the cut that they made at the end.
             committed=max(count_committed(self._state), kept),
             total=count_total(self._state) or 0,

@@ -33,7 +33,8 @@ from paceline.master.facts import (
     Tick,
 )
 from paceline.master.instructions import Moved, NotMoved, Refused
-from paceline.master.journal import Journal, JournalRecord, MasterStarted, encode
+from paceline.master.job_clock import JobClock, MasterStarted
+from paceline.master.journal import Journal, JournalRecord, encode
 from paceline.master.meeting import make_rounds
 from paceline.master.members import (
     Act,
@@ -134,11 +135,10 @@ class Master:
         backend: Backend,
         *,
         clock: Callable[[], float] = time.monotonic,
-        wall_clock: Callable[[], float] = time.time,
         journal: Journal | None = None,
     ) -> None:
         self._job, self._spec, self._backend = job, spec, backend
-        self._clock, self._wall_clock = clock, wall_clock
+        self._clock, self._wall_clock = clock, JobClock()
         self._own_time = OwnTime(clock)
         self.members = Membership(
             num_workers=spec.workers.count,
@@ -148,7 +148,7 @@ class Master:
             rounds=make_rounds(spec),
         )
         self.monitor = Monitor(lengths_of(spec.windows))
-        self._outbox = Outbox(job, self.members, backend, wall_clock, journal)
+        self._outbox = Outbox(job, self.members, backend, self._wall_clock, journal)
         kind = GroupTraining if spec.held_by_workers else ServerTraining
         parts = (job, spec, self.members, self.monitor, self._outbox)
         self.training: Training = kind(Parts(*parts, self._fail, self._moved, self._leave_out))
@@ -170,7 +170,6 @@ class Master:
         """None: the spec names no solution."""
         self._reporting = Reporting(job, self.training.state, self.members, self.monitor)
         self._door = Door(job, spec.listen, self._on_agent, self._on_call)
-        self._started_s = wall_clock()
         self._last_metrics_s = 0.0
         self._inbox: list[Fact] = []
         self._wake = asyncio.Event()
@@ -287,7 +286,7 @@ class Master:
                 self.training.ended()
             match record:
                 case MasterStarted():
-                    self._started_s = record.started_s
+                    self._wall_clock.go_on(record)
                 case Snapshot():
                     restore(self.training.state, record)
                 case StartMeasured():
@@ -300,14 +299,13 @@ class Master:
                     self.training.state.apply(record)
         self._checks.judge([node.name for node in self.members.wanted_workers()])  # was told
         if not restarted:
-            self._outbox.record(MasterStarted(started_s=self._started_s))
+            self._outbox.record(self._wall_clock.started)
         return restarted, ended
 
     def _snapshot(self) -> list[JournalRecord]:
-        started = MasterStarted(started_s=self._started_s)
         measured = self.monitor.restarts.measured()
         kept = [*self.members.snapshot(), *measured, *self._checks.records()]
-        return [started, take(self.training.state), *kept]
+        return [self._wall_clock.started, take(self.training.state), *kept]
 
     async def _close(self, ending: Ending) -> Outcome:
         self._closed = True
@@ -318,7 +316,7 @@ class Master:
             self._backend.stop(name)
         if self._uploads is not None:
             await self._uploads.finish(self._outbox.flush, self._is_told_to_stop)
-        outcome = self._reporting.outcome(ending, self._started_s)
+        outcome = self._reporting.outcome(ending, self._wall_clock.started.started_s)
         self._reporting.measure_last(self._wall_clock())
         self.training.close()
         self._reporting.close()
@@ -646,7 +644,7 @@ class Master:
         others = (cut.cut.cut_no for cut in state.cuts.valid if cut.cut.cut_no != cut_no)
         # What nodes can do, and what their starts cost, is of this machine.
         records = [
-            MasterStarted(started_s=self._started_s),
+            MasterStarted(started_s=self._wall_clock.started.started_s),
             take(state),
             *self.members.snapshot(),
             *(CutGone(cut_no=number) for number in others),
@@ -794,7 +792,7 @@ class Master:
     def status(self) -> JobStatus:
         """The job as it is now."""
         return self._reporting.status(
-            started_s=self._started_s,
+            started_s=self._wall_clock.started.started_s,
             num_events=self._outbox.events.num_lines(),
             ending=self._ending,
         )
