@@ -113,6 +113,11 @@ ROWS = [
     ("error", Verdict.RETRYABLE, Evidence(exit=ExitEvidence(), error=raised("ValueError"))),
     ("terminated from outside", Verdict.PREEMPTED, Evidence(exit=ExitEvidence(signal=15))),
     ("terminated from outside", Verdict.PREEMPTED, Evidence(exit=ExitEvidence(exit_code=143))),
+    (
+        "other signal",
+        Verdict.RETRYABLE,
+        Evidence(exit=ExitEvidence(signal=15), by_itself=True),
+    ),
     ("killed", Verdict.RETRYABLE, Evidence(exit=ExitEvidence(signal=9))),
     ("killed", Verdict.RETRYABLE, Evidence(exit=ExitEvidence(exit_code=137))),
     ("crashed", Verdict.RETRYABLE, Evidence(exit=ExitEvidence(signal=11))),

@@ -4,6 +4,7 @@ from typing import TypeVar
 
 import pytest
 
+from paceline.master.exits import PREEMPTED_IN_A_ROW
 from paceline.master.members import (
     Act,
     End,
@@ -228,6 +229,20 @@ def test_preemption_costs_no_budget() -> None:
     job = Job(budget=0)
     job.run("worker-0")
     assert of(Start, job.exit("worker-0", ExitEvidence(signal=15)))
+
+
+@pytest.mark.parametrize("long_s", [0.0, 100.0])
+def test_sigterm_in_one_short_life_after_the_other_is_the_script_s_own(long_s: float) -> None:
+    job = Job(budget=0, backoff_s=0)
+    failed: list[FailJob] = []
+    for _ in range(2 * PREEMPTED_IN_A_ROW):
+        job.run("worker-0")
+        job.now_s += long_s
+        failed += of(FailJob, job.exit("worker-0", ExitEvidence(exit_code=143)))
+    if long_s:
+        assert failed == []
+    else:
+        assert failed[0].reason.startswith("worker-0: signal SIGTERM from outside the job; the bu")
 
 
 def test_an_unretryable_error_ends_the_job_with_the_script_s_code_and_traceback() -> None:

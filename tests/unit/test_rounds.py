@@ -138,6 +138,13 @@ def test_who_only_lost_its_peer_is_not_to_blame_even_if_it_is_heard_first() -> N
     assert failed.reason.startswith("worker-1: signal SIGKILL")
 
 
+def test_a_script_that_ends_by_sigterm_counts_whoever_sent_it() -> None:
+    job = Job(budget=0).run()
+    job.exit("worker-0", ExitEvidence(signal=15))
+    (failed,) = of(FailJob, job.exit("worker-1", ORDERED))
+    assert failed.reason.startswith("worker-0: signal SIGTERM; the budget of 0")
+
+
 def test_the_scripts_exit_code_and_traceback_come_when_the_budget_is_spent() -> None:
     job = Job(budget=1, repeat=True).run()
     job.exit("worker-0", FAILED, "SystemExit: 7")

@@ -39,6 +39,13 @@ NO_CAUSE = frozenset({Verdict.GIVEN_UP, Verdict.NOT_STARTED})
 """Ends that say nothing about the node: what ended its life before counts on."""
 FREE = NO_CAUSE | {Verdict.STOPPED, Verdict.PREEMPTED}
 """Ends that cost no budget."""
+PREEMPTED_IN_A_ROW = 3
+"""After so many short lives in a row one more SIGTERM is no chance: the script sends it itself."""
+
+
+def is_free(verdict: Verdict, streak: int) -> bool:
+    """Whether an end costs no budget, after so many short lives in a row."""
+    return verdict in FREE and not (verdict is Verdict.PREEMPTED and streak >= PREEMPTED_IN_A_ROW)
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
@@ -262,7 +269,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "terminated from outside",
         Verdict.PREEMPTED,
-        lambda e: _signal(e) == signal.SIGTERM,
+        # A script by itself may have sent it to itself: as under torchrun it counts.
+        lambda e: _signal(e) == signal.SIGTERM and not e.by_itself,
         lambda e: f"{_signalled(e)} from outside the job",
     ),
     Rule("killed", Verdict.RETRYABLE, lambda e: _signal(e) == signal.SIGKILL, _signalled),

@@ -21,7 +21,7 @@ for it. It is awaited as long as others would be, and then dropped.
 import itertools
 from collections.abc import Container, Iterator
 
-from paceline.master.exits import FREE, NO_CAUSE, Evidence, Judged, Verdict, judge
+from paceline.master.exits import NO_CAUSE, Evidence, Judged, Verdict, is_free, judge
 from paceline.master.members import (
     Act,
     End,
@@ -557,10 +557,9 @@ class Membership:
         """Start another life, now or later, if the budget allows."""
         if self._in_round(node):
             return self._end_round(node, judged, now_s)
-        free = node.unblamed or judged.verdict in FREE
-        error = node.error
+        free = node.unblamed or is_free(judged.verdict, node.streak)
         if judged.verdict not in NO_CAUSE:
-            node.previous = (error.kind, error.step) if error else None
+            node.previous = (error.kind, error.step) if (error := node.error) else None
         if not free and self._is_spent(now_s):
             if node.replaces:
                 return self.not_replaced()
@@ -668,11 +667,12 @@ class Membership:
         acts: list[Act] = []
         wait_s = 0.0
         if cause is not None:
-            if cause.is_final or (not cause.is_free and self._is_spent(now_s)):
+            free = cause.unblamed or is_free(cause.judged.verdict, rounds.streak)
+            if cause.is_final or (not free and self._is_spent(now_s)):
                 return [self._give_up(cause)]
             wait_s = 0.0 if cause.unblamed else self._backoff_s(rounds.streak)
             rounds.streak += 0 if cause.unblamed else 1
-            if not cause.is_free:
+            if not free:
                 self._count_relaunch(self.nodes[cause.node], now_s)
             again = f"{cause.judged.reason}; again in {wait_s:.1f} s"
             acts.append(Tell("restart_all", cause.node, cause.inc, again))

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from paceline.master.exits import CONNECTION_ERRORS, FREE, Judged, Verdict
+from paceline.master.exits import CONNECTION_ERRORS, Judged, Verdict
 from paceline.wire.messages.node import ScriptError
 
 _PEER_GONE = re.compile(r"connection (closed|reset|refused|aborted|was)|broken pipe", re.IGNORECASE)
@@ -24,11 +24,6 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     judged: Judged
     error: ScriptError | None = None
     unblamed: bool = False
-
-    @property
-    def is_free(self) -> bool:
-        """Whether it costs no budget."""
-        return self.unblamed or self.judged.verdict in FREE
 
     @property
     def is_echo(self) -> bool:
