@@ -27,6 +27,7 @@ from paceline.policy.straggler.decision_log import (
     Begun,
     Decided,
     Failed,
+    Helped,
     Measured,
     Refused,
     TookEffect,
@@ -103,6 +104,7 @@ class _After:
         self.refused: dict[tuple[int, int], Refused] = {}
         self.effect: dict[tuple[int, int], TookEffect] = {}
         self.measured: dict[tuple[int, int], Measured] = {}
+        self.helped: dict[tuple[int, int], Helped] = {}
         for line in lines:
             match line:
                 case Refused():
@@ -111,6 +113,8 @@ class _After:
                     self.effect[line.no, line.index] = line
                 case Measured():
                     self.measured[line.no, line.index] = line
+                case Helped():
+                    self.helped[line.no, line.index] = line
                 case _:
                     pass
 
@@ -125,7 +129,7 @@ def _story(solution: str, decided: Decided, index: int, action: AnyAction, after
         rule=f"{solution}: {action.reason}",
         expected=expected_of(action, decided.observation),
         became=_became(decided, after.refused.get(key), after.effect.get(key)),
-        outcome=_outcome(after.measured.get(key)),
+        outcome=_outcome(after.measured.get(key), after.helped.get(key)),
     )
 
 
@@ -230,9 +234,20 @@ def _became(decided: Decided, refused: Refused | None, effect: TookEffect | None
     return f"in effect after {seconds(effect.t - decided.t)}{cost}"
 
 
-def _outcome(measured: Measured | None) -> str:
-    if measured is None:
-        return ""
+def _outcome(measured: Measured | None, helped: Helped | None) -> str:
+    told = [_helped(helped)] if helped else []
+    if measured is not None:
+        told.append(_speeds(measured))
+    return "; ".join(told)
+
+
+def _helped(helped: Helped) -> str:
+    outcome = helped.outcome
+    verdict = "cured" if outcome.cured else "not cured"
+    return f"{verdict}: {outcome.before:.2f} times the usual before, {outcome.after:.2f} after"
+
+
+def _speeds(measured: Measured) -> str:
     if measured.before is None or measured.after is None:
         return "the speeds before and after cannot be compared"
     told = (

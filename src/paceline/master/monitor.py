@@ -22,6 +22,7 @@ from paceline.master.jobnow import JobNow
 from paceline.master.members import Tell
 from paceline.master.restarts import Restarts
 from paceline.policy.stats.history import Lengths, NodeHistory, Profiled, Report
+from paceline.policy.stats.spells import LifeTable
 from paceline.policy.straggler.observation import LifeEnded, Observation, ServerSeen, WorkerSeen
 from paceline.wire.messages import group
 from paceline.wire.messages.agent import ExitEvidence, Hardware, NodeFacts
@@ -147,6 +148,8 @@ class Monitor:
         self._lengths = lengths
         self._histories: dict[str, NodeHistory] = {}
         self._iterations: dict[str, _Iterations] = {}
+        self._spells = {"worker": LifeTable(), "server": LifeTable()}
+        """How long nodes of each role were slow for."""
         self._ended: set[str] = set()
         """Whose process has ended, and who has not been heard of since."""
         self._ends: deque[LifeEnded] = deque(maxlen=MAX_ENDS)
@@ -238,8 +241,12 @@ class Monitor:
                 message_s=facts.message_s,
                 bpt_s=facts.bpt_s,
             )
-        if report is not None:
-            self.history(node).report(report)
+        if report is None:
+            return
+        history, role = self.history(node), role_of(node)
+        history.report(report)
+        for seconds in history.take_spells():
+            self._spells[role] = self._spells[role].with_spell(seconds)
 
     def keep(self, nodes: Container[str]) -> None:
         """All others are no more: whoever has such a name again is another."""
@@ -322,6 +329,7 @@ class Monitor:
             workers=tuple(self._worker(name, job, now_s) for name in job.shares),
             servers=tuple(self._server(name, job, now_s) for name in job.servers),
             replacing=job.replacing,
+            short_steps=job.short_steps,
             backup=job.backup,
             left_out=job.left_out,
             chunks=job.chunks,
@@ -333,6 +341,8 @@ class Monitor:
             pending_s=job.pending_s,
             worker_restart=self.restarts.cost("worker"),
             server_restart=self.restarts.cost("server"),
+            worker_spells=self._spells["worker"],
+            server_spells=self._spells["server"],
             since_action_s=job.since_action_s,
             ends=tuple(end for end in self._ends if end.t_s >= since_s),
         )
