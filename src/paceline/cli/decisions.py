@@ -36,6 +36,8 @@ from paceline.policy.straggler.decision_log import (
 )
 from paceline.policy.straggler.observation import Observation, ServerSeen
 
+DATA_SHARE = 0.05
+"""A wait for data that is a smaller part of a batch's time is not told."""
 MAX_SHARES = 6
 """Of an ADJUST_BS, named one by one."""
 
@@ -184,7 +186,21 @@ def seen_of(action: AnyAction, seen: Observation) -> str:
         return _compared(action.node, {w.node: _compute_s(w.long or w.short) for w in seen.workers})
     times_s = {worker.node: _compute_s(worker.short or worker.long) for worker in seen.workers}
     known = {node: time_s for node, time_s in times_s.items() if time_s is not None}
-    return _compared(max(known, key=lambda node: known[node]), times_s) if known else ""
+    told = _compared(max(known, key=lambda node: known[node]), times_s) if known else ""
+    return "; ".join(filter(None, [told, _waits_for_data(seen)]))
+
+
+def _waits_for_data(seen: Observation) -> str:
+    """The worker whose data keep its step waiting longest, if that is a part of it to speak of."""
+    paces = {worker.node: worker.short or worker.long for worker in seen.workers}
+    known = {node: pace for node, pace in paces.items() if pace is not None}
+    if not known:
+        return ""
+    node = max(known, key=lambda name: known[name].data_s)
+    pace = known[node]
+    if pace.data_s < DATA_SHARE * pace.bpt_s or not pace.bpt_s:
+        return ""
+    return f"{node} waited {milliseconds(pace.data_s)} of each batch for its data"
 
 
 def _compared(node: str, times_s: dict[str, float | None]) -> str:

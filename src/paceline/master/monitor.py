@@ -124,6 +124,7 @@ class NodeMetrics(msgspec.Struct, frozen=True):
     """The life that reported last, as does the rest: what of `samples` and `cpu_s` is its own."""
     life_samples: int = 0
     life_cpu_s: float = 0.0
+    data_s: float = 0.0
 
 
 class Metrics(msgspec.Struct, frozen=True):
@@ -239,6 +240,7 @@ class Monitor:
                 compute_max_s=facts.compute_max_s,
                 server_s=facts.server_s,
                 message_s=facts.message_s,
+                data_s=facts.data_s,
                 bpt_s=facts.bpt_s,
             )
         if report is None:
@@ -384,6 +386,7 @@ class Monitor:
                 compute_s=totals.facts.compute_s,
                 server_s=totals.facts.server_s,
                 message_s=totals.facts.message_s,
+                data_s=totals.facts.data_s,
                 rss_bytes=totals.facts.rss_bytes,
                 cpu_s=totals.cpu_s,
                 inc=totals.facts.inc,
@@ -416,4 +419,5 @@ def _with_means_of(facts: NodeFacts, before: NodeFacts) -> NodeFacts:
         compute_s=before.compute_s,
         server_s=before.server_s,
         message_s=before.message_s,
+        data_s=before.data_s,
     )

@@ -29,6 +29,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     message_s: float = 0.0
     """T^m: round trip of the request, without T^s; by all-reduce its own work for the sums and the
     update."""
+    data_s: float = 0.0
+    """T^d: wait for the batch, from when it was wanted until it was read; in no other part."""
     bpt_s: float = 0.0
     """Wall time of an iteration, waits included."""
 
@@ -69,6 +71,8 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     message_s: float = 0.0
     """T^m: round trip of the request, without T^s; by all-reduce its own work for the sums and the
     update."""
+    data_s: float = 0.0
+    """T^d: wait for the batch, from when it was wanted until it was read; in no other part."""
     bpt_s: float = 0.0
     """Wall time of an iteration, waits included."""
 
@@ -140,6 +144,7 @@ class Window:
             compute_s=sums.compute_s / count,
             server_s=sums.server_s / count,
             message_s=sums.message_s / count,
+            data_s=sums.data_s / count,
             bpt_s=sums.bpt_s / count,
         )
 
@@ -209,6 +214,7 @@ def _together(reports: list[Report]) -> Report:
         compute_max_s=max(latest_s) if all(latest_s) else 0.0,
         server_s=mean("server_s"),
         message_s=mean("message_s"),
+        data_s=mean("data_s"),
         bpt_s=mean("bpt_s"),
     )
 
@@ -219,6 +225,7 @@ class _Sums:
     __slots__ = (
         "bpt_s",
         "compute_s",
+        "data_s",
         "iterations",
         "message_s",
         "samples",
@@ -229,8 +236,8 @@ class _Sums:
     def __init__(self) -> None:
         self.iterations = 0
         self.samples = self.throughput = self.compute_s = self.server_s = self.message_s = (
-            self.bpt_s
-        ) = 0.0
+            self.data_s
+        ) = self.bpt_s = 0.0
 
     def add(self, report: Report, sign: int) -> None:
         count = sign * report.iterations
@@ -240,4 +247,5 @@ class _Sums:
         self.compute_s += count * report.compute_s
         self.server_s += count * report.server_s
         self.message_s += count * report.message_s
+        self.data_s += count * report.data_s
         self.bpt_s += count * report.bpt_s
