@@ -173,7 +173,7 @@ class SlowRows(Dataset[torch.Tensor]):
         return torch.tensor(index)
 
 
-def test_a_wait_for_data_is_a_part_of_the_step_and_no_computation() -> None:
+def test_the_wait_for_data_is_a_part_of_a_steps_wait() -> None:
     trainer = Timed()
     job, model, optimizer = _job(trainer)
     for ids in job.batches(SlowRows(), 2):
@@ -183,7 +183,6 @@ def test_a_wait_for_data_is_a_part_of_the_step_and_no_computation() -> None:
     assert trainer.times
     first = trainer.times[0]
     assert 0.04 <= first.data_s <= first.wait_s
-    assert first.compute_s < first.wait_s
 
 
 @pytest.mark.parametrize("trainer", [Told, Overlapping, Fickle, Withdrawing])
