@@ -136,6 +136,8 @@ class Step:
         def level_s(healed: Sequence[int]) -> float:
             return self._levelled(self._fleet.healed(healed), growth)[2]
 
+        if not workers:
+            return []
         now_s, all_s = level_s([]), level_s(workers)
         found = []
         for worker in workers:

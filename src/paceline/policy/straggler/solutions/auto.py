@@ -100,29 +100,27 @@ class Auto(Solution, frozen=True):
     def _synchronous(self, seen: Observation, fleet: Fleet, delays: Delays) -> list[AnyAction]:
         besides_s = _besides_s(seen)
         expected = fleet.expected(seen)
+        step = Step(seen, expected, delays)
+        best = step.best(self.growth, self.min_gain)
         actions: list[AnyAction] = []
         if self._may_change(seen):
-            step = Step(seen, expected, delays)
-            best = step.best(self.growth, self.min_gain)
             actions += self._divide(seen, expected, step, best, besides_s)
         even = np.full(len(seen.workers), seen.global_batch / len(seen.workers))
         usual_s = fleet.usual_delays_s + fleet.usual_slopes_s * even
         slowness = (fleet.delays_s + fleet.slopes_s * even) / usual_s
-        step = Step(seen, fleet, delays)
-        level_s, step_s = self._level(step, besides_s)
-        latency_s = restarts.latency_s(seen, seen.worker_restart)
-        gain, cost_s = np.zeros(len(usual_s)), np.zeros(len(usual_s))
         slow = np.flatnonzero(slowness >= self.slowness).tolist()
+        gain, cost_s = np.zeros(len(usual_s)), np.zeros(len(usual_s))
+        if slow:
+            # What a worker costs as it is now, however long that lasts.
+            step = Step(seen, fleet, delays)
+            best = step.best(self.growth, self.min_gain)
+        step_s = best.step_s + besides_s
+        latency_s = restarts.latency_s(seen, seen.worker_restart)
         for worker, restart in zip(slow, step.restarts(slow, self.growth), strict=True):
-            gain[worker] = restart.gain * level_s / step_s
+            gain[worker] = restart.gain * best.level_s / step_s
             cost_s[worker] = latency_s * restart.absence + seen.worker_restart.redo_s + step_s
         candidates = restarts.worker_candidates(seen, self._rule(), slowness, gain, cost_s)
         return actions + self._restarts(seen, candidates, _steps_left(seen) * step_s, step_s)
-
-    def _level(self, step: Step, besides_s: float) -> tuple[float, float]:
-        """Of the best division: the time that is waited for, and the whole step's."""
-        best = step.best(self.growth, self.min_gain)
-        return best.level_s, best.step_s + besides_s
 
     def _divide(
         self, seen: Observation, fleet: Fleet, step: Step, best: Division, besides_s: float
