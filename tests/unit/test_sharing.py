@@ -77,3 +77,30 @@ def test_who_has_nothing_to_compute_is_given_something() -> None:
     whole = (Span(0, 0, 2),)
     for sharing in (Sharing(64), Sharing(64, 16)):
         assert sharing.batches(whole, sharing.stand_in(whole), 1) == [whole]
+
+
+@pytest.mark.parametrize("per_worker", [False, True])
+def test_nobody_gets_a_single_sample_where_a_batch_has_enough(per_worker: bool) -> None:
+    rng = random.Random(3)
+    for _ in range(500):
+        members, size = rng.randint(1, 6), rng.randint(1, 40)
+        parts = [Part(rng.randint(1, 9), rng.randint(1, 4)) for _ in range(members)]
+        division = Division(1, tuple(parts)) if rng.random() < 0.7 else Division()
+        absent = rng.sample(range(members), rng.randint(0, members - 1))
+        sharing = Sharing(8 if per_worker else 64, per_worker=per_worker)
+        whole = (Span(0, 5, 5 + size),)
+        runs = sharing.runs(whole, members, division, absent)
+        assert [place for run in runs for place in run] == list(range(size))
+        assert all(len(run) != 1 or size == 1 for run in runs), runs
+        assert not any(runs[rank] for rank in absent)
+        for run, part in zip(runs, parts, strict=True):
+            batches = sharing.batches(whole, run, part.accumulation)
+            assert all(len(samples(one)) != 1 or size == 1 for one in batches)
+
+
+def test_a_batch_of_one_sample_for_each_stays_so() -> None:
+    whole = (Span(0, 0, 4),)
+    assert Sharing(4).runs(whole, 4, Division()) == [range(k, k + 1) for k in range(4)]
+    assert Sharing(1, per_worker=True).runs(whole, 4, Division())[3] == range(3, 4)
+    assert Sharing(8).runs((Span(0, 0, 2),), 2, Division()) == [range(0), range(2)]
+    assert [samples(one) for one in Sharing(4).batches(whole, range(4), 4)] == [[0], [1], [2], [3]]

@@ -51,7 +51,7 @@ def job_state(state: MasterState, members: Membership, ending: Ending | None) ->
     """One word for where the job is."""
     if ending is not None:
         return ending.state if ending.stage >= Stage.LEAVE else "stopping"
-    if members.runs_by_itself:
+    if members.rounds is not None:
         up = all(node.up or node.state == "finished" for node in members.of_role("worker"))
         return "running" if up else "starting"
     return state.phase
@@ -108,7 +108,6 @@ def _node(node: Node, monitor: Monitor) -> NodeStatus:
         compute_s=facts.compute_s,
         server_s=facts.server_s,
         message_s=facts.message_s,
-        data_s=facts.data_s,
         rss_bytes=facts.rss_bytes,
         cpu_s=totals.cpu_s,
         note=node.note,

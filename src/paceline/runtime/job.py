@@ -33,11 +33,14 @@ from paceline.runtime.data.order import DEFAULT_SHARD_SIZE
 from paceline.runtime.data.reader import Reader, loader_of
 from paceline.runtime.data.stream import StreamSource
 from paceline.runtime.data.work import Array, Work
+from paceline.runtime.evaluation import as_tensor, checked_values
+from paceline.runtime.given import check_given, flatten
 from paceline.runtime.preflight import check_node
 from paceline.runtime.prepared import check_parameters
 from paceline.runtime.ps.alone import Alone
 from paceline.runtime.ps.embedding import is_table
 from paceline.runtime.ps.strategy import HeldElsewhere
+from paceline.runtime.script_state import ScriptState
 from paceline.runtime.seeding import seed_all, seed_of
 from paceline.runtime.strategy import Strategy
 from paceline.runtime.wrapped import unwrapped
@@ -175,6 +178,29 @@ class Job:
             )
         return step
 
+    @property
+    def state(self) -> ScriptState:
+        """What the script keeps beside what it prepares: ``job.state["ema"] = ema``.
+
+        Values are objects with ``state_dict`` and ``load_state_dict``, or plain data (numbers,
+        strings, tensors, and lists and dicts of them). They are copied and kept with the model of
+        the same step: workers that join have them, and a job that is resumed. Set them under the
+        same names in all workers, before the first batch; then what a peer or a cut holds takes
+        their place. Change them between ``optimizer.step()`` and the next batch, once for each
+        value of `step`, since the body of a loop runs again for a step that a lost worker breaks.
+        torch's ``AveragedModel`` sees to that itself.
+
+        Raises:
+            ConfigError: with parameter servers.
+        """
+        state = self._strategy.script_state
+        if state is None:
+            raise ConfigError(
+                "job.state: parameter servers do not keep what a script adds to its model; run the "
+                "job with --strategy allreduce or fsdp"
+            )
+        return state
+
     def prepare(self, *objects: Any) -> Any:
         """Hand models, optimizers, schedulers and scalers over to the job, all in one call.
 
@@ -197,10 +223,10 @@ class Job:
                 "model in another job"
             )
         objects = unwrapped(objects)
-        flat = list(_flatten(objects))
+        flat = list(flatten(objects))
         modules = [one for one in flat if isinstance(one, nn.Module)]
         optimizers = [one for one in flat if isinstance(one, Optimizer)]
-        _check_prepared(flat, modules, optimizers)
+        check_given(flat, modules, optimizers)
         schedulers = [one for one in flat if isinstance(one, LRScheduler)]
         scalers = [one for one in flat if isinstance(one, GradScaler)]
         self._strategy = _fitting(self._strategy, modules)
@@ -396,10 +422,10 @@ class Job:
                 yield Reader(loader, feed, self._strategy.source_line)
 
         def compute(batch: Any, num_samples: int) -> dict[str, Array]:
-            return _checked_values(fn(batch), num_samples)
+            return checked_values(fn(batch), num_samples)
 
         results = self._strategy.evaluate(compute, feed, reader)
-        return {name: torch.from_numpy(values) for name, values in results.items()}
+        return dict(as_tensor(name, values) for name, values in results.items())
 
     def checkpoint(self) -> None:
         """Have what was trained so far kept on disk, as soon as possible; does not wait.
@@ -498,7 +524,6 @@ class Job:
         num_samples = _length(caller, dataset) if growth is None else None
         # Files read neighbours together, so they are mixed by shards; elsewhere all are mixed.
         asked = spec.data.shard_size or getattr(dataset, "shard_size_hint", None)
-        divided = spec.deterministic and spec.strategy == "ps"
         feed = Feed(
             feed=self._num_feeds,
             purpose=purpose,
@@ -511,37 +536,12 @@ class Job:
             per_worker=per_worker,
             # A second loop over the same data is not to repeat the order of the first.
             seed=spec.data_seed + self._num_feeds,
-            blocks=spec.blocks if divided and purpose == "train" else 0,
         )
         self._num_feeds += 1
         return self._strategy.open_feed(feed, growth)
 
 
 # ---------------------------------------------------------------------------- checks and parts
-
-
-def _flatten(objects: Any) -> Iterator[Any]:
-    for one in objects:
-        if isinstance(one, list | tuple):
-            yield from _flatten(one)
-        else:
-            yield one
-
-
-def _check_prepared(flat: list[Any], modules: list[nn.Module], optimizers: list[Optimizer]) -> None:
-    for one in flat:
-        if not isinstance(one, nn.Module | Optimizer | LRScheduler | GradScaler):
-            raise ConfigError(
-                f"job.prepare got a {type(one).__name__}; it takes nn.Modules, torch optimizers, "
-                "learning rate schedulers and GradScalers (and lists of them)"
-            )
-        if isinstance(one, LRScheduler) and one.optimizer not in optimizers:
-            raise ConfigError(
-                f"job.prepare got a {type(one).__name__} whose optimizer was not given; pass both "
-                "in one call"
-            )
-    if not modules:
-        raise ConfigError("job.prepare got no model; call job.prepare(model, optimizer)")
 
 
 def _slice_size(spec: JobSpec, batch_size: int | None, per_worker: int | None) -> int | None:
@@ -586,21 +586,3 @@ def _length(caller: str, dataset: Any) -> int:
     if not length:
         raise ConfigError(f"{caller}: the dataset is empty; it must have at least one record")
     return length
-
-
-def _checked_values(values: Any, num_samples: int) -> dict[str, Array]:
-    if not isinstance(values, Mapping):
-        raise ConfigError(
-            f"job.evaluate: fn returned a {type(values).__name__}; return a dict of tensors with "
-            "one entry per sample"
-        )
-    for name, value in values.items():
-        shape = tuple(value.shape) if isinstance(value, Tensor) else None
-        if shape is None or shape[:1] != (num_samples,):
-            got = f"a tensor of shape {shape}" if shape is not None else f"a {type(value).__name__}"
-            raise ConfigError(
-                f"job.evaluate: fn returned {got} as {name!r} for {num_samples} samples; return "
-                f"one entry per sample ({num_samples}, ...) and average the result of evaluate, "
-                "since batches differ in size"
-            )
-    return {name: value.detach().cpu().contiguous().numpy() for name, value in values.items()}

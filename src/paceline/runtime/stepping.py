@@ -6,9 +6,10 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer
 
 from paceline.base.errors import ConfigError
+from paceline.runtime.script_state import ScriptState
 from paceline.wire.spec import JobSpec
 
 OUTSIDE = (
@@ -60,6 +61,8 @@ class Stepping:
 
     def __init__(self, spec: JobSpec, rank: int) -> None:
         self.spec, self.rank = spec, rank
+        self.script_state = ScriptState()
+        """See `Strategy.script_state`."""
         self._optimizers: Sequence[Optimizer] = ()
         self._loop = None
         #: What the optimizers' own steps are.
@@ -72,6 +75,11 @@ class Stepping:
 
     def _follow(self, optimizer: Optimizer, number: int) -> None:
         """Make ``optimizer.step()`` apply the mean over all workers, or nothing."""
+        if isinstance(optimizer, LBFGS):
+            raise ConfigError(
+                "job.prepare: LBFGS computes gradients again and again within a step, and a job "
+                "computes them once for each batch; use another optimizer"
+            )
         take = optimizer.step
         known = {id(param): param.requires_grad for param in params_of(optimizer)}
         self._takes.append(take)

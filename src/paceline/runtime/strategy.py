@@ -18,6 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from paceline.runtime.data.growth import Growth
 from paceline.runtime.data.reader import Reader
 from paceline.runtime.data.work import Array
+from paceline.runtime.script_state import ScriptState
 from paceline.wire.messages.checks import Checked
 from paceline.wire.messages.feeds import Feed, SourceLine
 from paceline.wire.spec import JobSpec
@@ -71,6 +72,10 @@ class Strategy(Protocol):
     @property
     def global_batch(self) -> int | None:
         """Samples of a whole step of those that train now; None: no loop has begun."""
+
+    @property
+    def script_state(self) -> ScriptState | None:
+        """What the script keeps beside the model (`Job.state`); None: nobody would carry it."""
 
     @property
     def step(self) -> int | None:

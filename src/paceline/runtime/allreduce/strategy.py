@@ -81,7 +81,10 @@ class HeldByAll(Together):
         outside = Outside(schedulers, self._num_schedules)
         for scaler in scalers:
             follow_steps(scaler, optimizers, lambda: self._loop)
-        self.client.start(Replica(modules, optimizers, schedulers, outside, scalers))
+        self._average_once_per_step(modules)
+        self.client.start(
+            Replica(modules, optimizers, schedulers, outside, scalers, self.script_state)
+        )
 
     def check(self, measure: Callable[[], Checked]) -> None:
         """See `Strategy.check`."""
@@ -115,7 +118,7 @@ class HeldByAll(Together):
 
     def _sharing(self, feed: Feed) -> Sharing:
         if not self.spec.deterministic:
-            return Sharing(feed.batch_size)
+            return Sharing(feed.batch_size, per_worker=feed.per_worker)
         fewest = math.ceil(feed.batch_size / self.largest) if self.largest else 1
         return Sharing(feed.batch_size, max(self.spec.blocks, fewest))
 

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Variable
 
+from paceline.base.errors import ConfigError
 from paceline.runtime.collective.group import BREAKING, Group, Operation
 
 BUCKET_BYTES, FIRST_BUCKET_BYTES = 25 << 20, 1 << 20
@@ -81,6 +82,11 @@ class Bucket:
             return
         grad, view = self.params[k].grad, self._views[k]
         assert grad is not None
+        if grad.dtype != view.dtype:
+            raise ConfigError(
+                f"a parameter of shape {tuple(view.shape)} has a gradient of {grad.dtype}, and was "
+                f"{view.dtype} at job.prepare; convert the model before it"
+            )
         if self._has[k]:
             view.add_(grad, alpha=part)
         elif part == 1.0:

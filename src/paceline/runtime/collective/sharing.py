@@ -8,17 +8,22 @@ from paceline.base.samples import Span, between, num_samples
 from paceline.wire.messages.feeds import Slice
 from paceline.wire.messages.group import Division
 
+LEAST = 2
+"""Samples of a batch that BatchNorm can normalise."""
+
 
 class Sharing(NamedTuple):
     """Shares of any slice, as runs of its *units*.
 
     ``blocks``: of a whole batch these are so many blocks of samples, however many members there
     are, each a batch of its own; 0: single samples.
+    ``per_worker``: ``batch_size`` is of each member.
     """
 
     batch_size: int
     """Of a whole batch."""
     blocks: int = 0
+    per_worker: bool = False
 
     def num_units(self, whole: Slice) -> int:
         """Of a slice: one that is smaller has fewer blocks, of which none is larger."""
@@ -30,12 +35,23 @@ class Sharing(NamedTuple):
     def runs(
         self, whole: Slice, num_members: int, division: Division, absent: Sequence[int] = ()
     ) -> list[range]:
-        """The units of each member, side by side; those of ``absent`` ranks have none."""
+        """The units of each member, side by side; those of ``absent`` ranks have none.
+
+        Where a batch has enough for all, nobody gets a single sample, also of a slice that is
+        smaller, but for one of one sample: then fewer members compute it.
+        """
         sizes = [part.size for part in division.parts] or [1] * num_members
         sizes = [0 if rank in absent else size for rank, size in enumerate(sizes)]
         units, total = self.num_units(whole), sum(sizes)
         edges = [units * edge // total for edge in accumulate(sizes, initial=0)]
+        if self._least(sum(map(bool, sizes))) == LEAST:
+            edges = _merged(edges, LEAST)
         return [range(low, high) for low, high in pairwise(edges)]
+
+    def _least(self, num_sharing: int) -> int:
+        """So many samples a batch has at least, if its slice has as many."""
+        each = self.batch_size if self.per_worker else self.batch_size // max(num_sharing, 1)
+        return LEAST if each >= LEAST and not self.blocks else 1
 
     def stand_in(self, whole: Slice) -> range:
         """What is computed, and does not count, by a member that has nothing to compute."""
@@ -50,6 +66,20 @@ class Sharing(NamedTuple):
         """The same in batches; by samples in at most ``accumulation`` of them."""
         if self.blocks:
             return [tuple(self.samples(whole, range(unit, unit + 1))) for unit in run]
-        count = min(accumulation, len(run))
+        few = self.batch_size < LEAST * accumulation
+        count = min(accumulation, len(run) if few else max(len(run) // LEAST, 1)) if run else 0
         edges = [run.start + len(run) * k // count for k in range(count + 1)] if run else []
         return [tuple(between(whole, low, high)) for low, high in pairwise(edges)]
+
+
+def _merged(edges: Sequence[int], least: int) -> list[int]:
+    """The same edges, without runs of fewer than so many: the next one has these, or the last."""
+    if edges[-1] < least:
+        return list(edges)
+    found = [edges[0]]
+    for edge in edges[1:-1]:
+        found.append(edge if edge - found[-1] >= least else found[-1])
+    if edges[-1] - found[-1] < least:
+        last = found[-1]
+        found = [edges[-1] if edge == last and edge > 0 else edge for edge in found]
+    return [*found, edges[-1]]

@@ -1,10 +1,13 @@
 """What is alike in strategies whose workers are members of a group."""
 
 from collections.abc import Sequence
+from types import MethodType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.optim.swa_utils import AveragedModel
 
 from paceline.base.errors import ConfigError
 from paceline.runtime.collective.loop import Loop
@@ -27,6 +30,7 @@ class Together(Stepping):
     def __init__(self, process: Process, client: MemberClient) -> None:
         super().__init__(process.spec, process.rank)
         self._member = client
+        self.script_state.on_set = self._keep
 
     def _num_schedules(self) -> int | None:
         """A step that broke comes again; None: there is no loop."""
@@ -45,6 +49,28 @@ class Together(Stepping):
         """See `Strategy.step`."""
         step = self._member.state.step
         return None if step == NO_STEP else step
+
+    def _keep(self, value: Any) -> None:
+        if isinstance(value, AveragedModel):
+            self._follow_average(value)
+
+    def _average_once_per_step(self, modules: Sequence[nn.Module]) -> None:
+        """Have averages of weights updated once for each step, also where one comes again."""
+        for module in modules:
+            if isinstance(module, AveragedModel):
+                self._follow_average(module)
+
+    def _follow_average(self, average: AveragedModel) -> None:
+        take = average.update_parameters
+        last: list[int | None] = [None]
+
+        def update(_own: AveragedModel, model: nn.Module) -> None:
+            # The body of a step that broke runs again, with the weights of the step before.
+            if self.step is None or self.step != last[0]:
+                last[0] = self.step
+                take(model)
+
+        average.update_parameters = MethodType(update, average)  # type: ignore[method-assign]
 
     def open_feed(self, feed: Feed, growth: Growth | None = None) -> Feed:
         """See `Strategy.open_feed`."""

@@ -29,6 +29,7 @@ from paceline.runtime.replica.skeleton import (
     rows_of_part,
 )
 from paceline.runtime.replica.tree import take_apart
+from paceline.runtime.script_state import ScriptState
 from paceline.wire.copying import copy
 from paceline.wire.cut import look_at, map_file, read_manifest
 
@@ -42,6 +43,7 @@ class Shards(Replica):
         schedulers: of the optimizers.
         part: which member this is, and of how many.
         outside: see `Replica`.
+        script: see `Replica`.
     """
 
     def __init__(
@@ -52,8 +54,9 @@ class Shards(Replica):
         *,
         part: tuple[int, int],
         outside: Outside | None = None,
+        script: ScriptState | None = None,
     ) -> None:
-        super().__init__(modules, optimizers, schedulers, outside)
+        super().__init__(modules, optimizers, schedulers, outside, script=script)
         self._part = part
         params = (one for module in modules for one in module.parameters())
         self._mesh = next(one.device_mesh for one in params if isinstance(one, DTensor))

@@ -54,7 +54,7 @@ class Evenly(Sharing):
     ) -> list[range]:
         """See `Sharing.runs`."""
         units = self.num_units(whole)
-        if units % num_members:
+        if units % num_members or units < self._least(num_members) * num_members:
             return [range(units)] * num_members
         return super().runs(whole, num_members, division, absent)
 
@@ -100,7 +100,15 @@ class HeldInShards(Together):
         self._follow_all(optimizers)
         outside = Outside(schedulers, self._num_schedules)
         part = self._group.rank, self._group.size
-        shards = Shards(modules, optimizers, schedulers, part=part, outside=outside)
+        self._average_once_per_step(modules)
+        shards = Shards(
+            modules,
+            optimizers,
+            schedulers,
+            part=part,
+            outside=outside,
+            script=self.script_state,
+        )
         self._watcher = Watcher(modules, optimizers, checks=False)
         self._client.start(shards, self._group)
 

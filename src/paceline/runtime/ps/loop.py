@@ -23,7 +23,6 @@ from paceline.runtime.ps.port import Pulled, Trainer
 from paceline.runtime.ps.recipes import Recipe, Recipes, Recorder
 from paceline.runtime.ps.schedule import Schedule
 from paceline.runtime.ps.store import Gradients
-from paceline.runtime.seeding import reseed, seed_of
 from paceline.runtime.stepping import BEFORE, NO_GRADIENT, TWICE, not_stepped
 from paceline.wire.messages.data import Changed
 from paceline.wire.messages.feeds import Feed
@@ -48,8 +47,6 @@ class Step:
     wait_s: float
     server_s: float
     message_s: float
-    data_s: float
-    """Of the wait, that for the batch itself."""
     compute_s: float = 0.0
     inner_wait_s: float = 0.0
     """Waits after the batch was ready: for rows that were not foreseen."""
@@ -106,16 +103,13 @@ class Loop:
 
     def _begin_next(self) -> bool:
         """Get work, batch and model ready; False: the feed is complete."""
-        start_s, data_s = monotonic(), 0.0
+        start_s = monotonic()
         self._hand_in()
         while (work := self._trainer.next_work(self._feed)) is not None:
             staged, self._staged = self._staged, None
             late = staged is None or staged.work is not work
             if staged is None or late:
-                wanted_s = monotonic()
-                batch = self._reader.get(work)
-                data_s += monotonic() - wanted_s
-                staged = self._stage(work, batch)
+                staged = self._stage(work, self._reader.get(work))
             pulled = self._trainer.wait_pull(work)
             if pulled is None:
                 continue
@@ -123,19 +117,13 @@ class Loop:
             self._lookups.begin(staged.foreseen, pulled.rows)
             now_s = monotonic()
             self._record(now_s)
-            self.step = Step(
-                staged, now_s, now_s - start_s, pulled.server_s, pulled.message_s, data_s
-            )
+            self.step = Step(staged, now_s, now_s - start_s, pulled.server_s, pulled.message_s)
             self._enter(work, pulled)
             if self._trainer.overlap:
                 self._stage_ahead()
             elif late:
                 self._ask_ahead()
             self._maybe_record(staged)
-            if self._trainer.spec.deterministic:
-                # What is drawn for a block does not follow who computes it.
-                first = work.spans[0]
-                reseed(seed_of(self._trainer.spec.seed, first.line, first.start))
             return True
         self._record(start_s)
         self.step = None
@@ -286,7 +274,6 @@ class Loop:
                 server_s=step.server_s,
                 message_s=step.message_s,
                 wait_s=step.wait_s + step.inner_wait_s,
-                data_s=step.data_s,
             )
         )
         self.excluded_s = 0.0

@@ -41,6 +41,8 @@ class HeldElsewhere:
         self.trainer = trainer
         self.spec, self.rank = trainer.spec, trainer.rank
         self.takes_growth = trainer.takes_growth
+        self.script_state = None
+        """See `Strategy.script_state`."""
         self._model: Model | None = None
         self._lookups = Lookups((), self._fetch_rows)
         self._schedule = Schedule((), ())

@@ -38,6 +38,7 @@ from paceline.runtime.replica.skeleton import (
     read_layout,
 )
 from paceline.runtime.replica.tree import as_array, as_bytes, take_apart
+from paceline.runtime.script_state import ScriptState
 from paceline.wire.cut import read_manifest
 
 PART_BYTES = 16 << 20
@@ -78,7 +79,9 @@ class Replica:
         schedulers: Sequence[LRScheduler],
         outside: Outside | None = None,
         scalers: Sequence[GradScaler] = (),
+        script: ScriptState | None = None,
     ) -> None:
+        self._script = script
         self.modules, self.optimizers, self.schedulers = modules, optimizers, schedulers
         self.scalers = scalers
         self._outside = outside or Outside(schedulers, lambda: 1)
@@ -92,6 +95,7 @@ class Replica:
             "schedulers": [scheduler.state_dict() for scheduler in self.schedulers],
             "scalers": [scaler.state_dict() for scaler in self.scalers],
             "outside": self._outside.counts(),
+            "script": self._script.state_of() if self._script is not None else {},
         }
 
     def describe(self) -> str:
@@ -197,6 +201,9 @@ class Replica:
         for scaler, one in zip(self.scalers, state["scalers"], strict=True):
             scaler.load_state_dict(one)
         self._outside.became(state["outside"])
+        if self._script is not None:
+            with torch.no_grad():
+                self._script.become(state.get("script", {}))
 
 
 def _kind(value: Any) -> tuple[str, ...]:

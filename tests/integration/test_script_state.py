@@ -1,0 +1,49 @@
+"""What a script keeps in ``job.state`` is that of an undisturbed run, whoever dies."""
+
+import contextlib
+from pathlib import Path
+
+import pytest
+
+from paceline.cli.launch import launch
+from paceline.wire.spec import JobSpec, NodeSpec, RestartSpec
+from tests.integration.running import RunningJob
+
+SCRIPT = Path(__file__).with_name("jobs") / "averaged.py"
+
+
+def ends(out: Path, *flags: str, workers: int, deaths: int = 0) -> list[list[float]]:
+    """What each worker held at its end: numbers of rates and averages, and their sums."""
+    out.mkdir()
+    spec = JobSpec(
+        script=str(SCRIPT),
+        args=("--out", str(out), *flags),
+        name="averaged",
+        strategy="allreduce",
+        workers=NodeSpec(count=workers),
+        restart=RestartSpec(backoff_s=0.1),
+        solution="none",
+        preflight=False,
+    )
+    with contextlib.closing(RunningJob(launch(spec), out)) as job:
+        outcome = job.end()
+        assert outcome.state == "finished", outcome
+        assert len(job.events("relaunch")) == deaths
+        assert not job.events("diverged")
+    found = [path.read_text().split() for path in sorted(out.glob("*.end"))]
+    assert len({tuple(one) for one in found}) == 1, found
+    return [[int(one[0]), int(one[1]), *map(float.fromhex, one[2:])] for one in found]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("who", [0, 1])
+def test_an_average_and_a_rate_by_hand_are_those_of_one_worker(
+    who: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+    (single,) = ends(tmp_path / "alone", workers=1)
+    flags = ("--die", f"{who}:20", "--step-s", "0.1")
+    disturbed = ends(tmp_path / "two", *flags, workers=2, deaths=1)
+    assert len(disturbed) == 2
+    assert single[:2] == disturbed[0][:2] == [64, 64]
+    assert disturbed[0][2:] == pytest.approx(single[2:], rel=1e-12)

@@ -1,0 +1,93 @@
+"""``job.state``: what a script keeps beside its model goes with the model."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+import paceline as pl
+from paceline.base.errors import ConfigError
+from paceline.runtime.collective.stepping import Together
+from paceline.runtime.replica.replica import Replica
+from paceline.runtime.script_state import ScriptState
+from tests.parity.test_state import WAYS, Load
+
+
+def ema_of(model: nn.Module) -> AveragedModel:
+    return AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+
+
+def holder(state: ScriptState) -> Replica:
+    model = nn.Linear(2, 2)
+    return Replica([model], [SGD(model.parameters(), lr=0.1)], [], script=state)
+
+
+@WAYS
+def test_objects_and_data_are_handed_over(load: Load, tmp_path: Path) -> None:
+    theirs, ours = ScriptState(), ScriptState()
+    average, other = ema_of(nn.Linear(2, 2)), ema_of(nn.Linear(2, 2))
+    average.update_parameters(nn.Linear(2, 2))
+    theirs["ema"], theirs["best"] = average, {"loss": 0.25, "at": torch.tensor(3)}
+    ours["ema"], ours["best"] = other, None
+    load(holder(theirs), holder(ours), tmp_path)
+    assert ours["ema"] is other
+    assert all(map(torch.equal, other.state_dict().values(), average.state_dict().values()))
+    assert ours["best"] == {"loss": 0.25, "at": torch.tensor(3)}
+
+
+@WAYS
+def test_what_is_set_after_it_was_taken_over_becomes_that(load: Load, tmp_path: Path) -> None:
+    theirs, ours = ScriptState(), ScriptState()
+    theirs["count"], theirs["ema"] = 7, ema_of(nn.Linear(2, 2))
+    load(holder(theirs), holder(ours), tmp_path)
+    assert ours.state_of().keys() == theirs.state_of().keys(), "for whoever copies from us"
+    assert not ours
+    ours["count"] = 0
+    assert ours["count"] == 7
+    ours["count"] = 8
+    assert ours["count"] == 8
+
+
+def test_what_cannot_be_kept_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"job.state\['f'\] is a function"):
+        ScriptState()["f"] = lambda: None
+    with pytest.raises(ConfigError, match="names are strings, got 3"):
+        ScriptState()[3] = 1  # type: ignore[index]
+
+
+class Stepper(Together):
+    """A member, as far as averages need it."""
+
+    step: Any = None
+
+    def __init__(self) -> None:
+        self.script_state = ScriptState()
+        self.script_state.on_set = self._keep
+
+
+@pytest.mark.parametrize("given", ["prepare", "state"])
+def test_an_average_is_updated_once_for_each_step(given: str) -> None:
+    member, model = Stepper(), nn.Linear(2, 2)
+    average = ema_of(model)
+    if given == "prepare":
+        member._average_once_per_step([model, average])
+    else:
+        member.script_state["ema"] = average
+        member.script_state["ema"] = average
+    counts = []
+    for member.step in (1, 2, 2, 2, 3):  # a step that broke, and one of several batches
+        average.update_parameters(model)
+        counts.append(int(average.n_averaged))
+    assert counts == [1, 2, 2, 2, 3]
+
+
+def test_alone_it_is_a_mapping() -> None:
+    job = pl.init()
+    job.state["n"] = 1
+    assert dict(job.state) == {"n": 1}
+    del job.state["n"]
+    assert not job.state
