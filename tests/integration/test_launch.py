@@ -1,6 +1,10 @@
 """Starting and resuming: nobody is told that a job runs before its master answers."""
 
+import os
 import shutil
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,8 +13,9 @@ import pytest
 
 from paceline.base.errors import PermanentError
 from paceline.base.jobdir import JobDir
-from paceline.base.processes import start_detached
-from paceline.cli import launch
+from paceline.base.processes import JOB_DIR, is_locked, start_detached, try_lock
+from paceline.cli import launch, leftovers
+from paceline.cli.leftovers import clear_leftovers
 from paceline.wire.outcome import Outcome, write_outcome
 from paceline.wire.spec import JobSpec, save
 
@@ -24,7 +29,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[JobDir]:
     save(JobSpec(script="/train.py"), job.spec)
     job.master_address.write_text(STALE)
     yield job
-    shutil.rmtree(job.run_dir)
+    shutil.rmtree(job.run_dir, ignore_errors=True)
 
 
 def run_as_supervisor(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,15 +47,83 @@ def test_a_resumed_job_whose_supervisor_dies_at_once_is_no_running_job(
         launch.resume(job)
 
 
-def test_a_master_that_never_answers_is_reported(
-    job: JobDir, monkeypatch: pytest.MonkeyPatch
+def end_soon(job: JobDir, after_s: float = 0.3) -> threading.Timer:
+    """Have the job end, so that whoever waits for its start goes on."""
+    timer = threading.Timer(
+        after_s, write_outcome, (Outcome(state="failed", exit_code=3), job.outcome)
+    )
+    timer.start()
+    return timer
+
+
+def test_a_slow_supervisor_is_waited_for_and_the_starter_says_for_what(
+    job: JobDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(launch, "START_S", 0.5)
+    monkeypatch.setattr(launch, "SAY_S", 0.05)
     monkeypatch.setattr(launch, "start_detached", lambda *_: Played())
-    since_s = time.monotonic()
-    with pytest.raises(PermanentError, match="the job did not start"):
-        launch.resume(job)
-    assert time.monotonic() - since_s >= 0.5
+    timer = end_soon(job)
+    launch.resume(job)
+    timer.join()
+    told = capsys.readouterr().err
+    assert f"job {job.job_id}: waiting for its supervisor to start, 0 s so far" in told
+
+
+def test_the_starter_goes_by_the_supervisor_that_there_is_and_by_what_the_master_says(
+    job: JobDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(launch, "SAY_S", 0.05)
+
+    def start(*_: object) -> "Played":  # an agent was faster, and its supervisor has the lock
+        locks.extend([try_lock(job.supervisor_lock), try_lock(job.master_lock)])
+        return Played(0)
+
+    locks: list[int | None] = []
+    monkeypatch.setattr(launch, "start_detached", start)
+    job.events.write_text('{"t": 1, "event": "disk_refuses", "reason": "no space left on /x"}\n')
+    timer = end_soon(job)
+    launch.resume(job)
+    timer.join()
+    told = capsys.readouterr().err
+    assert "waiting for its master to answer (no space left on /x)" in told
+    for descriptor in locks:
+        assert descriptor is not None
+        os.close(descriptor)
+
+
+@pytest.mark.parametrize(("module", "kept_up"), [("agent", True), ("zygote", False)])
+def test_a_job_without_supervisor_lives_as_long_as_somebody_would_start_another(
+    job: JobDir, module: str, kept_up: bool
+) -> None:
+    assert not launch.is_kept_up(job)
+    command = [sys.executable, "-c", "print(1, flush=True); input()", "-m", f"paceline.{module}"]
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, JOB_DIR: str(job.path)},
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert launch.is_kept_up(job) == kept_up
+        process.kill()
+
+
+def test_what_a_job_that_is_over_has_left_is_cleared_by_the_next_look(job: JobDir) -> None:
+    job.make_run_dir()
+    assert clear_leftovers() == [], "it may go on from its run directory"
+    write_outcome(Outcome(state="finished", exit_code=0), job.outcome)
+    lock = try_lock(job.supervisor_lock)
+    assert lock is not None
+    assert clear_leftovers() == [], "its supervisor does that"
+    os.close(lock)
+    (job.run_dir / "memory").mkdir()
+    assert clear_leftovers() == [job.job_id]
+    deadline_s = time.monotonic() + 30.0
+    while job.run_dir.exists() or is_locked(job.supervisor_lock):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
+    assert clear_leftovers() == []
+    leftovers._cleaners.pop().wait()
 
 
 def test_a_job_that_ended_before_it_was_asked_has_started(

@@ -255,6 +255,14 @@ def _quota(version: int, group: Path) -> float | None:
     return None if quota in ("max", "-1") else int(quota) / int(period)
 
 
+def jobs_with_groups(mounts: Path = MOUNTS, own: Path = OWN) -> set[str]:
+    """The ids of jobs that have groups here."""
+    bases = {tree.base / "paceline" for tree in find_trees(mounts, own).values()}
+    return {
+        path.name for base in bases if base.is_dir() for path in base.iterdir() if path.is_dir()
+    }
+
+
 def remove_job(job_id: str, mounts: Path = MOUNTS, own: Path = OWN) -> bool:
     """Remove all groups of a job; False: some group still has members, call again."""
     empty = True

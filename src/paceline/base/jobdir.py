@@ -14,6 +14,8 @@ from pathlib import Path
 from paceline.base.errors import ConfigError
 
 SHARED_MEMORY = Path("/dev/shm")
+RUN_PREFIX = "paceline-"
+"""Of the names of run directories; a job's id follows."""
 MAX_LISTED = 5
 """Jobs named in one message."""
 
@@ -127,7 +129,7 @@ class JobDir:
     @property
     def run_dir(self) -> Path:
         """Memory-backed where possible; short, since unix socket paths end at 107 bytes."""
-        return run_place() / f"paceline-{self.job_id}"
+        return run_place() / f"{RUN_PREFIX}{self.job_id}"
 
     @property
     def has_memory(self) -> bool:

@@ -2,14 +2,21 @@
 
 import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 from paceline.base.disk import describe
 from paceline.base.errors import ConfigError, PacelineError, PermanentError
 from paceline.base.jobdir import JobDir
-from paceline.base.processes import is_locked, start_detached
+from paceline.base.processes import (
+    FoundProcess,
+    find_job_processes,
+    is_locked,
+    start_detached,
+)
 from paceline.cli.ground import check_ground
+from paceline.cli.history import read_events
 from paceline.cli.resuming import alone, running_since
 from paceline.wire import spec as specs
 from paceline.wire.client import Call, GetStatus, Reply
@@ -18,14 +25,14 @@ from paceline.wire.outcome import make_room, read_outcome
 from paceline.wire.resize import Resize, write_resize
 from paceline.wire.spec import JobSpec
 
-START_S = 20.0
-"""A supervisor and a master start in a second; a loaded machine gets this long."""
-
+SAY_S = 5.0
+"""A supervisor and a master start in a second; on a loaded machine the starter says every so often
+for what it waits."""
 CLEAN_UP_S = 10.0
 """For the supervisor of a job that has ended to leave."""
 AS_BEFORE = Resize()
-ANSWER_S = 1.0
-"""For one answer of the master."""
+ANSWER_S = 5.0
+"""For one answer of the master; it is asked again as long as there is a supervisor."""
 
 _supervisors: list[subprocess.Popen[bytes]] = []
 """Those of this process, to be reaped; a Popen that is forgotten warns that its process lives."""
@@ -98,20 +105,43 @@ def _resume_alone(job: JobDir, sizes: Resize) -> None:
 def start_supervisor(job: JobDir) -> None:
     """Start the supervisor and return when the master answers, or the job has ended already.
 
+    As long as there is a supervisor the job may start: it is waited for, and so never told to have
+    failed while it trains on. A signal to this process meanwhile ends the job.
+
     Raises:
-        PermanentError: it died, or nobody answered; names the log to read.
+        PermanentError: it died; names the log to read.
     """
     log = job.logs / "supervisor.log"
     supervisor = start_detached("paceline.supervisor", [str(job.path)], job.path, log)
     _supervisors[:] = [supervisor, *(one for one in _supervisors if one.poll() is None)]
-    deadline_s = time.monotonic() + START_S
-    while not _answers(job):
-        died = supervisor.poll() is not None
-        if job.outcome.exists():
-            return
-        if died or time.monotonic() > deadline_s:
-            raise PermanentError(f"the job did not start; see {log} and {job.logs / 'master.log'}")
-        time.sleep(0.02)
+    start_s = said_s = time.monotonic()
+    try:
+        while not _answers(job):
+            # Asked before the lock: a supervisor that is on its way holds none yet.
+            died = supervisor.poll() is not None
+            if job.outcome.exists():
+                return
+            if died and not is_supervised(job):
+                master_log = job.logs / "master.log"
+                raise PermanentError(f"the job did not start; see {log} and {master_log}")
+            now_s = time.monotonic()
+            if now_s - said_s >= SAY_S:
+                said_s = now_s
+                print(_waits_for(job, now_s - start_s), file=sys.stderr, flush=True)
+            time.sleep(0.02)
+    except KeyboardInterrupt:
+        supervisor.terminate()
+        raise
+
+
+def _waits_for(job: JobDir, since_s: float) -> str:
+    what = "its supervisor to start"
+    if is_supervised(job):
+        up = is_locked(job.master_lock)
+        what = "its master to answer" if up else "its master to start"
+    told = [event for event in read_events(job.events) if event.event.startswith("disk_")][-1:]
+    why = "".join(f" ({event.reason})" for event in told if event.event == "disk_refuses")
+    return f"job {job.job_id}: waiting for {what}{why}, {since_s:.0f} s so far; logs: {job.logs}"
 
 
 def _answers(job: JobDir) -> bool:
@@ -128,6 +158,18 @@ def is_supervised(job: JobDir) -> bool:
     return is_locked(job.supervisor_lock)
 
 
+def is_kept_up(job: JobDir) -> bool:
+    """Whether there is a supervisor, or somebody who starts another when the job has none."""
+    if is_supervised(job):
+        return True
+    return any(map(_keeps_up, find_job_processes(job.path)))
+
+
+def _keeps_up(process: FoundProcess) -> bool:
+    # A master that finds no supervisor at its end starts one; an agent does so within seconds.
+    return any(process.runs(f"paceline.{name}") for name in ("supervisor", "master", "agent"))
+
+
 def ask_running(job: JobDir, call: Call) -> Reply:
     """Ask the master of a job that must be running.
 
@@ -136,7 +178,7 @@ def ask_running(job: JobDir, call: Call) -> Reply:
         TransientError: nobody answers: it is being restarted.
     """
     outcome = read_outcome(job.outcome)
-    if outcome or not is_supervised(job):
+    if outcome or not is_kept_up(job):
         state = outcome.state if outcome else "interrupted"
         raise ConfigError(f"job {job.job_id} does not run: it is {state}; see `paceline status`")
     return ask(job, call)

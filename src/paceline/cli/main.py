@@ -1,5 +1,6 @@
 """The command ``paceline``: flags in, calls out. What a command does is imported when it runs."""
 
+import contextlib
 import sys
 import time
 from collections.abc import Iterable
@@ -14,6 +15,7 @@ from paceline.base.errors import ConfigError, InternalError, PacelineError
 from paceline.cli import bench, checkpoint, data, sim
 from paceline.cli.arguments import Options, arrange, defined_in
 from paceline.cli.flags import OF_SPEC, of_spec, with_options
+from paceline.cli.leftovers import clear_leftovers
 from paceline.cli.torchrun import TORCHRUN_FLAGS, as_torchrun, note_ignored, of_torchrun, translate
 from paceline.wire.outcome import ENDS, End, code_of
 
@@ -31,6 +33,8 @@ class _Group(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
         try:
+            with contextlib.suppress(OSError):  # the command itself may have all it needs
+                clear_leftovers()
             return super().invoke(ctx)
         except PacelineError as error:
             ours = " (a bug of paceline: please report it)" if _is_bug(error) else ""

@@ -18,7 +18,7 @@ from paceline.base.errors import PacelineError, TransientError
 from paceline.base.jobdir import JobDir
 from paceline.base.node_files import NodeFiles
 from paceline.cli.history import Event, Tail, decode_events
-from paceline.cli.launch import ask, is_supervised
+from paceline.cli.launch import ask, is_kept_up, is_supervised
 from paceline.wire.client import Done, GetStatus, JobStatus, StopJob
 from paceline.wire.outcome import Outcome, read_outcome
 from paceline.wire.spec import load
@@ -27,7 +27,7 @@ POLL_S = 0.5
 ASK_S = 2.0
 """A master that is busy for longer is taken to be away; the next look asks again."""
 GONE_S = 5.0
-"""Agents replace a dead supervisor within two seconds; nobody there for this long: all is dead."""
+"""Nobody is there who could bring the job back for this long: all is dead."""
 LEAVE_S = 10.0
 """After the outcome is written the supervisor clears the machine."""
 CHIEF = "worker-0"
@@ -141,8 +141,9 @@ class Watcher:
         return reply if isinstance(reply, JobStatus) else None
 
     def _is_gone(self) -> bool:
+        """Whether nothing of the job is left that could go on; agents may be slow to act."""
         now_s = time.monotonic()
-        if is_supervised(self._job):
+        if is_kept_up(self._job):
             self._gone_since_s = None
             return False
         self._gone_since_s = self._gone_since_s or now_s

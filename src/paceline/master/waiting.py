@@ -5,12 +5,13 @@ people are answered.
 """
 
 import asyncio
+import json
 import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from paceline.base.disk import describe, is_refusal
+from paceline.base.disk import append_if_possible, describe, is_refusal
 from paceline.base.errors import PermanentError
 from paceline.master.facts import Asked, Fact, FromAgent, StopAsked, Tick
 from paceline.master.journal import Journal, JournalRefused
@@ -105,6 +106,8 @@ async def open_journal(path: Path, patience_s: float) -> Journal:
             if why != told:
                 told = why
                 _log.warning("disk_refuses reason=%s: waiting", why)
+                line = {"t": time.time(), "event": "disk_refuses", "reason": why}
+                append_if_possible(path.parent / "events.jsonl", json.dumps(line) + "\n")
         await asyncio.sleep(RETRY_S)
 
 

@@ -1,0 +1,44 @@
+"""What jobs that are over have left on the machine: cleared by whoever looks next.
+
+A supervisor that is killed just after the outcome was written leaves a run directory and control
+groups behind, and no agent that would start another.
+"""
+
+import subprocess
+from collections.abc import Iterator
+
+from paceline.base.cgroups import jobs_with_groups
+from paceline.base.jobdir import RUN_PREFIX, JobDir, home, run_place
+from paceline.base.processes import is_locked, start_detached
+
+_cleaners: list[subprocess.Popen[bytes]] = []
+"""Of this process, to be reaped; a Popen that is forgotten warns that its process lives."""
+
+
+def clear_leftovers() -> list[str]:
+    """Start a supervisor for each job of this user that is over and has left something.
+
+    It finds the outcome and only cleans up, under the job's lock; where somebody resumes the job in
+    the same moment it is the supervisor of that. The run directory of a job that was interrupted
+    stays: its newest cut may be there.
+
+    Returns:
+        The jobs' ids.
+    """
+    found = []
+    for job in _left_by():
+        if job.outcome.exists() and not is_locked(job.supervisor_lock):
+            log = job.logs / "supervisor.log"
+            cleaner = start_detached("paceline.supervisor", [str(job.path)], job.path, log)
+            _cleaners[:] = [cleaner, *(one for one in _cleaners if one.poll() is None)]
+            found.append(job.job_id)
+    return found
+
+
+def _left_by() -> Iterator[JobDir]:
+    """Jobs of this home that have something on the machine."""
+    in_memory = (path.name.removeprefix(RUN_PREFIX) for path in run_place().glob(f"{RUN_PREFIX}*"))
+    for job_id in sorted({*in_memory, *jobs_with_groups()}):
+        job = JobDir(home() / "jobs" / job_id)
+        if job.path.is_dir():
+            yield job
