@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import (
     DataLoader,
     Dataset,
@@ -55,6 +56,8 @@ class ScriptedJob:
     def prepare(self, *objects: Any) -> None:
         self.prepared = list(objects)
         self.optimizer = next(one for one in objects if isinstance(one, torch.optim.Optimizer))
+        schedulers = [one for one in objects if isinstance(one, LRScheduler)]
+        assert all(one.optimizer is self.optimizer for one in schedulers)
         take = self.optimizer.step
 
         def step(closure: Any = None) -> None:
