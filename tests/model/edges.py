@@ -207,6 +207,8 @@ class Worker:
         pause = self.thread.pause
         model = SimpleNamespace(
             load=lambda dense: pause(),
+            remember=lambda whether: None,
+            check_values=lambda: None,
             gradient_of=lambda optimizer: SimpleNamespace(changed=()),
             whole_gradient=lambda grads: {},
             lacking=lambda grads: (),

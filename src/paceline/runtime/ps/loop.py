@@ -27,6 +27,10 @@ from paceline.runtime.stepping import BEFORE, NO_GRADIENT, TWICE, not_stepped
 from paceline.wire.messages.data import Changed
 from paceline.wire.messages.feeds import Feed
 
+FIRST_STEPS, CHECK_EVERY = 3, 64
+"""All values are compared in so many batches of a loop, and in each so-manieth: for edits by the
+script that torch does not count."""
+
 
 @dataclass(slots=True)
 class Staged:
@@ -113,7 +117,10 @@ class Loop:
             pulled = self._trainer.wait_pull(work)
             if pulled is None:
                 continue
+            self._model.remember(whether=False)
             self._model.load(pulled.dense)
+            if self._num_steps < FIRST_STEPS or self._num_steps % CHECK_EVERY == 0:
+                self._model.remember(whether=True)
             self._lookups.begin(staged.foreseen, pulled.rows)
             now_s = monotonic()
             self._record(now_s)
@@ -252,6 +259,7 @@ class Loop:
         if not self.step.pushed:
             number = len(self._model.optimizers)
             raise ConfigError(not_stepped(number - len(self.step.grads), number))
+        self._model.check_values()
 
     def _stop_recording(self) -> None:
         if self._recorder is not None:

@@ -35,6 +35,12 @@ from paceline.wire.schema import DenseTensor, ModelSchema, OptimizerGroup, Table
 
 _DTYPES = {torch.float32: "float32", torch.float64: "float64"}
 
+_EDITED = (
+    "parameter {!r} was {} after job.prepare by something else than an optimizer; parameter "
+    "servers hold it, and would not know. Do it before job.prepare, or run the job with --strategy "
+    "allreduce, where every worker holds the model"
+)
+
 NOBODY = -1
 """Stands for the optimizer of parameters that are not trained."""
 
@@ -106,6 +112,11 @@ class Model:
         self._sizes = list(map(_members, self.optimizers))
         self.schema = self._make_schema()
         self.flat: dict[str, Tensor] = {}
+        self._remembered: dict[str, Tensor] = {}
+        self._held: list[tuple[int, int]] = []
+        """Of each dense parameter, torch's count of changes and where its values are."""
+        self._slots: list[tuple[dict[str, nn.Parameter | None], str, nn.Parameter | None]] = []
+        """Where modules hold them."""
 
     # ------------------------------------------------------------------ binding
 
@@ -267,6 +278,52 @@ class Model:
                 )
                 module.forward = partial(forward, lookups, bound.lookup, module)
 
+        self._held = [(one.param._version, one.param.data_ptr()) for one in self.dense]
+        known = {id(one.param) for one in self.dense}
+        self._slots = [
+            (module._parameters, name, param)
+            for root in self.modules
+            for module in root.modules()
+            for name, param in module._parameters.items()
+            if id(param) in known
+        ]
+
+    def check_values(self) -> None:
+        """Refuse what the script did to parameters, which are the servers' to change.
+
+        An edit by way of ``.data`` shows only where the values were remembered (`remember`).
+
+        Raises:
+            ConfigError: a parameter was changed, converted, moved or replaced.
+        """
+        for one, (version, place) in zip(self.dense, self._held, strict=True):
+            if one.param.data_ptr() != place:
+                raise ConfigError(_EDITED.format(one.name, "converted, moved or given other data"))
+            if one.param._version != version:
+                raise ConfigError(_EDITED.format(one.name, "changed"))
+        for bound in self.tables:
+            if bound.weight.dtype != bound.lookup.dtype:
+                raise ConfigError(_EDITED.format(bound.table.name, "converted"))
+        for held, name, param in self._slots:
+            if held.get(name) is not param:
+                raise ConfigError(_EDITED.format(name, "replaced"))
+        for dtype, values in self._remembered.items():
+            if not torch.equal(values, self.flat[dtype]):
+                raise ConfigError(_EDITED.format(self._first_changed(dtype, values), "changed"))
+
+    def _first_changed(self, dtype: str, values: Tensor) -> str:
+        place = int((values != self.flat[dtype]).nonzero()[0])
+        return next(
+            one.name
+            for one in self.dense
+            if _DTYPES[one.param.dtype] == dtype
+            and one.offset <= place < one.offset + one.param.numel()
+        )
+
+    def remember(self, *, whether: bool) -> None:
+        """From here on any change of values is noticed, or (cheaper) only what torch counts."""
+        self._remembered = {d: flat.clone() for d, flat in self.flat.items()} if whether else {}
+
     def view(self, flat: Mapping[str, Tensor], one: Dense) -> Tensor:
         """The part of the flat vectors that is this parameter."""
         part = flat[_DTYPES[one.param.dtype]][one.offset : one.offset + one.param.numel()]
@@ -276,6 +333,8 @@ class Model:
         """Copy pulled values into the parameters."""
         for dtype, values in dense.items():
             self.flat[dtype].copy_(torch.from_numpy(values))
+        if self._remembered:
+            self.remember(whether=True)
 
     # ------------------------------------------------------------------ gradients
 
@@ -286,6 +345,7 @@ class Model:
             ConfigError: the weight of a table was used other than by looking up rows, or the script
                 changed something in the optimizer that servers cannot follow.
         """
+        self.check_values()
         self._check_same(optimizer)
         parts: dict[str, Tensor] = {}
         lacking: list[int] = []

@@ -5,17 +5,24 @@ is not touched. Tables of fixed size appear whole under the name of their weight
 `pl.Embedding` as ``keys`` and ``rows``, by ascending key.
 """
 
+from collections import OrderedDict
 from collections.abc import Mapping
+from copy import deepcopy
 from functools import partial
 from typing import Any
 from weakref import ref
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from paceline.base.errors import ConfigError
+from paceline.runtime.ps.embedding import is_table
 from paceline.runtime.ps.model import BoundTable, Dense, Model, rows_in_order
 from paceline.runtime.ps.port import Trainer
+
+_HOOKS = ("_state_dict_hooks", "_load_state_dict_pre_hooks")
+"""Where a module keeps what is called with its state."""
 
 
 class Gatherer:
@@ -25,6 +32,7 @@ class Gatherer:
         self._trainer, self._model = trainer, model
         self._dense: dict[int, Dense] = {id(one.param): one for one in model.dense}
         self._tables: dict[int, BoundTable] = {id(one.weight): one for one in model.tables}
+        self._hooks: list[RemovableHandle] = []
         self._flat: Mapping[str, Tensor] = {}
         self._filled: ref[Any] | None = None
         """The state dict that ``_flat`` was gathered for: one gathering serves all its modules."""
@@ -33,15 +41,49 @@ class Gatherer:
         """Hook into every module that has parameters of its own."""
         seen: set[int] = set()
         for root in self._model.modules:
-            root.register_load_state_dict_pre_hook(_refuse_load)
+            self._hooks.append(root.register_load_state_dict_pre_hook(_refuse_load))
             for module in root.modules():
-                if module._parameters and id(module) not in seen:
-                    seen.add(id(module))
+                if id(module) in seen:
+                    continue
+                seen.add(id(module))
+                if module._parameters:
                     # torch marks the hook, which a bound method does not allow.
-                    module.register_state_dict_post_hook(partial(self._fill))
+                    hook = module.register_state_dict_post_hook(partial(self._fill))
+                    self._hooks.append(hook)
+                # What `copy` asks an object for, in its own dict.
+                module.__dict__["__deepcopy__"] = partial(self._copy, module)
+
+    def _copy(self, module: nn.Module, memo: dict[int, Any]) -> nn.Module:
+        """An ordinary module with the values that the job holds now.
+
+        Raises:
+            ConfigError: its tables are not here to be copied.
+        """
+        if any(is_table(one) for one in module.modules()):
+            raise ConfigError(
+                "a prepared model with sparse tables was copied (copy.deepcopy), whose rows the "
+                "worker does not hold; copy it before job.prepare, or use job.state_dict()"
+            )
+        if id(self) not in memo:  # the outermost
+            memo[id(self)] = self
+            self._model.check_values()
+            self._trainer.drain()
+            self._model.load(self._trainer.dense())
+        del module.__dict__["__deepcopy__"]
+        hooks = {name: module.__dict__[name] for name in _HOOKS}
+        try:
+            ours = {handle.id for handle in self._hooks}
+            for name, found in hooks.items():
+                kept = ((key, hook) for key, hook in found.items() if key not in ours)
+                module.__dict__[name] = OrderedDict(kept)
+            return deepcopy(module, memo)
+        finally:
+            module.__dict__.update(hooks)
+            module.__dict__["__deepcopy__"] = partial(self._copy, module)
 
     def _fill(self, module: nn.Module, state: Any, prefix: str, metadata: Any) -> None:
         if self._filled is None or self._filled() is not state:
+            self._model.check_values()
             self._trainer.drain()
             dense = self._trainer.dense()
             self._flat = {dtype: torch.from_numpy(values) for dtype, values in dense.items()}

@@ -118,6 +118,7 @@ class HeldElsewhere:
     ) -> Mapping[str, Array]:
         """See `Strategy.evaluate`."""
         start_s = monotonic()
+        self.model.check_values()
         self.trainer.drain()
         results = None
         while results is None:

@@ -1,0 +1,174 @@
+"""What a script does to a model that servers hold: as in torch, or refused, never lost."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
+from torch.optim.swa_utils import AveragedModel
+
+from paceline.base.errors import ConfigError
+from paceline.runtime.data.batch import TensorRows
+from paceline.runtime.job import Job
+from paceline.runtime.ps.alone import Alone
+from paceline.runtime.ps.strategy import HeldElsewhere
+from paceline.wire.spec import JobSpec
+
+DATA = TensorRows(x=torch.arange(64.0).reshape(16, 4) / 64, y=torch.ones(16, 1))
+
+
+def _prepare(*objects: Any) -> Job:
+    job = Job(HeldElsewhere(Alone(JobSpec(script="train.py"))))
+    job.prepare(*objects)
+    return job
+
+
+def _model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 1))
+
+
+def _step(model: nn.Module, optimizer: Optimizer, batch: Any) -> None:
+    ((model(batch.x) - batch.y) ** 2).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def _clamp(model: nn.Module) -> None:
+    with torch.no_grad():
+        for param in model.parameters():
+            param.clamp_(-0.01, 0.01)
+
+
+def _clamp_data(model: nn.Module) -> None:
+    for param in model.parameters():
+        param.data.clamp_(-0.01, 0.01)
+
+
+def _swap(model: nn.Module) -> None:
+    for param in model.parameters():
+        param.data = torch.zeros_like(param)
+
+
+def _replace(model: nn.Sequential) -> None:
+    model[0].weight = nn.Parameter(torch.zeros(3, 4))
+
+
+def _renormalize(model: nn.Sequential) -> None:
+    torch.nn.utils.vector_to_parameters(torch.zeros(19), model.parameters())
+
+
+EDITS: dict[str, tuple[Callable[[Any], object], str]] = {
+    "clamp": (_clamp, "'0.weight' was changed"),
+    "clamp of data": (_clamp_data, "'0.weight' was changed"),
+    "other data": (_swap, "'0.weight' was converted, moved or given other data"),
+    "from a vector": (_renormalize, "'0.weight' was converted, moved or given other data"),
+    "double": (lambda model: model.double(), "'0.weight' was converted, moved or given other data"),
+    "half": (lambda model: model.half(), "'0.weight' was converted, moved or given other data"),
+    "replaced": (_replace, "'weight' was replaced"),
+    "deleted": (lambda model: delattr(model[1], "bias"), "'bias' was replaced"),
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_an_edit_that_would_be_lost_is_refused(name: str) -> None:
+    edit, said = EDITS[name]
+    model = _model()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    batches = _prepare(model, optimizer).batches(DATA, 4)
+    _step(model, optimizer, next(batches))
+    edit(model)
+    with pytest.raises(ConfigError, match=f"parameter {said} after job.prepare"):
+        next(batches)
+
+
+@pytest.mark.parametrize("name", ["double", "half"])
+def test_a_model_that_is_converted_before_its_batch_is_refused_at_the_step(name: str) -> None:
+    model = _model()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    batch = next(_batches := _prepare(model, optimizer).batches(DATA, 4))  # type: ignore[call-overload]
+    EDITS[name][0](model)
+    model(batch.x.to(model[0].weight.dtype)).sum().backward()
+    with pytest.raises(ConfigError, match="was converted"):
+        optimizer.step()
+
+
+def test_an_edit_before_values_are_asked_for_is_refused() -> None:
+    model = _model()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    job = _prepare(model, optimizer)
+    for batch in job.batches(DATA, 4):
+        _step(model, optimizer, batch)
+    _clamp(model)
+    for ask in (
+        job.state_dict,
+        lambda: copy.deepcopy(model),
+        lambda: job.evaluate(lambda batch: {"x": batch.x}, DATA),
+    ):
+        with pytest.raises(ConfigError, match="was changed"):
+            ask()
+
+
+def test_an_average_that_the_servers_hold_is_refused() -> None:
+    model = _model()
+    average = AveragedModel(model)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    batches = _prepare(model, average, optimizer).batches(DATA, 4)
+    _step(model, optimizer, next(batches))
+    average.update_parameters(model)
+    with pytest.raises(ConfigError, match=r"'1.module.0.weight' was changed"):
+        next(batches)
+
+
+def test_a_copy_is_an_ordinary_module_of_the_values_now() -> None:
+    model = _model()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    job = _prepare(model, optimizer)
+    first = copy.deepcopy(model)
+    for batch in job.batches(DATA, 4):
+        _step(model, optimizer, batch)
+        part = copy.deepcopy(model[0])
+        assert torch.equal(part.weight, job.state_dict()["0.weight"])
+    second = copy.deepcopy({"model": model})["model"]
+    for name, value in job.state_dict().items():
+        assert torch.equal(second.state_dict()[name], value)
+        assert torch.equal(second.get_parameter(name), value)
+        assert not torch.equal(first.state_dict()[name], value)
+    second.load_state_dict(first.state_dict())
+    _clamp(second)
+    assert torch.equal(copy.deepcopy(second)[0].weight, second[0].weight)
+    assert model.state_dict()["0.weight"].abs().max() > 0.01
+
+
+def test_a_model_with_tables_cannot_be_copied() -> None:
+    model = nn.Sequential(nn.Embedding(5, 4, sparse=True))
+    _prepare(model, SGD(model.parameters(), lr=0.1))
+    with pytest.raises(ConfigError, match="rows the worker does not hold; copy it before"):
+        copy.deepcopy(model)
+
+
+def test_optimizers_may_step_in_backward() -> None:
+    plain, ours = _model(), _model()
+    for model, job in ((plain, None), (ours, Job(HeldElsewhere(Alone(JobSpec(script="x")))))):
+        optimizers = {param: SGD([param], lr=0.1) for param in model.parameters()}
+        if job is not None:
+            job.prepare(model, *optimizers.values())
+
+        def act(param: Tensor, own: dict[Any, Optimizer] = optimizers) -> None:
+            own[param].step()
+            own[param].zero_grad()
+
+        for param in model.parameters():
+            param.register_post_accumulate_grad_hook(act)
+        batches = (
+            job.batches(DATA, 4, shuffle=False)
+            if job is not None
+            else [DATA.__getitems__(list(range(k, k + 4))) for k in range(0, 16, 4)]
+        )
+        for batch in batches:
+            ((model(batch.x) - batch.y) ** 2).mean().backward()
+    for name, value in plain.state_dict().items():
+        torch.testing.assert_close(ours.state_dict()[name], value)
