@@ -13,7 +13,7 @@ from paceline.runtime.checkpoint.export import export
 from paceline.wire.cut import read_manifest
 from paceline.wire.outcome import End, Outcome
 from paceline.wire.spec import JobSpec, NodeSpec, RestartSpec
-from tests.integration.running import RunningJob
+from tests.integration.running import RunningJob, until
 
 LOSING = """
 import os, signal, sys
@@ -103,6 +103,14 @@ def test_members_that_leave_their_loop_early_leave_a_cut_of_what_they_hold(tmp_p
 def test_members_that_hold_shards_leave_a_cut_together(tmp_path: Path) -> None:
     args = ("--shard", "--steps", "6", "--how", "exit")
     with job_of(LEAVING, tmp_path, *args, strategy="fsdp") as job:
+        check_left_early(job, 6, tmp_path)
+
+
+@pytest.mark.soak
+def test_members_that_hold_shards_wait_for_one_with_more_to_do(tmp_path: Path) -> None:
+    args = ("--shard", "--steps", "6", "--linger-s", "35")
+    with job_of(LEAVING, tmp_path, *args, strategy="fsdp") as job:
+        until(job.job.outcome.exists, "the end", 120.0)
         check_left_early(job, 6, tmp_path)
 
 

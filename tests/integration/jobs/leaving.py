@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+import time
 
 import torch
 from torch import nn
@@ -14,6 +15,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, nargs="+", required=True, help="Of each rank.")
 parser.add_argument("--how", choices=["break", "exit"], default="break")
 parser.add_argument("--shard", action="store_true")
+parser.add_argument("--linger-s", type=float, default=0.0, help="Of rank 0, after its loop.")
 options = parser.parse_args()
 
 job = pl.init()
@@ -36,3 +38,5 @@ for number, (x, y) in enumerate(job.batches(data, batch_size=8, epochs=100)):
 if not options.shard:
     values = torch.cat([one.detach().flatten() for one in model.parameters()])
     print(f"LEFT rank {job.rank} sum {values.double().sum().item():.9f}", flush=True)
+if job.rank == 0:
+    time.sleep(options.linger_s)

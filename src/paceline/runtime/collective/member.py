@@ -343,13 +343,13 @@ class MemberClient:
     def hand_over(self) -> None:
         """The script is over: have what we hold in a cut on disk, for others may leave, too.
 
-        We give up after `patience_s`. Meanwhile those that still train wait for us in their step.
+        We give up after `_hand_over_s`. Meanwhile those that still train wait for us in their step.
         """
         with self._changed:
             if self._leaving or self._replica is None or self.state.step <= 0 or self._is_guest:
                 return
             self._hands_over = True
-            step, until_s = self.state.step, time.monotonic() + patience_s(self._keeper.num_bytes)
+            step, until_s = self.state.step, time.monotonic() + self._hand_over_s
             self._tell_master(self._asker.ask(self.state.epoch_no, step, leaves=True))
             while self._asker.waits:
                 self._exchange.check()
@@ -360,6 +360,11 @@ class MemberClient:
                     return
                 self._rest()
                 self._exchange.wait()
+
+    @property
+    def _hand_over_s(self) -> float:
+        """How long a cut of what we hold is waited for when our script has returned."""
+        return patience_s(self._keeper.num_bytes)
 
     @property
     def _is_guest(self) -> bool:

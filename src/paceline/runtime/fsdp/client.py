@@ -29,6 +29,9 @@ from paceline.wire.messages.checks import Checked
 from paceline.wire.messages.feeds import Feed
 from paceline.wire.messages.group import RunGroup
 
+TOGETHER_S = 300.0
+"""So long members whose scripts have returned wait for the others', to make a last cut together."""
+
 _TORCH, _COLLECTIVES = os.path.dirname(torch.__file__), os.path.dirname(dist.__file__)
 
 
@@ -155,6 +158,14 @@ class ShardClient(MemberClient):
             self._asks_last = True
             self.checkpoint()
         super()._leave()
+
+    @property
+    def _hand_over_s(self) -> float:
+        """See `MemberClient._hand_over_s`: it takes all members.
+
+        Some have more to do after their loops, as one that saves a file.
+        """
+        return max(TOGETHER_S, super()._hand_over_s)
 
     @property
     def _owes_cut(self) -> bool:
