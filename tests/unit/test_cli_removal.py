@@ -23,6 +23,7 @@ DAY_S = 86_400
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
     monkeypatch.setattr("paceline.cli.removal.find_job_processes", lambda _: [])
+    monkeypatch.setattr("paceline.cli.main.clear_leftovers", list)
     return tmp_path
 
 

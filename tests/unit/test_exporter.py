@@ -1,5 +1,10 @@
 """The Prometheus endpoint: what is shown, and to whom."""
 
+import contextlib
+import socket
+import struct
+import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -10,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from paceline.base.jobdir import JobDir
-from paceline.master.exporter import Exporter, JobCollector
+from paceline.master.exporter import MAX_OPEN, Exporter, JobCollector
 from paceline.master.monitor import Metrics, NodeMetrics
 from paceline.master.reporting import Exposed
 from paceline.policy.stats.windows import Pace
@@ -142,6 +147,53 @@ def test_it_listens_on_loopback_only_and_a_taken_port_is_an_error(
     assert host == "127.0.0.1"
     with pytest.raises(OSError, match="Address already in use"):
         Exporter(job, int(port))
+
+
+def connect(address: str) -> socket.socket:
+    host, _, port = address.partition(":")
+    return socket.create_connection((host, int(port)), timeout=5.0)
+
+
+def num_threads() -> int:
+    return sum(thread.name.startswith("Thread-") for thread in threading.enumerate())
+
+
+def test_connections_that_say_nothing_are_few_and_keep_nobody_out(
+    exporter: Exporter, capfd: pytest.CaptureFixture[str]
+) -> None:
+    exporter.publish(exposed())
+    before = num_threads()
+    with contextlib.ExitStack() as stack:
+        for number in range(200):
+            slow = stack.enter_context(connect(exporter.address))
+            slow.sendall(b"GET /metrics HTTP/1.0\r\nX: "[: number % 28])
+        assert scrape(exporter.address)["paceline_job_steps",] == 20
+        deadline_s = time.monotonic() + 10.0
+        while num_threads() - before > MAX_OPEN:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
+    assert scrape(exporter.address)["paceline_job_steps",] == 20
+    assert capfd.readouterr().err == ""
+
+
+def test_connections_that_break_leave_no_traceback(
+    exporter: Exporter, capfd: pytest.CaptureFixture[str]
+) -> None:
+    exporter.publish(exposed())
+    request = f"GET /metrics HTTP/1.0\r\nAuthorization: Bearer {SECRET}\r\n\r\n".encode()
+    for cut in (0, 5, len(request)):
+        for _ in range(10):
+            broken = connect(exporter.address)
+            broken.sendall(request[:cut])
+            # Closed with a reset, as a client that was killed does it.
+            broken.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            broken.close()
+    assert scrape(exporter.address)["paceline_job_steps",] == 20
+    deadline_s = time.monotonic() + 10.0
+    while exporter._server._open:  # type: ignore[attr-defined]
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+    assert capfd.readouterr().err == ""
 
 
 def test_the_names_follow_the_conventions() -> None:

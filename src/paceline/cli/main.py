@@ -33,8 +33,6 @@ class _Group(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
         try:
-            with contextlib.suppress(OSError):  # the command itself may have all it needs
-                clear_leftovers()
             return super().invoke(ctx)
         except PacelineError as error:
             ours = " (a bug of paceline: please report it)" if _is_bug(error) else ""
@@ -45,6 +43,10 @@ class _Group(TyperGroup):
                 raise
             print(f"paceline: {describe(error, error.filename or 'a file')}", file=sys.stderr)
             raise typer.Exit(code_of(End.REFUSED)) from error
+        finally:
+            # Afterwards: a command that removes a job must not find it locked by its cleaner.
+            with contextlib.suppress(OSError):
+                clear_leftovers()
 
 
 def _is_bug(error: PacelineError) -> bool:

@@ -8,7 +8,10 @@ Imported only where ``metrics_port`` is set. Threads of its own answer; they rea
 Reference: https://prometheus.io/docs/practices/naming (base units, ``_total`` for counters).
 """
 
+import contextlib
 import hmac
+import socket
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -34,6 +37,8 @@ from paceline.policy.straggler.observation import Observation, ServerSeen, Worke
 HOST = "127.0.0.1"
 REQUEST_S = 10.0
 """For one request to arrive."""
+MAX_OPEN = 16
+"""Connections at a time: a scraper needs one."""
 NODE = ["node", "role"]
 
 App = Callable[[dict[str, Any], Any], Iterable[bytes]]
@@ -154,7 +159,35 @@ class _Handler(WSGIRequestHandler):
 
 
 class _HttpServer(ThreadingWSGIServer):
+    """At most `MAX_OPEN` connections: one more ends the oldest, which has had its time."""
+
     daemon_threads = True
+    request_queue_size = 128
+    """Connections that the kernel holds until they are accepted, which is quick."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        #: In the order in which they came; their threads remove them.
+        self._open: dict[socket.socket, None] = {}
+        super().__init__(*args, **kwargs)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread of its own."""
+        for oldest in list(self._open)[: 1 - MAX_OPEN]:
+            self._open.pop(oldest, None)
+            with contextlib.suppress(OSError):
+                oldest.shutdown(socket.SHUT_RDWR)  # its thread reads the end, and leaves
+        self._open[request] = None
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Forget a connection that is over."""
+        self._open.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of a connection that broke: its client knows."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
 
 
 class Exporter:
