@@ -17,6 +17,7 @@ from paceline.base.samples import Span
 from paceline.runtime.data.work import Work
 from paceline.runtime.ps.agreeing import odd_ones
 from paceline.runtime.ps.schedule import Schedule, steps_in
+from paceline.runtime.ps.scripts import NEWEST, Scripts
 from paceline.runtime.ps.store import Store
 from paceline.wire.messages.data import Part, Script
 from paceline.wire.messages.feeds import Feed
@@ -221,16 +222,47 @@ def _store() -> Store:
 
 def test_the_newest_state_is_kept_and_in_every_save() -> None:
     store = _store()
-    assert "script" not in store.save()
+    assert store.scripts.at(NEWEST) is None
     for position, state in ((3, b"old"), (5, b"new"), (4, b"late")):
-        store.keep(Script(position, state))
-    store.script_reached(6)
+        store.scripts.keep(Script(position, state))
+    store.scripts.reached(6)
     saved = {name: np.array(array) for name, array in store.save().items()}
     older = _store()
-    older.keep(Script(2, b"older"))
+    older.scripts.keep(Script(2, b"older"))
     fresh = _store()
     fresh.load([older.save(), saved, older.save()])
-    assert fresh.script == Script(6, b"new")
+    assert fresh.scripts.at(NEWEST) == Script(6, b"new")
+    # Whoever has a part of step 6 still needs it as it was before.
+    assert [fresh.scripts.at(position) for position in (4, 5)] == [
+        Script(4, b"late"),
+        Script(5, b"new"),
+    ]
+    assert fresh.scripts.at(3) is None
+
+
+def test_a_worker_that_joins_a_step_gets_the_script_before_it_though_another_is_through() -> None:
+    scripts = Scripts()
+    for position, state in ((24, b"before"), (25, b"after"), (25, b"after, by another")):
+        scripts.keep(Script(position, state))
+    assert scripts.at(24) == Script(24, b"before")
+    assert scripts.at(25) == Script(25, b"after, by another")
+    assert scripts.at(26) == Script(25, b"after, by another")  # not yet handed in
+
+
+def test_a_script_that_did_not_change_is_that_of_every_step_since() -> None:
+    scripts = Scripts()
+    for position, state in ((1, b"constant"), (30, b"changed")):
+        scripts.keep(Script(position, state))
+        scripts.reached(position + 20)
+    assert [scripts.at(position) for position in (0, 1, 21, 29, 30, 45, 60)] == [
+        None,
+        Script(1, b"constant"),
+        Script(21, b"constant"),
+        Script(29, b"constant"),
+        Script(30, b"changed"),
+        Script(45, b"changed"),
+        Script(50, b"changed"),
+    ]
 
 
 def _part(inc: int, rate: float, changed: Any = ()) -> Part:

@@ -61,7 +61,7 @@ class Alone(Dealing):
         rows = {table: self.store.rows(table, ids) for table, ids in self._wanted[1].items()}
         return Pulled(self.store.dense(), rows, server_s=perf_counter() - start_s)
 
-    def script(self, position: int) -> None:
+    def script(self, position: int | None) -> None:
         """Nobody was here before."""
 
     def keep_script(self, position: int, state: bytes) -> None:

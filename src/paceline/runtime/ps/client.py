@@ -27,6 +27,7 @@ from paceline.runtime.ps.partition import Contribution, Partition, Split
 from paceline.runtime.ps.port import Ids, Pulled
 from paceline.runtime.ps.pulling import Pulling, Pushed
 from paceline.runtime.ps.results import Results
+from paceline.runtime.ps.scripts import NEWEST
 from paceline.runtime.ps.store import Gradients
 from paceline.runtime.ps.worker_state import (
     DropWork,
@@ -351,13 +352,14 @@ class ServerTrainer:
         """See `Trainer.restores`."""
         return self.state.epoch_no
 
-    def script(self, position: int) -> tuple[int, bytes] | None:
+    def script(self, position: int | None) -> tuple[int, bytes] | None:
         """See `Trainer.script`; the others hand in theirs before what they compute next."""
+        wanted = NEWEST if position is None else position
         give_up_at_s = time.monotonic() + (SCRIPT_S if self.num_workers > 1 else 0.0)
         while True:
-            found = self._pull_now({}, Also(script=True), dense=False).script
+            found = self._pull_now({}, Also(script=wanted), dense=False).script
             late = time.monotonic() >= give_up_at_s
-            if found is None or found.position >= position or late:
+            if found is None or position is None or found.position >= position or late:
                 return None if found is None else (found.position, found.state)
             with self._changed:
                 self._wait()

@@ -139,16 +139,16 @@ class Loop:
     def _enter(self, work: Work, pulled: Pulled) -> None:
         """Have the script where the model is."""
         if self._schedule.restores != self._trainer.restores:
-            self._take_over(work.step - 1 if work.step else 0)
+            self._take_over(work.step - 1 if work.step else None)
         self._schedule.enter(self._definition, work, pulled.counted)
 
-    def _take_over(self, position: int) -> None:
+    def _take_over(self, position: int | None) -> None:
         """Be the script that the model was trained with so far: of others, or before a restore."""
         found = self._trainer.script(position)
         if found is not None:
             self._schedule.load(*found)
         else:  # nobody has trained, or it was not kept
-            self._schedule.position = max(position, self._schedule.position)
+            self._schedule.position = max(position or 0, self._schedule.position)
         self._schedule.restores, self._handed_in = self._trainer.restores, b""
 
     def _hand_in(self) -> None:

@@ -101,10 +101,16 @@ class Trainer(Protocol):
     def restores(self) -> int:
         """How often the model went back to an earlier state, or was first held."""
 
-    def script(self, position: int) -> tuple[int, bytes] | None:
-        """The newest state of the script that the holder has, and its position; None: none.
+    def script(self, position: int | None) -> tuple[int, bytes] | None:
+        """The state of the script at a position, or the newest before it that the holder has.
 
         Blocks, shortly, for one of this position.
+
+        Args:
+            position: of the schedule; None: the newest, whatever its position.
+
+        Returns:
+            The position that it is of, and the state; None: there is none so old.
         """
 
     def keep_script(self, position: int, state: bytes) -> None:

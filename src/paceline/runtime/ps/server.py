@@ -188,7 +188,7 @@ class Server:
                 self._do(self.state.ready(message))
             case ScriptState(script=script):
                 if self.store is not None and message.epoch_no == self.state.epoch_no:
-                    self.store.keep(script)
+                    self.store.scripts.keep(script)
             case Pull():
                 self._take_pull(message, frames)
             case Order():
@@ -376,7 +376,7 @@ class Server:
         assert self.parting is not None
         part, frames = self.parting
         if part.step and self.store is not None:
-            self.store.script_reached(part.step - 1)
+            self.store.scripts.reached(part.step - 1)
         num_dense = len(part.dense)
         dense = {
             dtype: np.frombuffer(frame, dtype)
@@ -428,7 +428,7 @@ class Server:
             waited_s=start_s - asked.since_s,
             dense=tuple(dense),
             counted=_count(self.state.committed, pull.also.counting),
-            script=self.store.script if pull.also.script else None,
+            script=self.store.scripts.at(pull.also.script),
         )
         self.data.send(peer, answer, frames)
         # Without tensors it only asks how far the job is.

@@ -16,8 +16,9 @@ from paceline.runtime.ps import layout, updates
 from paceline.runtime.ps.aside import Aside
 from paceline.runtime.ps.kernels import Array, Int64s, dedup, plain
 from paceline.runtime.ps.rules import Rule
+from paceline.runtime.ps.scripts import Kept, Scripts, saved_in
 from paceline.runtime.ps.tables import DynamicTable, FixedTable
-from paceline.wire.messages.data import Changed, Script
+from paceline.wire.messages.data import Changed
 from paceline.wire.schema import ModelSchema
 
 
@@ -60,8 +61,7 @@ class Store:
         self.buckets = layout.owned_buckets(owners, me)
         self.updates = 0
         """Updates applied since the model was made; the clock of ages."""
-        self.script: Script | None = None
-        """The newest state of the script."""
+        self.scripts = Scripts()
         self._dense = {
             dtype: _Dense(schema, dtype, self.buckets, spans)
             for dtype, spans in layout.dense_spans(schema, owners, me).items()
@@ -179,25 +179,13 @@ class Store:
             "updates": np.array([self.updates], np.int64),
             "table_steps": np.array([table.slabs.step for table in self._tables], np.int64),
         }
-        if self.script is not None:
-            arrays["script_at"] = np.array([self.script.position], np.int64)
-            arrays["script"] = np.frombuffer(self.script.state, np.uint8)
+        arrays |= self.scripts.save()
         for dtype, held in self._dense.items():
             arrays |= {f"dense.{dtype}.{name}": array for name, array in held.arrays.items()}
             arrays[f"dense.{dtype}.step"] = held.steps
         for spec, table in zip(self.schema.tables, self._tables, strict=True):
             arrays |= {f"table.{spec.name}.{name}": array for name, array in table.save().items()}
         return arrays
-
-    def keep(self, script: Script) -> None:
-        """Keep the script's state, if what is here is not newer."""
-        if self.script is None or self.script.position <= script.position:
-            self.script = script
-
-    def script_reached(self, position: int) -> None:
-        """The script's state did not change up to there."""
-        if self.script is not None and self.script.position < position:
-            self.script = Script(position, self.script.state)
 
     def set_aside(self) -> Aside:
         """The share as it is now, for another thread to copy while updates go on.
@@ -222,11 +210,11 @@ class Store:
             PermanentError: an owned bucket is in none of the saves.
         """
         missing = set(self.buckets)
+        scripts: list[Kept] = []
         for arrays in saved:
+            scripts += saved_in(arrays)
             buckets = [int(bucket) for bucket in arrays["buckets"]]
             missing -= set(buckets)
-            if "script" in arrays:
-                self.keep(Script(int(arrays["script_at"][0]), arrays["script"].tobytes()))
             if "updates" in arrays:
                 self.updates = max(self.updates, int(arrays["updates"][0]))
             for dtype, held in self._dense.items():
@@ -235,6 +223,7 @@ class Store:
                 table.load(_under(arrays, f"table.{spec.name}."), buckets)
             for step, table in zip(arrays.get("table_steps", ()), self._tables, strict=False):
                 table.slabs.step = max(table.slabs.step, int(step))
+        self.scripts.load(scripts)
         if missing:
             raise PermanentError(
                 f"the cut lacks buckets {sorted(missing)} of the model: a server's file is missing"

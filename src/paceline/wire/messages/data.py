@@ -86,8 +86,8 @@ class Also(msgspec.Struct, frozen=True, array_like=True):
 
     counting: int = -1
     """The feed whose samples in the model are to be counted; -1: none."""
-    script: bool = False
-    """Whether the script's state is wanted."""
+    script: int = -1
+    """The position at which the script's state is wanted; -1: it is not."""
 
 
 BARE = Also()
