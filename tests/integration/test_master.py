@@ -7,6 +7,7 @@ every sample went into it exactly once.
 import asyncio
 import contextlib
 import json
+import signal
 import socket
 import time
 import urllib.error
@@ -62,7 +63,7 @@ from paceline.wire.messages.node import (
     TakeCut,
     WriteInitial,
 )
-from paceline.wire.outcome import Outcome, read_outcome
+from paceline.wire.outcome import End, Outcome, read_outcome
 from paceline.wire.schema import ModelSchema
 from paceline.wire.spec import CheckpointSpec, JobSpec, NodeSpec, RestartSpec, TimeoutSpec
 
@@ -686,15 +687,37 @@ def test_a_stop_ends_in_a_cut_and_the_job_can_be_resumed(tmp_path: Path) -> None
         await bench.until(lambda: bench.progress > 100)
         assert await bench.call(StopJob()) == Done()
         outcome = await bench.done()
-        assert outcome.state == "stopped"
+        assert (outcome.state, outcome.end, outcome.exit_code) == ("stopped", End.STOPPED, 4)
+        assert outcome.kept == outcome.committed
         held = SampleSet(bench.master.training.state.cuts.valid[-1].committed)
         assert held == bench.world.model
         assert len(held) == outcome.committed > 0
         bench.job.outcome.unlink()
         bench.backend.agents.clear()
         bench.start_master()
-        assert (await bench.done()).state == "finished"
+        again = await bench.done()
+        assert (again.end, again.exit_code) == (End.FINISHED, 0)
         bench.assert_each_sample_once()
+
+    play(tmp_path, body)
+
+
+@pytest.mark.parametrize(
+    ("asked", "end", "code"),
+    [(None, End.TERMINATED, 143), (StopJob(signal=signal.SIGINT), End.INTERRUPTED, 130)],
+)
+def test_a_signal_that_asks_for_the_end_is_told_by_the_exit_code(
+    tmp_path: Path, asked: StopJob | None, end: End, code: int
+) -> None:
+    async def body(bench: Bench) -> None:
+        bench.world.work_s = 0.02
+        await bench.until(lambda: bench.progress > 100)
+        if asked is not None:
+            assert await bench.call(asked) == Done()
+        else:
+            bench.master.stop_nowait()
+        outcome = await bench.done()
+        assert (outcome.end, outcome.exit_code) == (end, code)
 
     play(tmp_path, body)
 

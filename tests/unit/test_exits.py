@@ -189,7 +189,7 @@ LOST_LOADERS = [
 
 @pytest.mark.parametrize(("rule", "kind", "text"), LOST_LOADERS)
 @pytest.mark.parametrize("in_user_code", [True, False])
-def test_a_loader_process_that_died_is_a_lost_process_whoever_noticed(
+def test_a_loader_process_that_died_is_a_lost_process_wherever_it_shows(
     rule: str, kind: str, text: str, *, in_user_code: bool
 ) -> None:
     error = ScriptError(inc=1, kind=kind, traceback=text, in_user_code=in_user_code, step=1)

@@ -138,7 +138,7 @@ def test_who_only_lost_its_peer_is_not_to_blame_even_if_it_is_heard_first() -> N
     assert failed.reason.startswith("worker-1: signal SIGKILL")
 
 
-def test_a_script_that_ends_by_sigterm_counts_whoever_sent_it() -> None:
+def test_a_script_that_ends_by_sigterm_counts_from_wherever_it_came() -> None:
     job = Job(budget=0).run()
     job.exit("worker-0", ExitEvidence(signal=15))
     (failed,) = of(FailJob, job.exit("worker-1", ORDERED))
