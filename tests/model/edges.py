@@ -209,6 +209,7 @@ class Worker:
             load=lambda dense: pause(),
             remember=lambda whether: None,
             check_values=lambda: None,
+            dense=(),
             gradient_of=lambda optimizer: SimpleNamespace(changed=()),
             whole_gradient=lambda grads: {},
             lacking=lambda grads: (),

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 from torch.optim.swa_utils import AveragedModel
 
+import paceline as pl
 from paceline.base.errors import ConfigError
 from paceline.runtime.data.batch import TensorRows
 from paceline.runtime.job import Job
@@ -172,3 +173,93 @@ def test_optimizers_may_step_in_backward() -> None:
             ((model(batch.x) - batch.y) ** 2).mean().backward()
     for name, value in plain.state_dict().items():
         torch.testing.assert_close(ours.state_dict()[name], value)
+
+
+def _clip(model: nn.Module) -> None:
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 100.0)
+
+
+def _clip_values(model: nn.Module) -> None:
+    torch.nn.utils.clip_grad_value_(model.parameters(), 100.0)
+
+
+def _by_hand(model: nn.Module) -> None:
+    for param in model.parameters():
+        assert param.grad is not None
+        param.grad = param.grad.clamp(-1.0, 1.0)
+
+
+@pytest.mark.parametrize("edit", [_clip, _clip_values, _by_hand])
+@pytest.mark.parametrize("summed", [False, True])
+def test_gradients_of_a_shared_step_that_are_changed_by_hand_are_refused(
+    edit: Callable[[nn.Module], None], summed: bool
+) -> None:
+    trainer = Alone(JobSpec(script="train.py"))
+    trainer.sums_workers = summed
+    job, model = Job(HeldElsewhere(trainer)), _model()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    job.prepare(model, optimizer)
+    batch = next(_batches := job.batches(DATA, 4))  # type: ignore[call-overload]
+    for _ in range(2):  # of which the second adds to the first
+        ((model(batch.x) - batch.y) ** 2).mean().backward()
+    edit(model)
+    if not summed:
+        optimizer.step()
+        return
+    with pytest.raises(
+        ConfigError, match=r"was changed between loss.backward\(\) and .*--mode asp"
+    ):
+        optimizer.step()
+
+
+def test_gradients_that_nobody_changes_are_taken_in_every_step() -> None:
+    trainer = Alone(JobSpec(script="train.py"))
+    trainer.sums_workers = True
+    job, model = Job(HeldElsewhere(trainer)), _model()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    job.prepare(model, optimizer)
+    for step, batch in enumerate(job.batches(DATA, 4, epochs=2)):
+        ((model(batch.x) - batch.y) ** 2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=step % 2 == 0)
+
+
+# ---------------------------------------------------------------------------- ids
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bool, torch.float16])
+@pytest.mark.parametrize("table", [nn.Embedding(10, 2, sparse=True), pl.Embedding("u", 2)])
+def test_ids_that_are_no_whole_numbers_are_refused(table: nn.Module, dtype: torch.dtype) -> None:
+    table = copy.deepcopy(table)
+    job = _prepare(table, SGD(table.parameters(), lr=1.0))
+    next(_batches := job.batches(DATA, 4))  # type: ignore[call-overload]
+    with pytest.raises(ConfigError, match=f"was asked for {dtype} ids; give int64"):
+        table(torch.ones(3).to(dtype))
+
+
+def test_a_padding_row_moves_by_a_module_that_shares_the_table_without_it() -> None:
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.padded = nn.Embedding(5, 2, padding_idx=0, sparse=True)
+            self.other = nn.Embedding(5, 2, sparse=True)
+            self.other.weight = self.padded.weight
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return self.padded(ids).sum() + 10 * self.other(ids[1:]).sum()
+
+    found = []
+    for managed in (False, True):
+        torch.manual_seed(0)
+        model = Shared()
+        optimizer = SGD(model.parameters(), lr=1.0)
+        ids = TensorRows(ids=torch.tensor([0, 1, 0, 2, 0, 1, 3, 4]))
+        batches: Any = [ids.__getitems__([0, 1, 2, 3]), ids.__getitems__([4, 5, 6, 7])]
+        if managed:
+            batches = _prepare(model, optimizer).batches(ids, 4, shuffle=False)
+        for batch in batches:
+            model(batch.ids).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        found.append(model.state_dict()["other.weight"])
+    torch.testing.assert_close(found[1], found[0])

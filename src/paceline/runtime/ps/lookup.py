@@ -38,9 +38,15 @@ class Call:
     inverse: Tensor
     rows: Compact | None = None
     """None: foreseen, and its rows are not here yet."""
-    used: bool = False
+    paddings: set[int | None] = field(default_factory=set)
+    """The padding id of each module that asked for it; none: it was not used."""
     version: int = 0
     """Of ``ids``: they may be a view of the batch, which the user may change in place."""
+
+    @property
+    def used(self) -> bool:
+        """Whether a module asked for it."""
+        return bool(self.paddings)
 
     def answers(self, ids: Tensor) -> bool:
         """Whether ``ids`` are what this look-up was prepared for."""
@@ -77,8 +83,8 @@ class TableLookup:
     num_cold: int = 0
     """Look-ups of this batch that were not foreseen."""
 
-    padding: set[int] = field(default_factory=set)
-    """Ids that never take a gradient."""
+    mixed: bool = False
+    """Whether its modules differ in the id that takes no gradient."""
 
 
 class Lookups:
@@ -110,13 +116,25 @@ class Lookups:
             table.calls, table.fetched = [], []
         self.open = False
 
-    def find(self, table: TableLookup, ids: Tensor) -> tuple[Tensor, Compact]:
-        """Positions of ``ids`` and the rows that they are in."""
+    def find(
+        self, table: TableLookup, ids: Tensor, padding: int | None = None
+    ) -> tuple[Tensor, Compact]:
+        """Positions of ``ids`` and the rows that they are in.
+
+        Args:
+            table: what is looked up in.
+            ids: of any shape.
+            padding: the id that takes no gradient by this look-up.
+
+        Raises:
+            ConfigError: outside of a batch, or the ids are no whole numbers.
+        """
         if not self.open:
             raise ConfigError(
                 f"table {table.name!r} was used outside of job.batches and job.evaluate; its rows "
                 "are there only for the batch in hand"
             )
+        _check_ids(table, ids)
         if self.watch is not None:
             self.watch(table.index, ids)
         # Foreseen calls come in the order of the first batch, so the first unused one is it,
@@ -124,12 +142,14 @@ class Lookups:
         calls = table.calls
         for call in calls if len(calls) < 2 else sorted(calls, key=_is_used):
             if call.answers(ids):
-                call.used = True
+                call.paddings.add(padding)
                 assert call.rows is not None
                 return call.inverse, call.rows
-        return self._find_cold(table, ids)
+        return self._find_cold(table, ids, padding)
 
-    def _find_cold(self, table: TableLookup, ids: Tensor) -> tuple[Tensor, Compact]:
+    def _find_cold(
+        self, table: TableLookup, ids: Tensor, padding: int | None
+    ) -> tuple[Tensor, Compact]:
         table.num_cold += 1
         unique, inverse = kernels.unique(flat_ids(ids))
         out_of_range = bad_id(unique, table.num_rows)
@@ -139,7 +159,7 @@ class Lookups:
             )
         compact = _compact(table, unique, self.fetch(table.index, unique))
         positions = _shaped(inverse, ids)
-        table.calls.append(Call(ids, positions, compact, used=True, version=ids._version))
+        table.calls.append(Call(ids, positions, compact, {padding}, version=ids._version))
         return positions, compact
 
     def leaves(self) -> list[Tensor]:
@@ -171,6 +191,21 @@ def _shaped(inverse: Ids, ids: Tensor) -> Tensor:
     """Positions in the shape of the ids and where they are."""
     positions = torch.from_numpy(inverse).view(ids.shape)
     return positions if ids.is_cpu else positions.to(ids.device)
+
+
+def _check_ids(table: TableLookup, ids: Tensor) -> None:
+    """Torch's embeddings take int32 and int64; keys may be any whole numbers."""
+    if ids.dtype in (torch.int64, torch.int32):
+        return
+    if table.num_rows is not None or ids.dtype not in _KEYS:
+        wanted = "int64 or int32" if table.num_rows is not None else "int64 (or a smaller integer)"
+        raise ConfigError(
+            f"table {table.name!r} was asked for {ids.dtype} ids; give {wanted}: floating-point "
+            "numbers would merge ids that differ"
+        )
+
+
+_KEYS = {torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32}
 
 
 def flat_ids(ids: Tensor) -> Ids:
@@ -215,9 +250,12 @@ class _TakeRows(torch.autograd.Function):
 
 def embed(lookups: Lookups, table: TableLookup, module: nn.Module, ids: Tensor) -> Tensor:
     """What ``nn.Embedding.forward`` computes, on the rows of this batch."""
-    inverse, rows = lookups.find(table, ids)
-    padding = _padding_position(table, module, rows)
-    if rows.leaf.is_cpu and inverse.is_contiguous():
+    padding_id = getattr(module, "padding_idx", None)
+    inverse, rows = lookups.find(table, ids, padding_id)
+    padding = _padding_position(padding_id, rows)
+    # Where it is the same for all modules its gradient is left out in the end.
+    shared = table.mixed and padding is not None
+    if rows.leaf.is_cpu and inverse.is_contiguous() and not shared:
         return _TakeRows.apply(rows.leaf, inverse)  # type: ignore[no-any-return, no-untyped-call]
     return F.embedding(inverse, rows.leaf, padding)
 
@@ -231,7 +269,7 @@ def embed_bag(
     per_sample_weights: Tensor | None = None,
 ) -> Tensor:
     """What ``nn.EmbeddingBag.forward`` computes, on the rows of this batch."""
-    inverse, rows = lookups.find(table, input)
+    inverse, rows = lookups.find(table, input, module.padding_idx)
     if offsets is not None:
         offsets = offsets.to(inverse.dtype)  # torch wants one dtype for both
     return F.embedding_bag(
@@ -241,15 +279,13 @@ def embed_bag(
         mode=module.mode,
         per_sample_weights=per_sample_weights,
         include_last_offset=module.include_last_offset,
-        padding_idx=_padding_position(table, module, rows),
+        padding_idx=_padding_position(module.padding_idx, rows),
     )
 
 
-def _padding_position(table: TableLookup, module: nn.Module, rows: Compact) -> int | None:
-    padding = getattr(module, "padding_idx", None)
+def _padding_position(padding: int | None, rows: Compact) -> int | None:
     if padding is None:
         return None
-    table.padding.add(padding)
     found = np.flatnonzero(rows.ids == padding)
     return int(found[0]) if found.size else None
 
@@ -286,12 +322,15 @@ def _looked_up(table: TableLookup, compact: Compact) -> Array | None:
 
     A row with a gradient of zero is not the same as no gradient: lazy Adam moves it.
     """
-    if not table.padding and all(call.used for call in table.calls):
+    used = [call for call in table.calls if call.used]
+    if len(used) == len(table.calls) and all(call.paddings == {None} for call in used):
         return None
     keep = np.zeros(compact.ids.size, dtype=np.bool_)
-    for call in table.calls:
-        if call.used and call.rows is compact:
-            keep[call.inverse.cpu().numpy()] = True
-    for padding in table.padding:
-        keep &= compact.ids != padding
+    for call in used:
+        if call.rows is compact:
+            mine = np.zeros_like(keep)
+            mine[call.inverse.cpu().numpy()] = True
+            if len(call.paddings) == 1 and None not in call.paddings:
+                mine &= compact.ids != next(iter(call.paddings))
+            keep |= mine
     return keep

@@ -17,6 +17,7 @@ from paceline.base.errors import ConfigError
 from paceline.runtime.data.reader import Reader
 from paceline.runtime.data.work import StepTimes, Work
 from paceline.runtime.ps.accumulation import Accumulation
+from paceline.runtime.ps.gradient_edits import GradientEdits
 from paceline.runtime.ps.lookup import Call, Foreseen, Lookups, foresee
 from paceline.runtime.ps.model import Flat, Model
 from paceline.runtime.ps.port import Pulled, Trainer
@@ -87,6 +88,9 @@ class Loop:
         """The script's state that the servers have from here."""
         self._cold = False
         """Whether the last batch had look-ups that were not foreseen, but might have been."""
+        self._edits: GradientEdits | None = None
+        if trainer.sums_workers:
+            self._edits = GradientEdits((one.param for one in model.dense), FIRST_STEPS)
         self.excluded_s = 0.0
         """Time since the batch was ready that was spent on something else (evaluation)."""
         self.step: Step | None = None
@@ -213,6 +217,8 @@ class Loop:
             raise ConfigError(TWICE)
         if not step.grads:
             step.compute_s = monotonic() - step.start_s - step.inner_wait_s
+        if self._edits is not None and not step.grads:
+            self._edits.check()
         step.grads[optimizer] = self._model.gradient_of(optimizer)
         if len(step.grads) == num_optimizers:
             self._push(step)
@@ -260,6 +266,8 @@ class Loop:
             number = len(self._model.optimizers)
             raise ConfigError(not_stepped(number - len(self.step.grads), number))
         self._model.check_values()
+        if self._edits is not None:
+            self._edits.stepped()
 
     def _stop_recording(self) -> None:
         if self._recorder is not None:
@@ -291,6 +299,8 @@ class Loop:
         self._stop_recording()
         self._lookups.end()
         self._schedule.end()
+        if self._edits is not None:
+            self._edits.end()
         if self.step is not None and not self.step.pushed:
             self._trainer.give_back(self.step.staged.work)
         for work in reversed(self._sum.works):

@@ -173,6 +173,7 @@ class Model:
             num_rows=table.num_rows,
             trained=self._groups[group] != FROZEN_GROUP,
             device=weight.device,
+            mixed=len({getattr(one, "padding_idx", None) for one in readers}) > 1,
         )
         return BoundTable(table, weight, readers, lookup)
 

@@ -1,0 +1,64 @@
+"""Whether a script changes gradients between backward and ``optimizer.step()``.
+
+In a step that several workers share, servers sum the gradients of all: what a worker does to its
+own (clipping above all) is not what torch does to the sum.
+"""
+
+from collections.abc import Iterable
+
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from paceline.base.errors import ConfigError
+
+
+class GradientEdits:
+    """Looks at the first steps of a process: a script that clips does so in each."""
+
+    def __init__(self, params: Iterable[nn.Parameter], steps: int) -> None:
+        self._left = steps
+        #: By the id of a parameter: its gradient as backward left it, and torch's count of changes.
+        self._seen: dict[int, tuple[Tensor, int]] = {}
+        self._params = list(params)
+        self._hooks: list[RemovableHandle] = [
+            param.register_post_accumulate_grad_hook(self._note)
+            for param in self._params
+            if param.requires_grad
+        ]
+
+    def _note(self, param: Tensor) -> None:
+        if param.grad is not None:
+            self._seen[id(param)] = param.grad, param.grad._version
+
+    def check(self) -> None:
+        """The gradients are about to be taken.
+
+        Raises:
+            ConfigError: one is not as backward left it.
+        """
+        if not self._hooks:
+            return
+        for param in self._params:
+            grad, version = self._seen.get(id(param), (None, 0))
+            if grad is None or param.grad is None:
+                continue
+            if param.grad is not grad or grad._version != version:
+                raise ConfigError(
+                    f"the gradient of a parameter of shape {tuple(param.shape)} was changed "
+                    "between loss.backward() and optimizer.step() (clipped, scaled, …): in mode "
+                    "bsp a step is the sum of all workers' gradients, which no worker sees; run "
+                    "the job with --mode asp or --mode ssp, or with --strategy allreduce"
+                )
+
+    def stepped(self) -> None:
+        """A batch is over."""
+        self._seen.clear()
+        self._left -= 1
+        if self._left <= 0:
+            self.end()
+
+    def end(self) -> None:
+        """Look no more."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
