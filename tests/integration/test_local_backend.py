@@ -89,6 +89,20 @@ def test_a_killed_agent_is_reported_and_a_stopped_one_is_not(job: JobDir) -> Non
     asyncio.run(scenario())
 
 
+def test_an_agent_that_cannot_come_up_says_why(job: JobDir) -> None:
+    job.spec.write_text("{")
+
+    async def body() -> None:
+        async with nothing_left(job):
+            backend = LocalBackend(job)
+            backend.launch(NODE)
+            ended = await next_end(backend)
+            assert ended.node == NODE
+            assert "got a file that is no job spec of this version" in ended.reason
+
+    asyncio.run(body())
+
+
 def test_an_agent_is_adopted_by_the_next_masters_backend(job: JobDir) -> None:
     async def scenario() -> None:
         async with nothing_left(job):

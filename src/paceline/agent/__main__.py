@@ -19,6 +19,7 @@ from paceline.base.errors import TransientError
 from paceline.base.jobdir import JobDir
 from paceline.base.node_files import NodeFiles
 from paceline.base.processes import find_job_process, kill_quietly, try_lock
+from paceline.wire import last_words
 from paceline.wire.spec import JobSpec, load
 
 TAKE_OVER_S = 5.0
@@ -67,7 +68,10 @@ def main() -> None:
     parser.add_argument("--job-dir", type=Path, required=True)
     parser.add_argument("--node", required=True)
     parser.add_argument("--guest", action="store_true")
+    parser.add_argument(last_words.OPTION, type=int)
     options = parser.parse_args()
+    if options.last_words is not None:
+        last_words.say_at_death(options.last_words)
     logging.basicConfig(
         stream=sys.stderr,
         level=logging.INFO,

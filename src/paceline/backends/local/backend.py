@@ -5,6 +5,7 @@ Agents outlive the master that launched them; the next one adopts them by proces
 
 import asyncio
 import functools
+import os
 import signal
 import subprocess
 import time
@@ -19,6 +20,7 @@ from paceline.base.processes import (
     kill_quietly,
     start_detached,
 )
+from paceline.wire import last_words
 from paceline.wire.spec import JobSpec
 
 
@@ -41,6 +43,8 @@ class Launch(msgspec.Struct, eq=False):
     pid: int = 0
     child: subprocess.Popen[bytes] | None = None
     """None: not started yet, or by a former master."""
+    words: int = -1
+    """The end of the pipe by which the child says what it dies of."""
     came_up: bool = False
     """It has spoken."""
     older_pid: int = 0
@@ -115,13 +119,21 @@ class LocalBackend:
 
     def _start(self, launch: Launch) -> None:
         launch.started_s = self._loop.time()
-        arguments = ["--job-dir", str(self._job.path), "--node", launch.node]
         log = self._job.logs / "agents.log"
+        launch.words, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        words = [last_words.OPTION, str(theirs)]
+        # The node comes last: it is what a process is known by.
+        arguments = ["--job-dir", str(self._job.path), *words, "--node", launch.node]
         try:
-            launch.child = start_detached("paceline.agent", arguments, self._job.path, log)
+            launch.child = start_detached(
+                "paceline.agent", arguments, self._job.path, log, descriptors=[theirs]
+            )
         except OSError as error:
+            os.close(launch.words)
             self._exits.put_nowait(AgentExit(launch.node, 0, str(error)))
             return
+        finally:
+            os.close(theirs)
         launch.pid = launch.child.pid
         self._watch(launch)
 
@@ -129,9 +141,13 @@ class LocalBackend:
         Watch(launch.pid, functools.partial(self._ended, launch))
 
     def _ended(self, launch: Launch) -> None:
-        code = launch.child.wait() if launch.child else None
+        code, said = launch.child.wait() if launch.child else None, ""
+        if launch.child:
+            words = last_words.read(launch.words)
+            said = words.reason if words else ""
+            os.close(launch.words)
         if self._launches.get(launch.node) is launch:
-            reason = "" if code is None else f"exit code {code}"
+            reason = said or ("" if code is None else f"exit code {code}")
             self._exits.put_nowait(AgentExit(launch.node, launch.pid, reason))
             if launch.older_pid:
                 self.adopt(launch.node, launch.older_pid)
