@@ -48,7 +48,7 @@ def test_a_resumed_job_whose_supervisor_dies_at_once_is_no_running_job(
 
 
 def end_soon(job: JobDir, after_s: float = 0.3) -> threading.Timer:
-    """Have the job end, so that whoever waits for its start goes on."""
+    """Have the job end, so that its starter goes on."""
     timer = threading.Timer(
         after_s, write_outcome, (Outcome(state="failed", exit_code=3), job.outcome)
     )

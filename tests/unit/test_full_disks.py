@@ -34,7 +34,7 @@ RECORDS = [MasterStarted(started_s=float(number)) for number in range(4)]
 
 
 class FakeJournal:
-    """A journal whose disk refuses when it is told to."""
+    """A journal whose disk refuses on request."""
 
     def __init__(self) -> None:
         self.refuses = False

@@ -1,4 +1,4 @@
-"""What jobs that are over have left on the machine: cleared by whoever looks next.
+"""What jobs that are over have left on the machine: which the next command clears.
 
 A supervisor that is killed just after the outcome was written leaves a run directory and control
 groups behind, and no agent that would start another.
