@@ -7,6 +7,25 @@ from paceline.base.samples import Intervals, Span
 from paceline.wire.messages.feeds import Feed
 
 
+def test_blocks_of_a_slice_lie_where_they_do_whoever_computes_them() -> None:
+    feed = Feed(
+        feed=0,
+        purpose="train",
+        num_samples=25,
+        epochs=2,
+        batch_size=10,
+        shard_size=25,
+        shuffle=False,
+        seed=0,
+        blocks=4,
+    )
+    ends = [feed.block_end(position) for position in range(50)]
+    # Of 10 samples: 2, 3, 2 and 3; of the last 5 of an epoch half as many blocks.
+    assert list(dict.fromkeys(ends[:25])) == [2, 5, 7, 10, 12, 15, 17, 20, 22, 25]
+    assert list(dict.fromkeys(ends[25:])) == [27, 30, 32, 35, 37, 40, 42, 45, 47, 50]
+    assert all(position < end for position, end in enumerate(ends))
+
+
 def feed(
     num_samples: int = 10, *, batch_size: int = 4, epochs: int = 2, per_worker: bool = False
 ) -> Feed:

@@ -117,6 +117,8 @@ def test_nobody_helps_with_what_may_be_missing(ledger: Ledger) -> None:
 
     assert ledger.pick_parts(first, urgent=2, spared=1) == [Span(0, 3, 4)]
     assert ledger.pick_parts(first, urgent=2, spared=2) == []
+    # Where a step is computed in blocks none is divided.
+    assert ledger.pick_parts(first, urgent=1, edge=lambda at: -(-at // 4) * 4) == [Span(0, 2, 4)]
 
 
 def test_what_an_owner_gives_back_is_to_do_again(ledger: Ledger) -> None:

@@ -378,18 +378,17 @@ WRONG_FILES = [
         ),
     ),
     (
-        "script: train.py\ndeterministic: true\n",
+        "script: train.py\nmode: asp\ndeterministic: true\n",
         (
-            "job.yaml:2: deterministic: got true with strategy ps, expected it with strategy "
-            "allreduce only (servers sum up whole shares, whose bits follow who computes them); "
-            "remove it or set strategy to allreduce"
+            "job.yaml:3: deterministic: got true in mode asp, whose updates come in any order, "
+            "expected mode bsp; remove it or set mode to bsp"
         ),
     ),
     (
         "script: train.py\nstrategy: script\ndeterministic: true\n",
         (
             "job.yaml:3: deterministic: got true with strategy script, expected it with strategy "
-            "allreduce only; remove it or set strategy to allreduce"
+            "allreduce, or on servers in mode bsp; remove it or set strategy to allreduce"
         ),
     ),
     (

@@ -572,3 +572,23 @@ def test_a_grant_brings_the_factor_too(state: WorkerState) -> None:
     state.grant(Grant(epoch_no=1, inc=INC, n=1, feed=0, spans=(Span(0, 0, 4),), rate=rate))
 
     assert offer(state).factor == 0.5
+
+
+def test_where_a_step_has_blocks_each_is_a_batch_however_they_are_granted() -> None:
+    state = worker("bsp")
+    divided = msgspec.structs.replace(FEED, blocks=3)  # [0, 1), [1, 2), [2, 4)
+    state.feed_opened(FeedOpened(inc=INC, feed=divided))
+    state.feeds[0] = divided
+    # What a solution says of batches does not count.
+    batching = (Batching(start=0, batch_size=3),)
+    state.want(0)
+    spans = (Span(0, 1, 4), Span(0, 6, 8))
+    grant = Grant(epoch_no=1, inc=INC, n=1, feed=0, spans=spans, batching=batching)
+    state.grant(grant)
+    assert state.step_batches(0, 0, 5) == [(Span(0, 1, 2),), (Span(0, 2, 4),)]
+    assert state.step_batches(0, 1, 5) == [(Span(0, 6, 8),)]
+    taken = []
+    while state.has_work(0):
+        taken.append(state.take(0, state.next_size(0)))
+        assert state.is_whole(0) is (not state.has_work(0))
+    assert taken == [(Span(0, 1, 2),), (Span(0, 2, 4),)]

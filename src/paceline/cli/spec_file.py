@@ -272,12 +272,13 @@ def _check_deterministic(draft: _Draft) -> None:
         return
     strategy, workers = draft.get("strategy"), draft.get("workers.count")
     blocks = draft.get("blocks")
-    if strategy != "allreduce":
+    if strategy not in ("allreduce", "ps"):
         got = f"true with strategy {strategy}"
-        expected = "it with strategy allreduce only"
-        if strategy == "ps":
-            expected += " (servers sum up whole shares, whose bits follow who computes them)"
+        expected = "it with strategy allreduce, or on servers in mode bsp"
         draft.complain("deterministic", got, expected, "remove it or set strategy to allreduce")
+    elif strategy == "ps" and draft.get("mode") != "bsp":
+        got = f"true in mode {draft.get('mode')}, whose updates come in any order"
+        draft.complain("deterministic", got, "mode bsp", "remove it or set mode to bsp")
     elif draft.get("solution") in SHORT_STEPS:
         got = f"{draft.get('solution')} with deterministic, where every step waits for all"
         draft.complain("solution", got, "another one", "remove it, or deterministic")
@@ -479,7 +480,10 @@ _CHECKS: tuple[tuple[Callable[[_Draft], None], tuple[str, ...]], ...] = (
         _check_strategy,
         ("strategy", "run_as", "mode", "min_workers", "max_workers", "workers.count", "preflight"),
     ),
-    (_check_deterministic, ("deterministic", "blocks", "strategy", "workers.count", "solution")),
+    (
+        _check_deterministic,
+        ("deterministic", "blocks", "strategy", "mode", "workers.count", "solution"),
+    ),
     (_check_memory, ()),
     (_check_waits, ()),
     (_check_folder, ("checkpoint.dir",)),

@@ -3,7 +3,7 @@
 Pure, and part of `MasterState`, which grants it and records the grant.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
 from paceline.base.samples import Portion, Span, between
@@ -53,7 +53,8 @@ class Deal:
         if self._plans.in_steps(self._feed):
             urgent, spared = self._urgent() if self._message.starving else (0, 0)
             parts = self._parts(sizing.steps)
-            return self._ledger.pick_parts(parts, urgent=urgent, spared=spared)
+            edge = self._edge if self._feed.blocks else None
+            return self._ledger.pick_parts(parts, urgent=urgent, spared=spared, edge=edge)
         if self._plans.has_fixed_parts(self._feed):
             parts = fixed_parts(self._plans.newest, *self._me, self._feed)
             return between(self._ledger.pick_parts(parts), 0, sizing.samples)
@@ -96,7 +97,19 @@ class Deal:
             plan = self._plans.at(place)
             if plan.no not in portions:
                 portions[plan.no] = portion_of(plan, *self._me)
-            yield whole, portions[plan.no].of(whole)
+            part = portions[plan.no].of(whole)
+            yield whole, list(self._in_blocks(part)) if self._feed.blocks else part
+
+    def _edge(self, position: int) -> int:
+        """The first edge of a block that is not before this position."""
+        return self._feed.block_end(position - 1) if position else 0
+
+    def _in_blocks(self, part: Sequence[Span]) -> Iterator[Span]:
+        """The same as whole blocks: the block that two parts divide belongs to the first."""
+        for span in part:
+            start, stop = self._edge(span.start), self._edge(span.stop)
+            if start < stop:
+                yield Span(span.line, start, stop)
 
     def _next_slices(self, num_steps: int) -> Iterator[tuple[Place, Slice]]:
         """That of the undecided step, and what comes after it in order, by place."""

@@ -524,6 +524,7 @@ class Job:
         num_samples = _length(caller, dataset) if growth is None else None
         # Files read neighbours together, so they are mixed by shards; elsewhere all are mixed.
         asked = spec.data.shard_size or getattr(dataset, "shard_size_hint", None)
+        divided = spec.deterministic and spec.strategy == "ps"
         feed = Feed(
             feed=self._num_feeds,
             purpose=purpose,
@@ -536,6 +537,7 @@ class Job:
             per_worker=per_worker,
             # A second loop over the same data is not to repeat the order of the first.
             seed=spec.data_seed + self._num_feeds,
+            blocks=spec.blocks if divided and purpose == "train" else 0,
         )
         self._num_feeds += 1
         return self._strategy.open_feed(feed, growth)

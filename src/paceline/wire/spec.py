@@ -233,10 +233,12 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Nodes that hold the model. Default 1; there are none with strategies allreduce and fsdp."""
     deterministic: bool = False
     """Strategy allreduce: whether the model is the same bit for bit whoever dies, joins, or
-    computes how much. Default false: the last bits of sums follow who takes part in them."""
+    computes how much. On servers in mode bsp: whether it is the same but for the last bits of
+    sums, also with dropout and augmentation. Default false: sums, and what is drawn for a sample,
+    follow who takes part."""
     blocks: Count = 16
     """Parts of each step with ``deterministic``, each a batch of its own: the most workers that
-    have something to do. Default 16; another number gives other bits."""
+    have something to do. Default 16; another number gives other results."""
     torch_threads: Annotated[int, Meta(ge=1, le=1_024)] | None = None
     """Threads of torch in each worker. Default none: the machine's cores shared by all workers;
     with ``deterministic`` 1, since the bits of sums follow it."""

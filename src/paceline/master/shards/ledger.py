@@ -13,7 +13,7 @@ At every moment each sample below the cursor is in exactly one of: returned, one
 (DESIGN, invariant 1; AntDT section V-C calls them TODO, DOING, DONE).
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from paceline.base.samples import Intervals, SampleSet, Span, between
 from paceline.wire.messages.feeds import Feed, SourceLine, feed_of
@@ -71,6 +71,13 @@ class Line:
         if self.cursor < stop:
             self.returned.add(self.cursor, start)
             self.cursor = stop
+
+
+def _common(spans: Iterable[Span], start: int, stop: int) -> Iterator[Span]:
+    """What spans of one line have of these positions."""
+    for span in spans:
+        if max(span.start, start) < min(span.stop, stop):
+            yield Span(span.line, max(span.start, start), min(span.stop, stop))
 
 
 class Ledger:
@@ -194,7 +201,14 @@ class Ledger:
             if line.epoch == earliest:
                 yield line.fresh(number)
 
-    def pick_parts(self, parts: Iterable[Part], *, urgent: int = 0, spared: int = 0) -> list[Span]:
+    def pick_parts(
+        self,
+        parts: Iterable[Part],
+        *,
+        urgent: int = 0,
+        spared: int = 0,
+        edge: Callable[[int], int] | None = None,
+    ) -> list[Span]:
         """What a synchronous grant would hold: what is to do of a member's parts of some slices.
 
         Args:
@@ -202,6 +216,7 @@ class Ledger:
             urgent: > 0: the worker has nothing left for the undecided slice; if its own part of
                 that is gone it gets up to so many samples of what others left there.
             spared: of which so many may be missing when the step is decided.
+            edge: where what is urgent may end: position -> the next such place.
         """
         own: list[Span] = []
         left: list[Span] = []
@@ -210,6 +225,8 @@ class Ledger:
             if number == 0 and urgent and not mine:
                 others = [span for one in whole for span in self._to_do(one)]
                 left = between(others, spared, spared + urgent)
+                if edge is not None and left:
+                    left = list(_common(others, left[0].start, edge(left[-1].stop)))
             own += mine
         return [*left, *own]
 

@@ -24,6 +24,7 @@ from paceline.runtime.ps.port import Pulled, Trainer
 from paceline.runtime.ps.recipes import Recipe, Recipes, Recorder
 from paceline.runtime.ps.schedule import Schedule
 from paceline.runtime.ps.store import Gradients
+from paceline.runtime.seeding import reseed, seed_of
 from paceline.runtime.stepping import BEFORE, NO_GRADIENT, TWICE, not_stepped
 from paceline.wire.messages.data import Changed
 from paceline.wire.messages.feeds import Feed
@@ -135,6 +136,10 @@ class Loop:
             elif late:
                 self._ask_ahead()
             self._maybe_record(staged)
+            if self._trainer.spec.deterministic:
+                # What is drawn for a block does not follow who computes it.
+                first = work.spans[0]
+                reseed(seed_of(self._trainer.spec.seed, first.line, first.start))
             return True
         self._record(start_s)
         self.step = None

@@ -367,8 +367,9 @@ class WorkerState:
 
     def next_size(self, feed: int) -> int:
         """BSP: samples of the next batch at most."""
-        how = self._how(self._slice(feed))
-        return _size(how, len(self.taken))
+        if self.feeds[feed].blocks and (found := self.peek(feed, 1)):
+            return self.feeds[feed].block_end(found[0].start) - found[0].start
+        return self._how(self._slice(feed)).size_after(len(self.taken))
 
     def is_whole(self, feed: int) -> bool:
         """BSP: whether what is taken and not offered is a whole contribution."""
@@ -382,8 +383,12 @@ class WorkerState:
         held = 0 if after else len(self.taken)
         at, total = 0, sum(len(span) for span in spans)
         found: list[tuple[Span, ...]] = []
+        blocks = self.feeds[feed].blocks
         while at < total and len(found) < limit:
-            size = _size(how, held + at)
+            first = between(spans, at, at + 1)[0].start if blocks else 0
+            size = (
+                self.feeds[feed].block_end(first) - first if blocks else how.size_after(held + at)
+            )
             found.append(tuple(between(spans, at, at + size)))
             at += size
         return found
@@ -758,12 +763,6 @@ class WorkerState:
             feed=feed,
             map_version=self.map.version if self.map else 0,
         )
-
-
-def _size(how: Batching, held: int) -> int:
-    """Samples of the batch that follows so many of the contributions of a step."""
-    size = how.batch_size or sys.maxsize
-    return min(size, how.contribution - held % how.contribution) if how.contribution else size
 
 
 def _common(lease: Iterable[Span], within: Slice) -> Iterator[Span]:

@@ -1,5 +1,6 @@
 """Feeds: what is read in which order, in which steps, and how a worker computes its share."""
 
+import sys
 from collections.abc import Iterator
 from itertools import pairwise
 
@@ -34,6 +35,9 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True):
     """Neighbouring shards that are mixed with each other; 0: all of the epoch."""
     per_worker: bool = False
     """A step is as many slices as workers do it: the global batch follows their number."""
+    blocks: int = 0
+    """On servers: a whole slice is computed in so many batches, whoever computes them; 0: it is
+    not divided beforehand."""
 
     def global_batch(self, workers: int) -> int:
         """Samples of a step that so many workers do, if nothing is missing and no epoch ends."""
@@ -74,6 +78,14 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True):
         """The number of the slice that holds this position."""
         epoch, offset = divmod(position, self.num_samples or 1)
         return epoch * self.steps_per_epoch + offset // self.batch_size + 1
+
+    def block_end(self, position: int) -> int:
+        """Where the block ends that holds this position; a smaller slice has fewer blocks."""
+        span = self.slice_no(self.number_at(position))
+        size = len(span)
+        units = min(size, -(-self.blocks * size // self.batch_size))
+        number = -(-(position - span.start + 1) * units // size)
+        return span.start + size * number // units
 
     def next_slice(self, done: Intervals, workers: int = 1) -> Slice:
         """What the step consists of that follows a model with these samples of the feed.
@@ -146,6 +158,11 @@ class Batching(msgspec.Struct, frozen=True, array_like=True):
     """Samples of a contribution; 0: all of the share."""
     short: bool = False
     """A step may be decided without it, so it is worth while to look out for that."""
+
+    def size_after(self, held: int) -> int:
+        """Samples of the batch that follows so many of the contributions of a step."""
+        size, whole = self.batch_size or sys.maxsize, self.contribution
+        return min(size, whole - held % whole) if whole else size
 
 
 class Rate(msgspec.Struct, frozen=True, array_like=True):
