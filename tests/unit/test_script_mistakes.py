@@ -202,7 +202,10 @@ MISTAKES: list[tuple[Callable[[], object], str]] = [
     ),
     (
         prepare_twice,
-        ("job.prepare was called twice; give it everything in one call"),
+        (
+            "job.prepare was called twice; give it everything in one call, and train another model "
+            "in another job"
+        ),
     ),
     (
         load_after_prepare,
