@@ -22,6 +22,7 @@ def write(ledger: StepLedgerWriter, step: int, bpt_s: float, samples: int = 10) 
         server_s=bpt_s / 4,
         message_s=bpt_s / 8,
         wait_s=bpt_s / 8,
+        data_s=bpt_s / 16,
         samples=samples,
     )
 
@@ -36,6 +37,7 @@ def test_means_are_over_the_steps_since_the_last_read(tmp_path: Path) -> None:
     facts = reader.read(up(1))
     assert (facts.steps, facts.step, facts.samples) == (2, 2, 20)
     assert (facts.bpt_s, facts.compute_s, facts.message_s) == (2.0, 1.0, 0.25)
+    assert facts.data_s == 0.125
     assert facts.compute_max_s == 1.5
     write(ledger, 3, 8.0)
     assert reader.read(up(1)).bpt_s == 8.0

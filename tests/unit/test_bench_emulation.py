@@ -126,7 +126,7 @@ def test_periods_shrink_with_the_job() -> None:
 
 def ran(method: str, jct_s: float) -> Run:
     outcome = Outcome(jct_s=jct_s, samples=1, steps=1)
-    return Run(scenario="a", mode="bsp", method=method, seed=0, outcome=outcome, oracle_s=1.0)
+    return Run(scenario="a", mode="bsp", method=method, seed=0, outcome=outcome, clairvoyant_s=1.0)
 
 
 def test_real_runs_stand_beside_simulated_ones_with_both_ranks() -> None:

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
-from paceline.cli.decisions import name_of, read_log, stories
+from paceline.cli.decisions import name_of, read_log, seen_of, stories
 from paceline.cli.explain import explain, run_replay
 from paceline.cli.main import app
 from paceline.master.outlet import LineFile
@@ -30,6 +30,7 @@ from paceline.policy.straggler.decision_log import (
     Begun,
     Decided,
     Failed,
+    Helped,
     Measured,
     Refused,
     TookEffect,
@@ -39,6 +40,7 @@ from paceline.policy.straggler.decision_log import (
 from paceline.policy.straggler.observation import (
     Observation,
     RestartCost,
+    RestartOutcome,
     ServerSeen,
     WorkerSeen,
 )
@@ -322,3 +324,26 @@ def test_a_log_can_be_named_by_its_job(tmp_path: Path, monkeypatch: pytest.Monke
     out = io.StringIO()
     assert run_replay("job-1", None, {}, Console(file=out))
     assert "reproduces all" in out.getvalue()
+
+
+def test_a_wait_for_data_is_told_where_it_is_a_part_of_a_batch_to_speak_of() -> None:
+    seen = observation(0.1, 0.1)
+    reading = msgspec.structs.replace(
+        seen.workers[1], short=msgspec.structs.replace(pace(0.1), data_s=0.2)
+    )
+    slow = msgspec.structs.replace(seen, workers=(seen.workers[0], reading))
+    action = BackupWorkers(count=1)
+    assert "waited" not in seen_of(action, seen)
+    assert seen_of(action, slow).endswith("worker-1 waited 200.0 ms of each batch for its data")
+
+
+def test_whether_a_restart_has_cured_is_told() -> None:
+    kill = KillRestart(node="worker-1")
+    outcome = RestartOutcome(role="worker", before=3.0, after=1.1)
+    lines: list[AnyLine] = [
+        Begun(t=T0, solution="auto"),
+        decided(1, observation(0.1, 0.3), kill),
+        Helped(t=T0 + 60, no=1, index=0, outcome=outcome),
+    ]
+    (story,) = stories(lines)
+    assert story.outcome == "cured: 3.00 times the usual before, 1.10 after"

@@ -18,7 +18,7 @@ from tests.simulated import NOISY, changed
 Jcts = dict[tuple[str, str, str], list[float]]
 
 
-def results_of(jcts_s: Jcts, *, first_seed: int = 0, oracle_s: float = 1.0) -> Results:
+def results_of(jcts_s: Jcts, *, first_seed: int = 0, clairvoyant_s: float = 1.0) -> Results:
     """By scenario, mode and method: the JCT of each seed."""
     results = Results(
         clock="virtual", preset="test", version="0", commit="c", command="x", started="now"
@@ -33,7 +33,7 @@ def results_of(jcts_s: Jcts, *, first_seed: int = 0, oracle_s: float = 1.0) -> R
                 method=method,
                 seed=seed,
                 outcome=Outcome(jct_s=jct_s, samples=1, steps=1),
-                oracle_s=oracle_s,
+                clairvoyant_s=clairvoyant_s,
             )
             for seed, jct_s in enumerate(each_s, first_seed)
         ]
@@ -114,8 +114,8 @@ def test_a_ratio_is_called_below_1_from_20_seeds_on() -> None:
 # ------------------------------------------------------------------------- goals
 
 
-def goals(jcts_s: Jcts, oracle_s: float = 1.0) -> dict[str, tuple[float, bool]]:
-    found: list[Goal] = goals_of(results_of(jcts_s, oracle_s=oracle_s))
+def goals(jcts_s: Jcts, clairvoyant_s: float = 1.0) -> dict[str, tuple[float, bool]]:
+    found: list[Goal] = goals_of(results_of(jcts_s, clairvoyant_s=clairvoyant_s))
     return {goal.what: (round(goal.measured, 3), goal.met) for goal in found}
 
 
@@ -132,7 +132,7 @@ def test_the_goals_of_table_3_are_decided_by_its_rows() -> None:
             ("server 0.8", "bsp", "ND, own windows"): [3_900.0],
             ("server 0.8", "bsp", "auto"): [4_000.0],
         },
-        oracle_s=3_500.0,
+        clairvoyant_s=3_500.0,
     )
     assert found == {
         "worker 0.1: BSP / the paper's BSP": (0.696, False),
@@ -142,24 +142,24 @@ def test_the_goals_of_table_3_are_decided_by_its_rows() -> None:
         "worker 0.8: BSP / auto": (2.078, True),
         "auto: server 0.8 / server 0.1": (1.143, False),
         "server 0.8: BSP / auto": (1.9, False),
-        "worker 0.1: auto / oracle": (1.0, True),
-        "worker 0.8: auto / oracle": (1.1, True),
+        "worker 0.1: auto / clairvoyant": (1.0, True),
+        "worker 0.8: auto / clairvoyant": (1.1, True),
         "worker 0.8: auto / ND": (0.963, True),
-        "server 0.1: auto / oracle": (1.0, True),
-        "server 0.8: auto / oracle": (1.143, False),
+        "server 0.1: auto / clairvoyant": (1.0, True),
+        "server 0.8: auto / clairvoyant": (1.143, False),
         "server 0.8: auto / ND, own windows": (1.026, False),
         "worker 0.8, bsp: BSP / auto, as far as ND in the paper": (2.078, True),
         "server 0.8, bsp: BSP / auto, as far as ND in the paper": (1.9, False),
     }
 
 
-def test_auto_is_held_against_nd_and_the_oracle_in_every_mode() -> None:
+def test_auto_is_held_against_nd_and_the_clairvoyant_schedule_in_every_mode() -> None:
     found = goals(
         {("server 0.8", "asp", "ND"): [4_400.0], ("server 0.8", "asp", "auto"): [4_480.0]},
-        oracle_s=4_000.0,
+        clairvoyant_s=4_000.0,
     )
     assert found == {
-        "server 0.8, asp: auto / oracle": (1.12, False),
+        "server 0.8, asp: auto / clairvoyant": (1.12, False),
         "server 0.8, asp: auto / ND": (1.018, False),
     }
 
@@ -201,5 +201,5 @@ def test_goals_are_printed_with_what_was_missed() -> None:
     text = markdown_goals(goals_of(results_of(jcts_s)))
     assert "1 of 3 met." in text
     assert row_of(text, "auto: worker 0.8 / worker 0.1") == ["1.200", "at most 1.12", "**missed**"]
-    assert row_of(text, "worker 0.1: auto / oracle") == ["1.000", "at most 1.1", "met"]
+    assert row_of(text, "worker 0.1: auto / clairvoyant") == ["1.000", "at most 1.1", "met"]
     assert markdown_goals([]) == ""

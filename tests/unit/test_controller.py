@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Sequence
 from typing import TypeVar
 
+import msgspec
 import pytest
 
 from paceline.master.controller import (
@@ -19,11 +20,26 @@ from paceline.master.controller import (
     Progress,
     Write,
 )
-from paceline.policy.straggler.actions import AnyAction, BackupWorkers, KillRestart, Partial
-from paceline.policy.straggler.decision_log import Decided, Failed, Measured, Refused, TookEffect
+from paceline.policy.stats.regimes import Point, Regime
+from paceline.policy.straggler.actions import (
+    AdjustBatch,
+    AnyAction,
+    BackupWorkers,
+    KillRestart,
+    Partial,
+)
+from paceline.policy.straggler.decision_log import (
+    Decided,
+    Failed,
+    Helped,
+    Measured,
+    Refused,
+    TookEffect,
+)
 from paceline.policy.straggler.observation import (
     Observation,
     RestartCost,
+    RestartOutcome,
     ServerSeen,
     WorkerSeen,
 )
@@ -329,3 +345,67 @@ def test_numbers_go_on() -> None:
     job = Job(first_no=41)
     numbers = itertools.chain.from_iterable(lines(job.decide(KILL), Decided) for _ in range(3))
     assert [decided.no for decided in numbers] == [41, 42, 43]
+
+
+# ---------------------------------------------------------------------- what restarts achieve
+
+
+def measured(job: Job, *times_s: float, since_s: float = 0.0) -> Observation:
+    """Workers with regimes that began at a time."""
+    workers = tuple(
+        WorkerSeen(
+            node=f"worker-{index}",
+            batch_size=32,
+            regime=Regime(since_s=since_s, iterations=100, points=(Point(32, 100, time_s),)),
+        )
+        for index, time_s in enumerate(times_s)
+    )
+    return msgspec.structs.replace(job.observation(), workers=workers)
+
+
+def ask(job: Job, seen: Observation, *actions: AnyAction) -> tuple[Observation, list[Instruction]]:
+    """What the solution sees, when it answers so, and what is written before."""
+    asked = job.controller.ask(seen, job.now_s, job.progress)
+    (ask,) = [one for one in asked if isinstance(one, Ask)]
+    job.controller.answered(ask.no, actions, 0.001, job.now_s)
+    return ask.observation, asked
+
+
+def outcome_of_a_restart(job: Job, time_s: float) -> RestartOutcome:
+    """What the solution sees of a restart after which the node takes so long, and others 1 s."""
+    job.wait(100.0)
+    ask(job, measured(job, 1.0, 3.0, 1.0), KILL)
+    job.wait(5.0)
+    job.works()
+    job.wait(SPAN_S / 2)
+    seen, written = ask(job, measured(job, 1.0, time_s, 1.0, since_s=105.0))
+    assert seen.outcomes == (), "too early to tell"
+    job.wait(SPAN_S)
+    seen, written = ask(job, measured(job, 1.0, time_s, 1.0, since_s=105.0))
+    (outcome,) = seen.outcomes
+    assert [line.outcome for line in lines(written, Helped)] == [outcome]
+    return outcome
+
+
+def test_a_restart_is_judged_by_the_nodes_next_life() -> None:
+    cured = outcome_of_a_restart(Job(), 1.0)
+    assert (cured.role, cured.before, cured.after, cured.cured) == ("worker", 3.0, 1.0, True)
+    assert 0.0 < cured.weight < 1.0, "it might have healed without the restart"
+    futile = outcome_of_a_restart(Job(), 3.0)
+    assert (futile.before, futile.after, futile.cured) == (3.0, 3.0, False)
+
+
+def test_outcomes_of_earlier_jobs_are_seen() -> None:
+    job, before = Job(), RestartOutcome(role="worker", before=2.0, after=2.0)
+    job.controller = Controller(PERIOD, lambda: 0.0, outcomes=[before])
+    assert ask(job, job.observation())[0].outcomes == (before,)
+
+
+def test_changes_of_the_plan_are_seen_once_per_decision() -> None:
+    job = Job()
+    job.wait(10.0)
+    ask(job, job.observation(), AdjustBatch(shares={}), BACKUP)
+    job.wait(8.0)
+    ask(job, job.observation(), KILL)
+    job.wait(2.0)
+    assert ask(job, job.observation())[0].changes_s == (10.0,)

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
+from time import sleep
 from typing import Any
 
 import pytest
@@ -10,12 +11,13 @@ import torch
 from torch import nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import StepLR
+from torch.utils.data import Dataset
 
 import paceline as pl
 from paceline.base.samples import Span
 from paceline.runtime.data.batch import TensorRows
 from paceline.runtime.data.growth import Growth
-from paceline.runtime.data.work import Work
+from paceline.runtime.data.work import StepTimes, Work
 from paceline.runtime.job import Job
 from paceline.runtime.ps.alone import Alone
 from paceline.runtime.ps.port import Ids, Pulled
@@ -147,6 +149,40 @@ def _assert_once(model: Counted, epochs: int) -> None:
     held = model.state_dict()
     assert held["rows.weight"].eq(-epochs).all()
     assert held["count"].item() == -NUM_SAMPLES * epochs
+
+
+class Timed(Told):
+    """Keeps what steps took."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.times: list[StepTimes] = []
+
+    def record(self, times: StepTimes) -> None:
+        self.times.append(times)
+
+
+class SlowRows(Dataset[torch.Tensor]):
+    """Each read takes 20 ms."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        sleep(0.02)
+        return torch.tensor(index)
+
+
+def test_the_wait_for_data_is_a_part_of_a_steps_wait() -> None:
+    trainer = Timed()
+    job, model, optimizer = _job(trainer)
+    for ids in job.batches(SlowRows(), 2):
+        model.loss(ids).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert trainer.times
+    first = trainer.times[0]
+    assert 0.04 <= first.data_s <= first.wait_s
 
 
 @pytest.mark.parametrize("trainer", [Told, Overlapping, Fickle, Withdrawing])

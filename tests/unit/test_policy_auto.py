@@ -1,12 +1,14 @@
 """``auto`` in closed loops, and what it answers to single observations."""
 
 import itertools
+from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 
 from paceline.policy.stats.regimes import LATE, Point, Regime
+from paceline.policy.stats.spells import LifeTable
 from paceline.policy.stats.windows import Pace
 from paceline.policy.straggler.actions import (
     AdjustBatch,
@@ -14,13 +16,16 @@ from paceline.policy.straggler.actions import (
     KillRestart,
     Partial,
 )
-from paceline.policy.straggler.division import Patience
+from paceline.policy.straggler.division import Patience, Step
+from paceline.policy.straggler.fleet import Fleet
 from paceline.policy.straggler.observation import (
     Observation,
     RestartCost,
     ServerSeen,
     WorkerSeen,
 )
+from paceline.policy.straggler.ranks import Delays
+from paceline.policy.straggler.restarts import slowness
 from paceline.policy.straggler.solutions.auto import Auto, _patience
 from paceline.policy.straggler.solutions.lb_bsp import LbBsp
 from paceline.policy.straggler.solutions.non_dedicated import NonDedicated
@@ -448,3 +453,82 @@ def test_the_shares_of_a_plan_are_whole_and_at_least_one() -> None:
             if isinstance(action, AdjustBatch):
                 assert all(share.batch_size >= 1 for share in action.shares.values())
                 assert sum(share.batch_size for share in action.shares.values()) == 12 * EVEN
+
+
+# ---------------------------------------------------------------------- no harm
+
+
+HEALTHY = Path(__file__).parent / "recorded" / "healthy_under_load.jsonl"
+"""Observations of a job of three equal workers on two cores that did other work, too."""
+
+
+def healthy() -> list[Observation]:
+    seen = [
+        msgspec.json.decode(line, type=Observation) for line in HEALTHY.read_bytes().splitlines()
+    ]
+    assert len(seen) >= 10
+    return seen
+
+
+def test_nobody_is_restarted_on_a_machine_that_does_other_work() -> None:
+    slowest = [max(slowness(seen, each.node) or 1.0 for each in seen.workers) for seen in healthy()]
+    assert max(slowest) > 2.0, "some looked slow"
+    for seen in healthy():
+        kills = [each for each in Auto().decide(seen) if isinstance(each, KillRestart)]
+        assert kills == []
+
+
+def test_what_has_been_changed_lately_is_not_changed_once_more() -> None:
+    """Three changes may come one after the other, and then one in 40 s."""
+    slow = seen_job([2.0, 2.0, 6.0, 2.0])
+
+    def decided(*changes_s: float) -> bool:
+        seen = msgspec.structs.replace(slow, changes_s=changes_s)
+        return any(isinstance(each, AdjustBatch) for each in Auto(max_restarts=0).decide(seen))
+
+    assert decided()
+    assert decided(1.0, 2.0)
+    assert not decided(1.0, 2.0, 3.0)
+    assert not decided(1.0, 2.0, 3.0, 4.0)
+    assert decided(38.0, 39.0, 40.1)
+    assert not decided(5.0, 45.0, 46.0, 47.0)
+    assert decided(1.0, 150.0, 151.0, 152.0)
+
+
+def test_a_plan_is_made_for_how_long_slow_spells_last_in_this_job() -> None:
+    """Where they are over within seconds, a worker that is slow now keeps most of its share."""
+    slow = seen_job([2.0, 2.0, 6.0, 2.0])
+    worker = slow.workers[2]
+    assert worker.regime is not None
+    young = msgspec.structs.replace(worker.regime, since_s=slow.now_s - 3.0)
+    workers = (*slow.workers[:2], msgspec.structs.replace(worker, regime=young), slow.workers[3])
+    spells = LifeTable()
+    for _ in range(100):
+        spells = spells.with_spell(3.5)
+    shares = []
+    for table in (LifeTable(), spells):
+        seen = msgspec.structs.replace(slow, workers=workers, worker_spells=table)
+        adjusted = [each for each in Auto().decide(seen) if isinstance(each, AdjustBatch)]
+        shares.append(adjusted[0].shares[worker.node].num_samples if adjusted else 1000)
+    assert shares[0] < 0.6 * shares[1]
+
+
+def gains(times_s: list[float], *workers: int) -> list[float]:
+    """What restarts of these would save of a step with all-reduce."""
+    seen = seen_job(times_s, mode="allreduce")
+    regimes = [each.regime for each in seen.workers if each.regime is not None]
+    step = Step(seen, Fleet.of(seen.workers, 0.01), Delays(regimes, len(seen.workers)))
+    return [each.gain for each in step.restarts(workers, 2.0)]
+
+
+def test_a_worker_that_nobody_waits_for_saves_nothing_by_its_restart() -> None:
+    """With all-reduce the slowest holds all up even with one sample; the other one does not."""
+    slowest, other = gains([2.0, 2.0, 2.0, 2.0, 3.0, 30.0], 5, 4)
+    assert slowest > 0.9
+    assert 0.0 < other < 0.02, "once the slowest is healed"
+    assert gains([2.0, 2.0, 2.0, 2.0, 3.0, 30.0], 4) == [0.0]
+
+
+def test_several_that_hold_all_up_are_worth_restarts_together() -> None:
+    assert gains([2.0, 2.0, 2.0, 2.0, 30.0, 30.0], 4) == [0.0]
+    assert min(gains([2.0, 2.0, 2.0, 2.0, 30.0, 30.0], 4, 5)) > 0.4

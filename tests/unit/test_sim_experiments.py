@@ -23,6 +23,7 @@ from paceline.policy.straggler.registry import solution
 from paceline.policy.straggler.solution import Solution
 from paceline.sim import families, pai, paper, production
 from paceline.sim.catalogue import always, preset_of, presets
+from paceline.sim.clairvoyant import clairvoyant_s
 from paceline.sim.costs import Traffic
 from paceline.sim.experiments import Experiment, Preset, run_all, simulate
 from paceline.sim.methods import (
@@ -38,7 +39,6 @@ from paceline.sim.methods import (
     lengths_of,
     solution_of,
 )
-from paceline.sim.oracle import oracle_s
 from paceline.sim.outcome import Outcome
 from paceline.sim.presets import (
     INTENSITIES,
@@ -356,7 +356,9 @@ def test_results_come_back_from_json(results: Results) -> None:
     assert decode(encode(results)) == results
 
 
-def test_the_table_has_each_row_beside_the_papers_and_the_oracle(results: Results) -> None:
+def test_the_table_has_each_row_beside_the_papers_and_the_clairvoyant_schedule(
+    results: Results,
+) -> None:
     text = markdown(results)
     assert "Virtual time" in text
     row = re.search(r"\| worker 0.8, bsp \| BSP \|(.*)\|", text)
@@ -366,8 +368,8 @@ def test_the_table_has_each_row_beside_the_papers_and_the_oracle(results: Result
     jct_s = np.mean([run.outcome.jct_s for run in runs])
     assert cells[0] == f"{jct_s:,.0f}"
     assert cells[2] == "81"
-    ratio = np.mean([run.outcome.jct_s / run.oracle_s for run in runs])
-    assert cells[5] == f"{np.mean([run.oracle_s for run in runs]):,.0f}"
+    ratio = np.mean([run.outcome.jct_s / run.clairvoyant_s for run in runs])
+    assert cells[5] == f"{np.mean([run.clairvoyant_s for run in runs]):,.0f}"
     assert cells[6] == f"{ratio:.3f}"
 
 
@@ -501,7 +503,7 @@ def test_dd_beats_ddp_and_lb_bsp_as_published() -> None:
 def test_dd_is_as_good_as_anything_for_mobilenet() -> None:
     # The paper's margins are out of reach where a V100 is three times as fast (docs/simulator.md).
     scenario = dedicated("MobileNet", MOBILENET_REDUCE)
-    assert jcts_s(scenario)["DD"] <= 1.02 * oracle_s(scenario, 0)
+    assert jcts_s(scenario)["DD"] <= 1.02 * clairvoyant_s(scenario, 0)
 
 
 def test_a_profile_is_reported_apart_from_the_steps() -> None:

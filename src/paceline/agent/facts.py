@@ -112,6 +112,7 @@ def _worker_facts(inc: int, page: LedgerPage) -> NodeFacts:
         compute_max_s=_longest_s(records),
         server_s=_mean(records, "server_s"),
         message_s=_mean(records, "message_s"),
+        data_s=_mean(records, "data_s"),
         bpt_s=_mean(records, "bpt_s"),
     )
 

@@ -27,6 +27,7 @@ from paceline.policy.straggler.decision_log import (
     Begun,
     Decided,
     Failed,
+    Helped,
     Measured,
     Refused,
     TookEffect,
@@ -35,6 +36,8 @@ from paceline.policy.straggler.decision_log import (
 )
 from paceline.policy.straggler.observation import Observation, ServerSeen
 
+DATA_SHARE = 0.05
+"""A wait for data that is a smaller part of a batch's time is not told."""
 MAX_SHARES = 6
 """Of an ADJUST_BS, named one by one."""
 
@@ -103,6 +106,7 @@ class _After:
         self.refused: dict[tuple[int, int], Refused] = {}
         self.effect: dict[tuple[int, int], TookEffect] = {}
         self.measured: dict[tuple[int, int], Measured] = {}
+        self.helped: dict[tuple[int, int], Helped] = {}
         for line in lines:
             match line:
                 case Refused():
@@ -111,6 +115,8 @@ class _After:
                     self.effect[line.no, line.index] = line
                 case Measured():
                     self.measured[line.no, line.index] = line
+                case Helped():
+                    self.helped[line.no, line.index] = line
                 case _:
                     pass
 
@@ -125,7 +131,7 @@ def _story(solution: str, decided: Decided, index: int, action: AnyAction, after
         rule=f"{solution}: {action.reason}",
         expected=expected_of(action, decided.observation),
         became=_became(decided, after.refused.get(key), after.effect.get(key)),
-        outcome=_outcome(after.measured.get(key)),
+        outcome=_outcome(after.measured.get(key), after.helped.get(key)),
     )
 
 
@@ -180,7 +186,21 @@ def seen_of(action: AnyAction, seen: Observation) -> str:
         return _compared(action.node, {w.node: _compute_s(w.long or w.short) for w in seen.workers})
     times_s = {worker.node: _compute_s(worker.short or worker.long) for worker in seen.workers}
     known = {node: time_s for node, time_s in times_s.items() if time_s is not None}
-    return _compared(max(known, key=lambda node: known[node]), times_s) if known else ""
+    told = _compared(max(known, key=lambda node: known[node]), times_s) if known else ""
+    return "; ".join(filter(None, [told, _waits_for_data(seen)]))
+
+
+def _waits_for_data(seen: Observation) -> str:
+    """The worker whose data keep its step waiting longest, if that is a part of it to speak of."""
+    paces = {worker.node: worker.short or worker.long for worker in seen.workers}
+    known = {node: pace for node, pace in paces.items() if pace is not None}
+    if not known:
+        return ""
+    node = max(known, key=lambda name: known[name].data_s)
+    pace = known[node]
+    if pace.data_s < DATA_SHARE * pace.bpt_s or not pace.bpt_s:
+        return ""
+    return f"{node} waited {milliseconds(pace.data_s)} of each batch for its data"
 
 
 def _compared(node: str, times_s: dict[str, float | None]) -> str:
@@ -230,9 +250,20 @@ def _became(decided: Decided, refused: Refused | None, effect: TookEffect | None
     return f"in effect after {seconds(effect.t - decided.t)}{cost}"
 
 
-def _outcome(measured: Measured | None) -> str:
-    if measured is None:
-        return ""
+def _outcome(measured: Measured | None, helped: Helped | None) -> str:
+    told = [_helped(helped)] if helped else []
+    if measured is not None:
+        told.append(_speeds(measured))
+    return "; ".join(told)
+
+
+def _helped(helped: Helped) -> str:
+    outcome = helped.outcome
+    verdict = "cured" if outcome.cured else "not cured"
+    return f"{verdict}: {outcome.before:.2f} times the usual before, {outcome.after:.2f} after"
+
+
+def _speeds(measured: Measured) -> str:
     if measured.before is None or measured.after is None:
         return "the speeds before and after cannot be compared"
     told = (

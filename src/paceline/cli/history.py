@@ -45,6 +45,7 @@ class NodePoint(msgspec.Struct, frozen=True):
     compute_s: float = 0.0
     server_s: float = 0.0
     message_s: float = 0.0
+    data_s: float = 0.0
     rss_bytes: int = 0
     cpu_s: float = 0.0
 

@@ -17,8 +17,13 @@ NUM_EVENTS = 6
 UNSHOWN = frozenset({"fenced", "node_started", "agent_joined", "works"})
 """Said by the events beside them."""
 BAR_WIDTH = 24
-PARTS = (("compute_s", "green"), ("server_s", "blue"), ("message_s", "magenta"))
-"""Of a batch's time: the worker's own work, the servers' work, the way there and back."""
+PARTS = (
+    ("compute_s", "green"),
+    ("server_s", "blue"),
+    ("message_s", "magenta"),
+    ("data_s", "yellow"),
+)
+"""Of a batch's time: the worker's own work, the servers', the way there and back, the data."""
 STATES = {"running": "green", "finished": "cyan", "starting": "yellow", "pending": "yellow"}
 OTHER_STATE = "red"
 OTHER_ROWS = 14
@@ -130,7 +135,7 @@ def node_table(nodes: tuple[NodeStatus, ...], max_rows: int, width: int) -> Tabl
 
 def _legend() -> Text:
     legend = Text("batch time: ", "dim")
-    for name, (_, colour) in zip(("compute", "servers", "wire"), PARTS, strict=True):
+    for name, (_, colour) in zip(("compute", "servers", "wire", "data"), PARTS, strict=True):
         legend.append("█ ", colour).append(f"{name}  ", "dim")
     return legend.append("█ ", "bright_black").append("other", "dim")
 

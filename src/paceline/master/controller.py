@@ -16,16 +16,31 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from paceline.policy.straggler.actions import AnyAction, BackupWorkers, KillRestart, Partial
+from paceline.policy.stats.regimes import Regime
+from paceline.policy.straggler.actions import (
+    AnyAction,
+    BackupWorkers,
+    KillRestart,
+    Partial,
+    Profile,
+)
 from paceline.policy.straggler.decision_log import (
     AnyLine,
     Decided,
     Failed,
+    Helped,
     Measured,
     Refused,
     TookEffect,
 )
-from paceline.policy.straggler.observation import Observation, RestartCost
+from paceline.policy.straggler.observation import (
+    Observation,
+    RestartCost,
+    RestartOutcome,
+    ServerSeen,
+    WorkerSeen,
+)
+from paceline.policy.straggler.restarts import slowness
 
 LATE_S = 5.0
 """A solution answers within this, or its answer counts for nothing."""
@@ -34,6 +49,10 @@ QUIET_S = 10.0
 another solution would have done can be asked for each that is (`paceline replay --solution`)."""
 SPAN_S = 10.0
 """Speeds before and after an action are taken over so long at least, and a period at least."""
+MAX_OUTCOMES = 50
+"""So many outcomes of restarts are remembered, the newest."""
+MAX_CHANGES = 20
+"""So many changes of the plan a solution sees, the newest."""
 LOST_S = 60.0
 """A global action that has not taken effect for so long does not hold up the next decision."""
 
@@ -87,15 +106,41 @@ class _Flight(msgspec.Struct):
     decided_s: float
     before: float | None
     effect: Progress | None = None
+    seen: Observation | None = None
+    """What a KILL_RESTART was decided on."""
+
+
+class _Healing(msgspec.Struct, frozen=True):
+    """A restarted node, until it is known whether that has helped."""
+
+    flight: _Flight
+    node: str
+    """The one that has its place."""
+    before: float
+    """Times the usual that it took."""
+    age_s: float
+    """How long it had been so."""
 
 
 class Controller:
     """Of one job, from the start of its master; see the module."""
 
     def __init__(
-        self, period: Period, wall_clock: Callable[[], float], *, first_no: int = 1
+        self,
+        period: Period,
+        wall_clock: Callable[[], float],
+        *,
+        first_no: int = 1,
+        outcomes: Sequence[RestartOutcome] = (),
     ) -> None:
-        """``wall_clock``: for the log; ``first_no``: of the first decision."""
+        """Begin.
+
+        Args:
+            period: how often to ask.
+            wall_clock: for the log.
+            first_no: of the first decision.
+            outcomes: of earlier restarts on this backend, the oldest first.
+        """
         self._period, self._wall_clock = period, wall_clock
         self._next_no = first_no
         self._asked: Ask | None = None
@@ -112,6 +157,10 @@ class Controller:
         self._quiet_since_s: float | None = None
         """When the last line of a decision without actions was written."""
         self._effect_s: float | None = None
+        self._changes: deque[float] = deque(maxlen=MAX_CHANGES)
+        """When global actions were decided; those of one decision are one change."""
+        self._outcomes = deque(outcomes, maxlen=MAX_OUTCOMES)
+        self._healing: list[_Healing] = []
         self.num_decisions = 0
         self.num_actions: dict[str, int] = {}
         """Carried out, by class."""
@@ -162,13 +211,19 @@ class Controller:
         self._speed = _speed(self._points[0], progress) if self._points else None
         self._points.append(progress)
         self._last = (progress.t_s, iterations)
+        judged = self._judge(observation)
+        observation = msgspec.structs.replace(
+            observation,
+            changes_s=tuple(progress.t_s - at_s for at_s in reversed(self._changes)),
+            outcomes=tuple(self._outcomes),
+        )
         self._asked, self._asked_s, self._late = (
             Ask(self._next_no, observation),
             progress.t_s,
             False,
         )
         self._next_no += 1
-        return [*self._measure(progress), self._asked]
+        return [*judged, *self._measure(progress), self._asked]
 
     def answered(
         self, no: int, actions: Sequence[AnyAction], took_s: float, now_s: float
@@ -192,8 +247,12 @@ class Controller:
                 done.append(self._refusal(no, index, objection))
                 continue
             done += self._replace_earlier(no, action)
-            self._flights.append(_Flight(no, index, action, now_s, self._speed))
+            self._flights.append(
+                _Flight(no, index, action, now_s, self._speed, seen=asked.observation)
+            )
             done.append(CarryOut(no, index, action))
+        if any(isinstance(each, CarryOut) and _is_change(each.action) for each in done):
+            self._changes.append(now_s)
         return done
 
     def failed(self, no: int, kind: str, traceback: str) -> list[Instruction]:
@@ -272,10 +331,44 @@ class Controller:
         kind = type(action).__name__
         self.num_actions[kind] = self.num_actions.get(kind, 0) + 1
 
-    def works(self, node: str, cost: RestartCost, progress: Progress) -> list[Instruction]:
-        """A node works after its start: with that a KILL_RESTART of it has taken effect."""
+    def works(
+        self, node: str, cost: RestartCost, progress: Progress, *, successor: str = ""
+    ) -> list[Instruction]:
+        """A node works after its start: with that a KILL_RESTART of it has taken effect.
+
+        ``successor``: the node that has taken its place; empty: itself.
+        """
         flight = self._restart_of(node)
-        return [] if flight is None else self._in_effect(flight, progress, cost)
+        if flight is None:
+            return []
+        regime = _regime_of(flight.seen, node)
+        before = slowness(flight.seen, node) if flight.seen else None
+        if regime is not None and before is not None:
+            age_s = max(flight.decided_s - regime.since_s, 1e-3)
+            self._healing.append(_Healing(flight, successor or node, before, age_s))
+        return self._in_effect(flight, progress, cost)
+
+    def _judge(self, seen: Observation) -> list[Instruction]:
+        """Outcomes of restarts whose nodes have shown how fast they are."""
+        written: list[Instruction] = []
+        for healing in list(self._healing):
+            flight, regime = healing.flight, _regime_of(seen, healing.node)
+            after = slowness(seen, healing.node)
+            if regime is None or after is None or seen.now_s - regime.since_s < SPAN_S:
+                continue
+            self._healing.remove(healing)
+            is_server = any(one.node == healing.node for one in seen.servers)
+            spells = seen.server_spells if is_server else seen.worker_spells
+            outcome = RestartOutcome(
+                role="server" if is_server else "worker",
+                before=healing.before,
+                after=after,
+                weight=spells.survival(healing.age_s, seen.now_s - flight.decided_s),
+            )
+            self._outcomes.append(outcome)
+            line = Helped(t=self._wall_clock(), no=flight.no, index=flight.index, outcome=outcome)
+            written.append(Write(line))
+        return written
 
     def awaited(self) -> list[tuple[int, int, AnyAction]]:
         """Global actions that are on their way: decision, index, action."""
@@ -334,6 +427,16 @@ class Controller:
             gain_s=gain_s,
             others=others,
         )
+
+
+def _regime_of(seen: Observation | None, node: str) -> Regime | None:
+    nodes: list[WorkerSeen | ServerSeen] = [*seen.workers, *seen.servers] if seen else []
+    return next((each.regime for each in nodes if each.node == node), None)
+
+
+def _is_change(action: AnyAction) -> bool:
+    """Whether it changes the plan."""
+    return not isinstance(action, KillRestart | Profile)
 
 
 def _kind(action: AnyAction) -> str:

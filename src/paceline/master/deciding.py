@@ -4,6 +4,7 @@ A solution may be anybody's code, so it runs in a thread of its own, one questio
 master goes on meanwhile; the answer comes back as a fact.
 """
 
+import contextlib
 import logging
 import math
 import os
@@ -18,20 +19,33 @@ from typing import get_args
 import msgspec
 
 from paceline.base.errors import ConfigError
-from paceline.master.controller import Ask, CarryOut, Controller, Instruction, Period, Write
+from paceline.master.controller import (
+    MAX_OUTCOMES,
+    Ask,
+    CarryOut,
+    Controller,
+    Instruction,
+    Period,
+    Write,
+)
 from paceline.master.members import Tell
 from paceline.master.outlet import LineFile, before
 from paceline.master.restarts import StartMeasured
 from paceline.master.scene import Scene
 from paceline.policy.stats.history import Lengths
 from paceline.policy.straggler.actions import AnyAction
-from paceline.policy.straggler.decision_log import AnyLine, Begun, Failed, last_number
+from paceline.policy.straggler.decision_log import AnyLine, Begun, Failed, Helped, last_number
+from paceline.policy.straggler.observation import RestartOutcome
 from paceline.policy.straggler.registry import solution
 from paceline.policy.straggler.solution import Solution
 from paceline.wire.spec import JobSpec, WindowSpec
 
 _log = logging.getLogger(__name__)
+_outcome = msgspec.json.Decoder(RestartOutcome)
 
+HELPED = "restarts.jsonl"
+"""In a job's folder: what its restarts have done, for its next master and for later jobs."""
+REMEMBERED_JOBS = 20
 LOG_BYTES = 64 << 20
 """A decision log that is larger is put aside, and the one that lay there is dropped."""
 
@@ -76,7 +90,10 @@ class Deciding:
         self._solution = solution(spec.solution, spec.solution_args)
         self._scene, self._post, self._tell = scene, post, tell
         period = period_of(spec, self._solution)
-        self.controller = Controller(period, wall_clock, first_no=_continue(log))
+        self._helped = log.with_name(HELPED)
+        self.controller = Controller(
+            period, wall_clock, first_no=_continue(log), outcomes=read_outcomes(log.parent.parent)
+        )
         self._log = LineFile(log)
         self._begun = Begun(
             t=wall_clock(),
@@ -116,7 +133,9 @@ class Deciding:
         if measured.role == "server" and not measured.replaces:
             return  # after a crash: a KILL_RESTART is over when another has its place
         progress = self._scene.progress(now_s)
-        self._do(self.controller.works(measured.replaces or measured.node, measured.cost, progress))
+        node = measured.replaces or measured.node
+        works = self.controller.works(node, measured.cost, progress, successor=measured.node)
+        self._do(works)
 
     def note(self, told: Tell) -> None:
         """An event of the membership."""
@@ -166,11 +185,28 @@ class Deciding:
 
     def _write(self, line: AnyLine) -> None:
         self._log.add(line)
+        if isinstance(line, Helped):
+            with self._helped.open("ab") as outcomes:
+                outcomes.write(msgspec.json.encode(line.outcome) + b"\n")
         if isinstance(line, Failed):
             _log.error(
                 "solution_failed kind=%s decision=%d\n%s", line.kind, line.no, line.traceback
             )
             self._tell("solution_failed", f"{line.kind} (see logs/master.log); the job goes on")
+
+
+def read_outcomes(jobs: Path) -> list[RestartOutcome]:
+    """What restarts have done in the newest jobs of a folder, the oldest first.
+
+    All jobs of a folder have one backend. Lines that cannot be read are passed over.
+    """
+    files = sorted(jobs.glob(f"*/{HELPED}"), key=lambda path: path.stat().st_mtime)
+    lines = [line for path in files[-REMEMBERED_JOBS:] for line in path.read_bytes().splitlines()]
+    outcomes: list[RestartOutcome] = []
+    for line in lines:
+        with contextlib.suppress(msgspec.MsgspecError):  # torn, or of another version
+            outcomes.append(_outcome.decode(line))
+    return outcomes[-MAX_OUTCOMES:]
 
 
 def period_of(spec: JobSpec, chosen: Solution) -> Period:

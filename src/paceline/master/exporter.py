@@ -108,10 +108,11 @@ def _of_nodes(exposed: Exposed) -> Iterator[Metric]:
 
 
 def _add_parts(parts: GaugeMetricFamily, labels: list[str], seen: NodeMetrics | Pace) -> None:
-    """T^w, T^s and T^m."""
+    """T^w, T^s, T^m and T^d."""
     parts.add_metric([*labels, "compute"], seen.compute_s)
     parts.add_metric([*labels, "server"], seen.server_s)
     parts.add_metric([*labels, "message"], seen.message_s)
+    parts.add_metric([*labels, "data"], seen.data_s)
 
 
 def _of_windows(seen: Observation) -> Iterator[Metric]:

@@ -31,6 +31,7 @@ class JobNow(msgspec.Struct, frozen=True, kw_only=True):
     lease_shares: dict[str, int] = {}
     fixed: bool = False
     by_staleness: bool = False
+    short_steps: bool = True
     backup: int = 0
     """0 also when workers have come or gone since: ``left_out`` is what others had."""
     left_out: int = 0
@@ -103,6 +104,7 @@ def job_now(
         else dict(zip(plan.shares, plan.sizes_of(tuple(plan.shares)), strict=True)),
         fixed=plan.fixed,
         by_staleness=plan.by_staleness,
+        short_steps=synchronous and not state.plans.whole,
         backup=plan.backup if is_backup else 0,
         left_out=0 if is_backup else plan.left_out,
         chunks=plan.chunks,

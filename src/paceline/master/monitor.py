@@ -22,6 +22,7 @@ from paceline.master.jobnow import JobNow
 from paceline.master.members import Tell
 from paceline.master.restarts import Restarts
 from paceline.policy.stats.history import Lengths, NodeHistory, Profiled, Report
+from paceline.policy.stats.spells import LifeTable
 from paceline.policy.straggler.observation import LifeEnded, Observation, ServerSeen, WorkerSeen
 from paceline.wire.messages import group
 from paceline.wire.messages.agent import ExitEvidence, Hardware, NodeFacts
@@ -123,6 +124,7 @@ class NodeMetrics(msgspec.Struct, frozen=True):
     """The life that reported last, as does the rest: what of `samples` and `cpu_s` is its own."""
     life_samples: int = 0
     life_cpu_s: float = 0.0
+    data_s: float = 0.0
 
 
 class Metrics(msgspec.Struct, frozen=True):
@@ -147,6 +149,8 @@ class Monitor:
         self._lengths = lengths
         self._histories: dict[str, NodeHistory] = {}
         self._iterations: dict[str, _Iterations] = {}
+        self._spells = {"worker": LifeTable(), "server": LifeTable()}
+        """How long nodes of each role were slow for."""
         self._ended: set[str] = set()
         """Whose process has ended, and who has not been heard of since."""
         self._ends: deque[LifeEnded] = deque(maxlen=MAX_ENDS)
@@ -236,10 +240,15 @@ class Monitor:
                 compute_max_s=facts.compute_max_s,
                 server_s=facts.server_s,
                 message_s=facts.message_s,
+                data_s=facts.data_s,
                 bpt_s=facts.bpt_s,
             )
-        if report is not None:
-            self.history(node).report(report)
+        if report is None:
+            return
+        history, role = self.history(node), role_of(node)
+        history.report(report)
+        for seconds in history.take_spells():
+            self._spells[role] = self._spells[role].with_spell(seconds)
 
     def keep(self, nodes: Container[str]) -> None:
         """All others are no more: whoever has such a name again is another."""
@@ -322,6 +331,7 @@ class Monitor:
             workers=tuple(self._worker(name, job, now_s) for name in job.shares),
             servers=tuple(self._server(name, job, now_s) for name in job.servers),
             replacing=job.replacing,
+            short_steps=job.short_steps,
             backup=job.backup,
             left_out=job.left_out,
             chunks=job.chunks,
@@ -333,6 +343,8 @@ class Monitor:
             pending_s=job.pending_s,
             worker_restart=self.restarts.cost("worker"),
             server_restart=self.restarts.cost("server"),
+            worker_spells=self._spells["worker"],
+            server_spells=self._spells["server"],
             since_action_s=job.since_action_s,
             ends=tuple(end for end in self._ends if end.t_s >= since_s),
         )
@@ -374,6 +386,7 @@ class Monitor:
                 compute_s=totals.facts.compute_s,
                 server_s=totals.facts.server_s,
                 message_s=totals.facts.message_s,
+                data_s=totals.facts.data_s,
                 rss_bytes=totals.facts.rss_bytes,
                 cpu_s=totals.cpu_s,
                 inc=totals.facts.inc,
@@ -406,4 +419,5 @@ def _with_means_of(facts: NodeFacts, before: NodeFacts) -> NodeFacts:
         compute_s=before.compute_s,
         server_s=before.server_s,
         message_s=before.message_s,
+        data_s=before.data_s,
     )

@@ -108,6 +108,7 @@ def _node(node: Node, monitor: Monitor) -> NodeStatus:
         compute_s=facts.compute_s,
         server_s=facts.server_s,
         message_s=facts.message_s,
+        data_s=facts.data_s,
         rss_bytes=facts.rss_bytes,
         cpu_s=totals.cpu_s,
         note=node.note,

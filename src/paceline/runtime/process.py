@@ -113,6 +113,7 @@ class Process:
             server_s=times.server_s,
             message_s=times.message_s,
             wait_s=times.wait_s,
+            data_s=times.data_s,
             samples=times.samples,
         )
 

@@ -11,9 +11,9 @@ import msgspec
 from paceline.base.errors import ConfigError
 from paceline.policy.straggler.registry import kind_of, names, solution
 from paceline.sim.asynchronous import Asynchronous
+from paceline.sim.clairvoyant import clairvoyant_s
 from paceline.sim.job import Control, Job
 from paceline.sim.methods import BLIND, lengths_of, solution_of
-from paceline.sim.oracle import oracle_s
 from paceline.sim.results import Method, Run
 from paceline.sim.scenarios import Scenario
 from paceline.sim.steering import Steering
@@ -117,7 +117,7 @@ def job_of(scenario: Scenario, seed: int, control: Control, *, keep_trail: bool 
 
 
 def simulate(scenario: Scenario, method: Method, seed: int, *, keep_trail: bool = False) -> Run:
-    """Run one job in virtual time, without its oracle.
+    """Run one job in virtual time, without its clairvoyant schedule.
 
     Raises:
         ConfigError: the method's solution is not there, or refuses its parameters.
@@ -134,7 +134,7 @@ def simulate(scenario: Scenario, method: Method, seed: int, *, keep_trail: bool 
         method=method.label,
         seed=seed,
         outcome=outcome,
-        oracle_s=0.0,
+        clairvoyant_s=0.0,
         took_s=time.perf_counter() - start_s,
     )
 
@@ -142,7 +142,7 @@ def simulate(scenario: Scenario, method: Method, seed: int, *, keep_trail: bool 
 def run_all(
     planned: list[Planned], first_seed: int, processes: int = 1
 ) -> Iterator[tuple[Planned, Scenario, Run]]:
-    """Run everything; the oracle once per scenario and seed.
+    """Run everything; the clairvoyant schedule once per scenario and seed.
 
     Args:
         planned: what is to be run.
@@ -170,10 +170,10 @@ def _run_group(group: list[Planned], first_seed: int) -> list[tuple[Planned, Sce
     """Run one job under several methods."""
     experiment, seed = group[0].experiment, group[0].seed
     scenario = experiment.draw(seed)
-    least_s = oracle_s(scenario, seed)
+    least_s = clairvoyant_s(scenario, seed)
     done = []
     for one in group:
         keep_trail = seed == first_seed and one.method.label in experiment.trails
         run = simulate(scenario, one.method, seed, keep_trail=keep_trail)
-        done.append((one, scenario, msgspec.structs.replace(run, oracle_s=least_s)))
+        done.append((one, scenario, msgspec.structs.replace(run, clairvoyant_s=least_s)))
     return done

@@ -72,5 +72,8 @@ def lengths_of(method: Method, scenario: Scenario) -> Lengths:
     if default.short_s is None or default.long_s is None:
         return default
     return msgspec.structs.replace(
-        default, short_s=default.short_s * scale, long_s=default.long_s * scale
+        default,
+        short_s=default.short_s * scale,
+        long_s=default.long_s * scale,
+        block_s=default.block_s * scale,
     )

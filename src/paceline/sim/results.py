@@ -37,7 +37,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     method: str
     seed: int
     outcome: Outcome
-    oracle_s: float
+    clairvoyant_s: float
     """JCT of the clairvoyant scheduler for the same scenario and seed."""
     took_s: float = 0.0
     """Wall time of the run."""

@@ -70,6 +70,7 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     compute_s: float = 0.0
     server_s: float = 0.0
     message_s: float = 0.0
+    data_s: float = 0.0
     rss_bytes: int = 0
     cpu_s: float = 0.0
     note: str = ""

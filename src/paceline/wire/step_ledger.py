@@ -32,12 +32,12 @@ from typing import Any, NamedTuple
 
 from paceline.base.errors import ConfigError
 
-_MAGIC = b"PACELED2"
+_MAGIC = b"PACELED3"
 _WORD_BYTES = 8
 _INC, _PID, _SLOTS, _COUNT, _MARK = 1, 2, 3, 4, 5
 """Words of the header; word 0 is the magic."""
 _FIRST = 8
-_WORDS = 16
+_WORDS = 18
 """Of a record: front stamp, the fields of StepRecord, back stamp."""
 _FIELDS = struct.Struct(f"@{_WORDS - 2}d")
 
@@ -54,6 +54,8 @@ class StepRecord(NamedTuple):
     server_s: float
     message_s: float
     wait_s: float
+    data_s: float
+    """T^d: of the wait, the time from when the next batch was wanted until it was read."""
     samples: int
     total_steps: int
     total_samples: int
@@ -61,6 +63,7 @@ class StepRecord(NamedTuple):
     total_server_s: float
     total_message_s: float
     total_wait_s: float
+    total_data_s: float
 
 
 _COUNTS_AT = [i for i, kind in enumerate(StepRecord.__annotations__.values()) if kind is int]
@@ -86,7 +89,7 @@ class StepLedgerWriter:
         self._slots = num_slots
         self._count = 0
         self._samples = 0
-        self._totals = (0.0, 0.0, 0.0, 0.0)
+        self._totals = (0.0, 0.0, 0.0, 0.0, 0.0)
         fresh = path.with_name(f"{path.name}.{os.getpid()}")
         size = (_FIRST + num_slots * _WORDS) * _WORD_BYTES
         descriptor = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -114,21 +117,23 @@ class StepLedgerWriter:
         message_s: float,
         wait_s: float,
         samples: int,
+        data_s: float = 0.0,
     ) -> None:
         """Add a step that ended at ``t_start_s + bpt_s`` (monotonic clock)."""
         words = self._words
         at = _FIRST + self._count % self._slots * _WORDS
         self._count = stamp = self._count + 1
         self._samples += samples
-        compute, server, message, wait = self._totals
+        compute, server, message, wait, data = self._totals
         self._totals = totals = (
             compute + compute_s,
             server + server_s,
             message + message_s,
             wait + wait_s,
+            data + data_s,
         )
-        step_fields = (step, t_start_s, bpt_s, compute_s, server_s, message_s, wait_s, samples)
-        fields = _FIELDS.pack(*step_fields, stamp, self._samples, *totals)
+        parts_s = (bpt_s, compute_s, server_s, message_s, wait_s, data_s)
+        fields = _FIELDS.pack(step, t_start_s, *parts_s, samples, stamp, self._samples, *totals)
         start = (at + 1) * _WORD_BYTES
         # Not struct.pack_into: it clears its target first, and so would tear stamps and count.
         words[at] = stamp

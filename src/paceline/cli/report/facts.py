@@ -68,6 +68,8 @@ class Worker(msgspec.Struct, frozen=True):
     bpt_s: float
     """Median over the job's seconds; 0: never measured."""
     cpu_s: float
+    data_s: float = 0.0
+    """T^d, the wait for a batch's data: mean over the job's seconds."""
 
 
 class Facts(msgspec.Struct, frozen=True):
@@ -336,12 +338,14 @@ def _workers(points: Sequence[Point], lives: Sequence[Life]) -> Iterator[Worker]
     for name in sorted(names, key=lambda name: int(name.rpartition("-")[2])):
         seen = [point.nodes[name] for point in points if name in point.nodes]
         times = sorted(one.bpt_s for one in seen if one.bpt_s > 0)
+        waits_s = [one.data_s for one in seen if one.bpt_s > 0]
         yield Worker(
             node=name,
             lives=sum(life.node == name for life in lives),
             samples=max((one.samples for one in seen), default=0),
             bpt_s=times[len(times) // 2] if times else 0.0,
             cpu_s=max((one.cpu_s for one in seen), default=0.0),
+            data_s=sum(waits_s) / len(waits_s) if waits_s else 0.0,
         )
 
 

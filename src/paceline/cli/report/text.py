@@ -150,7 +150,7 @@ def _short_steps(outcome: Outcome | None) -> list[tuple[str, str]]:
 
 
 def worker_rows(facts: Facts) -> list[tuple[str, ...]]:
-    """Per worker: name, lives, samples, share, batch time, cpu time."""
+    """Per worker: name, lives, samples, share, batch time, wait for data, cpu time."""
     handed = sum(worker.samples for worker in facts.workers)
     return [
         (
@@ -159,13 +159,14 @@ def worker_rows(facts: Facts) -> list[tuple[str, ...]]:
             f"{worker.samples:,}" if worker.samples else "-",
             percent(worker.samples, handed),
             milliseconds(worker.bpt_s),
+            milliseconds(worker.data_s),
             f"{worker.cpu_s:,.1f} s",
         )
         for worker in facts.workers
     ]
 
 
-WORKER_COLUMNS = ("worker", "lives", "samples", "share", "batch (median)", "cpu time")
+WORKER_COLUMNS = ("worker", "lives", "samples", "share", "batch (median)", "data wait", "cpu time")
 INCIDENT_COLUMNS = ("at", "what went wrong", "what was done", "what it cost")
 
 

@@ -10,9 +10,9 @@ import numpy as np
 from paceline.base.errors import PermanentError
 from paceline.cli.stragglers.real import Ran, run_real
 from paceline.policy.straggler.observation import RestartCost
+from paceline.sim.clairvoyant import clairvoyant_s
 from paceline.sim.costs import Traffic
 from paceline.sim.experiments import Planned, simulate
-from paceline.sim.oracle import oracle_s
 from paceline.sim.results import Method, Results, Run
 from paceline.sim.scenarios import Recovery, Scenario
 
@@ -70,7 +70,7 @@ def emulate(results: Emulations, planned: Sequence[Planned], ran: Callable[[Run]
     Args:
         results: to be filled.
         planned: what to run; trails are kept of each method's first run.
-        ran: told of each run; its oracle knows the restarts that were measured so far.
+        ran: told of each run; its clairvoyant schedule knows the restarts measured so far.
 
     Raises:
         InternalError: a job lost a sample, or counted one twice.
@@ -104,7 +104,7 @@ def emulate(results: Emulations, planned: Sequence[Planned], ran: Callable[[Run]
             method=one.method.label,
             seed=one.seed,
             outcome=found.outcome,
-            oracle_s=float(oracle_s(_as_measured(scenario, results), one.seed)),
+            clairvoyant_s=float(clairvoyant_s(_as_measured(scenario, results), one.seed)),
             took_s=time.monotonic() - begun_s,
         )
         results.runs.append(run)
@@ -162,13 +162,13 @@ def _as_measured(scenario: Scenario, results: Emulations) -> Scenario:
 
 
 def _compare(results: Emulations, done: Sequence[tuple[Planned, Ran]]) -> None:
-    """Simulate each run, and ask the oracle again, with all that was measured."""
+    """Simulate each run, and ask the clairvoyant schedule again, with all that was measured."""
     for number, (one, found) in enumerate(done):
         scenario = _as_measured(one.experiment.draw(one.seed), results)
-        best_s = float(oracle_s(scenario, one.seed))
-        run = msgspec.structs.replace(results.runs[number], oracle_s=best_s)
+        best_s = float(clairvoyant_s(scenario, one.seed))
+        run = msgspec.structs.replace(results.runs[number], clairvoyant_s=best_s)
         results.runs[number] = run
         simulated = msgspec.structs.replace(
-            simulate(scenario, one.method, one.seed), oracle_s=best_s
+            simulate(scenario, one.method, one.seed), clairvoyant_s=best_s
         )
         results.beside.append(Beside(real=run, simulated=simulated, refused=len(found.refused)))

@@ -12,7 +12,7 @@ from paceline.cli.stragglers.tables import published, table
 from paceline.sim import paper
 from paceline.sim.results import Results, mean_s
 
-STEADY, OVER_BSP, OVER_ORACLE = 1.12, 2.0, 1.10
+STEADY, OVER_BSP, OVER_CLAIRVOYANT = 1.12, 2.0, 1.10
 OFF_PAPER, OFF_DEDICATED = 0.15, 0.05
 MILDEST, WORST = "0.1", "0.8"
 """Intensities."""
@@ -107,9 +107,9 @@ def _by_row(results: Results) -> Iterable[Goal]:
         if not runs or scenario.partition(" ")[0] not in ROLES:
             continue
         job = scenario if mode == "bsp" else f"{scenario}, {mode}"
-        if mode != "ssp":  # there the oracle takes no notice of the staleness
-            over = statistics.mean(run.outcome.jct_s / run.oracle_s for run in runs)
-            yield at_most(f"{job}: auto / oracle", over, OVER_ORACLE)
+        if mode != "ssp":  # there the clairvoyant schedule takes no notice of the staleness
+            over = statistics.mean(run.outcome.jct_s / run.clairvoyant_s for run in runs)
+            yield at_most(f"{job}: auto / clairvoyant", over, OVER_CLAIRVOYANT)
         for method in ("ND", "ND, own windows"):
             nd_s = _jct_s(results, scenario, mode, method)
             if nd_s is not None:

@@ -40,7 +40,8 @@ class Watch:
         self._progress.advance(self._task)
         self._progress.console.print(
             f"{run.scenario + ', ' + run.mode:26} {run.method:16} seed {run.seed:<5} "
-            f"{run.outcome.jct_s:9,.0f} s  {run.outcome.jct_s / run.oracle_s:5.2f} x oracle  "
+            f"{run.outcome.jct_s:9,.0f} s  "
+            f"{run.outcome.jct_s / run.clairvoyant_s:5.2f} x clairvoyant  "
             f"[dim]in {run.took_s:.1f} s[/]",
             highlight=False,
             soft_wrap=True,

@@ -67,8 +67,8 @@ def _jcts(results: Results) -> str:
         "paper (s)",
         "off",
         "plain / this",
-        "oracle (s)",
-        "JCT / oracle",
+        "clairvoyant (s)",
+        "JCT / clairvoyant",
         "worst",
         "restarts",
         "short steps",
@@ -81,7 +81,7 @@ def _row(results: Results, scenario: str, mode: str, method: str) -> list[str]:
     jct_s = mean_s(runs)
     published_s = published(results, scenario, mode, method)
     plain_s = _plain_s(results, scenario, mode)
-    over = [run.outcome.jct_s / run.oracle_s for run in runs]
+    over = [run.outcome.jct_s / run.clairvoyant_s for run in runs]
     return [
         f"{scenario}, {mode}",
         method,
@@ -90,7 +90,7 @@ def _row(results: Results, scenario: str, mode: str, method: str) -> list[str]:
         "" if published_s is None else f"{published_s:,.0f}",
         "" if published_s is None else f"{jct_s / published_s - 1:+.0%}",
         "" if plain_s is None else f"{plain_s / jct_s:.2f}",
-        f"{statistics.mean(run.oracle_s for run in runs):,.0f}",
+        f"{statistics.mean(run.clairvoyant_s for run in runs):,.0f}",
         f"{statistics.mean(over):.3f}",
         f"{max(over):.3f}",
         f"{statistics.mean(run.outcome.restarts for run in runs):.3g}",

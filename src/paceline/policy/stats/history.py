@@ -6,8 +6,8 @@ observation is made. It has no clock.
 
 import msgspec
 
-from paceline.policy.stats.regimes import Regime, Regimes
-from paceline.policy.stats.windows import Pace, Report, Window
+from paceline.policy.stats.regimes import SAME_SIZE, Regime, Regimes
+from paceline.policy.stats.windows import Blocks, Pace, Report, Window
 
 __all__ = ["PAPER", "Lengths", "NodeHistory", "Profiled", "Report"]
 
@@ -25,6 +25,9 @@ class Lengths(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """L_per."""
     smoothing: float = 0.3
     """Weight of the newest report in the exponential average that LB-BSP predicts speed by."""
+    block_s: float = 2.0
+    """Reports are put together until they span so much, before a node's regime is judged by them:
+    on a machine that does other work single seconds say nothing about a node."""
 
 
 class Profiled(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -52,6 +55,7 @@ class NodeHistory:
     def __init__(self, lengths: Lengths) -> None:
         self._short = Window(lengths.short_iterations, lengths.short_s, lengths.smoothing)
         self._long = Window(lengths.long_iterations, lengths.long_s, lengths.smoothing)
+        self._blocks = Blocks(lengths.block_s, SAME_SIZE)
         self._regimes = Regimes()
         self._profile: dict[int, Profiled] = {}
 
@@ -61,7 +65,9 @@ class NodeHistory:
             return
         self._short.add(report)
         self._long.add(report)
-        self._regimes.add(report)
+        block = self._blocks.add(report)
+        if block is not None:
+            self._regimes.add(block)
 
     def profiled(self, profiled: Profiled) -> None:
         """Take in what batches took that are no part of the training: of each size the newest."""
@@ -76,8 +82,13 @@ class NodeHistory:
         """The node's process has ended: what comes is another life, perhaps on another machine."""
         self._short.clear()
         self._long.clear()
+        self._blocks.clear()
         self._regimes = Regimes()
         self._profile.clear()
+
+    def take_spells(self) -> list[float]:
+        """Seconds that each slow spell lasted that has ended since this was last asked."""
+        return self._regimes.take_spells()
 
     def short(self, now_s: float) -> Pace | None:
         """Means over L_trans; None: nothing measured in it."""

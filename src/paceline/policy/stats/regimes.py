@@ -17,7 +17,7 @@ from paceline.policy.stats.windows import Report
 
 _THRESHOLD = 0.05
 """Least change of a node's time that is told from noise."""
-_SAME_SIZE = 0.02
+SAME_SIZE = 0.02
 """Batch sizes closer than this are one."""
 _MAX_POINTS = 8
 _VERIFY = 3
@@ -26,12 +26,13 @@ _LONGEST = 100
 _RECENT = 16
 _SIGMAS = 3.0
 _MIN_SCATTER = 4
-_LATE_HALF_LIFE = 150
-"""Iterations; longer than a change of level is news, so that one is not taken for random delays."""
-_BURST = 15
-"""Iterations; what was over after fewer was chance, and no behaviour of the node."""
-_HALF_LIFE = 30
-"""Iterations after which what was seen at a batch size weighs half."""
+_LATE_HALF_LIFE = 150, 50.0
+"""Iterations and seconds, whichever is longer; longer than a change of level is news, so that one
+is not taken for random delays."""
+_BURST = 15, 10.0
+"""Iterations and seconds; what was over after fewer was chance, and no behaviour of the node."""
+_HALF_LIFE = 30, 10.0
+"""Iterations and seconds, whichever is longer, after which what was seen weighs half."""
 
 
 LATE = 1.0 + np.concatenate(([0.0], np.geomspace(0.01, 7.0, 15)))
@@ -93,16 +94,19 @@ class Regimes:
         """The doubt came up with a new batch size, which the change points cannot judge."""
         self._scatter = _Scatter()
         self._late = _Late()
-        self._unjudged: list[tuple[float, int]] = []
+        self._unjudged: list[tuple[float, Report]] = []
         """How late iterations were in reports that are in no regime yet."""
         self._before = _Points([])
         """Of the regime before."""
-        self._burst: list[tuple[float, int]] = []
+        self._slow_since_s: float | None = None
+        """Since when it is slower than before, through one regime or several."""
+        self._spells: list[float] = []
+        self._burst: list[tuple[float, Report]] = []
         """How late those of the present regime were for the one before; none: it is no burst."""
 
     def add(self, report: Report) -> None:
         """Take in the newest report."""
-        moved = self._size is None or abs(report.samples - self._size) > _SAME_SIZE * self._size
+        moved = self._size is None or abs(report.samples - self._size) > SAME_SIZE * self._size
         if moved:
             self._size = report.samples
             self._recent.clear()
@@ -112,7 +116,7 @@ class Regimes:
             )
         self._recent.append(report)
         if report.compute_max_s:
-            self._unjudged.append((self._points.lateness(report), report.iterations))
+            self._unjudged.append((self._points.lateness(report), report))
         judged = self._changes.ready
         change = self._changes.update(_time_s(report))
         if moved or self._settling or not judged:
@@ -122,8 +126,13 @@ class Regimes:
         elif self._changes.pending:
             self._doubt = list(self._recent)[-self._changes.pending :]
         else:
-            self._doubt = []
+            self._clear_doubt()
             self._accept(report)
+
+    def take_spells(self) -> list[float]:
+        """Seconds that each slow spell lasted that has ended since this was last asked."""
+        spells, self._spells = self._spells, []
+        return spells
 
     def present(self) -> Regime | None:
         """The regime it is in, or seems to be in since a change that is not verified."""
@@ -150,23 +159,44 @@ class Regimes:
         elif not self._points.iterations or self._agrees(self._points, report):
             if self._doubt:
                 self._changes.rescale(_time_s(report))
-            self._doubt = []
+            self._clear_doubt()
             self._settling = False
             self._accept(report)
         else:
             self._settling = True
             self._doubt = [report]
 
+    def _clear_doubt(self) -> None:
+        """It goes on as before: what was suspected is over."""
+        if self._doubt and self._slow_since_s is None and self._is_slower(self._doubt):
+            self._spells.append(self._doubt[-1].t_s - self._doubt[0].begin_s)
+        self._doubt = []
+
+    def _is_slower(self, reports: list[Report]) -> bool:
+        """Than the present regime."""
+        return bool(self._points.iterations) and sum(map(self._points.ratio, reports)) > len(
+            reports
+        )
+
+    def _note_spell(self, reports: list[Report]) -> None:
+        """Another regime begins with these."""
+        if self._is_slower(reports):
+            if self._slow_since_s is None:
+                self._slow_since_s = reports[0].begin_s
+        elif self._slow_since_s is not None:
+            self._spells.append(reports[0].begin_s - self._slow_since_s)
+            self._slow_since_s = None
+
     def _accept(self, report: Report) -> None:
         self._points.add(report)
         if len(self._recent) > 1:
             self._scatter.add(self._recent[-2], report)
-        for ratio, iterations in self._unjudged:
-            self._late.add(ratio, iterations)
+        for ratio, each in self._unjudged:
+            self._late.add(ratio, each)
         self._unjudged.clear()
         if self._burst:
-            self._burst.append((self._before.lateness(report), report.iterations))
-        if self._points.iterations >= _BURST:
+            self._burst.append((self._before.lateness(report), report))
+        if self._points.iterations >= _BURST[0] and self._points.span_s >= _BURST[1]:
             self._burst.clear()
 
     def _agrees(self, points: "_Points", report: Report) -> bool:
@@ -177,6 +207,7 @@ class Regimes:
 
     def _begin(self, reports: list[Report]) -> None:
         """A verified regime, with its first reports."""
+        self._note_spell(reports)
         if self._points.iterations:
             self._slope_s = self._points.slope_s(self._slope_s)
             self._before = self._points
@@ -186,11 +217,11 @@ class Regimes:
         self._doubt = []
         self._settling = False
         # These iterations were not late by chance, unless it is over soon; as is what came before.
-        for ratio, iterations in self._burst:
-            self._late.add(ratio, iterations)
+        for ratio, each in self._burst:
+            self._late.add(ratio, each)
         self._burst.clear()
         if self._before.iterations:
-            self._burst += [(self._before.lateness(each), each.iterations) for each in reports]
+            self._burst += [(self._before.lateness(each), each) for each in reports]
         self._unjudged.clear()
 
 
@@ -200,6 +231,7 @@ class _Points:
     def __init__(self, reports: list[Report]) -> None:
         self.since_s = 0.0
         self.iterations = 0
+        self.span_s = 0.0
         self._groups: list[_Group] = []
         for report in reports:
             self.add(report)
@@ -208,8 +240,9 @@ class _Points:
         if not self.iterations:
             self.since_s = report.begin_s
         self.iterations += report.iterations
+        self.span_s += report.span_s
         for group in self._groups:
-            if abs(report.samples - group.size) <= _SAME_SIZE * group.size:
+            if abs(report.samples - group.size) <= SAME_SIZE * group.size:
                 break
         else:
             if len(self._groups) == _MAX_POINTS:
@@ -217,7 +250,7 @@ class _Points:
             group = _Group()
             self._groups.append(group)
         for each in self._groups:
-            each.recent *= 0.5 ** (report.iterations / _HALF_LIFE)
+            each.recent *= _fade(report, _HALF_LIFE)
         group.add(report)
 
     def by_size(self) -> tuple[Point, ...]:
@@ -255,10 +288,14 @@ class _Points:
         """Of its longest iteration: the time over the expected one."""
         return (report.compute_max_s or _time_s(report)) / self._expected_s(report)
 
+    def ratio(self, report: Report) -> float:
+        """Of its mean time to the expected one."""
+        return _time_s(report) / self._expected_s(report)
+
     def _expected_s(self, report: Report) -> float:
         """Of an iteration at its size; its own mean as far as that leaves it open."""
         for group in self._groups:
-            if abs(report.samples - group.size) <= _SAME_SIZE * group.size:
+            if abs(report.samples - group.size) <= SAME_SIZE * group.size:
                 return group.time_s
         low_s, high_s = self.bounds_s(report.samples)
         return min(max(_time_s(report), low_s), high_s)
@@ -292,11 +329,11 @@ class _Late:
         self._counts = [0.0] * len(LATE)
         self._iterations = 0.0
 
-    def add(self, ratio: float, iterations: int) -> None:
+    def add(self, ratio: float, report: Report) -> None:
         """A report whose largest time was ``ratio`` times the expected one."""
-        fade = 0.5 ** (iterations / _LATE_HALF_LIFE)
+        fade = _fade(report, _LATE_HALF_LIFE)
         self._counts = [fade * count for count in self._counts]
-        self._iterations = fade * self._iterations + iterations
+        self._iterations = fade * self._iterations + report.iterations
         # Between two counters it counts for both in parts, so that the mean stays what it is.
         ratio = min(max(ratio, 1.0), _LEVELS[-1])
         above = max(bisect.bisect_left(_LEVELS, ratio), 1)
@@ -331,6 +368,13 @@ class _Group:
         part = report.iterations / self.recent
         self.size += part * (report.samples - self.size)
         self.time_s += part * (_time_s(report) - self.time_s)
+
+
+def _fade(report: Report, half_life: tuple[int, float]) -> float:
+    """What is left of the weight of older reports."""
+    iterations, seconds = half_life
+    fade: float = 0.5 ** min(report.iterations / iterations, report.span_s / seconds)
+    return fade
 
 
 def _time_s(report: Report) -> float:

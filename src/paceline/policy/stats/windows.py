@@ -29,6 +29,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     message_s: float = 0.0
     """T^m: round trip of the request, without T^s; by all-reduce its own work for the sums and the
     update."""
+    data_s: float = 0.0
+    """T^d: wait for the batch, from when it was wanted until it was read; in no other part."""
     bpt_s: float = 0.0
     """Wall time of an iteration, waits included."""
 
@@ -41,6 +43,11 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     def begin_s(self) -> float:
         """When the first of the iterations began."""
         return self.t_s - self.iterations * self.bpt_s
+
+    @property
+    def span_s(self) -> float:
+        """Seconds of all its iterations."""
+        return self.iterations * (self.bpt_s or self.compute_s + self.server_s)
 
 
 class Pace(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -64,6 +71,8 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     message_s: float = 0.0
     """T^m: round trip of the request, without T^s; by all-reduce its own work for the sums and the
     update."""
+    data_s: float = 0.0
+    """T^d: wait for the batch, from when it was wanted until it was read; in no other part."""
     bpt_s: float = 0.0
     """Wall time of an iteration, waits included."""
 
@@ -135,6 +144,7 @@ class Window:
             compute_s=sums.compute_s / count,
             server_s=sums.server_s / count,
             message_s=sums.message_s / count,
+            data_s=sums.data_s / count,
             bpt_s=sums.bpt_s / count,
         )
 
@@ -154,12 +164,68 @@ class Window:
         return left >= self._iterations or span_s >= self._seconds
 
 
+class Blocks:
+    """Puts reports together until they span a time: what is shorter is the machine's jitter.
+
+    Args:
+        seconds: that a block spans at least.
+        same_size: batch sizes that differ by no more than this part of one are in one block.
+    """
+
+    def __init__(self, seconds: float, same_size: float) -> None:
+        self._seconds, self._same_size = seconds, same_size
+        self._begun: list[Report] = []
+        self._span_s = 0.0
+
+    def add(self, report: Report) -> Report | None:
+        """The block that this report completes; None: none.
+
+        A block that a change of batch size cuts short is dropped.
+        """
+        begun = self._begun
+        if begun and abs(report.samples - begun[0].samples) > self._same_size * begun[0].samples:
+            self.clear()
+        self._begun.append(report)
+        self._span_s += report.span_s
+        if self._span_s < self._seconds:
+            return None
+        whole = self._begun
+        self.clear()
+        return whole[0] if len(whole) == 1 else _together(whole)
+
+    def clear(self) -> None:
+        """Drop what is not whole."""
+        self._begun, self._span_s = [], 0.0
+
+
+def _together(reports: list[Report]) -> Report:
+    count = sum(report.iterations for report in reports)
+
+    def mean(field: str) -> float:
+        total: float = sum(report.iterations * getattr(report, field) for report in reports)
+        return total / count
+
+    latest_s = [report.compute_max_s for report in reports]
+    return Report(
+        t_s=reports[-1].t_s,
+        iterations=count,
+        samples=mean("samples"),
+        compute_s=mean("compute_s"),
+        compute_max_s=max(latest_s) if all(latest_s) else 0.0,
+        server_s=mean("server_s"),
+        message_s=mean("message_s"),
+        data_s=mean("data_s"),
+        bpt_s=mean("bpt_s"),
+    )
+
+
 class _Sums:
     """Over iterations."""
 
     __slots__ = (
         "bpt_s",
         "compute_s",
+        "data_s",
         "iterations",
         "message_s",
         "samples",
@@ -170,8 +236,8 @@ class _Sums:
     def __init__(self) -> None:
         self.iterations = 0
         self.samples = self.throughput = self.compute_s = self.server_s = self.message_s = (
-            self.bpt_s
-        ) = 0.0
+            self.data_s
+        ) = self.bpt_s = 0.0
 
     def add(self, report: Report, sign: int) -> None:
         count = sign * report.iterations
@@ -181,4 +247,5 @@ class _Sums:
         self.compute_s += count * report.compute_s
         self.server_s += count * report.server_s
         self.message_s += count * report.message_s
+        self.data_s += count * report.data_s
         self.bpt_s += count * report.bpt_s

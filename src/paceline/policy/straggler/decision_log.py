@@ -15,7 +15,7 @@ import msgspec
 
 from paceline.policy.stats.history import Lengths
 from paceline.policy.straggler.actions import AnyAction
-from paceline.policy.straggler.observation import Observation, RestartCost
+from paceline.policy.straggler.observation import Observation, RestartCost, RestartOutcome
 
 PARTS = ("pending_s", "start_s", "rebuild_s", "restore_s", "redo_s")
 """Of a restart's cost (AntDT section V-E-2)."""
@@ -94,7 +94,15 @@ class Measured(Line, frozen=True):
     """Actions that took effect in the same time: the change is theirs, too."""
 
 
-AnyLine = Begun | Decided | Failed | Refused | TookEffect | Measured
+class Helped(Line, frozen=True):
+    """Whether the restart of a node has made it faster."""
+
+    no: int
+    index: int
+    outcome: RestartOutcome
+
+
+AnyLine = Begun | Decided | Failed | Refused | TookEffect | Measured | Helped
 
 
 def describe_cost(cost: RestartCost) -> str:

@@ -8,6 +8,7 @@ their samples where delays are random.
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,13 +17,15 @@ from paceline.policy.stats.regimes import LATE
 from paceline.policy.straggler import ranks, solvers
 from paceline.policy.straggler.fleet import Fleet
 from paceline.policy.straggler.observation import Observation
-from paceline.policy.straggler.solvers import Floats, Ints
+from paceline.policy.straggler.solvers import Ints
 
 _MOST_LEFT_OUT = 0.25
 """Of the workers; no larger part is considered for being left out of a step."""
 _WAIT = len(LATE) - 1
 """The grace that never ends, as a place in `LATE`."""
 
+_LEAST_SHORT_S = 0.1
+"""Steps that are shorter wait for all that are late by chance: who is late must hear of it."""
 _RELIEVED = 0.1
 """All are waited for again when not to do so gains less than this part of what it must gain."""
 
@@ -65,6 +68,15 @@ class Division:
     """Predicted, with scatter."""
 
 
+class Restart(NamedTuple):
+    """What the restart of one worker changes, as parts of a step's time."""
+
+    gain: float
+    """Saved once it is as is usual."""
+    absence: float
+    """Lost until then, held against what a step takes afterwards."""
+
+
 class Step:
     """Predicts the time of a step of one observation, under any division."""
 
@@ -103,14 +115,7 @@ class Step:
 
     def best(self, growth: float, min_gain: float) -> Division:
         """The division of the shortest step; where limits leave no other, that in force."""
-        seen, fleet = self._seen, self._fleet
-        shares = self._levelled(growth)
-        times_s = fleet.times_s(shares)
-        least = shares <= seen.workers[0].accumulation
-        level_s = float(times_s[~least].max()) if not least.all() else float(times_s.max())
-        # Only parameter servers can decide a step without some of its samples.
-        beyond = least & (times_s > level_s) & (seen.mode == "bsp")
-        level_s = level_s if seen.mode == "bsp" else float(times_s.max())
+        shares, beyond, level_s = self._levelled(self._fleet, growth)
         random = self._against_random(level_s, beyond, min_gain)
         return Division(
             shares=shares,
@@ -119,6 +124,40 @@ class Step:
             level_s=level_s,
             step_s=level_s * self._ratio(*random),
         )
+
+    def restarts(self, workers: Sequence[int], growth: float) -> list[Restart]:
+        """What the restart of each of these changes, work being divided as well as can be.
+
+        A worker that nobody waits for, or whose samples the others cannot take, saves nothing by
+        itself. Where several hold the others up, each saves its part of what they save together,
+        and no more than it would save once the others are healed.
+        """
+
+        def level_s(healed: Sequence[int]) -> float:
+            return self._levelled(self._fleet.healed(healed), growth)[2]
+
+        if not workers:
+            return []
+        now_s, all_s = level_s([]), level_s(workers)
+        found = []
+        for worker in workers:
+            last_s = level_s([other for other in workers if other != worker]) - all_s
+            together_s = min((now_s - all_s) / len(workers), last_s)
+            gain_s = max(now_s - level_s([worker]), together_s, 0.0)
+            without_s = max(self._without_s(worker), now_s - gain_s)
+            found.append(Restart(gain_s / now_s, 1.0 - (now_s - gain_s) / without_s))
+        return found
+
+    def _without_s(self, worker: int) -> float:
+        """Of a step whose samples the others compute, as a fluid."""
+        others = np.arange(len(self._seen.workers)) != worker
+        if not others.any():
+            return math.inf
+        delays_s, slopes_s = self._fleet.delays_s[others], self._fleet.slopes_s[others]
+        order = np.argsort(delays_s, kind="stable")
+        rates, from_s = 1.0 / slopes_s[order], delays_s[order]
+        levels_s = (self._seen.global_batch + np.cumsum(from_s * rates)) / np.cumsum(rates)
+        return float(np.maximum(levels_s, from_s).min())
 
     def _patience(
         self, shares: Ints, beyond: Members, random: Randomness, level_s: float
@@ -133,9 +172,20 @@ class Step:
         late = left_out + int(largest[: random.workers].sum())
         return Patience(left_out=left_out, late=late, grace_s=self._grace_s(random.grace, level_s))
 
-    def _levelled(self, growth: float) -> Ints:
+    def _levelled(self, fleet: Fleet, growth: float) -> tuple[Ints, Members, float]:
+        """Shares, who is beyond help, and the time of the slowest that is waited for."""
+        shares = self._shares(fleet, growth)
+        times_s = fleet.times_s(shares)
+        least = shares <= self._seen.workers[0].accumulation
+        level_s = float(times_s[~least].max()) if not least.all() else float(times_s.max())
+        # A member of a group can be late for a step, but not for all.
+        may_lack = self._seen.short_steps and self._seen.mode == "bsp"
+        beyond = least & (times_s > level_s) & may_lack
+        return shares, beyond, float(times_s[~beyond].max()) if not beyond.all() else level_s
+
+    def _shares(self, fleet: Fleet, growth: float) -> Ints:
         """Whole batches of the accumulation in force."""
-        seen, fleet = self._seen, self._fleet
+        seen = self._seen
         unit = seen.workers[0].accumulation
         mixed = any(worker.accumulation != unit for worker in seen.workers)
         if mixed or seen.global_batch % unit:
@@ -157,7 +207,7 @@ class Step:
 
     def _against_random(self, level_s: float, beyond: Members, min_gain: float) -> Randomness:
         """The best answer, given how single iterations scatter."""
-        if self._seen.mode != "bsp":
+        if not self._seen.short_steps or level_s < _LEAST_SHORT_S:
             return Randomness()
         present = self._present(level_s, beyond)
         if not self._known:
@@ -193,25 +243,3 @@ class Step:
 
     def _ratio(self, workers: int, grace: int) -> float:
         return float(self._ratios[grace, workers])
-
-
-def restart_gains(fleet: Fleet, division: Division, latency_s: float) -> tuple[Floats, Floats]:
-    """What the recovery of each worker would save, and what its absence until then would cost.
-
-    By the continuous solution of the division: with W = sum of 1 / slope and D = sum of
-    delay / slope a step of B samples takes (B + D) / W.
-
-    Returns:
-        Part of a step's time that is saved; seconds that the absence costs.
-    """
-    rates = 1.0 / fleet.slopes_s
-    lost = fleet.delays_s * rates
-    usual_rates = 1.0 / fleet.usual_slopes_s
-    usual_lost = fleet.usual_delays_s * usual_rates
-    helps = ~division.beyond_help
-    total = float(division.shares[helps].sum()) + float(lost[helps].sum())
-    rate = float(rates[helps].sum())
-    without_s = (total - helps * lost) / np.maximum(rate - helps * rates, 1e-300)
-    healed_s = (total - helps * lost + usual_lost) / (rate - helps * rates + usual_rates)
-    gain = 1.0 - healed_s / max(division.level_s, total / rate)
-    return gain, latency_s * (1.0 - healed_s / without_s)

@@ -11,11 +11,17 @@ import numpy as np
 
 from paceline.policy.stats import affine
 from paceline.policy.straggler import ranks
-from paceline.policy.straggler.observation import WorkerSeen
+from paceline.policy.straggler.observation import Observation, WorkerSeen
 from paceline.policy.straggler.solvers import Floats, Ints
 
 _LEAST_SLOPE = 1e-3
 """Of the usual time per sample: no cost is taken for independent of the batch size."""
+_UNKNOWN_SCATTER = 0.1
+"""What may be chance, relative, as long as it is not known how iterations scatter."""
+PLAN_S = 30.0
+"""A division is made for so long: it should suit what is expected of that time."""
+_LASTING = (0.05, 0.95)
+"""Whoever is seen to differ is expected to go on so, until the job has shown how long that is."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -33,6 +39,32 @@ class Fleet:
     """Samples per step in the plan in force."""
 
     @classmethod
+    def measured(cls, workers: Sequence[WorkerSeen]) -> Self:
+        """Fit the costs; at least one worker was measured."""
+        known = np.array([worker.regime is not None for worker in workers])
+        delays_s, slopes_s = np.zeros(len(workers)), np.zeros(len(workers))
+        delays_s[known], slopes_s[known] = _fit(
+            [worker for worker in workers if worker.regime is not None]
+        )
+        usual_delays_s, usual_slopes_s = np.zeros(len(workers)), np.zeros(len(workers))
+        for members in _kinds(workers):
+            alike = members & known if (members & known).any() else known
+            usual_slopes_s[members] = np.median(slopes_s[alike])
+            usual_delays_s[members] = np.median(delays_s[alike])
+        times = np.array([worker.accumulation for worker in workers])
+        sizes = np.array([worker.batch_size for worker in workers], np.int64)
+        return cls(
+            delays_s=times * np.where(known, delays_s, usual_delays_s),
+            slopes_s=np.maximum(
+                np.where(known, slopes_s, usual_slopes_s), _LEAST_SLOPE * usual_slopes_s
+            ),
+            usual_delays_s=times * usual_delays_s,
+            usual_slopes_s=usual_slopes_s,
+            by_chance=np.zeros(len(workers)),
+            shares=times * sizes,
+        )
+
+    @classmethod
     def of(cls, workers: Sequence[WorkerSeen], scatter: float) -> Self:
         """Fit the costs.
 
@@ -41,33 +73,35 @@ class Fleet:
 
         Args:
             workers: at least one was measured.
-            scatter: standard deviation of an iteration over its mean.
+            scatter: standard deviation of an iteration over its mean; 0: not known.
         """
-        measured = np.array([worker.regime is not None for worker in workers])
-        delays_s, slopes_s = np.zeros(len(workers)), np.zeros(len(workers))
-        delays_s[measured], slopes_s[measured] = _fit(
-            [worker for worker in workers if worker.regime is not None]
-        )
-        usual_delays_s, usual_slopes_s = np.zeros(len(workers)), np.zeros(len(workers))
-        for members in _kinds(workers):
-            known = members & measured if (members & measured).any() else measured
-            usual_slopes_s[members] = np.median(slopes_s[known])
-            usual_delays_s[members] = np.median(delays_s[known])
-        times = np.array([worker.accumulation for worker in workers])
-        sizes = np.array([worker.batch_size for worker in workers], np.int64)
-        usual_s = usual_delays_s + usual_slopes_s * sizes
-        apart_s = np.abs(delays_s + slopes_s * sizes - usual_s)
+        fleet = cls.measured(workers)
         by_chance = _by_chance(workers, scatter)
-        alike = ~measured | (apart_s <= by_chance * usual_s)
-        delays_s = np.where(alike, usual_delays_s, delays_s)
-        slopes_s = np.where(alike, usual_slopes_s, slopes_s)
-        return cls(
-            delays_s=times * delays_s,
-            slopes_s=np.maximum(slopes_s, _LEAST_SLOPE * usual_slopes_s),
-            usual_delays_s=times * usual_delays_s,
-            usual_slopes_s=usual_slopes_s,
+        usual_s = fleet.usual_delays_s + fleet.usual_slopes_s * fleet.shares
+        alike = np.abs(fleet.times_s(fleet.shares) - usual_s) <= by_chance * usual_s
+        return dataclasses.replace(
+            fleet,
+            delays_s=np.where(alike, fleet.usual_delays_s, fleet.delays_s),
+            slopes_s=np.where(alike, fleet.usual_slopes_s, fleet.slopes_s),
             by_chance=np.where(alike, 0.0, by_chance),
-            shares=times * sizes,
+        )
+
+    def expected(self, seen: Observation) -> Self:
+        """Costs over the time that a division is made for, by how long slow spells last here."""
+        lasting = np.array([_lasting(worker, seen) for worker in seen.workers])
+        return dataclasses.replace(
+            self,
+            delays_s=self.usual_delays_s + lasting * (self.delays_s - self.usual_delays_s),
+            slopes_s=self.usual_slopes_s + lasting * (self.slopes_s - self.usual_slopes_s),
+        )
+
+    def healed(self, workers: Sequence[int]) -> Self:
+        """Costs if these were as is usual."""
+        healed = np.isin(np.arange(len(self.shares)), workers)
+        return dataclasses.replace(
+            self,
+            delays_s=np.where(healed, self.usual_delays_s, self.delays_s),
+            slopes_s=np.where(healed, self.usual_slopes_s, self.slopes_s),
         )
 
     def times_s(self, shares: Ints | Floats) -> Floats:
@@ -75,8 +109,18 @@ class Fleet:
         return self.delays_s + self.slopes_s * shares
 
 
+def _lasting(worker: WorkerSeen, seen: Observation) -> float:
+    """The part of a plan's time that a worker is expected to be as it is now."""
+    if worker.regime is None:
+        return 1.0
+    age_s = max(seen.now_s - worker.regime.since_s, 1e-3)
+    return seen.worker_spells.expected_s(age_s, 0.0, PLAN_S, _LASTING) / PLAN_S
+
+
 def _by_chance(workers: Sequence[WorkerSeen], scatter: float) -> Floats:
     """The largest of so many errors is expected there, and seldom half a deviation above."""
+    if not scatter:
+        return np.full(len(workers), _UNKNOWN_SCATTER)
     recent = [
         sum(point.recent for point in worker.regime.points) if worker.regime else 1.0
         for worker in workers

@@ -8,6 +8,7 @@ import msgspec
 
 from paceline.policy.stats.history import Profiled
 from paceline.policy.stats.regimes import Regime
+from paceline.policy.stats.spells import LifeTable
 from paceline.policy.stats.windows import Pace
 
 
@@ -47,6 +48,24 @@ class ServerSeen(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     long: Pace | None = None
     regime: Regime | None = None
     restarts: int = 0
+
+
+class RestartOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What a KILL_RESTART has done for a node."""
+
+    role: str
+    before: float
+    """Times the usual that the node took when it was decided."""
+    after: float
+    """The same, in the node's next life."""
+    weight: float = 1.0
+    """Probability that the node would have been slow that long without the restart: so much of a
+    cure is the restart's."""
+
+    @property
+    def cured(self) -> bool:
+        """Whether half of what was too much is gone."""
+        return self.after - 1.0 <= 0.5 * (self.before - 1.0)
 
 
 class RestartCost(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,6 +130,8 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     servers: tuple[ServerSeen, ...] = ()
     replacing: str = ""
     """The server that another is about to take the place of; no other can be replaced meanwhile."""
+    short_steps: bool = True
+    """Synchronous: whether steps can be decided without some of their samples."""
     backup: int = 0
     """BACKUP_WORKERS in force."""
     left_out: int = 0
@@ -131,7 +152,14 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     """What the platform says a new node would wait; None: not known."""
     worker_restart: RestartCost = RestartCost()
     server_restart: RestartCost = RestartCost()
+    worker_spells: LifeTable = LifeTable()
+    """How long workers of this job were slow for, until they were as before."""
+    server_spells: LifeTable = LifeTable()
     since_action_s: float | None = None
     """Since the last action took effect; None: there was none."""
+    changes_s: tuple[float, ...] = ()
+    """How long ago the plan was changed, newest first: `MAX_CHANGES` at most."""
+    outcomes: tuple[RestartOutcome, ...] = ()
+    """Of restarts by KILL_RESTART on this backend, in this job and before it."""
     ends: tuple[LifeEnded, ...] = ()
     """Of lives, within L_per, oldest first: 100 at most, the newest."""

@@ -1,11 +1,12 @@
 """KILL_RESTART by cost: when a straggler is expected to cost more than its restart.
 
-Nobody tells how long a straggler will last. Here one of age a is as likely to end between a and 2 a
-as after 2 a, whatever a is (durations have no scale of their own); so until the end of the job, a
-time l away, it is expected to last for a * ln(1 + l / a). It is restarted when what that costs is
-more than the restart. While l is above 1.7 a, that is no later than by the ski rental of FALCON,
-which restarts when the straggler has cost as much as the restart would; short of the job's end it
-does not restart at all.
+Nobody tells how long a straggler will last. It is expected to last as those of this job before it
+did (`paceline.policy.stats.spells`), and as long as it has outlived them all, one of age a is as
+likely to end between a and 2 a as after 2 a: until the end of the job, a time l away, it is
+expected to last for a * ln(1 + l / a). It is restarted when what that costs, times the probability
+that a restart cures, is more than the restart. That probability is learnt from the restarts of this
+job and of earlier ones on the same backend: each counts for a cure as far as the straggler would
+not have healed without it.
 
 Reference: AntDT section V-E-2 (the five parts of a restart); FALCON section 4.2 (ski rental).
 Differs: AntDT restarts whoever is slow over a window of fixed length. Here the restart's cost is
@@ -15,6 +16,7 @@ by it, not what the node does: the other workers do its share meanwhile.
 
 import dataclasses
 import math
+from collections.abc import Iterable
 from typing import Annotated
 
 import msgspec
@@ -23,10 +25,15 @@ from msgspec import Meta
 
 from paceline.policy.stats.regimes import Regime
 from paceline.policy.straggler.actions import KillRestart
-from paceline.policy.straggler.observation import Observation, RestartCost
+from paceline.policy.straggler.fleet import Fleet
+from paceline.policy.straggler.observation import Observation, RestartCost, RestartOutcome
 from paceline.policy.straggler.solvers import Floats
 
 _SIGMAS = 3.0
+_PRIOR = (3.0, 1.0)
+"""Restarts that are taken to have cured, and to have been futile, before any was seen."""
+_MIN_AGE_S = 10.0
+"""Whoever is restarted was slow for so long at least: load comes and goes."""
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +52,8 @@ class Candidate:
     """A straggler, and what its restart would change."""
 
     node: str
+    role: str
+    """``worker`` or ``server``."""
     regime: Regime
     restarts: int
     slowness: float
@@ -63,6 +72,32 @@ def latency_s(seen: Observation, cost: RestartCost) -> float:
     return pending_s + cost.latency_s - cost.pending_s
 
 
+def cures(outcomes: Iterable[RestartOutcome], role: str) -> float:
+    """Probability that a restart cures, by what restarts have done: the mean of a Beta."""
+    cured, futile = _PRIOR
+    for each in outcomes:
+        if each.role == role:
+            cured += each.weight * each.cured
+            futile += not each.cured
+    return cured / (cured + futile)
+
+
+def slowness(seen: Observation, node: str) -> float | None:
+    """How many times the usual a node takes; None: it is not measured, or there is no other."""
+    servers = {each.node: each.regime for each in seen.servers}
+    if node in servers:
+        times_s = {name: _mean_s(regime) for name, regime in servers.items() if regime}
+        usual_s = float(np.median(list(times_s.values()))) if len(times_s) > 1 else 0.0
+        return times_s[node] / usual_s if node in times_s and usual_s else None
+    workers = [each for each in seen.workers if each.regime is not None]
+    names = [each.node for each in workers]
+    if node not in names or len(names) < 2:
+        return None
+    fleet, index = Fleet.measured(workers), names.index(node)
+    expected_s = fleet.usual_delays_s + fleet.usual_slopes_s * fleet.shares
+    return float(fleet.times_s(fleet.shares)[index] / expected_s[index])
+
+
 def worth_while(
     seen: Observation, rule: Rule, candidates: list[Candidate], left_s: float, limit: int
 ) -> list[KillRestart]:
@@ -71,40 +106,37 @@ def worth_while(
     Args:
         seen: the job.
         rule: whom a restart may be worth while for.
-        candidates: stragglers.
+        candidates: stragglers, all of one role.
         left_s: what is left of the job at its present speed.
         limit: restarts at most.
     """
     due: list[tuple[float, KillRestart]] = []
-    # Where restarts were seen not to help, the next one is less likely to.
-    futile = sum(each.restarts > 0 for each in candidates)
     for each in candidates:
+        age_s = max(seen.now_s - each.regime.since_s, 1e-9)
         if (
             not each.regime.verified
             or each.regime.iterations < rule.min_iterations
+            or age_s < _MIN_AGE_S
             or each.restarts >= rule.max_restarts
         ):
             continue
-        age_s = max(seen.now_s - each.regime.since_s, 1e-9)
-        gain_s = each.gain * _expected_s(age_s, each.delay_s, left_s)
-        price_s = each.cost_s * 2.0**each.restarts * (1 + futile - (each.restarts > 0))
+        spells = seen.server_spells if each.role == "server" else seen.worker_spells
+        cured = cures(seen.outcomes, each.role)
+        gain_s = cured * each.gain * spells.expected_s(age_s, each.delay_s, left_s)
+        price_s = each.cost_s * 2.0**each.restarts
         if gain_s <= price_s:
             continue
         reason = (
             f"{each.slowness:.2f} times the usual for {each.regime.iterations} iterations; "
-            f"expected to cost {gain_s:.3g} s more, a restart {each.cost_s:.3g} s"
+            f"a restart, which cures {100 * cured:.0f} % of stragglers here, is expected to save "
+            f"{gain_s:.3g} s and to cost {each.cost_s:.3g} s"
         )
-        if price_s > each.cost_s:
-            reason += f", and must be worth {price_s:.3g} s, since restarts did not help before"
+        if each.restarts:
+            reason += f", and must be worth {price_s:.3g} s, since one did not help before"
         action = KillRestart(node=each.node, reason=reason, gain_s=gain_s, cost_s=each.cost_s)
         due.append((each.gain, action))
     due.sort(key=lambda one: -one[0])
     return [action for _, action in due[: max(limit, 0)]]
-
-
-def _expected_s(age_s: float, from_s: float, until_s: float) -> float:
-    """How much of a time ahead a straggler of this age is expected to be there for."""
-    return age_s * math.log((age_s + max(from_s, until_s)) / (age_s + from_s))
 
 
 def server_candidates(seen: Observation, rule: Rule, step_s: float) -> list[Candidate]:
@@ -127,6 +159,7 @@ def server_candidates(seen: Observation, rule: Rule, step_s: float) -> list[Cand
     return [
         Candidate(
             node=server.node,
+            role="server",
             regime=regime,
             restarts=server.restarts,
             slowness=time_s / usual_s,
@@ -147,6 +180,7 @@ def worker_candidates(
     return [
         Candidate(
             node=worker.node,
+            role="worker",
             regime=worker.regime,
             restarts=worker.restarts,
             slowness=float(slowness[index]),

@@ -88,7 +88,7 @@ class Loop:
                 for number, work in enumerate(step.works):
                     if number and step.may_skip(number):
                         continue
-                    batch = self._reader.get(work) if number else step.first
+                    batch = self._read(step, work) if number else step.first
                     step.batch_no = number
                     self._expect(step, work)
                     self._client.in_body = True
@@ -143,13 +143,21 @@ class Loop:
                 continue
             if not step.behind:
                 self._profile(step)
-            step.first = self._reader.get(step.works[0])
+            step.first = self._read(step, step.works[0])
             # Those that follow are made meanwhile.
             self._reader.ask([*step.works[1:], *(work for works in later for work in works)])
             now_s = monotonic()
             self._record(now_s)
             step.wait_s, step.start_s = now_s - start_s, now_s
+            step.waited_before_s = step.data_s
             return step
+
+    def _read(self, step: Step, work: Work) -> Any:
+        """A batch; the wait for it is no part of the step's computation."""
+        wanted_s = monotonic()
+        batch = self._reader.get(work)
+        step.data_s += monotonic() - wanted_s
+        return batch
 
     def _begin_sums(self, step: Step) -> bool:
         """Have our gradients summed, if we have a share; False: the group is over."""
@@ -308,7 +316,8 @@ class Loop:
         if step.settled:
             return
         self._reducer.await_device()  # what it took is what the policies go by
-        took_s = monotonic() - step.start_s - self.excluded_s
+        waited_s = step.data_s - step.waited_before_s
+        took_s = monotonic() - step.start_s - self.excluded_s - waited_s
         samples = 0
         if step.settling < step.batch_no:  # with several optimizers the first that steps
             step.settling = step.batch_no
@@ -324,6 +333,7 @@ class Loop:
                 self._client.profiled(step.works[step.batch_no].num_samples, took_s)
                 # With what lies between two batches, which each batch of an accumulation costs.
                 step.start_s, self.excluded_s = monotonic(), 0.0
+                step.waited_before_s = step.data_s
             return
         step.settled, step.compute_s = True, took_s
         step.computed_cpu_s = process_time()
@@ -481,6 +491,7 @@ class Loop:
                 server_s=0.0,
                 message_s=max(0.0, min(beside_s, bpt_s - step.compute_s)),
                 wait_s=step.wait_s,
+                data_s=step.data_s,
             )
         )
         self.excluded_s = 0.0

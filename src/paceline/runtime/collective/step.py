@@ -78,6 +78,10 @@ class Step:
     """Some member wants it to be the last one in this group."""
     stepped: set[int] = field(default_factory=set)
     """Optimizers that were told to step on this batch."""
+    data_s: float = 0.0
+    """From when batches were wanted until they were read and made."""
+    waited_before_s: float = 0.0
+    """Of that, what lies before ``start_s``."""
     compute_s: float = 0.0
     computed_cpu_s: float = 0.0
     """Processor time of the process when all was computed."""

@@ -44,3 +44,5 @@ class StepTimes:
     message_s: float
     wait_s: float
     """Time in which the training thread waited for data, for the pull or for the others."""
+    data_s: float = 0.0
+    """T^d: of that, the time from when it wanted a batch until it had been read and made."""

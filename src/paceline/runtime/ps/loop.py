@@ -53,6 +53,8 @@ class Step:
     wait_s: float
     server_s: float
     message_s: float
+    data_s: float
+    """Of the wait, that for the batch itself."""
     compute_s: float = 0.0
     inner_wait_s: float = 0.0
     """Waits after the batch was ready: for rows that were not foreseen."""
@@ -112,13 +114,16 @@ class Loop:
 
     def _begin_next(self) -> bool:
         """Get work, batch and model ready; False: the feed is complete."""
-        start_s = monotonic()
+        start_s, data_s = monotonic(), 0.0
         self._hand_in()
         while (work := self._trainer.next_work(self._feed)) is not None:
             staged, self._staged = self._staged, None
             late = staged is None or staged.work is not work
             if staged is None or late:
-                staged = self._stage(work, self._reader.get(work))
+                wanted_s = monotonic()
+                batch = self._reader.get(work)
+                data_s += monotonic() - wanted_s
+                staged = self._stage(work, batch)
             pulled = self._trainer.wait_pull(work)
             if pulled is None:
                 continue
@@ -129,7 +134,9 @@ class Loop:
             self._lookups.begin(staged.foreseen, pulled.rows)
             now_s = monotonic()
             self._record(now_s)
-            self.step = Step(staged, now_s, now_s - start_s, pulled.server_s, pulled.message_s)
+            self.step = Step(
+                staged, now_s, now_s - start_s, pulled.server_s, pulled.message_s, data_s
+            )
             self._enter(work, pulled)
             if self._trainer.overlap:
                 self._stage_ahead()
@@ -295,6 +302,7 @@ class Loop:
                 server_s=step.server_s,
                 message_s=step.message_s,
                 wait_s=step.wait_s + step.inner_wait_s,
+                data_s=step.data_s,
             )
         )
         self.excluded_s = 0.0

@@ -50,6 +50,8 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     """T^s: mean of the slowest server's handler; of a server: of its own work for one of those
     that ``steps`` counts."""
     message_s: float = 0.0
+    data_s: float = 0.0
+    """T^d: mean wait for a batch, from when it was wanted until it was read."""
     bpt_s: float = 0.0
     """Batch processing time: mean wall time of the newest steps; of a server: 0."""
     computing_s: float = 0.0

@@ -31,7 +31,6 @@ from paceline.policy.straggler.division import (
     Patience,
     Step,
     in_force,
-    restart_gains,
 )
 from paceline.policy.straggler.fleet import Fleet
 from paceline.policy.straggler.observation import Observation
@@ -69,6 +68,10 @@ class Auto(Solution, frozen=True):
     as with workers."""
     max_restarts: Annotated[int, Meta(ge=0)] = 3
     """Of one node. Each doubles what the next must be worth."""
+    s_per_change: Annotated[float, Meta(gt=0)] = 40.0
+    """Seconds in which the plan may be changed once more."""
+    burst: Annotated[int, Meta(ge=1)] = 3
+    """So many changes may have been saved up, so that what is new is answered at once."""
     restarts_at_once: Part = 0.3
     """Of the workers; one is always allowed."""
 
@@ -81,35 +84,53 @@ class Auto(Solution, frozen=True):
         delays = Delays(regimes, len(seen.workers), skipping=skipping)
         fleet = Fleet.of(seen.workers, delays.scatter)
         if seen.mode in SYNCHRONOUS:
-            return self._synchronous(seen, fleet, Step(seen, fleet, delays))
+            return self._synchronous(seen, fleet, delays)
         return self._asynchronous(seen, fleet)
+
+    def _may_change(self, seen: Observation) -> bool:
+        """Whether a change of plan is left of those that the job has in so much time."""
+        left, last_s = float(self.burst), math.inf
+        for ago_s in reversed(seen.changes_s):  # the oldest first
+            left = min(float(self.burst), left + (last_s - ago_s) / self.s_per_change) - 1.0
+            last_s = ago_s
+        return min(self.burst, left + last_s / self.s_per_change) >= 1.0
 
     # ------------------------------------------------------------------ bsp, all-reduce
 
-    def _synchronous(self, seen: Observation, fleet: Fleet, step: Step) -> list[AnyAction]:
+    def _synchronous(self, seen: Observation, fleet: Fleet, delays: Delays) -> list[AnyAction]:
+        besides_s = _besides_s(seen)
+        expected = fleet.expected(seen)
+        step = Step(seen, expected, delays)
         best = step.best(self.growth, self.min_gain)
-        actions = self._divide(seen, fleet, step, best)
-        latency_s = restarts.latency_s(seen, seen.worker_restart)
-        gain, absence_s = restart_gains(fleet, best, latency_s)
+        actions: list[AnyAction] = []
+        if self._may_change(seen):
+            actions += self._divide(seen, expected, step, best, besides_s)
         even = np.full(len(seen.workers), seen.global_batch / len(seen.workers))
         usual_s = fleet.usual_delays_s + fleet.usual_slopes_s * even
-        step_s = best.step_s + _besides_s(seen)
-        candidates = restarts.worker_candidates(
-            seen,
-            self._rule(),
-            slowness=(fleet.delays_s + fleet.slopes_s * even) / usual_s,
-            gain=gain * best.level_s / step_s,
-            cost_s=np.maximum(absence_s, 0.0) + seen.worker_restart.redo_s + best.step_s,
-        )
+        slowness = (fleet.delays_s + fleet.slopes_s * even) / usual_s
+        slow = np.flatnonzero(slowness >= self.slowness).tolist()
+        gain, cost_s = np.zeros(len(usual_s)), np.zeros(len(usual_s))
+        if slow:
+            # What a worker costs as it is now, however long that lasts.
+            step = Step(seen, fleet, delays)
+            best = step.best(self.growth, self.min_gain)
+        step_s = best.step_s + besides_s
+        latency_s = restarts.latency_s(seen, seen.worker_restart)
+        for worker, restart in zip(slow, step.restarts(slow, self.growth), strict=True):
+            gain[worker] = restart.gain * best.level_s / step_s
+            cost_s[worker] = latency_s * restart.absence + seen.worker_restart.redo_s + step_s
+        candidates = restarts.worker_candidates(seen, self._rule(), slowness, gain, cost_s)
         return actions + self._restarts(seen, candidates, _steps_left(seen) * step_s, step_s)
 
     def _divide(
-        self, seen: Observation, fleet: Fleet, step: Step, best: Division
+        self, seen: Observation, fleet: Fleet, step: Step, best: Division, besides_s: float
     ) -> list[AnyAction]:
         """ADJUST_BS and whom not to wait for, each where a step gets faster by what it is worth."""
         slowest = int(fleet.times_s(fleet.shares).argmax())
         present, present_s = in_force(seen), step.present_s(in_force(seen))
-        worth_s = present_s * max(self.min_gain, float(fleet.by_chance[slowest]))
+        worth_s = max(
+            self.min_gain * (present_s + besides_s), float(fleet.by_chance[slowest]) * present_s
+        )
         by_shares = step.present_s(best.patience) - best.step_s >= worth_s
         gain_s = present_s - best.step_s
         relieved = best.patience == Patience() or present.late > best.patience.late == 0
@@ -139,7 +160,7 @@ class Auto(Solution, frozen=True):
         wait_s = float(np.median(waits_s)) if seen.mode == "asp" else 0.0
         times_s = fleet.times_s(fleet.shares) + wait_s
         usual_s = fleet.usual_delays_s + fleet.usual_slopes_s * sizes + wait_s
-        actions = self._leases(seen, sizes / times_s)
+        actions = self._leases(seen, sizes / times_s) if self._may_change(seen) else []
         gain, absence = _asynchronous_gains(seen.mode, sizes, times_s, usual_s)
         latency_s = restarts.latency_s(seen, seen.worker_restart)
         candidates = restarts.worker_candidates(

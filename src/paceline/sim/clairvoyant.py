@@ -9,14 +9,15 @@ at the best moment of each life, servers in advance, so that a fresh one takes o
 begins, and no sooner than another could be had.
 
 Each node's restarts are the best ones if the job runs otherwise as it last did, and are chosen anew
-as long as that makes it faster; so the time is not proven to be the least. Without restarts, and
-where all patterns are dated in seconds, short steps are no way around it: the level is concave in
-the samples of a step, and running steps nearly empty does not make time go by. Where patterns are
-dated in iterations it does: a bad iteration is over as soon as a step is, however little was done
-in it, and the samples come back in a better one. There the oracle also runs those steps nearly
-empty that cost more than a usual one, which is a good schedule and not the best. In asynchronous
-jobs, lives with patterns of both kinds are valued as if they had begun with the job. The noise,
-which is dated in iterations, too, it takes as it comes.
+as long as that makes it faster. So its time is that of a good schedule and no lower bound: where
+several nodes are best restarted one after the other, the rounds may not find that. Without
+restarts, and where all patterns are dated in seconds, short steps are no way around it: the level
+is concave in the samples of a step, and running steps nearly empty does not make time go by. Where
+patterns are dated in iterations it does: a bad iteration is over as soon as a step is, however
+little was done in it, and the samples come back in a better one. There it also runs those steps
+nearly empty that cost more than a usual one, which is a good schedule and not the best. In
+asynchronous jobs, lives with patterns of both kinds are valued as if they had begun with the job.
+The noise, which is dated in iterations, too, it takes as it comes.
 """
 
 import math
@@ -45,7 +46,7 @@ Plan = dict[int, list[float]]
 """When each node is restarted; of a server: replaced."""
 
 
-def oracle_s(scenario: Scenario, seed: int) -> float:
+def clairvoyant_s(scenario: Scenario, seed: int) -> float:
     """JCT of the clairvoyant scheduler, s."""
     kind = _Synchronous if scenario.mode in {"bsp", "allreduce"} else _Asynchronous
     return kind(scenario, seed).jct_s()

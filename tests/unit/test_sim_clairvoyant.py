@@ -9,6 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from paceline.policy.straggler.observation import RestartCost
+from paceline.sim.clairvoyant import clairvoyant_s, level_s
 from paceline.sim.costs import Compute, Traffic
 from paceline.sim.experiments import simulate
 from paceline.sim.methods import (
@@ -22,7 +23,6 @@ from paceline.sim.methods import (
     PARTIAL,
     SSP,
 )
-from paceline.sim.oracle import level_s, oracle_s
 from paceline.sim.patterns import (
     AnyPattern,
     Clock,
@@ -81,22 +81,22 @@ def test_at_the_level_the_parts_are_all_samples(
 # ------------------------------------------------------------------------- restarts
 
 
-def test_a_slow_worker_costs_the_oracle_its_restart_and_a_slow_server_what_it_delays_before() -> (
+def test_a_slow_worker_costs_the_clairvoyant_schedule_its_restart_and_a_slow_server_what_it_delays_before() -> (
     None
 ):
     recovery = Recovery(worker=RestartCost(start_s=8.0), server=RestartCost(start_s=8.0))
     base = changed(SMALL, num_samples=40_000, epochs=1, recovery=recovery)
     worker = changed(base, patterns=(Persistent(nodes=(0,), slowdown=50.0),))
     # 100 steps of 1 s; for 8 s three workers do the work of four.
-    assert oracle_s(worker, 0) == pytest.approx(100 + 8 / 4, abs=0.5)
+    assert clairvoyant_s(worker, 0) == pytest.approx(100 + 8 / 4, abs=0.5)
     server = changed(base, patterns=(Persistent(role="server", nodes=(0,), delay_s=1.0),))
-    assert oracle_s(server, 0) == pytest.approx(100 + 4, abs=1.0)
+    assert clairvoyant_s(server, 0) == pytest.approx(100 + 4, abs=1.0)
 
 
-def test_without_stragglers_the_oracle_needs_what_the_work_needs() -> None:
+def test_without_stragglers_the_clairvoyant_schedule_needs_what_the_work_needs() -> None:
     base = changed(SMALL, num_samples=40_000, epochs=1)
-    assert oracle_s(base, 0) == pytest.approx(100.0)
-    assert oracle_s(changed(base, mode="asp"), 0) == pytest.approx(100.0)
+    assert clairvoyant_s(base, 0) == pytest.approx(100.0)
+    assert clairvoyant_s(changed(base, mode="asp"), 0) == pytest.approx(100.0)
 
 
 def test_in_asp_a_server_that_is_too_slow_sets_the_pace() -> None:
@@ -104,7 +104,7 @@ def test_in_asp_a_server_that_is_too_slow_sets_the_pace() -> None:
     scenario = changed(
         SMALL, mode="asp", num_samples=40_000, epochs=1, recovery=NEVER, patterns=(pattern,)
     )
-    assert oracle_s(scenario, 0) == pytest.approx(400 * 0.5, rel=0.02)
+    assert clairvoyant_s(scenario, 0) == pytest.approx(400 * 0.5, rel=0.02)
 
 
 # ------------------------------------------------------------------------- nobody is faster
@@ -166,13 +166,13 @@ SOMETIMES = OnOff(mean_on=5.0, mean_off=20.0, delay_s=0.5, probability=0.5)
 @example(patterns=(LUCKY_SERVER,), seed=704)
 @example(patterns=(LUCKY_WORKER,), seed=4726)
 @settings(max_examples=10, deadline=None)
-def test_no_solution_is_faster_than_the_oracle(
+def test_no_solution_is_faster_than_the_clairvoyant_schedule(
     mode: str, method: Method, patterns: tuple[AnyPattern, ...], seed: int
 ) -> None:
     scenario = disturbed(mode, patterns)
     run = simulate(scenario, method, seed)
     assert run.outcome.samples == scenario.num_samples * scenario.epochs
-    assert run.outcome.jct_s >= oracle_s(scenario, seed)
+    assert run.outcome.jct_s >= clairvoyant_s(scenario, seed)
 
 
 def disturbed(mode: str, patterns: tuple[AnyPattern, ...]) -> Scenario:
@@ -203,7 +203,7 @@ def test_a_bad_iteration_is_run_nearly_empty_and_its_samples_come_back() -> None
     scenario = changed(SMALL, num_samples=16_000, epochs=1, patterns=(EveryFourth(),))
     # Of 40 steps 30 take 1 s. In ten, two workers could do all in 2 s; instead these take no time,
     # and their samples come in ten more steps, of which three (42, 46, 50) are bad and take 2 s.
-    assert oracle_s(scenario, 0) == pytest.approx(30 + 7 + 3 * 2, abs=0.2)
+    assert clairvoyant_s(scenario, 0) == pytest.approx(30 + 7 + 3 * 2, abs=0.2)
 
 
 def test_iterations_of_a_server_in_asp_are_the_contributions_that_it_handles() -> None:
@@ -220,7 +220,7 @@ def test_iterations_of_a_server_in_asp_are_the_contributions_that_it_handles() -
         patterns=(pattern,),
     )
     # 400 contributions of 0.1 s in 100 s of computation; from the 350th on they take 5.1 s.
-    assert oracle_s(scenario, 0) == pytest.approx(400 * 0.1 + 50 * 5.0)
+    assert clairvoyant_s(scenario, 0) == pytest.approx(400 * 0.1 + 50 * 5.0)
 
 
 class OnlyLate(Pattern, frozen=True, kw_only=True):
