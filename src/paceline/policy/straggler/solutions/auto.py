@@ -42,6 +42,10 @@ _NO_END = 1e9
 """Stands for the steps that are left of a job whose length is not known."""
 _MIN_SERVER_ITERATIONS = 2
 """However many updates they have: the first one of a fresh server is not like the others."""
+_UNTOLD_GAIN = 0.1
+"""Part of a step that a change must save before it is known how iterations scatter."""
+_UNTOLD_LEASE_CHANGE = 0.5
+"""The same of somebody's leases."""
 _LEASE_SHARE = 1000
 """Of a worker like the others; only ratios count."""
 
@@ -68,9 +72,9 @@ class Auto(Solution, frozen=True):
     as with workers."""
     max_restarts: Annotated[int, Meta(ge=0)] = 3
     """Of one node. Each doubles what the next must be worth."""
-    s_per_change: Annotated[float, Meta(gt=0)] = 40.0
+    s_per_change: Annotated[float, Meta(gt=0)] = 45.0
     """Seconds in which the plan may be changed once more."""
-    burst: Annotated[int, Meta(ge=1)] = 3
+    burst: Annotated[int, Meta(ge=1)] = 2
     """So many changes may have been saved up, so that what is new is answered at once."""
     restarts_at_once: Part = 0.3
     """Of the workers; one is always allowed."""
@@ -85,7 +89,7 @@ class Auto(Solution, frozen=True):
         fleet = Fleet.of(seen.workers, delays.scatter)
         if seen.mode in SYNCHRONOUS:
             return self._synchronous(seen, fleet, delays)
-        return self._asynchronous(seen, fleet)
+        return self._asynchronous(seen, fleet, delays.scatter)
 
     def _may_change(self, seen: Observation) -> bool:
         """Whether a change of plan is left of those that the job has in so much time."""
@@ -104,7 +108,9 @@ class Auto(Solution, frozen=True):
         best = step.best(self.growth, self.min_gain)
         actions: list[AnyAction] = []
         if self._may_change(seen):
-            actions += self._divide(seen, expected, step, best, besides_s)
+            actions += self._divide(
+                seen, expected, step, best, besides_s=besides_s, scatter=delays.scatter
+            )
         even = np.full(len(seen.workers), seen.global_batch / len(seen.workers))
         usual_s = fleet.usual_delays_s + fleet.usual_slopes_s * even
         slowness = (fleet.delays_s + fleet.slopes_s * even) / usual_s
@@ -123,13 +129,22 @@ class Auto(Solution, frozen=True):
         return actions + self._restarts(seen, candidates, _steps_left(seen) * step_s, step_s)
 
     def _divide(
-        self, seen: Observation, fleet: Fleet, step: Step, best: Division, besides_s: float
+        self,
+        seen: Observation,
+        fleet: Fleet,
+        step: Step,
+        best: Division,
+        *,
+        besides_s: float,
+        scatter: float,
     ) -> list[AnyAction]:
         """ADJUST_BS and whom not to wait for, each where a step gets faster by what it is worth."""
         slowest = int(fleet.times_s(fleet.shares).argmax())
         present, present_s = in_force(seen), step.present_s(in_force(seen))
+        # Before it is known how iterations scatter, only a large gain is one.
+        min_gain = self.min_gain if scatter else max(self.min_gain, _UNTOLD_GAIN)
         worth_s = max(
-            self.min_gain * (present_s + besides_s), float(fleet.by_chance[slowest]) * present_s
+            min_gain * (present_s + besides_s), float(fleet.by_chance[slowest]) * present_s
         )
         by_shares = step.present_s(best.patience) - best.step_s >= worth_s
         gain_s = present_s - best.step_s
@@ -148,7 +163,7 @@ class Auto(Solution, frozen=True):
 
     # ------------------------------------------------------------------------ asp, ssp
 
-    def _asynchronous(self, seen: Observation, fleet: Fleet) -> list[AnyAction]:
+    def _asynchronous(self, seen: Observation, fleet: Fleet, scatter: float) -> list[AnyAction]:
         waits_s = np.array(
             [
                 max(worker.short.bpt_s - worker.short.compute_s, 0.0) if worker.short else 0.0
@@ -160,7 +175,10 @@ class Auto(Solution, frozen=True):
         wait_s = float(np.median(waits_s)) if seen.mode == "asp" else 0.0
         times_s = fleet.times_s(fleet.shares) + wait_s
         usual_s = fleet.usual_delays_s + fleet.usual_slopes_s * sizes + wait_s
-        actions = self._leases(seen, sizes / times_s) if self._may_change(seen) else []
+        actions: list[AnyAction] = []
+        if self._may_change(seen):
+            least = self.min_lease_change if scatter else _UNTOLD_LEASE_CHANGE
+            actions += self._leases(seen, sizes / times_s, max(self.min_lease_change, least))
         gain, absence = _asynchronous_gains(seen.mode, sizes, times_s, usual_s)
         latency_s = restarts.latency_s(seen, seen.worker_restart)
         candidates = restarts.worker_candidates(
@@ -176,13 +194,13 @@ class Auto(Solution, frozen=True):
         left_s = _steps_left(seen) * iteration_s / len(seen.workers)
         return actions + self._restarts(seen, candidates, left_s, iteration_s)
 
-    def _leases(self, seen: Observation, speeds: Floats) -> list[AnyAction]:
-        """Leases in proportion to speed."""
+    def _leases(self, seen: Observation, speeds: Floats, least: float) -> list[AnyAction]:
+        """Leases in proportion to speed, where somebody's changes by this part at least."""
         total = _LEASE_SHARE * len(seen.workers)
         sizes = solvers.level(np.zeros(len(speeds)), 1.0 / speeds, total)
         present = np.array([worker.lease_share or _LEASE_SHARE for worker in seen.workers])
         change = np.abs(sizes - present) / sizes
-        if change.max() < self.min_lease_change:
+        if change.max() < least:
             return []
         shares = {
             worker.node: Share(size)
