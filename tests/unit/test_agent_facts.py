@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline.agent import facts as agent_facts
 from paceline.agent.facts import LOOKED_S, FactsReader, Silence, read_log_tail, read_usage
 from paceline.wire.messages.node import ProcessUp
 from paceline.wire.step_ledger import StepLedgerWriter
@@ -181,3 +182,24 @@ def test_of_a_crash_the_thread_that_crashed_is_the_last_word(tmp_path: Path) -> 
     said = ["loss 0.3", "Fatal Python error: Segmentation fault", "", *others, *current, "", "Ext"]
     log.write_text("\n".join(said))
     assert read_log_tail(log, 0).splitlines() == [said[1], "", *current]
+
+
+def test_what_a_process_waits_for_a_processor_is_told_per_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, waited = tmp_path / "worker-0.ledger", iter([5.0, 6.0, 9.0])
+    monkeypatch.setattr(agent_facts, "read_stolen_s", lambda _: next(waited))
+    reader, ledger = FactsReader(path), StepLedgerWriter(path, inc=1)
+    write(ledger, 1, 1.0)
+    assert reader.read(up(1)).stolen_s == 0.0, "what was before its first step is not known"
+    assert reader.read(up(1)).stolen_s == 0.0
+    write(ledger, 2, 1.0)
+    write(ledger, 3, 1.0)
+    assert reader.read(up(1)).stolen_s == 0.5
+    write(ledger, 4, 1.0)
+    assert reader.read(up(1)).stolen_s == 3.0
+
+
+def test_the_wait_for_a_processor_is_the_kernels_and_0_where_it_tells_none() -> None:
+    assert agent_facts.read_stolen_s(os.getpid()) >= 0.0
+    assert agent_facts.read_stolen_s(2**22 + 1) == 0.0

@@ -3,15 +3,18 @@
 import math
 
 import msgspec
+import numpy as np
 import pytest
 
 from paceline.policy.stats.regimes import Point, Regime
 from paceline.policy.stats.spells import LifeTable
+from paceline.policy.stats.windows import Pace
 from paceline.policy.straggler.observation import (
     Observation,
     RestartCost,
     RestartOutcome,
     ServerSeen,
+    WorkerSeen,
 )
 from paceline.policy.straggler.restarts import (
     Candidate,
@@ -19,6 +22,7 @@ from paceline.policy.straggler.restarts import (
     cures,
     latency_s,
     server_candidates,
+    worker_candidates,
     worth_while,
 )
 
@@ -173,6 +177,17 @@ def test_what_a_server_costs_until_its_successor_is_there_is_not_saved() -> None
         slow = server_candidates(seen, Rule(), step_s=2.0)
         due = worth_while(seen, Rule(), slow, left_s=2000.0, limit=1)
         assert [action.node for action in due] == replaced
+
+
+@pytest.mark.parametrize(("stolen_s", "restarted"), [(0.0, True), (0.3, True), (0.7, False)])
+def test_whose_machine_does_other_work_is_let_be(stolen_s: float, restarted: bool) -> None:
+    """It takes 1 s more than the usual 1 s: a restart does not give it a processor."""
+    pace = Pace(iterations=50, seconds=100.0, samples=1.0, compute_s=2.0, stolen_s=stolen_s)
+    regime = Regime(since_s=0.0, iterations=100, points=(Point(1, 100, 2.0),))
+    slow = WorkerSeen(node="w0", batch_size=1, short=pace, regime=regime)
+    arrays = (np.array([2.0]), np.array([0.5]), np.array([1.0]))
+    found = worker_candidates(job(workers=(slow,)), Rule(), *arrays)
+    assert [each.node for each in found] == ["w0"] * restarted
 
 
 def test_no_server_is_replaced_while_another_is() -> None:

@@ -57,6 +57,8 @@ class FactsReader:
         self._silence = Silence()
         self._usage = (0, 0.0, 0)
         """Incarnation, cpu seconds, resident bytes: as seen last."""
+        self._stolen = 0, 0.0
+        """Incarnation, and its wait for processors when steps were last reported."""
 
     def heard(self) -> None:
         """The process has said something."""
@@ -76,14 +78,25 @@ class FactsReader:
         mark_s, now_s = mine.mark_s if mine else 0.0, time.monotonic()
         self._silence = self._silence.after(up.inc, cpu_s, now_s)
         read = _server_facts if up.role == "server" else _worker_facts
+        facts = read(up.inc, mine) if mine else NodeFacts(inc=up.inc)
         return msgspec.structs.replace(
-            read(up.inc, mine) if mine else NodeFacts(inc=up.inc),
+            facts,
+            stolen_s=self._stolen_s(up, facts.steps),
             computing_s=now_s - mark_s if mark_s > 0 else 0.0,
             waiting_s=now_s + mark_s if mark_s < 0 else 0.0,
             silent_s=self._silence.silent_s,
             cpu_s=cpu_s,
             rss_bytes=rss_bytes,
         )
+
+    def _stolen_s(self, up: ProcessUp, steps: int) -> float:
+        """Of each of the newest steps."""
+        if not steps:
+            return 0.0
+        inc, before_s = self._stolen
+        now_s = read_stolen_s(up.pid)
+        self._stolen = up.inc, now_s
+        return max(now_s - before_s, 0.0) / steps if inc == up.inc else 0.0
 
     def skip_past(self) -> None:
         """Of a process that another agent has reported on: what it did so far is no news."""
@@ -164,6 +177,14 @@ def end_last_line(log: Path) -> int:
             if file.read(1) != b"\n":
                 size += file.write(b"\n")
     return size
+
+
+def read_stolen_s(pid: int) -> float:
+    """Seconds in which a process's main thread waited for a processor; 0: not known."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_bytes().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return 0.0
 
 
 def read_log_tail(log: Path, start: int) -> str:

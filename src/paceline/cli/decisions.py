@@ -36,8 +36,8 @@ from paceline.policy.straggler.decision_log import (
 )
 from paceline.policy.straggler.observation import Observation, ServerSeen
 
-DATA_SHARE = 0.05
-"""A wait for data that is a smaller part of a batch's time is not told."""
+WAIT_SHARE = 0.05
+"""A wait that is a smaller part of a batch's time is not told."""
 MAX_SHARES = 6
 """Of an ADJUST_BS, named one by one."""
 
@@ -183,24 +183,27 @@ def seen_of(action: AnyAction, seen: Observation) -> str:
     if isinstance(action, KillRestart) and action.node.startswith("server"):
         return _compared(action.node, {one.node: _server_s(one) for one in seen.servers})
     if isinstance(action, KillRestart):
-        return _compared(action.node, {w.node: _compute_s(w.long or w.short) for w in seen.workers})
+        own_s = {w.node: _compute_s(w.long or w.short) for w in seen.workers}
+        return "; ".join(filter(None, [_compared(action.node, own_s), _waits(seen)]))
     times_s = {worker.node: _compute_s(worker.short or worker.long) for worker in seen.workers}
     known = {node: time_s for node, time_s in times_s.items() if time_s is not None}
     told = _compared(max(known, key=lambda node: known[node]), times_s) if known else ""
-    return "; ".join(filter(None, [told, _waits_for_data(seen)]))
+    return "; ".join(filter(None, [told, _waits(seen)]))
 
 
-def _waits_for_data(seen: Observation) -> str:
-    """The worker whose data keep its step waiting longest, if that is a part of it to speak of."""
+def _waits(seen: Observation) -> str:
+    """Who waits longest for data, and who for a processor, if that is a part to speak of."""
     paces = {worker.node: worker.short or worker.long for worker in seen.workers}
-    known = {node: pace for node, pace in paces.items() if pace is not None}
-    if not known:
-        return ""
-    node = max(known, key=lambda name: known[name].data_s)
-    pace = known[node]
-    if pace.data_s < DATA_SHARE * pace.bpt_s or not pace.bpt_s:
-        return ""
-    return f"{node} waited {milliseconds(pace.data_s)} of each batch for its data"
+    known = {node: pace for node, pace in paces.items() if pace is not None and pace.bpt_s}
+    told = []
+    for what, times_s in (
+        ("its data", {node: pace.data_s for node, pace in known.items()}),
+        ("a processor that others used", {node: pace.stolen_s for node, pace in known.items()}),
+    ):
+        node = max(times_s, key=lambda name: times_s[name], default="")
+        if node and times_s[node] >= WAIT_SHARE * known[node].bpt_s:
+            told.append(f"{node} waited {milliseconds(times_s[node])} of each batch for {what}")
+    return "; ".join(told)
 
 
 def _compared(node: str, times_s: dict[str, float | None]) -> str:

@@ -93,20 +93,24 @@ class _Iterations:
     def __init__(self, now_s: float) -> None:
         self._since_s = now_s
         self._count = 0.0
-        self._busy_s = 0.0
+        self._busy_s = self._stolen_s = 0.0
 
     def add(self, facts: NodeFacts, per_iteration: int, now_s: float) -> Report | None:
         """A report for the windows, once there is one."""
         self._count += facts.steps / per_iteration
         self._busy_s += facts.steps / per_iteration * facts.server_s
+        self._stolen_s += facts.steps / per_iteration * facts.stolen_s
         whole = int(self._count)
         if not whole:
             return None
         server_s, bpt_s = self._busy_s / self._count, (now_s - self._since_s) / whole
+        stolen_s = self._stolen_s / self._count
         self._since_s = now_s
         self._count -= whole
-        self._busy_s = self._count * server_s
-        return Report(t_s=now_s, iterations=whole, server_s=server_s, bpt_s=bpt_s)
+        self._busy_s, self._stolen_s = self._count * server_s, self._count * stolen_s
+        return Report(
+            t_s=now_s, iterations=whole, server_s=server_s, stolen_s=stolen_s, bpt_s=bpt_s
+        )
 
 
 class NodeMetrics(msgspec.Struct, frozen=True):
@@ -184,7 +188,11 @@ class Monitor:
         """One report of a node's process: means over steps that no earlier report told of."""
         self._ended.discard(node)
         per_iteration = self._per_iteration(node, facts)
-        facts = msgspec.structs.replace(facts, server_s=facts.server_s * per_iteration)
+        facts = msgspec.structs.replace(
+            facts,
+            server_s=facts.server_s * per_iteration,
+            stolen_s=facts.stolen_s * per_iteration,
+        )
         totals = self.nodes.get(node)
         if totals is None:
             self.nodes[node] = self._first_totals(node, facts)
@@ -241,6 +249,7 @@ class Monitor:
                 server_s=facts.server_s,
                 message_s=facts.message_s,
                 data_s=facts.data_s,
+                stolen_s=facts.stolen_s,
                 bpt_s=facts.bpt_s,
             )
         if report is None:
@@ -420,4 +429,5 @@ def _with_means_of(facts: NodeFacts, before: NodeFacts) -> NodeFacts:
         server_s=before.server_s,
         message_s=before.message_s,
         data_s=before.data_s,
+        stolen_s=before.stolen_s,
     )

@@ -5,9 +5,7 @@ the same node at another size, its regime goes on and has learnt a second point.
 """
 
 import bisect
-import itertools
 import math
-import statistics
 from collections import deque
 
 import msgspec
@@ -28,9 +26,6 @@ _LONGEST = 100
 _RECENT = 16
 _SIGMAS = 3.0
 _MIN_SCATTER = 4
-_MIN_CORRELATED = 8
-_CORRELATED, _MOST_CORRELATED = 0.4, 0.9
-"""Less correlation may be chance in so few reports; more cannot be told from a trend."""
 _LATE_HALF_LIFE = 150, 50.0
 """Iterations and seconds, whichever is longer; longer than a change of level is news, so that one
 is not taken for random delays."""
@@ -193,10 +188,9 @@ class Regimes:
             self._slow_since_s = None
 
     def _accept(self, report: Report) -> None:
-        ratio = self._points.ratio(report) if self._points.iterations else None
         self._points.add(report)
         if len(self._recent) > 1:
-            self._scatter.add(self._recent[-2], report, ratio)
+            self._scatter.add(self._recent[-2], report)
         for ratio, each in self._unjudged:
             self._late.add(ratio, each)
         self._unjudged.clear()
@@ -312,12 +306,9 @@ class _Scatter:
 
     def __init__(self) -> None:
         self._differences: deque[float] = deque(maxlen=_RECENT)
-        self._ratios: deque[float] = deque(maxlen=_RECENT)
 
-    def add(self, before: Report, report: Report, ratio: float | None) -> None:
-        """The two newest reports at one batch size; the newest one's time over the expected."""
-        if ratio is not None:
-            self._ratios.append(ratio)
+    def add(self, before: Report, report: Report) -> None:
+        """The two newest reports at one batch size."""
         difference = abs(_time_s(report) - _time_s(before)) / _time_s(before)
         pairs = report.iterations * before.iterations / (report.iterations + before.iterations)
         self._differences.append(difference * math.sqrt(pairs))
@@ -325,33 +316,10 @@ class _Scatter:
     def deviation(self) -> float:
         """Standard deviation; 0: not known.
 
-        By the third quartile, so that a change of level is not taken for scatter. Larger where
-        reports are alike those before them: then a mean over many says less about the node.
+        By the third quartile, so that a change of level is not taken for scatter.
         """
         count = len(self._differences)
-        if count < _MIN_SCATTER:
-            return 0.0
-        return sorted(self._differences)[3 * count // 4] / 1.15 * self._inflation()
-
-    def _inflation(self) -> float:
-        """Of a mean's deviation, by the correlation r of one report and the next.
-
-        Differences are smaller than deviations by 1 / sqrt(1 - r), and a mean scatters by
-        sqrt((1 + r) / (1 - r)) more than one of independent values.
-        """
-        if len(self._ratios) < _MIN_CORRELATED:
-            return 1.0
-        mean = statistics.fmean(self._ratios)
-        variance = statistics.fmean((ratio - mean) ** 2 for ratio in self._ratios)
-        steps = statistics.fmean(
-            (later - earlier) ** 2 for earlier, later in itertools.pairwise(self._ratios)
-        )
-        if variance <= 0.0:
-            return 1.0
-        correlation = min(1.0 - 0.5 * steps / variance, _MOST_CORRELATED)
-        if correlation < _CORRELATED:
-            return 1.0
-        return math.sqrt(1.0 + correlation) / (1.0 - correlation)
+        return sorted(self._differences)[3 * count // 4] / 1.15 if count >= _MIN_SCATTER else 0.0
 
 
 class _Late:

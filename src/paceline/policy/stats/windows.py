@@ -31,6 +31,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     update."""
     data_s: float = 0.0
     """T^d: wait for the batch, from when it was wanted until it was read; in no other part."""
+    stolen_s: float = 0.0
+    """Of the iteration, time in which it could have run and other processes had the processors."""
     bpt_s: float = 0.0
     """Wall time of an iteration, waits included."""
 
@@ -73,6 +75,8 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     update."""
     data_s: float = 0.0
     """T^d: wait for the batch, from when it was wanted until it was read; in no other part."""
+    stolen_s: float = 0.0
+    """Of the iteration, time in which it could have run and other processes had the processors."""
     bpt_s: float = 0.0
     """Wall time of an iteration, waits included."""
 
@@ -145,6 +149,7 @@ class Window:
             server_s=sums.server_s / count,
             message_s=sums.message_s / count,
             data_s=sums.data_s / count,
+            stolen_s=sums.stolen_s / count,
             bpt_s=sums.bpt_s / count,
         )
 
@@ -215,6 +220,7 @@ def _together(reports: list[Report]) -> Report:
         server_s=mean("server_s"),
         message_s=mean("message_s"),
         data_s=mean("data_s"),
+        stolen_s=mean("stolen_s"),
         bpt_s=mean("bpt_s"),
     )
 
@@ -230,6 +236,7 @@ class _Sums:
         "message_s",
         "samples",
         "server_s",
+        "stolen_s",
         "throughput",
     )
 
@@ -237,7 +244,7 @@ class _Sums:
         self.iterations = 0
         self.samples = self.throughput = self.compute_s = self.server_s = self.message_s = (
             self.data_s
-        ) = self.bpt_s = 0.0
+        ) = self.stolen_s = self.bpt_s = 0.0
 
     def add(self, report: Report, sign: int) -> None:
         count = sign * report.iterations
@@ -248,4 +255,5 @@ class _Sums:
         self.server_s += count * report.server_s
         self.message_s += count * report.message_s
         self.data_s += count * report.data_s
+        self.stolen_s += count * report.stolen_s
         self.bpt_s += count * report.bpt_s

@@ -24,6 +24,7 @@ import numpy as np
 from msgspec import Meta
 
 from paceline.policy.stats.regimes import Regime
+from paceline.policy.stats.windows import Pace
 from paceline.policy.straggler.actions import KillRestart
 from paceline.policy.straggler.fleet import Fleet
 from paceline.policy.straggler.observation import Observation, RestartCost, RestartOutcome
@@ -32,6 +33,8 @@ from paceline.policy.straggler.solvers import Floats
 _SIGMAS = 3.0
 _PRIOR = (3.0, 1.0)
 """Restarts that are taken to have cured, and to have been futile, before any was seen."""
+_STOLEN = 0.5
+"""Whoever is slow for so large a part since its machine does other work is let be."""
 _MIN_AGE_S = 10.0
 """Whoever is restarted was slow for so long at least: load comes and goes."""
 
@@ -169,6 +172,7 @@ def server_candidates(seen: Observation, rule: Rule, step_s: float) -> list[Cand
         )
         for (server, regime), time_s in zip(known, times_s, strict=True)
         if time_s >= rule.slowness * usual_s > 0.0
+        and not _is_starved(server.short, time_s - usual_s)
         and time_s - usual_s > _SIGMAS * regime.scatter * time_s / math.sqrt(regime.iterations)
     ]
 
@@ -189,7 +193,18 @@ def worker_candidates(
         )
         for index in np.flatnonzero((slowness >= rule.slowness) & (gain > 0.0)).tolist()
         if (worker := seen.workers[index]).regime is not None
+        and not _is_starved(
+            worker.short, (1.0 - 1.0 / float(slowness[index])) * _mean_s(worker.regime)
+        )
     ]
+
+
+def _is_starved(pace: Pace | None, excess_s: float) -> bool:
+    """Whether what a node takes more than others is its wait for a processor that others use.
+
+    That is the load of its machine, which no restart cures.
+    """
+    return pace is not None and pace.stolen_s >= _STOLEN * excess_s > 0.0
 
 
 def _mean_s(regime: Regime) -> float:

@@ -52,6 +52,9 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     message_s: float = 0.0
     data_s: float = 0.0
     """T^d: mean wait for a batch, from when it was wanted until it was read."""
+    stolen_s: float = 0.0
+    """Mean time of a step in which the process's main thread could run and had no processor, as
+    others used them."""
     bpt_s: float = 0.0
     """Batch processing time: mean wall time of the newest steps; of a server: 0."""
     computing_s: float = 0.0

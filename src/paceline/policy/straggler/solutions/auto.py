@@ -72,9 +72,9 @@ class Auto(Solution, frozen=True):
     as with workers."""
     max_restarts: Annotated[int, Meta(ge=0)] = 3
     """Of one node. Each doubles what the next must be worth."""
-    s_per_change: Annotated[float, Meta(gt=0)] = 45.0
+    s_per_change: Annotated[float, Meta(gt=0)] = 40.0
     """Seconds in which the plan may be changed once more."""
-    burst: Annotated[int, Meta(ge=1)] = 2
+    burst: Annotated[int, Meta(ge=1)] = 3
     """So many changes may have been saved up, so that what is new is answered at once."""
     restarts_at_once: Part = 0.3
     """Of the workers; one is always allowed."""
