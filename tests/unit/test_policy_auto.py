@@ -532,3 +532,23 @@ def test_a_worker_that_nobody_waits_for_saves_nothing_by_its_restart() -> None:
 def test_several_that_hold_all_up_are_worth_restarts_together() -> None:
     assert gains([2.0, 2.0, 2.0, 2.0, 30.0, 30.0], 4) == [0.0]
     assert min(gains([2.0, 2.0, 2.0, 2.0, 30.0, 30.0], 4, 5)) > 0.4
+
+
+@pytest.mark.parametrize("mode", ["bsp", "asp", "allreduce"])
+def test_where_all_wait_for_processors_the_slowest_of_them_is_so_by_chance(mode: str) -> None:
+    def decided(slowest_s: float, *stolen: float) -> bool:
+        seen = seen_job([2.0, 2.0, slowest_s], mode=mode)
+        workers = tuple(
+            msgspec.structs.replace(
+                each,
+                short=Pace(
+                    iterations=50, seconds=100.0, samples=1000.0, compute_s=2.0, stolen_s=2.0 * part
+                ),
+            )
+            for each, part in zip(seen.workers, stolen, strict=True)
+        )
+        seen = msgspec.structs.replace(seen, workers=workers)
+        return Auto(max_restarts=0).decide(seen) != []
+
+    assert not decided(3.7, 0.8, 0.9, 1.0)
+    assert decided(6.0, 0.0, 0.0, 0.9), "one node's machine does other work: that is no chance"

@@ -22,6 +22,8 @@ PLAN_S = 30.0
 """A division is made for so long: it should suit what is expected of that time."""
 _LASTING = (0.05, 0.95)
 """Whoever is seen to differ is expected to go on so, until the job has shown how long that is."""
+_LOAD = (1.0, 1.0)
+"""The same of those whose machine does other work: as likely to end as to become twice as old."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -76,7 +78,7 @@ class Fleet:
             scatter: standard deviation of an iteration over its mean; 0: not known.
         """
         fleet = cls.measured(workers)
-        by_chance = _by_chance(workers, scatter)
+        by_chance = np.maximum(_by_chance(workers, scatter), _starved(workers))
         usual_s = fleet.usual_delays_s + fleet.usual_slopes_s * fleet.shares
         alike = np.abs(fleet.times_s(fleet.shares) - usual_s) <= by_chance * usual_s
         return dataclasses.replace(
@@ -88,7 +90,14 @@ class Fleet:
 
     def expected(self, seen: Observation) -> Self:
         """Costs over the time that a division is made for, by how long slow spells last here."""
-        lasting = np.array([_lasting(worker, seen) for worker in seen.workers])
+        excess_s = self.times_s(self.shares) - self.usual_delays_s
+        excess_s -= self.usual_slopes_s * self.shares
+        lasting = np.array(
+            [
+                _lasting(worker, seen, worker_s)
+                for worker, worker_s in zip(seen.workers, excess_s.tolist(), strict=True)
+            ]
+        )
         return dataclasses.replace(
             self,
             delays_s=self.usual_delays_s + lasting * (self.delays_s - self.usual_delays_s),
@@ -109,12 +118,18 @@ class Fleet:
         return self.delays_s + self.slopes_s * shares
 
 
-def _lasting(worker: WorkerSeen, seen: Observation) -> float:
-    """The part of a plan's time that a worker is expected to be as it is now."""
+def _lasting(worker: WorkerSeen, seen: Observation, excess_s: float) -> float:
+    """The part of a plan's time that a worker is expected to be as it is now.
+
+    ``excess_s``: what it takes more than is usual; where it waits for a processor as long, that is
+    load of its machine, which comes and goes.
+    """
     if worker.regime is None:
         return 1.0
     age_s = max(seen.now_s - worker.regime.since_s, 1e-3)
-    return seen.worker_spells.expected_s(age_s, 0.0, PLAN_S, _LASTING) / PLAN_S
+    starved = worker.short is not None and worker.short.stolen_s >= 0.5 * excess_s > 0.0
+    prior = _LOAD if starved else _LASTING
+    return seen.worker_spells.expected_s(age_s, 0.0, PLAN_S, prior) / PLAN_S
 
 
 def _by_chance(workers: Sequence[WorkerSeen], scatter: float) -> Floats:
@@ -126,6 +141,16 @@ def _by_chance(workers: Sequence[WorkerSeen], scatter: float) -> Floats:
         for worker in workers
     ]
     return scatter * (ranks.largest_normal(len(workers)) + 0.5) / np.sqrt(recent)
+
+
+def _starved(workers: Sequence[WorkerSeen]) -> float:
+    """The part of its computation that a worker waits for a processor, on average.
+
+    Where all share a busy machine, who of them waits longest is chance.
+    """
+    paces = [worker.short for worker in workers if worker.short is not None]
+    waits = [min(pace.stolen_s / pace.compute_s, 1.0) for pace in paces if pace.compute_s]
+    return float(np.mean(waits)) if waits else 0.0
 
 
 def _fit(workers: Sequence[WorkerSeen]) -> tuple[Floats, Floats]:
