@@ -1,6 +1,7 @@
 """``job.state``: what a script keeps beside its model goes with the model."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -63,6 +64,7 @@ class Stepper(Together):
     """A member, as far as averages need it."""
 
     step: Any = None
+    _loop: Any = None
 
     def __init__(self) -> None:
         self.script_state = ScriptState()
@@ -83,6 +85,19 @@ def test_an_average_is_updated_once_for_each_step(given: str) -> None:
         average.update_parameters(model)
         counts.append(int(average.n_averaged))
     assert counts == [1, 2, 2, 2, 3]
+
+
+def test_a_batch_that_changes_no_weights_changes_no_average() -> None:
+    member, model = Stepper(), nn.Linear(2, 2)
+    average = ema_of(model)
+    member.script_state["ema"] = average
+    member.step = 30  # a life that has just taken over this step
+    member._loop = SimpleNamespace(step=SimpleNamespace(stepped={0}, holds=False))
+    average.update_parameters(model)
+    assert int(average.n_averaged) == 0
+    member.step, member._loop.step.holds = 31, True
+    average.update_parameters(model)
+    assert int(average.n_averaged) == 1
 
 
 def test_alone_it_is_a_mapping() -> None:

@@ -66,7 +66,10 @@ class Together(Stepping):
 
         def update(_own: AveragedModel, model: nn.Module) -> None:
             # The body of a step that broke runs again, with the weights of the step before.
-            if self.step is None or self.step != last[0]:
+            # So does the body for each batch of a step, of which only the last changes them.
+            now = self._loop.step if self._loop is not None else None
+            unchanged = now is not None and bool(now.stepped) and not now.holds
+            if not unchanged and (self.step is None or self.step != last[0]):
                 last[0] = self.step
                 take(model)
 
