@@ -52,9 +52,9 @@ SCRIPT = Path(__file__).with_name("learned.py")
 STRATEGIES: tuple[Strategy, ...] = ("allreduce", "ps")
 HOLD: dict[Strategy, tuple[str, ...]] = {
     "allreduce": INGREDIENTS,
-    "ps": ("schedule", "momentum", "augmentation"),
+    "ps": INGREDIENTS,
 }
-"""What ends with the undisturbed model. Dropout on servers does not always: seed 9 of ps with all."""
+"""What ends with the undisturbed model."""
 TIMEOUT_S = 90.0
 NUM_SAMPLES, BATCH_SIZE, STEP_S = 4096, 64, 0.02
 MORE_EPOCHS = 2
