@@ -221,6 +221,22 @@ def test_what_the_dataset_raises_is_no_lost_process(kind: str, text: str) -> Non
     assert judge(evidence).verdict is Verdict.UNRETRYABLE
 
 
+@pytest.mark.parametrize(
+    ("traceback", "told"),
+    [
+        ("Traceback\n  File x\nKeyError: 'a column'\n", " ('a column')"),
+        ("Traceback\n  File x\nKeyError: several\nlines\n", " (several)"),
+        (f"Traceback\n  File x\nKeyError: {'x' * 300}\n", f" ({'x' * 200}…)"),
+        ("Traceback\n  File x\nKeyError\n", ""),
+        ("", ""),
+    ],
+)
+def test_a_reason_has_the_message_of_the_error(traceback: str, told: str) -> None:
+    error = ScriptError(inc=1, kind="KeyError", traceback=traceback, in_user_code=True, step=4)
+    evidence = Evidence(exit=ExitEvidence(exit_code=1), error=error)
+    assert judge(evidence).reason == f"KeyError in the script at step 4{told}"
+
+
 def test_the_script_s_own_code_is_told_where_the_script_failed_only() -> None:
     def own(error: ScriptError | None, code: int | None, *, by_itself: bool = False) -> int:
         exit_ = ExitEvidence(exit_code=code)

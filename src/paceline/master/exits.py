@@ -114,6 +114,8 @@ LOADER_LOST = re.compile(
 LOADER_CODE = "torch/utils/data/dataloader.py"
 LOADER_CUT_OFF = frozenset({"ConnectionResetError", "ConnectionRefusedError", "EOFError"})
 """What reading from such a process ends in, if its death is noticed so first."""
+MESSAGE_CHARS = 200
+"""Of an error's message in a reason; the traceback has all of it."""
 INTERNAL_ERROR = "paceline.base.errors.InternalError"
 CRASHES = frozenset(
     {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGSYS}
@@ -187,7 +189,12 @@ def _raised(evidence: Evidence) -> str:
     error = evidence.error
     where = "the script" if _by_user(evidence) else "paceline or a library"
     at = f" at step {error.step}" if error and error.step >= 0 else ""
-    return f"{_kind(evidence)} in {where}{at}"
+    said = _last_error(error.traceback).partition("\n")[0] if error else ""
+    _, named, message = said.partition(f"{_kind(evidence)}: ")
+    if not (named and message):
+        return f"{_kind(evidence)} in {where}{at}"
+    cut = f"{message[:MESSAGE_CHARS]}…" if len(message) > MESSAGE_CHARS else message
+    return f"{_kind(evidence)} in {where}{at} ({cut.strip()})"
 
 
 def _signalled(evidence: Evidence) -> str:
