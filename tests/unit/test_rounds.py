@@ -1,6 +1,9 @@
 """Strategies script and fsdp: one worker's failure ends all, and all begin again together."""
 
-from typing import TypeVar
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+import pytest
 
 from paceline.master.members import (
     Act,
@@ -16,6 +19,7 @@ from paceline.master.members import (
 )
 from paceline.master.membership import REPEAT_END_S, Membership
 from paceline.master.rounds import Rounds
+from paceline.master.status import job_state
 from paceline.wire.messages.agent import AgentHello, ExitEvidence, ProcessExited
 from paceline.wire.messages.node import Finished, ProcessUp, ScriptError
 from paceline.wire.spec import RestartSpec
@@ -109,6 +113,15 @@ def test_all_workers_of_a_round_meet_at_one_port() -> None:
         "worker-0": (0, 1),
         "worker-1": (0, 1),
     }
+
+
+@pytest.mark.parametrize("phase", ["forming", "training"])
+def test_of_shards_it_is_known_how_far_they_are_of_a_script_only_that_it_runs(phase: str) -> None:
+    state: Any = SimpleNamespace(phase=phase)
+    job = Job()
+    assert job_state(state, job.members, None) == "starting"
+    assert job_state(state, job.run().members, None) == "running"
+    assert job_state(state, Job(by_itself=False).run().members, None) == phase
 
 
 def test_one_workers_death_ends_all_and_then_all_begin_again_elsewhere() -> None:

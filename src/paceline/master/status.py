@@ -51,7 +51,7 @@ def job_state(state: MasterState, members: Membership, ending: Ending | None) ->
     """One word for where the job is."""
     if ending is not None:
         return ending.state if ending.stage >= Stage.LEAVE else "stopping"
-    if members.rounds is not None:
+    if members.runs_by_itself:
         up = all(node.up or node.state == "finished" for node in members.of_role("worker"))
         return "running" if up else "starting"
     return state.phase
