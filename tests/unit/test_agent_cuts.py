@@ -51,7 +51,7 @@ async def answers(job: JobDir, *asks: KeepCut) -> list[CutKept]:
         if kept.gone or kept.copied.stored:
             over.set()
 
-    cuts = CutsKept(job, "worker-0", JobSpec(script="x.py"), hear)
+    cuts = CutsKept(job, "worker-0", JobSpec(script="x.py"), hear, lambda _: None)
     for ask in asks:
         over.clear()
         cuts.ask(ask)

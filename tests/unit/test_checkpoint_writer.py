@@ -21,9 +21,9 @@ from paceline.wire import cut, cut_keeping
 from paceline.wire import cut_memory as memory
 from paceline.wire.cut_keeping import CutKeeper, Image
 from paceline.wire.messages.base import CutRef
-from paceline.wire.messages.node import Copied, CutKept, KeepCut
+from paceline.wire.messages.node import Copied, CutDelayed, CutKept, KeepCut
 from paceline.wire.schema import NUM_BUCKETS, DenseTensor, ModelSchema, OptimizerGroup
-from paceline.wire.spec import CheckpointSpec
+from paceline.wire.spec import CheckpointSpec, TimeoutSpec
 
 SCHEMA = ModelSchema(
     dense=(DenseTensor(name="w", shape=(4096,), dtype="float32", offset=0, group=0),),
@@ -41,13 +41,20 @@ class Bench:
         self.job.make_run_dir()
         for node in nodes:
             NodeFiles(self.job, node).agent_lock.touch()
-        spec = SimpleNamespace(checkpoint=CheckpointSpec(in_memory=in_memory))
+        timeouts = TimeoutSpec(disk_s=60.0)
+        self.refusals: list[str] = []
+        self.delayed: list[CutDelayed] = []
+        spec = SimpleNamespace(checkpoint=CheckpointSpec(in_memory=in_memory), timeouts=timeouts)
         process = SimpleNamespace(job=self.job, node="server-0", inc=7, spec=spec)
         self.writer = CutWriter(process)  # type: ignore[arg-type]
-        self.agent = CutKeeper(self.job, self.job.cuts, self.answer)
+        self.agent = CutKeeper(self.job, self.job.cuts, self.answer, self.refused, 60.0)
         self.asked: KeepCut | None = None
         self.store = Store(SCHEMA, [0] * NUM_BUCKETS, 0)
         self.restore_from(CutRef(cut_no=0, directory=""))
+
+    def refused(self, copied: Copied, reason: str) -> None:
+        self.refusals.append(reason)
+        self.writer.kept(CutKept(inc=copied.inc, copied=copied, delayed=True))
 
     def restore_from(self, ref: CutRef) -> None:
         self.writer.start_epoch(["server-0"], from_memory=ref.in_memory)
@@ -68,6 +75,9 @@ class Bench:
     def hand_over(self) -> None:
         """What there is to keep to the agent, which does it once."""
         for ask in self.writer.to_agent(time.monotonic()):
+            if isinstance(ask, CutDelayed):
+                self.delayed.append(ask)
+                continue
             if ask == self.asked:
                 continue
             self.asked = ask
@@ -280,13 +290,37 @@ def test_a_disk_that_refuses_is_asked_again_for_a_while(  # type: ignore[no-unty
     monkeypatch.setattr(cut, "write_file", refuse)
     monkeypatch.setattr(cut_keeping, "RETRY_S", 0.01)
     job = bench("server-0", "server-1")
+    assert not job.writer.is_delayed
     assert job.whole(1, 1.0) == [False, True]
     assert len(caplog.messages) == 1
+    assert len(job.refusals) == 2
+    assert job.writer.is_delayed
 
     refusing = True
-    monkeypatch.setattr(cut_keeping, "REFUSED_S", 0.05)
-    with pytest.raises(PermanentError, match=r"cut 2 cannot be written .*No space left.*make room"):
+    job.agent._patience_s = 0.05
+    with pytest.raises(PermanentError, match=r"cut 2 is not stored: no space left on .*make room"):
         job.whole(2, 2.0)
+
+
+def test_a_process_that_keeps_its_cuts_says_itself_that_the_disk_refuses(  # type: ignore[no-untyped-def]
+    bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = iter([True])
+    write_file = cut.write_file
+
+    def refuse(*args: Any) -> None:
+        if next(full, False):
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+        write_file(*args)
+
+    monkeypatch.setattr(cut, "write_file", refuse)
+    monkeypatch.setattr(cut_keeping, "RETRY_S", 0.01)
+    job = bench("server-0", "server-1", in_memory=False)
+    assert job.whole(1, 1.0) == [True]
+    assert job.writer.is_delayed
+    (told,) = job.delayed
+    assert (told.inc, told.cut_no) == (7, 1)
+    assert told.reason.startswith("cut 1 is not stored: the quota is used up on ")
 
 
 def test_one_damaged_copy_in_memory_is_no_loss(bench) -> None:  # type: ignore[no-untyped-def]

@@ -112,6 +112,7 @@ def test_nothing_leaves_while_the_journal_refuses_and_all_in_order_afterwards(
     scene.outbox.flush()
     assert scene.journal.records == RECORDS[:3]
     assert scene.left == [0, 1, 2]
+    assert scene.outbox.has_healed_within(60.0)
     assert not scene.outbox.refused
     assert scene.events() == ["disk_refuses", "disk_heals"]
     told = read_events(scene.job.events)[0].reason

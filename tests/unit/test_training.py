@@ -18,7 +18,7 @@ from paceline.master.monitor import Monitor
 from paceline.master.outbox import Outbox
 from paceline.master.ports import AgentEnd
 from paceline.master.sizing import BATCHES_BEFORE_MEASURED
-from paceline.master.training import REFUSED_S, CutChosen, Parts
+from paceline.master.training import CutChosen, Parts
 from paceline.master.training_servers import ANSWER_PATIENCE_S, MOVE_PATIENCE_S, ServerTraining
 from paceline.policy.straggler.actions import Profile
 from paceline.wire.messages.agent import NodeFacts
@@ -42,7 +42,7 @@ from paceline.wire.messages.node import (
     Restored,
 )
 from paceline.wire.schema import ModelSchema
-from paceline.wire.spec import CheckpointSpec, JobSpec, NodeSpec, RestartSpec
+from paceline.wire.spec import CheckpointSpec, JobSpec, NodeSpec, RestartSpec, TimeoutSpec
 
 SERVERS, WORKER, OTHER = (1, 2), 3, 4
 NODES = ("server-0", "server-1", "worker-0", "worker-1")
@@ -285,12 +285,16 @@ def test_a_disk_that_refuses_a_manifest_ends_the_job_with_a_reason(
     job.next_cut_s()
     job.cut(0.0, 0.0)
     job.wait(0.1)
-    job.wait(REFUSED_S)
+    assert job.training.waits_for_disk(job.now_s)
+    told = [line for line in job.job.events.read_text().splitlines() if "disk_refuses" in line]
+    assert len(told) == 1
+    assert "paceline stop --now" in told[0]
+    job.wait(TimeoutSpec().disk_s - 1.0)
     assert not job.failed, "somebody may make room"
-    job.wait(1.0)
+    job.wait(2.0)
     reason = job.failed[0]
     assert re.fullmatch(
-        r"the manifest of cut 1 cannot be written to .*/000001: No space left on device; "
+        r"the manifest of cut 1 is not stored: no space left on .*/000001; "
         "make room there and resume the job",
         reason,
     )
@@ -318,6 +322,8 @@ def test_a_manifest_that_was_refused_is_written_when_there_is_room(
     assert job.state.cuts.last_stored_no == 1
     assert job.job.cuts.joinpath("000001", "manifest.json").exists()
     assert not job.failed
+    assert "disk_heals" in job.job.events.read_text()
+    assert not job.training.waits_for_disk(job.now_s)
     assert job.next_cut_s() == pytest.approx(1.0), "the time to the next one runs from there"
 
 

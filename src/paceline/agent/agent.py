@@ -41,7 +41,14 @@ from paceline.base.log_times import LogTimes
 from paceline.base.node_files import NodeFiles
 from paceline.base.processes import find_job_process, is_locked, kill_group_quietly, start_detached
 from paceline.wire.control import ControlClient, MasterStream
-from paceline.wire.messages.agent import AgentHello, AgentUp, ExitEvidence, Hardware, Heartbeat
+from paceline.wire.messages.agent import (
+    AgentHello,
+    AgentUp,
+    ExitEvidence,
+    FromProcess,
+    Hardware,
+    Heartbeat,
+)
 from paceline.wire.messages.node import KeepCut, NodeUp, ProcessUp
 from paceline.wire.node_link import NodeLinkServer
 from paceline.wire.spec import JobSpec
@@ -92,7 +99,13 @@ class Agent:
         self._ending_hung: asyncio.Task[None] | None = None
         self._facts = FactsReader(self._files.ledger)
         self._log_times = LogTimes(self._files.log)
-        self._cuts = CutsKept(job, node, spec, lambda kept: self._link.send(kept.inc, kept))
+        self._cuts = CutsKept(
+            job,
+            node,
+            spec,
+            answer=lambda kept: self._link.send(kept.inc, kept),
+            report=lambda delayed: self._send(FromProcess(node=node, body=delayed)),
+        )
         num_nodes = spec.workers.count + spec.num_servers
         self._log_cap = LogCap(self._files.log, spec.log_bytes, num_nodes)
         self._stream: MasterStream | None = None

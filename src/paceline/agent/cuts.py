@@ -13,7 +13,7 @@ from pathlib import Path
 from paceline.base.jobdir import JobDir
 from paceline.wire.cut_keeping import CutKeeper, Image
 from paceline.wire.cut_memory import image_path
-from paceline.wire.messages.node import Copied, CutKept, KeepCut
+from paceline.wire.messages.node import Copied, CutDelayed, CutKept, KeepCut
 from paceline.wire.spec import JobSpec
 
 
@@ -25,14 +25,22 @@ class CutsKept:
         node: its name.
         spec: of the job.
         answer: sends to the process of an incarnation.
+        report: sends to the master.
     """
 
     def __init__(
-        self, job: JobDir, node: str, spec: JobSpec, answer: Callable[[CutKept], object]
+        self,
+        job: JobDir,
+        node: str,
+        spec: JobSpec,
+        answer: Callable[[CutKept], object],
+        report: Callable[[CutDelayed], object],
     ) -> None:
         self._job, self._node, self._answer = job, node, answer
         self._loop = asyncio.get_running_loop()
-        self._keeper = CutKeeper(job, Path(spec.checkpoint.folder or job.cuts), self._hear)
+        self._report = report
+        root = Path(spec.checkpoint.folder or job.cuts)
+        self._keeper = CutKeeper(job, root, self._hear, self._delayed, spec.timeouts.disk_s)
         #: What is being kept, or was last, and what was said of it.
         self._asked: KeepCut | None = None
         self._said: list[CutKept] = []
@@ -59,6 +67,14 @@ class CutsKept:
         kept = CutKept(inc=copied.inc, copied=copied, error="" if error is None else str(error))
         with contextlib.suppress(RuntimeError):  # the loop is closed: the agent ends
             self._loop.call_soon_threadsafe(self._tell, kept)
+
+    def _delayed(self, copied: Copied, reason: str) -> None:
+        """In the keeper's thread."""
+        delayed = CutDelayed(inc=copied.inc, cut_no=copied.cut_no, reason=reason)
+        kept = CutKept(inc=copied.inc, copied=copied, delayed=True)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the agent ends
+            self._loop.call_soon_threadsafe(self._report, delayed)
+            self._loop.call_soon_threadsafe(self._answer, kept)
 
     def _tell(self, kept: CutKept) -> None:
         asked = self._asked

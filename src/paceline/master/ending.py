@@ -35,6 +35,8 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     """The newest cut on disk."""
     servers_up: bool
     agents_connected: int
+    waits_for_disk: bool = False
+    """The last cut is on its way, and a disk refuses it."""
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,6 +99,8 @@ class Ending(msgspec.Struct, kw_only=True):
         """Leave every stage whose work is done, or whose time is over."""
         if self.stage is Stage.WORKERS and seen.workers_alive == 0:
             self.enter(Stage.CUT, now_s)
+        if self.stage is Stage.CUT and seen.waits_for_disk:
+            self.deadline_s = now_s + LAST_CUT_S
         if self.stage is Stage.CUT and self._cut_done(seen, now_s):
             self.enter(Stage.LEAVE, now_s)
         if self.stage is Stage.LEAVE and (seen.agents_connected == 0 or now_s > self.deadline_s):

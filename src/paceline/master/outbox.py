@@ -6,6 +6,7 @@ before the journal has what it depends on (docs/protocols/integrity.md, section 
 
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable
 
@@ -43,6 +44,7 @@ class Outbox:
         self.journal = journal or Journal(job.journal)
         self.refused = ""
         """Why the journal takes no records now; nothing leaves meanwhile."""
+        self._refused_s = -math.inf
         self._given_up = False
         self.streams: dict[str, AgentStream] = {}
         """The newest stream of each node's agent."""
@@ -132,13 +134,20 @@ class Outbox:
             except JournalRefused as error:
                 if not self.refused:
                     self.tell("disk_refuses", reason=f"{error}: {WAITS}")
-                self.refused = str(error)
+                self.refused, self._refused_s = str(error), time.monotonic()
                 return False
         if self.refused and not self._given_up:
             self.tell("disk_heals", reason=f"no longer: {self.refused}; the job goes on")
         self.refused = ""
         self._records.clear()
         return True
+
+    def has_healed_within(self, for_s: float) -> bool:
+        """Whether the journal has refused something in the last so many seconds.
+
+        Nodes waited for the master then: what they say of that time is nobody's hang.
+        """
+        return time.monotonic() - self._refused_s < for_s
 
     def give_up(self) -> None:
         """Journal nothing any more, and forget what waits for it: the job is about to end.

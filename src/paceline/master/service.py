@@ -178,7 +178,7 @@ class Master:
         self._tasks: set[asyncio.Task[None]] = set()
         self._ending: Ending | None = None
         #: Until then workers of a job that is stopped may wait for a cut under way.
-        self._stop_by_s = self._no_hang_before_s = 0.0
+        self._stop_by_s = 0.0
         self._closed = self._at_once = False
         #: Something happened that may concern the job as a whole.
         self._changed = True
@@ -212,12 +212,9 @@ class Master:
         return await self._close(self._ending)
 
     async def _stand_still(self) -> None:
-        """Wait for the journal's disk; who waited for us meanwhile does not hang."""
+        """Wait for the journal's disk."""
         disk_s = self._spec.timeouts.disk_s
         lost = await until_written(self._outbox, self._inbox, self._reply, disk_s)
-        hang_s = self._spec.timeouts.derived(self.monitor.step_s()).hang_s or 0.0
-        self._no_hang_before_s = self._clock() + hang_s
-        self._wake.set()
         if lost:
             self._fail(lost)
 
@@ -251,6 +248,7 @@ class Master:
         """
         now_s = self._own_time()
         if self._alive(name).role == "worker":
+            self.training.check_may_leave(self._clock())
             self._act(self.members.restart(name, now_s, self._stop_s(), reason))
             return
         if self.members.joining() is not None:
@@ -624,7 +622,7 @@ class Master:
         """All-reduce: end the process that all others wait for, or have them meet anew."""
         timeouts = self._spec.timeouts.derived(self.monitor.step_s())
         hang = self.training.find_hang(timeouts.hang_s or 0.0, self._clock())
-        if hang is None or self._clock() < self._no_hang_before_s:
+        if hang is None or self._outbox.has_healed_within(timeouts.hang_s or 0.0):
             return
         why = f"no step for {hang.since_s:.1f} s"
         how = f"{why}, while all others wait for it"
@@ -716,6 +714,7 @@ class Master:
             last_stored_no=self.training.state.cuts.last_stored_no,
             servers_up=self.members.servers() is not None,
             agents_connected=len(self._outbox.streams),
+            waits_for_disk=self.training.waits_for_disk(self._clock()),
         )
 
     def _leave(self, ending: Ending) -> None:

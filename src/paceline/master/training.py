@@ -6,12 +6,14 @@ Handling a message never waits; verifying a cut, which reads it whole, happens i
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
+from paceline.base.disk import describe
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
 from paceline.base.samples import num_samples
@@ -57,6 +59,7 @@ from paceline.wire.messages.group import Profiled
 from paceline.wire.messages.node import (
     AskCut,
     Copied,
+    CutDelayed,
     Evaluated,
     EvaluateResult,
     GiveBack,
@@ -67,8 +70,11 @@ from paceline.wire.messages.node import (
 from paceline.wire.spec import JobSpec
 
 RESEND_S = 1.0
-REFUSED_S = 60.0
-"""A disk that refuses a manifest is asked again for so long."""
+DELAYED_S = 5.0
+"""A disk that was last said to refuse a cut so long ago may have taken it."""
+REMEDY = (
+    "make room there, or end the job with `paceline stop --now`, without what is in no cut on disk"
+)
 
 _log = logging.getLogger(__name__)
 
@@ -121,6 +127,9 @@ class Training:
         self._unsealed: Seal | None = None
         self._refused: OSError | None = None
         self._refused_s: float | None = None
+        #: The cut that a disk refuses, and when it was last said.
+        self._delayed_no: int | None = None
+        self._delayed_s = self._delayed_since_s = -math.inf
         #: Cuts that were just written and never read: no need to verify them.
         self._trusted: set[int] = set()
         #: No epoch has begun since the job was resumed after its end: nothing has failed.
@@ -170,6 +179,8 @@ class Training:
                 directory, memory = self._cuts.directory(number), self._cuts.in_memory(number)
                 self._do(state.copy_said(message, directory, memory))
                 self._note_cut(now_s)
+            case CutDelayed():
+                self._delayed(message.cut_no, message.reason, now_s)
             case Profiled():
                 self.profiling.heard(message)
                 self._monitor.profiled(node, message)
@@ -326,8 +337,11 @@ class Training:
             case CutValid(cut=cut):
                 self._trusted.add(cut.cut_no)
                 self._outbox.tell("cut_valid", reason=f"cut {cut.cut_no} at step {record.step}")
+                if not cut.in_memory:
+                    self._note_stored(cut)
             case CutStored(cut=cut):
                 self._outbox.tell("cut_stored", reason=f"cut {cut.cut_no}")
+                self._note_stored(cut)
             case Planned(plan=plan, step=step):
                 self._outbox.tell("plan", reason=f"plan {plan.no} from step {step} on")
             case _:
@@ -403,16 +417,44 @@ class Training:
             self._cadence.cost(max(copied.cost_s for copied in copies))
             self._outbox.later(self._delete_cuts)
 
+    def _delayed(self, cut_no: int, reason: str, now_s: float) -> None:
+        """A disk refuses something of a cut: say so once, and wait."""
+        disk_s = self._spec.timeouts.disk_s
+        if cut_no != self._delayed_no:
+            self._delayed_since_s = now_s
+            told = f"{reason}; training goes on without cuts for {disk_s:.0f} s at most: {REMEDY}"
+            self._outbox.tell("disk_refuses", reason=told)
+        elif now_s - self._delayed_since_s > disk_s + DELAYED_S:
+            self._fail(f"{reason}, for {disk_s:.0f} s; make room there and resume the job")
+        self._delayed_no, self._delayed_s = cut_no, now_s
+
+    def check_may_leave(self, now_s: float) -> None:
+        """Raises ConfigError while a worker that leaves would wait for a disk, and all for it."""
+        if self.waits_for_disk(now_s):
+            raise ConfigError("a disk refuses a cut, which a worker that leaves would wait for")
+
+    def _note_stored(self, cut: CutRef) -> None:
+        """A cut is on disk: one that refused it does so no longer."""
+        if self._delayed_no is not None:
+            self._delayed_no = None
+            self._outbox.tell("disk_heals", reason=f"cut {cut.cut_no} is stored")
+
+    def waits_for_disk(self, now_s: float) -> bool:
+        """Whether a disk refuses the cut that is under way."""
+        waits = self.state.cuts.under_way or self._delayed_no == 0
+        return waits and now_s - self._delayed_s < DELAYED_S
+
     def _seal_again(self, cut: CutRef, now_s: float) -> None:
         """Somebody may make room; the cuts before it are what the job is resumed from."""
         if self._refused_s is None:
             self._refused_s = now_s
-        if self._refused is not None and now_s - self._refused_s > REFUSED_S:
-            self._fail(
-                f"the manifest of cut {cut.cut_no} cannot be written to {sealed_at(cut)}: "
-                f"{self._refused.strerror}; make room there and resume the job"
-            )
-            return
+        if self._refused is not None:
+            why = describe(self._refused, sealed_at(cut))
+            reason = f"the manifest of cut {cut.cut_no} is not stored: {why}"
+            if now_s - self._refused_s > self._spec.timeouts.disk_s:
+                self._fail(f"{reason}; make room there and resume the job")
+                return
+            self._delayed(cut.cut_no, reason, now_s)
         self._seal()
         self._note_cut(now_s)
 

@@ -3,6 +3,7 @@
 Epochs that servers begin, moves that do not get on, and what a lost worker had done.
 """
 
+from paceline.base.disk import describe, is_refusal
 from paceline.base.errors import ConfigError
 from paceline.base.samples import SampleSet, Span
 from paceline.master.held_by_servers import HeldByServers
@@ -57,13 +58,24 @@ class ServerTraining(Training):
 
     # ------------------------------------------------------------------ messages
 
+    def _prepare(self, message: Prepared, now_s: float) -> None:
+        """A worker has built its model; on a disk that refuses it, it says so again."""
+        try:
+            directory = self._cuts.make(0)
+        except OSError as error:
+            if not is_refusal(error):
+                raise
+            self._delayed(0, f"no cut can be stored: {describe(error, self._cuts.root)}", now_s)
+            return
+        self._do(self.state.prepare(message, directory))
+
     def handle(self, node: str, message: NodeUp, now_s: float) -> None:
         """See `Training.handle`."""
         state = self.state
         match message:
             case Prepared():
                 self._monitor.restarts.built(node, now_s)
-                self._do(state.prepare(message, self._cuts.make(0)))
+                self._prepare(message, now_s)
             case InitialWritten():
                 self._do(state.initial_written(message, self._cuts.directory(0)))
             case Committed():

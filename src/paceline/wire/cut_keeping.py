@@ -16,14 +16,15 @@ from pathlib import Path
 
 import msgspec
 
+from paceline.base.disk import describe
 from paceline.base.errors import PermanentError
 from paceline.base.jobdir import JobDir
 from paceline.wire import cut
 from paceline.wire.cut_memory import MemoryFile, image_path, place
 from paceline.wire.messages.node import Copied
 
-RETRY_S, REFUSED_S = 1.0, 60.0
-"""A disk that refuses a file is asked again so often, and for so long."""
+RETRY_S = 1.0
+"""A disk that refuses a file is asked again so often."""
 PIECE_BYTES = 2 << 20
 """Copied at a time: still in the cache when it is copied after it was hashed."""
 
@@ -46,13 +47,21 @@ class CutKeeper:
         job: whose cuts these are.
         root: the folder of its cuts on disk.
         say: called in the thread: the copy is in the memory of two nodes, or on disk (``stored``);
-            or why it is not, as when the disk has refused it for `REFUSED_S`.
+            or why it is not, as when the disk has refused it for ``patience_s``.
+        refused: called in a thread at each attempt that a disk refuses, with the reason.
+        patience_s: how long a disk that refuses is waited for, in seconds.
     """
 
     def __init__(
-        self, job: JobDir, root: Path, say: Callable[[Copied, Exception | None], None]
+        self,
+        job: JobDir,
+        root: Path,
+        say: Callable[[Copied, Exception | None], None],
+        refused: Callable[[Copied, str], None],
+        patience_s: float,
     ) -> None:
-        self._job, self._root, self._say = job, root, say
+        self._job, self._root, self._say, self._refused = job, root, say, refused
+        self._patience_s = patience_s
         #: The second copy of the last cut, in the partner's memory, and the name of the file.
         self._second: tuple[str, MemoryFile] | None = None
         #: It was told that there is no room for it, since there was.
@@ -101,11 +110,13 @@ class CutKeeper:
             try:
                 cut.write_file(directory, copied.file, data)
             except OSError as error:
-                text = f"cut {copied.cut_no} cannot be written to {directory}: {error.strerror}"
-                if time.monotonic() - first_s > REFUSED_S:
+                why = f"cut {copied.cut_no} is not stored: {describe(error, directory)}"
+                if time.monotonic() - first_s > self._patience_s:
+                    text = f"{why}, for {self._patience_s:.0f} s"
                     raise PermanentError(f"{text}; make room there and resume the job") from error
                 if not attempt:
-                    _log.warning("%s; tried again for %.0f s", text, REFUSED_S)
+                    _log.warning("%s; tried again for %.0f s", why, self._patience_s)
+                self._refused(copied, why)
                 time.sleep(RETRY_S)
             else:
                 break

@@ -5,6 +5,7 @@ process, and the node's agent keeps it (`wire.cut_keeping`); where there is no r
 or none is wanted, in memory of the process, which then keeps it by itself.
 """
 
+import math
 import mmap
 import queue
 import threading
@@ -28,9 +29,11 @@ from paceline.wire.cut_memory import (
     place,
     working_memory,
 )
-from paceline.wire.messages.node import Copied, CutKept, KeepCut
+from paceline.wire.messages.node import Copied, CutDelayed, CutKept, KeepCut
 
 RESEND_S = 1.0
+DELAYED_S = 5.0
+"""A disk that was last said to refuse a cut so long ago may have taken it."""
 
 
 class CutWriter:
@@ -57,7 +60,10 @@ class CutWriter:
         #: `copy` and `finished`.
         self._num_copied = self._num_stored = 0
         self._root = Path(spec.folder or process.job.cuts)
-        self._keeper = CutKeeper(process.job, self._root, self._hear)
+        self._delays: queue.SimpleQueue[CutDelayed] = queue.SimpleQueue()
+        disk_s = process.spec.timeouts.disk_s
+        self._keeper = CutKeeper(process.job, self._root, self._hear, self._delayed, disk_s)
+        self._delayed_s = -math.inf
         #: What the agent is to keep, when it was asked last, and what it has answered.
         self._ask: KeepCut | None = None
         self._asked_s = 0.0
@@ -143,16 +149,36 @@ class CutWriter:
         self._told = False
         return self._own.image(size)
 
-    def to_agent(self, now_s: float) -> list[KeepCut]:
-        """What the agent is to be told now: what it has not answered, again after a while."""
+    def to_agent(self, now_s: float) -> list[KeepCut | CutDelayed]:
+        """What the agent is to be told now: what it has not answered, again after a while.
+
+        Also what it passes on: that the disk refuses what this process keeps on its own.
+        """
+        found: list[KeepCut | CutDelayed] = []
+        while not self._delays.empty():
+            found.append(self._delays.get())
         ask = self._ask
-        if ask is None or now_s < self._asked_s + RESEND_S:
-            return []
-        self._asked_s = now_s
-        return [ask]
+        if ask is not None and now_s >= self._asked_s + RESEND_S:
+            self._asked_s = now_s
+            found.append(ask)
+        return found
+
+    @property
+    def is_delayed(self) -> bool:
+        """Whether the disk refuses a cut now: it is tried again, and said again, each second."""
+        return time.monotonic() - self._delayed_s < DELAYED_S
+
+    def _delayed(self, copied: Copied, reason: str) -> None:
+        """In a thread of the keeper of this process."""
+        self._delayed_s = time.monotonic()
+        self._delays.put(CutDelayed(inc=copied.inc, cut_no=copied.cut_no, reason=reason))
+        self._on_news()
 
     def kept(self, message: CutKept) -> None:
         """The agent answers; again: nothing."""
+        if message.delayed:
+            self._delayed_s = time.monotonic()
+            return
         ask, said = self._ask, message.copied
         wanted = ask.copied if ask is not None else None
         if wanted is None or (said.epoch_no, said.cut_no) != (wanted.epoch_no, wanted.cut_no):

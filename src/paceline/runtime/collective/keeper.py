@@ -20,7 +20,7 @@ from paceline.runtime.process import Process
 from paceline.runtime.replica.replica import Replica
 from paceline.wire.cut_memory import HEADROOM
 from paceline.wire.messages.group import NO_STEP, Member
-from paceline.wire.messages.node import Copied, CutKept, KeepCut, TakeCut
+from paceline.wire.messages.node import Copied, CutDelayed, CutKept, KeepCut, TakeCut
 
 
 class Keeper:
@@ -140,17 +140,22 @@ class Keeper:
         if copying is not None:
             copying.result()
 
+    @property
+    def is_delayed(self) -> bool:
+        """See `CutWriter.is_delayed`."""
+        return self._writer.is_delayed
+
     def kept(self, message: CutKept) -> None:
         """See `CutWriter.kept`."""
         self._writer.kept(message)
 
-    def said(self) -> list[Copied | KeepCut]:
+    def said(self) -> list[Copied | KeepCut | CutDelayed]:
         """What there is to say about cuts: one is in memory, or on disk; or is to be kept.
 
         Raises:
             PermanentError: the disk has refused one for long.
         """
-        found: list[Copied | KeepCut] = [*self._writer.to_agent(time.monotonic())]
+        found: list[Copied | KeepCut | CutDelayed] = [*self._writer.to_agent(time.monotonic())]
         while (copied := self._writer.finished()) is not None:
             self._writing -= copied.stored
             self._last = copied

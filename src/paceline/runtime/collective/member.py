@@ -343,7 +343,8 @@ class MemberClient:
     def hand_over(self) -> None:
         """The script is over: have what we hold in a cut on disk, for others may leave, too.
 
-        We give up after `_hand_over_s`. Meanwhile those that still train wait for us in their step.
+        We give up after `_hand_over_s`, but not while a disk refuses it. Meanwhile those that still
+        train wait for us in their step.
         """
         with self._changed:
             if self._leaving or self._replica is None or self.state.step <= 0 or self._is_guest:
@@ -355,6 +356,8 @@ class MemberClient:
                 self._exchange.check()
                 if self.process.stop_requested:
                     self._leave()
+                if self._keeper.is_delayed:
+                    until_s = time.monotonic() + self._hand_over_s
                 if time.monotonic() > until_s:
                     _log.warning("returned_without_cut step=%d", step)
                     return
@@ -412,11 +415,15 @@ class MemberClient:
         """Raise Stopped, but let no cut be lost that is on its way."""
         self._leaving, self.in_body = True, False
         start_s, told_s, within_s = time.monotonic(), 0.0, 0.0
+        delayed_s = 0.0
         while True:
             self._rest()
             if not self._owes_cut:
                 break
-            now_s, within_s = time.monotonic(), patience_s(self._keeper.num_bytes)
+            now_s = time.monotonic()
+            if self._keeper.is_delayed:  # by a full disk, say; the keeper gives it up in time
+                delayed_s = now_s - start_s
+            within_s = delayed_s + patience_s(self._keeper.num_bytes)
             if now_s > told_s + RESEND_S:  # again, since there may be another agent
                 told_s = now_s
                 self._tell_master([Leaving(inc=self.process.inc, within_s=within_s)])

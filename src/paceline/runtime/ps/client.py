@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 from paceline.base.errors import ConfigError
 from paceline.base.samples import SampleSet, Span
@@ -152,10 +151,10 @@ class ServerTrainer:
         self._initial = None
 
     def _write_initial(self, message: WriteInitial) -> None:
-        if self._initial is not None:
-            write_initial(Path(message.directory), self.schema, *self._initial())
-            self._initial = None
-        self.process.link.send(InitialWritten(inc=self.process.inc))
+        values = self._initial() if self._initial is not None else None
+        answer = write_initial(message, self.schema, values)
+        self._initial = None if isinstance(answer, InitialWritten) else self._initial
+        self.process.link.send(answer)
 
     def open_feed(self, feed: Feed, growth: Growth | None = None) -> Feed:
         """See `Trainer.open_feed`."""

@@ -3,19 +3,41 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from paceline.base.disk import describe, is_refusal
 from paceline.runtime.checkpoint import cutfile
 from paceline.runtime.data.work import Array
 from paceline.runtime.ps.layout import initial_arrays
 from paceline.wire import cut
+from paceline.wire.messages.node import CutDelayed, InitialWritten, WriteInitial
 from paceline.wire.schema import ModelSchema
 
 
 def write_initial(
-    directory: Path, schema: ModelSchema, dense: Mapping[str, Array], tables: Mapping[int, Array]
-) -> None:
-    """Write cut 0; the values are as in `initial_arrays`."""
+    asked: WriteInitial,
+    schema: ModelSchema,
+    values: tuple[Mapping[str, Array], Mapping[int, Array]] | None,
+) -> InitialWritten | CutDelayed:
+    """Write cut 0, or say why the disk refuses it now; the master then asks again.
+
+    Args:
+        asked: where to, and by which life.
+        schema: of the model.
+        values: as in `initial_arrays`; None: they are written already.
+    """
+    directory = Path(asked.directory)
+    if values is not None:
+        try:
+            _write(directory, schema, initial_arrays(schema, *values))
+        except OSError as error:
+            if not is_refusal(error):
+                raise
+            why = f"the model as it was built is not stored: {describe(error, directory)}"
+            return CutDelayed(inc=asked.inc, cut_no=0, reason=why)
+    return InitialWritten(inc=asked.inc)
+
+
+def _write(directory: Path, schema: ModelSchema, arrays: Mapping[str, Array]) -> None:
     directory.mkdir(parents=True, exist_ok=True)
-    arrays = initial_arrays(schema, dense, tables)
     digest, num_bytes = cutfile.write_save(directory, "initial.safetensors", arrays)
     manifest = cut.CutManifest(
         cut_no=0,

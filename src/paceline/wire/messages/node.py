@@ -168,6 +168,15 @@ class KeepCut(Message, frozen=True):
     partner: str = ""
 
 
+class CutDelayed(Message, frozen=True):
+    """process or its agent -> master: a disk refuses my copy of a cut; resent at each attempt."""
+
+    inc: int
+    cut_no: int
+    reason: str
+    """With the path."""
+
+
 class Restored(Message, frozen=True):
     """server -> master: I am in this epoch now."""
 
@@ -242,6 +251,7 @@ NodeUp = (
     | Committed
     | Copied
     | KeepCut
+    | CutDelayed
     | Restored
     | Joined
     | MapSet
@@ -426,13 +436,14 @@ class CutKept(Message, frozen=True):
     """agent -> its process: what has become of its copy, as it is to tell the master.
 
     ``gone``: its file is not there (any more), so the process has to keep what it has of it.
-    ``error``: it cannot be kept.
+    ``error``: it cannot be kept. ``delayed``: not now, since the disk refuses it; more will follow.
     """
 
     inc: int
     copied: Copied
     gone: bool = False
     error: str = ""
+    delayed: bool = False
 
 
 class Stop(Message, frozen=True):
