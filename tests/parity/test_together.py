@@ -1,4 +1,4 @@
-"""Every case with all-reduce ends as in plain torch, and bit for bit so where a worker is killed.
+"""Every case with all-reduce ends as in plain torch, and bit for bit so with a kill or a resume.
 
 In float64 up to the last digits: sums of other lengths are added up in another order.
 """
@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from paceline.cli.launch import launch
+from paceline.wire.client import StopJob
 from paceline.wire.spec import JobSpec, NodeSpec, RestartSpec
 from tests.integration.running import RunningJob, until
 from tests.parity.cases import cases, reference, runs
@@ -42,11 +43,17 @@ Ends = dict[str, tuple[str, list[Any]]]
 """Of each case a digest of all that it holds, and its weights."""
 
 
-def ends_of(out: Path, monkeypatch: pytest.MonkeyPatch, *flags: str) -> Ends:
+def ends_of(what: str, out: Path, monkeypatch: pytest.MonkeyPatch) -> Ends:
     """What both workers hold in the end, which is the same."""
     out.mkdir()
     monkeypatch.setenv("PACELINE_HOME", str(out))
-    with contextlib.closing(RunningJob(launch(spec_of(out, *flags)), out)) as job:
+    flags = {"killed": ("--die", "1:20", "--step-s", "0.2"), "resumed": ("--step-s", "0.3")}
+    with contextlib.closing(RunningJob(launch(spec_of(out, *flags.get(what, ()))), out)) as job:
+        if what == "resumed":
+            until((out / "under way").exists, "half of the steps", PATIENCE_S)
+            job.tell(StopJob())
+            assert job.end().state == "stopped"
+            job.resume()
         until(job.job.outcome.exists, "the end", PATIENCE_S)
         assert job.end().state == "finished"
         assert not job.events("diverged")
@@ -59,7 +66,7 @@ def ends_of(out: Path, monkeypatch: pytest.MonkeyPatch, *flags: str) -> Ends:
 
 @pytest.mark.soak
 def test_all_reduce_ends_as_plain_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    undisturbed = ends_of(tmp_path / "undisturbed", monkeypatch)
+    undisturbed = ends_of("undisturbed", tmp_path / "undisturbed", monkeypatch)
     trained = [case for case in cases()[::EVERY] if runs(case)]
     assert undisturbed.keys() == {str(case) for case in trained}
     for case in trained:
@@ -68,7 +75,7 @@ def test_all_reduce_ends_as_plain_torch(tmp_path: Path, monkeypatch: pytest.Monk
             for found, value in zip(undisturbed[str(case)][1], wanted, strict=True):
                 there = torch.tensor(found, dtype=torch.float64)
                 torch.testing.assert_close(there, value, rtol=1e-9, atol=1e-12, msg=str(case))
-    flags = ("--die", "1:20", "--step-s", "0.2")
-    killed = ends_of(tmp_path / "killed", monkeypatch, *flags)
-    differ = [name for name in undisturbed if killed[name] != undisturbed[name]]
-    assert not differ
+    for what in ("killed", "resumed"):
+        found = ends_of(what, tmp_path / what, monkeypatch)
+        differ = [name for name in undisturbed if found[name] != undisturbed[name]]
+        assert not differ, (what, differ)

@@ -41,6 +41,8 @@ for batch in job.batches(pl.TensorRows(x=samples()), batch_size=BATCH, shuffle=F
         one.backward(batch.x, step)
     for one in trainings:
         one.step(step)
+    if job.step > 25:
+        (args.out / "under way").touch()
     time.sleep(args.step_s)
 found = {
     str(one.case): (
