@@ -96,7 +96,7 @@ Solution = tuple[str, dict[str, str]]
 WHOLE: tuple[Solution, ...] = (("none", {}), ("lb_bsp", {}), ("nd", {}), ("dd", {}))
 """No step lacks a sample: nobody acts, steps are divided anew again and again, who is slow is restarted,
 too, or batches are profiled before they are divided."""
-AUTO: Solution = ("auto", {"min_iterations": "8"})
+AUTO: Solution = ("auto", {"min_iterations": "8", "min_slow_s": "1"})
 """All that jobs do by default; where bits are compared its steps are whole, too."""
 SOLUTIONS = (
     *WHOLE,

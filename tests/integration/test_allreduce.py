@@ -243,7 +243,10 @@ def test_steps_go_on_without_a_late_member_and_every_sample_counts_once(
 
 @pytest.mark.parametrize(
     ("solution", "args"),
-    [("nd", {}), pytest.param("auto", {"min_iterations": "8"}, marks=pytest.mark.soak)],
+    [
+        ("nd", {}),
+        pytest.param("auto", {"min_iterations": "8", "min_slow_s": "1"}, marks=pytest.mark.soak),
+    ],
 )
 def test_a_slow_member_is_restarted_in_order_and_its_peers_go_on(
     tmp_path: Path, solution: str, args: dict[str, str]

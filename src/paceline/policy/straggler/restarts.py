@@ -35,8 +35,6 @@ _PRIOR = (3.0, 1.0)
 """Restarts that are taken to have cured, and to have been futile, before any was seen."""
 _STOLEN = 0.5
 """Whoever is slow for so large a part since its machine does other work is let be."""
-_MIN_AGE_S = 10.0
-"""Whoever is restarted was slow for so long at least: load comes and goes."""
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,6 +44,8 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     """A straggler takes at least so many times what is usual."""
     min_iterations: Annotated[int, Meta(ge=1)] = 20
     """Iterations that it must have been seen for."""
+    min_slow_s: Annotated[float, Meta(ge=0)] = 10.0
+    """Seconds that it must have been slow for: load comes and goes."""
     max_restarts: Annotated[int, Meta(ge=0)] = 3
     """Of one node. Each doubles what the next must be worth."""
 
@@ -119,7 +119,7 @@ def worth_while(
         if (
             not each.regime.verified
             or each.regime.iterations < rule.min_iterations
-            or age_s < _MIN_AGE_S
+            or age_s < rule.min_slow_s
             or each.restarts >= rule.max_restarts
         ):
             continue

@@ -35,7 +35,14 @@ from paceline.policy.straggler.division import (
 from paceline.policy.straggler.fleet import Fleet
 from paceline.policy.straggler.observation import Observation
 from paceline.policy.straggler.ranks import Delays
-from paceline.policy.straggler.solution import SYNCHRONOUS, Part, Solution, Steps, adjusted
+from paceline.policy.straggler.solution import (
+    SYNCHRONOUS,
+    Part,
+    Seconds,
+    Solution,
+    Steps,
+    adjusted,
+)
 from paceline.policy.straggler.solvers import Floats
 
 _NO_END = 1e9
@@ -70,6 +77,8 @@ class Auto(Solution, frozen=True):
     """A server that is replaced was slow for at least so many updates, of which an iteration
     without common steps has one per worker, and for two iterations. The others cannot do its work,
     as with workers."""
+    min_slow_s: Seconds = 10.0
+    """A node that is restarted was slow for at least so many seconds."""
     max_restarts: Annotated[int, Meta(ge=0)] = 3
     """Of one node. Each doubles what the next must be worth."""
     s_per_change: Annotated[float, Meta(gt=0)] = 40.0
@@ -228,6 +237,7 @@ class Auto(Solution, frozen=True):
         return restarts.Rule(
             slowness=self.slowness,
             min_iterations=self.min_iterations,
+            min_slow_s=self.min_slow_s,
             max_restarts=self.max_restarts,
         )
 
