@@ -552,3 +552,10 @@ def test_where_all_wait_for_processors_the_slowest_of_them_is_so_by_chance(mode:
 
     assert not decided(3.7, 0.8, 0.9, 1.0)
     assert decided(6.0, 0.0, 0.0, 0.9), "one node's machine does other work: that is no chance"
+
+
+def test_a_member_of_a_group_keeps_two_samples_so_that_its_recovery_is_seen() -> None:
+    """Of a single one it would compute nothing (BatchNorm could not normalise it)."""
+    actions = Auto(max_restarts=0).decide(seen_job([2.0, 2.0, 90.0, 2.0], mode="allreduce"))
+    (action,) = [each for each in actions if isinstance(each, AdjustBatch)]
+    assert min(share.num_samples for share in action.shares.values()) == 2

@@ -199,11 +199,20 @@ class Step:
         upper = np.minimum(most, limits).astype(np.int64)
         try:
             units = solvers.level(
-                fleet.delays_s, unit * fleet.slopes_s, seen.global_batch // unit, upper=upper
+                fleet.delays_s,
+                unit * fleet.slopes_s,
+                seen.global_batch // unit,
+                lower=self._least(unit),
+                upper=upper,
             )
         except solvers.Infeasible:
             return fleet.shares
         return unit * units
+
+    def _least(self, unit: int) -> int:
+        """Units that each gets: a member of a group computes no single sample, but nothing then."""
+        spare = self._seen.global_batch >= 2 * unit * len(self._seen.workers)
+        return 2 if self._seen.mode == "allreduce" and unit == 1 and spare else 1
 
     def _against_random(self, level_s: float, beyond: Members, min_gain: float) -> Randomness:
         """The best answer, given how single iterations scatter."""
