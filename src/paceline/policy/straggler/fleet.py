@@ -21,7 +21,7 @@ _UNKNOWN_SCATTER = 0.1
 PLAN_S = 30.0
 """A division is made for so long: it should suit what is expected of that time."""
 _LASTING = (0.05, 0.95)
-"""Whoever is seen to differ is expected to go on so, until the job has shown how long that is."""
+"""A worker that differs is expected to go on so, until the job has shown how long that is."""
 _LOAD = (1.0, 1.0)
 """The same of those whose machine does other work: as likely to end as to become twice as old."""
 
@@ -70,8 +70,8 @@ class Fleet:
     def of(cls, workers: Sequence[WorkerSeen], scatter: float) -> Self:
         """Fit the costs.
 
-        Whoever differs from what is usual by no more than chance, given how iterations scatter, is
-        taken for usual: of many workers some always look slow.
+        A worker that differs from what is usual by no more than chance, given how iterations
+        scatter, is taken for usual: of many workers some always look slow.
 
         Args:
             workers: at least one was measured.

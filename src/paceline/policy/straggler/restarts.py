@@ -34,7 +34,7 @@ _SIGMAS = 3.0
 _PRIOR = (3.0, 1.0)
 """Restarts that are taken to have cured, and to have been futile, before any was seen."""
 _STOLEN = 0.5
-"""Whoever is slow for so large a part since its machine does other work is let be."""
+"""A node that is slow for so large a part since its machine does other work is let be."""
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
