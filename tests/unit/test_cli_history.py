@@ -51,7 +51,7 @@ def test_a_tail_from_the_end_leaves_out_what_is_there(tmp_path: Path) -> None:
 def test_events_of_the_supervisor_with_fields_of_their_own_are_read(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     path.write_text('{"t":1.5,"event":"supervisor_started","pid":7}\n')
-    assert read_events(path) == [Event(1.5, "supervisor_started")]
+    assert read_events(path) == [Event(1.5, "supervisor_started", pid=7)]
 
 
 def test_the_newest_measurement_is_found_without_reading_the_whole_file(tmp_path: Path) -> None:

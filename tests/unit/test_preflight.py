@@ -149,8 +149,8 @@ def test_a_measurement_sees_what_the_process_gets() -> None:
 def test_people_are_told_of_slow_nodes_only_and_may_look_at_all() -> None:
     slow = msgspec.structs.replace(FINE, matmul_flops=1e9, links=(Link("worker-0", 1e9, 2e-3),))
     events = [
-        Event(1.0, "checked", "worker-0", 1, "matmul 50 GFLOP/s", FINE),
-        Event(1.0, "checked", "worker-1", 2, "matmul 1 GFLOP/s", slow),
+        Event(1.0, "checked", "worker-0", 1, "matmul 50 GFLOP/s", speed=FINE),
+        Event(1.0, "checked", "worker-1", 2, "matmul 1 GFLOP/s", speed=slow),
         Event(1.0, "slow_node", "worker-1", 0, "matmul 1 GFLOP/s, 0.04 of the median"),
     ]
     assert [is_news(event) for event in events] == [False, False, True]

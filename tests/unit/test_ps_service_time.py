@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from paceline.runtime.ps.scripts import Scripts
 from paceline.runtime.ps.server import Asked, Server
 from paceline.runtime.ps.service_time import NOTE_S, ServiceTime
 from paceline.runtime.ps.state import ServerState
@@ -74,7 +75,7 @@ def test_a_pull_that_only_asks_how_far_the_job_is_is_no_request() -> None:
     edge: Any = object.__new__(Server)
     edge.inc, edge.state = 1, ServerState(1)
     edge.route, edge.asked, edge.handler_s = {7: b"worker-7"}, {}, {}
-    edge.store = SimpleNamespace(dense=dict)
+    edge.store = SimpleNamespace(dense=dict, scripts=Scripts())
     edge.data = SimpleNamespace(send=lambda *_: None)
     edge.service = SimpleNamespace(round_done=lambda: answered.append(1))
 
