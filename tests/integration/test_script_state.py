@@ -1,4 +1,4 @@
-"""What a script keeps in ``job.state`` is that of an undisturbed run, whoever dies."""
+"""What a script keeps in ``job.state`` is that of an undisturbed run, whichever worker dies."""
 
 import contextlib
 from pathlib import Path

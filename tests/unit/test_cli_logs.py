@@ -111,7 +111,7 @@ def test_times_of_a_log_that_was_cut_or_has_none_leave_nothing_out(tmp_path: Pat
     LogTimes(log).note(1.0)
     log.write_text("x")
     with times_of(log).open("ab") as file:
-        file.write(b"half")  # whoever noted it was killed
+        file.write(b"half")  # its writer was killed
     assert start_since(log, 2.0) == 0
 
 

@@ -1,4 +1,4 @@
-"""Schedulers follow the job's steps: whoever joins, or goes back to a cut, goes on from there."""
+"""Schedulers follow the job's steps: a worker that joins, or goes back to a cut, goes on there."""
 
 import logging
 from collections.abc import Callable
@@ -232,7 +232,7 @@ def test_the_newest_state_is_kept_and_in_every_save() -> None:
     fresh = _store()
     fresh.load([older.save(), saved, older.save()])
     assert fresh.scripts.at(NEWEST) == Script(6, b"new")
-    # Whoever has a part of step 6 still needs it as it was before.
+    # A worker with a part of step 6 still needs it as it was before.
     assert [fresh.scripts.at(position) for position in (4, 5)] == [
         Script(4, b"late"),
         Script(5, b"new"),

@@ -1,4 +1,4 @@
-"""``job.state``: what a script keeps beside its model goes with the model."""
+"""``job.state``: what a script keeps with its model goes with the model."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -45,7 +45,7 @@ def test_what_is_set_after_it_was_taken_over_becomes_that(load: Load, tmp_path: 
     theirs, ours = ScriptState(), ScriptState()
     theirs["count"], theirs["ema"] = 7, ema_of(nn.Linear(2, 2))
     load(holder(theirs), holder(ours), tmp_path)
-    assert ours.state_of().keys() == theirs.state_of().keys(), "for whoever copies from us"
+    assert ours.state_of().keys() == theirs.state_of().keys(), "for a peer that copies from us"
     assert not ours
     ours["count"] = 0
     assert ours["count"] == 7

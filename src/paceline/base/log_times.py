@@ -1,7 +1,7 @@
 """When a log grew: beside ``worker-0.log``, which is what processes print, ``worker-0.times``.
 
 The log itself is as it was printed; its processes write to it directly, so that no line is lost
-with whoever would pass it on. The node's agent notes now and then how long it is.
+with the process that would pass it on. The node's agent notes now and then how long it is.
 """
 
 import os

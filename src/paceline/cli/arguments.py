@@ -189,7 +189,7 @@ def _near(unknown: str, options: Options) -> str:
 
 
 def defined_in(script: str, names: Set[str]) -> Set[str]:
-    """Which flags the source of a script seems to define, in it or in a module beside it."""
+    """Which flags the source of a script seems to define, in it or in a module of its folder."""
     text = "\n".join(_sources(Path(script), set()))
     by_signature = _BY_SIGNATURE.search(text) is not None
     return {name for name in names if _is_in(name, text, by_signature=by_signature)}

@@ -49,7 +49,7 @@ _OF_SPEC = {
     "staleness": (TRAINING, "Steps, in mode ssp."),
     "samples": (TRAINING, "What holds for each sample."),
     "seed": (TRAINING, "Of everything random."),
-    "deterministic": (TRAINING, "The same model, whoever computes what."),
+    "deterministic": (TRAINING, "The same model, whichever worker computes what."),
     "solution": (TRAINING, "Policy against stragglers."),
     "name": (NODES, "What to call the job."),
     "torch_threads": (NODES, "Threads of torch per worker."),

@@ -20,7 +20,7 @@ def before(path: Path) -> Path:
 
 def last_line(path: Path, tail_bytes: int = 1 << 16) -> bytes | None:
     """The newest whole line of such a file; None: there is none."""
-    if not path.exists():  # none yet, or the file is just being begun anew
+    if not path.exists():  # none yet, or the file is just being replaced
         return last_line(before(path)) if before(path).exists() else None
     with path.open("rb") as file:
         size = file.seek(0, 2)

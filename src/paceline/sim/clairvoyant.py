@@ -1,14 +1,14 @@
 """How fast a job could have been: a clairvoyant scheduler on the true costs.
 
-It knows every delay, slowdown and noise before it happens, pays nothing for looking or for dividing
-work anew, and splits samples as if they were a fluid. In synchronous jobs it fills each step to the
-level at which all workers are done at once (a delay is paid by whoever takes part). In asynchronous
-ones all workers work all the time, the last samples are spread over them, and the time is theirs or
+It knows every delay, slowdown and noise before it happens, pays nothing for looking or for another
+division, and splits samples as if they were a fluid. In synchronous jobs it fills each step to the
+level at which all workers are done at once (all that take part pay a delay). In asynchronous ones
+all workers work all the time, the last samples are spread over them, and the time is theirs or
 that of a server that is never idle, whichever is longer. It restarts nodes when that pays: workers
 at the best moment of each life, servers in advance, so that a fresh one takes over as the trouble
 begins, and no sooner than another could be had.
 
-Each node's restarts are the best ones if the job runs otherwise as it last did, and are chosen anew
+Each node's restarts are the best ones if the job runs otherwise as it last did; others are chosen
 as long as that makes it faster. So its time is that of a good schedule and no lower bound: where
 several nodes are best restarted one after the other, the rounds may not find that. Without
 restarts, and where all patterns are dated in seconds, short steps are no way around it: the level

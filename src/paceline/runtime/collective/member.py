@@ -347,7 +347,8 @@ class MemberClient:
         train wait for us in their step.
         """
         with self._changed:
-            if self._leaving or self._replica is None or self.state.step <= 0 or self._is_guest:
+            holds = self._replica is not None and self.state.step > 0
+            if self._leaving or not holds or self.state.is_guest:
                 return
             self._hands_over = True
             step, until_s = self.state.step, time.monotonic() + self._hand_over_s
@@ -368,12 +369,6 @@ class MemberClient:
     def _hand_over_s(self) -> float:
         """How long a cut of what we hold is waited for when our script has returned."""
         return patience_s(self._keeper.num_bytes)
-
-    @property
-    def _is_guest(self) -> bool:
-        """See `Member`; not known while no group runs."""
-        members = self.state.running.members if self.state.running is not None else ()
-        return any(one.guest for one in members if one.inc == self.state.inc)
 
     # ------------------------------------------------------------------ feeds
 
@@ -414,8 +409,7 @@ class MemberClient:
     def _leave(self) -> NoReturn:
         """Raise Stopped, but let no cut be lost that is on its way."""
         self._leaving, self.in_body = True, False
-        start_s, told_s, within_s = time.monotonic(), 0.0, 0.0
-        delayed_s = 0.0
+        start_s, told_s, delayed_s = time.monotonic(), 0.0, 0.0
         while True:
             self._rest()
             if not self._owes_cut:

@@ -35,7 +35,7 @@ class Told(NamedTuple):
 
     @property
     def word(self) -> Word:
-        """What is told of the state."""
+        """What members tell each other of the state."""
         return Word(self.settings, self.checksum, self.check_at, self.every)
 
 

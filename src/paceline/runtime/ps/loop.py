@@ -168,7 +168,7 @@ class Loop:
         self._schedule.restores, self._handed_in = self._trainer.restores, b""
 
     def _hand_in(self) -> None:
-        """The body of the batch before is over: whoever joins goes on from here."""
+        """The body of the batch before is over: a worker that joins goes on from here."""
         if self.step is None:
             return
         self._schedule.leave()

@@ -2,7 +2,7 @@
 
 Schedulers and hyper-parameters live with the workers, so a new life of one would begin them again.
 Every worker hands their state to the servers, which keep the newest beside the model and write it
-into cuts; whoever joins, or goes back to a cut, takes it from there.
+into cuts; a worker that joins, or goes back to a cut, takes it from there.
 
 A *position* counts the steps of the schedule that are done: synchronous, the job's steps; else
 global batches in the model (`steps_in`). State is of a position, and may lag behind the model by a

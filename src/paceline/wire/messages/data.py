@@ -148,7 +148,7 @@ class Differs(Message, frozen=True):
 
 
 class ScriptState(Message, frozen=True):
-    """worker -> each server: what the script has besides the model, to be kept beside it."""
+    """worker -> each server: what the script has besides the model, to be kept with it."""
 
     epoch_no: int
     inc: int

@@ -36,7 +36,7 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True):
     per_worker: bool = False
     """A step is as many slices as workers do it: the global batch follows their number."""
     blocks: int = 0
-    """On servers: a whole slice is computed in so many batches, whoever computes them; 0: it is
+    """On servers: a whole slice is computed in so many batches, by any workers; 0: it is
     not divided beforehand."""
 
     def global_batch(self, workers: int) -> int:
