@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -163,17 +164,39 @@ def test_the_rest_of_an_epoch_is_a_step() -> None:
     assert [steps_in(FEED, n) for n in (0, 3, 4, 20, 21, 22, 26, 44)] == [0, 0, 1, 5, 5, 6, 7, 12]
 
 
-def test_a_feed_that_follows_another_goes_on_from_its_last_step() -> None:
+def test_a_feed_that_follows_one_that_was_left_goes_on_from_its_last_step() -> None:
     life = Managed("exponential")
-    for number, feed in enumerate((FEED, Feed(**{**_fields(FEED), "feed": 1}))):
+    for number, feed in enumerate((FEED, _feed(1))):
         for batch in range(3):
             life.schedule.enter(feed, Work(0, (Span(0, 0, 4),), 4, 0), 4 * batch)
             assert life.schedule.position == 3 * number + batch + 1
             life.schedule.leave()
 
 
-def _fields(feed: Feed) -> dict[str, Any]:
-    return {name: getattr(feed, name) for name in feed.__struct_fields__}
+def test_workers_without_steps_begin_every_feed_together() -> None:
+    feeds = [_feed(number, num_samples=22, epochs=1) for number in (0, 2, 3)]  # 1: an evaluation
+    one, other, late = (Managed("exponential") for _ in range(3))
+    expected = _plain("exponential")
+    for number, feed in enumerate(feeds):
+        for batch in range(6):  # the other computes the first two only, the late one none
+            for life in (one, other) if batch < 2 else (one,):
+                size = min(4, 22 - 4 * batch)
+                life.schedule.enter(feed, Work(0, (Span(0, 0, size),), size, 0), 4 * batch)
+                assert life.settings == expected[6 * number + batch]
+                life.take()
+                life.schedule.leave()
+        for life in (one, other, late):
+            life.schedule.complete(feed)
+        if number == 1:
+            late.schedule.load(other.schedule.position, other.schedule.save())
+    late.schedule.enter(_feed(4), Work(0, (Span(0, 0, 4),), 4, 0), 0)
+    other.schedule.enter(_feed(4), Work(0, (Span(0, 0, 4),), 4, 0), 0)
+    assert late.settings == other.settings == expected[18]
+    assert late.schedule.position == other.schedule.position == 19
+
+
+def _feed(number: int, **changes: Any) -> Feed:
+    return msgspec.structs.replace(FEED, feed=number, **changes)
 
 
 def test_hyper_parameters_that_the_script_set_are_kept() -> None:

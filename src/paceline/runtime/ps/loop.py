@@ -106,6 +106,7 @@ class Loop:
                 assert self.step is not None
                 yield self.step.staged.batch
                 self._finish()
+            self._schedule.complete(self._definition)
             self._trainer.drain()
         finally:
             self.abandon()

@@ -78,6 +78,8 @@ class Schedule:
         self.restores = -1
         """Of the trainer (`Trainer.restores`), when this was what it has."""
         self._feed, self._base = -1, 0
+        self._ended: dict[int, int] = {}
+        """Feeds that are complete, and the steps of all their samples."""
         self._inside = False
         #: Steps that a call in the body in hand is worth.
         self._times = 0
@@ -100,7 +102,7 @@ class Schedule:
             counted: samples of the feed that come before it; None: every batch is a step.
         """
         if feed.feed != self._feed:
-            self._feed, self._base = feed.feed, self.position
+            self._feed, self._base = feed.feed, self._next_base(feed)
         before, after = self.position, self.position + 1
         self._synchronous = bool(work.step)
         if work.step:
@@ -112,6 +114,14 @@ class Schedule:
         self._times = max(0, after - self.position)
         self.position += self._times
         self._inside = True
+
+    def _next_base(self, feed: Feed) -> int:
+        """Where this feed begins: the same in all workers if those before it are complete."""
+        if self._feed >= 0 and self._feed not in self._ended:  # left early, or a stream
+            return self.position
+        # Not our own position: A had the last batch of the old feed, B had its last one before.
+        passed = (steps for number, steps in self._ended.items() if self._feed <= number < feed.feed)
+        return self._base + sum(passed)
 
     def _catch_up(self, missing: int) -> None:
         """Take steps that others have taken, with what the last body did."""
@@ -128,6 +138,11 @@ class Schedule:
             self._called = self._calling
         self._calling = [None] * len(self._schedulers)
         self._times = 0
+
+    def complete(self, feed: Feed) -> None:
+        """All samples of this feed are trained on, by whichever workers."""
+        if feed.num_samples is not None:
+            self._ended[feed.feed] = steps_in(feed, feed.num_samples * feed.epochs)
 
     def end(self) -> None:
         """The loop is over, or left."""
