@@ -223,6 +223,27 @@ def test_a_script_that_begins_otherwise_is_told_of_and_the_jobs_values_hold(
     assert second.optimizer.param_groups[0]["lr"] == 0.1
 
 
+@pytest.mark.parametrize("kinds", [[], ["exponential", "cosine"], ["cosine"]])
+def test_other_schedulers_than_the_state_is_of_are_refused(kinds: list[str]) -> None:
+    first, second = Managed("exponential"), Life("constant")
+    made = [KINDS[kind](second.optimizer) for kind in kinds]
+    schedule = Schedule([second.optimizer], made)
+    given = ", ".join(type(one).__name__ for one in made) or "no scheduler"
+    said = f"job.prepare got {given}, but the job goes on with the state of ExponentialLR; give"
+    with pytest.raises(ConfigError, match=said):
+        schedule.load(1, first.schedule.save())
+
+
+def test_schedulers_of_other_parts_than_the_state_is_of_are_refused() -> None:
+    first, second = Managed("sequential"), Life("constant")
+    parts = [schedulers.ExponentialLR(second.optimizer, 0.9) for _ in range(2)]
+    schedule = Schedule(
+        [second.optimizer], [schedulers.SequentialLR(second.optimizer, parts, [20])]
+    )
+    with pytest.raises(ConfigError, match=r"state of SequentialLR\(LinearLR, CosineAnnealingLR\)"):
+        schedule.load(1, first.schedule.save())
+
+
 def test_a_scheduler_whose_state_cannot_travel_is_refused() -> None:
     life = Life("step")
     life.scheduler.extra = object()

@@ -48,6 +48,8 @@ class Saved(msgspec.Struct, frozen=True, array_like=True):
     """The training feed that it is of; -1: before the first."""
     base: int = 0
     """The position at which that feed began."""
+    kinds: tuple[str, ...] | None = None
+    """Names of the schedulers' classes; None: written before they were kept."""
 
 
 def steps_in(feed: Feed, num_samples: int) -> int:
@@ -120,7 +122,9 @@ class Schedule:
         if self._feed >= 0 and self._feed not in self._ended:  # left early, or a stream
             return self.position
         # Not our own position: A had the last batch of the old feed, B had its last one before.
-        passed = (steps for number, steps in self._ended.items() if self._feed <= number < feed.feed)
+        passed = (
+            steps for number, steps in self._ended.items() if self._feed <= number < feed.feed
+        )
         return self._base + sum(passed)
 
     def _catch_up(self, missing: int) -> None:
@@ -183,13 +187,15 @@ class Schedule:
             "outside": self._outside.counts(),
             "called": [None if call is None else list(call) for call in self._called],
         }
-        return msgspec.msgpack.encode(Saved(_pack(now), self._begun, self._feed, self._base))
+        kinds = tuple(map(_kind, self._schedulers))
+        return msgspec.msgpack.encode(Saved(_pack(now), self._begun, self._feed, self._base, kinds))
 
     def load(self, position: int, data: bytes) -> None:
         """Become what was saved at this position.
 
         Raises:
             PermanentError: it is no such state.
+            ConfigError: it is of other schedulers than the script's.
         """
         try:
             saved = msgspec.msgpack.decode(data, type=Saved)
@@ -198,6 +204,7 @@ class Schedule:
         except msgspec.MsgspecError as error:
             raise PermanentError(f"the state of schedulers cannot be read: {error}") from error
         state = _unpack(saved.now)
+        self._check_kinds(saved.kinds, len(state["schedulers"]))
         for name, mine, theirs in _differences("", ours, begun):
             _log.warning(
                 "script_differs value=%s script=%r job=%r; the job goes on with its own: to change "
@@ -218,6 +225,23 @@ class Schedule:
         self._called = [None if call is None else tuple(call) for call in state["called"]]
         self._begun = saved.begun
         self.position, self._feed, self._base = position, saved.feed, saved.base
+
+    def _check_kinds(self, kinds: tuple[str, ...] | None, number: int) -> None:
+        ours = tuple(map(_kind, self._schedulers))
+        if ours == kinds or (kinds is None and len(ours) == number):
+            return
+        theirs = f"{number} schedulers" if kinds is None else ", ".join(kinds) or "no scheduler"
+        raise ConfigError(
+            f"job.prepare got {', '.join(ours) or 'no scheduler'}, but the job goes on with the "
+            f"state of {theirs}; give it the same schedulers in the same order, or begin another "
+            "job with the new ones"
+        )
+
+
+def _kind(scheduler: LRScheduler) -> str:
+    """A scheduler's class, and those of the schedulers that it is made of."""
+    parts = ", ".join(map(_kind, getattr(scheduler, "_schedulers", ())))
+    return type(scheduler).__name__ + (f"({parts})" if parts else "")
 
 
 def _pack(state: Any) -> Tree:
