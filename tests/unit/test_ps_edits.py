@@ -1,7 +1,7 @@
 """What a script does to a model that servers hold: as in torch, or refused, never lost."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ from torch.optim.swa_utils import AveragedModel
 import paceline as pl
 from paceline.base.errors import ConfigError
 from paceline.runtime.data.batch import TensorRows
+from paceline.runtime.data.work import Array
 from paceline.runtime.job import Job
 from paceline.runtime.ps.alone import Alone
 from paceline.runtime.ps.strategy import HeldElsewhere
@@ -142,6 +143,30 @@ def test_a_copy_is_an_ordinary_module_of_the_values_now() -> None:
     _clamp(second)
     assert torch.equal(copy.deepcopy(second)[0].weight, second[0].weight)
     assert model.state_dict()["0.weight"].abs().max() > 0.01
+
+
+def test_a_copy_between_forward_and_backward_changes_neither() -> None:
+    class Ahead(Alone):
+        """One whose model others move while a batch is computed."""
+
+        def dense(self) -> Mapping[str, Array]:
+            return {dtype: values + 1 for dtype, values in super().dense().items()}
+
+    model = _model()
+    job = Job(HeldElsewhere(Ahead(JobSpec(script="train.py"))))
+    job.prepare(model, SGD(model.parameters(), lr=0.1))
+    batch = next(_batches := job.batches(DATA, 4))  # type: ignore[call-overload]
+    plain = _model()
+    plain.load_state_dict({name: value.detach() for name, value in model.named_parameters()})
+    loss = ((model(batch.x) - batch.y) ** 2).mean()
+    ahead = copy.deepcopy([model[1], model])
+    loss.backward()
+    ((plain(batch.x) - batch.y) ** 2).mean().backward()
+    for name, param in plain.named_parameters():
+        assert torch.equal(model.get_parameter(name), param)
+        assert torch.equal(model.get_parameter(name).grad, param.grad)  # type: ignore[arg-type]
+        assert torch.equal(ahead[1].get_parameter(name), param + 1)  # type: ignore[attr-defined]
+    assert ahead[0] is ahead[1][1]  # type: ignore[index]
 
 
 def test_a_model_with_tables_cannot_be_copied() -> None:

@@ -65,10 +65,7 @@ class Gatherer:
                 "worker does not hold; copy it before job.prepare, or use job.state_dict()"
             )
         if id(self) not in memo:  # the outermost
-            memo[id(self)] = self
-            self._model.check_values()
-            self._trainer.drain()
-            self._model.load(self._trainer.dense())
+            memo[id(self)] = self._gather()
         del module.__dict__["__deepcopy__"]
         hooks = {name: module.__dict__[name] for name in _HOOKS}
         try:
@@ -76,17 +73,27 @@ class Gatherer:
             for name, found in hooks.items():
                 kept = ((key, hook) for key, hook in found.items() if key not in ours)
                 module.__dict__[name] = OrderedDict(kept)
-            return deepcopy(module, memo)
+            made = deepcopy(module, memo)
         finally:
             module.__dict__.update(hooks)
             module.__dict__["__deepcopy__"] = partial(self._copy, module)
+        # Into the copy only: backward of the batch in hand needs the values that it computed with.
+        for param in module._parameters.values():
+            if id(param) in self._dense:
+                values = self._model.view(memo[id(self)], self._dense[id(param)])
+                memo[id(param)].data.copy_(values)
+        return made
+
+    def _gather(self) -> dict[str, Tensor]:
+        """The flat vectors that the job holds now."""
+        self._model.check_values()
+        self._trainer.drain()
+        dense = self._trainer.dense()
+        return {dtype: torch.from_numpy(values) for dtype, values in dense.items()}
 
     def _fill(self, module: nn.Module, state: Any, prefix: str, metadata: Any) -> None:
         if self._filled is None or self._filled() is not state:
-            self._model.check_values()
-            self._trainer.drain()
-            dense = self._trainer.dense()
-            self._flat = {dtype: torch.from_numpy(values) for dtype, values in dense.items()}
+            self._flat = self._gather()
             self._filled = ref(state)
         for name, param in module._parameters.items():
             if id(param) in self._dense:
