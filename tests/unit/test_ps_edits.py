@@ -169,6 +169,24 @@ def test_a_copy_between_forward_and_backward_changes_neither() -> None:
     assert ahead[0] is ahead[1][1]  # type: ignore[index]
 
 
+def test_a_restore_while_the_script_is_asked_for_is_taken_over_too() -> None:
+    asked: list[int] = []
+
+    class Restored(Alone):
+        def script(self, position: int | None) -> None:
+            asked.append(self.restores)
+            if len(asked) == 1:
+                self.restores += 1
+
+    model = _model()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    job = Job(HeldElsewhere(Restored(JobSpec(script="train.py"))))
+    job.prepare(model, optimizer)
+    for batch in job.batches(DATA, 4):
+        _step(model, optimizer, batch)
+    assert asked == [0, 1]
+
+
 def test_a_model_with_tables_cannot_be_copied() -> None:
     model = nn.Sequential(nn.Embedding(5, 4, sparse=True))
     _prepare(model, SGD(model.parameters(), lr=0.1))

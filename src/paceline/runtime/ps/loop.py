@@ -161,12 +161,14 @@ class Loop:
 
     def _take_over(self, position: int | None) -> None:
         """Be the script that the model was trained with so far: of others, or before a restore."""
+        # Read before asking: a restore while we wait for the answer is one more to take over.
+        restores = self._trainer.restores
         found = self._trainer.script(position)
         if found is not None:
             self._schedule.load(*found)
         else:  # nobody has trained, or it was not kept
             self._schedule.position = max(position or 0, self._schedule.position)
-        self._schedule.restores, self._handed_in = self._trainer.restores, b""
+        self._schedule.restores, self._handed_in = restores, b""
 
     def _hand_in(self) -> None:
         """The body of the batch before is over: a worker that joins goes on from here."""
