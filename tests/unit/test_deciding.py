@@ -1,18 +1,30 @@
 """The controller's edge: the solution's thread, the log, and what a bad solution can do."""
 
+import errno
 import json
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from paceline.base.errors import ConfigError
 from paceline.master import deciding
-from paceline.master.controller import LATE_S, Progress
-from paceline.master.deciding import Answered, Deciding, checked, lengths_of, period_of
+from paceline.master.controller import LATE_S, Progress, Write
+from paceline.master.deciding import (
+    HELPED,
+    REMEMBERED_JOBS,
+    Answered,
+    Deciding,
+    checked,
+    lengths_of,
+    period_of,
+    read_outcomes,
+)
 from paceline.master.members import Tell
 from paceline.master.outlet import before
 from paceline.master.restarts import StartMeasured
@@ -29,11 +41,18 @@ from paceline.policy.straggler.decision_log import (
     Begun,
     Decided,
     Failed,
+    Helped,
     Refused,
     TookEffect,
     decode,
 )
-from paceline.policy.straggler.observation import Observation, RestartCost, ServerSeen, WorkerSeen
+from paceline.policy.straggler.observation import (
+    Observation,
+    RestartCost,
+    RestartOutcome,
+    ServerSeen,
+    WorkerSeen,
+)
 from paceline.policy.straggler.solution import Solution
 from paceline.wire.spec import JobSpec, WindowSpec
 
@@ -311,3 +330,70 @@ def test_a_line_of_a_log_is_one_line_of_json(
     edge.period()
     for line in edge.log.read_text().splitlines():
         assert json.loads(line)["type"] in ("Begun", "Decided")
+
+
+# --------------------------------------------------------------------------- what restarts have done
+
+
+def outcome(before: float) -> RestartOutcome:
+    return RestartOutcome(role="worker", before=before, after=1.0)
+
+
+def wrote(jobs: Path, number: int, *lines: bytes) -> Path:
+    """A job that ended at second `number` and left these lines."""
+    path = jobs / f"job-{number:03d}" / HELPED
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"".join(lines))
+    os.utime(path, (number, number))
+    return path
+
+
+def line(before: float) -> bytes:
+    return msgspec.json.encode(outcome(before)) + b"\n"
+
+
+def test_a_full_disk_delays_what_a_restart_has_done_and_ends_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "job-1").mkdir()
+    edge = Edge(tmp_path / "job-1", monkeypatch, lambda _: [])
+    opened, full = Path.open, True
+
+    def refuse(path: Path, *args: Any, **kwargs: Any) -> Any:
+        if full and path.name == HELPED:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        return opened(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    edge.edge._do([Write(line=Helped(t=1e9, no=1, index=0, outcome=outcome(3.0)))])
+    full = False
+    edge.edge.tick(1.0)
+    assert read_outcomes(tmp_path) == [outcome(3.0)]
+
+
+def test_outcomes_of_the_newest_jobs_are_read_the_oldest_first(tmp_path: Path) -> None:
+    for number in reversed(range(1, REMEMBERED_JOBS + 3)):
+        wrote(tmp_path, number, line(number), b'{"role":"wor')
+    read = [one.before for one in read_outcomes(tmp_path)]
+    assert read == [float(number) for number in range(3, REMEMBERED_JOBS + 3)]
+
+
+@pytest.mark.parametrize("vanishes", ["stat", "read_bytes"])
+def test_a_job_that_is_removed_meanwhile_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vanishes: str
+) -> None:
+    wrote(tmp_path, 1, line(1.0), b"torn\n", line(2.0))
+    gone = wrote(tmp_path, 2, line(3.0))
+    (tmp_path / "job-003" / HELPED).mkdir(parents=True)
+    wrote(tmp_path, 4, line(4.0))
+    real = getattr(Path, vanishes)
+
+    def vanish(path: Path, *args: Any, **kwargs: Any) -> Any:
+        if path == gone:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        return real(path, *args, **kwargs)
+
+    listed = list(tmp_path.glob(f"*/{HELPED}"))
+    monkeypatch.setattr(Path, "glob", lambda *_: listed)
+    monkeypatch.setattr(Path, vanishes, vanish)
+    assert [one.before for one in read_outcomes(tmp_path)] == [1.0, 2.0, 4.0]

@@ -90,7 +90,7 @@ class Deciding:
         self._solution = solution(spec.solution, spec.solution_args)
         self._scene, self._post, self._tell = scene, post, tell
         period = period_of(spec, self._solution)
-        self._helped = log.with_name(HELPED)
+        self._helped = LineFile(log.with_name(HELPED))
         self.controller = Controller(
             period, wall_clock, first_no=_continue(log), outcomes=read_outcomes(log.parent.parent)
         )
@@ -157,6 +157,7 @@ class Deciding:
                     self._carry_out(instruction)
                 case Write(line=line):
                     self._write(line)
+        self._helped.flush()
         self._log.flush()
         if self._log.num_bytes > LOG_BYTES:
             self._log.put_aside()
@@ -186,8 +187,7 @@ class Deciding:
     def _write(self, line: AnyLine) -> None:
         self._log.add(line)
         if isinstance(line, Helped):
-            with self._helped.open("ab") as outcomes:
-                outcomes.write(msgspec.json.encode(line.outcome) + b"\n")
+            self._helped.add(line.outcome)
         if isinstance(line, Failed):
             _log.error(
                 "solution_failed kind=%s decision=%d\n%s", line.kind, line.no, line.traceback
@@ -196,17 +196,30 @@ class Deciding:
 
 
 def read_outcomes(jobs: Path) -> list[RestartOutcome]:
-    """What restarts have done in the newest jobs of a folder, the oldest first.
+    """Read what restarts have done in the newest jobs of a folder, the oldest first.
 
-    All jobs of a folder have one backend. Lines that cannot be read are passed over.
+    All jobs of a folder have one backend. Files and lines that cannot be read are passed over.
+
+    Args:
+        jobs: the folder of all jobs.
     """
-    files = sorted(jobs.glob(f"*/{HELPED}"), key=lambda path: path.stat().st_mtime)
-    lines = [line for path in files[-REMEMBERED_JOBS:] for line in path.read_bytes().splitlines()]
+    files: list[tuple[float, Path]] = []
+    for path in jobs.glob(f"*/{HELPED}"):
+        with contextlib.suppress(OSError):  # `paceline rm` may remove a job meanwhile
+            files.append((path.stat().st_mtime, path))
     outcomes: list[RestartOutcome] = []
-    for line in lines:
+    for _, path in sorted(files)[-REMEMBERED_JOBS:]:
+        with contextlib.suppress(OSError):
+            outcomes += _outcomes_in(path.read_bytes())
+    return outcomes[-MAX_OUTCOMES:]
+
+
+def _outcomes_in(data: bytes) -> list[RestartOutcome]:
+    outcomes: list[RestartOutcome] = []
+    for line in data.splitlines():
         with contextlib.suppress(msgspec.MsgspecError):  # torn, or of another version
             outcomes.append(_outcome.decode(line))
-    return outcomes[-MAX_OUTCOMES:]
+    return outcomes
 
 
 def period_of(spec: JobSpec, chosen: Solution) -> Period:
