@@ -1,5 +1,6 @@
 """Starting and resuming: nobody is told that a job runs before its master answers."""
 
+import errno
 import os
 import shutil
 import subprocess
@@ -17,6 +18,7 @@ from paceline.base.processes import JOB_DIR, is_locked, start_detached, try_lock
 from paceline.cli import launch, leftovers
 from paceline.cli.leftovers import clear_leftovers
 from paceline.wire.outcome import Outcome, write_outcome
+from paceline.wire.resize import Resize
 from paceline.wire.spec import JobSpec, save
 
 STALE = "127.0.0.1:1\n"
@@ -30,6 +32,23 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[JobDir]:
     job.master_address.write_text(STALE)
     yield job
     shutil.rmtree(job.run_dir, ignore_errors=True)
+
+
+@pytest.mark.parametrize("refused", ["make_room", "make_run_dir", "write_resize"])
+def test_a_job_whose_resumption_is_refused_keeps_its_outcome(
+    job: JobDir, monkeypatch: pytest.MonkeyPatch, refused: str
+) -> None:
+    write_outcome(Outcome(state="stopped", exit_code=4), job.outcome)
+    before = job.outcome.read_bytes()
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(JobDir if refused == "make_run_dir" else launch, refused, refuse)
+    with pytest.raises(OSError, match="No space left"):
+        launch.resume(job, Resize(workers=3))
+    assert job.outcome.read_bytes() == before
+    assert not is_locked(job.supervisor_lock)
 
 
 def run_as_supervisor(module: str, monkeypatch: pytest.MonkeyPatch) -> None:

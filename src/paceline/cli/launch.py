@@ -1,5 +1,6 @@
 """Starting a job: a job directory, the spec in it, a supervisor of its own session."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from paceline.base.processes import (
     find_job_processes,
     is_locked,
     start_detached,
+    try_lock,
 )
 from paceline.cli.ground import check_ground
 from paceline.cli.history import read_events
@@ -90,16 +92,33 @@ def _resume_alone(job: JobDir, sizes: Resize) -> None:
     while is_supervised(job) and job.outcome.exists() and time.monotonic() < deadline_s:
         time.sleep(0.05)
     if is_supervised(job):
-        since = running_since(job)
-        raise ConfigError(f"job {job.job_id} is running{since}; follow it with `paceline attach`")
+        raise _runs(job)
     check_ground(specs.load(job.spec))
-    job.outcome.unlink(missing_ok=True)
-    make_room(job.outcome)
-    job.make_run_dir()
-    job.resize.unlink(missing_ok=True)
-    if sizes != AS_BEFORE:
-        write_resize(job.resize, sizes)
+    _reopen(job, sizes)
     start_supervisor(job)
+
+
+def _reopen(job: JobDir, sizes: Resize) -> None:
+    """Make an ended job one that can be started; its outcome stays if something is refused."""
+    # Held meanwhile: another command that sees a run directory of a job that is over would start a
+    # cleaner, which would remove that directory.
+    lock = try_lock(job.supervisor_lock)
+    if lock is None:
+        raise _runs(job)
+    try:
+        make_room(job.outcome)
+        job.make_run_dir()
+        job.resize.unlink(missing_ok=True)
+        if sizes != AS_BEFORE:
+            write_resize(job.resize, sizes)
+        job.outcome.unlink(missing_ok=True)
+    finally:
+        os.close(lock)
+
+
+def _runs(job: JobDir) -> ConfigError:
+    since = running_since(job)
+    return ConfigError(f"job {job.job_id} is running{since}; follow it with `paceline attach`")
 
 
 def start_supervisor(job: JobDir) -> None:
