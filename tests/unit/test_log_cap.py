@@ -43,12 +43,49 @@ def test_a_log_that_is_too_large_is_cut_and_says_so(tmp_path: Path) -> None:
     assert kept.endswith(b"the last line\n")
 
 
+@pytest.mark.parametrize("dies_at", ["replace", "truncate"])
+def test_an_agent_that_dies_while_it_cuts_loses_no_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies_at: str
+) -> None:
+    path, kept = tmp_path / "worker-0.log", tmp_path / "worker-0.1.log"
+    kept.write_text("before\n")
+    path.write_bytes(b"x" * MIB + b"the last line\n")
+    whole = path.read_bytes()
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    if dies_at == "replace":
+        monkeypatch.setattr(Path, "replace", die)
+    else:  # truncating is what follows the rename
+        real = Path.replace
+
+        def replace_and_die(fresh: Path, target: Path) -> None:
+            real(fresh, target)
+            die()
+
+        monkeypatch.setattr(Path, "replace", replace_and_die)
+    with pytest.raises(KeyboardInterrupt):
+        LogCap(path, MIB, 1).look()
+    assert path.read_bytes() == whole
+    if dies_at == "replace":
+        assert kept.read_text() == "before\n"
+    else:
+        assert kept.read_bytes().endswith(b"the last line\n")
+    monkeypatch.undo()
+    LogCap(path, MIB, 1).look()
+    assert kept.read_bytes().endswith(b"the last line\n")
+    assert {one.name for one in tmp_path.iterdir()} == {path.name, kept.name}
+
+
 def test_a_log_on_a_full_disk_makes_room_for_others(small_disk: Path) -> None:
     path = small_disk / "worker-0.log"
     path.write_bytes(b"x" * 200_000)
     fill(small_disk)
     LogCap(path, MIB, 1).look()
     assert path.stat().st_size < 1_000
+    assert (small_disk / "worker-0.1.log").stat().st_size == LEAST_BYTES // log_cap.KEPT_PART
+    assert not (small_disk / "worker-0.1.new").exists()
     (small_disk / "journal").write_bytes(bytes(100_000))
 
 

@@ -140,7 +140,13 @@ class Agent:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT) if self._guest else (signal.SIGTERM,):
             loop.add_signal_handler(number, self._on_terminate)
-        loops = (self._follow_master(), self._beat(), self._guard(), self._tick())
+        loops = (
+            self._follow_master(),
+            self._beat(),
+            self._guard(),
+            self._tick(),
+            self._cap_log(),
+        )
         tasks = [asyncio.create_task(each) for each in loops]
         quitting = asyncio.create_task(self._quit.wait())
         done, _ = await asyncio.wait({*tasks, quitting}, return_when=asyncio.FIRST_COMPLETED)
@@ -309,7 +315,12 @@ class Agent:
         while True:
             await asyncio.sleep(TICK_S)
             self._do(self._state.tick(time.monotonic()))
-            self._log_cap.look()
+
+    async def _cap_log(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            # In a thread: the tail of a large log takes the disk a while.
+            await asyncio.to_thread(self._log_cap.look)
 
     async def _guard(self) -> None:
         while True:

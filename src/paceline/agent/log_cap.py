@@ -2,6 +2,7 @@
 
 import logging
 from pathlib import Path
+from typing import BinaryIO
 
 from paceline.base.disk import is_refusal, room_bytes
 
@@ -54,11 +55,15 @@ class LogCap:
 
     def _cut(self, size: int, limit: int) -> None:
         kept = self._path.with_suffix(f".1{self._path.suffix}")
-        kept.unlink(missing_ok=True)
-        # Its process appends, so it goes on at the new end whatever the size is.
+        fresh = kept.with_suffix(".new")
         with self._path.open("r+b") as log:
             log.seek(size - min(size, limit // KEPT_PART))
             tail = log.read(limit // KEPT_PART)
+            # Before anything is removed: an agent that is killed in between loses no line.
+            is_kept = _is_kept(tail, log, fresh, kept)
+            if not is_kept:
+                kept.unlink(missing_ok=True)
+            # Its process appends, so it goes on at the new end whatever the size is.
             log.truncate(0)
         note = (
             f"[paceline] {size:,} bytes of this log were cut off here; its limit is {limit:,} "
@@ -66,5 +71,21 @@ class LogCap:
         )
         with self._path.open("ab", buffering=0) as log:
             log.write(note.encode())
-        kept.write_bytes(tail)
+        if not is_kept:
+            kept.write_bytes(tail)
         _log.warning("log_cut path=%s bytes=%d limit=%d", self._path, size, limit)
+
+
+def _is_kept(tail: bytes, log: BinaryIO, fresh: Path, kept: Path) -> bool:
+    """Put the end of a log in place of the former one; False: the disk has no room for both."""
+    try:
+        with fresh.open("wb") as file:
+            file.write(tail)
+            file.write(log.read(max(len(tail), LEAST_BYTES)))  # what was printed meanwhile
+    except OSError as error:
+        fresh.unlink(missing_ok=True)
+        if not is_refusal(error):
+            raise
+        return False
+    fresh.replace(kept)
+    return True
