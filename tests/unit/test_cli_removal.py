@@ -1,8 +1,11 @@
 """`paceline rm` and `prune`: what is over goes, what lives or lies elsewhere stays."""
 
+import errno
 import os
+import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import msgspec
@@ -11,6 +14,7 @@ from typer.testing import CliRunner, Result
 
 from paceline.base.jobdir import JobDir
 from paceline.base.processes import JOB_DIR, try_lock
+from paceline.cli import leftovers
 from paceline.cli.main import app
 from paceline.wire import spec as specs
 from paceline.wire.outcome import Outcome, write_outcome
@@ -97,6 +101,51 @@ def test_a_job_that_lives_is_not_removed_nor_is_any_other_then(
         worker.communicate(b"\n")
     assert paceline("rm", "two").exit_code == 0
     assert left(home) == set()
+
+
+def test_a_cleaner_that_any_command_has_started_is_waited_for(home: Path) -> None:
+    job = ended_job("one")
+    lock = try_lock(job.supervisor_lock)
+    assert lock is not None
+    timer = threading.Timer(0.1, os.close, (lock,))
+    timer.start()
+    assert paceline("rm", "one").exit_code == 0
+    timer.join()
+    assert left(home) == set()
+
+
+def test_a_job_that_cannot_be_removed_keeps_no_other_from_going(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stuck = ended_job("one")
+    ended_job("two")
+    real = shutil.rmtree
+
+    def refuse(path: Path) -> None:
+        if path == stuck.cuts:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        real(path)
+
+    monkeypatch.setattr(shutil, "rmtree", refuse)
+    result = paceline("prune", "--finished")
+    assert result.exit_code == 2
+    assert left(home) == {"one"}
+    assert result.stdout.splitlines()[-1].endswith(" of 1 job")
+    assert f"job {stuck.job_id} is removed in part only (Permission denied" in result.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
+def test_a_run_directory_that_another_user_has_made_stays_and_hinders_nobody(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paceline.base.jobdir.SHARED_MEMORY", home)
+    job = ended_job("one")
+    (job.run_dir / "file").touch()
+    os.chown(job.run_dir, 65_534, 65_534)
+    assert leftovers.clear_leftovers() == []
+    assert paceline("prune", "--finished").exit_code == 0
+    assert not job.path.exists()
+    assert (job.run_dir / "file").exists()
 
 
 @pytest.mark.parametrize("cuts", ["s3://bucket/prefix", "/data/cuts"])

@@ -57,6 +57,15 @@ def make_private(folder: Path) -> None:
         _check_private(folder)
 
 
+def is_own_folder(path: Path) -> bool:
+    """Tell whether a path is a folder of this user; a link to one is not."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+
+
 def check_place(folder: Path) -> None:
     """Raises ConfigError where every user could exchange what lies in a folder."""
     mode = folder.stat().st_mode

@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Iterator
 
 from paceline.base.cgroups import jobs_with_groups
-from paceline.base.jobdir import RUN_PREFIX, JobDir, home, run_place
+from paceline.base.jobdir import RUN_PREFIX, JobDir, home, is_own_folder, run_place
 from paceline.base.processes import is_locked, start_detached
 
 _cleaners: list[subprocess.Popen[bytes]] = []
@@ -37,8 +37,10 @@ def clear_leftovers() -> list[str]:
 
 def _left_by() -> Iterator[JobDir]:
     """Jobs of this home that have something on the machine."""
-    in_memory = (path.name.removeprefix(RUN_PREFIX) for path in run_place().glob(f"{RUN_PREFIX}*"))
-    for job_id in sorted({*in_memory, *jobs_with_groups()}):
+    in_memory = run_place().glob(f"{RUN_PREFIX}*")
+    # Every user may put a folder there; no cleaner of ours could remove one of theirs.
+    ours = (path.name.removeprefix(RUN_PREFIX) for path in in_memory if is_own_folder(path))
+    for job_id in sorted({*ours, *jobs_with_groups()}):
         job = JobDir(home() / "jobs" / job_id)
         if job.path.is_dir():
             yield job

@@ -5,19 +5,23 @@ Never a job of which a process lives, and never cuts outside of the job's direct
 
 import os
 import shutil
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from msgspec import Struct
 
 from paceline.base.errors import ConfigError
-from paceline.base.jobdir import JobDir
+from paceline.base.jobdir import JobDir, is_own_folder
 from paceline.base.processes import find_job_processes, try_lock
 from paceline.cli.listing import JobRow, age, read_spec
 from paceline.cli.wording import counted, size
 
 BLOCK_BYTES = 512
 """The unit of ``st_blocks``."""
+CLEANER_S = 1.0
+"""How long the cleaner of a job that is over is waited for; any command may have started one."""
+CLEANER_POLL_S = 0.02
 
 
 class Filter(Struct, frozen=True, kw_only=True):
@@ -43,7 +47,16 @@ def over_since_s(job: JobDir, row: JobRow) -> float:
 
 
 def is_living(job: JobDir) -> bool:
-    """Whether any process of the job lives."""
+    """Tell whether any process of the job lives; a cleaner of one that is over may leave first."""
+    deadline_s = time.monotonic() + (CLEANER_S if job.outcome.exists() else 0.0)
+    while _lives_now(job):
+        if time.monotonic() >= deadline_s:
+            return True
+        time.sleep(CLEANER_POLL_S)
+    return False
+
+
+def _lives_now(job: JobDir) -> bool:
     lock = try_lock(job.supervisor_lock)
     if lock is None:
         return True
@@ -73,7 +86,7 @@ def remove(job: JobDir) -> None:
     if lock is None:
         raise ConfigError(f"job {job.job_id} runs again; nothing of it was removed")
     try:
-        if job.run_dir.is_dir() and not job.run_dir.is_symlink():
+        if is_own_folder(job.run_dir):  # every user may make one of that name when the job is over
             shutil.rmtree(job.run_dir)
         for path in job.path.iterdir():
             if path != job.spec:
@@ -111,18 +124,31 @@ def used_bytes(folder: Path) -> int:
 
 
 def remove_all(jobs: Iterable[tuple[JobDir, str]], *, dry_run: bool) -> Iterator[str]:
-    """Remove jobs, each with a word about it; lines that say what was freed."""
+    """Remove jobs, each with a word about it; lines that say what was freed.
+
+    Raises:
+        ConfigError: at the end, names the jobs that could not be removed, and why.
+    """
     total = count = 0
+    failures = []
     for job, what in jobs:
         elsewhere = cuts_elsewhere(job)
-        freed = used_bytes(job.path) + used_bytes(job.run_dir)
+        freed = used_bytes(job.path)
+        if is_own_folder(job.run_dir):
+            freed += used_bytes(job.run_dir)
         if not dry_run:
-            remove(job)
+            try:
+                remove(job)
+            except ConfigError as error:
+                failures.append(str(error))
+                continue
         total, count = total + freed, count + 1
         stay = f"; cuts in {elsewhere} stay" if elsewhere else ""
         yield f"{'would remove' if dry_run else 'removed'} {job.job_id}{what}: {size(freed)}{stay}"
     verb = "would free" if dry_run else "freed"
     yield f"{verb} {size(total)} of {counted(count, 'job')}" if count else "no job to remove"
+    if failures:
+        raise ConfigError("; ".join(failures))
 
 
 def to_prune(
