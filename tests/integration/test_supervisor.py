@@ -21,7 +21,7 @@ from paceline.base.processes import (
     try_lock,
 )
 from paceline.supervisor.supervisor import POLL_S
-from paceline.wire.outcome import read_outcome
+from paceline.wire.outcome import End, code_of, read_outcome
 from paceline.wire.spec import JobSpec, save
 
 PATIENCE_S = 60.0
@@ -170,17 +170,42 @@ def test_a_stop_request_is_passed_on_to_the_master(scene: Scene) -> None:
     scene.check_nothing_is_left()
 
 
-def test_a_second_stop_request_ends_everything_at_once(scene: Scene) -> None:
+@pytest.mark.parametrize(
+    ("first", "second", "end"),
+    [
+        (signal.SIGTERM, signal.SIGINT, End.TERMINATED),
+        (signal.SIGINT, signal.SIGTERM, End.INTERRUPTED),
+    ],
+)
+def test_a_second_stop_request_ends_everything_at_once(
+    scene: Scene, first: int, second: int, end: End
+) -> None:
+    (scene.job.path / "stubborn").touch()
+    supervisor = scene.start()
+    until(lambda: len(scene.masters()) == 1)
+    supervisor.send_signal(first)
+    until(lambda: "stop_asked" in scene.job.events.read_text())
+    supervisor.send_signal(second)
+    assert supervisor.wait(PATIENCE_S) == 0
+    outcome = read_outcome(scene.job.outcome)
+    assert outcome is not None
+    assert (outcome.state, outcome.exit_code) == ("stopped", code_of(end))
+    assert outcome.end is outcome.how is end
+    scene.check_nothing_is_left()
+
+
+def test_a_master_that_dies_while_it_stops_leaves_the_end_to_its_supervisor(scene: Scene) -> None:
     (scene.job.path / "stubborn").touch()
     supervisor = scene.start()
     until(lambda: len(scene.masters()) == 1)
     supervisor.send_signal(signal.SIGTERM)
     until(lambda: "stop_asked" in scene.job.events.read_text())
-    supervisor.send_signal(signal.SIGTERM)
+    kill_quietly(scene.masters()[0])
     assert supervisor.wait(PATIENCE_S) == 0
     outcome = read_outcome(scene.job.outcome)
     assert outcome is not None
-    assert (outcome.state, outcome.exit_code) == ("stopped", 130)
+    assert (outcome.end, outcome.exit_code) == (End.TERMINATED, 143)
+    assert "the master died while the job was stopping" in outcome.error
     scene.check_nothing_is_left()
 
 

@@ -1,13 +1,18 @@
 """What a person sees of a running job: lines, or a picture that moves."""
 
 import io
+import signal
+from pathlib import Path
 
+import pytest
 from rich.console import Console, ConsoleDimensions
 
+from paceline.base.jobdir import JobDir
+from paceline.cli import run
 from paceline.cli.history import Event
 from paceline.cli.live import LiveView, draw
 from paceline.cli.plain import PlainView
-from paceline.cli.watch import ChiefLog, Look
+from paceline.cli.watch import ChiefLog, Interrupts, Look, View
 from paceline.wire.client import JobStatus, NodeStatus
 from paceline.wire.outcome import Outcome
 
@@ -150,3 +155,20 @@ def test_a_traceback_that_the_script_lived_on_after_is_shown() -> None:
 
 def test_of_a_line_that_is_rewritten_the_last_state_counts() -> None:
     assert ChiefLog().feed([b" 10 %\r 50 %\r100 %\r"]) == ["100 %"]
+
+
+@pytest.mark.parametrize(
+    ("first", "stops", "code"),
+    [(signal.SIGINT, True, 130), (signal.SIGTERM, True, 143), (signal.SIGTERM, False, 0)],
+)
+def test_a_command_that_waits_no_longer_has_the_code_of_the_first_signal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: int, stops: bool, code: int
+) -> None:
+    def follow(_: JobDir, __: list[View], interrupts: Interrupts, **___: bool) -> None:
+        with interrupts:
+            interrupts.first = first
+
+    monkeypatch.setattr(run, "follow", follow)
+    monkeypatch.setattr(run, "is_supervised", lambda _: True)
+    monkeypatch.setattr(run, "open_view", lambda *_: None)
+    assert run.watch(JobDir(tmp_path), Console(), stops=stops) == code

@@ -16,9 +16,9 @@ from paceline.cli.live import LiveView
 from paceline.cli.plain import PlainView
 from paceline.cli.report.facts import Facts, read_facts
 from paceline.cli.report.text import paragraph
-from paceline.cli.watch import View, follow
+from paceline.cli.watch import Interrupts, View, follow
 from paceline.cli.wording import counted, seconds
-from paceline.wire.outcome import End, Outcome, code_of
+from paceline.wire.outcome import END_OF_SIGNAL, End, Outcome, code_of
 from paceline.wire.resize import Resize
 from paceline.wire.spec import MAX_NODES, JobSpec
 
@@ -135,12 +135,14 @@ def watch(
         others: views that look on.
     """
     views = [open_view(job, console), *others]
-    outcome = follow(job, views, from_now=from_now, stops=stops)
+    interrupts = Interrupts()
+    outcome = follow(job, views, interrupts, from_now=from_now, stops=stops)
     if outcome is not None:
         conclude(job, outcome, console)
         return outcome.exit_code
     if is_supervised(job):  # a third signal, or one that ends the watching only
-        return code_of(End.INTERRUPTED if stops else End.LEFT_RUNNING)
+        asked = END_OF_SIGNAL.get(interrupts.first, End.INTERRUPTED)
+        return code_of(asked if stops else End.LEFT_RUNNING)
     tell(
         console,
         f"all processes of job {job.job_id} died, and none could say why; see {job.logs}, "
@@ -151,7 +153,8 @@ def watch(
 
 def await_end(job: JobDir, console: Console) -> None:
     """Wait for a job that was told to stop, and say what became of it."""
-    outcome = follow(job, [PlainView(_started_s(job), lambda _: None)], from_now=True, stops=False)
+    views: list[View] = [PlainView(_started_s(job), lambda _: None)]
+    outcome = follow(job, views, Interrupts(), from_now=True, stops=False)
     if outcome is None:
         tell(console, f"job {job.job_id} is still about to end; see `paceline status`")
         return

@@ -218,13 +218,19 @@ class Orders:
 
 
 def follow(
-    job: JobDir, views: list[View], *, from_now: bool = False, stops: bool = True
+    job: JobDir,
+    views: list[View],
+    interrupts: Interrupts,
+    *,
+    from_now: bool = False,
+    stops: bool = True,
 ) -> Outcome | None:
     """Show the job until it has ended.
 
     Args:
         job: the job.
-        views: the first is told what signals lead to.
+        views: the first shows what signals lead to.
+        interrupts: counts signals; entered here.
         from_now: leave out what happened before.
         stops: a signal stops the job; otherwise it ends the watching only.
 
@@ -232,7 +238,7 @@ def follow(
         How it ended; None: it was left running, or all its processes died.
     """
     watcher, orders = Watcher(job, from_now=from_now), Orders(job, views[0])
-    with Interrupts() as interrupts:
+    with interrupts:
         while True:
             look = watcher.look()
             for view in views:

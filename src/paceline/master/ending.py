@@ -9,7 +9,7 @@ from enum import IntEnum
 
 import msgspec
 
-from paceline.wire.outcome import ENDS, End, code_of
+from paceline.wire.outcome import END_OF_SIGNAL, ENDS, End, code_of
 
 
 class Stage(IntEnum):
@@ -121,8 +121,8 @@ def failed(error: str, traceback: str = "", own_code: int = 0) -> Ending:
 
 STOPS = {
     0: (End.STOPPED, "paceline stop"),
-    signal.SIGINT: (End.INTERRUPTED, "Ctrl-C"),
-    signal.SIGTERM: (End.TERMINATED, "SIGTERM"),
+    signal.SIGINT: (END_OF_SIGNAL[signal.SIGINT], "Ctrl-C"),
+    signal.SIGTERM: (END_OF_SIGNAL[signal.SIGTERM], "SIGTERM"),
 }
 """Who asks for the end of a job, by the number of a signal: what the end is, and the reason."""
 

@@ -28,7 +28,7 @@ from paceline.supervisor.restarts import Restarts
 from paceline.supervisor.signals import Signals
 from paceline.wire import last_words
 from paceline.wire.last_words import LastWords
-from paceline.wire.outcome import Outcome, write_outcome
+from paceline.wire.outcome import END_OF_SIGNAL, ENDS, End, Outcome, code_of, write_outcome
 
 SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
 
@@ -42,7 +42,6 @@ SWEEP_S = 5.0
 """For killed processes to vanish."""
 SWEEP_POLL_S = 0.05
 LOG_TAIL_BYTES = 4096
-EXIT_INTERRUPTED = 130
 
 _log = logging.getLogger(__name__)
 
@@ -60,6 +59,8 @@ class Supervisor:
         self._words = -1
         self._started_s = 0.0
         self._num_stops = 0
+        #: The number of the signal that came first.
+        self._stopped_by = 0
         self._signals = Signals(SIGNALS)
 
     def run(self) -> None:
@@ -103,7 +104,7 @@ class Supervisor:
         if self._num_stops:
             return
         if words.final:
-            self._write("failed", 1, words.reason)
+            self._write(End.FAILED, words.reason)
             return
         delay_s = self._restarts.died(time.monotonic() - self._started_s, words.reason)
         reason = words.reason or f"exit code {code}"
@@ -118,7 +119,7 @@ class Supervisor:
     def _stop_without_master(self) -> None:
         """A stop was asked for and nobody is there to carry it out in order."""
         if self._num_stops and self._master is None and not is_locked(self._job.master_lock):
-            self._write("stopped", EXIT_INTERRUPTED, "the master died while the job was stopping")
+            self._write_stopped("the master died while the job was stopping")
 
     def _give_up(self, reason: str, traceback: str) -> None:
         log = self._job.logs / "master.log"
@@ -127,11 +128,20 @@ class Supervisor:
             f"{reason}; see {log}, then go on with `paceline run --resume {self._job.job_id}`"
         )
         traceback = traceback or log.read_text(errors="replace")[-LOG_TAIL_BYTES:]
-        self._write("failed", 1, error, traceback)
+        self._write(End.FAILED, error, traceback)
 
-    def _write(self, state: str, exit_code: int, error: str, traceback: str = "") -> None:
+    def _write_stopped(self, error: str) -> None:
+        self._write(END_OF_SIGNAL[self._stopped_by], error)
+
+    def _write(self, end: End, error: str, traceback: str = "") -> None:
         if self._job.path.is_dir():
-            outcome = Outcome(state=state, exit_code=exit_code, error=error, traceback=traceback)
+            outcome = Outcome(
+                state=ENDS[end].state,
+                exit_code=code_of(end),
+                end=end,
+                error=error,
+                traceback=traceback,
+            )
             write_outcome(outcome, self._job.outcome)
 
     def _wait(self, timeout_s: float) -> None:
@@ -141,6 +151,7 @@ class Supervisor:
                 continue
             self._num_stops += 1
             if self._num_stops == 1:
+                self._stopped_by = number
                 self._event("stop_asked", reason=signal.Signals(number).name)
                 for process in self._masters():
                     kill_quietly(process, signal.SIGTERM)
@@ -172,7 +183,7 @@ class Supervisor:
             self._wait_until_gone(self._module, END_GRACE_S)
             self._wait_until_gone("", LEAVE_GRACE_S)
         if self._num_stops > 1:
-            self._write("stopped", EXIT_INTERRUPTED, "stopped at once, on the second request")
+            self._write_stopped("stopped at once, on the second request")
         left = self._sweep()
         if left:
             _log.error("processes_left pids=%s", left)

@@ -5,6 +5,7 @@ other way round.
 """
 
 import os
+import signal
 from enum import StrEnum
 from pathlib import Path
 
@@ -69,6 +70,9 @@ ENDS: dict[End, EndRow] = {
     ),
 }
 """In the order of their codes."""
+
+END_OF_SIGNAL: dict[int, End] = {signal.SIGINT: End.INTERRUPTED, signal.SIGTERM: End.TERMINATED}
+"""What the end of a job is that a signal of this number has stopped."""
 
 
 def code_of(end: End, own: int = 0) -> int:
