@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import shutil
 import threading
 import time
@@ -300,6 +301,21 @@ def test_a_disk_that_refuses_is_asked_again_for_a_while(  # type: ignore[no-unty
     job.agent._patience_s = 0.05
     with pytest.raises(PermanentError, match=r"cut 2 is not stored: no space left on .*make room"):
         job.whole(2, 2.0)
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.ENAMETOOLONG])
+def test_what_no_room_would_mend_is_not_waited_for(  # type: ignore[no-untyped-def]
+    bench, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(cut, "write_file", refuse)
+    job = bench("server-0", "server-1")
+    why = re.escape(os.strerror(number))
+    with pytest.raises(PermanentError, match=rf"cut 1 is not stored: .*{why}.*; mend that"):
+        job.whole(1, 1.0)
+    assert job.refusals == []
 
 
 def test_a_process_that_keeps_its_cuts_says_itself_that_the_disk_refuses(  # type: ignore[no-untyped-def]

@@ -38,6 +38,13 @@ def test_a_master_that_was_killed_has_said_nothing() -> None:
     os.close(reader)
 
 
+def test_a_master_whose_supervisor_is_gone_dies_of_its_own_error() -> None:
+    reader, writer = os.pipe2(os.O_NONBLOCK)
+    os.close(reader)
+    last_words.say(LastWords("damaged"), writer)
+    os.close(writer)
+
+
 def test_only_what_no_successor_could_mend_is_final() -> None:
     assert explain(PermanentError("damaged")) == LastWords("damaged", final=True)
     assert explain(ConfigError("wrong")).final

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from paceline.base.disk import describe
+from paceline.base.disk import describe, is_refusal
 from paceline.base.errors import PermanentError
 from paceline.base.jobdir import JobDir
 from paceline.wire import cut
@@ -111,6 +111,8 @@ class CutKeeper:
                 cut.write_file(directory, copied.file, data)
             except OSError as error:
                 why = f"cut {copied.cut_no} is not stored: {describe(error, directory)}"
+                if not is_refusal(error):  # no room that is made there would help
+                    raise PermanentError(f"{why}; mend that and resume the job") from error
                 if time.monotonic() - first_s > self._patience_s:
                     text = f"{why}, for {self._patience_s:.0f} s"
                     raise PermanentError(f"{text}; make room there and resume the job") from error

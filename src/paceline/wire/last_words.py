@@ -3,6 +3,7 @@
 Through a pipe: a disk that refuses everything is one of the reasons.
 """
 
+import contextlib
 import os
 import sys
 import traceback
@@ -33,7 +34,8 @@ def say(words: LastWords, descriptor: int) -> None:
     """Write them, cut to what the pipe takes."""
     reason, traceback = words.reason[:MAX_REASON], words.traceback[-MAX_REASON:]
     data = msgspec.json.encode(LastWords(reason, words.final, traceback))
-    os.write(descriptor, data[:MAX_BYTES])
+    with contextlib.suppress(OSError):  # the supervisor is gone: nobody reads
+        os.write(descriptor, data[:MAX_BYTES])
 
 
 def read(descriptor: int) -> LastWords | None:
