@@ -1,5 +1,7 @@
 """``job.state``: what a script keeps with its model goes with the model."""
 
+import copy
+import io
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -98,6 +100,32 @@ def test_a_batch_that_changes_no_weights_changes_no_average() -> None:
     member.step, member._loop.step.holds = 31, True
     average.update_parameters(model)
     assert int(average.n_averaged) == 1
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_copy_of_an_average_is_an_ordinary_average(copied: bool) -> None:
+    member, model = Stepper(), nn.Linear(2, 2)
+    average = AveragedModel(model)
+    member._average_once_per_step([average])
+    member.script_state["ema"] = average
+    member.step = 1
+    average.update_parameters(model)
+    if copied:
+        found = copy.deepcopy(average)
+    else:
+        file = io.BytesIO()
+        torch.save(average, file)
+        file.seek(0)
+        found = torch.load(file, weights_only=False)
+    assert type(found) is AveragedModel and isinstance(average, AveragedModel)
+    assert all(map(torch.equal, found.state_dict().values(), average.state_dict().values()))
+    for _ in range(2):
+        found.update_parameters(nn.Linear(2, 2))
+    assert (int(found.n_averaged), int(average.n_averaged)) == (3, 1)
+    assert not torch.equal(found.module.weight, average.module.weight)
+    member.step = 2
+    average.update_parameters(model)
+    assert int(average.n_averaged) == 2
 
 
 def test_alone_it_is_a_mapping() -> None:

@@ -1,7 +1,6 @@
 """What is alike in strategies whose workers are members of a group."""
 
 from collections.abc import Sequence
-from types import MethodType
 from typing import Any
 
 import torch
@@ -10,6 +9,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim.swa_utils import AveragedModel
 
 from paceline.base.errors import ConfigError
+from paceline.runtime.averages import update_when
 from paceline.runtime.collective.loop import Loop
 from paceline.runtime.collective.member import MemberClient
 from paceline.runtime.data.growth import Growth
@@ -61,19 +61,19 @@ class Together(Stepping):
                 self._follow_average(module)
 
     def _follow_average(self, average: AveragedModel) -> None:
-        take = average.update_parameters
         last: list[int | None] = [None]
 
-        def update(_own: AveragedModel, model: nn.Module) -> None:
+        def is_due() -> bool:
             # The body of a step that broke runs again, with the weights of the step before.
             # So does the body for each batch of a step, of which only the last changes them.
             now = self._loop.step if self._loop is not None else None
             unchanged = now is not None and bool(now.stepped) and not now.holds
-            if not unchanged and (self.step is None or self.step != last[0]):
-                last[0] = self.step
-                take(model)
+            if unchanged or (self.step is not None and self.step == last[0]):
+                return False
+            last[0] = self.step
+            return True
 
-        average.update_parameters = MethodType(update, average)  # type: ignore[method-assign]
+        update_when(average, is_due)
 
     def open_feed(self, feed: Feed, growth: Growth | None = None) -> Feed:
         """See `Strategy.open_feed`."""
