@@ -22,7 +22,14 @@ from paceline.wire.messages.agent import (
     StopProcess,
     ToProcess,
 )
-from paceline.wire.messages.node import Finished, LeaseRequest, Leaving, ProcessUp, Stop
+from paceline.wire.messages.node import (
+    Finished,
+    LeaseRequest,
+    Leaving,
+    ProcessUp,
+    ScriptError,
+    Stop,
+)
 
 NODE = "worker-0"
 
@@ -35,7 +42,7 @@ def up(inc: int, pid: int) -> ProcessUp:
     return ProcessUp(node=NODE, inc=inc, pid=pid, role="worker")
 
 
-def told(message: ProcessUp | Finished | LeaseRequest) -> ToMaster:
+def told(message: ProcessUp | Finished | LeaseRequest | ScriptError) -> ToMaster:
     return ToMaster(FromProcess(node=NODE, body=message))
 
 
@@ -54,7 +61,7 @@ def running() -> NodeState:
     state = NodeState(NODE)
     assert state.on_master(start(5), 0.0) == [Run(start(5))]
     assert state.forked(5, 50) == []
-    assert state.on_process(5, up(5, 50)) == [told(up(5, 50))]
+    assert state.on_process(5, up(5, 50), 0.0) == [told(up(5, 50))]
     return state
 
 
@@ -104,13 +111,34 @@ def test_a_repeated_stop_does_not_become_a_second_sigterm(running: NodeState) ->
 
 
 def test_who_keeps_a_cut_before_it_leaves_has_so_much_longer(running: NodeState) -> None:
-    assert running.on_process(5, Leaving(inc=5, within_s=20.0)) == []
+    assert running.on_process(5, Leaving(inc=5, within_s=20.0), 0.0) == []
     assert running.on_master(StopProcess(inc=5, grace_s=2.0), 1.0) == [Signal(signal.SIGTERM)]
-    running.on_process(5, Leaving(inc=5, within_s=30.0))
+    running.on_process(5, Leaving(inc=5, within_s=30.0), 0.0)
     assert running.on_master(StopProcess(inc=5, grace_s=2.0), 5.0) == []
     assert running.tick(32.9) == []
     assert running.tick(33.0) == [Signal(signal.SIGKILL)]
     assert running.on_master(StopProcess(inc=5, grace_s=0.0), 5.0) == [Signal(signal.SIGKILL)]
+
+
+def test_a_process_whose_script_has_raised_ends_in_time() -> None:
+    state = NodeState(NODE, up(5, 50), stop_s=2.0)
+    error = ScriptError(inc=5, kind="ValueError", traceback="", in_user_code=True, step=1)
+    assert state.on_process(5, error, 10.0) == [told(error)]
+    assert state.on_process(5, error, 11.0) == [told(error)]
+    assert state.tick(11.9) == []
+    assert state.tick(12.0) == [Signal(signal.SIGKILL)]
+    ended = state.exited(5, ExitEvidence(signal=signal.SIGKILL))
+    killed = ExitEvidence(signal=signal.SIGKILL)
+    assert ended == [ToMaster(ProcessExited(node=NODE, inc=5, evidence=killed))]
+
+
+def test_a_process_whose_script_has_raised_can_be_stopped_earlier() -> None:
+    state = NodeState(NODE, up(5, 50), stop_s=2.0)
+    error = ScriptError(inc=5, kind="ValueError", traceback="", in_user_code=True, step=1)
+    state.on_process(5, error, 10.0)
+    assert state.on_master(StopProcess(inc=5, grace_s=1.0), 10.5) == [Signal(signal.SIGTERM)]
+    assert state.tick(11.5) == [Signal(signal.SIGKILL)]
+    assert end(state, 5) == [exited(5, by_us=True)]
 
 
 def test_a_stop_without_grace_kills_at_once(running: NodeState) -> None:
@@ -143,27 +171,27 @@ def test_messages_for_the_running_incarnation_only_are_delivered(running: NodeSt
 
 def test_messages_of_another_incarnation_are_not_forwarded(running: NodeState) -> None:
     request = LeaseRequest(epoch_no=1, inc=4, n=1, feed=0)
-    assert running.on_process(4, request) == []
-    assert running.on_process(5, request) == [told(request)]
+    assert running.on_process(4, request, 0.0) == []
+    assert running.on_process(5, request, 0.0) == [told(request)]
 
 
 @pytest.mark.parametrize("stale", [up(4, 40), up(6, 60), up(5, 51)])
 def test_a_process_that_must_not_run_here_is_refused(running: NodeState, stale: ProcessUp) -> None:
     """An older incarnation, one nobody asked for, and a twin of the running one."""
-    assert running.on_process(stale.inc, stale) == [Refuse(stale)]
+    assert running.on_process(stale.inc, stale, 0.0) == [Refuse(stale)]
     assert running.running == up(5, 50)
 
 
 def test_a_server_may_say_its_address_later(running: NodeState) -> None:
     later = ProcessUp(node=NODE, inc=5, pid=50, role="worker", address="tcp://127.0.0.1:1")
-    assert running.on_process(5, later) == [told(later)]
+    assert running.on_process(5, later, 0.0) == [told(later)]
     assert running.running == later
 
 
 def test_an_end_and_the_last_words_are_repeated_at_each_reconnect(running: NodeState) -> None:
     finished = Finished(inc=5)
-    running.on_process(5, finished)
-    running.on_process(5, finished)
+    running.on_process(5, finished, 0.0)
+    running.on_process(5, finished, 0.0)
     end(running, 5)
     assert running.running is None
     assert running.connected() == [told(finished), exited(5)]
@@ -186,7 +214,7 @@ def test_an_adopted_process_is_as_good_as_a_started_one() -> None:
     state = NodeState(NODE, adopted=up(5, 50))
     assert state.running == up(5, 50)
     assert state.on_master(start(5), 0.0) == [told(up(5, 50))]
-    assert state.on_process(5, up(5, 50)) == [told(up(5, 50))]
+    assert state.on_process(5, up(5, 50), 0.0) == [told(up(5, 50))]
     assert end(state, 5) == [exited(5)]
 
 

@@ -79,6 +79,49 @@ def test_a_script_ends_as_one_of_python_s_own(tmp_path: Path) -> None:
     assert zipfile.ZipFile(tmp_path / "archive").read("name") == b"kept"
 
 
+FULL = """
+import ctypes, helper, io
+from paceline.runtime.output import replace_streams
+
+class Broken(io.RawIOBase):
+    def writable(self):
+        return True
+
+    def close(self):
+        if not self.closed:
+            super().close()
+            raise RuntimeError("a class of the script's")
+
+replace_streams()  # as in a process of a job
+helper.broken = Broken()
+helper.full = open("/dev/full", "w")
+helper.full.write("lost")
+helper.more = open("/dev/full", "wb")
+helper.more.write(b"lost")
+helper.kept = open("kept", "wb")
+helper.kept.write(b"kept")
+ctypes.CDLL(None).printf(b"from C")
+"""
+
+
+def test_a_file_that_cannot_be_flushed_keeps_no_other_from_it(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(FULL)
+    (tmp_path / "helper.py").touch()
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, "train.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "Traceback" not in done.stderr
+    assert done.stderr.count("could not be flushed: [Errno 28]") >= 2
+    assert "could not be flushed: a class of the script's" in done.stderr
+    assert (tmp_path / "kept").read_text() == "kept"
+    assert done.stdout == "from C"
+
+
 def test_who_is_waited_for_at_the_end_is_said(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -88,7 +88,8 @@ class Agent:
             job, node, spec, self._group, self._on_forked, self._on_process_exit
         )
         adopted = read_left_process(job, node)
-        self._state = NodeState(node, adopted)
+        self._stop_s = spec.timeouts.derived(None).stop_s or 0.0
+        self._state = NodeState(node, adopted, stop_s=self._stop_s)
         self._link = NodeLinkServer(self._files.socket, self._on_process, self._on_link_lost)
         self._linked: dict[int, bool] = {}
         """By incarnation whether it is connected now; absent: it never was."""
@@ -227,7 +228,7 @@ class Agent:
         if isinstance(message, KeepCut):
             self._cuts.ask(message)
             return
-        self._do(self._state.on_process(message.inc, message))
+        self._do(self._state.on_process(message.inc, message, time.monotonic()))
 
     def _on_link_lost(self, inc: int) -> None:
         self._linked[inc] = False
@@ -352,7 +353,7 @@ class Agent:
 
     def _on_terminate(self) -> None:
         """SIGTERM: end the process in order; the second one: at once."""
-        grace_s = 0.0 if self._terminated else self._spec.timeouts.derived(None).stop_s or 0.0
+        grace_s = 0.0 if self._terminated else self._stop_s
         self._terminated = True
         self._do(self._state.leave(grace_s, time.monotonic()))
 

@@ -89,10 +89,17 @@ class Life(msgspec.Struct):
 
 
 class NodeState:
-    """The machine. ``adopted``: the process that a predecessor of this agent left running."""
+    """The machine.
 
-    def __init__(self, node: str, adopted: ProcessUp | None = None) -> None:
+    Args:
+        node: the agent's.
+        adopted: the process that a predecessor of this agent left running.
+        stop_s: a process whose script has raised is killed after so many seconds.
+    """
+
+    def __init__(self, node: str, adopted: ProcessUp | None = None, *, stop_s: float = 5.0) -> None:
         self.node = node
+        self._stop_s = stop_s
         self.life = Life(adopted) if adopted else None
         self._next: StartProcess | None = None
         self._leaving = False
@@ -170,14 +177,17 @@ class NodeState:
         life = self.life
         if life is None or life.ended:
             return []
-        first = life.kill_at_s is None
-        kill_at_s = now_s + (grace_s + life.extra_s if grace_s > 0 else 0.0)
-        life.kill_at_s = kill_at_s if life.kill_at_s is None else min(life.kill_at_s, kill_at_s)
+        first = not life.stopped_by_us
+        self._end_by(now_s + (grace_s + life.extra_s if grace_s > 0 else 0.0))
         life.stopped_by_us = True
         if grace_s <= 0:
             return [Signal(signal.SIGKILL)]
         # A second SIGTERM would mean "at once" to the process.
         return [Signal(signal.SIGTERM)] if first else []
+
+    def _end_by(self, kill_at_s: float) -> None:
+        life = self._life()
+        life.kill_at_s = kill_at_s if life.kill_at_s is None else min(life.kill_at_s, kill_at_s)
 
     def _tell_up(self) -> list[Act]:
         running = self.running
@@ -197,12 +207,12 @@ class NodeState:
             return []
         if life.up.pid == 0:
             life.up = msgspec.structs.replace(life.up, pid=pid)
-        if life.kill_at_s is None:
+        if not life.stopped_by_us:
             return []
         # Its end was wanted before it existed: it has done nothing yet that could be lost.
         return [Signal(signal.SIGKILL)]
 
-    def on_process(self, inc: int, message: NodeUp) -> list[Act]:
+    def on_process(self, inc: int, message: NodeUp, now_s: float) -> list[Act]:
         """Forward what the process of incarnation ``inc`` says."""
         running = self.running
         if isinstance(message, ProcessUp):
@@ -220,6 +230,9 @@ class NodeState:
             life = self._life()
             if last_words not in life.last_words:
                 life.last_words = (*life.last_words, last_words)
+        if isinstance(message, ScriptError):
+            # Its threads may never end, and until it does the job tells nobody of the error.
+            self._end_by(now_s + self._stop_s)
         return [self._from_process(message)]
 
     def _grant(self, extra_s: float) -> None:

@@ -11,6 +11,7 @@ import ctypes
 import gc
 import io
 import os
+import reprlib
 import runpy
 import sys
 import threading
@@ -18,8 +19,12 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import FunctionType, ModuleType
 
-PATIENCE_S = 10.0
+PATIENCE_S = 3.0
 """A script whose threads or exit handlers take longer is said to wait for them."""
+
+_shown = reprlib.Repr()
+"""How files are named, also those of the script's own classes that cannot say what they are."""
+_shown.maxother = 200
 
 
 def run_file(path: str) -> None:
@@ -82,10 +87,16 @@ def _say_what_is_waited_for(over: threading.Event) -> None:
     waiting = threading.main_thread(), threading.current_thread()
     names = [t.name for t in threading.enumerate() if not (t.daemon or t in waiting)]
     what = f"its threads {', '.join(names)}" if names else "its exit handlers (atexit)"
-    sys.stderr.write(
+    _say(
         f"paceline: the script has ended, and Python waits for {what}; the process ends when they "
-        "do\n"
+        "do; after an error of the script its agent kills it at the latest after timeouts.stop_s\n"
     )
+
+
+def _say(text: str) -> None:
+    """Write to the log, past ``sys.stderr``, which the script may have closed."""
+    with contextlib.suppress(OSError):
+        os.write(2, text.encode(errors="backslashreplace"))
 
 
 def _drop_main() -> None:
@@ -122,9 +133,9 @@ def _flush_files() -> None:
         try:
             if not file.closed and file.writable():
                 # Only its close writes the end of a compressed file.
-                file.close() if _depth(file) == 1 else file.flush()
-        except (OSError, ValueError, AttributeError) as error:
-            sys.stderr.write(f"paceline: {file!r} could not be flushed: {error}\n")
+                file.close() if _depth(file) == 1 and not _is_output(file) else file.flush()
+        except Exception as error:  # noqa: BLE001 - of a class of the script's; the others count
+            _say(f"paceline: {_shown.repr(file)} could not be flushed: {error}\n")
 
 
 def _depth(file: io.IOBase) -> int:
@@ -132,3 +143,8 @@ def _depth(file: io.IOBase) -> int:
     if isinstance(file, io.TextIOBase):
         return 0
     return 2 if type(file).__module__ == "_io" else 1
+
+
+def _is_output(file: io.IOBase) -> bool:
+    """Whether it is what stdout or stderr write to: libraries in C write there after us."""
+    return isinstance(file, io.FileIO) and file.fileno() in (1, 2)
