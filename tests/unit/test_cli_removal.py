@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import msgspec
@@ -103,14 +102,18 @@ def test_a_job_that_lives_is_not_removed_nor_is_any_other_then(
     assert left(home) == set()
 
 
-def test_a_cleaner_that_any_command_has_started_is_waited_for(home: Path) -> None:
-    job = ended_job("one")
-    lock = try_lock(job.supervisor_lock)
-    assert lock is not None
-    timer = threading.Timer(0.1, os.close, (lock,))
-    timer.start()
+def test_a_cleaner_that_any_command_has_started_is_waited_for(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended_job("one")
+    looks: list[Path] = []
+
+    def lock(path: Path) -> int | None:
+        looks.append(path)
+        return try_lock(path) if len(looks) > 1 else None  # the cleaner has it at the first look
+
+    monkeypatch.setattr("paceline.cli.removal.try_lock", lock)
     assert paceline("rm", "one").exit_code == 0
-    timer.join()
     assert left(home) == set()
 
 

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -92,6 +93,56 @@ def test_a_place_where_everybody_may_rename_everything_is_refused(
     with pytest.raises(ConfigError, match="sticky"):
         job.make_run_dir()
     assert not job.run_dir.exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another group")
+@pytest.mark.parametrize(
+    ("group", "mode", "is_safe"),
+    [
+        ("root", 0o775, True),
+        ("me", 0o775, True),
+        ("shared", 0o775, False),
+        ("lab", 0o775, False),
+        ("lab", 0o755, True),
+        ("lab", 0o1775, True),
+        ("nameless", 0o775, False),
+        ("mine and nameless", 0o775, True),
+    ],
+)
+def test_a_place_where_a_group_of_several_may_rename_everything_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: str, mode: int, is_safe: bool
+) -> None:
+    gids = {"root": 0, "me": 70_001, "shared": 70_002, "lab": 70_003, "nameless": 70_004}
+    gid = gids.get(group, 70_005)
+    groups = {70_001: ("me", ["me"]), 70_002: ("me", ["me", "you"]), 70_003: ("lab", [])}
+
+    def find(number: int) -> SimpleNamespace:
+        name, members = groups[number]
+        return SimpleNamespace(gr_name=name, gr_mem=members)
+
+    monkeypatch.setattr(jobdir.grp, "getgrgid", find)
+    monkeypatch.setattr(jobdir.pwd, "getpwuid", lambda _: SimpleNamespace(pw_name="me"))
+    monkeypatch.setattr(jobdir.os, "getegid", lambda: 70_005)
+    os.chown(tmp_path, -1, gid)
+    tmp_path.chmod(mode)
+    if is_safe:
+        jobdir.check_place(tmp_path)
+    else:
+        with pytest.raises(ConfigError, match=f"every member of group {gid} may rename"):
+            jobdir.check_place(tmp_path)
+
+
+def test_a_folder_of_jobs_is_made_closed_to_the_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path / "home"))
+    before = os.umask(0o002)
+    try:
+        job = JobDir.make("job-1")
+    finally:
+        os.umask(before)
+    assert job.path.parent.stat().st_mode & 0o777 == 0o755
+    job.run_dir.rmdir()
 
 
 def test_a_home_where_everybody_may_rename_everything_is_refused(

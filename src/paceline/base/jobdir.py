@@ -4,7 +4,9 @@
 in memory (sockets, step ledgers, tensors in flight), which is removed when the job ends.
 """
 
+import grp
 import os
+import pwd
 import secrets
 import stat
 import tempfile
@@ -43,7 +45,7 @@ def run_place() -> Path:
 def make_private(folder: Path) -> None:
     """Make a folder (0700) in a place that others may write to, or see that it is ours already.
 
-    Once it is ours nobody can exchange it: the place is sticky, or only we write there.
+    Once it is ours only root and the owner of the place can exchange it: see `check_place`.
 
     Raises:
         ConfigError: the place is not safe, or what has the folder's name is not a folder of this
@@ -67,14 +69,43 @@ def is_own_folder(path: Path) -> bool:
 
 
 def check_place(folder: Path) -> None:
-    """Raises ConfigError where every user could exchange what lies in a folder."""
-    mode = folder.stat().st_mode
-    if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-        raise ConfigError(
-            f"{folder}: got a folder in which every user may rename and remove what others have "
-            f"there, expected one with the sticky bit; run `chmod +t {folder}`, or set TMPDIR and "
-            "PACELINE_HOME to folders of your own"
-        )
+    """Check that neither every user nor a group of several can exchange what lies in a folder.
+
+    The folder's owner is trusted, and so is who has write access by an access control list.
+
+    Raises:
+        ConfigError: they can.
+        OSError: there is no such folder.
+    """
+    found = folder.stat()
+    if found.st_mode & stat.S_ISVTX:
+        return
+    if found.st_mode & stat.S_IWOTH:
+        who = "every user"
+    elif found.st_mode & stat.S_IWGRP and not _is_private_group(found.st_gid):
+        who = f"every member of group {found.st_gid}"
+    else:
+        return
+    raise ConfigError(
+        f"{folder}: got a folder in which {who} may rename and remove what others have there, "
+        f"expected one with the sticky bit; run `chmod +t {folder}`, or set TMPDIR and "
+        "PACELINE_HOME to folders of your own"
+    )
+
+
+def _is_private_group(group: int) -> bool:
+    """Tell whether a group is root's or has this user alone, as systems make one for each user."""
+    if group == 0:
+        return True
+    try:
+        members = grp.getgrgid(group)
+    except KeyError:  # in a container users and groups often have no names
+        return group == os.getegid()
+    try:
+        user = pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return False
+    return members.gr_name == user and set(members.gr_mem) <= {user}
 
 
 def _check_private(folder: Path) -> None:
@@ -181,7 +212,8 @@ class JobDir:
             ConfigError: others could exchange what lies there.
             OSError: it cannot be made.
         """
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        # Never open to the group, whatever the umask: `check_place` would refuse it.
+        self.path.parent.mkdir(0o755, parents=True, exist_ok=True)
         check_place(self.path.parent)
         self.path.mkdir(mode=0o700)
         descriptor = os.open(self.secret_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
