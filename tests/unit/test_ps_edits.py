@@ -232,7 +232,13 @@ def _by_hand(model: nn.Module) -> None:
         param.grad = param.grad.clamp(-1.0, 1.0)
 
 
-@pytest.mark.parametrize("edit", [_clip, _clip_values, _by_hand])
+def _clip_data(model: nn.Module) -> None:
+    for param in model.parameters():
+        assert param.grad is not None
+        param.grad.data.clamp_(-1e-4, 1e-4)
+
+
+@pytest.mark.parametrize("edit", [_clip, _clip_values, _by_hand, _clip_data])
 @pytest.mark.parametrize("summed", [False, True])
 def test_gradients_of_a_shared_step_that_are_changed_by_hand_are_refused(
     edit: Callable[[nn.Module], None], summed: bool
@@ -253,6 +259,29 @@ def test_gradients_of_a_shared_step_that_are_changed_by_hand_are_refused(
         ConfigError, match=r"was changed between loss.backward\(\) and .*--mode asp"
     ):
         optimizer.step()
+
+
+@pytest.mark.parametrize("edit", [_clip, _clip_data])
+def test_gradients_that_are_changed_between_two_optimizers_are_refused(
+    edit: Callable[[nn.Module], None],
+) -> None:
+    trainer = Alone(JobSpec(script="train.py"))
+    trainer.sums_workers = True
+    job, model = Job(HeldElsewhere(trainer)), _model()
+    first, second = (SGD(layer.parameters(), lr=0.1) for layer in model)
+    job.prepare(model, first, second)
+    batches = job.batches(DATA, 4)
+    batch = next(batches)
+    ((model(batch.x) - batch.y) ** 2).mean().backward()
+    first.step()
+    first.zero_grad(set_to_none=False)
+    second.step()
+    batch = next(batches)
+    ((model(batch.x) - batch.y) ** 2).mean().backward()
+    first.step()
+    edit(model[1])
+    with pytest.raises(ConfigError, match="was changed between"):
+        second.step()
 
 
 def test_gradients_that_nobody_changes_are_taken_in_every_step() -> None:

@@ -4,8 +4,9 @@ In a step that several workers share, servers sum the gradients of all: what a w
 own (clipping above all) is not what torch does to the sum.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
@@ -17,32 +18,33 @@ class GradientEdits:
 
     def __init__(self, params: Iterable[nn.Parameter], steps: int) -> None:
         self._left = steps
-        #: By the id of a parameter: its gradient as backward left it, and torch's count of changes.
-        self._seen: dict[int, tuple[Tensor, int]] = {}
-        self._params = list(params)
+        #: By the id of a parameter: its gradient as backward left it, torch's count of changes, and
+        #: the sum of its bits: torch does not count changes of ``grad.data``.
+        self._seen: dict[int, tuple[Tensor, int, int | None]] = {}
         self._hooks: list[RemovableHandle] = [
             param.register_post_accumulate_grad_hook(self._note)
-            for param in self._params
+            for param in params
             if param.requires_grad
         ]
 
     def _note(self, param: Tensor) -> None:
         if param.grad is not None:
-            self._seen[id(param)] = param.grad, param.grad._version
+            self._seen[id(param)] = param.grad, param.grad._version, _bits(param.grad)
 
-    def check(self) -> None:
-        """The gradients are about to be taken.
+    def check(self, params: Sequence[nn.Parameter]) -> None:
+        """The gradients of these parameters, an optimizer's, are about to be taken.
 
         Raises:
             ConfigError: one is not as backward left it.
         """
         if not self._hooks:
             return
-        for param in self._params:
-            grad, version = self._seen.get(id(param), (None, 0))
+        for param in params:
+            grad, version, bits = self._seen.get(id(param), (None, 0, None))
             if grad is None or param.grad is None:
                 continue
-            if param.grad is not grad or grad._version != version:
+            is_same = param.grad is grad and grad._version == version
+            if not is_same or bits != _bits(grad):
                 raise ConfigError(
                     f"the gradient of a parameter of shape {tuple(param.shape)} was changed "
                     "between loss.backward() and optimizer.step() (clipped, scaled, …): in mode "
@@ -62,3 +64,16 @@ class GradientEdits:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
+
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _bits(grad: Tensor) -> int | None:
+    """A sum by which a change of values shows; None: of a gradient that is not dense."""
+    if grad.layout != torch.strided:
+        return None
+    plain = grad.detach()
+    if plain.is_complex():
+        plain = torch.view_as_real(plain)
+    return int(plain.view(_INTEGERS[plain.element_size()]).sum())

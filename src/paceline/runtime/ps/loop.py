@@ -232,8 +232,10 @@ class Loop:
             raise ConfigError(TWICE)
         if not step.grads:
             step.compute_s = monotonic() - step.start_s - step.inner_wait_s
-        if self._edits is not None and not step.grads:
-            self._edits.check()
+        if self._edits is not None:
+            self._edits.check(
+                [one.param for one in self._model.dense if one.optimizer == optimizer]
+            )
         step.grads[optimizer] = self._model.gradient_of(optimizer)
         if len(step.grads) == num_optimizers:
             self._push(step)
