@@ -55,6 +55,18 @@ def test_what_is_set_after_it_was_taken_over_becomes_that(load: Load, tmp_path: 
     assert ours["count"] == 8
 
 
+def test_what_the_script_has_deleted_does_not_come_back() -> None:
+    ours = ScriptState()
+    ours["old"], ours["kept"] = 1, 2
+    del ours["old"]
+    ours.become({"old": 5, "kept": 6})
+    assert ours.state_of() == {"kept": 6}
+    ours["old"] = 7
+    assert ours["old"] == 7
+    ours.become({"old": 5})
+    assert ours["old"] == 5
+
+
 def test_what_cannot_be_kept_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"job.state\['f'\] is a function"):
         ScriptState()["f"] = lambda: None

@@ -24,6 +24,8 @@ class ScriptState(MutableMapping[str, Any]):
         self._held: dict[str, Any] = {}
         #: What was taken over under names that the script has not set so far.
         self._waiting: dict[str, Any] = {}
+        #: Names that the script has deleted: what a peer or a cut has under them is not wanted.
+        self._deleted: set[str] = set()
         self.on_set: Callable[[Any], None] = lambda value: None
         """Called with each new object."""
 
@@ -39,6 +41,7 @@ class ScriptState(MutableMapping[str, Any]):
         if value is not self._held.get(name):
             self.on_set(value)
         self._held[name] = value
+        self._deleted.discard(name)
         if name in self._waiting:
             self._take(name, self._waiting.pop(name))
 
@@ -47,6 +50,7 @@ class ScriptState(MutableMapping[str, Any]):
 
     def __delitem__(self, name: str) -> None:
         del self._held[name]
+        self._deleted.add(name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._held)
@@ -64,7 +68,7 @@ class ScriptState(MutableMapping[str, Any]):
         for name, value in state.items():
             if name in self._held:
                 self._take(name, value)
-            else:
+            elif name not in self._deleted:
                 self._waiting[name] = value
 
     def _take(self, name: str, state: Any) -> None:
