@@ -128,6 +128,31 @@ def test_a_cut_is_loaded_into_the_tensors_that_are_there(tmp_path: Path, steps: 
     optimizer.step()
 
 
+def test_what_a_changed_script_prepares_otherwise_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def built(lr: Any) -> tuple[Replica, SGD]:
+        model = nn.Linear(2, 1)
+        optimizer = SGD(model.parameters(), lr=lr)
+        return Replica([model], [optimizer], [StepLR(optimizer, step_size=1)]), optimizer
+
+    first, optimizer = built(0.5)
+    optimizer.param_groups[0]["lr"] = 0.25  # by the loop, or a scheduler
+    write_cut(tmp_path / "1", first)
+    same, _ = built(0.5)
+    same.load_cut(tmp_path / "1")
+    assert "script_differs" not in caplog.text
+    changed, optimizer = built(torch.tensor(0.125))
+    for _ in range(2):
+        changed.load_cut(tmp_path / "1")
+    assert caplog.text.count("value=groups.0.0.lr script=0.125 job=0.5;") == 1
+    assert float(optimizer.param_groups[0]["lr"]) == 0.25
+    write_cut(tmp_path / "2", changed)
+    caplog.clear()
+    same.load_cut(tmp_path / "2")
+    assert "script_differs" not in caplog.text
+
+
 def test_a_damaged_cut_is_an_error_and_an_older_one_makes_the_state_whole(tmp_path: Path) -> None:
     older, _, _ = trained(1, steps=3)
     newer, _, _ = trained(1, steps=5)

@@ -9,9 +9,8 @@ global batches in the model (`steps_in`). State is of a position, and may lag be
 step: then schedulers that the last loop body stepped are stepped for what is missing.
 """
 
-import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -22,12 +21,11 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from paceline.base.errors import ConfigError, PermanentError
 from paceline.runtime.data.work import Work
+from paceline.runtime.replica.begun import prepared, tell_differences
 from paceline.runtime.replica.outside import Outside
 from paceline.runtime.replica.skeleton import Skeleton, put_together
 from paceline.runtime.replica.tree import as_bytes, take_apart
 from paceline.wire.messages.feeds import Feed
-
-_log = logging.getLogger(__name__)
 
 
 class Tree(msgspec.Struct, frozen=True, array_like=True):
@@ -175,10 +173,7 @@ class Schedule:
     # ------------------------------------------------------------------ state
 
     def _prepared(self) -> dict[str, Any]:
-        return {
-            "groups": [list(map(_plain_part, one.param_groups)) for one in self._optimizers],
-            "schedulers": [one.state_dict() for one in self._schedulers],
-        }
+        return prepared(self._optimizers, self._schedulers)
 
     def save(self) -> bytes:
         """The state as it is now."""
@@ -205,14 +200,7 @@ class Schedule:
             raise PermanentError(f"the state of schedulers cannot be read: {error}") from error
         state = _unpack(saved.now)
         self._check_kinds(saved.kinds, len(state["schedulers"]))
-        for name, mine, theirs in _differences("", ours, begun):
-            _log.warning(
-                "script_differs value=%s script=%r job=%r; the job goes on with its own: to change "
-                "it in mid-training, set it in the loop",
-                name,
-                mine,
-                theirs,
-            )
+        tell_differences(ours, begun)
         for optimizer, groups in zip(self._optimizers, state["groups"], strict=True):
             for group, values in zip(optimizer.param_groups, groups, strict=True):
                 for key, value in values.items():
@@ -261,20 +249,6 @@ def _number(value: Any) -> Any:
     return float(value) if isinstance(value, Tensor) else value
 
 
-def _plain_part(group: Mapping[str, Any]) -> dict[str, Any]:
-    """What can travel of a parameter group: the script may keep anything in it."""
-    found = {}
-    for key, value in group.items():
-        if key == "params":
-            continue
-        try:
-            take_apart(value)
-        except ConfigError:
-            continue
-        found[key] = value
-    return found
-
-
 def _tensor(dtype: str, shape: tuple[int, ...], data: bytes) -> Tensor:
     kind = getattr(torch, dtype, None)
     if not isinstance(kind, torch.dtype):
@@ -288,21 +262,3 @@ def _put(group: dict[str, Any], key: str, value: Any) -> None:
         held.copy_(value)
     else:
         group[key] = value
-
-
-def _differences(name: str, mine: Any, theirs: Any) -> list[tuple[str, Any, Any]]:
-    """Leaves that are not the same: name, one value, the other."""
-    if isinstance(mine, Mapping) and isinstance(theirs, Mapping):
-        return [
-            one
-            for key in mine.keys() & theirs.keys()
-            for one in _differences(f"{name}.{key}" if name else str(key), mine[key], theirs[key])
-        ]
-    if isinstance(mine, list | tuple) and isinstance(theirs, list | tuple):
-        return [
-            one
-            for number, (a, b) in enumerate(zip(mine, theirs, strict=False))
-            for one in _differences(f"{name}.{number}", a, b)
-        ]
-    mine, theirs = (one.tolist() if isinstance(one, Tensor) else one for one in (mine, theirs))
-    return [] if mine == theirs else [(name, mine, theirs)]

@@ -22,6 +22,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from paceline.base.errors import PermanentError
 from paceline.runtime.checkpoint.cutfile import read_file
 from paceline.runtime.data.work import Array
+from paceline.runtime.replica.begun import plain, prepared, tell_differences
 from paceline.runtime.replica.outside import Outside
 from paceline.runtime.replica.restoring import (
     restore_module,
@@ -85,6 +86,8 @@ class Replica:
         self.modules, self.optimizers, self.schedulers = modules, optimizers, schedulers
         self.scalers = scalers
         self._outside = outside or Outside(schedulers, lambda: 1)
+        #: Of the script of the job's beginning.
+        self._begun = plain(prepared(optimizers, schedulers))
         take_apart(self._state())  # what cannot be handed over is refused before any work
 
     def _state(self) -> dict[str, Any]:
@@ -95,6 +98,7 @@ class Replica:
             "schedulers": [scheduler.state_dict() for scheduler in self.schedulers],
             "scalers": [scaler.state_dict() for scaler in self.scalers],
             "outside": self._outside.counts(),
+            "begun": self._begun,
             "script": self._script.state_of() if self._script is not None else {},
         }
 
@@ -189,6 +193,9 @@ class Replica:
         return found
 
     def _become(self, state: Any) -> None:
+        begun = state.get("begun", self._begun)
+        tell_differences(self._begun, begun)
+        self._begun = begun
         with torch.no_grad():
             for module, one in zip(self.modules, state["modules"], strict=True):
                 restore_module(module, one)
