@@ -4,6 +4,7 @@ import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -123,6 +124,18 @@ def test_an_average_that_the_servers_hold_is_refused() -> None:
     average.update_parameters(model)
     with pytest.raises(ConfigError, match=r"'1.module.0.weight' was changed"):
         next(batches)
+
+
+@pytest.mark.parametrize("key", ["lr", "momentum"])
+def test_an_array_as_hyper_parameter_is_refused_by_name(key: str) -> None:
+    model = _model()
+    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.5)
+    batches = _prepare(model, optimizer).batches(DATA, 4)
+    _step(model, optimizer, next(batches))
+    next(batches)
+    optimizer.param_groups[0][key] = np.array([0.1, 0.2])
+    with pytest.raises(ConfigError, match=f"{key}=.*is no number"):
+        _step(model, optimizer, next(iter([DATA[:4]])))
 
 
 def test_a_copy_is_an_ordinary_module_of_the_values_now() -> None:

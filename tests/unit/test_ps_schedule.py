@@ -206,6 +206,23 @@ def test_hyper_parameters_that_the_script_set_are_kept() -> None:
     assert second.optimizer.param_groups[0]["weight_decay"] == 0.5
 
 
+@pytest.mark.parametrize("value", ["\udc80", np.array([1.0, 2.0])])
+def test_odd_values_in_a_group_do_no_harm(value: object) -> None:
+    first, second = Managed("constant"), Managed("constant")
+    for life in (first, second):
+        life.optimizer.param_groups[0]["mine"] = value
+        life.schedule = Schedule([life.optimizer], [])
+    second.schedule.load(1, first.schedule.save())
+    assert str(second.optimizer.param_groups[0]["mine"]) == str(value)
+
+
+def test_a_scheduler_whose_text_cannot_travel_is_refused() -> None:
+    life = Life("step")
+    life.scheduler.extra = "\udc80"
+    with pytest.raises(ConfigError, match=r"\['extra'\] cannot be handed .* no valid Unicode"):
+        Schedule([life.optimizer], [life.scheduler])
+
+
 def test_a_script_that_begins_otherwise_is_told_of_and_the_jobs_values_hold(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

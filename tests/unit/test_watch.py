@@ -164,6 +164,7 @@ def test_hyper_parameters_are_hashed_as_they_are_used() -> None:
         ("momentum", 0.9),
         ("nesterov", None),
         ("lr", torch.tensor([0.1, 0.1])),
+        ("lr", np.array([0.1, 0.1])),
         ("big", 1 << 80),
         ("maximize", True),
         ("weight_decay", float("nan")),
@@ -178,6 +179,16 @@ def test_every_value_of_a_group_counts(key: str, value: object) -> None:
     assert before == settings.digest() == Settings(prepared()[2]).digest() > 0
     optimizer.param_groups[0][key] = value
     assert settings.digest() == Settings(optimizer).digest() != before
+
+
+def test_text_that_no_message_can_carry_is_refused_by_name() -> None:
+    _, _, optimizer = prepared()
+    settings = Settings(optimizer)
+    optimizer.param_groups[0]["mine"] = "\udc80"
+    with pytest.raises(
+        ConfigError, match=r"'mine' of SGD, group 0: the text '\\udc80' is no valid"
+    ):
+        settings.digest()
 
 
 def test_equal_values_of_other_types_are_equal() -> None:

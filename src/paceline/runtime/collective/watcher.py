@@ -215,7 +215,11 @@ class Settings:
         self._digest = 0
 
     def digest(self) -> int:
-        """A number that tells them apart, above 0."""
+        """A number that tells them apart, above 0.
+
+        Raises:
+            ConfigError: one of them is text that no message can carry.
+        """
         groups = self._optimizer.param_groups
         values = [tuple(group.values()) for group in groups]
         if self._known and self._is_known(values):
@@ -224,15 +228,30 @@ class Settings:
             [[key, _plain(value)] for key, value in sorted(group.items()) if key not in _STATIC]
             for group in groups
         ]
-        self._digest = _digest(rows)
+        try:
+            self._digest = _digest(rows)
+        except UnicodeEncodeError as error:
+            raise ConfigError(self._undecodable(error)) from error
         kept = (value for group in groups for key, value in group.items() if key not in _STATIC)
         self._known = values if all(map(_is_fixed, kept)) else []
         return self._digest
 
+    def _undecodable(self, error: UnicodeEncodeError) -> str:
+        names = [
+            f"{key!a} of {type(self._optimizer).__name__}, group {place}"
+            for place, group in enumerate(self._optimizer.param_groups)
+            for key, value in group.items()
+            if key not in _STATIC and error.object in (str(key), str(value))
+        ]
+        return (
+            f"hyper-parameter {', '.join(names)}: the text {error.object!a} is no valid "
+            "Unicode, so that no message can carry it; set it to valid text, or remove it"
+        )
+
     def _is_known(self, values: list[tuple[Any, ...]]) -> bool:
         try:
             return values == self._known
-        except RuntimeError:  # a tensor has come, which is neither equal nor not
+        except (RuntimeError, ValueError):  # a tensor or array has come: neither equal nor not
             return False
 
 

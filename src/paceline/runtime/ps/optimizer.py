@@ -10,6 +10,7 @@ from math import inf
 from types import MethodType
 from typing import Any
 
+import numpy as np
 import torch
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, SparseAdam
 from torch.optim.optimizer import (
@@ -141,8 +142,17 @@ class Settings:
 
     @property
     def rate(self) -> float:
-        """The learning rate now."""
-        return float(self.settings["lr"])
+        """The learning rate now.
+
+        Raises:
+            ConfigError: it is no number.
+        """
+        try:
+            return float(self.settings["lr"])
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ConfigError(
+                f"{self._what}: lr={self.settings['lr']!r} is no number; set it to one"
+            ) from error
 
     def changed(self) -> tuple[tuple[str, float], ...]:
         """What is not as it was when this was made: hyper-parameters of the servers.
@@ -176,6 +186,8 @@ def _plain(value: Any) -> Any:
     """A value that does not change with the script's tensors."""
     if isinstance(value, torch.Tensor):
         return value.item() if value.numel() == 1 else value.tolist()
+    if isinstance(value, np.ndarray | np.generic):
+        return value.item() if value.size == 1 else value.tolist()
     return tuple(map(_plain, value)) if isinstance(value, list | tuple) else value
 
 

@@ -171,7 +171,7 @@ class Store:
     def save(self) -> dict[str, Array]:
         """Arrays that fully describe this share: **live views**, to be copied before another apply.
 
-        Names: ``buckets``, ``updates``, ``script``, ``script_at``, ``table_steps``,
+        Names: ``buckets``, ``updates``, ``script.N``, ``script.N.at``, ``table_steps``,
         ``dense.<dtype>.<what>``, ``table.<name>.<what>``.
         """
         arrays: dict[str, Array] = {

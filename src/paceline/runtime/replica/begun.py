@@ -4,6 +4,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -71,5 +72,7 @@ def differences(name: str, mine: Any, theirs: Any) -> list[tuple[str, Any, Any]]
             for number, (a, b) in enumerate(zip(mine, theirs, strict=False))
             for one in differences(f"{name}.{number}", a, b)
         ]
-    mine, theirs = (one.tolist() if isinstance(one, Tensor) else one for one in (mine, theirs))
+    mine, theirs = (
+        one.tolist() if isinstance(one, Tensor | np.ndarray) else one for one in (mine, theirs)
+    )
     return [] if mine == theirs else [(name, mine, theirs)]

@@ -41,8 +41,10 @@ def _take_apart(value: Any, name: str, tensors: list[Tensor]) -> Skeleton:
         case Tensor():
             tensors.append(_movable(value, name))
             return ["tensor", len(tensors) - 1]
-        case None | bool() | int() | str():
+        case None | bool() | int():
             return value
+        case str():
+            return _text(value, name)
         case float() if math.isfinite(value):
             return float(value)  # numpy's are floats, too
         case float():  # which JSON does not know
@@ -74,6 +76,17 @@ def _take_apart(value: Any, name: str, tensors: list[Tensor]) -> Skeleton:
                 "state is made of tensors, arrays, numbers, strings, bytes, None, lists, tuples, "
                 "sets and dicts"
             )
+
+
+def _text(text: str, name: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"{name} cannot be handed to another worker: the text {text!a} is no valid "
+            "Unicode; set it to valid text, or remove it"
+        ) from error
+    return text
 
 
 def why_unmovable(tensor: Tensor) -> str | None:
