@@ -240,6 +240,35 @@ def test_a_script_that_begins_otherwise_is_told_of_and_the_jobs_values_hold(
     assert second.optimizer.param_groups[0]["lr"] == 0.1
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_state_is_written_again_only_when_something_changed(kind: str) -> None:
+    life = Managed(kind)
+    group = life.optimizer.param_groups[0]
+    life.do(1)
+    states = [life.schedule.save()]
+    assert life.schedule.save() is states[0]
+    for change in (
+        lambda: life.do(2),
+        lambda: group.update(lr=0.3),
+        lambda: group.update(lr=torch.tensor(0.4)),
+        lambda: group["lr"].fill_(0.5),
+        lambda: group.update(mine=[1, [2]]),
+        lambda: group["mine"][1].append(3),
+        lambda: group.update(mine=np.zeros(2)),
+        lambda: group["mine"].fill(1),
+        lambda: vars(life.scheduler).update(last_epoch=0),
+        lambda: vars(life.scheduler).update(mine=[1]),
+        lambda: life.scheduler.mine.append(2),
+    ):
+        change()
+        states.append(life.schedule.save())
+        assert states[-1] != states[-2]
+    other = Managed(kind)
+    other.schedule.load(1, states[0])
+    assert other.schedule.save() == states[0]
+
+
 @pytest.mark.parametrize("kinds", [[], ["exponential", "cosine"], ["cosine"]])
 def test_other_schedulers_than_the_state_is_of_are_refused(kinds: list[str]) -> None:
     first, second = Managed("exponential"), Life("constant")

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
@@ -89,7 +90,12 @@ class Schedule:
         self._calling: list[Any] = [None] * len(schedulers)
         self._steps = [type(one).step for one in schedulers]
         self._outside = Outside(schedulers, self._in_loop, self._step)
+        self._kinds = tuple(map(_kind, schedulers))
         self._begun = msgspec.msgpack.encode(_pack(self._prepared()))
+        self._num_steps = 0
+        """Of the schedulers, so far: each may change anything in their state."""
+        self._saved = b""
+        self._saved_of: tuple[Any, ...] | None = None
 
     # ------------------------------------------------------------------ positions
 
@@ -131,7 +137,7 @@ class Schedule:
             return
         for number, call in enumerate(self._called):
             for _ in range(missing if call is not None else 0):
-                self._steps[number](self._schedulers[number], *call)
+                self._take(number, *call)
         self.position += missing
 
     def leave(self) -> None:
@@ -146,6 +152,10 @@ class Schedule:
         if feed.num_samples is not None:
             self._ended[feed.feed] = steps_in(feed, feed.num_samples * feed.epochs)
 
+    def _take(self, number: int, *args: Any, **kwargs: Any) -> None:
+        self._num_steps += 1
+        self._steps[number](self._schedulers[number], *args, **kwargs)
+
     def end(self) -> None:
         """The loop is over, or left."""
         self._inside = False
@@ -156,7 +166,7 @@ class Schedule:
     def _step(self, number: int, scheduler: LRScheduler, *args: Any, **kwargs: Any) -> None:
         """A call of the script's."""
         if not self._inside:
-            self._steps[number](scheduler, *args, **kwargs)
+            self._take(number, *args, **kwargs)
             return
         self._calling[number] = tuple(map(_number, (*args, *kwargs.values())))
         times = self._times
@@ -168,7 +178,7 @@ class Schedule:
             times = 1  # of a scheduler that is not stepped in every body each call is a step
         at_most = 1 if isinstance(scheduler, ReduceLROnPlateau) else sys.maxsize
         for _ in range(min(times, at_most)):
-            self._steps[number](scheduler, *args, **kwargs)
+            self._take(number, *args, **kwargs)
 
     # ------------------------------------------------------------------ state
 
@@ -176,14 +186,40 @@ class Schedule:
         return prepared(self._optimizers, self._schedulers)
 
     def save(self) -> bytes:
-        """The state as it is now."""
+        """The state as it is now: the very same object as before if nothing changed."""
+        found = self._look()
+        if found is None or not _same(found, self._saved_of):
+            self._saved, self._saved_of = self._pack_all(), found
+        return self._saved
+
+    def _look(self) -> tuple[Any, ...] | None:
+        """What tells cheaply whether the state changed; None: nothing does."""
+        try:
+            return (
+                self._num_steps,
+                self._feed,
+                self._base,
+                self._outside.counts(),
+                self._called,
+                [
+                    [_glance(value) for key, value in group.items() if key != "params"]
+                    for one in self._optimizers
+                    for group in one.param_groups
+                ],
+                list(map(_look_at, self._schedulers)),
+            )
+        except TypeError:
+            return None
+
+    def _pack_all(self) -> bytes:
         now = {
             **self._prepared(),
             "outside": self._outside.counts(),
             "called": [None if call is None else list(call) for call in self._called],
         }
-        kinds = tuple(map(_kind, self._schedulers))
-        return msgspec.msgpack.encode(Saved(_pack(now), self._begun, self._feed, self._base, kinds))
+        return msgspec.msgpack.encode(
+            Saved(_pack(now), self._begun, self._feed, self._base, self._kinds)
+        )
 
     def load(self, position: int, data: bytes) -> None:
         """Become what was saved at this position.
@@ -199,6 +235,7 @@ class Schedule:
         except msgspec.MsgspecError as error:
             raise PermanentError(f"the state of schedulers cannot be read: {error}") from error
         state = _unpack(saved.now)
+        self._saved_of = None
         self._check_kinds(saved.kinds, len(state["schedulers"]))
         tell_differences(ours, begun)
         for optimizer, groups in zip(self._optimizers, state["groups"], strict=True):
@@ -215,7 +252,7 @@ class Schedule:
         self.position, self._feed, self._base = position, saved.feed, saved.base
 
     def _check_kinds(self, kinds: tuple[str, ...] | None, number: int) -> None:
-        ours = tuple(map(_kind, self._schedulers))
+        ours = self._kinds
         if ours == kinds or (kinds is None and len(ours) == number):
             return
         theirs = f"{number} schedulers" if kinds is None else ", ".join(kinds) or "no scheduler"
@@ -243,6 +280,53 @@ def _pack(state: Any) -> Tree:
 
 def _unpack(tree: Tree) -> Any:
     return put_together(tree.skeleton, [_tensor(*one) for one in tree.tensors])
+
+
+_FIXED = frozenset({float, int, bool, str, bytes, type(None)})
+"""Types of values that nobody can change in place."""
+
+
+def _glance(value: Any) -> Any:
+    """A hyper-parameter, to be compared with itself later.
+
+    Raises:
+        TypeError: it may change without a trace.
+    """
+    if type(value) in _FIXED:
+        return value
+    if isinstance(value, tuple | list):
+        return tuple(map(_glance, value))
+    if isinstance(value, Tensor) and value.is_cpu and value.numel() == 1:
+        return value.item()
+    raise TypeError
+
+
+def _look_at(scheduler: LRScheduler) -> list[Any]:
+    """The attributes of a scheduler; what only its steps change is not looked into.
+
+    Raises:
+        TypeError: the script may have changed one without a trace.
+    """
+    found: list[Any] = []
+    for key, value in vars(scheduler).items():
+        if type(value) in _FIXED:
+            found.append(value)
+        elif key == "_schedulers":
+            found.extend(map(_look_at, value))
+        elif isinstance(value, list | tuple):
+            found.append(tuple(value))
+        elif isinstance(value, dict):
+            found.append(tuple(value.items()))
+        elif isinstance(value, Tensor | np.ndarray | set):
+            raise TypeError
+    return found
+
+
+def _same(one: Any, other: Any) -> bool:
+    try:
+        return bool(one == other)
+    except (RuntimeError, ValueError):  # of tensors or arrays, which are neither
+        return False
 
 
 def _number(value: Any) -> Any:
