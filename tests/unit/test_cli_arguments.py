@@ -103,6 +103,7 @@ def test_with_dashes_a_torchrun_command_is_as_any_other() -> None:
         ("import tyro\ndef main(epochs: int, batch_size: int): ...", {"--epochs", "--batch-size"}),
         ('from absl import flags\nflags.DEFINE_integer("epochs", 1, "")', {"--epochs"}),
         ('p.add_argument("-d")', {"-d"}),
+        ('"""A click model."""\nname = "click"', set()),
         ("import options", {"--name"}),
         ("from options import parse", {"--name"}),
         ("\xff", set()),

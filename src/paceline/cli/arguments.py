@@ -19,7 +19,9 @@ from msgspec import Struct
 from paceline.base.errors import ConfigError
 
 _BY_SIGNATURE = re.compile(
-    r"\b(fire|tyro|typer|click|absl|HfArgumentParser|simple_parsing|jsonargparse|LightningCLI)\b"
+    r"^\s*(?:from|import)\s+(?:fire|tyro|typer|click|absl|simple_parsing|jsonargparse)\b"
+    r"|\b(?:HfArgumentParser|LightningCLI)\b",
+    re.MULTILINE,
 )
 """What makes flags of the names of parameters or fields, so that no ``--name`` is in the source."""
 _IMPORT = re.compile(r"^\s*(?:from|import)\s+(\w+)", re.MULTILINE)
