@@ -126,6 +126,9 @@ def test_who_is_waited_for_at_the_end_is_said(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(main_module, "PATIENCE_S", 0.0)
+    before = set(threading.enumerate())  # pools that other tests have left here
+    alive = threading.enumerate
+    monkeypatch.setattr(threading, "enumerate", lambda: [t for t in alive() if t not in before])
     over = threading.Event()
     waited = threading.Thread(target=over.wait, name="upload")
     waited.start()
