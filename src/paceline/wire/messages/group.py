@@ -91,7 +91,7 @@ class Progress(Message, frozen=True):
 
 
 class Broken(Message, frozen=True):
-    """member -> master: it cannot work in ``group`` any more; resent until it is told to stop.
+    """member -> master: it cannot work in ``group`` any more; resent until a `StopGroup` comes.
 
     ``diverged``: members do not hold the same, as ``reason`` says; those that most differ from
     come into the next group with nothing.
