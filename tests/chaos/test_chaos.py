@@ -14,7 +14,7 @@ from tests.chaos.faults import ROLES, kinds_for, pace_connections, unpace_quietl
 from tests.chaos.moments import SUMS, WHATS
 from tests.chaos.run import SOLUTIONS, case_of, full_case_of, run, summary
 
-SLICE = range(83, 93)
+SLICE = (84, 85, 87, 89, 91, 92)
 """Every mode and role, and most solutions, in few seeds."""
 ALL = range(200)
 SENDER = """
@@ -126,8 +126,8 @@ def test_planted_counts_hold_whatever_dies(seed: int) -> None:
     run(full_case_of(seed))
 
 
-GROUPED = (106, 109, 3, 51)
-"""Workers that are cut off, silent, slow, and killed at the same moment and in a sum, with what is
+GROUPED = (51, 3, 32)
+"""Workers that are cut off, silent, slow, and killed as a group forms and in a sum, with what is
 around them."""
 
 
@@ -166,7 +166,7 @@ def test_a_group_survives(seed: int) -> None:
 
 
 def test_a_deterministic_group_ends_with_the_bits_of_one_worker() -> None:
-    grouped.run(grouped_case(GROUPED[0], deterministic=True), deterministic=True)
+    grouped.run(grouped_case(106, deterministic=True), deterministic=True)
 
 
 MODELS = (11, 20)
@@ -193,7 +193,8 @@ def test_a_group_of_shards_survives() -> None:
 
 
 @pytest.mark.parametrize(
-    "strategy", ["allreduce", "fsdp", pytest.param("ps", marks=pytest.mark.soak)]
+    "strategy",
+    ["allreduce", *(pytest.param(one, marks=pytest.mark.soak) for one in ("fsdp", "ps"))],
 )
 def test_whatever_calls_itself_a_cut_is_whole(strategy: str) -> None:
     facts = interrupted.run(strategy, kills=2, seed=0, ballast=1 << 20)

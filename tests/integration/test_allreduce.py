@@ -200,6 +200,7 @@ def test_a_worker_joins_and_leaves_while_the_others_train(tmp_path: Path) -> Non
         assert not job.deaths()
 
 
+@pytest.mark.soak
 def test_a_slow_member_gets_less_of_each_step_and_every_sample_counts_once(tmp_path: Path) -> None:
     flags = ("--slow", "worker-1", "--sample-s", "0.0005", "--step-s", "0", "--epochs", "6")
     watched = {
@@ -382,7 +383,7 @@ def test_who_does_not_train_may_die(tmp_path: Path, role: str) -> None:
         assert len(trains(job)) == 1
 
 
-@pytest.mark.parametrize("how", ["asleep", "stopped"])
+@pytest.mark.parametrize("how", ["asleep", pytest.param("stopped", marks=pytest.mark.soak)])
 def test_a_member_that_hangs_is_named_with_its_stacks_and_replaced(
     tmp_path: Path, how: str
 ) -> None:

@@ -93,13 +93,15 @@ def test_help_comes_soon_and_without_torch_grpc_or_matplotlib() -> None:
 
 def test_a_healthy_job_says_little_and_leaves_a_report_and_nothing_else(shell: Shell) -> None:
     code, out, err = shell.run(
-        *("run", str(SCRIPT), "--workers", "2", "--mode", "asp", "--", "--num-samples", "1024")
+        *("run", str(TALLY), "--workers", "2", "--servers", "2", "--mode", "asp"),
+        *("--", "--rows", "5000", "--batch-size", "64"),
     )
     assert (code, err) == (0, "")
     lines = out.splitlines()
     assert len(lines) < 20
-    assert re.match(r"job planted-\S+: planted.py, asp, exactly-once, 2 workers, 1 server", out)
-    assert "Finished: 1,024 of 1,024 samples in the model" in out
+    assert re.match(r"job \S+: 05_every_sample_once.py, asp, exactly-once, 2 workers, 2 serv", out)
+    assert "worker-0 | tally: 4,500 rows, the smallest 1, the largest 1" in out
+    assert "Finished: 4,500 of 4,500 samples in the model" in out
     assert "Nothing went wrong." in out
     job = shell.job()
     assert lines[-1] == f"report: {job.report}"
@@ -141,21 +143,20 @@ def test_a_scripts_own_exit_code_is_passed_on(shell: Shell, tmp_path: Path) -> N
     assert shell.run("logs", "--node", "worker-0", "--since", "0s")[1] == ""
 
 
+@pytest.mark.parametrize("strategy", [pytest.param("ps", marks=pytest.mark.soak), "allreduce"])
 def test_a_script_finds_and_leaves_files_beside_the_command(
-    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str
 ) -> None:
     (tmp_path / "scripts").mkdir()
     (tmp_path / "data.txt").write_text("3")
     monkeypatch.chdir(tmp_path)
     script = "import paceline as pl\npl.init()\nopen('out', 'w').write(open('data.txt').read())\n"
     (tmp_path / "scripts" / "copying.py").write_text(script)
-    for strategy in ("ps", "allreduce"):
-        code, out, err = shell.run("run", "scripts/copying.py", "--strategy", strategy)
-        assert code == 0, err
-        assert "Nothing was trained: the script ran no loop over job.batches" in out
-        assert "Nothing went wrong" not in out
-        assert (tmp_path / "out").read_text() == "3"
-        (tmp_path / "out").unlink()
+    code, out, err = shell.run("run", "scripts/copying.py", "--strategy", strategy)
+    assert code == 0, err
+    assert "Nothing was trained: the script ran no loop over job.batches" in out
+    assert "Nothing went wrong" not in out
+    assert (tmp_path / "out").read_text() == "3"
 
 
 def test_ctrl_c_stops_in_order_and_resume_does_the_rest_exactly_once(shell: Shell) -> None:
@@ -231,12 +232,3 @@ def test_a_detached_job_is_seen_and_steered_from_other_shells(shell: Shell) -> N
     code, _, err = shell.run("scale", "--workers", "2")
     assert code == 2
     assert "it is stopped" in err
-
-
-def test_the_script_of_the_demo_counts_every_sample_once(shell: Shell) -> None:
-    code, out, err = shell.run(
-        *("run", str(TALLY), "--workers", "2", "--servers", "2", "--mode", "asp"),
-        *("--", "--rows", "5000", "--batch-size", "64"),
-    )
-    assert (code, err) == (0, "")
-    assert "worker-0 | tally: 4,500 rows, the smallest 1, the largest 1" in out

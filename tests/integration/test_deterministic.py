@@ -70,6 +70,7 @@ def test_any_number_of_workers_ends_with_the_same_bits(
         check_same_bits(alone, others)
 
 
+@pytest.mark.soak
 def test_whoever_dies_or_joins_or_has_more_to_do_the_bits_are_those_of_one_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -209,7 +209,10 @@ def test_kills_at_any_moment_change_nothing_of_the_model(seed: int, tmp_path: Pa
     ("flags", "error"),
     [
         (("--batch-size", "49"), "49 samples cannot be divided evenly among 2 workers"),
-        (("--lopsided", "worker-1"), "the workers have prepared different models"),
+        pytest.param(
+            *(("--lopsided", "worker-1"), "the workers have prepared different models"),
+            marks=pytest.mark.soak,
+        ),
     ],
 )
 def test_what_cannot_be_trained_ends_the_job_before_it_trains(

@@ -21,7 +21,8 @@ from tests.integration.test_allreduce import check_finished, group
 
 MEMBER = Path(__file__).with_name("jobs") / "linked.py"
 QUOTA = 0.25
-SHAPES = {"100mbit burst 32k latency 50ms": 100e6, "200kbit burst 4k latency 2s": 200e3}
+QUICK, SLOW = "100mbit burst 32k latency 50ms", "200kbit burst 4k latency 2s"
+SHAPES = {QUICK: 100e6, SLOW: 200e3}
 """Of the slow link, with its bits per second; a MiB takes the second one a minute."""
 
 
@@ -151,7 +152,7 @@ def can_make_networks() -> bool:
     )
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", [QUICK, pytest.param(SLOW, marks=pytest.mark.soak)])
 def test_a_node_behind_a_slow_link_is_told_from_its_peers(tmp_path: Path, shape: str) -> None:
     if os.geteuid() != 0 or not can_make_networks():
         pytest.skip("needs root, ip and tc, to shape the link of a network namespace")

@@ -19,13 +19,14 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("mode", "server"),
     [
         ("bsp", "server-1"),
-        pytest.param("asp", "server-0", marks=pytest.mark.soak),
-        pytest.param("asp", "server-1", marks=pytest.mark.soak),
-        pytest.param("bsp", "server-0", marks=pytest.mark.soak),
+        ("asp", "server-0"),
+        ("asp", "server-1"),
+        ("bsp", "server-0"),
     ],
 )
 def test_a_server_is_replaced_without_a_new_epoch(tmp_path: Path, mode: str, server: str) -> None:

@@ -32,6 +32,7 @@ def lives_of(job: RunningJob, node: str) -> list[np.ndarray]:
 # alone, to which whole steps go meanwhile, could be done before.
 
 
+@pytest.mark.soak
 def test_a_worker_that_prepares_late_joins_in(tmp_path: Path) -> None:
     flags = ("--together", "2", "--together-at", "20", "--num-samples", str(N))
     with running(tmp_path, *flags, script=str(SCRIPT), mode="bsp", servers=NodeSpec()) as job:
