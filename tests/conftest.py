@@ -1,11 +1,22 @@
 """What tests of all kinds need."""
 
 import contextlib
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+
+@pytest.fixture(autouse=True)
+def _stays_in_its_folder() -> Iterator[None]:
+    """Fail the test that leaves the process in another folder, and not those that come after it."""
+    before = Path.cwd()
+    yield
+    if (now := Path.cwd()) != before:
+        os.chdir(before)
+        pytest.fail(f"the test has left the working directory at {now}; use monkeypatch.chdir")
 
 
 @pytest.fixture

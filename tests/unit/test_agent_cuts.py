@@ -106,7 +106,6 @@ def test_an_agent_that_ends_waits_for_no_disk(job: JobDir) -> None:
     path.write_bytes(BYTES)
     done = subprocess.run(
         [sys.executable, "-c", LEAVES, str(job.path)],
-        cwd=Path(__file__).parents[2],  # where `tests` is found, wherever other tests have gone
         capture_output=True,
         text=True,
         check=False,

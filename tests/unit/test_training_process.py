@@ -213,8 +213,14 @@ def test_exit_codes_are_mapped_as_python_maps_them(argument: object, code: int) 
     ],
 )
 def test_what_is_trained_is_handed_over_when_the_script_has_come_to_its_end(
-    process: Process, tmp_path: Path, script: str, *, ends_well: bool
+    process: Process,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    script: str,
+    *,
+    ends_well: bool,
 ) -> None:
+    monkeypatch.chdir(tmp_path)  # where the process goes, and is brought back from
     path = tmp_path / "train.py"
     path.write_text(script)
     process.spec = JobSpec(script=str(path), strategy="allreduce", cwd=str(tmp_path))
