@@ -1,14 +1,44 @@
 """What a script gives to ``job.prepare``."""
 
-from collections.abc import Iterator
-from typing import Any
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from numbers import Real
+from typing import Any, ParamSpec, TypeVar
 
-from torch import nn
+from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.base.errors import ConfigError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+NORM_ALONE = (
+    "expected the largest norm, a number above 0, and nothing else: job.clip_grad_norm_(1.0) clips "
+    "the gradients of all that was prepared, by their 2-norm"
+)
+
+
+def takes_norm_alone(clip: Callable[P, R]) -> Callable[P, R]:
+    """Explain, to who calls `Job.clip_grad_norm_` as torch's function, what it takes."""
+    shape = inspect.signature(clip)
+
+    @functools.wraps(clip)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        given = [*args[1:], *kwargs.values()]
+        try:
+            shape.bind(*args, **kwargs)
+        except TypeError as error:
+            names = ", ".join(type(one).__name__ for one in given) or "nothing"
+            raise ConfigError(f"job.clip_grad_norm_: got {names}; {NORM_ALONE}") from error
+        if not (isinstance(given[0], Real | Tensor) and float(given[0]) > 0):
+            got = repr(given[0]) if isinstance(given[0], Real) else type(given[0]).__name__
+            raise ConfigError(f"job.clip_grad_norm_: got {got}; {NORM_ALONE}")
+        return clip(*args, **kwargs)
+
+    return checked
 
 
 def flatten(objects: Any) -> Iterator[Any]:

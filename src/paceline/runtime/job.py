@@ -34,7 +34,7 @@ from paceline.runtime.data.reader import Reader, loader_of
 from paceline.runtime.data.stream import StreamSource
 from paceline.runtime.data.work import Array, Work
 from paceline.runtime.evaluation import as_tensor, checked_values
-from paceline.runtime.given import check_given, flatten
+from paceline.runtime.given import check_given, flatten, takes_norm_alone
 from paceline.runtime.preflight import check_node
 from paceline.runtime.prepared import check_parameters
 from paceline.runtime.ps.alone import Alone
@@ -443,6 +443,7 @@ class Job:
         self._check_prepared("job.checkpoint")
         self._strategy.checkpoint()
 
+    @takes_norm_alone
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Scale the gradients of the batch in hand to a norm of at most ``max_norm``.
 
@@ -457,11 +458,9 @@ class Job:
 
         Raises:
             ConfigError: mode bsp, whose steps sum the gradients of all workers on the servers; or
-                ``max_norm`` is not positive.
+                something else than a positive ``max_norm`` is given.
         """
         self._check_prepared("job.clip_grad_norm_")
-        if not max_norm > 0:
-            raise ConfigError(f"job.clip_grad_norm_: max_norm is {max_norm}; it must be above 0")
         return self._strategy.clip_grad_norm_(max_norm)
 
     def state_dict(self) -> dict[str, Any]:
