@@ -46,6 +46,14 @@ def test_means_are_over_the_steps_since_the_last_read(tmp_path: Path) -> None:
     assert (nothing_new.steps, nothing_new.bpt_s, nothing_new.step) == (0, 0.0, 3)
 
 
+def test_the_step_of_a_life_is_known_after_its_end_and_no_other_s(tmp_path: Path) -> None:
+    path = tmp_path / "worker-0.ledger"
+    reader = FactsReader(path)
+    assert reader.step_of(1) is None
+    StepLedgerWriter(path, inc=1).begin(8)
+    assert (reader.step_of(1), reader.step_of(2)) == (8, None)
+
+
 def test_a_step_without_samples_is_in_no_mean(tmp_path: Path) -> None:
     path = tmp_path / "worker-0.ledger"
     reader = FactsReader(path)

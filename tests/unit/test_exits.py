@@ -131,8 +131,8 @@ ROWS = [
     ("exit code", Verdict.RETRYABLE, Evidence(exit=ExitEvidence(exit_code=76), by_itself=True)),
     ("exit code", Verdict.RETRYABLE, Evidence(exit=ExitEvidence(exit_code=9))),
     (
-        "killed for memory",
-        Verdict.OOM,
+        "killed, perhaps for memory",
+        Verdict.RETRYABLE,
         Evidence(exit=ExitEvidence(signal=9, machine_oom_kills=1)),
     ),
     ("crashed", Verdict.RETRYABLE, Evidence(exit=ExitEvidence(signal=11, machine_oom_kills=1))),
@@ -141,6 +141,38 @@ ROWS = [
         "oom counter",
         Verdict.OOM,
         Evidence(exit=ExitEvidence(exit_code=1, oom_kills=1), error=raised("RuntimeError")),
+    ),
+    (
+        "same end three times",
+        Verdict.UNRETRYABLE,
+        Evidence(exit=ExitEvidence(exit_code=3, step=7), previous=("exit code 3", 7), repeats=2),
+    ),
+    (
+        "same end three times",
+        Verdict.UNRETRYABLE,
+        Evidence(exit=ExitEvidence(signal=6, step=0), previous=("signal SIGABRT", 0), repeats=5),
+    ),
+    (
+        "exit code",
+        Verdict.RETRYABLE,
+        Evidence(exit=ExitEvidence(exit_code=3, step=7), previous=("exit code 3", 7), repeats=1),
+    ),
+    (
+        "exit code",
+        Verdict.RETRYABLE,
+        Evidence(exit=ExitEvidence(exit_code=3, step=8), previous=("exit code 3", 7), repeats=2),
+    ),
+    # Of servers and of scripts by themselves no step is known.
+    (
+        "crashed",
+        Verdict.RETRYABLE,
+        Evidence(exit=ExitEvidence(signal=6), previous=("signal SIGABRT", 0), repeats=2),
+    ),
+    # It comes from outside, however often.
+    (
+        "killed",
+        Verdict.RETRYABLE,
+        Evidence(exit=ExitEvidence(signal=9, step=0), previous=("signal SIGKILL", 0), repeats=9),
     ),
     ("not started", Verdict.NOT_STARTED, Evidence(exit=ExitEvidence(), started=False)),
     # Evidence of an end is evidence of a life.
@@ -238,8 +270,14 @@ def test_a_reason_has_the_message_of_the_error(traceback: str, told: str) -> Non
 
 
 def test_the_script_s_own_code_is_told_where_the_script_failed_only() -> None:
-    def own(error: ScriptError | None, code: int | None, *, by_itself: bool = False) -> int:
-        exit_ = ExitEvidence(exit_code=code)
+    def own(
+        error: ScriptError | None,
+        code: int | None,
+        *,
+        by_itself: bool = False,
+        step: int | None = None,
+    ) -> int:
+        exit_ = ExitEvidence(exit_code=code, step=step)
         return judge(Evidence(exit=exit_, error=error, by_itself=by_itself)).own_code
 
     assert own(raised("SystemExit"), 7) == 7
@@ -248,6 +286,9 @@ def test_the_script_s_own_code_is_told_where_the_script_failed_only() -> None:
     assert own(raised("ConnectionError", in_user_code=False), 1) == 0
     assert own(None, 76) == 0
     assert own(None, 9, by_itself=True) == 9
+    assert own(None, 3, step=20) == 3, "os._exit"
+    assert own(None, 3) == 0, "a process that never came up"
+    assert own(None, 75, step=20) == own(None, 76, step=20) == own(None, 134, step=20) == 0
 
 
 def test_a_reason_names_the_exception_and_the_step() -> None:
@@ -257,3 +298,28 @@ def test_a_reason_names_the_exception_and_the_step() -> None:
     assert judge(evidence).reason == (
         "KeyError in the script at step 1, before anything was trained"
     )
+
+
+def test_the_same_end_is_told_with_its_place() -> None:
+    same = Evidence(
+        exit=ExitEvidence(exit_code=3, step=21), previous=("exit code 3", 21), repeats=2
+    )
+    assert judge(same).reason == (
+        "the script ended its process (exit code 3) at step 21, for the 3rd time in a row"
+    )
+
+
+def test_a_reason_names_the_line_that_the_script_was_at() -> None:
+    error = ScriptError(
+        inc=1, kind="ValueError", traceback="", in_user_code=False, step=4, line="train.py, line 9"
+    )
+    evidence = Evidence(exit=ExitEvidence(exit_code=1), error=error)
+    assert judge(evidence).reason == (
+        "ValueError in paceline or a library, called in train.py, line 9, at step 4"
+    )
+
+
+def test_memory_is_no_more_than_a_guess_where_only_the_machine_s_counter_grew() -> None:
+    judged = judge(Evidence(exit=ExitEvidence(signal=9, machine_oom_kills=2)))
+    assert judged.reason.startswith("signal SIGKILL, perhaps out of memory: the kernel counted 2 ")
+    assert judged.verdict is not Verdict.OOM

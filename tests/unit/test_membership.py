@@ -263,6 +263,42 @@ def test_an_unretryable_error_ends_the_job_with_the_script_s_code_and_traceback(
     assert (fails[0].traceback, fails[0].exit_code) == ("TB", 4)
 
 
+@pytest.mark.parametrize(
+    ("evidence", "code"),
+    [(ExitEvidence(exit_code=3, step=7), 3), (ExitEvidence(signal=6, step=7), 0)],
+)
+def test_a_script_that_ends_its_process_thrice_at_one_step_ends_the_job(
+    evidence: ExitEvidence, code: int
+) -> None:
+    job = Job(num_workers=2)
+    job.run("worker-0")
+    job.run("worker-1")
+    assert not of(FailJob, job.exit("worker-0", evidence))
+    job.tick(1.0)
+    job.up("worker-0")
+    assert not of(FailJob, job.exit("worker-0", evidence))
+    job.tick(60.0)
+    job.up("worker-0")
+    job = job.restarted(awaited=("worker-0", "worker-1"))  # the next master knows as much
+    job.hello("worker-0", 50, job.process("worker-0"))
+    job.exit("worker-0", ExitEvidence(exit_code=76))  # given up meanwhile: not its own end
+    job.tick(120.0)
+    job.run("worker-0")
+    (failed,) = of(FailJob, job.exit("worker-0", evidence))
+    assert failed.exit_code == code
+    assert failed.reason.startswith("worker-0: the script ended its process (")
+
+
+def test_another_end_in_between_begins_the_count_again() -> None:
+    job = Job(budget=100, backoff_s=0)
+    job.run("worker-0")
+    left, killed = ExitEvidence(exit_code=3, step=7), KILLED
+    for evidence in (left, left, killed, left, left):
+        assert not of(FailJob, job.exit("worker-0", evidence))
+        job.up("worker-0")
+    assert of(FailJob, job.exit("worker-0", left))
+
+
 def test_a_returned_script_is_finished_and_not_started_again() -> None:
     job = Job()
     inc = job.run("worker-0")

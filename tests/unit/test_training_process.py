@@ -26,6 +26,7 @@ from paceline.runtime.process import (
     exit_code,
     kind_of,
     raised_in_user_code,
+    user_line,
     user_traceback,
 )
 from paceline.wire.messages.node import Finished, ProcessUp
@@ -186,6 +187,25 @@ def test_a_callback_of_the_user_under_paceline_is_the_users(tmp_path: Path) -> N
     error = raised(script, tmp_path / "train.py")
     assert kind_of(error) == "RuntimeError"
     assert raised_in_user_code(error.__traceback__)
+
+
+def test_an_error_of_a_scheduler_is_the_users_and_has_a_line(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    wrapped = (
+        "import torch\n"
+        "from paceline.runtime.given import takes_norm_alone\n"
+        "optimizer = torch.optim.SGD([torch.ones(1)], lr=1.0)\n"
+        "def steps(number):\n"
+        "    return torch.optim.lr_scheduler.OneCycleLR(optimizer, 1.0, total_steps=-number)\n"
+        "def reads(number):\n"
+        "    return takes_norm_alone(number)\n"
+    )
+    error = raised(f"{wrapped}steps(1)\n", script)
+    assert raised_in_user_code(error.__traceback__)
+    assert user_line(error.__traceback__) == "train.py, line 5"
+    error = raised(f"{wrapped}reads(1)\n", script)
+    assert not raised_in_user_code(error.__traceback__)
+    assert user_line(error.__traceback__) == "train.py, line 7"
 
 
 def test_a_script_that_does_not_compile_is_the_users_error(tmp_path: Path) -> None:

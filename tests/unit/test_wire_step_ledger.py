@@ -41,6 +41,13 @@ def read(reader: StepLedgerReader) -> LedgerPage:
     return page
 
 
+def test_the_step_under_way_is_seen_before_it_is_noted(path: Path) -> None:
+    ledger, reader = StepLedgerWriter(path, inc=3), StepLedgerReader(path)
+    assert read(reader).step == 0
+    ledger.begin(8)
+    assert (read(reader).step, read(reader).newest) == (8, None)
+
+
 def test_there_is_nothing_before_the_first_writer(path: Path) -> None:
     assert StepLedgerReader(path).read() is None
 

@@ -237,7 +237,8 @@ class Agent:
     def _on_process_exit(self, inc: int, evidence: ExitEvidence) -> None:
         self._log_times.note(time.time(), last=True)
         self._report()  # its last steps
-        self._ended[inc] = msgspec.structs.replace(evidence, stacks=self._stacks)
+        step = self._facts.step_of(inc) if role_of(self._node) == "worker" else None
+        self._ended[inc] = msgspec.structs.replace(evidence, stacks=self._stacks, step=step)
         self._stacks = ""
         waits_s = {True: LAST_WORDS_S, False: 0.0, None: UNLINKED_S}
         wait_s = waits_s[self._linked.get(inc)]

@@ -98,6 +98,11 @@ class FactsReader:
         self._stolen = up.inc, now_s
         return max(now_s - before_s, 0.0) / steps if inc == up.inc else 0.0
 
+    def step_of(self, inc: int) -> int | None:
+        """Which step a life of a worker is at, or was; None: it is not known."""
+        page = self._read_page()
+        return page.step if page and page.inc == inc else None
+
     def skip_past(self) -> None:
         """Of a process that another agent has reported on: what it did so far is no news."""
         self._read_page()

@@ -63,7 +63,9 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     by_itself: bool = False
     """A script that trains by itself, of which no more than its end is known."""
     previous: tuple[str, int] | None = None
-    """Exception class and step at which this node's life before this one ended."""
+    """How, and at which step, this node's life before this one ended: its `Judged.sign`."""
+    repeats: int = 0
+    """How many lives before this one have ended so, one after another."""
 
 
 class Rule(msgspec.Struct, frozen=True):
@@ -85,6 +87,9 @@ class Judged(msgspec.Struct, frozen=True):
     """The script's own, else the end of its log."""
     own_code: int = 0
     """The script's exit code, where it is the script that failed."""
+    sign: tuple[str, int] | None = None
+    """What the next lives' ends are compared with: exception class, exit code or signal, and the
+    step; None: it says nothing about them."""
 
 
 CONNECTION_ERRORS = frozenset(
@@ -117,6 +122,9 @@ LOADER_CUT_OFF = frozenset({"ConnectionResetError", "ConnectionRefusedError", "E
 MESSAGE_CHARS = 200
 """Of an error's message in a reason; the traceback has all of it."""
 INTERNAL_ERROR = "paceline.base.errors.InternalError"
+SAME_ENDS = 3
+"""So many lives in a row that one exit code, or one crash, ends at one step are enough."""
+OUR_CODES = frozenset({EXIT_FENCED, EXIT_NO_AGENT})
 CRASHES = frozenset(
     {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGSYS}
 )
@@ -129,13 +137,34 @@ def judge(evidence: Evidence) -> Judged:
     rule = next(rule for rule in RULES if rule.applies(evidence))
     trace = evidence.error.traceback if evidence.error else evidence.exit.log_tail
     reason = rule.reason(evidence)
-    return Judged(rule.name, rule.verdict, reason, trace, _own_code(evidence))
+    return Judged(rule.name, rule.verdict, reason, trace, _own_code(evidence), _sign(evidence))
+
+
+def _sign(evidence: Evidence) -> tuple[str, int] | None:
+    if evidence.error is not None:
+        return evidence.error.kind, evidence.error.step
+    step = evidence.exit.step
+    if step is None or step < 0:
+        return None
+    # Others than a crash's, as SIGKILL, come from outside, at whatever step that is.
+    if _signal(evidence) in CRASHES:
+        return _signalled(evidence), step
+    return (f"exit code {evidence.exit.exit_code}", step) if _left_by_code(evidence) else None
+
+
+def _left_by_code(evidence: Evidence) -> bool:
+    """Whether the script has ended its own process, as by ``os._exit``, before it was through."""
+    end = evidence.exit
+    known = end.exit_code is not None and end.exit_code not in OUR_CODES and end.step is not None
+    return known and not _signal(evidence) and evidence.error is None
 
 
 def _own_code(evidence: Evidence) -> int:
     """The script's exit code (1: it raised); 0: somebody else is to blame."""
     code = evidence.exit.exit_code
     if evidence.by_itself:
+        return code or 0
+    if _left_by_code(evidence):
         return code or 0
     return (code or 1) if _by_user(evidence) or _kind(evidence) == CONFIG_ERROR else 0
 
@@ -181,13 +210,26 @@ def _by_user(evidence: Evidence) -> bool:
 
 
 def _repeated(evidence: Evidence) -> bool:
-    error = evidence.error
-    return error is not None and evidence.previous == (error.kind, error.step)
+    return evidence.error is not None and evidence.previous == _sign(evidence)
+
+
+def _same_end(evidence: Evidence) -> bool:
+    """Whether no error, but the same code or crash, ends the script where it did before."""
+    sign = _sign(evidence) if evidence.error is None else None
+    return sign is not None and evidence.previous == sign and evidence.repeats + 1 >= SAME_ENDS
+
+
+def _ended_so(evidence: Evidence) -> str:
+    how, step = _sign(evidence) or ("", 0)
+    where = f"at step {step}" if step else "before its first step"
+    return f"the script ended its process ({how}) {where}, for the {SAME_ENDS}rd time in a row"
 
 
 def _raised(evidence: Evidence) -> str:
     error = evidence.error
     where = "the script" if _by_user(evidence) else "paceline or a library"
+    if error and error.line:
+        where += f" ({error.line})" if _by_user(evidence) else f", called in {error.line},"
     at = f" at step {error.step}" if error and error.step >= 0 else ""
     said = _last_error(error.traceback).partition("\n")[0] if error else ""
     _, named, message = said.partition(f"{_kind(evidence)}: ")
@@ -212,7 +254,7 @@ RULES: tuple[Rule, ...] = (
         "given up",
         Verdict.GIVEN_UP,
         lambda e: e.exit.exit_code == EXIT_FENCED and not (e.error or e.by_itself),
-        lambda _: "given up: what it held is not what the job goes on from",
+        lambda _: "through no fault of its own: the job goes on from another state than it held",
     ),
     Rule("stopped by us", Verdict.STOPPED, lambda e: e.exit.stopped_by_us, lambda _: "as ordered"),
     Rule(
@@ -222,12 +264,13 @@ RULES: tuple[Rule, ...] = (
         lambda e: f"out of memory: the cgroup counted {e.exit.oom_kills} oom kill(s)",
     ),
     Rule(
-        "killed for memory",
-        Verdict.OOM,
+        "killed, perhaps for memory",
+        Verdict.RETRYABLE,
         lambda e: _signal(e) == signal.SIGKILL and e.exit.machine_oom_kills > 0,
         lambda e: (
-            f"out of memory: {_signalled(e)}, and the kernel counted "
-            f"{e.exit.machine_oom_kills} oom kill(s) on this machine"
+            f"{_signalled(e)}, perhaps out of memory: the kernel counted "
+            f"{e.exit.machine_oom_kills} oom kill(s) on this machine meanwhile, of which "
+            "process is not known"
         ),
     ),
     Rule(
@@ -273,6 +316,7 @@ RULES: tuple[Rule, ...] = (
         lambda e: f"{_raised(e)}, for the second time in a row",
     ),
     Rule("error", Verdict.RETRYABLE, lambda e: e.error is not None, _raised),
+    Rule("same end three times", Verdict.UNRETRYABLE, _same_end, _ended_so),
     Rule(
         "terminated from outside",
         Verdict.PREEMPTED,

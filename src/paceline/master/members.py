@@ -22,7 +22,9 @@ class NodeStarted(Record, frozen=True):
     decided: int = 0
     """Lives of this node, so far, that a KILL_RESTART has ended."""
     previous: tuple[str, int] | None = None
-    """Exception class and step of the life before."""
+    """How the life before ended, and at which step: an exception class, exit code or signal."""
+    repeats: int = 0
+    """How many lives before this one have ended so, one after another."""
     round_no: int = 0
     """Strategy script: the round that this life takes part in."""
 
@@ -249,6 +251,7 @@ class Node(msgspec.Struct):
     streak: int = 0
     """Short lives in a row."""
     previous: tuple[str, int] | None = None
+    repeats: int = 0
     error: ScriptError | None = None
     returned: bool = False
     """The script of the present life has returned."""
@@ -263,3 +266,8 @@ class Node(msgspec.Struct):
     end_told_s: float = 0.0
     """When its agent was last told to."""
     end_grace_s: float = 0.0
+
+    def remember(self, sign: tuple[str, int] | None) -> None:
+        """Keep how a life ended, and how often in a row lives have."""
+        self.repeats = self.repeats + 1 if sign == self.previous else 1
+        self.previous = sign

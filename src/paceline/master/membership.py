@@ -123,7 +123,7 @@ class Membership:
                 node.inc, node.alive, node.round_no = record.inc, True, record.round_no
                 node.unblamed = node.moving = False
                 node.restarts, node.decided = record.restarts, record.decided
-                node.previous = record.previous
+                node.previous, node.repeats = record.previous, record.repeats
                 self._by_inc[node.inc] = node
             case NodeFinished():
                 node = self.nodes[record.node]
@@ -488,12 +488,12 @@ class Membership:
             any_committed=any_committed,
             by_itself=self.runs_by_itself,
             previous=node.previous if self._counts_repeats(now_s) else None,
+            repeats=node.repeats,
         )
         judged = judge(evidence)
-        verdict, reason = judged.verdict, judged.reason
-        told = Tell("process_exited", node.name, node.inc, reason, verdict=verdict, exit=exit_)
+        verdict, node.note = judged.verdict, judged.reason
+        told = Tell("process_exited", node.name, node.inc, node.note, verdict=verdict, exit=exit_)
         acts: list[Act] = [told]
-        node.note = judged.reason
         acts += self._lost(node)
         round_over = self._in_round(node) and not self.closing and not self._is_done(node, judged)
         if round_over and not node.leaving:
@@ -559,7 +559,7 @@ class Membership:
             return self._end_round(node, judged, now_s)
         free = node.unblamed or is_free(judged.verdict, node.streak)
         if judged.verdict not in NO_CAUSE:
-            node.previous = (error.kind, error.step) if (error := node.error) else None
+            node.remember(judged.sign)
         if not free and self._is_spent(now_s):
             if node.replaces:
                 return self.not_replaced()
@@ -677,8 +677,7 @@ class Membership:
             again = f"{cause.judged.reason}; again in {wait_s:.1f} s"
             acts.append(Tell("restart_all", cause.node, cause.inc, again))
             for node in workers:
-                error = cause.error
-                node.previous = (error.kind, error.step) if error else None
+                node.remember(cause.judged.sign)
         for node in workers:
             node.state, node.retry_at_s = "backing off", now_s + wait_s
         if wait_s > 0:
@@ -912,6 +911,7 @@ def _started(node: Node, inc: int, round_no: int) -> NodeStarted:
         restarts=node.restarts,
         decided=node.decided,
         previous=node.previous,
+        repeats=node.repeats,
         round_no=round_no,
     )
 

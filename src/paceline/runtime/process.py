@@ -38,6 +38,7 @@ LAST_WORDS_S = 1.0
 EXIT_TERMINATED = 128 + signal.SIGTERM
 
 _PACKAGE = str(Path(paceline.__path__[0]))
+_SCHEDULERS = os.path.join("torch", "optim", "lr_scheduler.py")
 _LIBRARIES = tuple({f"{prefix}/lib" for prefix in (sys.prefix, sys.base_prefix)})
 
 
@@ -81,8 +82,7 @@ class Process:
         self.check = check
         """Its node is to be measured before the first step."""
         self.spec: JobSpec = load(job.spec)
-        self.step = 0
-        """The step being worked on; kept up to date by the runtime, told with an error."""
+        self._step = 0
         self.stop_requested = False
         """Finish the step and leave in order: SIGTERM came, or the master's word."""
         self._terminated = False
@@ -102,6 +102,19 @@ class Process:
         self._record(up)
         self.link = NodeLink(files.socket, up)
         self.ledger = StepLedgerWriter(files.ledger, up.inc)
+
+    @property
+    def step(self) -> int:
+        """The step being worked on; kept up to date by the runtime, told with an error.
+
+        Also in the step ledger: an ``os._exit`` or a crash says nothing.
+        """
+        return self._step
+
+    @step.setter
+    def step(self, step: int) -> None:
+        self._step = step
+        self.ledger.begin(step)
 
     def record(self, times: StepTimes) -> None:
         """Note in the step ledger what a step took; no system call."""
@@ -366,6 +379,7 @@ def report_error(process: Process, error: BaseException, code: int = 1) -> int:
             traceback=text,
             in_user_code=raised_in_user_code(trace),
             step=process.step,
+            line=user_line(trace),
         )
     )
     return code
@@ -395,14 +409,30 @@ def _is_launcher(frame: FrameType) -> bool:
 def raised_in_user_code(trace: TracebackType | None) -> bool:
     """Whether the innermost frame outside of the libraries is the user's, not paceline's.
 
-    True without frames: a script that does not even compile.
+    True without frames: a script that does not even compile. A scheduler of torch knows nothing but
+    what the script gave it, though paceline stands between the two.
     """
     deciding = True
     while trace:
         name = trace.tb_frame.f_code.co_filename
         if name.startswith(_PACKAGE + os.sep):
             deciding = False
-        elif not name.startswith(_LIBRARIES) and not name.startswith("<"):
+        elif _is_user_s(name) or name.endswith(_SCHEDULERS):
             deciding = True
         trace = trace.tb_next
     return deciding
+
+
+def user_line(trace: TracebackType | None) -> str:
+    """Where the script was: the file and line of its innermost frame; empty: there is none."""
+    found = ""
+    while trace:
+        name = trace.tb_frame.f_code.co_filename
+        if not name.startswith(_PACKAGE + os.sep) and _is_user_s(name):
+            found = f"{Path(name).name}, line {trace.tb_lineno}"
+        trace = trace.tb_next
+    return found
+
+
+def _is_user_s(name: str) -> bool:
+    return not name.startswith(_LIBRARIES) and not name.startswith("<")

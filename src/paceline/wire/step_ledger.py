@@ -34,7 +34,7 @@ from paceline.base.errors import ConfigError
 
 _MAGIC = b"PACELED3"
 _WORD_BYTES = 8
-_INC, _PID, _SLOTS, _COUNT, _MARK = 1, 2, 3, 4, 5
+_INC, _PID, _SLOTS, _COUNT, _MARK, _STEP = 1, 2, 3, 4, 5, 6
 """Words of the header; word 0 is the magic."""
 _FIRST = 8
 _WORDS = 18
@@ -80,6 +80,8 @@ class LedgerPage(NamedTuple):
     mark_s: float
     """Since when (monotonic clock) it computes a step all by itself; negative: since when it waits
     for others; 0: neither."""
+    step: int = 0
+    """That it is at; 0: it has begun none, or has no steps."""
 
 
 class StepLedgerWriter:
@@ -145,6 +147,10 @@ class StepLedgerWriter:
         """Say what we are at; see `LedgerPage.mark_s`. One store: a reader sees all of it."""
         self._words[_MARK] = mark_s
 
+    def begin(self, step: int) -> None:
+        """Say which step we are at: what ends us tells no more. One store, as well."""
+        self._words[_STEP] = step
+
 
 class StepLedgerReader:
     """The agent's end; survives a missing file, a new incarnation and a writer killed midway."""
@@ -179,6 +185,7 @@ class StepLedgerReader:
             newest=self._newest,
             records=records,
             mark_s=words[_MARK],
+            step=int(words[_STEP]),
         )
 
     def _open_newest(self) -> None:

@@ -27,6 +27,8 @@ class ExitEvidence(msgspec.Struct, frozen=True, kw_only=True):
     stacks: str = ""
     """What its threads did then."""
     log_tail: str = ""
+    step: int | None = None
+    """That it was at, 0: it had begun none; None: not known, or not of a worker."""
 
 
 class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):

@@ -219,6 +219,8 @@ class ScriptError(Message, frozen=True):
     in_user_code: bool
     step: int
     """-1: not known, of a script that trains by itself."""
+    line: str = ""
+    """``train.py, line 9``: the innermost line outside of paceline and libraries."""
 
 
 class Leaving(Message, frozen=True):
