@@ -9,7 +9,9 @@ import pytest
 
 from paceline.sim.patterns import (
     AnyPattern,
+    Correlated,
     Course,
+    Cycle,
     Disturbances,
     HeavyTail,
     Ladder,
@@ -17,6 +19,7 @@ from paceline.sim.patterns import (
     Persistent,
     Place,
     Spell,
+    Together,
     Trace,
     Transient,
     spells_of,
@@ -30,6 +33,9 @@ PATTERNS: list[AnyPattern] = [
     HeavyTail(scale_s=0.1, shape=1.5, worst_s=5.0, noisy=0.5),
     Ladder(nodes=(2,), rung_s=0.1, rungs=3, every=20.0, hold=100.0, start=30.0),
     Trace(tick=10.0, levels=((1.0, 2.0), (1.0, 3.0), (1.5, 1.0))),
+    Cycle(nodes=(1, 2), period=60.0, on=20.0, slowdown=2.0, stagger=15.0),
+    Together(nodes=(0, 2), mean_on=40.0, mean_off=60.0, slowdown=2.0, key=9),
+    Correlated(sigma=0.2, memory=0.9),
 ]
 
 
@@ -60,9 +66,13 @@ def test_one_node_alone_sees_what_the_whole_job_sees() -> None:
         assert job.delay_s[3] == sum(course.at(float(now_s)).delay_s for course in alone)
 
 
-def test_moving_one_node_is_moving_all_as_far_as_it_is_concerned() -> None:
-    together = Disturbances(PATTERNS, "worker", 4, seed=1)
-    alone = Disturbances(PATTERNS, "worker", 4, seed=1)
+# Of eight and more numpy adds in another order by row than by column.
+@pytest.mark.parametrize("patterns", [PATTERNS[:7], PATTERNS[4:]])
+def test_moving_one_node_is_moving_all_as_far_as_it_is_concerned(
+    patterns: list[AnyPattern],
+) -> None:
+    together = Disturbances(patterns, "worker", 4, seed=1)
+    alone = Disturbances(patterns, "worker", 4, seed=1)
     for iteration in range(300):
         together.move(iteration * 2.5, iteration)
         alone.move_one(2, iteration * 2.5, iteration)
@@ -88,6 +98,57 @@ def test_a_persistent_straggler_stays_in_its_first_place() -> None:
     job.renew(1, life=1)
     job.move(1.0, 1)
     assert not job.delay_s.any()
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        Persistent(nodes=(1,), slowdown=3.0, bound=False),
+        Ladder(nodes=(1,), rung_s=3.0, rungs=1, every=9.0, hold=math.inf, bound=False),
+    ],
+)
+def test_what_is_not_bound_to_a_place_comes_back_after_a_restart(pattern: AnyPattern) -> None:
+    job = Disturbances([pattern], "worker", 3, seed=0)
+    job.move(1.0, 0)
+    before = job.delay_s.tolist(), job.slowdown.tolist()
+    job.renew(1, life=1)
+    job.move(2.0, 1)
+    assert (job.delay_s.tolist(), job.slowdown.tolist()) == before
+    assert before[0][1] == 3.0 or before[1][1] == 3.0
+
+
+def test_a_staggered_cycle_rolls_from_node_to_node() -> None:
+    job = Disturbances(
+        [Cycle(nodes=(2, 0, 1), period=30.0, on=10.0, stagger=10.0, delay_s=1.0)], "worker", 3, 0
+    )
+    slow = []
+    for turn in range(6):
+        job.move(turn * 10.0 + 5.0, 0)
+        slow.append(np.flatnonzero(job.delay_s).tolist())
+    assert slow == [[2], [0], [1], [2], [0], [1]]
+
+
+def test_the_nodes_of_a_rack_are_slow_at_the_same_times_whatever_their_place() -> None:
+    job = Disturbances(
+        [Together(nodes=(0, 2), mean_on=40.0, mean_off=60.0, slowdown=2.0, key=1)], "worker", 3, 0
+    )
+    job.renew(2, life=1)
+    seen = []
+    for now_s in range(0, 2_000, 10):
+        job.move(float(now_s), 0)
+        assert job.slowdown[1] == 1.0
+        assert job.slowdown[0] == job.slowdown[2]
+        seen.append(job.slowdown[0])
+    assert set(seen) == {1.0, 2.0}
+
+
+def test_correlated_noise_has_the_mean_spread_and_memory_that_it_was_given() -> None:
+    pattern = Correlated(sigma=0.2, memory=0.9)
+    slowdown = [spell.slowdown for spell in first_spells(pattern, Place("worker", 0), count=40_000)]
+    logs = np.log(slowdown)
+    assert np.mean(slowdown) == pytest.approx(1.0, abs=0.02)
+    assert logs.std() == pytest.approx(0.2, rel=0.05)
+    assert np.corrcoef(logs[:-1], logs[1:])[0, 1] == pytest.approx(0.9, abs=0.01)
 
 
 def test_another_place_has_draws_of_its_own() -> None:

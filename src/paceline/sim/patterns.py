@@ -82,7 +82,7 @@ class Transient(Pattern, frozen=True, kw_only=True):
 
 
 class Persistent(Pattern, frozen=True, kw_only=True):
-    """Some nodes are disturbed until they leave their first place."""
+    """Some nodes are disturbed, until they leave their first place or for good."""
 
     nodes: tuple[int, ...]
     delay_s: float = 0.0
@@ -90,10 +90,13 @@ class Persistent(Pattern, frozen=True, kw_only=True):
     start: float = 0.0
     stop: float | None = None
     """None: never."""
+    bound: bool = True
+    """To the first place, so that a restart is a cure; False: every life of the node has it, as
+    with a slow machine that no other can replace."""
 
     def spells(self, place: Place, rng: np.random.Generator) -> Spells:
         """At most one."""
-        if place.index in self.nodes and place.life == 0:
+        if place.index in self.nodes and not (self.bound and place.life):
             stop = math.inf if self.stop is None else self.stop
             yield Spell(self.start, stop, self.delay_s, self.slowdown)
 
@@ -145,6 +148,78 @@ class HeavyTail(Pattern, frozen=True, kw_only=True):
                 at += 1
 
 
+class Cycle(Pattern, frozen=True, kw_only=True):
+    """Some nodes are disturbed for the same part of every period, whatever their place."""
+
+    nodes: tuple[int, ...]
+    period: float
+    on: float
+    """Of the period, from its start."""
+    delay_s: float = 0.0
+    slowdown: float = 1.0
+    start: float = 0.0
+    """Of the first node's first period."""
+    stagger: float = 0.0
+    """Each node's periods begin so much later than those of the node before it in ``nodes``."""
+
+    def spells(self, place: Place, rng: np.random.Generator) -> Spells:
+        """One per period."""
+        if place.index not in self.nodes:
+            return
+        start = self.start + self.nodes.index(place.index) * self.stagger
+        while True:
+            yield Spell(start, start + self.on, self.delay_s, self.slowdown)
+            start += self.period
+
+
+class Together(Pattern, frozen=True, kw_only=True):
+    """Some nodes are disturbed at the same times, for exponentially long, whatever their place."""
+
+    nodes: tuple[int, ...]
+    mean_on: float
+    mean_off: float
+    delay_s: float = 0.0
+    slowdown: float = 1.0
+    key: int
+    """Seeds the times, which all nodes share; a place's own draws would differ."""
+
+    def spells(self, place: Place, rng: np.random.Generator) -> Spells:
+        """The same for all nodes."""
+        if place.index not in self.nodes:
+            return
+        shared = np.random.default_rng(self.key)
+        start = 0.0
+        while True:
+            start += shared.exponential(self.mean_off)
+            stop = start + shared.exponential(self.mean_on)
+            yield Spell(start, stop, self.delay_s, self.slowdown)
+            start = stop
+
+
+class Correlated(Pattern, frozen=True, kw_only=True):
+    """Each iteration of a place is slowed down by a factor that resembles the one before.
+
+    The factor's logarithm is an autoregressive process of first order; its mean is 1.
+    """
+
+    sigma: float
+    """Standard deviation of the logarithm."""
+    memory: float
+    """Correlation of one iteration's logarithm with the next one's."""
+    clock: Clock = "iterations"
+
+    def spells(self, place: Place, rng: np.random.Generator) -> Spells:
+        """One per iteration."""
+        news = self.sigma * math.sqrt(1.0 - self.memory**2)
+        log = self.sigma * rng.standard_normal()
+        at = 0
+        while True:
+            for draw in (news * rng.standard_normal(256)).tolist():
+                yield Spell(at, at + 1, slowdown=math.exp(log - 0.5 * self.sigma**2))
+                log = self.memory * log + draw
+                at += 1
+
+
 class Ladder(Pattern, frozen=True, kw_only=True):
     """Some nodes get slower rung by rung, stay so for a while, and recover at once."""
 
@@ -156,10 +231,12 @@ class Ladder(Pattern, frozen=True, kw_only=True):
     """Length of a rung; the last one holds for ``hold``."""
     hold: float
     start: float = 0.0
+    bound: bool = True
+    """To the first place; False: every life of the node has it."""
 
     def spells(self, place: Place, rng: np.random.Generator) -> Spells:
         """One per rung."""
-        if place.index not in self.nodes or place.life > 0:
+        if place.index not in self.nodes or (self.bound and place.life):
             return
         for rung in range(1, self.rungs + 1):
             start = self.start + (rung - 1) * self.every
@@ -185,7 +262,9 @@ class Trace(Pattern, frozen=True, kw_only=True):
                 at += 1
 
 
-AnyPattern = Transient | Persistent | OnOff | HeavyTail | Ladder | Trace
+AnyPattern = (
+    Transient | Persistent | OnOff | Cycle | Together | HeavyTail | Correlated | Ladder | Trace
+)
 
 
 def spells_of(patterns: Sequence[AnyPattern], number: int, place: Place, seed: int) -> Spells:
