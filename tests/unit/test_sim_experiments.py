@@ -22,7 +22,7 @@ from paceline.policy.straggler.observation import Observation
 from paceline.policy.straggler.registry import solution
 from paceline.policy.straggler.solution import Solution
 from paceline.sim import families, pai, paper, production
-from paceline.sim.catalogue import always, preset_of, presets
+from paceline.sim.catalogue import OF_FAMILIES, always, families_preset, preset_of, presets
 from paceline.sim.clairvoyant import clairvoyant_s
 from paceline.sim.costs import Traffic
 from paceline.sim.experiments import Experiment, Preset, run_all, simulate
@@ -40,6 +40,7 @@ from paceline.sim.methods import (
     solution_of,
 )
 from paceline.sim.outcome import Outcome
+from paceline.sim.patterns import Ladder
 from paceline.sim.presets import (
     INTENSITIES,
     MOBILENET_REDUCE,
@@ -101,9 +102,58 @@ def test_the_stated_share_of_the_fleet_straggles() -> None:
 
 @pytest.mark.parametrize("family", families.FAMILIES)
 def test_a_family_is_drawn_by_its_seed(family: str) -> None:
-    drawn = [families.draw(family, "bsp", seed) for seed in (5, 5, 6)]
+    drawn = [families.draw(family, "bsp", 20, seed) for seed in (5, 5, 6)]
     assert drawn[0] == drawn[1]
-    assert drawn[0].patterns != drawn[2].patterns
+    assert drawn[0] != drawn[2] or family == "undisturbed"
+
+
+def test_a_familys_draws_stay_what_they_were() -> None:
+    # Measured results name their seeds: a family that is added must not move another's draws.
+    (pattern,) = families.draw("ladder", "bsp", 20, 6_000).patterns
+    assert isinstance(pattern, Ladder)
+    assert (pattern.nodes, pattern.rungs) == ((5, 3, 13), 6)
+    assert pattern.start == pytest.approx(330.6715949658341)
+
+
+@pytest.mark.parametrize("mode", OF_FAMILIES)
+@pytest.mark.parametrize("workers", [2, 4, 100])
+def test_a_family_is_drawn_for_any_mode_and_size(mode: str, workers: int) -> None:
+    for family in families.names(mode):
+        scenario = families.draw(family, mode, workers, 1)
+        nodes = {"worker": workers, "server": scenario.servers}
+        for pattern in scenario.patterns:
+            slow = getattr(pattern, "nodes", ())
+            assert set(slow) <= set(range(nodes[pattern.role]))
+            # At any time somebody is as fast as usual; in a rolling burst all have their turn.
+            assert len(slow) < workers or family == "rolling"
+        assert families.family_of(scenario.name) == family
+        assert scenario.local_batch == 4_096
+
+
+def test_jobs_with_all_reduce_have_no_families_of_servers() -> None:
+    assert set(families.names("bsp")) - set(families.names("allreduce")) == families.OF_SERVERS
+    draws = [families.draw("constant", "allreduce", 20, seed) for seed in range(30)]
+    assert {pattern.role for job in draws for pattern in job.patterns} == {"worker"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((("bsp",), (20,), ("lader",)), "no family 'lader'; there are constant, .*outliers"),
+        ((("ssp",), (20,), ()), "no mode 'ssp'; families have bsp, asp, allreduce"),
+        ((("allreduce",), (20,), ("server",)), "no servers, and so no family server; choose"),
+    ],
+)
+def test_families_that_cannot_be_run_are_refused(
+    options: tuple[tuple[str, ...], tuple[int, ...], tuple[str, ...]], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        families_preset(*options)
+
+
+def test_a_job_of_one_worker_has_no_straggler() -> None:
+    with pytest.raises(ConfigError, match=r"--workers 1: .* give 2 workers or more"):
+        families_preset(sizes=(1,))
 
 
 # ------------------------------------------------------------------------- measured times
@@ -239,7 +289,7 @@ def test_every_preset_draws_its_scenarios(tmp_path: Path) -> None:
     for preset in presets(tmp_path).values():
         for planned in preset.runs(range(preset.first_seed, preset.first_seed + 2)):
             scenario = planned.experiment.draw(planned.seed)
-            assert scenario.num_steps > 100
+            assert scenario.num_steps > (10 if scenario.name == "short" else 100)
             solution_of(planned.method, scenario)
 
 
@@ -434,6 +484,53 @@ def test_the_command_writes_table_json_and_figures(
     ]
     assert written.clock == "virtual"
     assert (plots / "fig10_jct_bsp.png").stat().st_size > 1_000
+
+
+SHORT = ["sim", "stragglers", "families", "--family", "short", "--workers", "4", "--seed", "1"]
+"""The cheapest of all families."""
+
+
+def test_a_file_of_results_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "out.json"
+    options = ["--processes", "1", "--solution", "DDP", "--mode", "allreduce", "--json", str(path)]
+    ran: list[str] = []
+    monkeypatch.setattr(
+        "paceline.sim.experiments.simulate",
+        lambda scenario, method, seed, **how: (
+            ran.append(f"{scenario.name}, {method.label}, {seed}")
+            or simulate(scenario, method, seed, **how)
+        ),
+    )
+    first = CliRunner().invoke(app, [*SHORT, *options, "--repeat", "1", "--continue"])
+    assert first.exit_code == 0, first.output
+    second = CliRunner().invoke(
+        app, [*SHORT, *options, "--repeat", "2", "--continue", "--solution", "partial"]
+    )
+    assert second.exit_code == 0, second.output
+    job = "short, 4 workers"
+    assert ran == [f"{job}, DDP, 1", f"{job}, partial, 1", f"{job}, DDP, 2", f"{job}, partial, 2"]
+    assert len(decode(path.read_bytes()).runs) == 4
+
+
+def test_results_of_another_preset_are_not_gone_on_with(tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    path.write_bytes(encode(results_of()))
+    done = CliRunner().invoke(app, [*SHORT, "--json", str(path), "--continue"])
+    assert done.exit_code == 2
+    assert "have preset test, and this run has families; name another file" in done.output
+    path.write_text("{")
+    done = CliRunner().invoke(app, [*SHORT, "--json", str(path), "--continue"])
+    assert done.exit_code == 2
+    assert "holds no results" in done.output
+
+
+def test_options_of_families_are_refused_for_other_presets() -> None:
+    done = CliRunner().invoke(app, ["sim", "stragglers", "fig10", "--workers", "4"])
+    assert done.exit_code == 2
+    assert "--family are for preset families, and fig10 was given" in done.output
+    done = CliRunner().invoke(app, [*SHORT, "--continue"])
+    assert done.exit_code == 2
+    assert "give --json, too" in done.output
 
 
 @pytest.mark.parametrize("command", ["sim", "bench"])

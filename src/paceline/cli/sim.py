@@ -1,15 +1,16 @@
 """The command ``paceline sim``: experiments in virtual time."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
 from paceline.base.errors import ConfigError
 
 if TYPE_CHECKING:
-    from paceline.sim.experiments import Preset
+    from paceline.sim.experiments import Planned, Preset
     from paceline.sim.results import CallCosts, Results
 
 app = typer.Typer(
@@ -45,6 +46,18 @@ def stragglers(
             "methods of the preset."
         ),
     ] = None,
+    mode: Annotated[
+        list[str] | None,
+        typer.Option(help="bsp, asp or allreduce (families); again for more. Default: bsp."),
+    ] = None,
+    workers: Annotated[
+        list[int] | None,
+        typer.Option(help="Of each job (families); again for more. Default: 20."),
+    ] = None,
+    family: Annotated[
+        list[str] | None,
+        typer.Option(help="Of patterns (families); again for more. Default: all."),
+    ] = None,
     data: Annotated[
         Path | None, typer.Option(help="Directory of measured batch times (preset pai).")
     ] = None,
@@ -64,7 +77,12 @@ def stragglers(
         int | None,
         typer.Option(help="Processes to run in. Default: one per CPU.", show_default=False, min=1),
     ] = None,
-    json: Annotated[Path | None, typer.Option(help="Write the results here.")] = None,
+    json: Annotated[
+        Path | None, typer.Option(help="Write the results here, as they come in.")
+    ] = None,
+    continue_: Annotated[
+        bool, typer.Option("--continue", help="Run only what the file of --json lacks.")
+    ] = False,
     plots: Annotated[
         Path | None, typer.Option(help="Draw the figures into this directory.")
     ] = None,
@@ -74,20 +92,47 @@ def stragglers(
     Nothing is computed and nothing waits: times are virtual.
     """
     from paceline.cli.stragglers.command import check_outputs
-    from paceline.sim.catalogue import preset_of, presets
+    from paceline.sim.catalogue import presets
 
     if list_:
         for each in presets(data or Path()).values():
             print(f"{each.name:12} {each.about}")
         return
-    chosen = preset_of(preset, data)
+    chosen = _preset(preset, data, _Jobs(mode or (), workers or (), family or ()))
     costs = _costs(preset, ledger_call_us, action_ms)
     check_outputs(json, plots)
     first = chosen.first_seed if seed is None else seed
     seeds = range(first, first + (repeat or chosen.repeat))
-    results = _run(chosen, seeds, frozenset(solution or ()), processes or os.cpu_count() or 1)
-    results.call_costs = costs
+    results = _begin(chosen, json, costs, continue_=continue_)
+    planned = chosen.runs(seeds, frozenset(solution or ()))
+    _run(results, planned, seeds.start, processes or os.cpu_count() or 1, json)
     _show(results, json, plots)
+
+
+class _Jobs(NamedTuple):
+    """Which families of patterns are run, and on what jobs; empty: the default."""
+
+    modes: Sequence[str]
+    workers: Sequence[int]
+    families: Sequence[str]
+
+
+def _preset(name: str, data: Path | None, jobs: _Jobs) -> "Preset":
+    """The preset that was asked for.
+
+    Raises:
+        ConfigError: there is none, or its jobs cannot be chosen, or not so.
+    """
+    from paceline.sim.catalogue import families_preset, preset_of
+
+    if not any(jobs):
+        return preset_of(name, data)
+    if name != "families":
+        raise ConfigError(
+            f"--mode, --workers and --family are for preset families, and {name} was given; "
+            "leave them out, or run families"
+        )
+    return families_preset(jobs.modes or ("bsp",), jobs.workers or (20,), jobs.families)
 
 
 def _costs(
@@ -114,30 +159,63 @@ def _costs(
     return CallCosts(ledger_call_s=ledger_call_us / 1e6, action_s=(action_ms or 0.0) / 1e3)
 
 
-def _run(preset: "Preset", seeds: range, labels: frozenset[str], processes: int) -> "Results":
-    from paceline.cli.stragglers.command import circumstances
-    from paceline.cli.stragglers.progress import Watch
-    from paceline.sim.experiments import run_all
+def _begin(
+    preset: "Preset", json: Path | None, costs: "CallCosts | None", *, continue_: bool
+) -> "Results":
+    """Results without any run, or those that an earlier command has left.
+
+    Raises:
+        ConfigError: the earlier command was another one, or of another version.
+    """
+    from paceline.cli.stragglers.command import circumstances, kept
     from paceline.sim.results import Results
 
-    planned = preset.runs(seeds, labels)
-    results = Results(clock="virtual", **circumstances(preset))
-    with Watch(len(planned)) as watch:
-        for one, scenario, run in run_all(planned, seeds.start, processes):
+    fresh = Results(clock="virtual", **circumstances(preset), call_costs=costs)
+    if not continue_:
+        return fresh
+    if json is None:
+        raise ConfigError("--continue goes on with the file of --json; give --json, too")
+    return kept(json, fresh)
+
+
+def _run(
+    results: "Results",
+    planned: "Sequence[Planned]",
+    first_seed: int,
+    processes: int,
+    json: Path | None,
+) -> None:
+    """Run what the results lack; a row that is there is written at once."""
+    from paceline.cli.stragglers.progress import Watch
+    from paceline.sim.experiments import run_all
+    from paceline.sim.results import encode
+
+    done = {(run.scenario, run.mode, run.seed, run.method) for run in results.runs}
+    lacking = [one for one in planned if (*_job(one), one.method.label) not in done]
+    with Watch(len(lacking)) as watch:
+        for one, scenario, run in run_all(lacking, first_seed, processes):
             results.methods[one.method.label] = one.method
             results.scenarios.setdefault(scenario.name, scenario)
             results.runs.append(run)
             watch.ran(run)
-    return results
+            if json is not None:
+                json.write_bytes(encode(results))
+
+
+def _job(planned: "Planned") -> tuple[str, str, int]:
+    scenario = planned.experiment.draw(planned.seed)
+    return scenario.name, scenario.mode, planned.seed
 
 
 def _show(results: "Results", json: Path | None, plots: Path | None) -> None:
+    from paceline.cli.stragglers.best_other import markdown_best
     from paceline.cli.stragglers.command import draw_into
     from paceline.cli.stragglers.goals import goals_of, markdown_goals
     from paceline.cli.stragglers.tables import markdown
     from paceline.sim.results import encode
 
     print(markdown(results))
+    print(markdown_best(results))
     print(markdown_goals(goals_of(results)))
     if json is not None:
         json.write_bytes(encode(results))

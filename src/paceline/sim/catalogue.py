@@ -1,5 +1,6 @@
 """The experiments by name: those of the paper, and ours."""
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from paceline.sim.presets import (
     INTENSITIES,
     MOBILENET_REDUCE,
     RESNET_REDUCE,
+    WORKERS,
     dedicated,
     killed,
     large,
@@ -43,8 +45,12 @@ from paceline.sim.scenarios import Scenario
 
 ANY_SIZE = (BSP, BACKUP_TENTH, LB_BSP, ND, ND_OWN, PARTIAL, AUTO)
 """For synchronous jobs of other sizes than the paper's."""
-PAPER_SIZE = (BACKUP, *ANY_SIZE)
-"""For synchronous jobs of the paper's size but with other patterns."""
+OF_FAMILIES: dict[str, tuple[Method, ...]] = {
+    "bsp": (BACKUP, *ANY_SIZE),
+    "asp": ASYNCHRONOUS,
+    "allreduce": (DDP, BACKUP_TENTH, LB_BSP, ND, ND_OWN, PARTIAL, AUTO),
+}
+"""By mode: for jobs with other patterns than the paper's."""
 WORST = 0.8
 """The intensity of Figures 10 and 11."""
 
@@ -85,16 +91,61 @@ def _dedicated() -> list[Experiment]:
     return [_fixed(dedicated(*one), (DDP, LB_BSP, DD, AUTO)) for one in models.items()]
 
 
-def _families(mode: str, methods: tuple[Method, ...]) -> list[Experiment]:
-    return [
-        Experiment(draw=partial(families.draw, family, mode), methods=methods)
-        for family in families.FAMILIES
+def families_preset(
+    modes: Sequence[str] = ("bsp",),
+    sizes: Sequence[int] = (WORKERS,),
+    chosen: Sequence[str] = (),
+) -> Preset:
+    """Families of patterns, on the seeds that solutions are judged on.
+
+    Args:
+        modes: of the jobs.
+        sizes: their numbers of workers.
+        chosen: names of families; none: all that a mode can have.
+
+    Raises:
+        ConfigError: there is no such family or mode, a chosen family is of no job, or a job is too
+            small.
+    """
+    for name in chosen:
+        if name not in families.FAMILIES:
+            raise ConfigError(f"no family {name!r}; there are {', '.join(families.FAMILIES)}")
+    for mode in modes:
+        if mode not in OF_FAMILIES:
+            raise ConfigError(f"no mode {mode!r}; families have {', '.join(OF_FAMILIES)}")
+    if min(sizes) < 2:
+        raise ConfigError(
+            f"--workers {min(sizes)}: a straggler is slower than others; give 2 workers or more"
+        )
+    experiments = [
+        Experiment(
+            draw=partial(families.draw, family, mode, workers),
+            # Six backup workers are for jobs of twenty.
+            methods=tuple(m for m in OF_FAMILIES[mode] if workers == WORKERS or m != BACKUP),
+        )
+        for mode in modes
+        for workers in sizes
+        for family in families.names(mode)
+        if not chosen or family in chosen
     ]
+    if not experiments:
+        raise ConfigError(
+            f"with all-reduce there are no servers, and so no family {', '.join(chosen)}; "
+            "choose another, or mode bsp or asp"
+        )
+    return Preset(
+        name="families",
+        about="families of patterns, on the seeds that solutions are judged on "
+        "(--mode, --workers, --family)",
+        experiments=tuple(experiments),
+        repeat=20,
+        first_seed=FIRST_EVALUATION_SEED,
+    )
 
 
 def presets(data: Path | None = None) -> dict[str, Preset]:
     """All presets; ``data``: where the traces of ``pai`` are."""
-    every = [*_of_the_paper(), *_on_other_patterns(), *_in_production()]
+    every = [*_of_the_paper(), families_preset(), *_in_production()]
     if data is not None:
         every.append(_pai(data))
     return {preset.name: preset for preset in every}
@@ -148,26 +199,6 @@ def _of_the_paper() -> list[Preset]:
             name="fig18",
             about="Figure 18: what managing jobs of 8 to 90 workers takes",
             experiments=tuple(_fixed(managed(*size), (ND, AUTO)) for size in FIG18_SIZES),
-        ),
-    ]
-
-
-def _on_other_patterns() -> list[Preset]:
-    """On the seeds that solutions are judged on."""
-    return [
-        Preset(
-            name="families",
-            about="five families of patterns in BSP, on the seeds that solutions are judged on",
-            experiments=tuple(_families("bsp", PAPER_SIZE)),
-            repeat=20,
-            first_seed=FIRST_EVALUATION_SEED,
-        ),
-        Preset(
-            name="families-asp",
-            about="the same in ASP",
-            experiments=tuple(_families("asp", ASYNCHRONOUS)),
-            repeat=20,
-            first_seed=FIRST_EVALUATION_SEED,
         ),
     ]
 

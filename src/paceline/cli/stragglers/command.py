@@ -9,10 +9,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from paceline.base.errors import ConfigError
 from paceline.cli.stragglers.figures import draw
 from paceline.sim.experiments import Preset
-from paceline.sim.results import Results
+from paceline.sim.results import Results, decode
 
 
 def circumstances(preset: Preset) -> dict[str, Any]:
@@ -47,6 +49,30 @@ def check_outputs(json: Path | None, plots: Path | None) -> None:
             raise ConfigError(
                 f"--plots {plots} cannot be made ({error.strerror}); name another directory"
             ) from error
+
+
+def kept(json: Path, fresh: Results) -> Results:
+    """The results in a file, to be gone on with; ``fresh`` if there is no such file.
+
+    Raises:
+        ConfigError: they are of another preset, or of another state of the program.
+    """
+    if not json.exists():
+        return fresh
+    try:
+        found = decode(json.read_bytes())
+    except msgspec.DecodeError as error:
+        raise ConfigError(
+            f"--continue: {json} holds no results ({error}); leave --continue out"
+        ) from error
+    for what in ("preset", "version", "commit", "call_costs"):
+        was, now = getattr(found, what), getattr(fresh, what)
+        if was != now:
+            raise ConfigError(
+                f"--continue: the results in {json} have {what} {was}, and this run has {now}; "
+                "name another file"
+            )
+    return found
 
 
 def draw_into(directory: Path | None, results: Results) -> None:

@@ -7,13 +7,17 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from paceline.cli.stragglers.best_other import best_others
 from paceline.cli.stragglers.pairs import pair
 from paceline.cli.stragglers.tables import published, table
-from paceline.sim import paper
+from paceline.sim import families, paper
 from paceline.sim.results import Results, mean_s
 
 STEADY, OVER_BSP, OVER_CLAIRVOYANT = 1.12, 2.0, 1.10
 OFF_PAPER, OFF_DEDICATED = 0.15, 0.05
+OVER_BEST, OVER_NONE = 1.02, 1.005
+"""Of `auto` on families of patterns: over the best other method, and over none where nobody is
+slow."""
 MILDEST, WORST = "0.1", "0.8"
 """Intensities."""
 ROLES = ("worker", "server")
@@ -66,6 +70,7 @@ def goals_of(results: Results) -> list[Goal]:
         *_by_row(results),
         *_margins(results),
         *_pairs(results),
+        *_families(results),
     ]
 
 
@@ -149,3 +154,14 @@ def _pairs(results: Results) -> Iterable[Goal]:
             high, other = max(highs)
             what = f"{scenario}, {mode}: upper end of auto / other over all others ({other})"
             yield Goal(what, high, "below 1", high < 1.0)
+
+
+def _families(results: Results) -> Iterable[Goal]:
+    """On every family `auto` is as good as what is best there, or as nothing where that is best."""
+    for one in best_others(results):
+        family, job = families.family_of(one.scenario), f"{one.scenario}, {one.mode}"
+        if family is None:
+            continue
+        yield at_most(f"{job}: auto / best other ({one.method})", one.over_best, OVER_BEST)
+        if family in families.NOBODY_SLOW and one.over_none is not None:
+            yield at_most(f"{job}: auto / none, nobody is slow", one.over_none, OVER_NONE)

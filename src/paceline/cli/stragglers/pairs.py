@@ -30,13 +30,18 @@ class Pair(NamedTuple):
 
 def pair(results: Results, scenario: str, mode: str, other: str) -> Pair | None:
     """`auto` against another method; None: too few seeds in common."""
+    found = list(ratios(results, scenario, mode, other).values())
+    return Pair(len(found), *interval(found)) if len(found) >= FEWEST_SEEDS else None
+
+
+def ratios(results: Results, scenario: str, mode: str, other: str) -> dict[int, float]:
+    """JCT of `auto` over that of another method, by seed."""
     times_s = {run.seed: run.outcome.jct_s for run in results.of(scenario, mode, other)}
-    ratios = [
-        run.outcome.jct_s / times_s[run.seed]
+    return {
+        run.seed: run.outcome.jct_s / times_s[run.seed]
         for run in results.of(scenario, mode, "auto")
         if run.seed in times_s
-    ]
-    return Pair(len(ratios), *interval(ratios)) if len(ratios) >= FEWEST_SEEDS else None
+    }
 
 
 def interval(values: Sequence[float]) -> tuple[float, float, float]:
