@@ -13,6 +13,19 @@ if TYPE_CHECKING:
     from paceline.sim.experiments import Planned, Preset
     from paceline.sim.results import CallCosts, Results
 
+Modes = Annotated[
+    list[str] | None,
+    typer.Option(help="bsp, asp or allreduce (families); again for more. Default: bsp."),
+]
+Sizes = Annotated[
+    list[int] | None,
+    typer.Option(help="Workers of each job (families); again for more. Default: 20."),
+]
+Families = Annotated[
+    list[str] | None,
+    typer.Option(help="Names of families (families); again for more. Default: all."),
+]
+
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -46,18 +59,9 @@ def stragglers(
             "methods of the preset."
         ),
     ] = None,
-    mode: Annotated[
-        list[str] | None,
-        typer.Option(help="bsp, asp or allreduce (families); again for more. Default: bsp."),
-    ] = None,
-    workers: Annotated[
-        list[int] | None,
-        typer.Option(help="Of each job (families); again for more. Default: 20."),
-    ] = None,
-    family: Annotated[
-        list[str] | None,
-        typer.Option(help="Of patterns (families); again for more. Default: all."),
-    ] = None,
+    mode: Modes = None,
+    workers: Sizes = None,
+    family: Families = None,
     data: Annotated[
         Path | None, typer.Option(help="Directory of measured batch times (preset pai).")
     ] = None,
