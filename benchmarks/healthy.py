@@ -1,11 +1,13 @@
 """What the default solution does to jobs in which nobody is slow, on a quiet and a busy machine.
 
     python benchmarks/healthy.py [--quick] [--seconds 60] [--rounds 3] [--only bsp-2 asp-3 ...]
-        [--loads 0 2 8]
+        [--loads 0 2 8] [--share-cores]
 
 Two jobs of the same kind, one with the default solution (``auto``) and one with ``none``. Where
-the load is 0 one runs after the other, the order alternating from round to round; else both run at
-the same time, beside so many processes that only compute, so that both meet the same disturbances.
+the load is 0 one runs after the other, the order alternating from round to round. Else both run at
+the same time beside processes that only compute, each with one half of the cores and of the load,
+the halves changing from round to round: where two jobs contend for the same cores, chance gives
+one up to a third more. ``--share-cores`` lets them.
 Counted in the job with ``auto``: restarts and replacements that it ordered, and changes of the plan
 (ADJUST_BS, BACKUP_WORKERS, partial steps) that took effect. The ratio is that of samples that came
 into the models in the same number of seconds, after a warm-up, with its 95 % interval over rounds.
@@ -16,8 +18,9 @@ is below.
 
 import contextlib
 import multiprocessing
+import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -120,20 +123,39 @@ def watch(jobs: list[JobDir], seconds: float) -> list[Counted]:
     return found
 
 
-def one_round(kind: Kind, seconds: float, load: int, number: int) -> tuple[Counted, Counted]:
+def one_round(
+    kind: Kind, seconds: float, load: int, number: int, share_cores: bool
+) -> tuple[Counted, Counted]:
     """The job with ``auto``, and the one with ``none``."""
     arms = ["auto", "none"] if number % 2 else ["none", "auto"]
-    if load:
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(busy(load))
-            jobs = [stack.enter_context(harness.running(spec_of(kind, arm))) for arm in arms]
-            found = dict(zip(arms, watch(jobs, seconds), strict=True))
-    else:
-        found = {}
+    found = {}
+    if not load:
         for arm in arms:
             with harness.running(spec_of(kind, arm)) as job:
                 found[arm] = watch([job], seconds)[0]
+        return found["auto"], found["none"]
+    cores = sorted(os.sched_getaffinity(0))
+    half = len(cores) // 2
+    own = [set(cores)] * 2 if share_cores or not half else [set(cores[:half]), set(cores[half:])]
+    with contextlib.ExitStack() as stack:
+        jobs = []
+        for arm, where in zip(arms, own, strict=True):
+            with on(where):
+                stack.enter_context(busy(load // 2))
+                jobs.append(stack.enter_context(harness.running(spec_of(kind, arm))))
+        found = dict(zip(arms, watch(jobs, seconds), strict=True))
     return found["auto"], found["none"]
+
+
+@contextlib.contextmanager
+def on(cores: Set[int]) -> Iterator[None]:
+    """What is started within computes on these cores only."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def _spin() -> None:
@@ -143,7 +165,7 @@ def _spin() -> None:
 
 @contextlib.contextmanager
 def busy(load: int) -> Iterator[None]:
-    """So many processes that compute beside whatever else runs."""
+    """So many processes that compute beside all else that runs."""
     spawned = [multiprocessing.Process(target=_spin, daemon=True) for _ in range(load)]
     for one in spawned:
         one.start()
@@ -182,6 +204,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60.0, help="of each job")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--loads", type=int, nargs="+", default=[0, 2, 8], help="busy processes")
+    parser.add_argument("--share-cores", action="store_true", help="both jobs use all cores")
     parser.add_argument("--only", nargs="+", metavar="KIND", help=", ".join(map(str, KINDS)))
     options = parser.parse_args()
     kinds = [kind for kind in KINDS if not options.only or str(kind) in options.only]
@@ -195,7 +218,7 @@ def main() -> int:
         for number in range(num_rounds):
             for load in loads:
                 for kind in kinds:
-                    pair = one_round(kind, seconds, load, number)
+                    pair = one_round(kind, seconds, load, number, options.share_cores)
                     rounds.setdefault(f"{kind}, load {load}", []).append(pair)
                     print(f"round {number}, {kind}, load {load}: auto {pair[0]}, none {pair[1]}")
     figures, code = judge(rounds)
