@@ -1,17 +1,21 @@
 """Real jobs whose steps do not wait for a straggler apply every sample once all the same."""
 
+import contextlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 from equality import switching
 
+from paceline.cli.launch import launch
 from paceline.policy.straggler.actions import AnyAction, BackupWorkers, Partial
 from paceline.runtime.checkpoint import cutfile
 from paceline.wire.client import Kill
+from paceline.wire.spec import JobSpec, NodeSpec, RestartSpec
 from tests.integration.running import RunningJob, running
 
 SCRIPT = Path(__file__).with_name("jobs") / "straggling.py"
+SCHEDULED = SCRIPT.with_name("scheduled.py")
 NUM_SAMPLES, EPOCHS = 1024, 2
 
 
@@ -63,3 +67,29 @@ def test_steps_without_a_straggler_lose_no_sample_and_repeat_none(
         counts = num_updates(job)
         assert counts.size == NUM_SAMPLES
         assert np.all(counts == EPOCHS), np.unique(counts, return_counts=True)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("strategy", ["allreduce"])
+def test_a_schedule_has_as_many_steps_as_there_are_global_batches(
+    tmp_path: Path, strategy: str
+) -> None:
+    spec = JobSpec(
+        script=str(SCHEDULED),
+        args=("--out", str(tmp_path), "--slow", "1", "--die-at", "30"),
+        name="scheduled",
+        strategy=strategy,
+        workers=NodeSpec(count=2),
+        restart=RestartSpec(backoff_s=0.1),
+        solution="backup_workers",
+        solution_args={"count": "1"},
+        preflight=False,
+    )
+    with contextlib.closing(RunningJob(launch(spec), tmp_path)) as job:
+        outcome = job.end()
+        assert outcome.state == "finished", outcome
+        assert len(job.events("relaunch")) == 1
+    # The script compares the rate of every step itself.
+    ends = [list(map(int, path.read_text().split())) for path in sorted(tmp_path.glob("*.end"))]
+    assert [position for position, _ in ends] == [80, 80]
+    assert ends[0][1] > 90, "no steps were short"

@@ -1,5 +1,6 @@
 """What strategy allreduce refuses before any work starts."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,7 +10,10 @@ from torch import nn
 import paceline as pl
 from paceline.base.errors import ConfigError
 from paceline.runtime.allreduce.strategy import HeldByAll, _be_deterministic
-from paceline.runtime.collective.stepping import check_dense, device_of
+from paceline.runtime.collective.state import MemberState
+from paceline.runtime.collective.stepping import Together, check_dense, device_of
+from paceline.runtime.replica.outside import Outside
+from paceline.runtime.replica.replica import Replica
 from paceline.runtime.stepping import trained_by
 
 
@@ -67,3 +71,54 @@ def test_equal_bits_cost_no_filling_of_memory_unless_the_script_saw_to_them(
     finally:
         torch.use_deterministic_algorithms(False)
         settings.fill_uninitialized_memory = True
+
+
+class Member(Together):
+    """One whose steps the test takes."""
+
+    def __init__(self) -> None:
+        self._member: Any = SimpleNamespace(state=MemberState(1))
+        self._loop: Any = SimpleNamespace(step=None)
+
+    def take(self, num_batches: int, *, holds: bool = True) -> None:
+        """A step that completes so many global batches."""
+        self._loop.step = SimpleNamespace(holds=holds, num_batches=num_batches)
+        if holds:
+            state = self._member.state
+            state.position.advance(state.step, num_batches)
+            state.step += 1
+
+
+def test_a_schedule_follows_the_global_batches_in_the_model() -> None:
+    member, model = Member(), nn.Linear(1, 1)
+    member._member.state.step = 0
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    optimizer._opt_called = True  # type: ignore[attr-defined]
+    halving = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+    schedulers: Any = [halving, plateau]
+    Outside(schedulers, member._num_schedules)
+    replica = Replica([model], [optimizer], [], position=member._member.state.position)
+    for num_batches, holds in ((1, True), (0, True), (1, False), (2, True), (0, True)):
+        member.take(num_batches, holds=holds)
+        halving.step()
+        plateau.step(1.0)
+    assert (member.step, member.num_steps) == (3, 4)
+    assert optimizer.param_groups[0]["lr"] == 0.5**3
+    assert plateau.last_epoch == 4  # it has looked once at each step
+
+    joins = Member()
+    assert joins.step is None
+    other = nn.Linear(1, 1)
+    position = joins._member.state.position
+    Replica(
+        [other], [torch.optim.SGD(other.parameters(), lr=1.0)], [], position=position
+    ).load_saved(replica.save())
+    assert joins.step == 3
+
+
+def test_a_cut_of_before_positions_were_kept_is_at_its_step() -> None:
+    state = MemberState(1)
+    assert state.position.at(7) == 7
+    state.position.advance(7, 0)
+    assert state.position.at(8) == 7

@@ -1,6 +1,6 @@
 """What a synchronous step consists of is a function of what is in the model."""
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.base.samples import Intervals, Span
@@ -128,3 +128,43 @@ def test_however_many_do_a_step_all_samples_come_once_and_in_their_epoch(
         for point in data.draw(st.sets(st.sampled_from(points), min_size=1)):
             done.add(point, point + 1)
     assert len(done) == size * one.epochs
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.data())
+def test_an_epoch_has_as_many_global_batches_whatever_its_steps_lack(data: st.DataObject) -> None:
+    one = feed(
+        data.draw(st.integers(1, 40)),
+        batch_size=data.draw(st.integers(1, 6)),
+        epochs=data.draw(st.integers(1, 3)),
+        per_worker=data.draw(st.booleans()),
+    )
+    workers = data.draw(st.integers(1, 4))
+    size, batch = one.num_samples or 0, one.global_batch(workers)
+    done, found = Intervals(), 0
+    while whole := one.next_slice(done, workers):
+        points = [p for span in whole for p in range(span.start, span.stop)]
+        before = len(done)
+        for point in data.draw(st.sets(st.sampled_from(points), min_size=1)):
+            done.add(point, point + 1)
+        found += one.steps_between(before, len(done), batch)
+        if len(done) % size == 0:
+            assert found == len(done) // size * -(-size // batch)
+        elif not one.per_worker:
+            assert found == one.steps_in(len(done))
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.data())
+def test_every_whole_step_is_one_global_batch_however_many_do_it(data: st.DataObject) -> None:
+    one = feed(
+        data.draw(st.integers(1, 40)),
+        batch_size=data.draw(st.integers(1, 6)),
+        per_worker=data.draw(st.booleans()),
+    )
+    done = Intervals()
+    while whole := one.next_slice(done, workers := data.draw(st.integers(1, 4))):
+        before = len(done)
+        for span in whole:
+            done.add(span.start, span.stop)
+        assert one.steps_between(before, len(done), one.global_batch(workers)) == 1

@@ -16,7 +16,7 @@ class Script:
         self.optimizer._opt_called = True  # type: ignore[attr-defined]
         self.scheduler = StepLR(self.optimizer, step_size=1, gamma=0.5)
         self.in_loop: int | None = None
-        self.outside = Outside([self.scheduler], lambda: self.in_loop)
+        self.outside = Outside([self.scheduler], lambda _: self.in_loop)
 
     @property
     def rate(self) -> float:

@@ -17,7 +17,7 @@ from paceline.base.errors import ConfigError, PermanentError
 from paceline.base.samples import Span
 from paceline.runtime.data.work import Work
 from paceline.runtime.ps.agreeing import odd_ones
-from paceline.runtime.ps.schedule import Schedule, steps_in
+from paceline.runtime.ps.schedule import Schedule
 from paceline.runtime.ps.scripts import NEWEST, Scripts
 from paceline.runtime.ps.store import Store
 from paceline.wire.messages.data import Part, Script
@@ -155,13 +155,13 @@ def test_workers_without_steps_follow_the_samples_in_the_model_together() -> Non
     for number in range(12):  # halves of a batch, in turn
         life = (one, other)[number % 2]
         life.schedule.enter(FEED, Work(0, (Span(0, 0, 2),), 2, 0), 2 * number)
-        assert life.settings == expected[steps_in(FEED, 2 * number)]
+        assert life.settings == expected[FEED.steps_in(2 * number)]
         life.take()
         life.schedule.leave()
 
 
 def test_the_rest_of_an_epoch_is_a_step() -> None:
-    assert [steps_in(FEED, n) for n in (0, 3, 4, 20, 21, 22, 26, 44)] == [0, 0, 1, 5, 5, 6, 7, 12]
+    assert [FEED.steps_in(n) for n in (0, 3, 4, 20, 21, 22, 26, 44)] == [0, 0, 1, 5, 5, 6, 7, 12]
 
 
 def test_a_feed_that_follows_one_that_was_left_goes_on_from_its_last_step() -> None:

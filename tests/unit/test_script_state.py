@@ -77,7 +77,7 @@ def test_what_cannot_be_kept_is_refused_by_name() -> None:
 class Stepper(Together):
     """A member, as far as averages need it."""
 
-    step: Any = None
+    num_steps: Any = None
     _loop: Any = None
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ def test_an_average_is_updated_once_for_each_step(given: str) -> None:
         member.script_state["ema"] = average
         member.script_state["ema"] = average
     counts = []
-    for member.step in (1, 2, 2, 2, 3):  # a step that broke, and one of several batches
+    for member.num_steps in (1, 2, 2, 2, 3):  # a step that broke, and one of several batches
         average.update_parameters(model)
         counts.append(int(average.n_averaged))
     assert counts == [1, 2, 2, 2, 3]
@@ -105,11 +105,11 @@ def test_a_batch_that_changes_no_weights_changes_no_average() -> None:
     member, model = Stepper(), nn.Linear(2, 2)
     average = ema_of(model)
     member.script_state["ema"] = average
-    member.step = 30  # a life that has just taken over this step
+    member.num_steps = 30  # a life that has just taken over this step
     member._loop = SimpleNamespace(step=SimpleNamespace(stepped={0}, holds=False))
     average.update_parameters(model)
     assert int(average.n_averaged) == 0
-    member.step, member._loop.step.holds = 31, True
+    member.num_steps, member._loop.step.holds = 31, True
     average.update_parameters(model)
     assert int(average.n_averaged) == 1
 
@@ -120,7 +120,7 @@ def test_a_copy_of_an_average_is_an_ordinary_average(copied: bool) -> None:
     average = AveragedModel(model)
     member._average_once_per_step([average])
     member.script_state["ema"] = average
-    member.step = 1
+    member.num_steps = 1
     average.update_parameters(model)
     if copied:
         found = copy.deepcopy(average)
@@ -135,7 +135,7 @@ def test_a_copy_of_an_average_is_an_ordinary_average(copied: bool) -> None:
         found.update_parameters(nn.Linear(2, 2))
     assert (int(found.n_averaged), int(average.n_averaged)) == (3, 1)
     assert not torch.equal(found.module.weight, average.module.weight)
-    member.step = 2
+    member.num_steps = 2
     average.update_parameters(model)
     assert int(average.n_averaged) == 2
 

@@ -161,11 +161,12 @@ class Job:
 
     @property
     def step(self) -> int:
-        """Steps in the model: the same in all workers, also in one that joins or goes on.
+        """The position of the job's schedule: global batches in the model.
 
-        To set learning rates and the like by, where no scheduler does: what a script counts itself
-        differs among workers, and begins again with each life of one. It grows with the last
-        ``optimizer.step()`` of a step.
+        The same in all workers, also in one that joins or goes on. To set learning rates and the
+        like by, where no scheduler does: what a script counts itself differs among workers, and
+        begins again with each life of one. It grows with the last ``optimizer.step()`` of a step,
+        by one; after a step that lacks samples it may stay, or grow by more.
 
         Raises:
             ConfigError: before the first batch of `batches`, or with parameter servers.

@@ -83,7 +83,15 @@ class HeldByAll(Together):
             follow_steps(scaler, optimizers, lambda: self._loop)
         self._average_once_per_step(modules)
         self.client.start(
-            Replica(modules, optimizers, schedulers, outside, scalers, self.script_state)
+            Replica(
+                modules,
+                optimizers,
+                schedulers,
+                outside,
+                scalers,
+                self.script_state,
+                self.client.state.position,
+            )
         )
 
     def check(self, measure: Callable[[], Checked]) -> None:

@@ -359,6 +359,9 @@ class Loop:
         step.committed = self._committed(step)
         if not step.committed:
             raise InternalError(f"step {self._client.state.step + 1} is to be of no samples")
+        before = len(self._line())
+        after = before + num_samples(step.committed)
+        step.num_batches = self._feed.steps_between(before, after, step.global_batch)
         self._reducer.finish(num_samples(step.committed) / num_samples(step.whole))
         if joiners_of(step.run, self._client.state.step + 1):
             self.excluded_s += monotonic() - start_s  # waited for a copy, not for a slow peer
@@ -449,6 +452,9 @@ class Loop:
             self._client.unmark()
             if step.holds:
                 self._reducer.update()
+                # Before others may copy what we hold, of which it is a part.
+                state = self._client.state
+                state.position.advance(state.step, step.num_batches)
                 self._client.updated(step.committed, last=step.last)
 
     def settle(self) -> bool:

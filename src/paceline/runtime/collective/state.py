@@ -11,6 +11,7 @@ import msgspec
 
 from paceline.base.errors import InternalError
 from paceline.base.samples import SampleSet, Span
+from paceline.runtime.replica.position import Position
 from paceline.wire.messages.group import (
     NO_STEP,
     Broken,
@@ -68,6 +69,8 @@ class MemberState:
         #: The last complete step, and all that is in the model then.
         self.step = NO_STEP
         self.done = SampleSet()
+        #: Of the schedule; with the rest of what is held it is copied from a peer or a cut.
+        self.position = Position()
         #: The last step that all members hold that hold any, and what is in the model then.
         self.proved: tuple[int, tuple[Span, ...]] = (NO_STEP, ())
         #: The group that we may work in, and the last one that we might.

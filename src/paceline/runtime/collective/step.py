@@ -59,6 +59,8 @@ class Step:
     start_s: float
     committed: Sequence[Span] = ()
     """What of it is in the averaged gradients."""
+    num_batches: int = 0
+    """Global batches that this completes: steps of schedules."""
     wait_s: float = 0.0
     works: list[Work] = field(default_factory=list)
     """The batches that we compute it in."""

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.swa_utils import AveragedModel
 
 from paceline.base.errors import ConfigError
@@ -32,11 +33,16 @@ class Together(Stepping):
         self._member = client
         self.script_state.on_set = self._keep
 
-    def _num_schedules(self) -> int | None:
-        """A step that broke comes again; None: there is no loop."""
-        if self._loop is None:
-            return None
-        return int(self._loop.step is None or self._loop.step.holds)
+    def _num_schedules(self, scheduler: LRScheduler) -> int | None:
+        """Of a call in the body of a loop; None: there is no loop.
+
+        A step that broke comes again. One that lacks samples may complete no global batch, or one
+        more. What looks at a measure looks once for each step: it does not count batches.
+        """
+        step = self._loop.step if self._loop is not None else None
+        if step is None or isinstance(scheduler, ReduceLROnPlateau):
+            return None if self._loop is None else int(step is None or step.holds)
+        return step.num_batches if step.holds else 0
 
     @property
     def global_batch(self) -> int | None:
@@ -47,6 +53,14 @@ class Together(Stepping):
     @property
     def step(self) -> int | None:
         """See `Strategy.step`."""
+        state = self._member.state
+        if state.step == NO_STEP:  # at most a cut of the end was read, for which no group is needed
+            return state.position.value
+        return state.position.at(state.step)
+
+    @property
+    def num_steps(self) -> int | None:
+        """Steps in the model, those that completed no global batch too; None: not known yet."""
         step = self._member.state.step
         return None if step == NO_STEP else step
 
@@ -61,16 +75,17 @@ class Together(Stepping):
                 self._follow_average(module)
 
     def _follow_average(self, average: AveragedModel) -> None:
-        last: list[int | None] = [None]
+        last: int | None = None
 
         def is_due() -> bool:
+            nonlocal last
             # The body of a step that broke runs again, with the weights of the step before.
             # So does the body for each batch of a step, of which only the last changes them.
             now = self._loop.step if self._loop is not None else None
             unchanged = now is not None and bool(now.stepped) and not now.holds
-            if unchanged or (self.step is not None and self.step == last[0]):
+            if unchanged or (self.num_steps is not None and self.num_steps == last):
                 return False
-            last[0] = self.step
+            last = self.num_steps
             return True
 
         update_when(average, is_due)

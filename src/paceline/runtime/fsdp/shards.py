@@ -20,6 +20,7 @@ from paceline.base.errors import ConfigError, PermanentError
 from paceline.runtime.checkpoint.cutfile import unpack
 from paceline.runtime.data.work import Array
 from paceline.runtime.replica.outside import Outside
+from paceline.runtime.replica.position import Position
 from paceline.runtime.replica.replica import Replica, decode_layout, encode_layout
 from paceline.runtime.replica.skeleton import (
     LAYOUT,
@@ -44,6 +45,7 @@ class Shards(Replica):
         part: which member this is, and of how many.
         outside: see `Replica`.
         script: see `Replica`.
+        position: see `Replica`.
     """
 
     def __init__(
@@ -55,8 +57,9 @@ class Shards(Replica):
         part: tuple[int, int],
         outside: Outside | None = None,
         script: ScriptState | None = None,
+        position: Position | None = None,
     ) -> None:
-        super().__init__(modules, optimizers, schedulers, outside, script=script)
+        super().__init__(modules, optimizers, schedulers, outside, script=script, position=position)
         self._part = part
         params = (one for module in modules for one in module.parameters())
         self._mesh = next(one.device_mesh for one in params if isinstance(one, DTensor))

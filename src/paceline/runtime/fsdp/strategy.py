@@ -108,6 +108,7 @@ class HeldInShards(Together):
             part=part,
             outside=outside,
             script=self.script_state,
+            position=self._client.state.position,
         )
         self._watcher = Watcher(modules, optimizers, checks=False)
         self._client.start(shards, self._group)
@@ -144,7 +145,14 @@ class HeldInShards(Together):
         if self._watcher is None:
             raise InternalError("the model was used before it was prepared")
         self._loop = Loop(
-            self._client, averaged, sharing, feed, reader, ahead, number, watcher=self._watcher
+            self._client,
+            averaged,
+            sharing,
+            feed,
+            reader,
+            ahead,
+            number,
+            watcher=self._watcher,
         )
         try:
             yield from self._loop.run()

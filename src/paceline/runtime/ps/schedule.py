@@ -5,8 +5,8 @@ Every worker hands their state to the servers, which keep the newest beside the 
 into cuts; a worker that joins, or goes back to a cut, takes it from there.
 
 A *position* counts the steps of the schedule that are done: synchronous, the job's steps; else
-global batches in the model (`steps_in`). State is of a position, and may lag behind the model by a
-step: then schedulers that the last loop body stepped are stepped for what is missing.
+global batches in the model (`Feed.steps_in`). State is of a position, and may lag behind the model
+by a step: then schedulers that the last loop body stepped are stepped for what is missing.
 """
 
 import sys
@@ -49,17 +49,6 @@ class Saved(msgspec.Struct, frozen=True, array_like=True):
     """The position at which that feed began."""
     kinds: tuple[str, ...] | None = None
     """Names of the schedulers' classes; None: written before they were kept."""
-
-
-def steps_in(feed: Feed, num_samples: int) -> int:
-    """Steps of the schedule in so many samples of a feed: global batches, an epoch's last one too.
-
-    (The part of a batch that an epoch is not divisible by counts when the epoch is complete.)
-    """
-    if not feed.num_samples:
-        return num_samples // feed.batch_size
-    epochs, rest = divmod(num_samples, feed.num_samples)
-    return epochs * feed.steps_per_epoch + rest // feed.batch_size
 
 
 class Schedule:
@@ -114,8 +103,8 @@ class Schedule:
         if work.step:
             before, after = work.step - 1, work.step if work.ends_step else work.step - 1
         elif counted is not None:
-            before = self._base + steps_in(feed, counted)
-            after = self._base + steps_in(feed, counted + work.num_samples)
+            before = self._base + feed.steps_in(counted)
+            after = self._base + feed.steps_in(counted + work.num_samples)
         self._catch_up(before - self.position)
         self._times = max(0, after - self.position)
         self.position += self._times
@@ -150,7 +139,7 @@ class Schedule:
     def complete(self, feed: Feed) -> None:
         """All samples of this feed are trained on, by whichever workers."""
         if feed.num_samples is not None:
-            self._ended[feed.feed] = steps_in(feed, feed.num_samples * feed.epochs)
+            self._ended[feed.feed] = feed.steps_in(feed.num_samples * feed.epochs)
 
     def _take(self, number: int, *args: Any, **kwargs: Any) -> None:
         self._num_steps += 1
@@ -160,7 +149,7 @@ class Schedule:
         """The loop is over, or left."""
         self._inside = False
 
-    def _in_loop(self) -> int | None:
+    def _in_loop(self, scheduler: LRScheduler) -> int | None:
         return 1 if self._inside else None
 
     def _step(self, number: int, scheduler: LRScheduler, *args: Any, **kwargs: Any) -> None:

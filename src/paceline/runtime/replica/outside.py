@@ -21,7 +21,7 @@ class Outside:
 
     Args:
         schedulers: changed in place: their ``step`` follows the job's.
-        num_steps: how many steps a call within a loop is; None: there is no loop.
+        num_steps: how many steps a call of this scheduler is within a loop; None: there is no loop.
         take: called with a scheduler's number, itself and the arguments of a call that counts;
             None: its own ``step`` is.
     """
@@ -29,7 +29,7 @@ class Outside:
     def __init__(
         self,
         schedulers: Sequence[LRScheduler],
-        num_steps: Callable[[], int | None],
+        num_steps: Callable[[LRScheduler], int | None],
         take: Callable[..., None] | None = None,
     ) -> None:
         self._schedulers, self._num_steps = schedulers, num_steps
@@ -45,13 +45,14 @@ class Outside:
 
     def _follow(self, scheduler: LRScheduler, number: int) -> None:
         def step(own: LRScheduler, *args: Any, **kwargs: Any) -> None:
-            times = self._num_steps()
+            times = self._num_steps(own)
             if times is None:
+                times = 1
                 self._calls[number].append((args, kwargs))
                 if self._ahead[number]:
                     self._ahead[number] -= 1
                     return
-            if times != 0:
+            for _ in range(times):
                 self._steps[number](own, *args, **kwargs)
 
         replace_step(scheduler, step)

@@ -24,6 +24,7 @@ from paceline.runtime.checkpoint.cutfile import read_file
 from paceline.runtime.data.work import Array
 from paceline.runtime.replica.begun import plain, prepared, tell_differences
 from paceline.runtime.replica.outside import Outside
+from paceline.runtime.replica.position import Position
 from paceline.runtime.replica.restoring import (
     restore_module,
     restore_optimizer,
@@ -81,11 +82,13 @@ class Replica:
         outside: Outside | None = None,
         scalers: Sequence[GradScaler] = (),
         script: ScriptState | None = None,
+        position: Position | None = None,
     ) -> None:
         self._script = script
+        self._position = position or Position()
         self.modules, self.optimizers, self.schedulers = modules, optimizers, schedulers
         self.scalers = scalers
-        self._outside = outside or Outside(schedulers, lambda: 1)
+        self._outside = outside or Outside(schedulers, lambda _: 1)
         #: Of the script of the job's beginning.
         self._begun = plain(prepared(optimizers, schedulers))
         take_apart(self._state())  # what cannot be handed over is refused before any work
@@ -98,6 +101,7 @@ class Replica:
             "schedulers": [scheduler.state_dict() for scheduler in self.schedulers],
             "scalers": [scaler.state_dict() for scaler in self.scalers],
             "outside": self._outside.counts(),
+            "position": self._position.value,
             "begun": self._begun,
             "script": self._script.state_of() if self._script is not None else {},
         }
@@ -208,6 +212,7 @@ class Replica:
         for scaler, one in zip(self.scalers, state["scalers"], strict=True):
             scaler.load_state_dict(one)
         self._outside.became(state["outside"])
+        self._position.value = state.get("position")
         if self._script is not None:
             with torch.no_grad():
                 self._script.become(state.get("script", {}))

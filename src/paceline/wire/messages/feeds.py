@@ -52,6 +52,34 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True):
         """Slices of one epoch; the last may be smaller. 0: not known (a stream)."""
         return -(-(self.num_samples or 0) // self.batch_size)
 
+    def steps_in(self, num_samples: int) -> int:
+        """Global batches in so many samples of the feed: steps of a schedule.
+
+        The last batch of an epoch, which may be smaller, counts when the epoch is complete.
+        """
+        if not self.num_samples:
+            return num_samples // self.batch_size
+        epochs, rest = divmod(num_samples, self.num_samples)
+        return epochs * self.steps_per_epoch + rest // self.batch_size
+
+    def steps_between(self, before: int, after: int, global_batch: int) -> int:
+        """Global batches that a step completes, which is of one epoch; 1 if it is whole.
+
+        ``per_worker``: the size of a global batch may change within an epoch, so what counts is how
+        many of the present size the rest of the epoch has, before and after.
+
+        Args:
+            before: samples of the feed in the model before the step.
+            after: and after it.
+            global_batch: samples of a whole step of those that do it.
+        """
+        if not self.per_worker:
+            return self.steps_in(after) - self.steps_in(before)
+        size = self.num_samples or 1
+        end = (before // size + 1) * size
+        had, has = (-(-(end - held) // global_batch) for held in (before, after))
+        return had - has
+
     @property
     def last_step(self) -> int:
         """The step of the feed's last slice, if every step is one whole slice."""
