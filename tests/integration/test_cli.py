@@ -104,8 +104,8 @@ def test_a_healthy_job_says_little_and_leaves_a_report_and_nothing_else(shell: S
     assert "Finished: 4,500 of 4,500 samples in the model" in out
     assert "Nothing went wrong." in out
     job = shell.job()
-    assert lines[-1] == f"report: {job.report}"
-    assert "<svg" in job.report.read_text()
+    assert lines[-1].startswith(f"report: {job.report}")
+    until(lambda: "<svg" in job.report.read_text(), "the report's drawings")
     assert find_job_processes(job.path) == []
     assert not job.run_dir.exists()
     assert "finished" in shell.run("status")[1]

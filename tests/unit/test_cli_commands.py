@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -16,6 +17,7 @@ from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
 from paceline.base.processes import try_lock
 from paceline.cli.main import app
+from paceline.cli.report import drawing
 from paceline.cli.run import read_sizes
 from paceline.cli.show import show_jobs
 from paceline.wire import spec as specs
@@ -29,6 +31,8 @@ SCRIPT = Path(__file__).parents[1] / "chaos" / "planted.py"
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+    # No test but those of the drawings has them made.
+    monkeypatch.setattr(drawing, "sys", SimpleNamespace(executable="true"))
     return tmp_path
 
 
@@ -267,7 +271,7 @@ def test_watching_a_job_whose_processes_all_died_says_how_to_go_on(
 def test_a_report_that_cannot_be_drawn_does_not_change_how_the_job_ended(
     monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise error
 
     ended_job(state="finished", exit_code=0, committed=500, total=500)
@@ -275,6 +279,42 @@ def test_a_report_that_cannot_be_drawn_does_not_change_how_the_job_ended(
     result = paceline("attach")
     assert result.exit_code == 0
     assert f"no report.html: {error}" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("program", "wait_s", "told"),
+    [
+        ("true", 5.0, "report.html\n"),
+        ("false", 5.0, "report.html without drawings: `paceline report"),
+        ("yes", 0.0, "report.html (its drawings follow; `paceline report"),
+    ],
+)
+def test_the_end_waits_a_moment_for_drawings_and_has_a_page_without_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, program: str, wait_s: float, told: str
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\n{'sleep 0.5' if program == 'yes' else program}\n")
+    python.chmod(0o700)
+    monkeypatch.setattr(drawing, "sys", SimpleNamespace(executable=str(python)))
+    monkeypatch.setattr("paceline.cli.run.DRAW_S", wait_s)
+    job = ended_job(state="finished", exit_code=0, committed=500, total=500)
+    result = paceline("attach")
+    assert result.exit_code == 0
+    assert told in result.stdout
+    page = job.report.read_text()
+    assert "<svg" not in page
+    assert f"<code>paceline report {job.job_id}</code>" in page
+
+
+def test_the_process_that_draws_replaces_the_page_by_one_with_drawings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job = ended_job(state="finished", exit_code=0, committed=500, total=500)
+    monkeypatch.setattr(drawing.os, "nice", lambda _: 0)
+    monkeypatch.setattr(drawing, "sys", SimpleNamespace(argv=["", str(job.path)]))
+    drawing.main()
+    assert "<svg" in job.report.read_text()
+    assert [path.name for path in job.path.glob("report.html*")] == ["report.html"]
 
 
 def test_files_that_cannot_be_read_do_not_change_how_the_job_ended() -> None:

@@ -33,6 +33,8 @@ UNREADABLE = (
     ValueError,
 )
 """What reading or drawing files ends in that are damaged, or that nobody thought of."""
+DRAW_S = 1.5
+"""So long the command waits for the report's drawings after its last word on the job."""
 
 
 def start(spec: JobSpec, console: Console, log_dir: Path | None = None) -> JobDir:
@@ -178,16 +180,26 @@ def conclude(job: JobDir, outcome: Outcome, console: Console) -> None:
     if outcome.state == "stopped":
         tell(console, f"go on with `paceline run --resume {job.job_id}`")
     if facts is not None and facts.committed:
-        _write_page(facts, job.report, console)
+        _write_page(facts, job, console)
 
 
-def _write_page(facts: Facts, page: Path, console: Console) -> None:
-    """Write the report, or say why there is none: it can be had later."""
+def _write_page(facts: Facts, job: JobDir, console: Console) -> None:
+    """Write the report, or say why there is none: it can be had later.
+
+    First without drawings: they may take longer than anybody waits for a prompt.
+    """
+    from paceline.cli.report.drawing import draw_within
     from paceline.cli.report.page import write_page
 
     try:
-        write_page(facts, page)
+        write_page(facts, job.report, drawn=False)
+        drawn = draw_within(job, DRAW_S)
     except UNREADABLE as error:
         tell(console, f"no report.html: {error}; make it with `paceline report --html PATH`")
         return
-    tell(console, f"report: {page}")
+    later = {
+        True: "",
+        False: f" without drawings: `paceline report {job.job_id}` says why",
+        None: f" (its drawings follow; `paceline report {job.job_id}` makes them, too)",
+    }
+    tell(console, f"report: {job.report}{later[drawn]}")

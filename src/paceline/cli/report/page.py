@@ -1,12 +1,12 @@
 """The report as one HTML file: no scripts, nothing loaded from anywhere, good on paper, too."""
 
+import os
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from string import Template
 
 from paceline.cli import checks
-from paceline.cli.report import figures as drawings
 from paceline.cli.report import text
 from paceline.cli.report.facts import Facts
 
@@ -64,6 +64,10 @@ $body
 </html>
 """)
 
+UNDRAWN = Template(
+    "<h2>Drawings</h2><p>They follow in a moment, if nothing ends the process that makes them; "
+    "<code>paceline report $job</code> makes them at any time.</p>"
+)
 COST_NOTE = (
     "Times of events are exact to milliseconds. Samples are counted once per second, so that "
     "&ldquo;within&rdquo; may be up to a second too long: until the worker&rsquo;s own count, "
@@ -71,12 +75,26 @@ COST_NOTE = (
 )
 
 
-def write_page(facts: Facts, path: Path) -> None:
-    """Write the report of a job as one HTML file."""
-    path.write_text(render(facts), encoding="utf-8")
+def write_page(facts: Facts, path: Path, *, drawn: bool = True) -> None:
+    """Write the report of a job as one HTML file, at once whole.
+
+    Args:
+        facts: what became of the job.
+        path: of the page.
+        drawn: with drawings, for which Matplotlib takes its time.
+
+    Raises:
+        OSError: the page cannot be written.
+    """
+    fresh = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        fresh.write_text(render(facts, drawn=drawn), encoding="utf-8")
+        fresh.replace(path)
+    finally:
+        fresh.unlink(missing_ok=True)
 
 
-def render(facts: Facts) -> str:
+def render(facts: Facts, *, drawn: bool = True) -> str:
     """The page as text."""
     parts = [
         _facts_table(facts),
@@ -86,7 +104,7 @@ def render(facts: Facts) -> str:
         _workers(facts),
     ]
     parts.append(_checks(facts))
-    parts += _drawings(facts)
+    parts += _drawings(facts) if drawn else [UNDRAWN.substitute(job=escape(facts.job_id))]
     if facts.outcome and facts.outcome.traceback:
         parts.insert(1, f"<h2>Traceback</h2><pre>{escape(facts.outcome.traceback)}</pre>")
     return PAGE.substitute(
@@ -131,6 +149,8 @@ def _decisions(facts: Facts) -> str:
 
 
 def _drawings(facts: Facts) -> list[str]:
+    from paceline.cli.report import figures as drawings
+
     if not facts.points:
         return ["<p>The job was never measured.</p>"]
     keys = drawings.legend_of_ends([life.how for life in facts.lives])
