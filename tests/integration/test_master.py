@@ -704,18 +704,18 @@ def test_a_stop_ends_in_a_cut_and_the_job_can_be_resumed(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     ("asked", "end", "code"),
-    [(None, End.TERMINATED, 143), (StopJob(signal=signal.SIGINT), End.INTERRUPTED, 130)],
+    [(signal.SIGTERM, End.TERMINATED, 143), (StopJob(signal=signal.SIGINT), End.INTERRUPTED, 130)],
 )
 def test_a_signal_that_asks_for_the_end_is_told_by_the_exit_code(
-    tmp_path: Path, asked: StopJob | None, end: End, code: int
+    tmp_path: Path, asked: StopJob | int, end: End, code: int
 ) -> None:
     async def body(bench: Bench) -> None:
         bench.world.work_s = 0.02
         await bench.until(lambda: bench.progress > 100)
-        if asked is not None:
+        if isinstance(asked, StopJob):
             assert await bench.call(asked) == Done()
         else:
-            bench.master.stop_nowait()
+            bench.master.stop_nowait(asked)
         outcome = await bench.done()
         assert (outcome.end, outcome.exit_code) == (end, code)
 

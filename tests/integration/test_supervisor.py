@@ -47,10 +47,11 @@ if lock is None:
 
 def stop(number, frame):
     if not (job.path / "stubborn").exists():
-        write_outcome(Outcome(state="stopped", exit_code=0), job.outcome)
+        write_outcome(Outcome(state="stopped", exit_code=128 + number), job.outcome)
         sys.exit(0)
 
 signal.signal(signal.SIGTERM, stop)
+signal.signal(signal.SIGINT, stop)
 subprocess.Popen(["sleep", "300"], start_new_session=True)
 with open(job.path / "masters", "a") as masters:
     masters.write(f"{os.getpid()}\\n")
@@ -166,7 +167,7 @@ def test_a_stop_request_is_passed_on_to_the_master(scene: Scene) -> None:
     assert supervisor.wait(PATIENCE_S) == 0
     outcome = read_outcome(scene.job.outcome)
     assert outcome is not None
-    assert (outcome.state, outcome.exit_code) == ("stopped", 0)
+    assert (outcome.state, outcome.exit_code) == ("stopped", 130), "the same signal"
     scene.check_nothing_is_left()
 
 

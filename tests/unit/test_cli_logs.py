@@ -12,7 +12,7 @@ from paceline.base.jobdir import JobDir
 from paceline.base.log_times import LogTimes, start_since, times_of
 from paceline.cli import logs
 from paceline.cli.history import Tail
-from paceline.cli.logs import Wanted, parse_ago_s, parse_since, show_logs, start_of_last
+from paceline.cli.logs import Wanted, find_last, parse_ago_s, parse_since, show_logs
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_the_last_lines_are_found_from_the_end(
     monkeypatch.setattr(logs, "BLOCK_BYTES", block_bytes)
     path = tmp_path / "log"
     path.write_text(text)
-    assert text[start_of_last(path, count) :] == last
+    assert text[find_last(path, count)[0] :] == last
 
 
 def test_lines_are_found_by_when_they_were_printed(
@@ -146,6 +146,24 @@ def test_what_is_kept_of_a_log_that_was_cut_off_comes_before_it(
     times_of(log).write_bytes(b"")
     assert printed(job, capsys, **wanted) == [f"worker-0 | {line}" for line in lines]
     assert printed(job, capsys, node="worker-0", **wanted) == lines
+
+
+def test_an_unfinished_line_is_one_of_the_last_lines_that_are_wanted(
+    job: JobDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (job.logs / "worker-0.log").write_text("three\nfour")
+    (job.logs / "worker-0.1.log").write_text("one\ntwo\n")
+    assert printed(job, capsys, node="worker-0", tail=3) == ["two", "three", "four"]
+
+
+@pytest.mark.parametrize(
+    ("text", "missing"), [("", 5), ("a\nb\n", 3), ("a\nb", 3), ("a\n" * 5, 0), ("a\n" * 7, 0)]
+)
+def test_what_a_log_lacks_of_the_wanted_lines_is_counted_without_reading_it_all(
+    text: str, missing: int, tmp_path: Path
+) -> None:
+    (tmp_path / "log").write_text(text)
+    assert find_last(tmp_path / "log", 5)[1] == missing
 
 
 def test_what_cannot_be_noted_ends_nobody(tmp_path: Path) -> None:

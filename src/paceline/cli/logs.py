@@ -110,8 +110,8 @@ def _show_cut_off(log: Path, wanted: Wanted) -> None:
         return
     start = 0
     if wanted.tail is not None:
-        newer = log.read_bytes() if start_of_last(log, wanted.tail) == 0 else None
-        start = start_of_last(path, 0 if newer is None else wanted.tail - newer.count(b"\n"))
+        _, missing = find_last(log, wanted.tail)
+        start, _ = find_last(path, missing)
     tail = Tail(path, start=start)
     for line in [*tail.lines(), *tail.rest()]:
         print(_printed(log.stem, line.decode(errors="replace"), wanted))
@@ -128,16 +128,19 @@ def _start(log: Path, wanted: Wanted) -> int:
     if wanted.since_s is not None:
         known = start_since(log, wanted.since_s)
         since = _find_stamp(log, wanted.since_s) if known is None else known
-    last = 0 if wanted.tail is None else start_of_last(log, wanted.tail)
+    last = 0 if wanted.tail is None else find_last(log, wanted.tail)[0]
     return max(since, last)
 
 
-def start_of_last(log: Path, count: int) -> int:
-    """The byte at which the last ``count`` lines begin; what has no end of line is one, too."""
+def find_last(log: Path, count: int) -> tuple[int, int]:
+    """The byte at which the last ``count`` lines begin, and how many of them the log lacks.
+
+    Read from its end on, as far as that takes; what has no end of line is a line, too.
+    """
     with log.open("rb") as file:
         at = size = file.seek(0, 2)
         if count <= 0 or not size:
-            return size
+            return size, max(0, count)
         file.seek(size - 1)
         left = count + (file.read(1) == b"\n")
         while at:
@@ -148,9 +151,9 @@ def start_of_last(log: Path, count: int) -> int:
             if found >= left:
                 for _ in range(left - 1):
                     block = block[: block.rindex(b"\n")]
-                return first + block.rindex(b"\n") + 1
+                return first + block.rindex(b"\n") + 1, 0
             left, at = left - found, first
-    return 0
+    return 0, left - 1
 
 
 def _find_stamp(log: Path, unix_s: float) -> int:

@@ -36,7 +36,8 @@ async def serve(job: JobDir, spec: JobSpec) -> None:
     """Run the master in this event loop."""
     journal = await open_journal(job.journal, spec.timeouts.disk_s)
     master = Master(job, spec, open_backend(job, spec), journal=journal)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, master.stop_nowait)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, master.stop_nowait, number)
     await master.run()
 
 
@@ -63,7 +64,8 @@ def main() -> None:
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
     )
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Both mean the end of the job, and until `serve` hears of them that of this process.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     job = JobDir(options.job_dir.absolute())
     lock = try_lock(job.master_lock)
     if lock is None:

@@ -1,6 +1,7 @@
 """What the master's task takes from its inbox, beside what other modules name."""
 
 import asyncio
+import signal
 
 import msgspec
 
@@ -33,7 +34,9 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 class StopAsked(msgspec.Struct, frozen=True):
-    """A signal asks for the end; the second one, at once."""
+    """A signal of this number asks for the end; the second one, at once."""
+
+    number: int = signal.SIGTERM
 
 
 class FromAgent(msgspec.Struct, frozen=True):

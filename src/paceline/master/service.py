@@ -9,7 +9,6 @@ one's effect.
 import asyncio
 import contextlib
 import logging
-import signal
 import time
 from collections.abc import Callable, Coroutine, Iterable
 
@@ -346,9 +345,9 @@ class Master:
 
         return put
 
-    def stop_nowait(self) -> None:
-        """A signal asks for the end of the job; the second one, at once."""
-        self._put(StopAsked())
+    def stop_nowait(self, number: int) -> None:
+        """A signal of this number asks for the end of the job; the second one, at once."""
+        self._put(StopAsked(number))
 
     async def _on_agent(self, stream: AgentStream) -> None:
         async for message in stream:
@@ -390,8 +389,8 @@ class Master:
                 self.training.start_epoch(fact, self._clock())
                 if self._ending is not None:
                     self._ending.wanted_cut = None  # asked for in vain, if it was
-            case StopAsked():
-                self._stop(signal.SIGTERM, at_once=self._ending is not None)
+            case StopAsked(number=number):
+                self._stop(number, at_once=self._ending is not None)
             case Answered() if self.deciding is not None:
                 self.deciding.answered(fact, self._clock())
             case AgentEnded(end=end):

@@ -154,7 +154,7 @@ class Supervisor:
                 self._stopped_by = number
                 self._event("stop_asked", reason=signal.Signals(number).name)
                 for process in self._masters():
-                    kill_quietly(process, signal.SIGTERM)
+                    kill_quietly(process, number)
 
     def _masters(self) -> list[int]:
         """The master's process number, also of one that another supervisor started."""
