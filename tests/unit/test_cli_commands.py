@@ -1,6 +1,7 @@
 """Commands that start nothing: mistakes, and what is to be seen of jobs that are over."""
 
 import io
+import json
 import os
 import re
 import shutil
@@ -16,6 +17,7 @@ from typer.testing import CliRunner, Result
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
 from paceline.base.processes import try_lock
+from paceline.cli import run
 from paceline.cli.main import app
 from paceline.cli.report import drawing
 from paceline.cli.run import read_sizes
@@ -253,6 +255,22 @@ def test_attaching_to_an_ended_job_tells_how_it_ended_and_passes_its_code_on() -
     assert result.exit_code == 3
     assert "it broke" in result.stderr
     assert "Failed by an error of the script after 500 of 1,000 samples" in result.stdout
+
+
+def test_a_traceback_is_shown_once_whichever_workers_have_it_and_not_again_at_the_end(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("paceline.cli.watch.POLL_S", 0.01)
+    job = ended_job(**FAILED, traceback="TB\nValueError: x\n")
+    with job.events.open("a") as events:
+        for node, text in (("worker-0", "x"), ("worker-1", "x"), ("worker-0", "y")):
+            end = {"t": 1.0, "event": "process_exited", "node": node, "inc": 1}
+            line = json.dumps(end | {"traceback": f"TB\nValueError: {text}\n"})
+            print(line, file=events)
+    assert run.watch(job, Console(file=io.StringIO())) == 3
+    shown = capsys.readouterr().err
+    assert shown.startswith("TB\nValueError: x\nTB\nValueError: y\npaceline: it broke; logs: ")
+    assert shown.count("TB") == 2
 
 
 def test_watching_a_job_whose_processes_all_died_says_how_to_go_on(

@@ -87,6 +87,16 @@ def test_plain_lines_tell_where_it_is_and_what_happened() -> None:
     ]
 
 
+def test_a_traceback_comes_before_what_it_led_to_and_not_among_the_lines() -> None:
+    lines: list[str] = []
+    errors: list[str] = []
+    view = PlainView(0.0, lines.append, errors.append)
+    lost = Event(12.0, "relaunch", "worker-1", 3, "ValueError in the script; again in 0.0 s")
+    view.show(Look(now_s=12.4, status=None, events=(lost,), tracebacks=("TB\nValueError\n",)))
+    assert errors == ["TB\nValueError"]
+    assert lines == ["   0:12  worker-1 ended (ValueError in the script), started again"]
+
+
 def rendered(width: int, height: int, num_workers: int) -> list[str]:
     console = Console(file=io.StringIO(), width=width, height=height, force_terminal=False)
     events = [Event(float(t), "killed", "worker-1", t) for t in range(6)]
@@ -120,13 +130,14 @@ def test_the_live_view_prints_the_scripts_lines_and_goes_away_at_the_end() -> No
     console = Console(file=io.StringIO(), width=80, height=30, force_terminal=True)
     view = LiveView("job-1", console)
     view.show(Look(now_s=1.0, status=status(1), said=("[red]loss 0.3",)))
-    view.show(Look(now_s=2.0, status=None))
+    view.show(Look(now_s=2.0, status=None, tracebacks=("TB [1]\nValueError\n",)))
     view.say("stopping")
     view.close()
     assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()
     assert "worker-0 | [red]loss 0.3" in text
     assert "the master does not answer" in text
+    assert "TB [1]" in text
     assert "stopping" in text
 
 
@@ -164,7 +175,7 @@ def test_of_a_line_that_is_rewritten_the_last_state_counts() -> None:
 def test_a_command_that_waits_no_longer_has_the_code_of_the_first_signal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: int, stops: bool, code: int
 ) -> None:
-    def follow(_: JobDir, __: list[View], interrupts: Interrupts, **___: bool) -> None:
+    def follow(_: JobDir, __: list[View], interrupts: Interrupts, **___: object) -> None:
         with interrupts:
             interrupts.first = first
 

@@ -289,6 +289,29 @@ def test_a_script_that_ends_its_process_thrice_at_one_step_ends_the_job(
     assert failed.reason.startswith("worker-0: the script ended its process (")
 
 
+@pytest.mark.parametrize(
+    ("kind", "text", "told"),
+    [
+        ("ValueError", "TB\nValueError: x", "TB\nValueError: x"),
+        ("RuntimeError", "TB\nRuntimeError: DataLoader worker (pid 7) is killed by signal", ""),
+    ],
+)
+def test_the_traceback_of_an_error_of_the_script_is_told_at_once(
+    kind: str, text: str, told: str
+) -> None:
+    job = Job()
+    inc = job.run("worker-0")
+    error = ScriptError(inc=inc, kind=kind, traceback=text, in_user_code=True, step=3)
+    job.members.script_error(error)
+    acts = job.exit("worker-0", ExitEvidence(exit_code=1, log_tail="last lines"))
+    (end,) = (one for one in of(Tell, acts) if one.event == "process_exited")
+    assert end.traceback == told
+    assert of(Start, acts) or job.members.nodes["worker-0"].retry_at_s is not None
+    job.up("worker-0")
+    acts = job.exit("worker-0", ExitEvidence(signal=9, log_tail="last lines"))
+    assert not [one.traceback for one in of(Tell, acts) if one.traceback]
+
+
 def test_another_end_in_between_begins_the_count_again() -> None:
     job = Job(budget=100, backoff_s=0)
     job.run("worker-0")

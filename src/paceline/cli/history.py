@@ -33,6 +33,8 @@ class Event(msgspec.Struct, frozen=True):
     """Of a node that was checked."""
     pid: int = 0
     """Of a supervisor that has started."""
+    traceback: str = ""
+    """Of the script, whose error has ended a life."""
 
 
 class NodePoint(msgspec.Struct, frozen=True):

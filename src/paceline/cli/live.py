@@ -48,6 +48,8 @@ class LiveView:
     def show(self, look: Look) -> None:
         """Draw what the look has shown; while the master is away the last known state stays."""
         self._events.extend(event for event in look.events if event.event not in UNSHOWN)
+        for traceback in look.tracebacks:
+            self._console.print(traceback.rstrip(), markup=False, highlight=False, soft_wrap=True)
         for line in look.said:
             self._console.print(f"{CHIEF} | {line}", markup=False, highlight=False)
         self._status = look.status or self._status

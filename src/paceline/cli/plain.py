@@ -18,9 +18,17 @@ MAX_NAMED = 8
 class PlainView:
     """Prints lines."""
 
-    def __init__(self, started_s: float, out: Callable[[str], None]) -> None:
-        """``started_s``: Unix time from which the clock counts; ``out`` takes a line."""
-        self._started_s, self._out = started_s, out
+    def __init__(
+        self,
+        started_s: float,
+        out: Callable[[str], None],
+        err: Callable[[str], None] | None = None,
+    ) -> None:
+        """``started_s``: Unix time from which the clock counts.
+
+        ``out`` takes a line, ``err`` a traceback; None: ``out`` does that, too.
+        """
+        self._started_s, self._out, self._err = started_s, out, err or out
         self._now_s = self._told_s = started_s
         self._told_share = 0.0
         self._mapped = False
@@ -28,6 +36,8 @@ class PlainView:
     def show(self, look: Look) -> None:
         """Print what is new."""
         self._now_s = look.now_s
+        for traceback in look.tracebacks:
+            self._err(traceback.rstrip())
         for event in look.events:
             if is_news(event):
                 self._tell(sentence(event), event.t)

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 
 import msgspec
@@ -111,7 +111,11 @@ def open_view(job: JobDir, console: Console) -> View:
     """A picture on a terminal, lines elsewhere."""
     if console.is_terminal:
         return LiveView(job.job_id, console)
-    return PlainView(_started_s(job), lambda line: print(line, flush=True))
+    return PlainView(
+        _started_s(job),
+        lambda line: print(line, flush=True),
+        lambda traceback: print(traceback, file=sys.stderr, flush=True),
+    )
 
 
 def _started_s(job: JobDir) -> float:
@@ -137,10 +141,10 @@ def watch(
         others: views that look on.
     """
     views = [open_view(job, console), *others]
-    interrupts = Interrupts()
-    outcome = follow(job, views, interrupts, from_now=from_now, stops=stops)
+    interrupts, shown = Interrupts(), set[str]()
+    outcome = follow(job, views, interrupts, from_now=from_now, stops=stops, shown=shown)
     if outcome is not None:
-        conclude(job, outcome, console)
+        conclude(job, outcome, console, shown)
         return outcome.exit_code
     if is_supervised(job):  # a third signal, or one that ends the watching only
         asked = END_OF_SIGNAL.get(interrupts.first, End.INTERRUPTED)
@@ -163,9 +167,9 @@ def await_end(job: JobDir, console: Console) -> None:
     conclude(job, outcome, console)
 
 
-def conclude(job: JobDir, outcome: Outcome, console: Console) -> None:
-    """Say how the job ended: the user's own traceback first."""
-    if outcome.traceback:
+def conclude(job: JobDir, outcome: Outcome, console: Console, shown: Container[str] = ()) -> None:
+    """Say how the job ended: the user's own traceback first, unless it was ``shown``."""
+    if outcome.traceback and outcome.traceback not in shown:
         print(outcome.traceback.rstrip(), file=sys.stderr, flush=True)
     if outcome.error:
         print(f"paceline: {outcome.error}; logs: {job.logs}", file=sys.stderr, flush=True)

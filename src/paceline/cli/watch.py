@@ -8,7 +8,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Protocol
 
@@ -45,6 +45,8 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     """Since the look before."""
     said: tuple[str, ...] = ()
     """Lines that the chief's script has printed since then."""
+    tracebacks: tuple[str, ...] = ()
+    """Of errors of the script since then, each once, whichever workers have had it."""
     outcome: Outcome | None = None
     gone: bool = False
     """Every process of the job is dead, and none wrote how it ended."""
@@ -66,8 +68,8 @@ class View(Protocol):
 class ChiefLog:
     """What the script says in its first worker, without the tracebacks that end a life.
 
-    Those come again, with the outcome or as a file's name; one that the script itself printed
-    and lived on is passed on.
+    Those are shown for themselves (`Look.tracebacks`), or come again with the outcome; one that the
+    script itself printed and lived on is passed on.
     """
 
     def __init__(self) -> None:
@@ -103,12 +105,13 @@ class ChiefLog:
 class Watcher:
     """Looks at one job."""
 
-    def __init__(self, job: JobDir, *, from_now: bool) -> None:
-        """``from_now``: what happened and was printed before is not shown."""
+    def __init__(self, job: JobDir, *, from_now: bool, shown: set[str]) -> None:
+        """Arguments as for `follow`."""
         self._job = job
         self._events = Tail(job.events, from_end=from_now)
         self._log = Tail(NodeFiles(job, CHIEF).log, from_end=from_now)
         self._chief = ChiefLog()
+        self._shown = shown
         self._gone_since_s: float | None = None
 
     def look(self) -> Look:
@@ -129,9 +132,16 @@ class Watcher:
             status=status,
             events=tuple(events),
             said=tuple(said),
+            tracebacks=tuple(self._new_tracebacks(events)),
             outcome=outcome,
             gone=outcome is None and status is None and self._is_gone(),
         )
+
+    def _new_tracebacks(self, events: list[Event]) -> Iterator[str]:
+        for event in events:
+            if event.traceback and event.traceback not in self._shown:
+                self._shown.add(event.traceback)
+                yield event.traceback
 
     def _status(self) -> JobStatus | None:
         try:
@@ -224,6 +234,7 @@ def follow(
     *,
     from_now: bool = False,
     stops: bool = True,
+    shown: set[str] | None = None,
 ) -> Outcome | None:
     """Show the job until it has ended.
 
@@ -233,11 +244,13 @@ def follow(
         interrupts: counts signals; entered here.
         from_now: leave out what happened before.
         stops: a signal stops the job; otherwise it ends the watching only.
+        shown: gets the tracebacks that the views have shown.
 
     Returns:
         How it ended; None: it was left running, or all its processes died.
     """
-    watcher, orders = Watcher(job, from_now=from_now), Orders(job, views[0])
+    watcher = Watcher(job, from_now=from_now, shown=set() if shown is None else shown)
+    orders = Orders(job, views[0])
     with interrupts:
         while True:
             look = watcher.look()

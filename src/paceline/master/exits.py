@@ -91,6 +91,15 @@ class Judged(msgspec.Struct, frozen=True):
     """What the next lives' ends are compared with: exception class, exit code or signal, and the
     step; None: it says nothing about them."""
 
+    @property
+    def users_traceback(self) -> str:
+        """The traceback, where it is of an error that the script has made; else nothing."""
+        return self.traceback if self.rule in SCRIPT_ERRORS else ""
+
+
+SCRIPT_ERRORS = frozenset({"script error before the first commit", "same error twice", "error"})
+"""Rules by whose ends the script's traceback is what a person has to see."""
+
 
 CONNECTION_ERRORS = frozenset(
     {

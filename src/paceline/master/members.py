@@ -5,6 +5,7 @@ Vocabulary only; `paceline.master.membership` decides.
 
 import msgspec
 
+from paceline.master.exits import Judged
 from paceline.master.records import Record
 from paceline.wire.messages.agent import ExitEvidence, StartProcess
 from paceline.wire.messages.node import ProcessUp, ScriptError
@@ -197,6 +198,8 @@ class Tell(msgspec.Struct, frozen=True):
     """Of the end of a life: what `paceline.master.exits` makes of the evidence."""
     exit: ExitEvidence | None = None
     """Of the end of a life."""
+    traceback: str = ""
+    """Of the end of a life: the script's own, if that is what ended it."""
 
 
 Act = Keep | Launch | Retire | Start | End | WorkerUp | WorkerLost | JoinerLost | FailJob | Tell
@@ -266,6 +269,18 @@ class Node(msgspec.Struct):
     end_told_s: float = 0.0
     """When its agent was last told to."""
     end_grace_s: float = 0.0
+
+    def told_end(self, judged: Judged, exit_: ExitEvidence) -> Tell:
+        """What is told of the end of its life."""
+        return Tell(
+            "process_exited",
+            self.name,
+            self.inc,
+            judged.reason,
+            verdict=judged.verdict,
+            traceback=judged.users_traceback if self.error and self.error.in_user_code else "",
+            exit=exit_,
+        )
 
     def remember(self, sign: tuple[str, int] | None) -> None:
         """Keep how a life ended, and how often in a row lives have."""

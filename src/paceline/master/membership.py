@@ -491,9 +491,8 @@ class Membership:
             repeats=node.repeats,
         )
         judged = judge(evidence)
-        verdict, node.note = judged.verdict, judged.reason
-        told = Tell("process_exited", node.name, node.inc, node.note, verdict=verdict, exit=exit_)
-        acts: list[Act] = [told]
+        node.note = judged.reason
+        acts: list[Act] = [node.told_end(judged, exit_)]
         acts += self._lost(node)
         round_over = self._in_round(node) and not self.closing and not self._is_done(node, judged)
         if round_over and not node.leaving:

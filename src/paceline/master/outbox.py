@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable
 
 from paceline.base.jobdir import JobDir
 from paceline.master.journal import Journal, JournalRecord, JournalRefused
+from paceline.master.members import Tell
 from paceline.master.membership import Membership
 from paceline.master.outlet import LineFile
 from paceline.master.ports import Backend
 from paceline.wire.control import AgentStream
-from paceline.wire.messages.agent import AgentDown, ExitEvidence, Leave, ToProcess
-from paceline.wire.messages.checks import NodeSpeed
+from paceline.wire.messages.agent import AgentDown, Leave, ToProcess
 from paceline.wire.messages.node import NodeDown
 
 EVENTS_RESERVE_BYTES = 64 << 10
@@ -63,27 +63,24 @@ class Outbox:
         """Do this once the records are written."""
         self._acts.append(act)
 
+    def pass_on(self, told: Tell) -> None:
+        """What the membership tells, as a line for the events file and the log."""
+        end: dict[str, object] = {"verdict": told.verdict} if told.verdict else {}
+        if told.exit is not None:
+            how = {"exit_code": told.exit.exit_code, "signal": told.exit.signal}
+            end |= {name: value for name, value in how.items() if value is not None}
+            end |= {"oom_kills": told.exit.oom_kills} if told.exit.oom_kills else {}
+        end |= {"traceback": told.traceback} if told.traceback else {}
+        self.tell(told.event, told.node, told.inc, told.reason, **end)
+
     def tell(
-        self,
-        event: str,
-        node: str = "",
-        inc: int = 0,
-        reason: str = "",
-        exit_: ExitEvidence | None = None,
-        verdict: str = "",
-        speed: NodeSpeed | None = None,
+        self, event: str, node: str = "", inc: int = 0, reason: str = "", **more: object
     ) -> None:
         """A line for the events file and the log."""
         line: dict[str, object] = {"t": self._wall_clock(), "event": event}
         line |= {"node": node, "inc": inc} if node else {}
         line |= {"reason": reason} if reason else {}
-        line |= {"verdict": verdict} if verdict else {}
-        if exit_ is not None:
-            how = {"exit_code": exit_.exit_code, "signal": exit_.signal}
-            line |= {name: value for name, value in how.items() if value is not None}
-            line |= {"oom_kills": exit_.oom_kills} if exit_.oom_kills else {}
-        line |= {"speed": speed} if speed is not None else {}
-        self.events.add(line)
+        self.events.add(line | more)
         _log.info("%s node=%s inc=%d reason=%s", event, node, inc, reason)
 
     def to_process(self, inc: int, body: NodeDown) -> None:

@@ -546,7 +546,7 @@ class Master:
                     outbox.retire(node)
 
     def _tell(self, told: Tell) -> None:
-        self._outbox.tell(told.event, told.node, told.inc, told.reason, told.exit, told.verdict)
+        self._outbox.pass_on(told)
         self.monitor.note(told, self._clock())
         if self.deciding is not None:
             self.deciding.note(told)
