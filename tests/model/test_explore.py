@@ -82,6 +82,8 @@ LARGE = (
     "asp, a server dies or is taken for dead, with a cut",
     "bsp, short steps, a server dies, with a cut",
     "bsp, short steps after a grace, the worker dies",
+    "bsp, short steps, the worker dies",
+    "bsp, a server dies, with a cut",
 )
 """They take a quarter of a minute of one free core, or more."""
 
