@@ -22,7 +22,7 @@ from paceline.runtime.collective.watch import (
     in_words,
     judge,
 )
-from paceline.runtime.collective.watcher import Diverged, Settings, Watcher
+from paceline.runtime.collective.watcher import Diverged, Settings, Watcher, sum_by_place
 
 # ---------------------------------------------------------------------------- the machine
 
@@ -235,6 +235,41 @@ def test_tensors_of_every_dtype_and_layout_have_a_checksum(dtype: torch.dtype) -
     assert len(sums) >= 3 and all(sums)
 
 
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.int8, torch.float8_e4m3fn)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("size", [6, 5000])
+@pytest.mark.parametrize("on_device", [False, True])
+def test_signs_and_places_of_values_show(
+    dtype: torch.dtype, size: int, monkeypatch: pytest.MonkeyPatch, *, on_device: bool
+) -> None:
+    if on_device:
+        monkeypatch.setattr(
+            "paceline.runtime.collective.watcher._hash", lambda t: sum_by_place(t.reshape(-1))
+        )
+    before = (torch.arange(size) % 7 + 1).to(dtype)
+
+    def changed(*places: int, by: int) -> torch.Tensor:
+        """Signs turned, or values swapped by pairs."""
+        bits = before.view(torch.uint8).clone().view(size, -1)
+        for one, other in zip(places[::2], places[1::2], strict=True):
+            if by:
+                bits[[one, other], -1] ^= 0x80
+            else:
+                bits[[one, other]] = bits[[other, one]]
+        return bits.view(-1).view(dtype)
+
+    values = [before, changed(0, 1, by=0), changed(1, 3, by=0), changed(0, 1, by=1)]
+    values += [changed(0, size - 1, by=1), changed(0, 1, 2, 3, by=1), changed(0, 2, 1, 3, by=0)]
+    sums = set()
+    for value in values:
+        model = nn.Module()
+        model.p = nn.Parameter(value, requires_grad=False)
+        sums.add(Watcher([model], [SGD([model.p], lr=0.1)]).word(0, joins=False).checksum)
+    assert len(sums) == len(values)
+
+
 def test_the_value_is_named_and_who_has_which() -> None:
     watcher, _, optimizer = prepared()
     told = [Word(5, 0, 0, 1), Word(6, 0, 0, 1), Word(5, 0, 0, 1)]
@@ -262,6 +297,22 @@ def _record(watcher: Watcher, told: list[Word]) -> Any:
     with pytest.raises(Diverged):
         watcher.judge(16, told, Meeting(note, note, note).of(0))
     return iter(calls[::3])
+
+
+def test_other_kernels_for_a_processor_are_named_before_the_weights_that_differ(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    watcher, model, _ = prepared()
+    told = [Word(0, 5, 0, 1), Word(0, 6, 0, 1), Word(0, 5, 0, 1)]
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    next(model.parameters()).data.neg_()
+    theirs = _record(watcher, told)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    next(model.parameters()).data.neg_()
+    with pytest.raises(
+        Diverged, match=r"AVX512 in worker-0 and worker-2, AVX2 in worker-1; weight"
+    ):
+        watcher.judge(16, told, Meeting(None, lambda _: next(theirs), None).of(0))
 
 
 def test_no_majority_ends_the_job_with_the_remedy() -> None:

@@ -1,9 +1,9 @@
 """The edge of `Watch`: digests of hyper-parameters, checksums of state, and what they differ in.
 
 Hyper-parameters are hashed at each update as they are then used, which takes microseconds. State
-that must be alike in all members is what optimizers train and keep: each tensor's bytes as a sum of
-machine words, in the time that memory takes to be read once. On a device a tensor is summed there,
-and all sums are fetched at once.
+that must be alike in all members is what optimizers train and keep: a hash of each tensor's bytes,
+in the time that memory takes to be read once. A tensor on a device is summed there, each word times
+its place, and all sums are fetched at once. Both show values that have changed places or signs.
 """
 
 import hashlib
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import torch
+import xxhash
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -31,7 +32,11 @@ from paceline.runtime.stepping import params_of
 
 _STATIC = frozenset({"params", "param_names"})
 _MASK = (1 << 63) - 1
-_WORDS = ((8, torch.int64), (4, torch.int32), (2, torch.int16), (1, torch.uint8))
+_WORDS = ((4, torch.int32), (2, torch.int16), (1, torch.uint8))
+"""Of half a machine word at most: the sum of signs of whole ones has none."""
+_ROW = 1024
+KERNELS = "torch's kernels for the processor"
+"""Differ among machines of different kinds, and with them the last bits of what they compute."""
 SHOWN = 3
 """Of the values that differ so many are named."""
 
@@ -163,8 +168,9 @@ class Watcher:
         if verdict.in_settings:
             yield from self._settings_table()
         else:
+            yield KERNELS, torch.backends.cpu.get_cpu_capability()
             for name, total in self._sums():
-                yield name, f"{total & _MASK:016x}"
+                yield name, f"{total % (1 << 64):016x}"
 
     def _settings_table(self) -> Iterator[tuple[str, str]]:
         for number, optimizer in enumerate(self._optimizers):
@@ -184,7 +190,7 @@ class Watcher:
         names, values = [], []
         for name, value in self._values():
             names.append(name)
-            values.append(_sum(value) if isinstance(value, Tensor) else _digest(_plain(value)))
+            values.append(_hash(value) if isinstance(value, Tensor) else _digest(_plain(value)))
         return list(zip(names, _fetched(values), strict=True))
 
     def _values(self) -> Iterator[tuple[str, Any]]:
@@ -299,21 +305,29 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def _sum(tensor: Tensor) -> Tensor:
-    """The sum of a tensor's bytes as words of a machine, where the tensor is."""
+def _hash(tensor: Tensor) -> Tensor | int:
+    """A number that tells a tensor's bytes, where the tensor is."""
     flat = tensor.detach().reshape(-1)
     if flat.is_complex():
         flat = torch.view_as_real(flat.resolve_conj()).reshape(-1)
-    size = flat.numel() * flat.element_size()
-    start = flat.storage_offset() * flat.element_size()
-    for width, kind in _WORDS:
-        if size % width == 0 and start % width == 0:
-            return (
-                flat.view(kind).sum(dtype=torch.int64)
-                if size
-                else flat.new_zeros((), dtype=torch.int64)
-            )
-    raise AssertionError("every size is a multiple of 1")
+    if flat.is_cpu:
+        return xxhash.xxh3_64_intdigest(flat.view(torch.uint8).numpy().data)
+    return sum_by_place(flat)
+
+
+def sum_by_place(flat: Tensor) -> Tensor:
+    """The sum of a flat tensor's words, each times its place, without a copy of them.
+
+    Words are laid out in rows. What each row and each column sum up to says it for all of them.
+    """
+    size, start = flat.nbytes, int(flat.storage_offset()) * flat.element_size()
+    words = flat.view(next(kind for width, kind in _WORDS if not (size | start) % width))
+    rows = words.numel() // _ROW
+    grid, tail = words[: rows * _ROW].view(rows, _ROW), words[rows * _ROW :]
+    sums = grid.sum(1, dtype=torch.int64), grid.sum(0, dtype=torch.int64), tail.to(torch.int64)
+    of_row, of_column, of_tail = (torch.arange(len(one), device=flat.device) for one in sums)
+    weights = (of_row + 1) * _ROW, of_column, of_tail + (rows + 1) * _ROW
+    return torch.stack([(a * b).sum() for a, b in zip(sums, weights, strict=True)]).sum()
 
 
 def _fetched(values: Sequence[Tensor | int]) -> list[int]:
