@@ -70,7 +70,7 @@ def test_steps_without_a_straggler_lose_no_sample_and_repeat_none(
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("strategy", ["allreduce"])
+@pytest.mark.parametrize("strategy", ["allreduce", "ps"])
 def test_a_schedule_has_as_many_steps_as_there_are_global_batches(
     tmp_path: Path, strategy: str
 ) -> None:

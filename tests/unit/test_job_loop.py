@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import Dataset
 
 import paceline as pl
+from paceline.base.errors import ConfigError
 from paceline.base.samples import Span
 from paceline.runtime.data.batch import TensorRows
 from paceline.runtime.data.growth import Growth
@@ -21,6 +22,7 @@ from paceline.runtime.data.work import StepTimes, Work
 from paceline.runtime.job import Job
 from paceline.runtime.ps.alone import Alone
 from paceline.runtime.ps.port import Ids, Pulled
+from paceline.runtime.ps.schedule import Schedule
 from paceline.runtime.ps.store import Gradients
 from paceline.runtime.ps.strategy import HeldElsewhere
 from paceline.wire.messages.feeds import Feed
@@ -359,3 +361,62 @@ def test_a_look_up_under_no_grad_takes_no_gradient() -> None:
     held = model.state_dict()["rows.weight"].squeeze(1)
     assert held[:8].eq(0).all()
     assert held[8:].eq(-1).all()
+
+
+class Over(Told):
+    """Others have trained all of the feed: nothing is left, but the script of the last step."""
+
+    def __init__(self, position: int, state: bytes) -> None:
+        super().__init__()
+        self.kept = position, state
+
+    def next_work(self, feed: int) -> None:
+        return None
+
+    def script(self, position: int | None) -> tuple[int, bytes]:  # type: ignore[override]
+        assert position is None
+        return self.kept
+
+
+def test_a_life_that_begins_after_the_last_sample_has_the_last_rate() -> None:
+    trained, late = Counted(), Counted()
+    schedules = []
+    for model in (trained, late):
+        optimizer = SGD(model.parameters(), lr=1.0)
+        optimizer._opt_called = True  # type: ignore[attr-defined]
+        scheduler = StepLR(optimizer, step_size=1, gamma=0.5)
+        schedules.append((model, optimizer, scheduler))
+    model, optimizer, scheduler = schedules[0]
+    schedule = Schedule([optimizer], [scheduler])
+    feed = Feed(
+        feed=0,
+        purpose="train",
+        num_samples=NUM_SAMPLES,
+        epochs=1,
+        batch_size=16,
+        shard_size=16,
+        shuffle=False,
+        seed=0,
+    )
+    for number in range(3):  # nobody could hand in the state of after the fourth
+        schedule.enter(feed, Work(0, (Span(0, 0, 16),), 16, number + 1), 16 * number, 16)
+        scheduler.step()
+        schedule.leave()
+    job = Job(HeldElsewhere(Over(schedule.position, schedule.save())))
+    model, optimizer, scheduler = job.prepare(*schedules[1])
+    with pytest.raises(ConfigError, match=r"job\.step is known from the first batch"):
+        _ = job.step
+    assert list(job.batches(DATA, batch_size=16)) == []
+    assert (optimizer.param_groups[0]["lr"], job.step) == (0.5**4, 4)
+
+
+def test_a_position_is_known_on_servers_too() -> None:
+    job, model, optimizer = _job(Told())
+    found = []
+    for batch in job.batches(DATA, batch_size=16):
+        found.append(job.step)
+        model.loss(batch.ids).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(job.step)
+    assert [*found, job.step] == [0, 1, 1, 2, 2, 3, 3, 4, 4]

@@ -1,6 +1,7 @@
 """Schedulers follow the job's steps: a worker that joins, or goes back to a cut, goes on there."""
 
 import logging
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch.optim import lr_scheduler as schedulers
 from torch.optim.swa_utils import SWALR
 
 from paceline.base.errors import ConfigError, PermanentError
-from paceline.base.samples import Span
+from paceline.base.samples import Intervals, Span
 from paceline.runtime.data.work import Work
 from paceline.runtime.ps.agreeing import odd_ones
 from paceline.runtime.ps.schedule import Schedule
@@ -164,8 +165,125 @@ def test_the_rest_of_an_epoch_is_a_step() -> None:
     assert [FEED.steps_in(n) for n in (0, 3, 4, 20, 21, 22, 26, 44)] == [0, 0, 1, 5, 5, 6, 7, 12]
 
 
+class Model:
+    """What servers hold, and how steps that lack samples change it."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.done, self.step, self.scripts = Intervals(), 0, Scripts()
+
+    @property
+    def position(self) -> int:
+        return FEED.steps_in(len(self.done))
+
+    def work(self) -> tuple[Work, int, int]:
+        """The next step, as `Schedule.enter` has it."""
+        whole = FEED.next_slice(self.done)
+        size = sum(map(len, whole))
+        return Work(0, whole, size, self.step + 1), len(self.done), size
+
+    def decide(self, *, short: bool) -> None:
+        points = [p for span in FEED.next_slice(self.done) for p in range(span.start, span.stop)]
+        kept = self.random.sample(points, self.random.randint(1, len(points))) if short else points
+        for point in kept:
+            self.done.add(point, point + 1)
+        self.step += 1
+
+
+def _body(life: Managed, model: Model) -> list[Any]:
+    if life.schedule.restores < 0:  # it begins
+        life.schedule.restores = 1
+        found = model.scripts.at(model.position)
+        if found is not None:
+            life.schedule.load(found.position, found.state)
+    if news := life.schedule.enter(FEED, *model.work()):
+        model.scripts.keep(Script(life.schedule.before, news))
+    model.scripts.reached(life.schedule.before)
+    used = life.settings
+    life.take()
+    life.schedule.leave()
+    model.scripts.keep(Script(life.schedule.position, life.schedule.save()))
+    return used
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("kind", ["exponential", "one cycle", "plateau", "sequential", "cyclic"])
+def test_steps_that_lack_samples_are_worth_what_they_complete(kind: str, seed: int) -> None:
+    model, expected = Model(seed), _plain(kind)
+    lives = [Managed(kind) for _ in range(3)]
+    while FEED.next_slice(model.done):
+        if model.random.random() < 0.2 and model.step:  # in place of one that was lost
+            lives[2] = Managed(kind)
+        for number, life in enumerate(lives):
+            if number and model.random.random() < 0.4:
+                continue  # is late: the step is decided without it
+            assert _body(life, model) == expected[model.position]
+            assert life.schedule.before == model.position
+        model.decide(short=model.random.random() < 0.7)
+    for life in (*lives, Managed(kind)):
+        found = model.scripts.at(NEWEST)
+        assert found is not None
+        if life.schedule.restores < 0:  # it has come to nothing
+            life.schedule.load(found.position, found.state)
+        life.schedule.complete(FEED)
+        assert life.settings == expected[18]
+
+
+def test_a_whole_step_is_taken_when_the_script_takes_it() -> None:
+    model, life, expected = Model(0), Managed("exponential"), _plain("exponential")
+    for step in range(18):
+        _body(life, model)
+        assert life.settings == expected[step + 1]
+        model.decide(short=False)
+
+
+def test_a_rare_call_in_a_step_that_is_short_counts_with_the_next() -> None:
+    model, life = Model(0), Managed("exponential")
+    model.decide(short=False)
+    for calls in (True, False):
+        life.schedule.enter(FEED, *model.work())
+        assert life.schedule.before == 1
+        if calls:
+            life.take()
+        life.schedule.leave()
+        life.schedule.save()
+        model.done.add(len(model.done), len(model.done) + 2)
+        model.step += 1
+    life.schedule.enter(FEED, *model.work())
+    assert life.settings == _plain("exponential")[1]
+
+
+def test_what_the_script_sets_in_a_short_step_is_not_taken_for_a_schedule_of_it() -> None:
+    model, life = Model(0), Managed("constant")
+    group = life.optimizer.param_groups[0]
+    for short in (True, True, False):
+        life.schedule.enter(FEED, *model.work())
+        group["weight_decay"] = 0.1 * life.schedule.before
+        life.take()
+        life.schedule.leave()
+        model.scripts.keep(Script(life.schedule.position, life.schedule.save()))
+        assert group["weight_decay"] == 0.1 * model.position
+        model.decide(short=short)
+
+
+def test_after_a_feed_that_was_left_all_go_on_from_what_the_model_has_of_it() -> None:
+    counts = {0: 9}
+    one, other = Managed("exponential"), Managed("exponential")
+    for life in (one, other):
+        life.schedule = Schedule([life.optimizer], [life.scheduler], counts.__getitem__)
+    work = Work(0, (Span(0, 0, 4),), 4, 1)
+    one.schedule.enter(FEED, work, 8, 4)  # its last step comes to nothing
+    other.schedule.enter(FEED, work, 4, 4)
+    for life in (one, other):
+        life.schedule.end()
+        life.schedule.enter(_feed(1), Work(0, (Span(0, 0, 4),), 4, 4), 0, 4)
+    assert one.schedule.before == other.schedule.before == 2
+
+
 def test_a_feed_that_follows_one_that_was_left_goes_on_from_its_last_step() -> None:
     life = Managed("exponential")
+    life.schedule = Schedule([life.optimizer], [life.scheduler], lambda _: 12)
     for number, feed in enumerate((FEED, _feed(1))):
         for batch in range(3):
             life.schedule.enter(feed, Work(0, (Span(0, 0, 4),), 4, 0), 4 * batch)

@@ -166,16 +166,18 @@ class Job:
         The same in all workers, also in one that joins or goes on. To set learning rates and the
         like by, where no scheduler does: what a script counts itself differs among workers, and
         begins again with each life of one. It grows with the last ``optimizer.step()`` of a step,
-        by one; after a step that lacks samples it may stay, or grow by more.
+        by one; after a step that lacks samples it may stay, or grow by more. On servers a worker
+        learns what a step lacked when the next batch comes, so set by its value at the beginning of
+        a batch what all workers of a step must have alike. In modes asp and ssp it is what the
+        model has, with what this worker has added, when the batch comes.
 
         Raises:
-            ConfigError: before the first batch of `batches`, or with parameter servers.
+            ConfigError: before the first batch of `batches`.
         """
         step = self._strategy.step
         if step is None:
             raise ConfigError(
-                "job.step is known from the first batch of job.batches on, with strategies "
-                "allreduce and fsdp or alone, and not with parameter servers"
+                "job.step is known from the first batch of job.batches on; read it in the loop"
             )
         return step
 

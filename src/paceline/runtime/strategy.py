@@ -79,7 +79,7 @@ class Strategy(Protocol):
 
     @property
     def step(self) -> int | None:
-        """Steps in the model; None: not known before the first batch, or never, on servers."""
+        """Where the schedule is, in global batches; None: not known before the first batch."""
 
     @property
     def in_step(self) -> bool:

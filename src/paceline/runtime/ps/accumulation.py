@@ -56,14 +56,16 @@ class Accumulation:
             weighted = np.multiply(rows, weight, dtype=rows.dtype)
             self._sparse.setdefault(table, []).append((ids, weighted))
 
-    def take(self, rates: tuple[float, ...], changed: Changed = ()) -> tuple[list[Work], Gradients]:
+    def take(
+        self, rates: tuple[float, ...], changed: Changed = (), position: int = 0
+    ) -> tuple[list[Work], Gradients]:
         """All of them, as one mean with these hyper-parameters (`Gradients`), and begin again."""
         works, only = self.works, self._only
-        gradients = only if only is not None else self._mean(rates, changed)
+        gradients = only if only is not None else self._mean(rates, changed, position)
         self._begin()
         return works, gradients
 
-    def _mean(self, rates: tuple[float, ...], changed: Changed) -> Gradients:
+    def _mean(self, rates: tuple[float, ...], changed: Changed, position: int) -> Gradients:
         weight = sum(work.num_samples for work in self.works)
         dense = {dtype: np.divide(sums, weight, dtype=dtype) for dtype, sums in self._dense.items()}
         sparse = {}
@@ -79,4 +81,5 @@ class Accumulation:
             distinct=True,
             changed=changed,
             lacking=tuple(sorted(self._lacking)),
+            position=position,
         )

@@ -82,6 +82,8 @@ class Admission:
             return f"seq {part.seq} and weight {part.weight}, expected at least 1 and 0"
         if not 0 < part.factor < inf:
             return f"a factor of {part.factor}, expected one above 0"
+        if part.position < 0:
+            return f"position {part.position} of a schedule"
         if len(part.rates) != len(self._schema.groups):
             return f"{len(part.rates)} learning rates for {len(self._schema.groups)} groups"
         if bad := self._bad_changes(part):

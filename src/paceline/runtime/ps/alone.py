@@ -64,6 +64,9 @@ class Alone(Dealing):
     def script(self, position: int | None) -> None:
         """Nobody was here before."""
 
+    def count(self, feed: int) -> int:
+        raise InternalError("every batch is a step: nobody counts samples")
+
     def keep_script(self, position: int, state: bytes) -> None:
         """Nobody comes after."""
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 
 from paceline.base.errors import ConfigError
-from paceline.base.samples import SampleSet, Span
+from paceline.base.samples import SampleSet, Span, num_samples
 from paceline.runtime.checkpoint.asking import CutAsker
 from paceline.runtime.data.growth import Growth
 from paceline.runtime.data.work import Array, StepTimes, Work
@@ -320,7 +320,7 @@ class ServerTrainer:
                 ahead = 1
             self._pulling = Pulling(work, Split(self.partition, ids), self.state.ticket + 1)
             dense = not work.step or work.step != self._loaded_step
-            also = Also(counting=-1 if work.step else work.feed)
+            also = Also(work.feed)
             self._do(self.state.start_pull(tuple(ids), also, dense=dense, ahead=ahead))
 
     def wait_pull(self, work: Work) -> Pulled | None:
@@ -335,14 +335,12 @@ class ServerTrainer:
                     return None
                 if pulling.result is not None:
                     self._pulling, self._loaded_step = None, work.step
-                    self._seen = {
-                        work: min(answer.applied for answer, _ in pulling.answers.values())
-                    }
+                    answers = [answer for answer, _ in pulling.answers.values()]
+                    self._seen = {work: min(answer.applied for answer in answers)}
                     self._do(self.state.watch())
-                    if not work.step:
-                        answers = (answer for answer, _ in pulling.answers.values())
-                        return replace(pulling.result, counted=self._pushed.before(answers))
-                    return pulling.result
+                    if work.step:
+                        return replace(pulling.result, whole=num_samples(self.state.slice or ()))
+                    return replace(pulling.result, counted=self._pushed.before(answers))
                 self._wait()
                 self._check_stop()
 
@@ -363,14 +361,15 @@ class ServerTrainer:
             with self._changed:
                 self._wait()
 
+    def count(self, feed: int) -> int:
+        """See `Trainer.count`."""
+        return self._pull_now({}, Also(counting=feed), dense=False).counted or 0
+
     def keep_script(self, position: int, state: bytes) -> None:
         """See `Trainer.keep_script`."""
         with self._changed:
-            message = ScriptState(
-                epoch_no=self.state.epoch_no,
-                inc=self.process.inc,
-                script=Script(position=position, state=state),
-            )
+            script = Script(position, state)
+            message = ScriptState(epoch_no=self.state.epoch_no, inc=self.process.inc, script=script)
             for server in self.state.servers:
                 self._send(server, message)
 

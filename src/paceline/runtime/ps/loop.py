@@ -106,8 +106,8 @@ class Loop:
                 assert self.step is not None
                 yield self.step.staged.batch
                 self._finish()
-            self._schedule.complete(self._definition)
             self._trainer.drain()
+            self._complete()
         finally:
             self.abandon()
 
@@ -156,8 +156,25 @@ class Loop:
     def _enter(self, work: Work, pulled: Pulled) -> None:
         """Have the script where the model is."""
         if self._schedule.restores != self._trainer.restores:
-            self._take_over(work.step - 1 if work.step else None)
-        self._schedule.enter(self._definition, work, pulled.counted)
+            wanted = None
+            if work.step:
+                wanted = work.step - 1
+                if pulled.counted is not None:
+                    wanted = self._schedule.at(self._definition, pulled.counted)
+            self._take_over(wanted)
+        news = self._schedule.enter(self._definition, work, pulled.counted, pulled.whole)
+        if news:
+            self._handed_in = news
+            self._trainer.keep_script(self._schedule.before, news)
+
+    def _complete(self) -> None:
+        """All of the feed is in the model: have the script where it is, whoever has trained it."""
+        if self._schedule.restores != self._trainer.restores:
+            # The newest, which may be of a later feed: what comes in that takes over once more.
+            found = self._trainer.script(None)
+            if found is not None:
+                self._schedule.load(*found)
+        self._schedule.complete(self._definition)
 
     def _take_over(self, position: int | None) -> None:
         """Be the script that the model was trained with so far: of others, or before a restore."""
@@ -269,10 +286,11 @@ class Loop:
             distinct=True,
             changed=changed,
             lacking=lacking,
+            position=self._schedule.before,
         )
         self._sum.add(work, gradients)
         if work.ends_contribution:
-            self._trainer.push(*self._sum.take(rates, changed))
+            self._trainer.push(*self._sum.take(rates, changed, self._schedule.before))
 
     def _finish(self) -> None:
         """The user asks for the next batch."""

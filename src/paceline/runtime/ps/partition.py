@@ -117,6 +117,7 @@ class Contribution:
             tables=tuple(gradients.sparse),
             changed=gradients.changed,
             lacking=gradients.lacking,
+            position=gradients.position,
         )
 
     def frames(self, server: int) -> list[Array]:

@@ -36,8 +36,10 @@ class Pulled:
     script: Script | None = None
     """The script's state, where it was asked for."""
     counted: int | None = None
-    """Samples of the work's feed that come before it: in the model, or pushed by this worker; None:
-    every batch is a step."""
+    """Samples of the work's feed that come before it: in the model, or (without steps) pushed by
+    this worker; None: every batch is a step."""
+    whole: int = 0
+    """Samples of the work's step, if it lacks none."""
     message_s: float = 0.0
     """T^m: round trip minus T^s, and minus what the servers waited for other workers."""
 
@@ -112,6 +114,9 @@ class Trainer(Protocol):
         Returns:
             The position that it is of, and the state; None: there is none so old.
         """
+
+    def count(self, feed: int) -> int:
+        """Samples of a feed in the model. Blocks."""
 
     def keep_script(self, position: int, state: bytes) -> None:
         """Have the script's state kept beside the model; does not wait."""

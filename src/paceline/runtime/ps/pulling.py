@@ -81,4 +81,7 @@ class Pulling:
         message_s = max(0.0, self.done_s - self.start_s - waited_s - server_s)
         scripts = [message.script for message, _ in self.answers.values() if message.script]
         script = max(scripts, key=lambda one: one.position, default=None)
-        return Pulled(dense, rows, server_s=server_s, message_s=message_s, script=script)
+        counted = min(message.counted for message, _ in self.answers.values())
+        return Pulled(
+            dense, rows, server_s=server_s, message_s=message_s, script=script, counted=counted
+        )

@@ -4,13 +4,18 @@ Schedulers and hyper-parameters live with the workers, so a new life of one woul
 Every worker hands their state to the servers, which keep the newest beside the model and write it
 into cuts; a worker that joins, or goes back to a cut, takes it from there.
 
-A *position* counts the steps of the schedule that are done: synchronous, the job's steps; else
-global batches in the model (`Feed.steps_in`). State is of a position, and may lag behind the model
-by a step: then schedulers that the last loop body stepped are stepped for what is missing.
+A *position* counts the steps of the schedule that are done: global batches in the model
+(`Feed.steps_in`). State is of a position, and may lag behind the model by a step: then schedulers
+that the last loop body stepped are stepped for what is missing.
+
+What a synchronous step lacks is decided when the script is through with it. So its body does what a
+whole step is worth, and the next body begins with taking that back, if it was less: A's body of
+step 25 takes the schedule from 24 to 25; the step is decided without B's share; at step 26 A goes
+back to 24, where B, which was late and has not stepped since, is too.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -57,23 +62,40 @@ class Schedule:
     Args:
         optimizers: all that were prepared.
         schedulers: changed in place: their ``step`` follows the job's.
+        count: samples of a feed in the model; asked where positions are of these.
 
     Raises:
         ConfigError: a scheduler has state that cannot be handed to another worker.
     """
 
-    def __init__(self, optimizers: Sequence[Optimizer], schedulers: Sequence[LRScheduler]) -> None:
-        self._optimizers, self._schedulers = optimizers, schedulers
+    def __init__(
+        self,
+        optimizers: Sequence[Optimizer],
+        schedulers: Sequence[LRScheduler],
+        count: Callable[[int], int] = lambda _: 0,
+    ) -> None:
+        self._optimizers, self._schedulers, self._count = optimizers, schedulers, count
         self.position = 0
+        self._is_known = False
+        self.before = 0
+        """Where the batch in hand begins."""
         self.restores = -1
         """Of the trainer (`Trainer.restores`), when this was what it has."""
         self._feed, self._base = -1, 0
+        self._definition: Feed | None = None
+        """The feed that was entered last."""
+        self._by_samples = True
+        """Whether positions are of samples in the model: alone every batch is a step."""
         self._ended: dict[int, int] = {}
         """Feeds that are complete, and the steps of all their samples."""
         self._inside = False
         #: Steps that a call in the body in hand is worth.
         self._times = 0
         self._synchronous = False
+        #: Synchronous: the step in hand, and the state at its beginning.
+        self._in_hand, self._sure = 0, (0, b"")
+        #: Calls of a body that completed no global batch: of the next one, if it makes none.
+        self._owed: list[Any] = [None] * len(schedulers)
         #: What the body before called, and the body in hand has called so far.
         self._called: list[Any] = [None] * len(schedulers)
         self._calling: list[Any] = [None] * len(schedulers)
@@ -84,36 +106,83 @@ class Schedule:
         self._num_steps = 0
         """Of the schedulers, so far: each may change anything in their state."""
         self._saved = b""
+        self._fresh = False
+        """Whether that is the state as it is now, but for what the script does meanwhile."""
         self._saved_of: tuple[Any, ...] | None = None
 
     # ------------------------------------------------------------------ positions
 
-    def enter(self, feed: Feed, work: Work, counted: int | None) -> None:
+    def at(self, feed: Feed, counted: int) -> int:
+        """The position of a model with so many samples of a feed, and all of those before it."""
+        base = self._base if feed.feed == self._feed else self._next_base(feed)
+        return base + feed.steps_in(counted)
+
+    def step(self, *, in_hand: bool) -> int | None:
+        """See `Strategy.step`; ``in_hand``: a batch whose gradients were not taken yet is."""
+        if not self._is_known:
+            return None
+        return self.before if in_hand else self.position
+
+    def enter(self, feed: Feed, work: Work, counted: int | None, whole: int = 0) -> bytes:
         """A batch is about to be computed: be where the model is.
+
+        A body takes one step at most: what the last step of an epoch is worth beyond that, if those
+        before it lacked samples, is made up for before the next.
 
         Args:
             feed: what is trained on.
             work: the batch.
             counted: samples of the feed that come before it; None: every batch is a step.
+            whole: samples of its step (synchronous).
+
+        Returns:
+            The state at `before`, if no body has ended with it; else nothing.
         """
+        self._is_known = True
+        self._synchronous, self._by_samples = bool(work.step), counted is not None
         if feed.feed != self._feed:
-            self._feed, self._base = feed.feed, self._next_base(feed)
+            self._feed, self._base, self._fresh = feed.feed, self._next_base(feed), False
+        self._definition = feed
         before, after = self.position, self.position + 1
-        self._synchronous = bool(work.step)
-        if work.step:
+        if counted is not None:
+            new = work.num_samples if not work.step else whole if work.ends_step else 0
+            before, after = self.at(feed, counted), self.at(feed, counted + new)
+            after = min(after, before + 1) if work.step else after
+        elif work.step:
             before, after = work.step - 1, work.step if work.ends_step else work.step - 1
-        elif counted is not None:
-            before = self._base + feed.steps_in(counted)
-            after = self._base + feed.steps_in(counted + work.num_samples)
+        news = b""
+        if work.step != self._in_hand and counted is not None:
+            news = self._begin_step(work.step, before)
         self._catch_up(before - self.position)
+        self.before = self.position
         self._times = max(0, after - self.position)
         self.position += self._times
         self._inside = True
+        return news
+
+    def _begin_step(self, step: int, position: int) -> bytes:
+        """Be where the model is, which the step before has brought less far than was expected."""
+        self._in_hand = step
+        held, state = self._sure
+        if self.position > position and state and held <= position:
+            called = self._called
+            self._become(held, _decode(state))
+            self._called = called
+            self._owed = called if held == position else [None] * len(called)
+        num_steps = self._num_steps
+        self._catch_up(position - self.position)
+        if not self._fresh:
+            self.save()
+        self._sure = self.position, self._saved
+        return self._saved if self._num_steps > num_steps else b""
 
     def _next_base(self, feed: Feed) -> int:
-        """Where this feed begins: the same in all workers if those before it are complete."""
+        """Where this feed begins: the same in all workers."""
         if self._feed >= 0 and self._feed not in self._ended:  # left early, or a stream
-            return self.position
+            left = self._definition
+            if left is None or left.feed != self._feed or not self._by_samples:
+                return self.position
+            return self._base + left.steps_in(self._count(self._feed))
         # Not our own position: A had the last batch of the old feed, B had its last one before.
         passed = (
             steps for number, steps in self._ended.items() if self._feed <= number < feed.feed
@@ -131,18 +200,29 @@ class Schedule:
 
     def leave(self) -> None:
         """The loop's body is over."""
+        for number, call in enumerate(self._owed if self._times else ()):
+            if call is not None and self._calling[number] is None:
+                self._calling[number] = call
+                for _ in range(self._times):
+                    self._take(number, *call)
         if self._times or not self._synchronous:
             self._called = self._calling
+            self._owed = [None] * len(self._schedulers)
         self._calling = [None] * len(self._schedulers)
         self._times = 0
 
     def complete(self, feed: Feed) -> None:
         """All samples of this feed are trained on, by whichever workers."""
-        if feed.num_samples is not None:
-            self._ended[feed.feed] = feed.steps_in(feed.num_samples * feed.epochs)
+        if feed.num_samples is None:
+            return
+        self._is_known = True
+        if self._by_samples and feed.feed >= self._feed:
+            self._catch_up(self.at(feed, feed.num_samples * feed.epochs) - self.position)
+        self._ended[feed.feed] = feed.steps_in(feed.num_samples * feed.epochs)
 
     def _take(self, number: int, *args: Any, **kwargs: Any) -> None:
         self._num_steps += 1
+        self._fresh = False
         self._steps[number](self._schedulers[number], *args, **kwargs)
 
     def end(self) -> None:
@@ -179,6 +259,7 @@ class Schedule:
         found = self._look()
         if found is None or not _same(found, self._saved_of):
             self._saved, self._saved_of = self._pack_all(), found
+        self._fresh = True
         return self._saved
 
     def _look(self) -> tuple[Any, ...] | None:
@@ -217,16 +298,18 @@ class Schedule:
             PermanentError: it is no such state.
             ConfigError: it is of other schedulers than the script's.
         """
-        try:
-            saved = msgspec.msgpack.decode(data, type=Saved)
-            begun = _unpack(msgspec.msgpack.decode(saved.begun, type=Tree))
-            ours = _unpack(msgspec.msgpack.decode(self._begun, type=Tree))
-        except msgspec.MsgspecError as error:
-            raise PermanentError(f"the state of schedulers cannot be read: {error}") from error
-        state = _unpack(saved.now)
-        self._saved_of = None
-        self._check_kinds(saved.kinds, len(state["schedulers"]))
+        saved = _decode(data)
+        begun, ours = _unpack_begun(saved.begun), _unpack_begun(self._begun)
+        self._check_kinds(saved.kinds, len(_unpack(saved.now)["schedulers"]))
         tell_differences(ours, begun)
+        self._begun = saved.begun
+        self._become(position, saved)
+        self._in_hand, self._sure = 0, (position, data)
+        self._owed = [None] * len(self._schedulers)
+
+    def _become(self, position: int, saved: Saved) -> None:
+        state = _unpack(saved.now)
+        self._saved_of, self._fresh = None, False
         for optimizer, groups in zip(self._optimizers, state["groups"], strict=True):
             for group, values in zip(optimizer.param_groups, groups, strict=True):
                 for key, value in values.items():
@@ -237,7 +320,6 @@ class Schedule:
         self._outside.became(state["outside"])
         self._inside = inside
         self._called = [None if call is None else tuple(call) for call in state["called"]]
-        self._begun = saved.begun
         self.position, self._feed, self._base = position, saved.feed, saved.base
 
     def _check_kinds(self, kinds: tuple[str, ...] | None, number: int) -> None:
@@ -250,6 +332,21 @@ class Schedule:
             f"state of {theirs}; give it the same schedulers in the same order, or begin another "
             "job with the new ones"
         )
+
+
+def _decode(data: bytes) -> Saved:
+    """Raises PermanentError: it is no such state."""
+    try:
+        return msgspec.msgpack.decode(data, type=Saved)
+    except msgspec.MsgspecError as error:
+        raise PermanentError(f"the state of schedulers cannot be read: {error}") from error
+
+
+def _unpack_begun(data: bytes) -> Any:
+    try:
+        return _unpack(msgspec.msgpack.decode(data, type=Tree))
+    except msgspec.MsgspecError as error:
+        raise PermanentError(f"the state of schedulers cannot be read: {error}") from error
 
 
 def _kind(scheduler: LRScheduler) -> str:

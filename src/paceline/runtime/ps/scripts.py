@@ -4,6 +4,7 @@ A synchronous step may be over for one worker while another, which joins, still 
 The first hands in the script as it is after that step, and the second needs it as it was before:
 A hands in position 25; B, in place of a lost worker, begins its part of step 25 and asks for 24.
 For the same reason a cut after step 24 may hold what was handed in after step 25.
+So it is when the step lacks samples, and the model stays at 24: A hands in 25 again after the next.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

@@ -376,7 +376,7 @@ class Server:
         assert self.parting is not None
         part, frames = self.parting
         if part.step and self.store is not None:
-            self.store.scripts.reached(part.step - 1)
+            self.store.scripts.reached(part.position)
         num_dense = len(part.dense)
         dense = {
             dtype: np.frombuffer(frame, dtype)

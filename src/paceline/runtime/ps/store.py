@@ -41,6 +41,8 @@ class Gradients:
     lacking: tuple[int, ...] = ()
     """Dense parameters, by their places in the schema, that have no gradient: what ``dense`` holds
     for them is 0."""
+    position: int = 0
+    """Of the schedule, at which it was computed (`ps.schedule`)."""
 
 
 class Store:

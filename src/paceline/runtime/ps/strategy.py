@@ -64,7 +64,7 @@ class HeldElsewhere:
                 f"gradients that no worker sees; take bfloat16, which needs no scaler. {INSTEAD}"
             )
         model = Model(list(modules), list(optimizers), self.spec.seed)
-        self._schedule = Schedule(optimizers, schedulers)
+        self._schedule = Schedule(optimizers, schedulers, self.trainer.count)
         self.trainer.prepare(model.schema, model.initial)
         self._lookups.tables = [bound.lookup for bound in model.tables]
         model.attach(self._lookups)
@@ -105,8 +105,9 @@ class HeldElsewhere:
 
     @property
     def step(self) -> int | None:
-        """See `Strategy.step`: what servers hold has positions, which are not told so far."""
-        return None
+        """See `Strategy.step`: in a body before ``optimizer.step()`` where the batch begins."""
+        step = self._loop.step if self._loop is not None else None
+        return self._schedule.step(in_hand=step is not None and not step.pushed)
 
     @property
     def in_step(self) -> bool:

@@ -48,6 +48,8 @@ class Part(Message, frozen=True):
     """Tables with sparse gradients here, in the order of their (ids, gradients) frames."""
     dense: tuple[str, ...] = ()
     """Dtypes of the dense gradient frames, which come first."""
+    position: int = 0
+    """BSP: of the schedule, at which it was computed."""
 
 
 class Held(Message, frozen=True):
@@ -129,7 +131,7 @@ class Pulled(Message, frozen=True):
     """How long the pull waited here for its step (BSP), or for slower workers (SSP)."""
     dense: tuple[str, ...] = ()
     counted: int = 0
-    """Samples of the feed that was named, in the model."""
+    """Samples of the feed that was named, in the model (BSP: at ``step``)."""
     script: Script | None = None
 
 
