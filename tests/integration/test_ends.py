@@ -12,7 +12,7 @@ from paceline.cli.launch import launch
 from paceline.runtime.checkpoint.export import export
 from paceline.wire.cut import read_manifest
 from paceline.wire.outcome import End, Outcome
-from paceline.wire.spec import JobSpec, NodeSpec, RestartSpec
+from paceline.wire.spec import JobSpec, NodeSpec, RestartSpec, TimeoutSpec
 from tests.integration.running import RunningJob, until
 
 LOSING = """
@@ -114,6 +114,16 @@ def test_members_that_hold_shards_wait_for_one_with_more_to_do(tmp_path: Path) -
     with job_of(LEAVING, tmp_path, *args, strategy="fsdp") as job:
         until(job.job.outcome.exists, "the end", 120.0)
         check_left_early(job, 6, tmp_path)
+
+
+@pytest.mark.soak
+def test_a_member_that_holds_a_shard_and_leaves_alone_is_named(tmp_path: Path) -> None:
+    args = ("--shard", "--steps", "5", "9")
+    timeouts = TimeoutSpec(hang_s=3.0)
+    with job_of(LEAVING, tmp_path, *args, strategy="fsdp", timeouts=timeouts) as job:
+        outcome = job.end()
+        assert outcome.end is End.FAILED
+        assert outcome.error.startswith("worker-0 left the loop over job.batches before its end, ")
 
 
 @pytest.mark.parametrize("mode", ["asp", pytest.param("bsp", marks=pytest.mark.soak)])

@@ -6,7 +6,7 @@ Outside of a step, as where it hands its state over or takes over another's, one
 is: it has a thread that speaks twice per second, unless it is stopped, or waits with its lock held.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import msgspec
 
@@ -36,6 +36,21 @@ def find_hang(members: Mapping[str, NodeFacts], bound_s: float) -> Hang | None:
     if late:
         return Hang(tuple(sorted(late)), max(late.values()))
     return Hang((), min(waiting)) if len(members) > 1 else None
+
+
+def find_left_alone(
+    members: Mapping[str, NodeFacts], leavers: Collection[str], bound_s: float
+) -> list[str]:
+    """Which members wait in a step that the leavers, who are through with their loop, do not do.
+
+    Args:
+        members: node -> its newest report; they hold shards, so a step needs all of them.
+        leavers: those of them whose scripts have returned.
+        bound_s: as long as a step may take.
+    """
+    others = [name for name in members if name not in leavers]
+    waits = all(members[name].waiting_s > bound_s for name in others)
+    return others if waits and len(others) < len(members) else []
 
 
 def find_silent(members: Mapping[str, NodeFacts], bound_s: float) -> Hang | None:

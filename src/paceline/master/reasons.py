@@ -1,5 +1,7 @@
 """Why a job cannot go on, in the words that its user gets."""
 
+from collections.abc import Collection
+
 from paceline.master.shards.ledger import Ledger
 from paceline.wire.messages.feeds import Feed
 from paceline.wire.schema import ModelSchema
@@ -40,3 +42,13 @@ def feed_difference(known: Feed, other: Feed) -> str:
                 f"{theirs} in another; every worker must read the same data in the same order"
             )
     return f"workers opened feed {known.feed} differently"
+
+
+def left_alone(leavers: Collection[str], others: Collection[str]) -> str:
+    """Some members of a group of shards have left their loop, and the others go on."""
+    gone, stay = " and ".join(leavers), " and ".join(others)
+    return (
+        f"{gone} left the loop over job.batches before its end, while {stay} went on to a step "
+        "that needs all workers, so that no last cut can be made; with strategy fsdp all must "
+        "leave after the same step: decide by job.step, or by a value that all workers share"
+    )

@@ -6,8 +6,9 @@ Groups that nobody forms, members that hang, and what members keep when they lea
 import msgspec
 
 from paceline.master.group import Group
-from paceline.master.hangs import Hang, find_hang, find_silent
+from paceline.master.hangs import Hang, find_hang, find_left_alone, find_silent
 from paceline.master.held_by_workers import HeldByWorkers
+from paceline.master.reasons import left_alone
 from paceline.master.records import (
     GroupBegun,
     GroupFormed,
@@ -175,6 +176,10 @@ class GroupTraining(Training):
             if not facts.samples and facts.computing_s < first_s:  # in the first step of its life
                 members[name] = msgspec.structs.replace(facts, computing_s=0.0)
         if len(members) < len(group.members):
+            return None
+        leavers = [one.node for one in group.members if one.inc in self.state.leaving]
+        if group.sharded and (others := find_left_alone(members, leavers, bound_s)):
+            self._fail(left_alone(leavers, others))
             return None
         hang = find_hang(members, bound_s)
         if hang is not None and not hang.nodes and group.sharded:  # they cannot meet anew
