@@ -159,7 +159,10 @@ def test_a_failing_script_ends_with_its_traceback_when_the_budget_is_spent(tmp_p
     assert out.count("all workers start again") == 1
     assert err.startswith("Traceback (most recent call last):")
     assert "KeyError: 'no such column: clicks'" in err
-    assert "worker-1: KeyError in the script ('no such column: clicks'); the budget of 1" in err
+    assert (
+        "worker-1: KeyError in the script (failing.py, line 8) ('no such column: clicks'); the budget of 1"
+        in err
+    )
     errors = sorted(run.job().logs.glob("worker-1.*.error.json"))
     assert len(errors) == 2
     assert "no such column: clicks" in errors[0].read_text()

@@ -294,6 +294,8 @@ def test_a_script_that_ends_its_process_thrice_at_one_step_ends_the_job(
     [
         ("ValueError", "TB\nValueError: x", "TB\nValueError: x"),
         ("RuntimeError", "TB\nRuntimeError: DataLoader worker (pid 7) is killed by signal", ""),
+        # What the death of a peer led to is not the cause.
+        ("RuntimeError", "TB\nRuntimeError: Connection closed by peer [127.0.0.1]", ""),
     ],
 )
 def test_the_traceback_of_an_error_of_the_script_is_told_at_once(

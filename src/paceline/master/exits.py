@@ -118,6 +118,15 @@ CONNECTION_ERRORS = frozenset(
         "zmq.error.Again",
     }
 )
+_PEER_GONE = re.compile(r"connection (closed|reset|refused|aborted|was)|broken pipe", re.IGNORECASE)
+
+
+def is_echo(error: ScriptError) -> bool:
+    """Whether an error only reports that a peer was gone."""
+    last = error.traceback.rstrip().rpartition("\n")[2]
+    return error.kind in CONNECTION_ERRORS or bool(_PEER_GONE.search(last))
+
+
 CONFIG_ERROR = "paceline.base.errors.ConfigError"
 FINAL_ERRORS = frozenset({CONFIG_ERROR, "paceline.base.errors.PermanentError"})
 LOADER_LOST = re.compile(

@@ -5,7 +5,7 @@ Vocabulary only; `paceline.master.membership` decides.
 
 import msgspec
 
-from paceline.master.exits import Judged
+from paceline.master.exits import Judged, is_echo
 from paceline.master.records import Record
 from paceline.wire.messages.agent import ExitEvidence, StartProcess
 from paceline.wire.messages.node import ProcessUp, ScriptError
@@ -271,14 +271,16 @@ class Node(msgspec.Struct):
     end_grace_s: float = 0.0
 
     def told_end(self, judged: Judged, exit_: ExitEvidence) -> Tell:
-        """What is told of the end of its life."""
+        """The end of its life, for the events file: with a traceback if the script is the cause."""
+        error = self.error
+        blamed = error is not None and error.in_user_code and not is_echo(error)
         return Tell(
             "process_exited",
             self.name,
             self.inc,
             judged.reason,
             verdict=judged.verdict,
-            traceback=judged.users_traceback if self.error and self.error.in_user_code else "",
+            traceback=judged.users_traceback if blamed else "",
             exit=exit_,
         )
 

@@ -5,15 +5,12 @@ What the membership needs for it beside the nodes: which round it is, where its 
 ended it, and how. Pure; `paceline.master.membership` decides by it.
 """
 
-import re
 from collections.abc import Callable
 
 import msgspec
 
-from paceline.master.exits import CONNECTION_ERRORS, Judged, Verdict
+from paceline.master.exits import Judged, Verdict, is_echo
 from paceline.wire.messages.node import ScriptError
-
-_PEER_GONE = re.compile(r"connection (closed|reset|refused|aborted|was)|broken pipe", re.IGNORECASE)
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,10 +25,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_echo(self) -> bool:
         """Whether it only reports that a peer was gone."""
-        if self.error is None:
-            return False
-        last = self.error.traceback.rstrip().rpartition("\n")[2]
-        return self.error.kind in CONNECTION_ERRORS or bool(_PEER_GONE.search(last))
+        return self.error is not None and is_echo(self.error)
 
     @property
     def is_final(self) -> bool:
