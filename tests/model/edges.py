@@ -206,8 +206,7 @@ class Worker:
         feed = self.trainer.open_feed(self.town.feed)
         pause = self.thread.pause
         model = SimpleNamespace(
-            load=lambda dense: pause(),
-            remember=lambda whether: None,
+            load=lambda dense, whole: pause(),
             check_values=lambda: None,
             dense=(),
             gradient_of=lambda optimizer: SimpleNamespace(changed=()),

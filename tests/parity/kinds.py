@@ -38,9 +38,9 @@ class Kind(NamedTuple):
     make: Callable[..., Optimizer]
     options: dict[str, Any]
 
-    def __call__(self, params: Iterable[Any]) -> Optimizer:
+    def __call__(self, params: Iterable[Any], **more: Any) -> Optimizer:
         """One of these parameters."""
-        return self.make(params, **self.options)
+        return self.make(params, **{**self.options, **more})
 
     def __str__(self) -> str:
         return self.name

@@ -4,8 +4,10 @@ import pytest
 import torch
 
 import paceline as pl
+from paceline.base.errors import ConfigError
 from tests.parity.cases import BATCH, Case, Training, cases, reference, runs, samples
 from tests.parity.kinds import bits
+from tests.parity.refusals import refusal
 
 
 def marked(case: Case) -> object:
@@ -19,12 +21,20 @@ def marked(case: Case) -> object:
 def test_alone_is_plain_torch(case: Case) -> None:
     if not runs(case):
         pytest.skip("torch does not run it on this machine")
+    one, why = Training(case), refusal(case, "alone")
+    if why is not None:
+        with pytest.raises(ConfigError, match=why.said):
+            _train(one)
+        assert one.done == why.steps
+        return
+    _train(one)
+    assert bits(one.state()) == bits(reference(case))
+
+
+def _train(one: Training) -> None:
     job = pl.init()
-    one = Training(case)
-    given = [one.model, one.optimizer, *([one.schedule] if one.schedule is not None else [])]
-    job.prepare(*given)
+    job.prepare(*one.prepared)
     for batch in job.batches(pl.TensorRows(x=samples()), batch_size=BATCH, shuffle=False):
         step = job.step
         one.backward(batch.x, step)
         one.step(step)
-    assert bits(one.state()) == bits(reference(case))

@@ -121,9 +121,50 @@ def test_an_average_that_the_servers_hold_is_refused() -> None:
     optimizer = SGD(model.parameters(), lr=0.1)
     batches = _prepare(model, average, optimizer).batches(DATA, 4)
     _step(model, optimizer, next(batches))
-    average.update_parameters(model)
+    with pytest.raises(
+        ConfigError, match=r"AveragedModel.update_parameters .* allreduce, and keep"
+    ):
+        average.update_parameters(model)
+    average.module[0].weight.data.zero_()
     with pytest.raises(ConfigError, match=r"'1.module.0.weight' was changed"):
         next(batches)
+
+
+def test_averages_of_other_models_and_of_copies_are_torchs() -> None:
+    model, other = _model(), _model()
+    _prepare(model, SGD(model.parameters(), lr=0.1))
+    for one in (other, copy.deepcopy(model)):
+        average = AveragedModel(one)
+        average.update_parameters(one)
+        assert torch.equal(average.module[0].weight, one[0].weight)
+
+
+def _one_value(model: nn.Module) -> None:
+    model.get_parameter("0.weight").data[40, 40] = 7.0
+
+
+def _large() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(100, 100), nn.Linear(100, 1))
+
+
+@pytest.mark.parametrize(("at", "edit"), [(1, _one_value), (40, _clamp_data), (64, _one_value)])
+def test_edits_of_data_are_found(at: int, edit: Callable[[nn.Module], None]) -> None:
+    model, data = _large(), TensorRows(x=torch.ones(280, 100), y=torch.ones(280, 1))
+    optimizer = SGD(model.parameters(), lr=1e-4)
+    batches = _prepare(model, optimizer).batches(data, 4)
+    for _ in range(at + 1):
+        _step(model, optimizer, next(batches))
+    edit(model)
+    with pytest.raises(ConfigError, match=r"'0\.weight' was changed"):
+        next(batches)
+
+
+def test_values_that_are_no_numbers_are_no_edits() -> None:
+    model = _model()
+    optimizer = SGD(model.parameters(), lr=torch.inf)
+    for batch in _prepare(model, optimizer).batches(DATA, 4):
+        _step(model, optimizer, batch)
+    assert all(value.isnan().all() for value in model.state_dict().values())
 
 
 @pytest.mark.parametrize("key", ["lr", "momentum"])

@@ -1,12 +1,15 @@
-"""Averages of weights that follow the job's steps."""
+"""Averages of weights that follow the job's steps, or are refused: of weights held elsewhere."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import wraps
 from typing import Any
 
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
-_FOLLOWS = "_follows_steps"
+from paceline.base.errors import ConfigError
+
+_FOLLOWS, _ELSEWHERE = "_follows_steps", "_held_elsewhere"
 
 
 def update_when(average: AveragedModel, is_due: Callable[[], bool]) -> None:
@@ -35,3 +38,28 @@ def update_when(average: AveragedModel, is_due: Callable[[], bool]) -> None:
     # A class of its own: what an object holds itself goes into its copies and pickles.
     own = {"update_parameters": update_parameters, "__reduce_ex__": reduce, _FOLLOWS: True}
     average.__class__ = type(kind.__name__, (kind,), own)
+
+
+_update = AveragedModel.update_parameters
+
+
+@wraps(_update)
+def _checked(self: AveragedModel, model: nn.Module) -> None:
+    if any(hasattr(param, _ELSEWHERE) for param in model.parameters()):
+        raise ConfigError(
+            f"{type(self).__name__}.update_parameters was given a model that parameter servers "
+            "hold: after optimizer.step() this worker still has the values of before it, and a "
+            "worker that joins would begin the average again; run the job with --strategy "
+            "allreduce, and keep the average in job.state"
+        )
+    _update(self, model)
+
+
+def refuse_averages_of(params: Iterable[nn.Parameter]) -> None:
+    """Have ``AveragedModel.update_parameters`` refuse models of these, whose values are elsewhere.
+
+    Nobody knows which averages a script has, so this is asked of the class.
+    """
+    for param in params:
+        setattr(param, _ELSEWHERE, True)
+    AveragedModel.update_parameters = _checked  # type: ignore[method-assign]

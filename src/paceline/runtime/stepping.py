@@ -28,6 +28,13 @@ NO_GRADIENT = (
     "and optimizer.zero_grad() after it"
 )
 
+BEGIN_LATER = (
+    "give the optimizer all of its groups before job.prepare, with requires_grad=True, and call "
+    "requires_grad_(False) after it on what is to begin later: until it is thawed it has no "
+    "gradient, and stays as it is"
+)
+"""The remedy, which computes what torch does for a group that is added later."""
+
 
 def not_stepped(missing: int, num_optimizers: int) -> str:
     """A batch is over on which so many did not step."""
@@ -102,6 +109,14 @@ class Stepping:
         # What schedulers made before look for, to see whether somebody took `step` away from them.
         step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
         optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
+        optimizer.add_param_group = MethodType(_refuse_group, optimizer)  # type: ignore[method-assign]
+
+
+def _refuse_group(optimizer: Optimizer, *_: Any) -> None:
+    raise ConfigError(
+        f"{type(optimizer).__name__}.add_param_group was called after job.prepare; other workers, "
+        f"and cuts, have the groups of then: {BEGIN_LATER}"
+    )
 
 
 def params_of(optimizer: Optimizer) -> list[nn.Parameter]:
@@ -112,11 +127,16 @@ def params_of(optimizer: Optimizer) -> list[nn.Parameter]:
 def _check_known(optimizer: Optimizer, known: dict[int, bool]) -> None:
     """Raises ConfigError: it would train something by the gradients of this worker alone."""
     for param in params_of(optimizer):
-        if not known.get(id(param), False) and param.grad is not None:
+        if id(param) not in known:
             raise ConfigError(
-                f"a parameter of shape {tuple(param.shape)} has a gradient, but was frozen, or not "
-                "in its optimizer, at job.prepare, so that it is not averaged over the workers; "
-                "prepare it with requires_grad=True"
+                f"a parameter of shape {tuple(param.shape)} was not in the groups of "
+                f"{type(optimizer).__name__} at job.prepare, so that no other worker, and no cut, "
+                f"knows it; {BEGIN_LATER}"
+            )
+        if not known[id(param)] and param.grad is not None:
+            raise ConfigError(
+                f"a parameter of shape {tuple(param.shape)} has a gradient, but was frozen at "
+                f"job.prepare, so that it is not averaged over the workers; {BEGIN_LATER}"
             )
 
 

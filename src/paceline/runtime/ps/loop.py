@@ -30,8 +30,7 @@ from paceline.wire.messages.data import Changed
 from paceline.wire.messages.feeds import Feed
 
 FIRST_STEPS, CHECK_EVERY = 3, 64
-"""All values are compared in so many batches of a loop, and in each so-manieth: for edits by the
-script that torch does not count."""
+"""All values are compared in so many batches of a loop, and in each so-manieth (`Noted`)."""
 
 
 @dataclass(slots=True)
@@ -128,10 +127,9 @@ class Loop:
             pulled = self._trainer.wait_pull(work)
             if pulled is None:
                 continue
-            self._model.remember(whether=False)
-            self._model.load(pulled.dense)
-            if self._num_steps < FIRST_STEPS or self._num_steps % CHECK_EVERY == 0:
-                self._model.remember(whether=True)
+            early = self._num_steps < FIRST_STEPS
+            whole = early or self._num_steps % CHECK_EVERY == 0
+            self._model.load(pulled.dense, whole=whole)
             self._lookups.begin(staged.foreseen, pulled.rows)
             now_s = monotonic()
             self._record(now_s)

@@ -21,10 +21,12 @@ from paceline.base.errors import ConfigError
 from paceline.runtime.data.work import Array
 from paceline.runtime.ps.embedding import Embedding, is_table
 from paceline.runtime.ps.lookup import Lookups, TableLookup, embed, embed_bag
+from paceline.runtime.ps.noted import Noted
 from paceline.runtime.ps.optimizer import (
     FROZEN_GROUP,
     Settings,
     check_fresh,
+    check_rate,
     group_of,
     table_group,
 )
@@ -112,7 +114,7 @@ class Model:
         self._sizes = list(map(_members, self.optimizers))
         self.schema = self._make_schema()
         self.flat: dict[str, Tensor] = {}
-        self._remembered: dict[str, Tensor] = {}
+        self._noted: Noted | None = None
         self._held: list[tuple[int, int]] = []
         """Of each dense parameter, torch's count of changes and where its values are."""
         self._slots: list[tuple[dict[str, nn.Parameter | None], str, nn.Parameter | None]] = []
@@ -128,6 +130,7 @@ class Model:
             return self._numbered(FROZEN_GROUP, (FROZEN_GROUP, 0, False, own))
         number, optimizer, given = owner
         group = group_of(optimizer, given, sparse=sparse)
+        check_rate(optimizer, given, weight.dtype)
         if sparse and isinstance(readers[0], Embedding):
             table = readers[0]
             own = frozenset(table.optimizer_args)
@@ -279,6 +282,11 @@ class Model:
                 )
                 module.forward = partial(forward, lookups, bound.lookup, module)
 
+        pieces: dict[str, list[tuple[int, int]]] = {}
+        for one in self.dense:
+            piece = one.offset, one.param.numel()
+            pieces.setdefault(_DTYPES[one.param.dtype], []).append(piece)
+        self._noted = Noted(self.flat, pieces)
         self._held = [(one.param._version, one.param.data_ptr()) for one in self.dense]
         known = {id(one.param) for one in self.dense}
         self._slots = [
@@ -292,7 +300,7 @@ class Model:
     def check_values(self) -> None:
         """Refuse what the script did to parameters, which are the servers' to change.
 
-        An edit by way of ``.data`` shows only where the values were remembered (`remember`).
+        An edit by way of ``.data`` of few values shows only where all were noted (`Noted`).
 
         Raises:
             ConfigError: a parameter was changed, converted, moved or replaced.
@@ -308,12 +316,11 @@ class Model:
         for held, name, param in self._slots:
             if held.get(name) is not param:
                 raise ConfigError(_EDITED.format(name, "replaced"))
-        for dtype, values in self._remembered.items():
-            if not torch.equal(values, self.flat[dtype]):
-                raise ConfigError(_EDITED.format(self._first_changed(dtype, values), "changed"))
+        changed = self._noted.changed() if self._noted is not None else None
+        if changed is not None:
+            raise ConfigError(_EDITED.format(self._name_at(*changed), "changed"))
 
-    def _first_changed(self, dtype: str, values: Tensor) -> str:
-        place = int((values != self.flat[dtype]).nonzero()[0])
+    def _name_at(self, dtype: str, place: int) -> str:
         return next(
             one.name
             for one in self.dense
@@ -321,21 +328,17 @@ class Model:
             and one.offset <= place < one.offset + one.param.numel()
         )
 
-    def remember(self, *, whether: bool) -> None:
-        """From here on any change of values is noticed, or (cheaper) only what torch counts."""
-        self._remembered = {d: flat.clone() for d, flat in self.flat.items()} if whether else {}
-
     def view(self, flat: Mapping[str, Tensor], one: Dense) -> Tensor:
         """The part of the flat vectors that is this parameter."""
         part = flat[_DTYPES[one.param.dtype]][one.offset : one.offset + one.param.numel()]
         return part.view(one.param.shape)
 
-    def load(self, dense: Mapping[str, Array]) -> None:
-        """Copy pulled values into the parameters."""
+    def load(self, dense: Mapping[str, Array], *, whole: bool | None = None) -> None:
+        """Copy pulled values into the parameters; ``whole``: see `Noted.note`."""
         for dtype, values in dense.items():
             self.flat[dtype].copy_(torch.from_numpy(values))
-        if self._remembered:
-            self.remember(whether=True)
+        if self._noted is not None:
+            self._noted.note(whole=whole)
 
     # ------------------------------------------------------------------ gradients
 

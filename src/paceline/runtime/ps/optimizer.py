@@ -20,6 +20,7 @@ from torch.optim.optimizer import (
 
 from paceline.base.errors import ConfigError
 from paceline.runtime.ps.rules import INSTEAD, NEVER_READ, changeable, row_options
+from paceline.runtime.stepping import BEGIN_LATER
 from paceline.wire.schema import FROZEN, OptimizerGroup
 
 _KINDS: dict[type[Optimizer], str] = {
@@ -207,6 +208,23 @@ def check_fresh(optimizer: Optimizer, number: int) -> None:
             )
 
 
+def check_rate(optimizer: Optimizer, settings: Mapping[str, Any], dtype: torch.dtype) -> None:
+    """Refuse a learning rate in a tensor that is narrower than the parameters.
+
+    Raises:
+        ConfigError: torch's updates would be rounded to it, those of the servers not.
+    """
+    rate = settings["lr"]
+    if not isinstance(rate, torch.Tensor) or isinstance(optimizer, SGD):
+        return
+    if rate.dtype.itemsize < dtype.itemsize:
+        raise ConfigError(
+            f"{type(optimizer).__name__}: lr is a tensor of {rate.dtype}, to which torch rounds "
+            f"updates of parameters of {dtype} and parameter servers do not; make it a number, or "
+            f"a tensor of {dtype}. {INSTEAD}"
+        )
+
+
 def table_group(
     name: str, kind: str | None, args: Mapping[str, float], base: OptimizerGroup
 ) -> OptimizerGroup:
@@ -271,16 +289,18 @@ def replace_step(optimizer: Optimizer, on_step: Callable[[], None]) -> None:
     # What schedulers made before look for, to see whether somebody took `step` away from them.
     step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
     optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
-    for name in ("add_param_group", "load_state_dict"):
-        setattr(optimizer, name, MethodType(_refused(name), optimizer))
+    for name, remedy in _REMEDIES.items():
+        setattr(optimizer, name, MethodType(_refused(name, remedy), optimizer))
 
 
-def _refused(name: str) -> Callable[..., None]:
+_REMEDIES = {"add_param_group": BEGIN_LATER, "load_state_dict": "prepare it without state"}
+
+
+def _refused(name: str, remedy: str) -> Callable[..., None]:
     def refuse(self: Optimizer, *_: Any) -> None:
         raise ConfigError(
             f"{type(self).__name__}.{name} was called after job.prepare, which gave its parameters "
-            "and their state to parameter servers; give the optimizer all of its groups before "
-            f"(rate 0 for what begins later), and prepare it without state. {INSTEAD}"
+            f"and their state to parameter servers; {remedy}. {INSTEAD}"
         )
 
     return refuse

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.base.errors import ConfigError, InternalError
+from paceline.runtime.averages import refuse_averages_of
 from paceline.runtime.data.growth import Growth
 from paceline.runtime.data.reader import Reader
 from paceline.runtime.data.work import Array
@@ -69,6 +70,7 @@ class HeldElsewhere:
         self._lookups.tables = [bound.lookup for bound in model.tables]
         model.attach(self._lookups)
         Gatherer(self.trainer, model).attach()
+        refuse_averages_of(param for module in modules for param in module.parameters())
         for number, optimizer in enumerate(optimizers):
             replace_step(optimizer, partial(self._on_step, number))
         self._model = model
