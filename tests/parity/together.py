@@ -1,54 +1,138 @@
-"""The cases of `tests.parity.cases`, or every n-th, in one job; a worker may die once, at a step of its choice."""
+"""The cases of `tests.parity.cases` that a holder trains, or every n-th, in one job.
+
+A worker may die once, at a step of its choice. With ``--plain`` the same without a job: what torch
+itself makes of two halves of each batch, by FSDP2 in as many processes as torchrun's variables say.
+"""
 
 import argparse
 import os
 import signal
 import sys
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import torch
+import torch.distributed as dist
 
 import paceline as pl
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from tests.parity.cases import BATCH, Training, cases, runs, samples
-from tests.parity.kinds import bits
-
-parser = argparse.ArgumentParser()
-parser.add_argument("--out", type=Path, required=True)
-parser.add_argument("--every", type=int, default=1)
-parser.add_argument("--die", default="")
-parser.add_argument("--step-s", type=float, default=0.0)
-args = parser.parse_args()
-
-job = pl.init()
-trainings = [Training(case) for case in cases()[:: args.every] if runs(case)]
-job.prepare(
-    [one.model for one in trainings],
-    [one.optimizer for one in trainings],
-    [one.schedule for one in trainings if one.schedule is not None],
+from tests.parity.cases import (
+    BATCH,
+    STEPS,
+    Case,
+    Training,
+    cases,
+    reference,
+    runs,
+    samples,
+    steps_of,
 )
-for one in trainings:
-    if one.case.edit == "ema":
-        job.state[str(one.case)] = one.ema
-for batch in job.batches(pl.TensorRows(x=samples()), batch_size=BATCH, shuffle=False):
-    step = job.step
-    if f"{job.rank}:{step}" == args.die and not (args.out / "died").exists():
-        (args.out / "died").touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-    for one in trainings:
-        one.backward(batch.x, step)
-    for one in trainings:
-        one.step(step)
-    if job.step > 25:
-        (args.out / "under way").touch()
-    time.sleep(args.step_s)
-found = {
-    str(one.case): (
-        repr(bits(one.state())),
-        [value.double().tolist() for value in one.model.state_dict().values()],
-    )
-    for one in trainings
-}
-(args.out / f"{job.rank}-{os.getpid()}.end").write_bytes(msgspec.json.encode(found))
+from tests.parity.kinds import bits
+from tests.parity.refusals import refusal
+
+
+def _flags() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--holder", choices=("servers", "allreduce", "fsdp"), required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--every", type=int, default=1)
+    parser.add_argument("--die", default="")
+    parser.add_argument("--step-s", type=float, default=0.0)
+    parser.add_argument("--plain", action="store_true")
+    return parser.parse_args()
+
+
+def _shard(model: torch.nn.Module) -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    fully_shard(model, reshard_after_forward=False)
+
+
+def _whole(value: Any) -> Any:
+    """The same with whole tensors in place of shards."""
+    match value:
+        case torch.Tensor():
+            return getattr(value, "full_tensor", lambda: value)()
+        case dict():
+            return {key: _whole(one) for key, one in value.items()}
+        case list() | tuple():
+            return type(value)(map(_whole, value))
+        case _:
+            return value
+
+
+def _batches(job: "pl.Job | None") -> Iterator[tuple[torch.Tensor, int]]:
+    """Samples, and the number of steps that are complete."""
+    if job is not None:
+        data = pl.TensorRows(x=samples(), step=steps_of())
+        for batch in job.batches(data, batch_size=BATCH, shuffle=False):
+            yield batch.x, int(batch.step[0])
+        return
+    rank, size = dist.get_rank(), dist.get_world_size()
+    for step, rows in enumerate(samples().split(BATCH)):
+        yield rows.chunk(size)[rank], step
+
+
+def _chosen(holder: str, every: int) -> Iterator[Case]:
+    """The cases that are trained, whoever runs this."""
+    shard = _shard if holder == "fsdp" else None
+    taken = [case for case in cases() if refusal(case, holder) is None]  # type: ignore[arg-type]
+    for case in taken[::every]:
+        if runs(case, shard):
+            yield case
+
+
+def _ends(states: Iterable[tuple[Case, dict[str, Any]]]) -> dict[str, Any]:
+    """Of each case a digest of all that is held, and its weights."""
+    found = {}
+    for case, state in states:
+        held = _whole(state)
+        weights = [value.double().tolist() for value in held["model"].values()]
+        found[str(case)] = repr(bits(held)), weights
+    return found
+
+
+def _train(job: "pl.Job | None", args: argparse.Namespace) -> dict[str, Any]:
+    rank = dist.get_rank() if job is None else job.rank
+    shard = _shard if args.holder == "fsdp" else None
+    trainings = [Training(case, shard) for case in _chosen(args.holder, args.every)]
+    if job is not None:
+        job.prepare([one.prepared for one in trainings])
+        for one in trainings:
+            if one.ema is not None:
+                job.state[str(one.case)] = one.ema
+    for x, step in _batches(job):
+        if f"{rank}:{step}" == args.die and not (args.out / "died").exists():
+            (args.out / "died").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        for one in trainings:
+            one.backward(x, step)
+        for one in trainings:
+            one.step(step)
+        if step > STEPS / 2:
+            (args.out / "under way").touch()
+        time.sleep(args.step_s)
+    return _ends((one.case, one.state()) for one in trainings)
+
+
+def main() -> None:
+    """Train, and write what is held in the end."""
+    args = _flags()
+    if not args.plain:
+        found = _train(pl.init(), args)
+    elif args.holder == "fsdp":
+        dist.init_process_group("gloo")
+        found = _train(None, args)
+        dist.destroy_process_group()
+    else:
+        torch.set_num_threads(1)
+        chosen = _chosen(args.holder, args.every)
+        found = _ends((case, reference(case, parts=2)) for case in chosen)
+    (args.out / f"{os.getpid()}.end").write_bytes(msgspec.json.encode(found))
+
+
+main()
