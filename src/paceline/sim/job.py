@@ -227,15 +227,18 @@ class Job:
         """When something happens that is not the training's own doing."""
         return min(self.agenda.next_s, self.control.next_s)
 
-    def next_event(self) -> None:
-        """Let it happen."""
-        if self.control.next_s < self.agenda.next_s:
-            at_s = self.control.next_s
-            if self.control.is_due(at_s, self.iterations()) and self.workers.present.any():
-                for action in self.control.decide(self.situation(at_s)):
-                    self._act(action, at_s)
-        else:
+    def next_event(self) -> bool:
+        """Let it happen; False: the controller looked, and the job is as it was."""
+        if self.control.next_s >= self.agenda.next_s:
             self.agenda.run_next()
+            return True
+        at_s = self.control.next_s
+        if not self.control.is_due(at_s, self.iterations()) or not self.workers.present.any():
+            return False
+        actions = self.control.decide(self.situation(at_s))
+        for action in actions:
+            self._act(action, at_s)
+        return bool(actions)
 
     def report(
         self,

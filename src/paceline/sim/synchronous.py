@@ -212,11 +212,14 @@ class Synchronous(Job):
 
     def _wait(self) -> _Decided | None:
         """Let happen what happens before the step is decided; None: it never is."""
-        while self.next_event_s < (decided := self._decided()).at_s:
-            self.next_event()
+        decided = self._decided()
+        while self.next_event_s < decided.at_s:
+            if not self.next_event():
+                continue
             if self._stopped_until_s is not None:
                 self._roll_back(self._stopped_until_s)
                 return None
+            decided = self._decided()
         return decided
 
     def _decided(self) -> _Decided:
