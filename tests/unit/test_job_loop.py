@@ -16,6 +16,7 @@ from torch.utils.data import Dataset
 import paceline as pl
 from paceline.base.errors import ConfigError
 from paceline.base.samples import Span
+from paceline.runtime.alone.strategy import HeldHere
 from paceline.runtime.data.batch import TensorRows
 from paceline.runtime.data.growth import Growth
 from paceline.runtime.data.work import StepTimes, Work
@@ -408,6 +409,46 @@ def test_a_life_that_begins_after_the_last_sample_has_the_last_rate() -> None:
         _ = job.step
     assert list(job.batches(DATA, batch_size=16)) == []
     assert (optimizer.param_groups[0]["lr"], job.step) == (0.5**4, 4)
+
+
+class Keeping(Told):
+    """Keeps the script's state as servers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: list[tuple[int, bytes]] = []
+
+    def keep_script(self, position: int, state: bytes) -> None:
+        self.kept.append((position, state))
+
+    def script(self, position: int | None) -> tuple[int, bytes] | None:  # type: ignore[override]
+        return self.kept[-1] if self.kept else None
+
+
+def test_what_a_script_keeps_is_that_of_its_last_life_on_servers_too() -> None:
+    trainer = Keeping()
+    job, model, optimizer = _job(trainer)
+    job.state["seen"] = 0
+    for batch in job.batches(DATA, batch_size=16):
+        model.loss(batch.ids).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        job.state["seen"] += len(batch.ids)
+    assert [position for position, _ in trainer.kept] == [1, 2, 3, 4]
+
+    again = Keeping()
+    again.kept = trainer.kept[2:3]
+    job, model, optimizer = _job(again)
+    job.state["seen"] = 0
+    next(job.batches(DATA, batch_size=16))
+    assert job.state["seen"] == 48
+
+
+def test_what_was_kept_before_a_sparse_model_was_prepared_alone_is_not_lost() -> None:
+    job, model = Job(HeldHere(JobSpec(script="train.py"))), Counted()
+    job.state["best"] = 3
+    job.prepare(model, SGD(model.parameters(), lr=1.0))
+    assert job.state["best"] == 3
 
 
 def test_a_position_is_known_on_servers_too() -> None:

@@ -21,6 +21,7 @@ from paceline.runtime.ps.agreeing import odd_ones
 from paceline.runtime.ps.schedule import Schedule
 from paceline.runtime.ps.scripts import NEWEST, Scripts
 from paceline.runtime.ps.store import Store
+from paceline.runtime.script_state import ScriptState
 from paceline.wire.messages.data import Part, Script
 from paceline.wire.messages.feeds import Feed
 from paceline.wire.schema import NUM_BUCKETS, ModelSchema
@@ -90,6 +91,8 @@ class Managed(Life):
     def __init__(self, kind: str, **options: Any) -> None:
         super().__init__(kind, **options)
         self.schedule = Schedule([self.optimizer], [self.scheduler])
+
+    kept: ScriptState
 
     def do(self, step: int) -> list[Any]:
         """A step of the job; the hyper-parameters that it is computed with."""
@@ -265,6 +268,57 @@ def test_what_the_script_sets_in_a_short_step_is_not_taken_for_a_schedule_of_it(
         model.scripts.keep(Script(life.schedule.position, life.schedule.save()))
         assert group["weight_decay"] == 0.1 * model.position
         model.decide(short=short)
+
+
+def _with_state(life: Managed, **values: Any) -> Managed:
+    """The same script, with values in ``job.state``."""
+    state = ScriptState()
+    state.update(values)
+    life.schedule = Schedule([life.optimizer], [life.scheduler], script=state)
+    life.kept = state
+    return life
+
+
+def test_what_the_script_keeps_beside_its_model_goes_with_its_schedule() -> None:
+    average = nn.Linear(1, 1)
+    first = _with_state(Managed("step"), best=1.0, average=average, mine=[1])
+    first.do(1)
+    states = [first.schedule.save()]
+    assert first.schedule.save() == states[0]
+    first.kept["mine"].append(2)
+    first.kept["best"] = 0.5
+    nn.init.constant_(average.weight, 7.0)
+    states.append(first.schedule.save())
+    other = nn.Linear(1, 1)
+    joins = _with_state(Managed("step"), best=9.0, average=other)
+    joins.schedule.load(1, states[0])
+    assert (joins.kept["best"], dict(joins.kept).keys()) == (1.0, {"best", "average"})
+    joins.schedule.load(1, states[1])
+    assert (joins.kept["best"], float(other.weight.detach())) == (0.5, 7.0)
+    joins.kept["mine"] = []
+    assert joins.kept["mine"] == [1, 2]
+
+
+def test_what_the_script_keeps_is_not_taken_back_with_a_step_that_is_short() -> None:
+    model, life = Model(0), _with_state(Managed("exponential"), batches=0)
+    for _ in range(3):
+        life.schedule.enter(FEED, *model.work())
+        life.kept["batches"] += 1
+        life.take()
+        life.schedule.leave()
+        life.schedule.save()
+        model.done.add(len(model.done), len(model.done) + 1)
+        model.step += 1
+    assert (life.schedule.before, life.kept["batches"]) == (0, 3)
+
+
+def test_more_than_servers_keep_is_refused_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.runtime.ps.schedule.MAX_SCRIPT_BYTES", 4000)
+    life = _with_state(Managed("step"), small=1)
+    life.schedule.save()
+    life.kept["large"] = torch.zeros(1000)
+    with pytest.raises(ConfigError, match=r"job\.state\['large'\] 4,0.* keep up to 4,000: leave"):
+        life.schedule.save()
 
 
 def test_after_a_feed_that_was_left_all_go_on_from_what_the_model_has_of_it() -> None:

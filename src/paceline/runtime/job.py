@@ -113,7 +113,7 @@ def _fitting(strategy: Strategy, modules: Sequence[nn.Module]) -> Strategy:
     """The same; of a lone script with sparse tables, whose rows torch does not hold, that of ps."""
     alone = isinstance(strategy, HeldHere)
     if alone and any(is_table(one) for root in modules for one in root.modules()):
-        return HeldElsewhere(Alone(strategy.spec))
+        return HeldElsewhere(Alone(strategy.spec), strategy.script_state)
     return strategy
 
 
@@ -191,18 +191,13 @@ class Job:
         same names in all workers, before the first batch; then what a peer or a cut holds takes
         their place. Change them between ``optimizer.step()`` and the next batch, once for each
         value of `step`, since the body of a loop runs again for a step that a lost worker breaks.
-        torch's ``AveragedModel`` sees to that itself.
+        torch's ``AveragedModel`` sees to that itself (strategies allreduce and fsdp).
 
-        Raises:
-            ConfigError: with parameter servers.
+        On servers every worker has values of its own. What they keep, for workers that join and for
+        a resumed job, are those of the worker that is furthest (`step`); of two at one place, those
+        that come last. They are sent with each change, and may have 64 MiB.
         """
-        state = self._strategy.script_state
-        if state is None:
-            raise ConfigError(
-                "job.state: parameter servers do not keep what a script adds to its model; run the "
-                "job with --strategy allreduce or fsdp"
-            )
-        return state
+        return self._strategy.script_state
 
     def prepare(self, *objects: Any) -> Any:
         """Hand models, optimizers, schedulers and scalers over to the job, all in one call.

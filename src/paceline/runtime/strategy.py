@@ -74,8 +74,8 @@ class Strategy(Protocol):
         """Samples of a whole step of those that train now; None: no loop has begun."""
 
     @property
-    def script_state(self) -> ScriptState | None:
-        """What the script keeps beside the model (`Job.state`); None: nobody would carry it."""
+    def script_state(self) -> ScriptState:
+        """What the script keeps beside the model (`Job.state`)."""
 
     @property
     def step(self) -> int | None:

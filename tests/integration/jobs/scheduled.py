@@ -35,7 +35,7 @@ for _ in range(EPOCHS * NUM_SAMPLES // BATCH):
 
 job.prepare(model, optimizer, scheduler)
 data = torch.utils.data.TensorDataset(torch.ones(NUM_SAMPLES, 4))
-bodies = 0
+job.state["reached"] = bodies = 0
 for (x,) in job.batches(data, batch_size=BATCH, epochs=EPOCHS):
     bodies += 1
     rate = optimizer.param_groups[0]["lr"]
@@ -49,6 +49,8 @@ for (x,) in job.batches(data, batch_size=BATCH, epochs=EPOCHS):
     optimizer.step()
     optimizer.zero_grad()
     scheduler.step()
+    job.state["reached"] = job.step
+assert job.state["reached"] > 70
 last = optimizer.param_groups[0]["lr"]
 assert last == rates[-1], (last, rates[-1])
 (args.out / f"{job.rank}.end").write_text(f"{job.step} {bodies}")

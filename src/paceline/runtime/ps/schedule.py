@@ -27,10 +27,12 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from paceline.base.errors import ConfigError, PermanentError
 from paceline.runtime.data.work import Work
+from paceline.runtime.ps.admission import MAX_SCRIPT_BYTES
 from paceline.runtime.replica.begun import prepared, tell_differences
 from paceline.runtime.replica.outside import Outside
 from paceline.runtime.replica.skeleton import Skeleton, put_together
 from paceline.runtime.replica.tree import as_bytes, take_apart
+from paceline.runtime.script_state import ScriptState
 from paceline.wire.messages.feeds import Feed
 
 
@@ -63,6 +65,7 @@ class Schedule:
         optimizers: all that were prepared.
         schedulers: changed in place: their ``step`` follows the job's.
         count: samples of a feed in the model; asked where positions are of these.
+        script: what the script keeps beside them (`Job.state`).
 
     Raises:
         ConfigError: a scheduler has state that cannot be handed to another worker.
@@ -73,8 +76,10 @@ class Schedule:
         optimizers: Sequence[Optimizer],
         schedulers: Sequence[LRScheduler],
         count: Callable[[int], int] = lambda _: 0,
+        script: ScriptState | None = None,
     ) -> None:
         self._optimizers, self._schedulers, self._count = optimizers, schedulers, count
+        self._script = ScriptState() if script is None else script
         self.position = 0
         self._is_known = False
         self.before = 0
@@ -264,6 +269,8 @@ class Schedule:
 
     def _look(self) -> tuple[Any, ...] | None:
         """What tells cheaply whether the state changed; None: nothing does."""
+        if self._script.state_of():
+            return None
         try:
             return (
                 self._num_steps,
@@ -282,14 +289,30 @@ class Schedule:
             return None
 
     def _pack_all(self) -> bytes:
+        """All of it.
+
+        Raises:
+            ConfigError: servers would not take so much.
+        """
+        script = self._script.state_of()
         now = {
+            "script": script,
             **self._prepared(),
             "outside": self._outside.counts(),
             "called": [None if call is None else list(call) for call in self._called],
         }
-        return msgspec.msgpack.encode(
+        packed = msgspec.msgpack.encode(
             Saved(_pack(now), self._begun, self._feed, self._base, self._kinds)
         )
+        if len(packed) > MAX_SCRIPT_BYTES:
+            sizes = {name: len(msgspec.msgpack.encode(_pack(one))) for name, one in script.items()}
+            name = max(sizes, key=lambda one: sizes[one], default="")
+            raise ConfigError(
+                f"job.state has {len(packed):,} bytes, of which job.state[{name!r}] "
+                f"{sizes.get(name, 0):,}; parameter servers keep up to {MAX_SCRIPT_BYTES:,}: leave "
+                "it out, or run the job with --strategy allreduce"
+            )
+        return packed
 
     def load(self, position: int, data: bytes) -> None:
         """Become what was saved at this position.
@@ -304,6 +327,8 @@ class Schedule:
         tell_differences(ours, begun)
         self._begun = saved.begun
         self._become(position, saved)
+        with torch.no_grad():
+            self._script.become(_unpack(saved.now).get("script", {}))
         self._in_hand, self._sure = 0, (position, data)
         self._owed = [None] * len(self._schedulers)
 

@@ -26,6 +26,7 @@ from paceline.runtime.ps.port import Ids, Trainer
 from paceline.runtime.ps.rules import INSTEAD
 from paceline.runtime.ps.schedule import Schedule
 from paceline.runtime.ps.state_dict import Gatherer
+from paceline.runtime.script_state import ScriptState
 from paceline.runtime.stepping import OUTSIDE
 from paceline.runtime.strategy import Evaluation
 from paceline.wire.messages.checks import Checked
@@ -38,11 +39,11 @@ HAND_OVER_S = 5.0
 class HeldElsewhere:
     """`Strategy`: the worker computes gradients on values that it is given for each batch."""
 
-    def __init__(self, trainer: Trainer) -> None:
+    def __init__(self, trainer: Trainer, script_state: ScriptState | None = None) -> None:
         self.trainer = trainer
         self.spec, self.rank = trainer.spec, trainer.rank
         self.takes_growth = trainer.takes_growth
-        self.script_state = None
+        self.script_state = ScriptState() if script_state is None else script_state
         """See `Strategy.script_state`."""
         self._model: Model | None = None
         self._lookups = Lookups((), self._fetch_rows)
@@ -65,7 +66,7 @@ class HeldElsewhere:
                 f"gradients that no worker sees; take bfloat16, which needs no scaler. {INSTEAD}"
             )
         model = Model(list(modules), list(optimizers), self.spec.seed)
-        self._schedule = Schedule(optimizers, schedulers, self.trainer.count)
+        self._schedule = Schedule(optimizers, schedulers, self.trainer.count, self.script_state)
         self.trainer.prepare(model.schema, model.initial)
         self._lookups.tables = [bound.lookup for bound in model.tables]
         model.attach(self._lookups)
