@@ -199,10 +199,16 @@ def test_an_error_of_a_scheduler_is_the_users_and_has_a_line(tmp_path: Path) -> 
         "    return torch.optim.lr_scheduler.OneCycleLR(optimizer, 1.0, total_steps=-number)\n"
         "def reads(number):\n"
         "    return takes_norm_alone(number)\n"
+        "def passes(number):\n"
+        "    takes_norm_alone(torch.optim.lr_scheduler.OneCycleLR)(optimizer, max_lr=1.0)\n"
     )
     error = raised(f"{wrapped}steps(1)\n", script)
     assert raised_in_user_code(error.__traceback__)
     assert user_line(error.__traceback__) == "train.py, line 5"
+    error = raised(f"{wrapped}passes(1)\n", script)
+    assert kind_of(error) == "ValueError", "by way of paceline"
+    assert raised_in_user_code(error.__traceback__)
+    assert user_line(error.__traceback__) == "train.py, line 9"
     error = raised(f"{wrapped}reads(1)\n", script)
     assert not raised_in_user_code(error.__traceback__)
     assert user_line(error.__traceback__) == "train.py, line 7"
