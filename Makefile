@@ -22,7 +22,7 @@ check: setup
 	$(BIN)/lint-imports
 
 test: check
-	$(BIN)/python -m pytest -q -n auto --dist worksteal -m "not soak" tests/model tests/unit tests/conformance tests/parity
+	$(BIN)/python -m pytest -q -n auto --dist worksteal -m "not soak" --durations 20 tests/model tests/unit tests/conformance tests/parity
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not soak" --durations 20 tests/integration tests/chaos
 
 # The tests of the extras; from then on `make test` runs them as well.
