@@ -389,3 +389,32 @@ def test_a_padding_row_moves_by_a_module_that_shares_the_table_without_it() -> N
             optimizer.zero_grad()
         found.append(model.state_dict()["other.weight"])
     torch.testing.assert_close(found[1], found[0])
+
+
+@pytest.mark.parametrize("how", ["evaluate", "next batch"])
+def test_no_gradient_is_of_values_of_before_and_after_the_servers_new_ones(how: str) -> None:
+    model = _model()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    job = _prepare(model, optimizer)
+    batches = iter(job.batches(DATA, 4))
+    batch = next(batches)
+    _step(model, optimizer, batch)
+    loss = (model(batch.x) ** 2).mean()
+    if how == "evaluate":
+        job.evaluate(lambda part: {"y": model(part.x)}, DATA, 4)
+    else:
+        next(batches)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()  # type: ignore[no-untyped-call]
+    batches.close()  # type: ignore[attr-defined]
+
+
+def test_an_edit_before_the_first_batch_is_found_though_that_brings_values() -> None:
+    model = _model()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    job = _prepare(model, optimizer)
+    _clamp(model)
+    batches = iter(job.batches(DATA, 4))
+    with pytest.raises(ConfigError, match=r"was changed after job\.prepare"):
+        _step(model, optimizer, next(batches))
+    batches.close()  # type: ignore[attr-defined]

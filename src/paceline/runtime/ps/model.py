@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import increment_version
 from torch.optim import Optimizer
 
 from paceline.base.errors import ConfigError
@@ -334,9 +335,16 @@ class Model:
         return part.view(one.param.shape)
 
     def load(self, dense: Mapping[str, Array], *, whole: bool | None = None) -> None:
-        """Copy pulled values into the parameters; ``whole``: see `Noted.note`."""
+        """Copy pulled values into the parameters; ``whole``: see `Noted.note`.
+
+        Torch then refuses a backward through a forward of before, as after any change in place: its
+        gradients would be of values of both.
+        """
         for dtype, values in dense.items():
             self.flat[dtype].copy_(torch.from_numpy(values))
+        increment_version([one.param for one in self.dense])
+        # Added to what was noted, not read again: an edit that nobody has looked for yet stays one.
+        self._held = [(version + 1, place) for version, place in self._held]
         if self._noted is not None:
             self._noted.note(whole=whole)
 
