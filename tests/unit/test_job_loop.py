@@ -444,6 +444,38 @@ def test_what_a_script_keeps_is_that_of_its_last_life_on_servers_too() -> None:
     assert job.state["seen"] == 48
 
 
+@pytest.mark.parametrize("where", ["before", "between", "after"])
+def test_a_loop_that_is_left_hands_in_what_its_last_body_did(where: str) -> None:
+    trainer = Keeping()
+    job, model = Job(HeldElsewhere(trainer)), Counted()
+    optimizer = SGD(model.parameters(), lr=1.0)
+    scheduler = StepLR(optimizer, step_size=1, gamma=0.5)
+    job.prepare(model, optimizer, scheduler)
+    for batch in job.batches(DATA, batch_size=16):
+        model.loss(batch.ids).backward()
+        if job.step == 2 and where == "before":
+            break
+        optimizer.step()
+        optimizer.zero_grad()
+        if job.step == 3 and where == "between":
+            break
+        scheduler.step()
+        if job.step == 3:
+            break
+    positions = {"before": [1, 2], "between": [1, 2], "after": [1, 2, 3]}[where]
+    assert [position for position, _ in trainer.kept] == positions
+    assert job.step == (2 if where == "before" else 3)
+
+    again = Keeping()
+    again.kept = trainer.kept
+    job, model = Job(HeldElsewhere(again)), Counted()
+    optimizer = SGD(model.parameters(), lr=1.0)
+    scheduler = StepLR(optimizer, step_size=1, gamma=0.5)
+    job.prepare(model, optimizer, scheduler)
+    next(job.batches(DATA, batch_size=16))
+    assert optimizer.param_groups[0]["lr"] == 0.5 ** positions[-1]
+
+
 def test_what_was_kept_before_a_sparse_model_was_prepared_alone_is_not_lost() -> None:
     job, model = Job(HeldHere(JobSpec(script="train.py"))), Counted()
     job.state["best"] = 3

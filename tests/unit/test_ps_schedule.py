@@ -18,11 +18,12 @@ from paceline.base.errors import ConfigError, PermanentError
 from paceline.base.samples import Intervals, Span
 from paceline.runtime.data.work import Work
 from paceline.runtime.ps.agreeing import odd_ones
+from paceline.runtime.ps.pulling import Pushed
 from paceline.runtime.ps.schedule import Schedule
 from paceline.runtime.ps.scripts import NEWEST, Scripts
 from paceline.runtime.ps.store import Store
 from paceline.runtime.script_state import ScriptState
-from paceline.wire.messages.data import Part, Script
+from paceline.wire.messages.data import Part, Pulled, Script
 from paceline.wire.messages.feeds import Feed
 from paceline.wire.schema import NUM_BUCKETS, ModelSchema
 
@@ -268,6 +269,19 @@ def test_what_the_script_sets_in_a_short_step_is_not_taken_for_a_schedule_of_it(
         model.scripts.keep(Script(life.schedule.position, life.schedule.save()))
         assert group["weight_decay"] == 0.1 * model.position
         model.decide(short=short)
+
+
+def test_what_was_pushed_of_a_feed_that_was_left_is_not_of_the_next() -> None:
+    pushed = Pushed()
+    for seq, feed, size in ((1, 0, 4), (2, 0, 4), (3, 1, 3)):
+        part = _part(7, 0.1)
+        spans = (Span(_feed(feed).line(), 0, size),)
+        pushed.add(msgspec.structs.replace(part, seq=seq, spans=spans, weight=size))
+    answer = Pulled(epoch_no=1, server=1, inc=7, ticket=1, step=0, last_seq=1, counted=5)
+    assert pushed.before(1, [answer]) == 8
+    pushed.renumber(3, 9)
+    assert pushed.before(0, [answer]) == 9
+    assert pushed.before(1, [msgspec.structs.replace(answer, last_seq=9)]) == 5
 
 
 def _with_state(life: Managed, **values: Any) -> Managed:

@@ -340,7 +340,7 @@ class ServerTrainer:
                     self._do(self.state.watch())
                     if work.step:
                         return replace(pulling.result, whole=num_samples(self.state.slice or ()))
-                    return replace(pulling.result, counted=self._pushed.before(answers))
+                    return replace(pulling.result, counted=self._pushed.before(work.feed, answers))
                 self._wait()
                 self._check_stop()
 
@@ -356,7 +356,7 @@ class ServerTrainer:
         while True:
             found = self._pull_now({}, Also(script=wanted), dense=False).script
             late = time.monotonic() >= give_up_at_s
-            if found is None or position is None or found.position >= position or late:
+            if position is None or late or (found.position if found else 0) >= position:
                 return None if found is None else (found.position, found.state)
             with self._changed:
                 self._wait()
@@ -426,7 +426,7 @@ class ServerTrainer:
             part = self.state.offer(
                 spans if len(works) > 1 else works[0].spans, gradients.rates, seen
             )
-            self._pushed.add(part.seq, part.weight)
+            self._pushed.add(part)
             self._contributions[part.seq] = Contribution(part, gradients, self.partition)
             for server in self.state.servers:
                 self._send(server, part)

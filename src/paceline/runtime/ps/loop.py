@@ -60,6 +60,8 @@ class Step:
     grads: dict[int, Flat] = field(default_factory=dict)
     """Optimizer -> what its parameters' gradients were when it stepped."""
     pushed: bool = False
+    is_over: bool = False
+    """The script is through with its body."""
 
 
 class Loop:
@@ -179,6 +181,10 @@ class Loop:
         # Read before asking: a restore while we wait for the answer is one more to take over.
         restores = self._trainer.restores
         found = self._trainer.script(position)
+        if found is None and position:
+            # Of a cut that counted steps, of which there were more than global batches.
+            found = self._trainer.script(None)
+            found = None if found is None else (position, found[1])
         if found is not None:
             self._schedule.load(*found)
         else:  # nobody has trained, or it was not kept
@@ -189,7 +195,11 @@ class Loop:
         """The body of the batch before is over: a worker that joins goes on from here."""
         if self.step is None:
             return
+        self.step.is_over = True
         self._schedule.leave()
+        self._hand_in_state()
+
+    def _hand_in_state(self) -> None:
         state = self._schedule.save()
         current = self._schedule.restores == self._trainer.restores
         if current and state != self._handed_in:
@@ -337,6 +347,10 @@ class Loop:
             self._edits.end()
         if self.step is not None and not self.step.pushed:
             self._trainer.give_back(self.step.staged.work)
+        step = self.step
+        in_body = step is not None and not step.is_over
+        if step is not None and in_body and self._schedule.break_off(pushed=step.pushed):
+            self._hand_in_state()
         for work in reversed(self._sum.works):
             self._trainer.give_back(work)
         self.step, self._sum = None, Accumulation()

@@ -9,34 +9,41 @@ import numpy as np
 from paceline.runtime.data.work import Work
 from paceline.runtime.ps.partition import Partition, Split
 from paceline.runtime.ps.port import Pulled
+from paceline.wire.messages.data import Part
 from paceline.wire.messages.data import Pulled as PulledMessage
+from paceline.wire.messages.feeds import feed_of
 
 
 class Pushed:
     """Asynchronous: what this worker has pushed that may not be in the model that it pulled."""
 
     def __init__(self) -> None:
-        #: seq and number of samples.
-        self._sizes: deque[tuple[int, int]] = deque()
+        #: seq, feed and number of samples.
+        self._sizes: deque[tuple[int, int, int]] = deque()
 
-    def add(self, seq: int, size: int) -> None:
+    def add(self, part: Part) -> None:
         """A contribution was offered."""
-        self._sizes.append((seq, size))
+        self._sizes.append((part.seq, feed_of(part.spans[0].line), part.weight))
 
     def renumber(self, old: int, new: int) -> None:
         """It was offered again."""
-        self._sizes = deque((new if seq == old else seq, size) for seq, size in self._sizes)
+        self._sizes = deque(
+            (new if seq == old else seq, feed, size) for seq, feed, size in self._sizes
+        )
 
     def clear(self) -> None:
         """The model went back."""
         self._sizes.clear()
 
-    def before(self, answers: Iterable[PulledMessage]) -> int:
-        """Samples of the feed before the work that was pulled for: in the model, or ours."""
+    def before(self, feed: int, answers: Iterable[PulledMessage]) -> int:
+        """Samples of the feed before the work that was pulled for: in the model, or ours.
+
+        A loop that was left early may have pushed what is of another feed.
+        """
         first = min(answers, key=lambda answer: answer.counted)
         while self._sizes and self._sizes[0][0] <= first.last_seq:
             self._sizes.popleft()
-        return first.counted + sum(size for _, size in self._sizes)
+        return first.counted + sum(size for _, of, size in self._sizes if of == feed)
 
 
 class Pulling:

@@ -110,6 +110,10 @@ class Schedule:
         self._begun = msgspec.msgpack.encode(_pack(self._prepared()))
         self._num_steps = 0
         """Of the schedulers, so far: each may change anything in their state."""
+        self._num_before = 0
+        """When the body in hand began."""
+        self._has_left = False
+        """Whether a body has ended."""
         self._saved = b""
         self._fresh = False
         """Whether that is the state as it is now, but for what the script does meanwhile."""
@@ -159,7 +163,7 @@ class Schedule:
         if work.step != self._in_hand and counted is not None:
             news = self._begin_step(work.step, before)
         self._catch_up(before - self.position)
-        self.before = self.position
+        self.before, self._num_before = self.position, self._num_steps
         self._times = max(0, after - self.position)
         self.position += self._times
         self._inside = True
@@ -205,6 +209,7 @@ class Schedule:
 
     def leave(self) -> None:
         """The loop's body is over."""
+        self._has_left = True
         for number, call in enumerate(self._owed if self._times else ()):
             if call is not None and self._calling[number] is None:
                 self._calling[number] = call
@@ -215,6 +220,26 @@ class Schedule:
             self._owed = [None] * len(self._schedulers)
         self._calling = [None] * len(self._schedulers)
         self._times = 0
+
+    def break_off(self, *, pushed: bool) -> bool:
+        """The loop is left within a body; whether that is over, as far as can be told.
+
+        It is not where a scheduler was not stepped that other bodies step: an error may have come
+        before. A worker that goes on from the state of the body before makes up for it.
+
+        Args:
+            pushed: its gradients are on their way to the model.
+        """
+        whole = pushed and all(
+            now is not None or (before is None and self._has_left)
+            for now, before in zip(self._calling, self._called, strict=True)
+        )
+        if pushed:
+            self.leave()
+        elif self._num_steps == self._num_before:
+            self.position, self._times = self.before, 0
+        self._calling = [None] * len(self._schedulers)
+        return whole
 
     def complete(self, feed: Feed) -> None:
         """All samples of this feed are trained on, by whichever workers."""

@@ -66,7 +66,7 @@ class HeldElsewhere:
                 f"gradients that no worker sees; take bfloat16, which needs no scaler. {INSTEAD}"
             )
         model = Model(list(modules), list(optimizers), self.spec.seed)
-        self._schedule = Schedule(optimizers, schedulers, self.trainer.count, self.script_state)
+        self._schedule = Schedule(optimizers, schedulers, self._count, self.script_state)
         self.trainer.prepare(model.schema, model.initial)
         self._lookups.tables = [bound.lookup for bound in model.tables]
         model.attach(self._lookups)
@@ -82,6 +82,12 @@ class HeldElsewhere:
         if self._model is None:
             raise InternalError("the model was used before it was prepared")
         return self._model
+
+    def _count(self, feed: int) -> int:
+        """Samples of a feed in the model, with all that this worker has pushed of it."""
+        if not self.trainer.sums_workers:  # there the step that comes next has none of it
+            self.trainer.drain()
+        return self.trainer.count(feed)
 
     def open_feed(self, feed: Feed, growth: Growth | None = None) -> Feed:
         """See `Strategy.open_feed`."""
