@@ -72,7 +72,7 @@ class Training:
         before = BEFORE.get(self.case.edit)
         if before is not None:
             before(self, step)
-        unused = self.case.edit == "unused" and step % 3 == 1
+        unused = self.case.edit in ("unused", "zeros") and step % 3 == 1
         x = x.to(self.case.dtype)
         (self.model[0](x) if unused else self.model(x)).pow(2).mean().backward()
 
@@ -82,7 +82,7 @@ class Training:
         if self.schedule is not None:
             plateau = self.case.schedule == "ReduceLROnPlateau"
             self.schedule.step(*((float(step % 3),) if plateau else ()))
-        self.optimizer.zero_grad()
+        self.optimizer.zero_grad(set_to_none=self.case.edit != "zeros")
         if self.case.edit == "clamp":
             with torch.no_grad():
                 for param in self.model.parameters():
@@ -126,8 +126,9 @@ BEFORE: dict[str, Callable[[Training, int], object]] = {
     "freeze": lambda one, step: one.model[0].requires_grad_(step < EDITED),
     "thaw": lambda one, step: one.model[2].requires_grad_(step >= EDITED),
     "group": lambda one, step: one._add_group() if step >= EDITED else None,
+    "reset": lambda one, step: one.optimizer.state.clear() if step == EDITED else None,
 }
-EDITS = (*BEFORE, "unused", "clamp", "clamp_data", "ema", "copy")
+EDITS = (*BEFORE, "unused", "zeros", "clamp", "clamp_data", "ema", "copy")
 
 
 def _finite(case: Case) -> dict[str, Any]:

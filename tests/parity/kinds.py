@@ -19,16 +19,15 @@ _MORE: dict[str, dict[str, Any]] = {
     "ASGD": {"t0": 2.0, "lambd": 1e-2},
     "Adadelta": {"lr": 0.5},
 }
-_FLAGS = (
-    "amsgrad",
-    "maximize",
-    "nesterov",
-    "centered",
-    "foreach",
-    "fused",
-    "capturable",
-    "decoupled_weight_decay",
-)
+_HOW = {"foreach", "fused"}
+"""Options that are None until somebody wants them."""
+
+
+def _flags(make: type[Optimizer]) -> list[str]:
+    """What can be switched on, but for what no optimizer of leaves can do."""
+    known = inspect.signature(make).parameters.values()
+    found = [one.name for one in known if one.name in _HOW or one.default is False]
+    return [name for name in found if name != "differentiable"]
 
 
 class Kind(NamedTuple):
@@ -56,9 +55,7 @@ def optimizers() -> list[Kind]:
         known = inspect.signature(make).parameters
         plain = {"lr": 0.01} | _MORE.get(name, {})
         found.append(Kind(name, make, plain))
-        found += [
-            Kind(f"{name}-{flag}", make, plain | {flag: True}) for flag in _FLAGS if flag in known
-        ]
+        found += [Kind(f"{name}-{flag}", make, plain | {flag: True}) for flag in _flags(make)]
         if "weight_decay" in known:
             found.append(Kind(f"{name}-decay", make, plain | {"weight_decay": 0.1}))
         if "momentum_decay" in known or "betas" in known:
@@ -67,6 +64,15 @@ def optimizers() -> list[Kind]:
                 tensor_lr["capturable"] = False
                 found.append(Kind(f"{name}-tensor_lr", make, tensor_lr))
     return found
+
+
+def known_schedulers() -> set[str]:
+    """The names of all schedulers of torch."""
+    classes = [*vars(lr_scheduler).values(), torch.optim.swa_utils.SWALR]
+    made = {
+        one.__name__ for one in classes if isinstance(one, type) and issubclass(one, LRScheduler)
+    }
+    return {name for name in made if not name.startswith("_")} - {"LRScheduler"}
 
 
 def schedulers() -> dict[str, Callable[[Optimizer], LRScheduler]]:

@@ -49,6 +49,10 @@ def _of_servers(case: Case) -> Refusal | None:
         said = f"{option}=1.0 is not supported for dense parameters on servers"
     elif option == "tensor_lr" and case.dtype == torch.float64:
         said = _ROUNDED
+    elif case.edit == "reset":
+        return Refusal(
+            "state was changed, .* after job.prepare.* leave it as it is" + _INSTEAD, EDITED
+        )
     elif case.edit == "ema":
         said = _AVERAGE
     elif case.edit in ("clamp", "clamp_data"):

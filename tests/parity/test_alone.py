@@ -6,7 +6,7 @@ import torch
 import paceline as pl
 from paceline.base.errors import ConfigError
 from tests.parity.cases import BATCH, Case, Training, cases, reference, runs, samples
-from tests.parity.kinds import bits
+from tests.parity.kinds import bits, known_schedulers, schedulers
 from tests.parity.refusals import refusal
 
 
@@ -38,3 +38,7 @@ def _train(one: Training) -> None:
         step = job.step
         one.backward(batch.x, step)
         one.step(step)
+
+
+def test_the_table_has_all_schedulers_of_torch() -> None:
+    assert schedulers().keys() == known_schedulers()

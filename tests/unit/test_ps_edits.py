@@ -1,6 +1,7 @@
 """What a script does to a model that servers hold: as in torch, or refused, never lost."""
 
 import copy
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -128,6 +129,31 @@ def test_an_average_that_the_servers_hold_is_refused() -> None:
     average.module[0].weight.data.zero_()
     with pytest.raises(ConfigError, match=r"'1.module.0.weight' was changed"):
         next(batches)
+
+
+def _read_state(optimizer: Optimizer) -> None:
+    optimizer.state[optimizer.param_groups[0]["params"][0]]["momentum_buffer"].zero_()
+
+
+def _other_state(optimizer: Optimizer) -> None:
+    optimizer.state = defaultdict(dict)
+    optimizer.step()
+
+
+@pytest.mark.parametrize(
+    "edit", [_read_state, _other_state, lambda one: one.state.clear(), lambda one: one.state.pop(1)]
+)
+def test_an_edit_of_an_optimizers_state_is_refused(edit: Callable[[Optimizer], object]) -> None:
+    model = _model()
+    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
+    batches = _prepare(model, optimizer).batches(DATA, 4)
+    _step(model, optimizer, next(batches))
+    next(batches)
+    copied = copy.deepcopy(optimizer)
+    assert copied.state_dict()["state"] == {}
+    assert copied.state[1] == {}
+    with pytest.raises(ConfigError, match=r"SGD\.state was changed, or asked for"):
+        edit(optimizer)
 
 
 def test_averages_of_other_models_and_of_copies_are_torchs() -> None:

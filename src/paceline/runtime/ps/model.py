@@ -25,6 +25,7 @@ from paceline.runtime.ps.lookup import Lookups, TableLookup, embed, embed_bag
 from paceline.runtime.ps.noted import Noted
 from paceline.runtime.ps.optimizer import (
     FROZEN_GROUP,
+    Elsewhere,
     Settings,
     check_fresh,
     check_rate,
@@ -389,6 +390,9 @@ class Model:
                     f"the weight of table {bound.table.name!r} was used directly; it is not in the "
                     "worker: look rows up by calling the module, or use sparse=False"
                 )
+        held = self.optimizers[optimizer].state
+        if not isinstance(held, Elsewhere):
+            Elsewhere(type(self.optimizers[optimizer]).__name__, held).refuse()
         if _members(self.optimizers[optimizer]) != self._sizes[optimizer]:
             raise ConfigError(
                 f"the parameter groups of optimizer {optimizer} hold other parameters than at "

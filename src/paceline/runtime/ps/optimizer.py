@@ -4,11 +4,12 @@ The user's optimizer object stays what it is: schedulers, ``zero_grad`` and ``pa
 it as ever. Only its ``step`` is replaced, since the state of the update lives with the servers.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 from itertools import chain
 from math import inf
 from types import MethodType
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -291,16 +292,43 @@ def replace_step(optimizer: Optimizer, on_step: Callable[[], None]) -> None:
     optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
     for name, remedy in _REMEDIES.items():
         setattr(optimizer, name, MethodType(_refused(name, remedy), optimizer))
+    optimizer.state = Elsewhere(type(optimizer).__name__, optimizer.state)
 
 
+_NO_STATE = "leave it as it is"
 _REMEDIES = {"add_param_group": BEGIN_LATER, "load_state_dict": "prepare it without state"}
 
 
 def _refused(name: str, remedy: str) -> Callable[..., None]:
     def refuse(self: Optimizer, *_: Any) -> None:
-        raise ConfigError(
-            f"{type(self).__name__}.{name} was called after job.prepare, which gave its parameters "
-            f"and their state to parameter servers; {remedy}. {INSTEAD}"
-        )
+        raise ConfigError(_gone(f"{type(self).__name__}.{name} was called", remedy))
 
     return refuse
+
+
+def _gone(what: str, remedy: str) -> str:
+    return (
+        f"{what} after job.prepare, which gave its parameters and their state to parameter "
+        f"servers; {remedy}. {INSTEAD}"
+    )
+
+
+class Elsewhere(defaultdict[Any, Any]):
+    """The ``state`` of an optimizer whose state servers hold: an edit of it would be lost."""
+
+    def __init__(self, whose: str, before: Mapping[Any, Any]) -> None:
+        super().__init__(None, before)
+        self.whose = whose
+
+    def refuse(self, *_: Any, **__: Any) -> NoReturn:
+        """Raises ConfigError: something was to be changed, or read that is not here."""
+        raise ConfigError(
+            _gone(f"{self.whose}.state was changed, or asked for what is not there,", _NO_STATE)
+        )
+
+    __setitem__ = __delitem__ = __missing__ = refuse
+    clear = pop = popitem = setdefault = update = refuse
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies, and what is pickled, are as torch has them."""
+        return defaultdict, (dict,), None, None, iter(self.items())
