@@ -7,7 +7,7 @@ import torch
 
 from tests.parity.cases import EDITED, Case
 
-Holder = Literal["alone", "servers", "allreduce", "fsdp"]
+Holder = Literal["alone", "servers", "allreduce", "deterministic", "fsdp"]
 
 SERVED = {"SGD", "Adagrad", "Adam", "AdamW"}
 """The optimizers of dense parameters that servers run."""

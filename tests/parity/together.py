@@ -34,13 +34,16 @@ from tests.parity.cases import (
 from tests.parity.kinds import bits
 from tests.parity.refusals import refusal
 
+HOLDERS = ("servers", "allreduce", "deterministic", "fsdp")
+
 
 def _flags() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--holder", choices=("servers", "allreduce", "fsdp"), required=True)
+    parser.add_argument("--holder", choices=HOLDERS, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--every", type=int, default=1)
-    parser.add_argument("--die", default="")
+    parser.add_argument("--case", default="", help="one, also if it is to be refused")
+    parser.add_argument("--die", default="", help="rank:step at which a worker dies once")
     parser.add_argument("--step-s", type=float, default=0.0)
     parser.add_argument("--plain", action="store_true")
     return parser.parse_args()
@@ -77,13 +80,13 @@ def _batches(job: "pl.Job | None") -> Iterator[tuple[torch.Tensor, int]]:
         yield rows.chunk(size)[rank], step
 
 
-def _chosen(holder: str, every: int) -> Iterator[Case]:
-    """The cases that are trained, whoever runs this."""
-    shard = _shard if holder == "fsdp" else None
-    taken = [case for case in cases() if refusal(case, holder) is None]  # type: ignore[arg-type]
-    for case in taken[::every]:
-        if runs(case, shard):
-            yield case
+def _chosen(args: argparse.Namespace) -> list[Case]:
+    """The cases that are trained, the same in each process."""
+    if args.case:
+        return [case for case in cases() if str(case) == args.case]
+    shard = _shard if args.holder == "fsdp" else None
+    taken = [case for case in cases() if refusal(case, args.holder) is None]
+    return [case for case in taken[:: args.every] if runs(case, shard)]
 
 
 def _ends(states: Iterable[tuple[Case, dict[str, Any]]]) -> dict[str, Any]:
@@ -99,7 +102,7 @@ def _ends(states: Iterable[tuple[Case, dict[str, Any]]]) -> dict[str, Any]:
 def _train(job: "pl.Job | None", args: argparse.Namespace) -> dict[str, Any]:
     rank = dist.get_rank() if job is None else job.rank
     shard = _shard if args.holder == "fsdp" else None
-    trainings = [Training(case, shard) for case in _chosen(args.holder, args.every)]
+    trainings = [Training(case, shard) for case in _chosen(args)]
     if job is not None:
         job.prepare([one.prepared for one in trainings])
         for one in trainings:
@@ -130,8 +133,7 @@ def main() -> None:
         dist.destroy_process_group()
     else:
         torch.set_num_threads(1)
-        chosen = _chosen(args.holder, args.every)
-        found = _ends((case, reference(case, parts=2)) for case in chosen)
+        found = _ends((case, reference(case, parts=2)) for case in _chosen(args))
     (args.out / f"{os.getpid()}.end").write_bytes(msgspec.json.encode(found))
 
 
