@@ -57,6 +57,14 @@ def test_a_model_that_is_converted_after_prepare_is_refused_by_name() -> None:
         bucket.put(0, 1.0)
 
 
+def test_a_gradient_that_is_sparse_is_refused_by_name() -> None:
+    param = nn.Parameter(torch.ones(5, 3))
+    bucket = Bucket([param])
+    nn.functional.embedding(torch.tensor([1, 2]), param, sparse=True).sum().backward()
+    with pytest.raises(ConfigError, match=r"shape \(5, 3\) has a gradient of layout .*sparse_coo"):
+        bucket.put(0, 0.5)
+
+
 def _holding(param: nn.Parameter) -> nn.Module:
     module = nn.Module()
     module.param = param

@@ -82,6 +82,12 @@ class Bucket:
             return
         grad, view = self.params[k].grad, self._views[k]
         assert grad is not None
+        if grad.layout != torch.strided:
+            raise ConfigError(
+                f"a parameter of shape {tuple(view.shape)} has a gradient of layout {grad.layout}, "
+                "and gradients are averaged whole: look its rows up with sparse=False, or run the "
+                "job with --strategy ps and nn.Embedding(sparse=True)"
+            )
         if grad.dtype != view.dtype:
             raise ConfigError(
                 f"a parameter of shape {tuple(view.shape)} has a gradient of {grad.dtype}, and was "
