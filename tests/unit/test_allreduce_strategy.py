@@ -82,7 +82,7 @@ class Member(Together):
 
     def take(self, num_batches: int, *, holds: bool = True) -> None:
         """A step that completes so many global batches."""
-        self._loop.step = SimpleNamespace(holds=holds, num_batches=num_batches)
+        self._loop.step = SimpleNamespace(holds=holds, num_batches=num_batches, stepped={0})
         if holds:
             state = self._member.state
             state.position.advance(state.step, num_batches)
@@ -115,6 +115,15 @@ def test_a_schedule_follows_the_global_batches_in_the_model() -> None:
         [other], [torch.optim.SGD(other.parameters(), lr=1.0)], [], position=position
     ).load_saved(replica.save())
     assert joins.step == 3
+
+
+def test_a_scheduler_that_is_stepped_before_its_optimizer_is_refused() -> None:
+    member, model = Member(), nn.Linear(1, 1)
+    scheduler = torch.optim.lr_scheduler.StepLR(torch.optim.SGD(model.parameters(), lr=1.0), 1)
+    Outside([scheduler], member._num_schedules)
+    member._loop.step = SimpleNamespace(holds=False, num_batches=0, stepped=set())
+    with pytest.raises(ConfigError, match=r"StepLR\.step\(\) was called before .*; call it after"):
+        scheduler.step()
 
 
 def test_a_cut_of_before_positions_were_kept_is_at_its_step() -> None:

@@ -38,8 +38,16 @@ class Together(Stepping):
 
         A step that broke comes again. One that lacks samples may complete no global batch, or one
         more. What looks at a measure looks once for each step: it does not count batches.
+
+        Raises:
+            ConfigError: whether the step breaks is not known yet: the call would come to nothing.
         """
         step = self._loop.step if self._loop is not None else None
+        if step is not None and not step.stepped:
+            raise ConfigError(
+                f"{type(scheduler).__name__}.step() was called before optimizer.step() of its "
+                "batch; call it after it, or between two loops over job.batches"
+            )
         if step is None or isinstance(scheduler, ReduceLROnPlateau):
             return None if self._loop is None else int(step is None or step.holds)
         return step.num_batches if step.holds else 0

@@ -50,7 +50,7 @@ def in_words(message: Differs) -> str:
     return (
         f"step {message.step}: {message.what} as in the workers of incarnations {others}; all "
         "workers of a step must have the same: use schedulers that are given to job.prepare, or "
-        "set it by something that all workers share"
+        "set it by job.step at the beginning of a batch"
     )
 
 
