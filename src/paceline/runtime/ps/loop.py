@@ -168,7 +168,7 @@ class Loop:
             self._trainer.keep_script(self._schedule.before, news)
 
     def _complete(self) -> None:
-        """All of the feed is in the model: have the script where it is, also if others trained it."""
+        """All of the feed is in the model: have the script there, also if others trained it."""
         if self._schedule.restores != self._trainer.restores:
             # The newest, which may be of a later feed: what comes in that takes over once more.
             found = self._trainer.script(None)
