@@ -32,11 +32,19 @@ ROWS = [
         ),
     ),
     (
-        "final error",
+        "refused",
         Verdict.UNRETRYABLE,
         Evidence(
             exit=ExitEvidence(exit_code=1),
             error=raised("paceline.base.errors.ConfigError", in_user_code=False),
+        ),
+    ),
+    (
+        "permanent error",
+        Verdict.UNRETRYABLE,
+        Evidence(
+            exit=ExitEvidence(exit_code=1),
+            error=raised("paceline.base.errors.PermanentError", in_user_code=False),
         ),
     ),
     (
@@ -192,6 +200,20 @@ def test_the_first_rule_that_applies_decides(
 
 def test_every_rule_has_a_row_here() -> None:
     assert {rule.name for rule in RULES} == {row[0] for row in [*ROWS, *LOST_LOADERS]}
+
+
+def test_a_refusal_is_the_whole_message_with_its_remedy() -> None:
+    kind, message = "paceline.base.errors.ConfigError", f"optimizer 0 is not {'so ' * 100}: do that"
+    error = ScriptError(
+        inc=1,
+        kind=kind,
+        traceback=f"Traceback\n  File x\n{kind}: {message}\n",
+        in_user_code=False,
+        step=0,
+        line="train.py, line 6",
+    )
+    judged = judge(Evidence(exit=ExitEvidence(exit_code=1), error=error))
+    assert judged.reason == f"refused (train.py, line 6): {message}"
 
 
 IN_THE_SCRIPT = """Traceback (most recent call last):

@@ -128,7 +128,7 @@ def is_echo(error: ScriptError) -> bool:
 
 
 CONFIG_ERROR = "paceline.base.errors.ConfigError"
-FINAL_ERRORS = frozenset({CONFIG_ERROR, "paceline.base.errors.PermanentError"})
+PERMANENT_ERROR = "paceline.base.errors.PermanentError"
 LOADER_LOST = re.compile(
     r"DataLoader worker \(pid\(?s?\)?.*\) (is killed by|exited unexpectedly)"
     r"|Pin memory thread exited unexpectedly"
@@ -249,12 +249,24 @@ def _raised(evidence: Evidence) -> str:
     if error and error.line:
         where += f" ({error.line})" if _by_user(evidence) else f", called in {error.line},"
     at = f" at step {error.step}" if error and error.step >= 0 else ""
-    said = _last_error(error.traceback).partition("\n")[0] if error else ""
-    _, named, message = said.partition(f"{_kind(evidence)}: ")
-    if not (named and message):
+    message = _message(evidence)
+    if not message:
         return f"{_kind(evidence)} in {where}{at}"
     cut = f"{message[:MESSAGE_CHARS]}…" if len(message) > MESSAGE_CHARS else message
     return f"{_kind(evidence)} in {where}{at} ({cut.strip()})"
+
+
+def _message(evidence: Evidence) -> str:
+    """The first line of an error's own words; empty: it has none."""
+    error = evidence.error
+    said = _last_error(error.traceback).partition("\n")[0] if error else ""
+    return said.partition(f"{_kind(evidence)}: ")[2]
+
+
+def _refused(evidence: Evidence) -> str:
+    """The whole message, which ends with the remedy, and where it was asked for."""
+    line = evidence.error.line if evidence.error else ""
+    return f"refused{f' ({line})' if line else ''}: {_message(evidence)}"
 
 
 def _signalled(evidence: Evidence) -> str:
@@ -310,9 +322,15 @@ RULES: tuple[Rule, ...] = (
         lambda e: f"a rule of paceline was broken: {_raised(e)}",
     ),
     Rule(
-        "final error",
+        "refused",
         Verdict.UNRETRYABLE,
-        lambda e: _kind(e) in FINAL_ERRORS,
+        lambda e: _kind(e) == CONFIG_ERROR,
+        _refused,
+    ),
+    Rule(
+        "permanent error",
+        Verdict.UNRETRYABLE,
+        lambda e: _kind(e) == PERMANENT_ERROR,
         lambda e: f"trying again cannot help: {_raised(e)}",
     ),
     Rule(
