@@ -264,7 +264,8 @@ def test_a_restore_while_the_script_is_asked_for_is_taken_over_too() -> None:
     job.prepare(model, optimizer)
     for batch in job.batches(DATA, 4):
         _step(model, optimizer, batch)
-    assert asked == [0, 1]
+    assert asked[0] == 0
+    assert {*asked[1:]} == {1}  # also the newest that there is
 
 
 def test_a_model_with_tables_cannot_be_copied() -> None:
