@@ -1,7 +1,5 @@
 """What a batch costs a worker, who is like the others, and how late the latest are."""
 
-import itertools
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,10 +7,10 @@ from hypothesis import strategies as st
 
 from paceline.policy.stats import affine
 from paceline.policy.stats.history import Lengths, NodeHistory, Report
-from paceline.policy.stats.regimes import LATE, Point, Regime
+from paceline.policy.stats.regimes import Point, Regime, Stretch
 from paceline.policy.straggler.fleet import Fleet
 from paceline.policy.straggler.observation import WorkerSeen
-from paceline.policy.straggler.ranks import Delays, largest_normal
+from paceline.policy.straggler.ranks import drift, scatter
 
 
 def fitted(
@@ -139,50 +137,6 @@ def test_classes_of_hardware_are_usual_each_for_itself() -> None:
 # ------------------------------------------------------------------------ random delays
 
 
-def regime(late: list[float], scatter: float = 0.0) -> Regime:
-    return Regime(since_s=0.0, iterations=100, points=(), scatter=scatter, late=tuple(late))
-
-
-def test_of_normal_scatter_the_slowest_is_waited_for() -> None:
-    waits = Delays([regime([], scatter=0.1)] * 20, count=20).waits(3)
-    values = np.random.default_rng(0).normal(1.0, 0.1, (20_000, 20))
-    assert waits.ratios == pytest.approx(values.max(axis=1).mean(), abs=0.003)
-    assert not waits.dropped.any()
-
-
-def test_waits_for_rare_delays_are_those_of_a_binomial() -> None:
-    # One iteration in 20 takes twice the time, or about.
-    late = [0.0] * 16 + [200.0]
-    level = int(np.searchsorted(LATE, 2.0))
-    late[0], late[level] = 10.0, 10.0
-    waits = Delays([regime(late)] * 20, count=20).waits(2)
-    hit = np.random.default_rng(0).binomial(20, 0.05, 200_000)
-    for spared, grace in itertools.product(range(3), range(len(LATE))):
-        ends = min(grace, level)
-        waited = (LATE[ends] - 1.0) * (hit > 0).mean()
-        waited += (LATE[level] - LATE[ends]) * (hit > spared).mean()
-        assert waits.ratios[grace, spared] == pytest.approx(1.0 + waited, abs=0.01)
-        dropped = np.minimum(hit, spared).mean() / 20 if grace < level else 0.0
-        if grace == 0:
-            dropped = spared / 20
-        assert waits.dropped[grace, spared] == pytest.approx(dropped, abs=0.001)
-
-
-def test_a_grace_waits_for_who_is_a_little_late_and_drops_only_the_others() -> None:
-    rng = np.random.default_rng(0)
-    times_s = 1.0 + np.where(rng.random((200_000, 10)) < 0.03, rng.uniform(0.0, 3.0), 0.0)
-    places = np.interp(times_s.ravel(), LATE, np.arange(len(LATE)))
-    counts = np.maximum(0.0, 1.0 - np.abs(places[:, np.newaxis] - np.arange(len(LATE)))).sum(axis=0)
-    late = [*(counts / 1000).tolist(), times_s.size / 1000]
-    waits = Delays([regime(late)] * 10, count=10).waits(2)
-    ordered = np.sort(times_s, axis=1)
-    ends = LATE[9]
-    taken = np.minimum(ordered[:, -1], np.maximum(ends, ordered[:, -3])).mean()
-    assert waits.ratios[9, 2] == pytest.approx(taken, abs=0.02)
-    later = (times_s > ends).sum(axis=1)
-    assert waits.dropped[9, 2] == pytest.approx(np.minimum(later, 2).mean() / 10, abs=0.003)
-
-
 def scattered(seed: int, per_report: int) -> Regime:
     """A node whose iterations scatter by 2 %."""
     node, rng = NodeHistory(Lengths()), np.random.default_rng(seed)
@@ -204,33 +158,32 @@ def scattered(seed: int, per_report: int) -> Regime:
 
 @pytest.mark.parametrize("per_report", [1, 10])
 def test_scatter_is_not_overestimated_by_the_counters(per_report: int) -> None:
-    delays = Delays([scattered(seed, per_report) for seed in range(20)], 20)
-    assert delays.scatter == pytest.approx(0.02, rel=0.3)
+    pooled = scatter([scattered(seed, per_report) for seed in range(20)])
+    assert pooled == pytest.approx(0.02, rel=0.3)
 
 
-def test_who_is_not_waited_for_is_late_for_the_next_steps_too() -> None:
-    late = [0.0] * 16 + [200.0]
-    late[0], late[12] = 10.0, 10.0
-    waiting, skipping = (Delays([regime(late)] * 20, 20, skipping=each) for each in (False, True))
-    assert (skipping.waits(2).ratios > waiting.waits(2).ratios).all()
+def walk(seed: int, correlation: float) -> Regime:
+    """A node whose iterations go up and down by a tenth."""
+    rng, level, trail = np.random.default_rng(seed), 0.0, []
+    for number in range(64):
+        level = correlation * level + np.sqrt(1.0 - correlation**2) * rng.normal(0.0, 0.1)
+        taken_s = float(np.exp(level))
+        trail.append(Stretch(2.0 * (number + 1), 2.0, 1, 100.0, taken_s, taken_s))
+    return Regime(since_s=0.0, iterations=64, points=(), trail=tuple(trail))
 
 
-def test_few_iterations_say_nothing_about_rare_delays() -> None:
-    late = [0.0] * 16 + [10.0]
-    late[5] = 1.0
-    waits = Delays([regime(late, scatter=0.02)] + [regime([], 0.02)] * 19, 20).waits(1)
-    longest = largest_normal(20) * Delays([regime(late)], 20).scatter
-    assert waits.ratios - 1.0 == pytest.approx(np.full_like(waits.ratios, longest))
+def test_what_goes_up_and_down_slowly_says_little_of_what_comes() -> None:
+    alone, slow = (drift([walk(seed, each) for seed in range(20)]) for each in (0.0, 0.95))
+    assert alone == pytest.approx(0.1 * np.sqrt(2.0 / 8.0), rel=0.25)
+    assert alone is not None and slow is not None and slow > 1.25 * alone
+    assert drift([walk(0, 0.0)] * 0) is None
 
 
-def test_who_waits_for_fewer_and_shorter_never_waits_longer() -> None:
-    rng = np.random.default_rng(1)
-    for _ in range(50):
-        late = [*rng.exponential(1.0, 16).tolist(), 200.0]
-        ratios, dropped = Delays([regime(late)] * 30, count=30).waits(7)
-        assert (np.diff(ratios, axis=1) <= 1e-12).all()
-        assert (np.diff(ratios, axis=0) >= -1e-12).all()
-        assert (np.diff(dropped, axis=1) >= -1e-12).all()
-        assert (np.diff(dropped, axis=0) <= 1e-12).all()
-        assert ratios.min() >= 1.0
-        assert 0.0 <= dropped.min() <= dropped.max() <= 7 / 30
+def test_one_node_that_changes_is_no_drift() -> None:
+    steady = [walk(seed, 0.0) for seed in range(7)]
+    trail = [
+        each if each.t_s < 60.0 else Stretch(each.t_s, 2.0, 1, 100.0, 4.0, 4.0)
+        for each in steady[0].trail
+    ]
+    changed = Regime(since_s=60.0, iterations=34, points=(), trail=tuple(trail))
+    assert drift([*steady, changed]) == pytest.approx(drift(steady), rel=0.3)

@@ -31,6 +31,8 @@ _LATE_HALF_LIFE = 150, 50.0
 is not taken for random delays."""
 _BURST = 15, 10.0
 """Iterations and seconds; what was over after fewer was chance, and no behaviour of the node."""
+_TRAIL = 64
+"""Stretches that are kept."""
 _HALF_LIFE = 30, 10.0
 """Iterations and seconds, whichever is longer, after which what was seen weighs half."""
 
@@ -53,6 +55,42 @@ class Point(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Weight for the present level of the node; fades as iterations pass."""
 
 
+class Stretch(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Some iterations of a worker, one after the other."""
+
+    t_s: float
+    """When the last of them ended."""
+    span_s: float
+    """From the begin of the first until then."""
+    iterations: int
+    samples: float
+    """Of a batch."""
+    compute_s: float
+    """Mean T^w."""
+    compute_max_s: float
+    """The largest."""
+
+    @property
+    def begin_s(self) -> float:
+        """When the first of them began."""
+        return self.t_s - self.span_s
+
+    def time_s(self, ago_s: float, turn: int) -> float:
+        """T^w of one of them: one took the longest, nobody knows which, the others alike.
+
+        Args:
+            ago_s: before the end of the last one.
+            turn: of the worker; the longest iterations of several are not taken for the same one.
+        """
+        if self.iterations == 1:
+            return self.compute_s
+        number = int(self.iterations * ago_s / max(self.span_s, 1e-9))
+        if (number - 7 * turn - 3) % self.iterations == 0:
+            return self.compute_max_s
+        rest_s = self.iterations * self.compute_s - self.compute_max_s
+        return rest_s / (self.iterations - 1)
+
+
 class Regime(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A node since its last change point: it has behaved alike since then."""
 
@@ -62,7 +100,8 @@ class Regime(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     points: tuple[Point, ...]
     """By batch size, ascending: with two sizes an affine cost can be fitted."""
     verified: bool = True
-    """False: a change is suspected, and these are the iterations since; enough for a cheap cure."""
+    """False: a change is suspected, and these are the iterations since; they have lasted for long
+    enough for a cheap cure."""
     slope_s: float | None = None
     """Per sample, as the node's earlier regimes showed it; None: this is the first one."""
     scatter: float = 0.0
@@ -70,6 +109,8 @@ class Regime(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     late: tuple[float, ...] = ()
     """How late single iterations were: fading counts of reports by the largest of their times over
     the expected one (`LATE`), and last of iterations; none: not known."""
+    trail: tuple[Stretch, ...] = ()
+    """The newest of a worker, the oldest first, also of regimes before."""
 
 
 class Regimes:
@@ -101,11 +142,14 @@ class Regimes:
         self._slow_since_s: float | None = None
         """Since when it is slower than before, through one regime or several."""
         self._spells: list[float] = []
+        self._trail: deque[Stretch] = deque(maxlen=_TRAIL)
         self._burst: list[tuple[float, Report]] = []
         """How late those of the present regime were for the one before; none: it is no burst."""
 
     def add(self, report: Report) -> None:
         """Take in the newest report."""
+        if report.compute_s:
+            self._trail.append(_stretch(report))
         moved = self._size is None or abs(report.samples - self._size) > SAME_SIZE * self._size
         if moved:
             self._size = report.samples
@@ -135,18 +179,21 @@ class Regimes:
         return spells
 
     def present(self) -> Regime | None:
-        """The regime it is in, or seems to be in since a change that is not verified."""
-        points = _Points(self._doubt) if self._doubt else self._points
+        """The regime it is in; a change that is not verified counts once it has lasted a while."""
+        doubt = _Points(self._doubt)
+        lasting = doubt.span_s >= _BURST[1] or not self._points.iterations
+        points = doubt if self._doubt and lasting else self._points
         if not points.iterations:
             return None
         return Regime(
             since_s=points.since_s,
             iterations=points.iterations,
             points=points.by_size(),
-            verified=not self._doubt,
+            verified=points is not doubt,
             slope_s=self._slope_s,
             scatter=self._scatter.deviation(),
             late=self._late.counts(),
+            trail=tuple(self._trail),
         )
 
     def _settle(self, report: Report) -> None:
@@ -380,3 +427,15 @@ def _fade(report: Report, half_life: tuple[int, float]) -> float:
 def _time_s(report: Report) -> float:
     """The time that tells how fast the node itself is; a server has no T^w."""
     return report.compute_s or report.server_s
+
+
+def _stretch(report: Report) -> Stretch:
+    """In four digits: it is written with every decision that is logged."""
+    return Stretch(
+        round(report.t_s, 2),
+        round(report.span_s, 2),
+        report.iterations,
+        round(report.samples, 1),
+        float(f"{report.compute_s:.4g}"),
+        float(f"{report.compute_max_s or report.compute_s:.4g}"),
+    )

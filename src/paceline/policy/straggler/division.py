@@ -3,56 +3,60 @@
 Reference: AntDT section VI-A, equation 2; Chen et al. 2016, arXiv:1604.00981 (backup workers).
 Differs: costs are affine; a worker beyond help (its delay alone is longer than the others' step)
 keeps one sample that a step may lack, so that its recovery is seen; steps may go without a part of
-their samples where delays are random.
+their samples where recorded steps would have been faster so.
 """
 
 import dataclasses
+import functools
 import math
+import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from paceline.policy.stats.regimes import LATE
-from paceline.policy.straggler import ranks, solvers
-from paceline.policy.straggler.fleet import Fleet
+from paceline.policy.straggler import solvers
+from paceline.policy.straggler.fleet import Bools, Fleet
 from paceline.policy.straggler.observation import Observation
-from paceline.policy.straggler.solvers import Ints
+from paceline.policy.straggler.solvers import Floats, Ints
+from paceline.policy.straggler.trials import Patience, Record, Trial
 
 _MOST_LEFT_OUT = 0.25
-"""Of the workers; no larger part is considered for being left out of a step."""
-_WAIT = len(LATE) - 1
-"""The grace that never ends, as a place in `LATE`."""
+"""Of the samples; no larger part is considered for being left out of a step."""
+_LACKING = (0.05, 0.1, _MOST_LEFT_OUT)
+"""Parts of a step that are tried, and those of one worker at least."""
+_GRACES = (0.05, 0.15, 0.4)
+"""Of a step, that are tried; or none."""
+_CHUNKS = ((1, 4), (2, 8))
+"""Contributions of a worker to a step, that are tried; the latter where more than one is best."""
+_OF_ROUND_TRIP = 0.5
+"""What one contribution more of a step costs (`benchmarks/chunk_cost.py`)."""
+_LEAST_CHUNK = 4
+"""Samples of a contribution."""
+_LEAST_RECORD = 8
+"""Recorded steps, from which it can be told what comes at random."""
+_SPREAD = 0.04
+"""Where a step takes this part more, and less, than if nobody ever waited, there is nothing to win
+by not waiting."""
+_SAME, _EQUAL = 0.002, 0.005
+"""Parts of a step by which plans do not differ."""
+_PERSISTENT = 0.85
+"""Where workers are expected to be as they are now for less of the time, spells come and go."""
+_GRACE = 0.01
+"""Part of a step for which a grace that is in force stays."""
+_SIGMAS = 1.5
+"""So many errors above 0 is a gain sure."""
 
 _LEAST_SHORT_S = 0.1
 """Steps that are shorter wait for all that are late by chance: who is late must hear of it."""
-_RELIEVED = 0.1
-"""All are waited for again when not to do so gains less than this part of what it must gain."""
-
-Members = np.ndarray[tuple[int], np.dtype[np.bool_]]
-
-
-class Patience(NamedTuple):
-    """Whom a step waits for: `BackupWorkers`, or `Partial`."""
-
-    backup: int = 0
-    left_out: int = 0
-    late: int = 0
-    grace_s: float = 0.0
 
 
 def in_force(seen: Observation) -> Patience:
     """As the last actions have set it."""
-    return Patience(seen.backup, seen.left_out, seen.late, seen.grace_s)
-
-
-class Randomness(NamedTuple):
-    """An answer to delays that hit another worker every step."""
-
-    workers: int = 0
-    """So many that are late are not waited for."""
-    grace: int = _WAIT
-    """But until then; a place in `LATE`."""
+    if seen.backup:
+        largest = sorted(each.batch_size * each.accumulation for each in seen.workers)
+        return Patience(left_out=sum(largest[-seen.backup :]))
+    return Patience(seen.left_out, seen.late, seen.grace_s, seen.chunks)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,11 +65,9 @@ class Division:
 
     shares: Ints
     patience: Patience
-    beyond_help: Members
-    level_s: float
-    """Time of the slowest that is waited for, without scatter."""
+    beyond_help: Bools
     step_s: float
-    """Predicted, with scatter."""
+    """Predicted."""
 
 
 class Restart(NamedTuple):
@@ -80,52 +82,153 @@ class Restart(NamedTuple):
 class Step:
     """Predicts the time of a step of one observation, under any division."""
 
-    def __init__(self, seen: Observation, fleet: Fleet, delays: ranks.Delays) -> None:
-        self._seen = seen
-        self._fleet = fleet
-        self._most = int(_MOST_LEFT_OUT * len(seen.workers))
-        waits = delays.waits(self._most)
-        self._ratios = waits.ratios / (1.0 - waits.dropped)
-        """Of a step's time to a worker's mean, with the work that is done again."""
-        self._known = delays.known
+    def __init__(self, seen: Observation, fleet: Fleet, growth: float, lasting: Floats) -> None:
+        """Begin.
 
-    def present_s(self, patience: Patience) -> float:
-        """Of the shares in force."""
-        seen = self._seen
+        Args:
+            seen: the job.
+            fleet: present costs.
+            growth: a worker gets at most so many times its present, or an even, share.
+            lasting: the part of the time to come that each is as it is now.
+        """
+        self._seen, self._growth = seen, growth
+        self._now, self._lasting, self._fleet = fleet, lasting, fleet.expected(lasting)
         # The share of one that is gone is done by the others.
-        shares = self._fleet.shares * (seen.global_batch / max(self._fleet.shares.sum(), 1))
-        times_s = self._fleet.times_s(shares)
-        slowest = np.argsort(-times_s, kind="stable")
-        times_s, missing = times_s[slowest], np.concatenate([[0.0], np.cumsum(shares[slowest])])
-        at_once, in_grace = (
-            min(max(int((missing[1:] <= 1.001 * count).sum()), patience.backup), len(times_s) - 1)
-            for count in (patience.left_out, max(patience.left_out, patience.late))
-        )
-        step_s = math.inf
-        # Those who are spared are the slowest on average, or those who are late by chance.
-        for spared in range(in_grace + 1):
-            level_s = float(times_s[spared])
-            by_chance = min(in_grace - spared, self._most)
-            waited_s = level_s * self._ratio(by_chance, self._place(patience.grace_s, level_s))
-            if spared > at_once:
-                again = float(missing[spared] - missing[at_once]) / seen.global_batch
-                waited_s = (waited_s + patience.grace_s) / (1.0 - again)
-            step_s = min(step_s, waited_s)
-        return step_s
+        self._shares = fleet.shares * (seen.global_batch / max(fleet.shares.sum(), 1))
+        self._in_force = in_force(seen)
 
-    def best(self, growth: float, min_gain: float) -> Division:
-        """The division of the shortest step; where limits leave no other, that in force."""
-        shares, beyond, level_s = self._levelled(self._fleet, growth)
-        random = self._against_random(level_s, beyond, min_gain)
-        return Division(
-            shares=shares,
-            patience=self._patience(shares, beyond, random, level_s),
-            beyond_help=beyond,
-            level_s=level_s,
-            step_s=level_s * self._ratio(*random),
+    @functools.cached_property
+    def _record(self) -> Record:
+        return Record.of(self._seen.workers, self._now, self._lasting, *_messages_s(self._seen))
+
+    @functools.cached_property
+    def _present(self) -> Trial:
+        return self._record.trials(self._shares, [self._in_force])[0]
+
+    @property
+    def present_s(self) -> float:
+        """Of the plan in force."""
+        return self._present.step_s
+
+    def level_s(self) -> float:
+        """Of the slowest that is waited for, work being divided as well as can be."""
+        return self._levelled(self._fleet)[2]
+
+    def best(self, min_gain: float, worth_s: float) -> Division:
+        """The plan of the shortest step, where it saves enough; else that in force.
+
+        Args:
+            min_gain: part of a step that other short steps must surely save.
+            worth_s: seconds that other shares must save beside the best short steps.
+        """
+        measured = all(each.regime is not None for each in self._seen.workers)
+        patience, trial = self._in_force, self._present
+        if measured:
+            patience, trial = self._patient(self._shares, Patience(), [])
+        if measured and self._may_be_short():
+            for some in _CHUNKS:  # where a few contributions do not help, more do not, either
+                options = self._options(self._fleet.shares, some)
+                patience, trial = self._patient(self._shares, Patience(), [patience, *options])
+                if patience.chunks == 1:
+                    break
+        least_s = min_gain * self.present_s
+        shares, beyond, _ = self._levelled(self._fleet)
+        none_beyond = np.zeros(len(shares), np.bool_)
+        best = Division(
+            shares=self._fleet.shares,
+            patience=self._in_force,
+            beyond_help=none_beyond,
+            step_s=self.present_s,
+        )
+        if trial.surely_saves(self._present, _SIGMAS) >= least_s:
+            best = dataclasses.replace(best, patience=patience, step_s=trial.step_s)
+        if (shares == self._fleet.shares).all() or (not measured and any(self._in_force[:2])):
+            return best  # who has not been measured yet may be what the plan in force is for
+        # Who is beyond help gets a sample that nobody waits for.
+        lacking = Patience(left_out=int(shares[beyond].sum()))
+        divided, trial = self._patient(shares.astype(np.float64), lacking, [best.patience])
+        # All else equal a step that lacks nothing is better than one that does; where spells are
+        # soon over, one that is ready for the next is.
+        equal_s = (1.0 + _EQUAL) * best.step_s
+        if any(best.patience[:2]) and self._come_and_go:
+            equal_s = best.step_s - worth_s
+        good_s = min(self.present_s - worth_s, equal_s)
+        if trial.step_s > good_s:
+            return best
+        return Division(shares=shares, patience=divided, beyond_help=beyond, step_s=trial.step_s)
+
+    def _patient(
+        self, shares: Floats, least: Patience, others: Sequence[Patience]
+    ) -> tuple[Patience, Trial]:
+        """The best short steps with these shares; of those that are as good the simplest.
+
+        A grace that is in force costs nothing while nobody is late, and is there when somebody is.
+
+        ``least``: what a step may lack in any case.
+        """
+        more = [
+            each._replace(
+                left_out=each.left_out + least.left_out,
+                late=each.late and each.late + least.left_out,
+            )
+            for each in others
+        ]
+        kept = self._in_force if self._in_force.left_out >= least.left_out else least
+        plans = list(dict.fromkeys([self._ready(least), kept, *more]))
+        tried = self._record.trials(shares, plans)
+        found = min(range(len(plans)), key=lambda place: tried[place].step_s)
+        good_s = (1.0 + _SAME) * tried[found].step_s
+        found = next(place for place, each in enumerate(tried) if each.step_s <= good_s)
+        if kept.late:
+            stays = plans.index(kept)
+            found = stays if tried[stays].step_s <= (1.0 + _GRACE) * tried[found].step_s else found
+        return plans[found], tried[found]
+
+    def _ready(self, least: Patience) -> Patience:
+        """For the next spell, where they come and go, a grace: while nobody is late it is free."""
+        now = self._in_force
+        late = max(now.left_out, now.late)
+        if not self._come_and_go or late <= len(self._shares):
+            return least
+        level_s = float(np.median(self._fleet.times_s(self._fleet.shares)))
+        return Patience(least.left_out, late, now.grace_s or round(_GRACES[0] * level_s, 3))
+
+    @property
+    def _come_and_go(self) -> bool:
+        """Whether slow spells of this job are over within a minute or so."""
+        return float(np.median(self._lasting)) < _PERSISTENT
+
+    def _may_be_short(self) -> bool:
+        return (
+            self._seen.short_steps
+            and self.present_s >= _LEAST_SHORT_S
+            and len(self._record) >= _LEAST_RECORD
+            and self.present_s >= (1.0 + _SPREAD) * self._record.fluid_s(self._shares)
         )
 
-    def restarts(self, workers: Sequence[int], growth: float) -> list[Restart]:
+    def _options(self, shares: Ints, some: Sequence[int]) -> list[Patience]:
+        """Short steps that are tried."""
+        total, largest = self._seen.global_batch, int(shares.max())
+        most = int(_MOST_LEFT_OUT * total * (1.0 + 1e-9))
+        one = max(most, largest) if len(shares) * _MOST_LEFT_OUT >= 1.0 else 0
+        split = all(each.accumulation == 1 for each in self._seen.workers)
+        usual = int(np.median(shares))
+        level_s = float(np.median(self._fleet.times_s(shares)))
+        found: list[Patience] = []
+        for chunks in some:
+            if chunks > 1 and not (split and usual >= chunks * _LEAST_CHUNK):
+                break
+            least = largest if chunks == 1 else 1
+            for lacking in sorted({max(int(part * total), least) for part in _LACKING}):
+                if lacking > (one if chunks == 1 else most):
+                    continue
+                found.append(Patience(lacking, 0, 0.0, chunks))
+                found += [
+                    Patience(0, lacking, round(grace * level_s, 3), chunks) for grace in _GRACES
+                ]
+        return found
+
+    def restarts(self, workers: Sequence[int]) -> list[Restart]:
         """What the restart of each of these changes, work being divided as well as can be.
 
         A worker that nobody waits for, or whose samples the others cannot take, saves nothing by
@@ -134,16 +237,21 @@ class Step:
         """
 
         def level_s(healed: Sequence[int]) -> float:
-            return self._levelled(self._fleet.healed(healed), growth)[2]
+            return self._levelled(self._fleet.healed(healed))[2]
 
         if not workers:
             return []
         now_s, all_s = level_s([]), level_s(workers)
         found = []
+        now, total = self._in_force, self._seen.global_batch
         for worker in workers:
             last_s = level_s([other for other in workers if other != worker]) - all_s
             together_s = min((now_s - all_s) / len(workers), last_s)
             gain_s = max(now_s - level_s([worker]), together_s, 0.0)
+            share = int(self._fleet.shares[worker])
+            if share <= max(now.left_out, now.late):  # nobody waits for it as it is
+                lost_s = now.grace_s * (share > now.left_out) + all_s * share / total
+                gain_s = min(gain_s, lost_s)
             without_s = max(self._without_s(worker), now_s - gain_s)
             found.append(Restart(gain_s / now_s, 1.0 - (now_s - gain_s) / without_s))
         return found
@@ -159,22 +267,9 @@ class Step:
         levels_s = (self._seen.global_batch + np.cumsum(from_s * rates)) / np.cumsum(rates)
         return float(np.maximum(levels_s, from_s).min())
 
-    def _patience(
-        self, shares: Ints, beyond: Members, random: Randomness, level_s: float
-    ) -> Patience:
-        left_out = int(shares[beyond].sum())
-        if not random.workers:
-            return Patience(left_out=left_out)
-        if random.grace == 0:
-            return Patience(backup=int(beyond.sum()) + random.workers)
-        # Whoever of them is late, before the shares change and after.
-        largest = np.sort(np.maximum(shares, self._fleet.shares)[~beyond])[::-1]
-        late = left_out + int(largest[: random.workers].sum())
-        return Patience(left_out=left_out, late=late, grace_s=self._grace_s(random.grace, level_s))
-
-    def _levelled(self, fleet: Fleet, growth: float) -> tuple[Ints, Members, float]:
+    def _levelled(self, fleet: Fleet) -> tuple[Ints, Bools, float]:
         """Shares, who is beyond help, and the time of the slowest that is waited for."""
-        shares = self._shares(fleet, growth)
+        shares = self._divided(fleet)
         times_s = fleet.times_s(shares)
         least = shares <= self._seen.workers[0].accumulation
         level_s = float(times_s[~least].max()) if not least.all() else float(times_s.max())
@@ -183,7 +278,7 @@ class Step:
         beyond = least & (times_s > level_s) & may_lack
         return shares, beyond, float(times_s[~beyond].max()) if not beyond.all() else level_s
 
-    def _shares(self, fleet: Fleet, growth: float) -> Ints:
+    def _divided(self, fleet: Fleet) -> Ints:
         """Whole batches of the accumulation in force."""
         seen = self._seen
         unit = seen.workers[0].accumulation
@@ -192,7 +287,7 @@ class Step:
             return fleet.shares
         even = seen.global_batch / len(seen.workers)
         known = np.array([worker.regime is not None for worker in seen.workers])
-        most = np.ceil(np.where(known, growth * np.maximum(fleet.shares, even), even) / unit)
+        most = np.ceil(np.where(known, self._growth * np.maximum(fleet.shares, even), even) / unit)
         limits = np.array(
             [math.inf if each.batch_limit is None else each.batch_limit for each in seen.workers]
         )
@@ -214,41 +309,12 @@ class Step:
         spare = self._seen.global_batch >= 2 * unit * len(self._seen.workers)
         return 2 if self._seen.mode == "allreduce" and unit == 1 and spare else 1
 
-    def _against_random(self, level_s: float, beyond: Members, min_gain: float) -> Randomness:
-        """The best answer, given how single iterations scatter."""
-        if not self._seen.short_steps or level_s < _LEAST_SHORT_S:
-            return Randomness()
-        present = self._present(level_s, beyond)
-        if not self._known:
-            return present
-        grace, workers = np.unravel_index(self._ratios.argmin(), self._ratios.shape)
-        best = Randomness(int(workers), int(grace))
-        if self._ratio(*best) > (1.0 - _RELIEVED * min_gain) * self._ratio(*Randomness()):
-            return Randomness()
-        return best if self._ratio(*best) < (1.0 - min_gain) * self._ratio(*present) else present
 
-    def _present(self, level_s: float, beyond: Members) -> Randomness:
-        """What of the patience in force answers random delays, and not workers beyond help."""
-        now = in_force(self._seen)
-        if now.late > now.left_out:
-            largest = np.cumsum(np.sort(self._fleet.shares)[::-1])
-            workers = max(1, int((largest <= 1.001 * (now.late - now.left_out)).sum()))
-        else:
-            workers = now.backup - int(beyond.sum())
-        if workers <= 0:
-            return Randomness()
-        return Randomness(min(workers, self._most), self._place(now.grace_s, level_s))
-
-    def _place(self, grace_s: float, level_s: float) -> int:
-        """Where in `LATE` the grace ends."""
-        return int(np.abs(LATE - (1.0 + grace_s / level_s)).argmin())
-
-    def _grace_s(self, place: int, level_s: float) -> float:
-        """That in force if it ends there, too."""
-        now_s = self._seen.grace_s
-        if self._seen.late and self._place(now_s, level_s) == place:
-            return now_s
-        return float(LATE[place] - 1.0) * level_s
-
-    def _ratio(self, workers: int, grace: int) -> float:
-        return float(self._ratios[grace, workers])
+def _messages_s(seen: Observation) -> tuple[float, float]:
+    """Of one contribution more of a step, and of what follows the last one."""
+    paces = [worker.short for worker in seen.workers if worker.short is not None]
+    if not paces:
+        return 0.0, 0.0
+    message_s = statistics.median(pace.message_s for pace in paces)
+    server_s = statistics.median(pace.server_s for pace in paces)
+    return _OF_ROUND_TRIP * message_s, message_s + server_s

@@ -4,22 +4,31 @@ Reference: none; see `paceline.policy.stats.affine`.
 """
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from paceline.policy.stats import affine
+from paceline.policy.stats.regimes import Regime
 from paceline.policy.straggler import ranks
 from paceline.policy.straggler.observation import Observation, WorkerSeen
 from paceline.policy.straggler.solvers import Floats, Ints
+
+Bools = NDArray[np.bool_]
 
 _LEAST_SLOPE = 1e-3
 """Of the usual time per sample: no cost is taken for independent of the batch size."""
 _UNKNOWN_SCATTER = 0.1
 """What may be chance, relative, as long as it is not known how iterations scatter."""
+_MEDIAN = 0.675
+"""Of the size of a normal value, in deviations."""
 PLAN_S = 30.0
 """A division is made for so long: it should suit what is expected of that time."""
+_SPELL_S, _STATE_S = 10.0, 100.0
+"""Shorter spells are noise; what of so long a time a spell lasts is what changes of state do."""
 _LASTING = (0.05, 0.95)
 """A worker that differs is expected to go on so, until the job has shown how long that is."""
 _LOAD = (1.0, 1.0)
@@ -78,9 +87,11 @@ class Fleet:
             scatter: standard deviation of an iteration over its mean; 0: not known.
         """
         fleet = cls.measured(workers)
-        by_chance = np.maximum(_by_chance(workers, scatter), _starved(workers))
         usual_s = fleet.usual_delays_s + fleet.usual_slopes_s * fleet.shares
-        alike = np.abs(fleet.times_s(fleet.shares) - usual_s) <= by_chance * usual_s
+        apart_s = np.abs(fleet.times_s(fleet.shares) - usual_s)
+        apart = float(np.median(apart_s / np.maximum(usual_s, 1e-9)))
+        by_chance = np.maximum(_by_chance(workers, scatter, apart), _starved(workers))
+        alike = apart_s <= by_chance * usual_s
         return dataclasses.replace(
             fleet,
             delays_s=np.where(alike, fleet.usual_delays_s, fleet.delays_s),
@@ -88,21 +99,38 @@ class Fleet:
             by_chance=np.where(alike, 0.0, by_chance),
         )
 
-    def expected(self, seen: Observation) -> Self:
-        """Costs over the time that a division is made for, by how long slow spells last here."""
+    def lasting(self, seen: Observation) -> Floats:
+        """The part of the time to come that each is expected to be as it is now.
+
+        Who is as is usual stays so for as long as slow spells last: where they come and go within a
+        minute, that one is over says nothing.
+        """
         excess_s = self.times_s(self.shares) - self.usual_delays_s
         excess_s -= self.usual_slopes_s * self.shares
-        lasting = np.array(
+        usual = seen.worker_spells.expected_s(_SPELL_S, 0.0, _STATE_S, _LASTING) / _STATE_S
+        return np.array(
             [
-                _lasting(worker, seen, worker_s)
-                for worker, worker_s in zip(seen.workers, excess_s.tolist(), strict=True)
+                _lasting(worker, seen, worker_s) if differs else usual
+                for worker, worker_s, differs in zip(
+                    seen.workers, excess_s.tolist(), self.differs.tolist(), strict=True
+                )
             ]
         )
+
+    def expected(self, lasting: Floats) -> Self:
+        """Costs over the time that a division is made for, on average."""
         return dataclasses.replace(
             self,
             delays_s=self.usual_delays_s + lasting * (self.delays_s - self.usual_delays_s),
             slopes_s=self.usual_slopes_s + lasting * (self.slopes_s - self.usual_slopes_s),
         )
+
+    @property
+    def differs(self) -> Bools:
+        """Who is not taken for usual."""
+        apart_s = np.abs(self.delays_s - self.usual_delays_s)
+        apart_s += np.abs(self.slopes_s - self.usual_slopes_s)
+        return apart_s > 0.0
 
     def healed(self, workers: Sequence[int]) -> Self:
         """Costs if these were as is usual."""
@@ -132,15 +160,33 @@ def _lasting(worker: WorkerSeen, seen: Observation, excess_s: float) -> float:
     return seen.worker_spells.expected_s(age_s, 0.0, PLAN_S, prior) / PLAN_S
 
 
-def _by_chance(workers: Sequence[WorkerSeen], scatter: float) -> Floats:
-    """The largest of so many errors is expected there, and seldom half a deviation above."""
+def _by_chance(workers: Sequence[WorkerSeen], scatter: float, apart: float) -> Floats:
+    """The largest of so many errors is expected there, and seldom half a deviation above.
+
+    A mean errs by how iterations scatter, and by how much a node's times go up and down by
+    themselves. Until that is known it is not worth more than one iteration, nor is what half of the
+    workers differ by.
+    """
     if not scatter:
         return np.full(len(workers), _UNKNOWN_SCATTER)
-    recent = [
-        sum(point.recent for point in worker.regime.points) if worker.regime else 1.0
+    regimes = [worker.regime for worker in workers if worker.regime is not None]
+    drift = ranks.drift(regimes)
+    deviations = [
+        _deviation(worker.regime, scatter, drift)
+        if worker.regime and drift is not None
+        else max(scatter, apart / _MEDIAN)
         for worker in workers
     ]
-    return scatter * (ranks.largest_normal(len(workers)) + 0.5) / np.sqrt(recent)
+    return (ranks.largest_normal(len(workers)) + 0.5) * np.array(deviations)
+
+
+def _deviation(regime: Regime, scatter: float, drift: float) -> float:
+    """Of the mean of a regime."""
+    recent = max(sum(point.recent for point in regime.points), 1.0)
+    span_s = sum(each.span_s for each in regime.trail)
+    stretches = recent * span_s / max(sum(each.iterations for each in regime.trail), 1)
+    stretches /= 2.0 * ranks.STRETCH_S
+    return max(scatter / math.sqrt(recent), drift / math.sqrt(max(stretches, 1.0)))
 
 
 def _starved(workers: Sequence[WorkerSeen]) -> float:
@@ -173,7 +219,7 @@ def _fit(workers: Sequence[WorkerSeen]) -> tuple[Floats, Floats]:
     return affine.fit(owners, sizes, times_s, iterations, recent, priors)
 
 
-def _kinds(workers: Sequence[WorkerSeen]) -> list[np.ndarray[tuple[int], np.dtype[np.bool_]]]:
+def _kinds(workers: Sequence[WorkerSeen]) -> list[Bools]:
     """The members of each hardware class."""
     kinds = np.array([worker.kind for worker in workers])
     return [kinds == kind for kind in np.unique(kinds)]

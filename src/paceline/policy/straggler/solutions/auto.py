@@ -17,24 +17,17 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from paceline.policy.straggler import restarts, solvers
+from paceline.policy.straggler import ranks, restarts, solvers
 from paceline.policy.straggler.actions import (
     AdjustBatch,
     AnyAction,
-    BackupWorkers,
     KillRestart,
     Partial,
     Share,
 )
-from paceline.policy.straggler.division import (
-    Division,
-    Patience,
-    Step,
-    in_force,
-)
+from paceline.policy.straggler.division import Step, in_force
 from paceline.policy.straggler.fleet import Fleet
 from paceline.policy.straggler.observation import Observation
-from paceline.policy.straggler.ranks import Delays
 from paceline.policy.straggler.solution import (
     SYNCHRONOUS,
     Part,
@@ -44,6 +37,7 @@ from paceline.policy.straggler.solution import (
     adjusted,
 )
 from paceline.policy.straggler.solvers import Floats
+from paceline.policy.straggler.trials import Patience
 
 _NO_END = 1e9
 """Stands for the steps that are left of a job whose length is not known."""
@@ -53,6 +47,7 @@ _UNTOLD_GAIN = 0.1
 """Part of a step that a change must save before it is known how iterations scatter."""
 _UNTOLD_LEASE_CHANGE = 0.5
 """The same of somebody's leases."""
+_MINUTE_S = 60.0
 _LEASE_SHARE = 1000
 """Of a worker like the others; only ratios count."""
 
@@ -60,7 +55,8 @@ _LEASE_SHARE = 1000
 class Auto(Solution, frozen=True):
     """``auto``: ADJUST_BS, partial steps, BACKUP_WORKERS and KILL_RESTART, by gain and cost."""
 
-    every_steps: Steps = 5
+    every_steps: Steps = 2
+    every_s: Seconds = 1.0
     min_gain: Part = 0.01
     """A step must get faster by this part of it; for work to be divided anew also by more than may
     be chance in how slow the slowest worker seems."""
@@ -81,10 +77,10 @@ class Auto(Solution, frozen=True):
     """A node that is restarted was slow for at least so many seconds."""
     max_restarts: Annotated[int, Meta(ge=0)] = 3
     """Of one node. Each doubles what the next must be worth."""
-    s_per_change: Annotated[float, Meta(gt=0)] = 40.0
-    """Seconds in which the plan may be changed once more."""
-    burst: Annotated[int, Meta(ge=1)] = 3
-    """So many changes may have been saved up, so that what is new is answered at once."""
+    changes_per_minute: Annotated[int, Meta(ge=1)] = 2
+    """Decisions that change the plan, in any minute."""
+    min_short_gain: Part = 0.02
+    """Steps without all of their samples must surely be faster by this part."""
     restarts_at_once: Part = 0.3
     """Of the workers; one is always allowed."""
 
@@ -93,82 +89,60 @@ class Auto(Solution, frozen=True):
         regimes = [worker.regime for worker in seen.workers if worker.regime is not None]
         if not regimes or (len(regimes) < len(seen.workers) and _elapsed(seen) == 1):
             return []  # who has not told yet of the first iteration may be the slowest
-        skipping = seen.backup > 0 or seen.late > 0
-        delays = Delays(regimes, len(seen.workers), skipping=skipping)
-        fleet = Fleet.of(seen.workers, delays.scatter)
+        scatter = ranks.scatter(regimes)
+        fleet = Fleet.of(seen.workers, scatter)
         if seen.mode in SYNCHRONOUS:
-            return self._synchronous(seen, fleet, delays)
-        return self._asynchronous(seen, fleet, delays.scatter)
+            return self._synchronous(seen, fleet, scatter)
+        return self._asynchronous(seen, fleet, scatter)
 
     def _may_change(self, seen: Observation) -> bool:
-        """Whether a change of plan is left of those that the job has in so much time."""
-        left, last_s = float(self.burst), math.inf
-        for ago_s in reversed(seen.changes_s):  # the oldest first
-            left = min(float(self.burst), left + (last_s - ago_s) / self.s_per_change) - 1.0
-            last_s = ago_s
-        return min(self.burst, left + last_s / self.s_per_change) >= 1.0
+        """Whether the job has a change of plan left."""
+        recent = sum(ago_s < _MINUTE_S for ago_s in seen.changes_s)
+        return recent < self.changes_per_minute
 
     # ------------------------------------------------------------------ bsp, all-reduce
 
-    def _synchronous(self, seen: Observation, fleet: Fleet, delays: Delays) -> list[AnyAction]:
-        besides_s = _besides_s(seen)
-        expected = fleet.expected(seen)
-        step = Step(seen, expected, delays)
-        best = step.best(self.growth, self.min_gain)
+    def _synchronous(self, seen: Observation, fleet: Fleet, scatter: float) -> list[AnyAction]:
         actions: list[AnyAction] = []
         if self._may_change(seen):
-            actions += self._divide(
-                seen, expected, step, best, besides_s=besides_s, scatter=delays.scatter
-            )
+            actions += self._divide(seen, fleet, scatter)
         even = np.full(len(seen.workers), seen.global_batch / len(seen.workers))
         usual_s = fleet.usual_delays_s + fleet.usual_slopes_s * even
         slowness = (fleet.delays_s + fleet.slopes_s * even) / usual_s
         slow = np.flatnonzero(slowness >= self.slowness).tolist()
         gain, cost_s = np.zeros(len(usual_s)), np.zeros(len(usual_s))
-        if slow:
-            # What a worker costs as it is now, however long that lasts.
-            step = Step(seen, fleet, delays)
-            best = step.best(self.growth, self.min_gain)
-        step_s = best.step_s + besides_s
+        # What a worker costs as it is now, however long that lasts.
+        step = Step(seen, fleet, self.growth, np.ones(len(usual_s)))
+        level_s = step.level_s()
+        step_s = level_s + _besides_s(seen)
         latency_s = restarts.latency_s(seen, seen.worker_restart)
-        for worker, restart in zip(slow, step.restarts(slow, self.growth), strict=True):
-            gain[worker] = restart.gain * best.level_s / step_s
+        for worker, restart in zip(slow, step.restarts(slow), strict=True):
+            gain[worker] = restart.gain * level_s / step_s
             cost_s[worker] = latency_s * restart.absence + seen.worker_restart.redo_s + step_s
         candidates = restarts.worker_candidates(seen, self._rule(), slowness, gain, cost_s)
         return actions + self._restarts(seen, candidates, _steps_left(seen) * step_s, step_s)
 
-    def _divide(
-        self,
-        seen: Observation,
-        fleet: Fleet,
-        step: Step,
-        best: Division,
-        *,
-        besides_s: float,
-        scatter: float,
-    ) -> list[AnyAction]:
+    def _divide(self, seen: Observation, fleet: Fleet, scatter: float) -> list[AnyAction]:
         """ADJUST_BS and whom not to wait for, each where a step gets faster by what it is worth."""
+        calm = scatter * ranks.largest_normal(len(seen.workers)) < self.min_short_gain
+        if calm and in_force(seen) == Patience() and not fleet.differs.any() and _are_even(fleet):
+            return []  # as nearly all of the time
+        step = Step(seen, fleet, self.growth, fleet.lasting(seen))
+        present_s = step.present_s
         slowest = int(fleet.times_s(fleet.shares).argmax())
-        present, present_s = in_force(seen), step.present_s(in_force(seen))
-        # Before it is known how iterations scatter, only a large gain is one.
-        min_gain = self.min_gain if scatter else max(self.min_gain, _UNTOLD_GAIN)
-        worth_s = max(
-            min_gain * (present_s + besides_s), float(fleet.by_chance[slowest]) * present_s
-        )
-        by_shares = step.present_s(best.patience) - best.step_s >= worth_s
-        gain_s = present_s - best.step_s
-        relieved = best.patience == Patience() or present.late > best.patience.late == 0
-        if not by_shares and gain_s < worth_s and not relieved:
-            return []
+        # Before it is known how times go up and down by themselves, only a large gain is one.
+        regimes = [worker.regime for worker in seen.workers if worker.regime is not None]
+        told = scatter and (ranks.drift(regimes) is not None)
+        min_gain = self.min_gain if told else max(self.min_gain, _UNTOLD_GAIN)
+        worth_s = max(min_gain, float(fleet.by_chance[slowest])) * present_s
+        best = step.best(self.min_short_gain, worth_s)
         reason = f"a step of {present_s:.3g} s gets one of {best.step_s:.3g} s"
         beyond = [seen.workers[index].node for index in np.flatnonzero(best.beyond_help)]
         if beyond:
             reason += f"; not waited for: {', '.join(beyond)}"
-        gain_s *= min(_elapsed(seen), _steps_left(seen))
-        actions = _patience(best.patience, present, reason)
-        if by_shares:
-            actions += adjusted(seen.workers, best.shares.tolist(), reason, gain_s)
-        return actions
+        gain_s = (present_s - best.step_s) * min(_elapsed(seen), _steps_left(seen))
+        actions = _patience(best.patience, in_force(seen), reason)
+        return actions + adjusted(seen.workers, best.shares.tolist(), reason, gain_s)
 
     # ------------------------------------------------------------------------ asp, ssp
 
@@ -266,13 +240,25 @@ def _besides_s(seen: Observation) -> float:
     return max(statistics.median(pace.bpt_s for pace in paces) - slowest_s, 0.0)
 
 
+def _are_even(fleet: Fleet) -> bool:
+    """Whether all take as long as the others with their shares, to a hundredth."""
+    times_s = fleet.times_s(fleet.shares)
+    return bool(times_s.max() <= 1.01 * times_s.min())
+
+
 def _patience(new: Patience, present: Patience, reason: str) -> list[AnyAction]:
-    """What makes steps wait for other workers than they do now; each takes the other's place."""
+    """What makes steps wait for other workers than they do now."""
     if new == present:
         return []
-    if new.backup:
-        return [BackupWorkers(count=new.backup, reason=reason)]
-    return [Partial(left_out=new.left_out, late=new.late, grace_s=new.grace_s, reason=reason)]
+    return [
+        Partial(
+            left_out=new.left_out,
+            chunks=new.chunks,
+            late=new.late,
+            grace_s=new.grace_s,
+            reason=reason,
+        )
+    ]
 
 
 def _asynchronous_gains(
