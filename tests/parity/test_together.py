@@ -198,5 +198,5 @@ def test_a_refusal_is_what_a_job_ends_with(
     assert outcome.state == "failed"
     why = refusal(KNOWN[name], holder)
     assert why is not None
-    assert re.search(why.said, outcome.traceback)
+    assert re.search(why.said, outcome.error)
     assert not [*tmp_path.glob("*.end")]

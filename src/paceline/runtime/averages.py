@@ -48,9 +48,8 @@ def _checked(self: AveragedModel, model: nn.Module) -> None:
     if any(hasattr(param, _ELSEWHERE) for param in model.parameters()):
         raise ConfigError(
             f"{type(self).__name__}.update_parameters was given a model that parameter servers "
-            "hold: after optimizer.step() this worker still has the values of before it, and a "
-            "worker that joins would begin the average again; run the job with --strategy "
-            "allreduce, and keep the average in job.state"
+            "hold: after optimizer.step() this worker still has the values of before it; run the "
+            "job with --strategy allreduce, and keep the average in job.state"
         )
     _update(self, model)
 
