@@ -1,6 +1,7 @@
 """When what a holder trained counts as equal to plain torch; the rule of ``benchmarks/equality.py``.
 
-The yardstick of what is not float64 is one process that sums each of its batches in four parts.
+The yardstick of what is not float64 is one process that sums each of its batches in several parts:
+the largest deviation of three ways to divide them, since of so few values one way has steps of a bit.
 """
 
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from tests.parity.cases import Case, reference
 
-PARTS = 4
+PARTS = (2, 4, 8)
 
 
 def distance(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> float:
@@ -29,7 +30,8 @@ def allowed(case: Case, plain: Mapping[str, Any]) -> float:
     kind = case.kind.name.split("-")[0].lower()
     if case.dtype == torch.float64 or (kind, case.dtype) == ("sgd", torch.float32):
         return closeness.limit(kind, dtype, 0.0)
-    return closeness.limit("", dtype, distance(reference(case, PARTS)["model"], plain["model"]))
+    drift = (distance(reference(case, parts)["model"], plain["model"]) for parts in PARTS)
+    return closeness.limit("", dtype, max(drift))
 
 
 def _plain(value: Tensor) -> "np.ndarray[Any, Any]":

@@ -187,6 +187,7 @@ REFUSED = [
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(1000)
 @pytest.mark.parametrize(("holder", "name"), REFUSED)
 def test_a_refusal_is_what_a_job_ends_with(
     holder: Holder, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -194,6 +195,7 @@ def test_a_refusal_is_what_a_job_ends_with(
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
     spec = spec_of(holder, tmp_path, "--case", name)
     with contextlib.closing(RunningJob(launch(spec), tmp_path)) as job:
+        until(job.job.outcome.exists, "the end", PATIENCE_S)
         outcome = job.end()
     assert outcome.state == "failed"
     why = refusal(KNOWN[name], holder)
