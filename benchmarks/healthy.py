@@ -137,11 +137,12 @@ def one_round(
     cores = sorted(os.sched_getaffinity(0))
     half = len(cores) // 2
     own = [set(cores)] * 2 if share_cores or not half else [set(cores[:half]), set(cores[half:])]
+    loads = load - load // 2, load // 2
     with contextlib.ExitStack() as stack:
         jobs = []
-        for arm, where in zip(arms, own, strict=True):
+        for arm, where, part in zip(arms, own, loads, strict=True):
             with on(where):
-                stack.enter_context(busy(load // 2))
+                stack.enter_context(busy(part))
                 jobs.append(stack.enter_context(harness.running(spec_of(kind, arm))))
         found = dict(zip(arms, watch(jobs, seconds), strict=True))
     return found["auto"], found["none"]
@@ -159,6 +160,8 @@ def on(cores: Set[int]) -> Iterator[None]:
 
 
 def _spin() -> None:
+    # Else all of them, and this process, weigh as much as one (the kernel groups by session).
+    os.setsid()
     while True:
         sum(range(10_000))
 

@@ -17,12 +17,14 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
+from paceline.policy.straggler import ranks
 from paceline.policy.straggler.fleet import Fleet
 from paceline.policy.straggler.observation import WorkerSeen
 from paceline.policy.straggler.solvers import Floats
 
-_STEPS = 48
-"""Of a record, at most."""
+_STEPS, _BATCHES, _FEW_STEPS = 48, 12_000, 12
+"""Of a record, at most: steps, and batches of all workers, but a few steps in any case: a decision
+of 1,000 workers is to take 100 ms."""
 _BLOCKS = 6
 """Of a record, whose means tell how sure the mean over all is."""
 _FAST = 0.05
@@ -190,7 +192,7 @@ class Record:
 def _by_size(workers: Sequence[WorkerSeen]) -> float:
     """The part of a batch's time that is in proportion to its size, of all workers together."""
     varied = joint = weight = 0.0
-    for worker in workers:
+    for worker in ranks.some_of(workers):
         trail = worker.regime.trail if worker.regime else ()
         if not trail:
             continue
@@ -221,7 +223,7 @@ def _steps(workers: Sequence[WorkerSeen], shares: Floats) -> tuple[Floats, Float
             each.t_s - each.span_s * back / count
             for each, count in zip(trails[most], counts[most], strict=True)
             for back in range(count - 1, -1, -1)
-        ][-_STEPS:]
+        ][-min(_STEPS, max(_BATCHES // len(workers), _FEW_STEPS)) :]
         or [0.0]
     )
     sizes: Floats = np.full((len(ends_s), len(workers)), np.nan)
