@@ -7,15 +7,14 @@ import argparse
 import asyncio
 import logging
 import os
-import shutil
 import signal
 import sys
 import time
 from pathlib import Path
 
 from paceline.agent.agent import Agent
-from paceline.base.cgroups import remove_job
 from paceline.base.errors import TransientError
+from paceline.base.guests import remove_guest
 from paceline.base.jobdir import JobDir
 from paceline.base.node_files import NodeFiles
 from paceline.base.processes import find_job_process, kill_quietly, try_lock
@@ -48,13 +47,6 @@ def take_node(job: JobDir, node: str) -> int:
     os.ftruncate(descriptor, 0)
     os.write(descriptor, str(os.getpid()).encode())
     return descriptor
-
-
-def remove_guest(job: JobDir) -> None:
-    """What the supervisor does for a job of this machine; the logs stay."""
-    shutil.rmtree(job.run_dir, ignore_errors=True)
-    job.secret_file.unlink(missing_ok=True)
-    remove_job(job.job_id)
 
 
 async def serve(job: JobDir, node: str, spec: JobSpec, *, guest: bool) -> None:

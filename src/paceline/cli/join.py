@@ -9,7 +9,8 @@ from typing import NoReturn
 import msgspec
 
 from paceline.base.errors import ConfigError, PermanentError
-from paceline.base.jobdir import JobDir, home
+from paceline.base.guests import guest_directory
+from paceline.base.jobdir import JobDir
 from paceline.base.processes import JOB_DIR, SAFE_PATH, can_enter
 from paceline.wire import spec as specs
 from paceline.wire.client import Call, Done, GetSpec, JobInfo, Join, Joined, Reply
@@ -114,7 +115,7 @@ def of_this_machine(spec: JobSpec, address: str) -> JobSpec:
 
 def make_directory(job_id: str, spec: JobSpec, node: str, address: str, secret: bytes) -> JobDir:
     """A job directory of this one node, apart from those of the jobs of this machine."""
-    path = home() / "joined" / f"{job_id}.{node}"
+    path = guest_directory(job_id, node)
     path.mkdir(parents=True, mode=0o700)
     job = JobDir(path)
     specs.save(spec, job.spec)

@@ -1,13 +1,15 @@
 """What jobs that are over have left on the machine: which the next command clears.
 
 A supervisor that is killed just after the outcome was written leaves a run directory and control
-groups behind, and no agent that would start another.
+groups behind, and no agent that would start another. So does the agent of a node that joined from
+here, with the job's secret.
 """
 
 import subprocess
 from collections.abc import Iterator
 
 from paceline.base.cgroups import jobs_with_groups
+from paceline.base.guests import lost_guests, remove_guest
 from paceline.base.jobdir import RUN_PREFIX, JobDir, home, is_own_folder, run_place
 from paceline.base.processes import is_locked, start_detached
 
@@ -20,11 +22,13 @@ def clear_leftovers() -> list[str]:
 
     It finds the outcome and only cleans up, under the job's lock; where somebody resumes the job in
     the same moment it is the supervisor of that. The run directory of a job that was interrupted
-    stays: its newest cut may be there.
+    stays: its newest cut may be there. Of nodes that joined a job elsewhere all but the logs goes.
 
     Returns:
         The jobs' ids.
     """
+    for guest in lost_guests():
+        remove_guest(guest)
     found = []
     for job in _left_by():
         if job.outcome.exists() and not is_locked(job.supervisor_lock):

@@ -1,0 +1,37 @@
+"""Nodes of jobs whose master is elsewhere: each has a job directory of its own on this machine."""
+
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from paceline.base.cgroups import remove_job
+from paceline.base.jobdir import JobDir, home
+from paceline.base.processes import find_job_processes
+
+_STARTS_S = 60.0
+"""A directory that is younger may be of a node whose agent is about to start."""
+
+
+def guest_directory(job_id: str, node: str) -> Path:
+    """Where a node of a job keeps its files here."""
+    return home() / "joined" / f"{job_id}.{node}"
+
+
+def remove_guest(job: JobDir) -> None:
+    """Do what the supervisor does for a job of this machine; the logs stay."""
+    shutil.rmtree(job.run_dir, ignore_errors=True)
+    remove_job(job.job_id)
+    job.secret_file.unlink(missing_ok=True)
+
+
+def lost_guests() -> Iterator[JobDir]:
+    """Nodes of this home whose agent was killed before it could remove what it had made."""
+    for path in (home() / "joined").glob("*.*"):
+        job = JobDir(path)
+        try:
+            made_s = job.secret_file.stat().st_mtime
+        except FileNotFoundError:  # removed in order
+            continue
+        if time.time() - made_s > _STARTS_S and not find_job_processes(path):
+            yield job
