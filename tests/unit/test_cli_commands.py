@@ -1,10 +1,12 @@
 """Commands that start nothing: mistakes, and what is to be seen of jobs that are over."""
 
+import fcntl
 import io
 import json
 import os
 import re
 import shutil
+import stat
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +22,8 @@ from paceline.base.processes import try_lock
 from paceline.cli import run
 from paceline.cli.main import app
 from paceline.cli.report import drawing
+from paceline.cli.report.facts import read_facts
+from paceline.cli.report.page import write_report
 from paceline.cli.run import read_sizes
 from paceline.cli.show import show_jobs
 from paceline.wire import spec as specs
@@ -329,10 +333,55 @@ def test_the_process_that_draws_replaces_the_page_by_one_with_drawings(
 ) -> None:
     job = ended_job(state="finished", exit_code=0, committed=500, total=500)
     monkeypatch.setattr(drawing.os, "nice", lambda _: 0)
-    monkeypatch.setattr(drawing, "sys", SimpleNamespace(argv=["", str(job.path)]))
+    (job.path / "report.html.new").write_text("of one that was killed while it wrote")
+    mark = write_report(read_facts(job), job, drawn=False)
+    monkeypatch.setattr(drawing, "sys", SimpleNamespace(argv=["", str(job.path), mark]))
     drawing.main()
     assert "<svg" in job.report.read_text()
     assert [path.name for path in job.path.glob("report.html*")] == ["report.html"]
+
+
+@pytest.mark.parametrize("then", ["a later run has ended", "the job is being removed"])
+def test_drawings_replace_no_other_page_than_their_own(then: str) -> None:
+    job = ended_job(state="finished", exit_code=0, committed=500, total=500)
+    facts = read_facts(job)
+    mark = write_report(facts, job, drawn=False)
+    if then == "a later run has ended":
+        write_report(facts, job, drawn=False)
+        newer = job.report.read_bytes()
+        write_report(facts, job, instead_of=mark)
+        assert job.report.read_bytes() == newer
+    else:
+        job.report.unlink()
+        write_report(facts, job, instead_of=mark)
+        assert not job.report.exists()
+        (job.path / "report.lock").unlink()
+        with pytest.raises(FileNotFoundError):
+            write_report(facts, job, instead_of=mark)
+        assert not (job.path / "report.lock").exists()
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_a_page_that_a_person_has_named_does_not_take_the_place_of_a_link_or_a_pipe(
+    kind: str, tmp_path: Path
+) -> None:
+    ended_job(state="finished", exit_code=0, committed=500, total=500)
+    real, named = tmp_path / "real.html", tmp_path / "named"
+    if kind == "link":
+        real.write_text("old")
+        named.symlink_to(real)
+    else:
+        os.mkfifo(named)
+        reader = os.open(named, os.O_RDWR)
+        fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, 1 << 20)
+    assert paceline("report", "--html", str(named)).exit_code == 0
+    if kind == "link":
+        assert named.is_symlink()
+        assert "<svg" in real.read_text()
+    else:
+        assert stat.S_ISFIFO(named.lstat().st_mode)
+        assert os.read(reader, 1 << 20).startswith(b"<!doctype html>")
+        os.close(reader)
 
 
 def test_files_that_cannot_be_read_do_not_change_how_the_job_ended() -> None:

@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 from paceline.base.jobdir import JobDir
 from paceline.base.processes import JOB_DIR, try_lock
-from paceline.cli import leftovers
+from paceline.cli import leftovers, removal
 from paceline.cli.main import app
 from paceline.wire import spec as specs
 from paceline.wire.outcome import Outcome, write_outcome
@@ -69,6 +69,26 @@ def test_jobs_that_are_over_are_removed_with_their_run_directories(home: Path) -
     assert lines[-1].endswith(" of 2 jobs")
     assert left(home) == {"three"}
     assert not first.run_dir.exists()
+
+
+def test_a_page_that_is_drawn_meanwhile_goes_too(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = ended_job("one")
+    job.report.write_text("without drawings")
+    remove_one = removal._remove_one
+
+    def draw_then_remove(path: Path) -> None:
+        remove_one(path)
+        if path == job.report and path not in drawn:
+            drawn.append(path)
+            path.write_text("with drawings")
+
+    drawn: list[Path] = []
+    monkeypatch.setattr(removal, "_remove_one", draw_then_remove)
+    assert paceline("rm", "one").exit_code == 0
+    assert drawn
+    assert left(home) == set()
 
 
 def test_a_job_that_lives_is_not_removed_nor_is_any_other_then(

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from paceline.base.files import write_file
+
 if TYPE_CHECKING:
     from paceline.cli.stragglers.emulations import Emulations
     from paceline.sim.experiments import Preset
@@ -84,7 +86,7 @@ def _run(preset: "Preset", seeds: range, labels: frozenset[str], json: Path | No
         def ran(run: "Run") -> None:
             watch.ran(run)
             if json is not None:
-                json.write_bytes(encode(results))
+                write_file(json, encode(results))
 
         emulate(results, planned, ran)
     return results
@@ -101,5 +103,5 @@ def _show(results: "Emulations", json: Path | None, plots: Path | None) -> None:
     print(markdown_beside(results))
     print(markdown_goals([*goals_of(results), *goals_beside(results)]))
     if json is not None:
-        json.write_bytes(encode(results))
+        write_file(json, encode(results))
     draw_into(plots, results)

@@ -428,21 +428,24 @@ def stop(
 def report(
     job: Job = None,
     html: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="Write the page there, too.")
+        Path | None, typer.Option(metavar="PATH", help="Write the page there instead.")
     ] = None,
     open_: Annotated[bool, typer.Option("--open", help="Show the page in a browser.")] = False,
 ) -> None:
     """Print what became of a job, and draw it as a page of its own (report.html)."""
     from paceline.base.jobdir import JobDir
     from paceline.cli.report.facts import read_facts
-    from paceline.cli.report.page import write_page
+    from paceline.cli.report.page import write_page, write_report
     from paceline.cli.report.text import show
 
     found = JobDir.find(job)
     facts = read_facts(found)
     show(facts, _console())
+    if html is None:
+        write_report(facts, found)
+    else:
+        write_page(facts, html)
     page = html or found.report
-    write_page(facts, page)
     print(f"page: {page}")
     if open_:
         typer.launch(str(page))

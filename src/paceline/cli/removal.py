@@ -88,8 +88,9 @@ def remove(job: JobDir) -> None:
     try:
         if is_own_folder(job.run_dir):  # every user may make one of that name when the job is over
             shutil.rmtree(job.run_dir)
-        for path in job.path.iterdir():
-            if path != job.spec:
+        # A process that draws the report may have seen the old page, and write the new one now.
+        while others := [path for path in job.path.iterdir() if path != job.spec]:
+            for path in others:
                 _remove_one(path)
         # Last: as long as it is there, the job is listed and can be removed again.
         job.spec.unlink()
@@ -105,7 +106,7 @@ def _remove_one(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
-        path.unlink()
+        path.unlink(missing_ok=True)
 
 
 def cuts_elsewhere(job: JobDir) -> str:

@@ -193,11 +193,11 @@ def _write_page(facts: Facts, job: JobDir, console: Console) -> None:
     First without drawings: they may take longer than anybody waits for a prompt.
     """
     from paceline.cli.report.drawing import draw_within
-    from paceline.cli.report.page import write_page
+    from paceline.cli.report.page import write_report
 
     try:
-        write_page(facts, job.report, drawn=False)
-        drawn = draw_within(job, DRAW_S)
+        mark = write_report(facts, job, drawn=False)
+        drawn = draw_within(job, mark, DRAW_S)
     except UNREADABLE as error:
         tell(console, f"no report.html: {error}; make it with `paceline report --html PATH`")
         return

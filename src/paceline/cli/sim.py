@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from paceline.base.errors import ConfigError
+from paceline.base.files import write_file
 
 if TYPE_CHECKING:
     from paceline.sim.experiments import Planned, Preset
@@ -203,7 +204,7 @@ def _run(
             results.runs.append(run)
             watch.ran(run)
             if json is not None:
-                json.write_bytes(encode(results))
+                write_file(json, encode(results))
 
 
 def _job(planned: "Planned") -> tuple[str, str, int]:
@@ -222,5 +223,5 @@ def _show(results: "Results", json: Path | None, plots: Path | None) -> None:
     print(markdown_best(results))
     print(markdown_goals(goals_of(results)))
     if json is not None:
-        json.write_bytes(encode(results))
+        write_file(json, encode(results))
     draw_into(plots, results)

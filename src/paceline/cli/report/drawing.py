@@ -1,6 +1,7 @@
 """A job's report, drawn in a process of its own: on a busy machine that takes most of a minute.
 
-``python -m paceline.cli.report.drawing JOB_DIR`` replaces the page that has no drawings.
+``python -m paceline.cli.report.drawing JOB_DIR MARK`` replaces the page that has no drawings,
+unless another page, or none, is there by then: a later run has ended, or the job was removed.
 """
 
 import os
@@ -16,21 +17,22 @@ _begun: list[subprocess.Popen[bytes]] = []
 """Kept, since Python warns of a process that outlives what stands for it."""
 
 
-def draw_within(job: JobDir, wait_s: float) -> bool | None:
+def draw_within(job: JobDir, mark: str, wait_s: float) -> bool | None:
     """Begin to draw a job's report, and wait a moment for it.
 
     The process goes on after that, also when this one has ended; it is none of the job's.
 
     Args:
         job: the job.
+        mark: of its page without drawings, which is replaced.
         wait_s: for so long at most.
 
     Returns:
         Whether it was drawn; None: it is being drawn.
     """
-    command = [sys.executable, *SAFE_PATH, "-m", "paceline.cli.report.drawing", str(job.path)]
+    module = ["-m", "paceline.cli.report.drawing"]
     drawing = subprocess.Popen(
-        command,
+        [sys.executable, *SAFE_PATH, *module, str(job.path), mark],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -45,13 +47,13 @@ def draw_within(job: JobDir, wait_s: float) -> bool | None:
 
 
 def main() -> None:
-    """Draw."""
+    """Replace the page without drawings by one that has them."""
     from paceline.cli.report.facts import read_facts
-    from paceline.cli.report.page import write_page
+    from paceline.cli.report.page import write_report
 
     os.nice(NICENESS)
     job = JobDir(Path(sys.argv[1]))
-    write_page(read_facts(job), job.report)
+    write_report(read_facts(job), job, instead_of=sys.argv[2])
 
 
 if __name__ == "__main__":

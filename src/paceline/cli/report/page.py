@@ -1,11 +1,14 @@
 """The report as one HTML file: no scripts, nothing loaded from anywhere, good on paper, too."""
 
+import fcntl
 import os
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from string import Template
 
+from paceline.base.files import write_file
+from paceline.base.jobdir import JobDir
 from paceline.cli import checks
 from paceline.cli.report import text
 from paceline.cli.report.facts import Facts
@@ -65,8 +68,8 @@ $body
 """)
 
 UNDRAWN = Template(
-    "<h2>Drawings</h2><p>They follow in a moment, if nothing ends the process that makes them; "
-    "<code>paceline report $job</code> makes them at any time.</p>"
+    "<h2>Drawings</h2><p>There are none so far; after a job's end a process of its own adds them. "
+    "<code>paceline report $job</code> makes them at any time, or says why it cannot.</p>"
 )
 COST_NOTE = (
     "Times of events are exact to milliseconds. Samples are counted once per second, so that "
@@ -75,23 +78,52 @@ COST_NOTE = (
 )
 
 
-def write_page(facts: Facts, path: Path, *, drawn: bool = True) -> None:
-    """Write the report of a job as one HTML file, at once whole.
-
-    Args:
-        facts: what became of the job.
-        path: of the page.
-        drawn: with drawings, for which Matplotlib takes its time.
+def write_page(facts: Facts, path: Path) -> None:
+    """Write the report of a job as one HTML file to a place that a person has named.
 
     Raises:
         OSError: the page cannot be written.
     """
-    fresh = path.with_name(f"{path.name}.{os.getpid()}")
+    write_file(path, render(facts).encode())
+
+
+def write_report(facts: Facts, job: JobDir, *, drawn: bool = True, instead_of: str = "") -> str:
+    """Write the job's own page, at once whole.
+
+    Args:
+        facts: what became of the job.
+        job: the job.
+        drawn: with drawings, for which Matplotlib takes its time.
+        instead_of: the mark of the page that this one is to replace; if another page, or none, is
+            there when this one is drawn, nothing is written. Empty: write in any case.
+
+    Returns:
+        The mark of the page that is there now.
+
+    Raises:
+        OSError: the page cannot be written.
+    """
+    page = render(facts, drawn=drawn).encode()
+    # A drawing process makes none: in the folder of a job that is being removed it would stay.
+    flags = os.O_RDWR | os.O_CLOEXEC | (0 if instead_of else os.O_CREAT)
+    lock = os.open(job.path / "report.lock", flags, 0o600)
     try:
-        fresh.write_text(render(facts, drawn=drawn), encoding="utf-8")
-        fresh.replace(path)
+        # Another command, or a process that draws, may be about to write the same page.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not instead_of or _mark_of(job.report) == instead_of:
+            write_file(job.report, page)
+        return _mark_of(job.report)
     finally:
-        fresh.unlink(missing_ok=True)
+        os.close(lock)
+
+
+def _mark_of(path: Path) -> str:
+    """What tells one page at a path from the next; empty: there is none."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return ""
+    return f"{found.st_ino}-{found.st_mtime_ns}"
 
 
 def render(facts: Facts, *, drawn: bool = True) -> str:

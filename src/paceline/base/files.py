@@ -1,0 +1,32 @@
+"""Files that are written whole, or not at all."""
+
+import os
+from pathlib import Path
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a file so that a process that is killed meanwhile leaves the old content or the new.
+
+    A link stays a link. In place, and so not at once, are written: what is no regular file, as a
+    pipe or a terminal, and a file in a folder that nothing can be added to.
+
+    Args:
+        path: of the file; the new content is first at the same path with ``.new`` added.
+        data: its whole content.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    path = path.resolve()
+    special = path.exists() and not path.is_file()
+    if special or not os.access(path.parent, os.W_OK):
+        path.write_bytes(data)
+        return
+    fresh = path.with_name(f"{path.name}.new")
+    try:
+        fresh.write_bytes(data)
+        if path.exists():
+            fresh.chmod(path.stat().st_mode & 0o777)
+        fresh.replace(path)
+    finally:
+        fresh.unlink(missing_ok=True)
