@@ -151,8 +151,6 @@ def test_the_cause_is_told_and_not_what_became_of_the_others(tmp_path: Path) -> 
     with job_of(script, tmp_path, strategy="allreduce") as job:
         outcome = job.end()
         assert (outcome.end, outcome.exit_code) == (End.FAILED, 1)
-        assert (
-            "the script ended its process (signal SIGSEGV) at step 1, for the 3rd" in outcome.error
-        )
+        assert "its process ended (signal SIGSEGV) at step 1, for the 3rd" in outcome.error
         assert "Segmentation fault" in outcome.traceback
         assert len(job.deaths()) < 10, "not until the budget is spent"

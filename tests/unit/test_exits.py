@@ -131,7 +131,8 @@ ROWS = [
     ("crashed", Verdict.RETRYABLE, Evidence(exit=ExitEvidence(signal=11))),
     ("crashed", Verdict.RETRYABLE, Evidence(exit=ExitEvidence(signal=6))),
     ("other signal", Verdict.RETRYABLE, Evidence(exit=ExitEvidence(signal=10))),
-    ("other signal", Verdict.RETRYABLE, Evidence(exit=ExitEvidence(exit_code=255))),
+    ("exit code", Verdict.RETRYABLE, Evidence(exit=ExitEvidence(exit_code=255))),
+    ("exit code", Verdict.RETRYABLE, Evidence(exit=ExitEvidence(exit_code=128))),
     ("left early", Verdict.RETRYABLE, Evidence(exit=ExitEvidence(exit_code=0))),
     ("no agent", Verdict.RETRYABLE, Evidence(exit=ExitEvidence(exit_code=75))),
     ("given up", Verdict.GIVEN_UP, Evidence(exit=ExitEvidence(exit_code=76))),
@@ -154,6 +155,20 @@ ROWS = [
         "same end three times",
         Verdict.UNRETRYABLE,
         Evidence(exit=ExitEvidence(exit_code=3, step=7), previous=("exit code 3", 7), repeats=2),
+    ),
+    # os._exit(-1), which is no signal.
+    (
+        "same end three times",
+        Verdict.UNRETRYABLE,
+        Evidence(
+            exit=ExitEvidence(exit_code=255, step=7), previous=("exit code 255", 7), repeats=2
+        ),
+    ),
+    # Not the script's: its process could not even begin.
+    (
+        "exit code",
+        Verdict.RETRYABLE,
+        Evidence(exit=ExitEvidence(exit_code=70, step=0), previous=("exit code 70", 0), repeats=2),
     ),
     (
         "same end three times",
@@ -214,6 +229,14 @@ def test_a_refusal_is_the_whole_message_with_its_remedy() -> None:
     )
     judged = judge(Evidence(exit=ExitEvidence(exit_code=1), error=error))
     assert judged.reason == f"refused (train.py, line 6): {message}"
+
+
+def test_a_refusal_of_several_lines_is_whole() -> None:
+    kind = "paceline.base.errors.ConfigError"
+    text = f"Traceback\n  File x\n{kind}: got these:\n  one: 1\n  two: 2\ndo that\n"
+    error = ScriptError(inc=1, kind=kind, traceback=text, in_user_code=False, step=0)
+    judged = judge(Evidence(exit=ExitEvidence(exit_code=1), error=error))
+    assert judged.reason == "refused: got these: one: 1 two: 2 do that"
 
 
 IN_THE_SCRIPT = """Traceback (most recent call last):
@@ -310,6 +333,8 @@ def test_the_script_s_own_code_is_told_where_the_script_failed_only() -> None:
     assert own(None, 9, by_itself=True) == 9
     assert own(None, 3, step=20) == 3, "os._exit"
     assert own(None, 3) == 0, "a process that never came up"
+    assert own(None, 255, step=20) == 255, "os._exit(-1)"
+    assert own(None, 70, step=0) == 0, "paceline's own code"
     assert own(None, 75, step=20) == own(None, 76, step=20) == own(None, 134, step=20) == 0
 
 
@@ -327,7 +352,7 @@ def test_the_same_end_is_told_with_its_place() -> None:
         exit=ExitEvidence(exit_code=3, step=21), previous=("exit code 3", 21), repeats=2
     )
     assert judge(same).reason == (
-        "the script ended its process (exit code 3) at step 21, for the 3rd time in a row"
+        "its process ended (exit code 3) at step 21, for the 3rd time in a row"
     )
 
 

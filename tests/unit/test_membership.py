@@ -286,7 +286,7 @@ def test_a_script_that_ends_its_process_thrice_at_one_step_ends_the_job(
     job.run("worker-0")
     (failed,) = of(FailJob, job.exit("worker-0", evidence))
     assert failed.exit_code == code
-    assert failed.reason.startswith("worker-0: the script ended its process (")
+    assert failed.reason.startswith("worker-0: its process ended (")
 
 
 @pytest.mark.parametrize(

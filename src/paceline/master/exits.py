@@ -8,6 +8,7 @@ Differs: the classes are decided by the rows below; lives in `FREE` cost no budg
 """
 
 import itertools
+import os
 import re
 import signal
 from collections.abc import Callable
@@ -142,7 +143,8 @@ MESSAGE_CHARS = 200
 INTERNAL_ERROR = "paceline.base.errors.InternalError"
 SAME_ENDS = 3
 """So many lives in a row that one exit code, or one crash, ends at one step are enough."""
-OUR_CODES = frozenset({EXIT_FENCED, EXIT_NO_AGENT})
+OUR_CODES = frozenset({EXIT_FENCED, EXIT_NO_AGENT, os.EX_SOFTWARE})
+"""EX_SOFTWARE: not even the process's own handling of errors could run."""
 CRASHES = frozenset(
     {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGSYS}
 )
@@ -190,8 +192,8 @@ def _own_code(evidence: Evidence) -> int:
 def _signal(evidence: Evidence) -> int:
     if evidence.exit.signal is not None:
         return evidence.exit.signal
-    code = evidence.exit.exit_code or 0
-    return code - SHELL_SIGNAL if code > SHELL_SIGNAL else 0
+    number = (evidence.exit.exit_code or 0) - SHELL_SIGNAL
+    return number if number in signal.valid_signals() else 0
 
 
 def _kind(evidence: Evidence) -> str:
@@ -240,7 +242,7 @@ def _same_end(evidence: Evidence) -> bool:
 def _ended_so(evidence: Evidence) -> str:
     how, step = _sign(evidence) or ("", 0)
     where = f"at step {step}" if step else "before its first step"
-    return f"the script ended its process ({how}) {where}, for the {SAME_ENDS}rd time in a row"
+    return f"its process ended ({how}) {where}, for the {SAME_ENDS}rd time in a row"
 
 
 def _raised(evidence: Evidence) -> str:
@@ -265,8 +267,12 @@ def _message(evidence: Evidence) -> str:
 
 def _refused(evidence: Evidence) -> str:
     """The whole message, which ends with the remedy, and where it was asked for."""
-    line = evidence.error.line if evidence.error else ""
-    return f"refused{f' ({line})' if line else ''}: {_message(evidence)}"
+    error = evidence.error
+    line, trace = (error.line, error.traceback) if error else ("", "")
+    # Lines of a message may look like those of frames, so `_message` would not do.
+    said = f"\n{trace}".rpartition(f"\n{_kind(evidence)}: ")[2].splitlines()
+    whole = " ".join(part.strip() for part in said if part.strip())
+    return f"refused{f' ({line})' if line else ''}: {whole}"
 
 
 def _signalled(evidence: Evidence) -> str:

@@ -78,7 +78,7 @@ class Zygote:
 
 def run_child(request: Fork) -> NoReturn:
     """Become the training process; never returns into the zygote's loop."""
-    code = 70  # EX_SOFTWARE: not even the process's own error handling could run
+    code = os.EX_SOFTWARE  # not even the process's own error handling could run
     try:
         os.setsid()
         _become_node_process(request)
