@@ -2,8 +2,9 @@
 
 import pytest
 
-from paceline.master.hangs import find_left_alone
+from paceline.master.hangs import ALONE_S, find_left_alone
 from paceline.master.reasons import left_alone
+from paceline.runtime.fsdp.client import TOGETHER_S
 from paceline.wire.messages.agent import NodeFacts
 
 WAITS, BUSY, OUT = (
@@ -30,6 +31,12 @@ def test_those_that_wait_for_a_step_without_the_leavers_are_left_alone(
 ) -> None:
     assert find_left_alone(members, leavers, 3.0) == found
     assert not find_left_alone(members, leavers, 5.0)
+
+
+def test_a_long_bound_does_not_outlast_the_leaver() -> None:
+    waits = NodeFacts(inc=2, waiting_s=ALONE_S + 1)
+    assert find_left_alone({"a": OUT, "b": waits}, ["a"], 400.0) == ["b"]
+    assert ALONE_S <= TOGETHER_S / 2
 
 
 def test_the_end_names_who_has_left_and_the_remedy() -> None:

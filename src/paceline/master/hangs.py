@@ -12,6 +12,10 @@ import msgspec
 
 from paceline.wire.messages.agent import NodeFacts
 
+ALONE_S = 60.0
+"""Members of a group of shards wait so long at most for one that has left its loop alone: far below
+the time for which that one waits for them (`TOGETHER_S` of its client)."""
+
 
 class Hang(msgspec.Struct, frozen=True):
     """Nobody gets on. ``nodes``: who is waited for; none: all wait, what connects them is cut."""
@@ -41,15 +45,15 @@ def find_hang(members: Mapping[str, NodeFacts], bound_s: float) -> Hang | None:
 def find_left_alone(
     members: Mapping[str, NodeFacts], leavers: Collection[str], bound_s: float
 ) -> list[str]:
-    """Which members wait in a step that the leavers, who are through with their loop, do not do.
+    """Find the members that wait in a step which others, through with their loop, do not do.
 
     Args:
         members: node -> its newest report; they hold shards, so a step needs all of them.
         leavers: those of them whose scripts have returned.
-        bound_s: as long as a step may take.
+        bound_s: as long as a step may take; they wait for at most `ALONE_S`.
     """
     others = [name for name in members if name not in leavers]
-    waits = all(members[name].waiting_s > bound_s for name in others)
+    waits = all(members[name].waiting_s > min(bound_s, ALONE_S) for name in others)
     return others if waits and len(others) < len(members) else []
 
 

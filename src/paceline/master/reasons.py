@@ -45,7 +45,7 @@ def feed_difference(known: Feed, other: Feed) -> str:
 
 
 def left_alone(leavers: Collection[str], others: Collection[str]) -> str:
-    """Some members of a group of shards have left their loop, and the others go on."""
+    """Say that some members of a group of shards have left their loop, and the others go on."""
     gone, stay = " and ".join(leavers), " and ".join(others)
     return (
         f"{gone} left the loop over job.batches before its end, while {stay} went on to a step "

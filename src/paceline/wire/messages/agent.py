@@ -28,7 +28,7 @@ class ExitEvidence(msgspec.Struct, frozen=True, kw_only=True):
     """What its threads did then."""
     log_tail: str = ""
     step: int | None = None
-    """That it was at, 0: it had begun none; None: not known, or not of a worker."""
+    """The step that it was at; 0: it had begun none; None: unknown, or it is no worker."""
 
 
 class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
