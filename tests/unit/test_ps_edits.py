@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, Optimizer
+from torch.optim import SGD, Adagrad, Optimizer
 from torch.optim.swa_utils import AveragedModel
 
 import paceline as pl
@@ -87,6 +87,32 @@ def test_an_edit_that_would_be_lost_is_refused(name: str) -> None:
     edit(model)
     with pytest.raises(ConfigError, match=f"parameter {said} after job.prepare"):
         next(batches)
+
+
+def _fill(state: dict[str, Any]) -> None:
+    state["sum"].fill_(9.0)
+
+
+def _exchange(state: dict[str, Any]) -> None:
+    state["sum"] = torch.full_like(state["sum"], 9.0)
+
+
+def _add(state: dict[str, Any]) -> None:
+    state["mine"] = 1
+
+
+@pytest.mark.parametrize("edit", [_fill, _exchange, _add])
+def test_an_edit_of_state_that_is_there_before_the_first_step_is_refused(
+    edit: Callable[[dict[str, Any]], None],
+) -> None:
+    model = _model()
+    optimizer = Adagrad(model.parameters(), lr=0.1)
+    batches = _prepare(model, optimizer).batches(DATA, 4)
+    _step(model, optimizer, next(batches))
+    batch = next(batches)
+    edit(optimizer.state[model[0].weight])
+    with pytest.raises(ConfigError, match=r"Adagrad.state was changed"):
+        _step(model, optimizer, batch)
 
 
 @pytest.mark.parametrize("name", ["double", "half"])

@@ -5,7 +5,7 @@ it as ever. Only its ``step`` is replaced, since the state of the update lives w
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import chain
 from math import inf
 from types import MethodType
@@ -270,6 +270,7 @@ def replace_step(optimizer: Optimizer, on_step: Callable[[], None]) -> None:
     # A bound method, since schedulers made later wrap the function behind it.
     def step(self: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
         given = () if closure is None else (closure,)
+        elsewhere.check()
         for hook in chain(
             _global_optimizer_pre_hooks.values(), self._optimizer_step_pre_hooks.values()
         ):
@@ -292,7 +293,7 @@ def replace_step(optimizer: Optimizer, on_step: Callable[[], None]) -> None:
     optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
     for name, remedy in _REMEDIES.items():
         setattr(optimizer, name, MethodType(_refused(name, remedy), optimizer))
-    optimizer.state = Elsewhere(type(optimizer).__name__, optimizer.state)
+    elsewhere = optimizer.state = Elsewhere(type(optimizer).__name__, optimizer.state)
 
 
 _NO_STATE = "leave it as it is"
@@ -313,12 +314,36 @@ def _gone(what: str, remedy: str) -> str:
     )
 
 
+def _version(value: Any) -> int:
+    """How often a tensor was written to."""
+    return value._version if isinstance(value, torch.Tensor) else 0
+
+
 class Elsewhere(defaultdict[Any, Any]):
     """The ``state`` of an optimizer whose state servers hold: an edit of it would be lost."""
 
     def __init__(self, whose: str, before: Mapping[Any, Any]) -> None:
         super().__init__(None, before)
         self.whose = whose
+        #: What is there before the first step, as Adagrad's sums, and how often it was written to.
+        self._seen = [(held, key, value, _version(value)) for held, key, value in self._all()]
+
+    def _all(self) -> Iterator[tuple[Any, Any, Any]]:
+        entries = (held for held in self.values() if isinstance(held, Mapping))
+        return ((held, key, value) for held in entries for key, value in held.items())
+
+    def check(self) -> None:
+        """Refuse an edit in place of the state that is there.
+
+        Raises:
+            ConfigError: there was one.
+        """
+        same = all(
+            held.get(key) is value and _version(value) == version
+            for held, key, value, version in self._seen
+        )
+        if not same or sum(1 for _ in self._all()) != len(self._seen):
+            self.refuse()
 
     def refuse(self, *_: Any, **__: Any) -> NoReturn:
         """Raises ConfigError: something was to be changed, or read that is not here."""
