@@ -1,5 +1,6 @@
 """A restart is made when the straggler is expected to cost more."""
 
+import dataclasses
 import math
 
 import msgspec
@@ -89,6 +90,14 @@ def test_it_is_no_later_than_ski_rental_and_never_for_more_than_is_left(age_s: f
 def test_whoever_is_slow_for_seconds_only_is_let_be() -> None:
     assert restarted(candidate(age_s=9.9, iterations=1000)) == []
     assert restarted(candidate(age_s=10.1, iterations=1000, cost_s=1.0)) == ["w0"]
+
+
+def test_seconds_that_no_report_tells_of_do_not_count() -> None:
+    """On a busy machine a report is late: the newest one was of the slow start of the job."""
+    slow = candidate(age_s=14.0, iterations=1000, cost_s=1.0)
+    for reported_s, due in ((2.0, []), (10.1, ["w0"])):
+        regime = msgspec.structs.replace(slow.regime, reported_s=reported_s)
+        assert restarted(dataclasses.replace(slow, regime=regime)) == due
 
 
 def outcomes(cured: int, futile: int, role: str = "worker") -> tuple[RestartOutcome, ...]:

@@ -111,6 +111,9 @@ class Regime(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     the expected one (`LATE`), and last of iterations; none: not known."""
     trail: tuple[Stretch, ...] = ()
     """The newest of a worker, the oldest first, also of regimes before."""
+    reported_s: float | None = None
+    """How many of the seconds since it began the reports tell of, which are late on a busy machine;
+    None: all."""
 
 
 class Regimes:
@@ -194,6 +197,7 @@ class Regimes:
             scatter=self._scatter.deviation(),
             late=self._late.counts(),
             trail=tuple(self._trail),
+            reported_s=round(points.span_s, 2),
         )
 
     def _settle(self, report: Report) -> None:

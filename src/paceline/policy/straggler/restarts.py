@@ -116,10 +116,11 @@ def worth_while(
     due: list[tuple[float, KillRestart]] = []
     for each in candidates:
         age_s = max(seen.now_s - each.regime.since_s, 1e-9)
+        slow_s = age_s if each.regime.reported_s is None else each.regime.reported_s
         if (
             not each.regime.verified
             or each.regime.iterations < rule.min_iterations
-            or age_s < rule.min_slow_s
+            or slow_s < rule.min_slow_s
             or each.restarts >= rule.max_restarts
         ):
             continue
