@@ -539,6 +539,15 @@ def test_a_worker_that_steps_do_without_saves_only_its_own_work() -> None:
     assert gain == pytest.approx(0.01, abs=0.005), "a tenth of a step of 2 s, of one of 20 s"
 
 
+def test_a_worker_that_has_one_sample_would_do_its_part_again() -> None:
+    seen = seen_job([2.0] * 9 + [20.0], left_out=1)
+    beyond = msgspec.structs.replace(seen.workers[9], batch_size=1)
+    seen = msgspec.structs.replace(seen, workers=(*seen.workers[:9], beyond))
+    step = Step(seen, Fleet.of(seen.workers, 0.01), 2.0, np.ones(10))
+    (restart,) = step.restarts([9])
+    assert restart.gain == pytest.approx(0.1, abs=0.02)
+
+
 def test_several_that_hold_all_up_are_worth_restarts_together() -> None:
     assert gains([2.0, 2.0, 2.0, 2.0, 30.0, 30.0], 4) == [0.0]
     assert min(gains([2.0, 2.0, 2.0, 2.0, 30.0, 30.0], 4, 5)) > 0.4

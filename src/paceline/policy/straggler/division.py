@@ -250,7 +250,8 @@ class Step:
             gain_s = max(now_s - level_s([worker]), together_s, 0.0)
             share = int(self._fleet.shares[worker])
             if share <= max(now.left_out, now.late):  # nobody waits for it as it is
-                lost_s = now.grace_s * (share > now.left_out) + all_s * share / total
+                work = max(share, total / len(self._seen.workers))  # it would do once healed
+                lost_s = now.grace_s * (share > now.left_out) + all_s * work / total
                 gain_s = min(gain_s, lost_s)
             without_s = max(self._without_s(worker), now_s - gain_s)
             found.append(Restart(gain_s / now_s, 1.0 - (now_s - gain_s) / without_s))
