@@ -2,7 +2,8 @@
 
 On servers, whose kernels are their own, by the rule of equality. With all-reduce and fsdp bit for
 bit as torch itself computes it from the same halves of each batch; only where all-reduce is not
-deterministic a step of one worker changes the order of sums, so that it is by the rule again.
+deterministic a step of one worker changes the order of sums, so that it is by the rule again:
+there, after a kill or a resume, only the cases in float64 are compared, without Muon.
 """
 
 import contextlib
