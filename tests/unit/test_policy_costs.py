@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from paceline.policy.stats import affine
 from paceline.policy.stats.history import Lengths, NodeHistory, Report
@@ -176,7 +177,13 @@ def test_what_goes_up_and_down_slowly_says_little_of_what_comes() -> None:
     alone, slow = (drift([walk(seed, each) for seed in range(20)]) for each in (0.0, 0.95))
     assert alone == pytest.approx(0.1 * np.sqrt(2.0 / 8.0), rel=0.25)
     assert alone is not None and slow is not None and slow > 1.25 * alone
-    assert drift([walk(0, 0.0)] * 0) is None
+
+
+def test_one_comparison_says_nothing_of_drift() -> None:
+    whole = walk(0, 0.0)
+    two = replace(whole, trail=whole.trail[:16])
+    assert drift([two]) is None
+    assert drift([two, two]) is not None
 
 
 def test_one_node_that_changes_is_no_drift() -> None:

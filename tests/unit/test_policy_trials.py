@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from paceline.policy.straggler.trials import Patience, Record
+from paceline.policy.straggler.trials import Patience, Recorded
 
 SHARES = np.full(20, 1000.0)
 WHOLE = Patience()
@@ -11,8 +11,8 @@ SOME_LEFT = Patience(left_out=2000)
 IN_CHUNKS = Patience(left_out=2000, chunks=4)
 
 
-def record(delays_s: np.ndarray, factors: np.ndarray) -> Record:
-    return Record(delays_s, 0.002 * factors, 0.0, 0.1)
+def record(delays_s: np.ndarray, factors: np.ndarray) -> Recorded:
+    return Recorded(delays_s, 0.002 * factors, 0.0, 0.1)
 
 
 def test_who_waits_for_all_takes_as_long_as_the_slowest() -> None:

@@ -18,8 +18,8 @@ from paceline.sim.patterns import (
     OnOff,
     Persistent,
     Place,
+    Shared,
     Spell,
-    Together,
     Trace,
     Transient,
     spells_of,
@@ -34,7 +34,7 @@ PATTERNS: list[AnyPattern] = [
     Ladder(nodes=(2,), rung_s=0.1, rungs=3, every=20.0, hold=100.0, start=30.0),
     Trace(tick=10.0, levels=((1.0, 2.0), (1.0, 3.0), (1.5, 1.0))),
     Cycle(nodes=(1, 2), period=60.0, on=20.0, slowdown=2.0, stagger=15.0),
-    Together(nodes=(0, 2), mean_on=40.0, mean_off=60.0, slowdown=2.0, key=9),
+    Shared(nodes=(0, 2), mean_on=40.0, mean_off=60.0, slowdown=2.0, key=9),
     Correlated(sigma=0.2, memory=0.9),
 ]
 
@@ -130,7 +130,7 @@ def test_a_staggered_cycle_rolls_from_node_to_node() -> None:
 
 def test_the_nodes_of_a_rack_are_slow_at_the_same_times_whatever_their_place() -> None:
     job = Disturbances(
-        [Together(nodes=(0, 2), mean_on=40.0, mean_off=60.0, slowdown=2.0, key=1)], "worker", 3, 0
+        [Shared(nodes=(0, 2), mean_on=40.0, mean_off=60.0, slowdown=2.0, key=1)], "worker", 3, 0
     )
     job.renew(2, life=1)
     seen = []

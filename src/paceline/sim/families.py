@@ -21,7 +21,7 @@ from paceline.sim.patterns import (
     OnOff,
     Persistent,
     Role,
-    Together,
+    Shared,
 )
 from paceline.sim.presets import (
     LOCAL_BATCH,
@@ -44,7 +44,7 @@ BATCH_S = PER_SAMPLE_S * LOCAL_BATCH
 REDUCE_S = 0.1
 """Assumed: an all-reduce takes as long as the messages and the servers of an undisturbed step."""
 
-P = TypeVar("P", Cycle, Together, Persistent)
+P = TypeVar("P", Cycle, Shared, Persistent)
 
 
 class Trouble(msgspec.Struct, frozen=True, kw_only=True):
@@ -190,7 +190,7 @@ def _rack(draw: Draw) -> Trouble:
     pattern = draw.slow(
         1.5,
         3.0,
-        Together(
+        Shared(
             nodes=draw.some(max(1, draw.workers // 4)),
             mean_on=draw.between(60.0, 240.0),
             mean_off=draw.between(100.0, 400.0),

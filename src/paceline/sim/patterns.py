@@ -172,7 +172,7 @@ class Cycle(Pattern, frozen=True, kw_only=True):
             start += self.period
 
 
-class Together(Pattern, frozen=True, kw_only=True):
+class Shared(Pattern, frozen=True, kw_only=True):
     """Some nodes are disturbed at the same times, for exponentially long, whatever their place."""
 
     nodes: tuple[int, ...]
@@ -263,7 +263,7 @@ class Trace(Pattern, frozen=True, kw_only=True):
 
 
 AnyPattern = (
-    Transient | Persistent | OnOff | Cycle | Together | HeavyTail | Correlated | Ladder | Trace
+    Transient | Persistent | OnOff | Cycle | Shared | HeavyTail | Correlated | Ladder | Trace
 )
 
 

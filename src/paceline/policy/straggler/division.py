@@ -19,7 +19,7 @@ from paceline.policy.straggler import solvers
 from paceline.policy.straggler.fleet import Bools, Fleet
 from paceline.policy.straggler.observation import Observation
 from paceline.policy.straggler.solvers import Floats, Ints
-from paceline.policy.straggler.trials import Patience, Record, Trial
+from paceline.policy.straggler.trials import Patience, Recorded, Trial
 
 _MOST_LEFT_OUT = 0.25
 """Of the samples; no larger part is considered for being left out of a step."""
@@ -98,8 +98,8 @@ class Step:
         self._in_force = in_force(seen)
 
     @functools.cached_property
-    def _record(self) -> Record:
-        return Record.of(self._seen.workers, self._now, self._lasting, *_messages_s(self._seen))
+    def _record(self) -> Recorded:
+        return Recorded.of(self._seen.workers, self._now, self._lasting, *_messages_s(self._seen))
 
     @functools.cached_property
     def _present(self) -> Trial:

@@ -2,7 +2,7 @@
 
 Who is slow now is no guide where everybody is at times: what a plan is worth then shows in the
 steps that were. Each recorded step is made again with the costs that it had, by the rules of a
-step: who is late ends the batch that it is in before it joins the step then under way.
+step: a late worker ends the batch that it is in before it joins the step then under way.
 
 What a batch of a recorded step would have taken at another size is an assumption: as far as
 iterations are also faster than is usual, to the same degree, that is in proportion to the size;
@@ -60,7 +60,7 @@ class Trial(NamedTuple):
         return present.step_s - self.step_s - sigmas * error_s
 
 
-class Record:
+class Recorded:
     """The cost of each worker's batches in each recorded step: delay + slope * samples."""
 
     def __init__(self, delays_s: Floats, slopes_s: Floats, message_s: float, besides_s: float):
@@ -96,8 +96,8 @@ class Record:
             workers: in the fleet's order.
             fleet: present costs.
             lasting: the part of the time to come that each is so, by worker.
-            message_s: see `Record`.
-            besides_s: see `Record`.
+            message_s: see `Recorded`.
+            besides_s: see `Recorded`.
         """
         times = np.array([each.accumulation for each in workers])
         present = np.maximum(fleet.shares / times, 1.0)

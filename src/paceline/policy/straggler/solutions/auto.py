@@ -53,7 +53,7 @@ _LEASE_SHARE = 1000
 
 
 class Auto(Solution, frozen=True):
-    """``auto``: ADJUST_BS, partial steps, BACKUP_WORKERS and KILL_RESTART, by gain and cost."""
+    """``auto``: ADJUST_BS, partial steps and KILL_RESTART, by gain and cost."""
 
     every_steps: Steps = 2
     every_s: Seconds = 1.0
