@@ -22,7 +22,7 @@ NORM_ALONE = (
 
 
 def takes_norm_alone(clip: Callable[P, R]) -> Callable[P, R]:
-    """Explain, to who calls `Job.clip_grad_norm_` as torch's function, what it takes."""
+    """Refuse a call of `Job.clip_grad_norm_` with other arguments by an error that says which."""
     shape = inspect.signature(clip)
 
     @functools.wraps(clip)

@@ -248,31 +248,25 @@ class Job:
     ) -> Iterator[Any]:
         """The batches that this worker computes; call ``optimizer.step()`` once for each.
 
-        The loss must be a mean over the yielded batch. A worker's share of a step may come as
-        several batches: the model changes after the last of them, on which prepared schedulers
-        act. Leaving the loop early drops what is not stepped. The job's spec, where it says so,
-        overrides ``batch_size`` and ``epochs``.
+        The loss must be a mean over the yielded batch. A share of a step may come as several
+        batches: the model changes after the last, on which prepared schedulers act. Leaving the
+        loop early drops what is not stepped. The job's spec may override batch size and epochs.
 
         Args:
             dataset: anything with ``__len__`` and ``__getitem__`` (or ``__getitems__``), or a
-                ``StreamSource``: its records are read as they come, partition by partition and not
-                shuffled, until it is finished (not in mode bsp). ``TextLines`` and ``CsvRows`` of
-                more than 256 MiB are read while their lines are still being counted; mode bsp,
-                whose steps need the length, waits for the count.
+                ``StreamSource``: its records are read as they come, not shuffled, until it is
+                finished (not in mode bsp). ``TextLines`` and ``CsvRows`` of more than 256 MiB are
+                read while their lines are still being counted (mode bsp waits for the count).
             batch_size: samples of the global batch; how many of them come here is the job's affair.
             epochs: passes over the dataset.
             batch_per_worker: instead of ``batch_size`` (strategies allreduce and fsdp): the global
                 batch is so many samples for each worker that does the step, and follows their
-                number (`global_batch`). A step that a lost worker breaks is begun again as one of
-                those that are left. Who is slow may still have a smaller part of it, and the
-                others a larger one (not with ``--solution none``).
-            shuffle: whether each epoch has a new order. It mixes all records of an epoch; those of
-                files and tables by shards, and within each; of text of more than 256 MiB, whether
-                its length is known or not, only 64 neighbouring shards (262,144 records by default)
-                at a time.
+                number (`global_batch`). A slow worker may still have a smaller part of it.
+            shuffle: whether each epoch has a new order: of all records; in files and tables of the
+                shards and within each; in text of more than 256 MiB of 64 shards at a time.
             num_workers: loader processes; 0: this process reads, in a thread what is known to draw
                 no random numbers (paceline's own sources, ``TensorDataset``, lists and subsets of
-                such, without ``collate_fn``), all else between steps, as torch's DataLoader does.
+                such, without ``collate_fn``), all else between steps.
             collate_fn: as in torch's DataLoader.
             pin_memory: as in torch's DataLoader.
             prefetch: batches made ahead, per loader process.
