@@ -43,6 +43,16 @@ def test_what_is_no_regular_file_is_written_in_place() -> None:
     assert Path(os.devnull).is_char_device()
 
 
+def test_a_pipe_behind_a_link_as_of_stdout_gets_the_content() -> None:
+    reader, writer = os.pipe()
+    try:
+        write_file(Path(f"/proc/self/fd/{writer}"), b"new")
+        assert os.read(reader, 10) == b"new"
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
 def test_a_file_in_a_folder_that_takes_no_more_is_written_in_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

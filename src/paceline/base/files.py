@@ -17,11 +17,13 @@ def write_file(path: Path, data: bytes) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    path = path.resolve()
-    special = path.exists() and not path.is_file()
-    if special or not os.access(path.parent, os.W_OK):
+    place = path.resolve()
+    # Of a pipe that /dev/stdout leads to, or a file that is deleted, there is no place.
+    special = path.exists() and not place.is_file()
+    if special or not os.access(place.parent, os.W_OK):
         path.write_bytes(data)
         return
+    path = place
     fresh = path.with_name(f"{path.name}.new")
     try:
         fresh.write_bytes(data)
