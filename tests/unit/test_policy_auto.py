@@ -245,6 +245,19 @@ def with_trail(seen: Observation, ratios: np.ndarray) -> Observation:
     return msgspec.structs.replace(seen, workers=tuple(workers))
 
 
+def test_steps_that_a_worker_had_no_samples_of_say_nothing_of_it() -> None:
+    ratios = np.random.default_rng(1).lognormal(0.0, 0.3, (40, 4))
+    seen = with_trail(seen_job([2.0, 2.0, 2.0, 6.0]), ratios)
+    some = seen.workers[0]
+    assert some.regime is not None
+    trail = tuple(msgspec.structs.replace(each, samples=0.0) for each in some.regime.trail[:20])
+    for of_none in (trail, (*trail, *some.regime.trail[20:])):
+        regime = msgspec.structs.replace(some.regime, trail=of_none)
+        changed = msgspec.structs.replace(some, regime=regime)
+        actions = Auto().decide(msgspec.structs.replace(seen, workers=(changed, *seen.workers[1:])))
+        assert actions, "the last one is three times as slow"
+
+
 def late_now_and_then(seen: Observation) -> Observation:
     """One iteration in 40 of every worker takes six times as long."""
     count = len(seen.workers)

@@ -55,6 +55,20 @@ def test_what_is_set_after_it_was_taken_over_becomes_that(load: Load, tmp_path: 
     assert ours["count"] == 8
 
 
+@WAYS
+def test_data_that_the_script_holds_changes_in_place(load: Load, tmp_path: Path) -> None:
+    theirs, ours = ScriptState(), ScriptState()
+    theirs["stats"] = {"n": 7, "by": {"a": [1, 2]}, "sum": torch.tensor([3.0, 4.0])}
+    own = {"n": 0, "by": {"a": [0]}, "sum": torch.zeros(2), "more": 1}
+    by, total = own["by"], own["sum"]
+    ours["stats"] = own
+    load(holder(theirs), holder(ours), tmp_path)
+    assert ours["stats"] is own
+    assert own == {"n": 7, "by": {"a": [1, 2]}, "sum": total}
+    assert own["by"] is by
+    assert total.tolist() == [3.0, 4.0]
+
+
 def test_what_the_script_has_deleted_does_not_come_back() -> None:
     ours = ScriptState()
     ours["old"], ours["kept"] = 1, 2

@@ -10,7 +10,8 @@ strategy whose workers hold the model carries it by `state_of` and `become`.
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from paceline.base.errors import ConfigError
 from paceline.runtime.replica.restoring import restore_module
@@ -78,7 +79,27 @@ class ScriptState(MutableMapping[str, Any]):
         elif _has_state(own):
             own.load_state_dict(state)
         else:
-            self._held[name] = state
+            self._held[name] = _renewed(own, state)
+
+
+def _renewed(own: Any, state: Any) -> Any:
+    """Data as ``state`` has it; what can change in place does, since a script may hold it."""
+    if isinstance(own, dict) and isinstance(state, dict):
+        values = {key: _renewed(own.get(key), value) for key, value in state.items()}
+        own.clear()
+        own.update(values)
+        return own
+    if isinstance(own, list) and isinstance(state, list):
+        own[:] = state
+        return own
+    if isinstance(own, Tensor) and isinstance(state, Tensor) and _are_alike(own, state):
+        with torch.no_grad():
+            return own.copy_(state)
+    return state
+
+
+def _are_alike(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and one.dtype == other.dtype
 
 
 def _has_state(value: Any) -> bool:

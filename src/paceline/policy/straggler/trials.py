@@ -194,9 +194,9 @@ def _by_size(workers: Sequence[WorkerSeen]) -> float:
     varied = joint = weight = 0.0
     for worker in ranks.some_of(workers):
         trail = worker.regime.trail if worker.regime else ()
-        if not trail:
-            continue
         sizes = np.array([each.samples for each in trail])
+        if not sizes.any():
+            continue
         times_s = np.array([each.compute_s for each in trail])
         sizes, times_s = sizes / sizes.mean() - 1.0, times_s / times_s.mean() - 1.0
         varied += float(sizes @ sizes)
@@ -207,10 +207,10 @@ def _by_size(workers: Sequence[WorkerSeen]) -> float:
 
 
 def _steps(workers: Sequence[WorkerSeen], shares: Floats) -> tuple[Floats, Floats, Floats]:
-    """When steps ended, and batch size and time of each worker in them; NaN: not recorded.
+    """When steps ended, and batch size and time of each worker in them.
 
-    A batch that took longer than a step counts once, and in the steps that it was late for only as
-    far as the worker's next one took as long.
+    NaN: not recorded, or of no samples. A batch that took longer than a step counts once, and in
+    the steps that it was late for only as far as the worker's next one took as long.
     """
     trails = [each.regime.trail if each.regime else () for each in workers]
     counts = [
@@ -236,7 +236,7 @@ def _steps(workers: Sequence[WorkerSeen], shares: Floats) -> tuple[Floats, Float
         before, repeated = -1, 0
         for row, place in enumerate(places):
             each = trail[place]
-            if ends_s[row] <= each.begin_s:
+            if ends_s[row] <= each.begin_s or not each.samples:
                 continue
             repeated = repeated + 1 if place == before else 0
             before = place

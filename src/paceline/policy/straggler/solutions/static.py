@@ -1,7 +1,7 @@
 """Solutions that do not look at how fast anyone is: the baselines of AntDT section VII-A-3."""
 
 import math
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
@@ -52,6 +52,7 @@ class Backup(Solution, frozen=True):
     left open: a tenth of the workers, rounded up.
     """
 
+    modes: ClassVar[tuple[str, ...]] = SYNCHRONOUS
     count: Annotated[int, Meta(ge=0)] | None = None
 
     def decide(self, seen: Observation) -> list[AnyAction]:
@@ -71,6 +72,7 @@ class LeaveOut(Solution, frozen=True):
     has finished by then counts, and only the rest comes back later.
     """
 
+    modes: ClassVar[tuple[str, ...]] = SYNCHRONOUS
     left_out: Part = 0.1
     """Largest part of the global batch that a step may lack."""
     chunks: Annotated[int, Meta(ge=1)] = 4
@@ -90,8 +92,10 @@ class Rates(Solution, frozen=True):
     """``adjust_lr``: the staler the parameters a contribution was computed on, the less it moves.
 
     Reference: AntDT Table II (ADJUST_LR), which leaves the factor open. Here 1 / (1 + staleness),
-    in updates by others; in BSP, where nothing is stale, it does nothing.
+    in updates by others; it is refused where nothing is stale.
     """
+
+    modes: ClassVar[tuple[str, ...]] = ("asp", "ssp")
 
     def decide(self, seen: Observation) -> list[AnyAction]:
         """ADJUST_LR once."""
