@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from itertools import pairwise
 from time import sleep
 from typing import Any
@@ -414,6 +415,8 @@ def test_a_life_that_begins_after_the_last_sample_has_the_last_rate() -> None:
 class Keeping(Told):
     """Keeps the script's state as servers do."""
 
+    keeps_script = True
+
     def __init__(self) -> None:
         super().__init__()
         self.kept: list[tuple[int, bytes]] = []
@@ -442,6 +445,20 @@ def test_what_a_script_keeps_is_that_of_its_last_life_on_servers_too() -> None:
     job.state["seen"] = 0
     next(job.batches(DATA, batch_size=16))
     assert job.state["seen"] == 48
+
+
+def test_where_nobody_keeps_it_job_state_may_have_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.runtime.ps.schedule.MAX_SCRIPT_BYTES", 4000)
+    for trainer, says in (
+        (Keeping(), pytest.raises(ConfigError, match="keep up")),
+        (Told(), nullcontext()),
+    ):
+        job, model, optimizer = _job(trainer)
+        job.state["large"] = torch.zeros(1000)
+        with says:
+            for batch in job.batches(DATA, batch_size=16):
+                model.loss(batch.ids).backward()
+                optimizer.step()
 
 
 @pytest.mark.parametrize("where", ["before", "between", "after"])

@@ -18,6 +18,7 @@ from paceline.base.errors import ConfigError, PermanentError
 from paceline.base.samples import Intervals, Span
 from paceline.runtime.data.work import Work
 from paceline.runtime.ps.agreeing import odd_ones
+from paceline.runtime.ps.joining import Joining
 from paceline.runtime.ps.pulling import Pushed
 from paceline.runtime.ps.schedule import Schedule
 from paceline.runtime.ps.scripts import NEWEST, Scripts
@@ -194,12 +195,29 @@ class Model:
         self.step += 1
 
 
+class Asked:
+    """What a worker that joins asks; others may go on with steps meanwhile."""
+
+    restores = 1
+
+    def __init__(self, model: Model, meanwhile: Callable[[], None]) -> None:
+        self.model, self.meanwhile = model, meanwhile
+
+    def script(self, position: int | None) -> tuple[int, bytes] | None:
+        self.meanwhile()
+        found = self.model.scripts.at(NEWEST if position is None else position)
+        return None if found is None else (found.position, found.state)
+
+
+def _join(life: Managed, model: Model, meanwhile: Callable[[], None] = lambda: None) -> bool:
+    trainer: Any = Asked(model, meanwhile)
+    joining = Joining(trainer, life.schedule)
+    work, counted, _ = model.work()
+    return not joining.is_due or joining.take_over(FEED, work, counted)
+
+
 def _body(life: Managed, model: Model) -> list[Any]:
-    if life.schedule.restores < 0:  # it begins
-        life.schedule.restores = 1
-        found = model.scripts.at(model.position)
-        if found is not None:
-            life.schedule.load(found.position, found.state)
+    assert _join(life, model)
     if news := life.schedule.enter(FEED, *model.work()):
         model.scripts.keep(Script(life.schedule.before, news))
     model.scripts.reached(life.schedule.before)
@@ -219,6 +237,18 @@ def test_steps_that_lack_samples_are_worth_what_they_complete(kind: str, seed: i
     while FEED.next_slice(model.done):
         if model.random.random() < 0.2 and model.step:  # in place of one that was lost
             lives[2] = Managed(kind)
+
+            def meanwhile() -> None:  # the first takes steps while the new one asks
+                for _ in range(model.random.randint(0, 3)):
+                    if FEED.next_slice(model.done):
+                        assert _body(lives[0], model) == expected[model.position]
+                        model.decide(short=model.random.random() < 0.5)
+
+            step = model.step
+            if not _join(lives[2], model, meanwhile):
+                assert model.step > step + 1 and lives[2].schedule.restores < 0
+            if not FEED.next_slice(model.done):
+                break
         for number, life in enumerate(lives):
             if number and model.random.random() < 0.4:
                 continue  # is late: the step is decided without it
@@ -347,6 +377,118 @@ def test_after_a_feed_that_was_left_all_go_on_from_what_the_model_has_of_it() ->
         life.schedule.end()
         life.schedule.enter(_feed(1), Work(0, (Span(0, 0, 4),), 4, 4), 0, 4)
     assert one.schedule.before == other.schedule.before == 2
+
+
+def _share(step: int) -> Work:
+    work = Work(0, (Span(0, 0, 4),), 4, step)
+    work.ends_step = True
+    return work
+
+
+def _left_after_a_short_step() -> Managed:
+    """Two whole steps of a feed, and one of which 2 of 4 samples come into the model."""
+    life = Managed("exponential")
+    life.schedule = Schedule([life.optimizer], [life.scheduler], lambda _: 10)
+    for number in range(3):
+        life.schedule.enter(FEED, _share(number + 1), 4 * number, 4)
+        life.take()
+        if number < 2:
+            life.schedule.leave()
+            life.schedule.save()
+    life.schedule.end()
+    life.schedule.break_off(pushed=True)
+    life.schedule.save()
+    return life
+
+
+def test_a_feed_after_a_short_step_and_a_loop_left_early_counts_its_own_steps() -> None:
+    life, expected = _left_after_a_short_step(), _plain("exponential")
+    for number in range(3):
+        life.schedule.enter(_feed(1), _share(4 + number), 4 * number, 4)
+        assert (life.schedule.before, life.settings) == (2 + number, expected[2 + number])
+        life.take()
+        life.schedule.leave()
+        life.schedule.save()
+
+
+@pytest.mark.parametrize("in_tensor", [False, True])
+def test_what_is_set_between_two_loops_outlives_a_step_that_is_taken_back(in_tensor: bool) -> None:
+    life = _left_after_a_short_step()
+    group, rate = life.optimizer.param_groups[0], life.settings[0] / 0.97
+    group["weight_decay"] = torch.tensor(0.5) if in_tensor else 0.5
+    life.take()
+    group["mine"] = [3]
+    life.schedule.enter(_feed(1), _share(4), 0, 4)
+    assert group["lr"] == pytest.approx(rate * 0.97, rel=1e-12)  # the step between the loops
+    assert (float(group["weight_decay"]), group["mine"]) == (0.5, [3])
+    group["weight_decay"] = 0.25
+    life.take()
+    life.schedule.leave()
+    life.schedule.enter(_feed(1), _share(5), 2, 4)  # a body of the loop is taken back as it was
+    assert float(group["weight_decay"]) == 0.5
+
+
+def test_a_share_of_the_same_step_that_is_granted_later_begins_where_the_step_does() -> None:
+    life, expected = Managed("exponential"), _plain("exponential")
+    for step, counted in ((1, 0), (1, 0), (2, 4), (2, 4), (3, 8)):
+        life.schedule.enter(FEED, _share(step), counted, 4)
+        assert (life.schedule.before, life.settings) == (step - 1, expected[step - 1])
+        life.take()
+        life.schedule.leave()
+        assert life.settings == expected[step]
+        life.schedule.save()
+
+
+@pytest.mark.parametrize("step", [0, 5])
+def test_feeds_of_which_a_worker_had_no_batch_count_for_it_too(step: int) -> None:
+    feeds = [_feed(0), _feed(1, num_samples=None), _feed(3)]  # left early; a stream
+    one, other = Managed("exponential"), Managed("exponential")
+    for life in (one, other):
+        life.schedule = Schedule([life.optimizer], [life.scheduler], {0: 8, 1: 12}.__getitem__)
+    for number, batches in ((0, 2), (1, 3)):
+        for life in (one, other):
+            life.schedule.opened(feeds[number])
+        for batch in range(batches):
+            one.schedule.enter(feeds[number], Work(0, (Span(0, 0, 4),), 4, 0), 4 * batch)
+            one.take()
+            one.schedule.leave()
+        for life in (one, other):
+            life.schedule.end()
+    for life in (one, other):
+        life.schedule.opened(feeds[2])
+        life.schedule.enter(feeds[2], Work(0, (Span(0, 0, 4),), 4, step), 0, 4)
+        assert life.schedule.before == 5
+
+
+def test_a_worker_that_joins_a_step_that_is_over_gives_it_back_once() -> None:
+    model, life, late = Model(0), Managed("exponential"), Managed("exponential")
+    while model.step < 4:
+        _body(life, model)
+        model.decide(short=False)
+
+    def meanwhile() -> None:
+        for _ in range(2):
+            _body(life, model)
+            model.decide(short=False)
+
+    assert not _join(late, model, meanwhile)
+    for _ in range(2):
+        assert _body(late, model) == _plain("exponential")[model.position]
+        _body(life, model)
+        model.decide(short=False)
+
+
+def test_a_cut_that_counted_more_steps_than_global_batches_is_taken_over() -> None:
+    model, life, late = Model(0), Managed("exponential"), Managed("exponential")
+    for step in (1, 2, 3):
+        life.do(step)
+    model.scripts.keep(Script(9, life.schedule.save()))
+    for _ in range(3):
+        model.decide(short=False)
+    trainer: Any = Asked(model, lambda: None)
+    joining, (work, counted, _) = Joining(trainer, late.schedule), model.work()
+    assert [joining.take_over(FEED, work, counted) for _ in range(2)] == [False, True]
+    assert (late.settings, late.schedule.position) == (life.settings, 3)
 
 
 def test_a_feed_that_follows_one_that_was_left_goes_on_from_its_last_step() -> None:

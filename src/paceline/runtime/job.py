@@ -186,16 +186,19 @@ class Job:
         """What the script keeps beside what it prepares: ``job.state["ema"] = ema``.
 
         Values are objects with ``state_dict`` and ``load_state_dict``, or plain data (numbers,
-        strings, tensors, and lists and dicts of them). They are copied and kept with the model of
-        the same step: workers that join have them, and a job that is resumed. Set them under the
-        same names in all workers, before the first batch; then what a peer or a cut holds takes
-        their place. Change them between ``optimizer.step()`` and the next batch, once for each
-        value of `step`, since the body of a loop runs again for a step that a lost worker breaks.
+        strings, tensors, and lists and dicts of them). With strategies allreduce and fsdp they are
+        copied and kept with the model of the same step: workers that join have them, and a job that
+        is resumed. Set them under the same names in all workers, before the first batch; then what
+        a peer or a cut holds takes their place. Change them between ``optimizer.step()`` and the
+        next batch, once for each value of `step`, since the body of a loop runs again for a step
+        that a lost worker breaks.
         torch's ``AveragedModel`` sees to that itself (strategies allreduce and fsdp).
 
         On servers every worker has values of its own. What they keep, for workers that join and for
         a resumed job, are those of the worker that is furthest (`step`); of two at one place, those
-        that come last. They are sent with each change, and may have 64 MiB.
+        that come last. They are sent with each change, and may have 64 MiB. A cut may hold them as
+        they were one step before its model: servers may write it before the body of the loop has
+        ended. A restore replaces every worker's values by those of one worker.
         """
         return self._strategy.script_state
 

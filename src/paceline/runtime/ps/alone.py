@@ -20,11 +20,12 @@ from paceline.wire.spec import JobSpec
 
 
 class Alone(Dealing):
-    """The `Trainer` of a script with sparse tables that was started plainly."""
+    """The `Trainer` of a script with sparse tables that was started without `paceline run`."""
 
     overlap = False
     sums_workers = False
     takes_growth = True
+    keeps_script = False
     rank = 0
     num_workers = 1
     restores = 0

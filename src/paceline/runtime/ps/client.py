@@ -102,8 +102,8 @@ class ServerTrainer:
     def __init__(self, process: Process) -> None:
         self.process = process
         self.spec = process.spec
-        self.rank = process.rank
-        self.num_workers = process.num_workers
+        self.rank, self.num_workers = process.rank, process.num_workers
+        self.keeps_script = True
         self.sums_workers = process.spec.mode == "bsp"
         self.overlap = self.takes_growth = not self.sums_workers
         self.state = WorkerState(process.inc, mode=self.spec.mode, samples=self.spec.samples)

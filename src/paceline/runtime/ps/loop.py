@@ -18,6 +18,7 @@ from paceline.runtime.data.reader import Reader
 from paceline.runtime.data.work import StepTimes, Work
 from paceline.runtime.ps.accumulation import Accumulation
 from paceline.runtime.ps.gradient_edits import GradientEdits
+from paceline.runtime.ps.joining import Joining
 from paceline.runtime.ps.lookup import Call, Foreseen, Lookups, foresee
 from paceline.runtime.ps.model import Flat, Model
 from paceline.runtime.ps.port import Pulled, Trainer
@@ -80,6 +81,7 @@ class Loop:
         self._trainer, self._model, self._lookups = trainer, model, lookups
         self._schedule, self._definition = schedule, feed
         self._feed, self._reader, self._prefetch = feed.feed, reader, prefetch
+        self._joining = Joining(trainer, schedule)
         self._recipes = Recipes()
         self._recorder: Recorder | None = None
         self._staged: Staged | None = None
@@ -132,6 +134,11 @@ class Loop:
             early = self._num_steps < FIRST_STEPS
             whole = early or self._num_steps % CHECK_EVERY == 0
             self._model.load(pulled.dense, whole=whole)
+            if self._joining.is_due:
+                if not self._joining.take_over(self._definition, work, pulled.counted):
+                    self._trainer.give_back(work)
+                    continue
+                self._handed_in = b""
             self._lookups.begin(staged.foreseen, pulled.rows)
             now_s = monotonic()
             self._record(now_s)
@@ -154,14 +161,7 @@ class Loop:
         return False
 
     def _enter(self, work: Work, pulled: Pulled) -> None:
-        """Have the script where the model is."""
-        if self._schedule.restores != self._trainer.restores:
-            wanted = None
-            if work.step:
-                wanted = work.step - 1
-                if pulled.counted is not None:
-                    wanted = self._schedule.at(self._definition, pulled.counted)
-            self._take_over(wanted)
+        """Bring the script where the model is."""
         news = self._schedule.enter(self._definition, work, pulled.counted, pulled.whole)
         if news:
             self._handed_in = news
@@ -169,27 +169,12 @@ class Loop:
 
     def _complete(self) -> None:
         """All of the feed is in the model: have the script there, also if others trained it."""
-        if self._schedule.restores != self._trainer.restores:
+        if self._joining.is_due:
             # The newest, which may be of a later feed: what comes in that takes over once more.
             found = self._trainer.script(None)
             if found is not None:
                 self._schedule.load(*found)
         self._schedule.complete(self._definition)
-
-    def _take_over(self, position: int | None) -> None:
-        """Be the script that the model was trained with so far: of others, or before a restore."""
-        # Read before asking: a restore while we wait for the answer is one more to take over.
-        restores = self._trainer.restores
-        found = self._trainer.script(position)
-        if found is None and position:
-            # Of a cut that counted steps, of which there were more than global batches.
-            found = self._trainer.script(None)
-            found = None if found is None else (position, found[1])
-        if found is not None:
-            self._schedule.load(*found)
-        else:  # nobody has trained, or it was not kept
-            self._schedule.position = max(position or 0, self._schedule.position)
-        self._schedule.restores, self._handed_in = restores, b""
 
     def _hand_in(self) -> None:
         """The body of the batch before is over: a worker that joins goes on from here."""
@@ -200,9 +185,10 @@ class Loop:
         self._hand_in_state()
 
     def _hand_in_state(self) -> None:
+        if not self._trainer.keeps_script or self._joining.is_due:
+            return
         state = self._schedule.save()
-        current = self._schedule.restores == self._trainer.restores
-        if current and state != self._handed_in:
+        if state != self._handed_in:
             self._handed_in = state
             self._trainer.keep_script(self._schedule.position, state)
 

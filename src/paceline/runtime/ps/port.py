@@ -61,6 +61,8 @@ class Trainer(Protocol):
     takes_growth: bool
     """Whether feeds of unknown length can be read: not where a step is one global batch for all
     (BSP)."""
+    keeps_script: bool
+    """Whether anybody keeps the script's state, for workers that join and for cuts."""
 
     def prepare(
         self,

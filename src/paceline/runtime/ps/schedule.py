@@ -15,7 +15,7 @@ back to 24, where B, which was late and has not stepped since, is too.
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -28,6 +28,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from paceline.base.errors import ConfigError, PermanentError
 from paceline.runtime.data.work import Work
 from paceline.runtime.ps.admission import MAX_SCRIPT_BYTES
+from paceline.runtime.ps.settings import Place, SettingsBetween, put
 from paceline.runtime.replica.begun import prepared, tell_differences
 from paceline.runtime.replica.outside import Outside
 from paceline.runtime.replica.skeleton import Skeleton, put_together
@@ -87,8 +88,8 @@ class Schedule:
         self.restores = -1
         """Of the trainer (`Trainer.restores`), when this was what it has."""
         self._feed, self._base = -1, 0
-        self._definition: Feed | None = None
-        """The feed that was entered last."""
+        self._opened: dict[int, Feed] = {}
+        """Training feeds of the script so far, also those of which this worker has no batch."""
         self._by_samples = True
         """Whether positions are of samples in the model: alone every batch is a step."""
         self._ended: dict[int, int] = {}
@@ -105,7 +106,8 @@ class Schedule:
         self._called: list[Any] = [None] * len(schedulers)
         self._calling: list[Any] = [None] * len(schedulers)
         self._steps = [type(one).step for one in schedulers]
-        self._outside = Outside(schedulers, self._in_loop, self._step)
+        self._outside = Outside(schedulers, lambda _: 1 if self._inside else None, self._step)
+        self._settings = SettingsBetween(optimizers)
         self._kinds = tuple(map(_kind, schedulers))
         self._begun = msgspec.msgpack.encode(_pack(self._prepared()))
         self._num_steps = 0
@@ -121,6 +123,10 @@ class Schedule:
 
     # ------------------------------------------------------------------ positions
 
+    def opened(self, feed: Feed) -> None:
+        """Note a training feed that the script goes through from now on."""
+        self._opened[feed.feed] = feed
+
     def at(self, feed: Feed, counted: int) -> int:
         """The position of a model with so many samples of a feed, and all of those before it."""
         base = self._base if feed.feed == self._feed else self._next_base(feed)
@@ -133,7 +139,7 @@ class Schedule:
         return self.before if in_hand else self.position
 
     def enter(self, feed: Feed, work: Work, counted: int | None, whole: int = 0) -> bytes:
-        """A batch is about to be computed: be where the model is.
+        """Bring the script where the model is that the next batch is computed with.
 
         A body takes one step at most: what the last step of an epoch is worth beyond that, if those
         before it lacked samples, is made up for before the next.
@@ -149,9 +155,10 @@ class Schedule:
         """
         self._is_known = True
         self._synchronous, self._by_samples = bool(work.step), counted is not None
+        self.opened(feed)
+        edits = self._settings.end()
         if feed.feed != self._feed:
             self._feed, self._base, self._fresh = feed.feed, self._next_base(feed), False
-        self._definition = feed
         before, after = self.position, self.position + 1
         if counted is not None:
             new = work.num_samples if not work.step else whole if work.ends_step else 0
@@ -160,8 +167,10 @@ class Schedule:
         elif work.step:
             before, after = work.step - 1, work.step if work.ends_step else work.step - 1
         news = b""
-        if work.step != self._in_hand and counted is not None:
-            news = self._begin_step(work.step, before)
+        # A share of the step in hand that comes once its body is over begins where the step does.
+        again = work.step == self._in_hand and bool(work.step) and self.position > before
+        if counted is not None and (work.step != self._in_hand or again):
+            news = self._begin_step(work.step, before, edits)
         self._catch_up(before - self.position)
         self.before, self._num_before = self.position, self._num_steps
         self._times = max(0, after - self.position)
@@ -169,13 +178,20 @@ class Schedule:
         self._inside = True
         return news
 
-    def _begin_step(self, step: int, position: int) -> bytes:
-        """Be where the model is, which the step before has brought less far than was expected."""
+    def _begin_step(self, step: int, position: int, edits: Mapping[Place, Any]) -> bytes:
+        """Go back to where the step begins, if the last body took the script further.
+
+        Args:
+            step: of the job.
+            position: where it begins.
+            edits: hyper-parameters that the script has set since it left a loop.
+        """
         self._in_hand = step
         held, state = self._sure
         if self.position > position and state and held <= position:
             called = self._called
             self._become(held, _decode(state))
+            self._settings.put(edits)
             self._called = called
             self._owed = called if held == position else [None] * len(called)
         num_steps = self._num_steps
@@ -187,14 +203,14 @@ class Schedule:
 
     def _next_base(self, feed: Feed) -> int:
         """Where this feed begins: the same in all workers."""
-        if self._feed >= 0 and self._feed not in self._ended:  # left early, or a stream
-            left = self._definition
-            if left is None or left.feed != self._feed or not self._by_samples:
-                return self.position
-            return self._base + left.steps_in(self._count(self._feed))
-        # Not our own position: A had the last batch of the old feed, B had its last one before.
+        if not self._by_samples or (self._feed >= 0 and self._feed not in self._opened):
+            return self.position
+        # Not our own position: A had the last batch of the old feed, B had its last one before, or
+        # none. What is left early, or a stream, is worth what the model has of it.
         passed = (
-            steps for number, steps in self._ended.items() if self._feed <= number < feed.feed
+            self._ended[number] if number in self._ended else one.steps_in(self._count(number))
+            for number, one in self._opened.items()
+            if self._feed <= number < feed.feed
         )
         return self._base + sum(passed)
 
@@ -239,10 +255,12 @@ class Schedule:
         elif self._num_steps == self._num_before:
             self.position, self._times = self.before, 0
         self._calling = [None] * len(self._schedulers)
+        self._settings.begin()
         return whole
 
     def complete(self, feed: Feed) -> None:
         """All samples of this feed are trained on, by whichever workers."""
+        self.opened(feed)
         if feed.num_samples is None:
             return
         self._is_known = True
@@ -259,13 +277,12 @@ class Schedule:
         """The loop is over, or left."""
         self._inside = False
 
-    def _in_loop(self, scheduler: LRScheduler) -> int | None:
-        return 1 if self._inside else None
-
     def _step(self, number: int, scheduler: LRScheduler, *args: Any, **kwargs: Any) -> None:
         """A call of the script's."""
         if not self._inside:
+            self._settings.note()
             self._take(number, *args, **kwargs)
+            self._settings.stepped()
             return
         self._calling[number] = tuple(map(_number, (*args, *kwargs.values())))
         times = self._times
@@ -314,7 +331,7 @@ class Schedule:
             return None
 
     def _pack_all(self) -> bytes:
-        """All of it.
+        """Pack the whole state as it travels.
 
         Raises:
             ConfigError: servers would not take so much.
@@ -349,9 +366,11 @@ class Schedule:
         saved = _decode(data)
         begun, ours = _unpack_begun(saved.begun), _unpack_begun(self._begun)
         self._check_kinds(saved.kinds, len(_unpack(saved.now)["schedulers"]))
+        self._settings.end()
         tell_differences(ours, begun)
         self._begun = saved.begun
         self._become(position, saved)
+        self._feed, self._base = saved.feed, saved.base
         with torch.no_grad():
             self._script.become(_unpack(saved.now).get("script", {}))
         self._in_hand, self._sure = 0, (position, data)
@@ -363,14 +382,14 @@ class Schedule:
         for optimizer, groups in zip(self._optimizers, state["groups"], strict=True):
             for group, values in zip(optimizer.param_groups, groups, strict=True):
                 for key, value in values.items():
-                    _put(group, key, value)
+                    put(group, key, value)
         for scheduler, one in zip(self._schedulers, state["schedulers"], strict=True):
             scheduler.load_state_dict(one)
         inside, self._inside = self._inside, False
         self._outside.became(state["outside"])
         self._inside = inside
         self._called = [None if call is None else tuple(call) for call in state["called"]]
-        self.position, self._feed, self._base = position, saved.feed, saved.base
+        self.position = position
 
     def _check_kinds(self, kinds: tuple[str, ...] | None, number: int) -> None:
         ours = self._kinds
@@ -474,11 +493,3 @@ def _tensor(dtype: str, shape: tuple[int, ...], data: bytes) -> Tensor:
     if not isinstance(kind, torch.dtype):
         raise PermanentError(f"the state of schedulers cannot be read: {dtype!r} is no dtype")
     return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(kind).reshape(shape)
-
-
-def _put(group: dict[str, Any], key: str, value: Any) -> None:
-    held = group.get(key)
-    if isinstance(held, Tensor) and isinstance(value, Tensor):
-        held.copy_(value)
-    else:
-        group[key] = value

@@ -91,7 +91,10 @@ class HeldElsewhere:
 
     def open_feed(self, feed: Feed, growth: Growth | None = None) -> Feed:
         """See `Strategy.open_feed`."""
-        return self.trainer.open_feed(feed, growth)
+        opened = self.trainer.open_feed(feed, growth)
+        if opened.purpose == "train":
+            self._schedule.opened(opened)
+        return opened
 
     def source_line(self, line: int) -> SourceLine:
         """See `Strategy.source_line`."""

@@ -2,7 +2,7 @@
 
 
 class Position:
-    """Of one member. It is part of the state: members copy it, and cuts keep it.
+    """The position of one member, part of its state: members copy it, and cuts keep it.
 
     A step that lacks samples may complete no global batch, so it is not the number of steps.
     """
