@@ -125,7 +125,7 @@ class Waits:
 
 
 def gradients() -> Any:
-    return SimpleNamespace(dense={}, sparse={}, rates=(), changed=(), lacking=())
+    return SimpleNamespace(dense={}, sparse={}, rates=(), changed=(), lacking=(), position=0)
 
 
 @pytest.fixture
