@@ -28,7 +28,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from paceline.base.errors import ConfigError, PermanentError
 from paceline.runtime.data.work import Work
 from paceline.runtime.ps.admission import MAX_SCRIPT_BYTES
-from paceline.runtime.ps.settings import Place, SettingsBetween, put
+from paceline.runtime.ps.settings import Setting, SettingsBetween, put
 from paceline.runtime.replica.begun import prepared, tell_differences
 from paceline.runtime.replica.outside import Outside
 from paceline.runtime.replica.skeleton import Skeleton, put_together
@@ -178,7 +178,7 @@ class Schedule:
         self._inside = True
         return news
 
-    def _begin_step(self, step: int, position: int, edits: Mapping[Place, Any]) -> bytes:
+    def _begin_step(self, step: int, position: int, edits: Mapping[Setting, Any]) -> bytes:
         """Go back to where the step begins, if the last body took the script further.
 
         Args:

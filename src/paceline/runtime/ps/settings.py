@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from paceline.runtime.replica.begun import prepared
 from paceline.runtime.replica.tree import as_bytes, take_apart
 
-Place = tuple[int, int, str]
+Setting = tuple[int, int, str]
 """Optimizer, group, name."""
 
 
@@ -36,9 +36,9 @@ class SettingsBetween:
 
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:
         self._optimizers = optimizers
-        self._seen: dict[Place, Any] | None = None
+        self._seen: dict[Setting, Any] | None = None
         """Values when they were looked at last; None: no loop was left since `end`."""
-        self._edited: set[Place] = set()
+        self._edited: set[Setting] = set()
 
     def begin(self) -> None:
         """A loop was left."""
@@ -55,7 +55,7 @@ class SettingsBetween:
         if self._seen is not None:
             self._seen = self._look()
 
-    def end(self) -> dict[Place, Any]:
+    def end(self) -> dict[Setting, Any]:
         """Return what the script has set, and stop looking."""
         if self._seen is None:
             return {}
@@ -65,12 +65,12 @@ class SettingsBetween:
         self._edited, self._seen = set(), None
         return edits
 
-    def put(self, edits: Mapping[Place, Any]) -> None:
+    def put(self, edits: Mapping[Setting, Any]) -> None:
         """Set these values again."""
         for (optimizer, group, key), value in edits.items():
             put(self._optimizers[optimizer].param_groups[group], key, value)
 
-    def _values(self) -> dict[Place, Any]:
+    def _values(self) -> dict[Setting, Any]:
         return {
             (number, place, key): value
             for number, groups in enumerate(prepared(self._optimizers, ())["groups"])
@@ -78,7 +78,7 @@ class SettingsBetween:
             for key, value in group.items()
         }
 
-    def _look(self) -> dict[Place, Any]:
+    def _look(self) -> dict[Setting, Any]:
         return {place: _copied(value) for place, value in self._values().items()}
 
 
