@@ -31,7 +31,7 @@ from paceline.wire.messages.data import Changed
 from paceline.wire.messages.feeds import Feed
 
 FIRST_STEPS, CHECK_EVERY = 3, 64
-"""All values are compared in so many batches of a loop, and in each so-manieth (`Noted`)."""
+"""All values are compared in so many first batches of a loop, then once in so many (`Noted`)."""
 
 
 @dataclass(slots=True)
