@@ -9,9 +9,9 @@ from msgspec.structs import replace
 from paceline.policy.stats import affine
 from paceline.policy.stats.history import Lengths, NodeHistory, Report
 from paceline.policy.stats.regimes import Point, Regime, Stretch
+from paceline.policy.straggler.chance import drift, scatter
 from paceline.policy.straggler.fleet import Fleet
 from paceline.policy.straggler.observation import WorkerSeen
-from paceline.policy.straggler.ranks import drift, scatter
 
 
 def fitted(

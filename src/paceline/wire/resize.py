@@ -5,6 +5,7 @@ from pathlib import Path
 import msgspec
 
 from paceline.base.errors import PermanentError
+from paceline.base.files import write_file
 
 
 class Resize(msgspec.Struct, frozen=True, kw_only=True):
@@ -16,9 +17,7 @@ class Resize(msgspec.Struct, frozen=True, kw_only=True):
 
 def write_resize(path: Path, resize: Resize) -> None:
     """A reader sees all of it."""
-    fresh = path.with_name(path.name + ".tmp")
-    fresh.write_bytes(msgspec.json.encode(resize))
-    fresh.replace(path)
+    write_file(path, msgspec.json.encode(resize))
 
 
 def read_resize(path: Path) -> Resize | None:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from paceline.policy.stats import affine
 from paceline.policy.stats.regimes import Regime
-from paceline.policy.straggler import ranks
+from paceline.policy.straggler import chance
 from paceline.policy.straggler.observation import Observation, WorkerSeen
 from paceline.policy.straggler.solvers import Floats, Ints
 
@@ -170,14 +170,14 @@ def _by_chance(workers: Sequence[WorkerSeen], scatter: float, apart: float) -> F
     if not scatter:
         return np.full(len(workers), _UNKNOWN_SCATTER)
     regimes = [worker.regime for worker in workers if worker.regime is not None]
-    drift = ranks.drift(regimes)
+    drift = chance.drift(regimes)
     deviations = [
         _deviation(worker.regime, scatter, drift)
         if worker.regime and drift is not None
         else max(scatter, apart / _MEDIAN)
         for worker in workers
     ]
-    return (ranks.largest_normal(len(workers)) + 0.5) * np.array(deviations)
+    return (chance.largest_normal(len(workers)) + 0.5) * np.array(deviations)
 
 
 def _deviation(regime: Regime, scatter: float, drift: float) -> float:
@@ -185,7 +185,7 @@ def _deviation(regime: Regime, scatter: float, drift: float) -> float:
     recent = max(sum(point.recent for point in regime.points), 1.0)
     span_s = sum(each.span_s for each in regime.trail)
     stretches = recent * span_s / max(sum(each.iterations for each in regime.trail), 1)
-    stretches /= 2.0 * ranks.STRETCH_S
+    stretches /= 2.0 * chance.STRETCH_S
     return max(scatter / math.sqrt(recent), drift / math.sqrt(max(stretches, 1.0)))
 
 

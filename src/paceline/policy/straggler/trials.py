@@ -17,7 +17,7 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from paceline.policy.straggler import ranks
+from paceline.policy.straggler import chance
 from paceline.policy.straggler.fleet import Fleet
 from paceline.policy.straggler.observation import WorkerSeen
 from paceline.policy.straggler.solvers import Floats
@@ -192,7 +192,7 @@ class Recorded:
 def _by_size(workers: Sequence[WorkerSeen]) -> float:
     """The part of a batch's time that is in proportion to its size, of all workers together."""
     varied = joint = weight = 0.0
-    for worker in ranks.some_of(workers):
+    for worker in chance.some_of(workers):
         trail = worker.regime.trail if worker.regime else ()
         sizes = np.array([each.samples for each in trail])
         if not sizes.any():

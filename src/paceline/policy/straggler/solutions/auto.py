@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from paceline.policy.straggler import ranks, restarts, solvers
+from paceline.policy.straggler import chance, restarts, solvers
 from paceline.policy.straggler.actions import (
     AdjustBatch,
     AnyAction,
@@ -89,7 +89,7 @@ class Auto(Solution, frozen=True):
         regimes = [worker.regime for worker in seen.workers if worker.regime is not None]
         if not regimes or (len(regimes) < len(seen.workers) and _elapsed(seen) == 1):
             return []  # who has not told yet of the first iteration may be the slowest
-        scatter = ranks.scatter(regimes)
+        scatter = chance.scatter(regimes)
         fleet = Fleet.of(seen.workers, scatter)
         if seen.mode in SYNCHRONOUS:
             return self._synchronous(seen, fleet, scatter)
@@ -124,7 +124,7 @@ class Auto(Solution, frozen=True):
 
     def _divide(self, seen: Observation, fleet: Fleet, scatter: float) -> list[AnyAction]:
         """ADJUST_BS and whom not to wait for, each where a step gets faster by what it is worth."""
-        calm = scatter * ranks.largest_normal(len(seen.workers)) < self.min_short_gain
+        calm = scatter * chance.largest_normal(len(seen.workers)) < self.min_short_gain
         if calm and in_force(seen) == Patience() and not fleet.differs.any() and _are_even(fleet):
             return []  # as nearly all of the time
         step = Step(seen, fleet, self.growth, fleet.lasting(seen))
@@ -132,7 +132,7 @@ class Auto(Solution, frozen=True):
         slowest = int(fleet.times_s(fleet.shares).argmax())
         # Before it is known how times go up and down by themselves, only a large gain is one.
         regimes = [worker.regime for worker in seen.workers if worker.regime is not None]
-        told = scatter and (ranks.drift(regimes) is not None)
+        told = scatter and (chance.drift(regimes) is not None)
         min_gain = self.min_gain if told else max(self.min_gain, _UNTOLD_GAIN)
         worth_s = max(min_gain, float(fleet.by_chance[slowest])) * present_s
         best = step.best(self.min_short_gain, worth_s)

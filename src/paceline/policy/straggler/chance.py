@@ -1,4 +1,4 @@
-"""How single iterations and longer stretches scatter about what is usual.
+"""What is chance: how single iterations and longer stretches scatter about what is usual.
 
 Reference: order statistics; Blom 1958 for normal values.
 """
