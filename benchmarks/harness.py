@@ -188,11 +188,7 @@ def bare_job(name: str) -> Iterator[JobDir]:
     """The directory of a job that has only what a benchmark starts for it."""
     with tempfile.TemporaryDirectory(prefix="paceline-bench-") as folder:
         job = JobDir(Path(folder) / f"{name}-{os.getpid()}")
-        job.path.mkdir()
-        job.secret_file.write_text("s" * 64)
-        job.cuts.mkdir()
-        job.logs.mkdir()
-        job.make_run_dir()
+        job.fill()
         try:
             yield job
         finally:

@@ -402,12 +402,8 @@ class Bench:
     """A job directory, its fakes, and masters one after the other."""
 
     def __init__(self, path: Path, spec: JobSpec) -> None:
-        path.mkdir()
         self.job = JobDir(path)
-        self.job.secret_file.write_text("s" * 64)
-        self.job.cuts.mkdir()
-        self.job.logs.mkdir()
-        self.job.make_run_dir()
+        self.job.fill()
         self.spec = spec
         self.world = World(self.job)
         self.paused_s = 0.0

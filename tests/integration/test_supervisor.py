@@ -133,7 +133,7 @@ def test_a_killed_master_is_started_again_and_a_finished_job_leaves_nothing(scen
     assert outcome.state == "finished"
     scene.check_nothing_is_left()
     events = [json.loads(line)["event"] for line in scene.job.events.read_text().splitlines()]
-    assert events == ["supervisor_started", "master_died"]
+    assert events == ["launched", "supervisor_started", "master_died"]
 
 
 def test_a_master_that_always_dies_ends_the_job_with_its_last_words(scene: Scene) -> None:
@@ -144,6 +144,7 @@ def test_a_master_that_always_dies_ends_the_job_with_its_last_words(scene: Scene
     assert outcome is not None
     assert (outcome.state, outcome.exit_code) == ("failed", 1)
     assert "3 times in a row" in outcome.error
+    assert outcome.jct_s > 0
     assert outcome.traceback.endswith("cannot start\n")
     scene.check_nothing_is_left()
 

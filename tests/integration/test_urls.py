@@ -57,10 +57,12 @@ def test_a_job_whose_machine_is_lost_goes_on_from_the_url(
     flags = ("--epochs", "2", "--slow-until-told")
     with group(tmp_path / "out", *flags, checkpoint=often(url)) as job:
         until_copied(job, 2)
+        launched_s = job.job.launched_s()
         lose_machine(job, monkeypatch, tmp_path / "other")
         again = resumed(url, job.out, "--workers", "3")
         try:
             assert again.job.job_id == job.job.job_id
+            assert again.job.launched_s() == launched_s, "its time counts on"
             assert load(again.job.spec).cwd == os.getcwd()
             all_three = "worker-0, worker-1, worker-2 train"
             until(lambda: any(all_three in told for told in trains(again)), all_three)

@@ -169,6 +169,7 @@ def test_json_of_jobs_keeps_its_names() -> None:
     assert tuple(first) == tuple(second) == JSON_OF_A_JOB
     told = (first["job_id"], first["state"], first["exit_code"], first["samples_per_s"])
     assert told == (job.job_id, "failed", 3, None)
+    assert first["started_s"] == 1.0, "the launch, as in every other view of the job"
     assert (second["state"], second["script"], second["committed"]) == ("interrupted", None, 500)
     detail = read_json("status", job.job_id, "--json")
     more = ("eta_s", "valid_cuts", "nodes", "events")

@@ -227,6 +227,7 @@ def test_explain_tells_all_stories_plainly_and_on_a_terminal(
     tmp_path: Path, terminal: bool
 ) -> None:
     write(tmp_path / "decisions.jsonl", log())
+    (tmp_path / "events.jsonl").write_text(f'{{"t":{T0 - 5.0},"event":"launched"}}\n')
     out = io.StringIO()
     console = Console(file=out, width=300, force_terminal=terminal, color_system=None)
     explain(JobDir(tmp_path), console)
@@ -234,7 +235,7 @@ def test_explain_tells_all_stories_plainly_and_on_a_terminal(
     assert lines[1] == (
         "  2 decisions written, 1 with actions; of those without only one in a while is written"
     )
-    assert "   0:40  decision 4: KILL_RESTART worker-1" in lines
+    assert "   0:45  decision 4: KILL_RESTART worker-1" in lines
     parts = [line.split()[0] for line in lines if line.startswith("         ")]
     assert parts == ["seen", "rule", "expected", "became", "outcome"]
 

@@ -150,6 +150,18 @@ TRACE = [
 ]
 
 
+def test_the_terminal_s_clock_counts_from_the_launch_as_the_report_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = JobDir(tmp_path)
+    job.spec.touch()  # now, by another clock than the events'
+    job.events.write_text('{"t":1000.0,"event":"launched"}\n')
+    lost = Event(1062.0, "node_lost", "worker-1", reason="silent")
+    view = run.open_view(job, Console(file=io.StringIO()))
+    view.show(Look(now_s=1063.0, status=None, events=(lost,)))
+    assert capsys.readouterr().out.split() == ["1:02", "worker-1", "lost:", "silent"]
+
+
 def test_a_traceback_that_ends_a_life_is_left_to_the_outcome() -> None:
     log = ChiefLog()
     assert log.feed([b"loss 0.3", *TRACE]) == ["loss 0.3"]

@@ -145,6 +145,32 @@ def test_a_folder_of_jobs_is_made_closed_to_the_group(
     job.run_dir.rmdir()
 
 
+def test_the_launch_stays_where_it_was_whatever_happens_to_the_job_s_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+    monkeypatch.setattr(jobdir.time, "time", lambda: 1000.0)
+    job = JobDir.create("job")
+    job.run_dir.rmdir()
+    assert job.launched_s() == 1000.0
+    with job.events.open("a") as events:
+        events.write('{"t":1009.5,"event":"supervisor_started","pid":7}\n')
+    job.spec.touch()
+    assert job.launched_s() == 1000.0
+    elsewhere = JobDir.make("job-2", 500.0)
+    elsewhere.run_dir.rmdir()
+    assert elsewhere.launched_s() == 500.0, "a job that goes on on another machine"
+
+
+def test_a_job_without_events_counts_from_its_spec(tmp_path: Path) -> None:
+    job = JobDir(tmp_path)
+    job.spec.touch()
+    os.utime(job.spec, (1000.0, 1000.0))
+    assert job.launched_s() == 1000.0
+    job.events.write_text('{"t":1.0,"ev')  # of a writer that was killed
+    assert job.launched_s() == 1000.0
+
+
 def test_a_home_where_everybody_may_rename_everything_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

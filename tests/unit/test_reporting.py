@@ -8,12 +8,14 @@ import pytest
 from paceline.base.jobdir import JobDir
 from paceline.cli.history import read_last_metrics, read_metrics
 from paceline.master import reporting
+from paceline.master.ending import Ending
 from paceline.master.held_by_servers import HeldByServers
 from paceline.master.membership import Membership
 from paceline.master.monitor import Monitor
 from paceline.master.outlet import before
 from paceline.master.reporting import Reporting
 from paceline.wire.messages.agent import NodeFacts
+from paceline.wire.outcome import End
 from paceline.wire.spec import RestartSpec
 
 
@@ -22,6 +24,7 @@ class Job:
 
     def __init__(self, path: Path) -> None:
         self.job, self.monitor = JobDir(path), Monitor()
+        self.job.events.write_text('{"t":-5.0,"event":"launched"}\n')
         self.members = Membership(num_workers=1, num_servers=0, restart=RestartSpec())
         state = HeldByServers(mode="bsp", samples="exactly-once")
         self.reporting = Reporting(self.job, state, self.members, self.monitor)
@@ -43,6 +46,14 @@ def test_who_is_no_node_of_the_job_is_not_written(tmp_path: Path) -> None:
     assert [(point.t, list(point.nodes)) for point in points] == [
         (second, ["worker-0"]) for second in (1.0, 2.0, 3.0)
     ]
+
+
+def test_a_job_s_time_counts_from_its_launch(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.seconds(3)
+    ending = Ending(end=End.FINISHED, ended_s=job.now_s)
+    assert job.reporting.outcome(ending).jct_s == 8.0
+    assert job.reporting.status(num_events=1, ending=ending).started_s == -5.0
 
 
 def test_a_long_job_s_metrics_take_bounded_room(

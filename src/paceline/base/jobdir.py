@@ -4,6 +4,7 @@
 in memory (sockets, step ledgers, tensors in flight), which is removed when the job ends.
 """
 
+import contextlib
 import grp
 import os
 import pwd
@@ -12,6 +13,8 @@ import stat
 import tempfile
 import time
 from pathlib import Path
+
+import msgspec
 
 from paceline.base.errors import ConfigError
 
@@ -132,6 +135,14 @@ def _describe(path: Path, error: OSError) -> str:
     return "no folder" if isinstance(error, NotADirectoryError) else str(error.strerror)
 
 
+class Launched(msgspec.Struct, frozen=True):
+    """The first line of ``events.jsonl``."""
+
+    t: float
+    """Unix time of the launch."""
+    event: str = "launched"
+
+
 class JobDir:
     """Paths of one job; creating the object touches nothing."""
 
@@ -181,6 +192,19 @@ class JobDir:
         """Cuts in the memory of nodes: ``memory/<number>/<node>/<file>``."""
         return self.run_dir / "memory"
 
+    def launched_s(self) -> float:
+        """Read when the job was launched, in Unix time: from then on all its clocks count.
+
+        It is the time of the first event; of a job without events, that of its spec.
+
+        Raises:
+            OSError: there is no such job.
+        """
+        missing = contextlib.suppress(FileNotFoundError, msgspec.MsgspecError)
+        with missing, self.events.open("rb") as events:
+            return msgspec.json.decode(events.readline(), type=Launched).t
+        return self.spec.stat().st_mtime
+
     def secret(self) -> bytes:
         """The job's secret, 32 random bytes as hex text."""
         return self.secret_file.read_bytes().strip()
@@ -193,10 +217,10 @@ class JobDir:
         return job
 
     @classmethod
-    def make(cls, job_id: str) -> "JobDir":
-        """The same for a job that has its id."""
+    def make(cls, job_id: str, launched_s: float | None = None) -> "JobDir":
+        """The same for a job that has its id; ``launched_s`` as in `fill`."""
         job = cls(home() / "jobs" / job_id)
-        job.fill()
+        job.fill(launched_s)
         return job
 
     @classmethod
@@ -205,8 +229,11 @@ class JobDir:
         stamp = time.strftime("%m%d-%H%M%S")
         return cls(home() / "jobs" / f"{name[:24]}-{stamp}-{secrets.token_hex(2)}")
 
-    def fill(self) -> None:
+    def fill(self, launched_s: float | None = None) -> None:
         """Make the directory and what every job has in it.
+
+        Args:
+            launched_s: Unix time of the job's launch; None: now.
 
         Raises:
             ConfigError: others could exchange what lies there.
@@ -219,6 +246,8 @@ class JobDir:
         descriptor = os.open(self.secret_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w") as file:
             file.write(secrets.token_hex(32))
+        launched = Launched(time.time() if launched_s is None else launched_s)
+        self.events.write_bytes(msgspec.json.encode(launched) + b"\n")
         self.logs.mkdir()
         self.cuts.mkdir()
         self.make_run_dir()

@@ -65,7 +65,7 @@ def fetch_job(
             handover = remote.handover(number)
             spec = _here(handover.spec, url, script)
             check(spec)
-            job = _make(handover.job_id)
+            job = _make(handover)
             try:
                 _fetch(remote, number, job, handover)
             except BaseException:
@@ -101,7 +101,8 @@ def _here(spec: JobSpec, url: str, script: str | None) -> JobSpec:
     return replace(spec, env={name: os.environ[name] for name in spec.env})
 
 
-def _make(job_id: str) -> JobDir:
+def _make(handover: Handover) -> JobDir:
+    job_id = handover.job_id
     known = JobDir(home() / "jobs" / job_id)
     if known.spec.exists():
         raise ConfigError(
@@ -110,7 +111,7 @@ def _make(job_id: str) -> JobDir:
         )
     if known.path.exists():
         shutil.rmtree(known.path)  # of a command that was killed
-    return JobDir.make(job_id)
+    return JobDir.make(job_id, handover.launched_s)
 
 
 def _fetch(remote: RemoteCuts, number: int, job: JobDir, handover: Handover) -> None:

@@ -35,14 +35,14 @@ def explain(job: JobDir, console: Console) -> None:
         f"of those without only one in a while is written",
         highlight=False,
     )
-    started_s = lines[0].t if lines else 0.0
+    launched_s = job.launched_s()
     for story in stories(lines):
-        _tell(story, started_s, console)
+        _tell(story, launched_s, console)
 
 
-def _tell(story: Story, started_s: float, console: Console) -> None:
+def _tell(story: Story, launched_s: float, console: Console) -> None:
     console.print()
-    head = f"{clock(story.t - started_s):>7}  decision {story.no}: {story.what}"
+    head = f"{clock(story.t - launched_s):>7}  decision {story.no}: {story.what}"
     console.print(head, style="bold", highlight=False, markup=False)
     rows = [(part, text) for part in PARTS if (text := getattr(story, part))]
     if not console.is_terminal:

@@ -128,6 +128,7 @@ def read_last_metrics(path: Path, tail_bytes: int = 1 << 16) -> Point | None:
 
 _QUIET = frozenset(
     {
+        "launched",
         "node_started",
         "process_up",
         "process_exited",
@@ -162,6 +163,7 @@ def is_news(event: Event) -> bool:
 
 
 _SENTENCES = {
+    "launched": "the job was launched",
     "killed": "{node} is killed by order",
     "slow_node": "{node} is slow: {reason}",
     "slow_link": "a link is slow: {reason}",

@@ -36,10 +36,10 @@ class JobRow(Struct, frozen=True, kw_only=True):
     samples_per_s: float | None
     """Of the last seconds; None: it does not train."""
     started_s: float
-    """Unix time."""
+    """Unix time of its launch."""
     ended_s: float | None
     jct_s: float | None
-    """From its first start to its end, interruptions included."""
+    """From its launch to its end, interruptions included."""
     path: str
 
 
@@ -101,7 +101,7 @@ def make_row(job: JobDir, outcome: Outcome | None, status: JobStatus | None) -> 
         committed=committed,
         total=total,
         samples_per_s=rate,
-        started_s=job.spec.stat().st_mtime,
+        started_s=job.launched_s(),
         ended_s=job.outcome.stat().st_mtime if outcome else None,
         jct_s=outcome.jct_s if outcome else None,
         path=str(job.path),

@@ -112,15 +112,10 @@ def open_view(job: JobDir, console: Console) -> View:
     if console.is_terminal:
         return LiveView(job.job_id, console)
     return PlainView(
-        _started_s(job),
+        job.launched_s(),
         lambda line: print(line, flush=True),
         lambda traceback: print(traceback, file=sys.stderr, flush=True),
     )
-
-
-def _started_s(job: JobDir) -> float:
-    """When the job was first started, in Unix time: from when all its clocks count."""
-    return job.spec.stat().st_mtime
 
 
 def watch(
@@ -159,7 +154,7 @@ def watch(
 
 def await_end(job: JobDir, console: Console) -> None:
     """Wait for a job that was told to stop, and say what became of it."""
-    views: list[View] = [PlainView(_started_s(job), lambda _: None)]
+    views: list[View] = [PlainView(job.launched_s(), lambda _: None)]
     outcome = follow(job, views, Interrupts(), from_now=True, stops=False)
     if outcome is None:
         tell(console, f"job {job.job_id} is still about to end; see `paceline status`")

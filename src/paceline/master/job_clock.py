@@ -1,4 +1,4 @@
-"""The clock of one job: Unix time at its first start, counted on by a clock that nobody sets.
+"""The clock of one job: Unix time when its first master started, counted on by a steady clock.
 
 What a person, or NTP, does to the machine's clock changes no time between two events of a job.
 """
@@ -14,7 +14,7 @@ class MasterStarted(Record, frozen=True):
     """A master has begun its work on this journal."""
 
     started_s: float
-    """Unix time of the job's first start."""
+    """Unix time at which the job's first master started."""
     steady_s: float = 0.0
     """By the steady clock, the same moment."""
     boot: str = ""
@@ -54,7 +54,7 @@ class JobClock:
         return self._ahead_s + self._steady()
 
     def go_on(self, started: MasterStarted) -> None:
-        """Count on from the job's first start; on another run of the machine as its clock is."""
+        """Count on from the first master's start; on another run of the machine as its clock is."""
         self.started = started
         if self._boot and started.boot == self._boot:
             self._ahead_s = started.started_s - started.steady_s

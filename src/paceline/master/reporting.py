@@ -52,7 +52,7 @@ class Reporting:
     def __init__(
         self, job: JobDir, state: MasterState, members: Membership, monitor: Monitor
     ) -> None:
-        self._job = job
+        self._job, self._launched_s = job, job.launched_s()
         self._state, self._members, self._monitor = state, members, monitor
         self._file = LineFile(job.metrics)
         #: Every measurement at first.
@@ -126,7 +126,7 @@ class Reporting:
             )
         )
 
-    def status(self, *, started_s: float, num_events: int, ending: Ending | None) -> JobStatus:
+    def status(self, *, num_events: int, ending: Ending | None) -> JobStatus:
         """The job as it is now."""
         return describe(
             self._job.job_id,
@@ -134,12 +134,12 @@ class Reporting:
             self._members,
             self._monitor,
             master_pid=os.getpid(),
-            started_s=started_s,
+            started_s=self._launched_s,
             num_events=num_events,
             ending=ending,
         )
 
-    def outcome(self, ending: Ending, started_s: float) -> Outcome:
+    def outcome(self, ending: Ending) -> Outcome:
         """The job as it has ended."""
         kept = count_kept(self._state)
         return Outcome(
@@ -148,7 +148,7 @@ class Reporting:
             end=ending.end,
             error=ending.error,
             traceback=ending.traceback,
-            jct_s=max(0.0, ending.ended_s - started_s),
+            jct_s=max(0.0, ending.ended_s - self._launched_s),
             # What members hold beyond their last word is in the cut that they made at the end.
             committed=max(count_committed(self._state), kept),
             total=count_total(self._state) or 0,

@@ -313,7 +313,7 @@ class Master:
             self._backend.stop(name)
         if self._uploads is not None:
             await self._uploads.finish(self._outbox.flush, self._is_told_to_stop)
-        outcome = self._reporting.outcome(ending, self._wall_clock.started.started_s)
+        outcome = self._reporting.outcome(ending)
         self._reporting.measure_last(self._wall_clock())
         self.training.close()
         self._reporting.close()
@@ -641,7 +641,6 @@ class Master:
         others = (cut.cut.cut_no for cut in state.cuts.valid if cut.cut.cut_no != cut_no)
         # What nodes can do, and what their starts cost, is of this machine.
         records = [
-            MasterStarted(started_s=self._wall_clock.started.started_s),
             take(state),
             *self.members.snapshot(),
             *(CutGone(cut_no=number) for number in others),
@@ -650,6 +649,7 @@ class Master:
         return Handover(
             job_id=self._job.job_id,
             spec=msgspec.structs.replace(self._spec, env=unset),
+            launched_s=self._job.launched_s(),
             journal=tuple(map(encode, records)),
         )
 
@@ -790,7 +790,6 @@ class Master:
     def status(self) -> JobStatus:
         """The job as it is now."""
         return self._reporting.status(
-            started_s=self._wall_clock.started.started_s,
             num_events=self._outbox.events.num_lines(),
             ending=self._ending,
         )

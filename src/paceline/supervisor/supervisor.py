@@ -141,6 +141,7 @@ class Supervisor:
                 end=end,
                 error=error,
                 traceback=traceback,
+                jct_s=max(0.0, time.time() - self._job.launched_s()),
             )
             write_outcome(outcome, self._job.outcome)
 

@@ -92,7 +92,7 @@ class JobStatus(Message, frozen=True):
     samples_per_s: float
     eta_s: float | None
     started_s: float
-    """Unix time."""
+    """Unix time of the job's launch."""
     valid_cuts: tuple[int, ...]
     nodes: tuple[NodeStatus, ...]
     num_events: int

@@ -92,7 +92,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""
     traceback: str = ""
     jct_s: float = 0.0
-    """Job completion time: from the job's first start, interruptions included."""
+    """Job completion time: from the job's launch, interruptions included."""
     committed: int = 0
     total: int = 0
     kept: int | None = None

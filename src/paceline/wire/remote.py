@@ -44,6 +44,8 @@ class Handover(msgspec.Struct, frozen=True, kw_only=True):
     job_id: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*\Z")]
     spec: JobSpec
     """Without the values of its environment variables, which may be secrets."""
+    launched_s: float | None = None
+    """Unix time of its launch; None, in handovers of before: not known."""
     journal: tuple[bytes, ...]
     """Records of the master: of a job that has ended, with this cut as the only one."""
 

@@ -155,5 +155,5 @@ class LocalBackend:
 
 def open_backend(job: JobDir, spec: JobSpec) -> LocalBackend:
     """The backend of a job, as its spec asks for it; call it in a running event loop."""
-    started_s = job.spec.stat().st_mtime
-    return LocalBackend(job, lambda: spec.pending_at(time.time() - started_s))
+    launched_s = job.launched_s()
+    return LocalBackend(job, lambda: spec.pending_at(time.time() - launched_s))

@@ -81,7 +81,9 @@ class Facts(msgspec.Struct, frozen=True):
     outcome: Outcome | None
     """None: the job runs, or nobody wrote how it ended."""
     started_s: float
+    """Unix time of the job's launch, its first event."""
     ended_s: float
+    """Unix time of what is known of it last."""
     training_s: float
     """From the first time that all servers (or members) held the model to the end, without the
     time in which no process of the job was there."""
@@ -145,7 +147,7 @@ def work_out(
 ) -> Facts:
     """Work out what the events and measurements say."""
     times = [*(event.t for event in events), *(point.t for point in points)]
-    started_s, ended_s = min(times, default=0.0), max(times, default=0.0)
+    started_s, ended_s = next(iter(times), 0.0), max(times, default=0.0)
     committed = outcome.committed if outcome else (points[-1].committed if points else 0)
     lives = tuple(find_lives(events, ended_s))
     return Facts(
