@@ -28,7 +28,6 @@ class JobNow(msgspec.Struct, frozen=True, kw_only=True):
     replacing: str = ""
     restarts: dict[str, int]
     """By KILL_RESTART; of who had none, 0."""
-    lease_shares: dict[str, int] = {}
     fixed: bool = False
     by_staleness: bool = False
     short_steps: bool = True
@@ -99,9 +98,6 @@ def job_now(
         restarts={node.name: node.decided for node in members.nodes.values() if node.decided},
         pending_s=pending_s,
         since_action_s=since_action_s,
-        lease_shares={}
-        if synchronous
-        else dict(zip(plan.shares, plan.sizes_of(tuple(plan.shares)), strict=True)),
         fixed=plan.fixed,
         by_staleness=plan.by_staleness,
         short_steps=synchronous and not state.plans.whole,

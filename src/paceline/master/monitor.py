@@ -368,7 +368,6 @@ class Monitor:
             kind=hardware.kind,
             batch_limit=_batch_limit(history.profile, hardware.memory_bytes),
             profile=history.profile,
-            lease_share=job.lease_shares.get(name, 0),
             short=history.short(now_s),
             long=history.long(now_s),
             regime=history.regime(now_s),

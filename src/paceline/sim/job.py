@@ -67,10 +67,8 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     partial: Partial
     replacing: str = ""
     """The server whose successor starts."""
-    lease_shares: dict[str, int] = {}
-    """Asynchronous: of the `AdjustBatch` in force."""
     fixed: bool = False
-    """Asynchronous: that `AdjustBatch` is a fixed one."""
+    """Asynchronous: the `AdjustBatch` in force is a fixed one."""
 
 
 class Control(Protocol):
@@ -292,9 +290,6 @@ class Job:
                 left_out=left_out, chunks=plan.chunks, late=plan.late, grace_s=plan.grace_s
             ),
             replacing=self.replacing,
-            lease_shares={}
-            if self.plans.synchronous
-            else dict(zip(plan.shares, plan.sizes_of(tuple(plan.shares)), strict=True)),
             fixed=plan.fixed,
         )
 

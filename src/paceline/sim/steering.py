@@ -130,7 +130,6 @@ class Steering:
             shares=now.workers,
             servers=tuple(server_names(scenario.servers)),
             replacing=now.replacing,
-            lease_shares=now.lease_shares,
             fixed=now.fixed,
             backup=now.backup,
             left_out=now.partial.left_out,

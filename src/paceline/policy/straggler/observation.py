@@ -26,8 +26,6 @@ class WorkerSeen(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Largest batch that leaves 5 % of its memory free; None: not known."""
     profile: tuple[Profiled, ...] = ()
     """What batches took that were asked for by `Profile`, by size, ascending."""
-    lease_share: int = 0
-    """Asynchronous: its share in the `AdjustBatch` in force; 0: none is."""
     short: Pace | None = None
     """Over L_trans; None: nothing measured in it, as after a restart."""
     long: Pace | None = None

@@ -17,13 +17,11 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from paceline.policy.straggler import chance, restarts, solvers
+from paceline.policy.straggler import chance, restarts
 from paceline.policy.straggler.actions import (
-    AdjustBatch,
     AnyAction,
     KillRestart,
     Partial,
-    Share,
 )
 from paceline.policy.straggler.division import Step, in_force
 from paceline.policy.straggler.fleet import Fleet
@@ -45,11 +43,7 @@ _MIN_SERVER_ITERATIONS = 2
 """However many updates they have: the first one of a fresh server is not like the others."""
 _UNTOLD_GAIN = 0.1
 """Part of a step that a change must save before it is known how iterations scatter."""
-_UNTOLD_LEASE_CHANGE = 0.5
-"""The same of somebody's leases."""
 _MINUTE_S = 60.0
-_LEASE_SHARE = 1000
-"""Of a worker like the others; only ratios count."""
 
 
 class Auto(Solution, frozen=True):
@@ -63,8 +57,6 @@ class Auto(Solution, frozen=True):
     growth: Annotated[float, Meta(gt=1)] = 2.0
     """A worker gets at most so many times its present, or an even, share: nobody knows what it
     takes for more."""
-    min_lease_change: Part = 0.1
-    """Asynchronous: leases are granted at another rate when somebody's changes by this part."""
     slowness: Annotated[float, Meta(gt=1)] = 1.1
     """Who is restarted takes at least so many times what is usual."""
     min_iterations: Annotated[int, Meta(ge=1)] = 20
@@ -93,7 +85,7 @@ class Auto(Solution, frozen=True):
         fleet = Fleet.of(seen.workers, scatter)
         if seen.mode in SYNCHRONOUS:
             return self._synchronous(seen, fleet, scatter)
-        return self._asynchronous(seen, fleet, scatter)
+        return self._asynchronous(seen, fleet)
 
     def _may_change(self, seen: Observation) -> bool:
         """Whether the job has a change of plan left."""
@@ -146,7 +138,8 @@ class Auto(Solution, frozen=True):
 
     # ------------------------------------------------------------------------ asp, ssp
 
-    def _asynchronous(self, seen: Observation, fleet: Fleet, scatter: float) -> list[AnyAction]:
+    def _asynchronous(self, seen: Observation, fleet: Fleet) -> list[AnyAction]:
+        """Restarts alone: the master sizes leases by what was measured, so they follow speed."""
         waits_s = np.array(
             [
                 max(worker.short.bpt_s - worker.short.compute_s, 0.0) if worker.short else 0.0
@@ -158,10 +151,6 @@ class Auto(Solution, frozen=True):
         wait_s = float(np.median(waits_s)) if seen.mode == "asp" else 0.0
         times_s = fleet.times_s(fleet.shares) + wait_s
         usual_s = fleet.usual_delays_s + fleet.usual_slopes_s * sizes + wait_s
-        actions: list[AnyAction] = []
-        if self._may_change(seen):
-            least = self.min_lease_change if scatter else _UNTOLD_LEASE_CHANGE
-            actions += self._leases(seen, sizes / times_s, max(self.min_lease_change, least))
         gain, absence = _asynchronous_gains(seen.mode, sizes, times_s, usual_s)
         latency_s = restarts.latency_s(seen, seen.worker_restart)
         candidates = restarts.worker_candidates(
@@ -175,22 +164,7 @@ class Auto(Solution, frozen=True):
         if seen.mode == "ssp":  # everybody goes at the pace of the slowest
             iteration_s = float(times_s.max()) + _round_trip_s(seen)
         left_s = _steps_left(seen) * iteration_s / len(seen.workers)
-        return actions + self._restarts(seen, candidates, left_s, iteration_s)
-
-    def _leases(self, seen: Observation, speeds: Floats, least: float) -> list[AnyAction]:
-        """Leases in proportion to speed, where somebody's changes by this part at least."""
-        total = _LEASE_SHARE * len(seen.workers)
-        sizes = solvers.level(np.zeros(len(speeds)), 1.0 / speeds, total)
-        present = np.array([worker.lease_share or _LEASE_SHARE for worker in seen.workers])
-        change = np.abs(sizes - present) / sizes
-        if change.max() < least:
-            return []
-        shares = {
-            worker.node: Share(size)
-            for worker, size in zip(seen.workers, sizes.tolist(), strict=True)
-        }
-        slowest = seen.workers[int(speeds.argmin())].node
-        return [AdjustBatch(shares=shares, reason=f"leases by speed; {slowest} is the slowest")]
+        return [*self._restarts(seen, candidates, left_s, iteration_s)]
 
     # ----------------------------------------------------------------------------- both
 
