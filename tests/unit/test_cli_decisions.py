@@ -45,6 +45,7 @@ from paceline.policy.straggler.observation import (
     WorkerSeen,
 )
 from paceline.policy.straggler.registry import solution
+from paceline.policy.straggler.solution import Compared, Solution
 
 T0 = 1_795_000_000.0
 COST = RestartCost(pending_s=2.0, start_s=3.5, rebuild_s=1.0, restore_s=0.25)
@@ -334,8 +335,32 @@ def test_a_wait_for_data_is_told_where_it_is_a_part_of_a_batch_to_speak_of() -> 
     )
     slow = msgspec.structs.replace(seen, workers=(seen.workers[0], reading))
     action = BackupWorkers(count=1)
-    assert "waited" not in seen_of(action, seen)
-    assert seen_of(action, slow).endswith("worker-1 waited 200.0 ms of each batch for its data")
+    assert "waited" not in seen_of(Solution(), action, seen)
+    assert seen_of(Solution(), action, slow).endswith(
+        "worker-1 waited 200.0 ms of each batch for its data"
+    )
+
+
+def test_what_a_rule_has_looked_at_is_told_in_its_own_words() -> None:
+    class Asked(Solution, frozen=True):
+        def compared(self, seen: Observation, action: AnyAction) -> Compared:
+            times_s = {worker.node: 0.3 for worker in seen.workers[1:]}
+            return Compared(times_s=times_s, usual_s=0.1, verb="takes")
+
+    seen = observation(0.5, 0.1)
+    told = "worker-1 takes 300.0 ms, 3.0 times the usual 100.0 ms"
+    assert seen_of(Asked(), KillRestart(node="worker-1"), seen) == told
+    assert seen_of(Asked(), BackupWorkers(count=1), seen) == told
+    assert seen_of(Asked(), KillRestart(node="worker-0"), seen) == "", "it was not measured"
+
+
+def test_windows_are_not_mixed() -> None:
+    seen = observation(0.1, 0.5)
+    fresh = msgspec.structs.replace(seen.workers[0], long=None, short=pace(0.3))
+    seen = msgspec.structs.replace(seen, workers=(fresh, seen.workers[1]))
+    assert seen_of(Solution(), KillRestart(node="worker-1"), seen) == "worker-1 took 500.0 ms"
+    told = "worker-0 took 300.0 ms, the other 500.0 ms, 0.6 times as long"
+    assert seen_of(Solution(), KillRestart(node="worker-0"), seen) == told
 
 
 def test_whether_a_restart_has_cured_is_told() -> None:

@@ -368,6 +368,33 @@ def test_a_restart_says_what_it_gains_and_costs() -> None:
     assert "times the usual" in restart.reason
 
 
+def with_short(seen: Observation, place: int, compute_s: float) -> Observation:
+    """Over the short window a worker took that; its regime is as it was."""
+    workers = list(seen.workers)
+    short = msgspec.structs.replace(workers[place].short, compute_s=compute_s)
+    workers[place] = msgspec.structs.replace(workers[place], short=short)
+    return msgspec.structs.replace(seen, workers=tuple(workers))
+
+
+def test_nobody_is_called_slow_to_whom_the_same_decision_gives_more() -> None:
+    seen = with_short(seen_job([2.0, 2.0, 3.5, 2.0]), 0, 9.0)
+    auto = Auto(max_restarts=0)
+    (action,) = [action for action in auto.decide(seen) if isinstance(action, AdjustBatch)]
+    assert action.shares["w0"].batch_size > EVEN > action.shares["w2"].batch_size
+    compared = auto.compared(seen, action)
+    assert max(compared.times_s, key=lambda node: compared.times_s[node]) == "w2"
+    assert compared.times_s["w0"] == pytest.approx(2.0)
+
+
+def test_a_restart_is_told_by_the_times_that_its_reason_has() -> None:
+    seen = with_short(seen_job([2.0, 2.0, 6.0, 2.0]), 2, 2.5)
+    (restart,) = [one for one in Auto().decide(seen) if isinstance(one, KillRestart)]
+    compared = Auto().compared(seen, restart)
+    assert compared.usual_s is not None
+    slowness = compared.times_s["w2"] / compared.usual_s
+    assert restart.reason.startswith(f"{slowness:.2f} times the usual")
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -306,6 +306,17 @@ def test_dd_measures_five_sizes_of_every_class_and_then_divides() -> None:
     assert isinstance(action, AdjustBatch)
 
 
+def test_what_is_told_of_an_action_is_what_the_rule_looked_at() -> None:
+    seen = mixed(MEASURED)
+    (action,) = DD.decide(seen)
+    compared = DD.compared(seen, action).times_s
+    assert compared["w7"] > compared["w0"] == pytest.approx(batch_s("V100", 96))
+    seen = job([1.0, 1.0, 1.1])
+    (action,) = LbBsp().decide(seen)
+    assert LbBsp().compared(seen, action).times_s == pytest.approx({"w0": 1, "w1": 1, "w2": 1.1})
+    assert LbBsp().compared(job([1.0, None]), action).times_s == {"w0": 1.0}
+
+
 def test_dd_does_not_measure_what_the_slowest_class_never_gets() -> None:
     sizes = (12, 24, 48, 96)
     measured = {kind: {size: batch_s(kind, size) for size in sizes} for kind in SPEEDS}

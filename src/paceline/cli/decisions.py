@@ -11,7 +11,6 @@ import msgspec
 from paceline.base.errors import ConfigError
 from paceline.cli.history import Tail
 from paceline.cli.wording import counted, milliseconds, seconds, speed
-from paceline.policy.stats.windows import Pace
 from paceline.policy.straggler.actions import (
     AdjustBatch,
     AdjustRate,
@@ -34,7 +33,9 @@ from paceline.policy.straggler.decision_log import (
     decode,
     describe_cost,
 )
-from paceline.policy.straggler.observation import Observation, ServerSeen
+from paceline.policy.straggler.observation import Observation
+from paceline.policy.straggler.registry import solution
+from paceline.policy.straggler.solution import Compared, Solution
 
 WAIT_SHARE = 0.05
 """A wait that is a smaller part of a batch's time is not told."""
@@ -81,19 +82,18 @@ def stories(lines: Sequence[AnyLine]) -> list[Story]:
     """What there is to tell, in order; decisions without actions are not."""
     told: list[Story] = []
     after = _After(lines)
-    solution = ""
+    name, asked = "", Solution()
     for line in lines:
         match line:
             case Begun():
-                solution = line.solution
+                name, asked = line.solution, _installed(line)
             case Failed():
                 last = line.traceback.strip().rpartition("\n")[2] or line.kind
-                told.append(Story(t=line.t, no=line.no, what=f"{solution} failed", rule=last))
+                told.append(Story(t=line.t, no=line.no, what=f"{name} failed", rule=last))
             case Decided():
-                told += [
-                    _story(solution, line, index, action, after)
-                    for index, action in enumerate(line.actions)
-                ]
+                for index, action in enumerate(line.actions):
+                    seen = seen_of(asked, action, line.observation)
+                    told.append(_story(name, seen, line, index, action, after))
             case _:
                 pass
     return told
@@ -121,14 +121,24 @@ class _After:
                     pass
 
 
-def _story(solution: str, decided: Decided, index: int, action: AnyAction, after: _After) -> Story:
+def _installed(begun: Begun) -> Solution:
+    """The solution of a log, to be asked what it looked at; where it is not here, any."""
+    try:
+        return solution(begun.solution, begun.args)
+    except ConfigError:
+        return Solution()
+
+
+def _story(
+    name: str, seen: str, decided: Decided, index: int, action: AnyAction, after: _After
+) -> Story:
     key = (decided.no, index)
     return Story(
         t=decided.t,
         no=decided.no,
         what=name_of(action),
-        seen=seen_of(action, decided.observation),
-        rule=f"{solution}: {action.reason}",
+        seen=seen,
+        rule=f"{name}: {action.reason}",
         expected=expected_of(action, decided.observation),
         became=_became(decided, after.refused.get(key), after.effect.get(key)),
         outcome=_outcome(after.measured.get(key), after.helped.get(key)),
@@ -178,17 +188,17 @@ def _size(share: Share) -> str:
 # --------------------------------------------------------------------------- parts of a story
 
 
-def seen_of(action: AnyAction, seen: Observation) -> str:
-    """Who was slow against whom: the node of the action, or the slowest worker."""
-    if isinstance(action, KillRestart) and action.node.startswith("server"):
-        return _compared(action.node, {one.node: _server_s(one) for one in seen.servers})
-    if isinstance(action, KillRestart):
-        own_s = {w.node: _compute_s(w.long or w.short) for w in seen.workers}
-        return "; ".join(filter(None, [_compared(action.node, own_s), _waits(seen)]))
-    times_s = {worker.node: _compute_s(worker.short or worker.long) for worker in seen.workers}
-    known = {node: time_s for node, time_s in times_s.items() if time_s is not None}
-    told = _compared(max(known, key=lambda node: known[node]), times_s) if known else ""
-    return "; ".join(filter(None, [told, _waits(seen)]))
+def seen_of(asked: Solution, action: AnyAction, seen: Observation) -> str:
+    """Who was slow against whom, by the times that the rule looked at.
+
+    That is the node of the action, or else the slowest worker.
+    """
+    compared = asked.compared(seen, action)
+    times_s = compared.times_s
+    slowest = max(times_s, key=lambda name: times_s[name], default="")
+    node = action.node if isinstance(action, KillRestart) else slowest
+    waits = "" if node.startswith("server") else _waits(seen)
+    return "; ".join(filter(None, [_compared(node, compared), waits]))
 
 
 def _waits(seen: Observation) -> str:
@@ -206,12 +216,15 @@ def _waits(seen: Observation) -> str:
     return "; ".join(told)
 
 
-def _compared(node: str, times_s: dict[str, float | None]) -> str:
-    own_s = times_s.get(node)
-    others = [time_s for name, time_s in times_s.items() if name != node and time_s is not None]
-    if own_s is None:
+def _compared(node: str, compared: Compared) -> str:
+    times_s, usual_s = compared.times_s, compared.usual_s
+    others = [time_s for name, time_s in times_s.items() if name != node]
+    if node not in times_s:
         return ""
-    told = f"{node} took {milliseconds(own_s)}"
+    own_s = times_s[node]
+    told = f"{node} {compared.verb} {milliseconds(own_s)}"
+    if usual_s:
+        return f"{told}, {own_s / usual_s:.1f} times the usual {milliseconds(usual_s)}"
     if not others:
         return told
     mean_s = sum(others) / len(others)
@@ -219,15 +232,6 @@ def _compared(node: str, times_s: dict[str, float | None]) -> str:
     if len(others) == 1:
         return f"{told}, the other {milliseconds(mean_s)}{times}"
     return f"{told}, the {len(others)} others {milliseconds(mean_s)} on average{times}"
-
-
-def _compute_s(pace: Pace | None) -> float | None:
-    return pace.compute_s if pace else None
-
-
-def _server_s(server: ServerSeen) -> float | None:
-    pace = server.long or server.short
-    return pace.server_s if pace else None
 
 
 def expected_of(action: AnyAction, seen: Observation) -> str:

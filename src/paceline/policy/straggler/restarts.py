@@ -87,11 +87,11 @@ def cures(outcomes: Iterable[RestartOutcome], role: str) -> float:
 
 def slowness(seen: Observation, node: str) -> float | None:
     """How many times the usual a node takes; None: it is not measured, or there is no other."""
-    servers = {each.node: each.regime for each in seen.servers}
-    if node in servers:
-        times_s = {name: _mean_s(regime) for name, regime in servers.items() if regime}
-        usual_s = float(np.median(list(times_s.values()))) if len(times_s) > 1 else 0.0
-        return times_s[node] / usual_s if node in times_s and usual_s else None
+    if any(each.node == node for each in seen.servers):
+        times_s, usual_s = server_times_s(seen)
+        if len(times_s) < 2 or node not in times_s or not usual_s:
+            return None
+        return times_s[node] / usual_s
     workers = [each for each in seen.workers if each.regime is not None]
     names = [each.node for each in workers]
     if node not in names or len(names) < 2:
@@ -99,6 +99,12 @@ def slowness(seen: Observation, node: str) -> float | None:
     fleet, index = Fleet.measured(workers), names.index(node)
     expected_s = fleet.usual_delays_s + fleet.usual_slopes_s * fleet.shares
     return float(fleet.times_s(fleet.shares)[index] / expected_s[index])
+
+
+def server_times_s(seen: Observation) -> tuple[dict[str, float], float]:
+    """What each measured server takes for its own work of an iteration, and the usual; s."""
+    times_s = {each.node: _mean_s(each.regime) for each in seen.servers if each.regime is not None}
+    return times_s, float(np.median(list(times_s.values()))) if times_s else 0.0
 
 
 def worth_while(
@@ -158,8 +164,7 @@ def server_candidates(seen: Observation, rule: Rule, step_s: float) -> list[Cand
         start_s = cost.latency_s - cost.pending_s
         cost_s = cost.stall_s + start_s / (len(seen.workers) + len(seen.servers))
     known = [(server, server.regime) for server in seen.servers if server.regime is not None]
-    times_s = [_mean_s(regime) for _, regime in known]
-    usual_s = float(np.median(times_s)) if times_s else 0.0
+    times_s, usual_s = server_times_s(seen)
     return [
         Candidate(
             node=server.node,
@@ -171,7 +176,7 @@ def server_candidates(seen: Observation, rule: Rule, step_s: float) -> list[Cand
             cost_s=max(cost_s, step_s),
             delay_s=latency_s(seen, cost),
         )
-        for (server, regime), time_s in zip(known, times_s, strict=True)
+        for (server, regime), time_s in zip(known, times_s.values(), strict=True)
         if time_s >= rule.slowness * usual_s > 0.0
         and not _is_starved(server.short, time_s - usual_s)
         and time_s - usual_s > _SIGMAS * regime.scatter * time_s / math.sqrt(regime.iterations)

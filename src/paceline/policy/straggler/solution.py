@@ -10,8 +10,8 @@ from typing import Annotated, ClassVar
 import msgspec
 from msgspec import Meta
 
-from paceline.policy.straggler.actions import AdjustBatch, AnyAction, Share
-from paceline.policy.straggler.observation import Observation, WorkerSeen
+from paceline.policy.straggler.actions import AdjustBatch, AnyAction, KillRestart, Share
+from paceline.policy.straggler.observation import Observation, ServerSeen, WorkerSeen
 
 Steps = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(ge=0)]
@@ -19,6 +19,17 @@ Part = Annotated[float, Meta(gt=0, lt=1)]
 
 MODES = ("bsp", "ssp", "asp", "allreduce")
 SYNCHRONOUS = ("bsp", "allreduce")
+
+
+class Compared(msgspec.Struct, frozen=True, kw_only=True):
+    """The times that a rule has held against each other, for people who ask why it acted."""
+
+    times_s: dict[str, float]
+    """Seconds by node; those that it did not look at are missing."""
+    usual_s: float | None = None
+    """What the action's node was held against; None: the others' mean."""
+    verb: str = "took"
+    """Between a node and its time."""
 
 
 class Solution(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -38,6 +49,25 @@ class Solution(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def decide(self, seen: Observation) -> list[AnyAction]:
         """What to do now; an empty list is NONE."""
         raise NotImplementedError(f"{type(self).__name__} does not say how it decides")
+
+    def compared(self, seen: Observation, action: AnyAction) -> Compared:
+        """The times behind one of its actions, which `paceline explain` shows.
+
+        Unless a solution says otherwise, those of the short window; of a restart the long window,
+        where it is full.
+        """
+        restarted = action.node if isinstance(action, KillRestart) else ""
+        on_servers = restarted.startswith("server")
+        nodes: tuple[WorkerSeen | ServerSeen, ...] = seen.servers if on_servers else seen.workers
+        is_long = any(each.node == restarted and each.long is not None for each in nodes)
+        windows = ((each.node, each.long if is_long else each.short) for each in nodes)
+        return Compared(
+            times_s={
+                node: pace.server_s if on_servers else pace.compute_s
+                for node, pace in windows
+                if pace is not None
+            }
+        )
 
 
 def adjusted(

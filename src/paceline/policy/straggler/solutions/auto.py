@@ -28,6 +28,7 @@ from paceline.policy.straggler.fleet import Fleet
 from paceline.policy.straggler.observation import Observation
 from paceline.policy.straggler.solution import (
     SYNCHRONOUS,
+    Compared,
     Part,
     Seconds,
     Solution,
@@ -87,6 +88,31 @@ class Auto(Solution, frozen=True):
             return self._synchronous(seen, fleet, scatter)
         return self._asynchronous(seen, fleet)
 
+    def compared(self, seen: Observation, action: AnyAction) -> Compared:
+        """What each node takes since its last change point; see `Solution.compared`.
+
+        Where work is divided, what it is expected to take while the division lasts.
+        """
+        known = [worker.regime is not None for worker in seen.workers]
+        server_times_s, server_s = restarts.server_times_s(seen)
+        if isinstance(action, KillRestart) and action.node in server_times_s:
+            return Compared(times_s=server_times_s, usual_s=server_s, verb="takes")
+        if not any(known):
+            return super().compared(seen, action)
+        regimes = [worker.regime for worker in seen.workers if worker.regime is not None]
+        fleet = Fleet.of(seen.workers, chance.scatter(regimes))
+        names = [worker.node for worker in seen.workers]
+        times, usual = _paces_s(seen, fleet)
+        verb, usual_s = "takes", None
+        if isinstance(action, KillRestart):
+            usual_s = float(usual[names.index(action.node)])
+        elif seen.mode in SYNCHRONOUS:
+            times = fleet.expected(fleet.lasting(seen)).times_s(fleet.shares)
+            verb = "is expected to take"
+        measured = zip(names, times.tolist(), known, strict=True)
+        times_s = {name: time_s for name, time_s, is_known in measured if is_known}
+        return Compared(times_s=times_s, usual_s=usual_s, verb=verb)
+
     def _may_change(self, seen: Observation) -> bool:
         """Whether the job has a change of plan left."""
         recent = sum(ago_s < _MINUTE_S for ago_s in seen.changes_s)
@@ -98,9 +124,8 @@ class Auto(Solution, frozen=True):
         actions: list[AnyAction] = []
         if self._may_change(seen):
             actions += self._divide(seen, fleet, scatter)
-        even = np.full(len(seen.workers), seen.global_batch / len(seen.workers))
-        usual_s = fleet.usual_delays_s + fleet.usual_slopes_s * even
-        slowness = (fleet.delays_s + fleet.slopes_s * even) / usual_s
+        times_s, usual_s = _paces_s(seen, fleet)
+        slowness = times_s / usual_s
         slow = np.flatnonzero(slowness >= self.slowness).tolist()
         gain, cost_s = np.zeros(len(usual_s)), np.zeros(len(usual_s))
         # What a worker costs as it is now, however long that lasts.
@@ -140,17 +165,8 @@ class Auto(Solution, frozen=True):
 
     def _asynchronous(self, seen: Observation, fleet: Fleet) -> list[AnyAction]:
         """Restarts alone: the master sizes leases by what was measured, so they follow speed."""
-        waits_s = np.array(
-            [
-                max(worker.short.bpt_s - worker.short.compute_s, 0.0) if worker.short else 0.0
-                for worker in seen.workers
-            ]
-        )
         sizes = fleet.shares.astype(np.float64)
-        # In SSP a fast worker waits for the slowest, and its waits say nothing about itself.
-        wait_s = float(np.median(waits_s)) if seen.mode == "asp" else 0.0
-        times_s = fleet.times_s(fleet.shares) + wait_s
-        usual_s = fleet.usual_delays_s + fleet.usual_slopes_s * sizes + wait_s
+        times_s, usual_s = _paces_s(seen, fleet)
         gain, absence = _asynchronous_gains(seen.mode, sizes, times_s, usual_s)
         latency_s = restarts.latency_s(seen, seen.worker_restart)
         candidates = restarts.worker_candidates(
@@ -188,6 +204,20 @@ class Auto(Solution, frozen=True):
             min_slow_s=self.min_slow_s,
             max_restarts=self.max_restarts,
         )
+
+
+def _paces_s(seen: Observation, fleet: Fleet) -> tuple[Floats, Floats]:
+    """What each worker takes for an even share of a step, or for a contribution, and the usual."""
+    sizes, wait_s = fleet.shares.astype(np.float64), 0.0
+    if seen.mode in SYNCHRONOUS:
+        sizes = np.full(len(seen.workers), seen.global_batch / len(seen.workers))
+    elif seen.mode == "asp":
+        # In SSP a fast worker waits for the slowest, and its waits say nothing about itself.
+        paces = [worker.short for worker in seen.workers]
+        waits_s = [max(pace.bpt_s - pace.compute_s, 0.0) if pace else 0.0 for pace in paces]
+        wait_s = float(np.median(waits_s))
+    usual_s = fleet.usual_delays_s + fleet.usual_slopes_s * sizes
+    return fleet.times_s(sizes) + wait_s, usual_s + wait_s
 
 
 def _steps_left(seen: Observation) -> float:

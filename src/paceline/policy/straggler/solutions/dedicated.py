@@ -17,7 +17,7 @@ from paceline.base.errors import ConfigError
 from paceline.policy.straggler import solvers
 from paceline.policy.straggler.actions import AdjustBatch, AnyAction, Profile, Share
 from paceline.policy.straggler.observation import Observation, WorkerSeen
-from paceline.policy.straggler.solution import SYNCHRONOUS, Part, Solution, Steps
+from paceline.policy.straggler.solution import SYNCHRONOUS, Compared, Part, Solution, Steps
 
 _WORSE = 1.02
 """What is in force stays as long as no step by other shares is faster by as much."""
@@ -55,15 +55,26 @@ class Dedicated(Solution, frozen=True):
         """What to measure next; then ADJUST_BS, unless it is in force."""
         if seen.mode not in SYNCHRONOUS:
             return []
-        kinds: dict[str, list[WorkerSeen]] = {}
-        for worker in seen.workers:
-            kinds.setdefault(worker.kind, []).append(worker)
+        kinds = _by_kind(seen.workers)
         sizes, enough = self._sizes(kinds, seen)
         missing = self._missing(kinds, sizes, enough)
         if missing:
             return [Profile(sizes=missing, steps=self.num_steps, reason="not yet measured")]
         classes = {kind: self._class(workers, sizes[kind]) for kind, workers in kinds.items()}
         return self._divide(seen, kinds, classes)
+
+    def compared(self, seen: Observation, action: AnyAction) -> Compared:
+        """A step by the measured curve of each worker's class; see `Solution.compared`."""
+        kinds = _by_kind(seen.workers)
+        sizes, enough = self._sizes(kinds, seen)
+        if self._missing(kinds, sizes, enough):
+            return Compared(times_s={})
+        curves = {kind: self._class(workers, sizes[kind]) for kind, workers in kinds.items()}
+        times_s = {
+            worker.node: curves[worker.kind].step_s(Share(worker.batch_size, worker.accumulation))
+            for worker in seen.workers
+        }
+        return Compared(times_s=times_s, verb="takes, as measured,")
 
     def _divide(
         self,
@@ -164,6 +175,13 @@ class Dedicated(Solution, frozen=True):
             if size is not None:
                 found |= {worker.node: size for worker in kinds[kind]}
         return found
+
+
+def _by_kind(workers: Iterable[WorkerSeen]) -> dict[str, list[WorkerSeen]]:
+    kinds: dict[str, list[WorkerSeen]] = {}
+    for worker in workers:
+        kinds.setdefault(worker.kind, []).append(worker)
+    return kinds
 
 
 def _fitting(sizes: list[int], workers: list[WorkerSeen]) -> list[int]:

@@ -11,7 +11,7 @@ import numpy as np
 from paceline.policy.straggler import solvers
 from paceline.policy.straggler.actions import AnyAction
 from paceline.policy.straggler.observation import Observation
-from paceline.policy.straggler.solution import SYNCHRONOUS, Solution, adjusted
+from paceline.policy.straggler.solution import SYNCHRONOUS, Compared, Solution, adjusted
 
 
 class LbBsp(Solution, frozen=True):
@@ -34,3 +34,11 @@ class LbBsp(Solution, frozen=True):
         except solvers.Infeasible:
             return []
         return adjusted(seen.workers, sizes.tolist(), "in proportion to the smoothed speeds")
+
+    def compared(self, seen: Observation, action: AnyAction) -> Compared:
+        """Each worker's batch at its smoothed speed; see `Solution.compared`."""
+        paces = [(worker.node, worker.short) for worker in seen.workers]
+        times_s = {
+            node: pace.samples / pace.smoothed for node, pace in paces if pace and pace.smoothed
+        }
+        return Compared(times_s=times_s, verb="takes, smoothed,")
