@@ -339,10 +339,11 @@ def outcome(before: float) -> RestartOutcome:
     return RestartOutcome(role="worker", before=before, after=1.0)
 
 
-def wrote(jobs: Path, number: int, *lines: bytes) -> Path:
-    """A job that ended at second `number` and left these lines."""
+def wrote(jobs: Path, number: int, *lines: bytes, backend: str = "local") -> Path:
+    """A job of a backend that ended at second `number` and left these lines."""
     path = jobs / f"job-{number:03d}" / HELPED
     path.parent.mkdir(parents=True)
+    (path.parent / "job.json").write_text(f'{{"backend":"{backend}","new":1}}')
     path.write_bytes(b"".join(lines))
     os.utime(path, (number, number))
     return path
@@ -356,6 +357,7 @@ def test_a_full_disk_delays_what_a_restart_has_done_and_ends_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "job-1").mkdir()
+    (tmp_path / "job-1" / "job.json").write_text("{}")
     edge = Edge(tmp_path / "job-1", monkeypatch, lambda _: [])
     opened, full = Path.open, True
 
@@ -368,14 +370,25 @@ def test_a_full_disk_delays_what_a_restart_has_done_and_ends_nobody(
     edge.edge._do([Write(line=Helped(t=1e9, no=1, index=0, outcome=outcome(3.0)))])
     full = False
     edge.edge.tick(1.0)
-    assert read_outcomes(tmp_path) == [outcome(3.0)]
+    assert read_outcomes(tmp_path, "local") == [outcome(3.0)]
 
 
 def test_outcomes_of_the_newest_jobs_are_read_the_oldest_first(tmp_path: Path) -> None:
     for number in reversed(range(1, REMEMBERED_JOBS + 3)):
         wrote(tmp_path, number, line(number), b'{"role":"wor')
-    read = [one.before for one in read_outcomes(tmp_path)]
+    read = [one.before for one in read_outcomes(tmp_path, "local")]
     assert read == [float(number) for number in range(3, REMEMBERED_JOBS + 3)]
+
+
+def test_what_restarts_did_on_another_backend_prices_none_of_this_one(tmp_path: Path) -> None:
+    wrote(tmp_path, 1, line(1.0))
+    for number in range(2, REMEMBERED_JOBS + 4):
+        wrote(tmp_path, number, line(number), backend="kubernetes")
+    wrote(tmp_path, 90, line(90.0))
+    (wrote(tmp_path, 91, line(91.0)).parent / "job.json").write_text("torn")
+    assert [one.before for one in read_outcomes(tmp_path, "local")] == [1.0, 90.0]
+    read = [one.before for one in read_outcomes(tmp_path, "kubernetes")]
+    assert read == [float(number) for number in range(4, REMEMBERED_JOBS + 4)]
 
 
 @pytest.mark.parametrize("vanishes", ["stat", "read_bytes"])
@@ -396,4 +409,4 @@ def test_a_job_that_is_removed_meanwhile_is_passed_over(
     listed = list(tmp_path.glob(f"*/{HELPED}"))
     monkeypatch.setattr(Path, "glob", lambda *_: listed)
     monkeypatch.setattr(Path, vanishes, vanish)
-    assert [one.before for one in read_outcomes(tmp_path)] == [1.0, 2.0, 4.0]
+    assert [one.before for one in read_outcomes(tmp_path, "local")] == [1.0, 2.0, 4.0]

@@ -5,6 +5,7 @@ master goes on meanwhile; the answer comes back as a fact.
 """
 
 import contextlib
+import itertools
 import logging
 import math
 import os
@@ -19,6 +20,7 @@ from typing import get_args
 import msgspec
 
 from paceline.base.errors import ConfigError
+from paceline.base.jobdir import JobDir
 from paceline.master.controller import (
     MAX_OUTCOMES,
     Ask,
@@ -91,9 +93,8 @@ class Deciding:
         self._scene, self._post, self._tell = scene, post, tell
         period = period_of(spec, self._solution)
         self._helped = LineFile(log.with_name(HELPED))
-        self.controller = Controller(
-            period, wall_clock, first_no=_continue(log), outcomes=read_outcomes(log.parent.parent)
-        )
+        outcomes = read_outcomes(log.parent.parent, spec.backend)
+        self.controller = Controller(period, wall_clock, first_no=_continue(log), outcomes=outcomes)
         self._log = LineFile(log)
         self._begun = Begun(
             t=wall_clock(),
@@ -195,23 +196,40 @@ class Deciding:
             self._tell("solution_failed", f"{line.kind} (see logs/master.log); the job goes on")
 
 
-def read_outcomes(jobs: Path) -> list[RestartOutcome]:
-    """Read what restarts have done in the newest jobs of a folder, the oldest first.
+class _Placed(msgspec.Struct, frozen=True):
+    """Of a job's spec, whatever its version, where its nodes are."""
 
-    All jobs of a folder have one backend. Files and lines that cannot be read are passed over.
+    backend: str = "local"
+
+
+def read_outcomes(jobs: Path, backend: str) -> list[RestartOutcome]:
+    """Read what restarts have done on a backend, in the newest jobs of a folder, the oldest first.
+
+    Files and lines that cannot be read are passed over.
 
     Args:
         jobs: the folder of all jobs.
+        backend: as in a spec; what a restart is worth on another one says nothing here.
     """
     files: list[tuple[float, Path]] = []
     for path in jobs.glob(f"*/{HELPED}"):
         with contextlib.suppress(OSError):  # `paceline rm` may remove a job meanwhile
             files.append((path.stat().st_mtime, path))
+    newest_first = (path for _, path in sorted(files, reverse=True))
+    placed = (path for path in newest_first if _backend_of(path.parent) == backend)
     outcomes: list[RestartOutcome] = []
-    for _, path in sorted(files)[-REMEMBERED_JOBS:]:
+    for path in reversed(list(itertools.islice(placed, REMEMBERED_JOBS))):
         with contextlib.suppress(OSError):
             outcomes += _outcomes_in(path.read_bytes())
     return outcomes[-MAX_OUTCOMES:]
+
+
+def _backend_of(job: Path) -> str | None:
+    """The backend of a job; None: its spec cannot be read."""
+    try:
+        return msgspec.json.decode(JobDir(job).spec.read_bytes(), type=_Placed).backend
+    except (OSError, msgspec.MsgspecError):
+        return None
 
 
 def _outcomes_in(data: bytes) -> list[RestartOutcome]:
