@@ -106,11 +106,14 @@ class Process:
         path = folder / f"{node}.ledger"
         self.ledger, self.reader = StepLedgerWriter(path, inc), StepLedgerReader(path)
         self.address = ""
-        self.announced = threading.Event()
+        self.announced, self.repeated = threading.Event(), threading.Event()
 
     def announce(self, address: str) -> None:
         self.address = address
         self.announced.set()
+
+    def repeat_announcement(self) -> None:
+        self.repeated.set()
 
     def keep_link(self) -> bool:
         return True

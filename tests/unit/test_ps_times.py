@@ -72,3 +72,8 @@ def test_a_pull_that_is_asked_for_anew_has_not_been_under_way_before(
     pulling = Pulling(None, None, 1)  # type: ignore[arg-type]
     pulling.ask_again(None, 2)  # type: ignore[arg-type]
     assert pulling.start_s == 5.0
+
+
+def test_a_server_without_anything_to_do_says_that_it_lives(tmp_path: Path) -> None:
+    with world(tmp_path, workers=1, steps=1) as job:
+        assert job.process.repeated.wait(5.0)

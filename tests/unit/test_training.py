@@ -13,6 +13,7 @@ from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
 from paceline.base.samples import Span
 from paceline.master.cadence import Cadence
+from paceline.master.hangs import Hang
 from paceline.master.membership import Membership
 from paceline.master.monitor import Monitor
 from paceline.master.outbox import Outbox
@@ -31,6 +32,7 @@ from paceline.wire.messages.node import (
     CutMade,
     EvaluateResult,
     FenceAnswer,
+    Finished,
     InitialWritten,
     Joined,
     LeaseRequest,
@@ -204,6 +206,38 @@ class Job:
 @pytest.fixture
 def job(tmp_path: Path) -> Job:
     return Job(tmp_path)
+
+
+def report_silence(job: Job, inc: int, silent_s: float) -> None:
+    facts = NodeFacts(inc=inc, silent_s=silent_s)
+    job.monitor.heartbeat(NODES[inc - 1], facts, job.now_s)
+
+
+def test_a_worker_beside_servers_that_neither_speaks_nor_works_hangs(job: Job) -> None:
+    report_silence(job, WORKER, 12.0)
+    assert job.training.find_hang(10.0, job.now_s) is None, "it has not begun to speak"
+    job.evaluate(WORKER)
+    assert job.training.find_hang(20.0, job.now_s) is None
+    found = job.training.find_hang(10.0, job.now_s)
+    assert found == Hang(("worker-0",), 12.0, silent=True)
+    job.members.script_returned(Finished(inc=WORKER, joined=True))
+    assert job.training.find_hang(10.0, job.now_s) is None, "its script is over"
+
+
+def test_a_server_that_neither_speaks_nor_works_hangs_but_not_while_it_loads_a_cut(
+    job: Job,
+) -> None:
+    job.now_s = 100.0
+    report_silence(job, SERVERS[1], 12.0)
+    found = job.training.find_hang(10.0, job.now_s)
+    assert found == Hang(("server-1",), 12.0, silent=True)
+    job.training.start_epoch(CutChosen(0, []), job.now_s)
+    assert job.training.find_hang(10.0, job.now_s) is None
+    for inc in SERVERS:
+        job.say(Restored(epoch_no=job.state.epoch_no, inc=inc))
+    assert job.training.find_hang(10.0, job.now_s) is None, "what was reported is of before"
+    job.now_s += 11.0
+    assert job.training.find_hang(10.0, job.now_s) == found
 
 
 def test_with_servers_every_batch_counts_so_none_is_profiled(job: Job) -> None:

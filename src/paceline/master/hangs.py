@@ -1,9 +1,10 @@
-"""Which member of an all-reduce group hangs, by what the agents say of all of them. Pure.
+"""Which process hangs, by what the agents say of all of them. Pure.
 
-A member that hangs makes all others wait, so a slow step alone says nothing: one is taken to hang
-when it has been in its part of a step for longer than the bound while every other one waits.
-Outside of a step, as where it hands its state over or takes over another's, one that says nothing
-is: it has a thread that speaks twice per second, unless it is stopped, or waits with its lock held.
+A member of a group that hangs makes all others wait, so a slow step alone says nothing: one is
+taken to hang when it has been in its part of a step for longer than the bound while every other one
+waits. Outside of a step, as where it hands its state over or takes over another's, one that says
+nothing is; so are a worker beside servers, and a server. Each has a thread that speaks at least
+once per second, unless it is stopped, or waits with its lock held.
 """
 
 from collections.abc import Collection, Mapping

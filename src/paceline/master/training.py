@@ -53,6 +53,7 @@ from paceline.master.state import MasterState
 from paceline.master.status import count_committed
 from paceline.policy.straggler.actions import AnyAction, KillRestart, Profile
 from paceline.wire.cut import patience_s, sealed_at
+from paceline.wire.messages.agent import NodeFacts
 from paceline.wire.messages.base import CutRef, Server
 from paceline.wire.messages.feeds import Feed
 from paceline.wire.messages.group import Profiled
@@ -381,8 +382,23 @@ class Training:
         raise NotImplementedError
 
     def find_hang(self, bound_s: float, now_s: float) -> Hang | None:
-        """Whom all others wait for. Of a worker beside servers the monitor tells."""
-        return None
+        """Who does not get on, if anybody.
+
+        Args:
+            bound_s: as long as a step may take.
+            now_s: of the master's clock.
+        """
+        raise NotImplementedError
+
+    def _facts_of(self, incs: Iterable[int]) -> dict[str, NodeFacts]:
+        """The newest of these lives, but of those that are about to end."""
+        found = {}
+        for inc in incs:
+            node = self._members.node_of(inc)
+            seen = self._monitor.nodes.get(node.name) if node else None
+            if node and not node.returned and seen and seen.facts.inc == inc:
+                found[node.name] = seen.facts
+        return found
 
     def meet_anew(self, reason: str) -> None:
         """Nobody hangs, and nobody gets on: what connects the members is broken."""

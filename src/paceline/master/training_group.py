@@ -17,7 +17,6 @@ from paceline.master.records import (
 )
 from paceline.master.training import CutChosen, Parts, Training
 from paceline.policy.straggler.actions import Profile
-from paceline.wire.messages.agent import NodeFacts
 from paceline.wire.messages.group import Broken, JoinGroup, Progress, Stopped
 from paceline.wire.messages.node import (
     NodeUp,
@@ -162,7 +161,7 @@ class GroupTraining(Training):
         While one forms: who does not even say that it has stopped.
         """
         group = self.state.group
-        members = self._facts_of(group)
+        members = self._facts_of(member.inc for member in group.members)
         silent = find_silent(members, bound_s)
         if silent is not None:
             return silent
@@ -185,15 +184,6 @@ class GroupTraining(Training):
         if hang is not None and not hang.nodes and group.sharded:  # they cannot meet anew
             return msgspec.structs.replace(hang, nodes=tuple(sorted(members)))
         return hang
-
-    def _facts_of(self, group: Group) -> dict[str, NodeFacts]:
-        """The newest of its members that are not about to end."""
-        found = {}
-        for member in group.members:
-            node, seen = self._members.node_of(member.inc), self._monitor.nodes.get(member.node)
-            if node and not node.returned and seen and seen.facts.inc == member.inc:
-                found[member.node] = seen.facts
-        return found
 
     def _find_unheard(self, group: Group, since_s: float) -> Hang | None:
         """Who does not say that it has stopped, though it was told to do so at once."""

@@ -6,6 +6,7 @@ Epochs that servers begin, moves that do not get on, and what a lost worker had 
 from paceline.base.disk import describe, is_refusal
 from paceline.base.errors import ConfigError
 from paceline.base.samples import SampleSet, Span
+from paceline.master.hangs import Hang, find_silent
 from paceline.master.held_by_servers import HeldByServers
 from paceline.master.records import (
     EpochStarted,
@@ -55,6 +56,8 @@ class ServerTraining(Training):
         #: When the server that joins has last answered, or when that began to matter.
         self._joiner_said_s = 0.0
         self._lost_work = LostWork()
+        #: When servers were last seen to load a cut.
+        self._loading_s = 0.0
 
     # ------------------------------------------------------------------ messages
 
@@ -147,6 +150,22 @@ class ServerTraining(Training):
                 reason = f"{moving.begun.new.node}: {what} for {patience_s:.0f} s"
                 self._outbox.tell("move_given_up", reason=reason)
                 self._do(state.give_up_move())
+
+    # ------------------------------------------------------------------ who does not get on
+
+    def find_hang(self, bound_s: float, now_s: float) -> Hang | None:
+        """Find who neither speaks nor works; a slow one is the solution's affair.
+
+        Servers say nothing while they load a cut, however long storage takes, and what their agents
+        last reported may still be of that time.
+        """
+        state = self.state
+        if state.restoring:
+            self._loading_s = now_s
+        incs = self._known()
+        if state.map is not None and now_s - self._loading_s > bound_s:
+            incs |= {server.inc for server in state.map.servers}
+        return find_silent(self._facts_of(incs), bound_s)
 
     # ------------------------------------------------------------------ cuts and epochs
 

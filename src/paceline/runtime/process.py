@@ -100,6 +100,7 @@ class Process:
         files = NodeFiles(job, up.node)
         self._files = files
         self._record(up)
+        self._announced = up
         self.link = NodeLink(files.socket, up)
         self.ledger = StepLedgerWriter(files.ledger, up.inc)
 
@@ -150,10 +151,14 @@ class Process:
 
     def announce(self, address: str) -> None:
         """A server: say, now and at every reconnect, where its data plane listens."""
-        up = self._up(address)
-        self._record(up)
+        self._announced = self._up(address)
+        self._record(self._announced)
         self.link.close()
-        self.link = NodeLink(self._files.socket, up)
+        self.link = NodeLink(self._files.socket, self._announced)
+
+    def repeat_announcement(self) -> None:
+        """A server that has nothing else to say: it lives."""
+        self.link.send(self._announced)
 
     def keep_link(self) -> bool:
         """Call between steps: reconnects to the agent if it was lost; never waits.

@@ -285,6 +285,9 @@ class Server:
             if now != self.reported or now_s >= self.report_at_s + REPORT_ANYWAY_S:
                 self.reported, self.report_at_s = now, now_s + REPORT_S
                 self.process.link.send(self.state.progress())
+        elif now_s >= self.report_at_s:
+            self.report_at_s = now_s + REPORT_ANYWAY_S
+            self.process.repeat_announcement()
 
     def _let_go(self) -> None:
         """Forget fenced workers, pulls that will not be answered, and servers that are gone.
