@@ -1,5 +1,6 @@
 """The loop over work whose owner changes its mind, overlaps, withdraws and stops."""
 
+import copy
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -351,6 +352,27 @@ def test_two_loops_see_different_orders_and_each_epoch_too() -> None:
             optimizer.step()
             orders.append(tuple(batch.ids.tolist()))
     assert len(set(orders)) == 4
+
+
+def test_after_a_loop_the_script_computes_on_what_its_last_step_made() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1, dtype=torch.float64)
+    expected = copy.deepcopy(model)
+    job = Job(HeldElsewhere(Alone(JobSpec(script="train.py"))))
+    optimizer, expected_optimizer = SGD(model.parameters(), 0.1), SGD(expected.parameters(), 0.1)
+    job.prepare(model, optimizer)
+    rows = torch.randn(NUM_SAMPLES, 4, dtype=torch.float64)
+    for _epoch in range(2):
+        for batch in job.batches(TensorRows(x=rows), batch_size=16, shuffle=False):
+            model(batch.x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        for part in rows.split(16):
+            expected(part).square().mean().backward()
+            expected_optimizer.step()
+            expected_optimizer.zero_grad()
+        with torch.no_grad():
+            torch.testing.assert_close(model(rows), expected(rows))
 
 
 def test_a_look_up_under_no_grad_takes_no_gradient() -> None:

@@ -168,7 +168,11 @@ class Loop:
             self._trainer.keep_script(self._schedule.before, news)
 
     def _complete(self) -> None:
-        """All of the feed is in the model: have the script there, also if others trained it."""
+        """All of the feed is in the model: have the script there, also if others trained it.
+
+        What it computes before it asks for more, as a loss on held-out data, is on these values.
+        """
+        self._model.load(self._trainer.dense())
         if self._joining.is_due:
             # The newest, which may be of a later feed: what comes in that takes over once more.
             found = self._trainer.script(None)
