@@ -113,6 +113,24 @@ def test_each_loss_is_an_incident_with_what_was_done_and_what_it_cost() -> None:
     assert (EVENTFUL.num_relaunches, EVENTFUL.num_restores) == (2, 1)
 
 
+def test_a_worker_that_left_its_loop_while_others_trained_on_is_named() -> None:
+    left = Event(5.4, "left_loop", "worker-0", 2, "at step 7")
+    told = facts(*START, left, *END, outcome=FINISHED)
+    words = "worker-0 left its loop over job.batches at step 7, the others trained on"
+    assert f"at 0:05 {words}." in paragraph(told)
+    assert "Nothing went wrong" not in paragraph(told)
+    together = structs.replace(left, t=11.5)  # all left it, or it was the last step
+    assert facts(*START, together, *END, outcome=FINISHED).incidents == ()
+
+
+@pytest.mark.parametrize("node", ["worker-0", "worker-1"])
+def test_what_only_the_first_worker_does_is_missing_where_it_was_left_out(node: str) -> None:
+    left = Event(5.4, "left_out", node, 2, "it has another model")
+    told = paragraph(facts(*START, left, *END, outcome=FINISHED))
+    assert f"it has another model, {node} was left out, the others went on" in told
+    assert ("where job.is_chief was not done" in told) == (node == "worker-0")
+
+
 def test_every_life_of_a_node_has_its_bar_and_its_end() -> None:
     ends = {(life.node, life.inc): life.how for life in EVENTFUL.lives}
     assert ends == {

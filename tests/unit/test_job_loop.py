@@ -532,3 +532,36 @@ def test_a_position_is_known_on_servers_too() -> None:
         optimizer.zero_grad()
         found.append(job.step)
     assert [*found, job.step] == [0, 1, 1, 2, 2, 3, 3, 4, 4]
+
+
+class Late(Alone):
+    """A life that comes when all is trained: nothing is left for it."""
+
+    def __init__(self, trained: Alone) -> None:
+        super().__init__(JobSpec(script="train.py"))
+        self.trained = trained
+
+    def next_work(self, feed: int) -> Work | None:
+        return None
+
+    def dense(self) -> Mapping[str, Any]:
+        return self.trained.dense()
+
+
+def trained(trainer: Alone) -> nn.Linear:
+    torch.manual_seed(0)
+    model = nn.Linear(1, 1)
+    job = Job(HeldElsewhere(trainer))
+    optimizer = SGD(model.parameters(), lr=0.1)
+    job.prepare(model, optimizer)
+    for x in job.batches(torch.ones(NUM_SAMPLES, 1), batch_size=16):
+        model(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model
+
+
+def test_a_life_that_had_no_batch_goes_on_with_the_trained_model() -> None:
+    trainer = Alone(JobSpec(script="train.py"))
+    model = trained(trainer)
+    assert torch.equal(trained(Late(trainer)).weight, model.state_dict()["weight"])

@@ -338,6 +338,19 @@ def test_a_returned_script_is_finished_and_not_started_again() -> None:
     assert later.members.all_finished()
 
 
+def test_a_worker_that_left_its_loop_is_told_once_unless_it_was_told_to_leave() -> None:
+    job = Job(num_workers=2)
+    left = Finished(inc=job.run("worker-0"), left_step=5)
+    assert job.members.script_returned(left) == [
+        Tell("left_loop", "worker-0", left.inc, "at step 5")
+    ]
+    assert job.members.script_returned(left) == []
+    job.run("worker-1")
+    job.members.nodes["worker-1"].leaving = True
+    inc = job.members.nodes["worker-1"].inc
+    assert job.members.script_returned(Finished(inc=inc, left_step=9)) == []
+
+
 @pytest.mark.parametrize("how", ["live", "restarted", "compacted"])
 def test_a_worker_that_is_refused_is_not_started_again_and_not_awaited(how: str) -> None:
     job = Job(num_workers=2)

@@ -13,13 +13,18 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
+from torch import nn
+from torch.optim import SGD
 
 import paceline as pl
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
 from paceline.base.node_files import NodeFiles
 from paceline.runtime import process as process_module
+from paceline.runtime.alone.strategy import HeldHere
 from paceline.runtime.exchange import Exchange
+from paceline.runtime.job import Job
 from paceline.runtime.process import (
     AgentLost,
     Process,
@@ -54,6 +59,31 @@ def test_a_process_goes_on_without_an_agent_for_a_while_only(
         process.keep_link()
     assert lost.value.code == process_module.EXIT_NO_AGENT
     assert not isinstance(lost.value, Exception)
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_loop_that_the_script_has_left_is_told_with_the_step(
+    process: Process, monkeypatch: pytest.MonkeyPatch, leaves: bool
+) -> None:
+    model = nn.Linear(1, 1)
+    optimizer = SGD(model.parameters(), lr=0.1)
+
+    def script(_: JobSpec) -> None:
+        job = Job(HeldHere(JobSpec(script="train.py")))
+        job.prepare(model, optimizer)
+        for number, x in enumerate(job.batches(torch.ones(64, 1), batch_size=16)):
+            process.step = 40 + number
+            model(x).sum().backward()
+            optimizer.step()
+            if leaves and number == 1:
+                break
+
+    monkeypatch.setattr(process_module, "_current", process)
+    monkeypatch.setattr(process_module, "_run_to_its_end", script)
+    sent: list[object] = []
+    monkeypatch.setattr(process.link, "send", sent.append)
+    assert process_module.run_script(process) == 0
+    assert sent == [Finished(inc=7, joined=False, left_step=41 if leaves else None)]
 
 
 def test_sigterm_asks_for_a_stop_and_does_no_more(process: Process) -> None:

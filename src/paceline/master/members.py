@@ -8,7 +8,7 @@ import msgspec
 from paceline.master.exits import Judged, is_echo
 from paceline.master.records import Record
 from paceline.wire.messages.agent import ExitEvidence, StartProcess
-from paceline.wire.messages.node import ProcessUp, ScriptError
+from paceline.wire.messages.node import Finished, ProcessUp, ScriptError
 
 # --------------------------------------------------------------------------- records
 
@@ -283,6 +283,14 @@ class Node(msgspec.Struct):
             traceback=judged.users_traceback if blamed else "",
             exit=exit_,
         )
+
+    def told_return(self, message: Finished) -> list[Tell]:
+        """Take in that its script has returned; what there is to tell of that."""
+        again, self.returned = self.returned, True
+        self.joined |= message.joined
+        if again or message.left_step is None:
+            return []
+        return [Tell("left_loop", self.name, self.inc, f"at step {message.left_step}")]
 
     def remember(self, sign: tuple[str, int] | None) -> None:
         """Keep how a life ended, and how often in a row lives have."""

@@ -454,12 +454,11 @@ class Membership:
         if node is not None:
             node.error = message
 
-    def script_returned(self, message: Finished) -> None:
+    def script_returned(self, message: Finished) -> list[Act]:
         """The script came to its end; that of the process follows."""
         node = self._by_inc.get(message.inc)
-        if node is not None:
-            node.returned = True
-            node.joined |= message.joined
+        told = [] if node is None else node.told_return(message)
+        return [*told] if node is not None and self._wanted(node) else []
 
     def process_exited(
         self, message: ProcessExited, now_s: float, *, any_committed: bool

@@ -479,7 +479,7 @@ class Master:
             case ScriptError():
                 self.members.script_error(body)
             case Finished():
-                self.members.script_returned(body)
+                self._act(self.members.script_returned(body))
             case Checked():
                 self._node_checked(name, body)
             case _:

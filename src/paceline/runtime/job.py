@@ -326,13 +326,19 @@ class Job:
     ) -> Iterator[Any]:
         if self._looping:
             raise ConfigError("two loops over job.batches run at once; finish one, then the other")
-        self._looping = True
+        from paceline.runtime.process import current
+
+        self._looping, process = True, current()
+        if process is not None:
+            process.open_loops += 1
         try:
             self._check_node()
             with make_loader() as loader, growth or nullcontext():
                 line = self._strategy.source_line
                 reader = Reader(loader, feed, line, partial(self._begin_stream, feed))
                 yield from self._strategy.train(feed, reader, ahead)
+            if process is not None:
+                process.open_loops -= 1
         finally:
             self._looping = False
 

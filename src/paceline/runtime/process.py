@@ -88,6 +88,8 @@ class Process:
         self._terminated = False
         self.told_to_stop = False
         """It was the master's word: the job ends, so an unfinished loop is no failure."""
+        self.open_loops = 0
+        """Loops over job.batches that have begun and did not come to their end."""
         self._hand_over: Callable[[], None] | None = None
         self.at_end: Callable[[], None] = _nothing
         """Ends the thread that uses the link, so that the main thread can."""
@@ -310,7 +312,8 @@ def run_script(process: Process) -> int:
     if process.stop_requested and not process.told_to_stop:
         return EXIT_TERMINATED  # somebody else's SIGTERM: the work is not finished
     process.at_end()
-    process.link.send(Finished(inc=process.inc, joined=process.joined))
+    left_step = process.step if process.open_loops else None
+    process.link.send(Finished(inc=process.inc, joined=process.joined, left_step=left_step))
     return 0
 
 

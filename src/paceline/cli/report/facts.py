@@ -14,6 +14,7 @@ from paceline.base.jobdir import JobDir
 from paceline.base.processes import is_locked
 from paceline.cli.decisions import Story, read_log, stories
 from paceline.cli.history import Event, Point, read_events, read_metrics
+from paceline.cli.watch import CHIEF
 from paceline.wire import spec as specs
 from paceline.wire.outcome import Outcome, read_outcome
 from paceline.wire.spec import JobSpec
@@ -264,7 +265,11 @@ def find_incidents(events: Sequence[Event], points: Sequence[Point]) -> Iterator
                 yield _incident(event, "state restored", done, back_s, points, undone)
             case "left_out":
                 done = f"{event.node} was left out, the others went on"
+                if event.node == CHIEF:
+                    done += "; what the script does where job.is_chief was not done"
                 yield _incident(event, event.reason, done, None, points)
+            case "left_loop":
+                yield from _left_alone(event, points)
             case "diverged":
                 back_s = _next(later, *_TRAINING)
                 done = "those that differ copied from the others" if back_s else "nobody went on"
@@ -284,6 +289,14 @@ def _incident(
     away_s = None if back_s is None else back_s - event.t
     stall_s = stalled_s(event.t, points)
     return Incident(event.t, what, done, away_s=away_s, stalled_s=stall_s, undone=undone)
+
+
+def _left_alone(event: Event, points: Sequence[Point]) -> Iterator[Incident]:
+    """A worker that left its loop while others trained on, for a second at least."""
+    after = next((point for point in points if point.t > event.t), None)
+    if after is not None and points[-1].committed > after.committed:
+        what = f"{event.node} left its loop over job.batches {event.reason}"
+        yield Incident(event.t, what, "the others trained on")
 
 
 _TRAINING = ("restored", "group_runs")
