@@ -308,6 +308,18 @@ def test_who_waits_for_a_peer_that_does_not_come_gives_up() -> None:
         store.get("0/1")
 
 
+def test_a_member_that_leaves_in_mid_operation_is_no_text_of_torch_s() -> None:
+    def act(group: Group) -> str:
+        if group.rank:
+            group.drop()
+            return ""
+        with pytest.raises(GroupOver) as over:
+            group.sum(torch.ones(2)).wait()
+        return str(over.value)
+
+    assert in_group(2, act)[0].endswith(" left the group")
+
+
 def test_numbers_of_all_members_are_told_to_all() -> None:
     told = in_group(3, lambda group: group.gather([group.rank, 7]).wait())
     assert told == [[[0, 7], [1, 7], [2, 7]]] * 3

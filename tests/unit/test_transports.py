@@ -24,9 +24,9 @@ from paceline.runtime.collective import group as group_module
 from paceline.runtime.collective import transports
 from paceline.runtime.collective.group import BREAKING, Group
 from paceline.runtime.collective.store import GroupOver, PeerStore
-from paceline.runtime.collective.transports import DIRECT, Gloo, Nccl
+from paceline.runtime.collective.transports import DIRECT, SOCKETS, Gloo, Nccl
 from paceline.wire.messages.group import Member, RunGroup
-from tests.unit.test_reducer import averaged, in_group
+from tests.unit.test_reducer import MEMBERS, averaged, in_group
 
 ALONE = RunGroup(epoch_no=1, inc=0, group=1, step=0, members=(Member(0, "worker-0", ""),))
 
@@ -194,6 +194,43 @@ def ended(group: FakeNccl) -> bool:
     return group.aborted.wait(10.0)
 
 
+GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] "
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        # Ports 30000 and 12345 with their two bytes exchanged, as gloo prints them.
+        ("Connection closed by peer [127.0.0.1]:12405. GLHF!", "worker-1 left the group"),
+        ("Read error [10.0.0.2]:14640: Connection reset by peer.", "worker-2 left the group"),
+        ("Connection closed by peer [127.0.0.1]:30000.", "worker-1 left the group"),
+        ("Connection closed by peer [10.0.0.9]:30000.", "another worker left the group"),
+        ("Timed out waiting 10000ms for recv operation", "another worker did not answer in time"),
+        ("connectFullMesh failed: [10.0.0.2]:14640 refused", "worker-2 was not reached"),
+    ],
+)
+def test_a_broken_group_is_told_by_the_names_of_its_members(said: str, told: str) -> None:
+    run = RunGroup(epoch_no=1, inc=0, group=1, step=0, members=MEMBERS)
+    store = PeerStore(lambda _key, _value: None, 10.0)
+    store.put(f"{SOCKETS}/1", b'[["127.0.0.1", 4], ["127.0.0.1", 30000]]')
+    store.put(f"{SOCKETS}/2", b'[["10.0.0.2", 12345]]')
+    assert str(Group(run, 0, store).over(RuntimeError(GLOO + said))) == told
+
+
+def test_who_did_not_come_in_time_is_named() -> None:
+    run = RunGroup(epoch_no=1, inc=0, group=1, step=0, members=MEMBERS)
+    store = PeerStore(lambda _key, _value: None, 0.05)
+    group = Group(run, 0, store)
+    group.begin("127.0.0.1")
+    with pytest.raises(GroupOver, match=r"^worker-1 was not reached in time$"):
+        group.wait()
+    group.drop()
+
+
+def test_what_another_error_says_of_a_group_stays() -> None:
+    assert str(alone().over(RuntimeError("CUDA error: 7"))) == "CUDA error: 7"
+
+
 def test_members_meet_in_the_store(nccl: type[FakeNccl]) -> None:
     in_group(2, lambda _: None)
     assert {one.rank for one in nccl.made} == {0, 1}
@@ -221,7 +258,7 @@ def test_what_has_failed_is_raised(nccl: type[FakeNccl]) -> None:
     (work,) = nccl.made[0].works
     work.told = c10d.WorkResult.COMM_ERROR
     work.over.set()
-    with pytest.raises(RuntimeError, match="lost a member"):
+    with pytest.raises(GroupOver, match="lost a member"):
         operation.wait()
     group.drop()
 

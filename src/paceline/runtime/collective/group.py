@@ -5,6 +5,8 @@ from one device to another where that can be (`transports`). Who waits for an op
 whether its group was dropped: not all waits in torch's groups end when these do.
 """
 
+import logging
+import re
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -12,13 +14,14 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 
 from paceline.runtime.collective.links import measure_links
 from paceline.runtime.collective.store import GroupOver, PeerStore
-from paceline.runtime.collective.transports import DIRECT, LONGEST_S, Gloo, Transport
+from paceline.runtime.collective.transports import DIRECT, LONGEST_S, SOCKETS, Gloo, Transport
 from paceline.wire.messages.checks import Link
 from paceline.wire.messages.group import RunGroup
 
@@ -30,6 +33,12 @@ LOOK_S = 0.05
 BREAKING = (RuntimeError, GroupOver)
 """What torch raises when a group is over, and what we do."""
 CPU = torch.device("cpu")
+_OF_GLOO = re.compile(r"gloo|connection (closed|reset|refused)|broken pipe", re.IGNORECASE)
+_LATE = re.compile(r"time(d )?[ -]?out", re.IGNORECASE)
+_UNREACHED = re.compile(r"connect(ing|FullMesh| timeout)|refused", re.IGNORECASE)
+_ADDRESS = re.compile(r"\[([^]\s]+)\]:(\d+)")
+
+_log = logging.getLogger(__name__)
 
 
 class Group:
@@ -87,8 +96,43 @@ class Group:
                 self._direct.connect(host)
                 self._tensors = self._direct
         except Exception as error:  # noqa: BLE001 - whatever it is, there is no group
-            self._failure = GroupOver(str(error))
+            self._failure = self.over(error)
         self._settled.set()
+
+    def over(self, error: Exception) -> GroupOver:
+        """Why the group is over, by the names of its members; torch's words go to the debug log."""
+        _log.debug("group_over group=%d error=%s", self.run.group, error)
+        missing = [self.run.members[rank].node for rank in self._ranks(self._store.missing)]
+        if missing:
+            were = "was" if len(missing) == 1 else "were"
+            return GroupOver(f"{', '.join(missing)} {were} not reached in time")
+        return GroupOver(self._in_words(str(error)))
+
+    def _ranks(self, keys: Sequence[str]) -> list[int]:
+        """The members that were to set these, by the rank with which gloo's keys end."""
+        ends = (key.rpartition("/")[2] for key in keys)
+        return sorted({int(end) for end in ends if end.isdecimal() and int(end) < self.size})
+
+    def _in_words(self, said: str) -> str:
+        if not _OF_GLOO.search(said):
+            return said
+        peer = self._peer_in(said) or "another worker"
+        if _UNREACHED.search(said):
+            return f"{peer} was not reached"
+        return f"{peer} did not answer in time" if _LATE.search(said) else f"{peer} left the group"
+
+    def _peer_in(self, said: str) -> str:
+        """The member whose address an error names; empty: none is known to have it."""
+        named = set()
+        for host, text in _ADDRESS.findall(said):
+            # Gloo prints the port of IPv4 as it is on the wire: with its two bytes exchanged.
+            port = int(text) & 0xFFFF
+            named |= {(host, port), (host, port >> 8 | (port & 0xFF) << 8)}
+        for rank, member in enumerate(self.run.members):
+            told = self._store.peek(f"{SOCKETS}/{rank}")
+            if told and named & set(msgspec.json.decode(told, type=list[tuple[str, int]])):
+                return member.node
+        return ""
 
     def _are_apart(self, place: int) -> bool:
         """Whether all members can use their devices, and no two of them have one."""
@@ -154,6 +198,8 @@ class Group:
         def run() -> None:
             try:
                 done.set_result(self._gloo.begin(act))
+            except BREAKING as error:
+                done.set_exception(self.over(error))
             except Exception as error:  # noqa: BLE001 - raised where it is waited for
                 done.set_exception(error)
 
@@ -184,7 +230,10 @@ class Operation:
 
     def __init__(self, group: Group, carrier: Transport, act: Callable[[Any], Any]) -> None:
         self._group, self._carrier = group, carrier
-        self._work = carrier.begin(act)
+        try:
+            self._work = carrier.begin(act)
+        except RuntimeError as error:
+            raise group.over(error) from error
 
     @property
     def is_over(self) -> bool:
@@ -195,15 +244,17 @@ class Operation:
         """Return when it is done, here and not only in what a device was given to do.
 
         Raises:
-            RuntimeError: the group is over (torch's own error).
-            GroupOver: it was dropped, and the operation forgotten.
+            GroupOver: the group is over; or it was dropped, and the operation forgotten.
         """
         while not self.is_over and not self._group.is_dropped:
             self._carrier.pause(self._work, LOOK_S)
         # Also what is over by now: what is aborted says that it is completed, and is not.
         if self._group.is_dropped:
             raise GroupOver("the group was dropped")
-        self._carrier.result(self._work)
+        try:
+            self._carrier.result(self._work)
+        except RuntimeError as error:
+            raise self._group.over(error) from error
 
 
 class Gathering:

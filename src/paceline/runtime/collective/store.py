@@ -30,6 +30,8 @@ class PeerStore(Store):
         self._values: dict[str, bytes] = {}
         self._changed = threading.Condition()
         self._over = False
+        self.missing: tuple[str, ...] = ()
+        """Keys that did not come in time."""
 
     def put(self, key: str, value: bytes) -> None:
         """What a peer has set."""
@@ -42,6 +44,11 @@ class PeerStore(Store):
         with self._changed:
             self._over = True
             self._changed.notify_all()
+
+    def peek(self, key: str) -> bytes | None:
+        """A value, where it is there."""
+        with self._changed:
+            return self._values.get(key)
 
     # Called by torch, from C++.
 
@@ -67,6 +74,7 @@ class PeerStore(Store):
             while not self._over and not all(key in self._values for key in keys):
                 left_s = deadline_s - time.monotonic()
                 if left_s <= 0:
+                    self.missing = tuple(key for key in keys if key not in self._values)
                     raise GroupOver(f"no {', '.join(keys)} within {self._patience_s:.0f} s")
                 self._changed.wait(left_s)
             if self._over:

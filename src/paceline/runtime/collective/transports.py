@@ -22,6 +22,7 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
+import msgspec
 import torch
 from torch._C import _distributed_c10d as c10d
 
@@ -29,6 +30,8 @@ from paceline.base.interfaces import interface_of
 from paceline.runtime.collective.store import GroupOver, PeerStore
 from paceline.wire.spec import JobSpec
 
+SOCKETS = "sockets"
+"""Key, before a rank, of the addresses from which that member is connected."""
 CONNECT_S = 10.0
 """A member that does not connect within this has a reason of which its agent will tell."""
 LONGEST_S = 24 * 3600.0
@@ -141,6 +144,9 @@ class Gloo(Transport):
         options._devices = [gloo.create_device(hostname=host)]
         built = gloo(self._store, self._rank, self._size, options)
         self._sockets = _sockets_since(before)
+        # Gloo's errors name a peer by its address only.
+        ours = [sock.getsockname()[:2] for sock in self._sockets]
+        self._store.set(f"{SOCKETS}/{self._rank}", msgspec.json.encode(ours))
         return built
 
     def pause(self, work: Any, limit_s: float) -> None:
