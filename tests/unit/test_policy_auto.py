@@ -195,13 +195,25 @@ def test_nothing_is_decided_before_anything_was_measured() -> None:
     assert Auto().decide(seen_job([2.0], workers=workers, global_batch=3 * EVEN)) == []
 
 
+@pytest.mark.parametrize("mode", ["bsp", "allreduce"])
+def test_a_single_iteration_tells_of_nobody_that_it_is_slow(mode: str) -> None:
+    def decided(iterations: int) -> bool:
+        workers = tuple(
+            seen_worker(index, time_s, iterations=iterations)
+            for index, time_s in enumerate([2.0, 3.0, 9.0])
+        )
+        seen = msgspec.structs.replace(seen_job([2.0, 3.0, 9.0], mode=mode), workers=workers)
+        return Auto().decide(seen) != []
+
+    assert not decided(1)
+    assert decided(2)
+
+
 def test_nothing_is_decided_while_somebody_may_be_slow_in_the_first_iteration() -> None:
     first = tuple(seen_worker(index, time_s, iterations=1) for index, time_s in enumerate([2, 3]))
     silent = WorkerSeen(node="w2", batch_size=EVEN)
     seen = seen_job([2.0, 3.0, 2.0])
     assert Auto().decide(msgspec.structs.replace(seen, workers=(*first, silent))) == []
-    told = seen_worker(2, 9.0, iterations=1)
-    assert Auto().decide(msgspec.structs.replace(seen, workers=(*first, told)))
 
 
 def test_the_whole_step_is_divided() -> None:

@@ -80,6 +80,17 @@ def test_the_expected_loss_is_held_against_the_cost() -> None:
     assert restarted(candidate(cost_s=1.01 * expected_s), left_s=left_s) == []
 
 
+def test_what_it_costs_if_it_does_not_cure_is_part_of_the_price() -> None:
+    """The new process gets an even share, and is waited for until it is seen to be slow."""
+    expected_s = UNTRIED * 0.1 * 100.0 * math.log1p(9.0)
+    for futile_s, due in ((0.9, ["w0"]), (1.1, [])):
+        each = dataclasses.replace(
+            candidate(cost_s=0.5 * expected_s),
+            futile_s=futile_s * 0.5 * expected_s / (1.0 - UNTRIED),
+        )
+        assert restarted(each, left_s=900.0) == due
+
+
 @pytest.mark.parametrize("age_s", [10.0, 30.0, 1000.0])
 def test_it_is_no_later_than_ski_rental_and_never_for_more_than_is_left(age_s: float) -> None:
     ski_rental = candidate(age_s=age_s, cost_s=0.1 * age_s)
@@ -194,8 +205,14 @@ def test_whose_machine_does_other_work_is_let_be(stolen_s: float, restarted: boo
     pace = Pace(iterations=50, seconds=100.0, samples=1.0, compute_s=2.0, stolen_s=stolen_s)
     regime = Regime(since_s=0.0, iterations=100, points=(Point(1, 100, 2.0),))
     slow = WorkerSeen(node="w0", batch_size=1, short=pace, regime=regime)
-    arrays = (np.array([2.0]), np.array([0.5]), np.array([1.0]))
-    found = worker_candidates(job(workers=(slow,)), Rule(), *arrays)
+    found = worker_candidates(
+        job(workers=(slow,)),
+        Rule(),
+        slowness=np.array([2.0]),
+        gain=np.array([0.5]),
+        cost_s=np.array([1.0]),
+        futile_s=np.array([0.0]),
+    )
     assert [each.node for each in found] == ["w0"] * restarted
 
 

@@ -23,6 +23,8 @@ _LEAST_SLOPE = 1e-3
 """Of the usual time per sample: no cost is taken for independent of the batch size."""
 _UNKNOWN_SCATTER = 0.1
 """What may be chance, relative, as long as it is not known how iterations scatter."""
+_LEAST_ITERATIONS = 2
+"""A single iteration that took long, for once, is not a worker that has become slow."""
 _MEDIAN = 0.675
 """Of the size of a normal value, in deviations."""
 PLAN_S = 30.0
@@ -91,7 +93,7 @@ class Fleet:
         apart_s = np.abs(fleet.times_s(fleet.shares) - usual_s)
         apart = float(np.median(apart_s / np.maximum(usual_s, 1e-9)))
         by_chance = np.maximum(_by_chance(workers, scatter, apart), _starved(workers))
-        alike = apart_s <= by_chance * usual_s
+        alike = (apart_s <= by_chance * usual_s) | _changed_just_now(workers)
         return dataclasses.replace(
             fleet,
             delays_s=np.where(alike, fleet.usual_delays_s, fleet.delays_s),
@@ -178,6 +180,16 @@ def _by_chance(workers: Sequence[WorkerSeen], scatter: float, apart: float) -> F
         for worker in workers
     ]
     return (chance.largest_normal(len(workers)) + 0.5) * np.array(deviations)
+
+
+def _changed_just_now(workers: Sequence[WorkerSeen]) -> Bools:
+    """Who has shown less of how it is now than tells it from a single late iteration."""
+    return np.array(
+        [
+            worker.regime is not None and worker.regime.iterations < _LEAST_ITERATIONS
+            for worker in workers
+        ]
+    )
 
 
 def _deviation(regime: Regime, scatter: float, drift: float) -> float:

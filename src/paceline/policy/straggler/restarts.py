@@ -11,7 +11,8 @@ not have healed without it.
 Reference: AntDT section V-E-2 (the five parts of a restart); FALCON section 4.2 (ski rental).
 Differs: AntDT restarts whoever is slow over a window of fixed length. Here the restart's cost is
 measured in this job, the platform's pending time is part of it, and it counts what the job loses
-by it, not what the node does: the other workers do its share meanwhile.
+by it, not what the node does: the other workers do its share meanwhile. Where it does not cure, all
+wait for the new process, which has an even share at first, until that is seen: a part of the price.
 """
 
 import dataclasses
@@ -67,6 +68,8 @@ class Candidate:
     """What the job loses by the restart."""
     delay_s: float = 0.0
     """For so long after the decision nothing is saved."""
+    futile_s: float = 0.0
+    """What the job loses besides if the new process is as slow: until that is seen."""
 
 
 def latency_s(seen: Observation, cost: RestartCost) -> float:
@@ -133,17 +136,18 @@ def worth_while(
         spells = seen.server_spells if each.role == "server" else seen.worker_spells
         cured = cures(seen.outcomes, each.role)
         gain_s = cured * each.gain * spells.expected_s(age_s, each.delay_s, left_s)
-        price_s = each.cost_s * 2.0**each.restarts
+        cost_s = each.cost_s + (1.0 - cured) * each.futile_s
+        price_s = cost_s * 2.0**each.restarts
         if gain_s <= price_s:
             continue
         reason = (
             f"{each.slowness:.2f} times the usual for {each.regime.iterations} iterations; "
             f"a restart, which cures {100 * cured:.0f} % of stragglers here, is expected to save "
-            f"{gain_s:.3g} s and to cost {each.cost_s:.3g} s"
+            f"{gain_s:.3g} s and to cost {cost_s:.3g} s"
         )
         if each.restarts:
             reason += f", and must be worth {price_s:.3g} s, since one did not help before"
-        action = KillRestart(node=each.node, reason=reason, gain_s=gain_s, cost_s=each.cost_s)
+        action = KillRestart(node=each.node, reason=reason, gain_s=gain_s, cost_s=cost_s)
         due.append((each.gain, action))
     due.sort(key=lambda one: -one[0])
     return [action for _, action in due[: max(limit, 0)]]
@@ -184,9 +188,18 @@ def server_candidates(seen: Observation, rule: Rule, step_s: float) -> list[Cand
 
 
 def worker_candidates(
-    seen: Observation, rule: Rule, slowness: Floats, gain: Floats, cost_s: Floats
+    seen: Observation,
+    rule: Rule,
+    *,
+    slowness: Floats,
+    gain: Floats,
+    cost_s: Floats,
+    futile_s: Floats,
 ) -> list[Candidate]:
-    """Workers that take longer than is usual; arrays in the observation's order."""
+    """Workers that take longer than is usual; arrays in the observation's order.
+
+    See `Candidate` for what they hold.
+    """
     return [
         Candidate(
             node=worker.node,
@@ -196,6 +209,7 @@ def worker_candidates(
             slowness=float(slowness[index]),
             gain=float(gain[index]),
             cost_s=float(cost_s[index]),
+            futile_s=float(futile_s[index]),
         )
         for index in np.flatnonzero((slowness >= rule.slowness) & (gain > 0.0)).tolist()
         if (worker := seen.workers[index]).regime is not None

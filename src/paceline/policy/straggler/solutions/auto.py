@@ -44,6 +44,8 @@ _MIN_SERVER_ITERATIONS = 2
 """However many updates they have: the first one of a fresh server is not like the others."""
 _UNTOLD_GAIN = 0.1
 """Part of a step that a change must save before it is known how iterations scatter."""
+_UNSEEN_STEPS = 3
+"""With an even share, until a worker that is slow again has told of it and has a smaller one."""
 _MINUTE_S = 60.0
 
 
@@ -80,8 +82,8 @@ class Auto(Solution, frozen=True):
     def decide(self, seen: Observation) -> list[AnyAction]:
         """Cheap cures first; what they leave is what a restart is held against."""
         regimes = [worker.regime for worker in seen.workers if worker.regime is not None]
-        if not regimes or (len(regimes) < len(seen.workers) and _elapsed(seen) == 1):
-            return []  # who has not told yet of the first iteration may be the slowest
+        if not regimes:
+            return []
         scatter = chance.scatter(regimes)
         fleet = Fleet.of(seen.workers, scatter)
         if seen.mode in SYNCHRONOUS:
@@ -136,7 +138,14 @@ class Auto(Solution, frozen=True):
         for worker, restart in zip(slow, step.restarts(slow), strict=True):
             gain[worker] = restart.gain * level_s / step_s
             cost_s[worker] = latency_s * restart.absence + seen.worker_restart.redo_s + step_s
-        candidates = restarts.worker_candidates(seen, self._rule(), slowness, gain, cost_s)
+        candidates = restarts.worker_candidates(
+            seen,
+            self._rule(),
+            slowness=slowness,
+            gain=gain,
+            cost_s=cost_s,
+            futile_s=_UNSEEN_STEPS * (slowness - 1.0) * usual_s,
+        )
         return actions + self._restarts(seen, candidates, _steps_left(seen) * step_s, step_s)
 
     def _divide(self, seen: Observation, fleet: Fleet, scatter: float) -> list[AnyAction]:
@@ -175,6 +184,7 @@ class Auto(Solution, frozen=True):
             slowness=times_s / usual_s,
             gain=gain,
             cost_s=absence * latency_s + seen.worker_restart.redo_s / len(times_s) + usual_s,
+            futile_s=np.zeros(len(times_s)),  # nobody waits for it
         )
         iteration_s = float(np.median(times_s))
         if seen.mode == "ssp":  # everybody goes at the pace of the slowest
