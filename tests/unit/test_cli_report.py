@@ -51,7 +51,7 @@ SERVER_CRASHED = [
     Event(8.0, "relaunch", "server-0", 1, "signal SIGKILL; again in 0.0 s"),
     Event(8.0, "node_started", "server-0", 5),
     Event(8.4, "process_up", "server-0", 5, "pid 10 at shm"),
-    Event(8.5, "epoch", "", 0, "epoch 2 from cut 3"),
+    Event(8.5, "epoch", "", 0, "epoch 2 from cut 3", undone=260),
     Event(8.9, "restored", "", 0, "epoch 2"),
 ]
 END = [
@@ -107,7 +107,7 @@ def test_each_loss_is_an_incident_with_what_was_done_and_what_it_cost() -> None:
     assert killed.stalled_s == pytest.approx(0.9)  # 6.1 -> the point of second 7
     assert crashed.what == "server-0: signal SIGKILL"
     assert restored.done == "the model and the ledger went back to cut 3"
-    assert restored.undone == 250
+    assert restored.undone == 260
     # From 8.5 on: no more than the 500 of second 8 until second 11.
     assert restored.stalled_s == pytest.approx(2.5)
     assert (EVENTFUL.num_relaunches, EVENTFUL.num_restores) == (2, 1)
@@ -233,6 +233,17 @@ def test_time_in_which_nobody_was_there_is_no_training(
 
 def test_a_job_that_never_went_on_has_no_stall_time() -> None:
     assert stalled_s(2.5, points([0, 10, 10, 10])) is None
+
+
+def test_what_a_job_had_before_an_earlier_restore_says_nothing_of_a_later_one() -> None:
+    assert stalled_s(4.5, points([0, 500, 100, 300, 310, 320])) == pytest.approx(0.5)
+
+
+def test_a_model_that_goes_back_to_its_beginning_is_restored_too() -> None:
+    lost = Event(8.5, "epoch", "", 0, "epoch 2 from cut 0", undone=200)
+    told = facts(*START, lost, *END, outcome=FINISHED)
+    assert told.num_restores == 1
+    assert [incident.undone for incident in told.incidents] == [200]
 
 
 def test_a_job_without_an_end_or_a_start_can_be_reported() -> None:

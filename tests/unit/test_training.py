@@ -208,6 +208,16 @@ def job(tmp_path: Path) -> Job:
     return Job(tmp_path)
 
 
+def test_an_epoch_says_how_many_samples_it_takes_out_of_the_model(job: Job) -> None:
+    job.say(OpenFeed(inc=WORKER, feed=TRAINED))
+    trained = (Span(0, 0, 60),)
+    job.say(Committed(epoch_no=1, inc=SERVERS[0], step=3, committed=trained))
+    job.epoch()
+    lines = map(msgspec.json.decode, job.job.events.read_text().splitlines())
+    undone = [line["undone"] for line in lines if line["event"] == "epoch"]
+    assert undone == [0, 60]
+
+
 def report_silence(job: Job, inc: int, silent_s: float) -> None:
     facts = NodeFacts(inc=inc, silent_s=silent_s)
     job.monitor.heartbeat(NODES[inc - 1], facts, job.now_s)

@@ -35,6 +35,8 @@ class Event(msgspec.Struct, frozen=True):
     """Of a supervisor that has started."""
     traceback: str = ""
     """Of the script, whose error has ended a life."""
+    undone: int = 0
+    """Samples that an epoch's beginning takes out of the model, to be trained again."""
 
 
 class NodePoint(msgspec.Struct, frozen=True):
@@ -152,12 +154,17 @@ _QUIET = frozenset(
 """What happens in every healthy job."""
 
 
+def is_restore(event: Event) -> bool:
+    """Whether the model goes back to a cut, or to what the script has built."""
+    return event.event == "epoch" and (event.undone > 0 or "from cut 0" not in event.reason)
+
+
 def is_news(event: Event) -> bool:
     """Whether a person who watches a job has to be told; a healthy job has no news."""
     if event.event == "master_started":
         return bool(event.reason)
     if event.event == "epoch":
-        return "from cut 0" not in event.reason
+        return is_restore(event)
     if event.event == "group_runs":
         return not event.reason.endswith("from the start")
     return event.event not in _QUIET

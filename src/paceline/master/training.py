@@ -137,6 +137,8 @@ class Training:
         self._begins_anew = False
         self.choosing = False
         """Cuts are being verified for the next epoch."""
+        #: Samples in the model just before the newest epoch began.
+        self._trained = 0
         self.profiling = Profiling()
 
     def resume(self, *, ended: bool = False) -> None:
@@ -353,7 +355,9 @@ class Training:
         number = cut.cut_no if cut is not None else 0
         where = " in memory" if cut is not None and cut.in_memory else ""
         self._trusted.discard(number)
-        self._outbox.tell("epoch", reason=f"epoch {epoch_no} from cut {number}{where}")
+        reason = f"epoch {epoch_no} from cut {number}{where}"
+        undone = max(self._trained - count_committed(self.state), 0)
+        self._outbox.tell("epoch", reason=reason, undone=undone)
         # A worker may be reading those of the epoch before.
         self._evaluations.delete(before=epoch_no - 1)
 
@@ -538,6 +542,7 @@ class Training:
             self._fail(f"no cut can be loaded, the job cannot go on: {errors}")
             return
         before = self.state.epoch_no
+        self._trained = count_committed(self.state)
         self._begin_epoch(chosen, now_s)
         if 0 < before < self.state.epoch_no:
             if self._begins_anew:

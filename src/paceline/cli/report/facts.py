@@ -13,7 +13,7 @@ from msgspec import structs
 from paceline.base.jobdir import JobDir
 from paceline.base.processes import is_locked
 from paceline.cli.decisions import Story, read_log, stories
-from paceline.cli.history import Event, Point, read_events, read_metrics
+from paceline.cli.history import Event, Point, is_restore, read_events, read_metrics
 from paceline.cli.watch import CHIEF
 from paceline.wire import spec as specs
 from paceline.wire.outcome import Outcome, read_outcome
@@ -114,7 +114,7 @@ class Facts(msgspec.Struct, frozen=True):
     @property
     def num_restores(self) -> int:
         """Times that the servers went back to a cut."""
-        return sum(_is_restore(event) for event in self.events)
+        return sum(is_restore(event) for event in self.events)
 
 
 def read_facts(job: JobDir) -> Facts:
@@ -257,12 +257,11 @@ def find_incidents(events: Sequence[Event], points: Sequence[Point]) -> Iterator
                 back_s = _next(later, "master_started")
                 what = f"master died ({event.reason})"
                 yield _incident(event, what, "a new one went on from the journal", back_s, points)
-            case "epoch" if _is_restore(event):
+            case "epoch" if is_restore(event):
                 back_s = _next(later, *_TRAINING)
                 cut = event.reason.rpartition("from ")[2]
-                undone = _undone(event.t, points)
                 done = f"the model and the ledger went back to {cut}"
-                yield _incident(event, "state restored", done, back_s, points, undone)
+                yield _incident(event, "state restored", done, back_s, points)
             case "left_out":
                 done = f"{event.node} was left out, the others went on"
                 if event.node == CHIEF:
@@ -284,11 +283,10 @@ def _incident(
     done: str,
     back_s: float | None,
     points: Sequence[Point],
-    undone: int = 0,
 ) -> Incident:
     away_s = None if back_s is None else back_s - event.t
     stall_s = stalled_s(event.t, points)
-    return Incident(event.t, what, done, away_s=away_s, stalled_s=stall_s, undone=undone)
+    return Incident(event.t, what, done, away_s, stalled_s=stall_s, undone=event.undone)
 
 
 def _left_alone(event: Event, points: Sequence[Point]) -> Iterator[Incident]:
@@ -303,10 +301,6 @@ _TRAINING = ("restored", "group_runs")
 """What is told when training can begin, or go on."""
 
 
-def _is_restore(event: Event) -> bool:
-    return event.event == "epoch" and not event.reason.endswith("from cut 0")
-
-
 def _before(text: str, separator: str) -> str:
     return text.rpartition(separator)[0] or text
 
@@ -318,7 +312,7 @@ def _next(later: Sequence[Event], *names: str, node: str = "") -> float | None:
 
 def stalled_s(t: float, points: Sequence[Point]) -> float | None:
     """Seconds from ``t`` until more samples are in the model than were at ``t``."""
-    before = max((point.committed for point in points if point.t <= t), default=0)
+    before = next((point.committed for point in reversed(points) if point.t <= t), 0)
     grown = (point.t for point in points if point.t > t and point.committed > before)
     until_s = next(grown, None)
     return None if until_s is None else until_s - t
@@ -337,12 +331,6 @@ def idle_s(lost: Event, points: Sequence[Point]) -> float | None:
     before = max(before, later[0][1])
     until_s = next((t for t, samples in later if samples > before), None)
     return None if until_s is None else until_s - lost.t
-
-
-def _undone(t: float, points: Sequence[Point]) -> int:
-    before = max((point.committed for point in points if point.t <= t), default=0)
-    after = next((point.committed for point in points if point.t > t), before)
-    return max(0, before - after)
 
 
 # --------------------------------------------------------------------------- workers
