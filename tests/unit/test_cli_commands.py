@@ -160,6 +160,19 @@ def read_json(*args: str) -> Any:
     return msgspec.json.decode(result.stdout)
 
 
+def test_an_end_that_cannot_be_read_is_named_and_hides_no_other_job() -> None:
+    ended_job("whole", **FAILED)
+    damaged = ended_job("damaged", **FAILED)
+    damaged.outcome.write_bytes(damaged.outcome.read_bytes()[:37])
+    rows = msgspec.json.decode(paceline("jobs", "--json").stdout)
+    assert sorted(row["state"] for row in rows) == ["failed", "unreadable"]
+    for args in (("status",), ("report",), ("stop",), ("attach",), ("run", "--resume")):
+        told = paceline(*args, damaged.job_id)
+        assert told.exit_code == 2, args
+        assert f"{damaged.outcome}: got a file that is no end of a job" in told.stderr
+    assert paceline("rm", damaged.job_id).exit_code == 0
+
+
 def test_json_of_jobs_keeps_its_names() -> None:
     assert read_json("status", "--json") == []
     job = ended_job(**FAILED, jct_s=50.0)

@@ -1,6 +1,7 @@
 """All jobs of this user, one row each: what tables show people and ``--json`` shows programs."""
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from paceline.base.errors import PacelineError
 from paceline.base.jobdir import JobDir
@@ -12,6 +13,8 @@ from paceline.wire.outcome import Outcome, read_outcome
 from paceline.wire.spec import JobSpec
 
 ASK_S = 2.0
+UNREADABLE = "unreadable"
+"""The state of a job whose ``outcome.json`` is damaged or of another version."""
 
 
 class JobRow(Struct, frozen=True, kw_only=True):
@@ -70,8 +73,11 @@ def read_spec(job: JobDir) -> JobSpec | None:
 
 
 def read_row(job: JobDir) -> JobRow:
-    """One job as it is now."""
-    outcome = read_outcome(job.outcome)
+    """One job as it is now; one whose end cannot be read is listed, too."""
+    try:
+        outcome = read_outcome(job.outcome)
+    except PacelineError as error:
+        return replace(make_row(job, None, None), state=UNREADABLE, error=str(error))
     return make_row(job, outcome, None if outcome else current_status(job))
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from paceline.base.disk import is_refusal
+from paceline.base.errors import PermanentError
 
 
 class End(StrEnum):
@@ -171,8 +172,19 @@ def _write(path: Path, data: bytes, flags: int) -> None:
 
 
 def read_outcome(path: Path) -> Outcome | None:
-    """The job's end; None: it has not ended."""
+    """The job's end; None: it has not ended.
+
+    Raises:
+        PermanentError: the file is damaged or of another version.
+        OSError: it cannot be read.
+    """
     try:
         return msgspec.json.decode(path.read_bytes(), type=Outcome)
     except FileNotFoundError:
         return None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise PermanentError(
+            f"{path}: got a file that is no end of a job of this version of paceline ({error}), "
+            "expected what the job's processes wrote; move it away: the job then counts as one "
+            "that was interrupted, which `paceline run --resume` goes on with"
+        ) from error
