@@ -37,6 +37,7 @@ def paceline(*args: str) -> Result:
 def ended_job(name: str, exit_code: int | None = 0, days: float = 0.0, cuts: str = "") -> JobDir:
     """A job that is over; `exit_code` None: its processes died."""
     job = JobDir.create(name)
+    job.run_dir.rmdir()
     checkpoint = CheckpointSpec(dir=cuts) if cuts else CheckpointSpec()
     specs.save(JobSpec(script="/home/me/train.py", checkpoint=checkpoint), job.spec)
     job.events.write_text("")
@@ -61,6 +62,7 @@ def left(home: Path) -> set[str]:
 def test_jobs_that_are_over_are_removed_with_their_run_directories(home: Path) -> None:
     first, second = ended_job("one"), ended_job("two", None)
     ended_job("three")
+    first.make_run_dir()  # of a machine that was switched off
     result = paceline("rm", "one", second.job_id, "one")
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
@@ -163,6 +165,7 @@ def test_a_run_directory_that_another_user_has_made_stays_and_hinders_nobody(
 ) -> None:
     monkeypatch.setattr("paceline.base.jobdir.SHARED_MEMORY", home)
     job = ended_job("one")
+    job.make_run_dir()
     (job.run_dir / "file").touch()
     os.chown(job.run_dir, 65_534, 65_534)
     assert leftovers.clear_leftovers() == []
