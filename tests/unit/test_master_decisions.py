@@ -68,7 +68,7 @@ def test_who_asks_early_gets_nothing_beyond_its_share_of_the_tail() -> None:
 
 def test_at_the_tail_the_slowest_shares_what_it_holds() -> None:
     leases, speeds = {1: 100, 2: 60}, {1: 30.0, 2: 10.0, 3: 30.0}
-    assert tail_share(leases, speeds, 3, batch_size=10) == (2, 15), "so that both end together"
+    assert tail_share(leases, speeds, 3, batch_size=5) == (2, 15), "so that both end together"
     assert tail_share(leases, {}, 3, batch_size=10) == (1, 50)
     assert tail_share({1: 30}, {3: 10.0}, 3, batch_size=20) is None, "not enough for two"
     assert tail_share({}, speeds, 3, batch_size=1) is None
@@ -86,6 +86,7 @@ def test_who_shares_keeps_a_batch_and_gives_one(
     if found is not None:
         inc, keep = found
         assert batch_size <= keep <= leases[inc] - batch_size
+        assert keep % batch_size == 0
 
 
 @pytest.mark.parametrize(("step_s", "lead"), [(None, 2), (2.0, 2), (0.3, 2), (0.1, 4), (0.01, 31)])

@@ -96,7 +96,8 @@ def tail_share(
 ) -> tuple[int, int] | None:
     """Whom to ask for a part of its lease at the tail, and how many samples it is to keep.
 
-    Of the owner that would take longest, so much that it and the asker end together.
+    Of the owner that would take longest, so much that it and the asker end together; whole batches,
+    as leases are: a part of one would be kept back where a source has no more for now.
 
     Args:
         leases: samples that each other worker holds.
@@ -113,7 +114,7 @@ def tail_share(
         return None
     owner = max(leases, key=lambda inc: (leases[inc] / (speeds.get(inc) or mean), inc))
     own, asking = speeds.get(owner) or mean, speeds.get(asker) or mean
-    keep = max(batch_size, int(leases[owner] * own / (own + asking)))
+    keep = max(int(leases[owner] * own / (own + asking)) // batch_size, 1) * batch_size
     return (owner, keep) if leases[owner] - keep >= batch_size else None
 
 
