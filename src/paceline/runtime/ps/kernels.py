@@ -23,8 +23,9 @@ Array = npt.NDArray[Any]
 Int64s = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
 
-compiled = njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract", "nsz"})
-"""The one way kernels are compiled: no reassociation, so sums keep their written order."""
+compiled = njit(cache=True, nogil=True, error_model="numpy", fastmath={"nsz"})
+"""The one way kernels are compiled: no reassociation, so sums keep their written order; nothing is
+contracted, so each operation rounds, as torch's do."""
 
 BUCKET_BITS = 6
 """NUM_BUCKETS is 1 << BUCKET_BITS; compiled in."""

@@ -6,7 +6,7 @@ All dense kernels are called ``(values, grads, states, hyper)``, all row kernels
 ``rows[u]``. No row occurs twice; negative ones (keys that have no row yet) are skipped.
 
 Formulas are torch's, to its rounding: constants that torch computes in double come ready, the rest
-runs in the dtype of the values.
+runs in the dtype of the values, and each operation rounds.
 """
 
 from typing import Any
