@@ -718,6 +718,25 @@ def test_a_signal_that_asks_for_the_end_is_told_by_the_exit_code(
     play(tmp_path, body)
 
 
+@pytest.mark.parametrize("at_once", [False, True])
+def test_what_no_cut_holds_is_told_when_the_last_one_cannot_come_any_more(
+    tmp_path: Path, at_once: bool
+) -> None:
+    async def body(bench: Bench) -> None:
+        bench.world.work_s = 0.02
+        await bench.until(lambda: bench.progress > 100)
+        assert await bench.call(StopJob()) == Done()
+        if at_once:
+            assert await bench.call(StopJob(now=True)) == Done()
+        outcome = await bench.done()
+        assert outcome.kept is not None
+        missing = outcome.committed - outcome.kept
+        told = [str(one["reason"]) for one in bench.events() if one["event"] == "not_kept"]
+        assert [one.partition(" ")[0] for one in told] == ([f"{missing:,}"] if missing else [])
+
+    play(tmp_path, body)
+
+
 def test_the_status_is_filled(tmp_path: Path) -> None:
     async def body(bench: Bench) -> None:
         bench.world.work_s = 0.01

@@ -313,6 +313,10 @@ class Master:
             self._backend.stop(name)
         if self._uploads is not None:
             await self._uploads.finish(self._outbox.flush, self._is_told_to_stop)
+        if not ending.is_complete and (lost := self.training.not_kept()):
+            # Not before: a last cut may have been stored just now.
+            self._outbox.tell("not_kept", reason=lost)
+            self._outbox.events.flush()
         outcome = self._reporting.outcome(ending)
         self._reporting.measure_last(self._wall_clock())
         self.training.close()
@@ -721,8 +725,6 @@ class Master:
         ending.enter(Stage.LEAVE, self._clock())
         if ending.state == "finished":
             self._outbox.tell("finished")
-        if not ending.is_complete and (lost := self.training.not_kept()):
-            self._outbox.tell("not_kept", reason=lost)
         ending.ended_s = self._wall_clock()
         self.members.closing = True
         for name in self.members.nodes:
