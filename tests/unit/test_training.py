@@ -224,12 +224,15 @@ def report_silence(job: Job, inc: int, silent_s: float) -> None:
 
 
 def test_a_worker_beside_servers_that_neither_speaks_nor_works_hangs(job: Job) -> None:
-    report_silence(job, WORKER, 12.0)
+    report_silence(job, WORKER, 62.0)
     assert job.training.find_hang(10.0, job.now_s) is None, "it has not begun to speak"
     job.evaluate(WORKER)
-    assert job.training.find_hang(20.0, job.now_s) is None
+    assert job.training.find_hang(70.0, job.now_s) is None
     found = job.training.find_hang(10.0, job.now_s)
-    assert found == Hang(("worker-0",), 12.0, silent=True)
+    assert found == Hang(("worker-0",), 62.0, silent=True)
+    report_silence(job, WORKER, 59.0)
+    assert job.training.find_hang(10.0, job.now_s) is None, "it may be blocked for so long"
+    report_silence(job, WORKER, 62.0)
     job.members.script_returned(Finished(inc=WORKER, joined=True))
     assert job.training.find_hang(10.0, job.now_s) is None, "its script is over"
 
@@ -238,15 +241,15 @@ def test_a_server_that_neither_speaks_nor_works_hangs_but_not_while_it_loads_a_c
     job: Job,
 ) -> None:
     job.now_s = 100.0
-    report_silence(job, SERVERS[1], 12.0)
+    report_silence(job, SERVERS[1], 62.0)
     found = job.training.find_hang(10.0, job.now_s)
-    assert found == Hang(("server-1",), 12.0, silent=True)
+    assert found == Hang(("server-1",), 62.0, silent=True)
     job.training.start_epoch(CutChosen(0, []), job.now_s)
     assert job.training.find_hang(10.0, job.now_s) is None
     for inc in SERVERS:
         job.say(Restored(epoch_no=job.state.epoch_no, inc=inc))
     assert job.training.find_hang(10.0, job.now_s) is None, "what was reported is of before"
-    job.now_s += 11.0
+    job.now_s += 61.0
     assert job.training.find_hang(10.0, job.now_s) == found
 
 

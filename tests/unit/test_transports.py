@@ -207,6 +207,11 @@ GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] "
         ("Connection closed by peer [10.0.0.9]:30000.", "another worker left the group"),
         ("Timed out waiting 10000ms for recv operation", "another worker did not answer in time"),
         ("connectFullMesh failed: [10.0.0.2]:14640 refused", "worker-2 was not reached"),
+        (
+            "op.preamble.length <= op.nbytes. 60 > 20",
+            GLOO + "op.preamble.length <= op.nbytes. 60 > 20",
+        ),
+        ("accept: Too many open files", GLOO + "accept: Too many open files"),
     ],
 )
 def test_a_broken_group_is_told_by_the_names_of_its_members(said: str, told: str) -> None:

@@ -30,6 +30,9 @@ from paceline.wire.messages.node import (
     Restored,
 )
 
+SILENT_S = 60.0
+"""A process that says nothing may come back for so long: nobody needs it for the next moment, and
+it may be blocked with its lock held (a page of slow storage)."""
 MOVE_PATIENCE_S = 30.0
 """A server to which nothing of its share has come for so long is not to take another's place."""
 ANSWER_PATIENCE_S = 4 * RESEND_S
@@ -157,8 +160,11 @@ class ServerTraining(Training):
         """Find who neither speaks nor works; a slow one is the solution's affair.
 
         Servers say nothing while they load a cut, however long storage takes, and what their agents
-        last reported may still be of that time.
+        last reported may still be of that time. Where the user has set no bound it is `SILENT_S`
+        at least.
         """
+        if self._spec.timeouts.hang_s is None:
+            bound_s = max(bound_s, SILENT_S)
         state = self.state
         if state.restoring:
             self._loading_s = now_s

@@ -138,7 +138,7 @@ class TimeoutSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Strategies allreduce and fsdp: time in a step while all others wait, after which a worker is
     taken to hang and is replaced; whatever the strategy (but script), time in which a process
     neither speaks nor works. Default none: the longer of 10 s and 20 steps; 120 s before the first
-    step."""
+    step; with servers 60 s at least."""
 
     def derived(self, step_s: float | None) -> "TimeoutSpec":
         """Fill in what follows the step time (seconds; None: not measured yet)."""

@@ -34,8 +34,12 @@ BREAKING = (RuntimeError, GroupOver)
 """What torch raises when a group is over, and what we do."""
 CPU = torch.device("cpu")
 _OF_GLOO = re.compile(r"gloo|connection (closed|reset|refused)|broken pipe", re.IGNORECASE)
-_LATE = re.compile(r"time(d )?[ -]?out", re.IGNORECASE)
-_UNREACHED = re.compile(r"connect(ing|FullMesh| timeout)|refused", re.IGNORECASE)
+_FATES = (
+    (re.compile(r"connect(ing|FullMesh| timeout)|refused", re.IGNORECASE), "was not reached"),
+    (re.compile(r"time(d )?[ -]?out", re.IGNORECASE), "did not answer in time"),
+    (re.compile(r"connection (closed|reset)|broken pipe", re.IGNORECASE), "left the group"),
+)
+"""What an error of gloo says that has become of a peer; the first one that fits."""
 _ADDRESS = re.compile(r"\[([^]\s]+)\]:(\d+)")
 
 _log = logging.getLogger(__name__)
@@ -100,8 +104,8 @@ class Group:
         self._settled.set()
 
     def over(self, error: Exception) -> GroupOver:
-        """Why the group is over, by the names of its members; torch's words go to the debug log."""
-        _log.debug("group_over group=%d error=%s", self.run.group, error)
+        """Why the group is over, by the names of its members; else what torch says."""
+        _log.info("group_over group=%d error=%s", self.run.group, error)
         missing = [self.run.members[rank].node for rank in self._ranks(self._store.missing)]
         if missing:
             were = "was" if len(missing) == 1 else "were"
@@ -117,9 +121,10 @@ class Group:
         if not _OF_GLOO.search(said):
             return said
         peer = self._peer_in(said) or "another worker"
-        if _UNREACHED.search(said):
-            return f"{peer} was not reached"
-        return f"{peer} did not answer in time" if _LATE.search(said) else f"{peer} left the group"
+        for words, became in _FATES:
+            if words.search(said):
+                return f"{peer} {became}"
+        return said
 
     def _peer_in(self, said: str) -> str:
         """The member whose address an error names; empty: none is known to have it."""

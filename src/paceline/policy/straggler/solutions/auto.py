@@ -184,7 +184,7 @@ class Auto(Solution, frozen=True):
             slowness=times_s / usual_s,
             gain=gain,
             cost_s=absence * latency_s + seen.worker_restart.redo_s / len(times_s) + usual_s,
-            futile_s=np.zeros(len(times_s)),  # nobody waits for it
+            futile_s=np.zeros(len(times_s)),  # nobody has more to do for it
         )
         iteration_s = float(np.median(times_s))
         if seen.mode == "ssp":  # everybody goes at the pace of the slowest
