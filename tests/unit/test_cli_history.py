@@ -96,7 +96,9 @@ def test_losses_are_news_in_words() -> None:
         Event(1, "relaunch", "server-0", 4, "exit code 1; again in 2.0 s"): (
             "server-0 ended (exit code 1), started again in 2.0 s"
         ),
-        Event(1, "epoch", "", 0, "epoch 2 from cut 3"): ("a cut is loaded: epoch 2 from cut 3"),
+        Event(1, "epoch", "", 0, "epoch 2 from cut 3", cut_no=3): (
+            "a cut is loaded: epoch 2 from cut 3"
+        ),
         Event(1, "master_started", "", 0, "from the journal"): (
             "a new master goes on from the journal"
         ),

@@ -51,7 +51,7 @@ SERVER_CRASHED = [
     Event(8.0, "relaunch", "server-0", 1, "signal SIGKILL; again in 0.0 s"),
     Event(8.0, "node_started", "server-0", 5),
     Event(8.4, "process_up", "server-0", 5, "pid 10 at shm"),
-    Event(8.5, "epoch", "", 0, "epoch 2 from cut 3", undone=260),
+    Event(8.5, "epoch", "", 0, "epoch 2 from cut 3", cut_no=3, undone=260),
     Event(8.9, "restored", "", 0, "epoch 2"),
 ]
 END = [

@@ -213,9 +213,25 @@ def test_an_epoch_says_how_many_samples_it_takes_out_of_the_model(job: Job) -> N
     trained = (Span(0, 0, 60),)
     job.say(Committed(epoch_no=1, inc=SERVERS[0], step=3, committed=trained))
     job.epoch()
+    assert undone(job) == [0, 60]
+
+
+@pytest.mark.parametrize(("epoch_no", "expected"), [(1, [0, 700, 0]), (0, [0, 0, 0])])
+def test_where_all_have_died_the_last_measurement_says_how_many(
+    job: Job, epoch_no: int, expected: list[int]
+) -> None:
+    """Unless it is of an epoch before: then that epoch's end has told of it already."""
+    measured = Monitor().metrics(1.0, 700, epoch_no)
+    job.job.metrics.write_bytes(msgspec.json.encode(measured) + b"\n")
+    job.training.resume()
+    job.epoch()
+    job.epoch()
+    assert undone(job) == expected
+
+
+def undone(job: Job) -> list[int]:
     lines = map(msgspec.json.decode, job.job.events.read_text().splitlines())
-    undone = [line["undone"] for line in lines if line["event"] == "epoch"]
-    assert undone == [0, 60]
+    return [line["undone"] for line in lines if line["event"] == "epoch"]
 
 
 def report_silence(job: Job, inc: int, silent_s: float) -> None:

@@ -35,6 +35,8 @@ class Event(msgspec.Struct, frozen=True):
     """Of a supervisor that has started."""
     traceback: str = ""
     """Of the script, whose error has ended a life."""
+    cut_no: int = 0
+    """The cut that an epoch begins from; 0: what the script has built."""
     undone: int = 0
     """Samples that an epoch's beginning takes out of the model, to be trained again."""
 
@@ -156,7 +158,7 @@ _QUIET = frozenset(
 
 def is_restore(event: Event) -> bool:
     """Whether the model goes back to a cut, or to what the script has built."""
-    return event.event == "epoch" and (event.undone > 0 or "from cut 0" not in event.reason)
+    return event.event == "epoch" and (event.undone > 0 or event.cut_no > 0)
 
 
 def is_news(event: Event) -> bool:

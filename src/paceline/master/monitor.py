@@ -139,6 +139,8 @@ class Metrics(msgspec.Struct, frozen=True):
     committed: int
     samples_per_s: float
     nodes: dict[str, NodeMetrics]
+    epoch_no: int = 0
+    """The epoch in which ``committed`` counts: a later one may have begun with less."""
 
 
 class Monitor:
@@ -384,7 +386,7 @@ class Monitor:
             restarts=job.restarts.get(name, 0),
         )
 
-    def metrics(self, unix_s: float, committed: int) -> Metrics:
+    def metrics(self, unix_s: float, committed: int, epoch_no: int = 0) -> Metrics:
         """A line for the metrics file."""
         nodes = {
             name: NodeMetrics(
@@ -403,7 +405,8 @@ class Monitor:
             )
             for name, totals in self.nodes.items()
         }
-        return Metrics(unix_s, committed, self.samples_per_s, self._earlier | nodes)
+        nodes = self._earlier | nodes
+        return Metrics(unix_s, committed, self.samples_per_s, nodes, epoch_no)
 
 
 def _batch_limit(profile: Sequence[Profiled], memory_bytes: int | None) -> int | None:

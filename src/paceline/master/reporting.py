@@ -46,6 +46,15 @@ class Exposed(msgspec.Struct, frozen=True, kw_only=True):
     """As a solution sees the job; None: nobody trains."""
 
 
+def last_measured(job: JobDir) -> Metrics | None:
+    """Read what a master of this job measured last; None: nothing, or in another version."""
+    if (line := last_line(job.metrics)) is None:
+        return None
+    with contextlib.suppress(msgspec.MsgspecError):
+        return msgspec.json.decode(line, type=Metrics)
+    return None
+
+
 class Reporting:
     """Measures once per second; the metrics file, and the endpoint where one was asked for."""
 
@@ -57,9 +66,8 @@ class Reporting:
         self._file = LineFile(job.metrics)
         #: Every measurement at first.
         self._line_every_s = self._next_line_s = 0.0
-        if (line := last_line(job.metrics)) is not None:
-            with contextlib.suppress(msgspec.MsgspecError):  # of another version: begin at 0
-                monitor.go_on_from(msgspec.json.decode(line, type=Metrics))
+        if (measured := last_measured(job)) is not None:
+            monitor.go_on_from(measured)
         self._exporter: Exporter | None = None
 
     def open_endpoint(self, port: int, tell: Callable[..., None]) -> None:
@@ -84,7 +92,7 @@ class Reporting:
         committed = count_committed(self._state)
         self._monitor.committed(committed, now_s)
         self._monitor.keep(self._members.nodes)
-        metrics = self._monitor.metrics(unix_s, committed)
+        metrics = self._monitor.metrics(unix_s, committed, self._state.epoch_no)
         if now_s >= self._next_line_s:
             self._next_line_s = now_s + self._line_every_s
             self._write(metrics)
@@ -94,7 +102,8 @@ class Reporting:
     def measure_last(self, unix_s: float) -> None:
         """Write down what the job has come to."""
         self._monitor.keep(self._members.nodes)
-        self._write(self._monitor.metrics(unix_s, count_committed(self._state)))
+        committed = count_committed(self._state)
+        self._write(self._monitor.metrics(unix_s, committed, self._state.epoch_no))
 
     def _write(self, metrics: Metrics) -> None:
         self._file.add(metrics)

@@ -42,6 +42,7 @@ from paceline.master.records import (
     Planned,
     Records,
 )
+from paceline.master.reporting import last_measured
 from paceline.master.sizing import (
     Sizing,
     lease_samples,
@@ -116,6 +117,7 @@ class Training:
         self._spec, self._members, self._monitor = spec, parts.members, parts.monitor
         self._outbox, self._fail = parts.outbox, parts.fail
         self._moved, self._refuse = parts.moved, parts.refused
+        self._job = job
         self._cuts = CutFolders(Path(spec.checkpoint.folder or job.cuts), job.memory)
         self._evaluations = Evaluations(job.evaluations)
         self.uploading: int | None = None
@@ -139,11 +141,18 @@ class Training:
         """Cuts are being verified for the next epoch."""
         #: Samples in the model just before the newest epoch began.
         self._trained = 0
+        #: The same as the master before this one measured it; 0 once an epoch has begun.
+        self._measured = 0
         self.profiling = Profiling()
 
     def resume(self, *, ended: bool = False) -> None:
         """After the journal was applied; ``ended``: the job had come to an end, in order."""
         self._begins_anew = ended
+        measured = last_measured(self._job)
+        if measured is not None and measured.epoch_no == self.state.epoch_no:
+            # The journal has only what cuts hold. Members that live say the rest again; where all
+            # have died, nobody does.
+            self._measured = measured.committed
         for feed, span in self._evaluations.stored(self.state.epoch_no):
             self._do(self.state.evaluated(feed, span))
         self._do(self.state.resume())
@@ -357,7 +366,8 @@ class Training:
         self._trusted.discard(number)
         reason = f"epoch {epoch_no} from cut {number}{where}"
         undone = max(self._trained - count_committed(self.state), 0)
-        self._outbox.tell("epoch", reason=reason, undone=undone)
+        self._outbox.tell("epoch", reason=reason, cut_no=number, undone=undone)
+        self._measured = 0
         # A worker may be reading those of the epoch before.
         self._evaluations.delete(before=epoch_no - 1)
 
@@ -542,7 +552,7 @@ class Training:
             self._fail(f"no cut can be loaded, the job cannot go on: {errors}")
             return
         before = self.state.epoch_no
-        self._trained = count_committed(self.state)
+        self._trained = max(count_committed(self.state), self._measured)
         self._begin_epoch(chosen, now_s)
         if 0 < before < self.state.epoch_no:
             if self._begins_anew:
