@@ -354,6 +354,21 @@ def test_what_a_rule_has_looked_at_is_told_in_its_own_words() -> None:
     assert seen_of(Asked(), KillRestart(node="worker-0"), seen) == "", "it was not measured"
 
 
+@pytest.mark.parametrize("answer", [None, Compared(times_s={"worker-1": "long"})])  # type: ignore[dict-item]
+def test_a_solution_that_cannot_say_what_it_compared_costs_no_explanation(
+    answer: Compared | None,
+) -> None:
+    class Failing(Solution, frozen=True):
+        def compared(self, seen: Observation, action: AnyAction) -> Compared:
+            if answer is None:
+                raise KeyError(action)
+            return answer
+
+    kill, seen = KillRestart(node="worker-1"), observation(0.1, 0.5)
+    told = "worker-1 took 500.0 ms, the other 100.0 ms, 5.0 times as long"
+    assert seen_of(Failing(), kill, seen) == seen_of(Solution(), kill, seen) == told
+
+
 def test_windows_are_not_mixed() -> None:
     seen = observation(0.1, 0.5)
     fresh = msgspec.structs.replace(seen.workers[0], long=None, short=pace(0.3))

@@ -24,6 +24,7 @@ from paceline.policy.straggler.observation import (
     WorkerSeen,
 )
 from paceline.policy.straggler.restarts import slowness
+from paceline.policy.straggler.solution import Solution
 from paceline.policy.straggler.solutions.auto import Auto, _patience
 from paceline.policy.straggler.solutions.lb_bsp import LbBsp
 from paceline.policy.straggler.solutions.non_dedicated import NonDedicated
@@ -405,6 +406,12 @@ def test_a_restart_is_told_by_the_times_that_its_reason_has() -> None:
     assert compared.usual_s is not None
     slowness = compared.times_s["w2"] / compared.usual_s
     assert restart.reason.startswith(f"{slowness:.2f} times the usual")
+
+
+def test_a_restart_of_a_node_that_is_not_seen_is_told_by_the_windows() -> None:
+    seen = with_short(seen_job([2.0, 2.0, 6.0, 2.0]), 2, 2.5)
+    restart = KillRestart(node="w9")
+    assert Auto().compared(seen, restart) == Solution().compared(seen, restart)
 
 
 @pytest.mark.parametrize(

@@ -34,13 +34,21 @@ class Bare(Mine, frozen=True):
     modes = "bsp"  # type: ignore[assignment]
 
 
+class Picky(Mine, frozen=True):
+    """It looks at its parameters itself."""
+
+    def __post_init__(self) -> None:
+        if self.patience > 9:
+            raise ValueError("nobody is so patient")
+
+
 def not_a_solution() -> None:
     """An entry point that is a function."""
 
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A package that declares three entry points."""
+    """A package that declares entry points, some of them wrong."""
     entries = importlib.metadata.EntryPoints(
         importlib.metadata.EntryPoint(name, value, registry.GROUP)
         for name, value in [
@@ -50,6 +58,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
             ("gone", "no_such_package:Solution"),
             ("typed", f"{__name__}:Typed"),
             ("bare", f"{__name__}:Bare"),
+            ("picky", f"{__name__}:Picky"),
         ]
     )
     monkeypatch.setattr(importlib.metadata, "entry_points", entries.select)
@@ -108,6 +117,13 @@ def test_a_built_in_solution_is_not_replaced_by_an_installed_one() -> None:
 def test_an_entry_point_that_is_no_solution_is_named(name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         registry.solution(name)
+
+
+@pytest.mark.usefixtures("installed")
+def test_parameters_that_the_solution_itself_refuses_are_told_as_a_mistake() -> None:
+    assert registry.solution("picky").every_steps == 10
+    with pytest.raises(ConfigError, match=r"solution picky: Picky .*: nobody is so patient; set"):
+        registry.solution("picky", {"patience": 10})
 
 
 def test_every_solution_says_how_often_it_is_asked() -> None:

@@ -191,9 +191,16 @@ def _size(share: Share) -> str:
 def seen_of(asked: Solution, action: AnyAction, seen: Observation) -> str:
     """Who was slow against whom, by the times that the rule looked at.
 
-    That is the node of the action, or else the slowest worker.
+    That is the node of the action, or else the slowest worker. A solution that fails at it, as
+    one of a user may, changes nothing in what was decided: then the usual times are told.
     """
-    compared = asked.compared(seen, action)
+    try:
+        return _seen_by(asked.compared(seen, action), action, seen)
+    except Exception:  # noqa: BLE001 - of whoever wrote the solution
+        return _seen_by(Solution().compared(seen, action), action, seen)
+
+
+def _seen_by(compared: Compared, action: AnyAction, seen: Observation) -> str:
     times_s = compared.times_s
     slowest = max(times_s, key=lambda name: times_s[name], default="")
     node = action.node if isinstance(action, KillRestart) else slowest

@@ -58,7 +58,7 @@ def solution(name: str, parameters: Mapping[str, object] | None = None) -> Solut
         parameters: by field of the solution; numbers may be given as text.
 
     Raises:
-        ConfigError: no such solution, or a parameter that it does not have or take.
+        ConfigError: no such solution, or parameters that it does not have or take.
     """
     kind = kind_of(name)
     known = {field.encode_name: field for field in msgspec.structs.fields(kind)}
@@ -75,7 +75,13 @@ def solution(name: str, parameters: Mapping[str, object] | None = None) -> Solut
             raise ConfigError(
                 f"solution {name}: {key}: {value!r}: {refused}; leave it out for {default!r}"
             ) from refused
-    return kind(**values)
+    try:
+        return kind(**values)
+    except Exception as refused:  # whoever wrote the class: its ``__post_init__`` runs here
+        raise ConfigError(
+            f"solution {name}: {kind.__name__} cannot be made of its parameters: {refused}; set "
+            "others, or mend the package that declares it"
+        ) from refused
 
 
 def _installed(name: str) -> type[Solution]:

@@ -99,11 +99,12 @@ class Auto(Solution, frozen=True):
         server_times_s, server_s = restarts.server_times_s(seen)
         if isinstance(action, KillRestart) and action.node in server_times_s:
             return Compared(times_s=server_times_s, usual_s=server_s, verb="takes")
-        if not any(known):
+        names = [worker.node for worker in seen.workers]
+        is_gone = isinstance(action, KillRestart) and action.node not in names
+        if is_gone or not any(known):
             return super().compared(seen, action)
         regimes = [worker.regime for worker in seen.workers if worker.regime is not None]
         fleet = Fleet.of(seen.workers, chance.scatter(regimes))
-        names = [worker.node for worker in seen.workers]
         times, usual = _paces_s(seen, fleet)
         verb, usual_s = "takes", None
         if isinstance(action, KillRestart):
