@@ -1,6 +1,7 @@
 """The report: facts worked out of events and measurements, and the page made of them."""
 
 import io
+import os
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -17,6 +18,7 @@ from paceline.cli.report.facts import (
     Facts,
     how_ended,
     idle_s,
+    read_facts,
     speeds,
     stalled_s,
     trained_s,
@@ -24,6 +26,7 @@ from paceline.cli.report.facts import (
 )
 from paceline.cli.report.page import render
 from paceline.cli.report.text import decision_rows, figures, incident_rows, paragraph, show
+from paceline.wire import spec as specs
 from paceline.wire.messages.checks import NodeSpeed
 from paceline.wire.outcome import Outcome
 from paceline.wire.spec import JobSpec
@@ -74,7 +77,7 @@ MEASURED = points([0, 0, 0, 100, 200, 300, 400, 500, 250, 350, 700, 1000])
 
 def facts(*events: Event, outcome: Outcome | None = None) -> Facts:
     spec = JobSpec(script="/home/me/train.py", args=("--lr", "<0.1>"))
-    return work_out(JobDir(Path("/jobs/demo-1")), spec, outcome, events, MEASURED)
+    return work_out(JobDir(Path("/jobs/demo-1")), spec, outcome, events, MEASURED, launched_s=0.0)
 
 
 FINISHED = Outcome(state="finished", exit_code=0, jct_s=12.0, committed=1000, total=1000)
@@ -249,9 +252,17 @@ def test_a_model_that_goes_back_to_its_beginning_is_restored_too() -> None:
 def test_a_job_without_an_end_or_a_start_can_be_reported() -> None:
     assert "not ended" in paragraph(facts(*START)).lower()
     spec = JobSpec(script="/train.py")
-    empty = work_out(JobDir(Path("/jobs/x")), spec, None, [], [])
+    empty = work_out(JobDir(Path("/jobs/x")), spec, None, [], [], launched_s=0.0)
     assert figures(empty)
     assert "never measured" in render(empty)
+
+
+def test_a_report_counts_from_the_launch_as_all_else_does(tmp_path: Path) -> None:
+    job = JobDir(tmp_path)
+    specs.save(JobSpec(script="/train.py"), job.spec)
+    os.utime(job.spec, (40.0, 40.0))
+    job.events.write_text('{"t":39.0,"ev\n{"t":50.0,"event":"master_started"}\n')
+    assert read_facts(job).started_s == job.launched_s() == 40.0
 
 
 ONE_LOST = [*START, *WORKER_KILLED]
@@ -266,7 +277,8 @@ def test_a_job_whose_batches_were_not_timed_can_be_drawn(
     outcome: Outcome | None, seen: list[Point]
 ) -> None:
     spec = JobSpec(script="/train.py")
-    page = render(work_out(JobDir(Path("/jobs/x")), spec, outcome, ONE_LOST, seen))
+    found = work_out(JobDir(Path("/jobs/x")), spec, outcome, ONE_LOST, seen, launched_s=0.0)
+    page = render(found)
     assert "No batch was timed." in page
     assert page.count("<svg") == 3
 

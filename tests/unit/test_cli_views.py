@@ -66,6 +66,15 @@ def test_a_healthy_job_of_any_length_says_little() -> None:
             assert len(watch_plainly(duration_s, total)) <= 16, (duration_s, total)
 
 
+def test_a_job_that_is_resumed_days_after_its_launch_tells_how_far_it_is() -> None:
+    lines: list[str] = []
+    view = PlainView(0.0, lines.append)
+    for second in range(600):
+        view.show(Look(now_s=3e5 + second, status=status(50_000 + second, 1_000_000)))
+    told = [line.split()[0] for line in lines]
+    assert told == ["83:20:00", "83:20:10", "83:20:40", "83:22:40"]
+
+
 def test_a_job_with_a_thousand_workers_names_a_few_of_them() -> None:
     (first, *_) = watch_plainly(5, 1000, num_workers=1000)
     assert first.endswith("worker-6 (pid 16) and 993 more")

@@ -83,7 +83,9 @@ def said(strategy: str = "allreduce", **fields: object) -> str:
     outcome = Outcome(state=ENDS[end].state, exit_code=code_of(end), end=end, jct_s=12.0, **fields)  # type: ignore[arg-type]
     events = [Event(0.0, "master_started"), Event(2.0, "group_runs"), Event(12.0, "finished")]
     spec = JobSpec(script="/train.py", strategy=strategy)  # type: ignore[arg-type]
-    return paragraph(work_out(JobDir(Path("/jobs/x")), spec, outcome, events, [Point(1.0, 0, 0.0)]))
+    points = [Point(1.0, 0, 0.0)]
+    told = work_out(JobDir(Path("/jobs/x")), spec, outcome, events, points, launched_s=0.0)
+    return paragraph(told)
 
 
 TOOK = "in 12.0 s, 10.0 s of it training (100 samples/s)."

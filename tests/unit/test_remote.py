@@ -13,7 +13,11 @@ from fsspec.implementations.memory import MemoryFileSystem
 from msgspec.structs import replace
 
 from paceline.base.errors import ConfigError, PermanentError, TransientError
+from paceline.cli.away import _launched_s
 from paceline.master import uploads
+from paceline.master.job_clock import MasterStarted
+from paceline.master.journal import encode
+from paceline.master.members import JobEnded
 from paceline.master.uploads import Failed, Upload, Uploaded, Uploader, Uploads
 from paceline.wire import remote
 from paceline.wire.cut import CutManifest, checksum, verify, write_file, write_manifest
@@ -330,3 +334,19 @@ def test_a_job_s_last_cut_is_waited_for_but_not_for_ever(
     Interrupted.bytes_left = float("inf")
     assert ended(folder)[-1] == ("cut_uploaded", "cut 5")
     assert RemoteCuts("interrupted://bucket").handover(5) == HANDOVER
+
+
+@pytest.mark.parametrize(
+    ("launched_s", "journal", "found"),
+    [
+        (7.0, (encode(MasterStarted(started_s=8.0)),), 7.0),
+        (None, (encode(JobEnded()), encode(MasterStarted(started_s=8.0))), 8.0),
+        (None, (encode(JobEnded()),), None),
+        (None, HANDOVER.journal, None),
+    ],
+)
+def test_the_time_of_a_job_counts_on_on_another_machine(
+    launched_s: float | None, journal: tuple[bytes, ...], found: float | None
+) -> None:
+    """Also by the handover of an older version, whose journal alone says when it began."""
+    assert _launched_s(replace(HANDOVER, launched_s=launched_s, journal=journal)) == found

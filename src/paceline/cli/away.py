@@ -3,14 +3,17 @@
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
+from msgspec import MsgspecError
 from msgspec.structs import replace
 
 from paceline.base.errors import ConfigError, PermanentError
 from paceline.base.jobdir import JobDir, home
 from paceline.base.processes import can_enter
-from paceline.master.journal import Journal, encode
+from paceline.master.job_clock import MasterStarted
+from paceline.master.journal import Journal, decode, encode
 from paceline.master.members import JobEnded
 from paceline.master.records import CutStored
 from paceline.wire import spec as specs
@@ -111,7 +114,18 @@ def _make(handover: Handover) -> JobDir:
         )
     if known.path.exists():
         shutil.rmtree(known.path)  # of a command that was killed
-    return JobDir.make(job_id, handover.launched_s)
+    return JobDir.make(job_id, _launched_s(handover))
+
+
+def _launched_s(handover: Handover) -> float | None:
+    """Unix time of the job's launch; None: nobody wrote it down."""
+    if handover.launched_s is not None:
+        return handover.launched_s
+    with suppress(MsgspecError):  # the master says it better that it cannot read its journal
+        records = map(decode, handover.journal)
+        started = (record for record in records if isinstance(record, MasterStarted))
+        return next((record.started_s for record in started), None)
+    return None
 
 
 def _fetch(remote: RemoteCuts, number: int, job: JobDir, handover: Handover) -> None:

@@ -1,5 +1,6 @@
 """A job as lines of text, for logs and pipes: a healthy job says little."""
 
+import math
 from collections.abc import Callable
 
 from paceline.cli.history import is_news, sentence
@@ -10,8 +11,8 @@ from paceline.wire.client import JobStatus
 EVERY_S = 10.0
 EVERY_SHARE = 0.1
 PATIENCE = 3
-"""Progress is told when both have passed, else when the job is 1 + PATIENCE times as old as then.
-A healthy job of any length so stays below 20 lines."""
+"""Progress is told when both have passed, else when we have watched 1 + PATIENCE times as long as
+then. A healthy job of any length so stays below 20 lines."""
 MAX_NAMED = 8
 
 
@@ -30,12 +31,15 @@ class PlainView:
         """
         self._started_s, self._out, self._err = started_s, out, err or out
         self._now_s = self._told_s = started_s
+        #: Unix time of the first look: of a job that was resumed, or is joined late, long after.
+        self._watched_from_s = math.inf
         self._told_share = 0.0
         self._mapped = False
 
     def show(self, look: Look) -> None:
         """Print what is new."""
         self._now_s = look.now_s
+        self._watched_from_s = min(self._watched_from_s, look.now_s)
         for traceback in look.tracebacks:
             self._err(traceback.rstrip())
         for event in look.events:
@@ -71,8 +75,8 @@ class PlainView:
     def _is_due(self, share: float) -> bool:
         silent_s = self._now_s - self._told_s
         advanced = share >= self._told_share + EVERY_SHARE
-        patience_s = PATIENCE * (self._told_s - self._started_s)
-        return silent_s >= EVERY_S and (advanced or silent_s >= patience_s)
+        watched_s = self._told_s - self._watched_from_s
+        return silent_s >= EVERY_S and (advanced or silent_s >= PATIENCE * watched_s)
 
 
 def _map(status: JobStatus) -> str:

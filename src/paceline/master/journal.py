@@ -46,6 +46,7 @@ _REFUSALS = frozenset(
 
 encode = msgspec.msgpack.Encoder().encode
 _decoder: msgspec.msgpack.Decoder[JournalRecord] = msgspec.msgpack.Decoder(JournalRecord)
+decode = _decoder.decode
 
 
 class JournalRefused(TransientError):
@@ -107,7 +108,7 @@ class Journal:
         with self._at_work() as db:
             for seq, data in db.execute("SELECT seq, record FROM log ORDER BY seq"):
                 try:
-                    yield _decoder.decode(data)
+                    yield decode(data)
                 except msgspec.MsgspecError as error:
                     why = f"record {seq} is damaged or of another version of paceline ({error})"
                     raise self._unusable(why) from error

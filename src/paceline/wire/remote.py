@@ -45,7 +45,7 @@ class Handover(msgspec.Struct, frozen=True, kw_only=True):
     spec: JobSpec
     """Without the values of its environment variables, which may be secrets."""
     launched_s: float | None = None
-    """Unix time of its launch; None, in handovers of before: not known."""
+    """Unix time of its launch; None: ``journal`` says when its first master started."""
     journal: tuple[bytes, ...]
     """Records of the master: of a job that has ended, with this cut as the only one."""
 

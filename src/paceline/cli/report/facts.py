@@ -82,7 +82,7 @@ class Facts(msgspec.Struct, frozen=True):
     outcome: Outcome | None
     """None: the job runs, or nobody wrote how it ended."""
     started_s: float
-    """Unix time of the job's launch, its first event."""
+    """Unix time of the job's launch."""
     ended_s: float
     """Unix time of what is known of it last."""
     training_s: float
@@ -130,6 +130,7 @@ def read_facts(job: JobDir) -> Facts:
         read_outcome(job.outcome),
         read_events(job.events),
         read_metrics(job.metrics),
+        launched_s=job.launched_s(),
     )
     stacks = sorted((path.stem, path.read_text()) for path in job.logs.glob("*.stacks"))
     runs = facts.outcome is None and is_locked(job.supervisor_lock)
@@ -145,10 +146,12 @@ def work_out(
     outcome: Outcome | None,
     events: Sequence[Event],
     points: Sequence[Point],
+    *,
+    launched_s: float,
 ) -> Facts:
-    """Work out what the events and measurements say."""
+    """Work out what the events and measurements say; ``launched_s``: see `JobDir.launched_s`."""
     times = [*(event.t for event in events), *(point.t for point in points)]
-    started_s, ended_s = next(iter(times), 0.0), max(times, default=0.0)
+    ended_s = max(times, default=launched_s)
     committed = outcome.committed if outcome else (points[-1].committed if points else 0)
     lives = tuple(find_lives(events, ended_s))
     return Facts(
@@ -156,7 +159,7 @@ def work_out(
         path=str(job.path),
         spec=spec,
         outcome=outcome,
-        started_s=started_s,
+        started_s=launched_s,
         ended_s=ended_s,
         training_s=trained_s(events, points),
         committed=committed,
