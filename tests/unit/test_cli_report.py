@@ -29,7 +29,7 @@ from paceline.cli.report.text import decision_rows, figures, incident_rows, para
 from paceline.wire import spec as specs
 from paceline.wire.messages.checks import NodeSpeed
 from paceline.wire.outcome import Outcome
-from paceline.wire.spec import JobSpec
+from paceline.wire.spec import JobSpec, Mode
 
 START = [
     Event(0.0, "supervisor_started"),
@@ -75,8 +75,8 @@ def points(counts: list[int]) -> list[Point]:
 MEASURED = points([0, 0, 0, 100, 200, 300, 400, 500, 250, 350, 700, 1000])
 
 
-def facts(*events: Event, outcome: Outcome | None = None) -> Facts:
-    spec = JobSpec(script="/home/me/train.py", args=("--lr", "<0.1>"))
+def facts(*events: Event, outcome: Outcome | None = None, mode: Mode = "bsp") -> Facts:
+    spec = JobSpec(script="/home/me/train.py", args=("--lr", "<0.1>"), mode=mode)
     return work_out(JobDir(Path("/jobs/demo-1")), spec, outcome, events, MEASURED, launched_s=0.0)
 
 
@@ -124,6 +124,18 @@ def test_a_worker_that_left_its_loop_while_others_trained_on_is_named() -> None:
     assert "Nothing went wrong" not in paragraph(told)
     together = structs.replace(left, t=11.5)  # all left it, or it was the last step
     assert facts(*START, together, *END, outcome=FINISHED).incidents == ()
+
+
+@pytest.mark.parametrize(("mode", "named"), [("bsp", 2), ("asp", 0), ("ssp", 0)])
+def test_workers_without_common_steps_that_all_leave_their_loops_leave_them_together(
+    mode: Mode, named: int
+) -> None:
+    left = [Event(t, "left_loop", f"worker-{n}", n, "at step 7") for n, t in ((0, 5.4), (1, 6.4))]
+    assert len(facts(*START, *left, *END, outcome=FINISHED, mode=mode).incidents) == named
+    again = [structs.replace(event, t=6.0) for event in START]
+    stopped = Event(5.9, "stopped")
+    told = facts(*START, left[0], stopped, *again, left[1], *END, outcome=FINISHED, mode=mode)
+    assert len(told.incidents) == 2, "in two runs: each time the other trained on"
 
 
 @pytest.mark.parametrize("node", ["worker-0", "worker-1"])

@@ -77,13 +77,38 @@ def test_a_loop_that_the_script_has_left_is_told_with_the_step(
             optimizer.step()
             if leaves and number == 1:
                 break
+        for x in job.batches(torch.ones(64, 1), batch_size=16):
+            model(x).sum().backward()
+            optimizer.step()
 
     monkeypatch.setattr(process_module, "_current", process)
     monkeypatch.setattr(process_module, "_run_to_its_end", script)
     sent: list[object] = []
     monkeypatch.setattr(process.link, "send", sent.append)
     assert process_module.run_script(process) == 0
-    assert sent == [Finished(inc=7, joined=False, left_step=41 if leaves else None)]
+    assert sent == [Finished(inc=7, joined=False, left_step=2 if leaves else None)]
+
+
+def test_a_loop_that_the_script_never_left_is_told_with_the_step_at_its_end(
+    process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job(HeldHere(JobSpec(script="train.py")))
+    model = nn.Linear(1, 1)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    job.prepare(model, optimizer)
+    batches = job.batches(torch.ones(64, 1), batch_size=16)
+
+    def script(_: JobSpec) -> None:
+        for _ in range(3):
+            model(next(batches)).sum().backward()
+            optimizer.step()
+
+    monkeypatch.setattr(process_module, "_current", process)
+    monkeypatch.setattr(process_module, "_run_to_its_end", script)
+    sent: list[object] = []
+    monkeypatch.setattr(process.link, "send", sent.append)
+    assert process_module.run_script(process) == 0
+    assert sent == [Finished(inc=7, joined=False, left_step=3)]
 
 
 def test_sigterm_asks_for_a_stop_and_does_no_more(process: Process) -> None:

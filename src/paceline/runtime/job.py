@@ -326,11 +326,13 @@ class Job:
     ) -> Iterator[Any]:
         if self._looping:
             raise ConfigError("two loops over job.batches run at once; finish one, then the other")
-        from paceline.runtime.process import current
+        from paceline.runtime.process import OpenLoop, current
 
         self._looping, process = True, current()
+        # No step is known before the first batch.
+        loop = OpenLoop(lambda: self._strategy.step or 0)
         if process is not None:
-            process.open_loops += 1
+            process.open_loops.append(loop)
         try:
             self._check_node()
             with make_loader() as loader, growth or nullcontext():
@@ -338,8 +340,9 @@ class Job:
                 reader = Reader(loader, feed, line, partial(self._begin_stream, feed))
                 yield from self._strategy.train(feed, reader, ahead)
             if process is not None:
-                process.open_loops -= 1
+                process.open_loops.remove(loop)
         finally:
+            loop.leave()
             self._looping = False
 
     def _process_seed(self, feed: Feed) -> int:

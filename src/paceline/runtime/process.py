@@ -67,6 +67,19 @@ class Fenced(SystemExit):
         super().__init__(EXIT_FENCED)
 
 
+class OpenLoop:
+    """A loop over job.batches that did not come to its end, and where that was."""
+
+    def __init__(self, step: Callable[[], int]) -> None:
+        """``step``: says the job's step."""
+        self.step = step
+
+    def leave(self) -> None:
+        """The script has left it: what it trains afterwards does not count."""
+        step = self.step()
+        self.step = lambda: step
+
+
 class Process:
     """This training process. One per operating system process; see `current`."""
 
@@ -88,8 +101,8 @@ class Process:
         self._terminated = False
         self.told_to_stop = False
         """It was the master's word: the job ends, so an unfinished loop is no failure."""
-        self.open_loops = 0
-        """Loops over job.batches that have begun and did not come to their end."""
+        self.open_loops: list[OpenLoop] = []
+        """Those that have begun and did not come to their end, in order."""
         self._hand_over: Callable[[], None] | None = None
         self.at_end: Callable[[], None] = _nothing
         """Ends the thread that uses the link, so that the main thread can."""
@@ -312,7 +325,7 @@ def run_script(process: Process) -> int:
     if process.stop_requested and not process.told_to_stop:
         return EXIT_TERMINATED  # somebody else's SIGTERM: the work is not finished
     process.at_end()
-    left_step = process.step if process.open_loops else None
+    left_step = process.open_loops[0].step() if process.open_loops else None
     process.link.send(Finished(inc=process.inc, joined=process.joined, left_step=left_step))
     return 0
 

@@ -3,6 +3,7 @@
 Every number is measured: times of events to the millisecond, counts of samples once per second.
 """
 
+import bisect
 import itertools
 import signal
 from collections.abc import Iterator, Sequence
@@ -164,7 +165,7 @@ def work_out(
         training_s=trained_s(events, points),
         committed=committed,
         lives=lives,
-        incidents=tuple(find_incidents(events, points)),
+        incidents=tuple(find_incidents(events, points, spec.mode)),
         workers=tuple(_workers(points, lives)),
         events=tuple(events),
         points=tuple(points),
@@ -235,8 +236,10 @@ _HOW = {
 # --------------------------------------------------------------------------- incidents
 
 
-def find_incidents(events: Sequence[Event], points: Sequence[Point]) -> Iterator[Incident]:
-    """Everything that a healthy job does not have, in order."""
+def find_incidents(
+    events: Sequence[Event], points: Sequence[Point], mode: str
+) -> Iterator[Incident]:
+    """Everything that a healthy job does not have, in order; ``mode``: see `JobSpec`."""
     ordered = {event.inc: ORDERS[event.event] for event in events if event.event in ORDERS}
     for index, event in enumerate(events):
         later = events[index + 1 :]
@@ -270,7 +273,7 @@ def find_incidents(events: Sequence[Event], points: Sequence[Point]) -> Iterator
                 if event.node == CHIEF:
                     done += "; what the script does where job.is_chief was not done"
                 yield _incident(event, event.reason, done, None, points)
-            case "left_loop":
+            case "left_loop" if mode == "bsp" or not _left_by_all(event, events):
                 yield from _left_alone(event, points)
             case "diverged":
                 back_s = _next(later, *_TRAINING)
@@ -298,6 +301,22 @@ def _left_alone(event: Event, points: Sequence[Point]) -> Iterator[Incident]:
     if after is not None and points[-1].committed > after.committed:
         what = f"{event.node} left its loop over job.batches {event.reason}"
         yield Incident(event.t, what, "the others trained on")
+
+
+def _left_by_all(left: Event, events: Sequence[Event]) -> bool:
+    """Whether all workers of a run left their loops.
+
+    Without common steps each does so at its own time, though all have the same condition.
+    """
+    bounds_s = [event.t for event in events if event.event in (*ENDINGS, "supervisor_started")]
+    run = bisect.bisect_left(bounds_s, left.t)
+    started = {event.node for event in events if event.event == "node_started"}
+    leavers = {
+        event.node
+        for event in events
+        if event.event == "left_loop" and bisect.bisect_left(bounds_s, event.t) == run
+    }
+    return {node for node in started if node.startswith("worker")} <= leavers
 
 
 _TRAINING = ("restored", "group_runs")

@@ -239,7 +239,7 @@ class Finished(Message, frozen=True):
     inc: int
     joined: bool = True
     left_step: int | None = None
-    """Where it was when it returned, if it left a loop over its batches before the end."""
+    """The job's step when it left a loop over its batches before the end; None: it did not."""
 
 
 NodeUp = (
