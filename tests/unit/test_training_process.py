@@ -187,6 +187,16 @@ def test_an_announced_address_is_what_a_later_agent_finds(process: Process) -> N
     )
 
 
+def test_a_server_that_has_nothing_to_say_repeats_where_it_listens(
+    process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[object] = []
+    process.announce("tcp://127.0.0.1:4711")
+    monkeypatch.setattr(process.link, "send", sent.append)
+    process.repeat_announcement()
+    assert [up.address for up in sent] == ["tcp://127.0.0.1:4711"]  # type: ignore[attr-defined]
+
+
 class CustomError(Exception):
     pass
 

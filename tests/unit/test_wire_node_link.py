@@ -79,6 +79,17 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "worker-0.sock"
 
 
+def test_a_process_that_has_nothing_to_say_says_hello_again(path: Path) -> None:
+    async def body(agent: Agent, link: NodeLink) -> None:
+        assert link.send_hello()
+        await agent.until(lambda: len(agent.seen) == 2)
+        assert agent.seen == [HELLO, HELLO]
+        link.close()
+        assert not link.send_hello()
+
+    with_agent(path, body)
+
+
 def test_hello_comes_first_and_messages_travel_both_ways(path: Path) -> None:
     async def body(agent: Agent, link: NodeLink) -> None:
         assert link.send(Finished(inc=7))

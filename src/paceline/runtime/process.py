@@ -115,7 +115,6 @@ class Process:
         files = NodeFiles(job, up.node)
         self._files = files
         self._record(up)
-        self._announced = up
         self.link = NodeLink(files.socket, up)
         self.ledger = StepLedgerWriter(files.ledger, up.inc)
 
@@ -166,14 +165,14 @@ class Process:
 
     def announce(self, address: str) -> None:
         """A server: say, now and at every reconnect, where its data plane listens."""
-        self._announced = self._up(address)
-        self._record(self._announced)
+        up = self._up(address)
+        self._record(up)
         self.link.close()
-        self.link = NodeLink(self._files.socket, self._announced)
+        self.link = NodeLink(self._files.socket, up)
 
     def repeat_announcement(self) -> None:
         """A server that has nothing else to say: it lives."""
-        self.link.send(self._announced)
+        self.link.send_hello()
 
     def keep_link(self) -> bool:
         """Call between steps: reconnects to the agent if it was lost; never waits.

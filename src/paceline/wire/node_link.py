@@ -121,8 +121,11 @@ class NodeLink:
             return False
         self._socket = fresh
         self._incoming.clear()
-        self.send(self._hello)
-        return self.connected
+        return self.send_hello()
+
+    def send_hello(self) -> bool:
+        """Say hello once more, as a sign of life; False: the message is lost."""
+        return self.send(self._hello)
 
     def send(self, message: NodeUp) -> bool:
         """Send or buffer; False: the message is lost."""
