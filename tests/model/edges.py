@@ -206,7 +206,7 @@ class Worker:
         feed = self.trainer.open_feed(self.town.feed)
         pause = self.thread.pause
         model = SimpleNamespace(
-            load=lambda dense, whole: pause(),
+            load=lambda dense, whole=None: pause(),
             check_values=lambda: None,
             dense=(),
             gradient_of=lambda optimizer: SimpleNamespace(changed=()),
