@@ -2,14 +2,11 @@
 
 import contextlib
 import os
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from paceline.base.jobdir import JobDir, run_place
 
 
 @pytest.fixture(autouse=True)
@@ -20,26 +17,6 @@ def _stays_in_its_folder() -> Iterator[None]:
     if (now := Path.cwd()) != before:
         os.chdir(before)
         pytest.fail(f"the test has left the working directory at {now}; use monkeypatch.chdir")
-
-
-@pytest.fixture(autouse=True)
-def _leaves_no_run_directory() -> Iterator[None]:
-    """Fail the test that leaves a run directory, which lies in the machine's memory."""
-    made: list[Path] = []
-    make = JobDir.make_run_dir
-
-    def note(job: JobDir) -> None:
-        make(job)
-        made.append(job.run_dir)
-
-    with pytest.MonkeyPatch.context() as patch:  # the test may undo its own
-        patch.setattr(JobDir, "make_run_dir", note)
-        yield
-    left = [folder for folder in made if folder.parent == run_place() and folder.exists()]
-    for folder in left:
-        shutil.rmtree(folder)
-    if left:
-        pytest.fail(f"the test has left {', '.join(map(str, left))}; remove its run directory")
 
 
 @pytest.fixture
