@@ -161,11 +161,9 @@ class Agent:
         await self._close()
 
     async def _flush(self) -> None:
-        """Give what was sent last a moment to leave; the master also sees the stream end."""
-        deadline_s = time.monotonic() + LAST_WORDS_S
-        # gRPC has no event for an empty queue.
-        while self._stream and self._stream.num_queued and time.monotonic() < deadline_s:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)  # gRPC has no event for an empty queue
+        """Give what was sent last a moment to arrive; the master also sees the stream end."""
+        if self._stream:
+            await self._stream.say_last_words(LAST_WORDS_S)
 
     async def _close(self) -> None:
         await self._link.close()

@@ -248,6 +248,16 @@ class MasterStream(Stream[AgentDown, AgentUp]):
         super().__init__(call, _decode_down, address)
         self._channel = channel
 
+    async def say_last_words(self, timeout_s: float) -> None:
+        """Write what is queued, and wait until the master has read it; for so long at most."""
+        self._finishing = True
+        self._wake.set()
+        with contextlib.suppress(TimeoutError, *_BROKEN):
+            async with asyncio.timeout(timeout_s):
+                await asyncio.shield(self._writer)
+                await self._call.done_writing()
+                await asyncio.shield(self._ended)  # the master ends the stream after us
+
     def _broken(self, error: BaseException) -> None:
         if isinstance(error, grpc.aio.AioRpcError):
             raise _translated(error, self.peer) from error
