@@ -6,7 +6,7 @@ import shutil
 import signal
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -61,6 +61,18 @@ def test_a_process_goes_on_without_an_agent_for_a_while_only(
     assert not isinstance(lost.value, Exception)
 
 
+def said_at_its_end(
+    process: Process, script: Callable[[JobSpec], None], monkeypatch: pytest.MonkeyPatch
+) -> list[object]:
+    """What the master hears of a process whose script this is."""
+    monkeypatch.setattr(process_module, "_current", process)
+    monkeypatch.setattr(process_module, "_run_to_its_end", script)
+    sent: list[object] = []
+    monkeypatch.setattr(process.link, "send", sent.append)
+    assert process_module.run_script(process) == 0
+    return sent
+
+
 @pytest.mark.parametrize("leaves", [False, True])
 def test_a_loop_that_the_script_has_left_is_told_with_the_step(
     process: Process, monkeypatch: pytest.MonkeyPatch, leaves: bool
@@ -81,12 +93,9 @@ def test_a_loop_that_the_script_has_left_is_told_with_the_step(
             model(x).sum().backward()
             optimizer.step()
 
-    monkeypatch.setattr(process_module, "_current", process)
-    monkeypatch.setattr(process_module, "_run_to_its_end", script)
-    sent: list[object] = []
-    monkeypatch.setattr(process.link, "send", sent.append)
-    assert process_module.run_script(process) == 0
-    assert sent == [Finished(inc=7, joined=False, left_step=2 if leaves else None)]
+    assert said_at_its_end(process, script, monkeypatch) == [
+        Finished(inc=7, joined=False, left_step=2 if leaves else None)
+    ]
 
 
 def test_a_loop_that_the_script_never_left_is_told_with_the_step_at_its_end(
@@ -103,12 +112,9 @@ def test_a_loop_that_the_script_never_left_is_told_with_the_step_at_its_end(
             model(next(batches)).sum().backward()
             optimizer.step()
 
-    monkeypatch.setattr(process_module, "_current", process)
-    monkeypatch.setattr(process_module, "_run_to_its_end", script)
-    sent: list[object] = []
-    monkeypatch.setattr(process.link, "send", sent.append)
-    assert process_module.run_script(process) == 0
-    assert sent == [Finished(inc=7, joined=False, left_step=3)]
+    assert said_at_its_end(process, script, monkeypatch) == [
+        Finished(inc=7, joined=False, left_step=3)
+    ]
 
 
 def test_sigterm_asks_for_a_stop_and_does_no_more(process: Process) -> None:

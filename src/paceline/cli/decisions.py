@@ -191,12 +191,12 @@ def _size(share: Share) -> str:
 def seen_of(asked: Solution, action: AnyAction, seen: Observation) -> str:
     """Who was slow against whom, by the times that the rule looked at.
 
-    That is the node of the action, or else the slowest worker. A solution that fails at it, as
-    one of a user may, changes nothing in what was decided: then the usual times are told.
+    That is the node of the action, or else the slowest worker. If the solution (it may be a user's)
+    raises here, the usual times are shown.
     """
     try:
         return _seen_by(asked.compared(seen, action), action, seen)
-    except Exception:  # noqa: BLE001 - of whoever wrote the solution
+    except Exception:  # noqa: BLE001 - the code of a user
         return _seen_by(Solution().compared(seen, action), action, seen)
 
 

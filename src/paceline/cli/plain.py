@@ -11,8 +11,8 @@ from paceline.wire.client import JobStatus
 EVERY_S = 10.0
 EVERY_SHARE = 0.1
 PATIENCE = 3
-"""Progress is told when both have passed, else when we have watched 1 + PATIENCE times as long as
-then. A healthy job of any length so stays below 20 lines."""
+"""Progress is printed when both have passed, else when we have watched 1 + PATIENCE times as long
+as at the line before. A healthy job of any length so stays below 20 lines."""
 MAX_NAMED = 8
 
 

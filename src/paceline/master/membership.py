@@ -809,7 +809,7 @@ class Membership:
         return [Tell("killed", name, node.inc, "by order"), End(name, node.inc, 0.0)]
 
     def hung(self, name: str, now_s: float, reason: str) -> list[Act]:
-        """A node's process does not get on, or does not even speak; again: seldom."""
+        """A node's process hangs: end it. While it still hangs this is repeated seldom."""
         node = self.nodes.get(name)
         if node is None or not node.alive or now_s < node.end_told_s + REPEAT_END_S:
             return []

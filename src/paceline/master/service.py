@@ -622,7 +622,7 @@ class Master:
             self._reporting.measure(now_s, self._wall_clock(), controller, self._observe)
 
     def _look_for_hang(self) -> None:
-        """End the process that does not get on, or have members meet anew that all wait."""
+        """End the process that hangs; if all members wait, have them form their group again."""
         timeouts = self._spec.timeouts.derived(self.monitor.step_s())
         hang = self.training.find_hang(timeouts.hang_s or 0.0, self._clock())
         if hang is None or self._outbox.has_healed_within(timeouts.hang_s or 0.0):

@@ -396,7 +396,7 @@ class Training:
         raise NotImplementedError
 
     def find_hang(self, bound_s: float, now_s: float) -> Hang | None:
-        """Who does not get on, if anybody.
+        """Find the processes that hang; None: there are none.
 
         Args:
             bound_s: as long as a step may take.
@@ -405,7 +405,7 @@ class Training:
         raise NotImplementedError
 
     def _facts_of(self, incs: Iterable[int]) -> dict[str, NodeFacts]:
-        """The newest of these lives, but of those that are about to end."""
+        """The newest report of each of these lives whose script has not returned."""
         found = {}
         for inc in incs:
             node = self._members.node_of(inc)

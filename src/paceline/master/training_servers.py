@@ -154,10 +154,10 @@ class ServerTraining(Training):
                 self._outbox.tell("move_given_up", reason=reason)
                 self._do(state.give_up_move())
 
-    # ------------------------------------------------------------------ who does not get on
+    # ------------------------------------------------------------------ processes that hang
 
     def find_hang(self, bound_s: float, now_s: float) -> Hang | None:
-        """Find who neither speaks nor works; a slow one is the solution's affair.
+        """Find the processes that neither speak nor work; slow ones are left to the solution.
 
         Servers say nothing while they load a cut, however long storage takes, and what their agents
         last reported may still be of that time. Where the user has set no bound it is `SILENT_S`

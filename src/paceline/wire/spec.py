@@ -136,7 +136,7 @@ class TimeoutSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     read-only or broken; the model stays in memory meanwhile. Default 1 h; then the job fails."""
     hang_s: Annotated[PositiveSeconds, Meta(examples=["30s"])] | None = None
     """Strategies allreduce and fsdp: time in a step while all others wait, after which a worker is
-    taken to hang and is replaced; whatever the strategy (but script), time in which a process
+    treated as hung and replaced; with every strategy but script also the time in which a process
     neither speaks nor works. Default none: the longer of 10 s and 20 steps; 120 s before the first
     step; with servers 60 s at least."""
 

@@ -320,7 +320,7 @@ def _left_by_all(left: Event, events: Sequence[Event]) -> bool:
 
 
 _TRAINING = ("restored", "group_runs")
-"""What is told when training can begin, or go on."""
+"""Events that say that training can begin, or go on."""
 
 
 def _before(text: str, separator: str) -> str:

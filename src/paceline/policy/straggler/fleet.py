@@ -183,7 +183,7 @@ def _by_chance(workers: Sequence[WorkerSeen], scatter: float, apart: float) -> F
 
 
 def _changed_just_now(workers: Sequence[WorkerSeen]) -> Bools:
-    """Who has shown less of how it is now than tells it from a single late iteration."""
+    """Workers whose present regime has a single iteration, which may just have been late."""
     return np.array(
         [
             worker.regime is not None and worker.regime.iterations < _LEAST_ITERATIONS

@@ -77,7 +77,7 @@ def solution(name: str, parameters: Mapping[str, object] | None = None) -> Solut
             ) from refused
     try:
         return kind(**values)
-    except Exception as refused:  # whoever wrote the class: its ``__post_init__`` runs here
+    except Exception as refused:  # the class may be a user's, and its ``__post_init__`` runs here
         raise ConfigError(
             f"solution {name}: {kind.__name__} cannot be made of its parameters: {refused}; set "
             "others, or mend the package that declares it"
