@@ -19,6 +19,8 @@ is below.
 import contextlib
 import multiprocessing
 import os
+import shutil
+import tempfile
 import time
 from collections.abc import Iterator, Set
 from pathlib import Path
@@ -119,6 +121,10 @@ def watch(jobs: list[JobDir], seconds: float) -> list[Counted]:
     found = []
     for job, start, end, early in zip(jobs, before, after, changes, strict=True):
         restarts, all_changes = actions_of(job)
+        if restarts:
+            kept = Path(tempfile.gettempdir()) / f"{job.job_id}-decisions.jsonl"
+            shutil.copyfile(job.decisions, kept)
+            print(f"it restarted nodes: its decisions are kept as {kept}")
         found.append(Counted(end - start, took_s, restarts, all_changes - early))
     return found
 

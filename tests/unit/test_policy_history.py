@@ -302,6 +302,28 @@ def test_what_was_seen_at_a_size_fades_for_the_present_level() -> None:
     assert (small.iterations, large.iterations) == (60, 200)
 
 
+def test_what_its_machines_load_took_is_a_mean_over_the_iterations_it_made_slow() -> None:
+    """Bursts of other work, which the newest iterations say nothing of."""
+    history = NodeHistory(Lengths(block_s=0.0))
+    for place in range(24):
+        busy_s = 2.0 if place % 4 < 2 else 0.0
+        history.report(
+            Report(
+                t_s=10.0 * (place + 1) * 2.0,
+                iterations=10,
+                samples=100.0,
+                compute_s=1.0 + busy_s,
+                stolen_s=busy_s,
+                bpt_s=2.0,
+            )
+        )
+    regime = history.regime(500.0)
+    assert regime is not None
+    (point,) = regime.points
+    assert point.compute_s > 1.5
+    assert regime.stolen_s == pytest.approx(point.compute_s - 1.0), "all that it takes more"
+
+
 def test_a_node_keeps_few_points_however_many_sizes_it_saw() -> None:
     node = Node()
     for size in range(400, 2000, 100):

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from paceline.policy.stats.regimes import Point, Regime
+from paceline.policy.stats.regimes import Point, Regime, Stretch
 from paceline.policy.stats.spells import LifeTable
 from paceline.policy.stats.windows import Pace
 from paceline.policy.straggler.observation import (
@@ -199,11 +199,9 @@ def test_what_a_server_costs_until_its_successor_is_there_is_not_saved() -> None
         assert [action.node for action in due] == replaced
 
 
-@pytest.mark.parametrize(("stolen_s", "restarted"), [(0.0, True), (0.3, True), (0.7, False)])
-def test_whose_machine_does_other_work_is_let_be(stolen_s: float, restarted: bool) -> None:
-    """It takes 1 s more than the usual 1 s: a restart does not give it a processor."""
+def slow_worker(regime: Regime, stolen_s: float = 0.0) -> list[str]:
+    """Which workers may be restarted; w0 takes twice the usual second."""
     pace = Pace(iterations=50, seconds=100.0, samples=1.0, compute_s=2.0, stolen_s=stolen_s)
-    regime = Regime(since_s=0.0, iterations=100, points=(Point(1, 100, 2.0),))
     slow = WorkerSeen(node="w0", batch_size=1, short=pace, regime=regime)
     found = worker_candidates(
         job(workers=(slow,)),
@@ -213,7 +211,35 @@ def test_whose_machine_does_other_work_is_let_be(stolen_s: float, restarted: boo
         cost_s=np.array([1.0]),
         futile_s=np.array([0.0]),
     )
-    assert [each.node for each in found] == ["w0"] * restarted
+    return [each.node for each in found]
+
+
+@pytest.mark.parametrize(("stolen_s", "restarted"), [(0.0, True), (0.3, True), (0.7, False)])
+def test_whose_machine_does_other_work_is_let_be(stolen_s: float, restarted: bool) -> None:
+    """It takes 1 s more than the usual 1 s: a restart does not give it a processor."""
+    regime = Regime(since_s=0.0, iterations=100, points=(Point(1, 100, 2.0),))
+    assert slow_worker(regime, stolen_s) == ["w0"] * restarted
+    regime = msgspec.structs.replace(regime, stolen_s=stolen_s)
+    assert slow_worker(regime) == ["w0"] * restarted, "the load has gone, the mean is still large"
+
+
+@pytest.mark.parametrize("size", [1.0, 0.5])
+@pytest.mark.parametrize(("newest_s", "restarted"), [(1.1, False), (1.9, True)])
+def test_a_worker_that_is_slow_no_more_is_let_be(
+    size: float, newest_s: float, restarted: bool
+) -> None:
+    """The mean of its regime stays at 2 s for a while after bursts of 3."""
+    times_s = [3.0, 3.0, 3.0, newest_s, newest_s, newest_s]
+    trail = tuple(
+        Stretch(NOW_S - 10.0 + 2 * place, 2.0, 2, size, time_s, time_s)
+        for place, time_s in enumerate(times_s)
+    )
+    points = (Point(1, 100, 2.0),)
+    regime = Regime(since_s=NOW_S - 100.0, iterations=100, points=points, trail=trail)
+    still = restarted or (size, newest_s) == (0.5, 1.1)
+    assert slow_worker(regime) == ["w0"] * still, "half of a batch in the same time is no recovery"
+    before = msgspec.structs.replace(regime, since_s=NOW_S)
+    assert slow_worker(before) == ["w0"], "what was before the regime began says nothing"
 
 
 def test_no_server_is_replaced_while_another_is() -> None:

@@ -111,6 +111,10 @@ class Regime(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     the expected one (`LATE`), and last of iterations; none: not known."""
     trail: tuple[Stretch, ...] = ()
     """The newest of a worker, the oldest first, also of regimes before."""
+    stolen_s: float = 0.0
+    """Of an iteration, time in which the node could have run and other processes had the
+    processors; a mean like those of its points. What its machine's load costs it, over the same
+    iterations that make it look slow."""
     reported_s: float | None = None
     """How many of the seconds since it began the reports tell of, which are late on a busy machine;
     None: all."""
@@ -197,6 +201,7 @@ class Regimes:
             scatter=self._scatter.deviation(),
             late=self._late.counts(),
             trail=tuple(self._trail),
+            stolen_s=points.stolen_s(),
             reported_s=round(points.span_s, 2),
         )
 
@@ -311,6 +316,10 @@ class _Points:
         )
         return tuple(sorted(points, key=lambda point: point.batch_size))
 
+    def stolen_s(self) -> float:
+        total_s = sum(group.iterations * group.stolen_s for group in self._groups)
+        return total_s / sum(group.iterations for group in self._groups)
+
     def bounds_s(self, size: float) -> tuple[float, float]:
         """What a batch of this size may take in this regime.
 
@@ -407,11 +416,11 @@ class _Late:
 class _Group:
     """Reports at one batch size, as averages whose memory fades."""
 
-    __slots__ = ("iterations", "recent", "size", "time_s")
+    __slots__ = ("iterations", "recent", "size", "stolen_s", "time_s")
 
     def __init__(self) -> None:
         self.iterations = 0
-        self.recent = self.size = self.time_s = 0.0
+        self.recent = self.size = self.time_s = self.stolen_s = 0.0
 
     def add(self, report: Report) -> None:
         self.iterations += report.iterations
@@ -419,6 +428,7 @@ class _Group:
         part = report.iterations / self.recent
         self.size += part * (report.samples - self.size)
         self.time_s += part * (_time_s(report) - self.time_s)
+        self.stolen_s += part * (report.stolen_s - self.stolen_s)
 
 
 def _fade(report: Report, half_life: tuple[int, float]) -> float:

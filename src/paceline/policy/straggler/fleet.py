@@ -157,7 +157,8 @@ def _lasting(worker: WorkerSeen, seen: Observation, excess_s: float) -> float:
     if worker.regime is None:
         return 1.0
     age_s = max(seen.now_s - worker.regime.since_s, 1e-3)
-    starved = worker.short is not None and worker.short.stolen_s >= 0.5 * excess_s > 0.0
+    stolen_s = max(worker.regime.stolen_s, worker.short.stolen_s if worker.short else 0.0)
+    starved = stolen_s >= 0.5 * excess_s > 0.0
     prior = _LOAD if starved else _LASTING
     return seen.worker_spells.expected_s(age_s, 0.0, PLAN_S, prior) / PLAN_S
 

@@ -34,6 +34,8 @@ from paceline.policy.straggler.solvers import Floats
 _SIGMAS = 3.0
 _PRIOR = (3.0, 1.0)
 """Restarts that are taken to have cured, and to have been futile, before any was seen."""
+_NEWEST = 3, 4.0
+"""Iterations and seconds that tell whether a node is slow still."""
 _STOLEN = 0.5
 """A node that is slow for so large a part since its machine does other work is let be."""
 
@@ -182,7 +184,7 @@ def server_candidates(seen: Observation, rule: Rule, step_s: float) -> list[Cand
         )
         for (server, regime), time_s in zip(known, times_s.values(), strict=True)
         if time_s >= rule.slowness * usual_s > 0.0
-        and not _is_starved(server.short, time_s - usual_s)
+        and not _is_starved(server.short, regime, time_s - usual_s)
         and time_s - usual_s > _SIGMAS * regime.scatter * time_s / math.sqrt(regime.iterations)
     ]
 
@@ -213,18 +215,47 @@ def worker_candidates(
         )
         for index in np.flatnonzero((slowness >= rule.slowness) & (gain > 0.0)).tolist()
         if (worker := seen.workers[index]).regime is not None
+        and not _is_over(worker.regime, float(slowness[index]))
         and not _is_starved(
-            worker.short, (1.0 - 1.0 / float(slowness[index])) * _mean_s(worker.regime)
+            worker.short,
+            worker.regime,
+            (1.0 - 1.0 / float(slowness[index])) * _mean_s(worker.regime),
         )
     ]
 
 
-def _is_starved(pace: Pace | None, excess_s: float) -> bool:
+def _is_over(regime: Regime, slowness: float) -> bool:
+    """Whether its newest iterations are nearer to what is usual than to what it has taken so far.
+
+    A mean stays large for a while after short bursts, of which nothing is left to be cured.
+    """
+    iterations, span_s, total_s, samples = 0, 0.0, 0.0, 0.0
+    for stretch in reversed(regime.trail):
+        enough = iterations >= _NEWEST[0] and span_s >= _NEWEST[1]
+        if enough or stretch.t_s <= regime.since_s:
+            break
+        iterations += stretch.iterations
+        span_s += stretch.span_s
+        total_s += stretch.iterations * stretch.compute_s
+        samples += stretch.iterations * stretch.samples
+    if not iterations:
+        return False
+    count = sum(point.iterations for point in regime.points)
+    size = sum(point.iterations * point.batch_size for point in regime.points) / count
+    # The size may have changed meanwhile, and the costs be a delay or in proportion to it.
+    recent_s = total_s / iterations
+    part = max(recent_s, recent_s * size * iterations / samples) / _mean_s(regime)
+    return part < (1.0 + 1.0 / slowness) / 2.0
+
+
+def _is_starved(pace: Pace | None, regime: Regime, excess_s: float) -> bool:
     """Whether what a node takes more than others is its wait for a processor that others use.
 
-    That is the load of its machine, which no restart cures.
+    That is the load of its machine, which no restart cures. The load may have come and gone again
+    since the regime began, or have come just now.
     """
-    return pace is not None and pace.stolen_s >= _STOLEN * excess_s > 0.0
+    stolen_s = max(regime.stolen_s, pace.stolen_s if pace else 0.0)
+    return stolen_s >= _STOLEN * excess_s > 0.0
 
 
 def _mean_s(regime: Regime) -> float:
