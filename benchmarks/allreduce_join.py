@@ -18,7 +18,7 @@ from pathlib import Path
 import harness
 import numpy as np
 
-from paceline.cli.launch import ask
+from paceline.jobs.launch import ask
 from paceline.wire.client import Scale
 from paceline.wire.spec import CheckpointSpec, JobSpec, NodeSpec
 

@@ -39,7 +39,7 @@ from peers import launch
 from peers.install import chosen
 
 from paceline.base.jobdir import JobDir
-from paceline.wire.outcome import read_outcome
+from paceline.jobs.outcome import read_outcome
 from paceline.wire.spec import JobSpec, NodeSpec, RestartSpec
 
 SCRIPT = Path(__file__).with_name("jobs") / "stepping.py"

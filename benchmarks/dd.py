@@ -22,7 +22,7 @@ from typing import Any
 import harness
 import numpy as np
 
-from paceline.cli.decisions import read_log
+from paceline.jobs.decisions import read_log
 from paceline.policy.straggler.actions import AdjustBatch, Profile
 from paceline.policy.straggler.decision_log import Decided
 from paceline.wire.spec import CheckpointSpec, JobSpec, NodeSpec

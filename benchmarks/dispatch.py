@@ -27,11 +27,11 @@ import harness
 
 from paceline.base.jobdir import JobDir
 from paceline.base.samples import Span
+from paceline.cuts.manifest import CutManifest, write_manifest
 from paceline.master.ports import AgentEnd
 from paceline.master.service import Master
-from paceline.master.shards.ledger import Ledger
+from paceline.protocol.samples.ledger import Ledger
 from paceline.wire.control import ControlClient, MasterStream
-from paceline.wire.cut import CutManifest, write_manifest
 from paceline.wire.messages.agent import AgentHello, FromProcess, StartProcess, ToProcess
 from paceline.wire.messages.feeds import Feed
 from paceline.wire.messages.node import (

@@ -20,10 +20,10 @@ import harness
 import numpy as np
 import torch
 
-from paceline.runtime.ps import kernels
-from paceline.runtime.ps.layout import initial_arrays
-from paceline.runtime.ps.store import Gradients, Store
-from paceline.runtime.ps.tables import KeyIndex
+from paceline.runtime import kernels
+from paceline.runtime.layout import initial_arrays
+from paceline.runtime.server.store import Gradients, Store
+from paceline.runtime.server.tables import KeyIndex
 from paceline.wire.schema import NUM_BUCKETS, ModelSchema, OptimizerGroup, Table
 
 IDS = 26 * 4096
@@ -156,7 +156,7 @@ STARTUP = """
 import time; start = time.process_time()
 import numpy
 base = time.process_time()
-from paceline.runtime.ps.store import Gradients, Store
+from paceline.runtime.server.store import Gradients, Store
 from paceline.wire.schema import ModelSchema, OptimizerGroup, Table
 imported = time.process_time()
 table = Table(name="t", dim=16, dtype="float32", group=0, num_rows=99)

@@ -28,7 +28,7 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from paceline.base.errors import PacelineError
-from paceline.cli.launch import ask, launch
+from paceline.jobs.launch import ask, launch
 from paceline.policy.straggler.actions import AdjustBatch, AnyAction, Share
 from paceline.wire.client import Replace
 from paceline.wire.spec import JobSpec, NodeSpec, RestartSpec

@@ -29,9 +29,9 @@ from numpy.typing import NDArray
 from paceline.base.errors import PacelineError
 from paceline.base.jobdir import JobDir
 from paceline.base.processes import find_job_processes
-from paceline.cli.launch import ask, launch
+from paceline.jobs.launch import ask, launch
+from paceline.jobs.outcome import read_outcome
 from paceline.wire.client import GetStatus, JobStatus, StopJob
-from paceline.wire.outcome import read_outcome
 from paceline.wire.spec import JobSpec, load
 
 TINY = Path(__file__).with_name("jobs") / "tiny.py"

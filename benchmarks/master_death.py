@@ -24,7 +24,7 @@ import numpy as np
 
 from paceline.base.jobdir import JobDir
 from paceline.master.journal import JournalRecord
-from paceline.master.records import Granted
+from paceline.protocol.records import Granted
 from paceline.wire.spec import DataSpec, JobSpec, NodeSpec
 
 WATCH_S = 4.0

@@ -44,7 +44,7 @@ import torch
 
 from paceline.base.jobdir import JobDir
 from paceline.base.node_files import NodeFiles
-from paceline.wire.outcome import read_outcome
+from paceline.jobs.outcome import read_outcome
 from paceline.wire.spec import DataPlaneSpec, DataSpec, JobSpec
 from paceline.wire.step_ledger import StepLedgerReader
 

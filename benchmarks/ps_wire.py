@@ -27,7 +27,7 @@ import harness
 import msgspec
 import numpy as np
 
-from paceline.wire.copying import copy
+from paceline.base.copying import copy
 from paceline.wire.data_plane import DataClient, DataServer
 from paceline.wire.messages.data import Part, Pulled
 from paceline.wire.shm import Place

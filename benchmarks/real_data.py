@@ -24,9 +24,9 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
-from paceline.cli import convert
-from paceline.cli.ctr import CtrSettings
-from paceline.cli.make_ctr import make_ctr
+from paceline.studies.data import convert
+from paceline.studies.data.ctr import CtrSettings
+from paceline.studies.data.make_ctr import make_ctr
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 PACELINE = Path(sys.executable).with_name("paceline")

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.base.jobdir import JobDir
-from paceline.cli.launch import ask
+from paceline.jobs.launch import ask
 from paceline.wire.client import Done, Kill
 from paceline.wire.spec import CheckpointSpec, JobSpec, NodeSpec, RestartSpec
 

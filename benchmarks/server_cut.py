@@ -22,7 +22,7 @@ import harness
 import numpy as np
 
 from paceline.runtime.checkpoint import cutfile
-from paceline.runtime.ps.store import Gradients, Store
+from paceline.runtime.server.store import Gradients, Store
 from paceline.wire.schema import NUM_BUCKETS, ModelSchema, OptimizerGroup, Table
 
 DIM, SLABS = 64, 2

@@ -17,7 +17,7 @@ from typing import Any
 import harness
 
 from paceline.base.jobdir import JobDir
-from paceline.cli.launch import ask
+from paceline.jobs.launch import ask
 from paceline.wire.client import Kill, Replace
 from paceline.wire.spec import CheckpointSpec, JobSpec, NodeSpec, RestartSpec
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import harness
 
-from paceline.cli.stragglers.pairs import FEWEST_SEEDS, interval
+from paceline.studies.stragglers.pairs import FEWEST_SEEDS, interval
 from paceline.wire.spec import JobSpec, NodeSpec, WindowSpec
 
 GOAL = 1.005

@@ -14,12 +14,17 @@ import harness
 import msgspec
 import numpy as np
 
-from paceline.sim import paper
-from paceline.sim.experiments import simulate
-from paceline.sim.methods import BSP
 from paceline.sim.patterns import Persistent
-from paceline.sim.presets import INTENSITIES, LOCAL_BATCH, server_straggler, worker_stragglers
 from paceline.sim.scenarios import Scenario
+from paceline.studies.stragglers import paper
+from paceline.studies.stragglers.experiments import simulate
+from paceline.studies.stragglers.methods import BSP
+from paceline.studies.stragglers.presets import (
+    INTENSITIES,
+    LOCAL_BATCH,
+    server_straggler,
+    worker_stragglers,
+)
 
 BATCH_S = (1.95, 1.97, 2.0, 2.03, 2.17)
 PERSISTENT_S = (2.8, 3.0, 3.2, 3.4, 4.0)

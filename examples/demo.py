@@ -21,19 +21,19 @@ from rich.console import Console
 from paceline.base.cgroups import find_node_group
 from paceline.base.errors import PacelineError
 from paceline.base.jobdir import JobDir
-from paceline.cli.ctr import CtrSettings
-from paceline.cli.launch import ask
-from paceline.cli.make_ctr import make_ctr
-from paceline.cli.report.facts import Facts, read_facts
 from paceline.cli.report.text import INCIDENT_COLUMNS, incident_rows
 from paceline.cli.run import start, watch
-from paceline.cli.spec_file import resolve
-from paceline.cli.tables import read_meta
 from paceline.cli.watch import Look
+from paceline.cuts.manifest import CutManifest
+from paceline.jobs.facts import Facts, read_facts
+from paceline.jobs.launch import ask
+from paceline.jobs.spec_file import resolve
 from paceline.runtime.checkpoint import cutfile
-from paceline.runtime.ps.store import Store
+from paceline.runtime.server.store import Store
+from paceline.studies.data.ctr import CtrSettings
+from paceline.studies.data.make_ctr import make_ctr
+from paceline.studies.data.tables import read_meta
 from paceline.wire.client import Kill, NodeStatus
-from paceline.wire.cut import CutManifest
 from paceline.wire.schema import NUM_BUCKETS
 
 ROWS = 500_000

@@ -214,8 +214,8 @@ def come_together(options: argparse.Namespace) -> bool:
 
 def note_restores(state: State, out: Path) -> None:
     """Have the seconds noted that it takes to read a cut, as the job does it."""
-    from paceline.runtime.replica.replica import Replica
-    from paceline.wire.cut import copies, read_manifest
+    from paceline.cuts.manifest import copies, read_manifest
+    from paceline.runtime.state.replica import Replica
 
     load_cut = Replica.load_cut
 

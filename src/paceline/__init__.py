@@ -13,15 +13,15 @@ if TYPE_CHECKING:
     from paceline.runtime.data.stream import StreamSource
     from paceline.runtime.data.table import SqlTable
     from paceline.runtime.data.text import CsvRows, TextLines
+    from paceline.runtime.embedding import Embedding
     from paceline.runtime.job import Job, init
     from paceline.runtime.process import Stopped
-    from paceline.runtime.ps.embedding import Embedding
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "CsvRows": "paceline.runtime.data.text",
-    "Embedding": "paceline.runtime.ps.embedding",
+    "Embedding": "paceline.runtime.embedding",
     "GrowingFiles": "paceline.runtime.data.growing",
     "Job": "paceline.runtime.job",
     "ParquetRows": "paceline.runtime.data.parquet",

@@ -23,7 +23,7 @@ from paceline.base.cgroups import find_node_group
 from paceline.base.errors import PacelineError
 from paceline.base.jobdir import JobDir
 from paceline.base.processes import kill_quietly
-from paceline.cli.launch import ask
+from paceline.jobs.launch import ask
 from paceline.wire.client import Done, JobStatus, Replace
 from paceline.wire.spec import load
 

@@ -28,7 +28,7 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from paceline.base.jobdir import JobDir
-from paceline.cli.launch import launch
+from paceline.jobs.launch import launch
 from paceline.runtime.checkpoint.assembly import model_of
 from paceline.runtime.checkpoint.cutfile import read_cut
 from paceline.wire.spec import (

@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from paceline.base.errors import PacelineError, PermanentError
-from paceline.cli.launch import ask, launch
+from paceline.jobs.launch import ask, launch
 from paceline.runtime.checkpoint.assembly import model_of
 from paceline.runtime.checkpoint.cutfile import read_cut
 from paceline.wire.client import GetStatus, JobStatus, NodeStatus, StopJob

@@ -25,7 +25,7 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from benchmarks.closeness import FLOAT64_LIMIT, Model, farthest
-from paceline.cli.launch import launch
+from paceline.jobs.launch import launch
 from paceline.wire.spec import (
     CheckpointSpec,
     JobSpec,

@@ -9,7 +9,7 @@ import psutil
 from paceline.base.jobdir import JobDir
 from paceline.runtime.checkpoint import cutfile
 from paceline.runtime.data.order import EpochOrder
-from paceline.runtime.ps.store import Store
+from paceline.runtime.server.store import Store
 from paceline.wire.messages.feeds import Feed
 from paceline.wire.schema import NUM_BUCKETS
 

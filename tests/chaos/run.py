@@ -27,11 +27,11 @@ import msgspec
 from paceline.base.errors import PacelineError
 from paceline.base.jobdir import JobDir
 from paceline.base.processes import find_job_processes, kill_quietly
-from paceline.cli.decisions import read_log
-from paceline.cli.launch import ask, launch
+from paceline.jobs.decisions import read_log
+from paceline.jobs.launch import ask, launch
 from paceline.master.journal import Journal
-from paceline.master.records import FeedAdded
 from paceline.policy.straggler.decision_log import Decided, TookEffect
+from paceline.protocol.records import FeedAdded
 from paceline.wire.client import GetStatus, JobStatus, StopJob
 from paceline.wire.messages.feeds import Feed
 from paceline.wire.spec import (

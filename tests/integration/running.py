@@ -13,10 +13,10 @@ import numpy as np
 from paceline.base.errors import PacelineError
 from paceline.base.jobdir import JobDir
 from paceline.base.processes import find_job_processes, kill_quietly
-from paceline.cli.launch import AS_BEFORE, ask, is_supervised, launch, resume
+from paceline.jobs.launch import AS_BEFORE, ask, is_supervised, launch, resume
+from paceline.jobs.outcome import Outcome, read_outcome
+from paceline.jobs.resize import Resize
 from paceline.wire.client import Call, Done, GetStatus, JobStatus, NodeStatus, StopJob
-from paceline.wire.outcome import Outcome, read_outcome
-from paceline.wire.resize import Resize
 from paceline.wire.spec import CheckpointSpec, DataSpec, JobSpec, NodeSpec, RestartSpec
 from tests.chaos.faults import supervisor_pid
 from tests.chaos.oracle import check_cut, leftovers

@@ -18,11 +18,11 @@ import torch
 from safetensors.numpy import load_file
 
 from paceline.base.processes import find_job_processes
-from paceline.cli.launch import launch
-from paceline.cli.report.facts import read_facts
 from paceline.cli.report.text import paragraph
+from paceline.cuts.manifest import read_manifest
+from paceline.jobs.facts import read_facts
+from paceline.jobs.launch import launch
 from paceline.wire.client import Kill, Scale, StopJob
-from paceline.wire.cut import read_manifest
 from paceline.wire.spec import (
     CheckpointSpec,
     JobSpec,

@@ -4,16 +4,16 @@ import msgspec
 import numpy as np
 import pytest
 
-from paceline.cli.stragglers.beside import markdown_beside
-from paceline.cli.stragglers.emulations import Emulations, emulate
-from paceline.cli.stragglers.real import run_real
 from paceline.policy.straggler.observation import RestartCost
 from paceline.sim.costs import Compute
-from paceline.sim.experiments import Experiment, Planned
-from paceline.sim.methods import BSP
 from paceline.sim.patterns import Persistent
-from paceline.sim.results import Run
 from paceline.sim.scenarios import Recovery, Scenario
+from paceline.studies.stragglers.beside import markdown_beside
+from paceline.studies.stragglers.emulations import Emulations, emulate
+from paceline.studies.stragglers.experiments import Experiment, Planned
+from paceline.studies.stragglers.methods import BSP
+from paceline.studies.stragglers.real import run_real
+from paceline.studies.stragglers.results import Run
 
 pytestmark = pytest.mark.soak
 

@@ -10,11 +10,11 @@ import pytest
 from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
-from paceline.cli.launch import ask, launch
 from paceline.cli.main import app
+from paceline.cuts.manifest import read_manifest
+from paceline.jobs.launch import ask, launch
+from paceline.jobs.resize import Resize
 from paceline.wire.client import StopJob
-from paceline.wire.cut import read_manifest
-from paceline.wire.resize import Resize
 from paceline.wire.spec import CheckpointSpec, JobSpec, NodeSpec
 from tests.chaos.oracle import leftovers
 from tests.integration.running import RunningJob, running, until

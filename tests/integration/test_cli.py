@@ -15,9 +15,9 @@ import pytest
 
 from paceline.base.jobdir import JobDir
 from paceline.base.processes import find_job_processes
-from paceline.cli.history import read_last_metrics
+from paceline.jobs.history import read_last_metrics
+from paceline.jobs.outcome import read_outcome
 from paceline.policy.straggler.observation import Observation
-from paceline.wire.outcome import read_outcome
 
 PACELINE = (sys.executable, "-c", "from paceline.cli.main import app; app()")
 SCRIPT = Path(__file__).parents[1] / "chaos" / "planted.py"

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from paceline.cli.decisions import read_log, stories
 from paceline.cli.explain import run_replay
+from paceline.jobs.decisions import read_log, stories
 from paceline.policy.straggler.actions import KillRestart
 from paceline.policy.straggler.decision_log import Begun, Decided, TookEffect
 from paceline.wire.spec import RestartSpec, WindowSpec

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli.decisions import read_log
+from paceline.jobs.decisions import read_log
 from paceline.policy.straggler.actions import AdjustBatch, Profile
 from paceline.policy.straggler.decision_log import Decided, Failed, TookEffect
 from paceline.policy.straggler.observation import Observation

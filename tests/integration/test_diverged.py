@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli.launch import launch
+from paceline.jobs.launch import launch
 from paceline.wire.spec import JobSpec, NodeSpec
 from tests.integration.running import RunningJob
 

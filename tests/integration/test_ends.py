@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from safetensors.numpy import load_file
 
-from paceline.cli.launch import launch
+from paceline.cuts.manifest import read_manifest
+from paceline.jobs.launch import launch
+from paceline.jobs.outcome import End, Outcome
 from paceline.runtime.checkpoint.export import export
-from paceline.wire.cut import read_manifest
-from paceline.wire.outcome import End, Outcome
 from paceline.wire.spec import JobSpec, NodeSpec, RestartSpec, TimeoutSpec
 from tests.integration.running import RunningJob, until
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli.decisions import read_log
+from paceline.jobs.decisions import read_log
 from paceline.policy.straggler.actions import AdjustBatch
 from paceline.policy.straggler.decision_log import Decided
 from paceline.wire.spec import WindowSpec

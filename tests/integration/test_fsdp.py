@@ -15,10 +15,10 @@ from safetensors.numpy import load_file
 
 from paceline.base.errors import PacelineError
 from paceline.base.processes import find_job_processes, kill_quietly
-from paceline.cli.launch import ask, launch
+from paceline.jobs.launch import ask, launch
+from paceline.jobs.resize import Resize
 from paceline.runtime.checkpoint.export import export
 from paceline.wire.client import Done, GetStatus, JobStatus, Scale, StopJob
-from paceline.wire.resize import Resize
 from paceline.wire.spec import CheckpointSpec, JobSpec, NodeSpec, RestartSpec, TimeoutSpec
 from tests.chaos.oracle import leftovers
 from tests.integration.running import RunningJob, until

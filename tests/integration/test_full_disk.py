@@ -3,9 +3,9 @@
 import asyncio
 from pathlib import Path
 
+from paceline.jobs.outcome import make_room
 from paceline.wire.client import Done, StopJob
 from paceline.wire.messages.agent import ExitEvidence
-from paceline.wire.outcome import make_room
 from tests.conftest import fill
 from tests.integration.test_master import Bench, make_spec, play
 

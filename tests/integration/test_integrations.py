@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from paceline.cli.launch import launch
+from paceline.jobs.launch import launch
 from paceline.runtime.data.order import EpochOrder
 from paceline.wire.spec import JobSpec, NodeSpec, RestartSpec
 from tests.chaos.oracle import leftovers

@@ -15,10 +15,10 @@ import pytest
 from paceline.base.errors import PermanentError
 from paceline.base.jobdir import JobDir
 from paceline.base.processes import JOB_DIR, is_locked, start_detached, try_lock
-from paceline.cli import launch, leftovers
-from paceline.cli.leftovers import clear_leftovers
-from paceline.wire.outcome import Outcome, write_outcome
-from paceline.wire.resize import Resize
+from paceline.jobs import launch, leftovers
+from paceline.jobs.leftovers import clear_leftovers
+from paceline.jobs.outcome import Outcome, write_outcome
+from paceline.jobs.resize import Resize
 from paceline.wire.spec import JobSpec, save
 
 STALE = "127.0.0.1:1\n"

@@ -21,10 +21,11 @@ import pytest
 from paceline.base.errors import TransientError
 from paceline.base.jobdir import JobDir
 from paceline.base.samples import SampleSet, Span
+from paceline.cuts.manifest import CutManifest, checksum, write_file, write_manifest
+from paceline.jobs.outcome import End, Outcome, read_outcome
 from paceline.master.service import Master, Tick
 from paceline.wire.client import Done, GetStatus, JobStatus, Join, Kill, Scale, StopJob
 from paceline.wire.control import ControlClient, MasterStream
-from paceline.wire.cut import CutManifest, checksum, write_file, write_manifest
 from paceline.wire.messages.agent import (
     AgentDown,
     AgentHello,
@@ -63,7 +64,6 @@ from paceline.wire.messages.node import (
     TakeCut,
     WriteInitial,
 )
-from paceline.wire.outcome import End, Outcome, read_outcome
 from paceline.wire.schema import ModelSchema
 from paceline.wire.spec import CheckpointSpec, JobSpec, NodeSpec, RestartSpec, TimeoutSpec
 

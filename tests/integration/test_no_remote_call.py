@@ -13,7 +13,7 @@ import pytest
 
 from paceline.base.errors import TransientError
 from paceline.base.jobdir import JobDir
-from paceline.cli.launch import ask, launch
+from paceline.jobs.launch import ask, launch
 from paceline.wire.client import GetStatus, JobStatus, StopJob
 from paceline.wire.spec import JobSpec
 
@@ -28,7 +28,7 @@ SCRIPT = """
 import json, os, struct, sys, threading, time
 import torch
 import paceline as pl
-from paceline.runtime.ps.client import ServerTrainer
+from paceline.runtime.holding.servers.client import ServerTrainer
 
 out = os.environ["TEST_OUT"]
 steps = os.open(f"{out}/steps", os.O_WRONLY | os.O_CREAT | os.O_APPEND)

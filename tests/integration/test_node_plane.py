@@ -22,6 +22,7 @@ from paceline.base.processes import (
     start_detached,
     try_lock,
 )
+from paceline.jobs.outcome import Outcome, write_outcome
 from paceline.runtime.process import EXIT_TERMINATED
 from paceline.wire.client import Call, Done, Reply
 from paceline.wire.control import AgentStream, ControlServer
@@ -38,7 +39,6 @@ from paceline.wire.messages.agent import (
     StopProcess,
 )
 from paceline.wire.messages.node import ProcessUp, ScriptError
-from paceline.wire.outcome import Outcome, write_outcome
 from paceline.wire.spec import JobSpec, NodeSpec, save
 
 NODE = "worker-0"
@@ -508,7 +508,7 @@ SLOW_TO_IMPORT = ("torch", "numba", "matplotlib", "pyarrow", "sqlalchemy", "rich
         ("paceline.backends.local.backend", ""),
         ("paceline.cli.main", "rich"),
         ("paceline.master.__main__", ""),
-        ("paceline.runtime.ps.server", "numba"),
+        ("paceline.runtime.server.server", "numba"),
         ("paceline.runtime.zygote", ""),
         ("paceline.supervisor.__main__", ""),
     ],

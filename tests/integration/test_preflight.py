@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from paceline.base.cgroups import find_node_group, find_trees
-from paceline.cli.history import read_events, sentence
+from paceline.jobs.history import read_events, sentence
 from paceline.policy.failslow.preflight import find_slow
 from paceline.wire.messages.checks import Link, NodeSpeed
 from paceline.wire.spec import TimeoutSpec

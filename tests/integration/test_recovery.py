@@ -11,11 +11,11 @@ import pytest
 from safetensors.torch import load_file
 
 from paceline.base.cgroups import create_node_group, remove_job
-from paceline.master.held_by_servers import HeldByServers
+from paceline.cuts.manifest import copies, places, read_manifest
 from paceline.master.journal import Journal
-from paceline.master.records import CutValid, Records
+from paceline.protocol.holding.servers.master import HeldByServers
+from paceline.protocol.records import CutValid, Records
 from paceline.wire.client import Scale, StopJob
-from paceline.wire.cut import copies, places, read_manifest
 from paceline.wire.spec import NodeSpec, TimeoutSpec
 from tests.chaos.faults import supervisor_pid
 from tests.chaos.oracle import Counts, committed_counts

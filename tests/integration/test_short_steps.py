@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from equality import switching
 
-from paceline.cli.launch import launch
+from paceline.jobs.launch import launch
 from paceline.policy.straggler.actions import AnyAction, BackupWorkers, Partial
 from paceline.runtime.checkpoint import cutfile
 from paceline.wire.client import Kill

@@ -20,8 +20,8 @@ from paceline.base.processes import (
     kill_quietly,
     try_lock,
 )
+from paceline.jobs.outcome import End, code_of, read_outcome
 from paceline.supervisor.supervisor import POLL_S
-from paceline.wire.outcome import End, code_of, read_outcome
 from paceline.wire.spec import JobSpec, save
 
 PATIENCE_S = 60.0
@@ -33,7 +33,7 @@ from paceline.base.errors import PermanentError
 from paceline.base.jobdir import JobDir
 from paceline.base.processes import try_lock
 from paceline.wire.last_words import say_at_death
-from paceline.wire.outcome import Outcome, write_outcome
+from paceline.jobs.outcome import Outcome, write_outcome
 
 say_at_death(int(sys.argv[3]))
 job = JobDir(Path(sys.argv[1]))
@@ -253,7 +253,7 @@ LAST_MASTER = """
 import sys
 from paceline.base.jobdir import JobDir
 from paceline.master import __main__ as master
-from paceline.wire.outcome import Outcome, write_outcome
+from paceline.jobs.outcome import Outcome, write_outcome
 
 async def serve(job, spec):
     write_outcome(Outcome(state="finished", exit_code=0), job.outcome)

@@ -12,7 +12,7 @@ import torch
 
 from paceline.base.jobdir import JobDir
 from paceline.base.processes import find_job_processes, kill_quietly
-from paceline.wire.outcome import read_outcome
+from paceline.jobs.outcome import read_outcome
 from tests.chaos.oracle import leftovers
 from tests.integration.running import until
 

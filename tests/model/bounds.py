@@ -5,9 +5,9 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from paceline.master.held_by_servers import HeldByServers
-from paceline.runtime.ps.state import ServerState
-from paceline.runtime.ps.worker_state import WorkerState
+from paceline.protocol.holding.servers.master import HeldByServers
+from paceline.protocol.holding.servers.server import ServerState
+from paceline.protocol.holding.servers.worker import WorkerState
 
 from .cells import File, cut_directory
 

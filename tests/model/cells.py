@@ -14,19 +14,19 @@ from typing import Any
 import msgspec
 
 from paceline.base.samples import Intervals, SampleSet, Span
-from paceline.master import instructions as master
-from paceline.master.cuts import Cuts
-from paceline.master.held_by_servers import HeldByServers
-from paceline.master.moving import Moving
-from paceline.master.plans import Plans
-from paceline.master.records import Granted, Place, Planned, Records
-from paceline.master.shards.ledger import Ledger, Line
-from paceline.master.sizing import Sizing
 from paceline.policy.straggler.actions import AdjustBatch, Partial, Share
-from paceline.runtime.ps import state as ps
-from paceline.runtime.ps import worker_state as worker
-from paceline.runtime.ps.state import Key, ServerState
-from paceline.runtime.ps.worker_state import WorkerState
+from paceline.protocol import acts as master
+from paceline.protocol.cuts.valid import Cuts
+from paceline.protocol.holding.servers import server as ps
+from paceline.protocol.holding.servers import worker as worker
+from paceline.protocol.holding.servers.master import HeldByServers
+from paceline.protocol.holding.servers.moving import Moving
+from paceline.protocol.holding.servers.server import Key, ServerState
+from paceline.protocol.holding.servers.worker import WorkerState
+from paceline.protocol.records import Granted, Place, Planned, Records
+from paceline.protocol.samples.grant_size import Sizing
+from paceline.protocol.samples.ledger import Ledger, Line
+from paceline.protocol.samples.plans import Plans
 from paceline.wire.messages.base import Message
 from paceline.wire.messages.data import (
     AskMap,

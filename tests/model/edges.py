@@ -18,18 +18,18 @@ from typing import Any
 
 import msgspec
 
-from paceline.master.held_by_servers import HeldByServers
-from paceline.master.plans import GlobalAction
-from paceline.master.records import CutValid, Records, SchemaFixed
-from paceline.master.sizing import Sizing
-from paceline.master.snapshot import Snapshot, restore, take
 from paceline.policy.straggler.actions import AdjustBatch, Partial, Share
+from paceline.protocol.holding.servers.master import HeldByServers
+from paceline.protocol.holding.servers.server import ServerState
+from paceline.protocol.records import CutValid, Records, SchemaFixed
+from paceline.protocol.samples.grant_size import Sizing
+from paceline.protocol.samples.plans import GlobalAction
+from paceline.protocol.snapshot import Snapshot, restore, take
 from paceline.runtime.data.work import Work
-from paceline.runtime.ps import client, loop
-from paceline.runtime.ps.client import ServerTrainer
-from paceline.runtime.ps.loop import Loop
-from paceline.runtime.ps.schedule import Schedule
-from paceline.runtime.ps.state import ServerState
+from paceline.runtime.holding.servers import client, loop
+from paceline.runtime.holding.servers.client import ServerTrainer
+from paceline.runtime.holding.servers.loop import Loop
+from paceline.runtime.holding.servers.schedule import Schedule
 from paceline.wire.messages.base import CutRef, Message, Server
 from paceline.wire.messages.feeds import Feed
 from paceline.wire.messages.node import Committed, LeaseRequest, OpenFeed, Restore

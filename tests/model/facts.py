@@ -3,9 +3,9 @@
 import msgspec
 
 from paceline.base.samples import Span
-from paceline.master.held_by_servers import HeldByServers
-from paceline.runtime.ps.state import ServerState
-from paceline.runtime.ps.worker_state import WorkerState
+from paceline.protocol.holding.servers.master import HeldByServers
+from paceline.protocol.holding.servers.server import ServerState
+from paceline.protocol.holding.servers.worker import WorkerState
 from paceline.wire.messages.data import At, Held, MapIs, Order, Ordered, Part, Ready, Refused
 from paceline.wire.messages.node import (
     ChangeMap,

@@ -13,18 +13,18 @@ from typing import Any
 import msgspec
 
 from paceline.base.samples import SampleSet, Span
-from paceline.master import instructions as master
-from paceline.master.held_by_servers import HeldByServers
-from paceline.master.instructions import Journal, Send
-from paceline.master.moving import Moving
-from paceline.master.plans import Plans
-from paceline.master.records import CutValid, GaveBack, Granted, Records, Returned
-from paceline.master.shards.ledger import Ledger
-from paceline.master.sizing import Sizing
-from paceline.runtime.ps import state as ps
-from paceline.runtime.ps import worker_state as worker
-from paceline.runtime.ps.state import Keep, Load, Report, ServerState
-from paceline.runtime.ps.worker_state import WorkerState
+from paceline.protocol import acts as master
+from paceline.protocol.acts import Journal, Send
+from paceline.protocol.holding.servers import server as ps
+from paceline.protocol.holding.servers import worker as worker
+from paceline.protocol.holding.servers.master import HeldByServers
+from paceline.protocol.holding.servers.moving import Moving
+from paceline.protocol.holding.servers.server import Keep, Load, Report, ServerState
+from paceline.protocol.holding.servers.worker import WorkerState
+from paceline.protocol.records import CutValid, GaveBack, Granted, Records, Returned
+from paceline.protocol.samples.grant_size import Sizing
+from paceline.protocol.samples.ledger import Ledger
+from paceline.protocol.samples.plans import Plans
 from paceline.wire.messages.base import ServerMap
 from paceline.wire.messages.data import Held, Part, Piece, Ready
 from paceline.wire.messages.feeds import Feed, Slice

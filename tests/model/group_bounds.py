@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from paceline.master.held_by_workers import HeldByWorkers
-from paceline.runtime.collective.state import MemberState
+from paceline.protocol.holding.group.master import HeldByWorkers
+from paceline.protocol.holding.group.member import MemberState
 
 FAILURES = ("member", "master", "suspect", "break", "anew", "leave")
 """A member dies; the master does; a member is taken for dead; a collective breaks by itself;

@@ -10,12 +10,19 @@ from collections.abc import Iterable
 import msgspec
 
 from paceline.base.samples import Intervals, SampleSet, Span
-from paceline.master import instructions as master
-from paceline.master.group import Group
-from paceline.master.held_by_workers import HeldByWorkers
-from paceline.master.records import Records
-from paceline.runtime.collective.state import Connect, Copy, Drop, Instruction, MemberState, Say
-from paceline.runtime.collective.step import num_sharing
+from paceline.protocol import acts as master
+from paceline.protocol.holding.group.formation import Group
+from paceline.protocol.holding.group.master import HeldByWorkers
+from paceline.protocol.holding.group.member import (
+    Connect,
+    Copy,
+    Drop,
+    Instruction,
+    MemberState,
+    Say,
+)
+from paceline.protocol.records import Records
+from paceline.runtime.group.step import num_sharing
 from paceline.wire.messages.base import Message
 from paceline.wire.messages.feeds import Feed, feed_of
 from paceline.wire.messages.group import (

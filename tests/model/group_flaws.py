@@ -9,12 +9,12 @@ from typing import Any
 import msgspec
 
 from paceline.base.samples import SampleSet, Span
-from paceline.master.group import Group, Records
-from paceline.master.held_by_workers import HeldByWorkers
-from paceline.master.instructions import Instruction
-from paceline.master.records import GroupBegun, GroupFormed
-from paceline.runtime.collective import state as member
-from paceline.runtime.collective.state import Copy, MemberState, Say
+from paceline.protocol.acts import Instruction
+from paceline.protocol.holding.group import member as member
+from paceline.protocol.holding.group.formation import Group, Records
+from paceline.protocol.holding.group.master import HeldByWorkers
+from paceline.protocol.holding.group.member import Copy, MemberState, Say
+from paceline.protocol.records import GroupBegun, GroupFormed
 from paceline.wire.messages.group import (
     NO_STEP,
     CatchUp,

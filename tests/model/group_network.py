@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from paceline.master.held_by_workers import HeldByWorkers
+from paceline.protocol.holding.group.master import HeldByWorkers
 from paceline.wire.messages.group import (
     NO_STEP,
     CatchUp,

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from paceline.master.records import FeedAdded
+from paceline.protocol.records import FeedAdded
 from paceline.wire.messages.group import NO_STEP
 from paceline.wire.messages.node import Stop
 

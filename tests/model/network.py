@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from paceline.master import state as master_state
+from paceline.protocol import training as master_state
 from paceline.wire.messages.data import At, Held, Ordered, Pulled
 from paceline.wire.messages.feeds import Feed
 from paceline.wire.messages.node import (

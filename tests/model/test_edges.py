@@ -8,7 +8,7 @@ import pytest
 
 from paceline.base.samples import Span
 from paceline.runtime.data.work import Work
-from paceline.runtime.ps.client import ServerTrainer
+from paceline.runtime.holding.servers.client import ServerTrainer
 from paceline.wire.messages.base import Message, Server, ServerMap
 from paceline.wire.messages.data import Pulled
 from paceline.wire.messages.feeds import Feed

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import msgspec
 
 from paceline.base.errors import PacelineError
-from paceline.master.held_by_servers import HeldByServers
-from paceline.master.records import CutValid, FeedAdded, Records, SchemaFixed
+from paceline.protocol.holding.servers.master import HeldByServers
+from paceline.protocol.records import CutValid, FeedAdded, Records, SchemaFixed
 from paceline.wire.messages.base import CutRef, Server
 from paceline.wire.messages.data import MapIs, Pull, Pulled, Refused
 from paceline.wire.messages.node import LeaseRequest, NewEpoch, Prepared, Restore, Restored

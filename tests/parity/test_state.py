@@ -10,10 +10,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from paceline.base.errors import ConfigError
+from paceline.cuts.manifest import CutManifest, write_manifest
 from paceline.runtime.checkpoint import cutfile
-from paceline.runtime.collective.stepping import check_movable
-from paceline.runtime.replica.replica import Arriving, Replica
-from paceline.wire.cut import CutManifest, write_manifest
+from paceline.runtime.group.strategy import check_movable
+from paceline.runtime.state.replica import Arriving, Replica
 from paceline.wire.schema import ModelSchema
 from tests.parity.kinds import (
     DTYPES,

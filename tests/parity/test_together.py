@@ -19,7 +19,7 @@ import msgspec
 import pytest
 import torch
 
-from paceline.cli.launch import launch
+from paceline.jobs.launch import launch
 from paceline.wire.client import StopJob
 from paceline.wire.spec import CheckpointSpec, JobSpec, NodeSpec, RestartSpec
 from tests.integration.running import RunningJob, until

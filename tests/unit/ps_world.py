@@ -14,9 +14,9 @@ import msgspec
 import numpy as np
 
 from paceline.base.samples import Span
-from paceline.runtime.ps.client import ServerTrainer
-from paceline.runtime.ps.server import Server as PsServer
-from paceline.runtime.ps.store import Gradients
+from paceline.runtime.holding.servers.client import ServerTrainer
+from paceline.runtime.server.server import Server as PsServer
+from paceline.runtime.server.store import Gradients
 from paceline.wire.messages.base import CutRef, Server, ServerMap
 from paceline.wire.messages.feeds import Feed
 from paceline.wire.messages.node import (

@@ -5,8 +5,8 @@ import pytest
 
 from paceline.base.samples import Span
 from paceline.runtime.data.work import Work
-from paceline.runtime.ps.accumulation import Accumulation
-from paceline.runtime.ps.store import Gradients
+from paceline.runtime.holding.servers.accumulation import Accumulation
+from paceline.runtime.server.store import Gradients
 
 
 def work(size: int, step: int = 1) -> Work:

@@ -12,8 +12,8 @@ import pytest
 
 from paceline.agent.cuts import CutsKept
 from paceline.base.jobdir import JobDir
-from paceline.wire.cut import checksum
-from paceline.wire.cut_memory import image_path
+from paceline.cuts.manifest import checksum
+from paceline.cuts.memory import image_path
 from paceline.wire.messages.node import Copied, CutKept, KeepCut
 from paceline.wire.spec import JobSpec
 

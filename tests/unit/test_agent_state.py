@@ -2,7 +2,7 @@ import signal
 
 import pytest
 
-from paceline.agent.state import (
+from paceline.protocol.nodes.agent import (
     Act,
     Deliver,
     EndHung,

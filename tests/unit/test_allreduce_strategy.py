@@ -9,11 +9,11 @@ from torch import nn
 
 import paceline as pl
 from paceline.base.errors import ConfigError
-from paceline.runtime.allreduce.strategy import HeldByAll, _be_deterministic
-from paceline.runtime.collective.state import MemberState
-from paceline.runtime.collective.stepping import Together, check_dense, device_of
-from paceline.runtime.replica.outside import Outside
-from paceline.runtime.replica.replica import Replica
+from paceline.protocol.holding.group.member import MemberState
+from paceline.runtime.group.strategy import Together, check_dense, device_of
+from paceline.runtime.holding.replicas.strategy import HeldByAll, _be_deterministic
+from paceline.runtime.state.outside import Outside
+from paceline.runtime.state.replica import Replica
 from paceline.runtime.stepping import trained_by
 
 

@@ -18,10 +18,10 @@ from torch.utils.data import Dataset
 
 import paceline as pl
 from paceline.base.errors import ConfigError
-from paceline.runtime.alone.strategy import HeldHere
 from paceline.runtime.data.batch import TensorRows
 from paceline.runtime.data.order import DEFAULT_SHARD_SIZE, EpochOrder
-from paceline.runtime.ps.strategy import HeldElsewhere
+from paceline.runtime.holding.local.strategy import HeldHere
+from paceline.runtime.holding.servers.strategy import HeldElsewhere
 
 NUM_SAMPLES, BATCH_SIZE, EPOCHS, MAX_NORM = 70, 16, 2, 0.5
 

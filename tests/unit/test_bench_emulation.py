@@ -8,18 +8,18 @@ from typer.testing import CliRunner
 
 from paceline.base.errors import ConfigError
 from paceline.cli.main import app
-from paceline.cli.stragglers.beside import goals_beside, markdown_beside
-from paceline.cli.stragglers.emulation import Emulated, Life, diaries, started_s
-from paceline.cli.stragglers.emulations import Beside, Calibration, Emulations
-from paceline.cli.stragglers.scaled import SAMPLES, Size, preset_of, presets, scaled
-from paceline.cli.stragglers.tables import published
-from paceline.sim.methods import AUTO, ND, lengths_of
 from paceline.sim.outcome import Outcome
-from paceline.sim.paper import JCT_S
 from paceline.sim.patterns import Persistent
-from paceline.sim.presets import Scale, worker_stragglers
-from paceline.sim.results import Run
 from paceline.sim.scenarios import Scenario
+from paceline.studies.stragglers.beside import goals_beside, markdown_beside
+from paceline.studies.stragglers.emulation import Emulated, Life, diaries, started_s
+from paceline.studies.stragglers.emulations import Beside, Calibration, Emulations
+from paceline.studies.stragglers.methods import AUTO, ND, lengths_of
+from paceline.studies.stragglers.paper import JCT_S
+from paceline.studies.stragglers.presets import Scale, worker_stragglers
+from paceline.studies.stragglers.results import Run
+from paceline.studies.stragglers.scaled import SAMPLES, Size, preset_of, presets, scaled
+from paceline.studies.stragglers.tables import published
 from tests.simulated import SMALL
 
 ALL = SMALL.workers

@@ -10,7 +10,7 @@ from harness import ArmError
 from peers.install import chosen
 
 from paceline.base.jobdir import JobDir
-from paceline.wire.outcome import Outcome, write_outcome
+from paceline.jobs.outcome import Outcome, write_outcome
 from paceline.wire.spec import JobSpec, save
 
 

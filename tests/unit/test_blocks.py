@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from paceline.base.errors import ConfigError
 from paceline.base.samples import Span
-from paceline.runtime.allreduce.blocks import BlockReducer
-from paceline.runtime.allreduce.buffers import Buffers
-from paceline.runtime.collective import reducer as reducer_module
-from paceline.runtime.collective.group import Group
-from paceline.runtime.collective.sharing import Sharing
+from paceline.protocol.holding.group.division import Sharing
+from paceline.runtime.group import reducer as reducer_module
+from paceline.runtime.group.group import Group
+from paceline.runtime.holding.replicas.blocks import BlockReducer
+from paceline.runtime.holding.replicas.buffers import Buffers
 from paceline.runtime.seeding import seed_of
 from paceline.wire.messages.group import Division, Part
 from tests.unit.test_reducer import in_group

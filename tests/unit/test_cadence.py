@@ -2,7 +2,7 @@
 
 import pytest
 
-from paceline.master.cadence import (
+from paceline.protocol.cuts.cadence import (
     FIRST_S,
     LEAST_S,
     PRIOR_S,

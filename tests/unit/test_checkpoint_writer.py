@@ -15,12 +15,13 @@ import pytest
 from paceline.base.errors import PermanentError
 from paceline.base.jobdir import JobDir
 from paceline.base.node_files import NodeFiles
+from paceline.cuts import keeper as cut_keeping
+from paceline.cuts import manifest as cut
+from paceline.cuts import memory as memory
+from paceline.cuts.keeper import CutKeeper, Image
 from paceline.runtime.checkpoint import cutfile
 from paceline.runtime.checkpoint.writer import CutWriter
-from paceline.runtime.ps.store import Store
-from paceline.wire import cut, cut_keeping
-from paceline.wire import cut_memory as memory
-from paceline.wire.cut_keeping import CutKeeper, Image
+from paceline.runtime.server.store import Store
 from paceline.wire.messages.base import CutRef
 from paceline.wire.messages.node import Copied, CutDelayed, CutKept, KeepCut
 from paceline.wire.schema import NUM_BUCKETS, DenseTensor, ModelSchema, OptimizerGroup

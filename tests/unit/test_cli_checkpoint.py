@@ -18,19 +18,19 @@ from paceline.base.errors import ConfigError, PermanentError
 from paceline.base.jobdir import JobDir
 from paceline.base.samples import Span
 from paceline.cli.main import app
+from paceline.jobs.outcome import Outcome, write_outcome
 from paceline.master.cut_folders import CutFolders
-from paceline.master.records import CutValid
+from paceline.protocol.records import CutValid
+from paceline.runtime import layout
 from paceline.runtime.checkpoint import cutfile
 from paceline.runtime.checkpoint.export import export
-from paceline.runtime.ps import layout
-from paceline.runtime.ps.model import Model
-from paceline.runtime.ps.partition import Partition, Split
-from paceline.runtime.ps.store import Gradients, Store
-from paceline.runtime.replica.replica import Replica
+from paceline.runtime.holding.servers.model import Model
+from paceline.runtime.holding.servers.partition import Partition, Split
+from paceline.runtime.server.store import Gradients, Store
+from paceline.runtime.state.replica import Replica
 from paceline.wire import spec as specs
 from paceline.wire.messages.base import CutRef, Server, ServerMap
 from paceline.wire.messages.node import Copied
-from paceline.wire.outcome import Outcome, write_outcome
 from paceline.wire.schema import NUM_BUCKETS, ModelSchema
 from paceline.wire.spec import CheckpointSpec, JobSpec
 

@@ -22,13 +22,13 @@ from paceline.base.processes import try_lock
 from paceline.cli import run
 from paceline.cli.main import app
 from paceline.cli.report import drawing
-from paceline.cli.report.facts import read_facts
 from paceline.cli.report.page import write_report
 from paceline.cli.run import read_sizes
 from paceline.cli.show import show_jobs
+from paceline.jobs.facts import read_facts
+from paceline.jobs.outcome import Outcome, write_outcome
+from paceline.jobs.resize import Resize
 from paceline.wire import spec as specs
-from paceline.wire.outcome import Outcome, write_outcome
-from paceline.wire.resize import Resize
 from paceline.wire.spec import JobSpec
 
 SCRIPT = Path(__file__).parents[1] / "chaos" / "planted.py"
@@ -437,7 +437,7 @@ def test_a_job_that_is_over_is_not_started_again(
     monkeypatch: pytest.MonkeyPatch, end: dict[str, object], code: int, words: str
 ) -> None:
     job = ended_job(**({"state": "finished", "exit_code": 0} | end))
-    monkeypatch.setattr("paceline.cli.launch.start_detached", never)
+    monkeypatch.setattr("paceline.jobs.launch.start_detached", never)
     result = paceline("run", "--resume", job.job_id)
     assert result.exit_code == code
     assert words in result.stdout
@@ -447,7 +447,7 @@ def test_a_job_that_is_over_is_not_started_again(
 def test_a_finished_job_whose_model_is_gone_or_damaged_is_not_said_to_be_well(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("paceline.cli.launch.start_detached", never)
+    monkeypatch.setattr("paceline.jobs.launch.start_detached", never)
     job = ended_job(state="finished", exit_code=0, committed=500, total=500)
     assert "has finished, but has no cut any more" in paceline("run", "--resume").stderr
     cut = job.cuts / "000001"
@@ -461,7 +461,7 @@ def test_a_finished_job_whose_model_is_gone_or_damaged_is_not_said_to_be_well(
 def test_of_two_commands_that_resume_a_job_the_second_names_the_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from paceline.cli import launch
+    from paceline.jobs import launch
 
     job = ended_job()
     monkeypatch.setattr(launch, "check_ground", lambda _: None)

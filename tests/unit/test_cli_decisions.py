@@ -10,10 +10,10 @@ from typer.testing import CliRunner
 
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
-from paceline.cli.decisions import name_of, read_log, seen_of, stories
 from paceline.cli.explain import explain, run_replay
 from paceline.cli.main import app
-from paceline.master.outlet import LineFile
+from paceline.jobs.decisions import name_of, read_log, seen_of, stories
+from paceline.jobs.jsonl import LineFile
 from paceline.policy.stats.windows import Pace
 from paceline.policy.straggler.actions import (
     AdjustBatch,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli.history import (
+from paceline.jobs.history import (
     Event,
     Tail,
     decode_events,

@@ -11,8 +11,8 @@ from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
 from paceline.base.log_times import LogTimes, start_since, times_of
 from paceline.cli import logs
-from paceline.cli.history import Tail
 from paceline.cli.logs import Wanted, find_last, parse_ago_s, parse_since, show_logs
+from paceline.jobs.history import Tail
 
 
 @pytest.fixture

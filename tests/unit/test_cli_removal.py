@@ -13,10 +13,11 @@ from typer.testing import CliRunner, Result
 
 from paceline.base.jobdir import JobDir
 from paceline.base.processes import JOB_DIR, try_lock
-from paceline.cli import leftovers, removal
+from paceline.cli import removal
 from paceline.cli.main import app
+from paceline.jobs import leftovers
+from paceline.jobs.outcome import Outcome, write_outcome
 from paceline.wire import spec as specs
-from paceline.wire.outcome import Outcome, write_outcome
 from paceline.wire.spec import CheckpointSpec, JobSpec
 
 DAY_S = 86_400

@@ -12,9 +12,10 @@ from msgspec import structs
 from rich.console import Console
 
 from paceline.base.jobdir import JobDir
-from paceline.cli.decisions import Story
-from paceline.cli.history import Event, NodePoint, Point
-from paceline.cli.report.facts import (
+from paceline.cli.report.page import render
+from paceline.cli.report.text import decision_rows, figures, incident_rows, paragraph, show
+from paceline.jobs.decisions import Story
+from paceline.jobs.facts import (
     Facts,
     how_ended,
     idle_s,
@@ -24,11 +25,10 @@ from paceline.cli.report.facts import (
     trained_s,
     work_out,
 )
-from paceline.cli.report.page import render
-from paceline.cli.report.text import decision_rows, figures, incident_rows, paragraph, show
+from paceline.jobs.history import Event, NodePoint, Point
+from paceline.jobs.outcome import Outcome
 from paceline.wire import spec as specs
 from paceline.wire.messages.checks import NodeSpeed
-from paceline.wire.outcome import Outcome
 from paceline.wire.spec import JobSpec, Mode
 
 START = [

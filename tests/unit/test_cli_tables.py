@@ -6,14 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paceline.cli.stragglers.best_other import best_others, markdown_best
-from paceline.cli.stragglers.goals import Goal, goals_of, markdown_goals
-from paceline.cli.stragglers.pairs import interval, student
-from paceline.cli.stragglers.tables import markdown
-from paceline.sim.catalogue import presets
-from paceline.sim.experiments import FIRST_EVALUATION_SEED
 from paceline.sim.outcome import Outcome
-from paceline.sim.results import Method, Results, Run
+from paceline.studies.stragglers.best_other import best_others, markdown_best
+from paceline.studies.stragglers.catalogue import presets
+from paceline.studies.stragglers.experiments import FIRST_EVALUATION_SEED
+from paceline.studies.stragglers.goals import Goal, goals_of, markdown_goals
+from paceline.studies.stragglers.pairs import interval, student
+from paceline.studies.stragglers.results import Method, Results, Run
+from paceline.studies.stragglers.tables import markdown
 from tests.simulated import NOISY, changed
 
 Jcts = dict[tuple[str, str, str], list[float]]

@@ -9,12 +9,12 @@ from rich.console import Console, ConsoleDimensions
 
 from paceline.base.jobdir import JobDir
 from paceline.cli import run
-from paceline.cli.history import Event
 from paceline.cli.live import LiveView, draw
 from paceline.cli.plain import PlainView
 from paceline.cli.watch import ChiefLog, Interrupts, Look, View
+from paceline.jobs.history import Event
+from paceline.jobs.outcome import Outcome
 from paceline.wire.client import JobStatus, NodeStatus
-from paceline.wire.outcome import Outcome
 
 
 def status(committed: int, total: int | None = 1000, num_workers: int = 2) -> JobStatus:

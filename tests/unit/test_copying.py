@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.runtime.allreduce import copying
-from paceline.runtime.allreduce.copying import Copier
-from paceline.runtime.collective.state import MemberState
-from paceline.runtime.replica.replica import Replica
+from paceline.protocol.holding.group.member import MemberState
+from paceline.runtime.holding.replicas import copying
+from paceline.runtime.holding.replicas.copying import Copier
+from paceline.runtime.state.replica import Replica
 from paceline.wire.messages.group import STILL, CatchUp, Member, StatePart
 
 ORDER = CatchUp(epoch_no=1, inc=9, group=2, step=5, source=Member(1, "worker-0", ""))

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.cli.ctr import auc_from_counts
+from paceline.studies.data.ctr import auc_from_counts
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -10,9 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from paceline.base.errors import ConfigError
-from paceline.cli import convert
-from paceline.cli.data import app, parse_vocab
-from paceline.cli.tables import read_meta
+from paceline.studies.data import convert
+from paceline.studies.data.command import app, parse_vocab
+from paceline.studies.data.tables import read_meta
 
 RICH = "50, ?, 83311, Bachelors, 13, Divorced, Sales, Wife, White, Female, 7, 0, 13, Cuba, >50K"
 POOR = "39, Private, 77516, HS-grad, 9, Divorced, Sales, Wife, White, Male, 0, 0, 40, Cuba, <=50K"

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from paceline.base.errors import ConfigError
-from paceline.cli.ctr import (
+from paceline.studies.data.ctr import (
     BLOCK_ROWS,
     NUM_CATEGORICAL,
     BayesCount,
@@ -18,8 +18,8 @@ from paceline.cli.ctr import (
     logit_grid,
     zipf_ids,
 )
-from paceline.cli.make_ctr import CATEGORICAL, NUMERIC, make_ctr
-from paceline.cli.tables import read_meta
+from paceline.studies.data.make_ctr import CATEGORICAL, NUMERIC, make_ctr
+from paceline.studies.data.tables import read_meta
 
 
 def same(left: Block, right: Block) -> bool:

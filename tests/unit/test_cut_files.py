@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paceline.wire import cut
-from paceline.wire.cut import write_file
+from paceline.cuts import manifest as cut
+from paceline.cuts.manifest import write_file
 
 PAGE = mmap.PAGESIZE
 

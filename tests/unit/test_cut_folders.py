@@ -6,9 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from paceline.base.samples import Span
+from paceline.cuts.manifest import checksum, places, read_manifest, write_file
 from paceline.master.cut_folders import CutFolders, first_undamaged
-from paceline.master.records import CutValid
-from paceline.wire.cut import checksum, places, read_manifest, write_file
+from paceline.protocol.records import CutValid
 from paceline.wire.messages.base import CutRef
 from paceline.wire.messages.node import Copied
 from paceline.wire.schema import ModelSchema

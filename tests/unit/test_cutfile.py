@@ -10,8 +10,8 @@ import safetensors.numpy
 
 from paceline.base.errors import PermanentError
 from paceline.base.samples import Span
+from paceline.cuts import manifest as cut
 from paceline.runtime.checkpoint import cutfile
-from paceline.wire import cut
 from paceline.wire.schema import ModelSchema, OptimizerGroup, Table
 
 SAVED = {

@@ -15,9 +15,9 @@ from paceline.runtime import job as job_module
 from paceline.runtime.data import growth
 from paceline.runtime.data.growth import CountGrowth, StreamGrowth, is_long
 from paceline.runtime.data.text import TextLines
+from paceline.runtime.holding.servers.in_process import Alone
+from paceline.runtime.holding.servers.strategy import HeldElsewhere
 from paceline.runtime.job import Job
-from paceline.runtime.ps.alone import Alone
-from paceline.runtime.ps.strategy import HeldElsewhere
 from paceline.wire.spec import DataSpec, JobSpec
 
 LIMIT_S = 20.0

@@ -5,10 +5,10 @@ from itertools import pairwise
 import pytest
 
 from paceline.base.samples import Span
-from paceline.master.dealing import Deal
-from paceline.master.plans import Plans
-from paceline.master.shards.ledger import Ledger
-from paceline.master.sizing import Sizing
+from paceline.protocol.samples.grant_size import Sizing
+from paceline.protocol.samples.grants import Deal
+from paceline.protocol.samples.ledger import Ledger
+from paceline.protocol.samples.plans import Plans
 from paceline.wire.messages.feeds import Feed
 from paceline.wire.messages.node import LeaseRequest
 

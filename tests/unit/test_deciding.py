@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from paceline.base.errors import ConfigError
+from paceline.jobs.jsonl import before
 from paceline.master import deciding
 from paceline.master.controller import LATE_S, Progress, Write
 from paceline.master.deciding import (
@@ -25,8 +26,6 @@ from paceline.master.deciding import (
     period_of,
     read_outcomes,
 )
-from paceline.master.members import Tell
-from paceline.master.outlet import before
 from paceline.master.restarts import StartMeasured
 from paceline.policy.stats.history import Lengths
 from paceline.policy.straggler.actions import (
@@ -54,6 +53,7 @@ from paceline.policy.straggler.observation import (
     WorkerSeen,
 )
 from paceline.policy.straggler.solution import Solution
+from paceline.protocol.nodes.node import Tell
 from paceline.wire.spec import JobSpec, WindowSpec
 
 KILL = KillRestart(node="worker-1", reason="slow")

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from paceline.base.jobdir import JobDir
-from paceline.cli.history import Event, Point
-from paceline.cli.report.facts import work_out
 from paceline.cli.report.text import paragraph
+from paceline.jobs.facts import work_out
+from paceline.jobs.history import Event, Point
+from paceline.jobs.outcome import ENDS, End, Outcome, code_of
 from paceline.master.ending import Ending, Work, failed, how_finished, stopped
-from paceline.wire.outcome import ENDS, End, Outcome, code_of
 from paceline.wire.spec import JobSpec
 
 HOWTO = Path(__file__).parents[2] / "docs" / "howto.md"

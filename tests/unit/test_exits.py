@@ -2,7 +2,7 @@
 
 import pytest
 
-from paceline.master.exits import RULES, Evidence, Verdict, judge
+from paceline.protocol.nodes.exits import RULES, Evidence, Verdict, judge
 from paceline.wire.messages.agent import ExitEvidence
 from paceline.wire.messages.node import ScriptError
 

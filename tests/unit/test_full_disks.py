@@ -15,19 +15,20 @@ import pytest
 from paceline.base.errors import PermanentError
 from paceline.base.jobdir import JobDir
 from paceline.base.processes import is_locked, try_lock
-from paceline.cli.history import read_events
-from paceline.master import outlet, waiting
+from paceline.jobs import jsonl as outlet
+from paceline.jobs.history import read_events
+from paceline.jobs.jsonl import LineFile
+from paceline.jobs.outcome import Outcome, make_room, read_outcome, write_outcome
+from paceline.master import waiting
 from paceline.master.facts import Asked, Fact, StopAsked, Tick
 from paceline.master.job_clock import MasterStarted
 from paceline.master.journal import Journal, JournalRecord, JournalRefused
-from paceline.master.members import JobEnded, WorkersWanted
-from paceline.master.membership import Membership
 from paceline.master.outbox import Outbox
-from paceline.master.outlet import LineFile
 from paceline.master.ports import Backend
 from paceline.master.waiting import open_journal, until_written
+from paceline.protocol.nodes.membership import Membership
+from paceline.protocol.nodes.node import JobEnded, WorkersWanted
 from paceline.wire.client import Call, Done, GetStatus, Kill, Reply, StopJob
-from paceline.wire.outcome import Outcome, make_room, read_outcome, write_outcome
 from tests.conftest import fill
 
 RECORDS = [MasterStarted(started_s=float(number)) for number in range(4)]

@@ -10,8 +10,8 @@ import pytest
 from paceline.base import jobdir
 from paceline.base.disk import describe, is_refusal
 from paceline.base.errors import ConfigError
-from paceline.cli import launch
-from paceline.cli.ground import check_ground
+from paceline.jobs import launch
+from paceline.jobs.ground import check_ground
 from paceline.wire.spec import CheckpointSpec, JobSpec
 
 SPEC = JobSpec(script="/train.py", sources={"listen": "--set listen", "metrics_port": "job.yaml:3"})

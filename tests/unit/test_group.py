@@ -7,9 +7,8 @@ import pytest
 
 from paceline.base.errors import ConfigError, InternalError
 from paceline.base.samples import Span
-from paceline.master.hangs import Hang, find_hang, find_silent
-from paceline.master.held_by_workers import HeldByWorkers
-from paceline.master.instructions import (
+from paceline.policy.straggler.actions import AdjustBatch, Share
+from paceline.protocol.acts import (
     Fail,
     FeedDone,
     Instruction,
@@ -18,10 +17,11 @@ from paceline.master.instructions import (
     Seal,
     Send,
 )
-from paceline.master.snapshot import restore, take
-from paceline.policy.straggler.actions import AdjustBatch, Share
-from paceline.runtime.collective.state import Connect, Copy, Drop, Load, MemberState, Say
-from paceline.runtime.collective.state import Instruction as MemberInstruction
+from paceline.protocol.holding.group.master import HeldByWorkers
+from paceline.protocol.holding.group.member import Connect, Copy, Drop, Load, MemberState, Say
+from paceline.protocol.holding.group.member import Instruction as MemberInstruction
+from paceline.protocol.nodes.hangs import Hang, find_hang, find_silent
+from paceline.protocol.snapshot import restore, take
 from paceline.wire.messages.agent import NodeFacts
 from paceline.wire.messages.feeds import Feed
 from paceline.wire.messages.group import (

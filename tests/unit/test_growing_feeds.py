@@ -6,13 +6,13 @@ import msgspec
 import pytest
 
 from paceline.base.samples import SampleSet, Span
-from paceline.master import state as master_state
-from paceline.master.held_by_servers import HeldByServers
-from paceline.master.instructions import Fail, Instruction, Journal, Seal, Send
-from paceline.master.records import Extended, Granted, Records
-from paceline.master.shards.ledger import Ledger
-from paceline.master.sizing import Sizing
-from paceline.runtime.ps.worker_state import ToMaster, WorkerState
+from paceline.protocol import training as master_state
+from paceline.protocol.acts import Fail, Instruction, Journal, Seal, Send
+from paceline.protocol.holding.servers.master import HeldByServers
+from paceline.protocol.holding.servers.worker import ToMaster, WorkerState
+from paceline.protocol.records import Extended, Granted, Records
+from paceline.protocol.samples.grant_size import Sizing
+from paceline.protocol.samples.ledger import Ledger
 from paceline.wire.messages.base import Server
 from paceline.wire.messages.feeds import Feed, SourceLine
 from paceline.wire.messages.node import (

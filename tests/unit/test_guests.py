@@ -8,7 +8,7 @@ import pytest
 
 from paceline.base.guests import guest_directory, lost_guests
 from paceline.base.jobdir import JobDir
-from paceline.cli.leftovers import clear_leftovers
+from paceline.jobs.leftovers import clear_leftovers
 
 
 @pytest.fixture

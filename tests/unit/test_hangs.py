@@ -2,9 +2,9 @@
 
 import pytest
 
-from paceline.master.hangs import ALONE_S, find_left_alone
-from paceline.master.reasons import left_alone
-from paceline.runtime.fsdp.client import TOGETHER_S
+from paceline.protocol.nodes.hangs import ALONE_S, find_left_alone
+from paceline.protocol.reasons import left_alone
+from paceline.runtime.holding.shards.client import TOGETHER_S
 from paceline.wire.messages.agent import NodeFacts
 
 WAITS, BUSY, OUT = (

@@ -174,7 +174,7 @@ def _as_dict(batch: Any) -> dict[str, Tensor]:
 def test_prefetched_and_cold_rows_give_the_same_losses(monkeypatch: pytest.MonkeyPatch) -> None:
     losses = []
     for recordings in (3, 0):
-        monkeypatch.setattr("paceline.runtime.ps.recipes.NUM_RECORDINGS", recordings)
+        monkeypatch.setattr("paceline.runtime.holding.servers.recipes.NUM_RECORDINGS", recordings)
         job, model = pl.init(), _model()
         optimizers = _adagrad(model)
         job.prepare(model, optimizers)

@@ -18,16 +18,16 @@ from torch.utils.data import Dataset
 import paceline as pl
 from paceline.base.errors import ConfigError
 from paceline.base.samples import Span
-from paceline.runtime.alone.strategy import HeldHere
 from paceline.runtime.data.batch import TensorRows
 from paceline.runtime.data.growth import Growth
 from paceline.runtime.data.work import StepTimes, Work
+from paceline.runtime.holding.local.strategy import HeldHere
+from paceline.runtime.holding.servers.in_process import Alone
+from paceline.runtime.holding.servers.port import Ids, Pulled
+from paceline.runtime.holding.servers.schedule import Schedule
+from paceline.runtime.holding.servers.strategy import HeldElsewhere
 from paceline.runtime.job import Job
-from paceline.runtime.ps.alone import Alone
-from paceline.runtime.ps.port import Ids, Pulled
-from paceline.runtime.ps.schedule import Schedule
-from paceline.runtime.ps.store import Gradients
-from paceline.runtime.ps.strategy import HeldElsewhere
+from paceline.runtime.server.store import Gradients
 from paceline.wire.messages.feeds import Feed
 from paceline.wire.spec import JobSpec
 
@@ -470,7 +470,7 @@ def test_what_a_script_keeps_is_that_of_its_last_life_on_servers_too() -> None:
 
 
 def test_where_nobody_keeps_it_job_state_may_have_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.runtime.ps.schedule.MAX_SCRIPT_BYTES", 4000)
+    monkeypatch.setattr("paceline.runtime.holding.servers.schedule.MAX_SCRIPT_BYTES", 4000)
     for trainer, says in (
         (Keeping(), pytest.raises(ConfigError, match="keep up")),
         (Told(), nullcontext()),

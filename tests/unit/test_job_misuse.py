@@ -11,9 +11,9 @@ from torch.optim import SGD, Optimizer
 import paceline as pl
 from paceline.base.errors import ConfigError
 from paceline.runtime.data.batch import TensorRows
+from paceline.runtime.holding.servers.in_process import Alone
+from paceline.runtime.holding.servers.strategy import HeldElsewhere
 from paceline.runtime.job import Job
-from paceline.runtime.ps.alone import Alone
-from paceline.runtime.ps.strategy import HeldElsewhere
 from paceline.wire.spec import JobSpec
 
 DATA = TensorRows(x=torch.arange(40.0).reshape(10, 4), y=torch.arange(10.0))

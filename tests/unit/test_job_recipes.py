@@ -11,10 +11,10 @@ from torch.optim import SGD
 import paceline as pl
 from paceline.runtime.data.batch import TensorRows
 from paceline.runtime.data.work import Work
-from paceline.runtime.ps.alone import Alone
-from paceline.runtime.ps.recipes import Recipes, Recorder, tensors_in
-from paceline.runtime.ps.store import Gradients
-from paceline.runtime.ps.strategy import HeldElsewhere
+from paceline.runtime.holding.servers.in_process import Alone
+from paceline.runtime.holding.servers.recipes import Recipes, Recorder, tensors_in
+from paceline.runtime.holding.servers.strategy import HeldElsewhere
+from paceline.runtime.server.store import Gradients
 
 
 def _learn(batch: Any, ids_of: Any) -> Recipes:

@@ -14,9 +14,9 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 import paceline as pl
 from paceline.runtime.data.batch import TensorRows
 from paceline.runtime.data.work import StepTimes
-from paceline.runtime.ps.alone import Alone
-from paceline.runtime.ps.model import Model
-from paceline.runtime.ps.strategy import HeldElsewhere
+from paceline.runtime.holding.servers.in_process import Alone
+from paceline.runtime.holding.servers.model import Model
+from paceline.runtime.holding.servers.strategy import HeldElsewhere
 from paceline.wire.spec import JobSpec
 
 DATA = TensorRows(x=torch.arange(40.0).reshape(10, 4), y=torch.arange(10.0))

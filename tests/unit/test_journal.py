@@ -9,13 +9,13 @@ import pytest
 
 from paceline.base.errors import PermanentError
 from paceline.base.samples import Span
-from paceline.master.held_by_servers import HeldByServers
-from paceline.master.instructions import Instruction, Seal
-from paceline.master.instructions import Journal as Write
 from paceline.master.job_clock import MasterStarted
 from paceline.master.journal import Journal, JournalRecord, JournalRefused
-from paceline.master.members import JobEnded, NodeFinished, NodeStarted, WorkersWanted
-from paceline.master.records import (
+from paceline.protocol.acts import Instruction, Seal
+from paceline.protocol.acts import Journal as Write
+from paceline.protocol.holding.servers.master import HeldByServers
+from paceline.protocol.nodes.node import JobEnded, NodeFinished, NodeStarted, WorkersWanted
+from paceline.protocol.records import (
     CutGone,
     CutStored,
     CutValid,
@@ -26,8 +26,8 @@ from paceline.master.records import (
     Returned,
     SchemaFixed,
 )
-from paceline.master.sizing import Sizing
-from paceline.master.snapshot import Snapshot, restore, take
+from paceline.protocol.samples.grant_size import Sizing
+from paceline.protocol.snapshot import Snapshot, restore, take
 from paceline.wire.messages.base import CutRef, Server, ServerMap
 from paceline.wire.messages.feeds import Feed, SourceLine
 from paceline.wire.messages.node import (

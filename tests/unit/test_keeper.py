@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from paceline.base.samples import Span
-from paceline.runtime.collective import keeper as keeper_module
-from paceline.runtime.collective.keeper import Keeper
-from paceline.runtime.collective.state import MemberState
+from paceline.protocol.holding.group.member import MemberState
+from paceline.runtime.group import cut_session as keeper_module
+from paceline.runtime.group.cut_session import Keeper
 from paceline.wire.messages.group import Member, RunGroup
 from paceline.wire.messages.node import Copied, TakeCut
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.base.samples import Portion, SampleSet, Span
-from paceline.master.shards.ledger import Ledger, Part
+from paceline.protocol.samples.ledger import Ledger, Part
 from paceline.wire.messages.feeds import Feed
 
 

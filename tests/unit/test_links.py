@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.runtime.collective import links
-from paceline.runtime.collective.store import GroupOver
+from paceline.runtime.group import links
+from paceline.runtime.group.store import GroupOver
 
 
 class Wire:

@@ -9,7 +9,7 @@ import pytest
 from paceline.agent import log_cap
 from paceline.agent.facts import read_log_tail
 from paceline.agent.log_cap import LEAST_BYTES, LogCap, limit_bytes
-from paceline.cli.history import Tail
+from paceline.jobs.history import Tail
 from paceline.runtime.output import open_lossy
 from tests.conftest import fill
 

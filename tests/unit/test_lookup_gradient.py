@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from paceline.runtime.ps.lookup import _TakeRows
+from paceline.runtime.holding.servers.lookup import _TakeRows
 
 IDS = torch.tensor([[2, 0, 2], [1, 2, 0]])
 

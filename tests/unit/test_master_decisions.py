@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.jobs.outcome import End
 from paceline.master.ending import LAST_CUT_S, LEAVE_S, Ending, Seen, Stage
 from paceline.master.monitor import Monitor, Rate
-from paceline.master.sizing import lease_samples, lease_steps, plan_lead, tail_share
+from paceline.protocol.samples.grant_size import lease_samples, lease_steps, plan_lead, tail_share
 from paceline.wire.messages.agent import NodeFacts
-from paceline.wire.outcome import End
 
 PLENTY = 10**9
 

@@ -3,10 +3,10 @@
 import pytest
 
 from paceline.base.samples import Span
-from paceline.master.held_by_servers import HeldByServers
-from paceline.master.instructions import Fail, FeedDone, Instruction, Journal, Seal, Send
-from paceline.master.records import CutValid, EpochStarted, Granted, Returned
-from paceline.master.sizing import Sizing
+from paceline.protocol.acts import Fail, FeedDone, Instruction, Journal, Seal, Send
+from paceline.protocol.holding.servers.master import HeldByServers
+from paceline.protocol.records import CutValid, EpochStarted, Granted, Returned
+from paceline.protocol.samples.grant_size import Sizing
 from paceline.wire.messages.base import CutRef, Server
 from paceline.wire.messages.feeds import Feed
 from paceline.wire.messages.node import (

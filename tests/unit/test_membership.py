@@ -4,8 +4,9 @@ from typing import TypeVar
 
 import pytest
 
-from paceline.master.exits import PREEMPTED_IN_A_ROW
-from paceline.master.members import (
+from paceline.protocol.nodes.exits import PREEMPTED_IN_A_ROW
+from paceline.protocol.nodes.membership import BRIEF, PATIENCE, REPEAT_END_S, Membership
+from paceline.protocol.nodes.node import (
     Act,
     End,
     FailJob,
@@ -23,7 +24,6 @@ from paceline.master.members import (
     WorkerLost,
     WorkerUp,
 )
-from paceline.master.membership import BRIEF, PATIENCE, REPEAT_END_S, Membership
 from paceline.wire.messages.agent import AgentHello, ExitEvidence, ProcessExited
 from paceline.wire.messages.base import Server
 from paceline.wire.messages.node import Finished, ProcessUp, ScriptError

@@ -9,7 +9,7 @@ from torch.optim import LBFGS, SGD
 
 import paceline as pl
 from paceline.base.errors import ConfigError
-from paceline.runtime.collective.reducer import Bucket
+from paceline.runtime.group.reducer import Bucket
 
 X = torch.randn(64, 4, generator=torch.Generator().manual_seed(1))
 

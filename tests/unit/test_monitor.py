@@ -9,20 +9,20 @@ import pytest
 
 from paceline.agent.facts import FactsReader
 from paceline.base.samples import Span
-from paceline.master.held_by_servers import HeldByServers
 from paceline.master.jobnow import JobNow, job_now
-from paceline.master.members import Tell
-from paceline.master.membership import Membership
 from paceline.master.monitor import MAX_ENDS, Monitor
-from paceline.master.plans import portion_of
-from paceline.master.records import EpochStarted, FeedAdded, Place, Plan, Planned
 from paceline.policy.stats.history import Lengths
 from paceline.policy.straggler.actions import Share
 from paceline.policy.straggler.observation import LifeEnded
-from paceline.runtime.ps.server import Asked
-from paceline.runtime.ps.server import Server as PsServer
-from paceline.runtime.ps.service_time import ServiceTime
-from paceline.runtime.ps.state import ServerState
+from paceline.protocol.holding.servers.master import HeldByServers
+from paceline.protocol.holding.servers.server import ServerState
+from paceline.protocol.nodes.membership import Membership
+from paceline.protocol.nodes.node import Tell
+from paceline.protocol.records import EpochStarted, FeedAdded, Place, Plan, Planned
+from paceline.protocol.samples.plans import portion_of
+from paceline.runtime.server.server import Asked
+from paceline.runtime.server.server import Server as PsServer
+from paceline.runtime.server.service_time import ServiceTime
 from paceline.wire.messages.agent import ExitEvidence, NodeFacts
 from paceline.wire.messages.base import CutRef, Server, ServerMap
 from paceline.wire.messages.data import Pull

@@ -8,13 +8,8 @@ import numpy as np
 import pytest
 
 from paceline.base.samples import SampleSet, Span
-from paceline.master.moving import Moving, copying, switched, without
-from paceline.master.records import MoveBegun
-from paceline.runtime.checkpoint import cutfile
-from paceline.runtime.ps import moving, partition
-from paceline.runtime.ps import server as ps_server
-from paceline.runtime.ps.admission import Admission
-from paceline.runtime.ps.state import (
+from paceline.protocol.holding.servers.moving import Moving, copying, switched, without
+from paceline.protocol.holding.servers.server import (
     CopyState,
     Forget,
     Instruction,
@@ -23,8 +18,14 @@ from paceline.runtime.ps.state import (
     SendBuckets,
     ServerState,
 )
-from paceline.runtime.ps.store import Gradients, Store
-from paceline.runtime.ps.worker_state import OfferAgain, Remapped, ToServer, WorkerState
+from paceline.protocol.holding.servers.worker import OfferAgain, Remapped, ToServer, WorkerState
+from paceline.protocol.records import MoveBegun
+from paceline.runtime.checkpoint import cutfile
+from paceline.runtime.holding.servers import partition
+from paceline.runtime.server import moving
+from paceline.runtime.server import server as ps_server
+from paceline.runtime.server.admission import Admission
+from paceline.runtime.server.store import Gradients, Store
 from paceline.wire.messages.base import CutRef, Server, ServerMap
 from paceline.wire.messages.data import (
     AskMap,

@@ -5,7 +5,7 @@ from torch import nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import StepLR
 
-from paceline.runtime.replica.outside import Outside
+from paceline.runtime.state.outside import Outside
 
 
 class Script:

@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.master.members import Launch, WorkerLost
-from paceline.master.membership import Membership
 from paceline.master.own_time import STEADY_S, OwnTime
+from paceline.protocol.nodes.membership import Membership
+from paceline.protocol.nodes.node import Launch, WorkerLost
 from paceline.wire.messages.agent import AgentHello
 from paceline.wire.spec import RestartSpec
 

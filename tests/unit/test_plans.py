@@ -10,14 +10,14 @@ from msgspec.structs import replace
 
 from paceline.base.errors import ConfigError
 from paceline.base.samples import Span
-from paceline.master.held_by_servers import HeldByServers
-from paceline.master.instructions import Fail, Instruction, Journal, Send
-from paceline.master.plans import Plans, part_sizes, portion_of
-from paceline.master.records import GaveBack, Place, Plan, Planned
-from paceline.master.shards.ledger import Ledger
-from paceline.master.sizing import Sizing
 from paceline.policy.straggler.actions import AdjustBatch, AdjustRate, BackupWorkers, Partial, Share
-from paceline.runtime.ps.worker_state import WorkerState
+from paceline.protocol.acts import Fail, Instruction, Journal, Send
+from paceline.protocol.holding.servers.master import HeldByServers
+from paceline.protocol.holding.servers.worker import WorkerState
+from paceline.protocol.records import GaveBack, Place, Plan, Planned
+from paceline.protocol.samples.grant_size import Sizing
+from paceline.protocol.samples.ledger import Ledger
+from paceline.protocol.samples.plans import Plans, part_sizes, portion_of
 from paceline.wire.messages.base import Server
 from paceline.wire.messages.feeds import Batching, Feed, Rate, Slice
 from paceline.wire.messages.node import (

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from paceline.cli import checks as tables
-from paceline.cli.history import Event, is_news, sentence
+from paceline.jobs.history import Event, is_news, sentence
 from paceline.master.checks import Checks, NodeChecked
 from paceline.policy.failslow.preflight import explain, find_slow, pair_up
 from paceline.runtime import preflight

@@ -8,15 +8,15 @@ import pytest
 from paceline.base.errors import ConfigError
 from paceline.base.hardware import hardware_kind
 from paceline.base.samples import Span
-from paceline.master.instructions import Send
 from paceline.master.jobnow import JobNow
-from paceline.master.members import Tell
 from paceline.master.monitor import Monitor
-from paceline.master.profiling import Profiling
 from paceline.policy.straggler.actions import Profile, Share
 from paceline.policy.straggler.observation import WorkerSeen
-from paceline.runtime.collective.profiling import Profiling as Member
-from paceline.runtime.collective.profiling import samples_of
+from paceline.protocol.acts import Send
+from paceline.protocol.holding.group.profiling import Profiling
+from paceline.protocol.nodes.node import Tell
+from paceline.runtime.group.profiling import Profiling as Member
+from paceline.runtime.group.profiling import samples_of
 from paceline.wire.messages.agent import Hardware
 from paceline.wire.messages.group import ProfileBatches, Profiled
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from paceline.runtime.checkpoint import cutfile
-from paceline.runtime.ps import aside as aside_module
-from paceline.runtime.ps.server import Server
-from paceline.runtime.ps.store import Gradients, Store
+from paceline.runtime.server import snapshot_while_serving as aside_module
+from paceline.runtime.server.server import Server
+from paceline.runtime.server.store import Gradients, Store
 from paceline.wire.messages.node import Copied
 from paceline.wire.schema import NUM_BUCKETS, DenseTensor, ModelSchema, OptimizerGroup, Table
 

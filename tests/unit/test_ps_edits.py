@@ -16,9 +16,9 @@ import paceline as pl
 from paceline.base.errors import ConfigError
 from paceline.runtime.data.batch import TensorRows
 from paceline.runtime.data.work import Array
+from paceline.runtime.holding.servers.in_process import Alone
+from paceline.runtime.holding.servers.strategy import HeldElsewhere
 from paceline.runtime.job import Job
-from paceline.runtime.ps.alone import Alone
-from paceline.runtime.ps.strategy import HeldElsewhere
 from paceline.wire.spec import JobSpec
 
 DATA = TensorRows(x=torch.arange(64.0).reshape(16, 4) / 64, y=torch.ones(16, 1))

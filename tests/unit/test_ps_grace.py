@@ -2,7 +2,7 @@
 
 import pytest
 
-from paceline.runtime.ps.grace import Grace
+from paceline.runtime.server.grace import Grace
 
 
 def test_a_grace_counts_from_the_first_look() -> None:

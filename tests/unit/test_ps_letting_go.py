@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from paceline.base.samples import SampleSet
-from paceline.master.moving import copying, switched
-from paceline.runtime.ps.server import Server as PsServer
-from paceline.runtime.ps.state import ServerState
+from paceline.protocol.holding.servers.moving import copying, switched
+from paceline.protocol.holding.servers.server import ServerState
+from paceline.runtime.server.server import Server as PsServer
 from paceline.wire.data_plane import DataClient
 from paceline.wire.messages.base import CutRef, Server, ServerMap
 from paceline.wire.messages.data import At, Data, Order, Pull

@@ -13,9 +13,9 @@ from torch.optim.lr_scheduler import OneCycleLR
 import paceline as pl
 from paceline.base.errors import ConfigError
 from paceline.runtime.data.batch import TensorRows
+from paceline.runtime.holding.servers.in_process import Alone
+from paceline.runtime.holding.servers.strategy import HeldElsewhere
 from paceline.runtime.job import Job
-from paceline.runtime.ps.alone import Alone
-from paceline.runtime.ps.strategy import HeldElsewhere
 from paceline.wire.spec import JobSpec
 
 STEPS, SIZE, NUM_IDS = 60, 8, 12

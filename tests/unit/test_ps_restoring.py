@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from paceline.base.errors import PermanentError
+from paceline.cuts.manifest import CutManifest
 from paceline.runtime.checkpoint import cutfile
-from paceline.runtime.ps.restoring import read_saves
-from paceline.runtime.ps.store import Gradients, Store
-from paceline.wire.cut import CutManifest
+from paceline.runtime.server.restoring import read_saves
+from paceline.runtime.server.store import Gradients, Store
 from paceline.wire.schema import NUM_BUCKETS, DenseTensor, ModelSchema, OptimizerGroup, Table
 
 SCHEMA = ModelSchema(

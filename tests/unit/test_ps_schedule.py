@@ -16,14 +16,14 @@ from torch.optim.swa_utils import SWALR
 
 from paceline.base.errors import ConfigError, PermanentError
 from paceline.base.samples import Intervals, Span
+from paceline.protocol.holding.servers.agreeing import odd_ones
 from paceline.runtime.data.work import Work
-from paceline.runtime.ps.agreeing import odd_ones
-from paceline.runtime.ps.joining import Joining
-from paceline.runtime.ps.pulling import Pushed
-from paceline.runtime.ps.schedule import Schedule
-from paceline.runtime.ps.scripts import NEWEST, Scripts
-from paceline.runtime.ps.store import Store
-from paceline.runtime.script_state import ScriptState
+from paceline.runtime.holding.servers.joining import Joining
+from paceline.runtime.holding.servers.pulling import Pushed
+from paceline.runtime.holding.servers.schedule import Schedule
+from paceline.runtime.server.scripts import NEWEST, Scripts
+from paceline.runtime.server.store import Store
+from paceline.runtime.state.script_state import ScriptState
 from paceline.wire.messages.data import Part, Pulled, Script
 from paceline.wire.messages.feeds import Feed
 from paceline.wire.schema import NUM_BUCKETS, ModelSchema
@@ -357,7 +357,7 @@ def test_what_the_script_keeps_is_not_taken_back_with_a_step_that_is_short() -> 
 
 
 def test_more_than_servers_keep_is_refused_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.runtime.ps.schedule.MAX_SCRIPT_BYTES", 4000)
+    monkeypatch.setattr("paceline.runtime.holding.servers.schedule.MAX_SCRIPT_BYTES", 4000)
     life = _with_state(Managed("step"), small=1)
     life.schedule.save()
     life.kept["large"] = torch.zeros(1000)

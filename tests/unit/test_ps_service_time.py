@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from paceline.runtime.ps.scripts import Scripts
-from paceline.runtime.ps.server import Asked, Server
-from paceline.runtime.ps.service_time import NOTE_S, ServiceTime
-from paceline.runtime.ps.state import ServerState
+from paceline.protocol.holding.servers.server import ServerState
+from paceline.runtime.server.scripts import Scripts
+from paceline.runtime.server.server import Asked, Server
+from paceline.runtime.server.service_time import NOTE_S, ServiceTime
 from paceline.wire.messages.data import Pull
 from paceline.wire.step_ledger import StepLedgerReader, StepLedgerWriter, StepRecord
 

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.base.errors import InternalError, PermanentError
-from paceline.runtime.ps import kernels, layout
-from paceline.runtime.ps.exports import Exporting
-from paceline.runtime.ps.store import Gradients, Store
-from paceline.runtime.ps.tables import Waiting
+from paceline.runtime import kernels, layout
+from paceline.runtime.holding.servers.exports import Exporting
+from paceline.runtime.server.store import Gradients, Store
+from paceline.runtime.server.tables import Waiting
 from paceline.wire.messages.data import Exported
 from paceline.wire.schema import NUM_BUCKETS, DenseTensor, ModelSchema, OptimizerGroup, Table
 
@@ -390,5 +390,5 @@ def test_server_without_buckets_holds_nothing_and_saves_and_loads() -> None:
 
 
 def test_store_never_loads_torch() -> None:
-    code = "import sys, paceline.runtime.ps.store; sys.exit('torch' in sys.modules)"
+    code = "import sys, paceline.runtime.server.store; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

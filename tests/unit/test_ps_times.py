@@ -8,10 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from paceline.runtime.ps.port import Pulled
-from paceline.runtime.ps.pulling import Pulling
-from paceline.runtime.ps.server import Server
-from paceline.runtime.ps.state import Key
+from paceline.protocol.holding.servers.server import Key
+from paceline.runtime.holding.servers.port import Pulled
+from paceline.runtime.holding.servers.pulling import Pulling
+from paceline.runtime.server.server import Server
 from tests.unit.ps_world import World, gradients, world
 
 LATE_S, UPDATE_S, STEPS = 0.2, 0.08, 4
@@ -68,7 +68,7 @@ def test_a_pull_that_is_asked_for_anew_has_not_been_under_way_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = SimpleNamespace(perf_counter=iter((1.0, 5.0)).__next__)
-    monkeypatch.setattr("paceline.runtime.ps.pulling.time", clock)
+    monkeypatch.setattr("paceline.runtime.holding.servers.pulling.time", clock)
     pulling = Pulling(None, None, 1)  # type: ignore[arg-type]
     pulling.ask_again(None, 2)  # type: ignore[arg-type]
     assert pulling.start_s == 5.0

@@ -13,11 +13,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from paceline.runtime.collective import reducer as reducer_module
-from paceline.runtime.collective import transports
-from paceline.runtime.collective.group import BREAKING, Group
-from paceline.runtime.collective.reducer import Reducer
-from paceline.runtime.collective.store import GroupOver, PeerStore
+from paceline.runtime.group import reducer as reducer_module
+from paceline.runtime.group import transports
+from paceline.runtime.group.group import BREAKING, Group
+from paceline.runtime.group.reducer import Reducer
+from paceline.runtime.group.store import GroupOver, PeerStore
 from paceline.wire.messages.group import Member, RunGroup
 
 MEMBERS = tuple(Member(inc, f"worker-{inc}", "") for inc in range(3))

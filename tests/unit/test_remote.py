@@ -13,16 +13,16 @@ from fsspec.implementations.memory import MemoryFileSystem
 from msgspec.structs import replace
 
 from paceline.base.errors import ConfigError, PermanentError, TransientError
-from paceline.cli.away import _launched_s
+from paceline.cli.resume_from_url import _launched_s
+from paceline.cuts import remote
+from paceline.cuts.manifest import CutManifest, checksum, verify, write_file, write_manifest
+from paceline.cuts.remote import Handover, RemoteCuts, pack_handover, unpack_handover
 from paceline.master import uploads
 from paceline.master.job_clock import MasterStarted
 from paceline.master.journal import encode
-from paceline.master.members import JobEnded
 from paceline.master.uploads import Failed, Upload, Uploaded, Uploader, Uploads
-from paceline.wire import remote
-from paceline.wire.cut import CutManifest, checksum, verify, write_file, write_manifest
+from paceline.protocol.nodes.node import JobEnded
 from paceline.wire.messages.base import CutRef
-from paceline.wire.remote import Handover, RemoteCuts, pack_handover, unpack_handover
 from paceline.wire.schema import ModelSchema
 from paceline.wire.spec import JobSpec
 

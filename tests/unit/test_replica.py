@@ -12,13 +12,13 @@ from torch.optim import SGD, Adam
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, ReduceLROnPlateau, StepLR
 
 from paceline.base.errors import ConfigError, PermanentError
-from paceline.runtime.allreduce.direct import read_memory
+from paceline.cuts.manifest import CutManifest, write_manifest
 from paceline.runtime.checkpoint import cutfile
-from paceline.runtime.replica import replica as replica_module
-from paceline.runtime.replica.replica import Arriving, Photograph, Replica
-from paceline.runtime.replica.skeleton import put_together
-from paceline.runtime.replica.tree import take_apart
-from paceline.wire.cut import CutManifest, write_manifest
+from paceline.runtime.holding.replicas.direct import read_memory
+from paceline.runtime.state import replica as replica_module
+from paceline.runtime.state.replica import Arriving, Photograph, Replica
+from paceline.runtime.state.skeleton import put_together
+from paceline.runtime.state.tree import take_apart
 from paceline.wire.schema import ModelSchema
 
 

@@ -6,16 +6,16 @@ from pathlib import Path
 import pytest
 
 from paceline.base.jobdir import JobDir
-from paceline.cli.history import read_last_metrics, read_metrics
+from paceline.jobs.history import read_last_metrics, read_metrics
+from paceline.jobs.jsonl import before
+from paceline.jobs.outcome import End
 from paceline.master import reporting
 from paceline.master.ending import Ending
-from paceline.master.held_by_servers import HeldByServers
-from paceline.master.membership import Membership
 from paceline.master.monitor import Monitor
-from paceline.master.outlet import before
 from paceline.master.reporting import Reporting
+from paceline.protocol.holding.servers.master import HeldByServers
+from paceline.protocol.nodes.membership import Membership
 from paceline.wire.messages.agent import NodeFacts
-from paceline.wire.outcome import End
 from paceline.wire.spec import RestartSpec
 
 

@@ -5,7 +5,9 @@ from typing import Any, TypeVar
 
 import pytest
 
-from paceline.master.members import (
+from paceline.master.status import job_state
+from paceline.protocol.nodes.membership import REPEAT_END_S, Membership
+from paceline.protocol.nodes.node import (
     Act,
     End,
     FailJob,
@@ -17,9 +19,7 @@ from paceline.master.members import (
     Start,
     Tell,
 )
-from paceline.master.membership import REPEAT_END_S, Membership
-from paceline.master.rounds import Rounds
-from paceline.master.status import job_state
+from paceline.protocol.nodes.rounds import Rounds
 from paceline.wire.messages.agent import AgentHello, ExitEvidence, ProcessExited
 from paceline.wire.messages.node import Finished, ProcessUp, ScriptError
 from paceline.wire.spec import RestartSpec

@@ -14,9 +14,9 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import paceline as pl
 from paceline.base.errors import ConfigError
-from paceline.runtime.collective.stepping import Together
-from paceline.runtime.replica.replica import Replica
-from paceline.runtime.script_state import ScriptState
+from paceline.runtime.group.strategy import Together
+from paceline.runtime.state.replica import Replica
+from paceline.runtime.state.script_state import ScriptState
 from tests.parity.test_state import WAYS, Load
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from paceline.base.errors import InternalError
 from paceline.base.samples import SampleSet, Span
-from paceline.runtime.ps.state import (
+from paceline.protocol.holding.servers.server import (
     AnswerPull,
     Apply,
     CopyState,

@@ -21,14 +21,14 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from paceline.base.errors import ConfigError, PermanentError
 from paceline.base.samples import Span
+from paceline.cuts.manifest import CutManifest, places, write_manifest
 from paceline.runtime.checkpoint.assembly import replica_of
 from paceline.runtime.checkpoint.contents import read_contents
 from paceline.runtime.checkpoint.cutfile import read_cut, write_save
-from paceline.runtime.collective.transports import keep_to_network
-from paceline.runtime.fsdp.shards import Shards, check_sharded
-from paceline.runtime.fsdp.strategy import Evenly
-from paceline.runtime.replica.skeleton import rows_of_part
-from paceline.wire.cut import CutManifest, places, write_manifest
+from paceline.runtime.group.transports import keep_to_network
+from paceline.runtime.holding.shards.shards import Shards, check_sharded
+from paceline.runtime.holding.shards.strategy import Evenly
+from paceline.runtime.state.skeleton import rows_of_part
 from paceline.wire.messages.base import CutRef
 from paceline.wire.messages.group import Division
 from paceline.wire.schema import ModelSchema

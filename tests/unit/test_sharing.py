@@ -5,7 +5,7 @@ import random
 import pytest
 
 from paceline.base.samples import Span
-from paceline.runtime.collective.sharing import Sharing
+from paceline.protocol.holding.group.division import Sharing
 from paceline.wire.messages.feeds import Slice
 from paceline.wire.messages.group import Division, Part
 

@@ -4,8 +4,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from paceline.runtime.collective.short import Missing, PeerSteps, ShortStep
-from paceline.runtime.collective.store import GroupOver
+from paceline.runtime.group.short import Missing, PeerSteps, ShortStep
+from paceline.runtime.group.store import GroupOver
 from paceline.wire.messages.group import Computed, Member, RunGroup
 from paceline.wire.messages.order import Lacking
 

@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.sim.best_restarts import best_restarts
 from paceline.sim.costs import Floats
+from paceline.studies.stragglers.best_restarts import best_restarts
 
 
 def test_a_node_is_restarted_when_that_is_worth_most() -> None:

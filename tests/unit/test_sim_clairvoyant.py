@@ -9,20 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from paceline.policy.straggler.observation import RestartCost
-from paceline.sim.clairvoyant import clairvoyant_s, level_s
 from paceline.sim.costs import Compute, Traffic
-from paceline.sim.experiments import simulate
-from paceline.sim.methods import (
-    ASP,
-    ASP_DDS,
-    AUTO,
-    BACKUP_TENTH,
-    BSP,
-    LB_BSP,
-    ND_OWN,
-    PARTIAL,
-    SSP,
-)
 from paceline.sim.patterns import (
     AnyPattern,
     Clock,
@@ -34,8 +21,21 @@ from paceline.sim.patterns import (
     Spell,
     Spells,
 )
-from paceline.sim.results import Method
 from paceline.sim.scenarios import Recovery, Scenario
+from paceline.studies.stragglers.clairvoyant import clairvoyant_s, level_s
+from paceline.studies.stragglers.experiments import simulate
+from paceline.studies.stragglers.methods import (
+    ASP,
+    ASP_DDS,
+    AUTO,
+    BACKUP_TENTH,
+    BSP,
+    LB_BSP,
+    ND_OWN,
+    PARTIAL,
+    SSP,
+)
+from paceline.studies.stragglers.results import Method
 from tests.simulated import NOISY, SMALL, changed
 
 NEVER = Recovery(worker=RestartCost(start_s=1e6), server=RestartCost(start_s=1e6))

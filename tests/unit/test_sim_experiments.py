@@ -12,21 +12,29 @@ from typer.testing import CliRunner
 
 from paceline.base.errors import ConfigError
 from paceline.cli.main import app
-from paceline.cli.stragglers import scaled
-from paceline.cli.stragglers.figures import draw
-from paceline.cli.stragglers.tables import markdown
 from paceline.policy.stats.history import PAPER, Lengths
 from paceline.policy.straggler import registry
 from paceline.policy.straggler.actions import AnyAction, KillRestart
 from paceline.policy.straggler.observation import Observation
 from paceline.policy.straggler.registry import solution
 from paceline.policy.straggler.solution import Solution
-from paceline.sim import families, pai, paper, production
-from paceline.sim.catalogue import OF_FAMILIES, always, families_preset, preset_of, presets
-from paceline.sim.clairvoyant import clairvoyant_s
 from paceline.sim.costs import Traffic
-from paceline.sim.experiments import Experiment, Preset, run_all, simulate
-from paceline.sim.methods import (
+from paceline.sim.outcome import Outcome
+from paceline.sim.patterns import Ladder
+from paceline.sim.scenarios import Scenario
+from paceline.sim.steering import Steering
+from paceline.studies.stragglers import families, pai, paper, production, scaled
+from paceline.studies.stragglers.catalogue import (
+    OF_FAMILIES,
+    always,
+    families_preset,
+    preset_of,
+    presets,
+)
+from paceline.studies.stragglers.clairvoyant import clairvoyant_s
+from paceline.studies.stragglers.experiments import Experiment, Preset, run_all, simulate
+from paceline.studies.stragglers.figures import draw
+from paceline.studies.stragglers.methods import (
     AUTO,
     BLIND,
     BSP,
@@ -39,9 +47,7 @@ from paceline.sim.methods import (
     lengths_of,
     solution_of,
 )
-from paceline.sim.outcome import Outcome
-from paceline.sim.patterns import Ladder
-from paceline.sim.presets import (
+from paceline.studies.stragglers.presets import (
     INTENSITIES,
     MOBILENET_REDUCE,
     RESNET_REDUCE,
@@ -50,9 +56,8 @@ from paceline.sim.presets import (
     server_straggler,
     worker_stragglers,
 )
-from paceline.sim.results import Method, Results, decode, encode
-from paceline.sim.scenarios import Scenario
-from paceline.sim.steering import Steering
+from paceline.studies.stragglers.results import Method, Results, decode, encode
+from paceline.studies.stragglers.tables import markdown
 from tests.simulated import NOISY, changed
 
 SCALED = Scale(time=0.1, steps=0.1)
@@ -459,7 +464,7 @@ def test_the_command_writes_table_json_and_figures(
     small = Preset(
         name="small", about="", experiments=(each(worker_stragglers(0.8, "bsp", SCALED)),)
     )
-    monkeypatch.setattr("paceline.sim.catalogue.preset_of", lambda name, data: small)
+    monkeypatch.setattr("paceline.studies.stragglers.catalogue.preset_of", lambda name, data: small)
     json, plots = tmp_path / "out.json", tmp_path / "plots"
     command = ["sim", "stragglers", "small", "--seed", "3", "--repeat", "2", "--processes", "1"]
     options = [
@@ -495,7 +500,7 @@ def test_a_file_of_results_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.M
     options = ["--processes", "1", "--solution", "DDP", "--mode", "allreduce", "--json", str(path)]
     ran: list[str] = []
     monkeypatch.setattr(
-        "paceline.sim.experiments.simulate",
+        "paceline.studies.stragglers.experiments.simulate",
         lambda scenario, method, seed, **how: (
             ran.append(f"{scenario.name}, {method.label}, {seed}")
             or simulate(scenario, method, seed, **how)
@@ -553,7 +558,9 @@ def test_what_would_fail_at_the_end_is_refused_before_anything_runs(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("file").touch()
-    monkeypatch.setattr("paceline.sim.experiments.Preset.runs", lambda *_: pytest.fail("it runs"))
+    monkeypatch.setattr(
+        "paceline.studies.stragglers.experiments.Preset.runs", lambda *_: pytest.fail("it runs")
+    )
     done = CliRunner().invoke(app, [command, "stragglers", "fig10", *options])
     assert done.exit_code == 2
     assert re.search(message, done.output), done.output

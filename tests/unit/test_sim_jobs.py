@@ -10,10 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.base.samples import SampleSet, Span
-from paceline.master.held_by_servers import HeldByServers
-from paceline.master.plans import Plans
-from paceline.master.shards.ledger import Ledger
-from paceline.master.sizing import Sizing
 from paceline.policy.stats.history import Profiled
 from paceline.policy.straggler.actions import (
     AdjustBatch,
@@ -25,6 +21,10 @@ from paceline.policy.straggler.actions import (
     Share,
 )
 from paceline.policy.straggler.observation import RestartCost
+from paceline.protocol.holding.servers.master import HeldByServers
+from paceline.protocol.samples.grant_size import Sizing
+from paceline.protocol.samples.ledger import Ledger
+from paceline.protocol.samples.plans import Plans
 from paceline.sim.costs import Compute, Traffic, served_s
 from paceline.sim.leader import Leader
 from paceline.sim.nodes import worker_names

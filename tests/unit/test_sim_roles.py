@@ -7,13 +7,14 @@ from pathlib import Path
 import paceline.sim
 from paceline.master.controller import Controller
 from paceline.master.monitor import Monitor
-from paceline.master.plans import Plans
-from paceline.master.shards.ledger import Ledger
 from paceline.policy.stats.history import Lengths
 from paceline.policy.straggler import actions, observation
 from paceline.policy.straggler.registry import BUILT_IN, solution
 from paceline.policy.straggler.solution import Solution
-from paceline.runtime.ps import client, server
+from paceline.protocol.samples.ledger import Ledger
+from paceline.protocol.samples.plans import Plans
+from paceline.runtime.holding.servers import client
+from paceline.runtime.server import server
 from paceline.sim import job, leader
 from paceline.sim.steering import Steering
 from tests.simulated import SMALL, Scripted, job_of

@@ -11,11 +11,11 @@ import typer
 from paceline.agent.process import process_environment
 from paceline.base.errors import PermanentError
 from paceline.base.jobdir import JobDir
-from paceline.cli.flags import OF_SPEC, flag_of
 from paceline.cli.join import of_this_machine
 from paceline.cli.main import app
-from paceline.cli.spec_file import explain, resolve
-from paceline.cli.spec_values import LEAVES, parse_duration_s, parse_size_bytes
+from paceline.jobs.flags import OF_SPEC, flag_of
+from paceline.jobs.spec_file import explain, resolve
+from paceline.jobs.spec_values import LEAVES, parse_duration_s, parse_size_bytes
 from paceline.wire.spec import JobSpec, NodeSpec, TimeoutSpec, load, save
 
 

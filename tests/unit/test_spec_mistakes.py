@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from paceline.base.errors import ConfigError
-from paceline.cli.spec_file import resolve
-from paceline.cli.spec_values import LEAVES
+from paceline.jobs.spec_file import resolve
+from paceline.jobs.spec_values import LEAVES
 from paceline.policy.straggler import registry
 from paceline.policy.straggler.solution import Solution
 from paceline.wire.spec import save

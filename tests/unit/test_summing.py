@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from paceline.runtime.allreduce.summing import Node, Tree, tops_of
+from paceline.runtime.holding.replicas.summing import Node, Tree, tops_of
 
 
 def bracketed(runs: list[range], num_terms: int) -> str:

@@ -12,16 +12,16 @@ import pytest
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
 from paceline.base.samples import Span
-from paceline.master.cadence import Cadence
-from paceline.master.hangs import Hang
-from paceline.master.membership import Membership
 from paceline.master.monitor import Monitor
 from paceline.master.outbox import Outbox
 from paceline.master.ports import AgentEnd
-from paceline.master.sizing import BATCHES_BEFORE_MEASURED
 from paceline.master.training import CutChosen, Parts
 from paceline.master.training_servers import ANSWER_PATIENCE_S, MOVE_PATIENCE_S, ServerTraining
 from paceline.policy.straggler.actions import Profile
+from paceline.protocol.cuts.cadence import Cadence
+from paceline.protocol.nodes.hangs import Hang
+from paceline.protocol.nodes.membership import Membership
+from paceline.protocol.samples.grant_size import BATCHES_BEFORE_MEASURED
 from paceline.wire.messages.agent import NodeFacts
 from paceline.wire.messages.base import Server
 from paceline.wire.messages.feeds import Feed

@@ -22,8 +22,8 @@ from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
 from paceline.base.node_files import NodeFiles
 from paceline.runtime import process as process_module
-from paceline.runtime.alone.strategy import HeldHere
 from paceline.runtime.exchange import Exchange
+from paceline.runtime.holding.local.strategy import HeldHere
 from paceline.runtime.job import Job
 from paceline.runtime.process import (
     AgentLost,

@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 
-from paceline.runtime.collective import group as group_module
-from paceline.runtime.collective import transports
-from paceline.runtime.collective.group import BREAKING, Group
-from paceline.runtime.collective.store import GroupOver, PeerStore
-from paceline.runtime.collective.transports import DIRECT, SOCKETS, Gloo, Nccl
+from paceline.runtime.group import group as group_module
+from paceline.runtime.group import transports
+from paceline.runtime.group.group import BREAKING, Group
+from paceline.runtime.group.store import GroupOver, PeerStore
+from paceline.runtime.group.transports import DIRECT, SOCKETS, Gloo, Nccl
 from paceline.wire.messages.group import Member, RunGroup
 from tests.unit.test_reducer import MEMBERS, averaged, in_group
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import SGD, Adam
 
 from paceline.base.errors import ConfigError
-from paceline.runtime.collective.watch import (
+from paceline.protocol.holding.group.watch import (
     FIRST_EVERY,
     LEAST_EVERY,
     MOST_EVERY,
@@ -22,7 +22,7 @@ from paceline.runtime.collective.watch import (
     in_words,
     judge,
 )
-from paceline.runtime.collective.watcher import Diverged, Settings, Watcher, sum_by_place
+from paceline.runtime.group.watcher import Diverged, Settings, Watcher, sum_by_place
 
 # ---------------------------------------------------------------------------- the machine
 
@@ -246,7 +246,7 @@ def test_signs_and_places_of_values_show(
 ) -> None:
     if on_device:
         monkeypatch.setattr(
-            "paceline.runtime.collective.watcher._hash", lambda t: sum_by_place(t.reshape(-1))
+            "paceline.runtime.group.watcher._hash", lambda t: sum_by_place(t.reshape(-1))
         )
     before = (torch.arange(size) % 7 + 1).to(dtype)
 

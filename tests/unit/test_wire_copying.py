@@ -5,7 +5,7 @@ import os
 import numpy as np
 import pytest
 
-from paceline.wire.copying import LARGE_BYTES, copy
+from paceline.base.copying import LARGE_BYTES, copy
 
 
 @pytest.mark.parametrize("size", [0, 1, LARGE_BYTES - 1, LARGE_BYTES, LARGE_BYTES + 1])

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from paceline.base.samples import Intervals, Span
-from paceline.runtime.ps.worker_state import (
+from paceline.protocol.holding.servers.worker import (
     DropWork,
     Instruction,
     Leave,

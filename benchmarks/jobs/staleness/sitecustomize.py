@@ -13,7 +13,7 @@ from typing import Any
 def _record(out: Path) -> None:
     import numpy as np
 
-    from paceline.runtime.ps.state import ServerState
+    from paceline.protocol.holding.servers.server import ServerState
 
     inner = ServerState._factor
 

@@ -1,8 +1,8 @@
 """The agent of one node: between the master and the node's training process.
 
-Carries out what `paceline.agent.state` decides; owns the connection to the master, the link to the
-process, the heartbeat, and the watch over the job's supervisor. It outlives the master and is
-outlived by its process; it exits when told to leave, when it is terminated, or when the job
+Carries out what `paceline.protocol.nodes.agent` decides; owns the connection to the master, the
+link to the process, the heartbeat, and the watch over the job's supervisor. It outlives the master
+and is outlived by its process; it exits when told to leave, when it is terminated, or when the job
 directory is gone.
 """
 
@@ -22,7 +22,14 @@ from paceline.agent.facts import FactsReader
 from paceline.agent.log_cap import LogCap
 from paceline.agent.process import ProcessHost
 from paceline.agent.stacks import capture_stacks
-from paceline.agent.state import (
+from paceline.base.cgroups import NodeGroup, create_node_group
+from paceline.base.errors import PacelineError
+from paceline.base.hardware import hardware_kind
+from paceline.base.jobdir import JobDir, number_of, role_of
+from paceline.base.log_times import LogTimes
+from paceline.base.node_files import NodeFiles
+from paceline.base.processes import find_job_process, is_locked, kill_group_quietly, start_detached
+from paceline.protocol.nodes.agent import (
     Act,
     Deliver,
     EndHung,
@@ -33,13 +40,6 @@ from paceline.agent.state import (
     Signal,
     ToMaster,
 )
-from paceline.base.cgroups import NodeGroup, create_node_group
-from paceline.base.errors import PacelineError
-from paceline.base.hardware import hardware_kind
-from paceline.base.jobdir import JobDir, number_of, role_of
-from paceline.base.log_times import LogTimes
-from paceline.base.node_files import NodeFiles
-from paceline.base.processes import find_job_process, is_locked, kill_group_quietly, start_detached
 from paceline.wire.control import ControlClient, MasterStream
 from paceline.wire.messages.agent import (
     AgentHello,

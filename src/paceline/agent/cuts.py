@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from paceline.base.jobdir import JobDir
-from paceline.wire.cut_keeping import CutKeeper, Image
-from paceline.wire.cut_memory import image_path
+from paceline.cuts.keeper import CutKeeper, Image
+from paceline.cuts.memory import image_path
 from paceline.wire.messages.node import Copied, CutDelayed, CutKept, KeepCut
 from paceline.wire.spec import JobSpec
 

@@ -66,7 +66,7 @@ def process_environment(job: JobDir, node: str, spec: JobSpec) -> dict[str, str]
     }
 
 
-PRELOAD = {"fsdp": ("paceline.runtime.fsdp.strategy",)}
+PRELOAD = {"fsdp": ("paceline.runtime.holding.shards.strategy",)}
 """By strategy: what its zygotes import beside what all do. Seconds, of each life otherwise."""
 
 

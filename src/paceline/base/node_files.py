@@ -5,6 +5,7 @@ import signal
 
 from paceline.base.jobdir import JobDir
 
+CHIEF = "worker-0"
 STACKS_SIGNAL = signal.SIGRTMAX - 1
 """Has a training process write what all its threads do."""
 

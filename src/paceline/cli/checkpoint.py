@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from paceline.base.samples import Span
-    from paceline.cli.cuts import Cut, Cuts
+    from paceline.cuts.manifest import CutManifest
+    from paceline.jobs.cuts import Cut, Cuts
     from paceline.runtime.checkpoint.contents import Contents
-    from paceline.wire.cut import CutManifest
 
 EXPORTER = "paceline.runtime.checkpoint.export"
 EXIT_BAD = 1
@@ -70,7 +70,7 @@ _FORMATS = {
 @app.command("ls")
 def ls_command(job: Job = None) -> None:
     """List a job's cuts, the newest first."""
-    from paceline.cli.cuts import find_cuts
+    from paceline.jobs.cuts import find_cuts
 
     found = find_cuts(job)
     if not found.cuts:
@@ -86,7 +86,7 @@ def ls_command(job: Job = None) -> None:
 
 
 def _cut_row(cut: "Cut", total: int | None, now_s: float) -> tuple[str, ...]:
-    from paceline.cli.wording import clock, progress, size
+    from paceline.jobs.wording import clock, progress, size
 
     manifest = cut.manifest
     where = "memory" if cut.in_memory else "URL" if cut.url else "disk"
@@ -110,7 +110,7 @@ def _cut_row(cut: "Cut", total: int | None, now_s: float) -> tuple[str, ...]:
 def _total(found: "Cuts") -> int | None:
     """Samples of the whole job, where that is known."""
     from paceline.cli.listing import current_status
-    from paceline.wire.outcome import read_outcome
+    from paceline.jobs.outcome import read_outcome
 
     if found.job is None:
         return None
@@ -126,8 +126,8 @@ def _total(found: "Cuts") -> int | None:
 @app.command("show")
 def show_command(job: Job = None, number: Number = None) -> None:
     """Show what is in one cut; its checksums are compared by `verify`."""
-    from paceline.cli.cuts import find_cuts
-    from paceline.cli.wording import counted, size
+    from paceline.jobs.cuts import find_cuts
+    from paceline.jobs.wording import counted, size
     from paceline.runtime.checkpoint.contents import read_contents
 
     found = find_cuts(job)
@@ -151,7 +151,7 @@ def _manifest_of(cut: "Cut") -> "CutManifest":
 
 def committed_lines(spans: Iterable["Span"]) -> Iterator[str]:
     """The samples in the model, a line of text per line of positions."""
-    from paceline.cli.wording import counted
+    from paceline.jobs.wording import counted
 
     lines: dict[int, list[Span]] = {}
     for span in sorted(spans):
@@ -166,7 +166,7 @@ def committed_lines(spans: Iterable["Span"]) -> Iterator[str]:
 
 
 def _show_contents(contents: "Contents") -> None:
-    from paceline.cli.wording import counted, size
+    from paceline.jobs.wording import counted, size
 
     if contents.tensors:
         table = _table(("tensor", "dtype", "shape", "size"), ("size",))
@@ -205,7 +205,7 @@ def verify_command(
     every: Annotated[bool, typer.Option("--all", help="All cuts, not only the newest.")] = False,
 ) -> None:
     """Read every byte of a cut and compare checksums; exit code 1 if anything is damaged."""
-    from paceline.cli.cuts import find_cuts
+    from paceline.jobs.cuts import find_cuts
 
     if every and number is not None:
         raise ConfigError(f"verify: got --all and --cut {number}; give one of them")
@@ -227,7 +227,7 @@ def verify_command(
 
 def _is_being_written(cut: "Cut", found: "Cuts") -> bool:
     """Whether a running job may still seal it."""
-    from paceline.cli.launch import is_supervised
+    from paceline.jobs.launch import is_supervised
 
     newest = max((one.number for one in found.cuts if one.sealed), default=-1)
     job = found.job
@@ -237,7 +237,7 @@ def _is_being_written(cut: "Cut", found: "Cuts") -> bool:
 
 def _verify(cut: "Cut") -> bool:
     """Print what is found; whether all is well."""
-    from paceline.cli.wording import counted, size
+    from paceline.jobs.wording import counted, size
     from paceline.runtime.checkpoint.cutfile import fault
 
     if cut.manifest is None:
@@ -283,8 +283,8 @@ def export_command(
     force: Annotated[bool, typer.Option("--force", help="Replace OUT if it is there.")] = False,
 ) -> None:
     """Write a verified cut's model as one file, by the names of `model.state_dict()`."""
-    from paceline.cli.cuts import find_cuts
-    from paceline.cli.wording import counted, size
+    from paceline.jobs.cuts import find_cuts
+    from paceline.jobs.wording import counted, size
 
     if len(target) > 2:
         raise ConfigError(f"export: got {' '.join(target)!r}, expected [JOB] OUT")

@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from statistics import median
 
-from paceline.cli.history import Event
-from paceline.cli.wording import percent
+from paceline.jobs.history import Event
+from paceline.jobs.wording import percent
 from paceline.policy.failslow.preflight import Slow, find_slow
 from paceline.wire.messages.checks import NodeSpeed
 

@@ -8,8 +8,8 @@ from rich.table import Table
 
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
-from paceline.cli.decisions import Story, name_of, num_decisions, read_log, stories
-from paceline.cli.wording import clock, counted
+from paceline.jobs.decisions import Story, name_of, num_decisions, read_log, stories
+from paceline.jobs.wording import clock, counted
 from paceline.policy.straggler.actions import AnyAction
 from paceline.policy.straggler.decision_log import AnyLine, Begun, Decided
 from paceline.policy.straggler.registry import solution

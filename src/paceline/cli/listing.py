@@ -5,11 +5,11 @@ from msgspec.structs import replace
 
 from paceline.base.errors import PacelineError
 from paceline.base.jobdir import JobDir
-from paceline.cli.history import read_last_metrics
-from paceline.cli.launch import ask, is_supervised
+from paceline.jobs.history import read_last_metrics
+from paceline.jobs.launch import ask, is_supervised
+from paceline.jobs.outcome import Outcome, read_outcome
 from paceline.wire import spec as specs
 from paceline.wire.client import GetStatus, JobStatus
-from paceline.wire.outcome import Outcome, read_outcome
 from paceline.wire.spec import JobSpec
 
 ASK_S = 2.0

@@ -8,9 +8,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from paceline.cli.history import Event, sentence
-from paceline.cli.watch import CHIEF, Look
-from paceline.cli.wording import clock, mib, milliseconds, percent, progress, speed
+from paceline.base.node_files import CHIEF
+from paceline.cli.watch import Look
+from paceline.jobs.history import Event, sentence
+from paceline.jobs.wording import clock, mib, milliseconds, percent, progress, speed
 from paceline.wire.client import JobStatus, NodeStatus
 
 NUM_EVENTS = 6

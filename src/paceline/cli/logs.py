@@ -11,9 +11,9 @@ from msgspec import Struct
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
 from paceline.base.log_times import start_since
-from paceline.cli.history import Tail
-from paceline.cli.launch import is_supervised
-from paceline.cli.spec_values import parse_duration_s
+from paceline.jobs.history import Tail
+from paceline.jobs.launch import is_supervised
+from paceline.jobs.spec_values import parse_duration_s
 
 FOLLOW_S = 0.3
 BLOCK_BYTES = 1 << 16

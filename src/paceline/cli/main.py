@@ -12,12 +12,14 @@ from typer.core import TyperCommand, TyperGroup
 
 from paceline.base.disk import describe, is_refusal
 from paceline.base.errors import ConfigError, InternalError, PacelineError
-from paceline.cli import bench, checkpoint, data, sim
+from paceline.cli import checkpoint
 from paceline.cli.arguments import Options, arrange, defined_in
-from paceline.cli.flags import OF_SPEC, of_spec, with_options
-from paceline.cli.leftovers import clear_leftovers
 from paceline.cli.torchrun import TORCHRUN_FLAGS, as_torchrun, note_ignored, of_torchrun, translate
-from paceline.wire.outcome import ENDS, End, code_of
+from paceline.jobs.flags import OF_SPEC, of_spec, with_options
+from paceline.jobs.leftovers import clear_leftovers
+from paceline.jobs.outcome import ENDS, End, code_of
+from paceline.studies import bench, sim
+from paceline.studies.data import command as data
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -192,7 +194,7 @@ def _run(
     log_dir: str | None = None,
 ) -> None:
     from paceline.cli import run as running
-    from paceline.cli.spec_file import explain, resolve
+    from paceline.jobs.spec_file import explain, resolve
 
     if target is None:
         raise ConfigError("nothing to run; write e.g. paceline run train.py --workers 2")
@@ -212,8 +214,8 @@ def _run(
 def _resume(name: str | None, flags: dict[str, str], has_args: bool, *, detach: bool) -> None:
     from paceline.base.jobdir import JobDir
     from paceline.cli import run as running
-    from paceline.cli.launch import resume
-    from paceline.cli.resuming import over
+    from paceline.jobs.launch import resume
+    from paceline.jobs.resuming import over
     from paceline.wire.spec import JobSpec, load
 
     is_away = name is not None and "://" in name
@@ -230,7 +232,7 @@ def _resume(name: str | None, flags: dict[str, str], has_args: bool, *, detach: 
         )
     console = _console()
     if name is not None and is_away:
-        from paceline.cli.away import fetch_job
+        from paceline.cli.resume_from_url import fetch_job
 
         def check(spec: JobSpec) -> None:
             running.read_sizes(spec, flags)
@@ -434,9 +436,9 @@ def report(
 ) -> None:
     """Print what became of a job, and draw it as a page of its own (report.html)."""
     from paceline.base.jobdir import JobDir
-    from paceline.cli.report.facts import read_facts
     from paceline.cli.report.page import write_page, write_report
     from paceline.cli.report.text import show
+    from paceline.jobs.facts import read_facts
 
     found = JobDir.find(job)
     facts = read_facts(found)
@@ -502,7 +504,7 @@ def _order(name: str | None, call: "Call") -> str:
         TransientError: the master does not answer.
     """
     from paceline.base.jobdir import JobDir
-    from paceline.cli.launch import ask_running
+    from paceline.jobs.launch import ask_running
     from paceline.wire.client import Done
 
     job = JobDir.find(name)

@@ -3,9 +3,10 @@
 import math
 from collections.abc import Callable
 
-from paceline.cli.history import is_news, sentence
-from paceline.cli.watch import CHIEF, Look
-from paceline.cli.wording import clock, percent, progress, speed
+from paceline.base.node_files import CHIEF
+from paceline.cli.watch import Look
+from paceline.jobs.history import is_news, sentence
+from paceline.jobs.wording import clock, percent, progress, speed
 from paceline.wire.client import JobStatus
 
 EVERY_S = 10.0

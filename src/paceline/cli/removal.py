@@ -15,7 +15,7 @@ from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir, is_own_folder
 from paceline.base.processes import find_job_processes, try_lock
 from paceline.cli.listing import JobRow, age, read_spec
-from paceline.cli.wording import counted, size
+from paceline.jobs.wording import counted, size
 
 BLOCK_BYTES = 512
 """The unit of ``st_blocks``."""

@@ -10,16 +10,16 @@ from rich.console import Console
 
 from paceline.base.errors import ConfigError, PacelineError
 from paceline.base.jobdir import JobDir
-from paceline.cli.away import check_unused
-from paceline.cli.launch import is_supervised, launch
 from paceline.cli.live import LiveView
 from paceline.cli.plain import PlainView
-from paceline.cli.report.facts import Facts, read_facts
 from paceline.cli.report.text import paragraph
+from paceline.cli.resume_from_url import check_unused
 from paceline.cli.watch import Interrupts, View, follow
-from paceline.cli.wording import counted, seconds
-from paceline.wire.outcome import END_OF_SIGNAL, End, Outcome, code_of
-from paceline.wire.resize import Resize
+from paceline.jobs.facts import Facts, read_facts
+from paceline.jobs.launch import is_supervised, launch
+from paceline.jobs.outcome import END_OF_SIGNAL, End, Outcome, code_of
+from paceline.jobs.resize import Resize
+from paceline.jobs.wording import counted, seconds
 from paceline.wire.spec import MAX_NODES, JobSpec
 
 UNREADABLE = (

@@ -10,8 +10,6 @@ from rich.table import Table
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir, home, role_of
 from paceline.cli import checks
-from paceline.cli.history import Event, read_events, read_last_metrics, sentence
-from paceline.cli.launch import ask_running
 from paceline.cli.listing import (
     JobRow,
     age,
@@ -22,9 +20,11 @@ from paceline.cli.listing import (
     state_of,
 )
 from paceline.cli.live import draw, node_table
-from paceline.cli.wording import clock, percent, progress, speed
+from paceline.jobs.history import Event, read_events, read_last_metrics, sentence
+from paceline.jobs.launch import ask_running
+from paceline.jobs.outcome import read_outcome
+from paceline.jobs.wording import clock, percent, progress, speed
 from paceline.wire.client import GetObservation, NodeStatus, Observed
-from paceline.wire.outcome import read_outcome
 
 NUM_EVENTS = 10
 ALL_ROWS = ConsoleDimensions(80, 10_000)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 
 from paceline.base.errors import ConfigError
-from paceline.cli.flags import TORCHRUN, Flag
+from paceline.jobs.flags import TORCHRUN, Flag
 
 OTHERS = (
     *("--rdzv-conf", "--logs-specs", "--local-ranks-filter", "--duplicate-stdout-filters"),

@@ -16,11 +16,11 @@ import msgspec
 
 from paceline.base.errors import PacelineError, TransientError
 from paceline.base.jobdir import JobDir
-from paceline.base.node_files import NodeFiles
-from paceline.cli.history import Event, Tail, decode_events
-from paceline.cli.launch import ask, is_kept_up, is_supervised
+from paceline.base.node_files import CHIEF, NodeFiles
+from paceline.jobs.history import Event, Tail, decode_events
+from paceline.jobs.launch import ask, is_kept_up, is_supervised
+from paceline.jobs.outcome import Outcome, read_outcome
 from paceline.wire.client import Done, GetStatus, JobStatus, StopJob
-from paceline.wire.outcome import Outcome, read_outcome
 from paceline.wire.spec import load
 
 POLL_S = 0.5
@@ -30,7 +30,6 @@ GONE_S = 5.0
 """Nobody is there who could bring the job back for this long: all is dead."""
 LEAVE_S = 10.0
 """After the outcome is written the supervisor clears the machine."""
-CHIEF = "worker-0"
 TRACEBACK = "Traceback (most recent call last):"
 
 

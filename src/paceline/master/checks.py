@@ -6,8 +6,8 @@ Kept in the journal, so that each node is checked once in a job, whatever dies.
 from collections.abc import Iterable
 
 from paceline.base.jobdir import role_of
-from paceline.master.records import Record
 from paceline.policy.failslow.preflight import Slow, find_slow
+from paceline.protocol.records import Record
 from paceline.wire.messages.checks import Checked, NodeSpeed
 
 

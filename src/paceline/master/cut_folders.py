@@ -9,8 +9,7 @@ from collections.abc import Container, Iterable
 from pathlib import Path
 
 from paceline.base.errors import PermanentError
-from paceline.master.records import CutValid
-from paceline.wire.cut import (
+from paceline.cuts.manifest import (
     MANIFEST,
     CutManifest,
     places,
@@ -18,6 +17,7 @@ from paceline.wire.cut import (
     verify,
     write_manifest,
 )
+from paceline.protocol.records import CutValid
 from paceline.wire.messages.base import CutRef
 from paceline.wire.messages.node import Copied
 from paceline.wire.schema import ModelSchema

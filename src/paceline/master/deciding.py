@@ -21,6 +21,7 @@ import msgspec
 
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
+from paceline.jobs.jsonl import LineFile, before
 from paceline.master.controller import (
     MAX_OUTCOMES,
     Ask,
@@ -30,16 +31,15 @@ from paceline.master.controller import (
     Period,
     Write,
 )
-from paceline.master.members import Tell
-from paceline.master.outlet import LineFile, before
+from paceline.master.decision_port import Scene
 from paceline.master.restarts import StartMeasured
-from paceline.master.scene import Scene
 from paceline.policy.stats.history import Lengths
 from paceline.policy.straggler.actions import AnyAction
 from paceline.policy.straggler.decision_log import AnyLine, Begun, Failed, Helped, last_number
 from paceline.policy.straggler.observation import RestartOutcome
 from paceline.policy.straggler.registry import solution
 from paceline.policy.straggler.solution import Solution
+from paceline.protocol.nodes.node import Tell
 from paceline.wire.spec import JobSpec, WindowSpec
 
 _log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from enum import IntEnum
 
 import msgspec
 
-from paceline.wire.outcome import END_OF_SIGNAL, ENDS, End, code_of
+from paceline.jobs.outcome import END_OF_SIGNAL, ENDS, End, code_of
 
 
 class Stage(IntEnum):

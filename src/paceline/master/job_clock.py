@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from paceline.master.records import Record
+from paceline.protocol.records import Record
 
 
 class MasterStarted(Record, frozen=True):

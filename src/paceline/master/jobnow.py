@@ -5,13 +5,13 @@ Pure views of the state machines, from which the monitor makes what a solution s
 
 import msgspec
 
-from paceline.master.held_by_servers import HeldByServers
-from paceline.master.held_by_workers import HeldByWorkers
-from paceline.master.membership import Membership
-from paceline.master.plans import part_sizes
-from paceline.master.records import Plan
-from paceline.master.state import MasterState
 from paceline.policy.straggler.actions import BackupWorkers, Share
+from paceline.protocol.holding.group.master import HeldByWorkers
+from paceline.protocol.holding.servers.master import HeldByServers
+from paceline.protocol.nodes.membership import Membership
+from paceline.protocol.records import Plan
+from paceline.protocol.samples.plans import part_sizes
+from paceline.protocol.training import MasterState
 from paceline.wire.messages.feeds import Feed
 
 

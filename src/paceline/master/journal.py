@@ -19,10 +19,10 @@ from paceline.base.disk import room_bytes
 from paceline.base.errors import PermanentError, TransientError
 from paceline.master.checks import NodeChecked
 from paceline.master.job_clock import MasterStarted
-from paceline.master.members import MemberRecords
-from paceline.master.records import Records
 from paceline.master.restarts import StartMeasured
-from paceline.master.snapshot import Snapshot
+from paceline.protocol.nodes.node import MemberRecords
+from paceline.protocol.records import Records
+from paceline.protocol.snapshot import Snapshot
 
 JournalRecord = Records | MemberRecords | StartMeasured | NodeChecked | Snapshot | MasterStarted
 

@@ -2,7 +2,7 @@
 
 import socket
 
-from paceline.master.rounds import Rounds
+from paceline.protocol.nodes.rounds import Rounds
 from paceline.wire.spec import JobSpec
 
 NO_PORT = -1

@@ -19,11 +19,11 @@ import msgspec
 
 from paceline.base.jobdir import role_of
 from paceline.master.jobnow import JobNow
-from paceline.master.members import Tell
 from paceline.master.restarts import Restarts
 from paceline.policy.stats.history import Lengths, NodeHistory, Profiled, Report
 from paceline.policy.stats.spells import LifeTable
 from paceline.policy.straggler.observation import LifeEnded, Observation, ServerSeen, WorkerSeen
+from paceline.protocol.nodes.node import Tell
 from paceline.wire.messages import group
 from paceline.wire.messages.agent import ExitEvidence, Hardware, NodeFacts
 

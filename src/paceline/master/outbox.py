@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable, Iterable
 
 from paceline.base.jobdir import JobDir
+from paceline.jobs.jsonl import LineFile
 from paceline.master.journal import Journal, JournalRecord, JournalRefused
-from paceline.master.members import Tell
-from paceline.master.membership import Membership
-from paceline.master.outlet import LineFile
 from paceline.master.ports import Backend
+from paceline.protocol.nodes.membership import Membership
+from paceline.protocol.nodes.node import Tell
 from paceline.wire.control import AgentStream
 from paceline.wire.messages.agent import AgentDown, Leave, ToProcess
 from paceline.wire.messages.node import NodeDown

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from paceline.base.jobdir import JobDir
+from paceline.jobs.jsonl import LineFile, last_line
+from paceline.jobs.outcome import Outcome
 from paceline.master.controller import Controller
 from paceline.master.ending import Ending
 from paceline.master.jobnow import steps_done
-from paceline.master.membership import Membership
 from paceline.master.monitor import Metrics, Monitor
-from paceline.master.outlet import LineFile, last_line
-from paceline.master.state import MasterState
 from paceline.master.status import count_committed, count_kept, count_total, describe
 from paceline.policy.straggler.observation import Observation
+from paceline.protocol.nodes.membership import Membership
+from paceline.protocol.training import MasterState
 from paceline.wire.client import JobStatus
-from paceline.wire.outcome import Outcome
 
 if TYPE_CHECKING:
     from paceline.master.exporter import Exporter

@@ -24,9 +24,9 @@ from collections.abc import Container, Iterable
 import msgspec
 
 from paceline.base.jobdir import role_of
-from paceline.master.records import Record
 from paceline.policy.straggler.decision_log import PARTS
 from paceline.policy.straggler.observation import RestartCost
+from paceline.protocol.records import Record
 
 REMEMBERED = 8
 """Starts per role and kind: costs are means over the newest."""

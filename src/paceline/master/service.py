@@ -18,9 +18,12 @@ from paceline.base.disk import append_if_possible
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
 from paceline.base.processes import find_job_processes
+from paceline.cuts.remote import Handover, RemoteCuts
+from paceline.jobs.outcome import Outcome, write_outcome
+from paceline.jobs.resize import read_resize
 from paceline.master.checks import Checks, NodeChecked
 from paceline.master.deciding import Answered, Deciding, lengths_of
-from paceline.master.door import Door
+from paceline.master.decision_port import Scene
 from paceline.master.ending import Ending, Seen, Stage, failed, how_finished, stopped
 from paceline.master.facts import (
     AgentEnded,
@@ -31,11 +34,30 @@ from paceline.master.facts import (
     StreamEnded,
     Tick,
 )
-from paceline.master.instructions import Moved, NotMoved, Refused
 from paceline.master.job_clock import JobClock, MasterStarted
 from paceline.master.journal import Journal, JournalRecord, encode
+from paceline.master.listener import Door
 from paceline.master.meeting import make_rounds
-from paceline.master.members import (
+from paceline.master.monitor import Monitor
+from paceline.master.orders import check_elastic, check_scale, check_size
+from paceline.master.outbox import Outbox
+from paceline.master.own_time import OwnTime
+from paceline.master.ports import Backend
+from paceline.master.reporting import Reporting
+from paceline.master.restarts import StartMeasured
+from paceline.master.status import work_of
+from paceline.master.training import CutChosen, Parts, Training
+from paceline.master.training_group import GroupTraining
+from paceline.master.training_servers import ServerTraining
+from paceline.master.uploads import Uploader, Uploads
+from paceline.master.waiting import until_written
+from paceline.policy.failslow.preflight import describe as describe_speeds
+from paceline.policy.failslow.preflight import explain
+from paceline.policy.straggler.decision_log import describe_cost
+from paceline.policy.straggler.observation import Observation
+from paceline.protocol.acts import Moved, NotMoved, Refused
+from paceline.protocol.nodes.membership import Membership
+from paceline.protocol.nodes.node import (
     Act,
     End,
     FailJob,
@@ -51,27 +73,8 @@ from paceline.master.members import (
     WorkerLost,
     WorkerUp,
 )
-from paceline.master.membership import Membership
-from paceline.master.monitor import Monitor
-from paceline.master.orders import check_elastic, check_scale, check_size
-from paceline.master.outbox import Outbox
-from paceline.master.own_time import OwnTime
-from paceline.master.ports import Backend
-from paceline.master.records import CutGone
-from paceline.master.reporting import Reporting
-from paceline.master.restarts import StartMeasured
-from paceline.master.scene import Scene
-from paceline.master.snapshot import Snapshot, restore, take
-from paceline.master.status import work_of
-from paceline.master.training import CutChosen, Parts, Training
-from paceline.master.training_group import GroupTraining
-from paceline.master.training_servers import ServerTraining
-from paceline.master.uploads import Uploader, Uploads
-from paceline.master.waiting import until_written
-from paceline.policy.failslow.preflight import describe as describe_speeds
-from paceline.policy.failslow.preflight import explain
-from paceline.policy.straggler.decision_log import describe_cost
-from paceline.policy.straggler.observation import Observation
+from paceline.protocol.records import CutGone
+from paceline.protocol.snapshot import Snapshot, restore, take
 from paceline.wire.client import (
     Call,
     Done,
@@ -101,9 +104,6 @@ from paceline.wire.messages.agent import (
 from paceline.wire.messages.checks import Checked, CheckKept
 from paceline.wire.messages.group import Stopped
 from paceline.wire.messages.node import Finished, NodeUp, ProcessUp, ScriptError
-from paceline.wire.outcome import Outcome, write_outcome
-from paceline.wire.remote import Handover, RemoteCuts
-from paceline.wire.resize import read_resize
 from paceline.wire.spec import JobSpec
 
 TICK_S = 0.2

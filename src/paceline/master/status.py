@@ -2,10 +2,10 @@
 
 from paceline.base.samples import num_samples
 from paceline.master.ending import Ending, Stage, Work
-from paceline.master.members import Node
-from paceline.master.membership import Membership
 from paceline.master.monitor import Monitor, NodeTotals
-from paceline.master.state import MasterState
+from paceline.protocol.nodes.membership import Membership
+from paceline.protocol.nodes.node import Node
+from paceline.protocol.training import MasterState
 from paceline.wire.client import JobStatus, NodeStatus
 from paceline.wire.messages.agent import NodeFacts
 from paceline.wire.messages.feeds import feed_of

@@ -17,11 +17,15 @@ from paceline.base.disk import describe
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
 from paceline.base.samples import num_samples
-from paceline.master.cadence import Cadence
+from paceline.cuts.manifest import patience_s, sealed_at
 from paceline.master.cut_folders import CutFolders, first_undamaged
 from paceline.master.evaluations import Evaluations
-from paceline.master.hangs import Hang
-from paceline.master.instructions import (
+from paceline.master.monitor import Monitor
+from paceline.master.outbox import Outbox
+from paceline.master.reporting import last_measured
+from paceline.master.status import count_committed
+from paceline.policy.straggler.actions import AnyAction, KillRestart, Profile
+from paceline.protocol.acts import (
     Fail,
     FeedDone,
     Instruction,
@@ -32,28 +36,24 @@ from paceline.master.instructions import (
     Seal,
     Send,
 )
-from paceline.master.membership import Membership
-from paceline.master.monitor import Monitor
-from paceline.master.outbox import Outbox
-from paceline.master.profiling import Profiling
-from paceline.master.records import (
+from paceline.protocol.cuts.cadence import Cadence
+from paceline.protocol.holding.group.profiling import Profiling
+from paceline.protocol.nodes.hangs import Hang
+from paceline.protocol.nodes.membership import Membership
+from paceline.protocol.records import (
     CutStored,
     CutValid,
     Planned,
     Records,
 )
-from paceline.master.reporting import last_measured
-from paceline.master.sizing import (
+from paceline.protocol.samples.grant_size import (
     Sizing,
     lease_samples,
     lease_steps,
     plan_lead,
     planned_speed,
 )
-from paceline.master.state import MasterState
-from paceline.master.status import count_committed
-from paceline.policy.straggler.actions import AnyAction, KillRestart, Profile
-from paceline.wire.cut import patience_s, sealed_at
+from paceline.protocol.training import MasterState
 from paceline.wire.messages.agent import NodeFacts
 from paceline.wire.messages.base import CutRef, Server
 from paceline.wire.messages.feeds import Feed

@@ -5,18 +5,18 @@ Groups that nobody forms, members that hang, and what members keep when they lea
 
 import msgspec
 
-from paceline.master.group import Group
-from paceline.master.hangs import Hang, find_hang, find_left_alone, find_silent
-from paceline.master.held_by_workers import HeldByWorkers
-from paceline.master.reasons import left_alone
-from paceline.master.records import (
+from paceline.master.training import CutChosen, Parts, Training
+from paceline.policy.straggler.actions import Profile
+from paceline.protocol.holding.group.formation import Group
+from paceline.protocol.holding.group.master import HeldByWorkers
+from paceline.protocol.nodes.hangs import Hang, find_hang, find_left_alone, find_silent
+from paceline.protocol.reasons import left_alone
+from paceline.protocol.records import (
     GroupBegun,
     GroupFormed,
     GroupRestored,
     Records,
 )
-from paceline.master.training import CutChosen, Parts, Training
-from paceline.policy.straggler.actions import Profile
 from paceline.wire.messages.group import Broken, JoinGroup, Progress, Stopped
 from paceline.wire.messages.node import (
     NodeUp,

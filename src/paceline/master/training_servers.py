@@ -6,17 +6,17 @@ Epochs that servers begin, moves that do not get on, and what a lost worker had 
 from paceline.base.disk import describe, is_refusal
 from paceline.base.errors import ConfigError
 from paceline.base.samples import SampleSet, Span
-from paceline.master.hangs import Hang, find_silent
-from paceline.master.held_by_servers import HeldByServers
-from paceline.master.records import (
-    EpochStarted,
-    Granted,
-    Records,
-)
 from paceline.master.restarts import LostWork
 from paceline.master.status import count_committed
 from paceline.master.training import RESEND_S, CutChosen, Parts, Training
 from paceline.policy.straggler.actions import Profile
+from paceline.protocol.holding.servers.master import HeldByServers
+from paceline.protocol.nodes.hangs import Hang, find_silent
+from paceline.protocol.records import (
+    EpochStarted,
+    Granted,
+    Records,
+)
 from paceline.wire.messages.base import Server
 from paceline.wire.messages.feeds import feed_of
 from paceline.wire.messages.node import (

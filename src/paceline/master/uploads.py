@@ -15,9 +15,9 @@ from pathlib import Path
 import msgspec
 
 from paceline.base.errors import TransientError
+from paceline.cuts.remote import Handover, RemoteCuts, pack_handover
 from paceline.master.training import Training
 from paceline.wire.messages.base import CutRef
-from paceline.wire.remote import Handover, RemoteCuts, pack_handover
 
 RETRY_S, RETRY_MAX_S = 1.0, 30.0
 """Before a second try, and the longest wait before any."""

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from paceline.base.errors import ConfigError
 from paceline.runtime.data.work import Array
-from paceline.runtime.replica.tree import as_array
+from paceline.runtime.state.tree import as_array
 
 _KIND = "\0"
 """Between a name and the dtype of a tensor, where numpy has none of its kind."""

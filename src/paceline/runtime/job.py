@@ -25,7 +25,6 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.base.errors import ConfigError
-from paceline.runtime.alone.strategy import HeldHere
 from paceline.runtime.data.growth import CountGrowth, Growth, StreamGrowth, is_long
 from paceline.runtime.data.inline import InlineLoader
 from paceline.runtime.data.loader import Loader
@@ -33,15 +32,16 @@ from paceline.runtime.data.order import DEFAULT_SHARD_SIZE
 from paceline.runtime.data.reader import Reader, loader_of
 from paceline.runtime.data.stream import StreamSource
 from paceline.runtime.data.work import Array, Work
+from paceline.runtime.embedding import is_table
 from paceline.runtime.evaluation import as_tensor, checked_values
 from paceline.runtime.given import check_given, flatten, takes_norm_alone
+from paceline.runtime.holding.local.strategy import HeldHere
+from paceline.runtime.holding.servers.in_process import Alone
+from paceline.runtime.holding.servers.strategy import HeldElsewhere
 from paceline.runtime.preflight import check_node
 from paceline.runtime.prepared import check_parameters
-from paceline.runtime.ps.alone import Alone
-from paceline.runtime.ps.embedding import is_table
-from paceline.runtime.ps.strategy import HeldElsewhere
-from paceline.runtime.script_state import ScriptState
 from paceline.runtime.seeding import seed_all, seed_of
+from paceline.runtime.state.script_state import ScriptState
 from paceline.runtime.strategy import Strategy
 from paceline.runtime.wrapped import unwrapped
 from paceline.wire.messages.feeds import Feed
@@ -97,14 +97,14 @@ def _strategy() -> Strategy:
 
 def _strategy_of(process: "Process") -> Strategy:
     if process.spec.strategy == "allreduce":
-        from paceline.runtime.allreduce.strategy import HeldByAll
+        from paceline.runtime.holding.replicas.strategy import HeldByAll
 
         return HeldByAll(process)
     if process.spec.strategy == "fsdp":
-        from paceline.runtime.fsdp.strategy import HeldInShards
+        from paceline.runtime.holding.shards.strategy import HeldInShards
 
         return HeldInShards(process)
-    from paceline.runtime.ps.client import ServerTrainer
+    from paceline.runtime.holding.servers.client import ServerTrainer
 
     return HeldElsewhere(ServerTrainer(process))
 

@@ -2,7 +2,7 @@
 
 Runs in the training process, when everything is prepared and nothing else runs in it: under the
 same limits, threads and libraries as the training that follows. Takes some 0.4 s. Links to
-other members are measured by ``collective/links.py``.
+other members are measured by ``group/links.py``.
 
 Rates are per second that the threads ran, and beside them stands which part of the time that was:
 workers that share cores take turns, and how the turns fall would else pass for speed.

@@ -291,7 +291,7 @@ def _from_environment() -> Process:
 def run_server(process: Process) -> int:
     """Run a parameter server until it is stopped."""
     try:
-        from paceline.runtime.ps import server
+        from paceline.runtime.server import server
 
         server.main(process)
     except AgentLost:

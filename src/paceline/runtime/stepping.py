@@ -9,7 +9,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import LBFGS, Optimizer
 
 from paceline.base.errors import ConfigError
-from paceline.runtime.script_state import ScriptState
+from paceline.runtime.state.script_state import ScriptState
 from paceline.wire.spec import JobSpec
 
 OUTSIDE = (

@@ -1,8 +1,8 @@
 """Who holds the model of a job, and how a step comes about: the port that `Job` trains through.
 
-``runtime/ps`` implements it on parameter servers (and their like in one process alone),
-``runtime/allreduce`` on a group of workers that each hold the model, ``runtime/fsdp`` on one whose
-members hold shards of it, ``runtime/alone`` on one process that holds it. All calls come from the
+``holding/servers`` implements it on parameter servers (and their like in one process alone),
+``holding/replicas`` on a group of workers that each hold the model, ``holding/shards`` on one whose
+members hold shards of it, ``holding/local`` on one process that holds it. All calls come from the
 training thread.
 """
 
@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from paceline.runtime.data.growth import Growth
 from paceline.runtime.data.reader import Reader
 from paceline.runtime.data.work import Array
-from paceline.runtime.script_state import ScriptState
+from paceline.runtime.state.script_state import ScriptState
 from paceline.wire.messages.checks import Checked
 from paceline.wire.messages.feeds import Feed, SourceLine
 from paceline.wire.spec import JobSpec

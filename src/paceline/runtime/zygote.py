@@ -30,9 +30,9 @@ PRELOAD = {
         "numpy.random",
         "paceline.runtime.process",
         "paceline.runtime.job",
-        "paceline.runtime.ps.client",
+        "paceline.runtime.holding.servers.client",
     ),
-    "server": ("paceline.runtime.process", "paceline.runtime.ps.server"),
+    "server": ("paceline.runtime.process", "paceline.runtime.server.server"),
 }
 """Modules imported before the first fork."""
 
@@ -141,7 +141,7 @@ def main() -> None:
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     for name in (*PRELOAD[options.role], *options.preload):
         importlib.import_module(name)
-    rehearsal = importlib.import_module("paceline.runtime.ps.rehearsal")
+    rehearsal = importlib.import_module("paceline.runtime.server.rehearsal")
     (rehearsal.rehearse_server if options.role == "server" else rehearsal.rehearse_worker)()
     gc.freeze()
     gc.enable()

@@ -15,10 +15,10 @@ import numpy as np
 
 from paceline.base.errors import InternalError
 from paceline.base.samples import SampleSet, Span, between
-from paceline.master.plans import fixed_parts, portion_of
-from paceline.master.records import Place
-from paceline.master.sizing import lease_samples, planned_speed, tail_share
 from paceline.policy.straggler.actions import Profile
+from paceline.protocol.records import Place
+from paceline.protocol.samples.grant_size import lease_samples, planned_speed, tail_share
+from paceline.protocol.samples.plans import fixed_parts, portion_of
 from paceline.sim.job import FEED, FEW_STEPS, Job, steps_ahead
 from paceline.sim.nodes import Contribution
 
@@ -225,7 +225,7 @@ class Asynchronous(Job):
     # ------------------------------------------------------------------ leases
 
     def _order_ahead(self, worker: int, hands: _Hands) -> None:
-        """Ask early, as `runtime.ps.client` does."""
+        """Ask early, as `runtime.holding.servers.client` does."""
         size = self.scenario.local_batch
         starving = hands.left < FEW_STEPS * size
         if starving or (not hands.asks and hands.left < steps_ahead(hands.batch_s) * size):

@@ -13,10 +13,6 @@ import msgspec
 import numpy as np
 
 from paceline.base.errors import ConfigError, InternalError
-from paceline.master.plans import GlobalAction, Plans
-from paceline.master.records import Place, Plan
-from paceline.master.shards.ledger import Ledger
-from paceline.master.sizing import plan_lead
 from paceline.policy.stats.history import Profiled
 from paceline.policy.straggler.actions import (
     AnyAction,
@@ -27,6 +23,10 @@ from paceline.policy.straggler.actions import (
     Share,
 )
 from paceline.policy.straggler.observation import RestartCost
+from paceline.protocol.records import Place, Plan
+from paceline.protocol.samples.grant_size import plan_lead
+from paceline.protocol.samples.ledger import Ledger
+from paceline.protocol.samples.plans import GlobalAction, Plans
 from paceline.sim.agenda import Agenda
 from paceline.sim.costs import Ints
 from paceline.sim.leader import Leader
@@ -39,7 +39,7 @@ from paceline.wire.messages.feeds import Feed
 
 FEED = 1
 FEW_STEPS, AHEAD_S, MAX_STEPS_AHEAD = 2, 3.5, 512
-"""Of `runtime.ps.client`: when a worker asks for more."""
+"""Of `runtime.holding.servers.client`: when a worker asks for more."""
 
 
 def steps_ahead(step_s: float | None) -> int:

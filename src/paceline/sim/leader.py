@@ -3,7 +3,7 @@
 import math
 
 REPORT_S, REPORT_ANYWAY_S = 0.1, 1.0
-"""Of `runtime.ps.server`: not more often; and so long after that, if nothing has changed."""
+"""Of `runtime.server.server`: not more often; and so long after that, if nothing has changed."""
 
 
 class Leader:

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from paceline.base.samples import Span, between
-from paceline.master.plans import Plans, part_sizes
-from paceline.master.records import Place, Plan
-from paceline.master.shards.ledger import Ledger
+from paceline.protocol.records import Place, Plan
+from paceline.protocol.samples.ledger import Ledger
+from paceline.protocol.samples.plans import Plans, part_sizes
 from paceline.sim.costs import Ints
 from paceline.wire.messages.feeds import Feed, Slice
 

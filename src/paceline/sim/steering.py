@@ -10,13 +10,13 @@ import msgspec
 
 from paceline.master.controller import Ask, CarryOut, Controller, Period, Progress
 from paceline.master.jobnow import JobNow
-from paceline.master.members import Tell
 from paceline.master.monitor import Monitor
 from paceline.master.restarts import StartMeasured
 from paceline.policy.stats.history import Lengths, Profiled
 from paceline.policy.straggler.actions import AnyAction, KillRestart
 from paceline.policy.straggler.observation import Observation, RestartCost
 from paceline.policy.straggler.solution import Solution
+from paceline.protocol.nodes.node import Tell
 from paceline.sim.job import Situation
 from paceline.sim.nodes import server_names, worker_names
 from paceline.sim.scenarios import Scenario

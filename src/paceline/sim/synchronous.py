@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.base.samples import SampleSet, Span
-from paceline.master.records import Place, Plan, Planned
-from paceline.master.sizing import lease_steps
 from paceline.policy.stats.history import Profiled
 from paceline.policy.straggler.actions import Profile
+from paceline.protocol.records import Place, Plan, Planned
+from paceline.protocol.samples.grant_size import lease_steps
 from paceline.sim.costs import Floats, Ints, served_s
 from paceline.sim.job import FEED, Job, steps_ahead
 from paceline.sim.slices import Members, Parts, Slices

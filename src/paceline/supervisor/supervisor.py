@@ -24,11 +24,11 @@ from paceline.base.processes import (
     kill_quietly,
     start_detached,
 )
+from paceline.jobs.outcome import END_OF_SIGNAL, ENDS, End, Outcome, code_of, write_outcome
 from paceline.supervisor.restarts import Restarts
 from paceline.supervisor.signals import Signals
 from paceline.wire import last_words
 from paceline.wire.last_words import LastWords
-from paceline.wire.outcome import END_OF_SIGNAL, ENDS, End, Outcome, code_of, write_outcome
 
 SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
 

@@ -29,8 +29,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from paceline.base.copying import copy
 from paceline.base.errors import PermanentError, TransientError
-from paceline.wire.copying import copy
 
 DEFAULT_ARENA_BYTES = 64 << 20
 SUFFIX = ".arena"

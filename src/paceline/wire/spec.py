@@ -1,6 +1,6 @@
 """The job spec: everything a user may ask of one job, checked and with all defaults filled in.
 
-The CLI builds it once from defaults, a YAML file and flags (``paceline.cli.spec_file``) and saves
+The CLI builds it once from defaults, a YAML file and flags (``paceline.jobs.spec_file``) and saves
 it as ``job.json`` in the job directory, where supervisor, master and agents read it. YAML keys are
 the encoded names of the fields here (``memory`` for ``memory_bytes``). Field names carry the unit:
 the CLI reads ``*_bytes`` as sizes (``512MiB``) and ``*_s`` as durations (``30s``).

@@ -165,9 +165,12 @@ def momentum_lost(module: ModuleType) -> None:
     replica._become = forgetful
 
 
-WORKER, SERVER = "paceline.runtime.ps.worker_state", "paceline.runtime.ps.state"
-MASTER, LEDGER = "paceline.master.held_by_servers", "paceline.master.shards.ledger"
-MEMBERS, REPLICA = "paceline.master.membership", "paceline.runtime.replica.replica"
+WORKER, SERVER = (
+    "paceline.protocol.holding.servers.worker",
+    "paceline.protocol.holding.servers.server",
+)
+MASTER, LEDGER = "paceline.protocol.holding.servers.master", "paceline.protocol.samples.ledger"
+MEMBERS, REPLICA = "paceline.protocol.nodes.membership", "paceline.runtime.state.replica"
 
 Plant = Callable[[ModuleType], None]
 PLANTS: dict[str, tuple[str, Plant]] = {

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 import paceline as pl
 from paceline.runtime import preflight
-from paceline.runtime.collective import group
-from paceline.runtime.replica.replica import Replica
+from paceline.runtime.group import group
+from paceline.runtime.state.replica import Replica
 from paceline.wire.messages.checks import Link, NodeSpeed
 
 SLOW_S = 0.2

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from torch._C import _distributed_c10d as c10d
 
-from paceline.runtime.collective.links import measure_links
+from paceline.runtime.group.links import measure_links
 
 
 def main() -> None:

@@ -48,8 +48,8 @@ def draw_within(job: JobDir, mark: str, wait_s: float) -> bool | None:
 
 def main() -> None:
     """Replace the page without drawings by one that has them."""
-    from paceline.cli.report.facts import read_facts
     from paceline.cli.report.page import write_report
+    from paceline.jobs.facts import read_facts
 
     os.nice(NICENESS)
     job = JobDir(Path(sys.argv[1]))

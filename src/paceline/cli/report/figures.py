@@ -13,7 +13,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from paceline.cli.report.facts import Facts, speeds
+from paceline.jobs.facts import Facts, speeds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

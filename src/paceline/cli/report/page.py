@@ -11,7 +11,7 @@ from paceline.base.files import write_file
 from paceline.base.jobdir import JobDir
 from paceline.cli import checks
 from paceline.cli.report import text
-from paceline.cli.report.facts import Facts
+from paceline.jobs.facts import Facts
 
 STYLE = """
 :root { color-scheme: light dark;

@@ -6,9 +6,9 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline.cli import checks
-from paceline.cli.report.facts import Facts, Incident
-from paceline.cli.wording import clock, counted, milliseconds, percent, progress, seconds, speed
-from paceline.wire.outcome import End, Outcome
+from paceline.jobs.facts import Facts, Incident
+from paceline.jobs.outcome import End, Outcome
+from paceline.jobs.wording import clock, counted, milliseconds, percent, progress, seconds, speed
 
 MAX_TOLD = 5
 

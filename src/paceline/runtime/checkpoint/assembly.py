@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from paceline.base.errors import PermanentError
+from paceline.runtime import layout
 from paceline.runtime.data.work import Array
-from paceline.runtime.ps import layout
-from paceline.runtime.replica.skeleton import (
+from paceline.runtime.state.skeleton import (
     LAYOUT,
     Layout,
     names_of,

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from paceline.base.errors import PermanentError
+from paceline.cuts.manifest import CutManifest, look_at
 from paceline.runtime.checkpoint import cutfile
 from paceline.runtime.checkpoint.assembly import (
     Held,
@@ -22,7 +23,6 @@ from paceline.runtime.checkpoint.assembly import (
     names_of_tensor,
     replica_of,
 )
-from paceline.wire.cut import CutManifest, look_at
 from paceline.wire.schema import ModelSchema, Table
 
 _NOT_OPTIMIZER = ("value", "step", "key", "last_used")

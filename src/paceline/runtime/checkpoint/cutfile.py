@@ -19,10 +19,9 @@ from typing import Any, BinaryIO
 import msgspec
 import numpy as np
 
+from paceline.base.copying import copy
 from paceline.base.errors import PermanentError
-from paceline.runtime.ps.kernels import Array
-from paceline.wire.copying import copy
-from paceline.wire.cut import (
+from paceline.cuts.manifest import (
     Checksum,
     CutManifest,
     check,
@@ -33,6 +32,7 @@ from paceline.wire.cut import (
     read_manifest,
     write_file,
 )
+from paceline.runtime.kernels import Array
 
 CHUNK_BYTES = 2 << 20
 """Read at a time by `read_file`: still in the cache when it is hashed."""

@@ -17,11 +17,8 @@ import msgspec
 import numpy as np
 
 from paceline.base.errors import PermanentError
-from paceline.runtime.checkpoint import cutfile
-from paceline.runtime.data.work import Array
-from paceline.runtime.process import Process
-from paceline.wire.cut_keeping import CutKeeper, Image, say_no_room
-from paceline.wire.cut_memory import (
+from paceline.cuts.keeper import CutKeeper, Image, say_no_room
+from paceline.cuts.memory import (
     HEADROOM,
     MemoryFile,
     image_path,
@@ -29,6 +26,9 @@ from paceline.wire.cut_memory import (
     place,
     working_memory,
 )
+from paceline.runtime.checkpoint import cutfile
+from paceline.runtime.data.work import Array
+from paceline.runtime.process import Process
 from paceline.wire.messages.node import Copied, CutDelayed, CutKept, KeepCut
 
 RESEND_S = 1.0

@@ -34,7 +34,7 @@ from torch.utils.data import (
 
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
-from paceline.runtime.allreduce.strategy import HeldByAll
+from paceline.runtime.holding.replicas.strategy import HeldByAll
 from paceline.runtime.job import Job, begin
 from paceline.runtime.process import Process, managed
 from paceline.wire.spec import SHORT_STEPS, load

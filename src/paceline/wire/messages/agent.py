@@ -5,6 +5,8 @@ import msgspec
 from paceline.wire.messages.base import Message
 from paceline.wire.messages.node import NodeDown, NodeUp, ProcessUp
 
+EXIT_SOFTWARE = 70
+"""``os.EX_SOFTWARE``."""
 EXIT_NO_AGENT = 75
 """Exit code of a training process that has had no agent for long."""
 EXIT_FENCED = 76

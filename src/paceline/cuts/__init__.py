@@ -1,0 +1,1 @@
+"""A cut as bytes: its files and manifest, in memory, on disk, at a URL."""

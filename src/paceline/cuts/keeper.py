@@ -1,0 +1,186 @@
+"""What becomes of a copied cut: into the memory of a second node, and on disk.
+
+The agent of the node does it, so that training pays neither processor time nor memory for it; where
+the copy lies in memory of the process alone, the process does.
+"""
+
+import itertools
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from pathlib import Path
+
+import msgspec
+
+from paceline.base.disk import describe, is_refusal
+from paceline.base.errors import PermanentError
+from paceline.base.jobdir import JobDir
+from paceline.cuts import manifest as cut
+from paceline.cuts.memory import MemoryFile, image_path, place
+from paceline.wire.messages.node import Copied
+
+RETRY_S = 1.0
+"""A disk that refuses a file is asked again so often."""
+PIECE_BYTES = 2 << 20
+"""Copied at a time: still in the cache when it is copied after it was hashed."""
+
+_log = logging.getLogger(__name__)
+
+
+class Image(msgspec.Struct, frozen=True):
+    """One node's state at a cut."""
+
+    copied: Copied
+    data: memoryview
+    partner: str = ""
+    """Who holds the second copy in memory; empty: nobody."""
+
+
+class CutKeeper:
+    """Keeps images, one after the other, in a thread of its own.
+
+    Args:
+        job: whose cuts these are.
+        root: the folder of its cuts on disk.
+        say: called in the thread: the copy is in the memory of two nodes, or on disk (``stored``);
+            or why it is not, as when the disk has refused it for ``patience_s``.
+        refused: called in a thread at each attempt that a disk refuses, with the reason.
+        patience_s: how long a disk that refuses is waited for, in seconds.
+    """
+
+    def __init__(
+        self,
+        job: JobDir,
+        root: Path,
+        say: Callable[[Copied, Exception | None], None],
+        refused: Callable[[Copied, str], None],
+        patience_s: float,
+    ) -> None:
+        self._job, self._root, self._say, self._refused = job, root, say, refused
+        self._patience_s = patience_s
+        #: The second copy of the last cut, in the partner's memory, and the name of the file.
+        self._second: tuple[str, MemoryFile] | None = None
+        #: It was told that there is no room for it, since there was.
+        self._told = False
+        self._images: queue.SimpleQueue[Image] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name="cut-keeper", daemon=True).start()
+
+    def keep(self, image: Image) -> None:
+        """Begin to; its bytes must not change before it is stored."""
+        self._images.put(image)
+
+    def _run(self) -> None:
+        while True:
+            image = self._images.get()
+            try:
+                self._keep(image)
+            except Exception as error:  # noqa: BLE001 - raised by whoever hears it
+                self._say(image.copied, error)
+            del image
+
+    def _keep(self, image: Image) -> None:
+        start_s = time.thread_time()
+        storing = _begun(lambda: self._store(image.copied, image.data))
+        try:
+            checksum, replicated = self._replicate(image)
+            cost_s = image.copied.cost_s + time.thread_time() - start_s
+            copied = msgspec.structs.replace(
+                image.copied, checksum=checksum, num_bytes=len(image.data), cost_s=cost_s
+            )
+            if replicated:
+                self._say(copied, None)
+        finally:
+            wait([storing])  # of one name one is written at a time
+        cost_s += storing.result()
+        self._say(msgspec.structs.replace(copied, stored=True, cost_s=cost_s), None)
+
+    def _store(self, copied: Copied, data: memoryview) -> float:
+        """Write to disk; again while the disk refuses it, since somebody may make room there.
+
+        Returns the seconds of a processor that it took.
+        """
+        start_s = time.thread_time()
+        directory = self._root / f"{copied.cut_no:06d}"
+        first_s = time.monotonic()
+        for attempt in itertools.count():
+            try:
+                cut.write_file(directory, copied.file, data)
+            except OSError as error:
+                why = f"cut {copied.cut_no} is not stored: {describe(error, directory)}"
+                if not is_refusal(error):  # no room that is made there would help
+                    raise PermanentError(f"{why}; mend that and resume the job") from error
+                if time.monotonic() - first_s > self._patience_s:
+                    text = f"{why}, for {self._patience_s:.0f} s"
+                    raise PermanentError(f"{text}; make room there and resume the job") from error
+                if not attempt:
+                    _log.warning("%s; tried again for %.0f s", why, self._patience_s)
+                self._refused(copied, why)
+                time.sleep(RETRY_S)
+            else:
+                break
+        return time.thread_time() - start_s
+
+    def _replicate(self, image: Image) -> tuple[str, bool]:
+        """The checksum of an image, and whether it is in the memory of a partner, too."""
+        second, self._second = self._second, None
+        if not image.partner:
+            return cut.checksum(image.data), False
+        name = image.copied.file
+        # What a former life has copied may be what the job has gone back to.
+        last = second[1] if second is not None and second[0] == name else None
+        path = image_path(self._job, image.copied.cut_no, image.partner, name)
+        try:
+            self._second = name, place(last, path, len(image.data))
+            checksum = _write(path, image.data)
+        except OSError as error:
+            if not self._told:
+                say_no_room(self._job, len(image.data), error)
+            self._told = True
+            return cut.checksum(image.data), False
+        self._told = False
+        return checksum, True
+
+
+def _begun(work: Callable[[], float]) -> Future[float]:
+    """Work in a thread for which the end of the process does not wait."""
+    done: Future[float] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except Exception as error:  # noqa: BLE001 - raised by who asks for the result
+            done.set_exception(error)
+
+    threading.Thread(target=run, name="cut-disk", daemon=True).start()
+    return done
+
+
+def say_no_room(job: JobDir, num_bytes: int, error: OSError) -> None:
+    """A copy does not fit into memory."""
+    _log.warning(
+        "no_room path=%s bytes=%d error=%s: cuts count when they are on disk; give the machine and "
+        "its memory file system room for two copies more, or set checkpoint.in_memory to false",
+        job.memory,
+        num_bytes,
+        error.strerror,
+    )
+
+
+def _write(path: Path, data: memoryview) -> str:
+    """Fill a file that is there; the checksum. Other threads run meanwhile."""
+    digest = cut.Checksum()
+    descriptor = os.open(path, os.O_WRONLY)
+    try:
+        for at in range(0, len(data), PIECE_BYTES):
+            piece = data[at : at + PIECE_BYTES]
+            digest.add(piece)
+            done = 0
+            while done < len(piece):
+                done += os.pwrite(descriptor, piece[done:], at + done)
+    finally:
+        os.close(descriptor)
+    return str(digest)

@@ -1,0 +1,1 @@
+"""A job as seen from outside its processes: its spec, start, files, facts and outcome."""

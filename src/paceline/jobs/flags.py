@@ -1,0 +1,140 @@
+"""The flags of ``paceline run``, each declared once: from these rows come options, help and rules.
+
+What a value looks like, and in which range, is the spec's own rule for the key
+(``paceline.jobs.spec_values``); torchrun's flags are read by ``paceline.cli.torchrun``.
+"""
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import Annotated, Any, get_args
+
+import typer
+from msgspec import Struct
+from msgspec.inspect import FloatType, IntType, LiteralType, Metadata, Type, UnionType, type_info
+
+from paceline.jobs.spec_values import LEAVES
+
+SHORT = MappingProxyType({"workers": "workers.count", "servers": "servers.count"})
+"""Keys that stand for one inside their section."""
+
+SIZE, TRAINING, NODES = "How much and how many", "How it trains", "Where and how nodes run"
+TORCHRUN = "torchrun's flags: strategy script"
+
+
+class Flag(Struct, frozen=True, kw_only=True):
+    """One option of ``paceline run``."""
+
+    names: tuple[str, ...]
+    """As typed; the first is what messages call it."""
+    help: str = ""
+    """Empty: taken, but not listed."""
+    metavar: str = ""
+    """Empty: a switch."""
+    panel: str | None = None
+
+    @property
+    def parameter(self) -> str:
+        """The name of its value in Python."""
+        return self.names[0].removeprefix("--").replace("-", "_")
+
+
+_OF_SPEC = {
+    "workers": (SIZE, "Nodes that run the script."),
+    "servers": (SIZE, "Nodes that hold the model."),
+    "batch_size": (SIZE, "Samples in a global batch."),
+    "epochs": (SIZE, "Passes over the data."),
+    "strategy": (TRAINING, "Who holds the model."),
+    "mode": (TRAINING, "How workers wait for each other."),
+    "staleness": (TRAINING, "Steps, in mode ssp."),
+    "samples": (TRAINING, "What holds for each sample."),
+    "seed": (TRAINING, "Of everything random."),
+    "deterministic": (TRAINING, "The same model, whichever worker computes what."),
+    "solution": (TRAINING, "Policy against stragglers."),
+    "name": (NODES, "What to call the job."),
+    "torch_threads": (NODES, "Threads of torch per worker."),
+    "backend": (NODES, "Where nodes run."),
+    "pending_s": (NODES, "Hold each launch back, e.g. 5s."),
+}
+"""Keys of the spec that have a flag of their own: panel and help."""
+MAX_METAVAR = 24
+
+
+def flag_of(key: str) -> str:
+    """Name the flag that sets ``key``: its own, like ``--batch-size``, else ``--set a.b``."""
+    if key in OF_SPEC:
+        return OF_SPEC[key].names[0]
+    return f"--set {key}"
+
+
+def _metavar(key: str) -> str:
+    """What a value of the key looks like, in a word; empty: true or false."""
+    leaf = LEAVES[SHORT.get(key, key)]
+    match _bare(type_info(leaf.type)):
+        case LiteralType():
+            values = get_args(leaf.type)  # in the order in which the spec explains them
+            words = "|".join(map(str, values))
+            return words if len(words) <= MAX_METAVAR else f"{values[0]}|…"
+        case IntType():
+            return "N"
+        case FloatType():
+            return "TIME" if key.endswith("_s") else "X"
+        case _:
+            return "" if isinstance(leaf.default, bool) else "TEXT"
+
+
+def _bare(kind: Type) -> Type:
+    """The type of a value that is there, without its range."""
+    if isinstance(kind, UnionType):
+        kind = kind.types[0]
+    return kind.type if isinstance(kind, Metadata) else kind
+
+
+def _of_spec(key: str) -> Flag:
+    panel, help_ = _OF_SPEC[key]
+    name = "--" + key.removesuffix("_s").replace("_", "-")
+    return Flag(names=(name,), help=help_, metavar=_metavar(key), panel=panel)
+
+
+OF_SPEC: Mapping[str, Flag] = MappingProxyType({key: _of_spec(key) for key in _OF_SPEC})
+
+
+def of_spec(given: Mapping[str, str | bool | None]) -> dict[str, str]:
+    """Key of the spec -> text, of the options that were given (by parameter)."""
+    found = {key: given[flag.parameter] for key, flag in OF_SPEC.items()}
+    return {key: _text(value) for key, value in found.items() if value not in (None, False)}
+
+
+def _text(value: str | bool | None) -> str:
+    return "true" if value is True else str(value)
+
+
+def with_options(rows: Iterable[Flag]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command that takes ``**given`` one option for each row."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(command)
+        own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        parameters = [*own, *map(_parameter, rows)]
+        decorated: Any = command
+        decorated.__signature__ = signature.replace(parameters=parameters)
+        decorated.__annotations__ = {p.name: p.annotation for p in parameters}
+        return command
+
+    return decorate
+
+
+def _parameter(flag: Flag) -> inspect.Parameter:
+    option = typer.Option(
+        *flag.names,
+        help=flag.help,
+        metavar=flag.metavar or None,
+        hidden=not flag.help,
+        show_default=False,
+        rich_help_panel=flag.panel,
+    )
+    kind: Any = Annotated[str | None, option] if flag.metavar else Annotated[bool, option]
+    default = None if flag.metavar else False
+    return inspect.Parameter(
+        flag.parameter, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind
+    )

@@ -1,0 +1,213 @@
+"""Starting a job: a job directory, the spec in it, a supervisor of its own session."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from paceline.base.disk import describe
+from paceline.base.errors import ConfigError, PacelineError, PermanentError
+from paceline.base.jobdir import JobDir
+from paceline.base.processes import (
+    FoundProcess,
+    find_job_processes,
+    is_locked,
+    start_detached,
+    try_lock,
+)
+from paceline.jobs.ground import check_ground
+from paceline.jobs.history import read_events
+from paceline.jobs.outcome import make_room, read_outcome
+from paceline.jobs.resize import Resize, write_resize
+from paceline.jobs.resuming import alone, running_since
+from paceline.wire import spec as specs
+from paceline.wire.client import Call, GetStatus, Reply
+from paceline.wire.control import ControlClient
+from paceline.wire.spec import JobSpec
+
+SAY_S = 5.0
+"""A supervisor and a master start in a second; on a loaded machine the starter says every so often
+for what it waits."""
+CLEAN_UP_S = 10.0
+"""For the supervisor of a job that has ended to leave."""
+AS_BEFORE = Resize()
+ANSWER_S = 5.0
+"""For one answer of the master; it is asked again as long as there is a supervisor."""
+
+_supervisors: list[subprocess.Popen[bytes]] = []
+"""Those of this process, to be reaped; a Popen that is forgotten warns that its process lives."""
+
+
+def launch(spec: JobSpec) -> JobDir:
+    """Start a new job and return when its master answers.
+
+    Raises:
+        ConfigError: this machine lacks what the job needs.
+        PermanentError: it did not start.
+    """
+    check_ground(spec)
+    job = _make(spec)
+    start_supervisor(job)
+    return job
+
+
+def _make(spec: JobSpec) -> JobDir:
+    job = JobDir.fresh(spec.name)
+    try:
+        job.fill()
+        make_room(job.outcome)
+        specs.save(spec, job.spec)
+    except (ConfigError, OSError) as error:
+        # Half a job would be listed, and found as the newest.
+        shutil.rmtree(job.path, ignore_errors=True)
+        if isinstance(error, ConfigError):
+            raise
+        shutil.rmtree(job.run_dir, ignore_errors=True)
+        raise ConfigError(
+            f"{describe(error, Path(error.filename or job.path))}; make room there, or set "
+            "PACELINE_HOME to another folder"
+        ) from error
+    return job
+
+
+def resume(job: JobDir, sizes: Resize = AS_BEFORE) -> None:
+    """Go on with an ended or killed job from its newest verified cut.
+
+    Args:
+        job: the job.
+        sizes: with how many nodes.
+
+    Raises:
+        ConfigError: the job is running, or being resumed by another command, or this machine lacks
+            what it needs.
+    """
+    with alone(job):
+        _resume_alone(job, sizes)
+
+
+def _resume_alone(job: JobDir, sizes: Resize) -> None:
+    deadline_s = time.monotonic() + CLEAN_UP_S
+    while is_supervised(job) and job.outcome.exists() and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    if is_supervised(job):
+        raise _runs(job)
+    check_ground(specs.load(job.spec))
+    _reopen(job, sizes)
+    start_supervisor(job)
+
+
+def _reopen(job: JobDir, sizes: Resize) -> None:
+    """Make an ended job one that can be started; its outcome stays if something is refused."""
+    # Held meanwhile: another command that sees a run directory of a job that is over would start a
+    # cleaner, which would remove that directory.
+    lock = try_lock(job.supervisor_lock)
+    if lock is None:
+        raise _runs(job)
+    try:
+        make_room(job.outcome)
+        job.make_run_dir()
+        job.resize.unlink(missing_ok=True)
+        if sizes != AS_BEFORE:
+            write_resize(job.resize, sizes)
+        job.outcome.unlink(missing_ok=True)
+    finally:
+        os.close(lock)
+
+
+def _runs(job: JobDir) -> ConfigError:
+    since = running_since(job)
+    return ConfigError(f"job {job.job_id} is running{since}; follow it with `paceline attach`")
+
+
+def start_supervisor(job: JobDir) -> None:
+    """Start the supervisor and return when the master answers, or the job has ended already.
+
+    As long as there is a supervisor the job may start: it is waited for, and so never told to have
+    failed while it trains on. A signal to this process meanwhile ends the job.
+
+    Raises:
+        PermanentError: it died; names the log to read.
+    """
+    log = job.logs / "supervisor.log"
+    supervisor = start_detached("paceline.supervisor", [str(job.path)], job.path, log)
+    _supervisors[:] = [supervisor, *(one for one in _supervisors if one.poll() is None)]
+    start_s = said_s = time.monotonic()
+    try:
+        while not _answers(job):
+            # Asked before the lock: a supervisor that is on its way holds none yet.
+            died = supervisor.poll() is not None
+            if job.outcome.exists():
+                return
+            if died and not is_supervised(job):
+                master_log = job.logs / "master.log"
+                raise PermanentError(f"the job did not start; see {log} and {master_log}")
+            now_s = time.monotonic()
+            if now_s - said_s >= SAY_S:
+                said_s = now_s
+                print(_waits_for(job, now_s - start_s), file=sys.stderr, flush=True)
+            time.sleep(0.02)
+    except KeyboardInterrupt:
+        supervisor.terminate()
+        raise
+
+
+def _waits_for(job: JobDir, since_s: float) -> str:
+    what = "its supervisor to start"
+    if is_supervised(job):
+        up = is_locked(job.master_lock)
+        what = "its master to answer" if up else "its master to start"
+    told = [event for event in read_events(job.events) if event.event.startswith("disk_")][-1:]
+    why = "".join(f" ({event.reason})" for event in told if event.event == "disk_refuses")
+    return f"job {job.job_id}: waiting for {what}{why}, {since_s:.0f} s so far; logs: {job.logs}"
+
+
+def _answers(job: JobDir) -> bool:
+    """Whether there is a master; the address of one that is gone stays."""
+    try:
+        ask(job, GetStatus(), ANSWER_S)
+    except (PacelineError, FileNotFoundError):
+        return False
+    return True
+
+
+def is_supervised(job: JobDir) -> bool:
+    """Whether the job's supervisor lives."""
+    return is_locked(job.supervisor_lock)
+
+
+def is_kept_up(job: JobDir) -> bool:
+    """Whether there is a supervisor, or somebody who starts another when the job has none."""
+    if is_supervised(job):
+        return True
+    return any(map(_keeps_up, find_job_processes(job.path)))
+
+
+def _keeps_up(process: FoundProcess) -> bool:
+    # A master that finds no supervisor at its end starts one; an agent does so within seconds.
+    return any(process.runs(f"paceline.{name}") for name in ("supervisor", "master", "agent"))
+
+
+def ask_running(job: JobDir, call: Call) -> Reply:
+    """Ask the master of a job that must be running.
+
+    Raises:
+        ConfigError: it has ended, or is interrupted.
+        TransientError: nobody answers: it is being restarted.
+    """
+    outcome = read_outcome(job.outcome)
+    if outcome or not is_kept_up(job):
+        state = outcome.state if outcome else "interrupted"
+        raise ConfigError(f"job {job.job_id} does not run: it is {state}; see `paceline status`")
+    return ask(job, call)
+
+
+def ask(job: JobDir, call: Call, timeout_s: float = 5.0) -> Reply:
+    """Ask the job's master.
+
+    Raises:
+        TransientError: nobody answers: it is being restarted, or the job has ended.
+    """
+    address = job.master_address.read_text().strip()
+    return ControlClient(address, job.secret()).call_sync(call, timeout_s)

@@ -1,0 +1,560 @@
+"""From defaults, a YAML file and flags to one ``JobSpec``; every mistake is found before a start.
+
+Owns the order (defaults < file < flags), the places of values, the checks that compare values, and
+the wording of complaints. What a single value looks like is in ``paceline.jobs.spec_values``.
+"""
+
+import difflib
+import ipaddress
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, get_args
+
+import msgspec
+import yaml
+from yaml.error import Mark
+from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+from yaml.resolver import Resolver
+
+from paceline.base.errors import ConfigError
+from paceline.cuts.remote import RemoteCuts
+from paceline.jobs.flags import OF_SPEC, SHORT, flag_of
+from paceline.jobs.spec_values import (
+    FREE_SECTIONS,
+    LEAVES,
+    Wrong,
+    describe,
+    find_leaf,
+    read_value,
+    show,
+)
+from paceline.wire.spec import SHORT_STEPS, JobSpec, Mode
+
+COMMAND_LINE = "command line"
+
+MIN_MEMORY_BYTES = MappingProxyType({"workers": 256 * 2**20, "servers": 128 * 2**20})
+"""Below this a node dies before its first step: importing torch takes a worker 217 MiB (measured),
+numpy, numba and zmq take a server 90 MiB."""
+
+_SET_BY_PACELINE = re.compile(
+    r"PACELINE_.*|((LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE))|ROLE_NAME|MASTER_ADDR|MASTER_PORT"
+    r"|TORCHELASTIC_.*"
+)
+_CHOSEN = frozenset({"MASTER_ADDR", "MASTER_PORT", "ROLE_NAME", "TORCHELASTIC_RUN_ID"})
+"""Of these with strategy script the user may set."""
+_SECTIONS = {key.rpartition(".")[0] for key in LEAVES} - {""} | {*FREE_SECTIONS}
+_ROOT = "expected keys and values; write e.g. script: train.py"
+
+
+def _line(place: str, key: str, got: str, expected: str, remedy: str) -> str:
+    """Word one complaint."""
+    return f"{_where(place, key)}: got {got}, expected {expected}; {remedy}"
+
+
+def _where(place: str, key: str) -> str:
+    """A flag is its own place and key."""
+    return place if place.startswith("--") else f"{place}: {key}"
+
+
+def _write(place: str, key: str, value: str) -> str:
+    """Say how to set ``key`` where ``place`` is, ready to be copied."""
+    if not place.startswith("--"):
+        return f"write e.g. {key.rpartition('.')[2]}: {value}"
+    flag = flag_of(key)
+    return f"write e.g. {flag}{'=' if ' ' in flag else ' '}{value}"
+
+
+class _Draft:
+    """What was read so far: values and their places by dotted key, and all complaints."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, object] = {}
+        self.places: dict[str, str] = {}
+        self.complaints: list[str] = []
+        self._refused: set[str] = set()
+
+    def get(self, key: str) -> object:
+        """Return the value of ``key`` as it stands, by default if it was not set."""
+        return self.values.get(key, LEAVES[key].default)
+
+    def is_sound(self, keys: Sequence[str]) -> bool:
+        """Tell whether none of ``keys`` was refused: only then can they be compared."""
+        return self._refused.isdisjoint(keys)
+
+    def put(self, key: str, place: str, node: Node, folder: Path, label: str = "") -> None:
+        """Read ``node`` as the value of ``key``; a later call wins over an earlier one."""
+        leaf = find_leaf(key)
+        if leaf is None:
+            self.complaints.append(_unknown_key(place, key))
+            return
+        self.places[key] = place
+        try:
+            self.values[key] = read_value(leaf, node, folder)
+            self._refused.discard(key)
+        except Wrong as wrong:
+            self._refused.add(key)
+            label = label or key
+            remedy = _write(place, label, leaf.example)
+            expected = wrong.expected or leaf.expected
+            self.complaints.append(_line(place, label, wrong.got, expected, remedy))
+
+    def complain(self, key: str, got: str, expected: str, remedy: str) -> None:
+        """Complain about a value that was read, at its place."""
+        self._refused.add(key)
+        place = self.places.get(key, COMMAND_LINE)
+        self.complaints.append(_line(place, key, got, expected, remedy))
+
+
+def _unknown_key(place: str, key: str) -> str:
+    section, _, name = key.rpartition(".")
+    known = _keys_of(section)
+    close = difflib.get_close_matches(name, known, 1)
+    meant = [f"{section}.{close[0]}".lstrip(".")] if close else _elsewhere(name)
+    if meant:
+        got = "got an unknown key"
+        return f"{_where(place, key)}: {got}; did you mean {' or '.join(meant)}?"
+    return _line(place, key, "an unknown key", f"one of {', '.join(known)}", "remove it")
+
+
+def _keys_of(section: str) -> list[str]:
+    prefix = f"{section}." if section else ""
+    inside = (key.removeprefix(prefix) for key in LEAVES if key.startswith(prefix))
+    free = [] if section else [*FREE_SECTIONS]
+    return list(dict.fromkeys([key.partition(".")[0] for key in inside] + free))
+
+
+def _elsewhere(name: str) -> list[str]:
+    return [key for key in LEAVES if key.rpartition(".")[2] == name]
+
+
+def _read_mapping(draft: _Draft, file: Path, node: MappingNode, prefix: str = "") -> None:
+    first_lines: dict[str, int] = {}
+    for key_node, value in node.value:
+        line = key_node.start_mark.line + 1
+        name = _key_text(key_node)
+        place, key = f"{file}:{line}", f"{prefix}{name}"
+        if key in first_lines:
+            again = f"this key again (first on line {first_lines[key]})"
+            draft.complaints.append(_line(place, key, again, "it once", "remove one of the lines"))
+            continue
+        first_lines[key] = line
+        if "." in name and prefix.rstrip(".") not in FREE_SECTIONS:
+            # One way to write a key, or a repeated key could hide in two spellings.
+            remedy = "write each part on its own level"
+            draft.complaints.append(_line(place, key, "a dotted key", "a single name", remedy))
+        else:
+            _read_entry(draft, file, place, key, value)
+
+
+def _read_entry(draft: _Draft, file: Path, place: str, key: str, value: Node) -> None:
+    if key not in _SECTIONS:
+        draft.put(key, place, value, file.parent)
+    elif isinstance(value, MappingNode):
+        _read_mapping(draft, file, value, f"{key}.")
+    elif key in SHORT and isinstance(value, ScalarNode):
+        draft.put(SHORT[key], place, value, file.parent, label=key)
+    else:
+        known = ", ".join(_keys_of(key)) or "NAME: value"
+        draft.complaints.append(
+            _line(place, key, describe(value), f"a mapping of {known}", "indent its keys under it")
+        )
+
+
+def _key_text(node: Node) -> str:
+    """Take the name of a key; one that a terminal could not show is none of ours anyway."""
+    if not isinstance(node, ScalarNode):
+        return describe(node)
+    return str(node.value) if node.value.isprintable() else ascii(node.value)
+
+
+def _read_file(draft: _Draft, file: Path) -> None:
+    try:
+        root = yaml.compose(file.read_bytes().decode("utf-8-sig"), Loader=yaml.SafeLoader)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+        raise ConfigError(_unreadable(file, error)) from error
+    if root is None:
+        raise ConfigError(f"{file}: got an empty file, {_ROOT}")
+    if not isinstance(root, MappingNode):
+        raise ConfigError(f"{file}:{root.start_mark.line + 1}: got {describe(root)}, {_ROOT}")
+    _read_mapping(draft, file, root)
+
+
+def _unreadable(file: Path, error: Exception) -> str:
+    match error:
+        case FileNotFoundError():
+            return f"{file}: got no such file, expected a job spec; check the path"
+        case OSError():
+            return f"{file}: got {error.strerror}, expected a readable job spec; check the path"
+        case UnicodeDecodeError():
+            line = error.object[: error.start].count(b"\n") + 1
+            return f"{file}:{line}: got bytes that are no UTF-8, expected text; save it as UTF-8"
+        case yaml.MarkedYAMLError(problem_mark=Mark() as mark):
+            at = f"{file}:{mark.line + 1}: got broken YAML at column {mark.column + 1}"
+            return f"{at} ({error.problem}), expected key: value lines; check indent and quotes"
+        case RecursionError():
+            return f"{file}: got brackets nested without end, {_ROOT}"
+        case _:
+            return f"{file}: got broken YAML ({error}), {_ROOT}"
+
+
+def _read_flags(draft: _Draft, flags: Mapping[str, str]) -> None:
+    resolver: Any = Resolver()  # untyped in the stubs of yaml
+    for flag_key, text in flags.items():
+        key, place = SHORT.get(flag_key, flag_key), flag_of(flag_key)
+        # As in a file: `--set checkpoint.dir=null` takes a value back to none.
+        tag = resolver.resolve(ScalarNode, text, (True, False))
+        if flag_key in {"script", "args"}:
+            remedy = "write e.g. paceline run train.py -- --lr 0.1"
+            draft.complaints.append(_line(place, key, repr(text), "no such flag", remedy))
+        elif key in _SECTIONS:
+            inner = f"{key}.{next(iter(_keys_of(key)), 'NAME')}"
+            remedy = f"write e.g. {flag_of(inner)}=..."
+            draft.complaints.append(_line(place, key, repr(text), "one key of it", remedy))
+        else:
+            draft.put(key, place, ScalarNode(tag, text), Path.cwd(), label=flag_key)
+
+
+def _word_node(text: str) -> ScalarNode:
+    return ScalarNode("tag:yaml.org,2002:str", text)
+
+
+def _check_script(draft: _Draft) -> None:
+    key, path = "script", Path(str(draft.get("script")))
+    if key not in draft.places:
+        draft.complain(key, "nothing", "the Python file to run", "write e.g. script: train.py")
+    elif draft.get("run_as") == "module":
+        # Read like a path; it is looked for where the script is to run.
+        draft.values[key] = path.name
+    elif draft.get("run_as") == "program":
+        _find_program(draft, path)
+    elif path.is_dir():
+        draft.complain(key, f"the directory {path}", "a Python file", "name the file in it")
+    elif not path.is_file():
+        draft.complain(key, f"{str(path)!r}, no such file", "a Python file", "check the path")
+    elif not os.access(path, os.R_OK):
+        draft.complain(key, f"{str(path)!r}, unreadable", "a Python file", "allow reading it")
+
+
+def _find_program(draft: _Draft, path: Path) -> None:
+    found = shutil.which(path) or shutil.which(path.name)
+    if found is None:
+        draft.complain("script", f"{path.name!r}, no such program", "one to run", "check the path")
+    else:
+        draft.values["script"] = os.path.abspath(found)
+
+
+def _check_mode(draft: _Draft) -> None:
+    mode, samples = draft.get("mode"), draft.get("samples")
+    if mode != "ssp" and "staleness" in draft.places:
+        got = f"{draft.get('staleness')} in mode {mode}, where it has no effect"
+        draft.complain("staleness", got, "it with mode ssp only", "remove it or set mode to ssp")
+    if mode != "bsp" and draft.get("checkpoint.every_steps") is not None:
+        got = f"{draft.get('checkpoint.every_steps')} in mode {mode}, where there is no common step"
+        draft.complain("checkpoint.every_steps", got, "it in mode bsp only", "write every_s: 30s")
+    if mode == "bsp" and samples != "exactly-once":
+        draft.complain(
+            "samples",
+            f"{samples!r} in mode bsp",
+            "exactly-once (a step of bsp is the exact mean of its whole batch)",
+            "remove it or set mode to asp or ssp",
+        )
+
+
+def _check_deterministic(draft: _Draft) -> None:
+    if not draft.get("deterministic"):
+        if "blocks" in draft.places:
+            got = f"{draft.get('blocks')} without deterministic, where it has no effect"
+            draft.complain("blocks", got, "it with deterministic: true only", "remove it")
+        return
+    strategy, workers = draft.get("strategy"), draft.get("workers.count")
+    blocks = draft.get("blocks")
+    if strategy not in ("allreduce", "ps"):
+        got = f"true with strategy {strategy}"
+        expected = "it with strategy allreduce, or on servers in mode bsp"
+        draft.complain("deterministic", got, expected, "remove it or set strategy to allreduce")
+    elif strategy == "ps" and draft.get("mode") != "bsp":
+        got = f"true in mode {draft.get('mode')}, whose updates come in any order"
+        draft.complain("deterministic", got, "mode bsp", "remove it or set mode to bsp")
+    elif draft.get("solution") in SHORT_STEPS:
+        got = f"{draft.get('solution')} with deterministic, where every step waits for all"
+        draft.complain("solution", got, "another one", "remove it, or deterministic")
+    elif isinstance(workers, int) and isinstance(blocks, int) and workers > blocks:
+        expected = f"at least workers.count, which is {workers} (else some have nothing to do)"
+        draft.complain("blocks", str(blocks), expected, f"write blocks: {workers}")
+
+
+def _check_strategy(draft: _Draft) -> None:
+    """What parameter servers need, and a group of workers."""
+    workers = draft.get("workers.count")
+    if draft.get("strategy") == "script":
+        _check_by_itself(draft)
+        return
+    most = draft.get("max_workers")
+    if isinstance(most, int) and isinstance(workers, int) and most < workers:
+        expected = f"at least workers.count, which is {workers}"
+        draft.complain("max_workers", str(most), expected, f"write max_workers: {workers}")
+    if draft.get("run_as") != "file":
+        got = f"{draft.get('run_as')!r} with strategy {draft.get('strategy')}"
+        draft.complain("run_as", got, "it with strategy script only", "remove it")
+    if draft.get("strategy") == "ps":
+        if "min_workers" in draft.places:
+            got = f"{draft.get('min_workers')} with strategy ps, whose workers need not be many"
+            draft.complain("min_workers", got, "it with strategy allreduce only", "remove it")
+        return
+    for key in [key for key in draft.places if key.startswith("servers.")]:
+        got = (
+            f"{draft.get(key)} with strategy {draft.get('strategy')}, where workers hold the model"
+        )
+        draft.complain(key, got, "it with strategy ps only", "remove it")
+    if draft.get("mode") != "bsp":
+        got = f"{draft.get('mode')!r} with strategy {draft.get('strategy')}"
+        draft.complain("mode", got, "bsp (all workers take part in each step)", "remove it")
+    if draft.get("strategy") == "fsdp":
+        _check_sharded(draft)
+        return
+    least = draft.get("min_workers")
+    if isinstance(least, int) and isinstance(workers, int) and least > workers:
+        expected = f"at most workers.count, which is {workers}"
+        draft.complain("min_workers", str(least), expected, f"write min_workers: {workers}")
+
+
+def _check_sharded(draft: _Draft) -> None:
+    """Torch's FSDP2 weighs all workers alike, and all of them hold the model."""
+    if draft.values.setdefault("solution", "none") != "none":
+        got = f"{draft.get('solution')!r} with strategy fsdp, whose workers compute equal shares"
+        draft.complain("solution", got, "none", "remove it or set strategy to allreduce")
+    if "min_workers" in draft.places:
+        got = f"{draft.get('min_workers')} with strategy fsdp, which needs all workers"
+        draft.complain("min_workers", got, "it with strategy allreduce only", "remove it")
+
+
+_OF_TRAINING = re.compile(
+    r"servers\..*|mode|staleness|samples|batch_size|epochs|seed|data\..*|checkpoint\..*|min_workers"
+    r"|max_workers|data_plane\..*|windows\..*|decide_every_s|solution_args\..*|timeouts\.hang_s"
+)
+
+
+def _check_by_itself(draft: _Draft) -> None:
+    """A script by itself is told nothing but its rank, and decides nothing with us."""
+    for key in [key for key in draft.places if _OF_TRAINING.fullmatch(key)]:
+        got = f"{draft.get(key)} with strategy script, which trains by itself"
+        remedy = "remove it"
+        if draft.places[key].startswith("--") and key in OF_SPEC:
+            remedy += f", or write it after -- if {flag_of(key)} is the script's own"
+        draft.complain(key, got, "it with strategy ps or allreduce only", remedy)
+    if draft.values.setdefault("solution", "none") != "none":
+        got = f"{draft.get('solution')!r} with strategy script, which cannot be acted on"
+        draft.complain("solution", got, "none", "remove it")
+    if "preflight" in draft.places and draft.get("preflight"):
+        got = "true with strategy script, whose nodes are not measured"
+        draft.complain("preflight", got, "it with strategy ps or allreduce only", "remove it")
+
+
+def _check_memory(draft: _Draft) -> None:
+    for role, least in MIN_MEMORY_BYTES.items():
+        key = f"{role}.memory"
+        limit = draft.get(key)
+        if draft.is_sound([key]) and isinstance(limit, int) and limit < least:
+            expected = f"at least {show(key, least)}, which it needs to start"
+            remedy = _write(draft.places[key], key, "2GiB")
+            draft.complain(key, show(key, limit), expected, remedy)
+
+
+def _check_waits(draft: _Draft) -> None:
+    for short, long, times in (
+        ("restart.backoff_s", "restart.backoff_max_s", 1),
+        ("timeouts.heartbeat_s", "timeouts.lost_after_s", 2),  # one late report is no loss
+    ):
+        low, high = draft.get(short), draft.get(long)
+        if not (draft.is_sound([short, long]) and isinstance(low, float)):
+            continue
+        if isinstance(high, float) and times * low > high:
+            key = long if long in draft.places else short
+            got = f"{short} {show(short, low)} and {long} {show(long, high)}"
+            expected = f"{long} to be at least {times} x {short}"
+            draft.complain(key, got, expected, "change one of them")
+
+
+def _check_folder(draft: _Draft) -> None:
+    key = "checkpoint.dir"
+    folder = draft.get(key)
+    if isinstance(folder, str) and ":/" in folder and not folder.startswith("/"):
+        try:
+            RemoteCuts(folder)
+        except ConfigError as error:
+            draft.complaints.append(f"{_where(draft.places[key], key)}: {error}")
+    elif isinstance(folder, str) and Path(folder).exists() and not Path(folder).is_dir():
+        draft.complain(key, f"the file {folder}", "a folder", "name another")
+
+
+def _check_cwd(draft: _Draft) -> None:
+    folder = draft.values.setdefault("cwd", os.getcwd())
+    if isinstance(folder, str) and not Path(folder).is_dir():
+        draft.complain("cwd", f"{folder!r}, no such folder", "one that is there", "name another")
+
+
+def _check_encryption(draft: _Draft) -> None:
+    key, transport = "data_plane.encryption", draft.get("data_plane.transport")
+    if key in draft.places and draft.get(key) == "curve" and transport in {"shm", "ipc"}:
+        got = f"'curve' with transport {transport}, which never leaves the host"
+        draft.complain(key, got, "it with tcp or auto only", "remove it")
+
+
+def _check_listen(draft: _Draft) -> None:
+    key, address = "listen", str(draft.get("listen"))
+    try:
+        known = not ipaddress.IPv4Address(address).is_unspecified
+    except ValueError:
+        known = False
+    if not known:
+        expected = "an IPv4 address of this machine, which others are told"
+        draft.complain(key, repr(address), expected, "`hostname -I` lists them")
+
+
+def _check_windows(draft: _Draft) -> None:
+    for name in ("short", "long"):
+        keys = [f"windows.{name}_steps", f"windows.{name}_s"]
+        if draft.is_sound(keys) and all(draft.get(key) is None for key in keys):
+            remedy = "give one of the two"
+            draft.complain(keys[0], f"none, as for {keys[1]}", "a window that ends", remedy)
+
+
+def _check_solution(draft: _Draft) -> None:
+    """Names and parameters are the solutions' own; they are asked, not listed here."""
+    key, name = "solution", str(draft.get("solution"))
+    prefix = "solution_args."
+    args = {k.removeprefix(prefix): v for k, v in draft.values.items() if k.startswith(prefix)}
+    if name == "none" and not args:
+        return  # nothing has to be imported for it
+    from paceline.policy.straggler.registry import kind_of, names, solution
+
+    if name not in names():
+        near = difflib.get_close_matches(name, names(), 1)
+        remedy = f"did you mean {near[0]}?" if near else _write(draft.places[key], key, "nd")
+        draft.complain(key, repr(name), f"one of {', '.join(names())}", remedy)
+        return
+    place = draft.places.get(key, COMMAND_LINE)
+    try:
+        kind = kind_of(name)
+    except ConfigError as error:
+        draft.complaints.append(f"{_where(place, key)}: {error}")
+        return
+    for arg, value in args.items():
+        try:
+            solution(name, {arg: value})
+        except ConfigError as error:
+            draft.complaints.append(f"{_where(draft.places[prefix + arg], prefix + arg)}: {error}")
+    modes = kind.modes
+    mode = "allreduce" if draft.get("strategy") == "allreduce" else str(draft.get("mode"))
+    if draft.is_sound(["mode", "strategy"]) and mode not in modes:
+        there = [each for each in get_args(Mode) if each in modes]
+        made_for = f"jobs in mode {' or '.join(there)}" if there else "all-reduce"
+        got = f"{name}, which is made for {made_for}, in mode {mode}"
+        draft.complain(key, got, "another one", _write(place, key, "auto"))
+
+
+def _check_env(draft: _Draft) -> None:
+    for key in [key for key in draft.values if key.startswith("env.")]:
+        name = key.removeprefix("env.")
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            expected = "letters, digits and _ in the name"
+            draft.complain(key, f"the name {name!r}", expected, "rename it")
+        elif name == "OMP_NUM_THREADS":
+            threads = draft.values[key]
+            remedy = f"write torch_threads: {threads}"
+            draft.complain(key, f"{threads!r} under env", "it under torch_threads", remedy)
+        elif name in _CHOSEN and draft.get("strategy") == "script":
+            continue
+        elif _SET_BY_PACELINE.fullmatch(name):
+            draft.complain(key, f"the name {name!r}", "none that paceline sets", "remove it")
+
+
+_CHECKS: tuple[tuple[Callable[[_Draft], None], tuple[str, ...]], ...] = (
+    (_check_script, ("script", "run_as")),
+    (_check_mode, ("mode", "staleness", "samples", "checkpoint.every_steps")),
+    (
+        _check_strategy,
+        ("strategy", "run_as", "mode", "min_workers", "max_workers", "workers.count", "preflight"),
+    ),
+    (
+        _check_deterministic,
+        ("deterministic", "blocks", "strategy", "mode", "workers.count", "solution"),
+    ),
+    (_check_memory, ()),
+    (_check_waits, ()),
+    (_check_folder, ("checkpoint.dir",)),
+    (_check_cwd, ("cwd",)),
+    (_check_encryption, ("data_plane.encryption", "data_plane.transport")),
+    (_check_listen, ("listen",)),
+    (_check_windows, ()),
+    (_check_solution, ("solution",)),
+    (_check_env, ()),
+)
+"""What one value alone cannot show; skipped when a value it compares was refused already."""
+
+
+def _build(draft: _Draft) -> JobSpec:
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(str(draft.values["script"])).stem)
+    tree: dict[str, Any] = {"name": stem.lstrip("._-")[:63] or "job", "sources": draft.places}
+    for key, value in draft.values.items():
+        *sections, name = key.split(".")
+        section = tree
+        for part in sections:
+            section = section.setdefault(part, {})
+        section[name] = value
+    return msgspec.convert(tree, JobSpec)
+
+
+def resolve(target: str | Path, flags: Mapping[str, str], args: Sequence[str] = ()) -> JobSpec:
+    """Read the spec of a job: defaults < file < flags.
+
+    Args:
+        target: a script (``.py``) or a job spec (``.yaml``, ``.yml``). Paths in a spec are
+            relative to its folder, paths in flags to the current one.
+        flags: dotted YAML key -> text, as in ``{"workers": "4", "servers.memory": "2GiB"}``.
+        args: arguments for the script; any here replace those of the file.
+
+    Raises:
+        ConfigError: the message has one line for each mistake found.
+    """
+    draft, path = _Draft(), Path(target)
+    if path.suffix in {".yaml", ".yml"}:
+        _read_file(draft, path)
+    elif path.suffix == ".py" or flags.get("run_as", "file") != "file":
+        draft.put("script", COMMAND_LINE, _word_node(str(target)), Path.cwd())
+    else:
+        raise ConfigError(
+            f"{target}: got neither a script nor a job spec, expected a name that ends in .py, "
+            ".yaml or .yml; check the path"
+        )
+    _read_flags(draft, flags)
+    if args:
+        words = SequenceNode("tag:yaml.org,2002:seq", [_word_node(word) for word in args])
+        draft.put("args", COMMAND_LINE, words, Path.cwd())
+    for check, keys in _CHECKS:
+        if draft.is_sound(keys):
+            check(draft)
+    if draft.complaints:
+        raise ConfigError("\n".join(draft.complaints))
+    return _build(draft)
+
+
+def explain(spec: JobSpec) -> list[str]:
+    """List each value with its source; those of ``env`` may be secrets and are hidden."""
+    tree = msgspec.to_builtins(spec)
+    lines = []
+    for key in LEAVES:
+        value = tree
+        for part in key.split("."):
+            value = value[part]
+        lines.append(f"{key} = {show(key, value)}  ({spec.sources.get(key, 'default')})")
+    lines += [
+        f"solution_args.{name} = {value}  ({spec.sources.get(f'solution_args.{name}')})"
+        for name, value in spec.solution_args.items()
+    ]
+    hidden = [f"env.{name} = ***  ({spec.sources.get(f'env.{name}')})" for name in spec.env]
+    return lines + hidden

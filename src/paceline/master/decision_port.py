@@ -1,0 +1,77 @@
+"""The job as a decision needs it: what there is to see, and what can be done about it."""
+
+from collections.abc import Callable
+
+from paceline.base.errors import ConfigError
+from paceline.master.controller import Progress
+from paceline.master.jobnow import job_now, steps_done
+from paceline.master.monitor import Monitor
+from paceline.master.status import count_committed, count_total
+from paceline.master.training import Training
+from paceline.policy.straggler.actions import AnyAction, KillRestart, Profile
+from paceline.policy.straggler.observation import Observation
+from paceline.protocol.nodes.membership import Membership
+from paceline.protocol.samples.plans import GlobalAction
+
+
+class Scene:
+    """The master's machines, looked at and acted on in its event loop."""
+
+    def __init__(
+        self,
+        training: Training,
+        members: Membership,
+        monitor: Monitor,
+        *,
+        pending_s: Callable[[], float | None],
+        restart: Callable[[str, str], None],
+    ) -> None:
+        """``pending_s``: the backend's; ``restart(node, reason)``: as a membership's decision."""
+        self._training, self._members, self._monitor = training, members, monitor
+        self._pending_s, self._restart = pending_s, restart
+
+    def progress(self, now_s: float) -> Progress:
+        """How far the job is."""
+        state = self._training.state
+        return Progress(now_s, count_committed(state), count_total(state))
+
+    def iterations(self, progress: Progress) -> float:
+        """Steps of the job; asynchronous: of its mean worker."""
+        state = self._training.state
+        steps = steps_done(state, self._members, progress.committed)
+        return steps if state.mode == "bsp" else steps / max(1, self._members.num_workers)
+
+    def observe(self, progress: Progress, since_action_s: float | None) -> Observation | None:
+        """What a solution sees; None: nobody trains now."""
+        now = job_now(
+            self._training.state,
+            self._members,
+            committed=progress.committed,
+            total=progress.total,
+            pending_s=self._pending_s(),
+            since_action_s=since_action_s,
+        )
+        return None if now is None else self._monitor.observe(progress.t_s, now)
+
+    def holds(self, action: AnyAction) -> bool:
+        """Whether a global action is in force for the step that is worked on; a `Profile`: over."""
+        if isinstance(action, Profile):
+            return self._training.profiling.is_over
+        return isinstance(action, GlobalAction) and self._training.state.holds(action)
+
+    def carry_out(self, action: AnyAction) -> None:
+        """Set it going.
+
+        Raises:
+            ConfigError: it cannot be; the message says why.
+        """
+        if isinstance(action, KillRestart):
+            self._kill_restart(action)
+        else:
+            self._training.carry_out(action)
+
+    def _kill_restart(self, action: KillRestart) -> None:
+        node = self._members.nodes.get(action.node)
+        if node is None or not node.alive or node.leaving:
+            raise ConfigError(f"{action.node} has ended meanwhile, or is about to leave")
+        self._restart(action.node, action.reason)

@@ -1,0 +1,64 @@
+"""What the master's state machine has its edge do."""
+
+import msgspec
+
+from paceline.protocol.records import CutValid, Records
+from paceline.wire.messages.node import Copied, NodeDown
+
+
+class Send(msgspec.Struct, frozen=True):
+    """Deliver to the training process of this incarnation."""
+
+    inc: int
+    message: NodeDown
+
+
+class Journal(msgspec.Struct, frozen=True):
+    """Write before anything that follows leaves."""
+
+    record: Records
+
+
+class Seal(msgspec.Struct, frozen=True):
+    """All of a cut is where it says: write its manifest, then say so (`MasterState.cut_sealed`)."""
+
+    valid: CutValid
+    copies: tuple[Copied, ...]
+    """What it is made of."""
+
+
+class FeedDone(msgspec.Struct, frozen=True):
+    """Every sample of the feed is in the model, and in a cut on disk."""
+
+    feed: int
+
+
+class Moved(msgspec.Struct, frozen=True):
+    """The incarnation ``old`` holds nothing any more and may go; ``new`` is in its place."""
+
+    old: int
+    new: int
+
+
+class NotMoved(msgspec.Struct, frozen=True):
+    """Nothing has moved, ``new`` is not needed."""
+
+    new: int
+    futile: bool
+    """It could not take the place; else an epoch has begun meanwhile."""
+
+
+class Refused(msgspec.Struct, frozen=True):
+    """This worker cannot train with the others, nor could its next life; they go on without it."""
+
+    inc: int
+    reason: str
+
+
+class Fail(msgspec.Struct, frozen=True):
+    """The job cannot go on; the reason is for the user."""
+
+    reason: str
+
+
+Instruction = Send | Journal | Seal | FeedDone | Moved | NotMoved | Refused | Fail

@@ -1,0 +1,1 @@
+"""State in the members of a group: the parts of the master and of a member."""

@@ -1,0 +1,447 @@
+"""Who trains together by all-reduce, as a pure state machine: the master's part of re-forming.
+
+A group is a set of incarnations that hold the same model at the same step. When it changes
+(somebody died, joins or leaves) every member of the next one first stops for good in the old one,
+then says which step it completed last; who is behind copies from one that is not; when all say the
+same step, the group runs. Nothing is counted before that (docs/protocols/integrity.md, section 8).
+Only who comes with nothing does not keep the others from it: it copies within their first step.
+
+A *sharded* group (strategy fsdp) needs all of its members: the state is in all of them together.
+It is never re-formed, which torch could not do: when a member is lost, all lives end
+(`paceline.protocol.nodes.rounds`), and the next group, of fresh ones, begins an epoch from a cut,
+of which every member loads its part.
+
+Durable state is changed by records only, as in `MasterState`.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from paceline.base.samples import Span
+from paceline.protocol.acts import Fail, Instruction, Journal, Refused, Send
+from paceline.protocol.records import CutValid, GroupBegun, GroupFormed, GroupRestored, Plan
+from paceline.wire.messages.base import CutRef
+from paceline.wire.messages.group import (
+    NO_STEP,
+    Broken,
+    CatchUp,
+    Divide,
+    Division,
+    JoinGroup,
+    Member,
+    Part,
+    Progress,
+    RunGroup,
+    StopGroup,
+    Stopped,
+)
+
+Records = GroupFormed | GroupRestored | GroupBegun
+
+
+class Group:
+    """The machine.
+
+    Args:
+        min_members: with fewer nobody trains.
+        check: who begins the job measures its links first, once.
+        sharded: each member holds a part of the state.
+        copies_at_rest: members stand still while another copies what they hold.
+    """
+
+    def __init__(
+        self,
+        *,
+        min_members: int = 1,
+        check: bool = False,
+        sharded: bool = False,
+        copies_at_rest: bool = False,
+    ) -> None:
+        self.min_members, self.check, self.sharded = min_members, check, sharded
+        self.copies_at_rest = copies_at_rest
+        # Durable.
+        self.epoch_no = 0
+        self.number = 0
+        self.members: tuple[Member, ...] = ()
+        self.step = 0
+        #: What the epoch began with.
+        self.start: GroupRestored | None = None
+        #: All members have said the same step, but for joiners, and were told to run.
+        self.begun: GroupBegun | None = None
+        #: The number of the first group that ran: only it is checked, or a check that ends a group
+        #: would end all of them.
+        self.first = 0
+        #: The newest one, as `MasterState` applies it.
+        self.plan = Plan()
+        #: Members of former groups: what they hold may be another model of an equal step.
+        self.gone: set[int] = set()
+        #: What the model is made of, by the word of who joined first.
+        self.replica = ""
+        # Volatile.
+        #: Workers that are alive and prepared.
+        self.ready: dict[int, Member] = {}
+        #: Sharded: workers without which no group is formed.
+        self.awaited = 0
+        #: Members that are gone: the next group is formed without them.
+        self.lost: set[int] = set()
+        #: What members of a group that forms have said.
+        self.stopped: dict[int, Stopped] = {}
+        #: Members that are not known to have heard that the group runs.
+        self.untold: set[int] = set()
+        #: Members that cannot work in this group.
+        self.broken: dict[int, str] = {}
+        #: The group for which the present epoch began.
+        self.restored_for = 0
+        #: May the members complete the step that they are in.
+        self.at_once = True
+        #: Number of the division by which a member divides its steps, as it has said.
+        self.divided: dict[int, int] = {}
+
+    # ------------------------------------------------------------------ records
+
+    def apply(self, record: Records) -> None:
+        """The only way durable state changes."""
+        match record:
+            case GroupFormed():
+                self.gone |= {member.inc for member in self.members}
+                self.gone -= {member.inc for member in record.members}
+                self.number, self.members = record.group, record.members
+                self.replica = record.replica
+                self.begun = None
+                self.stopped.clear()
+                self.broken.clear()
+                self.lost.clear()
+                self.untold.clear()
+            case GroupRestored():
+                self.start = record
+                self.epoch_no, self.step = record.epoch_no, record.step
+            case GroupBegun():
+                self.begun, self.step = record, record.step
+                self.first = self.first or record.group
+                self.divided = {member.inc: record.division.no for member in self.members}
+                self.untold = {member.inc for member in self.members}
+
+    def _record(self, record: Records) -> Journal:
+        self.apply(record)
+        return Journal(record)
+
+    @property
+    def running(self) -> bool:
+        """Whether its members were told to run."""
+        return self.begun is not None
+
+    def knows(self, inc: int) -> bool:
+        """Whether this incarnation is in the newest group."""
+        return any(member.inc == inc for member in self.members)
+
+    # ------------------------------------------------------------------ who is there
+
+    def join(
+        self, message: JoinGroup, node: str, *, expected: int, guest: bool = False
+    ) -> list[Instruction]:
+        """A worker wants to train.
+
+        Args:
+            message: its word.
+            node: where it lives.
+            expected: workers without which a first group, or a sharded one, waits (see `form`).
+            guest: see `Member`.
+        """
+        inc = message.inc
+        self.awaited = expected
+        if self.replica and message.replica != self.replica:
+            return [self._refuse(message, node)]
+        self.replica = message.replica
+        self.ready[inc] = Member(inc, node, message.address, guest)
+        if self.knows(inc):
+            # It waits, so it misses whoever is gone.
+            return self._ask([inc]) or (self.form() if self.running and self.lost else [])
+        return self.form(expected=expected)
+
+    def _refuse(self, message: JoinGroup, node: str) -> Refused | Fail:
+        """Once others have trained, who has built another model ends alone, not the job.
+
+        Of shards all are needed.
+        """
+        reason = replica_difference(node, self.replica, message.replica)
+        if self.sharded or not self.number:
+            return Fail(reason)
+        return Refused(message.inc, f"{reason}, and leave the script of a running job as it is")
+
+    def leave(self, inc: int, *, returned: bool = False) -> list[Instruction]:
+        """A worker is dead or given up: the others go on without it.
+
+        ``returned``: its script had come to its end, and so will the others': they form a group
+        without it only if they miss it.
+        """
+        self.ready.pop(inc, None)
+        if not self.knows(inc) or inc in self.lost:
+            return []
+        self.lost.add(inc)
+        return self.form() if not (returned and self.running) or self.broken else []
+
+    def form(self, *, expected: int = 0) -> list[Instruction]:
+        """Form the next group, if it would be another one and there are enough for it.
+
+        Args:
+            expected: where nobody has trained yet, wait for so many.
+        """
+        wanted = tuple(self.ready[inc] for inc in sorted(self.ready))
+        least = self.min_members if self.number else max(self.min_members, expected)
+        if self.sharded:
+            least = self.awaited
+            wanted = tuple(sorted(wanted, key=lambda one: (len(one.node), one.node)))
+            if any(self.knows(member.inc) for member in wanted):
+                return []  # a former life, which is about to end
+        if len(wanted) < max(1, least):
+            return []
+        hurt = bool(self.lost or self.broken)
+        fresh = any(not self.knows(member.inc) for member in wanted)
+        # Who comes while a group forms is in the next one: its forming is soon over.
+        waits = self.number and not self.running and not self.is_at_a_loss
+        if not hurt and (waits or not fresh):
+            return []
+        formed = self._record(GroupFormed(self.number + 1, wanted, self.replica))
+        self.at_once = hurt
+        return [formed, *self._ask(member.inc for member in wanted)]
+
+    def unheard(self) -> tuple[str, ...]:
+        """The nodes of members that have not said that they stopped."""
+        known = self.stopped.keys() | self.lost
+        return tuple(member.node for member in self.members if member.inc not in known)
+
+    # ------------------------------------------------------------------ re-forming
+
+    def _ask(self, incs: Iterable[int]) -> list[Instruction]:
+        """Whatever these members are waited for."""
+        if self.begun is not None:
+            run = [inc for inc in incs if inc in self.untold]
+            return [Send(inc, self._run_message(self.begun, inc)) for inc in run]
+        waiting = [inc for inc in incs if inc not in self.lost]
+        return [Send(inc, message) for inc in waiting if (message := self._asked(inc))]
+
+    def _asked(self, inc: int) -> StopGroup | CatchUp | None:
+        said = self.stopped.get(inc)
+        if said is None:
+            return StopGroup(
+                epoch_no=self.epoch_no, inc=inc, group=self.number, at_once=self.at_once
+            )
+        source = self._source(inc)
+        if source is None or said.step == source.step or inc in self._joiners():
+            return None
+        if inc != source.inc and not self._holder():
+            return None  # nor does the source hold it yet
+        cut = self.start.cut if self.start is not None and inc == source.inc else None
+        return self._catch_up(inc, source.inc, source.step, source.committed, cut)
+
+    def _catch_up(
+        self,
+        inc: int,
+        source: int,
+        step: int,
+        committed: tuple[Span, ...],
+        cut: CutRef | None = None,
+    ) -> CatchUp:
+        (member,) = (one for one in self.members if one.inc == source)
+        return CatchUp(
+            epoch_no=self.epoch_no,
+            inc=inc,
+            group=self.number,
+            step=step,
+            source=member,
+            committed=committed,
+            cut=cut,
+        )
+
+    def _source(self, inc: int) -> Stopped | None:
+        """Whom a member that is behind copies from, once everybody has said something."""
+        if len(self.stopped) < len(self.members):
+            return None
+        if self.sharded:
+            return self._beginner(inc)
+        holder = self._holder()
+        if holder:
+            return self.stopped[holder]
+        return next((self._beginner(one.inc) for one in self.members if not one.guest), None)
+
+    def _holder(self) -> int:
+        """The first member that holds the newest step; 0: nobody holds any."""
+        newest = max(said.step for said in self.stopped.values())
+        holders = (one.inc for one in self.members if self.stopped[one.inc].step == newest)
+        return next(holders) if newest > NO_STEP else 0
+
+    def _joiners(self) -> tuple[int, ...]:
+        """Members that come with nothing to others that train: nobody waits for them yet."""
+        begins = self.restored_for == self.number
+        if self.sharded or self.copies_at_rest or begins or not self._holder():
+            return ()
+        return tuple(one.inc for one in self.members if self.stopped[one.inc].step == NO_STEP)
+
+    def _beginner(self, inc: int) -> Stopped | None:
+        """This member, as it will be; None: what it is to begin with is not chosen yet."""
+        # Who holds a step says that it was chosen, by a former master.
+        if self.start is None or not (self.restored_for == self.number or self._holder()):
+            return None
+        return Stopped(
+            epoch_no=self.epoch_no,
+            inc=inc,
+            group=self.number,
+            step=self.start.step,
+            committed=self.start.committed,
+        )
+
+    def _run_message(self, begun: GroupBegun, inc: int) -> RunGroup:
+        catch_up = None
+        if inc in begun.joiners:
+            source = next(one.inc for one in self.members if one.inc not in begun.joiners)
+            catch_up = self._catch_up(inc, source, begun.step, begun.committed)
+        return RunGroup(
+            epoch_no=self.epoch_no,
+            inc=inc,
+            group=self.number,
+            step=begun.step,
+            members=self.members,
+            division=begun.division,
+            check=self.check and begun.step == 0 and self.number == self.first,
+            joiners=begun.joiners,
+            catch_up=catch_up,
+        )
+
+    def stopped_said(self, message: Stopped) -> list[Instruction]:
+        """A member has stopped for good, or caught up."""
+        inc = message.inc
+        if message.group != self.number or self.running or not self.knows(inc):
+            return []
+        if inc in self.lost or message.epoch_no != self.epoch_no:
+            return []
+        said = self.stopped.get(inc)
+        if said is not None and said.step >= message.step:
+            return self._ask([inc])
+        self.stopped[inc] = message
+        return self._go_on()
+
+    def _go_on(self) -> list[Instruction]:
+        if len(self.stopped) < len(self.members):
+            return []
+        everybody = [member.inc for member in self.members]
+        joiners = self._joiners()
+        held = [said for inc, said in self.stopped.items() if inc not in joiners]
+        steps = {said.step for said in held}
+        if steps == {NO_STEP}:
+            return self.form() if self.is_at_a_loss else []  # else `restore` follows
+        if len(steps) > 1:
+            return self._ask(everybody)
+        (step,) = steps
+        sets = {said.committed for said in held}
+        if len(sets) > 1:
+            return [Fail(f"members that hold step {step} disagree on what is in the model")]
+        begun = GroupBegun(
+            group=self.number,
+            step=step,
+            committed=next(iter(sets)),
+            division=division(self.plan, self.members),
+            joiners=joiners,
+        )
+        return [self._record(begun), *self._ask(everybody), *self.form()]
+
+    @property
+    def needs_restore(self) -> bool:
+        """Whether nobody holds state: an epoch has to begin, from a cut if there is one."""
+        restored = self.running or self.restored_for == self.number
+        return self._is_empty and not restored and not self.is_at_a_loss
+
+    @property
+    def _is_empty(self) -> bool:
+        """Whether all members have said that they hold no state."""
+        said = [self.stopped[one.inc].step for one in self.members if one.inc in self.stopped]
+        return len(said) == len(self.members) and set(said) == {NO_STEP}
+
+    @property
+    def is_at_a_loss(self) -> bool:
+        """Whether nobody holds state, nor can read a cut: another has to come who can."""
+        return self._is_empty and all(member.guest for member in self.members)
+
+    def restore(self, cut: CutValid | None) -> list[Instruction]:
+        """Begin an epoch: the first member loads this cut, or none, and all others copy from it.
+
+        Sharded: each loads its part of it.
+        """
+        if not self.needs_restore:
+            return []
+        record = GroupRestored(
+            epoch_no=self.epoch_no + 1,
+            step=cut.step if cut is not None else 0,
+            committed=cut.committed if cut is not None else (),
+            cut=cut.cut if cut is not None else None,
+        )
+        self.restored_for = self.number
+        return [self._record(record), *self._ask(self.stopped)]
+
+    def progress(self, message: Progress) -> tuple[Span, ...] | None:
+        """What is in the model by a member's word; None: it is not of the running group."""
+        if (message.epoch_no, message.group) != (self.epoch_no, self.number) or not self.running:
+            return None
+        self.untold.discard(message.inc)
+        self.step = max(self.step, message.step)
+        self.divided[message.inc] = message.division
+        return message.committed
+
+    # ------------------------------------------------------------------ plans
+
+    def divide(self) -> list[Instruction]:
+        """Have steps divided by the plan: whoever does not say that it does is told (again)."""
+        if not self.running:
+            return []  # the next group begins by it
+        wanted = division(self.plan, self.members)
+        behind = [
+            inc for inc, no in self.divided.items() if no < wanted.no and inc not in self.lost
+        ]
+        return [
+            Send(inc, Divide(epoch_no=self.epoch_no, inc=inc, group=self.number, division=wanted))
+            for inc in behind
+        ]
+
+    @property
+    def divides_by(self) -> int:
+        """Number of the newest plan by which all members divide their steps."""
+        return min((no for inc, no in self.divided.items() if inc not in self.lost), default=0)
+
+    def broken_said(self, message: Broken) -> list[Instruction]:
+        """A member cannot work in the running group; `form` is due if nobody is found dead.
+
+        One that holds a shard leaves it so: all lives end.
+        """
+        if self.sharded:
+            return []
+        of_this = (message.epoch_no, message.group) == (self.epoch_no, self.number)
+        if of_this and self.running and self.knows(message.inc) and message.inc not in self.lost:
+            self.broken[message.inc] = message.reason
+            return self.form() if self.lost else []
+        return []
+
+    def resume(self) -> None:
+        """After the journal was applied: members live until somebody says that they do not."""
+        self.ready = {member.inc: member for member in self.members}
+        self.awaited = len(self.members)
+
+    def resend(self) -> list[Instruction]:
+        """Everything that is unanswered, once more."""
+        return [*self._ask([member.inc for member in self.members]), *self.divide()]
+
+
+def division(plan: Plan, members: Sequence[Member]) -> Division:
+    """How these members divide a step by this plan."""
+    if not plan.shares and plan.chunks == 1:
+        return Division(plan.no, lacking=plan.lacking)
+    nodes = [member.node for member in members]
+    shares = [plan.share_of(node) for node in nodes]
+    # What is handed in piece by piece is computed so, too.
+    batches = [max(plan.chunks, share.accumulation if share else 1) for share in shares]
+    return Division(plan.no, tuple(map(Part, plan.sizes_of(nodes), batches)), plan.lacking)
+
+
+def replica_difference(node: str, known: str, other: str) -> str:
+    """Why a worker cannot train with the others."""
+    return (
+        f"{node} has prepared another model than the others ({other}, they have {known}); "
+        "build the same model and optimizers in every worker, whatever its rank"
+    )

@@ -1,0 +1,384 @@
+"""One member of a group as a pure state machine: which step it holds, in which group.
+
+Events are the master's messages and the training loop's own acts (`enter`, `begin_update`,
+`updated`, `failed`); every method returns what is to be done. The edge is ``member.py``, the
+protocol docs/protocols/integrity.md, section 8. The explorer in ``tests/model`` drives this class.
+"""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from paceline.base.errors import InternalError
+from paceline.base.samples import SampleSet, Span
+from paceline.protocol.holding.group.position import Position
+from paceline.wire.messages.group import (
+    NO_STEP,
+    Broken,
+    CatchUp,
+    Divide,
+    Division,
+    GroupUp,
+    JoinGroup,
+    Progress,
+    RunGroup,
+    StopGroup,
+    Stopped,
+)
+
+
+class Say(msgspec.Struct, frozen=True):
+    """Send to the master."""
+
+    message: GroupUp
+
+
+class Drop(msgspec.Struct, frozen=True):
+    """The group that we work in is over: whoever waits in it is to be woken."""
+
+
+class Copy(msgspec.Struct, frozen=True):
+    """Copy the state of a step from a peer; then `copied`."""
+
+    order: CatchUp
+
+
+class Load(msgspec.Struct, frozen=True):
+    """Become what a cut holds; then `copied`."""
+
+    order: CatchUp
+
+
+class Connect(msgspec.Struct, frozen=True):
+    """Work in this group from now on."""
+
+    run: RunGroup
+
+
+Instruction = Say | Drop | Copy | Load | Connect
+
+
+class MemberState:
+    """The machine."""
+
+    def __init__(self, inc: int, address: str = "", replica: str = "") -> None:
+        self.inc, self.address, self.replica = inc, address, replica
+        self.epoch_no = 0
+        #: The newest group that we were told of.
+        self.group = 0
+        #: The last complete step, and all that is in the model then.
+        self.step = NO_STEP
+        self.done = SampleSet()
+        #: Of the schedule; with the rest of what is held it is copied from a peer or a cut.
+        self.position = Position()
+        #: The last step that all members hold that hold any, and what is in the model then.
+        self.proved: tuple[int, tuple[Span, ...]] = (NO_STEP, ())
+        #: The group that we may work in, and the last one that we might.
+        self.running: RunGroup | None = None
+        self.ran = 0
+        #: How we divide the next step, and the newest division that we have heard of.
+        self.division = self.heard = Division()
+        #: To be heeded when the step, or the update, that we are in is over.
+        self.stopping: StopGroup | None = None
+        self.copying: CatchUp | None = None
+        #: Whether we want to train.
+        self.joining = False
+        self.broken: Broken | None = None
+        self.in_step = False
+        self.updating = False
+
+    # ------------------------------------------------------------------ from the master
+
+    def join(self) -> list[Instruction]:
+        """The loop is about to begin; again: nothing."""
+        if self.joining:
+            return []
+        self.joining = True
+        return self._ask_in()
+
+    def _ask_in(self) -> list[Instruction]:
+        return [Say(JoinGroup(inc=self.inc, address=self.address, replica=self.replica))]
+
+    def stop_group(self, message: StopGroup) -> list[Instruction]:
+        """Stop in all groups before this one, now or when the step that we are in is complete."""
+        if message.epoch_no < self.epoch_no or message.group < self.group:
+            return []
+        if message.group <= self.ran:
+            return []
+        newer = message.group > self.group
+        self._adopt(message.epoch_no)
+        self.group = message.group
+        if newer:
+            self.broken = None
+        if self.running is not None and (self.updating or not (message.at_once or self.idle)):
+            self.stopping = message
+            return []
+        if newer:
+            self.copying = None
+        return self._stop()
+
+    @property
+    def is_guest(self) -> bool:
+        """See `Member`; not known while no group runs."""
+        members = self.running.members if self.running is not None else ()
+        return any(one.guest for one in members if one.inc == self.inc)
+
+    @property
+    def idle(self) -> bool:
+        """Not in a step: nobody waits for what we compute."""
+        return not self.in_step
+
+    def _adopt(self, epoch_no: int) -> None:
+        """In a newer epoch nothing of what we hold counts."""
+        if epoch_no > self.epoch_no:
+            self.epoch_no, self.step, self.done = epoch_no, NO_STEP, SampleSet()
+            self.proved = (NO_STEP, ())
+
+    def _stop(self) -> list[Instruction]:
+        """Nothing of the group enters the model from here on."""
+        dropped: list[Instruction] = []
+        if self.running is not None:
+            dropped, self.copying = [Drop()], None
+        self.running = self.stopping = None
+        return [*dropped, self._stopped()]
+
+    def _stopped(self) -> Say:
+        return Say(
+            Stopped(
+                epoch_no=self.epoch_no,
+                inc=self.inc,
+                group=self.group,
+                step=self.step,
+                committed=self.done.spans(),
+            )
+        )
+
+    def catch_up(self, message: CatchUp) -> list[Instruction]:
+        """Copy what others hold; or begin with what we were built with."""
+        if message.epoch_no < self.epoch_no or message.group != self.group:
+            return []
+        if self.running is not None or self.updating:
+            return []
+        self._adopt(message.epoch_no)
+        if self.step >= message.step:
+            return [self._stopped()]
+        if message.source.inc == self.inc and message.cut is None:
+            return self._take(message.step, message.committed)
+        if self.copying == message:
+            return []
+        self.copying = message
+        return [Load(message) if message.source.inc == self.inc else Copy(message)]
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether what we hold is one whole: peers may copy it.
+
+        While a step is computed, too: who copies asks in the end whether it is still the same.
+        """
+        return not self.updating
+
+    def may_load(self, order: CatchUp) -> bool:
+        """Whether what was copied by this order is still to be ours; if so, `copied` follows."""
+        return self.copying == order
+
+    def copied(self, order: CatchUp) -> list[Instruction]:
+        """The state is here, and has taken the place of ours."""
+        return self._take(order.step, order.committed)
+
+    def _take(self, step: int, committed: Iterable[Span]) -> list[Instruction]:
+        self.step, self.done, self.copying = step, SampleSet(committed), None
+        if self.running is None:
+            return [self._stopped()]
+        self.proved = (self.step, self.done.spans())
+        return [self.progress()]
+
+    def run_group(self, message: RunGroup) -> list[Instruction]:
+        """All members hold the same step, or are to copy it: go on.
+
+        Raises:
+            InternalError: we do not hold it.
+        """
+        if (message.epoch_no, message.group) != (self.epoch_no, self.group):
+            return []
+        if message.group <= self.ran:
+            return [self.progress()]
+        self.copying = message.catch_up if self.step == NO_STEP else None
+        if message.step != self.step and self.copying is None:
+            raise InternalError(
+                f"told to go on from step {message.step}, which we do not hold ({self.step})"
+            )
+        self.running, self.ran = message, message.group
+        self.division = self.heard = message.division
+        self.proved = (self.step, self.done.spans())
+        copy = [Copy(self.copying)] if self.copying is not None else []
+        return [Connect(message), *copy, self.progress()]
+
+    def divide(self, message: Divide) -> list[Instruction]:
+        """Steps are to be divided anew, once all members know of it."""
+        if self.running is None or (message.epoch_no, message.group) != (self.epoch_no, self.ran):
+            return []
+        if message.division.no > self.heard.no:
+            self.heard = message.division
+        return [self.progress()]
+
+    def agree(self, run: RunGroup, told: Division, numbers: Iterable[int]) -> None:
+        """If all members have heard of the same division, the next step is by it.
+
+        They find out together, in a step that all of them enter; so all divide each step alike.
+
+        Args:
+            run: the group of the step.
+            told: what we had heard of when we entered it; there may be a newer one meanwhile.
+            numbers: of what each member had.
+        """
+        if self.running is run and set(numbers) == {told.no}:
+            self.division = told
+
+    def may_meet(self, epoch_no: int, group: int) -> bool:
+        """Whether we work in this group, or may come to: its members may connect to us.
+
+        It need not be the newest: one that is to be left connects, and finishes its step, first.
+        """
+        return epoch_no == self.epoch_no and group >= self.ran
+
+    # ------------------------------------------------------------------ the training loop
+
+    def enter(self) -> RunGroup | None:
+        """Begin the next step, if there is a group to do it in.
+
+        What it is to be done on may still be being copied.
+        """
+        if self.running is not None:
+            self.in_step = True
+        return self.running
+
+    @property
+    def begins_with(self) -> SampleSet:
+        """What is in the model in which the next step is done."""
+        return SampleSet(self.copying.committed) if self.copying is not None else self.done
+
+    @property
+    def wants_out(self) -> bool:
+        """Whether the step that is begun should be the last in this group."""
+        return self.stopping is not None
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether all members of the group are known to hold the step that we completed last.
+
+        So it is when a group begins. Whoever has proven the end of a feed may be beyond it: the
+        others of a new group wait for nobody there.
+        """
+        return self.proved[0] == self.step
+
+    def begin_update(self, run: RunGroup) -> bool:
+        """All of the step is here; whether it may change the model. If so, `updated` follows."""
+        if self.running is not run:
+            self.in_step = False
+            return False
+        self.updating = True
+        return True
+
+    def updated(self, spans: Iterable[Span], *, last: bool) -> list[Instruction]:
+        """The step is in the model: completing it proves that all hold the one before.
+
+        ``last``: some member wants it to be the last one in this group.
+        """
+        self.proved = (self.step, self.done.spans())
+        self.step += 1
+        self.done.update(spans)
+        self.in_step = self.updating = False
+        at_once = self.stopping is not None and self.stopping.at_once
+        return self._pause() if last or at_once else []
+
+    def _pause(self) -> list[Instruction]:
+        """Work no more in this group, and say so once the next one is known."""
+        if self.stopping is not None:
+            return self._stop()
+        if self.running is None:
+            return []
+        self.running = None
+        return [Drop()]
+
+    def proven(self, run: RunGroup, *, last: bool) -> list[Instruction]:
+        """All members have come this far: they hold the step that we completed last.
+
+        Where the group is over meanwhile, the next one proves it (`is_proven`).
+        """
+        self.in_step = False
+        if self.running is not run:
+            return []
+        self.proved = (self.step, self.done.spans())
+        return [self.progress(), *(self._pause() if last else [])]
+
+    def failed(self, run: RunGroup, reason: str) -> list[Instruction]:
+        """Something of the group does not work any more."""
+        self.in_step = False
+        if self.running is not run:
+            return []
+        if self.stopping is not None:
+            return self._stop()
+        self.running = None
+        self.broken = Broken(epoch_no=self.epoch_no, inc=self.inc, group=run.group, reason=reason)
+        return [Drop(), Say(self.broken)]
+
+    def diverged(self, run: RunGroup, what: str, *, gives_up: bool) -> list[Instruction]:
+        """Members of the group do not hold the same; ``gives_up``: most differ from us.
+
+        What we hold is given up then, so that the next group hands us what the others hold. All
+        members have found it in the same step, which none of them completes. Who has said already
+        that it stopped keeps to its word: the next group finds it again.
+        """
+        self.in_step = False
+        if self.running is not run:
+            return []
+        if gives_up:
+            self.step, self.done, self.proved = NO_STEP, SampleSet(), (NO_STEP, ())
+        told = Broken(
+            epoch_no=self.epoch_no, inc=self.inc, group=run.group, reason=what, diverged=True
+        )
+        if self.stopping is not None:
+            return [Say(told), *self._stop()]
+        self.running, self.broken = None, told
+        return [Drop(), Say(told)]
+
+    def forget(self) -> list[Instruction]:
+        """What we hold is to be something else, of which no group knows."""
+        self.copying = None
+        self.step, self.done, self.proved = NO_STEP, SampleSet(), (NO_STEP, ())
+        return self.failed(self.running, "it holds another state") if self.running else []
+
+    def give_up_update(self) -> None:
+        """Nothing of the update that was begun is in the model."""
+        self.updating = self.in_step = False
+
+    def leave_step(self) -> list[Instruction]:
+        """The loop is left, or about to wait for something else."""
+        self.in_step = False
+        return self._stop() if self.stopping is not None else []
+
+    # ------------------------------------------------------------------ loss of messages
+
+    def progress(self) -> Say:
+        """What all members hold, by the group that we work in or worked in last."""
+        step, committed = self.proved
+        return Say(
+            Progress(
+                epoch_no=self.epoch_no,
+                inc=self.inc,
+                group=self.ran,
+                step=step,
+                committed=committed,
+                division=self.division.no,
+            )
+        )
+
+    def resend(self) -> list[Instruction]:
+        """Everything of ours that is unanswered, once more."""
+        if not self.joining:
+            return []
+        if self.broken is not None:
+            return [Say(self.broken)]
+        if self.running is not None and self.copying is None:
+            return [self.progress()]
+        return self._ask_in()  # so that we are given another peer if ours has gone

@@ -1,0 +1,1 @@
+"""State on parameter servers: the parts of master, server and worker."""

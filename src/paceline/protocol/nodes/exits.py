@@ -1,0 +1,401 @@
+"""Why a training process ended and what follows: one table of rules over the evidence, pure.
+
+The first row that applies decides. The membership carries the verdict out; the text goes to the
+user (events, status, outcome).
+
+Reference: AntDT (arXiv:2404.09679), section V-D, error classes.
+Differs: the classes are decided by the rows below; lives in `FREE` cost no budget.
+"""
+
+import itertools
+import re
+import signal
+from collections.abc import Callable
+from enum import StrEnum
+
+import msgspec
+
+from paceline.wire.messages.agent import EXIT_FENCED, EXIT_NO_AGENT, EXIT_SOFTWARE, ExitEvidence
+from paceline.wire.messages.node import ScriptError
+
+
+class Verdict(StrEnum):
+    """What the end of a life means for the node."""
+
+    FINISHED = "finished"
+    STOPPED = "stopped"
+    """By our own order; whoever ordered it knows what comes next."""
+    PREEMPTED = "preempted"
+    OOM = "oom"
+    RETRYABLE = "retryable"
+    UNRETRYABLE = "unretryable"
+    GIVEN_UP = "given up"
+    """It has ended because of what became of others, or of the master's word."""
+    NOT_STARTED = "not started"
+    """It never was a process that could have failed."""
+
+
+NO_CAUSE = frozenset({Verdict.GIVEN_UP, Verdict.NOT_STARTED})
+"""Ends that say nothing about the node: what ended its life before counts on."""
+FREE = NO_CAUSE | {Verdict.STOPPED, Verdict.PREEMPTED}
+"""Ends that cost no budget."""
+PREEMPTED_IN_A_ROW = 3
+"""After so many short lives in a row one more SIGTERM is no chance: the script sends it itself."""
+
+
+def is_free(verdict: Verdict, streak: int) -> bool:
+    """Whether an end costs no budget, after so many short lives in a row."""
+    return verdict in FREE and not (verdict is Verdict.PREEMPTED and streak >= PREEMPTED_IN_A_ROW)
+
+
+class Evidence(msgspec.Struct, frozen=True, kw_only=True):
+    """All that is known about the end of one life."""
+
+    exit: ExitEvidence
+    error: ScriptError | None = None
+    """What the process itself said before it ended."""
+    finished: bool = False
+    """The script had returned."""
+    started: bool = True
+    """Whether there may have been a process."""
+    any_committed: bool = True
+    """Whether any sample of the job is known to be in the model."""
+    by_itself: bool = False
+    """A script that trains by itself, of which no more than its end is known."""
+    previous: tuple[str, int] | None = None
+    """How, and at which step, this node's life before this one ended: its `Judged.sign`."""
+    repeats: int = 0
+    """How many lives before this one have ended so, one after another."""
+
+
+class Rule(msgspec.Struct, frozen=True):
+    """One row: where ``applies`` holds, the end is ``verdict`` because of ``reason``."""
+
+    name: str
+    verdict: Verdict
+    applies: Callable[[Evidence], bool]
+    reason: Callable[[Evidence], str]
+
+
+class Judged(msgspec.Struct, frozen=True):
+    """The table's answer."""
+
+    rule: str
+    verdict: Verdict
+    reason: str
+    traceback: str = ""
+    """The script's own, else the end of its log."""
+    own_code: int = 0
+    """The script's exit code, where it is the script that failed."""
+    sign: tuple[str, int] | None = None
+    """What the next lives' ends are compared with: exception class, exit code or signal, and the
+    step; None: it says nothing about them."""
+
+    @property
+    def users_traceback(self) -> str:
+        """The traceback, where it is of an error that the script has made; else nothing."""
+        return self.traceback if self.rule in SCRIPT_ERRORS else ""
+
+
+SCRIPT_ERRORS = frozenset({"script error before the first commit", "same error twice", "error"})
+"""Rules by whose ends the script's traceback is what a person has to see."""
+
+
+CONNECTION_ERRORS = frozenset(
+    {
+        "ConnectionError",
+        "ConnectionResetError",
+        "ConnectionRefusedError",
+        "ConnectionAbortedError",
+        "BrokenPipeError",
+        "TimeoutError",
+        "paceline.base.errors.TransientError",
+        "torch.distributed.DistBackendError",
+        "torch.distributed.DistNetworkError",
+        "torch.distributed.DistStoreError",
+        "torch.distributed.distributed_c10d.DistBackendError",
+        "zmq.error.ZMQError",
+        "zmq.error.Again",
+    }
+)
+_PEER_GONE = re.compile(r"connection (closed|reset|refused|aborted|was)|broken pipe", re.IGNORECASE)
+
+
+def is_echo(error: ScriptError) -> bool:
+    """Whether an error only reports that a peer was gone."""
+    last = error.traceback.rstrip().rpartition("\n")[2]
+    return error.kind in CONNECTION_ERRORS or bool(_PEER_GONE.search(last))
+
+
+CONFIG_ERROR = "paceline.base.errors.ConfigError"
+PERMANENT_ERROR = "paceline.base.errors.PermanentError"
+LOADER_LOST = re.compile(
+    r"DataLoader worker \(pid\(?s?\)?.*\) (is killed by|exited unexpectedly)"
+    r"|Pin memory thread exited unexpectedly"
+)
+"""What torch raises when a process of a DataLoader has died, wherever the script is then."""
+LOADER_CODE = "torch/utils/data/dataloader.py"
+LOADER_CUT_OFF = frozenset({"ConnectionResetError", "ConnectionRefusedError", "EOFError"})
+"""What reading from such a process ends in, if its death is noticed so first."""
+MESSAGE_CHARS = 200
+"""Of an error's message in a reason; the traceback has all of it."""
+INTERNAL_ERROR = "paceline.base.errors.InternalError"
+SAME_ENDS = 3
+"""So many lives in a row that one exit code, or one crash, ends at one step are enough."""
+OUR_CODES = frozenset({EXIT_FENCED, EXIT_NO_AGENT, EXIT_SOFTWARE})
+"""EXIT_SOFTWARE: not even the process's own handling of errors could run."""
+CRASHES = frozenset(
+    {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGSYS}
+)
+# A shell reports a signal as 128 + its number.
+SHELL_SIGNAL = 128
+
+
+def judge(evidence: Evidence) -> Judged:
+    """The verdict of the first rule that applies; the last one always does."""
+    rule = next(rule for rule in RULES if rule.applies(evidence))
+    trace = evidence.error.traceback if evidence.error else evidence.exit.log_tail
+    reason = rule.reason(evidence)
+    return Judged(rule.name, rule.verdict, reason, trace, _own_code(evidence), _sign(evidence))
+
+
+def _sign(evidence: Evidence) -> tuple[str, int] | None:
+    if evidence.error is not None:
+        return evidence.error.kind, evidence.error.step
+    step = evidence.exit.step
+    if step is None or step < 0:
+        return None
+    # Others than a crash's, as SIGKILL, come from outside, at whatever step that is.
+    if _signal(evidence) in CRASHES:
+        return _signalled(evidence), step
+    return (f"exit code {evidence.exit.exit_code}", step) if _left_by_code(evidence) else None
+
+
+def _left_by_code(evidence: Evidence) -> bool:
+    """Whether the script has ended its own process, as by ``os._exit``, before it was through."""
+    end = evidence.exit
+    known = end.exit_code is not None and end.exit_code not in OUR_CODES and end.step is not None
+    return known and not _signal(evidence) and evidence.error is None
+
+
+def _own_code(evidence: Evidence) -> int:
+    """The script's exit code (1: it raised); 0: somebody else is to blame."""
+    code = evidence.exit.exit_code
+    if evidence.by_itself:
+        return code or 0
+    if _left_by_code(evidence):
+        return code or 0
+    return (code or 1) if _by_user(evidence) or _kind(evidence) == CONFIG_ERROR else 0
+
+
+def _signal(evidence: Evidence) -> int:
+    if evidence.exit.signal is not None:
+        return evidence.exit.signal
+    number = (evidence.exit.exit_code or 0) - SHELL_SIGNAL
+    return number if number in signal.valid_signals() else 0
+
+
+def _kind(evidence: Evidence) -> str:
+    return evidence.error.kind if evidence.error else ""
+
+
+def _lost_loader(evidence: Evidence) -> bool:
+    """Whether the script failed because a loader process had died."""
+    error = evidence.error
+    if error is None:
+        return False
+    cut_off = error.kind in LOADER_CUT_OFF and LOADER_CODE in error.traceback
+    return cut_off or bool(LOADER_LOST.search(_last_error(error.traceback)))
+
+
+def _any_trained(evidence: Evidence) -> bool:
+    """Whether a step was done; the error may be heard of before the word that it is in the model.
+
+    What a script has trained by itself is not known.
+    """
+    error = evidence.error
+    return evidence.any_committed or evidence.by_itself or (error is not None and error.step > 1)
+
+
+def _last_error(traceback: str) -> str:
+    """What follows the last frame of a traceback: class and message of the error."""
+    lines = traceback.rstrip().splitlines()
+    ours = itertools.takewhile(lambda line: not line.startswith("  "), reversed(lines))
+    return "\n".join(reversed(list(ours)))
+
+
+def _by_user(evidence: Evidence) -> bool:
+    return evidence.error is not None and evidence.error.in_user_code
+
+
+def _repeated(evidence: Evidence) -> bool:
+    return evidence.error is not None and evidence.previous == _sign(evidence)
+
+
+def _same_end(evidence: Evidence) -> bool:
+    """Whether no error, but the same code or crash, ends the script where it did before."""
+    sign = _sign(evidence) if evidence.error is None else None
+    return sign is not None and evidence.previous == sign and evidence.repeats + 1 >= SAME_ENDS
+
+
+def _ended_so(evidence: Evidence) -> str:
+    how, step = _sign(evidence) or ("", 0)
+    where = f"at step {step}" if step else "before its first step"
+    return f"its process ended ({how}) {where}, for the {SAME_ENDS}rd time in a row"
+
+
+def _raised(evidence: Evidence) -> str:
+    error = evidence.error
+    where = "the script" if _by_user(evidence) else "paceline or a library"
+    if error and error.line:
+        where += f" ({error.line})" if _by_user(evidence) else f", called in {error.line},"
+    at = f" at step {error.step}" if error and error.step >= 0 else ""
+    message = _message(evidence)
+    if not message:
+        return f"{_kind(evidence)} in {where}{at}"
+    cut = f"{message[:MESSAGE_CHARS]}…" if len(message) > MESSAGE_CHARS else message
+    return f"{_kind(evidence)} in {where}{at} ({cut.strip()})"
+
+
+def _message(evidence: Evidence) -> str:
+    """The first line of an error's own words; empty: it has none."""
+    error = evidence.error
+    said = _last_error(error.traceback).partition("\n")[0] if error else ""
+    return said.partition(f"{_kind(evidence)}: ")[2]
+
+
+def _refused(evidence: Evidence) -> str:
+    """The whole message, which ends with the remedy, and where it was asked for."""
+    error = evidence.error
+    line, trace = (error.line, error.traceback) if error else ("", "")
+    # Lines of a message may look like those of frames, so `_message` would not do.
+    said = f"\n{trace}".rpartition(f"\n{_kind(evidence)}: ")[2].splitlines()
+    whole = " ".join(part.strip() for part in said if part.strip())
+    return f"refused{f' ({line})' if line else ''}: {whole}"
+
+
+def _signalled(evidence: Evidence) -> str:
+    number = _signal(evidence)
+    try:
+        return f"signal {signal.Signals(number).name}"
+    except ValueError:
+        return f"signal {number}"
+
+
+RULES: tuple[Rule, ...] = (
+    Rule("finished", Verdict.FINISHED, lambda e: e.finished, lambda _: "the script returned"),
+    Rule("hung", Verdict.RETRYABLE, lambda e: e.exit.hung, lambda _: "it hung"),
+    Rule(
+        "given up",
+        Verdict.GIVEN_UP,
+        lambda e: e.exit.exit_code == EXIT_FENCED and not (e.error or e.by_itself),
+        lambda _: "through no fault of its own: the job goes on from another state than it held",
+    ),
+    Rule("stopped by us", Verdict.STOPPED, lambda e: e.exit.stopped_by_us, lambda _: "as ordered"),
+    Rule(
+        "oom counter",
+        Verdict.OOM,
+        lambda e: e.exit.oom_kills > 0,
+        lambda e: f"out of memory: the cgroup counted {e.exit.oom_kills} oom kill(s)",
+    ),
+    Rule(
+        "killed, perhaps for memory",
+        Verdict.RETRYABLE,
+        lambda e: _signal(e) == signal.SIGKILL and e.exit.machine_oom_kills > 0,
+        lambda e: (
+            f"{_signalled(e)}, perhaps out of memory: the kernel counted "
+            f"{e.exit.machine_oom_kills} oom kill(s) on this machine meanwhile, of which "
+            "process is not known"
+        ),
+    ),
+    Rule(
+        "loader lost",
+        Verdict.RETRYABLE,
+        _lost_loader,
+        lambda e: f"a loader process was lost: {_raised(e)}",
+    ),
+    Rule(
+        "memory error",
+        Verdict.OOM,
+        lambda e: _kind(e) == "MemoryError",
+        lambda e: f"out of memory: {_raised(e)}",
+    ),
+    Rule(
+        "internal error",
+        Verdict.UNRETRYABLE,
+        lambda e: _kind(e) == INTERNAL_ERROR,
+        lambda e: f"a rule of paceline was broken: {_raised(e)}",
+    ),
+    Rule(
+        "refused",
+        Verdict.UNRETRYABLE,
+        lambda e: _kind(e) == CONFIG_ERROR,
+        _refused,
+    ),
+    Rule(
+        "permanent error",
+        Verdict.UNRETRYABLE,
+        lambda e: _kind(e) == PERMANENT_ERROR,
+        lambda e: f"trying again cannot help: {_raised(e)}",
+    ),
+    Rule(
+        "connection error",
+        Verdict.RETRYABLE,
+        lambda e: _kind(e) in CONNECTION_ERRORS and not _by_user(e),
+        lambda e: f"connection lost: {_raised(e)}",
+    ),
+    Rule(
+        "script error before the first commit",
+        Verdict.UNRETRYABLE,
+        lambda e: _by_user(e) and not _any_trained(e),
+        lambda e: f"{_raised(e)}, before anything was trained",
+    ),
+    Rule(
+        "same error twice",
+        Verdict.UNRETRYABLE,
+        _repeated,
+        lambda e: f"{_raised(e)}, for the second time in a row",
+    ),
+    Rule("error", Verdict.RETRYABLE, lambda e: e.error is not None, _raised),
+    Rule("same end three times", Verdict.UNRETRYABLE, _same_end, _ended_so),
+    Rule(
+        "terminated from outside",
+        Verdict.PREEMPTED,
+        # A script by itself may have sent it to itself: as under torchrun it counts.
+        lambda e: _signal(e) == signal.SIGTERM and not e.by_itself,
+        lambda e: f"{_signalled(e)} from outside the job",
+    ),
+    Rule("killed", Verdict.RETRYABLE, lambda e: _signal(e) == signal.SIGKILL, _signalled),
+    Rule(
+        "crashed",
+        Verdict.RETRYABLE,
+        lambda e: _signal(e) in CRASHES,
+        lambda e: f"crashed: {_signalled(e)}",
+    ),
+    Rule("other signal", Verdict.RETRYABLE, lambda e: _signal(e) > 0, _signalled),
+    Rule(
+        "no agent",
+        Verdict.RETRYABLE,
+        lambda e: e.exit.exit_code == EXIT_NO_AGENT and not e.by_itself,
+        lambda _: "it had no agent for long",
+    ),
+    Rule(
+        "left early",
+        Verdict.RETRYABLE,
+        lambda e: e.exit.exit_code == 0,
+        lambda _: "exit code 0, but the script had not returned",
+    ),
+    Rule(
+        "exit code",
+        Verdict.RETRYABLE,
+        lambda e: e.exit.exit_code is not None,
+        lambda e: f"exit code {e.exit.exit_code}",
+    ),
+    Rule(
+        "not started",
+        Verdict.NOT_STARTED,
+        lambda e: not e.started,
+        lambda _: "never came up; the order to start it was lost with its agent",
+    ),
+    Rule("unknown", Verdict.RETRYABLE, lambda _: True, lambda _: "gone; nobody saw how"),
+)

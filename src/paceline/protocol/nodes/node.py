@@ -1,0 +1,298 @@
+"""One node of the job as the membership knows it: its state, its journal records, what to do.
+
+Vocabulary only; `paceline.protocol.nodes.membership` decides.
+"""
+
+import msgspec
+
+from paceline.protocol.nodes.exits import Judged, is_echo
+from paceline.protocol.records import Record
+from paceline.wire.messages.agent import ExitEvidence, StartProcess
+from paceline.wire.messages.node import Finished, ProcessUp, ScriptError
+
+# --------------------------------------------------------------------------- records
+
+
+class NodeStarted(Record, frozen=True):
+    """A new life: the number is given to nobody else, whatever happens."""
+
+    node: str
+    inc: int
+    restarts: int = 0
+    """Of this node, so far; only those that cost budget count."""
+    decided: int = 0
+    """Lives of this node, so far, that a KILL_RESTART has ended."""
+    previous: tuple[str, int] | None = None
+    """How the life before ended, and at which step: an exception class, exit code or signal."""
+    repeats: int = 0
+    """How many lives before this one have ended so, one after another."""
+    round_no: int = 0
+    """Strategy script: the round that this life takes part in."""
+
+
+class NodeFinished(Record, frozen=True):
+    """The node's script has returned: it is not started again."""
+
+    node: str
+    joined: bool = True
+    """It called ``pl.init``."""
+
+
+class NodeRefused(Record, frozen=True):
+    """The node cannot take part in the job: it is not started again."""
+
+    node: str
+    reason: str
+
+
+class WorkersWanted(Record, frozen=True):
+    """The job was scaled."""
+
+    count: int
+    next_inc: int = 0
+    """In a snapshot: no life has had this number, or a higher one."""
+
+
+class ServersWanted(Record, frozen=True):
+    """The job was resumed with so many servers."""
+
+    count: int
+
+
+class NodeJoined(Record, frozen=True):
+    """A worker that came by itself: the backend neither launches nor stops it."""
+
+    node: str
+
+
+class NodeDropped(Record, frozen=True):
+    """A node that came by itself, or was to take another's place, is no more and not awaited."""
+
+    node: str
+    futile: bool = False
+    """It could not take the place."""
+
+
+class RestartOrdered(Record, frozen=True):
+    """A KILL_RESTART: this life is to end in order, the next begins at another place."""
+
+    node: str
+    grace_s: float
+
+
+class ServerAdded(Record, frozen=True):
+    """A server that is to take the place of another."""
+
+    node: str
+    replaces: str
+
+
+class ServerTook(Record, frozen=True):
+    """It has taken it: the other is on its way out."""
+
+    node: str
+
+
+class RoundSet(Record, frozen=True):
+    """Strategy script: all workers are to be in this round; who is in an earlier one ends first."""
+
+    number: int
+    port: int = 0
+    """Where they meet; 0: nobody has begun it yet."""
+
+
+class JobEnded(Record, frozen=True):
+    """The job has ended; who goes on from this journal has a fresh budget."""
+
+
+MemberRecords = (
+    NodeStarted
+    | NodeFinished
+    | NodeRefused
+    | WorkersWanted
+    | ServersWanted
+    | NodeJoined
+    | NodeDropped
+    | RestartOrdered
+    | ServerAdded
+    | ServerTook
+    | RoundSet
+    | JobEnded
+)
+
+# --------------------------------------------------------------------------- instructions
+
+
+class Keep(msgspec.Struct, frozen=True):
+    """Journal this before anything that follows."""
+
+    record: MemberRecords
+
+
+class Launch(msgspec.Struct, frozen=True):
+    """Have the backend start an agent for the node, in place of any other."""
+
+    node: str
+
+
+class Retire(msgspec.Struct, frozen=True):
+    """The node is to be no more: tell its agent to leave."""
+
+    node: str
+
+
+class Start(msgspec.Struct, frozen=True):
+    """Send to the node's agent."""
+
+    node: str
+    message: StartProcess
+
+
+class End(msgspec.Struct, frozen=True):
+    """Have the agent end this incarnation: in order, after ``grace_s`` by force.
+
+    ``hung``: it does not get on; what its threads do is to be seen first.
+    """
+
+    node: str
+    inc: int
+    grace_s: float
+    hung: bool = False
+
+
+class WorkerUp(msgspec.Struct, frozen=True):
+    """A worker's process is there."""
+
+    inc: int
+
+
+class WorkerLost(msgspec.Struct, frozen=True):
+    """Nothing of this worker may count from here on."""
+
+    inc: int
+
+
+class JoinerLost(msgspec.Struct, frozen=True):
+    """A server that was to take the place of another is dead."""
+
+    inc: int
+
+
+class FailJob(msgspec.Struct, frozen=True):
+    """The job cannot go on."""
+
+    reason: str
+    traceback: str = ""
+    exit_code: int = 0
+    """The script's own, where it is the script that failed."""
+
+
+class Tell(msgspec.Struct, frozen=True):
+    """A line for the events file, and for whoever asks the monitor."""
+
+    event: str
+    node: str
+    inc: int = 0
+    reason: str = ""
+    verdict: str = ""
+    """Of the end of a life: what `paceline.protocol.nodes.exits` makes of the evidence."""
+    exit: ExitEvidence | None = None
+    """Of the end of a life."""
+    traceback: str = ""
+    """Of the end of a life: the script's own, if that is what ended it."""
+
+
+Act = Keep | Launch | Retire | Start | End | WorkerUp | WorkerLost | JoinerLost | FailJob | Tell
+
+# --------------------------------------------------------------------------- state
+
+
+class Node(msgspec.Struct):
+    """One node; times by the caller's clock, in seconds."""
+
+    name: str
+    role: str
+    rank: int
+    guest: bool = False
+    """It came by itself."""
+    replaces: str = ""
+    """The server whose place it is to take."""
+    state: str = "pending"
+    """pending, starting, running, finished, lost, backing off or failed."""
+    note: str = ""
+    inc: int = 0
+    """The newest life; 0: there was none yet."""
+    round_no: int = 0
+    """Strategy script: the round that ``inc`` takes part in."""
+    alive: bool = False
+    """Whether ``inc`` is taken to be alive: started and not known to have ended."""
+    up: ProcessUp | None = None
+    """What the live process said of itself."""
+    up_s: float = 0.0
+    started_s: float = 0.0
+    agent_pid: int = 0
+    started_by: int = 0
+    """The agent that was told to start ``inc``."""
+    connected: bool = False
+    heard_s: float = 0.0
+    """When the agent was last heard, or launched."""
+    greeted: bool = False
+    """Whether the latest agent has said anything yet."""
+    greeted_s: float = 0.0
+    """When it first did."""
+    patience: int = 1
+    """By what the time after which its silence counts is multiplied."""
+    needs_launch: bool = False
+    """Its agent never came up: launch another when the time has come."""
+    replaced: bool = False
+    """Whether the silent agent was launched anew."""
+    missing_since_s: float | None = None
+    retry_at_s: float | None = None
+    restarts: int = 0
+    decided: int = 0
+    """Lives that a KILL_RESTART has ended."""
+    streak: int = 0
+    """Short lives in a row."""
+    previous: tuple[str, int] | None = None
+    repeats: int = 0
+    error: ScriptError | None = None
+    returned: bool = False
+    """The script of the present life has returned."""
+    joined: bool = False
+    """Some life of it called ``pl.init`` before its script returned."""
+    leaving: bool = False
+    """Scaled away, or the job ends: no further life."""
+    unblamed: bool = False
+    """The end of this life costs no budget: ordered by the user, or that of the whole job."""
+    moving: bool = False
+    """A KILL_RESTART is ending this life; the next begins where the platform puts it."""
+    end_told_s: float = 0.0
+    """When its agent was last told to."""
+    end_grace_s: float = 0.0
+
+    def told_end(self, judged: Judged, exit_: ExitEvidence) -> Tell:
+        """The end of its life, for the events file: with a traceback if the script is the cause."""
+        error = self.error
+        blamed = error is not None and error.in_user_code and not is_echo(error)
+        return Tell(
+            "process_exited",
+            self.name,
+            self.inc,
+            judged.reason,
+            verdict=judged.verdict,
+            traceback=judged.users_traceback if blamed else "",
+            exit=exit_,
+        )
+
+    def told_return(self, message: Finished) -> list[Tell]:
+        """Take in that its script has returned; what there is to tell of that."""
+        again, self.returned = self.returned, True
+        self.joined |= message.joined
+        if again or message.left_step is None:
+            return []
+        return [Tell("left_loop", self.name, self.inc, f"at step {message.left_step}")]
+
+    def remember(self, sign: tuple[str, int] | None) -> None:
+        """Keep how a life ended, and how often in a row lives have."""
+        self.repeats = self.repeats + 1 if sign == self.previous else 1
+        self.previous = sign

@@ -1,0 +1,54 @@
+"""Why a job cannot go on, in the words that its user gets."""
+
+from collections.abc import Collection
+
+from paceline.protocol.samples.ledger import Ledger
+from paceline.wire.messages.feeds import Feed
+from paceline.wire.schema import ModelSchema
+
+
+def schema_difference(known: ModelSchema, other: ModelSchema) -> str:
+    """Two workers prepared models that are not the same."""
+    for field in ("dense", "tables", "groups"):
+        mine, theirs = getattr(known, field), getattr(other, field)
+        if mine != theirs:
+            pairs = [pair for pair in zip(mine, theirs, strict=False) if pair[0] != pair[1]]
+            shown = f"{pairs[0][0]} here and {pairs[0][1]} there" if pairs else "their number"
+            return (
+                f"workers prepared different models: {field} differ ({shown}); "
+                "every worker must build the same model and optimizers"
+            )
+    return "workers prepared different models"
+
+
+def late_records(ledger: Ledger, feed: int, name: str, end: int) -> str:
+    """A source grew after it was said to be finished."""
+    line = ledger.names[feed].get(name)
+    before = ledger.lines[line].reach if line is not None else 0
+    partition = f"partition {name!r}" if name else "the dataset"
+    return (
+        f"feed {feed} was said to be finished when {partition} had {before} records, and now it "
+        f"has {end}; say so (with _END, for growing files) only after the last record"
+    )
+
+
+def feed_difference(known: Feed, other: Feed) -> str:
+    """Two workers called the same ``job.batches`` or ``job.evaluate`` differently."""
+    for field in [name for name in Feed.__struct_fields__ if name != "first_step"]:
+        mine, theirs = getattr(known, field), getattr(other, field)
+        if mine != theirs:
+            return (
+                f"workers opened feed {known.feed} differently: {field} is {mine} in one and "
+                f"{theirs} in another; every worker must read the same data in the same order"
+            )
+    return f"workers opened feed {known.feed} differently"
+
+
+def left_alone(leavers: Collection[str], others: Collection[str]) -> str:
+    """Say that some members of a group of shards have left their loop, and the others go on."""
+    gone, stay = " and ".join(leavers), " and ".join(others)
+    return (
+        f"{gone} left the loop over job.batches before its end, while {stay} went on to a step "
+        "that needs all workers, so that no last cut can be made; with strategy fsdp all must "
+        "leave after the same step: decide by job.step, or by a value that all workers share"
+    )

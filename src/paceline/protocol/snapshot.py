@@ -1,0 +1,169 @@
+"""The durable part of `MasterState` as one record, so that a long journal can be begun anew."""
+
+import msgspec
+
+from paceline.base.samples import Intervals, SampleSet, Span
+from paceline.protocol.holding.group.formation import Group
+from paceline.protocol.holding.group.master import HeldByWorkers
+from paceline.protocol.holding.servers.master import HeldByServers
+from paceline.protocol.records import (
+    CutValid,
+    EpochStarted,
+    GroupBegun,
+    GroupRestored,
+    MoveBegun,
+    Planned,
+    Record,
+)
+from paceline.protocol.samples.ledger import Line
+from paceline.protocol.training import MasterState
+from paceline.wire.messages.base import ServerMap
+from paceline.wire.messages.feeds import Feed, feed_of
+from paceline.wire.messages.group import Member
+from paceline.wire.messages.node import Grant
+from paceline.wire.schema import ModelSchema
+
+
+class LineKept(msgspec.Struct, frozen=True, array_like=True):
+    """One line of the ledger; ``returned`` are interval edges."""
+
+    line: int
+    cursor: int
+    end: int
+    epoch_len: int
+    returned: tuple[int, ...]
+    name: str
+
+
+class GroupKept(msgspec.Struct, frozen=True, array_like=True):
+    """All-reduce: the newest group, and how it was told to run."""
+
+    epoch_no: int
+    number: int
+    members: tuple[Member, ...]
+    step: int
+    begun: GroupBegun | None = None
+    start: GroupRestored | None = None
+    gone: tuple[int, ...] = ()
+    replica: str = ""
+
+
+class Snapshot(Record, frozen=True):
+    """Everything that records have changed so far; stands for all of them."""
+
+    model: ModelSchema | None
+    start: EpochStarted | None
+    feeds: tuple[Feed, ...]
+    lines: tuple[LineKept, ...]
+    leases: tuple[tuple[int, tuple[Span, ...]], ...]
+    done: tuple[Span, ...]
+    finished: tuple[int, ...]
+    grants: tuple[Grant, ...]
+    gone: tuple[int, ...]
+    cuts: tuple[CutValid, ...]
+    last_cut_no: int
+    safe: tuple[int, ...]
+    covered: tuple[int, ...] = ()
+    map: ServerMap | None = None
+    move: MoveBegun | None = None
+    gave_back: tuple[tuple[int, int], ...] = ()
+    plans: tuple[Planned, ...] = ()
+    group: GroupKept | None = None
+
+
+def take(state: MasterState) -> Snapshot:
+    """What a fresh state has to be given to be as durable as this one."""
+    ledger = state.ledger
+    kept = Snapshot(
+        model=state.model,
+        start=None,
+        feeds=tuple(ledger.feeds.values()),
+        lines=tuple(
+            LineKept(
+                number,
+                line.cursor,
+                line.end,
+                line.epoch_len,
+                tuple(line.returned.edges),
+                line.name,
+            )
+            for number, line in ledger.lines.items()
+        ),
+        leases=tuple((inc, lease.spans()) for inc, lease in ledger.leases.items()),
+        done=ledger.done.spans(),
+        finished=tuple(sorted(ledger.finished)),
+        grants=tuple(state.grants.values()),
+        gone=tuple(sorted(state.gone)),
+        cuts=tuple(state.cuts.valid),
+        last_cut_no=state.cuts.last_no,
+        safe=tuple(sorted(state.cuts.safe)),
+        covered=tuple(sorted(state.cuts.covered)),
+        gave_back=tuple(state.gave_back.items()),
+        plans=tuple(state.plans.known),
+    )
+    if isinstance(state, HeldByWorkers):
+        return msgspec.structs.replace(kept, group=_kept(state.group))
+    assert isinstance(state, HeldByServers)
+    return msgspec.structs.replace(kept, start=state.start, map=state.map, move=state.moving.begun)
+
+
+def _kept(group: Group) -> GroupKept:
+    return GroupKept(
+        group.epoch_no,
+        group.number,
+        group.members,
+        group.step,
+        group.begun,
+        group.start,
+        tuple(sorted(group.gone)),
+        group.replica,
+    )
+
+
+def restore(state: MasterState, kept: Snapshot) -> None:
+    """Bring a fresh state to where the snapshot was taken."""
+    state.model = kept.model
+    ledger = state.ledger
+    ledger.feeds = {feed.feed: feed for feed in kept.feeds}
+    ledger.names = {feed.feed: {} for feed in kept.feeds if feed.num_samples is None}
+    for line in kept.lines:
+        ledger.lines[line.line] = restored = Line(line.end, line.epoch_len, line.name)
+        restored.cursor, restored.returned = line.cursor, Intervals(line.returned)
+        if (names := ledger.names.get(feed_of(line.line))) is not None:
+            names[line.name] = line.line
+    ledger.leases = {inc: SampleSet(spans) for inc, spans in kept.leases}
+    ledger.done = SampleSet(kept.done)
+    ledger.finished = set(kept.finished)
+    state.grants = {grant.inc: grant for grant in kept.grants}
+    state.gone = set(kept.gone)
+    state.cuts.valid = list(kept.cuts)
+    state.cuts.last_no = kept.last_cut_no
+    state.cuts.safe, state.cuts.covered = set(kept.safe), set(kept.covered)
+    state.gave_back, state.plans.known = dict(kept.gave_back), list(kept.plans)
+    proven = True
+    if isinstance(state, HeldByServers):
+        _restore_servers(state, kept)
+    elif isinstance(state, HeldByWorkers) and kept.group is not None:
+        _restore_group(state, state.group, kept.group)
+        proven = state.group.sharded
+    if proven:  # a cut proves its step
+        steps = [cut.step for cut in kept.cuts if cut.epoch_no == state.epoch_no]
+        state.step = max([state.step, *steps])
+
+
+def _restore_servers(state: HeldByServers, kept: Snapshot) -> None:
+    if kept.start is not None:
+        state.epoch_no, state.step = kept.start.epoch_no, kept.start.step
+    state.start, state.map, state.moving.begun = kept.start, kept.map, kept.move
+
+
+def _restore_group(state: HeldByWorkers, group: Group, kept: GroupKept) -> None:
+    group.epoch_no = state.epoch_no = kept.epoch_no
+    group.number, group.members = kept.number, kept.members
+    group.step = state.step = kept.step
+    group.begun, group.start = kept.begun, kept.start
+    group.gone, group.replica = set(kept.gone), kept.replica
+    group.plan = state.plans.newest
+    if kept.begun is not None:
+        group.divided = {member.inc: kept.begun.division.no for member in kept.members}
+        group.untold = {member.inc for member in kept.members}

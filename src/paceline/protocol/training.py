@@ -1,0 +1,562 @@
+"""The master's part of the integrity protocol, as a pure state machine: what is true of every job.
+
+Feeds, leases, plans and cuts. Who holds the model, and so how an epoch begins, what a lost worker
+leaves behind and whose copies make a cut, is said by the kinds of it: `HeldByServers`
+(``holding/servers/master.py``) and `HeldByWorkers` (``holding/group/master.py``).
+
+What must survive the master's death is changed by *records* only: `_record` appends one to the
+answer and applies it, the edge journals it before any message of the same answer leaves, and a
+restarted master applies the journal to a fresh machine. Everything else is memory and may vanish
+(docs/protocols/integrity.md, section 2). The explorer in ``tests/model`` drives these classes and
+models the master's death as exactly that: the records, applied again.
+"""
+
+import msgspec
+
+from paceline.base.errors import InternalError
+from paceline.base.samples import SampleSet, Span
+from paceline.protocol.acts import (
+    Fail,
+    FeedDone,
+    Instruction,
+    Journal,
+    Seal,
+    Send,
+)
+from paceline.protocol.cuts.valid import Cuts, common
+from paceline.protocol.reasons import feed_difference, late_records
+from paceline.protocol.records import (
+    CutGone,
+    CutStored,
+    CutValid,
+    Extended,
+    FeedAdded,
+    GaveBack,
+    Granted,
+    Planned,
+    Records,
+    Returned,
+    SchemaFixed,
+)
+from paceline.protocol.samples.grant_size import Sizing, tail_share
+from paceline.protocol.samples.grants import Deal, standing
+from paceline.protocol.samples.ledger import Ledger
+from paceline.protocol.samples.plans import GlobalAction, Plans, portion_of
+from paceline.wire.messages.base import CutRef
+from paceline.wire.messages.feeds import LINES_PER_FEED, Feed, Slice, feed_of
+from paceline.wire.messages.node import (
+    AskCut,
+    Copied,
+    CutMade,
+    FeedOpened,
+    GiveBack,
+    GivenBack,
+    Grant,
+    LeaseRequest,
+    OpenFeed,
+    Recall,
+    Stop,
+    TakeCut,
+)
+from paceline.wire.schema import ModelSchema
+
+
+class MasterState:
+    """Feeds, leases, plans and cuts of one job."""
+
+    def __init__(self, *, mode: str, samples: str, whole_steps: bool, granted: bool) -> None:
+        """``whole_steps``: none lacks a sample. ``granted``: samples to train on are leased."""
+        self.mode, self.samples = mode, samples
+        # Durable: changed by records only.
+        self.ledger = Ledger()
+        self.model: ModelSchema | None = None
+        self.epoch_no = 0
+        self.cuts = Cuts()
+        #: Last answered request per incarnation of this epoch.
+        self.grants: dict[int, Grant] = {}
+        #: Incarnations whose leases were taken back in this epoch.
+        self.gone: set[int] = set()
+        #: Number of the last thing that an incarnation of this epoch gave back.
+        self.gave_back: dict[int, int] = {}
+        #: Which plan holds where.
+        self.plans = Plans(
+            self.ledger, synchronous=mode == "bsp", granted=granted, whole=whole_steps
+        )
+        # Volatile.
+        self.waiting: dict[int, LeaseRequest] = {}
+        #: How large the next grant of an incarnation should be, as last told.
+        self.sizes: dict[int, Sizing] = {}
+        #: Workers that are alive: incarnation -> node.
+        self.workers: dict[int, str] = {}
+        self.prepared: set[int] = set()
+        #: Told as done: feeds.
+        self.complete: set[int] = set()
+        self.step = 0
+
+    # ------------------------------------------------------------------ who holds the model
+
+    @property
+    def phase(self) -> str:
+        """One word for where the training is: ``starting``, ``training``, or why it is not."""
+        raise NotImplementedError
+
+    @property
+    def is_training(self) -> bool:
+        """Whether somebody holds the model, so that workers can train."""
+        raise NotImplementedError
+
+    @property
+    def has_model(self) -> bool:
+        """Whether there is one that a machine could come to."""
+        return bool(self.cuts.valid)
+
+    def _holders(self) -> tuple[int, ...]:
+        """Who holds the state, and so copies it for a cut; none: nobody can now."""
+        raise NotImplementedError
+
+    def _may_copy(self, inc: int) -> bool:
+        """Whether this incarnation's word about a cut counts."""
+        raise NotImplementedError
+
+    def _cut_valid(self, valid: CutValid) -> list[Instruction]:
+        """A cut can be loaded, from memory or from disk."""
+        raise NotImplementedError
+
+    def _cut_stored(self) -> list[Instruction]:
+        """A cut that was valid in memory is on disk."""
+        raise NotImplementedError
+
+    def _plan_committed(self) -> list[Instruction]:
+        """The newest plan is certain: tell who has to know."""
+        raise NotImplementedError
+
+    def worker_lost(self, inc: int, *, returned: bool = False) -> list[Instruction]:
+        """A worker is dead, or silent for too long: nothing of it may count from here on.
+
+        ``returned``: its script had come to its end.
+        """
+        raise NotImplementedError
+
+    def _is_fenced(self, inc: int) -> bool:
+        """Whether what this worker leases is being taken back."""
+        raise NotImplementedError
+
+    def _tell_epoch(self, inc: int) -> list[Instruction]:
+        """Tell a worker that asks in an epoch that is over."""
+        raise NotImplementedError
+
+    # ------------------------------------------------------------------ records
+
+    def apply(self, record: Records) -> None:
+        """The only way durable state changes."""
+        match record:
+            case SchemaFixed():
+                self.model = record.model
+            case Planned():
+                self.plans.apply(record)
+            case CutValid():
+                self._apply_valid(record)
+            case CutStored() | CutGone():
+                self.cuts.apply(record)
+            case FeedAdded() | Extended() | Granted() | Returned() | GaveBack():
+                self._apply_to_ledger(record)
+            case _:
+                raise InternalError(f"{record!r} is no record of a job like this one")
+
+    def _apply_to_ledger(
+        self, record: FeedAdded | Extended | Granted | Returned | GaveBack
+    ) -> None:
+        match record:
+            case FeedAdded():
+                self.ledger.open(record.feed)
+            case Extended():
+                self.ledger.extend(record.feed, record.ends, finished=record.finished)
+            case Granted(grant=grant):
+                self.ledger.commit(record.handled)
+                self.ledger.grant(grant.inc, grant.spans)
+                self.grants[grant.inc] = grant
+            case Returned():
+                self.ledger.commit(record.committed)
+                self.ledger.lose(record.inc, again=self.samples != "at-most-once")
+                self.gone.add(record.inc)
+            case GaveBack():
+                self.ledger.give_back(record.inc, record.spans)
+                self.gave_back[record.inc] = record.r
+
+    def _go_back(self, committed: tuple[Span, ...]) -> None:
+        """An epoch begins: this is in the model, and nothing is leased."""
+        self.ledger.restore(committed, again=self.samples != "at-most-once")
+        self.grants.clear()
+        self.gone.clear()
+        self.gave_back.clear()
+        self.cuts.covered.clear()
+        # A cut that was damaged no longer holds what it made safe.
+        safe = self.cuts.safe
+        self.cuts.safe = {feed for feed in safe if self.ledger.is_complete(feed)}
+
+    def _apply_valid(self, record: CutValid) -> None:
+        self.cuts.add(record, (feed for feed in self.ledger.feeds if self._covers(record, feed)))
+
+    def _covers(self, cut: CutValid, feed: int) -> bool:
+        """Whether no restore can take samples of this complete feed out of the model again."""
+        if self.ledger.feeds[feed].purpose != "train":
+            return True
+        if self.samples == "at-most-once":
+            return cut.epoch_no == self.epoch_no and self.ledger.is_complete(feed)
+        held = SampleSet(cut.committed)
+        return self.ledger.is_complete(feed) and all(
+            not held.missing(Span(line, 0, state.end))
+            for line, state in self.ledger.lines.items()
+            if feed_of(line) == feed
+        )
+
+    def _record(self, record: Records) -> Journal:
+        self.apply(record)
+        return Journal(record)
+
+    def resume(self) -> list[Instruction]:
+        """After the journal was applied: which messages of this epoch have arrived is unknown."""
+        newest = self.cuts.valid[-1] if self.cuts.valid else None
+        if newest is not None and newest.cut.in_memory and newest.epoch_no == self.epoch_no:
+            self.cuts.storing = newest.cut.cut_no
+        return []
+
+    # ------------------------------------------------------------------ workers
+
+    def worker_up(self, inc: int, node: str = "") -> list[Instruction]:
+        """A worker's process is alive; one that was given up in this epoch is told to leave."""
+        if self.is_given_up(inc):
+            return [Send(inc, Stop(inc=inc))]
+        self.workers[inc] = node
+        return []
+
+    def is_given_up(self, inc: int) -> bool:
+        """Whether others go on without this worker, and it must not come back."""
+        return inc in self.gone
+
+    def _forget_worker(self, inc: int) -> None:
+        self.workers.pop(inc, None)
+        self.prepared.discard(inc)
+        self.waiting.pop(inc, None)
+        self.sizes.pop(inc, None)
+        self.cuts.wanted.pop(inc, None)
+
+    def training_workers(self) -> dict[int, str]:
+        """The workers that can train, and their nodes: one whose script still prepares cannot."""
+        prepared, grants = self.prepared, self.grants
+        return {inc: node for inc, node in self.workers.items() if inc in prepared or inc in grants}
+
+    # ------------------------------------------------------------------ feeds and leases
+
+    def open_feed(self, message: OpenFeed) -> list[Instruction]:
+        """The first worker defines the feed; the others must mean the same."""
+        feed = message.feed
+        known = self.ledger.feeds.get(feed.feed)
+        if known is None:
+            trained = [f for f in self.ledger.feeds.values() if f.purpose == "train"]
+            before = [f.last_step for f in trained if not f.per_worker]
+            known = msgspec.structs.replace(feed, first_step=max([self.step, *before]))
+            journal = self._record(FeedAdded(feed=known))
+            return [journal, Send(message.inc, FeedOpened(inc=message.inc, feed=known))]
+        if msgspec.structs.replace(feed, first_step=known.first_step) != known:
+            return [Fail(feed_difference(known, feed))]
+        return [Send(message.inc, self._feed_opened(message.inc, known))]
+
+    def _feed_opened(self, inc: int, feed: Feed) -> FeedOpened:
+        """The feed, and whether a worker that opens it has nothing to do with it."""
+        kept = feed.purpose != "train" or feed.feed in self.cuts.safe
+        complete = kept and self.ledger.is_complete(feed.feed)
+        return FeedOpened(inc=inc, feed=feed, complete=complete)
+
+    def request(self, message: LeaseRequest, sizing: Sizing) -> list[Instruction]:
+        """Grant, or keep the request open until there is something to grant."""
+        inc = message.inc
+        if inc in self.gone:
+            return [Send(inc, Stop(inc=inc))]
+        if inc not in self.workers or self._is_fenced(inc):
+            return []
+        self.prepared.add(inc)
+        if message.epoch_no == self.epoch_no:
+            return self._request(message, sizing)
+        return self._tell_epoch(inc) if message.epoch_no < self.epoch_no else []
+
+    def _request(self, message: LeaseRequest, sizing: Sizing) -> list[Instruction]:
+        inc = message.inc
+        last = self.grants.get(inc)
+        if last is not None and message.n == last.n:
+            return [Send(inc, last)]
+        if message.n != (last.n if last else 0) + 1 or message.feed not in self.ledger.feeds:
+            return []
+        if message.handled:
+            self.ledger.commit(message.handled)
+        grown = self._extend(message) if message.feed in self.ledger.names else []
+        done = [*grown]
+        if sizing.samples:
+            self.waiting[inc], self.sizes[inc] = message, sizing
+            if message.starving:  # nobody is to starve where a plan is to begin
+                done += self._move_plan(message.step, message.slice)
+            if inc in self.waiting:
+                done += self._grant(message, sizing)
+        if message.handled or grown:
+            done += self._serve()
+        return done
+
+    def _extend(self, message: LeaseRequest) -> list[Instruction]:
+        """The source of a feed of unknown length, as this worker sees it now."""
+        ledger, feed = self.ledger, message.feed
+        news = ledger.news(feed, message.ends)
+        if feed in ledger.finished:
+            return [Fail(late_records(ledger, feed, *news[0]))] if news else []
+        if len({*ledger.names[feed], *(name for name, _ in news)}) > LINES_PER_FEED:
+            return [Fail(f"feed {feed} has more than {LINES_PER_FEED} partitions; use fewer")]
+        if not news and not message.finished:
+            return []
+        return [self._record(Extended(feed=feed, ends=news, finished=message.finished))]
+
+    def _grant(self, message: LeaseRequest, sizing: Sizing) -> list[Instruction]:
+        feed, inc = message.feed, message.inc
+        workers = self.training_workers()
+        deal = Deal(self.ledger, self.plans, message, workers=workers, step=self.step)
+        spans = deal.pick(sizing)
+        end = not spans and self.ledger.is_complete(feed)
+        if end and self.ledger.feeds[feed].purpose == "train" and feed not in self.cuts.safe:
+            return self.take_cut()
+        if not spans and not end:
+            return self._recall_tail(message)
+        del self.waiting[inc]
+        grant = Grant(
+            epoch_no=self.epoch_no,
+            inc=inc,
+            n=message.n,
+            feed=feed,
+            spans=tuple(spans),
+            end=end,
+            lines=self.ledger.source_lines(spans) if feed in self.ledger.names else (),
+            batching=deal.batching(),
+            rate=self.plans.newest.rate_of(self.workers[inc]),
+        )
+        granted = Granted(grant=grant, handled=message.handled)
+        done: list[Instruction] = [self._record(granted), Send(inc, grant)]
+        if end and feed not in self.complete:
+            self.complete.add(feed)
+            done.append(FeedDone(feed))
+        return [*done, *self._recall(inc)]
+
+    def _recall_tail(self, message: LeaseRequest) -> list[Instruction]:
+        """Nothing is to do, and a worker starves: have the slowest one share what it holds."""
+        feed, asker = self.ledger.feeds[message.feed], message.inc
+        if not message.starving or self.plans.in_steps(feed) or self.plans.has_fixed_parts(feed):
+            return []
+        leases = {
+            inc: size
+            for inc in self.workers
+            if inc != asker and (size := self.ledger.lease_size(inc, feed.feed))
+        }
+        speeds = {inc: self.sizes[inc].speed for inc in (*leases, asker) if inc in self.sizes}
+        batch_size = max(1, feed.batch_size // max(1, len(self.training_workers())))
+        found = tail_share(leases, speeds, asker, batch_size)
+        if found is None:
+            return []
+        inc, keep = found
+        n = self.grants[inc].n
+        recall = Recall(epoch_no=self.epoch_no, inc=inc, n=n, feed=feed.feed, keep=keep)
+        return [Send(inc, recall)]
+
+    def _serve(self) -> list[Instruction]:
+        """Something came back or was completed: look at the open requests again."""
+        return [
+            done
+            for inc in sorted(self.waiting)
+            for done in self._grant(self.waiting[inc], self.sizes[inc])
+        ]
+
+    def evaluated(self, feed: int, span: Span) -> list[Instruction]:
+        """The results of this span of an evaluation are stored."""
+        if feed not in self.ledger.feeds:
+            return []
+        self.ledger.commit([span])
+        return self._serve()
+
+    def given_back(self, message: GiveBack) -> list[Instruction]:
+        """A worker has forgotten a part of its lease: it is to do, once."""
+        inc, r = message.inc, message.r
+        if message.epoch_no != self.epoch_no or inc not in self.workers or self._is_fenced(inc):
+            return []
+        known = self.gave_back.get(inc, 0)
+        if r > known + 1:
+            return []
+        done: list[Instruction] = []
+        if r == known + 1:
+            done.append(self._record(GaveBack(inc=inc, r=r, spans=message.spans)))
+            done += [*self._commit_plan(), *self._serve()]
+        return [*done, Send(inc, GivenBack(epoch_no=self.epoch_no, inc=inc, r=r))]
+
+    # ------------------------------------------------------------------ plans
+
+    def carry_out(self, action: GlobalAction, lead: int) -> list[Instruction]:
+        """Have a global action take effect, on all workers from the same step on.
+
+        Asynchronous: at once. A later call replaces an earlier one that is still on its way.
+
+        Args:
+            action: it makes a new plan of the last one.
+            lead: steps from the undecided one to that from which on it is to hold.
+
+        Raises:
+            ConfigError: it cannot be; the message says why.
+        """
+        self.plans.prepare(action, lead, self.step + 1, list(self.training_workers().values()))
+        return self._go_on_with_plan()
+
+    def share_of(self, inc: int) -> float | None:
+        """A worker's part of what all compute, by the plan in force; None: all compute alike."""
+        plan = self.plan_in_force().plan
+        workers = self.training_workers()
+        if not plan.shares or inc not in workers:
+            return None
+        return portion_of(plan, *standing(workers, inc)).share
+
+    @property
+    def short_steps(self) -> int:
+        """Steps that were decided while something of them was missing, restored ones included."""
+        return 0
+
+    @property
+    def left_out(self) -> int:
+        """Samples that were missing in them."""
+        return 0
+
+    def plan_in_force(self) -> Planned:
+        """The plan of the undecided step, and since when it holds."""
+        return self.plans.record_at(self.plans.place(self.plans.undecided()))
+
+    def holds(self, action: GlobalAction) -> bool:
+        """Whether this is part of the plan in force."""
+        plan = self.plan_in_force().plan
+        return self.plans.amended(plan, action, list(self.training_workers().values())) == plan
+
+    def _go_on_with_plan(self) -> list[Instruction]:
+        """A plan was prepared or moved: commit it, or recall what is in its way."""
+        return [*self._commit_plan(), *self._recall(), *self._serve()]
+
+    def _move_plan(self, undecided: int, whole: Slice = ()) -> list[Instruction]:
+        """A step was decided, or somebody starves in it: the plan on its way may be overdue."""
+        if self.plans.move(undecided, whole):
+            return self._go_on_with_plan()
+        return self._commit_plan()
+
+    def _commit_plan(self) -> list[Instruction]:
+        record = self.plans.committable()
+        if record is None:
+            return []
+        return [self._record(record), *self._plan_committed()]
+
+    def _recall(self, only: int | None = None) -> list[Instruction]:
+        """Ask for what is held from the place on where the new plan begins."""
+        done: list[Instruction] = []
+        for inc in self.plans.holders():
+            if inc in self.workers and only in (None, inc):
+                done.append(Send(inc, self._recall_message(inc)))
+        return done
+
+    def _recall_message(self, inc: int) -> Recall:
+        assert self.plans.preparing is not None
+        since, n = self.plans.preparing.since, self.grants[inc].n
+        feed = feed_of(since.line)
+        return Recall(epoch_no=self.epoch_no, inc=inc, n=n, feed=feed, start=since.position)
+
+    # ------------------------------------------------------------------ cuts
+
+    def take_cut(self) -> list[Instruction]:
+        """Ask for a cut, unless one is under way or servers are being restored."""
+        if self.cuts.under_way or not self._holders():
+            return []
+        self.cuts.begin(self.step)
+        return self._ask_cut()
+
+    def cut_wanted(self, message: AskCut) -> list[Instruction]:
+        """A worker asks for a cut, which is made as soon as it can hold what is to be in it."""
+        if message.epoch_no != self.epoch_no or message.inc not in self.workers:
+            return []
+        self.cuts.want(message)
+        return self._tell_made()
+
+    @property
+    def wants_cut(self) -> bool:
+        """Whether a worker asks for a cut that can be made now."""
+        return any(one.step <= self.step for one in self.cuts.wanted.values())
+
+    def _tell_made(self) -> list[Instruction]:
+        return [Send(inc, CutMade(inc=inc, n=n)) for inc, n in self.cuts.take_met()]
+
+    def _ask_cut(self) -> list[Instruction]:
+        asked = self.cuts.awaited(self._holders())
+        if asked is None:
+            return []
+        number, holders = asked
+        # A member may be a step behind the one whose word we have.
+        step = max([self.cuts.least_step, *(one.step for one in self.cuts.wanted.values())])
+        return [
+            Send(inc, TakeCut(epoch_no=self.epoch_no, inc=inc, cut_no=number, step=step))
+            for inc in holders
+        ]
+
+    def copy_said(self, message: Copied, directory: str, memory: str) -> list[Instruction]:
+        """A cut is whole when all servers of the map have said it with equal steps and sets.
+
+        Args:
+            message: what a server says.
+            directory: of the cut.
+            memory: where its files are that are not there yet.
+
+        Returns:
+            Have it sealed, once it is; nothing else has changed before it is.
+        """
+        if message.epoch_no != self.epoch_no or not self._may_copy(message.inc):
+            return []
+        if not self.cuts.heard(message):
+            return []
+        if self.cuts.copying is None:
+            (valid,) = (one for one in self.cuts.valid if one.cut.cut_no == message.cut_no)
+            cut = msgspec.structs.replace(valid.cut, stored=True)
+            return [Seal(msgspec.structs.replace(valid, cut=cut), self.cuts.sealed)]
+        stored = self.cuts.all_stored
+        cut = CutRef(cut_no=message.cut_no, directory=directory, memory=memory, stored=stored)
+        said = {(copied.step, copied.committed) for copied in self.cuts.sealed}
+        step, committed = next(iter(said))
+        if len(said) > 1:
+            if self.samples == "exactly-once":
+                return [Fail(f"servers disagree on the content of cut {cut.cut_no}")]
+            committed = common(copied.committed for copied in self.cuts.sealed)
+        valid = CutValid(cut=cut, step=step, committed=committed, epoch_no=self.epoch_no)
+        return [Seal(valid, self.cuts.sealed)]
+
+    def awaits(self, valid: CutValid) -> bool:
+        """Whether this cut is the one on its way."""
+        return valid.epoch_no == self.epoch_no and valid.cut.cut_no == self.cuts.on_its_way
+
+    def cut_sealed(self, valid: CutValid) -> list[Instruction]:
+        """The manifest is written: the cut is valid, or stored."""
+        if not self.awaits(valid):
+            return []
+        if self.cuts.advance():
+            return [*self._cut_valid(valid), *self._tell_made()]
+        stored = self._record(CutStored(cut=valid.cut))
+        return [stored, *self._tell_made(), *self._cut_stored()]
+
+    def cut_gone(self, cut_no: int) -> list[Instruction]:
+        """The cut's files are deleted or damaged."""
+        return [self._record(CutGone(cut_no=cut_no))]
+
+    # ------------------------------------------------------------------ loss of messages
+
+    def resend(self) -> list[Instruction]:
+        """Everything of ours that is unanswered, once more."""
+        again = [*self._ask_cut(), *self._recall()]
+        for inc in sorted(self.waiting):
+            again += self._recall_tail(self.waiting[inc])
+        return again
+
+    def stop(self) -> list[Instruction]:
+        """Ask every worker to leave after its step."""
+        return [Send(inc, Stop(inc=inc)) for inc in sorted(self.workers)]

@@ -1,0 +1,97 @@
+"""The results of `job.evaluate`, by way of the master: handed in span by span, then read whole."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from safetensors import numpy as safetensors
+
+from paceline.base.errors import ConfigError
+from paceline.base.samples import Span
+from paceline.protocol.holding.servers.worker import Instruction, ToMaster, WorkerState
+from paceline.runtime.data.work import Array, Work
+from paceline.wire.messages.node import Evaluated, EvaluateResult
+
+MESSAGE_BYTES = 8 << 20
+"""Larger results travel in several messages."""
+
+
+class Until(Protocol):
+    """Blocks until ``done``; what ``ask`` returns is sent, again and again until then."""
+
+    def __call__(
+        self, done: Callable[[], bool], ask: Callable[[], Iterable[Instruction]] = ...
+    ) -> None: ...
+
+
+class Results:
+    """One worker's side; ``answered`` is called with the master's word."""
+
+    def __init__(self, state: WorkerState, until: Until) -> None:
+        self._state, self._until = state, until
+        self._answer: Evaluated | None = None
+
+    def answered(self, message: Evaluated) -> None:
+        """The master has this span; for the empty one: all results are there."""
+        self._answer = message
+
+    def put(self, work: Work, values: Mapping[str, Array], epoch_no: int) -> None:
+        """See `Trainer.evaluate_put`; the work is of this epoch, and void in the next."""
+        sample_bytes = sum(array.nbytes for array in values.values()) / work.num_samples
+        start = 0
+        for span in _pieces(work.spans, max(1, int(MESSAGE_BYTES // max(1.0, sample_bytes)))):
+            stop = start + len(span)
+            part = {name: np.ascontiguousarray(array[start:stop]) for name, array in values.items()}
+            if self._hand_in(work.feed, span, safetensors.save(part), epoch_no) is None:
+                return
+            start = stop
+
+    def get(self, feed: int) -> Mapping[str, Array] | None:
+        """See `Trainer.evaluate_get`."""
+        epoch_no = self._state.epoch_no
+        directory = self._hand_in(feed, Span(self._state.feeds[feed].line(), 0, 0), b"", epoch_no)
+        if directory is None:
+            return None
+        if not Path(directory).is_dir():
+            raise ConfigError(
+                f"the results of job.evaluate are in {directory} of the master's machine, which is "
+                "another one; evaluate in jobs of one machine"
+            )
+        parts: dict[str, list[Array]] = {}
+        for path in sorted(
+            Path(directory).glob("*.safetensors"), key=lambda p: int(p.stem.split("-")[0])
+        ):
+            for name, array in safetensors.load_file(path).items():
+                parts.setdefault(name, []).append(array)
+        return {name: np.concatenate(arrays) for name, arrays in parts.items()}
+
+    def _hand_in(self, feed: int, span: Span, values: bytes, epoch_no: int) -> str | None:
+        """Give results to the master; an empty span waits until all are there.
+
+        Returns:
+            The directory of the results; None: a new epoch has begun, which makes them void.
+        """
+        state = self._state
+        message = EvaluateResult(
+            epoch_no=epoch_no, inc=state.inc, feed=feed, span=span, values=values
+        )
+        self._answer = None
+
+        def directory() -> str:
+            found = self._answer
+            mine = found is not None and (found.feed, found.span) == (feed, span)
+            return found.directory if found is not None and mine else ""
+
+        self._until(
+            lambda: bool(directory()) or state.epoch_no != epoch_no,
+            ask=lambda: [ToMaster(message)],
+        )
+        return directory() if state.epoch_no == epoch_no else None
+
+
+def _pieces(spans: Iterable[Span], count: int) -> Iterator[Span]:
+    """The same samples in spans of at most ``count``."""
+    for span in spans:
+        for start in range(span.start, span.stop, count):
+            yield Span(span.line, start, min(start + count, span.stop))

@@ -1,0 +1,274 @@
+"""One group of workers that can average tensors: torch's process groups, made anew at each change.
+
+What its members tell each other goes over gloo, and so do tensors in memory. Those on a device go
+from one device to another where that can be (`transports`). Who waits for an operation looks
+whether its group was dropped: not all waits in torch's groups end when these do.
+"""
+
+import logging
+import re
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+from torch._C import _distributed_c10d as c10d
+
+from paceline.runtime.group.links import measure_links
+from paceline.runtime.group.store import GroupOver, PeerStore
+from paceline.runtime.group.transports import DIRECT, LONGEST_S, SOCKETS, Gloo, Transport
+from paceline.wire.messages.checks import Link
+from paceline.wire.messages.group import RunGroup
+
+GIVE_UP_S = 120.0
+"""A group that has not come together by then never will, though nobody died: its network does not
+carry it. To make a device ready may take a while."""
+LOOK_S = 0.05
+"""How often who waits for an operation looks whether its group was dropped."""
+BREAKING = (RuntimeError, GroupOver)
+"""What torch raises when a group is over, and what we do."""
+CPU = torch.device("cpu")
+_OF_GLOO = re.compile(r"gloo|connection (closed|reset|refused)|broken pipe", re.IGNORECASE)
+_FATES = (
+    (re.compile(r"connect(ing|FullMesh| timeout)|refused", re.IGNORECASE), "was not reached"),
+    (re.compile(r"time(d )?[ -]?out", re.IGNORECASE), "did not answer in time"),
+    (re.compile(r"connection (closed|reset)|broken pipe", re.IGNORECASE), "left the group"),
+)
+"""What an error of gloo says that has become of a peer; the first one that fits."""
+_ADDRESS = re.compile(r"\[([^]\s]+)\]:(\d+)")
+
+_log = logging.getLogger(__name__)
+
+
+class Group:
+    """A group; `begin`, and `wait` for its members, before anything else.
+
+    Args:
+        run: who belongs to it.
+        inc: which of them we are.
+        store: of this group.
+        device: that holds what we train; of one kind in all members.
+    """
+
+    def __init__(
+        self, run: RunGroup, inc: int, store: PeerStore, device: torch.device = CPU
+    ) -> None:
+        self.run = run
+        self.rank = next(k for k, member in enumerate(run.members) if member.inc == inc)
+        self.size = len(run.members)
+        self._store, self._device = store, device
+        self._dropped = False
+        #: It is connected, or never will be.
+        self._settled = threading.Event()
+        self._failure: Exception | None = None
+        self._gloo = Gloo(store, self.rank, self.size, CPU)
+        kind = DIRECT.get(device.type)
+        self._direct = kind(store, self.rank, self.size, device) if kind is not None else None
+        #: By which tensors on the device go.
+        self._tensors: Transport = self._gloo
+
+    def begin(self, host: str) -> None:
+        """Begin to connect to all other members; once.
+
+        Args:
+            host: address of this machine to listen at, IPv4.
+        """
+        threading.Thread(
+            target=self._build, args=(host,), name="paceline-connect", daemon=True
+        ).start()
+
+    def wait(self) -> None:
+        """Return when all members are connected.
+
+        Raises:
+            GroupOver: a peer is gone or did not come in time, or the group was dropped.
+        """
+        if not self._settled.wait(GIVE_UP_S):
+            raise GroupOver(f"not connected within {GIVE_UP_S:.0f} s")
+        if self._failure is not None:
+            raise self._failure
+
+    def _build(self, host: str) -> None:
+        try:
+            self._gloo.connect(host)
+            if self._direct is not None and self._are_apart(self._direct.place):
+                self._direct.connect(host)
+                self._tensors = self._direct
+        except Exception as error:  # noqa: BLE001 - whatever it is, there is no group
+            self._failure = self.over(error)
+        self._settled.set()
+
+    def over(self, error: Exception) -> GroupOver:
+        """Why the group is over, by the names of its members; else what torch says."""
+        _log.info("group_over group=%d error=%s", self.run.group, error)
+        missing = [self.run.members[rank].node for rank in self._ranks(self._store.missing)]
+        if missing:
+            were = "was" if len(missing) == 1 else "were"
+            return GroupOver(f"{', '.join(missing)} {were} not reached in time")
+        return GroupOver(self._in_words(str(error)))
+
+    def _ranks(self, keys: Sequence[str]) -> list[int]:
+        """The members that were to set these, by the rank with which gloo's keys end."""
+        ends = (key.rpartition("/")[2] for key in keys)
+        return sorted({int(end) for end in ends if end.isdecimal() and int(end) < self.size})
+
+    def _in_words(self, said: str) -> str:
+        if not _OF_GLOO.search(said):
+            return said
+        peer = self._peer_in(said) or "another worker"
+        for words, became in _FATES:
+            if words.search(said):
+                return f"{peer} {became}"
+        return said
+
+    def _peer_in(self, said: str) -> str:
+        """The member whose address an error names; empty: none is known to have it."""
+        named = set()
+        for host, text in _ADDRESS.findall(said):
+            # Gloo prints the port of IPv4 as it is on the wire: with its two bytes exchanged.
+            port = int(text) & 0xFFFF
+            named |= {(host, port), (host, port >> 8 | (port & 0xFF) << 8)}
+        for rank, member in enumerate(self.run.members):
+            told = self._store.peek(f"{SOCKETS}/{rank}")
+            if told and named & set(msgspec.json.decode(told, type=list[tuple[str, int]])):
+                return member.node
+        return ""
+
+    def _are_apart(self, place: int) -> bool:
+        """Whether all members can use their devices, and no two of them have one."""
+        places = {told for (told,) in self.gather([place]).wait()}
+        return 0 not in places and len(places) == self.size
+
+    def drop(self) -> None:
+        """End it for good; any thread may, also while another one waits in it. Again: nothing."""
+        self._store.end()
+        self._dropped = True
+        self._failure = GroupOver("the group was dropped")
+        self._settled.set()
+        self._gloo.end()
+        if self._direct is not None:
+            self._direct.end()
+
+    def sum(self, tensor: Tensor) -> "Operation":
+        """Begin to sum a tensor in place over all members.
+
+        All members sum tensors of the same shapes in the same order.
+        """
+        options = c10d.AllreduceOptions()
+        options.timeout = timedelta(seconds=LONGEST_S)
+        return Operation(self, self._carrier(tensor), lambda by: by.allreduce([tensor], options))
+
+    def exchange(
+        self, mine: Tensor, leave: list[int], theirs: Tensor, come: list[int]
+    ) -> "Operation":
+        """Begin to give each member a part of our tensor, and to get one of each member's.
+
+        Args:
+            mine: ``[sum(leave)]``, the parts one after the other.
+            leave: how many elements each member gets.
+            theirs: ``[sum(come)]`` of the same dtype, written to.
+            come: how many elements each member gives us: its ``leave`` of our rank.
+        """
+        # As bytes, since neither gloo nor NCCL knows all dtypes.
+        width = mine.element_size()
+        options = c10d.AllToAllOptions()
+        options.timeout = timedelta(seconds=LONGEST_S)
+        tensors = theirs.view(torch.uint8), mine.view(torch.uint8)
+        sizes = [width * count for count in come], [width * count for count in leave]
+        return Operation(
+            self, self._carrier(mine), lambda by: by.alltoall_base(*tensors, *sizes, options)
+        )
+
+    def _carrier(self, tensor: Tensor) -> Transport:
+        return self._tensors if tensor.device.type == self._device.type else self._gloo
+
+    def measure_links(self) -> tuple[Link, ...]:
+        """What our links carry; all members do it at once, before anything else.
+
+        Raises:
+            GroupOver: the group is over.
+        """
+        names = [member.node for member in self.run.members]
+        return self._aside(lambda torch_group: measure_links(torch_group, self.rank, names))
+
+    def _aside(self, act: Callable[[Any], tuple[Link, ...]]) -> tuple[Link, ...]:
+        """Do what may wait for longer than the group lasts in a thread that nobody waits for."""
+        done: Future[tuple[Link, ...]] = Future()
+
+        def run() -> None:
+            try:
+                done.set_result(self._gloo.begin(act))
+            except BREAKING as error:
+                done.set_exception(self.over(error))
+            except Exception as error:  # noqa: BLE001 - raised where it is waited for
+                done.set_exception(error)
+
+        threading.Thread(target=run, name="paceline-links", daemon=True).start()
+        while True:
+            with suppress(TimeoutError):
+                return done.result(LOOK_S)
+            if self._dropped:
+                raise GroupOver("the group was dropped")
+
+    @property
+    def is_dropped(self) -> bool:
+        """Whether nothing comes of it any more."""
+        return self._dropped
+
+    def gather(self, values: Sequence[int]) -> "Gathering":
+        """Begin to tell all members some numbers, as many as they tell."""
+        mine = torch.tensor(values, dtype=torch.int64)
+        all_of_them = [torch.empty_like(mine) for _ in range(self.size)]
+        options = c10d.AllgatherOptions()
+        options.timeout = timedelta(seconds=LONGEST_S)
+        told = Operation(self, self._gloo, lambda by: by.allgather([all_of_them], [mine], options))
+        return Gathering(told, all_of_them)
+
+
+class Operation:
+    """Something that all members of a group do together, on its way."""
+
+    def __init__(self, group: Group, carrier: Transport, act: Callable[[Any], Any]) -> None:
+        self._group, self._carrier = group, carrier
+        try:
+            self._work = carrier.begin(act)
+        except RuntimeError as error:
+            raise group.over(error) from error
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is done, or has failed: it touches its tensor no more."""
+        return bool(self._work.is_completed())
+
+    def wait(self) -> None:
+        """Return when it is done, here and not only in what a device was given to do.
+
+        Raises:
+            GroupOver: the group is over; or it was dropped, and the operation forgotten.
+        """
+        while not self.is_over and not self._group.is_dropped:
+            self._carrier.pause(self._work, LOOK_S)
+        # Also what is over by now: what is aborted says that it is completed, and is not.
+        if self._group.is_dropped:
+            raise GroupOver("the group was dropped")
+        try:
+            self._carrier.result(self._work)
+        except RuntimeError as error:
+            raise self._group.over(error) from error
+
+
+class Gathering:
+    """Numbers of all members on their way."""
+
+    def __init__(self, operation: Operation, values: list[Tensor]) -> None:
+        self._operation, self._values = operation, values
+
+    def wait(self) -> list[list[int]]:
+        """Member -> its numbers; raises as `Operation.wait`."""
+        self._operation.wait()
+        return [one.tolist() for one in self._values]

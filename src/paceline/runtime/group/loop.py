@@ -1,0 +1,517 @@
+"""The training loop of one ``job.batches``: slice after slice, each averaged over the group.
+
+Order of one iteration: a step begins in a running group → this member's share of its slice, in one
+batch or several → the user's forward and backward, while gradients are summed → when all sums are
+here, the optimizers change the model and the slice is in it, as one act. If the group breaks before
+that, the optimizers change nothing and the same step comes again, shared among the members of the
+next group.
+
+A step that may lack something (`Division.lacking`) may go on without a member that is late. That
+one is in the step until the script has computed what it has in hand, and has the others' mean then;
+the others begin the next step, but do not complete it without that member. So it is with members
+that join: in the first step of their group they hand in nothing, once they have copied the state.
+
+Reference: docs/protocols/integrity.md, section 8.
+"""
+
+import math
+import threading
+from collections.abc import Iterator, Sequence
+from functools import partial
+from time import monotonic, process_time
+from typing import Any
+
+from paceline.base.cgroups import cpu_quota
+from paceline.base.errors import ConfigError, InternalError
+from paceline.base.samples import Intervals, SampleSet, Span, between, num_samples
+from paceline.protocol.holding.group.division import Sharing
+from paceline.runtime.data.reader import Reader
+from paceline.runtime.data.work import StepTimes, Work
+from paceline.runtime.group.group import BREAKING, Group
+from paceline.runtime.group.member import MemberClient
+from paceline.runtime.group.profiling import samples_of
+from paceline.runtime.group.reducer import Reducer
+from paceline.runtime.group.short import Missing, ShortStep
+from paceline.runtime.group.step import Step, Told, digest, joiners_of, num_sharing
+from paceline.runtime.group.store import GroupOver
+from paceline.runtime.group.watcher import Diverged, Divergence, Watcher
+from paceline.runtime.seeding import reseed, seed_of
+from paceline.runtime.stepping import BEFORE, TWICE, not_stepped
+from paceline.wire.messages.feeds import Feed, Slice
+from paceline.wire.messages.group import Division, RunGroup
+from paceline.wire.messages.order import Lacking
+
+
+class Loop:
+    """One pass over one feed. The strategy calls ``on_step`` for every ``optimizer.step()``.
+
+    ``watcher``: compares what members hold, over all loops of the job.
+    ``largest``: samples that a batch has at most; None: a share is one batch if nobody divides it.
+    ``whole_steps``: none goes on without who is late.
+    """
+
+    def __init__(
+        self,
+        client: MemberClient,
+        reducer: Reducer,
+        sharing: Sharing,
+        feed: Feed,
+        reader: Reader,
+        ahead: int,
+        num_optimizers: int,
+        largest: int | None = None,
+        *,
+        watcher: Watcher,
+        whole_steps: bool = False,
+    ) -> None:
+        self._client, self._reducer, self._sharing = client, reducer, sharing
+        self._watcher = watcher
+        self._num_optimizers = num_optimizers
+        self._feed, self._reader, self._ahead = feed, reader, ahead
+        self._largest = largest
+        self._whole_steps = whole_steps or sharing.blocks > 0
+        #: Works that were shown to the reader, by step and samples.
+        self._shown: dict[tuple[int, Slice], Work] = {}
+        self._num_steps = 0
+        #: What one thread may have of a core.
+        self._core = min(1.0, cpu_quota() or 1.0)
+        self.excluded_s = 0.0
+        """Time since the batch was ready that was spent on something else (evaluation)."""
+        self.step: Step | None = None
+        """The newest step, until the next begins."""
+
+    def run(self) -> Iterator[Any]:
+        """Yield batch after batch until the feed is complete."""
+        try:
+            while (step := self._begin_next()) is not None:
+                self.step = step
+                for number, work in enumerate(step.works):
+                    if number and step.may_skip(number):
+                        continue
+                    batch = self._read(step, work) if number else step.first
+                    step.batch_no = number
+                    self._expect(step, work)
+                    self._client.in_body = True
+                    yield batch
+                    self._finish_batch(step)
+                    if self._is_lost(step):
+                        break
+                self._reducer.end()
+                self._client.in_body = False
+                self._num_steps += 1
+        finally:
+            self.abandon()
+
+    def _is_lost(self, step: Step) -> bool:
+        """Whether the group is over before our last batch of the step: it comes again."""
+        if step.settled or not step.group.is_dropped:
+            return False
+        step.close()
+        self._reducer.drop()
+        self._client.failed(step.run, "it was dropped")
+        return True
+
+    # ------------------------------------------------------------------ before the user computes
+
+    def _begin_next(self) -> Step | None:
+        """Begin a step; None: the feed is complete, and all members hold all of it."""
+        start_s = monotonic()
+        while True:
+            entered = self._client.enter(self._feed.feed, self._is_at_end)
+            if entered is None:
+                self._client.await_end(self._feed)
+                self._client.load_end(self._feed)
+                self._record(start_s)
+                return None
+            run, group = entered
+            self._client.mark(computing=True)
+            whole = self._next(run, self._client.state.step + 1, self._line())
+            step = self._try(run, group, whole, start_s)
+            if step is None:
+                continue
+            if not whole:
+                if self._prove(step):
+                    self._client.unmark()
+                    # A group that forms would wait for us, and the cut for the group.
+                    self._client.leave_step()
+                    self._client.await_end(self._feed)
+                    self._record(start_s)
+                    return None
+                continue
+            step.works, *later = self._upcoming(step)
+            if not self._begin_sums(step):
+                continue
+            if not step.behind:
+                self._profile(step)
+            step.first = self._read(step, step.works[0])
+            # Those that follow are made meanwhile.
+            self._reader.ask([*step.works[1:], *(work for works in later for work in works)])
+            now_s = monotonic()
+            self._record(now_s)
+            step.wait_s, step.start_s = now_s - start_s, now_s
+            step.waited_before_s = step.data_s
+            return step
+
+    def _read(self, step: Step, work: Work) -> Any:
+        """A batch; the wait for it is no part of the step's computation."""
+        wanted_s = monotonic()
+        batch = self._reader.get(work)
+        step.data_s += monotonic() - wanted_s
+        return batch
+
+    def _begin_sums(self, step: Step) -> bool:
+        """Have our gradients summed, if we have a share; False: the group is over."""
+        lacking = step.division.lacking.of_slice(num_samples(step.whole), step.global_batch)
+        may_lack = not self._whole_steps and max(lacking.left_out, lacking.late) > 0
+        joiners = joiners_of(step.run, self._client.state.step + 1)
+        joins, may_lack = step.group.rank in joiners, may_lack and not joiners
+        self._reducer.begin(step.group, step.runs, whole=not (joins or may_lack))
+        if may_lack:
+            self._watch(step, lacking)
+        return not joins or self._join(step)
+
+    def _join(self, step: Step) -> bool:
+        """Others do without us, but for the sums: hand in at once that we have nothing."""
+        try:
+            self._reducer.hand_in()
+        except BREAKING as error:
+            self._client.failed(step.run, f"joining: {error}")
+            self._reducer.drop()
+            return False
+        self._fall_behind(step)
+        return True
+
+    def _watch(self, step: Step, lacking: Lacking) -> None:
+        """Hand in what we have when the others need not wait for more."""
+        shares = [num_samples(self._sharing.samples(step.whole, run)) for run in step.runs]
+        missing = Missing(lacking, shares, step.group.rank)
+        step.short = ShortStep(missing, partial(self._hand_in, step))
+        self._client.watch_peers(step.run, step.short)
+        if step.short.is_due:
+            self._fall_behind(step)
+        threading.Thread(target=step.short.watch, name="paceline-watch", daemon=True).start()
+
+    def _fall_behind(self, step: Step) -> None:
+        """Compute as little as can be, so as to be in time for the next step."""
+        # Of one sample BatchNorm could not make a mean.
+        size = min(2, self._largest or 2, num_samples(step.whole))
+        few = self._sharing.batches(step.whole, range(size), 1)
+        step.works = [self._work(self._client.state.step + 1, spans) for spans in few]
+        step.weight, step.behind = 0, True
+
+    def _expect(self, step: Step, work: Work) -> None:
+        """The script gets a batch."""
+        step.stepped.clear()
+        if step.num_profiled and step.batch_no <= step.num_profiled:
+            self._client.mark(computing=True)  # whoever hangs, does so in one of them
+        part = step.counting(work) / num_samples(step.whole)
+        settle = partial(self._settle, step)
+        self._reducer.expect(part, settle, last=step.is_last_batch)
+        if self._sharing.blocks:
+            first = work.spans[0]
+            reseed(seed_of(self._client.spec.seed, first.line, first.start))
+
+    def _profile(self, step: Step) -> None:
+        """Put the batches before our share that are to be profiled."""
+        size, step.num_profiled = self._client.profile_due()
+        if step.num_profiled:
+            mine = [span for work in step.works for span in work.spans]
+            spans, number = samples_of(size, mine, step.whole), step.works[0].step
+            times = range(step.num_profiled)
+            step.works[:0] = [Work(self._feed.feed, spans, size, number) for _ in times]
+
+    def _try(self, run: RunGroup, group: Group, whole: Slice, start_s: float) -> Step | None:
+        """Tell the others that we are in this step."""
+        number = self._client.state.step + 1
+        try:
+            divisions = self._client.divisions(run)
+            if divisions is None:
+                raise GroupOver("it was dropped")
+            division, heard = divisions
+            told = Told(
+                number,
+                digest(whole),
+                division.no,
+                heard.no,
+                self._client.ready_for_cut,
+                self._client.wants_out,
+                *self._watcher.word(number - 1, joins=group.rank in joiners_of(run, number)),
+            )
+            gathering = group.gather(told)
+        except BREAKING as error:
+            self._client.failed(run, f"entering step {number}: {error}")
+            return None
+        runs = self._runs(run, number, whole, division)
+        weight = num_samples(self._sharing.samples(whole, runs[group.rank]))
+        global_batch = self._feed.global_batch(num_sharing(run, number))
+        return Step(
+            run, group, gathering, division, heard, whole, global_batch, runs, weight, start_s
+        )
+
+    def _runs(self, run: RunGroup, number: int, whole: Slice, division: Division) -> list[range]:
+        """What of a step each member computes; see `Sharing`."""
+        return self._sharing.runs(whole, len(run.members), division, joiners_of(run, number))
+
+    def _works(self, step: Step, number: int, whole: Slice) -> list[Work]:
+        """The batches in which we compute our share of a step, divided as this one is."""
+        sharing, group, parts = self._sharing, step.group, step.division.parts
+        accumulation = parts[group.rank].accumulation if parts else 1
+        mine = self._runs(step.run, number, whole, step.division)[group.rank]
+        # Without samples of our own we compute on those of somebody else, so that the script takes
+        # the same way in all members.
+        mine = mine or sharing.stand_in(whole)
+        size = num_samples(sharing.samples(whole, mine))
+        fewest = math.ceil(size / self._largest) if self._largest else 1
+        shares = sharing.batches(whole, mine, max(accumulation, fewest))
+        return [self._work(number, spans) for spans in shares]
+
+    def _work(self, number: int, spans: Slice) -> Work:
+        found = self._shown.pop((number, spans), None)
+        return found or Work(self._feed.feed, spans, num_samples(spans), number)
+
+    def _upcoming(self, step: Step) -> list[list[Work]]:
+        """The works of this step and those after it, as long as group and division are as now."""
+        done = Intervals(self._line().edges)
+        steps: list[list[Work]] = []
+        number = self._client.state.step
+        while sum(map(len, steps[1:])) < self._ahead:
+            number += 1
+            whole = self._next(step.run, number, done)
+            if not whole:
+                break
+            steps.append(self._works(step, number, whole))
+            for span in whole:
+                done.add(span.start, span.stop)
+        self._shown = {(work.step, work.spans): work for works in steps for work in works}
+        return steps
+
+    def _next(self, run: RunGroup, number: int, done: Intervals) -> Slice:
+        """The slice of a step of this group, after these samples."""
+        return self._feed.next_slice(done, num_sharing(run, number))
+
+    def _is_at_end(self, done: SampleSet) -> bool:
+        """All of the feed is in a model."""
+        return not self._feed.next_slice(done.line(self._feed.line()))
+
+    def _line(self) -> Intervals:
+        return self._client.state.done.line(self._feed.line())
+
+    def _prove(self, step: Step) -> bool:
+        """All of the feed is in our model: wait until all others are as far."""
+        self._client.mark(computing=False)
+        try:
+            last = self._judge(step)
+        except Diverged as error:
+            self._give_up(step, error.found)
+            return False
+        except BREAKING as error:
+            self._client.failed(step.run, f"at the end of feed {self._feed.feed}: {error}")
+            return False
+        return self._client.proven(step.run, last=last)
+
+    # ------------------------------------------------------------------ after it
+
+    def _settle(self, step: Step) -> None:
+        """Wait for the averaged gradients; whether they may change the model."""
+        if step.settled:
+            return
+        self._reducer.await_device()  # what it took is what the policies go by
+        waited_s = step.data_s - step.waited_before_s
+        took_s = monotonic() - step.start_s - self.excluded_s - waited_s
+        samples = 0
+        if step.settling < step.batch_no:  # with several optimizers the first that steps
+            step.settling = step.batch_no
+            samples = step.counting(step.works[step.batch_no])
+            step.computed += samples
+        if not step.is_last_batch:
+            if step.short is None:
+                self._reducer.take()
+            else:
+                step.short.take(self._reducer.take, samples)
+            if step.num_timed == step.batch_no < step.num_profiled:
+                step.num_timed += 1
+                self._client.profiled(step.works[step.batch_no].num_samples, took_s)
+                # With what lies between two batches, which each batch of an accumulation costs.
+                step.start_s, self.excluded_s = monotonic(), 0.0
+                step.waited_before_s = step.data_s
+            return
+        step.settled, step.compute_s = True, took_s
+        step.computed_cpu_s = process_time()
+        try:
+            self._flush(step)
+            self._client.mark(computing=False)
+            self._await_sums(step)
+        except Diverged as error:
+            self._give_up(step, error.found)
+            return
+        except BREAKING as error:
+            # First drop the group, so that what is under way comes to its end.
+            self._client.failed(step.run, f"step {self._client.state.step + 1}: {error}")
+            self._reducer.drop()
+            return
+        self._client.mark(computing=True)
+        step.holds = self._client.begin_update(step.run)
+
+    def _await_sums(self, step: Step) -> None:
+        """Make the gradients the mean over all that is in the step."""
+        start_s = monotonic()
+        step.last = self._judge(step)
+        step.committed = self._committed(step)
+        if not step.committed:
+            raise InternalError(f"step {self._client.state.step + 1} is to be of no samples")
+        before = len(self._line())
+        after = before + num_samples(step.committed)
+        step.num_batches = self._feed.steps_between(before, after, step.global_batch)
+        self._reducer.finish(num_samples(step.committed) / num_samples(step.whole))
+        if joiners_of(step.run, self._client.state.step + 1):
+            self.excluded_s += monotonic() - start_s  # waited for a copy, not for a slow peer
+
+    def _flush(self, step: Step) -> None:
+        """Let all of ours go, if it is in time; raises as `Reducer.flush`."""
+        if step.short is None:
+            self._reducer.flush()
+        elif step.short.close():
+            if not step.behind:
+                self._client.tell_computed(step.run)
+            step.present = step.group.gather([step.weight])
+            self._reducer.flush()
+
+    def _hand_in(self, step: Step, samples: int) -> None:
+        """We are late: let go what was taken, of so many samples; in the watcher's thread."""
+        step.present = step.group.gather([samples])
+        self._reducer.hand_in()
+
+    def _committed(self, step: Step) -> Sequence[Span]:
+        """What of the step is in the sums: of each member's share the first samples."""
+        if step.present is None:
+            return step.whole
+        told = step.present.wait()
+        shares = [self._sharing.samples(step.whole, run) for run in step.runs]
+        return [
+            span
+            for share, (samples,) in zip(shares, told, strict=True)
+            for span in between(share, 0, samples)
+        ]
+
+    def _give_up(self, step: Step, found: Divergence) -> None:
+        """Leave the group, whose members differ; those that most do not agree with copy from these.
+
+        Raises:
+            ConfigError: nobody knows what is right.
+        """
+        held, differs = self._client.state.step, step.group.rank in found.minority
+        gave_up = self._client.diverged(step.run, found.text, gives_up=differs)
+        self._reducer.drop()
+        self._watcher.heal(held, found, gave_up=gave_up)
+
+    def _judge(self, step: Step) -> bool:
+        """Whether somebody wants this step to be the last one in the group.
+
+        Raises:
+            Diverged: members differ in what the step would change.
+            RuntimeError, GroupOver: the group is over.
+            InternalError: members are not in the same step: the model would be wrong.
+        """
+        told = [Told(*numbers) for numbers in step.gathering.wait()]
+        if len({(one.number, one.slice, one.division) for one in told}) > 1:
+            raise InternalError(f"members are in different steps: {told}")
+        words = [one.word for one in told]
+        self._watcher.judge(self._client.state.step, words, step.group)
+        self._client.agree(step.run, step.heard, [one.heard for one in told])
+        self._client.agree_on_cut([one.cut for one in told])
+        return any(one.wants_out for one in told)
+
+    def on_step(self, optimizer: int) -> bool:
+        """An optimizer is told to step: whether it is to change its parameters.
+
+        Raises:
+            ConfigError: it steps twice for one batch, or what it is to apply is not one mean.
+        """
+        step = self.step
+        if step is None or optimizer in step.stepped:
+            raise ConfigError(BEFORE if step is None else TWICE)
+        self._settle(step)
+        if self._reducer.called_twice:
+            raise ConfigError(
+                "loss.backward() was called again for one batch when its gradients were averaged "
+                "over all workers: add the losses up and call it once, or, with several "
+                "optimizers, call it before the first of them steps"
+            )
+        step.stepped.add(optimizer)
+        if step.holds:
+            self._watcher.stepping(optimizer, self._client.state.step + 1)
+        return step.holds
+
+    def stepped(self) -> None:
+        """An optimizer has changed its parameters; after the last one the step is in the model."""
+        step = self.step
+        if step is not None and len(step.stepped) == self._num_optimizers:
+            if not step.is_last_batch:
+                return
+            # What the script does until its next batch is no part of a step.
+            self._client.unmark()
+            if step.holds:
+                self._reducer.update()
+                # Before others may copy what we hold, of which it is a part.
+                state = self._client.state
+                state.position.advance(state.step, step.num_batches)
+                self._client.updated(step.committed, last=step.last)
+
+    def settle(self) -> bool:
+        """Have the averaged gradients in place before the optimizers ask for them.
+
+        Whether there are any, which are to change the model.
+        """
+        if self.step is not None:
+            self._settle(self.step)
+        return self.step is not None and self.step.holds
+
+    def has_stepped(self, optimizer: int) -> bool:
+        """Whether it was told to step on the batch in hand."""
+        return self.step is not None and optimizer in self.step.stepped
+
+    def _finish_batch(self, step: Step) -> None:
+        """The user asks for the next batch."""
+        missing = self._num_optimizers - len(step.stepped)
+        if missing:
+            raise ConfigError(not_stepped(missing, self._num_optimizers))
+
+    def _record(self, now_s: float) -> None:
+        """Note the times of the step that ended as the next begins."""
+        step = self.step
+        if step is None:
+            return
+        if step.behind:  # it took as long as next to nothing takes
+            self.excluded_s = 0.0
+            return
+        bpt_s = now_s - step.start_s - self.excluded_s
+        # Sums and update: what they cost us is what they take of a processor, since we wait, too.
+        beside_s = (process_time() - step.computed_cpu_s) / self._core
+        self._client.record(
+            StepTimes(
+                step=self._num_steps,
+                samples=step.computed,
+                start_s=step.start_s,
+                bpt_s=bpt_s,
+                compute_s=step.compute_s,
+                server_s=0.0,
+                message_s=max(0.0, min(beside_s, bpt_s - step.compute_s)),
+                wait_s=step.wait_s,
+                data_s=step.data_s,
+            )
+        )
+        self.excluded_s = 0.0
+
+    def abandon(self) -> None:
+        """The loop is left: nothing of an unfinished step counts; again: nothing."""
+        if self.step is not None:
+            self.step.close()
+        self._reducer.drop()
+        self._reducer.end()
+        self._client.unmark()
+        self._client.in_body = False
+        step = self.step
+        if step is not None and step.holds and len(step.stepped) < self._num_optimizers:
+            self._client.give_up_update(torn=bool(step.stepped))
+        self._client.leave_step()
+        self.step = None

@@ -1,0 +1,599 @@
+"""A member of a group, whatever it holds: `MemberState` between training thread, master and peers.
+
+Three threads use the state, one at a time, under ``changed``: the training thread, that of the
+`Exchange` (master, and peers that answer) and that of the `Door` (peers that ask). The training
+thread talks to the master only where it has nothing to compute.
+
+`GroupClient` is that of a member which holds all of the model, `ShardClient`
+(``runtime/holding/shards``) that of one which holds a shard.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import NoReturn
+
+from paceline.base.processes import peak_memory_bytes, reset_peak_memory
+from paceline.base.samples import SampleSet, Span
+from paceline.cuts.manifest import patience_s
+from paceline.protocol.holding.group.member import (
+    Connect,
+    Copy,
+    Drop,
+    Instruction,
+    Load,
+    MemberState,
+    Say,
+)
+from paceline.protocol.holding.servers.worker import Instruction as LeaseInstruction
+from paceline.protocol.holding.servers.worker import ToMaster, WorkerState
+from paceline.runtime.checkpoint.cut_requests import CutAsker
+from paceline.runtime.data.work import StepTimes
+from paceline.runtime.exchange import Exchange
+from paceline.runtime.group.cut_session import Keeper
+from paceline.runtime.group.group import BREAKING, CPU, Group
+from paceline.runtime.group.listener import Door
+from paceline.runtime.group.profiling import Profiling
+from paceline.runtime.group.short import PeerSteps, ShortStep
+from paceline.runtime.group.store import PeerStore
+from paceline.runtime.process import Process, Stopped
+from paceline.runtime.state.replica import Replica
+from paceline.wire.messages.base import CutRef, ServerMap
+from paceline.wire.messages.data import Data
+from paceline.wire.messages.feeds import Feed, SourceLine
+from paceline.wire.messages.group import (
+    NO_STEP,
+    AskState,
+    CatchUp,
+    Computed,
+    Divide,
+    Division,
+    Meet,
+    ProfileBatches,
+    RunGroup,
+    StatePart,
+    StopGroup,
+)
+from paceline.wire.messages.node import (
+    CutKept,
+    CutMade,
+    FeedOpened,
+    Leaving,
+    NewEpoch,
+    NodeDown,
+    NodeUp,
+    OpenFeed,
+    Stop,
+    TakeCut,
+)
+
+RESEND_S = 0.5
+"""What is unanswered this long is asked again."""
+MEET_S = 10.0
+"""How long a member waits for its peers to come into a new group."""
+
+_NO_SERVERS = ServerMap(version=0, servers=(), owners=())
+
+_log = logging.getLogger(__name__)
+
+
+class MemberClient:
+    """See the module. All public calls are the training thread's.
+
+    Args:
+        process: this one.
+        together: a cut is made of copies of all members, after the same step.
+    """
+
+    def __init__(self, process: Process, *, together: bool = False) -> None:
+        self.process, self.spec = process, process.spec
+        # Peers are told little, and read from each other's memory: none is shared for messages.
+        self._exchange = Exchange(process, self, arena_bytes=0)
+        self._changed = self._exchange.changed
+        self._door = Door(process, self)
+        self.state = MemberState(process.inc, self._door.address)
+        self._replica: Replica | None = None
+        self._profiling = Profiling(process.inc)
+        self._peer_steps = PeerSteps()
+        self._keeper = Keeper(process, self._on_news, together=together)
+        self._asker = CutAsker(process.inc)
+        self._stores: dict[int, PeerStore] = {}
+        self._group: Group | None = None
+        #: The newest one that has come together.
+        self._met: Group | None = None
+        #: What feeds there are, and leases of what is evaluated.
+        self._leases = WorkerState(process.inc, mode="asp", samples="exactly-once")
+        self._complete: set[int] = set()
+        #: The cut in which a complete feed is.
+        self._ends: dict[int, CutRef | None] = {}
+        self._leaving = self._hands_over = False
+        self.device = CPU
+        """That holds what we train."""
+        self.joins_others = False
+        """Whether a group trained already when we opened a feed."""
+        self.in_body = False
+        """The script has a batch in hand, or what follows from it to do: the state is its own."""
+        process.at_end = self._end
+
+    def _end(self) -> None:
+        with self._changed:
+            self._drop()
+        self._exchange.halt()
+        self._door.close()
+
+    # ------------------------------------------------------------------ what is held
+
+    def _rest(self, *, stays: bool = False) -> None:
+        """Between steps, where the state is whole: copy it if asked to, or become another's.
+
+        ``stays``: until that is done; so it may be written into what the script holds.
+        """
+        raise NotImplementedError
+
+    def _take_over(self, order: Copy | Load) -> None:
+        """Become what a peer, or a cut, holds."""
+        raise NotImplementedError
+
+    def _on_connected(self, run: RunGroup, group: Group) -> None:
+        """The group has come together; raises as its operations."""
+
+    # ------------------------------------------------------------------ steps
+
+    def enter(
+        self, feed: int, at_end: Callable[[SampleSet], bool]
+    ) -> tuple[RunGroup, Group] | None:
+        """Begin a step of a feed: the group to do it in, once there is one.
+
+        None: the feed is over, or what all members hold is the end of it.
+        """
+        while True:
+            self.unmark()
+            with self._changed:
+                run = self._entered(feed)
+                if run is None:
+                    return None
+                over = self.state.is_proven and at_end(self.state.begins_with)
+            # Whoever is beyond the end does not come into the group before its next feed.
+            group = None if over else self._begun(run)
+            if (group is None and not over) or not self._caught_up(run):
+                continue
+            if group is None:
+                self.leave_step()
+                return None
+            if self._connected(group):
+                return run, group
+
+    def _entered(self, feed: int) -> RunGroup | None:
+        with self._changed:
+            self._do(self.state.join())
+            while feed not in self._complete:
+                self._check_stop()
+                self._rest(stays=True)
+                run = self.state.enter()
+                if run is not None:
+                    self.process.step = max(run.step, self.state.step) + 1
+                    return run
+                self._exchange.wait()
+        return None
+
+    def _caught_up(self, run: RunGroup) -> bool:
+        """Wait until we hold what the group began with; False: it is over before."""
+        state = self.state
+        with self._changed:
+            while state.running is run and state.step == NO_STEP:
+                # However long that takes: our peers do not get on, but nobody hangs.
+                self.unmark()
+                self._check_stop()
+                self._rest(stays=True)
+                if state.step == NO_STEP:
+                    self._exchange.wait()
+            return state.running is run
+
+    def _begun(self, run: RunGroup) -> Group | None:
+        """The group itself, which connects; None: it was over before it began."""
+        with self._changed:
+            group = self._group
+            if group is not None and group.run is run:
+                return group
+            if self.state.running is not run:
+                return None
+            store = self._store(run.group)
+            group = self._group = Group(run, self.state.inc, store, self.device)
+            group.begin(self.spec.listen)
+            return group
+
+    def _connected(self, group: Group) -> bool:
+        """Wait until all members are; False: it is over before."""
+        if group is self._met:
+            return True
+        try:
+            group.wait()
+            self.mark(computing=True)
+            self._on_connected(group.run, group)
+        except BREAKING as error:
+            self.failed(group.run, f"connecting: {error}")
+            return False
+        with self._changed:
+            self._met = self._group
+            return self._met is group
+
+    def begin_update(self, run: RunGroup) -> bool:
+        """See `MemberState.begin_update`."""
+        # It is what a cut may be copied from, beside the forward and backward passes.
+        self._keeper.wait()
+        with self._changed:
+            return self.state.begin_update(run)
+
+    def give_up_update(self, *, torn: bool) -> None:
+        """An update was begun and will not be finished; ``torn``: some of it is in the model."""
+        with self._changed:
+            self.state.give_up_update()
+            if torn:
+                self._do(self.state.forget())
+
+    def updated(self, spans: Iterable[Span], *, last: bool) -> None:
+        """See `MemberState.updated`."""
+        with self._changed:
+            self._do(self.state.updated(spans, last=last))
+
+    def proven(self, run: RunGroup, *, last: bool) -> bool:
+        """See `MemberState.proven`; whether it counts."""
+        with self._changed:
+            self._do(self.state.proven(run, last=last))
+            return self.state.is_proven
+
+    def divisions(self, run: RunGroup) -> tuple[Division, Division] | None:
+        """How the step that begins is divided, and the newest division that we have heard of.
+
+        None: the group is over.
+        """
+        with self._changed:
+            state = self.state
+            return (state.division, state.heard) if state.running is run else None
+
+    def agree(self, run: RunGroup, told: Division, numbers: Iterable[int]) -> None:
+        """See `MemberState.agree`."""
+        with self._changed:
+            self.state.agree(run, told, numbers)
+
+    def watch_peers(self, run: RunGroup, short: ShortStep) -> None:
+        """Tell the step that begins who has computed its share of it."""
+        with self._changed:
+            self._peer_steps.watch(run, self.state.step + 1, short)
+
+    def tell_computed(self, run: RunGroup) -> None:
+        """Tell all peers that we have computed our share of the step."""
+        inc, step = self.state.inc, self.state.step + 1
+        message = Computed(epoch_no=run.epoch_no, inc=inc, group=run.group, step=step)
+        with self._changed:
+            self._tell_peers(run, message)
+
+    def _tell_peers(self, run: RunGroup, message: Data, frames: Sequence[bytes] = ()) -> None:
+        for member in run.members:
+            if member.inc != self.state.inc:
+                send = partial(self._exchange.data.send, member.inc, message, frames)
+                self._exchange.leave(send)
+
+    @property
+    def ready_for_cut(self) -> int:
+        """See `Keeper.ready_for`."""
+        return self._keeper.ready_for
+
+    def agree_on_cut(self, ready_for: Sequence[int]) -> None:
+        """See `Keeper.agree`."""
+        with self._changed:
+            self._keeper.agree(ready_for)
+
+    def failed(self, run: RunGroup, reason: str) -> None:
+        """See `MemberState.failed`."""
+        with self._changed:
+            self._do(self.state.failed(run, reason))
+
+    def diverged(self, run: RunGroup, what: str, *, gives_up: bool) -> bool:
+        """See `MemberState.diverged`; whether what we held is given up."""
+        with self._changed:
+            self._do(self.state.diverged(run, what, gives_up=gives_up))
+            return self.state.step == NO_STEP
+
+    def leave_step(self) -> None:
+        """See `MemberState.leave_step`."""
+        with self._changed:
+            self._do(self.state.leave_step())
+
+    @property
+    def wants_out(self) -> bool:
+        """Whether the step that begins should be the last in this group."""
+        return self.state.wants_out or self.process.stop_requested
+
+    def profile_due(self) -> tuple[int, int]:
+        """See `Profiling.due`; the batches are about to be computed."""
+        with self._changed:
+            size, count = self._profiling.due
+        if count:
+            reset_peak_memory()
+        return size, count
+
+    def profiled(self, size: int, batch_s: float) -> None:
+        """See `Profiling.took`."""
+        peak_bytes = peak_memory_bytes()
+        with self._changed:
+            answer = self._profiling.took(size, batch_s, peak_bytes)
+            if answer is not None:
+                self._tell_master([answer])
+
+    def mark(self, *, computing: bool) -> None:
+        """Tell the agent what we are at: a part of a step all by ourselves, or not."""
+        now_s = time.monotonic()
+        self.process.ledger.mark(now_s if computing else -now_s)
+
+    def unmark(self) -> None:
+        """Nobody waits for us as long as we do something else."""
+        self.process.ledger.mark(0.0)
+
+    def record(self, times: StepTimes) -> None:
+        """Note what a finished step took."""
+        self.process.record(times)
+
+    def checkpoint(self) -> None:
+        """Have a cut made that holds what we hold."""
+        with self._changed:
+            self._tell_master(self._asker.ask(self.state.epoch_no, max(self.state.step, 0)))
+
+    def hand_over(self) -> None:
+        """The script is over: have what we hold in a cut on disk, for others may leave, too.
+
+        We give up after `_hand_over_s`, but not while a disk refuses it. Meanwhile those that still
+        train wait for us in their step.
+        """
+        with self._changed:
+            holds = self._replica is not None and self.state.step > 0
+            if self._leaving or not holds or self.state.is_guest:
+                return
+            self._hands_over = True
+            step, until_s = self.state.step, time.monotonic() + self._hand_over_s
+            self._tell_master(self._asker.ask(self.state.epoch_no, step, leaves=True))
+            while self._asker.waits:
+                self._exchange.check()
+                if self.process.stop_requested:
+                    self._leave()
+                if self._keeper.is_delayed:
+                    until_s = time.monotonic() + self._hand_over_s
+                if time.monotonic() > until_s:
+                    _log.warning("returned_without_cut step=%d", step)
+                    return
+                self._rest()
+                self._exchange.wait()
+
+    @property
+    def _hand_over_s(self) -> float:
+        """How long a cut of what we hold is waited for when our script has returned."""
+        return patience_s(self._keeper.num_bytes)
+
+    # ------------------------------------------------------------------ feeds
+
+    def open_feed(self, feed: Feed) -> Feed:
+        """See `Strategy.open_feed`."""
+        message = OpenFeed(inc=self.process.inc, feed=feed)
+        self._until(lambda: feed.feed in self._leases.feeds, ask=lambda: [ToMaster(message)])
+        return self._leases.feeds[feed.feed]
+
+    def await_end(self, feed: Feed) -> None:
+        """Return when all of a feed is in a cut on disk: nothing of it can come again."""
+        message = OpenFeed(inc=self.process.inc, feed=feed)
+        self._until(lambda: feed.feed in self._complete, ask=lambda: [ToMaster(message)])
+
+    def is_complete(self, feed: int) -> bool:
+        """Whether all of it was done before we came to it."""
+        return feed in self._complete
+
+    def load_end(self, feed: Feed) -> None:
+        """Become what a cut holds, if a feed was over before all of it was in our model."""
+
+    def source_line(self, line: int) -> SourceLine:
+        """See `Strategy.source_line`."""
+        with self._changed:
+            return self._leases.source_line(line)
+
+    # ------------------------------------------------------------------ waiting
+
+    def _check_stop(self) -> None:
+        self._exchange.check()
+        if not self.process.stop_requested or self._leaving:
+            return
+        if self.state.running is not None and self.state.copying is not None:
+            self._do(self.state.failed(self.state.running, "it is to leave"))
+        if self.state.running is None:
+            self._leave()
+
+    def _leave(self) -> NoReturn:
+        """Raise Stopped, but let no cut be lost that is on its way."""
+        self._leaving, self.in_body = True, False
+        start_s, told_s, delayed_s = time.monotonic(), 0.0, 0.0
+        while True:
+            self._rest()
+            if not self._owes_cut:
+                break
+            now_s = time.monotonic()
+            if self._keeper.is_delayed:  # by a full disk, say; the keeper gives it up in time
+                delayed_s = now_s - start_s
+            within_s = delayed_s + patience_s(self._keeper.num_bytes)
+            if now_s > told_s + RESEND_S:  # again, since there may be another agent
+                told_s = now_s
+                self._tell_master([Leaving(inc=self.process.inc, within_s=within_s)])
+            if now_s > start_s + within_s:
+                _log.warning("left_without_cut after_s=%g step=%d", within_s, self.state.step)
+                break
+            self._exchange.check()
+            self._exchange.wait()
+        raise Stopped
+
+    @property
+    def _owes_cut(self) -> bool:
+        """Whether a cut that others count on needs us."""
+        return self._keeper.busy
+
+    def _until(
+        self, done: Callable[[], bool], ask: Callable[[], Iterable[LeaseInstruction]] = lambda: ()
+    ) -> None:
+        ask_at_s = 0.0
+        with self._changed:
+            while not done():
+                self._exchange.check()
+                self._rest()
+                now_s = time.monotonic()
+                if now_s >= ask_at_s:
+                    self._do_leases(ask())
+                    ask_at_s = now_s + RESEND_S
+                self._exchange.wait()
+                if self.process.stop_requested and not self._leaving:
+                    self._leave()
+
+    # ------------------------------------------------------------------ events
+
+    def tick(self) -> None:
+        """See `Owner.tick`."""
+        self._do(self.state.resend())
+        self._tell_master(self._asker.resend())
+        self._hear_keeper()
+        self._do_leases(self._leases.resend())
+
+    def from_master(self, message: NodeDown) -> None:
+        """See `Owner.from_master`."""
+        match message:
+            case StopGroup() | CatchUp() | RunGroup() | Divide():
+                self._about_group(message)
+            case ProfileBatches():
+                answer = self._profiling.asked(message)
+                self._tell_master([] if answer is None else [answer])
+            case TakeCut() if message.epoch_no == self.state.epoch_no:
+                self._tell_master(self._keeper.ask(message))
+            case CutKept():
+                self._keeper.kept(message)
+                self._hear_keeper()
+            case CutMade():
+                self._asker.made(message)
+            case FeedOpened():
+                self.joins_others |= message.trains
+                if message.complete:
+                    self._complete.add(message.feed.feed)
+                    self._ends[message.feed.feed] = message.cut
+                self._do_leases(self._leases.feed_opened(message))
+            case Stop():
+                self.process.stop_requested = self.process.told_to_stop = True
+            case _:
+                _log.warning("a member has no use for %s", type(message).__name__)
+
+    def _about_group(self, message: StopGroup | CatchUp | RunGroup | Divide) -> None:
+        match message:
+            case StopGroup():
+                self._do(self.state.stop_group(message))
+                self._follow_epoch()
+            case CatchUp():
+                self._catch_up(message)
+            case RunGroup():
+                self._do(self.state.run_group(message))
+            case Divide():
+                self._do(self.state.divide(message))
+
+    def _catch_up(self, order: CatchUp) -> None:
+        self._do(self.state.catch_up(order))
+        self._follow_epoch()
+
+    def _on_news(self) -> None:
+        """Of the keeper; in its thread."""
+        with self._changed:
+            self._exchange.leave(self._hear_news)
+
+    def _hear_news(self) -> None:
+        with self._changed:
+            self._hear_keeper()
+
+    def _hear_keeper(self) -> None:
+        self._tell_master(self._keeper.said())
+
+    def _tell_master(self, messages: Iterable[NodeUp]) -> None:
+        for message in messages:
+            self._exchange.leave(partial(self.process.link.send, message))
+
+    def _follow_epoch(self) -> None:
+        epoch_no = self.state.epoch_no
+        self._asker.went_back(epoch_no)
+        if epoch_no > self._leases.epoch_no:
+            new = NewEpoch(epoch_no=epoch_no, inc=self.state.inc, map=_NO_SERVERS, step=0)
+            self._do_leases(self._leases.new_epoch(new))
+
+    def from_server(self, server: int, message: Data, frames: Sequence[memoryview]) -> None:
+        """See `Owner.from_server`: what a peer answers."""
+
+    # ------------------------------------------------------------------ peers
+
+    def met(self, message: Meet, value: bytes) -> None:
+        """See `Host.met`."""
+        with self._changed:
+            if self.state.may_meet(message.epoch_no, message.group):
+                self._store(message.group).put(message.key, value)
+
+    def peer_computed(self, message: Computed) -> None:
+        """See `Host.peer_computed`."""
+        with self._changed:
+            self._peer_steps.heard(message)
+
+    def hand_out(self, message: AskState) -> tuple[StatePart, bytes] | None:
+        """See `Host.hand_out`."""
+        return None
+
+    def _store(self, group: int) -> PeerStore:
+        """The store of a group; those of groups before it are over."""
+        if group not in self._stores:
+            for old in [number for number in self._stores if number < self.state.ran]:
+                self._stores.pop(old).end()
+            self._stores[group] = PeerStore(partial(self._tell, group), MEET_S)
+        return self._stores[group]
+
+    def _tell(self, group: int, key: str, value: bytes) -> None:
+        """Set something in the stores of all peers; called by torch while it connects."""
+        with self._changed:
+            run = self.state.running
+            if run is None or run.group != group:
+                return
+            message = Meet(epoch_no=run.epoch_no, inc=self.state.inc, group=group, key=key)
+            self._tell_peers(run, message, [value])
+
+    # ------------------------------------------------------------------ instructions
+
+    def _do(self, instructions: Iterable[Instruction]) -> None:
+        for instruction in instructions:
+            match instruction:
+                case Say(message):
+                    self._tell_master([message])
+                case Drop():
+                    self._drop()
+                case Copy() | Load():
+                    self._take_over(instruction)
+                case Connect(run):
+                    self._keeper.set_members(run.members)
+                    self._exchange.leave(partial(self._meet_all, run))
+
+    def _meet_all(self, run: RunGroup) -> None:
+        """Be connected to these peers and no others."""
+        data = self._exchange.data
+        peers = {one.inc: one.address for one in run.members if one.inc != self.state.inc}
+        for gone in set(data.keys()) - set(peers):
+            data.disconnect(gone)
+        for inc, address in peers.items():
+            data.connect(inc, address)
+
+    def _drop(self) -> None:
+        """What we worked in is over; a group after it may have been heard of already."""
+        for number, store in self._stores.items():
+            if number <= self.state.ran:
+                store.end()
+        if self._group is not None:
+            self._group.drop()
+            self._group = None
+
+    def _do_leases(self, instructions: Iterable[LeaseInstruction]) -> None:
+        for instruction in instructions:
+            if isinstance(instruction, ToMaster):
+                self._tell_master([instruction.message])

@@ -1,0 +1,319 @@
+"""The exact weighted mean of all members' gradients, bucket by bucket while backward still runs.
+
+Each member's gradients are a mean over its own samples; what is summed is that times their part of
+all samples, so uneven shares weigh what they are worth. As in torch's DDP, parameters are put into
+buckets in the reverse of their order, in which backward reaches them, and a bucket leaves when it
+is full. Buckets leave in their order on every member.
+
+    reducer.begin(group)                     # a step
+    reducer.expect(part, on_end, last=True)  # before the user's backward
+    loss.backward()                          # hooks fill buckets, full ones leave
+    reducer.finish()                         # gradients are the mean over all samples now
+
+A member may come to its share in several batches: it expects each of them, and takes what backward
+has left (`Reducer.take`); gradients leave with the last one.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from time import monotonic, sleep
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Variable
+
+from paceline.base.errors import ConfigError
+from paceline.runtime.group.group import BREAKING, Group, Operation
+
+BUCKET_BYTES, FIRST_BUCKET_BYTES = 25 << 20, 1 << 20
+"""As DDP's: the first is small, so that the first sum begins early."""
+FAIL_S, POLL_S = 0.05, 0.001
+"""Within this all operations of a dropped group fail that were not forgotten."""
+
+
+class Bucket:
+    """Some parameters' gradients in one flat tensor.
+
+    Behind them lies a mark for each parameter: how many members have a gradient for it. What none
+    has stays None, as it would in one process.
+    """
+
+    def __init__(self, params: Sequence[Tensor]) -> None:
+        self.params = params
+        self.sum: Operation | None = None
+        self._make()
+        self.begin()
+        self.expect()
+
+    def _make(self) -> None:
+        first = self.params[0]
+        size = sum(param.numel() for param in self.params)
+        self.flat = torch.zeros(size + len(self.params), dtype=first.dtype, device=first.device)
+        self._views: list[Tensor] = []
+        start = 0
+        for param in self.params:
+            # In the parameter's own layout: what is elementwise runs through both in one line.
+            strides = torch.empty_like(param, device="meta").stride()
+            self._views.append(self.flat.as_strided(param.shape, strides, start))
+            start += param.numel()
+        self._marks = self.flat[start:]
+
+    def begin(self) -> None:
+        """For the next step."""
+        self.sum = None
+        self._has = [0.0] * len(self.params)
+
+    def expect(self) -> None:
+        """For the next batch."""
+        self._missing = set(range(len(self.params)))
+
+    @property
+    def is_full(self) -> bool:
+        """Whether all gradients of the batch are in."""
+        return not self._missing
+
+    def is_late(self, k: int) -> bool:
+        """Whether another gradient of parameter ``k`` comes too late for this batch."""
+        return k not in self._missing or self.sum is not None
+
+    def put(self, k: int, part: float) -> None:
+        """Put the gradient of parameter ``k`` in, times ``part``."""
+        self._missing.discard(k)
+        if not part:  # not times 0, which keeps what is not finite
+            return
+        grad, view = self.params[k].grad, self._views[k]
+        assert grad is not None
+        if grad.layout != torch.strided:
+            raise ConfigError(
+                f"a parameter of shape {tuple(view.shape)} has a gradient of layout {grad.layout}, "
+                "and gradients are averaged whole: look its rows up with sparse=False, or run the "
+                "job with --strategy ps and nn.Embedding(sparse=True)"
+            )
+        if grad.dtype != view.dtype:
+            raise ConfigError(
+                f"a parameter of shape {tuple(view.shape)} has a gradient of {grad.dtype}, and was "
+                f"{view.dtype} at job.prepare; convert the model before it"
+            )
+        if self._has[k]:
+            view.add_(grad, alpha=part)
+        elif part == 1.0:
+            view.copy_(grad)
+        else:
+            torch.mul(grad, part, out=view)
+        self._has[k] = 1.0
+
+    def take(self, part: float) -> None:
+        """Put in what there is of the batch that is not in yet."""
+        for k in sorted(self._missing):
+            if self.params[k].grad is not None:
+                self.put(k, part)
+
+    def _complete(self) -> None:
+        for has, view in zip(self._has, self._views, strict=True):
+            if not has:
+                view.zero_()
+        self._marks.copy_(torch.tensor(self._has))
+
+    def launch(self, group: Group) -> None:
+        """Begin to sum what is in."""
+        self._complete()
+        # Neither gloo nor NCCL knows complex numbers.
+        numbers = torch.view_as_real(self.flat) if self.flat.is_complex() else self.flat
+        self.sum = group.sum(numbers)
+
+    def combine(self, group: Group) -> None:
+        """Do what is left to do once every member has launched it."""
+
+    def keep(self) -> None:
+        """Let nobody but us write into our tensor, though gradients are views of it."""
+        for param, view in zip(self.params, self._views, strict=True):
+            if param.grad is view:
+                param.grad = view.clone()
+
+    def give(self) -> None:
+        """Make the parameters' gradients what lies here now."""
+        for param, view, mark in zip(self.params, self._views, self._marks.tolist(), strict=True):
+            param.grad = view if mark else None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no operation is at it."""
+        return self.sum is None or self.sum.is_over
+
+    def drop(self) -> None:
+        """The group is over; whatever an operation still does, it does not do it to us."""
+        if not self.is_idle:
+            self.keep()
+            self._make()
+        self.sum = None
+
+
+class Reducer:
+    """Averages the gradients of these parameters.
+
+    What `finish` leaves in ``param.grad`` are views of the buckets, as by DDP's
+    ``gradient_as_bucket_view``: good until the next backward.
+
+    Args:
+        params: those that are trained, the same in all members, in the same order.
+        early: whether gradients leave as soon as backward has made them.
+        buckets: that hold them, and maybe more; None: they are made here.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[nn.Parameter],
+        *,
+        early: bool = True,
+        buckets: Sequence[Bucket] | None = None,
+    ) -> None:
+        params = list(params)
+        self._buckets = buckets or [Bucket(some) for some in in_buckets(params)]
+        self._place = {
+            param: (bucket, k) for bucket in self._buckets for k, param in enumerate(bucket.params)
+        }
+        self._device = params[0].device if params else None
+        self._group: Group | None = None
+        self._part = 0.0
+        self._last = True
+        self._next = 0
+        self._on_end: Callable[[], None] = lambda: None
+        self._ends = False
+        self.called_twice = False
+        """A parameter got a second gradient for one batch."""
+        self._may_be_early = self._early = early
+        self._handed_in = False
+        for param in params:
+            param.register_post_accumulate_grad_hook(self._on_gradient)
+
+    def begin(self, group: Group, runs: Sequence[range], *, whole: bool = True) -> None:
+        """A step begins, whose gradients are summed in this group.
+
+        Args:
+            group: as above.
+            runs: what of it each member computes, for those that sum up block by block.
+            whole: whether all gradients of ours are in the sums; if not, none leaves before
+                `flush`, and another thread may call `hand_in` instead.
+        """
+        self._group, self._next = group, 0
+        self._handed_in, self._early = False, self._may_be_early and whole
+        for bucket in self._buckets:
+            bucket.begin()
+            if not whole:
+                bucket.keep()
+
+    def expect(self, part: float, on_end: Callable[[], None], *, last: bool) -> None:
+        """The next backward is the one whose gradients count.
+
+        Args:
+            part: what the loss counts for, a mean over some samples: their part of the samples
+                of all members. 0: it does not count.
+            on_end: called at the end of the backward, within it, if gradients may leave early.
+            last: whether no other batch of ours follows in this step.
+        """
+        self._part, self._on_end, self._last = part, on_end, last
+        self.called_twice = self._ends = False
+        for bucket in self._buckets:
+            bucket.expect()
+            if not last:
+                bucket.keep()
+
+    def _on_gradient(self, param: Tensor) -> None:
+        bucket, k = self._place[param]
+        if self._group is not None and self._may_be_early and not self._ends:
+            # Also where nothing has left: the script may clip the mean before it steps.
+            self._ends = True
+            Variable._execution_engine.queue_callback(self._on_end)
+        if bucket.is_late(k):
+            self.called_twice |= not self._handed_in
+            return
+        if self._group is None or not self._early:
+            return
+        bucket.put(k, self._part)
+        if self._last and bucket.is_full:
+            self._launch(self._group, only_full=True)
+
+    def _launch(self, group: Group, *, only_full: bool) -> None:
+        """Let buckets go, in their order."""
+        while self._next < len(self._buckets):
+            bucket = self._buckets[self._next]
+            if only_full and not bucket.is_full:
+                return
+            bucket.take(self._part)
+            try:
+                bucket.launch(group)
+            except BREAKING:  # as `flush` is told in its turn
+                if not only_full:
+                    raise
+                return
+            self._next += 1
+
+    def await_device(self) -> None:
+        """Return when backward is done, and not only given to a device to do."""
+        if self._device is not None and self._device.type == "cuda":
+            # Of this stream only: sums, which wait for others, are in one of their own.
+            torch.cuda.current_stream(self._device).synchronize()
+
+    def take(self) -> None:
+        """A batch is over; others of our share follow."""
+        for bucket in self._buckets:
+            bucket.take(self._part)
+
+    def flush(self) -> None:
+        """Let all gradients go that there will be; raises as `Operation.wait` for a lost group."""
+        if self._group is not None:
+            self._launch(self._group, only_full=False)
+
+    def hand_in(self) -> None:
+        """Let go what was taken so far, and nothing else of ours; raises as `flush`."""
+        self._handed_in = True
+        group, self._next = self._group, len(self._buckets)
+        if group is not None:
+            for bucket in self._buckets:
+                bucket.launch(group)
+
+    def finish(self, part: float = 1.0) -> None:
+        """Wait for all sums, and make them the gradients.
+
+        ``part``: of the step's samples that is in them.
+        """
+        self.flush()
+        group, self._group = self._group, None
+        if group is not None:
+            for bucket in self._buckets:
+                bucket.combine(group)
+        for bucket in self._buckets:
+            assert bucket.sum is not None
+            bucket.sum.wait()
+        for bucket in self._buckets:
+            if part != 1.0:
+                bucket.flat.div_(part)
+            bucket.give()
+
+    def update(self) -> None:
+        """The optimizers have changed the parameters: change what else the step changes."""
+
+    def end(self) -> None:
+        """The step is over, and the script done with its last batch."""
+
+    def drop(self) -> None:
+        """The group is over: what is under way comes to nothing."""
+        self._group = None
+        deadline_s = monotonic() + FAIL_S
+        while monotonic() < deadline_s and not all(bucket.is_idle for bucket in self._buckets):
+            sleep(POLL_S)
+        for bucket in self._buckets:
+            bucket.drop()
+
+
+def in_buckets(params: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Group parameters of one kind, the last one first."""
+    open_ones: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    found: list[list[Tensor]] = []
+    for param in reversed(params):
+        kind = (param.dtype, param.device)
+        bucket = open_ones.setdefault(kind, [])
+        bucket.append(param)
+        limit = BUCKET_BYTES if found else FIRST_BUCKET_BYTES
+        if sum(one.numel() * one.element_size() for one in bucket) >= limit:
+            found.append(open_ones.pop(kind))
+    return [*found, *open_ones.values()]

@@ -1,0 +1,135 @@
+"""One step as one member is in it."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from paceline.base.samples import Span
+from paceline.protocol.holding.group.watch import Word
+from paceline.runtime.data.work import Work
+from paceline.runtime.group.group import BREAKING, Gathering, Group
+from paceline.runtime.group.short import ShortStep
+from paceline.wire.messages.feeds import Slice
+from paceline.wire.messages.group import Division, RunGroup
+
+
+class Told(NamedTuple):
+    """What each member tells the others as it enters a step."""
+
+    number: int
+    slice: int
+    """A digest of it."""
+    division: int
+    """Number of that by which its share is."""
+    heard: int
+    """Number of the newest that it has heard of."""
+    cut: int
+    """See `Keeper.ready_for`."""
+    wants_out: int
+    settings: int
+    """This and what follows: see `Word`."""
+    checksum: int
+    check_at: int
+    every: int
+
+    @property
+    def word(self) -> Word:
+        """What members tell each other of the state."""
+        return Word(self.settings, self.checksum, self.check_at, self.every)
+
+
+@dataclass(slots=True)
+class Step:
+    """The step that this member is in."""
+
+    run: RunGroup
+    group: Group
+    gathering: Gathering
+    division: Division
+    heard: Division
+    """The newest that we had heard of when we entered."""
+    whole: Slice
+    global_batch: int
+    """Samples of it, but that an epoch may end in it."""
+    runs: list[range]
+    """What of it each member computes; see `Sharing`."""
+    weight: int
+    """Samples of ours; 0: what we compute on is another member's, and does not count."""
+    start_s: float
+    committed: Sequence[Span] = ()
+    """What of it is in the averaged gradients."""
+    num_batches: int = 0
+    """Global batches that this completes: steps of schedules."""
+    wait_s: float = 0.0
+    works: list[Work] = field(default_factory=list)
+    """The batches that we compute it in."""
+    num_profiled: int = 0
+    """So many of them come before our share, are timed, and count for nothing."""
+    num_timed: int = 0
+    first: Any = None
+    batch_no: int = 0
+    """Of them, that in the script's hands."""
+    settling: int = -1
+    """The newest batch of which all gradients are there."""
+    settled: bool = False
+    """Gradients were averaged, or cannot be."""
+    holds: bool = False
+    """The averaged gradients are to change the model."""
+    last: bool = False
+    """Some member wants it to be the last one in this group."""
+    stepped: set[int] = field(default_factory=set)
+    """Optimizers that were told to step on this batch."""
+    data_s: float = 0.0
+    """From when batches were wanted until they were read and made."""
+    waited_before_s: float = 0.0
+    """Of that, what lies before ``start_s``."""
+    compute_s: float = 0.0
+    computed_cpu_s: float = 0.0
+    """Processor time of the process when all was computed."""
+    computed: int = 0
+    """Samples of ours that the script has computed."""
+    short: ShortStep | None = None
+    """Whether it goes on without us; None: it waits for all."""
+    behind: bool = False
+    """It goes on without us since we began."""
+    present: Gathering | None = None
+    """Samples of each member that are in the sums; None: all."""
+
+    @property
+    def is_last_batch(self) -> bool:
+        """Whether the step ends with the batch in the script's hands."""
+        return self.batch_no == len(self.works) - 1
+
+    def may_skip(self, batch_no: int) -> bool:
+        """Whether nobody waits for this batch any more, and another one follows."""
+        left_behind = self.short is not None and self.short.left_behind
+        return left_behind and not self.num_profiled and batch_no < len(self.works) - 1
+
+    def counting(self, work: Work) -> int:
+        """Samples of the batch in the script's hands that count."""
+        counts = self.weight > 0 and self.batch_no >= self.num_profiled
+        return work.num_samples if counts else 0
+
+    def close(self) -> None:
+        """Nobody is to hand in anything for us any more."""
+        if self.short is not None:
+            with suppress(*BREAKING):
+                self.short.close()
+
+
+def joiners_of(run: RunGroup, number: int) -> list[int]:
+    """Ranks of those that have no share of a step: they copy what it is done on meanwhile."""
+    if number != run.step + 1:
+        return []
+    return [rank for rank, member in enumerate(run.members) if member.inc in run.joiners]
+
+
+def num_sharing(run: RunGroup, number: int) -> int:
+    """How many members compute a step."""
+    return len(run.members) - len(joiners_of(run, number))
+
+
+def digest(whole: Slice) -> int:
+    """A number that tells slices of one feed apart."""
+    return sum(31 * span.start + 17 * span.stop + span.line for span in whole)

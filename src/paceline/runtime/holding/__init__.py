@@ -1,0 +1,1 @@
+"""One folder per answer to the question who holds the state of training."""

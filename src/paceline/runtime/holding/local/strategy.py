@@ -1,0 +1,180 @@
+"""A script started plainly: this process holds the model, and torch's own optimizers change it.
+
+The same batches and the same arithmetic as in a job of strategy allreduce with one worker. Scripts
+with sparse tables, whose rows torch's optimizers do not know, are `ps.alone`'s.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.amp import GradScaler
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from paceline.base.errors import ConfigError
+from paceline.runtime.data.growth import Growth
+from paceline.runtime.data.local_feed import Dealing
+from paceline.runtime.data.reader import Reader
+from paceline.runtime.data.work import Array
+from paceline.runtime.scaling import follow_steps
+from paceline.runtime.stepping import (
+    NO_GRADIENT,
+    TWICE,
+    Stepping,
+    clip_whole,
+    not_stepped,
+    params_of,
+    trained_by,
+)
+from paceline.runtime.strategy import Evaluation
+from paceline.wire.messages.checks import Checked
+from paceline.wire.messages.feeds import Feed, SourceLine
+from paceline.wire.spec import JobSpec
+
+
+class HeldHere(Stepping):
+    """`Strategy` of the only worker there is."""
+
+    takes_growth = True
+    _loop: "Loop | None"
+
+    def __init__(self, spec: JobSpec) -> None:
+        super().__init__(spec, rank=0)
+        self._params: list[nn.Parameter] = []
+        self._dealing = Dealing()
+        self.step = 0
+        """See `Strategy.step`."""
+        self.global_batch: int | None = None
+        """See `Strategy.global_batch`."""
+
+    def prepare(
+        self,
+        modules: Sequence[nn.Module],
+        optimizers: Sequence[Optimizer],
+        schedulers: Sequence[LRScheduler],
+        scalers: Sequence[GradScaler] = (),
+    ) -> None:
+        """See `Strategy.prepare`. Schedulers stay as they are: every batch is a step."""
+        self._params = trained_by(optimizers)
+        self._follow_all(optimizers)
+        for scaler in scalers:
+            follow_steps(scaler, optimizers, lambda: self._loop)
+
+    def open_feed(self, feed: Feed, growth: Growth | None = None) -> Feed:
+        """See `Strategy.open_feed`."""
+        return self._dealing.open_feed(feed, growth)
+
+    def source_line(self, line: int) -> SourceLine:
+        """See `Strategy.source_line`."""
+        return self._dealing.source_line(line)
+
+    def check(self, measure: Callable[[], Checked]) -> None:
+        """Nobody keeps it."""
+
+    def train(self, feed: Feed, reader: Reader, ahead: int) -> Iterator[Any]:
+        """See `Strategy.train`."""
+        batches = self._batches(feed, reader, ahead)
+        self._loop = Loop(batches, self._optimizers, self._count)
+        self.global_batch = feed.batch_size
+        try:
+            yield from self._loop.run()
+        finally:
+            self._loop = self.global_batch = None
+
+    def _count(self) -> None:
+        self.step += 1
+
+    def _batches(self, feed: Feed, reader: Reader, ahead: int) -> Iterator[tuple[Any, int]]:
+        """All batches of a feed, and the samples of each."""
+        while (work := self._dealing.next_work(feed.feed)) is not None:
+            batch = reader.get(work)
+            reader.ask(self._dealing.upcoming(feed.feed, ahead))
+            yield batch, work.num_samples
+
+    @property
+    def in_step(self) -> bool:
+        """See `Strategy.in_step`."""
+        return self._loop is not None and self._loop.in_step
+
+    def evaluate(
+        self, fn: Evaluation, feed: Feed, readers: Callable[[], AbstractContextManager[Reader]]
+    ) -> Mapping[str, Array]:
+        """See `Strategy.evaluate`."""
+        found: dict[str, list[Array]] = {}
+        with readers() as reader, torch.no_grad():
+            for batch, num_samples in self._batches(feed, reader, ahead=2):
+                for name, values in fn(batch, num_samples).items():
+                    found.setdefault(name, []).append(values)
+        return {name: np.concatenate(parts) for name, parts in found.items()}
+
+    def hand_over(self) -> None:
+        """There is nobody to keep it."""
+
+    def checkpoint(self) -> None:
+        """Nobody keeps cuts of a job of one process."""
+
+    def clip_grad_norm_(self, max_norm: float) -> Tensor:
+        """See `Strategy.clip_grad_norm_`."""
+        return clip_whole(self._params, max_norm)
+
+
+class Loop:
+    """One pass over one feed, whose every batch is a step; ``on_step``: called after each."""
+
+    def __init__(
+        self,
+        batches: Iterator[tuple[Any, int]],
+        optimizers: Sequence[Optimizer],
+        on_step: Callable[[], None],
+    ) -> None:
+        self._batches, self._optimizers, self._on_step = batches, optimizers, on_step
+        #: Optimizers that were told to step on the batch in hand.
+        self._stepped: set[int] = set()
+        self._has_gradient = False
+
+    def run(self) -> Iterator[Any]:
+        """Yield batch after batch until the feed is complete."""
+        for batch, _ in self._batches:
+            self._stepped.clear()
+            self._has_gradient = False
+            yield batch
+            missing = len(self._optimizers) - len(self._stepped)
+            if missing:
+                raise ConfigError(not_stepped(missing, len(self._optimizers)))
+
+    @property
+    def in_step(self) -> bool:
+        """Whether a batch is in hand on which no optimizer has stepped."""
+        return not self._stepped
+
+    def settle(self) -> bool:
+        """See `StepLoop.settle`: there is nothing to wait for."""
+        return True
+
+    def on_step(self, optimizer: int) -> bool:
+        """See `StepLoop.on_step`.
+
+        Raises:
+            ConfigError: it steps twice for one batch, or nothing has a gradient.
+        """
+        if optimizer in self._stepped:
+            raise ConfigError(TWICE)
+        self._stepped.add(optimizer)
+        params = params_of(self._optimizers[optimizer])
+        self._has_gradient |= any(param.grad is not None for param in params)
+        if not self._has_gradient and len(self._stepped) == len(self._optimizers):
+            raise ConfigError(NO_GRADIENT)
+        return True
+
+    def stepped(self) -> None:
+        """See `StepLoop.stepped`."""
+        if len(self._stepped) == len(self._optimizers):
+            self._on_step()
+
+    def has_stepped(self, optimizer: int) -> bool:
+        """See `StepLoop.has_stepped`."""
+        return optimizer in self._stepped

@@ -1,0 +1,343 @@
+"""The side of its group of a member that holds all of the model, which peers copy from it."""
+
+import os
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+
+import msgspec
+
+from paceline.base.errors import PermanentError, TransientError
+from paceline.cuts.manifest import places
+from paceline.protocol.holding.group.member import Connect, Copy, Instruction, Load
+from paceline.protocol.holding.servers.worker import DropWork
+from paceline.protocol.holding.servers.worker import Instruction as LeaseInstruction
+from paceline.runtime.data.work import Array, Work
+from paceline.runtime.evaluation_results import Results
+from paceline.runtime.group.group import Group
+from paceline.runtime.group.member import MemberClient
+from paceline.runtime.group.store import GroupOver
+from paceline.runtime.holding.replicas.copying import Copier
+from paceline.runtime.process import Fenced, Process
+from paceline.runtime.state.replica import Photograph, Replica
+from paceline.wire.messages.base import CutRef
+from paceline.wire.messages.checks import Checked
+from paceline.wire.messages.data import Data
+from paceline.wire.messages.feeds import Feed
+from paceline.wire.messages.group import (
+    NO_STEP,
+    STILL,
+    AskState,
+    CatchUp,
+    RunGroup,
+    StatePart,
+)
+from paceline.wire.messages.node import Evaluated, Grant, NodeDown, Recall
+
+SCRIPT_S = 0.1
+"""How long a peer's question waits for the script to come from its update to its next batch."""
+
+
+class GroupClient(MemberClient):
+    """See the module and `MemberClient`."""
+
+    def __init__(self, process: Process) -> None:
+        super().__init__(process)
+        #: Nothing of the state changes before the next update: optimizers and schedulers are done.
+        self._at_rest = True
+        #: Peer -> what it reads: also what a forward pass replaces is kept until then.
+        self._photographs: dict[int, Photograph] = {}
+        self._copier = Copier(process, self._ask, self._aside)
+        #: A cut that we are to begin with, and one that is being read: from storage that may stand
+        #: still.
+        self._loading: CatchUp | None = None
+        self._reading: tuple[CatchUp, Future[None]] | None = None
+        self._results = Results(self._leases, self._until)
+        self._in_hand: list[Work] = []
+        #: The cut that `load_end` has loaded.
+        self._loaded = 0
+        #: Measures our node.
+        self._measure: Callable[[], Checked] | None = None
+        self.on_another: Callable[[], None] = lambda: None
+        """Called when what we hold has become another's."""
+        self.touched = False
+        """What we hold is not what we were built with any more, though it is no step's."""
+
+    def start(self, replica: Replica) -> None:
+        """Everything is prepared."""
+        self._replica = replica
+        self.state.replica = replica.describe()
+        self._exchange.start()
+
+    def check(self, measure: Callable[[], Checked]) -> None:
+        """See `Strategy.check`.
+
+        Members that begin together measure at the same time, so that those that share a machine
+        take as much from each other; who joins does it before anybody waits for it.
+        """
+        if self.joins_others:
+            self._exchange.tell(measure())
+        else:
+            self._measure = measure
+
+    def _check(self, group: Group) -> None:
+        """Measure our node and our links; all members of a first group do.
+
+        Raises:
+            GroupOver: the group is, also because our part of the check failed: the next has none.
+        """
+        measure, self._measure = self._measure, None
+        checked = measure() if measure is not None else Checked(inc=self.state.inc)
+        self.mark(computing=False)
+        try:
+            links = group.measure_links()
+        except GroupOver:
+            self._measure = measure
+            raise
+        except Exception as error:
+            failed = msgspec.structs.replace(checked, error=f"links: {error!r}")
+            self._exchange.tell(failed)
+            raise GroupOver(f"the check of links failed: {error!r}") from error
+        if checked.speed is not None:
+            speed = msgspec.structs.replace(checked.speed, links=links)
+            checked = msgspec.structs.replace(checked, speed=speed)
+        if measure is not None:
+            self._exchange.tell(checked)
+
+    def _on_connected(self, run: RunGroup, group: Group) -> None:
+        if run.check:
+            self._check(group)
+        elif self._measure is not None:
+            # The job goes on from a cut, or others have begun meanwhile.
+            measure, self._measure = self._measure, None
+            self._exchange.tell(measure())
+
+    # ------------------------------------------------------------------ state
+
+    def _rest(self, *, stays: bool = False) -> None:
+        """See `MemberClient._rest`."""
+        assert self._replica is not None
+        if self.in_body:
+            return
+        if not self._at_rest:
+            self._at_rest = True
+            self._changed.notify_all()
+        self._load()
+        if self._reading is not None or self._copier.go_on(self.state, self._replica, stays=stays):
+            return
+        found = self._copier.arrived(self.state)
+        if found is not None:
+            order, arrived = found
+            self._keeper.wait()
+            self._photographs.clear()
+            self._replica.load(arrived)
+            self._do(self.state.copied(order))
+            self.on_another()
+        self._keeper.copy_if_asked(self.state, self._replica)
+
+    def _load(self) -> None:
+        """Begin to read the cut that we were told to begin with; once it is read, hold it."""
+        if self._reading is not None and self._reading[1].done():
+            (order, read), self._reading = self._reading, None
+            try:
+                read.result()
+            except PermanentError as error:
+                # The master reads a cut before it is loaded again, and finds another.
+                raise TransientError(str(error)) from error
+            if self.state.may_load(order):
+                self._do(self.state.copied(order))
+                self.on_another()
+        if self._loading is not None and self._reading is None and not self._copier.is_reading:
+            order, self._loading = self._loading, None
+            if self.state.may_load(order):
+                assert order.cut is not None
+                self._reading = order, self._read_aside(order.cut)
+
+    def _read_aside(self, cut: CutRef) -> "Future[None]":
+        """Read a cut into what we hold."""
+        assert self._replica is not None
+        return self._aside(partial(self._replica.load_cut, *places(cut)))
+
+    def _aside(self, read: Callable[[], None]) -> "Future[None]":
+        """Read a state in a thread of its own: with the lock held nobody would hear of us."""
+        self._keeper.wait()
+        self._photographs.clear()
+        self.touched = True
+        done = Future[None]()
+
+        def run() -> None:
+            try:
+                read()
+                done.set_result(None)
+            except Exception as error:  # noqa: BLE001 - raised where it is waited for
+                done.set_exception(error)
+            with self._changed:
+                self._changed.notify_all()
+
+        threading.Thread(target=run, name="paceline-read", daemon=True).start()
+        return done
+
+    def _ask(self, order: CatchUp, part: int) -> None:
+        ask = AskState(epoch_no=order.epoch_no, inc=self.state.inc, step=order.step, part=part)
+        self._exchange.leave(partial(self._exchange.data.send, order.source.inc, ask))
+
+    def begin_update(self, run: RunGroup) -> bool:
+        """See `MemberState.begin_update`."""
+        with self._changed:
+            self._at_rest = False
+            self._photographs.clear()
+        return super().begin_update(run)
+
+    def load_end(self, feed: Feed) -> None:
+        """Become what a cut holds, if a feed was over before all of it was in our model.
+
+        Without joining anybody: what the group holds, if there is more to train, comes with that.
+
+        Raises:
+            TransientError: the cut cannot be read, and the job has gone back to another one.
+        """
+        with self._changed:
+            cut = self._ends.get(feed.feed)
+            lacks = bool(feed.next_slice(self.state.done.line(feed.line())))
+            if cut is None or not lacks or cut.cut_no <= self._loaded or self._replica is None:
+                return
+            self._loaded = cut.cut_no
+            self._do(self.state.forget())
+            self.on_another()
+            self._copier.forget()
+            while self._copier.go_on(self.state, self._replica, stays=False):
+                self._exchange.wait()
+            read = self._read_aside(cut)
+            while not read.done():
+                self._exchange.check()
+                self._exchange.wait()
+            try:
+                read.result()
+            except PermanentError as error:
+                # A peer holds all of it. If none does, the master finds a cut that can be read.
+                self.await_state()
+                if feed.next_slice(self.state.done.line(feed.line())):
+                    raise TransientError(str(error)) from error
+
+    def await_state(self) -> None:
+        """Return when we hold what the group holds."""
+        with self._changed:
+            self._do(self.state.join())
+            while self.state.step == NO_STEP or not self._leases.epoch_no:
+                self._check_stop()
+                self._rest(stays=True)
+                self._exchange.wait()
+
+    def _catch_up(self, order: CatchUp) -> None:
+        as_built = order.source.inc == self.state.inc and order.cut is None
+        if as_built and self.touched and self.state.step == NO_STEP:
+            raise Fenced  # a fresh life is as it was built
+        super()._catch_up(order)
+
+    def _do(self, instructions: Iterable[Instruction]) -> None:
+        instructions = list(instructions)
+        if any(isinstance(one, Connect) for one in instructions):
+            self._loading = None
+            if not any(isinstance(one, Copy) for one in instructions):
+                self._copier.forget()
+        super()._do(instructions)
+
+    def _take_over(self, order: Copy | Load) -> None:
+        if isinstance(order, Load):
+            self._loading = order.order
+            return
+        source = order.order.source
+        self._exchange.leave(partial(self._exchange.data.connect, source.inc, source.address))
+        self._copier.follow(order.order)
+
+    def from_server(self, server: int, message: Data, frames: Sequence[memoryview]) -> None:
+        """See `Owner.from_server`: what a peer answers."""
+        if isinstance(message, StatePart) and len(frames) == 1:
+            self._copier.take(server, message, frames[0])
+
+    def hand_out(self, message: AskState) -> tuple[StatePart, bytes] | None:
+        """See `Host.hand_out`: only between two updates."""
+        with self._changed:
+            state = self.state
+            # The script is a line or two from its next batch; schedulers may step there.
+            self._changed.wait_for(lambda: self._at_rest, SCRIPT_S)
+            held = (state.epoch_no, state.step) == (message.epoch_no, message.step)
+            if not (held and state.at_rest and self._at_rest and self._replica):
+                return None
+            if self.in_body and self.spec.deterministic:
+                return None  # a forward pass changes buffers, which are each member's own otherwise
+            photograph = self._photographs.get(message.inc)
+            if photograph is None:
+                photograph = self._photographs[message.inc] = self._replica.photograph()
+            if not STILL <= message.part < photograph.num_parts:
+                return None
+            frame, digest = (b"", 0) if message.part == STILL else photograph.part(message.part)
+        answer = StatePart(
+            epoch_no=message.epoch_no,
+            inc=state.inc,
+            step=message.step,
+            part=message.part,
+            num_parts=photograph.num_parts,
+            digest=digest,
+            pid=os.getpid(),
+            addresses=() if message.part else photograph.addresses,
+        )
+        return answer, frame
+
+    # ------------------------------------------------------------------ evaluation
+
+    def next_work(self, feed: int) -> Work | None:
+        """Block for the next samples to evaluate; None: all are evaluated."""
+        leases = self._leases
+        with self._changed:
+            while True:
+                self._check_stop()
+                self._rest()
+                spans = leases.take(feed, leases.feeds[feed].batch_size)
+                if spans:
+                    work = Work(feed, spans, sum(len(span) for span in spans))
+                    self._in_hand.append(work)
+                    return work
+                if feed in leases.ended or feed in self._complete:
+                    return None
+                self._do_leases(leases.want(feed))
+                self._exchange.wait()
+
+    def evaluate_put(self, work: Work, values: Mapping[str, Array]) -> None:
+        """Hand in the results for a work."""
+        with self._changed:
+            if work not in self._in_hand:
+                return
+            self._in_hand.remove(work)
+            epoch_no = self._leases.epoch_no
+        self._results.put(work, values, epoch_no)
+
+    def evaluate_get(self, feed: int) -> Mapping[str, Array] | None:
+        """The results of all; None: an epoch has begun meanwhile, there is work again."""
+        return self._results.get(feed)
+
+    def _do_leases(self, instructions: Iterable[LeaseInstruction]) -> None:
+        instructions = list(instructions)
+        if any(isinstance(one, DropWork) for one in instructions):
+            self._in_hand.clear()
+        super()._do_leases(instructions)
+
+    # ------------------------------------------------------------------ events
+
+    def tick(self) -> None:
+        """See `Owner.tick`."""
+        super().tick()
+        self._copier.resend()
+
+    def from_master(self, message: NodeDown) -> None:
+        """See `Owner.from_master`."""
+        match message:
+            case Grant():
+                self._do_leases(self._leases.grant(message))
+            case Recall():
+                self._do_leases(self._leases.recalled(message))
+            case Evaluated():
+                self._results.answered(message)
+            case _:
+                super().from_master(message)

@@ -1,0 +1,156 @@
+"""The state of a peer on its way to us: out of the memory of its process, or in parts.
+
+See docs/decisions/0014-who-joins-reads-its-peers-memory.md.
+"""
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from typing import NamedTuple
+
+from torch import Tensor
+
+from paceline.base.processes import find_job_process
+from paceline.protocol.holding.group.member import MemberState
+from paceline.runtime.holding.replicas.direct import read_memory
+from paceline.runtime.process import Process
+from paceline.runtime.state.replica import Arriving, Replica
+from paceline.wire.messages.group import NO_STEP, STILL, CatchUp, StatePart
+
+PARTS_AHEAD = 4
+"""Parts of a peer's state that are asked for at a time: beside the state, as it was built and as it
+comes, what a joiner's copy takes of memory."""
+
+_log = logging.getLogger(__name__)
+
+
+class Reading(NamedTuple):
+    """The memory of a peer that is being read."""
+
+    order: CatchUp
+    arriving: Arriving
+    targets: list[Tensor]
+    done: Future[None]
+
+
+class Copier:
+    """Follows orders to copy. Used under the client's lock.
+
+    Args:
+        process: ours.
+        ask: asks the source of an order for a part.
+        aside: does something in a thread of its own.
+    """
+
+    def __init__(
+        self,
+        process: Process,
+        ask: Callable[[CatchUp, int], None],
+        aside: Callable[[Callable[[], None]], Future[None]],
+    ) -> None:
+        self._job_path, self._ask, self._aside = process.job.path, ask, aside
+        #: What we copy, and whom from; it is loaded where the training thread waits.
+        self._arriving: tuple[CatchUp, Arriving] | None = None
+        self._reading: Reading | None = None
+
+    def follow(self, order: CatchUp) -> None:
+        """Copy what it says; what has come of the same for a former group is kept."""
+        arriving = Arriving()
+        if self._arriving is not None and _is_of_one_state(self._arriving[0], order):
+            arriving = self._arriving[1]
+        self._arriving = order, arriving
+        self._ask_parts()
+
+    def forget(self) -> None:
+        """Nothing is to be copied."""
+        self._arriving = None
+
+    def _ask_parts(self) -> None:
+        """Ask for the parts that are missing, a few at a time."""
+        if self._arriving is None:
+            return
+        order, arriving = self._arriving
+        for part in arriving.ask(PARTS_AHEAD):
+            self._ask(order, part)
+
+    def resend(self) -> None:
+        """What is unanswered, once more."""
+        if self._arriving is None:
+            return
+        order, arriving = self._arriving
+        arriving.ask_again()
+        self._ask_parts()
+        if arriving.unconfirmed:
+            self._ask(order, STILL)
+
+    def take(self, source: int, message: StatePart, frame: memoryview) -> None:
+        """A part has come."""
+        if self._arriving is None:
+            return
+        order, arriving = self._arriving
+        # A former source may hold another model of an equal step.
+        wanted = (order.source.inc, order.epoch_no, order.step)
+        if (source, message.epoch_no, message.step) != wanted:
+            return
+        if message.part == STILL:
+            arriving.unconfirmed = False
+            return
+        kept = arriving.take(message.part, message.num_parts, frame, message.digest)
+        found = find_job_process(message.pid, self._job_path) if message.addresses else None
+        if kept and found is not None and found.node == order.source.node:
+            arriving.readable = message.pid, message.addresses
+        self._ask_parts()
+
+    def go_on(self, state: MemberState, replica: Replica, *, stays: bool) -> bool:
+        """Read the memory of the source once it is known; whether a read is under way.
+
+        One at a time, also if it is not wanted any more: it is written into what we hold.
+
+        Args:
+            state: says what is wanted, and whether we hold a step of our own.
+            replica: what it is for.
+            stays: nothing else touches our tensors until that is loaded.
+        """
+        if self._reading is not None and self._reading.done.done():
+            reading, self._reading = self._reading, None
+            self._have_read(reading)
+        if self._reading is None and self._arriving is not None:
+            order, arriving = self._arriving
+            if arriving.readable is not None and state.may_load(order):
+                assert arriving.layout is not None
+                # Who holds a step of its own keeps it until the other one is confirmed.
+                in_place = stays and state.step == NO_STEP
+                targets = replica.targets(arriving.layout, in_place=in_place)
+                done = self._aside(partial(read_memory, *arriving.readable, targets))
+                self._reading = Reading(order, arriving, targets, done)
+        return self.is_reading
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether something is written into what we hold."""
+        return self._reading is not None
+
+    def _have_read(self, reading: Reading) -> None:
+        try:
+            reading.done.result()
+        except OSError as error:
+            _log.info("state_in_parts reason=%s", error)
+            reading.arriving.readable = None
+            self._ask_parts()
+            return
+        reading.arriving.read(reading.targets)
+        self._ask(reading.order, STILL)
+
+    def arrived(self, state: MemberState) -> tuple[CatchUp, Arriving] | None:
+        """What is here as a whole and wanted, once."""
+        found = self._arriving
+        if found is None or not found[1].whole or not state.may_load(found[0]):
+            return None
+        self._arriving = None
+        return found
+
+
+def _is_of_one_state(one: CatchUp, other: CatchUp) -> bool:
+    """Whether two orders are to copy the same."""
+    return (one.source, one.epoch_no, one.step) == (other.source, other.epoch_no, other.step)

@@ -1,0 +1,207 @@
+"""Strategy allreduce: every worker holds the model, and torch's own optimizers change it."""
+
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from time import monotonic
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.amp import GradScaler
+from torch.nn.utils import clip_grad_norm_
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from paceline.base.errors import ConfigError, InternalError
+from paceline.protocol.holding.group.division import Sharing
+from paceline.runtime.data.reader import Reader
+from paceline.runtime.data.work import Array
+from paceline.runtime.group.loop import Loop
+from paceline.runtime.group.reducer import Reducer
+from paceline.runtime.group.strategy import Together, check_dense, check_movable, device_of
+from paceline.runtime.group.transports import keep_to_network
+from paceline.runtime.group.watcher import Watcher
+from paceline.runtime.holding.replicas.blocks import BlockReducer
+from paceline.runtime.holding.replicas.buffers import Buffers
+from paceline.runtime.holding.replicas.client import GroupClient
+from paceline.runtime.process import Process
+from paceline.runtime.scaling import follow_steps
+from paceline.runtime.state.outside import Outside
+from paceline.runtime.state.replica import Replica
+from paceline.runtime.stepping import trained_by
+from paceline.runtime.strategy import Evaluation
+from paceline.wire.messages.checks import Checked
+from paceline.wire.messages.feeds import Feed
+
+
+class HeldByAll(Together):
+    """`Strategy` of a member of an elastic group."""
+
+    def __init__(self, process: Process) -> None:
+        self.client = GroupClient(process)
+        super().__init__(process, self.client)
+        self._reducer: Reducer | None = None
+        self._watcher: Watcher | None = None
+        self._params: list[nn.Parameter] = []
+        self.largest: int | None = None
+        """Samples of a yielded batch at most; a larger share comes as several batches."""
+        self.whole_steps = False
+        """No step goes on without who is late, whatever a solution asks for."""
+        keep_to_network(self.spec, "NCCL_SOCKET_IFNAME", "=")
+        if self.spec.deterministic:
+            _be_deterministic()
+
+    def prepare(
+        self,
+        modules: Sequence[nn.Module],
+        optimizers: Sequence[Optimizer],
+        schedulers: Sequence[LRScheduler],
+        scalers: Sequence[GradScaler] = (),
+    ) -> None:
+        """See `Strategy.prepare`."""
+        check_dense(modules)
+        check_movable(modules)
+        _check_own_statistics(modules)
+        self._params = trained_by(optimizers)
+        self.client.device = device_of(self._params)
+        # With several optimizers a backward may belong to any of them: nothing leaves before all
+        # of them step.
+        early = len(optimizers) == 1
+        if self.spec.deterministic:
+            buffers = Buffers(modules)
+            self._reducer = BlockReducer(self._params, buffers, early=early)
+            self._watcher = Watcher(modules, optimizers, buffers.named)
+        else:
+            self._reducer = Reducer(self._params, early=early)
+            self._watcher = Watcher(modules, optimizers)
+        self.client.on_another = self._watcher.watch.copied
+        self._follow_all(optimizers)
+        outside = Outside(schedulers, self._num_schedules)
+        for scaler in scalers:
+            follow_steps(scaler, optimizers, lambda: self._loop)
+        self._average_once_per_step(modules)
+        self.client.start(
+            Replica(
+                modules,
+                optimizers,
+                schedulers,
+                outside,
+                scalers,
+                self.script_state,
+                self.client.state.position,
+            )
+        )
+
+    def check(self, measure: Callable[[], Checked]) -> None:
+        """See `Strategy.check`."""
+        self.client.check(measure)
+
+    def train(self, feed: Feed, reader: Reader, ahead: int) -> Iterator[Any]:
+        """See `Strategy.train`."""
+        if self._reducer is None or self._watcher is None:
+            raise InternalError("the model was used before it was prepared")
+        if self.client.is_complete(feed.feed):
+            self.client.load_end(feed)
+            return
+        if self.client.joins_others and not self.client.state.joining:
+            self._make_room()
+        self._loop = Loop(
+            self.client,
+            self._reducer,
+            self._sharing(feed),
+            feed,
+            reader,
+            ahead,
+            len(self._optimizers),
+            self.largest,
+            watcher=self._watcher,
+            whole_steps=self.whole_steps,
+        )
+        try:
+            yield from self._loop.run()
+        finally:
+            self._loop = None
+
+    def _sharing(self, feed: Feed) -> Sharing:
+        if not self.spec.deterministic:
+            return Sharing(feed.batch_size, per_worker=feed.per_worker)
+        fewest = math.ceil(feed.batch_size / self.largest) if self.largest else 1
+        return Sharing(feed.batch_size, max(self.spec.blocks, fewest))
+
+    def _make_room(self) -> None:
+        """Have the optimizers make their state, into which that of a peer is copied.
+
+        Memory that is written to for the first time costs more than what is written.
+        """
+        self.client.touched = True
+        for param in self._params:
+            param.grad = torch.zeros_like(param)
+        for take in self._takes:
+            take()
+        for param in self._params:
+            param.grad = None
+
+    @property
+    def holds(self) -> bool:
+        """Whether ``optimizer.step()`` would change the model now, after ``loss.backward()``.
+
+        It would not where another batch of the step follows, or all of it because the group broke.
+        """
+        if self._loop is None:
+            return False
+        self._loop.settle()
+        return self._loop.step is not None and self._loop.step.holds
+
+    def evaluate(
+        self, fn: Evaluation, feed: Feed, readers: Callable[[], AbstractContextManager[Reader]]
+    ) -> Mapping[str, Array]:
+        """See `Strategy.evaluate`."""
+        start_s = monotonic()
+        self.client.unmark()
+        results = None
+        if not self.client.is_complete(feed.feed):
+            self.client.await_state()
+        while results is None:
+            with readers() as reader, torch.no_grad():
+                while (work := self.client.next_work(feed.feed)) is not None:
+                    self.client.evaluate_put(work, fn(reader.get(work), work.num_samples))
+            results = self.client.evaluate_get(feed.feed)
+        if self._loop is not None:
+            self._loop.excluded_s += monotonic() - start_s
+        return results
+
+    def clip_grad_norm_(self, max_norm: float) -> Tensor:
+        """See `Strategy.clip_grad_norm_`: of the mean over all members."""
+        if self._loop is not None:
+            self._loop.settle()
+        return clip_grad_norm_(self._params, max_norm)
+
+
+def _check_own_statistics(modules: Sequence[nn.Module]) -> None:
+    """Raises ConfigError: a module whose statistics would be those of all workers.
+
+    It asks torch's default group for them, which there is none of: without a word it would take the
+    worker's own.
+    """
+    for root in modules:
+        for name, module in root.named_modules():
+            if isinstance(module, nn.SyncBatchNorm):
+                raise ConfigError(
+                    f"job.prepare: {name or 'the model'} is an nn.SyncBatchNorm, whose statistics "
+                    "are not summed up among workers by all-reduce; make it an nn.BatchNorm (leave "
+                    "convert_sync_batchnorm out), which normalises over what a worker computes; "
+                    "with deterministic: true its running statistics are of all blocks of a step"
+                )
+
+
+def _be_deterministic() -> None:
+    """Have torch compute equal bits; scripts that saw to it themselves keep their settings."""
+    # Without it torch refuses to multiply matrices on a GPU; read when it first does.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    if not torch.are_deterministic_algorithms_enabled():
+        torch.use_deterministic_algorithms(True)
+        # It finds reads of memory that nobody has written to, at the cost of writing all of it.
+        settings: Any = torch.utils.deterministic  # set by a property that torch's stubs lack
+        settings.fill_uninitialized_memory = False

@@ -1,0 +1,52 @@
+"""The initial values of a model, which the first worker writes as cut 0."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from paceline.base.disk import describe, is_refusal
+from paceline.cuts import manifest as cut
+from paceline.runtime.checkpoint import cutfile
+from paceline.runtime.data.work import Array
+from paceline.runtime.layout import initial_arrays
+from paceline.wire.messages.node import CutDelayed, InitialWritten, WriteInitial
+from paceline.wire.schema import ModelSchema
+
+
+def write_initial(
+    asked: WriteInitial,
+    schema: ModelSchema,
+    values: tuple[Mapping[str, Array], Mapping[int, Array]] | None,
+) -> InitialWritten | CutDelayed:
+    """Write cut 0, or say why the disk refuses it now; the master then asks again.
+
+    Args:
+        asked: where to, and by which life.
+        schema: of the model.
+        values: as in `initial_arrays`; None: they are written already.
+    """
+    directory = Path(asked.directory)
+    if values is not None:
+        try:
+            _write(directory, schema, initial_arrays(schema, *values))
+        except OSError as error:
+            if not is_refusal(error):
+                raise
+            why = f"the model as it was built is not stored: {describe(error, directory)}"
+            return CutDelayed(inc=asked.inc, cut_no=0, reason=why)
+    return InitialWritten(inc=asked.inc)
+
+
+def _write(directory: Path, schema: ModelSchema, arrays: Mapping[str, Array]) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    digest, num_bytes = cutfile.write_save(directory, "initial.safetensors", arrays)
+    manifest = cut.CutManifest(
+        cut_no=0,
+        epoch_no=0,
+        position=0,
+        step=0,
+        committed=(),
+        schema=schema,
+        files={"initial.safetensors": digest},
+        num_bytes=num_bytes,
+    )
+    cut.write_manifest(directory, manifest)

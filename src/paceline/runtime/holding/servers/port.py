@@ -1,0 +1,166 @@
+"""What a job's training loop needs from whoever holds the model: servers, or this process itself.
+
+`paceline.runtime.job` calls this port from the training thread only. ``alone.py`` implements it on
+one `Store` in the process, ``client.py`` on parameter servers. Nothing here knows torch.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.runtime.data.growth import Growth
+from paceline.runtime.data.work import Array, StepTimes, Work
+from paceline.runtime.server.store import Gradients
+from paceline.wire.messages.checks import Checked
+from paceline.wire.messages.data import Script
+from paceline.wire.messages.feeds import Feed, SourceLine
+from paceline.wire.schema import ModelSchema
+from paceline.wire.spec import JobSpec
+
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """The model as one contribution sees it."""
+
+    dense: Mapping[str, Array]
+    """dtype -> flat vector of all dense parameters of that dtype. Valid until the next call."""
+    rows: Mapping[int, Array]
+    """Table -> ``[n, dim]``, row i belongs to ids[i] of ``start_pull``. Belongs to the caller."""
+    server_s: float = 0.0
+    """T^s: the longest handler time over servers, without updates and others' answers."""
+    script: Script | None = None
+    """The script's state, where it was asked for."""
+    counted: int | None = None
+    """Samples of the work's feed that come before it: in the model, or (without steps) pushed by
+    this worker; None: every batch is a step."""
+    whole: int = 0
+    """Samples of the work's step, if it lacks none."""
+    message_s: float = 0.0
+    """T^m: round trip minus T^s, and minus what the servers waited for other workers."""
+
+
+class Trainer(Protocol):
+    """Who deals out samples, holds the model and takes gradients. One training thread calls it.
+
+    Every method that blocks raises `Stopped` when the job is told to stop.
+    """
+
+    spec: JobSpec
+    """The job as asked for; ``batch_size``, ``epochs``, ``seed`` and ``data`` are read here."""
+    rank: int
+    num_workers: int
+    overlap: bool
+    """Whether the pull of the next work may start before this one's push (ASP, SSP)."""
+    sums_workers: bool
+    """Whether a step is the sum of several workers' gradients (BSP)."""
+    takes_growth: bool
+    """Whether feeds of unknown length can be read: not where a step is one global batch for all
+    (BSP)."""
+    keeps_script: bool
+    """Whether anybody keeps the script's state, for workers that join and for cuts."""
+
+    def prepare(
+        self,
+        schema: ModelSchema,
+        initial: Callable[[], tuple[Mapping[str, Array], Mapping[int, Array]]],
+    ) -> None:
+        """Return when the model is held.
+
+        Args:
+            schema: the model.
+            initial: makes the initial values (dtype -> flat vector, table of fixed size ->
+                ``[num_rows, dim]``) as `layout.initial_arrays` takes them; called only here, and
+                only where they are needed.
+        """
+
+    def open_feed(self, feed: Feed, growth: Growth | None = None) -> Feed:
+        """Open a feed, known to all workers by its number; return it as the job reads it.
+
+        Args:
+            feed: as this worker's script asks for it.
+            growth: of a feed whose ``num_samples`` is None; ``takes_growth`` must hold.
+        """
+
+    def source_line(self, line: int) -> SourceLine:
+        """What a line of a work's spans is at its source."""
+
+    def next_work(self, feed: int) -> Work | None:
+        """Block for this worker's next samples; None: the feed is complete."""
+
+    def upcoming(self, feed: int, limit: int) -> tuple[Work, ...]:
+        """What ``next_work`` will likely return next, as far as known; never blocks."""
+
+    def start_pull(self, work: Work, ids: Mapping[int, Ids]) -> None:
+        """Begin to fetch what ``work`` computes on; ids are unique per table, in any order."""
+
+    def wait_pull(self, work: Work) -> Pulled | None:
+        """Block for the answer to ``start_pull``; None: the work was withdrawn, take the next."""
+
+    @property
+    def restores(self) -> int:
+        """How often the model went back to an earlier state, or was first held."""
+
+    def script(self, position: int | None) -> tuple[int, bytes] | None:
+        """The state of the script at a position, or the newest before it that the holder has.
+
+        Blocks, shortly, for one of this position.
+
+        Args:
+            position: of the schedule; None: the newest, whatever its position.
+
+        Returns:
+            The position that it is of, and the state; None: there is none so old.
+        """
+
+    def count(self, feed: int) -> int:
+        """Samples of a feed in the model. Blocks."""
+
+    def keep_script(self, position: int, state: bytes) -> None:
+        """Have the script's state kept beside the model; does not wait."""
+
+    def rows(self, table: int, ids: Ids) -> Array:
+        """Fetch more rows for the work in hand; blocks. Returns ``[n, dim]``."""
+
+    def push(self, works: Sequence[Work], gradients: Gradients) -> None:
+        """Hand over the whole model's gradients, arrays included; does not wait.
+
+        Args:
+            works: the batches of one contribution.
+            gradients: their mean over all samples, whose number is ``weight``; ids are unique per
+                table. Dropped if one of the works was withdrawn; the others come again.
+        """
+
+    def give_back(self, work: Work) -> None:
+        """The work was taken, but will not be pushed."""
+
+    def drain(self, within_s: float = float("inf")) -> None:
+        """Block until everything that this worker pushed is in the model, at most so long."""
+
+    def dense(self) -> Mapping[str, Array]:
+        """The dense parameters now: dtype -> flat vector, owned by the caller. Blocks."""
+
+    def export(self, table: int) -> tuple[Ids, Array]:
+        """All keys of a table and their rows ``[n, dim]``, in any order. Blocks."""
+
+    def evaluate_put(self, work: Work, values: Mapping[str, Array]) -> None:
+        """Hand in the results for an evaluation's work: name -> ``[num_samples, ...]``."""
+
+    def evaluate_get(self, feed: int) -> Mapping[str, Array] | None:
+        """Block for the results of all workers, by position: name -> ``[N, ...]``.
+
+        None: the model was restored meanwhile; there is work again.
+        """
+
+    def checkpoint(self) -> None:
+        """See `Job.checkpoint`; does not wait."""
+
+    def checked(self, message: Checked) -> None:
+        """Have the master keep what our node can do."""
+
+    def record(self, times: StepTimes) -> None:
+        """Note what a finished step took; no system call."""

@@ -1,0 +1,201 @@
+"""Strategy ps: the model lives with a `Trainer`, parameter servers or this process alone."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from time import monotonic
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.amp import GradScaler
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from paceline.base.errors import ConfigError, InternalError
+from paceline.runtime.averages import refuse_averages_of
+from paceline.runtime.data.growth import Growth
+from paceline.runtime.data.reader import Reader
+from paceline.runtime.data.work import Array
+from paceline.runtime.holding.servers.lookup import Lookups
+from paceline.runtime.holding.servers.loop import Loop
+from paceline.runtime.holding.servers.model import Model
+from paceline.runtime.holding.servers.optimizer import replace_step
+from paceline.runtime.holding.servers.port import Ids, Trainer
+from paceline.runtime.holding.servers.schedule import Schedule
+from paceline.runtime.holding.servers.state_dict import Gatherer
+from paceline.runtime.server.rules import INSTEAD
+from paceline.runtime.state.script_state import ScriptState
+from paceline.runtime.stepping import OUTSIDE
+from paceline.runtime.strategy import Evaluation
+from paceline.wire.messages.checks import Checked
+from paceline.wire.messages.feeds import Feed, SourceLine
+
+HAND_OVER_S = 5.0
+"""For what a worker has handed in to be decided, when its script has returned within a loop."""
+
+
+class HeldElsewhere:
+    """`Strategy`: the worker computes gradients on values that it is given for each batch."""
+
+    def __init__(self, trainer: Trainer, script_state: ScriptState | None = None) -> None:
+        self.trainer = trainer
+        self.spec, self.rank = trainer.spec, trainer.rank
+        self.takes_growth = trainer.takes_growth
+        self.script_state = ScriptState() if script_state is None else script_state
+        """See `Strategy.script_state`."""
+        self._model: Model | None = None
+        self._lookups = Lookups((), self._fetch_rows)
+        self._schedule = Schedule((), ())
+        self._loop: Loop | None = None
+        self.global_batch: int | None = None
+        """See `Strategy.global_batch`."""
+
+    def prepare(
+        self,
+        modules: Sequence[nn.Module],
+        optimizers: Sequence[Optimizer],
+        schedulers: Sequence[LRScheduler],
+        scalers: Sequence[GradScaler] = (),
+    ) -> None:
+        """See `Strategy.prepare`."""
+        if scalers:
+            raise ConfigError(
+                "job.prepare got a GradScaler, which parameter servers cannot follow: it looks at "
+                f"gradients that no worker sees; take bfloat16, which needs no scaler. {INSTEAD}"
+            )
+        model = Model(list(modules), list(optimizers), self.spec.seed)
+        self._schedule = Schedule(optimizers, schedulers, self._count, self.script_state)
+        self.trainer.prepare(model.schema, model.initial)
+        self._lookups.tables = [bound.lookup for bound in model.tables]
+        model.attach(self._lookups)
+        Gatherer(self.trainer, model).attach()
+        refuse_averages_of(param for module in modules for param in module.parameters())
+        for number, optimizer in enumerate(optimizers):
+            replace_step(optimizer, partial(self._on_step, number))
+        self._model = model
+
+    @property
+    def model(self) -> Model:
+        """What was prepared."""
+        if self._model is None:
+            raise InternalError("the model was used before it was prepared")
+        return self._model
+
+    def _count(self, feed: int) -> int:
+        """Samples of a feed in the model, with all that this worker has pushed of it."""
+        if not self.trainer.sums_workers:  # there the step that comes next has none of it
+            self.trainer.drain()
+        return self.trainer.count(feed)
+
+    def open_feed(self, feed: Feed, growth: Growth | None = None) -> Feed:
+        """See `Strategy.open_feed`."""
+        opened = self.trainer.open_feed(feed, growth)
+        if opened.purpose == "train":
+            self._schedule.opened(opened)
+        return opened
+
+    def source_line(self, line: int) -> SourceLine:
+        """See `Strategy.source_line`."""
+        return self.trainer.source_line(line)
+
+    def check(self, measure: Callable[[], Checked]) -> None:
+        """See `Strategy.check`."""
+        self.trainer.checked(measure())
+
+    def train(self, feed: Feed, reader: Reader, ahead: int) -> Iterator[Any]:
+        """See `Strategy.train`."""
+        self._loop = Loop(
+            self.trainer, self.model, self._lookups, self._schedule, feed, reader, ahead
+        )
+        self.global_batch = feed.batch_size
+        try:
+            yield from self._loop.run()
+        finally:
+            self._loop = self.global_batch = None
+
+    @property
+    def step(self) -> int | None:
+        """See `Strategy.step`: in a body before ``optimizer.step()`` where the batch begins."""
+        step = self._loop.step if self._loop is not None else None
+        return self._schedule.step(in_hand=step is not None and not step.pushed)
+
+    @property
+    def in_step(self) -> bool:
+        """See `Strategy.in_step`."""
+        return self._lookups.open
+
+    def evaluate(
+        self, fn: Evaluation, feed: Feed, readers: Callable[[], AbstractContextManager[Reader]]
+    ) -> Mapping[str, Array]:
+        """See `Strategy.evaluate`."""
+        start_s = monotonic()
+        self.model.check_values()
+        self.trainer.drain()
+        results = None
+        while results is None:
+            self.model.load(self.trainer.dense())
+            with readers() as reader, torch.no_grad():
+                self._evaluate(fn, feed, reader)
+            results = self.trainer.evaluate_get(feed.feed)
+        if self._loop is not None:
+            self._loop.excluded_s += monotonic() - start_s
+        return results
+
+    def _evaluate(self, fn: Evaluation, feed: Feed, reader: Reader) -> None:
+        while (work := self.trainer.next_work(feed.feed)) is not None:
+            batch = reader.get(work)
+            reader.ask(self.trainer.upcoming(feed.feed, 2))
+            self._lookups.begin({}, {})
+            try:
+                values = fn(batch, work.num_samples)
+            finally:
+                self._lookups.end()
+            self.trainer.evaluate_put(work, values)
+
+    def hand_over(self) -> None:
+        """See `Strategy.hand_over`: servers hold what is trained, and the master has it kept.
+
+        A step that lacks the share of somebody who has left, too, is never decided.
+        """
+        if self._model is None:
+            return
+        if self._loop is not None:
+            self._loop.abandon()
+        self.trainer.drain(HAND_OVER_S)
+
+    def checkpoint(self) -> None:
+        """See `Strategy.checkpoint`."""
+        self.trainer.checkpoint()
+
+    def clip_grad_norm_(self, max_norm: float) -> Tensor:
+        """See `Strategy.clip_grad_norm_`.
+
+        Raises:
+            ConfigError: mode bsp, whose steps sum the gradients of all workers on the servers.
+        """
+        if self.trainer.sums_workers:
+            raise ConfigError(
+                "job.clip_grad_norm_: in mode bsp a step is the sum of all workers' gradients, "
+                "which no worker sees; run the job with --mode asp or --mode ssp"
+            )
+        dense = [one.param for one in self.model.dense]
+        rows = [torch.from_numpy(values) for _, values in self._lookups.gradients().values()]
+        grads = [param.grad for param in dense if param.grad is not None]
+        norm = get_total_norm([*grads, *rows])
+        clip_grads_with_norm_([*dense, *self._lookups.leaves()], max_norm, norm)
+        return norm
+
+    def _on_step(self, optimizer: int) -> None:
+        if self._loop is None:
+            raise ConfigError(OUTSIDE)
+        self._loop.on_step(optimizer, len(self.model.optimizers))
+
+    def _fetch_rows(self, table: int, ids: Ids) -> Array:
+        start_s = monotonic()
+        rows = self.trainer.rows(table, ids)
+        step = self._loop.step if self._loop is not None else None
+        if step is not None and not step.pushed:
+            step.inner_wait_s += monotonic() - start_s
+        return rows

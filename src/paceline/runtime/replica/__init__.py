@@ -1,1 +1,0 @@
-"""What a member holds (modules, optimizers and what goes with them), named, copied and loaded."""

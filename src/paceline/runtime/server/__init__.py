@@ -1,0 +1,1 @@
+"""The process of a parameter server: its store, tables, kernels and rules."""

@@ -1,0 +1,1 @@
+"""The papers' experiments, simulated and with real jobs, and the data they use."""

@@ -1,0 +1,107 @@
+"""The command ``paceline bench``: experiments with real jobs on this machine."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from paceline.base.files import write_file
+
+if TYPE_CHECKING:
+    from paceline.studies.stragglers.emulations import Emulations
+    from paceline.studies.stragglers.experiments import Preset
+    from paceline.studies.stragglers.results import Run
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Experiments with real jobs on this machine.",
+)
+
+
+@app.callback()
+def _bench() -> None:
+    """Keep `stragglers` a subcommand while it is the only one."""
+
+
+@app.command()
+def stragglers(
+    preset: Annotated[str, typer.Argument(help="See --list.")] = "worst",
+    *,
+    list_: Annotated[bool, typer.Option("--list", help="Name the presets and leave.")] = False,
+    seed: Annotated[int, typer.Option(help="First seed.", min=0)] = 0,
+    repeat: Annotated[int, typer.Option(help="Seeds from there on.", min=1)] = 1,
+    solution: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What to run: a method's label, or any solution; again for more. Default: all "
+            "methods of the preset."
+        ),
+    ] = None,
+    workers: Annotated[int, typer.Option(help="Processes that train.", min=2)] = 20,
+    servers: Annotated[int, typer.Option(help="Processes that hold the model.", min=1)] = 8,
+    time_scale: Annotated[
+        float, typer.Option(help="A second of a step of the paper's.", min=0.001, max=1.0)
+    ] = 0.1,
+    step_scale: Annotated[
+        float, typer.Option(help="An iteration of the paper's.", min=0.01, max=1.0)
+    ] = 0.1,
+    json: Annotated[Path | None, typer.Option(help="Write the results here.")] = None,
+    plots: Annotated[
+        Path | None, typer.Option(help="Draw the figures into this directory.")
+    ] = None,
+) -> None:
+    """Run the paper's experiments on stragglers as real jobs; Markdown tables come to stdout.
+
+    Master, agents, workers, servers and messages are real. Computation is emulated by calibrated
+    sleeps, so that many workers fit on few cores.
+    """
+    from paceline.studies.stragglers.command import check_outputs
+    from paceline.studies.stragglers.presets import Scale
+    from paceline.studies.stragglers.scaled import Size, preset_of, presets
+
+    size = Size(workers=workers, servers=servers, scale=Scale(time=time_scale, steps=step_scale))
+    if list_:
+        for each in presets(size).values():
+            print(f"{each.name:10} {each.about}")
+        return
+    chosen = preset_of(preset, size)
+    check_outputs(json, plots)
+    results = _run(chosen, range(seed, seed + repeat), frozenset(solution or ()), json)
+    _show(results, json, plots)
+
+
+def _run(preset: "Preset", seeds: range, labels: frozenset[str], json: Path | None) -> "Emulations":
+    """Run all; the file has the runs so far whenever one is over."""
+    from paceline.studies.stragglers.command import circumstances
+    from paceline.studies.stragglers.emulations import Emulations, emulate
+    from paceline.studies.stragglers.progress import Watch
+    from paceline.studies.stragglers.results import encode
+
+    planned = preset.runs(seeds, labels)
+    results = Emulations(clock="emulated", **circumstances(preset))
+    with Watch(len(planned)) as watch:
+
+        def ran(run: "Run") -> None:
+            watch.ran(run)
+            if json is not None:
+                write_file(json, encode(results))
+
+        emulate(results, planned, ran)
+    return results
+
+
+def _show(results: "Emulations", json: Path | None, plots: Path | None) -> None:
+    from paceline.studies.stragglers.beside import goals_beside, markdown_beside
+    from paceline.studies.stragglers.command import draw_into
+    from paceline.studies.stragglers.goals import goals_of, markdown_goals
+    from paceline.studies.stragglers.results import encode
+    from paceline.studies.stragglers.tables import markdown
+
+    print(markdown(results))
+    print(markdown_beside(results))
+    print(markdown_goals([*goals_of(results), *goals_beside(results)]))
+    if json is not None:
+        write_file(json, encode(results))
+    draw_into(plots, results)
