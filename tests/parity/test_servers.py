@@ -6,7 +6,7 @@ import torch
 import paceline as pl
 from paceline.base.errors import ConfigError
 from paceline.runtime.holding.servers.in_process import Alone
-from paceline.runtime.holding.servers.strategy import HeldElsewhere
+from paceline.runtime.holding.servers.strategy import OnServers
 from paceline.runtime.job import Job
 from paceline.wire.spec import JobSpec
 from tests.parity.cases import BATCH, STEPS, Case, Training, cases, reference, runs, samples
@@ -21,7 +21,7 @@ def test_the_table_has_what_servers_run() -> None:
 
 @pytest.mark.parametrize("case", cases(), ids=str)
 def test_servers_are_plain_torch_or_refuse(case: Case) -> None:
-    job, one = Job(HeldElsewhere(Alone(JobSpec(script="train.py")))), Training(case)
+    job, one = Job(OnServers(Alone(JobSpec(script="train.py")))), Training(case)
     why = refusal(case, "servers")
     if why is not None:
         with pytest.raises(ConfigError, match=why.said):

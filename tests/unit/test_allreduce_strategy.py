@@ -11,7 +11,7 @@ import paceline as pl
 from paceline.base.errors import ConfigError
 from paceline.protocol.holding.group.member import MemberState
 from paceline.runtime.group.strategy import Together, check_dense, device_of
-from paceline.runtime.holding.replicas.strategy import HeldByAll, _be_deterministic
+from paceline.runtime.holding.replicas.strategy import Replicated, _be_deterministic
 from paceline.runtime.state.outside import Outside
 from paceline.runtime.state.replica import Replica
 from paceline.runtime.stepping import trained_by
@@ -34,7 +34,7 @@ def test_sparse_tables_need_servers(table: nn.Module) -> None:
 def test_statistics_of_all_workers_are_refused() -> None:
     net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     net = nn.SyncBatchNorm.convert_sync_batchnorm(net)
-    strategy = HeldByAll.__new__(HeldByAll)  # refused before anything of it is used
+    strategy = Replicated.__new__(Replicated)  # refused before anything of it is used
     with pytest.raises(ConfigError, match=r"1 is an nn\.SyncBatchNorm.*make it an nn\.BatchNorm"):
         strategy.prepare([net], [], [])
 

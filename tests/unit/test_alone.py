@@ -20,8 +20,8 @@ import paceline as pl
 from paceline.base.errors import ConfigError
 from paceline.runtime.data.batch import TensorRows
 from paceline.runtime.data.order import DEFAULT_SHARD_SIZE, EpochOrder
-from paceline.runtime.holding.local.strategy import HeldHere
-from paceline.runtime.holding.servers.strategy import HeldElsewhere
+from paceline.runtime.holding.local.strategy import Local
+from paceline.runtime.holding.servers.strategy import OnServers
 
 NUM_SAMPLES, BATCH_SIZE, EPOCHS, MAX_NORM = 70, 16, 2, 0.5
 
@@ -98,10 +98,10 @@ def test_it_equals_torch_bit_for_bit(
 @pytest.mark.parametrize(
     ("module", "kind"),
     [
-        (nn.Embedding(4, 2), HeldHere),
-        (nn.Embedding(4, 2, sparse=True), HeldElsewhere),
-        (nn.EmbeddingBag(4, 2, sparse=True), HeldElsewhere),
-        (pl.Embedding("user", 2), HeldElsewhere),
+        (nn.Embedding(4, 2), Local),
+        (nn.Embedding(4, 2, sparse=True), OnServers),
+        (nn.EmbeddingBag(4, 2, sparse=True), OnServers),
+        (pl.Embedding("user", 2), OnServers),
     ],
 )
 def test_sparse_tables_decide_who_trains(module: nn.Module, kind: type) -> None:

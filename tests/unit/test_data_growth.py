@@ -16,7 +16,7 @@ from paceline.runtime.data import growth
 from paceline.runtime.data.growth import CountGrowth, StreamGrowth, is_long
 from paceline.runtime.data.text import TextLines
 from paceline.runtime.holding.servers.in_process import Alone
-from paceline.runtime.holding.servers.strategy import HeldElsewhere
+from paceline.runtime.holding.servers.strategy import OnServers
 from paceline.runtime.job import Job
 from paceline.wire.spec import DataSpec, JobSpec
 
@@ -139,7 +139,7 @@ class Waiting(Alone):
 
 def batches_of(trainer: Alone, dataset: Any, **options: Any) -> list[list[int]]:
     """The records of each batch."""
-    job = Job(HeldElsewhere(trainer))
+    job = Job(OnServers(trainer))
     model = nn.Linear(1, 1)
     model, optimizer = job.prepare(model, torch.optim.SGD(model.parameters(), lr=0.0))
     found = []

@@ -21,11 +21,11 @@ from paceline.base.samples import Span
 from paceline.runtime.data.batch import TensorRows
 from paceline.runtime.data.growth import Growth
 from paceline.runtime.data.work import StepTimes, Work
-from paceline.runtime.holding.local.strategy import HeldHere
+from paceline.runtime.holding.local.strategy import Local
 from paceline.runtime.holding.servers.in_process import Alone
 from paceline.runtime.holding.servers.port import Ids, Pulled
 from paceline.runtime.holding.servers.schedule import Schedule
-from paceline.runtime.holding.servers.strategy import HeldElsewhere
+from paceline.runtime.holding.servers.strategy import OnServers
 from paceline.runtime.job import Job
 from paceline.runtime.server.store import Gradients
 from paceline.wire.messages.feeds import Feed
@@ -144,7 +144,7 @@ DATA = TensorRows(ids=torch.arange(NUM_SAMPLES))
 
 
 def _job(trainer: Alone) -> tuple[Job, Counted, SGD]:
-    job, model = Job(HeldElsewhere(trainer)), Counted()
+    job, model = Job(OnServers(trainer)), Counted()
     optimizer = SGD(model.parameters(), lr=1.0)
     job.prepare(model, optimizer)
     return job, model, optimizer
@@ -226,7 +226,7 @@ def test_schedulers_act_once_for_each_step_and_all_its_batches_have_its_rate() -
             pushed.append((works[-1].step, gradients.rates))
             super().push(works, gradients)
 
-    job, model = Job(HeldElsewhere(Watched())), Counted()
+    job, model = Job(OnServers(Watched())), Counted()
     optimizer = SGD(model.parameters(), lr=1.0)
     scheduler = StepLR(optimizer, step_size=1, gamma=0.5)
     job.prepare(model, optimizer, scheduler)
@@ -247,7 +247,7 @@ def test_schedulers_make_up_for_steps_that_this_worker_was_no_part_of() -> None:
             return super().next_work(feed) if work is not None and work.step in (2, 3) else work
 
     trainer = Absent()
-    job, model = Job(HeldElsewhere(trainer)), Counted()
+    job, model = Job(OnServers(trainer)), Counted()
     optimizer = SGD(model.parameters(), lr=1.0)
     scheduler = StepLR(optimizer, step_size=1, gamma=0.5)
     job.prepare(model, optimizer, scheduler)
@@ -358,7 +358,7 @@ def test_after_a_loop_the_script_computes_on_what_its_last_step_made() -> None:
     torch.manual_seed(0)
     model = nn.Linear(4, 1, dtype=torch.float64)
     expected = copy.deepcopy(model)
-    job = Job(HeldElsewhere(Alone(JobSpec(script="train.py"))))
+    job = Job(OnServers(Alone(JobSpec(script="train.py"))))
     optimizer, expected_optimizer = SGD(model.parameters(), 0.1), SGD(expected.parameters(), 0.1)
     job.prepare(model, optimizer)
     rows = torch.randn(NUM_SAMPLES, 4, dtype=torch.float64)
@@ -426,7 +426,7 @@ def test_a_life_that_begins_after_the_last_sample_has_the_last_rate() -> None:
         schedule.enter(feed, Work(0, (Span(0, 0, 16),), 16, number + 1), 16 * number, 16)
         scheduler.step()
         schedule.leave()
-    job = Job(HeldElsewhere(Over(schedule.position, schedule.save())))
+    job = Job(OnServers(Over(schedule.position, schedule.save())))
     model, optimizer, scheduler = job.prepare(*schedules[1])
     with pytest.raises(ConfigError, match=r"job\.step is known from the first batch"):
         _ = job.step
@@ -486,7 +486,7 @@ def test_where_nobody_keeps_it_job_state_may_have_any_size(monkeypatch: pytest.M
 @pytest.mark.parametrize("where", ["before", "between", "after"])
 def test_a_loop_that_is_left_hands_in_what_its_last_body_did(where: str) -> None:
     trainer = Keeping()
-    job, model = Job(HeldElsewhere(trainer)), Counted()
+    job, model = Job(OnServers(trainer)), Counted()
     optimizer = SGD(model.parameters(), lr=1.0)
     scheduler = StepLR(optimizer, step_size=1, gamma=0.5)
     job.prepare(model, optimizer, scheduler)
@@ -507,7 +507,7 @@ def test_a_loop_that_is_left_hands_in_what_its_last_body_did(where: str) -> None
 
     again = Keeping()
     again.kept = trainer.kept
-    job, model = Job(HeldElsewhere(again)), Counted()
+    job, model = Job(OnServers(again)), Counted()
     optimizer = SGD(model.parameters(), lr=1.0)
     scheduler = StepLR(optimizer, step_size=1, gamma=0.5)
     job.prepare(model, optimizer, scheduler)
@@ -516,7 +516,7 @@ def test_a_loop_that_is_left_hands_in_what_its_last_body_did(where: str) -> None
 
 
 def test_what_was_kept_before_a_sparse_model_was_prepared_alone_is_not_lost() -> None:
-    job, model = Job(HeldHere(JobSpec(script="train.py"))), Counted()
+    job, model = Job(Local(JobSpec(script="train.py"))), Counted()
     job.state["best"] = 3
     job.prepare(model, SGD(model.parameters(), lr=1.0))
     assert job.state["best"] == 3
@@ -551,7 +551,7 @@ class Late(Alone):
 def trained(trainer: Alone) -> nn.Linear:
     torch.manual_seed(0)
     model = nn.Linear(1, 1)
-    job = Job(HeldElsewhere(trainer))
+    job = Job(OnServers(trainer))
     optimizer = SGD(model.parameters(), lr=0.1)
     job.prepare(model, optimizer)
     for x in job.batches(torch.ones(NUM_SAMPLES, 1), batch_size=16):

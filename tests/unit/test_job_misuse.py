@@ -12,7 +12,7 @@ import paceline as pl
 from paceline.base.errors import ConfigError
 from paceline.runtime.data.batch import TensorRows
 from paceline.runtime.holding.servers.in_process import Alone
-from paceline.runtime.holding.servers.strategy import HeldElsewhere
+from paceline.runtime.holding.servers.strategy import OnServers
 from paceline.runtime.job import Job
 from paceline.wire.spec import JobSpec
 
@@ -118,7 +118,7 @@ def test_an_error_of_the_dataset_is_raised_in_its_own_iteration() -> None:
 def test_clipping_is_refused_where_gradients_are_summed_on_servers() -> None:
     trainer = Alone(JobSpec(script="train.py"))
     trainer.sums_workers = True
-    job, model = Job(HeldElsewhere(trainer)), nn.Linear(4, 1)
+    job, model = Job(OnServers(trainer)), nn.Linear(4, 1)
     job.prepare(model, SGD(model.parameters(), lr=0.1))
     with pytest.raises(ConfigError, match="--mode asp"):
         job.clip_grad_norm_(1.0)

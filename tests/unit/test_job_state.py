@@ -16,7 +16,7 @@ from paceline.runtime.data.batch import TensorRows
 from paceline.runtime.data.work import StepTimes
 from paceline.runtime.holding.servers.in_process import Alone
 from paceline.runtime.holding.servers.model import Model
-from paceline.runtime.holding.servers.strategy import HeldElsewhere
+from paceline.runtime.holding.servers.strategy import OnServers
 from paceline.wire.spec import JobSpec
 
 DATA = TensorRows(x=torch.arange(40.0).reshape(10, 4), y=torch.arange(10.0))
@@ -229,7 +229,7 @@ def test_step_times_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainer, "record", noted.append)
     model = nn.Linear(4, 1)
     optimizer = SGD(model.parameters(), lr=0.01)
-    job = pl.Job(HeldElsewhere(trainer))
+    job = pl.Job(OnServers(trainer))
     job.prepare(model, optimizer)
     for batch in job.batches(DATA, 3, epochs=2):
         model(batch.x).mean().backward()

@@ -17,7 +17,7 @@ from paceline.base.errors import ConfigError
 from paceline.runtime.data.batch import TensorRows
 from paceline.runtime.data.work import Array
 from paceline.runtime.holding.servers.in_process import Alone
-from paceline.runtime.holding.servers.strategy import HeldElsewhere
+from paceline.runtime.holding.servers.strategy import OnServers
 from paceline.runtime.job import Job
 from paceline.wire.spec import JobSpec
 
@@ -25,7 +25,7 @@ DATA = TensorRows(x=torch.arange(64.0).reshape(16, 4) / 64, y=torch.ones(16, 1))
 
 
 def _prepare(*objects: Any) -> Job:
-    job = Job(HeldElsewhere(Alone(JobSpec(script="train.py"))))
+    job = Job(OnServers(Alone(JobSpec(script="train.py"))))
     job.prepare(*objects)
     return job
 
@@ -259,7 +259,7 @@ def test_a_copy_between_forward_and_backward_changes_neither() -> None:
             return {dtype: values + 1 for dtype, values in super().dense().items()}
 
     model = _model()
-    job = Job(HeldElsewhere(Ahead(JobSpec(script="train.py"))))
+    job = Job(OnServers(Ahead(JobSpec(script="train.py"))))
     job.prepare(model, SGD(model.parameters(), lr=0.1))
     batch = next(_batches := job.batches(DATA, 4))  # type: ignore[call-overload]
     plain = _model()
@@ -286,7 +286,7 @@ def test_a_restore_while_the_script_is_asked_for_is_taken_over_too() -> None:
 
     model = _model()
     optimizer = SGD(model.parameters(), lr=0.1)
-    job = Job(HeldElsewhere(Restored(JobSpec(script="train.py"))))
+    job = Job(OnServers(Restored(JobSpec(script="train.py"))))
     job.prepare(model, optimizer)
     for batch in job.batches(DATA, 4):
         _step(model, optimizer, batch)
@@ -303,7 +303,7 @@ def test_a_model_with_tables_cannot_be_copied() -> None:
 
 def test_optimizers_may_step_in_backward() -> None:
     plain, ours = _model(), _model()
-    for model, job in ((plain, None), (ours, Job(HeldElsewhere(Alone(JobSpec(script="x")))))):
+    for model, job in ((plain, None), (ours, Job(OnServers(Alone(JobSpec(script="x")))))):
         optimizers = {param: SGD([param], lr=0.1) for param in model.parameters()}
         if job is not None:
             job.prepare(model, *optimizers.values())
@@ -352,7 +352,7 @@ def test_gradients_of_a_shared_step_that_are_changed_by_hand_are_refused(
 ) -> None:
     trainer = Alone(JobSpec(script="train.py"))
     trainer.sums_workers = summed
-    job, model = Job(HeldElsewhere(trainer)), _model()
+    job, model = Job(OnServers(trainer)), _model()
     optimizer = SGD(model.parameters(), lr=0.1)
     job.prepare(model, optimizer)
     batch = next(_batches := job.batches(DATA, 4))  # type: ignore[call-overload]
@@ -374,7 +374,7 @@ def test_gradients_that_are_changed_between_two_optimizers_are_refused(
 ) -> None:
     trainer = Alone(JobSpec(script="train.py"))
     trainer.sums_workers = True
-    job, model = Job(HeldElsewhere(trainer)), _model()
+    job, model = Job(OnServers(trainer)), _model()
     first, second = (SGD(layer.parameters(), lr=0.1) for layer in model)
     job.prepare(model, first, second)
     batches = job.batches(DATA, 4)
@@ -394,7 +394,7 @@ def test_gradients_that_are_changed_between_two_optimizers_are_refused(
 def test_gradients_that_nobody_changes_are_taken_in_every_step() -> None:
     trainer = Alone(JobSpec(script="train.py"))
     trainer.sums_workers = True
-    job, model = Job(HeldElsewhere(trainer)), _model()
+    job, model = Job(OnServers(trainer)), _model()
     optimizer = SGD(model.parameters(), lr=0.1)
     job.prepare(model, optimizer)
     for step, batch in enumerate(job.batches(DATA, 4, epochs=2)):

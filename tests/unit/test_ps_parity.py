@@ -14,7 +14,7 @@ import paceline as pl
 from paceline.base.errors import ConfigError
 from paceline.runtime.data.batch import TensorRows
 from paceline.runtime.holding.servers.in_process import Alone
-from paceline.runtime.holding.servers.strategy import HeldElsewhere
+from paceline.runtime.holding.servers.strategy import OnServers
 from paceline.runtime.job import Job
 from paceline.wire.spec import JobSpec
 
@@ -94,7 +94,7 @@ def _equal(
         edit,
     )
     ours = _build(make, make_sparse, dtype)
-    job = Job(HeldElsewhere(Alone(JobSpec(script="train.py"))))
+    job = Job(OnServers(Alone(JobSpec(script="train.py"))))
     job.prepare(*ours)
     _train(*ours, job.batches(data, SIZE, shuffle=False), edit)
     held = job.state_dict()
@@ -243,7 +243,7 @@ def test_other_dtypes_are_refused(dtype: torch.dtype) -> None:
 
 
 def _prepare(model: nn.Module, *optimizers: Any) -> Job:
-    job = Job(HeldElsewhere(Alone(JobSpec(script="train.py"))))
+    job = Job(OnServers(Alone(JobSpec(script="train.py"))))
     job.prepare(model, *optimizers)
     return job
 

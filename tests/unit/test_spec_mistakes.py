@@ -417,14 +417,14 @@ WRONG_FILES = [
         "script: train.py\nstrategy: script\nmax_workers: 2\n",
         (
             "job.yaml:3: max_workers: got 2 with strategy script, which trains by itself, expected "
-            "it with strategy ps or allreduce only; remove it"
+            "it with strategy ps, allreduce or fsdp only; remove it"
         ),
     ),
     (
         "script: train.py\nstrategy: script\npreflight: true\n",
         (
             "job.yaml:3: preflight: got true with strategy script, whose nodes are not measured, "
-            "expected it with strategy ps or allreduce only; remove it"
+            "expected it with strategy ps, allreduce or fsdp only; remove it"
         ),
     ),
     (

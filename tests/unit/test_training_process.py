@@ -23,7 +23,7 @@ from paceline.base.jobdir import JobDir
 from paceline.base.node_files import NodeFiles
 from paceline.runtime import process as process_module
 from paceline.runtime.exchange import Exchange
-from paceline.runtime.holding.local.strategy import HeldHere
+from paceline.runtime.holding.local.strategy import Local
 from paceline.runtime.job import Job
 from paceline.runtime.process import (
     AgentLost,
@@ -81,7 +81,7 @@ def test_a_loop_that_the_script_has_left_is_told_with_the_step(
     optimizer = SGD(model.parameters(), lr=0.1)
 
     def script(_: JobSpec) -> None:
-        job = Job(HeldHere(JobSpec(script="train.py")))
+        job = Job(Local(JobSpec(script="train.py")))
         job.prepare(model, optimizer)
         for number, x in enumerate(job.batches(torch.ones(64, 1), batch_size=16)):
             process.step = 40 + number
@@ -101,7 +101,7 @@ def test_a_loop_that_the_script_has_left_is_told_with_the_step(
 def test_a_loop_that_the_script_never_left_is_told_with_the_step_at_its_end(
     process: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = Job(HeldHere(JobSpec(script="train.py")))
+    job = Job(Local(JobSpec(script="train.py")))
     model = nn.Linear(1, 1)
     optimizer = SGD(model.parameters(), lr=0.1)
     job.prepare(model, optimizer)

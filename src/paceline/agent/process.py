@@ -51,7 +51,7 @@ def process_environment(job: JobDir, node: str, spec: JobSpec) -> dict[str, str]
     """What every life of the node's process has in its environment."""
     cores = len(os.sched_getaffinity(0))
     # A script by itself keeps what the user has exported, as under torchrun.
-    exported = os.environ if spec.strategy == "script" and spec.torch_threads is None else {}
+    exported = {} if spec.traits.trains or spec.torch_threads is not None else os.environ
     threads = exported.get("OMP_NUM_THREADS", str(spec.threads(cores)))
     return {
         # One BLAS thread: numpy would start a pool at its import, and the zygote has to fork.
@@ -64,10 +64,6 @@ def process_environment(job: JobDir, node: str, spec: JobSpec) -> dict[str, str]
         NODE: node,
         "PACELINE_ROLE": role_of(node),
     }
-
-
-PRELOAD = {"fsdp": ("paceline.runtime.holding.shards.strategy",)}
-"""By strategy: what its zygotes import beside what all do. Seconds, of each life otherwise."""
 
 
 class ProcessHost:
@@ -107,12 +103,12 @@ class ProcessHost:
         """Start warming up; `run` may follow at once."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        role = self._environment["PACELINE_ROLE"]
+        role, traits = self._environment["PACELINE_ROLE"], self._spec.traits
         with theirs, self._files.log.open("ab") as log:
             self._zygote = subprocess.Popen(
                 [sys.executable, *SAFE_PATH, "-m", "paceline.runtime.zygote"]
                 + ["--fd", str(theirs.fileno()), "--role", role]
-                + [f"--preload={name}" for name in PRELOAD.get(self._spec.strategy, ())]
+                + ([f"--preload={traits.module}"] if traits.preloaded else [])
                 + [f"--join={path}" for path in self._group.join_files],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
@@ -135,7 +131,7 @@ class ProcessHost:
             "PACELINE_NUM_WORKERS": str(start.num_workers),
             "PACELINE_CHECK": str(int(start.check)),
         }
-        if self._spec.strategy == "script":
+        if not self._spec.traits.trains:
             errors = self._job.logs / f"{self._node}.{start.inc}.error.json"
             env |= torchrun_environment(start, self._spec, self._job.job_id, errors)
         self._pending = Fork(inc=start.inc, env=env, log=str(self._files.log))

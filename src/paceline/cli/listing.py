@@ -11,6 +11,7 @@ from paceline.jobs.outcome import Outcome, read_outcome
 from paceline.wire import spec as specs
 from paceline.wire.client import GetStatus, JobStatus
 from paceline.wire.spec import JobSpec
+from paceline.wire.strategies import STRATEGIES
 
 ASK_S = 2.0
 UNREADABLE = "unreadable"
@@ -44,6 +45,12 @@ class JobRow(Struct, frozen=True, kw_only=True):
     jct_s: float | None
     """From its launch to its end, interruptions included."""
     path: str
+
+    @property
+    def counts(self) -> bool:
+        """Whether paceline counts the job's samples."""
+        row = STRATEGIES.get(self.strategy or "")
+        return row is None or row.trains
 
 
 def current_status(job: JobDir) -> JobStatus | None:

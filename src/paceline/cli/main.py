@@ -246,7 +246,7 @@ def _resume(name: str | None, flags: dict[str, str], has_args: bool, *, detach: 
         running.tell(console, nothing[0])
         raise typer.Exit(nothing[1])
     resume(job, sizes)
-    by_itself = spec.strategy == "script"
+    by_itself = not spec.traits.trains
     whence = "starts its script again" if by_itself else "goes on from its newest cut"
     running.tell(console, f"job {job.job_id} {whence}")
     if not detach:
@@ -451,6 +451,14 @@ def report(
     print(f"page: {page}")
     if open_:
         typer.launch(str(page))
+
+
+@app.command()
+def strategies(as_json: AsJson = False) -> None:
+    """Show what each strategy is like: who holds the model, and what it allows."""
+    from paceline.cli.strategies import show_strategies
+
+    show_strategies(_console(), as_json=as_json)
 
 
 @app.command()

@@ -49,15 +49,14 @@ def start(spec: JobSpec, console: Console, log_dir: Path | None = None) -> JobDi
     sizes = counted(spec.workers.count, "worker")
     sizes += f", {counted(spec.num_servers, 'server')}" if spec.num_servers else ""
     script = Path(spec.script).name
-    match spec.strategy:
-        case "script":
-            how = f"restarted together at most {counted(spec.restart.budget, 'time')}"
-            if spec.restart.window_s is not None:
-                how += f" within {seconds(spec.restart.window_s)}"
-            tell(console, f"job {job.job_id}: {script}, {sizes}, {how}")
-        case "ps" | "allreduce" | "fsdp":
-            how = spec.mode if spec.strategy == "ps" else spec.strategy
-            tell(console, f"job {job.job_id}: {script}, {how}, {spec.samples}, {sizes}")
+    if spec.traits.trains:
+        how: str = spec.mode if spec.traits.has_servers else spec.strategy
+        tell(console, f"job {job.job_id}: {script}, {how}, {spec.samples}, {sizes}")
+    else:
+        how = f"restarted together at most {counted(spec.restart.budget, 'time')}"
+        if spec.restart.window_s is not None:
+            how += f" within {seconds(spec.restart.window_s)}"
+        tell(console, f"job {job.job_id}: {script}, {sizes}, {how}")
     tell(console, f"logs and results: {job.path}")
     return job
 
@@ -72,9 +71,11 @@ def read_sizes(spec: JobSpec, flags: Mapping[str, str]) -> Resize:
     Raises:
         ConfigError: no numbers, or not of this job's strategy.
     """
-    if flags and spec.strategy == "script":
-        raise ConfigError("--resume: workers of strategy script stay as many as they were")
-    if "servers" in flags and spec.strategy != "ps":
+    if flags and not spec.traits.trains:
+        raise ConfigError(
+            f"--resume: workers of strategy {spec.strategy} stay as many as they were"
+        )
+    if "servers" in flags and not spec.traits.has_servers:
         raise ConfigError(f"--servers: a job of strategy {spec.strategy} has no servers")
     ranges = {"workers": (spec.min_workers, spec.most_workers), "servers": (1, MAX_NODES)}
     sizes = {}

@@ -77,7 +77,7 @@ def _cells(row: JobRow, now_s: float) -> tuple[str, ...]:
         row.job_id,
         row.state,
         percent(row.committed, row.total or 0),
-        "-" if row.strategy == "script" else f"{row.committed:,}",
+        f"{row.committed:,}" if row.counts else "-",
         speed(rate).removesuffix(" samples/s") + "/s" if rate else "-",
         str(row.workers or "-"),
         age(now_s - row.started_s),
@@ -132,7 +132,7 @@ def show_job(job: JobDir, console: Console) -> None:
     console.print(f"{job.job_id}  {state_of(job, outcome, status)}", style="bold", highlight=False)
     if outcome:
         spec, took = read_spec(job), f"after {clock(outcome.jct_s)}"
-        if spec is None or spec.strategy != "script":
+        if spec is None or spec.traits.trains:
             took = f"{progress(outcome.committed, outcome.total)} in {clock(outcome.jct_s)}"
         console.print(f"  {took}, exit code {outcome.exit_code}", highlight=False)
         if outcome.error:

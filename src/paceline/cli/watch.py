@@ -217,7 +217,7 @@ class Orders:
             self._view.say(reply.error)
         elif now:
             self._view.say("stopping at once")
-        elif load(self._job.spec).strategy == "script":
+        elif not load(self._job.spec).traits.trains:
             self._view.say("stopping: the scripts get SIGTERM, and time (Ctrl-C again: at once)")
         else:
             self._view.say(

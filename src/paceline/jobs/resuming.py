@@ -29,7 +29,7 @@ def over(job: JobDir, spec: JobSpec) -> tuple[str, int] | None:
         why = "never trained anything" if how is End.NOT_TRAINED else f"left early, after {done}"
         told = f"the script of job {job.job_id} has returned; it {why}; nothing was started"
         return f"{told}. Start it again as a new job", code_of(how)
-    if spec.strategy == "script":
+    if not spec.traits.trains:
         told = f"job {job.job_id} has already finished; nothing was started"
         return told, code_of(End.ALREADY_FINISHED)
     _check_newest(job, outcome)

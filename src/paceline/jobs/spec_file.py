@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import msgspec
 import yaml
@@ -32,7 +32,8 @@ from paceline.jobs.spec_values import (
     read_value,
     show,
 )
-from paceline.wire.spec import SHORT_STEPS, JobSpec, Mode
+from paceline.wire.spec import SHORT_STEPS, JobSpec
+from paceline.wire.strategies import STRATEGIES, Mode, Traits, those
 
 COMMAND_LINE = "command line"
 
@@ -272,11 +273,12 @@ def _check_deterministic(draft: _Draft) -> None:
         return
     strategy, workers = draft.get("strategy"), draft.get("workers.count")
     blocks = draft.get("blocks")
-    if strategy not in ("allreduce", "ps"):
+    modes = _traits(draft).deterministic
+    if not modes:
         got = f"true with strategy {strategy}"
         expected = "it with strategy allreduce, or on servers in mode bsp"
         draft.complain("deterministic", got, expected, "remove it or set strategy to allreduce")
-    elif strategy == "ps" and draft.get("mode") != "bsp":
+    elif draft.get("mode") not in modes:
         got = f"true in mode {draft.get('mode')}, whose updates come in any order"
         draft.complain("deterministic", got, "mode bsp", "remove it or set mode to bsp")
     elif draft.get("solution") in SHORT_STEPS:
@@ -288,10 +290,10 @@ def _check_deterministic(draft: _Draft) -> None:
 
 
 def _check_strategy(draft: _Draft) -> None:
-    """What parameter servers need, and a group of workers."""
-    workers = draft.get("workers.count")
-    if draft.get("strategy") == "script":
-        _check_by_itself(draft)
+    """What the strategy's row leaves open."""
+    workers, traits = draft.get("workers.count"), _traits(draft)
+    if not traits.trains:
+        _check_by_itself(draft, traits)
         return
     most = draft.get("max_workers")
     if isinstance(most, int) and isinstance(workers, int) and most < workers:
@@ -300,36 +302,31 @@ def _check_strategy(draft: _Draft) -> None:
     if draft.get("run_as") != "file":
         got = f"{draft.get('run_as')!r} with strategy {draft.get('strategy')}"
         draft.complain("run_as", got, "it with strategy script only", "remove it")
-    if draft.get("strategy") == "ps":
-        if "min_workers" in draft.places:
-            got = f"{draft.get('min_workers')} with strategy ps, whose workers need not be many"
-            draft.complain("min_workers", got, "it with strategy allreduce only", "remove it")
-        return
+    strategy, least = draft.get("strategy"), draft.get("min_workers")
     for key in [key for key in draft.places if key.startswith("servers.")]:
-        got = (
-            f"{draft.get(key)} with strategy {draft.get('strategy')}, where workers hold the model"
-        )
-        draft.complain(key, got, "it with strategy ps only", "remove it")
-    if draft.get("mode") != "bsp":
-        got = f"{draft.get('mode')!r} with strategy {draft.get('strategy')}"
+        if not traits.has_servers:
+            got = f"{draft.get(key)} with strategy {strategy}, where workers hold the model"
+            expected = f"it with strategy {those(lambda row: row.has_servers)} only"
+            draft.complain(key, got, expected, "remove it")
+    if draft.get("mode") not in traits.modes:
+        got = f"{draft.get('mode')!r} with strategy {strategy}"
         draft.complain("mode", got, "bsp (all workers take part in each step)", "remove it")
-    if draft.get("strategy") == "fsdp":
-        _check_sharded(draft)
+    if traits.uneven_shares and draft.values.setdefault("solution", "none") != "none":
+        got = f"{draft.get('solution')!r} with strategy {strategy}, {traits.uneven_shares}"
+        draft.complain("solution", got, "none", "remove it or set strategy to allreduce")
+    if traits.min_workers:
+        if "min_workers" in draft.places:
+            got = f"{least} with strategy {strategy}, {traits.min_workers}"
+            able = those(lambda row: row.trains and not row.min_workers)
+            draft.complain("min_workers", got, f"it with strategy {able} only", "remove it")
         return
-    least = draft.get("min_workers")
     if isinstance(least, int) and isinstance(workers, int) and least > workers:
         expected = f"at most workers.count, which is {workers}"
         draft.complain("min_workers", str(least), expected, f"write min_workers: {workers}")
 
 
-def _check_sharded(draft: _Draft) -> None:
-    """Torch's FSDP2 weighs all workers alike, and all of them hold the model."""
-    if draft.values.setdefault("solution", "none") != "none":
-        got = f"{draft.get('solution')!r} with strategy fsdp, whose workers compute equal shares"
-        draft.complain("solution", got, "none", "remove it or set strategy to allreduce")
-    if "min_workers" in draft.places:
-        got = f"{draft.get('min_workers')} with strategy fsdp, which needs all workers"
-        draft.complain("min_workers", got, "it with strategy allreduce only", "remove it")
+def _traits(draft: _Draft) -> Traits:
+    return STRATEGIES[str(draft.get("strategy"))]
 
 
 _OF_TRAINING = re.compile(
@@ -338,20 +335,22 @@ _OF_TRAINING = re.compile(
 )
 
 
-def _check_by_itself(draft: _Draft) -> None:
-    """A script by itself is told nothing but its rank, and decides nothing with us."""
+def _check_by_itself(draft: _Draft, traits: Traits) -> None:
+    """A script that trains by itself knows nothing but its rank, and takes no part in decisions."""
+    trained = f"it with strategy {those(lambda row: row.trains)} only"
     for key in [key for key in draft.places if _OF_TRAINING.fullmatch(key)]:
-        got = f"{draft.get(key)} with strategy script, which trains by itself"
+        got = f"{draft.get(key)} with strategy {draft.get('strategy')}, which trains by itself"
         remedy = "remove it"
         if draft.places[key].startswith("--") and key in OF_SPEC:
             remedy += f", or write it after -- if {flag_of(key)} is the script's own"
-        draft.complain(key, got, "it with strategy ps or allreduce only", remedy)
+        draft.complain(key, got, trained, remedy)
     if draft.values.setdefault("solution", "none") != "none":
-        got = f"{draft.get('solution')!r} with strategy script, which cannot be acted on"
+        got = f"{draft.get('solution')!r} with strategy {draft.get('strategy')}"
+        got += f", {traits.uneven_shares}"
         draft.complain("solution", got, "none", "remove it")
     if "preflight" in draft.places and draft.get("preflight"):
-        got = "true with strategy script, whose nodes are not measured"
-        draft.complain("preflight", got, "it with strategy ps or allreduce only", "remove it")
+        got = f"true with strategy {draft.get('strategy')}, whose nodes are not measured"
+        draft.complain("preflight", got, trained, "remove it")
 
 
 def _check_memory(draft: _Draft) -> None:
@@ -449,8 +448,9 @@ def _check_solution(draft: _Draft) -> None:
         except ConfigError as error:
             draft.complaints.append(f"{_where(draft.places[prefix + arg], prefix + arg)}: {error}")
     modes = kind.modes
-    mode = "allreduce" if draft.get("strategy") == "allreduce" else str(draft.get("mode"))
-    if draft.is_sound(["mode", "strategy"]) and mode not in modes:
+    sound = draft.is_sound(["mode", "strategy"])
+    mode = _traits(draft).pace(cast(Mode, draft.get("mode"))) if sound else ""
+    if sound and mode not in modes:
         there = [each for each in get_args(Mode) if each in modes]
         made_for = f"jobs in mode {' or '.join(there)}" if there else "all-reduce"
         got = f"{name}, which is made for {made_for}, in mode {mode}"
@@ -467,7 +467,7 @@ def _check_env(draft: _Draft) -> None:
             threads = draft.values[key]
             remedy = f"write torch_threads: {threads}"
             draft.complain(key, f"{threads!r} under env", "it under torch_threads", remedy)
-        elif name in _CHOSEN and draft.get("strategy") == "script":
+        elif name in _CHOSEN and draft.is_sound(["strategy"]) and not _traits(draft).trains:
             continue
         elif _SET_BY_PACELINE.fullmatch(name):
             draft.complain(key, f"the name {name!r}", "none that paceline sets", "remove it")

@@ -18,12 +18,10 @@ def free_port(address: str) -> int:
 
 def make_rounds(spec: JobSpec) -> Rounds | None:
     """Of a job whose workers start and restart together."""
-    match spec.strategy:
-        case "script":
-            stop_s = spec.timeouts.derived(None).stop_s or 0.0
-            return Rounds(grace_s=stop_s, new_port=lambda: free_port(spec.listen))
-        case "fsdp":
-            # What a member holds is of no use without the others': nobody waits for its end.
-            return Rounds(grace_s=0.0, new_port=lambda: NO_PORT, by_itself=False)
-        case _:
-            return None
+    if spec.traits.lives == "singly":
+        return None
+    if spec.traits.round_port:
+        stop_s = spec.timeouts.derived(None).stop_s or 0.0
+        return Rounds(grace_s=stop_s, new_port=lambda: free_port(spec.listen))
+    # What a member holds is of no use without the others': nobody waits for its end.
+    return Rounds(grace_s=0.0, new_port=lambda: NO_PORT, by_itself=False)

@@ -7,35 +7,25 @@ from paceline.wire.spec import JobSpec
 
 def check_scale(spec: JobSpec, feed: Feed | None, workers: int) -> None:
     """Refuse a number of workers that the job cannot train with; ``feed``: what it trains on."""
-    sharded = spec.strategy == "fsdp"
-    if not sharded:
+    if spec.traits.scales == "never":
         check_elastic(spec, "scale")
     check_size(spec, "scale to", workers)
-    if not sharded:
+    if spec.traits.scales != "evenly":
         return
     if feed is None:
         raise ConfigError("cannot scale yet: nobody trains, so the global batch is not known")
     if feed.global_batch(workers) % workers:
         raise ConfigError(
             f"cannot scale to {workers} workers: the global batch of {feed.batch_size} samples "
-            "is not divisible by it, as strategy fsdp needs; with batch_per_worker in place of "
-            "batch_size it would follow the workers"
+            f"is not divisible by it, as strategy {spec.strategy} needs; with batch_per_worker in "
+            "place of batch_size it would follow the workers"
         )
 
 
 def check_elastic(spec: JobSpec, order: str) -> None:
     """Refuse an order to a job whose workers come and go together."""
-    if spec.strategy == "fsdp":
-        raise ConfigError(
-            f"no {order} with strategy fsdp, whose workers hold the model together and restart "
-            "together; change their number with `paceline scale`"
-        )
-    if spec.strategy == "script":
-        raise ConfigError(
-            f"no {order} with strategy script, whose workers know their number from the start "
-            "and begin together; stop the job and start it with another --workers, or train "
-            "with --strategy allreduce"
-        )
+    if spec.traits.rigid:
+        raise ConfigError(f"no {order} with strategy {spec.strategy}, {spec.traits.rigid}")
 
 
 def check_size(spec: JobSpec, order: str, workers: int) -> None:

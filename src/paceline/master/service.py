@@ -148,10 +148,10 @@ class Master:
         )
         self.monitor = Monitor(lengths_of(spec.windows))
         self._outbox = Outbox(job, self.members, backend, self._wall_clock, journal)
-        kind = GroupTraining if spec.held_by_workers else ServerTraining
+        kind = GroupTraining if spec.traits.is_group else ServerTraining
         parts = (job, spec, self.members, self.monitor, self._outbox)
         self.training: Training = kind(Parts(*parts, self._fail, self._moved, self._leave_out))
-        self._checks = Checks(wanted=spec.preflight and spec.strategy != "script")
+        self._checks = Checks(wanted=spec.preflight and spec.traits.measured != "never")
         self._scene = Scene(
             self.training,
             self.members,

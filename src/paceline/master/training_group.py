@@ -42,8 +42,8 @@ class GroupTraining(Training):
             mode=spec.mode,
             samples=spec.samples,
             min_members=spec.min_workers,
-            check=spec.preflight and spec.strategy == "allreduce",
-            sharded=spec.strategy == "fsdp",
+            check=spec.preflight and spec.traits.measured == "links",
+            sharded=spec.traits.holder == "shards",
             whole_steps=spec.deterministic,
         )
         #: The step at which members could not work together, and how often.

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,9 +36,9 @@ from paceline.runtime.data.work import Array, Work
 from paceline.runtime.embedding import is_table
 from paceline.runtime.evaluation import as_tensor, checked_values
 from paceline.runtime.given import check_given, flatten, takes_norm_alone
-from paceline.runtime.holding.local.strategy import HeldHere
+from paceline.runtime.holding.local.strategy import Local
 from paceline.runtime.holding.servers.in_process import Alone
-from paceline.runtime.holding.servers.strategy import HeldElsewhere
+from paceline.runtime.holding.servers.strategy import OnServers
 from paceline.runtime.preflight import check_node
 from paceline.runtime.prepared import check_parameters
 from paceline.runtime.seeding import seed_all, seed_of
@@ -74,7 +75,7 @@ def begin(strategy: Strategy) -> "Job":
 
 def _strategy() -> Strategy:
     if "PACELINE_NODE" not in os.environ:
-        return HeldHere(JobSpec(script=os.path.abspath(sys.argv[0])))
+        return Local(JobSpec(script=os.path.abspath(sys.argv[0])))
     # Needs the services of a launched job.
     from paceline.runtime.process import managed
 
@@ -85,10 +86,10 @@ def _strategy() -> Strategy:
             "its samples are counted, and its model is kept; start a job for each training, as in "
             "`paceline run train.py -- --fold 1`"
         )
-    if process.spec.strategy == "script":
+    if not process.spec.traits.trains:
         raise ConfigError(
-            "pl.init() in a job of strategy script, which deals out no samples; start it with "
-            "--strategy allreduce or ps, and without flags of torchrun"
+            f"pl.init() in a job of strategy {process.spec.strategy}, which deals out no samples; "
+            "start it with --strategy allreduce or ps, and without flags of torchrun"
         )
     strategy = _strategy_of(process)
     process.join(strategy.hand_over)
@@ -96,24 +97,15 @@ def _strategy() -> Strategy:
 
 
 def _strategy_of(process: "Process") -> Strategy:
-    if process.spec.strategy == "allreduce":
-        from paceline.runtime.holding.replicas.strategy import HeldByAll
-
-        return HeldByAll(process)
-    if process.spec.strategy == "fsdp":
-        from paceline.runtime.holding.shards.strategy import HeldInShards
-
-        return HeldInShards(process)
-    from paceline.runtime.holding.servers.client import ServerTrainer
-
-    return HeldElsewhere(ServerTrainer(process))
+    strategy: Strategy = import_module(process.spec.traits.module).begin(process)
+    return strategy
 
 
 def _fitting(strategy: Strategy, modules: Sequence[nn.Module]) -> Strategy:
     """The same; of a lone script with sparse tables, whose rows torch does not hold, that of ps."""
-    alone = isinstance(strategy, HeldHere)
+    alone = isinstance(strategy, Local)
     if alone and any(is_table(one) for root in modules for one in root.modules()):
-        return HeldElsewhere(Alone(strategy.spec), strategy.script_state)
+        return OnServers(Alone(strategy.spec), strategy.script_state)
     return strategy
 
 
@@ -231,7 +223,7 @@ class Job:
         schedulers = [one for one in flat if isinstance(one, LRScheduler)]
         scalers = [one for one in flat if isinstance(one, GradScaler)]
         self._strategy = _fitting(self._strategy, modules)
-        check_parameters(modules, optimizers, alone=isinstance(self._strategy, HeldHere))
+        check_parameters(modules, optimizers, alone=isinstance(self._strategy, Local))
         self._strategy.prepare(modules, optimizers, schedulers, scalers)
         self._modules, self._optimizers = modules, optimizers
         return objects[0] if len(objects) == 1 else objects
@@ -527,7 +519,7 @@ class Job:
         num_samples = _length(caller, dataset) if growth is None else None
         # Files read neighbours together, so they are mixed by shards; elsewhere all are mixed.
         asked = spec.data.shard_size or getattr(dataset, "shard_size_hint", None)
-        divided = spec.deterministic and spec.strategy == "ps"
+        divided = spec.deterministic and spec.traits.blocks
         feed = Feed(
             feed=self._num_feeds,
             purpose=purpose,

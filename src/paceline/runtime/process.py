@@ -304,7 +304,7 @@ def run_server(process: Process) -> int:
 def run_script(process: Process) -> int:
     """Run the user's script as ``python script args`` would."""
     try:
-        if process.spec.strategy == "script":
+        if not process.spec.traits.trains:
             process.step = -1
             _leave_to_script()
             if process.stop_requested:  # before it was left to the script

@@ -14,8 +14,8 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from paceline.base.errors import PermanentError
+from paceline.wire.strategies import STRATEGIES, Mode, Strategy, Traits
 
-Mode = Literal["bsp", "ssp", "asp"]
 Samples = Literal["exactly-once", "at-least-once", "at-most-once"]
 Transport = Literal["auto", "shm", "ipc", "tcp"]
 Encryption = Literal["off", "curve"]
@@ -200,7 +200,7 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     seed: Seed = 0
     """Seed of everything random in the job. Default 0: a run can be repeated unasked."""
 
-    strategy: Literal["ps", "allreduce", "fsdp", "script"] = "ps"
+    strategy: Strategy = "ps"
     """Who holds the model. Default ps: parameter servers, which split it among them. allreduce:
     every worker holds all of it; there are no servers, and steps are those of mode bsp. fsdp: every
     worker holds a shard of it, as torch's ``fully_shard`` divides it; after a failure all restart
@@ -291,14 +291,14 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ``--workers``. Not a key of the YAML file; later errors about a value can name its place."""
 
     @property
-    def num_servers(self) -> int:
-        """Nodes that hold the model."""
-        return self.servers.count if self.strategy == "ps" else 0
+    def traits(self) -> Traits:
+        """The row of the job's strategy."""
+        return STRATEGIES[self.strategy]
 
     @property
-    def held_by_workers(self) -> bool:
-        """Whether the workers hold the model, as members of a group."""
-        return self.strategy in ("allreduce", "fsdp")
+    def num_servers(self) -> int:
+        """Nodes that hold the model."""
+        return self.servers.count if self.traits.has_servers else 0
 
     @property
     def most_workers(self) -> int:

@@ -48,7 +48,7 @@ def _result(facts: Facts) -> str:
     took_s = outcome.jct_s if outcome and outcome.jct_s else facts.ended_s - facts.started_s
     how = outcome.how if outcome else None
     ended, took = _ENDED[how], seconds(took_s)
-    if facts.spec.strategy == "script":
+    if not facts.spec.traits.trains:
         return f"{ended} after {took}."
     if outcome is not None and how is End.NOT_TRAINED:
         loop = "ran no loop over job.batches" if outcome.joined else "never called pl.init()"
@@ -78,7 +78,7 @@ def _troubles(facts: Facts) -> str:
     more = len(facts.incidents) - MAX_TOLD
     told += [f"{more} more in the report"] if more > 0 else []
     counts = f"{facts.num_relaunches} {'relaunch' if facts.num_relaunches == 1 else 'relaunches'}"
-    if facts.spec.strategy != "script":
+    if facts.spec.traits.trains:
         counts += f", {counted(facts.num_restores, 'restore')}"
     return f"{counts}: {'; '.join(told)}."
 
@@ -113,7 +113,7 @@ def figures(facts: Facts) -> list[tuple[str, str]]:
     sizes += (
         f", {counted(spec.num_servers, 'server')}" if spec.num_servers else f", {spec.strategy}"
     )
-    if spec.strategy == "script":
+    if not spec.traits.trains:
         return [
             ("result", headline(facts)),
             ("script", " ".join((spec.script, *spec.args))),

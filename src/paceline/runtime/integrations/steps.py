@@ -34,7 +34,7 @@ from torch.utils.data import (
 
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
-from paceline.runtime.holding.replicas.strategy import HeldByAll
+from paceline.runtime.holding.replicas.strategy import Replicated
 from paceline.runtime.job import Job, begin
 from paceline.runtime.process import Process, managed
 from paceline.wire.spec import SHORT_STEPS, load
@@ -44,7 +44,7 @@ class Member(NamedTuple):
     """This process in a job of strategy allreduce."""
 
     job: Job
-    strategy: HeldByAll
+    strategy: Replicated
 
     @property
     def rank(self) -> int:
@@ -73,7 +73,7 @@ def join(library: str) -> Member | None:
     process = None if "PACELINE_NODE" not in os.environ or _is_by_itself() else managed()
     if process is None:
         return None
-    if process.spec.strategy != "allreduce":
+    if not process.spec.traits.other_loops:
         raise ConfigError(
             f"{library} changes the model with torch's optimizers, so every worker must hold it; "
             "run the job with --strategy allreduce"
@@ -93,7 +93,7 @@ def join(library: str) -> Member | None:
 
 def _is_by_itself() -> bool:
     """Whether the job of this process, or of the one that started it, is of strategy script."""
-    return load(JobDir(Path(os.environ["PACELINE_JOB_DIR"])).spec).strategy == "script"
+    return not load(JobDir(Path(os.environ["PACELINE_JOB_DIR"])).spec).traits.trains
 
 
 @cache
@@ -104,7 +104,7 @@ def _member_of(process: Process) -> Member:
             "pl.init() was called before in this script; leave it out, or train with a loop over "
             "job.batches"
         )
-    strategy = HeldByAll(process)
+    strategy = Replicated(process)
     process.join(strategy.hand_over)
     strategy.whole_steps = True
     return Member(begin(strategy), strategy)

@@ -36,7 +36,7 @@ from paceline.wire.messages.feeds import Feed, SourceLine
 from paceline.wire.spec import JobSpec
 
 
-class HeldHere(Stepping):
+class Local(Stepping):
     """`Strategy` of the only worker there is."""
 
     takes_growth = True

@@ -36,7 +36,12 @@ from paceline.wire.messages.checks import Checked
 from paceline.wire.messages.feeds import Feed
 
 
-class HeldByAll(Together):
+def begin(process: Process) -> "Replicated":
+    """Make the strategy of a job's process."""
+    return Replicated(process)
+
+
+class Replicated(Together):
     """`Strategy` of a member of an elastic group."""
 
     def __init__(self, process: Process) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -32,11 +32,22 @@ from paceline.runtime.strategy import Evaluation
 from paceline.wire.messages.checks import Checked
 from paceline.wire.messages.feeds import Feed, SourceLine
 
+if TYPE_CHECKING:
+    from paceline.runtime.process import Process
+
 HAND_OVER_S = 5.0
 """For what a worker has handed in to be decided, when its script has returned within a loop."""
 
 
-class HeldElsewhere:
+def begin(process: "Process") -> "OnServers":
+    """Make the strategy of a job's process."""
+    # A script that was started plainly needs neither sockets nor a process.
+    from paceline.runtime.holding.servers.client import ServerTrainer
+
+    return OnServers(ServerTrainer(process))
+
+
+class OnServers:
     """`Strategy`: the worker computes gradients on values that it is given for each batch."""
 
     def __init__(self, trainer: Trainer, script_state: ScriptState | None = None) -> None:

@@ -59,7 +59,12 @@ class Evenly(Sharing):
         return super().runs(whole, num_members, division, absent)
 
 
-class HeldInShards(Together):
+def begin(process: Process) -> "Sharded":
+    """Make the strategy of a job's process."""
+    return Sharded(process)
+
+
+class Sharded(Together):
     """`Strategy` of a member; made when all members are there, with torch's default group."""
 
     def __init__(self, process: Process) -> None:
