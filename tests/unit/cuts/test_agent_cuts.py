@@ -82,7 +82,7 @@ LEAVES = """
 import asyncio, os, sys, threading
 from pathlib import Path
 from paceline.base.jobdir import JobDir
-from tests.unit.test_agent_cuts import COPIED, answers
+from tests.unit.cuts.test_agent_cuts import COPIED, answers
 from paceline.wire.messages.node import KeepCut
 
 syncs = threading.Event()

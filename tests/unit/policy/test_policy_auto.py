@@ -30,7 +30,7 @@ from paceline.policy.straggler.solutions.lb_bsp import LbBsp
 from paceline.policy.straggler.solutions.non_dedicated import NonDedicated
 from paceline.policy.straggler.solutions.static import Backup, LeaveOut, Nothing
 from paceline.policy.straggler.trials import Patience
-from tests.unit.straggler_world import EVEN, SLOPE_S, World, clairvoyant_s
+from tests.unit.policy.straggler_world import EVEN, SLOPE_S, World, clairvoyant_s
 
 STEPS = 400
 

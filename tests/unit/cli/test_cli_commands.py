@@ -31,7 +31,7 @@ from paceline.jobs.resize import Resize
 from paceline.wire import spec as specs
 from paceline.wire.spec import JobSpec
 
-SCRIPT = Path(__file__).parents[1] / "chaos" / "planted.py"
+SCRIPT = Path(__file__).parents[2] / "chaos" / "planted.py"
 
 
 @pytest.fixture(autouse=True)

@@ -26,7 +26,7 @@ from paceline.runtime.group.group import BREAKING, Group
 from paceline.runtime.group.store import GroupOver, PeerStore
 from paceline.runtime.group.transports import DIRECT, SOCKETS, Gloo, Nccl
 from paceline.wire.messages.group import Member, RunGroup
-from tests.unit.test_reducer import MEMBERS, averaged, in_group
+from tests.unit.holding.group.test_reducer import MEMBERS, averaged, in_group
 
 ALONE = RunGroup(epoch_no=1, inc=0, group=1, step=0, members=(Member(0, "worker-0", ""),))
 

@@ -13,7 +13,7 @@ from paceline.jobs.outcome import ENDS, End, Outcome, code_of
 from paceline.master.ending import Ending, Work, failed, how_finished, stopped
 from paceline.wire.spec import JobSpec
 
-HOWTO = Path(__file__).parents[2] / "docs" / "howto.md"
+HOWTO = Path(__file__).parents[3] / "docs" / "howto.md"
 
 
 def work(*, is_known: bool = True, loops: int = 1, unfinished: int = 0) -> Work:

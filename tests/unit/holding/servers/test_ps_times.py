@@ -12,7 +12,7 @@ from paceline.protocol.holding.servers.server import Key
 from paceline.runtime.holding.servers.port import Pulled
 from paceline.runtime.holding.servers.pulling import Pulling
 from paceline.runtime.server.server import Server
-from tests.unit.ps_world import World, gradients, world
+from tests.unit.holding.servers.ps_world import World, gradients, world
 
 LATE_S, UPDATE_S, STEPS = 0.2, 0.08, 4
 

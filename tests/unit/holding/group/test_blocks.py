@@ -16,7 +16,7 @@ from paceline.runtime.holding.replicas.blocks import BlockReducer
 from paceline.runtime.holding.replicas.buffers import Buffers
 from paceline.runtime.seeding import seed_of
 from paceline.wire.messages.group import Division, Part
-from tests.unit.test_reducer import in_group
+from tests.unit.holding.group.test_reducer import in_group
 
 BATCH, BLOCKS = 40, 9
 

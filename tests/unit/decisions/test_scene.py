@@ -8,7 +8,7 @@ from paceline.base.errors import ConfigError
 from paceline.master.decision_port import Scene
 from paceline.master.monitor import Monitor
 from paceline.policy.straggler.actions import AnyAction, BackupWorkers, KillRestart
-from tests.unit.test_monitor import Training
+from tests.unit.decisions.test_monitor import Training
 
 
 class Stage:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from paceline.studies.data.ctr import auc_from_counts
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
 @pytest.fixture(scope="module")
