@@ -20,6 +20,7 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 test: check
 	$(BIN)/python -m pytest -q -n auto --dist worksteal -m "not soak" --durations 20 tests/model tests/unit tests/conformance tests/parity

@@ -1,0 +1,220 @@
+"""The generated pages of the reference: public names, keys of the job spec, commands.
+
+mkdocs loads this file as a hook (``mkdocs.yml``). Nothing here is a list kept by hand: a name, a
+key or a command that is added or removed is added to or removed from the site by its next build.
+"""
+
+import ast
+import inspect
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import typer
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+import paceline
+from paceline.base.strategies import STRATEGIES, Traits
+from paceline.cli.main import app
+from paceline.jobs.flags import flag_of
+from paceline.jobs.spec_values import FREE_SECTIONS, LEAVES, show
+from paceline.wire import spec
+
+DECISIONS = Path(__file__).parents[1] / "decisions"
+SOLUTION_MODULES = (
+    "paceline.policy.straggler.solution",
+    "paceline.policy.straggler.observation",
+    "paceline.policy.straggler.actions",
+)
+"""What the author of a solution imports."""
+ADAPTERS = (
+    "paceline.runtime.integrations.huggingface.Trainer",
+    "paceline.runtime.integrations.accelerate.Accelerator",
+    "paceline.runtime.integrations.lightning.PacelineStrategy",
+)
+"""Where the names of ``paceline.huggingface`` and ``paceline.lightning`` are defined."""
+
+
+def on_files(files: Files, *, config: MkDocsConfig) -> Files:
+    """Add the generated pages to the files of the site."""
+    for path, write in PAGES.items():
+        files.append(File.generated(config, path, content=write()))
+    return files
+
+
+def api() -> str:
+    """Write the page of the public names; mkdocstrings fills in their docstrings."""
+    names = [name for name in paceline.__all__ if not name.startswith("__")]
+    homes = [f"{getattr(paceline, name).__module__}.{name}" for name in names]
+    parts = ["# Python", "", "`import paceline as pl`: what a script uses.", ""]
+    parts += _directives(homes, level=2)
+    parts += ["## Adapters", "", "Names of `paceline.huggingface` and `paceline.lightning`.", ""]
+    parts += _directives(ADAPTERS, level=3)
+    seen = "What a [solution](../howto/write-a-solution.md) sees, and what it may answer."
+    parts += ["## Solutions", "", seen, ""]
+    parts += _directives(SOLUTION_MODULES, level=3)
+    return "\n".join(parts)
+
+
+def _directives(names: tuple[str, ...] | list[str], level: int) -> list[str]:
+    return [f"::: {name}\n    options:\n      heading_level: {level}\n" for name in names]
+
+
+def spec_keys() -> str:
+    """Write the page of all keys of a job spec, from the fields and their docstrings."""
+    head = (
+        "# The job spec\n\n"
+        "Every key may stand in a YAML file, or be set with `--set KEY=VALUE`; the keys with a "
+        "flag of their own name it. `paceline run job.yaml --dry-run` prints the value of each "
+        "key and where it comes from. Sizes are written as `512MiB`, durations as `30s` or `5m`.\n"
+    )
+    sections = list(_sections(spec.JobSpec))
+    tables = [_table_of(struct, prefix) for prefix, struct in sections]
+    return head + "\n".join(tables)
+
+
+def _sections(struct: type[msgspec.Struct]) -> Iterator[tuple[str, type[msgspec.Struct]]]:
+    """Yield the spec and each section in it, with the prefix of its keys."""
+    yield "", struct
+    for field in msgspec.structs.fields(struct):
+        if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
+            yield f"{field.encode_name}.", field.type
+
+
+def _table_of(struct: type[msgspec.Struct], prefix: str) -> str:
+    title = prefix.removesuffix(".") or "Top level"
+    notes = _field_docs(struct)
+    lines = [f"\n## {title}\n", _cell(inspect.getdoc(struct) or ""), ""]
+    lines += ["| key | value | default | meaning |", "|---|---|---|---|"]
+    for field in msgspec.structs.fields(struct):
+        key = prefix + field.encode_name
+        if key in LEAVES or key in FREE_SECTIONS:
+            lines.append(f"| {' | '.join(_cell(part) for part in _row(key, notes[field.name]))} |")
+    return "\n".join(lines) + "\n"
+
+
+def _row(key: str, note: str) -> tuple[str, str, str, str]:
+    if key in FREE_SECTIONS:
+        return f"`{key}.NAME`", "text", "none", note
+    leaf = LEAVES[key]
+    flag = flag_of(key)
+    named = f"`{key}`" if flag.startswith("--set ") else f"`{key}` (`{flag}`)"
+    if leaf.default is msgspec.NODEFAULT:
+        return named, leaf.expected, "required", note
+    # The writer of sizes knows those of nodes by their key.
+    is_size = leaf.expected.startswith("a size")
+    shown = show("workers.memory" if is_size else key, leaf.default)
+    return named, leaf.expected, f"`{shown}`", note
+
+
+def _field_docs(struct: type[msgspec.Struct]) -> dict[str, str]:
+    """Read the string under each field of a struct; Python itself keeps none of them."""
+    (tree,) = ast.parse(inspect.getsource(struct)).body
+    assert isinstance(tree, ast.ClassDef)
+    docs, last = {}, ""
+    for node in tree.body:
+        match node:
+            case ast.AnnAssign(target=ast.Name(id=name)):
+                docs[name] = last = name
+            case ast.Expr(value=ast.Constant(value=str(text))) if last:
+                docs[last] = inspect.cleandoc(text)
+            case _:
+                last = ""
+    return docs
+
+
+def _cell(text: str) -> str:
+    """Put a text into one line, so that it may be a cell of a table."""
+    return " ".join(text.split()).replace("|", "\\|").replace("``", "`")
+
+
+def commands() -> str:
+    """Write the page of all commands, with their arguments and options."""
+    command = typer.main.get_command(app)
+    return "# The command line\n\n" + "\n".join(_commands(command, "paceline"))
+
+
+def _commands(command: Any, path: str) -> Iterator[str]:
+    """Describe a command and, of a group, each of its commands in turn."""
+    children = getattr(command, "commands", {})
+    depth = path.count(" ")
+    if depth:
+        yield f"{'#' * (depth + 1)} {path}\n"
+    yield _described(command, path, is_group=bool(children))
+    for name, child in children.items():
+        if not child.hidden:
+            yield from _commands(child, f"{path} {name}")
+
+
+def _described(command: Any, path: str, *, is_group: bool) -> str:
+    shown = [param for param in command.params if not getattr(param, "hidden", False)]
+    arguments = [param for param in shown if param.param_type_name == "argument"]
+    options = [param for param in shown if param.param_type_name == "option"]
+    words = [path, *(["COMMAND"] if is_group else []), *(["[OPTIONS]"] if options else [])]
+    words += [_metavar(param) for param in arguments]
+    lines = [inspect.cleandoc(command.help or ""), "", "```", " ".join(words), "```", ""]
+    if arguments:
+        lines += ["| argument | meaning |", "|---|---|"]
+        lines += [f"| `{_metavar(param)}` | {_cell(param.help or '')} |" for param in arguments]
+        lines.append("")
+    if options:
+        lines += ["| option | default | meaning |", "|---|---|---|"]
+        lines += [_option_row(param) for param in options] + [""]
+    if command.epilog:
+        lines += ["", *(f"- {line}" for line in command.epilog.split("\n\n")), ""]
+    return "\n".join(lines)
+
+
+def _metavar(param: Any) -> str:
+    word = param.metavar or param.name.upper()
+    return word if param.required else f"[{word}]"
+
+
+def _option_row(param: Any) -> str:
+    value = "" if param.is_flag else f" {_cell(param.metavar or param.name.upper())}"
+    names = ", ".join([*param.opts, *param.secondary_opts]) + value
+    shown = "" if param.default in (None, False, [], ()) else f"`{param.default}`"
+    return f"| `{names}` | {_cell(shown)} | {_cell(param.help or '')} |"
+
+
+def strategies() -> str:
+    """Write the page of strategies: what the row of each says."""
+    names = list(STRATEGIES)
+    notes = _field_docs(Traits)
+    lines = ["# Strategies", "", "`strategy` of a job spec: what each allows.", ""]
+    lines += [f"- `{name}`: {STRATEGIES[name].summary}" for name in names]
+    lines += ["", f"| trait | {' | '.join(f'`{name}`' for name in names)} | meaning |"]
+    lines.append("|---|" + "---|" * (len(names) + 1))
+    for field in Traits.__struct_fields__:
+        if field != "summary":
+            cells = [_shown(getattr(STRATEGIES[name], field)) for name in names]
+            lines.append(f"| `{field}` | {' | '.join(cells)} | {_cell(notes[field])} |")
+    return "\n".join(lines)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value)) or "none"
+    return _cell(str(value))
+
+
+def decisions() -> str:
+    """Write the list of decisions, each with the title of its page."""
+    lines = ["# Decisions", "", "What was decided about the design, and why.", ""]
+    for page in sorted(DECISIONS.glob("[0-9]*.md")):
+        title = page.read_text().partition("\n")[0].removeprefix("# ")
+        lines.append(f"- [{title.replace('. ', ' · ', 1)}]({page.name})")
+    return "\n".join(lines)
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "reference/api.md": api,
+    "reference/spec.md": spec_keys,
+    "reference/cli.md": commands,
+    "reference/strategies.md": strategies,
+    "decisions/index.md": decisions,
+}

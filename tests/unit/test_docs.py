@@ -1,0 +1,181 @@
+"""The documentation names only what exists: modules, commands, options, keys, links of README."""
+
+import importlib.util
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import typer
+from markdown.extensions.toc import slugify
+
+from paceline.cli.main import app
+from paceline.jobs.spec_values import FREE_SECTIONS, LEAVES
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "src" / "paceline"
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+IDS = [str(page.relative_to(ROOT)) for page in PAGES]
+FOLDERS = sorted(path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name[0] != "_")
+OF_USERS = {"train.py", "convnet.py", "leveling/leveling.py", "sitecustomize.py", "setup.py"}
+"""Files that examples in the documentation give to their reader."""
+OPTIONS_OF_SCRIPTS = {"--lr"}
+NO_COMMANDS = {"as", "torchrun"}
+"""`import paceline as pl`; a command that decision 15 did not take."""
+NO_MODULES = {"paceline.solutions"}
+"""Dotted names that look like modules: the group of entry points."""
+
+
+BLOCK = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+
+
+@cache
+def sources() -> frozenset[str]:
+    """Every file of Python that the documentation may name."""
+    folders = ("src/paceline", "tests", "benchmarks", "examples", "docs/reference")
+    found = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    return frozenset(f"/{path.relative_to(ROOT)}" for path in found)
+
+
+def code_of(page: Path) -> Iterator[str]:
+    """Yield the code of a page: spans, and lines of blocks."""
+    text = page.read_text()
+    for block in BLOCK.findall(text):
+        yield from block.splitlines()[1:-1]
+    for block in re.findall(r"(?:^ {4,}\S.*\n)+", text, re.MULTILINE):
+        yield from block.splitlines()
+    for span in re.findall(r"`([^`]+)`", BLOCK.sub("", text)):
+        yield " ".join(span.split())
+
+
+def spread(path: str) -> Iterator[str]:
+    """Yield the paths that ``a/{b,c}`` stands for."""
+    head, brace, rest = path.partition("{")
+    if not brace:
+        yield path
+        return
+    inner, _, tail = rest.partition("}")
+    for word in inner.split(","):
+        yield from spread(f"{head}{word.strip()}{tail}")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_every_file_of_python_that_a_page_names_exists(page: Path) -> None:
+    named = {
+        path
+        for code in code_of(page)
+        for word in re.findall(r"(?<![\w./*-])[\w./{},-]+\.py\b", code)
+        for path in spread(word)
+    }
+    missing = {
+        path
+        for path in named - OF_USERS
+        if not any(source.endswith(f"/{path}") for source in sources())
+    }
+    assert not missing
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_every_folder_of_the_package_that_a_page_names_exists(page: Path) -> None:
+    start = "|".join(FOLDERS)
+    named = {
+        path
+        for code in code_of(page)
+        for word in re.findall(rf"(?<![\w./-])(?:{start})/[\w/{{}},]*(?![\w.*])", code)
+        for path in spread(word)
+    }
+    assert {path for path in named if not (PACKAGE / path).exists()} == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_every_dotted_name_of_the_package_that_a_page_names_exists(page: Path) -> None:
+    text = page.read_text()
+    named = set(re.findall(r"(?<![\w./])paceline(?:\.[A-Za-z_]\w*)+", text)) - NO_MODULES
+    assert {name for name in named if not is_name(name)} == set()
+
+
+def is_name(dotted: str) -> bool:
+    """Tell whether a module has the name, or defines or exports its last part."""
+    path = PACKAGE.joinpath(*dotted.split(".")[1:])
+    if path.is_dir() or path.with_suffix(".py").exists():
+        return True
+    parent = path.parent
+    files = [parent.with_suffix(".py"), parent / "__init__.py"]
+    return any(path.name in file.read_text() for file in files if file.exists())
+
+
+@cache
+def commands() -> dict[str, Any]:
+    """Every command by its words: ``run``, ``checkpoint``, ``checkpoint ls``, ..."""
+    found: dict[str, Any] = {}
+
+    def walk(command: Any, words: list[str]) -> None:
+        found[" ".join(words)] = command
+        for name, child in getattr(command, "commands", {}).items():
+            walk(child, [*words, name])
+
+    walk(typer.main.get_command(app), [])
+    return found
+
+
+def calls_in(page: Path) -> Iterator[tuple[str, list[str]]]:
+    """Yield each call of ``paceline`` in the code of a page: its words as typed, and its options."""
+    for code in code_of(page):
+        for call in re.findall(r"(?<![\w./'-])paceline ([a-z][^#|;&]*)", code):
+            ours = call.partition(" -- ")[0]
+            words = re.findall(r"^[a-z][\w-]*(?: [a-z][\w-]*)?", ours)[0]
+            if words.split()[0] not in NO_COMMANDS:
+                yield words, re.findall(r"(?<![\w-])--[a-z][\w-]*", ours)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_every_command_that_a_page_calls_exists_with_its_options(page: Path) -> None:
+    wrong = []
+    for words, options in calls_in(page):
+        verb, _, second = words.partition(" ")
+        command = commands().get(verb)
+        if command is not None and hasattr(command, "commands") and second:
+            verb, command = words, commands().get(words)
+        if command is None:
+            wrong.append(words)
+            continue
+        known = {name for param in command.params for name in param.opts + param.secondary_opts}
+        known |= OPTIONS_OF_SCRIPTS
+        wrong += [f"{verb} {name}" for name in options if name not in known]
+    assert wrong == []
+
+
+def test_links_of_the_readme_lead_somewhere() -> None:
+    links = re.findall(r"\]\(([^)#]+)(?:#([^)]+))?\)", (ROOT / "README.md").read_text())
+    assert len(links) >= 5
+    for target, anchor in links:
+        page = ROOT / target
+        assert page.exists(), target
+        if anchor:
+            titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+            assert anchor in {slugify(title, "-") for title in titles}, f"{target}#{anchor}"
+
+
+@pytest.fixture(scope="module")
+def reference() -> ModuleType:
+    path = ROOT / "docs" / "reference" / "pages.py"
+    found = importlib.util.spec_from_file_location("reference_pages", path)
+    assert found is not None and found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
+
+
+def test_the_reference_has_every_key_of_the_spec(reference: ModuleType) -> None:
+    text = reference.spec_keys()
+    for key in [*LEAVES, *(f"{section}.NAME" for section in FREE_SECTIONS)]:
+        (row,) = [line for line in text.splitlines() if line.startswith(f"| `{key}`")]
+        assert len(row.split(" | ")) == 4 and not row.endswith("|  |"), row
+
+
+def test_the_reference_has_every_command(reference: ModuleType) -> None:
+    titles = re.findall(r"^#+ paceline (.+)$", reference.commands(), re.MULTILINE)
+    assert titles == [words for words in commands() if words]
