@@ -16,11 +16,11 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 import paceline
-from paceline.base.strategies import STRATEGIES, Traits
 from paceline.cli.main import app
 from paceline.jobs.flags import flag_of
 from paceline.jobs.spec_values import FREE_SECTIONS, LEAVES, show
 from paceline.wire import spec
+from paceline.wire.strategies import STRATEGIES, Traits
 
 DECISIONS = Path(__file__).parents[1] / "decisions"
 SOLUTION_MODULES = (
