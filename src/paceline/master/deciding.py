@@ -39,7 +39,9 @@ from paceline.policy.straggler.decision_log import AnyLine, Begun, Failed, Helpe
 from paceline.policy.straggler.observation import RestartOutcome
 from paceline.policy.straggler.registry import solution
 from paceline.policy.straggler.solution import Solution
-from paceline.protocol.nodes.node import Tell
+from paceline.wire.events.base import Event
+from paceline.wire.events.checks import SolutionFailedEvent
+from paceline.wire.events.nodes import NotReplacedEvent
 from paceline.wire.spec import JobSpec, WindowSpec
 
 _log = logging.getLogger(__name__)
@@ -73,7 +75,7 @@ class Deciding:
         scene: Scene,
         *,
         post: Callable[[Answered], None],
-        tell: Callable[[str, str], None],
+        tell: Callable[[Event], None],
         wall_clock: Callable[[], float],
     ) -> None:
         """Begin.
@@ -83,7 +85,7 @@ class Deciding:
             log: the decision log; goes on where a former master has ended.
             scene: the job.
             post: hands an answer to the event loop, from another thread; it comes to `answered`.
-            tell: an event and its reason.
+            tell: takes an event.
             wall_clock: for the log.
 
         Raises:
@@ -138,11 +140,11 @@ class Deciding:
         works = self.controller.works(node, measured.cost, progress, successor=measured.node)
         self._do(works)
 
-    def note(self, told: Tell) -> None:
-        """An event of the membership."""
-        if told.event == "not_replaced":
-            reason = f"no other server has taken the place of {told.node}"
-            self._do(self.controller.given_up(told.node, reason))
+    def note(self, event: Event) -> None:
+        """Take in an event of the membership."""
+        if isinstance(event, NotReplacedEvent):
+            reason = f"no other server has taken the place of {event.node}"
+            self._do(self.controller.given_up(event.node, reason))
 
     # ------------------------------------------------------------------ instructions
 
@@ -193,7 +195,7 @@ class Deciding:
             _log.error(
                 "solution_failed kind=%s decision=%d\n%s", line.kind, line.no, line.traceback
             )
-            self._tell("solution_failed", f"{line.kind} (see logs/master.log); the job goes on")
+            self._tell(SolutionFailedEvent(kind=line.kind, decision=line.no))
 
 
 class _Placed(msgspec.Struct, frozen=True):

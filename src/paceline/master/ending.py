@@ -4,7 +4,6 @@ workers (a stop: they finish their step and leave) -> cut (unless the newest one
 -> leave (everybody ends) -> over. A failure, or a second request to stop, goes to `leave` at once.
 """
 
-import signal
 from enum import IntEnum
 
 import msgspec
@@ -119,15 +118,6 @@ def failed(error: str, traceback: str = "", own_code: int = 0) -> Ending:
     return Ending(end=end, error=error, traceback=traceback, own_code=own_code)
 
 
-STOPS = {
-    0: (End.STOPPED, "paceline stop"),
-    signal.SIGINT: (END_OF_SIGNAL[signal.SIGINT], "Ctrl-C"),
-    signal.SIGTERM: (END_OF_SIGNAL[signal.SIGTERM], "SIGTERM"),
-}
-"""Who asks for the end of a job, by the number of a signal: what the end is, and the reason."""
-
-
-def stopped(number: int) -> tuple[Ending, str]:
-    """The end of a job that a person wants to end, and their order in words."""
-    end, why = STOPS.get(number, STOPS[0])
-    return Ending(end=end), why
+def stopped(number: int) -> Ending:
+    """Begin the end that a person wants, with a signal of this number; 0: ``paceline stop``."""
+    return Ending(end=END_OF_SIGNAL.get(number, End.STOPPED))

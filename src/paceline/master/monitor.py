@@ -23,9 +23,10 @@ from paceline.master.restarts import Restarts
 from paceline.policy.stats.history import Lengths, NodeHistory, Profiled, Report
 from paceline.policy.stats.spells import LifeTable
 from paceline.policy.straggler.observation import LifeEnded, Observation, ServerSeen, WorkerSeen
-from paceline.protocol.nodes.node import Tell
+from paceline.wire.events.base import Event
+from paceline.wire.events.nodes import NodeLostEvent, ProcessExitedEvent, ProcessUpEvent
 from paceline.wire.messages import group
-from paceline.wire.messages.agent import ExitEvidence, Hardware, NodeFacts
+from paceline.wire.messages.agent import Hardware, NodeFacts
 
 WINDOW_S = 10.0
 """Speeds are means over so long."""
@@ -35,8 +36,6 @@ MAX_ENDS = 100
 """Of lives; all are in the events file."""
 DEFAULT_LENGTHS = Lengths()
 """The defaults: 100 and 200 iterations, 5 and 10 minutes at most."""
-ENDS = frozenset({"process_exited", "node_lost"})
-"""Events after which a life is over."""
 
 
 class Rate:
@@ -280,27 +279,34 @@ class Monitor:
         self._iterations.pop(node, None)
         self.history(node).restart()
 
-    def note(self, told: Tell, now_s: float) -> None:
-        """An event of the membership."""
-        if told.event in ENDS:
-            evidence = told.exit or ExitEvidence()
-            self._ends.append(
-                LifeEnded(
+    def note(self, event: Event, now_s: float) -> None:
+        """Take in an event of the membership."""
+        match event:
+            case ProcessExitedEvent():
+                end = LifeEnded(
                     t_s=now_s,
-                    node=told.node,
-                    inc=told.inc,
-                    reason=told.reason,
-                    verdict=told.verdict,
-                    exit_code=evidence.exit_code,
-                    signal=evidence.signal,
-                    oom_kills=evidence.oom_kills,
+                    node=event.node,
+                    inc=event.inc,
+                    reason=event.reason,
+                    verdict=event.verdict,
+                    exit_code=event.exit_code,
+                    signal=event.signal,
+                    oom_kills=event.oom_kills,
                 )
-            )
-            self.history(told.node).restart()
-            self.restarts.ended(told.node, now_s)
-            self._ended.add(told.node)
-        elif told.event == "process_up":
-            self.restarts.up(told.node, told.inc, now_s)
+                self._note_end(end)
+            case NodeLostEvent(node=node, inc=inc, reason=reason):
+                self._note_end(LifeEnded(t_s=now_s, node=node, inc=inc, reason=reason))
+            case ProcessUpEvent(node=node, inc=inc):
+                self.restarts.up(node, inc, now_s)
+            case _:
+                pass
+
+    def _note_end(self, end: LifeEnded) -> None:
+        """A life is over."""
+        self._ends.append(end)
+        self.history(end.node).restart()
+        self.restarts.ended(end.node, end.t_s)
+        self._ended.add(end.node)
 
     def committed(self, samples: int, now_s: float) -> None:
         """How many samples are in the model."""

@@ -15,17 +15,14 @@ from paceline.jobs.jsonl import LineFile
 from paceline.master.journal import Journal, JournalRecord, JournalRefused
 from paceline.master.ports import Backend
 from paceline.protocol.nodes.membership import Membership
-from paceline.protocol.nodes.node import Tell
 from paceline.wire.control import AgentStream
+from paceline.wire.events.base import Event
+from paceline.wire.events.job import DiskHealsEvent, DiskRefusesEvent
 from paceline.wire.messages.agent import AgentDown, Leave, ToProcess
 from paceline.wire.messages.node import NodeDown
 
 EVENTS_RESERVE_BYTES = 64 << 10
 """Room for what is said while the disk is full."""
-WAITS = (
-    "nothing more is dealt out and no cut counts until it can be written again; workers wait. Make "
-    "room there, or end the job with `paceline stop --now`, without what is in no cut"
-)
 
 _log = logging.getLogger(__name__)
 
@@ -63,25 +60,10 @@ class Outbox:
         """Do this once the records are written."""
         self._acts.append(act)
 
-    def pass_on(self, told: Tell) -> None:
-        """What the membership tells, as a line for the events file and the log."""
-        end: dict[str, object] = {"verdict": told.verdict} if told.verdict else {}
-        if told.exit is not None:
-            how = {"exit_code": told.exit.exit_code, "signal": told.exit.signal}
-            end |= {name: value for name, value in how.items() if value is not None}
-            end |= {"oom_kills": told.exit.oom_kills} if told.exit.oom_kills else {}
-        end |= {"traceback": told.traceback} if told.traceback else {}
-        self.tell(told.event, told.node, told.inc, told.reason, **end)
-
-    def tell(
-        self, event: str, node: str = "", inc: int = 0, reason: str = "", **more: object
-    ) -> None:
-        """A line for the events file and the log."""
-        line: dict[str, object] = {"t": self._wall_clock(), "event": event}
-        line |= {"node": node, "inc": inc} if node else {}
-        line |= {"reason": reason} if reason else {}
-        self.events.add(line | more)
-        _log.info("%s node=%s inc=%d reason=%s", event, node, inc, reason)
+    def tell(self, event: Event) -> None:
+        """Add a line to the events file and to the log."""
+        self.events.add(event.at(self._wall_clock()).line())
+        _log.info("%s node=%s inc=%d reason=%s", event.name, event.node, event.inc, event.clause)
 
     def to_process(self, inc: int, body: NodeDown) -> None:
         """Send to the training process of this incarnation; dropped if its agent is not there."""
@@ -130,11 +112,11 @@ class Outbox:
                 self.journal.append(self._records)
             except JournalRefused as error:
                 if not self.refused:
-                    self.tell("disk_refuses", reason=f"{error}: {WAITS}")
+                    self.tell(DiskRefusesEvent(error=str(error), waits="journal"))
                 self.refused, self._refused_s = str(error), time.monotonic()
                 return False
         if self.refused and not self._given_up:
-            self.tell("disk_heals", reason=f"no longer: {self.refused}; the job goes on")
+            self.tell(DiskHealsEvent(waited="journal", error=self.refused))
         self.refused = ""
         self._records.clear()
         return True

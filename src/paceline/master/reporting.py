@@ -19,6 +19,8 @@ from paceline.policy.straggler.observation import Observation
 from paceline.protocol.nodes.membership import Membership
 from paceline.protocol.training import MasterState
 from paceline.wire.client import JobStatus
+from paceline.wire.events.base import Event
+from paceline.wire.events.job import NoMetricsEndpointEvent
 
 if TYPE_CHECKING:
     from paceline.master.exporter import Exporter
@@ -70,7 +72,7 @@ class Reporting:
             monitor.go_on_from(measured)
         self._exporter: Exporter | None = None
 
-    def open_endpoint(self, port: int, tell: Callable[..., None]) -> None:
+    def open_endpoint(self, port: int, tell: Callable[[Event], None]) -> None:
         """Answer Prometheus from now on; where the port is taken, only say so."""
         # Most jobs do without it, and a master is to start soon.
         from paceline.master.exporter import Exporter
@@ -78,8 +80,7 @@ class Reporting:
         try:
             self._exporter = Exporter(self._job, port)
         except OSError as error:
-            why = f"metrics_port {port}: {error.strerror}; the job goes on without it"
-            tell("no_metrics_endpoint", reason=why)
+            tell(NoMetricsEndpointEvent(port=port, error=str(error.strerror)))
 
     def measure(
         self,

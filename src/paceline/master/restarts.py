@@ -27,6 +27,7 @@ from paceline.base.jobdir import role_of
 from paceline.policy.straggler.decision_log import PARTS
 from paceline.policy.straggler.observation import RestartCost
 from paceline.protocol.records import Record
+from paceline.wire.events.nodes import WorksEvent
 
 REMEMBERED = 8
 """Starts per role and kind: costs are means over the newest."""
@@ -49,6 +50,20 @@ class StartMeasured(Record, frozen=True):
     def role(self) -> str:
         """``worker`` or ``server``."""
         return role_of(self.node)
+
+    @property
+    def event(self) -> WorksEvent:
+        """That the node works."""
+        cost = self.cost
+        return WorksEvent(
+            node=self.node,
+            inc=self.inc,
+            pending_s=cost.pending_s,
+            start_s=cost.start_s,
+            rebuild_s=cost.rebuild_s,
+            restore_s=cost.restore_s,
+            redo_s=cost.redo_s,
+        )
 
 
 class _Start(msgspec.Struct):

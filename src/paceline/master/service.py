@@ -51,9 +51,7 @@ from paceline.master.training_group import GroupTraining
 from paceline.master.training_servers import ServerTraining
 from paceline.master.uploads import Uploader, Uploads
 from paceline.master.waiting import until_written
-from paceline.policy.failslow.preflight import describe as describe_speeds
-from paceline.policy.failslow.preflight import explain
-from paceline.policy.straggler.decision_log import describe_cost
+from paceline.policy.failslow.preflight import found_slow
 from paceline.policy.straggler.observation import Observation
 from paceline.protocol.acts import Moved, NotMoved, Refused
 from paceline.protocol.nodes.membership import Membership
@@ -69,7 +67,6 @@ from paceline.protocol.nodes.node import (
     Node,
     Retire,
     Start,
-    Tell,
     WorkerLost,
     WorkerUp,
 )
@@ -93,6 +90,10 @@ from paceline.wire.client import (
     StopJob,
 )
 from paceline.wire.control import AgentStream
+from paceline.wire.events.base import Event
+from paceline.wire.events.checks import CheckedEvent, CheckFailedEvent
+from paceline.wire.events.job import FinishedEvent, MasterStartedEvent, StoppedEvent
+from paceline.wire.events.nodes import NoLimitsEvent
 from paceline.wire.messages.agent import (
     AgentHello,
     AgentUp,
@@ -194,7 +195,7 @@ class Master:
         await self._door.open()
         if self._spec.metrics_port is not None:
             self._reporting.open_endpoint(self._spec.metrics_port, self._outbox.tell)
-        self._outbox.tell("master_started", reason="from the journal" if restarted else "")
+        self._outbox.tell(MasterStartedEvent(restarted=restarted))
         self.training.resume(ended=ended)
         self._begin_deciding()
         self._resize()
@@ -233,7 +234,7 @@ class Master:
                 self._job.decisions,
                 self._scene,
                 post=self._put_from_thread(),
-                tell=lambda event, reason: self._outbox.tell(event, reason=reason),
+                tell=self._outbox.tell,
                 wall_clock=self._wall_clock,
             )
         except ConfigError as error:
@@ -315,7 +316,7 @@ class Master:
             await self._uploads.finish(self._outbox.flush, self._is_told_to_stop)
         if not ending.is_complete and (lost := self.training.not_kept()):
             # Not before: a last cut may have been stored just now.
-            self._outbox.tell("not_kept", reason=lost)
+            self._outbox.tell(lost)
             self._outbox.events.flush()
         outcome = self._reporting.outcome(ending)
         self._reporting.measure_last(self._wall_clock())
@@ -443,7 +444,7 @@ class Master:
             self.monitor.restarts.joined(name, self._backend.waited_s(name))
         self.monitor.hardware(name, hello.hardware)
         if hello.note and node is not None:
-            self._outbox.tell("no_limits", name, reason=hello.note)
+            self._outbox.tell(NoLimitsEvent(node=name, reason=hello.note))
         self._act(self.members.hello(hello, now_s))
 
     def _stream_ended(self, stream: AgentStream) -> None:
@@ -494,19 +495,15 @@ class Master:
         """Keep what a node can do, and say who is slow, or what was not measured."""
         speed = message.speed
         if self._checks.failed(message):
-            self._outbox.tell("check_failed", name, message.inc, message.error)
+            failed_check = CheckFailedEvent(node=name, inc=message.inc, reason=message.error)
+            self._outbox.tell(failed_check)
         if speed is not None and self._checks.speeds.get(name) != speed:
             record = NodeChecked(node=name, speed=speed)
             self._outbox.record(record)
             self._checks.apply(record)
-            told = describe_speeds([speed])
-            self._outbox.tell("checked", name, message.inc, told, speed=speed)
+            self._outbox.tell(CheckedEvent(node=name, inc=message.inc, speed=speed))
             for slow in self._checks.judge(node.name for node in self.members.wanted_workers()):
-                why = explain(slow, self._checks.speeds)
-                if len(slow.nodes) == 1:
-                    self._outbox.tell("slow_node", slow.nodes[0], reason=why)
-                else:
-                    self._outbox.tell("slow_link", reason=f"{' - '.join(slow.nodes)}: {why}")
+                self._outbox.tell(found_slow(slow, self._checks.speeds))
         self._outbox.to_process(message.inc, CheckKept(inc=message.inc))
 
     def _is_alive(self, name: str, inc: int) -> bool:
@@ -527,7 +524,7 @@ class Master:
             match act:
                 case Keep(record=record):
                     outbox.record(record)
-                case Tell():
+                case Event():
                     self._tell(act)
                 case WorkerUp(inc=inc):
                     self.training.worker_up(inc)
@@ -549,11 +546,11 @@ class Master:
                 case Retire(node=node):
                     outbox.retire(node)
 
-    def _tell(self, told: Tell) -> None:
-        self._outbox.pass_on(told)
-        self.monitor.note(told, self._clock())
+    def _tell(self, event: Event) -> None:
+        self._outbox.tell(event)
+        self.monitor.note(event, self._clock())
         if self.deciding is not None:
-            self.deciding.note(told)
+            self.deciding.note(event)
 
     def _moved(self, end: Moved | NotMoved) -> None:
         """A move of buckets is over."""
@@ -574,8 +571,7 @@ class Master:
         """A node works: what its start has cost is kept and told."""
         self._outbox.record(measured)
         self.monitor.restarts.apply(measured)
-        told = describe_cost(measured.cost)
-        self._act([Tell("works", measured.node, measured.inc, told)])
+        self._act([measured.event])
         if self.deciding is not None:
             self.deciding.works(measured, self._clock())
 
@@ -627,15 +623,11 @@ class Master:
         hang = self.training.find_hang(timeouts.hang_s or 0.0, self._clock())
         if hang is None or self._outbox.has_healed_within(timeouts.hang_s or 0.0):
             return
-        why = f"no step for {hang.since_s:.1f} s"
-        how = f"{why}, while all others wait for it"
-        if hang.silent:
-            how = f"it has said and done nothing for {hang.since_s:.1f} s"
+        now_s = self._own_time()
         for name in hang.nodes:
-            told = f"{how}; what it did: logs/{name}.stacks"
-            self._act(self.members.hung(name, self._own_time(), told))
+            self._act(self.members.hung(name, now_s, hang.since_s, silent=hang.silent))
         if not hang.nodes:
-            self.training.meet_anew(f"{why}: all members wait for each other")
+            self.training.meet_anew(hang.since_s)
 
     # ------------------------------------------------------------------ cuts at a URL
 
@@ -680,9 +672,8 @@ class Master:
         """End the job: a signal of this number asks for it; 0: ``paceline stop``."""
         self._at_once |= at_once
         if self._ending is None:
-            ending, why = stopped(number)
-            self._outbox.tell("stopped", reason=why)
-            self._begin_end(ending)
+            self._outbox.tell(StoppedEvent(signal=number))
+            self._begin_end(stopped(number))
             self._stop_by_s = self._clock() + self.training.last_cut_s
             self._stop_workers()
         if at_once and self._ending is not None and self._ending.stage < Stage.LEAVE:
@@ -724,7 +715,7 @@ class Master:
         """Everybody ends; the outcome follows when they have."""
         ending.enter(Stage.LEAVE, self._clock())
         if ending.state == "finished":
-            self._outbox.tell("finished")
+            self._outbox.tell(FinishedEvent())
         ending.ended_s = self._wall_clock()
         self.members.closing = True
         for name in self.members.nodes:

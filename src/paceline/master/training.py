@@ -54,6 +54,17 @@ from paceline.protocol.samples.grant_size import (
     planned_speed,
 )
 from paceline.protocol.training import MasterState
+from paceline.wire.events.checks import PlanEvent
+from paceline.wire.events.job import DiskHealsEvent, DiskRefusesEvent, NotKeptEvent
+from paceline.wire.events.nodes import FencedEvent
+from paceline.wire.events.state import (
+    CutDamagedEvent,
+    CutStoredEvent,
+    CutValidEvent,
+    EpochEvent,
+    FeedCompleteEvent,
+    FeedOpenedEvent,
+)
 from paceline.wire.messages.agent import NodeFacts
 from paceline.wire.messages.base import CutRef, Server
 from paceline.wire.messages.feeds import Feed
@@ -74,9 +85,6 @@ from paceline.wire.spec import JobSpec
 RESEND_S = 1.0
 DELAYED_S = 5.0
 """A disk that was last said to refuse a cut so long ago may have taken it."""
-REMEDY = (
-    "make room there, or end the job with `paceline stop --now`, without what is in no cut on disk"
-)
 
 _log = logging.getLogger(__name__)
 
@@ -161,7 +169,7 @@ class Training:
         for inc in sorted(self._known() - self.state.gone):
             node = self._members.node_of(inc)
             if node is None or not node.alive:
-                self._outbox.tell("fenced", reason=f"incarnation {inc}, of before the restart")
+                self._outbox.tell(FencedEvent(inc=inc, before_restart=True))
                 self.worker_lost(inc)
 
     def ended(self) -> None:
@@ -270,7 +278,7 @@ class Training:
     def _open_feed(self, message: OpenFeed) -> None:
         feed = message.feed
         if feed.feed not in self.state.ledger.feeds:
-            self._outbox.tell("feed_opened", reason=f"feed {feed.feed} ({feed.purpose})")
+            self._outbox.tell(FeedOpenedEvent(feed=feed.feed, purpose=feed.purpose))
         self._do(self.state.open_feed(message))
 
     def _evaluated(self, result: EvaluateResult) -> None:
@@ -340,7 +348,7 @@ class Training:
                 case Refused():
                     self._refuse(instruction)
                 case FeedDone(feed=feed):
-                    self._outbox.tell("feed_complete", reason=f"feed {feed}")
+                    self._outbox.tell(FeedCompleteEvent(feed=feed))
                 case Fail(reason=reason):
                     self._fail(reason)
 
@@ -348,25 +356,29 @@ class Training:
         match record:
             case CutValid(cut=cut):
                 self._trusted.add(cut.cut_no)
-                self._outbox.tell("cut_valid", reason=f"cut {cut.cut_no} at step {record.step}")
+                self._outbox.tell(CutValidEvent(cut_no=cut.cut_no, step=record.step))
                 if not cut.in_memory:
                     self._note_stored(cut)
             case CutStored(cut=cut):
-                self._outbox.tell("cut_stored", reason=f"cut {cut.cut_no}")
+                self._outbox.tell(CutStoredEvent(cut_no=cut.cut_no))
                 self._note_stored(cut)
             case Planned(plan=plan, step=step):
-                self._outbox.tell("plan", reason=f"plan {plan.no} from step {step} on")
+                self._outbox.tell(PlanEvent(plan_no=plan.no, step=step))
             case _:
                 pass
 
     def _tell_epoch(self, epoch_no: int, cut: CutRef | None) -> None:
         """An epoch begins, from this cut or from what the script has built."""
         number = cut.cut_no if cut is not None else 0
-        where = " in memory" if cut is not None and cut.in_memory else ""
         self._trusted.discard(number)
-        reason = f"epoch {epoch_no} from cut {number}{where}"
-        undone = max(self._trained - count_committed(self.state), 0)
-        self._outbox.tell("epoch", reason=reason, cut_no=number, undone=undone)
+        self._outbox.tell(
+            EpochEvent(
+                epoch_no=epoch_no,
+                cut_no=number,
+                undone=max(self._trained - count_committed(self.state), 0),
+                in_memory=cut is not None and cut.in_memory,
+            )
+        )
         self._measured = 0
         # A worker may be reading those of the epoch before.
         self._evaluations.delete(before=epoch_no - 1)
@@ -414,7 +426,7 @@ class Training:
                 found[node.name] = seen.facts
         return found
 
-    def meet_anew(self, reason: str) -> None:
+    def meet_anew(self, since_s: float) -> None:
         """Nobody hangs, and nobody gets on: what connects the members is broken."""
 
     def replace(self, old: int, new: Server) -> None:
@@ -452,8 +464,7 @@ class Training:
         disk_s = self._spec.timeouts.disk_s
         if cut_no != self._delayed_no:
             self._delayed_since_s = now_s
-            told = f"{reason}; training goes on without cuts for {disk_s:.0f} s at most: {REMEDY}"
-            self._outbox.tell("disk_refuses", reason=told)
+            self._outbox.tell(DiskRefusesEvent(error=reason, waits="cuts", for_s=disk_s))
         elif now_s - self._delayed_since_s > disk_s + DELAYED_S:
             self._fail(f"{reason}, for {disk_s:.0f} s; make room there and resume the job")
         self._delayed_no, self._delayed_s = cut_no, now_s
@@ -467,7 +478,7 @@ class Training:
         """A cut is on disk: one that refused it does so no longer."""
         if self._delayed_no is not None:
             self._delayed_no = None
-            self._outbox.tell("disk_heals", reason=f"cut {cut.cut_no} is stored")
+            self._outbox.tell(DiskHealsEvent(waited="cuts", cut_no=cut.cut_no))
 
     def waits_for_disk(self, now_s: float) -> bool:
         """Whether a disk refuses the cut that is under way."""
@@ -522,13 +533,13 @@ class Training:
         valid = reversed(self.state.cuts.valid)
         return next((cut for cut in valid if not cut.cut.in_memory), None)
 
-    def not_kept(self) -> str:
-        """What is in the model and in no cut on disk, for people; empty: nothing."""
+    def not_kept(self) -> NotKeptEvent | None:
+        """Count what is in the model and in no cut on disk; None: nothing."""
         newest = self._newest_stored()
         held = num_samples(newest.committed) if newest is not None else 0
         missing = count_committed(self.state) - held
-        since = f"since cut {newest.cut.cut_no}" if newest is not None else "so far"
-        return f"{missing:,} samples trained {since} are in no cut on disk" if missing > 0 else ""
+        cut_no = newest.cut.cut_no if newest is not None else None
+        return NotKeptEvent(samples=missing, cut_no=cut_no) if missing > 0 else None
 
     # ------------------------------------------------------------------ epochs
 
@@ -545,7 +556,7 @@ class Training:
         """
         self.choosing = False
         for cut_no, error in chosen.damaged:
-            self._outbox.tell("cut_damaged", reason=error)
+            self._outbox.tell(CutDamagedEvent(cut_no=cut_no, reason=error))
             self._do(self.state.cut_gone(cut_no))
         if chosen.damaged and not self.state.cuts.valid:
             errors = "; ".join(error for _, error in chosen.damaged)
@@ -574,7 +585,7 @@ class Training:
         held = self.state.cuts.valid[-1].step if self.state.cuts.valid else 0
         due = self._cadence.is_due(now_s, self.state.step - held)
         if note := self._cadence.note():
-            self._outbox.tell("cuts_rarer", reason=note)
+            self._outbox.tell(note)
         if cuts and (self.state.wants_cut or (due and self._has_changed())):
             self._do(self.state.take_cut())
 

@@ -3,6 +3,8 @@
 Groups that nobody forms, members that hang, and what members keep when they leave.
 """
 
+from collections.abc import Iterable
+
 import msgspec
 
 from paceline.master.training import CutChosen, Parts, Training
@@ -17,7 +19,14 @@ from paceline.protocol.records import (
     GroupRestored,
     Records,
 )
-from paceline.wire.messages.group import Broken, JoinGroup, Progress, Stopped
+from paceline.wire.events.state import (
+    DivergedEvent,
+    GroupBrokenEvent,
+    GroupFormsEvent,
+    GroupRunsEvent,
+    GroupStuckEvent,
+)
+from paceline.wire.messages.group import Broken, JoinGroup, Member, Progress, Stopped
 from paceline.wire.messages.node import (
     NodeUp,
 )
@@ -84,7 +93,7 @@ class GroupTraining(Training):
         found = message.epoch_no, message.group, message.reason
         if found != self._diverged:
             self._diverged = found
-            self._outbox.tell("diverged", reason=message.reason)
+            self._outbox.tell(DivergedEvent(reason=message.reason))
 
     def _dismiss(self) -> None:
         """Guests hold nothing, and nobody is to come who could tell them more."""
@@ -112,14 +121,13 @@ class GroupTraining(Training):
     def _before_record(self, record: Records) -> None:
         match record:
             case GroupFormed(group=group, members=members):
-                names = ", ".join(sorted(member.node for member in members))
-                self._outbox.tell("group_forms", reason=f"group {group} of {names}")
+                self._outbox.tell(GroupFormsEvent(group=group, members=_names(members)))
             case GroupRestored(cut=cut):
                 self._tell_epoch(record.epoch_no, cut)
             case GroupBegun(step=step):
-                names = ", ".join(sorted(member.node for member in self.state.group.members))
-                place = f"from step {step + 1} on" if step else "from the start"
-                self._outbox.tell("group_runs", reason=f"{names} train {place}")
+                self._outbox.tell(
+                    GroupRunsEvent(members=_names(self.state.group.members), step=step)
+                )
             case _:
                 super()._before_record(record)
 
@@ -145,7 +153,8 @@ class GroupTraining(Training):
             if reason == self._diverged[2]:
                 continue  # is said already, of all of them
             node = self._members.node_of(inc)
-            self._outbox.tell("group_broken", node.name if node else "", inc, reason)
+            name = node.name if node else ""
+            self._outbox.tell(GroupBrokenEvent(node=name, inc=inc, reason=reason))
         step, times = self._futile
         self._futile = (group.step, times + 1 if step == group.step else 1)
         if group.broken and self._futile[1] >= MAX_FUTILE:
@@ -198,12 +207,13 @@ class GroupTraining(Training):
         hang = [name for name in silent if name in self._monitor.nodes]
         return Hang(tuple(hang), since_s) if hang else None
 
-    def meet_anew(self, reason: str) -> None:
+    def meet_anew(self, since_s: float) -> None:
         """Nobody hangs, and nobody gets on: what connects the members is broken."""
         group = self.state.group
         if group.running:
-            self._outbox.tell("group_stuck", reason=reason)
-            group.broken.update((member.inc, reason) for member in group.members)
+            stuck = GroupStuckEvent(since_s=since_s)
+            self._outbox.tell(stuck)
+            group.broken.update((member.inc, stuck.clause) for member in group.members)
             self._do(self.state.form_group())
 
     # ------------------------------------------------------------------ cuts and epochs
@@ -223,3 +233,7 @@ class GroupTraining(Training):
 
     def _begin_epoch(self, chosen: CutChosen, now_s: float) -> None:
         self._do(self.state.restore_group())
+
+
+def _names(members: Iterable[Member]) -> tuple[str, ...]:
+    return tuple(sorted(member.node for member in members))

@@ -3,6 +3,8 @@
 Epochs that servers begin, moves that do not get on, and what a lost worker had done.
 """
 
+from typing import Literal
+
 from paceline.base.disk import describe, is_refusal
 from paceline.base.errors import ConfigError
 from paceline.base.samples import SampleSet, Span
@@ -17,6 +19,8 @@ from paceline.protocol.records import (
     Granted,
     Records,
 )
+from paceline.wire.events.nodes import MoveGivenUpEvent
+from paceline.wire.events.state import RestoredEvent
 from paceline.wire.messages.base import Server
 from paceline.wire.messages.feeds import feed_of
 from paceline.wire.messages.node import (
@@ -102,7 +106,7 @@ class ServerTraining(Training):
         waited = bool(self.state.restoring)
         self._do(self.state.restored(message))
         if waited and not self.state.restoring:
-            self._outbox.tell("restored", reason=f"epoch {self.state.epoch_no}")
+            self._outbox.tell(RestoredEvent(epoch_no=self.state.epoch_no))
             self._cadence.ended(now_s)
             for server in self.state.map.servers if self.state.map else ():
                 self._monitor.restarts.works(server.node, now_s)
@@ -145,13 +149,15 @@ class ServerTraining(Training):
             self._move_progress = (seen, now_s)
         if not state.map.copies:
             self._joiner_said_s = now_s
-        for what, since_s, patience_s in (
-            ("nothing of its share has come", self._move_progress[1], MOVE_PATIENCE_S),
-            ("no answer", self._joiner_said_s, ANSWER_PATIENCE_S),
-        ):
+        patience: list[tuple[Literal["share", "answer"], float, float]] = [
+            ("share", self._move_progress[1], MOVE_PATIENCE_S),
+            ("answer", self._joiner_said_s, ANSWER_PATIENCE_S),
+        ]
+        for lacks, since_s, patience_s in patience:
             if now_s - since_s >= patience_s and not moving.given_up:
-                reason = f"{moving.begun.new.node}: {what} for {patience_s:.0f} s"
-                self._outbox.tell("move_given_up", reason=reason)
+                successor = moving.begun.new.node
+                given_up = MoveGivenUpEvent(successor=successor, lacks=lacks, waited_s=patience_s)
+                self._outbox.tell(given_up)
                 self._do(state.give_up_move())
 
     # ------------------------------------------------------------------ processes that hang

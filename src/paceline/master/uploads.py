@@ -17,6 +17,13 @@ import msgspec
 from paceline.base.errors import TransientError
 from paceline.cuts.remote import Handover, RemoteCuts, pack_handover
 from paceline.master.training import Training
+from paceline.wire.events.base import Event
+from paceline.wire.events.state import (
+    CutUploadedEvent,
+    NotUploadedEvent,
+    UploadFailedEvent,
+    UploadTroubleEvent,
+)
 from paceline.wire.messages.base import CutRef
 
 RETRY_S, RETRY_MAX_S = 1.0, 30.0
@@ -41,7 +48,7 @@ class Uploaded(msgspec.Struct, frozen=True):
     cut_no: int
     given_up: str = ""
     trouble: str = ""
-    """What was not done beside that."""
+    """Why older cuts are still there."""
 
 
 class Failed(msgspec.Struct, frozen=True):
@@ -111,7 +118,7 @@ class Uploader:
         try:
             self.remote.trim(upload.cut_no, self._keep)
         except TransientError as error:
-            return Uploaded(upload.cut_no, trouble=f"older cuts stay: {error}")
+            return Uploaded(upload.cut_no, trouble=str(error))
         return Uploaded(upload.cut_no)
 
 
@@ -122,7 +129,7 @@ class Uploads:
         uploader: idle.
         training: whose cuts these are.
         handover: what is to lie beside a cut, by its number.
-        tell: takes an event and what it says.
+        tell: takes an event.
     """
 
     def __init__(
@@ -130,7 +137,7 @@ class Uploads:
         uploader: Uploader,
         training: Training,
         handover: Callable[[int], Handover],
-        tell: Callable[..., None],
+        tell: Callable[[Event], None],
     ) -> None:
         self._uploader, self._training = uploader, training
         self._handover, self._tell = handover, tell
@@ -154,13 +161,13 @@ class Uploads:
     def _say(self, news: Uploaded | Failed) -> None:
         match news:
             case Failed(reason=reason):
-                self._tell("upload_failed", reason=reason)
-            case Uploaded(given_up=str(reason)) if reason:
-                self._tell("upload_trouble", reason=reason)
-            case Uploaded(cut_no=cut_no, trouble=trouble):
-                self._tell("cut_uploaded", reason=f"cut {cut_no}")
-                if trouble:
-                    self._tell("upload_trouble", reason=trouble)
+                self._tell(UploadFailedEvent(reason=reason))
+            case Uploaded(cut_no=cut_no, given_up=error) if error:
+                self._tell(UploadTroubleEvent(cut_no=cut_no, error=error))
+            case Uploaded(cut_no=cut_no, trouble=error):
+                self._tell(CutUploadedEvent(cut_no=cut_no))
+                if error:
+                    self._tell(UploadTroubleEvent(cut_no=cut_no, error=error, copied=True))
 
     async def finish(self, flush: Callable[[], None], hurried: Callable[[], bool]) -> None:
         """The job has ended: its last cut is to be there, too, but not at any price.
@@ -179,5 +186,5 @@ class Uploads:
                 break
             await asyncio.sleep(LOOK_S)
         if missing is not None:
-            self._tell("not_uploaded", reason=f"cut {missing.cut_no}")
+            self._tell(NotUploadedEvent(cut_no=missing.cut_no))
             flush()

@@ -5,7 +5,6 @@ people are answered.
 """
 
 import asyncio
-import json
 import logging
 import time
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from paceline.master.facts import Asked, Fact, FromAgent, StopAsked, Tick
 from paceline.master.journal import Journal, JournalRefused
 from paceline.master.outbox import Outbox
 from paceline.wire.client import Call, Done, GetObservation, GetSpec, GetStatus, Reply, StopJob
+from paceline.wire.events.job import DiskRefusesEvent
 from paceline.wire.messages.agent import Heartbeat
 
 RETRY_S = 0.5
@@ -106,8 +106,8 @@ async def open_journal(path: Path, patience_s: float) -> Journal:
             if why != told:
                 told = why
                 _log.warning("disk_refuses reason=%s: waiting", why)
-                line = {"t": time.time(), "event": "disk_refuses", "reason": why}
-                append_if_possible(path.parent / "events.jsonl", json.dumps(line) + "\n")
+                refuses = DiskRefusesEvent(t=time.time(), error=why, waits="master")
+                append_if_possible(path.parent / "events.jsonl", refuses.text())
         await asyncio.sleep(RETRY_S)
 
 

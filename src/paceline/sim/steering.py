@@ -16,10 +16,10 @@ from paceline.policy.stats.history import Lengths, Profiled
 from paceline.policy.straggler.actions import AnyAction, KillRestart
 from paceline.policy.straggler.observation import Observation, RestartCost
 from paceline.policy.straggler.solution import Solution
-from paceline.protocol.nodes.node import Tell
 from paceline.sim.job import Situation
 from paceline.sim.nodes import server_names, worker_names
 from paceline.sim.scenarios import Scenario
+from paceline.wire.events.nodes import ProcessExitedEvent, Verdict
 from paceline.wire.messages.agent import Hardware, NodeFacts
 
 POLL_S = 0.2
@@ -77,7 +77,7 @@ class Steering:
     def killed(self, node: str, now_s: float) -> None:
         """A node's process has ended."""
         self._silence(node)
-        self._monitor.note(Tell("process_exited", node), now_s)
+        self._monitor.note(ProcessExitedEvent(node=node, verdict=Verdict.STOPPED), now_s)
 
     def restarted(self, node: str, inc: int, cost: RestartCost) -> None:
         """A node that was killed is back, as another incarnation; ``cost`` is what it took."""

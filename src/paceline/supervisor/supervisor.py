@@ -6,7 +6,6 @@ keeps no state: a successor (started by any agent) reads everything from the job
 from the kernel. Synchronous, one thread, no event loop: it waits for signals.
 """
 
-import json
 import logging
 import os
 import shutil
@@ -28,6 +27,8 @@ from paceline.jobs.outcome import END_OF_SIGNAL, ENDS, End, Outcome, code_of, wr
 from paceline.supervisor.restarts import Restarts
 from paceline.supervisor.signals import Signals
 from paceline.wire import last_words
+from paceline.wire.events.base import Event
+from paceline.wire.events.job import MasterDiedEvent, StopAskedEvent, SupervisorStartedEvent
 from paceline.wire.last_words import LastWords
 
 SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
@@ -66,7 +67,7 @@ class Supervisor:
     def run(self) -> None:
         """Return when the job has ended and nothing is left of it."""
         adopt_orphans()
-        self._event("supervisor_started", pid=os.getpid())
+        self._tell(SupervisorStartedEvent(pid=os.getpid()))
         while not self._is_over():
             if self._master is None and not is_locked(self._job.master_lock):
                 self._start_master()
@@ -108,7 +109,7 @@ class Supervisor:
             return
         delay_s = self._restarts.died(time.monotonic() - self._started_s, words.reason)
         reason = words.reason or f"exit code {code}"
-        self._event("master_died", reason=reason, deaths=self._restarts.num_deaths)
+        self._tell(MasterDiedEvent(reason=reason, deaths=self._restarts.num_deaths))
         if delay_s is None:
             self._give_up(reason, words.traceback)
             return
@@ -153,7 +154,7 @@ class Supervisor:
             self._num_stops += 1
             if self._num_stops == 1:
                 self._stopped_by = number
-                self._event("stop_asked", reason=signal.Signals(number).name)
+                self._tell(StopAskedEvent(signal=number))
                 for process in self._masters():
                     kill_quietly(process, number)
 
@@ -221,8 +222,7 @@ class Supervisor:
                 return left
             self._wait(SWEEP_POLL_S)
 
-    def _event(self, name: str, **fields: object) -> None:
+    def _tell(self, event: Event) -> None:
         """Append to the job's events; one write of one line does not mix with the master's."""
-        line = json.dumps({"t": time.time(), "event": name, **fields}) + "\n"
         if self._job.path.is_dir():
-            append_if_possible(self._job.events, line)
+            append_if_possible(self._job.events, event.at(time.time()).text())

@@ -76,11 +76,11 @@ def test_steps_that_are_too_short_for_their_cuts_get_fewer_of_them() -> None:
 
 
 def noted(cadence: Cadence, for_s: float, steps_per_s: int = 20) -> list[str]:
-    """What is told while 20 steps are done each second."""
+    """What is told, in words, while 20 steps are done each second."""
     notes = []
     for tick in range(round(for_s * 10)):
         cadence.is_due(100.0 + tick / 10, tick * steps_per_s // 10)
-        notes += [note] if (note := cadence.note()) else []
+        notes += [note.clause] if (note := cadence.note()) else []
     return notes
 
 

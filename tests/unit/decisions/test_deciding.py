@@ -53,7 +53,9 @@ from paceline.policy.straggler.observation import (
     WorkerSeen,
 )
 from paceline.policy.straggler.solution import Solution
-from paceline.protocol.nodes.node import Tell
+from paceline.wire.events.base import Event
+from paceline.wire.events.checks import SolutionFailedEvent
+from paceline.wire.events.nodes import NotReplacedEvent, ProcessUpEvent
 from paceline.wire.spec import JobSpec, WindowSpec
 
 KILL = KillRestart(node="worker-1", reason="slow")
@@ -111,7 +113,7 @@ class Edge:
         monkeypatch.setattr(deciding, "solution", lambda *_: Played())
         monkeypatch.setitem(globals(), "PLAY", play)
         self.scene, self.log = Scene(), folder / "decisions.jsonl"
-        self.told: list[tuple[str, str]] = []
+        self.told: list[Event] = []
         self.answers: list[Answered] = []
         self.posted = threading.Event()
         self.now_s = 0.0
@@ -123,7 +125,7 @@ class Edge:
             self.log,
             self.scene,  # type: ignore[arg-type]
             post=self.post,
-            tell=lambda event, reason: self.told.append((event, reason)),
+            tell=self.told.append,
             wall_clock=lambda: 1e9 + self.now_s,
         )
         self.edge.tick(self.now_s)
@@ -209,8 +211,8 @@ def test_a_server_that_was_not_replaced_is_written(
 ) -> None:
     edge = Edge(tmp_path, monkeypatch, lambda _: [KILL])
     edge.period()
-    edge.edge.note(Tell("process_up", KILL.node))
-    edge.edge.note(Tell("not_replaced", KILL.node))
+    edge.edge.note(ProcessUpEvent(node=KILL.node, pid=5))
+    edge.edge.note(NotReplacedEvent(node=KILL.node))
     reason = f"no other server has taken the place of {KILL.node}"
     assert edge.lines()[-1] == Refused(t=1e9 + 10, no=1, index=0, reason=reason)
 
@@ -256,7 +258,7 @@ def test_a_solution_that_fails_is_told_once_and_hurts_nobody(
     (failed,) = [line for line in edge.lines() if isinstance(line, Failed)]
     assert failed.kind == kind
     assert "Traceback" in failed.traceback
-    assert edge.told == [("solution_failed", f"{kind} (see logs/master.log); the job goes on")]
+    assert edge.told == [SolutionFailedEvent(kind=kind, decision=1)]
     assert edge.scene.done == []
 
 

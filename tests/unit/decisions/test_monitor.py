@@ -17,13 +17,21 @@ from paceline.policy.straggler.observation import LifeEnded
 from paceline.protocol.holding.servers.master import HeldByServers
 from paceline.protocol.holding.servers.server import ServerState
 from paceline.protocol.nodes.membership import Membership
-from paceline.protocol.nodes.node import Tell
 from paceline.protocol.records import EpochStarted, FeedAdded, Place, Plan, Planned
 from paceline.protocol.samples.plans import portion_of
 from paceline.runtime.server.server import Asked
 from paceline.runtime.server.server import Server as PsServer
 from paceline.runtime.server.service_time import ServiceTime
-from paceline.wire.messages.agent import ExitEvidence, NodeFacts
+from paceline.wire.events.base import Event
+from paceline.wire.events.job import ScaledEvent
+from paceline.wire.events.nodes import (
+    NodeLostEvent,
+    NodeStartedEvent,
+    ProcessExitedEvent,
+    ProcessUpEvent,
+    Verdict,
+)
+from paceline.wire.messages.agent import NodeFacts
 from paceline.wire.messages.base import CutRef, Server, ServerMap
 from paceline.wire.messages.data import Pull
 from paceline.wire.messages.feeds import Feed
@@ -33,6 +41,14 @@ from paceline.wire.spec import RestartSpec
 from paceline.wire.step_ledger import StepLedgerWriter
 
 SHORT = Lengths(short_iterations=10, short_s=60.0, long_iterations=20, long_s=120.0)
+
+
+def exited(node: str, inc: int) -> ProcessExitedEvent:
+    return ProcessExitedEvent(node=node, inc=inc, reason="as ordered", verdict=Verdict.STOPPED)
+
+
+def lost(node: str, inc: int) -> NodeLostEvent:
+    return NodeLostEvent(node=node, inc=inc, reason="silent for 9.0 s", silent_s=9.0)
 
 
 @dataclasses.dataclass
@@ -99,15 +115,15 @@ def test_a_report_without_new_steps_is_in_no_window() -> None:
     assert seen.long is None
 
 
-@pytest.mark.parametrize("event", ["process_exited", "node_lost", ""])
-def test_a_new_life_is_measured_afresh(event: str) -> None:
+@pytest.mark.parametrize("event", [exited("worker-0", 1), lost("worker-0", 1), None], ids=str)
+def test_a_new_life_is_measured_afresh(event: Event | None) -> None:
     """By its first report at the latest, also where its end was not told."""
     monitor = Monitor(SHORT)
     worker = Node(monitor, "worker-0")
     for second in range(30):
         worker.report(float(second), steps=2, compute_s=0.9)
     if event:
-        monitor.note(Tell(event, "worker-0", 1), 30.0)
+        monitor.note(event, 30.0)
         assert monitor.observe(30.0, job("worker-0")).workers[0].short is None
     worker.inc, worker.samples = 2, 0
     worker.report(31.0, steps=3, compute_s=0.1)
@@ -178,11 +194,18 @@ def test_without_steps_an_iteration_of_a_server_is_one_pull_of_each_worker() -> 
 
 def test_ends_of_lives_are_seen_with_their_evidence_while_they_are_new() -> None:
     monitor = Monitor(SHORT)
-    oom = ExitEvidence(signal=9, oom_kills=1, log_tail="Killed")
-    monitor.note(Tell("node_started", "worker-0", 1), 1.0)
-    monitor.note(Tell("process_exited", "worker-0", 1, "out of memory", "oom", oom), 2.0)
-    monitor.note(Tell("node_lost", "worker-1", 2, "silent for 9.0 s"), 3.0)
-    monitor.note(Tell("scaled", "", 0, "2 -> 3 workers"), 4.0)
+    monitor.note(NodeStartedEvent(node="worker-0", inc=1), 1.0)
+    oom = ProcessExitedEvent(
+        node="worker-0",
+        inc=1,
+        reason="out of memory",
+        verdict=Verdict.OOM,
+        signal=9,
+        oom_kills=1,
+    )
+    monitor.note(oom, 2.0)
+    monitor.note(lost("worker-1", 2), 3.0)
+    monitor.note(ScaledEvent(role="worker", count=3, before=2), 4.0)
     first, second = monitor.observe(5.0, job("worker-0")).ends
     assert first == LifeEnded(
         t_s=2.0,
@@ -200,7 +223,7 @@ def test_ends_of_lives_are_seen_with_their_evidence_while_they_are_new() -> None
 def test_ends_of_lives_take_bounded_memory() -> None:
     monitor = Monitor()
     for number in range(3 * MAX_ENDS):
-        monitor.note(Tell("process_exited", "worker-0", number), float(number))
+        monitor.note(exited("worker-0", number), float(number))
     kept = monitor.observe(3.0 * MAX_ENDS, job("worker-0")).ends
     assert (len(kept), kept[-1].inc) == (MAX_ENDS, 3 * MAX_ENDS - 1)
 
@@ -209,13 +232,13 @@ def test_who_is_no_more_is_forgotten_and_its_name_may_come_again() -> None:
     monitor = Monitor()
     for name in ("worker-0", "worker-1"):
         monitor.restarts.launched(name, 0.0, first=True)
-        monitor.note(Tell("process_up", name, 1), 1.0)
+        monitor.note(ProcessUpEvent(node=name, inc=1, pid=5), 1.0)
         Node(monitor, name).report(2.0, steps=1, compute_s=0.1)
-    monitor.note(Tell("process_exited", "worker-1", 1, "as ordered"), 10.0)
+    monitor.note(exited("worker-1", 1), 10.0)
     monitor.keep({"worker-0"})
     assert list(monitor.metrics(0.0, 0).nodes) == ["worker-0"]
     monitor.restarts.launched("worker-1", 3600.0, first=True)
-    monitor.note(Tell("process_up", "worker-1", 2), 3601.0)
+    monitor.note(ProcessUpEvent(node="worker-1", inc=2, pid=6), 3601.0)
     monitor.restarts.works("worker-1", 3602.0)
     cost = monitor.restarts.take_fresh()[-1]
     assert (cost.first, cost.cost.start_s) == (True, 1.0)
@@ -225,7 +248,7 @@ def test_a_start_is_measured_until_its_first_step_began() -> None:
     monitor = Monitor()
     monitor.restarts.launched("worker-0", 0.0, first=True)
     monitor.restarts.joined("worker-0", 2.0)
-    monitor.note(Tell("process_up", "worker-0", 1), 3.0)
+    monitor.note(ProcessUpEvent(node="worker-0", inc=1, pid=5), 3.0)
     monitor.restarts.built("worker-0", 7.0)
     worker = Node(monitor, "worker-0")
     worker.report(9.0, steps=0, compute_s=0.0)

@@ -25,9 +25,9 @@ DECIDED: list[tuple[Ending, End, int]] = [
     (Ending(end=how_finished(work(loops=3, unfinished=1))), End.STOPPED_EARLY, 3),
     (Ending(end=how_finished(work(loops=0))), End.NOT_TRAINED, 0),
     (Ending(end=how_finished(work(is_known=False, loops=0))), End.FINISHED, 0),
-    (stopped(0)[0], End.STOPPED, 4),
-    (stopped(signal.SIGINT)[0], End.INTERRUPTED, 130),
-    (stopped(signal.SIGTERM)[0], End.TERMINATED, 143),
+    (stopped(0), End.STOPPED, 4),
+    (stopped(signal.SIGINT), End.INTERRUPTED, 130),
+    (stopped(signal.SIGTERM), End.TERMINATED, 143),
     (failed("no room"), End.FAILED, 1),
     (failed("worker-0: ValueError", "Traceback", 7), End.SCRIPT_FAILED, 7),
 ]

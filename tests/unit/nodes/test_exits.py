@@ -2,7 +2,8 @@
 
 import pytest
 
-from paceline.protocol.nodes.exits import RULES, Evidence, Verdict, judge
+from paceline.protocol.nodes.exits import RULES, Evidence, judge
+from paceline.wire.events.nodes import Verdict
 from paceline.wire.messages.agent import ExitEvidence
 from paceline.wire.messages.node import ScriptError
 

@@ -20,9 +20,17 @@ from paceline.protocol.nodes.node import (
     ServerAdded,
     ServerTook,
     Start,
-    Tell,
     WorkerLost,
     WorkerUp,
+)
+from paceline.wire.events.base import Event
+from paceline.wire.events.nodes import (
+    FencedEvent,
+    LeftLoopEvent,
+    LeftOutEvent,
+    NodeLostEvent,
+    NotReplacedEvent,
+    ProcessExitedEvent,
 )
 from paceline.wire.messages.agent import AgentHello, ExitEvidence, ProcessExited
 from paceline.wire.messages.base import Server
@@ -306,12 +314,12 @@ def test_the_traceback_of_an_error_of_the_script_is_told_at_once(
     error = ScriptError(inc=inc, kind=kind, traceback=text, in_user_code=True, step=3)
     job.members.script_error(error)
     acts = job.exit("worker-0", ExitEvidence(exit_code=1, log_tail="last lines"))
-    (end,) = (one for one in of(Tell, acts) if one.event == "process_exited")
+    (end,) = of(ProcessExitedEvent, acts)
     assert end.traceback == told
     assert of(Start, acts) or job.members.nodes["worker-0"].retry_at_s is not None
     job.up("worker-0")
     acts = job.exit("worker-0", ExitEvidence(signal=9, log_tail="last lines"))
-    assert not [one.traceback for one in of(Tell, acts) if one.traceback]
+    assert [one.traceback for one in of(ProcessExitedEvent, acts)] == [""]
 
 
 def test_another_end_in_between_begins_the_count_again() -> None:
@@ -341,9 +349,8 @@ def test_a_returned_script_is_finished_and_not_started_again() -> None:
 def test_a_worker_that_left_its_loop_is_told_once_unless_it_was_told_to_leave() -> None:
     job = Job(num_workers=2)
     left = Finished(inc=job.run("worker-0"), left_step=5)
-    assert job.members.script_returned(left) == [
-        Tell("left_loop", "worker-0", left.inc, "at step 5")
-    ]
+    told = LeftLoopEvent(node="worker-0", inc=left.inc, step=5)
+    assert job.members.script_returned(left) == [told]
     assert job.members.script_returned(left) == []
     job.run("worker-1")
     job.members.nodes["worker-1"].leaving = True
@@ -356,7 +363,7 @@ def test_a_worker_that_is_refused_is_not_started_again_and_not_awaited(how: str)
     job = Job(num_workers=2)
     first, second = job.run("worker-0"), job.run("worker-1")
     acts = job.note(job.members.refuse(second, "another model", 1))
-    assert [type(act) for act in acts] == [Tell, Tell, WorkerLost, Keep, Retire]
+    assert [type(act) for act in acts] == [LeftOutEvent, FencedEvent, WorkerLost, Keep, Retire]
     if how != "live":
         if how == "compacted":
             job.kept = [Keep(record) for record in job.members.snapshot()]
@@ -449,7 +456,7 @@ def test_the_end_that_a_new_agent_reports_is_judged_by_its_evidence() -> None:
     inc = job.run("worker-0")
     job.hello("worker-0", 51)
     acts = job.exit("worker-0", ExitEvidence(signal=15), inc)
-    assert any("SIGTERM" in told.reason for told in of(Tell, acts))
+    assert [told.signal for told in of(ProcessExitedEvent, acts)] == [15]
     assert of(Start, acts)
 
 
@@ -709,7 +716,7 @@ def test_one_who_was_to_join_and_never_came_is_dropped() -> None:
     joined(job)
     job.members.heard("worker-0", 61.0)
     acts = job.tick(61.0)
-    assert [act.event for act in of(Tell, acts) if act.node == "worker-1"] == ["node_lost"]
+    assert [type(act) for act in of(Event, acts) if act.node == "worker-1"] == [NodeLostEvent]
     assert Launch("worker-1") not in acts
     assert "worker-1" not in job.members.nodes
 
@@ -833,8 +840,9 @@ def test_a_machine_that_joined_is_restarted_where_it_is() -> None:
 def test_the_end_of_a_life_is_told_with_its_evidence() -> None:
     job = Job()
     job.run("worker-0")
-    (ended,) = [act for act in of(Tell, job.exit("worker-0")) if act.event == "process_exited"]
-    assert (ended.verdict, ended.exit, ended.reason) == ("retryable", KILLED, "signal SIGKILL")
+    (ended,) = of(ProcessExitedEvent, job.exit("worker-0"))
+    assert (ended.verdict, ended.signal, ended.exit_code) == ("retryable", KILLED.signal, None)
+    assert ended.reason == "signal SIGKILL"
 
 
 # ---------------------------------------------------------------------- servers
@@ -887,7 +895,7 @@ def test_a_joining_server_that_uses_up_the_budget_ends_the_move_and_not_the_job(
 
     assert not of(FailJob, acts)
     assert Retire("server-2") in acts
-    assert [act.node for act in of(Tell, acts) if act.event == "not_replaced"] == ["server-0"]
+    assert [told.node for told in of(NotReplacedEvent, acts)] == ["server-0"]
     assert job.members.joining() is None
 
 
@@ -902,7 +910,7 @@ def test_a_joining_server_that_fails_for_good_ends_the_move_and_not_the_job() ->
     acts = job.note(job.members.process_exited(exited, 0.0, any_committed=True))
 
     assert not of(FailJob, acts)
-    assert [act.node for act in of(Tell, acts) if act.event == "not_replaced"] == ["server-0"]
+    assert [told.node for told in of(NotReplacedEvent, acts)] == ["server-0"]
     assert job.members.nodes["server-0"].decided == 1
 
 

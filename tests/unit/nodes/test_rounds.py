@@ -17,9 +17,9 @@ from paceline.protocol.nodes.node import (
     NodeFinished,
     RoundSet,
     Start,
-    Tell,
 )
 from paceline.protocol.nodes.rounds import Rounds
+from paceline.wire.events.nodes import RestartAllEvent
 from paceline.wire.messages.agent import AgentHello, ExitEvidence, ProcessExited
 from paceline.wire.messages.node import Finished, ProcessUp, ScriptError
 from paceline.wire.spec import RestartSpec
@@ -131,8 +131,8 @@ def test_one_workers_death_ends_all_and_then_all_begin_again_elsewhere() -> None
     assert not of(Start, acts)
     acts = job.exit("worker-0", ORDERED)
     assert starts(acts) == {"worker-0": (1, 2), "worker-1": (1, 2)}
-    (told,) = (tell for tell in of(Tell, acts) if tell.event == "restart_all")
-    assert (told.node, told.reason) == ("worker-1", "signal SIGKILL; again in 0.0 s")
+    (told,) = of(RestartAllEvent, acts)
+    assert (told.node, told.cause, told.wait_s) == ("worker-1", "signal SIGKILL", 0.0)
     assert job.members.num_restarts() == 1
 
 

@@ -9,7 +9,7 @@ import torch
 from paceline.cli import checks as tables
 from paceline.jobs.history import Event, is_news, sentence
 from paceline.master.checks import Checks, NodeChecked
-from paceline.policy.failslow.preflight import explain, find_slow, pair_up
+from paceline.policy.failslow.preflight import find_slow, found_slow, pair_up
 from paceline.runtime import preflight
 from paceline.wire.messages.checks import Link, NodeSpeed
 
@@ -84,7 +84,7 @@ def test_a_node_is_slow_by_what_it_has_less_of(
     speeds = {"n0": FINE, "n1": msgspec.structs.replace(FINE, **change), "n2": FINE}
     (slow,) = find_slow(speeds)
     assert (slow.nodes, slow.what) == (("n1",), what)
-    assert explain(slow, speeds) == told
+    assert found_slow(slow, speeds).sentence() == f"n1 is slow: {told}"
 
 
 def test_workers_that_take_turns_on_their_cores_are_not_slow() -> None:
@@ -104,10 +104,11 @@ def test_a_node_all_of_whose_links_are_slow_is_named_and_else_the_link() -> None
     speeds = cluster({(0, 2): 1e8})
     (link,) = find_slow(speeds)
     assert (link.nodes, link.what) == (("n0", "n2"), "link")
-    assert explain(link, speeds) == "0.1 GB/s, 0.03 of the median"
+    assert found_slow(link, speeds).clause == "n0 - n2: 0.1 GB/s, 0.03 of the median"
     speeds = cluster({}, {(1, 3): 0.05})
     (link,) = find_slow(speeds)
-    assert explain(link, speeds) == "round trip 50.0 ms, 500.0 times the median"
+    told = "n1 - n3: round trip 50.0 ms, 500.0 times the median"
+    assert found_slow(link, speeds).clause == told
 
 
 def test_links_of_who_waits_for_a_core_say_nothing() -> None:

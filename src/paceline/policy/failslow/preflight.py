@@ -10,12 +10,14 @@ is told from a slow node; the time of threads that wait for a core is kept apart
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from itertools import chain
 from statistics import median
+from typing import assert_never
 
 import msgspec
 
+from paceline.wire.events.checks import SlowLinkEvent, SlowNodeEvent, SlowPart, SlowWay
 from paceline.wire.messages.checks import NodeSpeed
 
 SLOW = 0.7
@@ -32,8 +34,7 @@ class Slow(msgspec.Struct, frozen=True):
     """A node, or the link between two, that is slower than those of the others."""
 
     nodes: tuple[str, ...]
-    what: str
-    """``cpu quota``, ``cpu``, ``matmul``, ``memory``, ``links``, ``link`` or ``round trip``."""
+    what: SlowPart | SlowWay
     ratio: float
     """To the median; of a round trip: how many times as long."""
 
@@ -70,7 +71,7 @@ def find_slow(speeds: Mapping[str, NodeSpeed]) -> list[Slow]:
     return [*cpu, *_below("matmul", matmul), *_below("memory", memory), *_slow_links(fed)]
 
 
-def _below(what: str, values: Mapping[str, float], limit: float = SLOW) -> list[Slow]:
+def _below(what: SlowPart, values: Mapping[str, float], limit: float = SLOW) -> list[Slow]:
     middle = median(values.values())
     return [
         Slow((name,), what, value / middle)
@@ -131,40 +132,38 @@ def _slow_links(speeds: Mapping[str, NodeSpeed]) -> list[Slow]:
     return slow
 
 
-def describe(speeds: Iterable[NodeSpeed]) -> str:
-    """All of them in a few words: ``matmul 41-43 GFLOP/s, memory 9-10 GB/s``."""
-    all_of_them = list(speeds)
-    rates = [link.bytes_per_s for one in all_of_them for link in one.links]
-    parts = [
-        _range("matmul", [one.matmul_flops for one in all_of_them], "GFLOP/s"),
-        _range("memory", [one.copy_bytes_per_s for one in all_of_them], "GB/s"),
-        *([_range("links", rates, "GB/s")] if rates else []),
-    ]
-    return ", ".join(parts)
-
-
-def _range(what: str, values: list[float], unit: str) -> str:
-    low, high = f"{min(values) / 1e9:.3g}", f"{max(values) / 1e9:.3g}"
-    return f"{what} {low} {unit}" if low == high else f"{what} {low} to {high} {unit}"
-
-
-def explain(slow: Slow, speeds: Mapping[str, NodeSpeed]) -> str:
-    """What was found."""
-    one, middle = speeds[slow.nodes[0]], f"{slow.ratio:.2f} of the median"
+def found_slow(slow: Slow, speeds: Mapping[str, NodeSpeed]) -> SlowNodeEvent | SlowLinkEvent:
+    """Make what was found an event, with the value that is slow."""
     match slow.what:
+        case "link" | "round trip" as way:
+            ends = (slow.nodes[0], slow.nodes[1])
+            rate, rtt_s = links_of(speeds)[ends]
+            value = rate if way == "link" else rtt_s
+            return SlowLinkEvent(ends=ends, what=way, value=value, ratio=slow.ratio)
+        case part:
+            (node,) = slow.nodes
+            one = speeds[node]
+            return SlowNodeEvent(
+                node=node,
+                what=part,
+                value=_value(part, one),
+                ratio=slow.ratio,
+                threads=one.threads,
+            )
+
+
+def _value(what: SlowPart, one: NodeSpeed) -> float:
+    """What a node has of it."""
+    match what:
         case "cpu quota":
-            threads = f"{one.threads} thread{'s' if one.threads > 1 else ''}"
-            return f"a quota of {one.cpu_quota:g} cores for {threads}, {middle}"
+            return one.cpu_quota or 0.0
         case "cpu":
-            return f"its threads ran {one.cpu_share:.0%} of the time, {middle}"
+            return one.cpu_share
         case "matmul":
-            return f"matmul {one.matmul_flops / 1e9:.3g} GFLOP/s, {middle}"
+            return one.matmul_flops
         case "memory":
-            return f"memory {one.copy_bytes_per_s / 1e9:.3g} GB/s, {middle}"
+            return one.copy_bytes_per_s
         case "links":
-            best = max(link.bytes_per_s for link in one.links)
-            return f"its links carry at most {best / 1e9:.3g} GB/s, {middle}"
-    rate, rtt_s = links_of(speeds)[slow.nodes[0], slow.nodes[-1]]
-    if slow.what == "link":
-        return f"{rate / 1e9:.3g} GB/s, {middle}"
-    return f"round trip {rtt_s * 1e3:.1f} ms, {slow.ratio:.1f} times the median"
+            return max(link.bytes_per_s for link in one.links)
+        case _:
+            assert_never(what)

@@ -16,6 +16,7 @@ import msgspec
 from paceline.policy.stats.history import Lengths
 from paceline.policy.straggler.actions import AnyAction
 from paceline.policy.straggler.observation import Observation, RestartCost, RestartOutcome
+from paceline.wire.events.nodes import in_parts
 
 PARTS = ("pending_s", "start_s", "rebuild_s", "restore_s", "redo_s")
 """Of a restart's cost (AntDT section V-E-2)."""
@@ -106,10 +107,8 @@ AnyLine = Begun | Decided | Failed | Refused | TookEffect | Measured | Helped
 
 
 def describe_cost(cost: RestartCost) -> str:
-    """Its parts that took any time, in words."""
-    parts = [(part.removesuffix("_s"), getattr(cost, part)) for part in PARTS]
-    told = ", ".join(f"{name} {took_s:.2f} s" for name, took_s in parts if took_s >= 0.005)
-    return f"{cost.total_s:.2f} s ({told})" if told else f"{cost.total_s:.2f} s"
+    """Say what it is as a whole, and in parts that took any time."""
+    return in_parts({part.removesuffix("_s"): getattr(cost, part) for part in PARTS})
 
 
 _decoder = msgspec.json.Decoder(AnyLine)

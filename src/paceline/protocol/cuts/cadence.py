@@ -9,6 +9,7 @@ which the death of one worker need not.
 
 from math import sqrt
 
+from paceline.wire.events.state import CutsRarerEvent
 from paceline.wire.spec import CheckpointSpec
 
 FIRST_S = 1.0
@@ -93,15 +94,15 @@ class Cadence:
         """With less between cuts they would take more than their share."""
         return (self._cost_s or 0.0) / self._spec.share
 
-    def note(self) -> str:
-        """That cuts are rarer than the user has asked for, once; empty: nothing to tell."""
+    def note(self) -> CutsRarerEvent | None:
+        """Say once that cuts are rarer than the user has asked for; None: nothing to tell."""
         if self._told or not self._put_off:
-            return ""
+            return None
         self._told = True
-        every_s, every_steps = self._spec.every_s, self._spec.every_steps
-        asked = [f"{every_s:g} s"] if every_s is not None else []
-        asked += [f"{every_steps} steps"] if every_steps is not None else []
-        return (
-            f"cuts every {self._least_s:.3g} s instead of {' or '.join(asked)}: one costs "
-            f"{self._cost_s:.2g} s, and checkpoint.share is {self._spec.share:g}"
+        return CutsRarerEvent(
+            least_s=self._least_s,
+            every_s=self._spec.every_s,
+            every_steps=self._spec.every_steps,
+            cost_s=self._cost_s or 0.0,
+            share=self._spec.share,
         )

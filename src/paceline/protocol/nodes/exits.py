@@ -11,29 +11,12 @@ import itertools
 import re
 import signal
 from collections.abc import Callable
-from enum import StrEnum
 
 import msgspec
 
+from paceline.wire.events.nodes import Verdict
 from paceline.wire.messages.agent import EXIT_FENCED, EXIT_NO_AGENT, EXIT_SOFTWARE, ExitEvidence
 from paceline.wire.messages.node import ScriptError
-
-
-class Verdict(StrEnum):
-    """What the end of a life means for the node."""
-
-    FINISHED = "finished"
-    STOPPED = "stopped"
-    """By our own order; whoever ordered it knows what comes next."""
-    PREEMPTED = "preempted"
-    OOM = "oom"
-    RETRYABLE = "retryable"
-    UNRETRYABLE = "unretryable"
-    GIVEN_UP = "given up"
-    """It has ended because of what became of others, or of the master's word."""
-    NOT_STARTED = "not started"
-    """It never was a process that could have failed."""
-
 
 NO_CAUSE = frozenset({Verdict.GIVEN_UP, Verdict.NOT_STARTED})
 """Ends that say nothing about the node: what ended its life before counts on."""

@@ -21,7 +21,7 @@ for it. It is awaited as long as others would be, and then dropped.
 import itertools
 from collections.abc import Container, Iterator
 
-from paceline.protocol.nodes.exits import NO_CAUSE, Evidence, Judged, Verdict, is_free, judge
+from paceline.protocol.nodes.exits import NO_CAUSE, Evidence, Judged, is_free, judge
 from paceline.protocol.nodes.node import (
     Act,
     End,
@@ -44,12 +44,30 @@ from paceline.protocol.nodes.node import (
     ServersWanted,
     ServerTook,
     Start,
-    Tell,
     WorkerLost,
     WorkersWanted,
     WorkerUp,
 )
 from paceline.protocol.nodes.rounds import Ended, Rounds
+from paceline.wire.events.job import ScaledEvent
+from paceline.wire.events.nodes import (
+    AgentJoinedEvent,
+    AgentLostEvent,
+    FencedEvent,
+    HungEvent,
+    KilledEvent,
+    KillRestartEvent,
+    LeftOutEvent,
+    NodeLostEvent,
+    NodeStartedEvent,
+    NotReplacedEvent,
+    ProcessUpEvent,
+    RelaunchEvent,
+    ReplacedEvent,
+    ReplacingEvent,
+    RestartAllEvent,
+    Verdict,
+)
 from paceline.wire.messages.agent import AgentHello, ExitEvidence, ProcessExited, StartProcess
 from paceline.wire.messages.base import Server
 from paceline.wire.messages.node import Finished, ProcessUp, ScriptError
@@ -317,9 +335,9 @@ class Membership:
         self._forget(node)
         return [*acts, Retire(node.name)]
 
-    def _drop(self, node: Node, reason: str) -> list[Act]:
+    def _drop(self, node: Node, reason: str, silent_s: float | None = None) -> list[Act]:
         """A node that came by itself does not come back."""
-        told = Tell("node_lost", node.name, node.inc, reason)
+        told = NodeLostEvent(node=node.name, inc=node.inc, reason=reason, silent_s=silent_s)
         return [told, *self._lost(node), self._keep(NodeDropped(node=node.name))]
 
     def _launch(self, node: Node, now_s: float) -> list[Act]:
@@ -336,7 +354,8 @@ class Membership:
             return [Retire(message.node)]
         acts: list[Act] = []
         if node.agent_pid != message.agent_pid:
-            acts.append(Tell("agent_joined", node.name, node.inc, f"pid {message.agent_pid}"))
+            pid = message.agent_pid
+            acts.append(AgentJoinedEvent(node=node.name, inc=node.inc, pid=pid))
         is_new, node.greeted = not node.greeted, True
         node.greeted_s = now_s if is_new else node.greeted_s
         node.agent_pid, node.connected = message.agent_pid, True
@@ -382,7 +401,7 @@ class Membership:
             return self._gone_for_good(node)
         if self.closing:
             return [*self._lost(node), Retire(name)]
-        acts: list[Act] = [Tell("agent_lost", name, node.inc, reason)]
+        acts: list[Act] = [AgentLostEvent(node=name, inc=node.inc, reason=reason)]
         if node.greeted:
             return [*acts, *self._launch(node, now_s)]
         # It died before its first word: without a limit this would go on for ever.
@@ -415,7 +434,7 @@ class Membership:
         return [
             *acts,
             keep,
-            Tell("node_started", node.name, node.inc),
+            NodeStartedEvent(node=node.name, inc=node.inc),
             self._start_message(node, now_s),
         ]
 
@@ -442,10 +461,9 @@ class Membership:
         node.up, node.state, node.missing_since_s = up, "running", None
         if first:
             node.up_s = now_s
+        told = ProcessUpEvent(node=node.name, inc=node.inc, pid=up.pid, address=up.address)
         if node.role == "server":
-            told = Tell("process_up", node.name, node.inc, f"pid {up.pid} at {up.address}")
             return [told] if up.address else []
-        told = Tell("process_up", node.name, node.inc, f"pid {up.pid}")
         return [told, WorkerUp(node.inc)] if first else []
 
     def script_error(self, message: ScriptError) -> None:
@@ -544,7 +562,7 @@ class Membership:
             return [JoinerLost(node.inc)]
         if not was_alive or node.role != "worker":
             return []
-        told = [] if node.returned else [Tell("fenced", node.name, node.inc)]
+        told = [] if node.returned else [FencedEvent(node=node.name, inc=node.inc)]
         return [*told, WorkerLost(node.inc)]
 
     def _fail(self, node: Node, judged: Judged, why: str = "") -> FailJob:
@@ -571,8 +589,8 @@ class Membership:
         # The next life is long if it lasts from here, also when it never comes up.
         node.up_s = node.retry_at_s = now_s + wait_s
         node.state = "backing off"
-        told = Tell("relaunch", node.name, node.inc, f"{judged.reason}; again in {wait_s:.1f} s")
-        acts = [told, *(self._give_up_place(node) if node.moving else [])]
+        told = RelaunchEvent(node=node.name, inc=node.inc, cause=judged.reason, wait_s=wait_s)
+        acts: list[Act] = [told, *(self._give_up_place(node) if node.moving else [])]
         return [*acts, *(self._start_if_due(node, now_s) if wait_s == 0 else [])]
 
     def _give_up_place(self, node: Node) -> list[Act]:
@@ -672,8 +690,9 @@ class Membership:
             rounds.streak += 0 if cause.unblamed else 1
             if not free:
                 self._count_relaunch(self.nodes[cause.node], now_s)
-            again = f"{cause.judged.reason}; again in {wait_s:.1f} s"
-            acts.append(Tell("restart_all", cause.node, cause.inc, again))
+            why = cause.judged.reason
+            told = RestartAllEvent(node=cause.node, inc=cause.inc, cause=why, wait_s=wait_s)
+            acts.append(told)
             for node in workers:
                 node.remember(cause.judged.sign)
         for node in workers:
@@ -736,9 +755,9 @@ class Membership:
         if node.guest:
             given_up = silent_s >= 2 * limit_s and others_wait
             may_return = node.alive and self._wanted(node) and not given_up
-            return [] if may_return else self._drop(node, reason)
+            return [] if may_return else self._drop(node, reason, silent_s)
         if not node.replaced or not node.alive:
-            told = Tell("agent_lost", node.name, node.inc, reason)
+            told = AgentLostEvent(node=node.name, inc=node.inc, reason=reason, silent_s=silent_s)
             brief = node.greeted and node.heard_s < node.greeted_s + BRIEF * limit_s
             node.patience = min(PATIENCE, 2 * node.patience) if brief else 1
             node.replaced = True
@@ -746,8 +765,8 @@ class Membership:
         if not others_wait:
             return []
         gone = Judged("unreachable", Verdict.RETRYABLE, f"unreachable, {reason}")
-        told = Tell("node_lost", node.name, node.inc, gone.reason)
-        return [told, *self._lost(node), *self._again(node, gone, now_s)]
+        lost = NodeLostEvent(node=node.name, inc=node.inc, reason=gone.reason, silent_s=silent_s)
+        return [lost, *self._lost(node), *self._again(node, gone, now_s)]
 
     # ------------------------------------------------------------------ orders
 
@@ -756,10 +775,10 @@ class Membership:
         acts: list[Act] = []
         if workers is not None:
             acts.append(self._keep(WorkersWanted(count=workers)))
-            acts.append(Tell("scaled", "", 0, f"{workers} workers"))
+            acts.append(ScaledEvent(role="worker", count=workers))
         if servers is not None:
             acts.append(self._keep(ServersWanted(count=servers)))
-            acts.append(Tell("scaled", "", 0, f"{servers} servers"))
+            acts.append(ScaledEvent(role="server", count=servers))
         return acts
 
     def scale(self, count: int, now_s: float, grace_s: float) -> list[Act]:
@@ -769,7 +788,7 @@ class Membership:
         """
         if self.rounds is not None and count == self.num_workers:
             return []  # else all would begin again
-        told = Tell("scaled", "", 0, f"{self.num_workers} -> {count} workers")
+        told = ScaledEvent(role="worker", count=count, before=self.num_workers)
         acts: list[Act] = [told]
         for node in list(self.of_role("worker")):
             if node.leaving and node.rank < count:
@@ -792,8 +811,8 @@ class Membership:
     def join(self, host: str, now_s: float) -> tuple[str, list[Act]]:
         """One more worker, whose agent is about to be started there: its name."""
         name = f"worker-{max((node.rank for node in self.of_role('worker')), default=-1) + 1}"
-        told = Tell("scaled", name, 0, f"{host} joins")
         keep = self._keep(NodeJoined(node=name))
+        told = ScaledEvent(node=name, role="worker", count=self.num_workers, host=host)
         self.nodes[name].heard_s = now_s
         return name, [keep, told]
 
@@ -806,15 +825,23 @@ class Membership:
         """End a node's process at once, as a crash would; it is started again."""
         node = self.nodes[name]
         node.unblamed = True
-        return [Tell("killed", name, node.inc, "by order"), End(name, node.inc, 0.0)]
+        return [KilledEvent(node=name, inc=node.inc), End(name, node.inc, 0.0)]
 
-    def hung(self, name: str, now_s: float, reason: str) -> list[Act]:
-        """A node's process hangs: end it. While it still hangs this is repeated seldom."""
+    def hung(self, name: str, now_s: float, since_s: float, *, silent: bool) -> list[Act]:
+        """End a node's process that hangs. While it still hangs this is repeated seldom.
+
+        Args:
+            name: of the node.
+            now_s: as always.
+            since_s: so long it has made no progress.
+            silent: it has not even spoken.
+        """
         node = self.nodes.get(name)
         if node is None or not node.alive or now_s < node.end_told_s + REPEAT_END_S:
             return []
         node.end_told_s = now_s
-        return [Tell("hung", name, node.inc, reason), End(name, node.inc, 0.0, hung=True)]
+        told = HungEvent(node=name, inc=node.inc, since_s=since_s, silent=silent)
+        return [told, End(name, node.inc, 0.0, hung=True)]
 
     def restart(self, name: str, now_s: float, grace_s: float, reason: str = "") -> list[Act]:
         """KILL_RESTART: end a node's process in order, and start it again at another place.
@@ -823,7 +850,7 @@ class Membership:
         """
         node = self.nodes[name]
         keep = self._keep(RestartOrdered(node=name, grace_s=grace_s))
-        told = Tell("kill_restart", name, node.inc, reason)
+        told = KillRestartEvent(node=name, inc=node.inc, reason=reason)
         return [keep, told, *self._end_to_move(node, now_s)]
 
     def _end_to_move(self, node: Node, now_s: float) -> list[Act]:
@@ -838,8 +865,9 @@ class Membership:
         node = self._by_inc.get(inc)
         if node is None or not node.alive:
             return []
-        told = Tell("left_out", node.name, inc, reason)
-        acts = [told, *self._lost(node), self._keep(NodeRefused(node=node.name, reason=reason))]
+        told = LeftOutEvent(node=node.name, inc=inc, reason=reason)
+        acts: list[Act] = [told, *self._lost(node)]
+        acts.append(self._keep(NodeRefused(node=node.name, reason=reason)))
         left = list(self._counting())
         if len(left) < least or all(one.guest for one in left):  # guests alone keep no cuts
             return [*acts, FailJob(reason)]
@@ -852,7 +880,8 @@ class Membership:
         rank = 1 + max(node.rank for node in self.of_role("server"))
         keep = self._keep(ServerAdded(node=f"server-{rank}", replaces=name))
         node = self.nodes[f"server-{rank}"]
-        told = Tell("replacing", name, self.nodes[name].inc, f"{reason}: {node.name} takes over")
+        inc = self.nodes[name].inc
+        told = ReplacingEvent(node=name, inc=inc, cause=reason, successor=node.name)
         return [keep, told, *self._launch(node, now_s)]
 
     def joining(self) -> Node | None:
@@ -872,7 +901,7 @@ class Membership:
         if node is None:
             return []
         old = self.nodes[node.replaces]
-        told = Tell("replaced", old.name, old.inc, f"by {node.name}")
+        told = ReplacedEvent(node=old.name, inc=old.inc, successor=node.name)
         return [self._keep(ServerTook(node=node.name)), told, *self._gone_for_good(old)]
 
     def not_replaced(self, *, futile: bool = True) -> list[Act]:
@@ -883,7 +912,7 @@ class Membership:
         node = self.joining()
         if node is None:
             return []
-        told = Tell("not_replaced", node.replaces, self.nodes[node.replaces].inc)
+        told = NotReplacedEvent(node=node.replaces, inc=self.nodes[node.replaces].inc)
         return [told, self._keep(NodeDropped(node=node.name, futile=futile)), Retire(node.name)]
 
     def close(self, now_s: float, grace_s: float) -> list[Act]:

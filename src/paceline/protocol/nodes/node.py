@@ -7,6 +7,8 @@ import msgspec
 
 from paceline.protocol.nodes.exits import Judged, is_echo
 from paceline.protocol.records import Record
+from paceline.wire.events.base import Event
+from paceline.wire.events.nodes import LeftLoopEvent, ProcessExitedEvent
 from paceline.wire.messages.agent import ExitEvidence, StartProcess
 from paceline.wire.messages.node import Finished, ProcessUp, ScriptError
 
@@ -187,22 +189,8 @@ class FailJob(msgspec.Struct, frozen=True):
     """The script's own, where it is the script that failed."""
 
 
-class Tell(msgspec.Struct, frozen=True):
-    """A line for the events file, and for whoever asks the monitor."""
-
-    event: str
-    node: str
-    inc: int = 0
-    reason: str = ""
-    verdict: str = ""
-    """Of the end of a life: what `paceline.protocol.nodes.exits` makes of the evidence."""
-    exit: ExitEvidence | None = None
-    """Of the end of a life."""
-    traceback: str = ""
-    """Of the end of a life: the script's own, if that is what ended it."""
-
-
-Act = Keep | Launch | Retire | Start | End | WorkerUp | WorkerLost | JoinerLost | FailJob | Tell
+Act = Keep | Launch | Retire | Start | End | WorkerUp | WorkerLost | JoinerLost | FailJob | Event
+"""An event is for the events file, and for all that watch nodes."""
 
 # --------------------------------------------------------------------------- state
 
@@ -270,27 +258,28 @@ class Node(msgspec.Struct):
     """When its agent was last told to."""
     end_grace_s: float = 0.0
 
-    def told_end(self, judged: Judged, exit_: ExitEvidence) -> Tell:
+    def told_end(self, judged: Judged, exit_: ExitEvidence) -> ProcessExitedEvent:
         """The end of its life, for the events file: with a traceback if the script is the cause."""
         error = self.error
         blamed = error is not None and error.in_user_code and not is_echo(error)
-        return Tell(
-            "process_exited",
-            self.name,
-            self.inc,
-            judged.reason,
+        return ProcessExitedEvent(
+            node=self.name,
+            inc=self.inc,
+            reason=judged.reason,
             verdict=judged.verdict,
+            exit_code=exit_.exit_code,
+            signal=exit_.signal,
+            oom_kills=exit_.oom_kills,
             traceback=judged.users_traceback if blamed else "",
-            exit=exit_,
         )
 
-    def told_return(self, message: Finished) -> list[Tell]:
+    def told_return(self, message: Finished) -> list[LeftLoopEvent]:
         """Take in that its script has returned; what there is to tell of that."""
         again, self.returned = self.returned, True
         self.joined |= message.joined
         if again or message.left_step is None:
             return []
-        return [Tell("left_loop", self.name, self.inc, f"at step {message.left_step}")]
+        return [LeftLoopEvent(node=self.name, inc=self.inc, step=message.left_step)]
 
     def remember(self, sign: tuple[str, int] | None) -> None:
         """Keep how a life ended, and how often in a row lives have."""

@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from paceline.protocol.nodes.exits import Judged, Verdict, is_echo
+from paceline.protocol.nodes.exits import Judged, is_echo
+from paceline.wire.events.nodes import Verdict
 from paceline.wire.messages.node import ScriptError
 
 

@@ -14,9 +14,9 @@ from paceline.policy.straggler.actions import Profile, Share
 from paceline.policy.straggler.observation import WorkerSeen
 from paceline.protocol.acts import Send
 from paceline.protocol.holding.group.profiling import Profiling
-from paceline.protocol.nodes.node import Tell
 from paceline.runtime.group.profiling import Profiling as Member
 from paceline.runtime.group.profiling import samples_of
+from paceline.wire.events.nodes import ProcessExitedEvent, Verdict
 from paceline.wire.messages.agent import Hardware
 from paceline.wire.messages.group import ProfileBatches, Profiled
 
@@ -175,7 +175,7 @@ def test_a_solution_sees_the_profile_of_a_life_and_what_fits_into_its_memory() -
     ]
     # 95 % of 1000 bytes, where 8 samples take 500 at most.
     assert worker.batch_limit == 15
-    monitor.note(Tell("process_exited", "worker-0", 7), 2.0)
+    monitor.note(ProcessExitedEvent(node="worker-0", inc=7, verdict=Verdict.RETRYABLE), 2.0)
     assert (seen(monitor).profile, seen(monitor).kind) == ((), "fast")
     monitor.keep({"worker-1"})
     assert seen(monitor).kind == ""

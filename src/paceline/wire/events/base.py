@@ -1,0 +1,99 @@
+"""What all events have in common: when, which node, and how they become a line and a sentence."""
+
+import re
+from typing import ClassVar, Self
+
+import msgspec
+from msgspec import structs
+
+
+def _tag(name: str) -> str:
+    """``CutValidEvent``: ``cut_valid``."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", name.removesuffix("Event")).lower()
+
+
+class Event(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="event", tag=_tag
+):
+    """Something has changed; the base of all events."""
+
+    t: float = 0.0
+    """Unix time by the job's clock, s; set when the event is written."""
+    node: str = ""
+    """Empty: it concerns the whole job."""
+    inc: int = 0
+    """The life of the node; 0: it had none yet."""
+
+    is_usual: ClassVar[bool] = False
+    """Whether every healthy job has such events."""
+    clause_words: ClassVar[str] = ""
+    """What happened, without the node; ``{0}`` is the event."""
+    sentence_words: ClassVar[str] = ""
+    """The same for people, as a whole; empty: name, node and clause."""
+
+    @property
+    def name(self) -> str:
+        """As in the file."""
+        return str(self.__struct_config__.tag)
+
+    @property
+    def is_news(self) -> bool:
+        """Whether a person who watches the job must see it; a healthy job has no news."""
+        return not self.is_usual
+
+    @property
+    def clause(self) -> str:
+        """What happened, in words: the ``reason`` of the line."""
+        return self.clause_words.format(self)
+
+    @property
+    def after_colon(self) -> str:
+        """The clause as the end of a sentence; empty: there is none."""
+        return f": {self.clause}" if self.clause else ""
+
+    def sentence(self) -> str:
+        """Say what happened, for people."""
+        if self.sentence_words:
+            return self.sentence_words.format(self)
+        return " ".join(filter(None, (self.name.replace("_", " "), self.node))) + self.after_colon
+
+    def at(self, t: float) -> Self:
+        """Give it a time."""
+        return structs.replace(self, t=t)
+
+    def line(self) -> dict[str, object]:
+        """Make a line, as values that JSON knows."""
+        line: dict[str, object] = {"t": self.t, "event": self.name}
+        if self.node or self.inc:
+            line |= {"node": self.node, "inc": self.inc}
+        line |= {"reason": self.clause} if self.clause else {}
+        fields: dict[str, object] = msgspec.to_builtins(self)
+        return line | {name: value for name, value in fields.items() if name not in line}
+
+    def text(self) -> str:
+        """Make a line of the file, its end included."""
+        return msgspec.json.encode(self.line()).decode() + "\n"
+
+
+class ReasonedEvent(Event, frozen=True, kw_only=True):
+    """Something whose cause is known in words: an error's, a person's, a verdict's."""
+
+    reason: str = ""
+
+    clause_words = "{0.reason}"
+
+
+class PlainEvent(ReasonedEvent, frozen=True, kw_only=True):
+    """A line that this version does not know: its fields are lost, its words are not."""
+
+    kind: str
+    """The name in the file."""
+
+    @property
+    def name(self) -> str:
+        return self.kind
+
+    def line(self) -> dict[str, object]:
+        line = super().line()
+        del line["kind"]
+        return line

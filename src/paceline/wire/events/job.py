@@ -1,0 +1,172 @@
+"""Events of the job as a whole: its supervisor, its master, its disks, its size, its end."""
+
+from signal import Signals
+from typing import Literal
+
+from paceline.wire.events.base import Event, ReasonedEvent
+
+JOURNAL_WAITS = (
+    "nothing more is dealt out and no cut counts until it can be written again; workers wait. Make "
+    "room there, or end the job with `paceline stop --now`, without what is in no cut"
+)
+CUTS_WAIT = (
+    "make room there, or end the job with `paceline stop --now`, without what is in no cut on disk"
+)
+STOPPED_BY = {0: "paceline stop", Signals.SIGINT: "Ctrl-C", Signals.SIGTERM: "SIGTERM"}
+"""Who ends a job, by the number of a signal."""
+
+
+class LaunchedEvent(Event, frozen=True):
+    """The job was launched: the first line of the file."""
+
+    is_usual = True
+    sentence_words = "the job was launched"
+
+
+class SupervisorStartedEvent(Event, frozen=True):
+    """A supervisor has started."""
+
+    pid: int
+
+    is_usual = True
+
+
+class StopAskedEvent(Event, frozen=True):
+    """A signal has asked the supervisor for the end of the job."""
+
+    signal: int
+
+    @property
+    def clause(self) -> str:
+        return Signals(self.signal).name
+
+
+class MasterStartedEvent(Event, frozen=True):
+    """A master has started."""
+
+    restarted: bool
+    """It goes on from the journal of another one."""
+
+    @property
+    def is_news(self) -> bool:
+        return self.restarted
+
+    @property
+    def clause(self) -> str:
+        return "from the journal" if self.restarted else ""
+
+    def sentence(self) -> str:
+        return "a new master goes on from the journal" if self.restarted else "the master started"
+
+
+class MasterDiedEvent(ReasonedEvent, frozen=True):
+    """The master has died, by its own last words or its exit code."""
+
+    deaths: int = 0
+    """So many in a row."""
+
+
+class StoppedEvent(Event, frozen=True):
+    """A person ends the job."""
+
+    signal: int
+    """The signal that asked for it; 0: ``paceline stop``."""
+
+    sentence_words = "the job is told to stop: {0.clause}"
+
+    @property
+    def clause(self) -> str:
+        return STOPPED_BY.get(self.signal, STOPPED_BY[0])
+
+
+class FinishedEvent(Event, frozen=True):
+    """The work of the job is done; its processes end."""
+
+    is_usual = True
+
+
+class NotKeptEvent(Event, frozen=True):
+    """The job ends, and no cut on disk holds these samples of its model."""
+
+    samples: int
+    cut_no: int | None = None
+    """The newest cut on disk; None: there is none."""
+
+    sentence_words = "{0.clause}"
+
+    @property
+    def clause(self) -> str:
+        since = "so far" if self.cut_no is None else f"since cut {self.cut_no}"
+        return f"{self.samples:,} samples trained {since} are in no cut on disk"
+
+
+class NoMetricsEndpointEvent(Event, frozen=True):
+    """Prometheus gets no answers: the port cannot be had."""
+
+    port: int
+    error: str
+
+    clause_words = "metrics_port {0.port}: {0.error}; the job goes on without it"
+
+
+class DiskRefusesEvent(Event, frozen=True):
+    """A disk takes no more writes; what needs it waits."""
+
+    error: str
+    waits: Literal["master", "journal", "cuts"]
+    """The start of the master; all records, and so the job; only cuts."""
+    for_s: float = 0.0
+    """After so many seconds without cuts the job fails."""
+
+    sentence_words = "{0.clause}"
+
+    @property
+    def clause(self) -> str:
+        match self.waits:
+            case "master":
+                return self.error
+            case "journal":
+                return f"{self.error}: {JOURNAL_WAITS}"
+            case "cuts":
+                goes_on = f"training goes on without cuts for {self.for_s:.0f} s at most"
+                return f"{self.error}; {goes_on}: {CUTS_WAIT}"
+
+
+class DiskHealsEvent(Event, frozen=True):
+    """The disk takes writes again."""
+
+    waited: Literal["journal", "cuts"]
+    """As in `DiskRefusesEvent`."""
+    error: str = ""
+    """Why the journal was refused."""
+    cut_no: int = 0
+    """The cut that is stored now."""
+
+    sentence_words = "{0.clause}"
+
+    @property
+    def clause(self) -> str:
+        match self.waited:
+            case "journal":
+                return f"no longer: {self.error}; the job goes on"
+            case "cuts":
+                return f"cut {self.cut_no} is stored"
+
+
+class ScaledEvent(Event, frozen=True):
+    """The number of workers or servers is another one."""
+
+    role: Literal["worker", "server"]
+    count: int
+    """So many are wanted now."""
+    before: int | None = None
+    """So many were; None: the job is resumed, or ``node`` has joined."""
+    host: str = ""
+    """The machine from which ``node`` has joined on its own."""
+
+    @property
+    def clause(self) -> str:
+        if self.host:
+            return f"{self.host} joins"
+        wanted = f"{self.count} {self.role}s"
+        return wanted if self.before is None else f"{self.before} -> {wanted}"

@@ -1,0 +1,122 @@
+"""The lines of ``events.jsonl``: all events as one union, and what reads them again.
+
+A line that is no event of this version, or lacks a field of it, was written by another version:
+`lines_of_before` says what is known of it, else it is a `PlainEvent`.
+"""
+
+import contextlib
+from collections.abc import Iterable
+from typing import get_args
+
+import msgspec
+
+from paceline.wire.events import checks, job, nodes, state
+from paceline.wire.events.base import Event, PlainEvent
+from paceline.wire.events.lines_of_before import fields_of
+
+KnownEvent = (
+    job.LaunchedEvent
+    | job.SupervisorStartedEvent
+    | job.StopAskedEvent
+    | job.MasterStartedEvent
+    | job.MasterDiedEvent
+    | job.StoppedEvent
+    | job.FinishedEvent
+    | job.NotKeptEvent
+    | job.NoMetricsEndpointEvent
+    | job.DiskRefusesEvent
+    | job.DiskHealsEvent
+    | job.ScaledEvent
+    | nodes.AgentJoinedEvent
+    | nodes.AgentLostEvent
+    | nodes.NoLimitsEvent
+    | nodes.NodeStartedEvent
+    | nodes.ProcessUpEvent
+    | nodes.WorksEvent
+    | nodes.LeftLoopEvent
+    | nodes.HungEvent
+    | nodes.KilledEvent
+    | nodes.KillRestartEvent
+    | nodes.ProcessExitedEvent
+    | nodes.FencedEvent
+    | nodes.NodeLostEvent
+    | nodes.LeftOutEvent
+    | nodes.RelaunchEvent
+    | nodes.RestartAllEvent
+    | nodes.ReplacingEvent
+    | nodes.ReplacedEvent
+    | nodes.NotReplacedEvent
+    | nodes.MoveGivenUpEvent
+    | checks.CheckedEvent
+    | checks.CheckFailedEvent
+    | checks.SlowNodeEvent
+    | checks.SlowLinkEvent
+    | checks.PlanEvent
+    | checks.SolutionFailedEvent
+    | state.FeedOpenedEvent
+    | state.FeedCompleteEvent
+    | state.EpochEvent
+    | state.RestoredEvent
+    | state.CutValidEvent
+    | state.CutStoredEvent
+    | state.CutUploadedEvent
+    | state.NotUploadedEvent
+    | state.UploadFailedEvent
+    | state.UploadTroubleEvent
+    | state.CutDamagedEvent
+    | state.CutsRarerEvent
+    | state.GroupFormsEvent
+    | state.GroupRunsEvent
+    | state.GroupBrokenEvent
+    | state.GroupStuckEvent
+    | state.DivergedEvent
+)
+"""In the order of the table in docs/protocols/events.md."""
+AnyEvent = KnownEvent | PlainEvent
+KINDS: tuple[type[Event], ...] = get_args(KnownEvent)
+
+_decoder = msgspec.json.Decoder(KnownEvent)
+
+
+class _Line(msgspec.Struct):
+    """What lines of all versions have."""
+
+    t: float
+    event: str
+    node: str = ""
+    inc: int = 0
+    reason: str = ""
+
+
+_line_decoder = msgspec.json.Decoder(_Line)
+
+
+def decode_event(line: bytes) -> AnyEvent:
+    """Read a line.
+
+    Raises:
+        DecodeError: it is none: a kill, or a disk that was full, has torn it.
+    """
+    try:
+        known: AnyEvent = _decoder.decode(line)
+    except msgspec.ValidationError:
+        return _of_another_version(line)
+    return known
+
+
+def _of_another_version(line: bytes) -> AnyEvent:
+    one = _line_decoder.decode(line)
+    with contextlib.suppress(msgspec.ValidationError):
+        fields = msgspec.json.decode(line) | fields_of(one.event, one.reason)
+        known: AnyEvent = msgspec.convert(fields, KnownEvent, strict=False)
+        return known
+    return PlainEvent(t=one.t, node=one.node, inc=one.inc, kind=one.event, reason=one.reason)
+
+
+def decode_events(lines: Iterable[bytes]) -> list[AnyEvent]:
+    """Read whole lines, but for those that are torn."""
+    found = []
+    for line in lines:
+        with contextlib.suppress(msgspec.DecodeError):
+            found.append(decode_event(line))
+    return found

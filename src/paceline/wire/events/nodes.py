@@ -1,0 +1,260 @@
+"""Events of nodes: their agents, their lives, why those end and what follows."""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Literal
+
+from paceline.wire.events.base import Event, ReasonedEvent
+
+
+class Verdict(StrEnum):
+    """What the end of a life means for the node."""
+
+    FINISHED = "finished"
+    STOPPED = "stopped"
+    """By our own order; whoever ordered it knows what comes next."""
+    PREEMPTED = "preempted"
+    OOM = "oom"
+    RETRYABLE = "retryable"
+    UNRETRYABLE = "unretryable"
+    GIVEN_UP = "given up"
+    """It has ended because of what became of others, or of the master's word."""
+    NOT_STARTED = "not started"
+    """It never was a process that could have failed."""
+
+
+# --------------------------------------------------------------------------- starts
+
+
+class AgentJoinedEvent(Event, frozen=True):
+    """An agent of the node has connected."""
+
+    pid: int
+
+    is_usual = True
+    clause_words = "pid {0.pid}"
+    sentence_words = "the agent of {0.node} joined: {0.clause}"
+
+
+class AgentLostEvent(ReasonedEvent, frozen=True):
+    """The agent of the node is gone or silent; another one is launched."""
+
+    silent_s: float | None = None
+    """Seconds for which it has said nothing; None: the backend saw its end."""
+
+    sentence_words = "the agent of {0.node} lost{0.after_colon}"
+
+
+class NoLimitsEvent(ReasonedEvent, frozen=True):
+    """The node runs without limits that were asked for."""
+
+    sentence_words = "{0.reason}"
+
+
+class NodeStartedEvent(Event, frozen=True):
+    """A new life of the node."""
+
+    is_usual = True
+    sentence_words = "{0.node} starts (life {0.inc})"
+
+
+class ProcessUpEvent(Event, frozen=True):
+    """The process of a life answers."""
+
+    pid: int
+    address: str = ""
+    """Of a server."""
+
+    is_usual = True
+    sentence_words = "{0.node} is up ({0.clause})"
+
+    @property
+    def clause(self) -> str:
+        return f"pid {self.pid} at {self.address}" if self.address else f"pid {self.pid}"
+
+
+class WorksEvent(Event, frozen=True):
+    """The node does its share after a start, which took so many seconds."""
+
+    pending_s: float
+    start_s: float
+    rebuild_s: float
+    restore_s: float
+    redo_s: float
+
+    is_usual = True
+    sentence_words = "{0.node} works: its start took {0.clause}"
+
+    @property
+    def clause(self) -> str:
+        return in_parts(
+            {
+                "pending": self.pending_s,
+                "start": self.start_s,
+                "rebuild": self.rebuild_s,
+                "restore": self.restore_s,
+                "redo": self.redo_s,
+            }
+        )
+
+
+def in_parts(took_s: Mapping[str, float]) -> str:
+    """``1.20 s (start 1.00 s, rebuild 0.20 s)``: the sum, and its parts that took any time."""
+    parts = ", ".join(f"{name} {one_s:.2f} s" for name, one_s in took_s.items() if one_s >= 0.005)
+    total = f"{sum(took_s.values()):.2f} s"
+    return f"{total} ({parts})" if parts else total
+
+
+# --------------------------------------------------------------------------- ends
+
+
+class LeftLoopEvent(Event, frozen=True):
+    """The script of a worker has left its loop over ``job.batches`` before the end."""
+
+    step: int
+    """The newest that it has done."""
+
+    is_usual = True
+    clause_words = "at step {0.step}"
+    sentence_words = "{0.node} left its loop over job.batches before the end, {0.clause}"
+
+
+class HungEvent(Event, frozen=True):
+    """A process hangs and is ended; ``logs/<node>.stacks`` has what its threads did."""
+
+    since_s: float
+    """Seconds for which it has made no progress."""
+    silent: bool = False
+    """It has said nothing either."""
+
+    sentence_words = "{0.node} hangs: {0.clause}"
+
+    @property
+    def clause(self) -> str:
+        how = f"no step for {self.since_s:.1f} s, while all others wait for it"
+        if self.silent:
+            how = f"it has said and done nothing for {self.since_s:.1f} s"
+        return f"{how}; what it did: logs/{self.node}.stacks"
+
+
+class KilledEvent(Event, frozen=True):
+    """A person ends the process of a node at once."""
+
+    clause_words = "by order"
+    sentence_words = "{0.node} is killed by order"
+
+
+class KillRestartEvent(ReasonedEvent, frozen=True):
+    """A worker must end, and starts again at another place."""
+
+    sentence_words = "{0.node} is restarted by decision: {0.reason}"
+
+
+class ProcessExitedEvent(ReasonedEvent, frozen=True):
+    """A life is over, by a rule of ``protocol/nodes/exits.py``."""
+
+    verdict: Verdict
+    exit_code: int | None = None
+    signal: int | None = None
+    """That ended the process."""
+    oom_kills: int = 0
+    """Of the node's control group during this life."""
+    traceback: str = ""
+    """Of the script, whose error has ended the life."""
+
+    is_usual = True
+    sentence_words = "{0.node} ended: {0.reason}"
+
+
+class FencedEvent(Event, frozen=True):
+    """Nothing of this life counts from here on."""
+
+    before_restart: bool = False
+    """It ended while no master was there to see it."""
+
+    is_usual = True
+
+    @property
+    def clause(self) -> str:
+        return f"incarnation {self.inc}, of before the restart" if self.before_restart else ""
+
+
+class NodeLostEvent(ReasonedEvent, frozen=True):
+    """A node is given up: nobody can reach it, or it came on its own and has left."""
+
+    silent_s: float | None = None
+    """Seconds for which its agent has said nothing; None: its process has ended."""
+
+    sentence_words = "{0.node} lost{0.after_colon}"
+
+
+class LeftOutEvent(ReasonedEvent, frozen=True):
+    """A worker cannot take part, nor could its next life; the others go on."""
+
+    sentence_words = "{0.node} is left out, the others go on: {0.reason}"
+
+
+# --------------------------------------------------------------------------- what follows
+
+
+class _AgainEvent(Event, frozen=True):
+    """A life is over, and something starts again."""
+
+    cause: str
+    wait_s: float
+    """Seconds until then."""
+
+    clause_words = "{0.cause}; again in {0.wait_s:.1f} s"
+
+    @property
+    def when(self) -> str:
+        """Later, in words; empty: at once."""
+        wait = f"{self.wait_s:.1f} s"
+        return "" if wait == "0.0 s" else f" in {wait}"
+
+
+class RelaunchEvent(_AgainEvent, frozen=True):
+    """A life is over, and the node is started again."""
+
+    sentence_words = "{0.node} ended ({0.cause}), started again{0.when}"
+
+
+class RestartAllEvent(_AgainEvent, frozen=True):
+    """A life is over, and all workers are started again."""
+
+    sentence_words = "{0.node} ended ({0.cause}), all workers start again{0.when}"
+
+
+class ReplacingEvent(Event, frozen=True):
+    """Another server is started to take the place of this one."""
+
+    cause: str
+    successor: str
+
+    clause_words = "{0.cause}: {0.successor} takes over"
+
+
+class ReplacedEvent(Event, frozen=True):
+    """Another server has taken the place of this one."""
+
+    successor: str
+
+    clause_words = "by {0.successor}"
+
+
+class NotReplacedEvent(Event, frozen=True):
+    """No other server takes the place of this one."""
+
+
+class MoveGivenUpEvent(Event, frozen=True):
+    """A server that was started to take another's place does not get that far."""
+
+    successor: str
+    lacks: Literal["share", "answer"]
+    """What did not come: buckets, or its own answer."""
+    waited_s: float
+
+    @property
+    def clause(self) -> str:
+        what = "nothing of its share has come" if self.lacks == "share" else "no answer"
+        return f"{self.successor}: {what} for {self.waited_s:.0f} s"

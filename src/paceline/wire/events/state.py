@@ -1,0 +1,212 @@
+"""Events of data and of the model's state: feeds, epochs, cuts, groups of workers."""
+
+from paceline.wire.events.base import Event, ReasonedEvent
+
+
+class FeedOpenedEvent(Event, frozen=True):
+    """A loop over data has begun."""
+
+    feed: int
+    purpose: str
+    """``train`` or ``evaluate``."""
+
+    is_usual = True
+    clause_words = "feed {0.feed} ({0.purpose})"
+
+
+class FeedCompleteEvent(Event, frozen=True):
+    """Every sample of the feed is in the model, and in a cut on disk."""
+
+    feed: int
+
+    is_usual = True
+    clause_words = "feed {0.feed}"
+
+
+class EpochEvent(Event, frozen=True):
+    """A model is loaded: the job begins, or goes back to a cut."""
+
+    epoch_no: int
+    cut_no: int
+    """0: what the script has built."""
+    undone: int
+    """Samples that this takes out of the model; they are trained again."""
+    in_memory: bool = False
+    """The cut is in the memory of nodes."""
+
+    clause_words = "epoch {0.epoch_no} from {0.cut}"
+    sentence_words = "a cut is loaded: {0.clause}"
+
+    @property
+    def is_restore(self) -> bool:
+        """Whether the model goes back to a cut, or to what the script has built."""
+        return self.undone > 0 or self.cut_no > 0
+
+    @property
+    def is_news(self) -> bool:
+        return self.is_restore
+
+    @property
+    def cut(self) -> str:
+        """``cut 3``, ``cut 3 in memory``."""
+        return f"cut {self.cut_no}{' in memory' if self.in_memory else ''}"
+
+
+class RestoredEvent(Event, frozen=True):
+    """All servers hold the model: training can begin, or go on."""
+
+    epoch_no: int
+
+    is_usual = True
+    clause_words = "epoch {0.epoch_no}"
+    sentence_words = "training goes on: {0.clause}"
+
+
+# --------------------------------------------------------------------------- cuts
+
+
+class CutValidEvent(Event, frozen=True):
+    """A cut can be loaded."""
+
+    cut_no: int
+    step: int
+
+    is_usual = True
+    clause_words = "cut {0.cut_no} at step {0.step}"
+
+
+class CutStoredEvent(Event, frozen=True):
+    """A cut that was valid in memory is on disk."""
+
+    cut_no: int
+
+    is_usual = True
+    clause_words = "cut {0.cut_no}"
+
+
+class CutUploadedEvent(Event, frozen=True):
+    """A cut is at the URL of ``checkpoint.dir``."""
+
+    cut_no: int
+
+    is_usual = True
+    clause_words = "cut {0.cut_no}"
+
+
+class NotUploadedEvent(Event, frozen=True):
+    """The job has ended, and its newest cut is not at the URL."""
+
+    cut_no: int
+
+    clause_words = "cut {0.cut_no}"
+    sentence_words = "{0.clause} is not at checkpoint.dir: the storage is away"
+
+
+class UploadFailedEvent(ReasonedEvent, frozen=True):
+    """The storage at the URL is away; it is asked again."""
+
+    sentence_words = "cuts are not copied, the job goes on and tries again: {0.reason}"
+
+
+class UploadTroubleEvent(Event, frozen=True):
+    """A cut is not copied to the URL, or older ones there are not deleted."""
+
+    cut_no: int
+    error: str
+    copied: bool = False
+    """The cut is there, and so are older ones."""
+
+    sentence_words = "copying cuts: {0.clause}"
+
+    @property
+    def clause(self) -> str:
+        return f"older cuts stay: {self.error}" if self.copied else self.error
+
+
+class CutDamagedEvent(ReasonedEvent, frozen=True):
+    """A cut cannot be loaded; an older one is used."""
+
+    cut_no: int | None = None
+    """None: a line of before, which names it in words only."""
+
+
+class CutsRarerEvent(Event, frozen=True):
+    """Cuts come less often than was asked for: they would take more than their share."""
+
+    least_s: float
+    """Seconds between two."""
+    every_s: float | None
+    every_steps: int | None
+    """As asked for; None: not by this."""
+    cost_s: float
+    """Seconds of a core that one takes."""
+    share: float
+    """``checkpoint.share``."""
+
+    sentence_words = "{0.clause}"
+
+    @property
+    def clause(self) -> str:
+        asked = [f"{self.every_s:g} s"] if self.every_s is not None else []
+        asked += [f"{self.every_steps} steps"] if self.every_steps is not None else []
+        return (
+            f"cuts every {self.least_s:.3g} s instead of {' or '.join(asked)}: one costs "
+            f"{self.cost_s:.2g} s, and checkpoint.share is {self.share:g}"
+        )
+
+
+# --------------------------------------------------------------------------- groups of workers
+
+
+class GroupFormsEvent(Event, frozen=True):
+    """Workers meet to train together."""
+
+    group: int
+    members: tuple[str, ...]
+
+    is_usual = True
+
+    @property
+    def clause(self) -> str:
+        return f"group {self.group} of {', '.join(self.members)}"
+
+
+class GroupRunsEvent(Event, frozen=True):
+    """Workers train together."""
+
+    members: tuple[str, ...]
+    step: int
+    """The newest that their model holds."""
+
+    sentence_words = "{0.clause}"
+
+    @property
+    def is_news(self) -> bool:
+        return self.step > 0
+
+    @property
+    def clause(self) -> str:
+        place = f"from step {self.step + 1} on" if self.step else "from the start"
+        return f"{', '.join(self.members)} train {place}"
+
+
+class GroupBrokenEvent(ReasonedEvent, frozen=True):
+    """A member can no longer work with the others."""
+
+    sentence_words = "{0.node} can no longer work with the others: {0.reason}"
+
+
+class GroupStuckEvent(Event, frozen=True):
+    """All members wait for each other; they meet again."""
+
+    since_s: float
+    """Seconds for which there was no step."""
+
+    clause_words = "no step for {0.since_s:.1f} s: all members wait for each other"
+    sentence_words = "{0.clause}; they meet again"
+
+
+class DivergedEvent(ReasonedEvent, frozen=True):
+    """Members were found to hold different values."""
+
+    sentence_words = "{0.reason}"

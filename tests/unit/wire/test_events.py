@@ -1,0 +1,385 @@
+"""The events of a job: written and read as the same values, with the words that people see."""
+
+import json
+
+import pytest
+
+from paceline.wire.events import checks, job, nodes, state
+from paceline.wire.events.base import Event, PlainEvent
+from paceline.wire.events.lines import KINDS, decode_event, decode_events
+from paceline.wire.messages.checks import Link, NodeSpeed
+
+W = {"node": "worker-1", "inc": 3}
+S = {"node": "server-0", "inc": 1}
+SPEED = NodeSpeed(
+    threads=1,
+    matmul_flops=41e9,
+    copy_bytes_per_s=9e9,
+    links=(Link("worker-0", 1e8, 1e-4), Link("worker-2", 3e8, 1e-4)),
+)
+FENCED = nodes.FencedEvent(inc=3, before_restart=True)
+TOLD: list[tuple[Event, str, str]] = [
+    (job.LaunchedEvent(), "", "the job was launched"),
+    (job.SupervisorStartedEvent(pid=7), "", "supervisor started"),
+    (job.StopAskedEvent(signal=15), "SIGTERM", "stop asked: SIGTERM"),
+    (job.MasterStartedEvent(restarted=False), "", "the master started"),
+    (
+        job.MasterStartedEvent(restarted=True),
+        "from the journal",
+        "a new master goes on from the journal",
+    ),
+    (
+        job.MasterDiedEvent(reason="exit code -9", deaths=1),
+        "exit code -9",
+        "master died: exit code -9",
+    ),
+    (job.StoppedEvent(signal=0), "paceline stop", "the job is told to stop: paceline stop"),
+    (job.StoppedEvent(signal=2), "Ctrl-C", "the job is told to stop: Ctrl-C"),
+    (job.FinishedEvent(), "", "finished"),
+    (
+        job.NotKeptEvent(samples=1200, cut_no=3),
+        "1,200 samples trained since cut 3 are in no cut on disk",
+        "1,200 samples trained since cut 3 are in no cut on disk",
+    ),
+    (
+        job.NotKeptEvent(samples=12),
+        "12 samples trained so far are in no cut on disk",
+        "12 samples trained so far are in no cut on disk",
+    ),
+    (
+        job.NoMetricsEndpointEvent(port=9100, error="Address already in use"),
+        "metrics_port 9100: Address already in use; the job goes on without it",
+        "no metrics endpoint: metrics_port 9100: Address already in use; the job goes on without "
+        "it",
+    ),
+    (job.DiskRefusesEvent(error="no space", waits="master"), "no space", "no space"),
+    (
+        job.DiskRefusesEvent(error="no space", waits="journal"),
+        f"no space: {job.JOURNAL_WAITS}",
+        f"no space: {job.JOURNAL_WAITS}",
+    ),
+    (
+        job.DiskRefusesEvent(error="no space", waits="cuts", for_s=600.0),
+        f"no space; training goes on without cuts for 600 s at most: {job.CUTS_WAIT}",
+        f"no space; training goes on without cuts for 600 s at most: {job.CUTS_WAIT}",
+    ),
+    (job.DiskHealsEvent(waited="cuts", cut_no=4), "cut 4 is stored", "cut 4 is stored"),
+    (
+        job.DiskHealsEvent(waited="journal", error="no space"),
+        "no longer: no space; the job goes on",
+        "no longer: no space; the job goes on",
+    ),
+    (job.ScaledEvent(role="worker", count=3, before=2), "2 -> 3 workers", "scaled: 2 -> 3 workers"),
+    (job.ScaledEvent(role="server", count=2), "2 servers", "scaled: 2 servers"),
+    (
+        job.ScaledEvent(node="worker-2", role="worker", count=3, host="box"),
+        "box joins",
+        "scaled worker-2: box joins",
+    ),
+    (nodes.AgentJoinedEvent(**W, pid=5), "pid 5", "the agent of worker-1 joined: pid 5"),
+    (
+        nodes.AgentLostEvent(**W, reason="silent for 5.0 s", silent_s=5.0),
+        "silent for 5.0 s",
+        "the agent of worker-1 lost: silent for 5.0 s",
+    ),
+    (nodes.AgentLostEvent(**W), "", "the agent of worker-1 lost"),
+    (
+        nodes.NoLimitsEvent(**W, reason="worker-1 runs without limits"),
+        "worker-1 runs without limits",
+        "worker-1 runs without limits",
+    ),
+    (nodes.NodeStartedEvent(**W), "", "worker-1 starts (life 3)"),
+    (nodes.ProcessUpEvent(**W, pid=6), "pid 6", "worker-1 is up (pid 6)"),
+    (
+        nodes.ProcessUpEvent(**S, pid=6, address="shm:///x"),
+        "pid 6 at shm:///x",
+        "server-0 is up (pid 6 at shm:///x)",
+    ),
+    (
+        nodes.WorksEvent(
+            **W, pending_s=0.001, start_s=1.0, rebuild_s=0.5, restore_s=0.25, redo_s=0.0
+        ),
+        "1.75 s (start 1.00 s, rebuild 0.50 s, restore 0.25 s)",
+        "worker-1 works: its start took 1.75 s (start 1.00 s, rebuild 0.50 s, restore 0.25 s)",
+    ),
+    (
+        nodes.LeftLoopEvent(**W, step=7),
+        "at step 7",
+        "worker-1 left its loop over job.batches before the end, at step 7",
+    ),
+    (
+        nodes.HungEvent(**W, since_s=12.0),
+        "no step for 12.0 s, while all others wait for it; what it did: logs/worker-1.stacks",
+        "worker-1 hangs: no step for 12.0 s, while all others wait for it; what it did: "
+        "logs/worker-1.stacks",
+    ),
+    (
+        nodes.HungEvent(**W, since_s=12.0, silent=True),
+        "it has said and done nothing for 12.0 s; what it did: logs/worker-1.stacks",
+        "worker-1 hangs: it has said and done nothing for 12.0 s; what it did: "
+        "logs/worker-1.stacks",
+    ),
+    (nodes.KilledEvent(**W), "by order", "worker-1 is killed by order"),
+    (
+        nodes.KillRestartEvent(**W, reason="too slow"),
+        "too slow",
+        "worker-1 is restarted by decision: too slow",
+    ),
+    (
+        nodes.ProcessExitedEvent(
+            **W,
+            reason="signal SIGKILL",
+            verdict=nodes.Verdict.RETRYABLE,
+            exit_code=None,
+            signal=9,
+            oom_kills=1,
+            traceback="Traceback",
+        ),
+        "signal SIGKILL",
+        "worker-1 ended: signal SIGKILL",
+    ),
+    (nodes.FencedEvent(**W), "", "fenced worker-1"),
+    (
+        FENCED,
+        "incarnation 3, of before the restart",
+        "fenced: incarnation 3, of before the restart",
+    ),
+    (
+        nodes.NodeLostEvent(**W, reason="unreachable, silent for 9.0 s", silent_s=9.0),
+        "unreachable, silent for 9.0 s",
+        "worker-1 lost: unreachable, silent for 9.0 s",
+    ),
+    (
+        nodes.LeftOutEvent(**W, reason="it has another model"),
+        "it has another model",
+        "worker-1 is left out, the others go on: it has another model",
+    ),
+    (
+        nodes.RelaunchEvent(**W, cause="signal SIGKILL; or so", wait_s=0.04),
+        "signal SIGKILL; or so; again in 0.0 s",
+        "worker-1 ended (signal SIGKILL; or so), started again",
+    ),
+    (
+        nodes.RelaunchEvent(**S, cause="exit code 1", wait_s=2.0),
+        "exit code 1; again in 2.0 s",
+        "server-0 ended (exit code 1), started again in 2.0 s",
+    ),
+    (
+        nodes.RestartAllEvent(**W, cause="exit code 1", wait_s=2.0),
+        "exit code 1; again in 2.0 s",
+        "worker-1 ended (exit code 1), all workers start again in 2.0 s",
+    ),
+    (
+        nodes.ReplacingEvent(**S, cause="by order", successor="server-2"),
+        "by order: server-2 takes over",
+        "replacing server-0: by order: server-2 takes over",
+    ),
+    (
+        nodes.ReplacedEvent(**S, successor="server-2"),
+        "by server-2",
+        "replaced server-0: by server-2",
+    ),
+    (nodes.NotReplacedEvent(**S), "", "not replaced server-0"),
+    (
+        nodes.MoveGivenUpEvent(successor="server-2", lacks="share", waited_s=30.0),
+        "server-2: nothing of its share has come for 30 s",
+        "move given up: server-2: nothing of its share has come for 30 s",
+    ),
+    (
+        nodes.MoveGivenUpEvent(successor="server-2", lacks="answer", waited_s=4.0),
+        "server-2: no answer for 4 s",
+        "move given up: server-2: no answer for 4 s",
+    ),
+    (
+        checks.CheckedEvent(**W, speed=SPEED),
+        "matmul 41 GFLOP/s, memory 9 GB/s, links 0.1 to 0.3 GB/s",
+        "worker-1 was checked: matmul 41 GFLOP/s, memory 9 GB/s, links 0.1 to 0.3 GB/s",
+    ),
+    (
+        checks.CheckFailedEvent(**W, reason="links: ValueError('x')"),
+        "links: ValueError('x')",
+        "the check of worker-1 failed, the job goes on without it: links: ValueError('x')",
+    ),
+    (
+        checks.SlowNodeEvent(node="worker-1", what="links", value=1e9, ratio=0.25),
+        "its links carry at most 1 GB/s, 0.25 of the median",
+        "worker-1 is slow: its links carry at most 1 GB/s, 0.25 of the median",
+    ),
+    (
+        checks.SlowLinkEvent(ends=("worker-0", "worker-1"), what="link", value=1e8, ratio=0.1),
+        "worker-0 - worker-1: 0.1 GB/s, 0.10 of the median",
+        "a link is slow: worker-0 - worker-1: 0.1 GB/s, 0.10 of the median",
+    ),
+    (
+        checks.PlanEvent(plan_no=2, step=30),
+        "plan 2 from step 30 on",
+        "plan: plan 2 from step 30 on",
+    ),
+    (
+        checks.SolutionFailedEvent(kind="KeyError", decision=4),
+        "KeyError (see logs/master.log); the job goes on",
+        "solution failed: KeyError (see logs/master.log); the job goes on",
+    ),
+    (
+        state.FeedOpenedEvent(feed=0, purpose="train"),
+        "feed 0 (train)",
+        "feed opened: feed 0 (train)",
+    ),
+    (state.FeedCompleteEvent(feed=0), "feed 0", "feed complete: feed 0"),
+    (
+        state.EpochEvent(epoch_no=2, cut_no=3, undone=260),
+        "epoch 2 from cut 3",
+        "a cut is loaded: epoch 2 from cut 3",
+    ),
+    (
+        state.EpochEvent(epoch_no=2, cut_no=3, undone=0, in_memory=True),
+        "epoch 2 from cut 3 in memory",
+        "a cut is loaded: epoch 2 from cut 3 in memory",
+    ),
+    (state.RestoredEvent(epoch_no=2), "epoch 2", "training goes on: epoch 2"),
+    (state.CutValidEvent(cut_no=3, step=7), "cut 3 at step 7", "cut valid: cut 3 at step 7"),
+    (state.CutStoredEvent(cut_no=3), "cut 3", "cut stored: cut 3"),
+    (state.CutUploadedEvent(cut_no=3), "cut 3", "cut uploaded: cut 3"),
+    (
+        state.NotUploadedEvent(cut_no=3),
+        "cut 3",
+        "cut 3 is not at checkpoint.dir: the storage is away",
+    ),
+    (
+        state.UploadFailedEvent(reason="timed out"),
+        "timed out",
+        "cuts are not copied, the job goes on and tries again: timed out",
+    ),
+    (
+        state.UploadTroubleEvent(cut_no=3, error="no such file"),
+        "no such file",
+        "copying cuts: no such file",
+    ),
+    (
+        state.UploadTroubleEvent(cut_no=3, error="timed out", copied=True),
+        "older cuts stay: timed out",
+        "copying cuts: older cuts stay: timed out",
+    ),
+    (
+        state.CutDamagedEvent(cut_no=3, reason="cut 3: checksum"),
+        "cut 3: checksum",
+        "cut damaged: cut 3: checksum",
+    ),
+    (
+        state.CutsRarerEvent(least_s=12.0, every_s=5.0, every_steps=100, cost_s=0.24, share=0.02),
+        "cuts every 12 s instead of 5 s or 100 steps: one costs 0.24 s, and checkpoint.share is "
+        "0.02",
+        "cuts every 12 s instead of 5 s or 100 steps: one costs 0.24 s, and checkpoint.share is "
+        "0.02",
+    ),
+    (
+        state.GroupFormsEvent(group=2, members=("worker-0", "worker-1")),
+        "group 2 of worker-0, worker-1",
+        "group forms: group 2 of worker-0, worker-1",
+    ),
+    (
+        state.GroupRunsEvent(members=("worker-0", "worker-1"), step=0),
+        "worker-0, worker-1 train from the start",
+        "worker-0, worker-1 train from the start",
+    ),
+    (
+        state.GroupRunsEvent(members=("worker-0",), step=7),
+        "worker-0 train from step 8 on",
+        "worker-0 train from step 8 on",
+    ),
+    (
+        state.GroupBrokenEvent(**W, reason="worker-0 left the group"),
+        "worker-0 left the group",
+        "worker-1 can no longer work with the others: worker-0 left the group",
+    ),
+    (
+        state.GroupStuckEvent(since_s=9.0),
+        "no step for 9.0 s: all members wait for each other",
+        "no step for 9.0 s: all members wait for each other; they meet again",
+    ),
+    (
+        state.DivergedEvent(reason="lr: 0.1 in worker-0, 0.2 in worker-1"),
+        "lr: 0.1 in worker-0, 0.2 in worker-1",
+        "lr: 0.1 in worker-0, 0.2 in worker-1",
+    ),
+]
+"""Every event: its clause, and its sentence."""
+EVENTS = [event for event, _, _ in TOLD]
+
+
+def test_every_event_is_here() -> None:
+    assert {type(event) for event in EVENTS} == set(KINDS)
+    assert len({kind.__struct_config__.tag for kind in KINDS}) == len(KINDS)
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.name)
+def test_an_event_that_is_written_and_read_is_the_same(event: Event) -> None:
+    stamped = event.at(1.5)
+    assert decode_event(stamped.text().encode()) == stamped
+
+
+@pytest.mark.parametrize(("event", "clause", "sentence"), TOLD)
+def test_an_event_has_words_for_people(event: Event, clause: str, sentence: str) -> None:
+    assert (event.clause, event.sentence()) == (clause, sentence)
+    assert json.loads(event.text()).get("reason", "") == clause
+
+
+def test_a_line_has_what_is_common_first_and_no_fields_that_say_nothing() -> None:
+    up = nodes.ProcessUpEvent(node="worker-1", inc=0, pid=6).at(2.0)
+    assert up.text() == (
+        '{"t":2.0,"event":"process_up","node":"worker-1","inc":0,"reason":"pid 6","pid":6}\n'
+    )
+    assert job.FinishedEvent(t=3.0).text() == '{"t":3.0,"event":"finished"}\n'
+
+
+def test_an_event_of_another_version_keeps_its_name_and_words() -> None:
+    line = {"t": 1.0, "event": "eclipsed", "node": "worker-1", "inc": 2, "reason": "by x", "z": 1}
+    (event,) = decode_events([json.dumps(line).encode()])
+    assert event == PlainEvent(t=1.0, node="worker-1", inc=2, kind="eclipsed", reason="by x")
+    assert event.sentence() == "eclipsed worker-1: by x"
+    assert event.line() == {name: value for name, value in line.items() if name != "z"}
+
+
+def test_a_known_event_without_its_fields_is_read_as_its_words() -> None:
+    (event,) = decode_events([b'{"t":1,"event":"cut_valid","reason":"something else"}'])
+    assert event == PlainEvent(t=1.0, kind="cut_valid", reason="something else")
+
+
+def test_torn_lines_are_passed_over() -> None:
+    lines = [b"", b'{"t":2,"ev{"t":3}', b'{"t":4}', b'{"t":1,"event":"finished"}']
+    assert decode_events(lines) == [job.FinishedEvent(t=1.0)]
+
+
+@pytest.mark.parametrize(
+    "event", [one for one in EVENTS if one != FENCED], ids=lambda event: event.name
+)
+def test_a_line_of_before_says_as_much_where_a_report_needs_it(event: Event) -> None:
+    """Those had ``reason`` alone but for these fields."""
+    kept = ("verdict", "signal", "pid", "traceback", "speed", "cut_no", "undone", "deaths")
+    had = {"process_exited", "supervisor_started", "master_died", "checked", "epoch"}
+    common = ("t", "event", "node", "inc", "reason", *(kept if event.name in had else ()))
+    line = {name: value for name, value in event.at(1.0).line().items() if name in common}
+    (read,) = decode_events([json.dumps(line).encode()])
+    assert isinstance(read, PlainEvent) == (event.name in LOST)
+    assert read.clause == event.clause
+    assert (read.name, read.node, read.inc) == (event.name, event.node, event.inc)
+
+
+LOST = {
+    "cuts_rarer",
+    "disk_heals",
+    "disk_refuses",
+    "hung",
+    "group_stuck",
+    "move_given_up",
+    "no_metrics_endpoint",
+    "not_kept",
+    "replacing",
+    "scaled",
+    "slow_link",
+    "slow_node",
+    "solution_failed",
+    "stop_asked",
+    "upload_trouble",
+}
+"""Of a line of before no more than the words."""
