@@ -19,6 +19,8 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "paceline"
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 IDS = [str(page.relative_to(ROOT)) for page in PAGES]
+GLOSSARY = (ROOT / "docs" / "glossary.md").read_text()
+FAILURES = (ROOT / "docs" / "failure-model.md").read_text()
 FOLDERS = sorted(path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name[0] != "_")
 OF_USERS = {"train.py", "convnet.py", "leveling/leveling.py", "sitecustomize.py", "setup.py"}
 """Files that examples in the documentation give to their reader."""
@@ -146,6 +148,26 @@ def test_every_command_that_a_page_calls_exists_with_its_options(page: Path) -> 
         known |= OPTIONS_OF_SCRIPTS
         wrong += [f"{verb} {name}" for name in options if name not in known]
     assert wrong == []
+
+
+def test_a_word_of_the_glossary_has_one_meaning_and_a_module() -> None:
+    rows = re.findall(r"^\| (?!word )([^|]+) \| ([^|]+) \| ([^|]+) \|$", GLOSSARY, re.MULTILINE)
+    words = [word for cell, _, _ in rows for word in cell.split(", ")]
+    assert len(words) >= 80
+    assert len(set(words)) == len(words)
+    assert all(re.search(r"`[a-z_/]+(?:/|\.py)`", where) for _, _, where in rows)
+
+
+def test_a_timeout_of_the_failure_model_has_the_name_and_the_module_that_the_source_has() -> None:
+    rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \| ([^|]+) \| [^|]+ \|$", FAILURES, re.MULTILINE)
+    found = 0
+    for _, names, modules in rows:
+        for name in re.findall(r"`([A-Z_]+)`", names):
+            for module in re.findall(r"`([a-z_/]+\.py)`", modules):
+                text = (PACKAGE / module).read_text()
+                assert re.search(rf"^(?:\w+, )?{name}\b", text, re.MULTILINE), (name, module)
+                found += 1
+    assert found >= 40
 
 
 def test_links_of_the_readme_lead_somewhere() -> None:
