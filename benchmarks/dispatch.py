@@ -101,15 +101,15 @@ class NoBackend:
 class Client:
     """One node: its agent's stream, and the messages of its process."""
 
-    def __init__(self, stream: MasterStream, node: str) -> None:
-        self.stream, self.node, self.inc = stream, node, 0
+    def __init__(self, job: JobDir, stream: MasterStream, node: str) -> None:
+        self.job, self.stream, self.node, self.inc = job, stream, node, 0
 
     @classmethod
     async def connect(cls, job: JobDir, node: str) -> "Client":
         while not job.master_address.exists():
             await asyncio.sleep(0.02)
         address = job.master_address.read_text().strip()
-        client = cls(await ControlClient(address, job.secret()).connect_agent(), node)
+        client = cls(job, await ControlClient(address, job.secret()).connect_agent(), node)
         client.stream.send_nowait(AgentHello(node=node, agent_pid=os.getpid(), host="bench"))
         start = await client.wait(StartProcess)
         client.inc = start.inc
@@ -132,8 +132,8 @@ class Client:
         self.say(Prepared(inc=self.inc, schema=ModelSchema()))
         async for message in self.stream:
             match message.body if isinstance(message, ToProcess) else message:
-                case WriteInitial(directory=directory):
-                    write_manifest(Path(directory), NO_MODEL)
+                case WriteInitial():
+                    write_manifest(self.job.cuts / "000000", NO_MODEL)
                     self.say(InitialWritten(inc=self.inc))
                 case NewEpoch(epoch_no=epoch_no):
                     self.say(OpenFeed(inc=self.inc, feed=FEED))

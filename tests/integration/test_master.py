@@ -113,9 +113,12 @@ class World:
     def restore(self, message: Restore) -> None:
         self.servers = message.map.sharers
         if message.epoch_no > self.epoch_no:
-            text = (Path(message.cut.directory) / "model.json").read_bytes()
+            text = (self.folder(message.cut.cut_no) / "model.json").read_bytes()
             self.model = SampleSet(msgspec.json.decode(text, type=list[Span]))
             self.epoch_no, self.fenced = message.epoch_no, set()
+
+    def folder(self, cut_no: int) -> Path:
+        return self.job.cuts / f"{cut_no:06d}"
 
     def write(self, directory: Path) -> str:
         image = msgspec.json.encode(list(self.model))
@@ -156,7 +159,7 @@ class FakeServer(FakeProcess):
                     )
                 )
             case TakeCut():
-                directory = world.job.cuts / f"{message.cut_no:06d}"
+                directory = world.folder(message.cut_no)
                 self.say(
                     Copied(
                         epoch_no=message.epoch_no,
@@ -196,7 +199,7 @@ class FakeWorker(FakeProcess):
         inc = self.up.inc
         match message:
             case WriteInitial():
-                self._write_initial(Path(message.directory))
+                self._write_initial(self.world.folder(0))
                 self.say(InitialWritten(inc=inc))
             case FeedOpened():
                 self.opened = True

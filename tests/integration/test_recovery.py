@@ -11,7 +11,8 @@ import pytest
 from safetensors.torch import load_file
 
 from paceline.base.cgroups import create_node_group, remove_job
-from paceline.cuts.manifest import copies, places, read_manifest
+from paceline.cuts.manifest import copies, read_manifest
+from paceline.cuts.store import LocalCuts
 from paceline.master.journal import Journal
 from paceline.protocol.holding.servers.master import HeldByServers
 from paceline.protocol.records import CutValid, Records
@@ -136,8 +137,9 @@ def test_a_damaged_newest_cut_is_named_and_the_one_before_it_is_used(tmp_path: P
         job.until_committed(N // 2, cuts=2)
         job.kill_everything()
         before, newest = _valid_cuts(job)[-2:]
-        name = min(read_manifest(*places(newest.cut)).files)
-        for damaged in copies(name, *places(newest.cut)):
+        places = LocalCuts(job.job.cuts, job.job.memory).places(newest.cut)
+        name = min(read_manifest(*places).files)
+        for damaged in copies(name, *places):
             image = bytearray(damaged.read_bytes())
             image[len(image) // 2] ^= 1
             damaged.write_bytes(image)

@@ -27,7 +27,7 @@ from paceline.protocol.records import Granted, Place, Planned, Records
 from paceline.protocol.samples.grant_size import Sizing
 from paceline.protocol.samples.ledger import Ledger, Line
 from paceline.protocol.samples.plans import Plans
-from paceline.wire.messages.base import Message
+from paceline.wire.messages.base import CutRef, Message
 from paceline.wire.messages.data import (
     AskMap,
     At,
@@ -323,6 +323,11 @@ def _bits(bits: int) -> list[int]:
     return [p for p in range(bits.bit_length()) if bits >> p & 1]
 
 
+def directory_of(cut: CutRef) -> str:
+    """Where the files of a cut lie that a message names."""
+    return cut_directory(cut.epoch_no, cut.cut_no)
+
+
 def cut_directory(epoch_no: int, cut_no: int) -> str:
     """Where a cut's files lie. The epoch is in the name: numbers of cuts that failed come again."""
     return f"{epoch_no}-{cut_no}"
@@ -460,7 +465,7 @@ class MasterCell:
             case GiveBack():
                 return state.given_back(event)
             case Prepared():
-                return state.prepare(event, "")
+                return state.prepare(event)
             case Restored():
                 return state.restored(event)
             case FenceAnswer():
@@ -468,8 +473,7 @@ class MasterCell:
             case Committed():
                 return state.committed(event)
             case Copied():
-                directory = cut_directory(event.epoch_no, event.cut_no)
-                said = state.copy_said(event, directory, directory)
+                said = state.copy_said(event)
                 sealed = (
                     state.cut_sealed(one.valid) for one in said if isinstance(one, master.Seal)
                 )

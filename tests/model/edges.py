@@ -45,7 +45,7 @@ from .cells import (
     Output,
     ServerCell,
     Violation,
-    cut_directory,
+    directory_of,
 )
 
 FIRST_WORKER = 1000
@@ -266,8 +266,9 @@ class Town:
         self.next_inc = 1
         self.seen: object = None
         self.num_idle = self.num_events = 0
-        cut = CutRef(cut_no=0, directory=cut_directory(0, 0))
-        self.files[cut.directory] = File(directory=cut.directory, inc=0, step=0, content=0)
+        cut = CutRef(cut_no=0)
+        directory = directory_of(cut)
+        self.files[directory] = File(directory=directory, inc=0, step=0, content=0)
         valid = CutValid(cut=cut, step=0, committed=(), epoch_no=0)
         self.master = self._begin_master([SchemaFixed(model=SCHEMA), valid])
         for number in range(life.workers):
@@ -294,7 +295,7 @@ class Town:
         if to == MASTER:
             self._tell_master(message)
         elif to in self.servers:
-            file = self.files[message.cut.directory] if isinstance(message, Restore) else None
+            file = self.files[directory_of(message.cut)] if isinstance(message, Restore) else None
             event = (message, file) if isinstance(message, Restore) else message
             self.send(to, self.servers[to].handle(event))
         elif to in self.workers:

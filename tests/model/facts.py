@@ -31,7 +31,17 @@ from paceline.wire.messages.node import (
 )
 from paceline.wire.messages.order import Allow
 
-from .cells import FEED, Buckets, Cell, MasterCell, ServerCell, Violation, WorkerCell, mask
+from .cells import (
+    FEED,
+    Buckets,
+    Cell,
+    MasterCell,
+    ServerCell,
+    Violation,
+    WorkerCell,
+    directory_of,
+    mask,
+)
 
 
 class Facts(msgspec.Struct, kw_only=True, frozen=True):
@@ -151,7 +161,7 @@ def _master_facts(cell: MasterCell) -> Facts:
         restoring=bool(state.restoring),
         planning=state.plans.preparing is not None,
         journalled=cell.journalled is not None,
-        loadable=frozenset(c.cut.directory for c in (*state.cuts.valid[-1:], state.start) if c),
+        loadable=frozenset(directory_of(c.cut) for c in (*state.cuts.valid[-1:], state.start) if c),
     )
 
 

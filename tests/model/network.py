@@ -346,9 +346,10 @@ class Network:
         spots[0] = self.envs(env)
 
     def _with_file(self, env_id: int, message: Restore) -> int:
-        files = [f for f in self.envs.values[env_id].files if f.directory == message.cut.directory]
+        directory = self.machines.cut_directory(message.cut.epoch_no, message.cut.cut_no)
+        files = [f for f in self.envs.values[env_id].files if f.directory == directory]
         if len({(f.step, f.content) for f in files}) != 1:
-            raise Violation("E", f"the files of cut {message.cut.directory} are not of one state")
+            raise Violation("E", f"the files of cut {directory} are not of one state")
         return self.events((message, files[0]))
 
     def find(self, state: State | list[int], pid: int) -> int:

@@ -38,7 +38,8 @@ class World(Network):
         slots = tuple(range(1, bounds.servers + 1))
         incs = tuple(range(bounds.servers + 1, bounds.servers + bounds.workers + 1))
         master = MasterCell(self._master(), self._master() if self._master_may_die() else None)
-        cut = CutRef(cut_no=0, directory=self.machines.cut_directory(0, 0))
+        cut = CutRef(cut_no=0)
+        directory = self.machines.cut_directory(0, 0)
         servers = _servers(slots)
         records: list[Records] = [
             SchemaFixed(model=SCHEMA),
@@ -57,7 +58,7 @@ class World(Network):
             next_inc=incs[-1] + 1,
             slots=slots,
             unheard=frozenset(incs),
-            files=tuple(File(directory=cut.directory, inc=i, step=0, content=0) for i in slots),
+            files=tuple(File(directory=directory, inc=i, step=0, content=0) for i in slots),
         )
         cells: list[Cell] = [master]
         cells += [self._server(inc) for inc in slots]

@@ -8,11 +8,11 @@ import asyncio
 import contextlib
 import mmap
 from collections.abc import Callable
-from pathlib import Path
 
 from paceline.base.jobdir import JobDir
 from paceline.cuts.keeper import CutKeeper, Image
 from paceline.cuts.memory import image_path
+from paceline.cuts.store import LocalCuts
 from paceline.wire.messages.node import Copied, CutDelayed, CutKept, KeepCut
 from paceline.wire.spec import JobSpec
 
@@ -39,8 +39,8 @@ class CutsKept:
         self._job, self._node, self._answer = job, node, answer
         self._loop = asyncio.get_running_loop()
         self._report = report
-        root = Path(spec.checkpoint.folder or job.cuts)
-        self._keeper = CutKeeper(job, root, self._hear, self._delayed, spec.timeouts.disk_s)
+        disk = LocalCuts.of(job, spec).disk
+        self._keeper = CutKeeper(job, disk, self._hear, self._delayed, spec.timeouts.disk_s)
         #: What is being kept, or was last, and what was said of it.
         self._asked: KeepCut | None = None
         self._said: list[CutKept] = []

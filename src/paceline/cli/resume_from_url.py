@@ -134,6 +134,6 @@ def _fetch(remote: RemoteCuts, number: int, job: JobDir, handover: Handover) -> 
     remote.fetch_files(number, folder)
     verify(folder)
     journal = Journal(job.journal)
-    here = CutStored(cut=CutRef(cut_no=number, directory=str(folder)))
+    here = CutStored(cut=CutRef(cut_no=number))
     journal.adopt([*handover.journal, encode(here), encode(JobEnded())])
     journal.close()

@@ -6,13 +6,11 @@ the copy lies in memory of the process alone, the process does.
 
 import itertools
 import logging
-import os
 import queue
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-from pathlib import Path
 
 import msgspec
 
@@ -20,13 +18,11 @@ from paceline.base.disk import describe, is_refusal
 from paceline.base.errors import PermanentError
 from paceline.base.jobdir import JobDir
 from paceline.cuts import manifest as cut
-from paceline.cuts.memory import MemoryFile, image_path, place
+from paceline.cuts.store import CutStore, MemoryStore
 from paceline.wire.messages.node import Copied
 
 RETRY_S = 1.0
 """A disk that refuses a file is asked again so often."""
-PIECE_BYTES = 2 << 20
-"""Copied at a time: still in the cache when it is copied after it was hashed."""
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +41,7 @@ class CutKeeper:
 
     Args:
         job: whose cuts these are.
-        root: the folder of its cuts on disk.
+        disk: the store in which they are durable.
         say: called in the thread: the copy is in the memory of two nodes, or on disk (``stored``);
             or why it is not, as when the disk has refused it for ``patience_s``.
         refused: called in a thread at each attempt that a disk refuses, with the reason.
@@ -55,15 +51,15 @@ class CutKeeper:
     def __init__(
         self,
         job: JobDir,
-        root: Path,
+        disk: CutStore,
         say: Callable[[Copied, Exception | None], None],
         refused: Callable[[Copied, str], None],
         patience_s: float,
     ) -> None:
-        self._job, self._root, self._say, self._refused = job, root, say, refused
+        self._job, self._disk, self._say, self._refused = job, disk, say, refused
         self._patience_s = patience_s
-        #: The second copy of the last cut, in the partner's memory, and the name of the file.
-        self._second: tuple[str, MemoryFile] | None = None
+        #: The second copy of the last cut.
+        self._second = MemoryStore(job.memory, "")
         #: It was told that there is no room for it, since there was.
         self._told = False
         self._images: queue.SimpleQueue[Image] = queue.SimpleQueue()
@@ -104,13 +100,13 @@ class CutKeeper:
         Returns the seconds of a processor that it took.
         """
         start_s = time.thread_time()
-        directory = self._root / f"{copied.cut_no:06d}"
         first_s = time.monotonic()
         for attempt in itertools.count():
             try:
-                cut.write_file(directory, copied.file, data)
+                self._disk.put(copied.cut_no, copied.file, data)
             except OSError as error:
-                why = f"cut {copied.cut_no} is not stored: {describe(error, directory)}"
+                where = self._disk.where(copied.cut_no)
+                why = f"cut {copied.cut_no} is not stored: {describe(error, where)}"
                 if not is_refusal(error):  # no room that is made there would help
                     raise PermanentError(f"{why}; mend that and resume the job") from error
                 if time.monotonic() - first_s > self._patience_s:
@@ -126,23 +122,19 @@ class CutKeeper:
 
     def _replicate(self, image: Image) -> tuple[str, bool]:
         """The checksum of an image, and whether it is in the memory of a partner, too."""
-        second, self._second = self._second, None
         if not image.partner:
+            self._second.let_go()
             return cut.checksum(image.data), False
-        name = image.copied.file
-        # What a former life has copied may be what the job has gone back to.
-        last = second[1] if second is not None and second[0] == name else None
-        path = image_path(self._job, image.copied.cut_no, image.partner, name)
+        self._second.node, digest = image.partner, cut.Checksum()
         try:
-            self._second = name, place(last, path, len(image.data))
-            checksum = _write(path, image.data)
+            self._second.put(image.copied.cut_no, image.copied.file, image.data, digest)
         except OSError as error:
             if not self._told:
                 say_no_room(self._job, len(image.data), error)
             self._told = True
             return cut.checksum(image.data), False
         self._told = False
-        return checksum, True
+        return str(digest), True
 
 
 def _begun(work: Callable[[], float]) -> Future[float]:
@@ -168,19 +160,3 @@ def say_no_room(job: JobDir, num_bytes: int, error: OSError) -> None:
         num_bytes,
         error.strerror,
     )
-
-
-def _write(path: Path, data: memoryview) -> str:
-    """Fill a file that is there; the checksum. Other threads run meanwhile."""
-    digest = cut.Checksum()
-    descriptor = os.open(path, os.O_WRONLY)
-    try:
-        for at in range(0, len(data), PIECE_BYTES):
-            piece = data[at : at + PIECE_BYTES]
-            digest.add(piece)
-            done = 0
-            while done < len(piece):
-                done += os.pwrite(descriptor, piece[done:], at + done)
-    finally:
-        os.close(descriptor)
-    return str(digest)

@@ -22,7 +22,6 @@ import xxhash
 
 from paceline.base.errors import PermanentError
 from paceline.base.samples import Span
-from paceline.wire.messages.base import CutRef
 from paceline.wire.schema import ModelSchema
 
 T = TypeVar("T")
@@ -141,17 +140,6 @@ def write_manifest(directory: Path, manifest: CutManifest) -> None:
     text = msgspec.json.encode(manifest)
     sealed = msgspec.json.encode(_Sealed(msgspec.Raw(text), checksum(text)))
     write_file(directory, MANIFEST, msgspec.json.format(sealed, indent=1))
-
-
-def places(ref: CutRef) -> tuple[Path, ...]:
-    """Where the manifest and the files of a cut may be: in memory first, where they may be gone."""
-    disk = Path(ref.directory)
-    return (Path(ref.memory), disk) if ref.memory else (disk,)
-
-
-def sealed_at(ref: CutRef) -> Path:
-    """Where a manifest makes it a cut."""
-    return Path(ref.memory) if ref.in_memory else Path(ref.directory)
 
 
 def read_manifest(*places: Path) -> CutManifest:

@@ -12,7 +12,7 @@ as long as that one is under way no other begins, which it might undo.
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import cached_property, partial
@@ -22,7 +22,8 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from paceline.base.errors import ConfigError, PermanentError, TransientError
-from paceline.cuts.manifest import MANIFEST, checksum, read_manifest, verify, write_file
+from paceline.cuts.manifest import MANIFEST, Checksum, checksum, read_manifest, verify, write_file
+from paceline.cuts.store import PIECE_BYTES
 from paceline.wire.spec import JobSpec
 
 HANDOVER = "handover.json"
@@ -215,7 +216,7 @@ class RemoteCuts:
 
         self._do("write", write)
 
-    def put(self, number: int, folder: Path, handover: bytes) -> None:
+    def upload(self, number: int, folder: Path, handover: bytes) -> None:
         """Copy a cut from a folder, unless it is there.
 
         Raises:
@@ -226,7 +227,7 @@ class RemoteCuts:
         sealed = (folder / MANIFEST).read_bytes()
         if self._do("look", lambda: self._is(number, sealed)):
             return
-        self._do("remove", lambda: self._remove(number))
+        self.delete(number)
         self._do("make", lambda: self._fs.makedirs(self._path(number), exist_ok=True))
         for name in manifest.files:
             source, target = folder / name, self._path(number, name)
@@ -249,7 +250,7 @@ class RemoteCuts:
         kept = [number for number in self.numbers() if number <= newest][:keep]
         for number in self._do("list", self._folders):
             if number < newest and number not in kept:
-                self._do("remove", partial(self._remove, number))
+                self.delete(number)
 
     def _remove(self, number: int) -> None:
         # First what makes it a cut: it must not seem whole when half of it is gone.
@@ -257,6 +258,47 @@ class RemoteCuts:
             self._fs.rm_file(self._path(number, MANIFEST))
         with suppress(FileNotFoundError):
             self._fs.rm(self._path(number), recursive=True)
+
+    # ------------------------------------------------------------------ file by file
+
+    def put(
+        self, number: int, name: str, image: memoryview, digest: Checksum | None = None
+    ) -> None:
+        """See `CutStore.put`: it is as whole as the storage makes one operation."""
+        if digest is not None:
+            digest.add(image)
+        path = self._path(number, name)
+
+        def write() -> None:
+            self._fs.makedirs(self._path(number), exist_ok=True)
+            self._fs.pipe_file(path, bytes(image))
+
+        self._do(f"store {name}", write, len(image))
+
+    def get(self, number: int, name: str) -> Iterator[memoryview]:
+        """See `CutStore.get`."""
+        self._expect(number, [name])
+        path, at = self._path(number, name), 0
+        while True:
+            read = partial(self._fs.cat_file, path, start=at, end=at + PIECE_BYTES)
+            piece = self._do(f"fetch {name}", read, PIECE_BYTES)
+            if piece:
+                yield memoryview(piece)
+            if len(piece) < PIECE_BYTES:
+                return
+            at += len(piece)
+
+    def files(self, number: int) -> dict[str, int]:
+        """See `CutStore.files`."""
+
+        def look() -> dict[str, int]:
+            return {name: self._fs.size(self._path(number, name)) for name in self._names(number)}
+
+        return self._do("list", look)
+
+    def delete(self, number: int) -> None:
+        """See `CutStore.delete`."""
+        self._do("remove", partial(self._remove, number))
 
     # ------------------------------------------------------------------ in threads
 

@@ -1,17 +1,18 @@
 """Results of evaluations, as workers hand them in: one file per span, in the job directory.
 
 A worker sends the values of each span (``EvaluateResult``, repeated until ``Evaluated`` answers)
-and then asks with an empty span until the answer names the directory, which means: all are there.
-Each epoch has its own directory, since a restored model gives other values. The files survive the
+and then asks with an empty span until the answer says that all are there.
+Each epoch has its own results, since a restored model gives other values. The files survive the
 master; nothing of them is journalled. Within an epoch they stay: a worker that is started again
 runs its script from the top, and gets what was evaluated then without computing it again.
 """
 
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
+from paceline.base.jobdir import JobDir
 from paceline.base.samples import Span
+from paceline.cuts.store import results_of
 from paceline.wire.messages.feeds import LINES_PER_FEED
 from paceline.wire.messages.node import EvaluateResult
 
@@ -19,14 +20,14 @@ SUFFIX = ".safetensors"
 
 
 class Evaluations:
-    """The files of one job; ``<root>/<epoch_no>/<feed>/<start>-<stop>.safetensors``."""
+    """The files of one job: ``<epoch_no>/<feed>/<start>-<stop>.safetensors``."""
 
-    def __init__(self, root: Path) -> None:
-        self._root = root
+    def __init__(self, job: JobDir) -> None:
+        self._job, self._root = job, job.evaluations
 
-    def directory(self, epoch_no: int, feed: int) -> Path:
-        """Where the parts of one evaluation are."""
-        return self._root / str(epoch_no) / str(feed)
+    def where(self, epoch_no: int, feed: int) -> str:
+        """Where the parts of one evaluation are, for people."""
+        return results_of(self._job, epoch_no).where(feed)
 
     def store(self, result: EvaluateResult) -> None:
         """Write one part; it is there completely, or not at all.
@@ -34,7 +35,7 @@ class Evaluations:
         Raises:
             OSError: it is not.
         """
-        directory = self.directory(result.epoch_no, result.feed)
+        directory = results_of(self._job, result.epoch_no).folder(result.feed)
         directory.mkdir(parents=True, exist_ok=True)
         path = directory / f"{result.span.start}-{result.span.stop}{SUFFIX}"
         partial = path.with_suffix(".partial")

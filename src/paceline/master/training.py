@@ -8,7 +8,6 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -17,8 +16,8 @@ from paceline.base.disk import describe
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
 from paceline.base.samples import num_samples
-from paceline.cuts.manifest import patience_s, sealed_at
-from paceline.master.cut_folders import CutFolders, first_undamaged
+from paceline.cuts.manifest import patience_s
+from paceline.master.cut_folders import CutFolders
 from paceline.master.evaluations import Evaluations
 from paceline.master.monitor import Monitor
 from paceline.master.outbox import Outbox
@@ -126,8 +125,8 @@ class Training:
         self._outbox, self._fail = parts.outbox, parts.fail
         self._moved, self._refuse = parts.moved, parts.refused
         self._job = job
-        self._cuts = CutFolders(Path(spec.checkpoint.folder or job.cuts), job.memory)
-        self._evaluations = Evaluations(job.evaluations)
+        self.cuts = CutFolders.of(job, spec)
+        self._evaluations = Evaluations(job)
         self.uploading: int | None = None
         """A cut that is being copied elsewhere: it stays."""
         #: Feeds of which a result was dropped.
@@ -195,9 +194,7 @@ class Training:
             case AskCut():
                 self._do(state.cut_wanted(message))
             case Copied():
-                number = message.cut_no
-                directory, memory = self._cuts.directory(number), self._cuts.in_memory(number)
-                self._do(state.copy_said(message, directory, memory))
+                self._do(state.copy_said(message))
                 self._note_cut(now_s)
             case CutDelayed():
                 self._delayed(message.cut_no, message.reason, now_s)
@@ -289,9 +286,9 @@ class Training:
         known = result.epoch_no == state.epoch_no or (asks and result.epoch_no == 0)
         if not known or result.feed not in state.ledger.feeds:
             return
-        directory = str(self._evaluations.directory(state.epoch_no, result.feed))
+        stored = True
         if asks:
-            directory = directory if state.ledger.is_complete(result.feed) else ""
+            stored = state.ledger.is_complete(result.feed)
         elif state.ledger.done.missing(result.span):
             lease = state.ledger.leases.get(result.inc)
             if lease is None or lease.missing(result.span):
@@ -300,7 +297,13 @@ class Training:
             if not self._store(result):
                 return
             self._do(state.evaluated(result.feed, result.span))
-        answer = Evaluated(inc=result.inc, feed=result.feed, span=result.span, directory=directory)
+        answer = Evaluated(
+            inc=result.inc,
+            feed=result.feed,
+            span=result.span,
+            stored=stored,
+            epoch_no=state.epoch_no,
+        )
         self._outbox.to_process(result.inc, answer)
 
     def _drop(self, result: EvaluateResult) -> None:
@@ -318,9 +321,9 @@ class Training:
         try:
             self._evaluations.store(result)
         except OSError as error:
-            directory = self._evaluations.directory(result.epoch_no, result.feed)
+            where = self._evaluations.where(result.epoch_no, result.feed)
             self._fail(
-                f"cannot store the results of job.evaluate in {directory}: {error.strerror}; make "
+                f"cannot store the results of job.evaluate in {where}: {error.strerror}; make "
                 "room there, or set PACELINE_HOME to a place that has it, and start the job again"
             )
             return False
@@ -446,10 +449,10 @@ class Training:
             self._unsealed = self._refused = self._refused_s = None
             return  # who made it is gone, and another cut may have its number
         try:
-            self._cuts.seal(valid.cut, valid, copies, self.state.model)
+            self.cuts.seal(valid, copies, self.state.model)
         except OSError as error:
             if self._refused is None:
-                where = sealed_at(valid.cut)
+                where = self.cuts.sealed_at(valid.cut)
                 _log.warning("no_manifest path=%s error=%s: tried again", where, error.strerror)
             self._refused = error
             return
@@ -490,7 +493,7 @@ class Training:
         if self._refused_s is None:
             self._refused_s = now_s
         if self._refused is not None:
-            why = describe(self._refused, sealed_at(cut))
+            why = describe(self._refused, self.cuts.sealed_at(cut))
             reason = f"the manifest of cut {cut.cut_no} is not stored: {why}"
             if now_s - self._refused_s > self._spec.timeouts.disk_s:
                 self._fail(f"{reason}; make room there and resume the job")
@@ -516,7 +519,7 @@ class Training:
         for cut in cuts:
             if cut.cut.cut_no not in keep:
                 self._do(self.state.cut_gone(cut.cut.cut_no))
-        self._cuts.delete_others(keep, newest)
+        self.cuts.delete_others(keep, newest)
 
     @property
     def last_cut_s(self) -> float:
@@ -546,8 +549,8 @@ class Training:
     async def choose_cut(self) -> CutChosen:
         """Find the newest undamaged cut."""
         self.choosing = True
-        cuts = tuple(reversed(self.state.cuts.valid))
-        return CutChosen(*await asyncio.to_thread(first_undamaged, cuts, frozenset(self._trusted)))
+        cuts, look = tuple(reversed(self.state.cuts.valid)), self.cuts.first_undamaged
+        return CutChosen(*await asyncio.to_thread(look, cuts, frozenset(self._trusted)))
 
     def start_epoch(self, chosen: CutChosen, now_s: float) -> None:
         """Start an epoch from this cut, if the servers are all still up.

@@ -71,13 +71,13 @@ class ServerTraining(Training):
     def _prepare(self, message: Prepared, now_s: float) -> None:
         """A worker has built its model; on a disk that refuses it, it says so again."""
         try:
-            directory = self._cuts.make(0)
+            self.cuts.make(0)
         except OSError as error:
             if not is_refusal(error):
                 raise
-            self._delayed(0, f"no cut can be stored: {describe(error, self._cuts.root)}", now_s)
+            self._delayed(0, f"no cut can be stored: {describe(error, self.cuts.disk.root)}", now_s)
             return
-        self._do(self.state.prepare(message, directory))
+        self._do(self.state.prepare(message))
 
     def handle(self, node: str, message: NodeUp, now_s: float) -> None:
         """See `Training.handle`."""
@@ -87,7 +87,7 @@ class ServerTraining(Training):
                 self._monitor.restarts.built(node, now_s)
                 self._prepare(message, now_s)
             case InitialWritten():
-                self._do(state.initial_written(message, self._cuts.directory(0)))
+                self._do(state.initial_written(message))
             case Committed():
                 self._do(state.committed(message))
             case FenceAnswer():
@@ -124,7 +124,7 @@ class ServerTraining(Training):
                 self._lost_work.granted(grant.inc, trained)
             case EpochStarted(cut=cut):
                 self._tell_epoch(record.epoch_no, cut)
-                self._cuts.forget_memory(keep=cut.cut_no)
+                self.cuts.forget_memory(keep=cut.cut_no)
             case _:
                 super()._before_record(record)
 

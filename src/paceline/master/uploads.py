@@ -112,7 +112,7 @@ class Uploader:
 
     def _copied(self, upload: Upload) -> Uploaded | Failed:
         try:
-            self.remote.put(upload.cut_no, upload.folder, upload.handover)
+            self.remote.upload(upload.cut_no, upload.folder, upload.handover)
         except TransientError as error:
             return Failed(str(error))
         try:
@@ -150,7 +150,9 @@ class Uploads:
         cut = self._missing()
         if cut is not None and uploader.is_free:
             handover = pack_handover(self._handover(cut.cut_no))
-            uploader.begin(Upload(cut.cut_no, Path(cut.directory), handover))
+            uploader.begin(
+                Upload(cut.cut_no, self._training.cuts.disk.folder(cut.cut_no), handover)
+            )
         self._training.uploading = uploader.busy
 
     def _missing(self) -> CutRef | None:

@@ -501,13 +501,8 @@ class MasterState:
             for inc in holders
         ]
 
-    def copy_said(self, message: Copied, directory: str, memory: str) -> list[Instruction]:
+    def copy_said(self, message: Copied) -> list[Instruction]:
         """A cut is whole when all servers of the map have said it with equal steps and sets.
-
-        Args:
-            message: what a server says.
-            directory: of the cut.
-            memory: where its files are that are not there yet.
 
         Returns:
             Have it sealed, once it is; nothing else has changed before it is.
@@ -521,7 +516,8 @@ class MasterState:
             cut = msgspec.structs.replace(valid.cut, stored=True)
             return [Seal(msgspec.structs.replace(valid, cut=cut), self.cuts.sealed)]
         stored = self.cuts.all_stored
-        cut = CutRef(cut_no=message.cut_no, directory=directory, memory=memory, stored=stored)
+        number, epoch_no = message.cut_no, self.epoch_no
+        cut = CutRef(cut_no=number, epoch_no=epoch_no, memory=True, stored=stored)
         said = {(copied.step, copied.committed) for copied in self.cuts.sealed}
         step, committed = next(iter(said))
         if len(said) > 1:

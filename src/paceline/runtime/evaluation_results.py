@@ -1,7 +1,6 @@
 """The results of `job.evaluate`, by way of the master: handed in span by span, then read whole."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -9,6 +8,7 @@ from safetensors import numpy as safetensors
 
 from paceline.base.errors import ConfigError
 from paceline.base.samples import Span
+from paceline.cuts.store import CutStore
 from paceline.protocol.holding.servers.worker import Instruction, ToMaster, WorkerState
 from paceline.runtime.data.work import Array, Work
 from paceline.wire.messages.node import Evaluated, EvaluateResult
@@ -26,10 +26,16 @@ class Until(Protocol):
 
 
 class Results:
-    """One worker's side; ``answered`` is called with the master's word."""
+    """One worker's side; ``answered`` is called with the master's word.
 
-    def __init__(self, state: WorkerState, until: Until) -> None:
-        self._state, self._until = state, until
+    Args:
+        state: of the worker's leases.
+        until: waits.
+        stored: says where the results of an epoch are, by feed.
+    """
+
+    def __init__(self, state: WorkerState, until: Until, stored: Callable[[int], CutStore]) -> None:
+        self._state, self._until, self._stored = state, until, stored
         self._answer: Evaluated | None = None
 
     def answered(self, message: Evaluated) -> None:
@@ -50,27 +56,27 @@ class Results:
     def get(self, feed: int) -> Mapping[str, Array] | None:
         """See `Trainer.evaluate_get`."""
         epoch_no = self._state.epoch_no
-        directory = self._hand_in(feed, Span(self._state.feeds[feed].line(), 0, 0), b"", epoch_no)
-        if directory is None:
+        answer = self._hand_in(feed, Span(self._state.feeds[feed].line(), 0, 0), b"", epoch_no)
+        if answer is None:
             return None
-        if not Path(directory).is_dir():
+        store = self._stored(answer.epoch_no)
+        names = [name for name in store.files(feed) if name.endswith(".safetensors")]
+        if not names:
             raise ConfigError(
-                f"the results of job.evaluate are in {directory} of the master's machine, which is "
-                "another one; evaluate in jobs of one machine"
+                "the results of job.evaluate are on the master's machine, which is another one; "
+                "evaluate in jobs of one machine"
             )
         parts: dict[str, list[Array]] = {}
-        for path in sorted(
-            Path(directory).glob("*.safetensors"), key=lambda p: int(p.stem.split("-")[0])
-        ):
-            for name, array in safetensors.load_file(path).items():
+        for part in sorted(names, key=lambda name: int(name.split("-")[0])):
+            for name, array in safetensors.load(b"".join(store.get(feed, part))).items():
                 parts.setdefault(name, []).append(array)
         return {name: np.concatenate(arrays) for name, arrays in parts.items()}
 
-    def _hand_in(self, feed: int, span: Span, values: bytes, epoch_no: int) -> str | None:
+    def _hand_in(self, feed: int, span: Span, values: bytes, epoch_no: int) -> Evaluated | None:
         """Give results to the master; an empty span waits until all are there.
 
         Returns:
-            The directory of the results; None: a new epoch has begun, which makes them void.
+            The master's word; None: a new epoch has begun, which makes them void.
         """
         state = self._state
         message = EvaluateResult(
@@ -78,16 +84,16 @@ class Results:
         )
         self._answer = None
 
-        def directory() -> str:
+        def answer() -> Evaluated | None:
             found = self._answer
             mine = found is not None and (found.feed, found.span) == (feed, span)
-            return found.directory if found is not None and mine else ""
+            return found if found is not None and mine and found.stored else None
 
         self._until(
-            lambda: bool(directory()) or state.epoch_no != epoch_no,
+            lambda: answer() is not None or state.epoch_no != epoch_no,
             ask=lambda: [ToMaster(message)],
         )
-        return directory() if state.epoch_no == epoch_no else None
+        return answer() if state.epoch_no == epoch_no else None
 
 
 def _pieces(spans: Iterable[Span], count: int) -> Iterator[Span]:

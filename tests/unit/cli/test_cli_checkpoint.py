@@ -62,10 +62,10 @@ def write_cut(
 ) -> Path:
     """As servers or a member write a cut, and the master seals it."""
     folders = CutFolders(root, root / "memory")
-    place = CutRef(cut_no=number, directory=folders.make(number))
+    place, folder = CutRef(cut_no=number), folders.make(number)
     copies = []
     for inc, (file, arrays) in enumerate(saves.items()):
-        checksum, num_bytes = cutfile.write_save(Path(place.directory), file, arrays)
+        checksum, num_bytes = cutfile.write_save(folder, file, arrays)
         copies.append(
             Copied(
                 epoch_no=1,
@@ -81,8 +81,8 @@ def write_cut(
             )
         )
     valid = CutValid(cut=place, epoch_no=1, step=7, committed=DONE)
-    folders.seal(place, valid, copies, schema)
-    return Path(place.directory)
+    folders.seal(valid, copies, schema)
+    return folder
 
 
 # ---------------------------------------------------------------------------- models

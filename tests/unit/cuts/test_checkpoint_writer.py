@@ -19,6 +19,7 @@ from paceline.cuts import keeper as cut_keeping
 from paceline.cuts import manifest as cut
 from paceline.cuts import memory as memory
 from paceline.cuts.keeper import CutKeeper, Image
+from paceline.cuts.store import LocalCuts
 from paceline.runtime.checkpoint import cutfile
 from paceline.runtime.checkpoint.writer import CutWriter
 from paceline.runtime.server.store import Store
@@ -47,12 +48,13 @@ class Bench:
         self.refusals: list[str] = []
         self.delayed: list[CutDelayed] = []
         spec = SimpleNamespace(checkpoint=CheckpointSpec(in_memory=in_memory), timeouts=timeouts)
-        process = SimpleNamespace(job=self.job, node="server-0", inc=7, spec=spec)
+        cuts = LocalCuts(self.job.cuts, self.job.memory)
+        process = SimpleNamespace(job=self.job, node="server-0", inc=7, spec=spec, cuts=cuts)
         self.writer = CutWriter(process)  # type: ignore[arg-type]
-        self.agent = CutKeeper(self.job, self.job.cuts, self.answer, self.refused, 60.0)
+        self.agent = CutKeeper(self.job, cuts.disk, self.answer, self.refused, 60.0)
         self.asked: KeepCut | None = None
         self.store = Store(SCHEMA, [0] * NUM_BUCKETS, 0)
-        self.restore_from(CutRef(cut_no=0, directory=""))
+        self.restore_from(CutRef(cut_no=0))
 
     def refused(self, copied: Copied, reason: str) -> None:
         self.refusals.append(reason)
@@ -168,7 +170,7 @@ def test_the_pages_of_the_last_cut_are_used_again(bench) -> None:  # type: ignor
 def test_what_the_epoch_was_restored_from_is_left_alone(bench) -> None:  # type: ignore[no-untyped-def]
     job = bench("server-0", "server-1")
     job.whole(1, 1.0)
-    job.restore_from(CutRef(cut_no=1, directory="", memory=str(job.job.memory / "000001")))
+    job.restore_from(CutRef(cut_no=1, memory=True))
     assert job.whole(2, 2.0) == [True], "memory has room for one cut"
     for node in ("server-0", "server-1"):
         assert job.values(job.in_memory(1, node)) == {1.0}
@@ -186,7 +188,7 @@ def test_an_image_that_is_being_written_is_left_alone(  # type: ignore[no-untype
         assert go.wait(10)
         write_file(*args)
 
-    monkeypatch.setattr(cut, "write_file", wait)
+    monkeypatch.setattr("paceline.cuts.store.write_file", wait)
     job = bench("server-0", "server-1")
     job.copy(1, 1.0)
     assert not job.said().stored
@@ -289,7 +291,7 @@ def test_a_disk_that_refuses_is_asked_again_for_a_while(  # type: ignore[no-unty
         write_file(*args)
 
     refusing = False
-    monkeypatch.setattr(cut, "write_file", refuse)
+    monkeypatch.setattr("paceline.cuts.store.write_file", refuse)
     monkeypatch.setattr(cut_keeping, "RETRY_S", 0.01)
     job = bench("server-0", "server-1")
     assert not job.writer.is_delayed
@@ -311,7 +313,7 @@ def test_what_no_room_would_mend_is_not_waited_for(  # type: ignore[no-untyped-d
     def refuse(*_: Any) -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(cut, "write_file", refuse)
+    monkeypatch.setattr("paceline.cuts.store.write_file", refuse)
     job = bench("server-0", "server-1")
     why = re.escape(os.strerror(number))
     with pytest.raises(PermanentError, match=rf"cut 1 is not stored: .*{why}.*; mend that"):
@@ -330,7 +332,7 @@ def test_a_process_that_keeps_its_cuts_says_itself_that_the_disk_refuses(  # typ
             raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
         write_file(*args)
 
-    monkeypatch.setattr(cut, "write_file", refuse)
+    monkeypatch.setattr("paceline.cuts.store.write_file", refuse)
     monkeypatch.setattr(cut_keeping, "RETRY_S", 0.01)
     job = bench("server-0", "server-1", in_memory=False)
     assert job.whole(1, 1.0) == [True]

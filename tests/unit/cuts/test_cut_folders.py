@@ -6,8 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from paceline.base.samples import Span
-from paceline.cuts.manifest import checksum, places, read_manifest, write_file
-from paceline.master.cut_folders import CutFolders, first_undamaged
+from paceline.cuts.manifest import checksum, read_manifest, write_file
+from paceline.master.cut_folders import CutFolders
 from paceline.protocol.records import CutValid
 from paceline.wire.messages.base import CutRef
 from paceline.wire.messages.node import Copied
@@ -16,11 +16,11 @@ from paceline.wire.schema import ModelSchema
 
 def sealed(folders: CutFolders, step: int, *, stored: bool) -> CutValid:
     """Cut 1 as its master seals it, with a file in memory or on disk."""
-    ref = CutRef(
-        cut_no=1, directory=folders.directory(1), memory=folders.in_memory(1), stored=stored
-    )
+    ref = CutRef(cut_no=1, memory=True, stored=stored)
     image, name = bytes([step]), f"worker-{step}.safetensors"
-    write_file(Path(ref.directory) if stored else Path(ref.memory) / "worker-0", name, image)
+    write_file(
+        folders.disk.folder(1) if stored else folders.memory.folder(1) / "worker-0", name, image
+    )
     committed = (Span(0, 0, step),)
     copied = Copied(
         epoch_no=1,
@@ -35,7 +35,7 @@ def sealed(folders: CutFolders, step: int, *, stored: bool) -> CutValid:
         num_bytes=1,
     )
     valid = CutValid(cut=ref, epoch_no=1, step=step, committed=committed)
-    folders.seal(ref, valid, [copied], ModelSchema())
+    folders.seal(valid, [copied], ModelSchema())
     return valid
 
 
@@ -43,8 +43,8 @@ def test_a_cut_on_disk_is_not_taken_for_one_in_memory_that_never_counted(tmp_pat
     folders = CutFolders(tmp_path / "cuts", tmp_path / "memory")
     sealed(folders, 3, stored=False)
     valid = sealed(folders, 5, stored=True)
-    assert read_manifest(*places(valid.cut)).step == 5
-    assert first_undamaged([valid], frozenset({1})) == (1, [])
+    assert read_manifest(*folders.places(valid.cut)).step == 5
+    assert folders.first_undamaged([valid], frozenset({1})) == (1, [])
 
 
 @pytest.mark.parametrize("trusted", [frozenset(), frozenset({1})])
@@ -54,6 +54,6 @@ def test_a_cut_that_is_another_than_the_journal_says_is_damaged(
     folders = CutFolders(tmp_path / "cuts", tmp_path / "memory")
     valid = sealed(folders, 5, stored=True)
     other = replace(valid, step=6, committed=(Span(0, 0, 6),))
-    number, ((damaged, reason),) = first_undamaged([other], trusted)
+    number, ((damaged, reason),) = folders.first_undamaged([other], trusted)
     assert (number, damaged) == (None, 1)
     assert "another cut" in reason

@@ -17,6 +17,7 @@ from paceline.cli.resume_from_url import _launched_s
 from paceline.cuts import remote
 from paceline.cuts.manifest import CutManifest, checksum, verify, write_file, write_manifest
 from paceline.cuts.remote import Handover, RemoteCuts, pack_handover, unpack_handover
+from paceline.cuts.store import LocalCuts
 from paceline.master import uploads
 from paceline.master.job_clock import MasterStarted
 from paceline.master.journal import encode
@@ -115,7 +116,7 @@ def test_a_cut_comes_back_as_it_was(tmp_path: Path, scheme: str) -> None:
     assert cuts.numbers() == []
     cuts.probe()
     for number in (3, 12, 7):
-        cuts.put(number, make_cut(tmp_path, number, b"a" * number, b"b"), PACKED)
+        cuts.upload(number, make_cut(tmp_path, number, b"a" * number, b"b"), PACKED)
     assert cuts.numbers() == [12, 7, 3]
     assert fetched(cuts, 7, tmp_path / "back").step == 7
     back = (tmp_path / "back" / "000007" / "worker-0-1.safetensors").read_bytes()
@@ -129,13 +130,13 @@ def test_a_cut_comes_back_as_it_was(tmp_path: Path, scheme: str) -> None:
 def test_an_upload_cut_off_at_any_byte_is_no_cut_and_harms_none(tmp_path: Path) -> None:
     cuts = RemoteCuts("interrupted://bucket/job")
     old, new = make_cut(tmp_path, 1, b"old"), make_cut(tmp_path, 2, b"12345", b"678")
-    cuts.put(1, old, b"known")
+    cuts.upload(1, old, b"known")
     end = sum(len(path.read_bytes()) for path in new.iterdir()) + len(b"known")
     # All of the data, and places all over the manifest, up to its last byte.
     for size in [*range(20), *range(20, end - 3, 11), *range(end - 3, end + 1)]:
         Interrupted.bytes_left = size
         with contextlib.suppress(TransientError):
-            cuts.put(2, new, b"known")
+            cuts.upload(2, new, b"known")
             break
         whole = []
         for number in cuts.numbers():
@@ -152,7 +153,7 @@ def test_a_removal_cut_off_leaves_no_half_of_a_cut(tmp_path: Path) -> None:
         Interrupted.removals_left = float("inf")
         cuts = RemoteCuts(f"interrupted://bucket/{removals}")
         for number, folder in enumerate(folders, 1):
-            cuts.put(number, folder, PACKED)
+            cuts.upload(number, folder, PACKED)
         Interrupted.removals_left = removals
         with contextlib.suppress(TransientError):
             cuts.trim(newest=2, keep=1)
@@ -166,11 +167,11 @@ def test_what_is_there_already_is_not_copied_again_and_another_one_is_replaced(
 ) -> None:
     cuts = RemoteCuts("interrupted://bucket")
     folder = make_cut(tmp_path, 4, b"first")
-    cuts.put(4, folder, PACKED)
+    cuts.upload(4, folder, PACKED)
     Interrupted.bytes_left = 0
-    cuts.put(4, folder, PACKED)
+    cuts.upload(4, folder, PACKED)
     Interrupted.bytes_left = float("inf")
-    cuts.put(4, make_cut(tmp_path / "again", 4, b"second life"), PACKED)
+    cuts.upload(4, make_cut(tmp_path / "again", 4, b"second life"), PACKED)
     assert fetched(cuts, 4, tmp_path / "back").num_bytes == len(b"second life")
 
 
@@ -283,7 +284,7 @@ def test_a_cut_that_is_gone_is_given_up(tmp_path: Path) -> None:
 
 def test_old_cuts_that_cannot_be_removed_hold_up_no_new_one(tmp_path: Path) -> None:
     made = Uploader(RemoteCuts("interrupted://bucket"), keep=1)
-    made.remote.put(1, make_cut(tmp_path, 1, b"old"), PACKED)
+    made.remote.upload(1, make_cut(tmp_path, 1, b"old"), PACKED)
     Interrupted.removals_left = 0
     made.begin(Upload(2, make_cut(tmp_path, 2, b"new"), PACKED))
     (done,) = heard(made, Uploaded)
@@ -298,7 +299,8 @@ class Trained:
     uploading: int | None = None
 
     def __init__(self, folder: Path) -> None:
-        self.cut = CutRef(cut_no=int(folder.name), directory=str(folder))
+        self.cut = CutRef(cut_no=int(folder.name))
+        self.cuts = LocalCuts(folder.parent, folder.parent / "memory")
 
     def newest_stored(self) -> CutRef:
         return self.cut

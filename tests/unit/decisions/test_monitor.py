@@ -292,7 +292,7 @@ class Training:
             self.members.process_up(up, 0.0)
             if node.role == "worker":
                 self.state.worker_up(inc)
-                self.state.prepare(Prepared(inc=inc, schema=ModelSchema()), "")
+                self.state.prepare(Prepared(inc=inc, schema=ModelSchema()))
         servers = (Server(1, "server-0", "a1"), Server(2, "server-1", "a2"))
         feed = Feed(
             feed=0,
@@ -308,7 +308,7 @@ class Training:
         self.state.apply(
             EpochStarted(
                 epoch_no=1,
-                cut=CutRef(cut_no=0, directory=""),
+                cut=CutRef(cut_no=0),
                 step=0,
                 committed=(),
                 map=ServerMap(version=1, servers=servers, owners=(0, 1)),
@@ -385,7 +385,7 @@ def test_workers_are_in_the_order_of_their_ranks_whatever_their_lives() -> None:
     now = training.now()
     assert now is not None
     assert (list(now.shares), now.absent) == (["worker-1", "worker-2"], 1), "its script prepares"
-    training.state.prepare(Prepared(inc=node.inc, schema=ModelSchema()), "")
+    training.state.prepare(Prepared(inc=node.inc, schema=ModelSchema()))
     now = training.now()
     assert now is not None
     assert list(now.shares) == ["worker-0", "worker-1", "worker-2"]

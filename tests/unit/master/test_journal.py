@@ -63,7 +63,7 @@ STREAM = Feed(
     shuffle=False,
     seed=1,
 )
-CUT = CutRef(cut_no=3, directory="/cuts/3")
+CUT = CutRef(cut_no=3, epoch_no=1)
 MAP = ServerMap(version=1, servers=(Server(7, "server-0", "ipc://a"),), owners=(0,) * 64)
 SPANS = (Span(0, 0, 10), Span(0, 20, 30))
 ONE_OF_EACH: list[JournalRecord] = [
@@ -208,8 +208,8 @@ class Run:
         self.next_inc = 10
         self.served: set[int] = set()
         self.stored: Copied | None = None
-        self.do(self.state.prepare(Prepared(inc=1, schema=ModelSchema()), "/cuts/0"))
-        self.do(self.state.initial_written(InitialWritten(inc=1), "/cuts/0"))
+        self.do(self.state.prepare(Prepared(inc=1, schema=ModelSchema())))
+        self.do(self.state.initial_written(InitialWritten(inc=1)))
         self.do(self.state.open_feed(OpenFeed(inc=1, feed=FEED)))
         if mode != "bsp":
             self.do(self.state.open_feed(OpenFeed(inc=1, feed=STREAM)))
@@ -302,12 +302,12 @@ class Run:
                 committed=self.state.ledger.done.spans(),
                 sharers=(self.leader,),
             )
-            self.do(self.state.copy_said(copied, "/cuts/n", "/memory/n"))
+            self.do(self.state.copy_said(copied))
             self.stored = msgspec.structs.replace(copied, stored=True)
 
     def store(self) -> None:
         if self.stored is not None:
-            self.do(self.state.copy_said(self.stored, "/cuts/n", "/memory/n"))
+            self.do(self.state.copy_said(self.stored))
 
     def epoch(self) -> None:
         self.new_epoch()

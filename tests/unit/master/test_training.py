@@ -326,7 +326,7 @@ def test_a_result_without_a_lease_is_dropped_with_one_warning(
 def test_the_time_between_cuts_follows_the_last_one(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job.training._cuts, "seal", lambda *_: None)
+    monkeypatch.setattr(job.training.cuts, "seal", lambda *_: None)
     monkeypatch.setattr(job.training, "_has_changed", lambda: True)
     job.next_cut_s()
     job.cut(0.01, 0.01)
@@ -343,7 +343,7 @@ def test_a_disk_that_refuses_a_manifest_ends_the_job_with_a_reason(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(job.training._cuts, "seal", full)
+    monkeypatch.setattr(job.training.cuts, "seal", full)
     monkeypatch.setattr(job.training, "_has_changed", lambda: True)
     job.next_cut_s()
     job.cut(0.0, 0.0)
@@ -367,14 +367,14 @@ def test_a_disk_that_refuses_a_manifest_ends_the_job_with_a_reason(
 def test_a_manifest_that_was_refused_is_written_when_there_is_room(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seal, refusals = job.training._cuts.seal, iter([True, True, False])
+    seal, refusals = job.training.cuts.seal, iter([True, True, False])
 
     def full(*args: Any) -> None:
         if next(refusals):
             raise OSError(errno.ENOSPC, "No space left on device")
         seal(*args)
 
-    monkeypatch.setattr(job.training._cuts, "seal", full)
+    monkeypatch.setattr(job.training.cuts, "seal", full)
     monkeypatch.setattr(job.training, "_has_changed", lambda: True)
     job.next_cut_s()
     job.cut(0.0, 0.0)
@@ -393,7 +393,7 @@ def test_a_manifest_that_was_refused_is_written_when_there_is_room(
 def test_a_manifest_that_was_refused_is_not_written_over_another_cut(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seal, refusals, sealed = job.training._cuts.seal, iter([True]), []
+    seal, refusals, sealed = job.training.cuts.seal, iter([True]), []
 
     def full(*args: Any) -> None:
         if next(refusals, False):
@@ -401,7 +401,7 @@ def test_a_manifest_that_was_refused_is_not_written_over_another_cut(
         sealed.append(args)
         seal(*args)
 
-    monkeypatch.setattr(job.training._cuts, "seal", full)
+    monkeypatch.setattr(job.training.cuts, "seal", full)
     monkeypatch.setattr(job.training, "_has_changed", lambda: True)
     job.next_cut_s()
     job.cut(0.0, 0.0)

@@ -127,8 +127,8 @@ class Job:
         self.model = SampleSet()
         self.next_inc = 100
         self.loss = 0.0
-        self.do(self.state.prepare(Prepared(inc=1, schema=ModelSchema()), "/0"))
-        self.do(self.state.initial_written(InitialWritten(inc=1), "/0"))
+        self.do(self.state.prepare(Prepared(inc=1, schema=ModelSchema())))
+        self.do(self.state.initial_written(InitialWritten(inc=1)))
         self.do(self.state.open_feed(OpenFeed(inc=1, feed=feed)))
         self.start_epoch()
 
@@ -145,7 +145,7 @@ class Job:
         worker.feed_opened(FeedOpened(inc=worker.inc, feed=self.feed))
         self.workers[worker.inc] = worker
         self.do(self.state.worker_up(worker.inc))
-        self.do(self.state.prepare(Prepared(inc=worker.inc, schema=ModelSchema()), ""))
+        self.do(self.state.prepare(Prepared(inc=worker.inc, schema=ModelSchema())))
         return worker
 
     def do(self, instructions: list[Instruction]) -> None:
@@ -205,7 +205,7 @@ class Job:
                 sharers=(leader,),
                 stored=True,
             )
-            self.do(self.state.copy_said(copied, "/n", "/m"))
+            self.do(self.state.copy_said(copied))
 
     def kill(self, inc: int) -> None:
         del self.workers[inc]

@@ -62,8 +62,8 @@ class Job:
         self.state = HeldByServers(mode=mode, samples="exactly-once")
         for inc, node in NODES.items():
             self.do(self.state.worker_up(inc, node))
-            self.do(self.state.prepare(Prepared(inc=inc, schema=ModelSchema()), ""))
-        self.do(self.state.initial_written(InitialWritten(inc=ONE), ""))
+            self.do(self.state.prepare(Prepared(inc=inc, schema=ModelSchema())))
+        self.do(self.state.initial_written(InitialWritten(inc=ONE)))
         self.do(self.state.open_feed(OpenFeed(inc=ONE, feed=FEED)))
         self.new_epoch()
 
@@ -444,7 +444,7 @@ def test_who_still_prepares_has_no_part_of_a_step(restarted: bool) -> None:
         job.do(job.state.worker_up(13, "worker-2"))
     assert list(job.state.training_workers()) == [ONE, TWO]
     assert job.lease(ONE)[0] == Span(0, 0, 4)
-    job.do(job.state.prepare(Prepared(inc=13, schema=ModelSchema()), ""))
+    job.do(job.state.prepare(Prepared(inc=13, schema=ModelSchema())))
     assert list(job.state.training_workers()) == [ONE, TWO, 13]
 
 

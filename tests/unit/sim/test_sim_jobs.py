@@ -369,8 +369,8 @@ class Dealing:
         self.returns = [0, 0, 0]
         for inc, name in enumerate(names, 1):
             self.state.worker_up(inc, name)
-            self.state.prepare(Prepared(inc=inc, schema=ModelSchema()), "")
-        self.state.initial_written(InitialWritten(inc=1), "")
+            self.state.prepare(Prepared(inc=inc, schema=ModelSchema()))
+        self.state.initial_written(InitialWritten(inc=1))
         self.state.open_feed(OpenFeed(inc=1, feed=feed))
         self.state.start_epoch((Server(9, "server-0", ""),))
         self.state.restored(Restored(epoch_no=self.state.epoch_no, inc=9))

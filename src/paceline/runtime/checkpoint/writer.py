@@ -11,7 +11,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -59,10 +58,10 @@ class CutWriter:
         #: Images handed over, and those known to be on disk: counted by the threads that call
         #: `copy` and `finished`.
         self._num_copied = self._num_stored = 0
-        self._root = Path(spec.folder or process.job.cuts)
+        self._root = process.cuts.disk.root
         self._delays: queue.SimpleQueue[CutDelayed] = queue.SimpleQueue()
         disk_s = process.spec.timeouts.disk_s
-        self._keeper = CutKeeper(process.job, self._root, self._hear, self._delayed, disk_s)
+        self._keeper = CutKeeper(process.job, process.cuts.disk, self._hear, self._delayed, disk_s)
         self._delayed_s = -math.inf
         #: What the agent is to keep, when it was asked last, and what it has answered.
         self._ask: KeepCut | None = None

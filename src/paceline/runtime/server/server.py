@@ -15,7 +15,7 @@ import numpy as np
 from paceline.base.copying import copy
 from paceline.base.errors import PermanentError, TransientError
 from paceline.base.samples import SampleSet
-from paceline.cuts.manifest import places, read_manifest
+from paceline.cuts.manifest import read_manifest
 from paceline.protocol.holding.servers.server import (
     AnswerPull,
     Apply,
@@ -476,7 +476,7 @@ class Server:
     def _load(self, restore: Restore) -> None:
         owners = restore.map.owners
         me = next(i for i, s in enumerate(restore.map.servers) if s.inc == self.inc)
-        found = places(restore.cut)
+        found = self.process.cuts.places(restore.cut)
         try:
             manifest = read_manifest(*found)
             self._start_epoch(manifest.schema)

@@ -39,14 +39,15 @@ class ServerMap(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CutRef(msgspec.Struct, frozen=True, kw_only=True):
-    """A cut that can be loaded: one file per server that took part, with its checksum."""
+    """The key of a cut that can be loaded; each process looks for its files where it can reach."""
 
     cut_no: int
-    directory: str
-    memory: str = ""
-    """Where nodes have copies of its files in memory; empty: nowhere."""
+    epoch_no: int = 0
+    """In which it was copied, since the number of a cut that failed comes again; 0: unknown."""
+    memory: bool | str = False
+    """Nodes hold copies of its files in memory. (A path, in journals of earlier releases.)"""
     stored: bool = False
-    """All of it is in its directory, too; what is in memory may be gone."""
+    """All of it is on disk, too; what is in memory may be gone."""
 
     @property
     def in_memory(self) -> bool:

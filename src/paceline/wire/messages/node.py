@@ -40,7 +40,7 @@ class Prepared(Message, frozen=True):
 
 
 class InitialWritten(Message, frozen=True):
-    """worker -> master: the initial cut is complete in its directory."""
+    """worker -> master: the initial cut is complete."""
 
     inc: int
 
@@ -275,10 +275,9 @@ NodeUp = (
 
 
 class WriteInitial(Message, frozen=True):
-    """master -> one worker: write the initial values as cut 0 into this directory."""
+    """master -> one worker: write the initial values as cut 0."""
 
     inc: int
-    directory: str
 
 
 class FeedOpened(Message, frozen=True):
@@ -346,12 +345,13 @@ class GivenBack(Message, frozen=True):
 
 
 class Evaluated(Message, frozen=True):
-    """master -> worker: this span is stored; the empty one: all are, in ``directory``."""
+    """master -> worker: this span is ``stored``; the empty one: all are, of ``epoch_no``."""
 
     inc: int
     feed: int
     span: Span | None = None
-    directory: str = ""
+    stored: bool = False
+    epoch_no: int = 0
 
 
 class CutMade(Message, frozen=True):

@@ -162,7 +162,7 @@ class Job:
         if member is None or inc in self.held:
             return
         if isinstance(message, TakeCut):
-            self.run(self.master.copy_said(self.copied(member, message.cut_no), "a folder", ""))
+            self.run(self.master.copy_said(self.copied(member, message.cut_no)))
             return
         handlers = {
             "StopGroup": "stop_group",
@@ -658,11 +658,11 @@ def test_a_cut_on_its_way_stays_so_while_a_group_forms() -> None:
     assert not job.master.is_training
     job.master.resend()
     copied = job.copied(job.members[asked.inc], 1)
-    (sealed,) = job.master.copy_said(copied, "a folder", "")
+    (sealed,) = job.master.copy_said(copied)
     assert isinstance(sealed, Seal)
     job.lose(asked.inc)
     job.master.resend()
-    assert job.master.copy_said(copied, "a folder", "") == []
+    assert job.master.copy_said(copied) == []
 
 
 def leaves(job: Job, inc: int) -> list[Instruction]:
@@ -683,7 +683,7 @@ def test_who_leaves_copies_what_it_holds_though_others_wait_in_their_step() -> N
     job = running()
     job.step()
     assert asked(leaves(job, 2)) == [(2, 1)]
-    made = job.master.copy_said(job.copied(job.members[2], 1), "a folder", "")
+    made = job.master.copy_said(job.copied(job.members[2], 1))
     job.run(made)
     assert job.master.cuts.valid[-1].step == 1
     told = leaves(job, 2)
@@ -695,7 +695,7 @@ def test_who_leaves_takes_over_a_cut_that_nobody_has_copied_under_another_number
     job.step()
     assert asked(job.master.take_cut()) == [(1, 1)]
     assert asked(leaves(job, 2)) == [(2, 2)]
-    assert job.master.copy_said(job.copied(job.members[1], 1), "a folder", "") == []
+    assert job.master.copy_said(job.copied(job.members[1], 1)) == []
 
 
 def test_of_several_that_leave_one_copies_and_the_next_if_it_dies() -> None:

@@ -21,7 +21,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from paceline.base.errors import ConfigError, PermanentError
 from paceline.base.samples import Span
-from paceline.cuts.manifest import CutManifest, places, write_manifest
+from paceline.cuts.manifest import CutManifest, write_manifest
 from paceline.runtime.checkpoint.assembly import replica_of
 from paceline.runtime.checkpoint.contents import read_contents
 from paceline.runtime.checkpoint.cutfile import read_cut, write_save
@@ -29,7 +29,6 @@ from paceline.runtime.group.transports import keep_to_network
 from paceline.runtime.holding.shards.shards import Shards, check_sharded
 from paceline.runtime.holding.shards.strategy import Evenly
 from paceline.runtime.state.skeleton import rows_of_part
-from paceline.wire.messages.base import CutRef
 from paceline.wire.messages.group import Division
 from paceline.wire.schema import ModelSchema
 from paceline.wire.spec import JobSpec
@@ -53,7 +52,7 @@ def built(seed: int) -> tuple[nn.Module, Adam, StepLR]:
     return model, optimizer, StepLR(optimizer, step_size=1, gamma=0.5)
 
 
-def write(folder: Path, count: int) -> CutRef:
+def write(folder: Path, count: int) -> Path:
     """The cut of so many members after one step, whose gradients count up."""
     files = {}
     for number in range(count):
@@ -88,7 +87,7 @@ def write(folder: Path, count: int) -> CutRef:
         num_bytes=1,
     )
     write_manifest(folder, manifest)
-    return CutRef(cut_no=1, directory=str(folder))
+    return folder
 
 
 def own_rows(whole: Tensor, part: tuple[int, int]) -> Tensor:
@@ -102,7 +101,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Tensor], 
     cut = write(tmp_path_factory.mktemp("one"), 1)
     with member(0, 1):
         model, optimizer, scheduler = built(2)
-        Shards([model], [optimizer], [scheduler], part=(0, 1)).load_cut(*places(cut))
+        Shards([model], [optimizer], [scheduler], part=(0, 1)).load_cut(cut)
         values = {name: local(one) for name, one in model.state_dict().items()}
         moments = [local(state["exp_avg"]) for state in optimizer.state_dict()["state"].values()]
         names = [name for name, _ in model.named_parameters()]
@@ -125,7 +124,7 @@ def test_any_number_of_members_loads_a_cut(
     for number in range(after):
         with member(number, after):
             model, optimizer, scheduler = built(2)
-            Shards([model], [optimizer], [scheduler], part=(number, after)).load_cut(*places(cut))
+            Shards([model], [optimizer], [scheduler], part=(number, after)).load_cut(cut)
             for name, param in model.named_parameters():
                 assert torch.equal(local(param), own_rows(values[name], (number, after))), name
                 moment = optimizer.state[param]["exp_avg"]
@@ -161,7 +160,7 @@ def test_a_damaged_shard_is_not_loaded(tmp_path: Path) -> None:
         model, optimizer, scheduler = built(2)
         shards = Shards([model], [optimizer], [scheduler], part=(1, 2))
         with pytest.raises(PermanentError, match="w-1: checksum differs"):
-            shards.load_cut(*places(cut))
+            shards.load_cut(cut)
 
 
 def test_what_torch_does_not_average_is_refused() -> None:

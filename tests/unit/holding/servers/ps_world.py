@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from paceline.base.samples import Span
+from paceline.cuts.store import LocalCuts
 from paceline.runtime.holding.servers.client import ServerTrainer
 from paceline.runtime.server.server import Server as PsServer
 from paceline.runtime.server.store import Gradients
@@ -97,6 +98,7 @@ class Process:
 
     def __init__(self, folder: Path, node: str, inc: int, spec: JobSpec) -> None:
         self.node, self.inc, self.spec, self.job = node, inc, spec, Job(folder)
+        self.cuts = LocalCuts(folder / "cuts", folder / "memory")
         self.role, _, rank = node.partition("-")
         self.rank, self.num_workers = int(rank), spec.workers.count
         self.step = 0
@@ -167,13 +169,13 @@ class World:
                 with self._lock:
                     begun, self._begun = self._begun, True
                 if not begun:
-                    cut = WriteInitial(inc=message.inc, directory=str(self.folder / "cut-0"))
+                    cut = WriteInitial(inc=message.inc)
                     self._link_of(message.inc).say(cut)
             case InitialWritten():
                 restore = Restore(
                     epoch_no=1,
                     inc=SERVER,
-                    cut=CutRef(cut_no=0, directory=str(self.folder / "cut-0")),
+                    cut=CutRef(cut_no=0),
                     map=self.map,
                     mode="bsp",
                     samples="exactly-once",

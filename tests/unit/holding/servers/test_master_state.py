@@ -117,7 +117,7 @@ class Job:
                 sharers=incs if len(incs) > 1 else BOTH,
                 stored=stored,
             )
-            self.do(self.state.copy_said(copied, f"cut-{number}", f"memory-{number}"))
+            self.do(self.state.copy_said(copied))
 
 
 @pytest.fixture
@@ -126,8 +126,8 @@ def job() -> Job:
     job = Job()
     for inc in (ONE, TWO):
         job.do(job.state.worker_up(inc))
-        job.do(job.state.prepare(Prepared(inc=inc, schema=SCHEMA), "cut-0"))
-    job.do(job.state.initial_written(InitialWritten(inc=ONE), "cut-0"))
+        job.do(job.state.prepare(Prepared(inc=inc, schema=SCHEMA)))
+    job.do(job.state.initial_written(InitialWritten(inc=ONE)))
     job.do(job.state.open_feed(OpenFeed(inc=ONE, feed=FEED)))
     job.do(job.state.start_epoch(servers(LEADER, FOLLOWER)))
     job.restored(LEADER, FOLLOWER)
@@ -141,33 +141,33 @@ def job() -> Job:
 
 def test_the_first_worker_writes_the_initial_values() -> None:
     job = Job()
-    job.do(job.state.prepare(Prepared(inc=ONE, schema=SCHEMA), "cut-0"))
-    assert job.sent == [Send(ONE, WriteInitial(inc=ONE, directory="cut-0"))]
-    job.do(job.state.prepare(Prepared(inc=TWO, schema=SCHEMA), "cut-0"))
+    job.do(job.state.prepare(Prepared(inc=ONE, schema=SCHEMA)))
+    assert job.sent == [Send(ONE, WriteInitial(inc=ONE))]
+    job.do(job.state.prepare(Prepared(inc=TWO, schema=SCHEMA)))
     assert job.sent == []
-    job.do(job.state.initial_written(InitialWritten(inc=TWO), "cut-0"))
+    job.do(job.state.initial_written(InitialWritten(inc=TWO)))
     assert not job.state.cuts.valid
-    job.do(job.state.initial_written(InitialWritten(inc=ONE), "cut-0"))
+    job.do(job.state.initial_written(InitialWritten(inc=ONE)))
     assert job.state.cuts.valid[0].cut.cut_no == 0
 
 
 def test_if_the_writer_dies_another_one_writes() -> None:
     job = Job()
-    job.do(job.state.prepare(Prepared(inc=ONE, schema=SCHEMA), "cut-0"))
+    job.do(job.state.prepare(Prepared(inc=ONE, schema=SCHEMA)))
     job.do(job.state.worker_lost(ONE))
-    job.do(job.state.prepare(Prepared(inc=TWO, schema=SCHEMA), "cut-0"))
+    job.do(job.state.prepare(Prepared(inc=TWO, schema=SCHEMA)))
 
-    assert job.sent == [Send(TWO, WriteInitial(inc=TWO, directory="cut-0"))]
+    assert job.sent == [Send(TWO, WriteInitial(inc=TWO))]
 
 
 def test_workers_with_different_models_end_the_job() -> None:
     job = Job()
-    job.do(job.state.prepare(Prepared(inc=ONE, schema=SCHEMA), ""))
+    job.do(job.state.prepare(Prepared(inc=ONE, schema=SCHEMA)))
     other = ModelSchema(
         dense=(), tables=(Table(name="a", dim=1, dtype="float32", group=0),), groups=()
     )
 
-    (fail,) = job.state.prepare(Prepared(inc=TWO, schema=other), "")
+    (fail,) = job.state.prepare(Prepared(inc=TWO, schema=other))
 
     assert isinstance(fail, Fail)
     assert "tables differ" in fail.reason
@@ -300,8 +300,8 @@ def unordered(mode: str) -> Job:
     """At-least-once, with one worker that holds a lease."""
     job = Job(mode, samples="at-least-once")
     job.do(job.state.worker_up(ONE))
-    job.do(job.state.prepare(Prepared(inc=ONE, schema=SCHEMA), ""))
-    job.do(job.state.initial_written(InitialWritten(inc=ONE), ""))
+    job.do(job.state.prepare(Prepared(inc=ONE, schema=SCHEMA)))
+    job.do(job.state.initial_written(InitialWritten(inc=ONE)))
     job.do(job.state.open_feed(OpenFeed(inc=ONE, feed=FEED)))
     job.do(job.state.start_epoch(servers(LEADER)))
     job.restored(LEADER)
@@ -380,9 +380,7 @@ def test_a_cut_is_valid_when_all_servers_have_said_it(job: Job) -> None:
                 step=0,
                 committed=(),
                 sharers=(LEADER, FOLLOWER),
-            ),
-            "cut-1",
-            "memory-1",
+            )
         )
     )
     assert isinstance(job.journal[-1].record, CutValid)
@@ -401,7 +399,7 @@ def test_servers_that_copied_different_sets_end_the_job(job: Job) -> None:
         sharers=(LEADER, FOLLOWER),
     )
 
-    (fail,) = job.state.copy_said(other, "cut-1", "memory-1")
+    (fail,) = job.state.copy_said(other)
 
     assert isinstance(fail, Fail)
 
@@ -409,7 +407,7 @@ def test_servers_that_copied_different_sets_end_the_job(job: Job) -> None:
 def test_a_cut_in_memory_counts_and_is_on_disk_when_all_servers_say_so(job: Job) -> None:
     job.do(job.state.take_cut())
     job.copied(Span(0, 0, 2), incs=BOTH, stored=False)
-    assert job.state.cuts.valid[-1].cut == CutRef(cut_no=1, directory="cut-1", memory="memory-1")
+    assert job.state.cuts.valid[-1].cut == CutRef(cut_no=1, epoch_no=1, memory=True)
     assert job.state.cuts.last_stored_no == 0
     assert job.state.take_cut() == [], "the next one waits for the disk"
 
@@ -419,9 +417,7 @@ def test_a_cut_in_memory_counts_and_is_on_disk_when_all_servers_say_so(job: Job)
     job.copied(Span(0, 0, 2), incs=(LEADER,), stored=False)  # late
     job.copied(Span(0, 0, 2), incs=(FOLLOWER,), stored=True)
 
-    assert job.state.cuts.valid[-1].cut == CutRef(
-        cut_no=1, directory="cut-1", memory="memory-1", stored=True
-    )
+    assert job.state.cuts.valid[-1].cut == CutRef(cut_no=1, epoch_no=1, memory=True, stored=True)
     assert job.state.cuts.last_stored_no == 1
     assert job.state.take_cut() != []
 
@@ -441,7 +437,7 @@ def test_a_cut_that_never_came_to_disk_is_what_the_next_epoch_starts_from(job: J
     job.do(job.state.start_epoch(servers(LEADER + 10, FOLLOWER)))
 
     restores = [s.message for s in job.sent if isinstance(s.message, Restore)]
-    assert {message.cut.memory for message in restores} == {"memory-1"}
+    assert {message.cut.in_memory for message in restores} == {True}
     late = Copied(
         epoch_no=1,
         inc=FOLLOWER,
@@ -452,12 +448,10 @@ def test_a_cut_that_never_came_to_disk_is_what_the_next_epoch_starts_from(job: J
         sharers=(LEADER, FOLLOWER),
         stored=True,
     )
-    assert job.state.copy_said(late, "cut-1", "memory-1") == []
+    assert job.state.copy_said(late) == []
     job.restored(LEADER + 10, FOLLOWER)
     job.cut(Span(0, 0, 4), incs=(LEADER + 10, FOLLOWER))
-    assert job.state.cuts.valid[-1].cut == CutRef(
-        cut_no=2, directory="cut-2", memory="memory-2", stored=True
-    )
+    assert job.state.cuts.valid[-1].cut == CutRef(cut_no=2, epoch_no=2, memory=True, stored=True)
 
 
 def test_a_master_restarted_while_a_cut_is_stored_hears_of_it(job: Job) -> None:
@@ -488,7 +482,7 @@ def test_a_cut_that_is_gone_before_it_is_on_disk_is_not_waited_for(job: Job) -> 
         sharers=(LEADER, FOLLOWER),
         stored=True,
     )
-    assert job.state.copy_said(late, "cut-1", "memory-1") == []
+    assert job.state.copy_said(late) == []
     assert not job.state.cuts.under_way
 
 

@@ -77,7 +77,7 @@ def server(inc: int) -> ServerState:
     restore = Restore(
         epoch_no=1,
         inc=inc,
-        cut=CutRef(cut_no=0, directory=""),
+        cut=CutRef(cut_no=0),
         map=FIRST,
         mode="asp",
         samples="exactly-once",

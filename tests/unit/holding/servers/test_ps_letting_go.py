@@ -44,7 +44,7 @@ class Edge(PsServer):
         restore = Restore(
             epoch_no=1,
             inc=inc,
-            cut=CutRef(cut_no=0, directory=""),
+            cut=CutRef(cut_no=0),
             map=MAP,
             mode="bsp",
             samples="exactly-once",
@@ -118,7 +118,7 @@ def test_servers_of_an_older_epoch_are_let_go(leader: Edge) -> None:
     restore = Restore(
         epoch_no=2,
         inc=LEADER,
-        cut=CutRef(cut_no=0, directory=""),
+        cut=CutRef(cut_no=0),
         map=SWITCH,
         mode="bsp",
         samples="exactly-once",

@@ -40,7 +40,7 @@ def restore(inc: int, *, epoch_no: int = 1, mode: str = "asp", servers: int = 2)
     return Restore(
         epoch_no=epoch_no,
         inc=inc,
-        cut=CutRef(cut_no=0, directory=""),
+        cut=CutRef(cut_no=0),
         map=ServerMap(version=1, servers=known, owners=(0, 1)),
         mode=mode,
         samples="exactly-once",

@@ -105,7 +105,7 @@ class HeldByServers(MasterState):
 
     # ------------------------------------------------------------------ epochs
 
-    def prepare(self, message: Prepared, directory: str) -> list[Instruction]:
+    def prepare(self, message: Prepared) -> list[Instruction]:
         """A worker has a model; the first one writes the initial values as cut 0."""
         self.prepared.add(message.inc)
         done: list[Instruction] = []
@@ -118,14 +118,14 @@ class HeldByServers(MasterState):
         if self.writer is None:
             self.writer = message.inc
         if self.writer == message.inc:
-            done.append(Send(message.inc, WriteInitial(inc=message.inc, directory=directory)))
+            done.append(Send(message.inc, WriteInitial(inc=message.inc)))
         return done
 
-    def initial_written(self, message: InitialWritten, directory: str) -> list[Instruction]:
+    def initial_written(self, message: InitialWritten) -> list[Instruction]:
         """Cut 0 is there: the model before any sample."""
         if self.cuts.valid or message.inc != self.writer:
             return []
-        cut = CutRef(cut_no=0, directory=directory)
+        cut = CutRef(cut_no=0)
         return [self._record(CutValid(cut=cut, step=0, committed=(), epoch_no=0))]
 
     def start_epoch(self, servers: tuple[Server, ...]) -> list[Instruction]:

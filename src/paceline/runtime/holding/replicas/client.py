@@ -9,7 +9,7 @@ from functools import partial
 import msgspec
 
 from paceline.base.errors import PermanentError, TransientError
-from paceline.cuts.manifest import places
+from paceline.cuts.store import results_of
 from paceline.protocol.holding.group.member import Connect, Copy, Instruction, Load
 from paceline.protocol.holding.servers.worker import DropWork
 from paceline.protocol.holding.servers.worker import Instruction as LeaseInstruction
@@ -53,7 +53,9 @@ class GroupClient(MemberClient):
         #: still.
         self._loading: CatchUp | None = None
         self._reading: tuple[CatchUp, Future[None]] | None = None
-        self._results = Results(self._leases, self._until)
+        self._results = Results(
+            self._leases, self._until, lambda epoch_no: results_of(process.job, epoch_no)
+        )
         self._in_hand: list[Work] = []
         #: The cut that `load_end` has loaded.
         self._loaded = 0
@@ -157,7 +159,7 @@ class GroupClient(MemberClient):
     def _read_aside(self, cut: CutRef) -> "Future[None]":
         """Read a cut into what we hold."""
         assert self._replica is not None
-        return self._aside(partial(self._replica.load_cut, *places(cut)))
+        return self._aside(partial(self._replica.load_cut, *self.process.cuts.places(cut)))
 
     def _aside(self, read: Callable[[], None]) -> "Future[None]":
         """Read a state in a thread of its own: with the lock held nobody would hear of us."""

@@ -14,6 +14,7 @@ from functools import partial
 
 from paceline.base.errors import ConfigError
 from paceline.base.samples import SampleSet, Span, num_samples
+from paceline.cuts.store import results_of
 from paceline.protocol.holding.servers.agreeing import in_words
 from paceline.protocol.holding.servers.worker import (
     DropWork,
@@ -125,7 +126,9 @@ class ServerTrainer:
         #: BSP: the step whose dense parameters the script has.
         self._loaded_step = 0
         self._exports = Exports(self.state, self._until, self._send)
-        self._results = Results(self.state, self._until)
+        self._results = Results(
+            self.state, self._until, lambda epoch_no: results_of(process.job, epoch_no)
+        )
         self._asker = CutAsker(process.inc)
         self._growth: dict[int, Growth] = {}
         #: Mean seconds of a step of late; 0.0: not measured.
@@ -152,7 +155,7 @@ class ServerTrainer:
 
     def _write_initial(self, message: WriteInitial) -> None:
         values = self._initial() if self._initial is not None else None
-        answer = write_initial(message, self.schema, values)
+        answer = write_initial(self.process, self.schema, values)
         self._initial = None if isinstance(answer, InitialWritten) else self._initial
         self.process.link.send(answer)
 

@@ -8,23 +8,24 @@ from paceline.cuts import manifest as cut
 from paceline.runtime.checkpoint import cutfile
 from paceline.runtime.data.work import Array
 from paceline.runtime.layout import initial_arrays
-from paceline.wire.messages.node import CutDelayed, InitialWritten, WriteInitial
+from paceline.runtime.process import Process
+from paceline.wire.messages.node import CutDelayed, InitialWritten
 from paceline.wire.schema import ModelSchema
 
 
 def write_initial(
-    asked: WriteInitial,
+    process: Process,
     schema: ModelSchema,
     values: tuple[Mapping[str, Array], Mapping[int, Array]] | None,
 ) -> InitialWritten | CutDelayed:
     """Write cut 0, or say why the disk refuses it now; the master then asks again.
 
     Args:
-        asked: where to, and by which life.
+        process: ours.
         schema: of the model.
         values: as in `initial_arrays`; None: they are written already.
     """
-    directory = Path(asked.directory)
+    directory = process.cuts.disk.folder(0)
     if values is not None:
         try:
             _write(directory, schema, initial_arrays(schema, *values))
@@ -32,8 +33,8 @@ def write_initial(
             if not is_refusal(error):
                 raise
             why = f"the model as it was built is not stored: {describe(error, directory)}"
-            return CutDelayed(inc=asked.inc, cut_no=0, reason=why)
-    return InitialWritten(inc=asked.inc)
+            return CutDelayed(inc=process.inc, cut_no=0, reason=why)
+    return InitialWritten(inc=process.inc)
 
 
 def _write(directory: Path, schema: ModelSchema, arrays: Mapping[str, Array]) -> None:

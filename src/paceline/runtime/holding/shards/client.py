@@ -17,7 +17,6 @@ import torch
 import torch.distributed as dist
 
 from paceline.base.errors import ConfigError, InternalError, PermanentError, TransientError
-from paceline.cuts.manifest import places
 from paceline.protocol.holding.group.member import Copy, Load
 from paceline.runtime.group.group import BREAKING, Group
 from paceline.runtime.group.member import MemberClient
@@ -88,7 +87,7 @@ class ShardClient(MemberClient):
             )
         if self._cut is not None:
             try:
-                shards.load_cut(*places(self._cut))
+                shards.load_cut(*self.process.cuts.places(self._cut))
             except PermanentError as error:
                 # The master reads a cut before it is loaded again, and finds another.
                 raise TransientError(str(error)) from error
