@@ -14,8 +14,9 @@ from paceline.base.cgroups import create_node_group, remove_job
 from paceline.cuts.manifest import copies, read_manifest
 from paceline.cuts.store import LocalCuts
 from paceline.master.journal import Journal
-from paceline.protocol.holding.servers.master import HeldByServers
+from paceline.protocol.holding.servers.master import ServerHolder
 from paceline.protocol.records import CutValid, Records
+from paceline.protocol.training import MasterState
 from paceline.wire.client import Scale, StopJob
 from paceline.wire.spec import NodeSpec, TimeoutSpec
 from tests.chaos.faults import supervisor_pid
@@ -151,7 +152,7 @@ def test_a_damaged_newest_cut_is_named_and_the_one_before_it_is_used(tmp_path: P
 
 
 def _valid_cuts(job: RunningJob) -> list[CutValid]:
-    state = HeldByServers(mode="", samples="exactly-once")
+    state = MasterState(ServerHolder(), mode="", samples="exactly-once")
     for record in Journal(job.job.journal).replay():
         if isinstance(record, Records):
             state.apply(record)

@@ -5,9 +5,10 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from paceline.protocol.holding.servers.master import HeldByServers
+from paceline.protocol.holding.servers.master import ServerHolder
 from paceline.protocol.holding.servers.server import ServerState
 from paceline.protocol.holding.servers.worker import WorkerState
+from paceline.protocol.training import MasterState
 
 from .cells import File, cut_directory
 
@@ -59,7 +60,8 @@ class Machines(msgspec.Struct, frozen=True, kw_only=True):
 
     server: type[ServerState] = ServerState
     worker: type[WorkerState] = WorkerState
-    master: type[HeldByServers] = HeldByServers
+    master: type[MasterState] = MasterState
+    holder: type[ServerHolder] = ServerHolder
     cut_directory: Callable[[int, int], str] = cut_directory
 
 

@@ -19,7 +19,7 @@ from paceline.protocol import acts as master
 from paceline.protocol.cuts.valid import Cuts
 from paceline.protocol.holding.servers import server as ps
 from paceline.protocol.holding.servers import worker as worker
-from paceline.protocol.holding.servers.master import HeldByServers
+from paceline.protocol.holding.servers.master import ServerHolder
 from paceline.protocol.holding.servers.moving import Moving
 from paceline.protocol.holding.servers.server import Key, ServerState
 from paceline.protocol.holding.servers.worker import WorkerState
@@ -27,6 +27,7 @@ from paceline.protocol.records import Granted, Place, Planned, Records
 from paceline.protocol.samples.grant_size import Sizing
 from paceline.protocol.samples.ledger import Ledger, Line
 from paceline.protocol.samples.plans import Plans
+from paceline.protocol.training import MasterState
 from paceline.wire.messages.base import CutRef, Message
 from paceline.wire.messages.data import (
     AskMap,
@@ -137,7 +138,9 @@ def _hook(obj: object) -> object:
         return [obj.known, obj.preparing]
     if isinstance(obj, Line):
         return [obj.cursor, obj.end, obj.returned]
-    if isinstance(obj, Cuts | Ledger | HeldByServers | Moving | ServerState | WorkerState):
+    if isinstance(obj, ServerHolder):
+        return [one for one in _plain(obj) if one is not obj.core]
+    if isinstance(obj, Cuts | Ledger | MasterState | Moving | ServerState | WorkerState):
         return _plain(obj)
     return list(obj)  # type: ignore[call-overload]  # a deque
 
@@ -436,16 +439,22 @@ class WorkerCell:
 
 
 class MasterCell:
-    """The master: `HeldByServers`, and what a restart would make of its journal."""
+    """The master: `MasterState`, and what a restart would make of its journal."""
 
-    def __init__(self, state: HeldByServers, journalled: HeldByServers | None) -> None:
+    def __init__(self, state: MasterState, journalled: MasterState | None) -> None:
         self.state = state
-        #: A fresh `HeldByServers` to which every record journalled so far was applied.
+        #: A fresh `MasterState` to which every record journalled so far was applied.
         self.journalled = journalled
         #: Grants that have been sent in this life; for the reduction only.
         self.sent: dict[int, int] = {}
         #: (what a restart finds, what had been sent) where this event writes a second record.
-        self.crashes: list[tuple[HeldByServers, tuple[Output, ...]]] = []
+        self.crashes: list[tuple[MasterState, tuple[Output, ...]]] = []
+
+    @property
+    def holder(self) -> ServerHolder:
+        """Its part that servers are of."""
+        assert isinstance(self.state.holder, ServerHolder)
+        return self.state.holder
 
     def key(self) -> bytes:
         """Equal for equal states."""
@@ -458,20 +467,20 @@ class MasterCell:
         return done
 
     def _call(self, event: object) -> list[master.Instruction]:
-        state = self.state
+        state, holder = self.state, self.holder
         match event:
             case (LeaseRequest() as request, int() as samples):
                 return state.request(request, Sizing(samples=samples, steps=2))
             case GiveBack():
                 return state.given_back(event)
             case Prepared():
-                return state.prepare(event)
+                return holder.prepare(event)
             case Restored():
-                return state.restored(event)
+                return holder.restored(event)
             case FenceAnswer():
-                return state.fence_answer(event)
+                return holder.fence_answer(event)
             case Committed():
-                return state.committed(event)
+                return holder.committed(event)
             case Copied():
                 said = state.copy_said(event)
                 sealed = (
@@ -479,14 +488,15 @@ class MasterCell:
                 )
                 return [*said, *chain.from_iterable(sealed)]
             case Joined() | MapSet():
-                return state.server_said(event)
+                return holder.server_said(event)
             case ("plan", str() as node, int() as lead):
                 whole = Share(state.ledger.feeds[FEED].batch_size)
                 return state.carry_out(AdjustBatch(shares={node: whole}), lead)
             case ("short", int() as left_out, int() as late):
                 return state.carry_out(Partial(left_out=left_out, late=late, grace_s=1.0), 0)
             case (str() as method, *arguments):
-                return getattr(state, method)(*arguments)  # type: ignore[no-any-return]
+                owner = state if hasattr(state, method) else holder
+                return getattr(owner, method)(*arguments)  # type: ignore[no-any-return]
             case "resend":
                 return []
         raise AssertionError(event)
@@ -534,7 +544,7 @@ class MasterCell:
         self.journalled.apply(record)
 
 
-def _copy(state: HeldByServers) -> HeldByServers:
+def _copy(state: MasterState) -> MasterState:
     return pickle.loads(pickle.dumps(state))  # type: ignore[no-any-return]
 
 

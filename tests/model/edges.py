@@ -19,12 +19,13 @@ from typing import Any
 import msgspec
 
 from paceline.policy.straggler.actions import AdjustBatch, Partial, Share
-from paceline.protocol.holding.servers.master import HeldByServers
+from paceline.protocol.holding.servers.master import ServerHolder
 from paceline.protocol.holding.servers.server import ServerState
 from paceline.protocol.records import CutValid, Records, SchemaFixed
 from paceline.protocol.samples.grant_size import Sizing
 from paceline.protocol.samples.plans import GlobalAction
 from paceline.protocol.snapshot import Snapshot, restore, take
+from paceline.protocol.training import MasterState
 from paceline.runtime.data.work import Work
 from paceline.runtime.holding.servers import client, loop
 from paceline.runtime.holding.servers.client import ServerTrainer
@@ -231,7 +232,7 @@ class Worker:
 class Journalling(MasterCell):
     """A master whose records are kept for the next one."""
 
-    def __init__(self, state: HeldByServers, records: list[Records | Snapshot]) -> None:
+    def __init__(self, state: MasterState, records: list[Records | Snapshot]) -> None:
         super().__init__(state, None)
         self.records = records
 
@@ -335,10 +336,10 @@ class Town:
 
     def _move(self) -> bool:
         """A fresh server is to take the place of another; False: not now."""
-        state = self.master.state
-        if state.moving.begun or state.restoring or state.map is None:
+        holder = self.master.holder
+        if holder.moving.begun or holder.restoring or holder.map is None:
             return False
-        old = self.chance.choice(state.map.servers).inc
+        old = self.chance.choice(holder.map.servers).inc
         new, self.next_inc = self.next_inc, self.next_inc + 1
         self.servers[new] = self._server(new)
         self._tell_master(("replace", old, Server(new, f"server-{new}", "")))
@@ -355,7 +356,7 @@ class Town:
         self._start_worker(max([inc, *self.workers]) + 1, dead.node)
 
     def _begin_master(self, records: list[Records | Snapshot]) -> Journalling:
-        state = HeldByServers(mode="bsp", samples="exactly-once")
+        state = MasterState(ServerHolder(), mode="bsp", samples="exactly-once")
         for record in records:
             if isinstance(record, Snapshot):
                 restore(state, record)

@@ -3,9 +3,10 @@
 import msgspec
 
 from paceline.base.samples import Span
-from paceline.protocol.holding.servers.master import HeldByServers
+from paceline.protocol.holding.servers.master import ServerHolder
 from paceline.protocol.holding.servers.server import ServerState
 from paceline.protocol.holding.servers.worker import WorkerState
+from paceline.protocol.training import MasterState
 from paceline.wire.messages.data import At, Held, MapIs, Order, Ordered, Part, Ready, Refused
 from paceline.wire.messages.node import (
     ChangeMap,
@@ -150,36 +151,37 @@ def _master_facts(cell: MasterCell) -> Facts:
         to_do=to_do,
         complete=FEED in ledger.feeds and ledger.is_complete(FEED),
         safe=FEED in state.cuts.safe,
-        map=state.serving,
-        moving=state.moving.begun is not None,
+        map=cell.holder.serving,
+        moving=cell.holder.moving.begun is not None,
         workers=frozenset(state.workers),
         owing=frozenset(state.ledger.leases),
         cutting=state.cuts.copying is not None,
         storing=state.cuts.storing is not None,
         copied=frozenset(state.cuts.copied),
         stored=frozenset(inc for inc, copied in state.cuts.copied.items() if copied.stored),
-        restoring=bool(state.restoring),
+        restoring=bool(cell.holder.restoring),
         planning=state.plans.preparing is not None,
         journalled=cell.journalled is not None,
-        loadable=frozenset(directory_of(c.cut) for c in (*state.cuts.valid[-1:], state.start) if c),
+        loadable=frozenset(
+            directory_of(c.cut) for c in (*state.cuts.valid[-1:], cell.holder.start) if c
+        ),
     )
 
 
-def _compare_durable(state: HeldByServers, journalled: HeldByServers) -> None:
-    for name in (
-        "epoch_no",
-        "map",
-        "start",
-        "grants",
-        "gone",
-        "gave_back",
-    ):
+def _compare_durable(state: MasterState, journalled: MasterState) -> None:
+    held, kept = state.holder, journalled.holder
+    assert isinstance(held, ServerHolder)
+    assert isinstance(kept, ServerHolder)
+    for name in ("map", "start"):
+        if getattr(held, name) != getattr(kept, name):
+            raise Violation("journal", f"{name} is not what the journal says")
+    for name in ("epoch_no", "grants", "gone", "gave_back"):
         if getattr(state, name) != getattr(journalled, name):
             raise Violation("journal", f"{name} is not what the journal says")
     for name in ("valid", "last_no", "safe", "covered"):
         if getattr(state.cuts, name) != getattr(journalled.cuts, name):
             raise Violation("journal", f"cuts.{name} is not what the journal says")
-    if state.moving.begun != journalled.moving.begun:
+    if held.moving.begun != kept.moving.begun:
         raise Violation("journal", "the move is not what the journal says")
     if state.plans.known != journalled.plans.known:
         raise Violation("journal", "the plans are not what the journal says")
@@ -282,27 +284,33 @@ def _master_ignores(cell: MasterCell, message: object) -> bool:
                 return inc in state.prepared
             last = state.grants.get(inc)
             known = last is not None and (n < last.n or (n == last.n == cell.sent.get(inc)))
-            return (known or n == 0) and inc in state.workers and inc not in state.untold
+            return (known or n == 0) and inc in state.workers and inc not in cell.holder.untold
     if epoch_no != state.epoch_no:
         return epoch_no < state.epoch_no
     match message:
         case GiveBack(inc=inc, r=r):
             return r <= state.gave_back.get(inc, 0) or inc in state.gone
         case Restored(inc=inc):
-            return inc not in state.restoring
+            return inc not in cell.holder.restoring
         case Joined(inc=inc, caught_up=caught_up):
-            moving = state.moving
+            moving = cell.holder.moving
             if moving.begun is None or moving.begun.new.inc != inc:
                 return moving.begun is None or inc < moving.begun.new.inc
             return moving.joined and (moving.caught_up or not caught_up)
         case MapSet(map=told, settled=settled):
-            if state.restoring or state.map is None or told.version > state.map.version:
+            if (
+                cell.holder.restoring
+                or cell.holder.map is None
+                or told.version > cell.holder.map.version
+            ):
                 return False
-            return not settled or state.moving.settled or told.version < state.map.version
+            return (
+                not settled or cell.holder.moving.settled or told.version < cell.holder.map.version
+            )
         case FenceAnswer(fenced=inc):
             return inc in state.gone
         case Committed(step=step, committed=committed):
-            if state.restoring:
+            if cell.holder.restoring:
                 return False
             return step <= state.step and not mask(committed) & ~mask(state.ledger.done)
         case Copied(cut_no=cut_no, stored=stored):

@@ -15,9 +15,10 @@ import msgspec
 from paceline.base.samples import SampleSet, Span
 from paceline.protocol import acts as master
 from paceline.protocol.acts import Journal, Send
+from paceline.protocol.holding.holder import Holder
 from paceline.protocol.holding.servers import server as ps
 from paceline.protocol.holding.servers import worker as worker
-from paceline.protocol.holding.servers.master import HeldByServers
+from paceline.protocol.holding.servers.master import ServerHolder
 from paceline.protocol.holding.servers.moving import Moving
 from paceline.protocol.holding.servers.server import Keep, Load, Report, ServerState
 from paceline.protocol.holding.servers.worker import WorkerState
@@ -25,6 +26,7 @@ from paceline.protocol.records import CutValid, GaveBack, Granted, Records, Retu
 from paceline.protocol.samples.grant_size import Sizing
 from paceline.protocol.samples.ledger import Ledger
 from paceline.protocol.samples.plans import Plans
+from paceline.protocol.training import MasterState
 from paceline.wire.messages.base import ServerMap
 from paceline.wire.messages.data import Held, Part, Piece, Ready
 from paceline.wire.messages.feeds import Feed, Slice
@@ -330,23 +332,23 @@ class LedgerNotRewound(Ledger):
         del committed, again
 
 
-class KeepsLedger(HeldByServers):
+class KeepsLedger(MasterState):
     """See `LedgerNotRewound`."""
 
-    def __init__(self, *, mode: str, samples: str, staleness: int = 0) -> None:
-        super().__init__(mode=mode, samples=samples, staleness=staleness)
+    def __init__(self, holder: Holder, *, mode: str, samples: str) -> None:
+        super().__init__(holder, mode=mode, samples=samples)
         self.ledger = self.plans.ledger = LedgerNotRewound()
 
 
-class ReturnsBeforeTheAnswer(HeldByServers):
+class ReturnsBeforeTheAnswer(ServerHolder):
     """A lost worker's leases go back at once."""
 
-    def worker_lost(self, inc: int) -> list[master.Instruction]:
-        done = super().worker_lost(inc)
-        return [*done, self._record(Returned(inc=inc))] if self.map else done
+    def lost(self, inc: int, *, returned: bool) -> list[master.Instruction]:
+        done = super().lost(inc, returned=returned)
+        return [*done, self.core.record(Returned(inc=inc))] if self.map else done
 
 
-class AnotherGrantForTheSameRequest(HeldByServers):
+class AnotherGrantForTheSameRequest(MasterState):
     """A repeated request is a new one."""
 
     def request(self, message: LeaseRequest, sizing: Sizing) -> list[master.Instruction]:
@@ -356,23 +358,23 @@ class AnotherGrantForTheSameRequest(HeldByServers):
             if spans:
                 grant = msgspec.structs.replace(last, spans=tuple(spans))
                 return [
-                    self._record(Granted(grant=grant)),
+                    self.record(Granted(grant=grant)),
                     Send(message.inc, grant),
                 ]
         return super().request(message, sizing)
 
 
-class TellsWorkersAtOnce(HeldByServers):
+class TellsWorkersAtOnce(ServerHolder):
     """Workers hear of an epoch before all its servers are in it."""
 
-    def _tell_epoch(self, inc: int) -> list[master.Instruction]:
+    def tell_epoch(self, inc: int) -> list[master.Instruction]:
         restoring, self.restoring = self.restoring, set()
-        done = super()._tell_epoch(inc)
+        done = super().tell_epoch(inc)
         self.restoring = restoring
         return done
 
 
-class SendsBeforeTheJournal(HeldByServers):
+class SendsBeforeTheJournal(MasterState):
     """A grant leaves before it is journalled."""
 
     def request(self, message: LeaseRequest, sizing: Sizing) -> list[master.Instruction]:
@@ -383,17 +385,17 @@ def _sends_first(done: Sequence[master.Instruction]) -> list[master.Instruction]
     return sorted(done, key=lambda i: isinstance(i, Journal))
 
 
-class BelievesOldEpochs(HeldByServers):
+class BelievesOldEpochs(ServerHolder):
     """The word of a leader of an older epoch counts."""
 
     def committed(self, message: Committed) -> list[master.Instruction]:
-        if message.epoch_no < self.epoch_no:
-            self.ledger.commit(message.committed)
+        if message.epoch_no < self.core.epoch_no:
+            self.core.ledger.commit(message.committed)
             return []
         return super().committed(message)
 
 
-class TakesBackTheFenced(HeldByServers):
+class TakesBackTheFenced(MasterState):
     """A fenced worker that a restarted master hears of is never told to leave (was found)."""
 
     def request(self, message: LeaseRequest, sizing: Sizing) -> list[master.Instruction]:
@@ -401,11 +403,11 @@ class TakesBackTheFenced(HeldByServers):
 
     def worker_up(self, inc: int, node: str = "") -> list[master.Instruction]:
         self.workers[inc] = node
-        self.untold.add(inc)
+        self.holder.came(inc)
         return []
 
 
-class ForgetsWhatIsSafe(HeldByServers):
+class ForgetsWhatIsSafe(MasterState):
     """Whether a feed is safe depends on what is not in the journal (found in production code)."""
 
     def apply(self, record: Records) -> None:
@@ -422,7 +424,7 @@ class SwitchesAtOnce(Moving):
         return super().heard(msgspec.structs.replace(message, caught_up=True))
 
 
-class SwitchingMaster(HeldByServers):
+class SwitchingMaster(ServerHolder):
     """With the flaw above."""
 
     def __init__(self, **arguments: Any) -> None:
@@ -438,7 +440,7 @@ class LeavesAtOnce(Moving):
         return super().is_over(now, cut_under_way=cut_under_way)
 
 
-class HastyMaster(HeldByServers):
+class HastyMaster(ServerHolder):
     """With the flaw above."""
 
     def __init__(self, **arguments: Any) -> None:
@@ -446,17 +448,17 @@ class HastyMaster(HeldByServers):
         self.moving = LeavesAtOnce()
 
 
-class TakesBackTwice(HeldByServers):
+class TakesBackTwice(MasterState):
     """A repeated `GiveBack` is taken as a new one."""
 
     def given_back(self, message: GiveBack) -> list[master.Instruction]:
         known = self.gave_back.get(message.inc, 0)
         if message.epoch_no == self.epoch_no and message.r <= known:
-            return [self._record(GaveBack(inc=message.inc, r=known, spans=message.spans))]
+            return [self.record(GaveBack(inc=message.inc, r=known, spans=message.spans))]
         return super().given_back(message)
 
 
-class AnswersBeforeTheJournal(HeldByServers):
+class AnswersBeforeTheJournal(MasterState):
     """What a worker gives back is acknowledged before it is journalled."""
 
     def given_back(self, message: GiveBack) -> list[master.Instruction]:
@@ -470,19 +472,19 @@ class NoHolders(Plans):
         return []
 
 
-class CommitsAtOnce(HeldByServers):
+class CommitsAtOnce(MasterState):
     """See `NoHolders`."""
 
-    def __init__(self, *, mode: str, samples: str, staleness: int = 0) -> None:
-        super().__init__(mode=mode, samples=samples, staleness=staleness)
+    def __init__(self, holder: Holder, *, mode: str, samples: str) -> None:
+        super().__init__(holder, mode=mode, samples=samples)
         self.plans = NoHolders(self.ledger, synchronous=True)
 
 
-class WaitsForTheRecall(HeldByServers):
+class WaitsForTheRecall(MasterState):
     """A plan whose place has come keeps it, however long the recall takes."""
 
-    def _move_plan(self, undecided: int, whole: Slice = ()) -> list[master.Instruction]:
-        return self._commit_plan()
+    def move_plan(self, undecided: int, whole: Slice = ()) -> list[master.Instruction]:
+        return self.commit_plan()
 
 
 def _asp(**bounds: object) -> Bounds:
@@ -530,7 +532,7 @@ FLAWS = [
     Flaw(
         name="a newer epoch is accepted (and workers neither wait for all servers nor pull first)",
         finds="A",
-        machines=Machines(server=NewerEpochAccepted, master=TellsWorkersAtOnce),
+        machines=Machines(server=NewerEpochAccepted, holder=TellsWorkersAtOnce),
         bounds=_asp(
             samples=1, workers=1, failures=1, kinds=("server",), pull_first=False, reduce=False
         ),
@@ -538,7 +540,7 @@ FLAWS = [
     Flaw(
         name="leases go back before the fence is answered",
         finds="BC",
-        machines=Machines(master=ReturnsBeforeTheAnswer),
+        machines=Machines(holder=ReturnsBeforeTheAnswer),
         bounds=_asp(samples=1, failures=1, kinds=("worker",)),
     ),
     Flaw(
@@ -568,7 +570,7 @@ FLAWS = [
     Flaw(
         name="`committed` of an older epoch is believed",
         finds="CD",
-        machines=Machines(master=BelievesOldEpochs),
+        machines=Machines(holder=BelievesOldEpochs),
         bounds=_asp(samples=1, workers=1, failures=1, kinds=("server",), reduce=False),
     ),
     Flaw(
@@ -749,13 +751,13 @@ FLAWS = [
     Flaw(
         name="the switch does not wait for the buckets",
         finds="F",
-        machines=Machines(master=SwitchingMaster),
+        machines=Machines(holder=SwitchingMaster),
         bounds=_move(),
     ),
     Flaw(
         name="the old leader goes before all have its entries",
         finds="F",
-        machines=Machines(master=HastyMaster),
+        machines=Machines(holder=HastyMaster),
         bounds=_move(),
     ),
 ]

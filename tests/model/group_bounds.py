@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from paceline.protocol.holding.group.master import HeldByWorkers
+from paceline.protocol.holding.group.master import GroupHolder
 from paceline.protocol.holding.group.member import MemberState
 
 FAILURES = ("member", "master", "suspect", "break", "anew", "leave")
@@ -45,7 +45,7 @@ class Machines(msgspec.Struct, frozen=True, kw_only=True):
     """The classes under test; a planted flaw replaces one."""
 
     member: type[MemberState] = MemberState
-    master: type[HeldByWorkers] = HeldByWorkers
+    holder: type[GroupHolder] = GroupHolder
     unjournalled: tuple[type, ...] = ()
     """Records that are not written."""
 

@@ -12,7 +12,7 @@ import msgspec
 from paceline.base.samples import Intervals, SampleSet, Span
 from paceline.protocol import acts as master
 from paceline.protocol.holding.group.formation import Group
-from paceline.protocol.holding.group.master import HeldByWorkers
+from paceline.protocol.holding.group.master import GroupHolder
 from paceline.protocol.holding.group.member import (
     Connect,
     Copy,
@@ -22,6 +22,7 @@ from paceline.protocol.holding.group.member import (
     Say,
 )
 from paceline.protocol.records import Records
+from paceline.protocol.training import MasterState
 from paceline.runtime.group.step import num_sharing
 from paceline.wire.messages.base import Message
 from paceline.wire.messages.feeds import Feed, feed_of
@@ -262,24 +263,30 @@ class MemberCell:
 
 
 class MasterCell:
-    """The master: `HeldByWorkers`, and what a restart would make of its journal."""
+    """The master: `MasterState`, and what a restart would make of its journal."""
 
     def __init__(
         self,
-        state: HeldByWorkers,
-        journalled: HeldByWorkers | None,
+        state: MasterState,
+        journalled: MasterState | None,
         expected: int,
         unjournalled: tuple[type, ...] = (),
     ) -> None:
         self.state, self.journalled, self.expected = state, journalled, expected
         self.unjournalled = unjournalled
         #: (what a restart finds, what had been sent) where this event writes a record after that.
-        self.crashes: list[tuple[HeldByWorkers, tuple[Output, ...]]] = []
+        self.crashes: list[tuple[MasterState, tuple[Output, ...]]] = []
+
+    @property
+    def holder(self) -> GroupHolder:
+        """Its part that groups are of."""
+        assert isinstance(self.state.holder, GroupHolder)
+        return self.state.holder
 
     @property
     def group(self) -> Group:
         """Its part of re-forming."""
-        return self.state.group
+        return self.holder.group
 
     def key(self) -> bytes:
         """Equal for equal states."""
@@ -296,14 +303,16 @@ class MasterCell:
             case JoinGroup() | Stopped() | Progress() | Broken():
                 guest = isinstance(event, JoinGroup) and event.address == GUEST
                 node = str(event.inc)
-                return state.member_said(event, node=node, expected=self.expected, guest=guest)
+                return self.holder.member_said(
+                    event, node=node, expected=self.expected, guest=guest
+                )
             case "form":
-                return state.form_group()
+                return self.holder.form_group()
             case "anew":
                 self.group.broken.update((member.inc, "") for member in self.group.members)
-                return state.form_group()
+                return self.holder.form_group()
             case "restore":
-                return state.restore_group()
+                return self.holder.restore_group()
             case "resend":
                 return []
             case ("restart", tuple() as up, tuple() as lost):
@@ -343,16 +352,17 @@ class MasterCell:
             self.journalled.apply(record)
 
 
-def copy_of(state: HeldByWorkers) -> HeldByWorkers:
+def copy_of(state: MasterState) -> MasterState:
     """One that changes by itself."""
     return pickle.loads(pickle.dumps(state))  # type: ignore[no-any-return]
 
 
-def _relevant(state: HeldByWorkers | None) -> object:
+def _relevant(state: MasterState | None) -> object:
     """What of the master's state has a bearing on groups."""
     if state is None:
         return None
-    return [state.group, sorted(state.workers), state.ledger.done]
+    assert isinstance(state.holder, GroupHolder)
+    return [state.holder.group, sorted(state.workers), state.ledger.done]
 
 
 Cell = MemberCell | MasterCell

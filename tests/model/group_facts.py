@@ -47,7 +47,7 @@ class MemberFacts(NamedTuple):
             inc=state.inc,
             guest=state.address == GUEST,
             epoch_no=state.epoch_no,
-            group=state.group,
+            group=cell.group,
             step=state.step,
             ran=state.ran,
             run=cell.run,

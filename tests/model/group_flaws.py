@@ -12,7 +12,7 @@ from paceline.base.samples import SampleSet, Span
 from paceline.protocol.acts import Instruction
 from paceline.protocol.holding.group import member as member
 from paceline.protocol.holding.group.formation import Group, Records
-from paceline.protocol.holding.group.master import HeldByWorkers
+from paceline.protocol.holding.group.master import GroupHolder
 from paceline.protocol.holding.group.member import Copy, MemberState, Say
 from paceline.protocol.records import GroupBegun, GroupFormed
 from paceline.wire.messages.group import (
@@ -180,10 +180,10 @@ class AsksForNoOtherPeer(MemberState):
 # ---------------------------------------------------------------------- the master
 
 
-def with_group(kind: type[Group]) -> type[HeldByWorkers]:
+def with_group(kind: type[Group]) -> type[GroupHolder]:
     """A master whose part of re-forming is this one."""
 
-    class WithGroup(HeldByWorkers):
+    class WithGroup(GroupHolder):
         def __init__(self, **arguments: Any) -> None:
             super().__init__(**arguments)
             self.group = kind(min_members=1)
@@ -203,14 +203,14 @@ class BeginsWithTheFirst(Group):
         return [self._record(begun), *self._ask(member.inc for member in self.members)]
 
 
-class CountsBeforeAllHold(HeldByWorkers):
+class CountsBeforeAllHold(GroupHolder):
     """What one member says it has completed counts, before the others hold it."""
 
     def member_said(
         self, message: GroupUp, *, node: str = "", expected: int = 0, guest: bool = False
     ) -> list[Instruction]:
         if isinstance(message, Stopped) and message.group == self.group.number:
-            self.ledger.advance(message.committed)
+            self.core.ledger.advance(message.committed)
         return super().member_said(message, node=node, expected=expected, guest=guest)
 
 
@@ -274,20 +274,20 @@ FLAWS = [
     Flaw(
         name="the first answer is taken for everybody's",
         finds="ADH",
-        machines=Machines(master=with_group(BeginsWithTheFirst)),
+        machines=Machines(holder=with_group(BeginsWithTheFirst)),
         bounds=_job("break"),
         finish=False,
     ),
     Flaw(
         name="a step counts before all hold it",
         finds="D",
-        machines=Machines(master=CountsBeforeAllHold),
+        machines=Machines(holder=CountsBeforeAllHold),
         bounds=_job("break"),
     ),
     Flaw(
         name="the word of a former group counts",
         finds="ABDEH",
-        machines=Machines(master=with_group(BelievesTheExcluded)),
+        machines=Machines(holder=with_group(BelievesTheExcluded)),
         bounds=_job("break", begun=False, reduce=False),
         finish=False,
     ),
@@ -399,26 +399,26 @@ FLAWS = [
     Flaw(
         name="nobody misses a member that has left",
         finds="F",
-        machines=Machines(master=with_group(MissesNobody)),
+        machines=Machines(holder=with_group(MissesNobody)),
         bounds=_job("leave"),
     ),
     Flaw(
         name="a machine that cannot read a cut is to begin with it",
         finds="E",
-        machines=Machines(master=with_group(KnowsNoGuests)),
+        machines=Machines(holder=with_group(KnowsNoGuests)),
         bounds=_job("member", members=1, slices=1, joiners=1, guests=True),
         finish=False,
     ),
     Flaw(
         name="machines that cannot read a cut wait for ever",
         finds="F",
-        machines=Machines(master=with_group(StaysAtALoss)),
+        machines=Machines(holder=with_group(StaysAtALoss)),
         bounds=_job("member", members=1, slices=1, joiners=1, guests=True),
     ),
     Flaw(
         name="who was excluded comes back",
         finds="DE",
-        machines=Machines(master=with_group(TakesBackTheExcluded)),
+        machines=Machines(holder=with_group(TakesBackTheExcluded)),
         bounds=_job("suspect", "master", failures=2),
         finish=False,
     ),

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from paceline.protocol.holding.group.master import HeldByWorkers
+from paceline.protocol.training import MasterState
 from paceline.wire.messages.group import (
     NO_STEP,
     CatchUp,
@@ -98,7 +98,7 @@ class GroupNetwork:
             self._handled[key] = found
         return found
 
-    def restarted(self, journalled: HeldByWorkers) -> int:
+    def restarted(self, journalled: MasterState) -> int:
         expected, unjournalled = self.bounds.members, self.machines.unjournalled
         return self.cell_id(MasterCell(journalled, copy_of(journalled), expected, unjournalled))
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import msgspec
 
 from paceline.protocol.records import FeedAdded
+from paceline.protocol.training import MasterState
 from paceline.wire.messages.group import NO_STEP
 from paceline.wire.messages.node import Stop
 
@@ -43,7 +44,7 @@ class GroupWorld(GroupNetwork):
         machines = self.machines
         states = []
         for _ in range(2):
-            state = machines.master(mode="bsp", samples="exactly-once", min_members=1)
+            state = MasterState(machines.holder(min_members=1), mode="bsp", samples="exactly-once")
             for feed in self.feeds:
                 state.apply(FeedAdded(feed=feed))
             states.append(state)

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import msgspec
 
 from paceline.base.errors import PacelineError
-from paceline.protocol.holding.servers.master import HeldByServers
 from paceline.protocol.records import CutValid, FeedAdded, Records, SchemaFixed
+from paceline.protocol.training import MasterState
 from paceline.wire.messages.base import CutRef, Server
 from paceline.wire.messages.data import MapIs, Pull, Pulled, Refused
 from paceline.wire.messages.node import LeaseRequest, NewEpoch, Prepared, Restore, Restored
@@ -86,8 +86,9 @@ class World(Network):
             else:
                 return state
 
-    def _master(self) -> HeldByServers:
-        return self.machines.master(mode=self.bounds.mode, samples="exactly-once")
+    def _master(self) -> MasterState:
+        mode = self.bounds.mode
+        return self.machines.master(self.machines.holder(), mode=mode, samples="exactly-once")
 
     def _master_may_die(self) -> bool:
         return self.bounds.failures > 0 and "master" in self.bounds.kinds

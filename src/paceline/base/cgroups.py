@@ -185,10 +185,21 @@ def _make(tree: Tree, job_id: str, node: str, controller: str) -> Tree:
 
 
 def _weigh_by_members(parent: Path) -> None:
-    """Let a group of n nodes weigh as much as n processes outside of it, not as one."""
-    num_nodes = sum(1 for path in parent.rglob("*") if path.is_dir() and path.name != "paceline")
+    """Let a group of n nodes weigh as much as n processes outside of it, not as one.
+
+    Groups without processes do not count: what killed jobs left behind would weigh on all others.
+    The one that is being made has none yet.
+    """
+    num_nodes = 1 + sum(_is_populated(procs) for procs in parent.rglob("cgroup.procs"))
     _write_if_there(parent / "cpu.shares", str(min(1024 * num_nodes, 262_144)))
     _write_if_there(parent / "cpu.weight", str(min(100 * num_nodes, 10_000)))
+
+
+def _is_populated(procs: Path) -> bool:
+    try:
+        return bool(procs.read_text().strip())
+    except OSError:  # another job has just removed it
+        return False
 
 
 def _set_limits(group: NodeGroup, cpu: float | None, memory_bytes: int | None) -> dict[str, str]:

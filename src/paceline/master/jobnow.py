@@ -6,8 +6,6 @@ Pure views of the state machines, from which the monitor makes what a solution s
 import msgspec
 
 from paceline.policy.straggler.actions import BackupWorkers, Share
-from paceline.protocol.holding.group.master import HeldByWorkers
-from paceline.protocol.holding.servers.master import HeldByServers
 from paceline.protocol.nodes.membership import Membership
 from paceline.protocol.records import Plan
 from paceline.protocol.samples.plans import part_sizes
@@ -86,13 +84,13 @@ def job_now(
         shares = {name: plan.share_of(name) or shares[name] for name in shares}
     is_backup = plan.backup > 0 and state.holds(BackupWorkers(count=plan.backup))
     return JobNow(
-        mode="allreduce" if isinstance(state, HeldByWorkers) else state.mode,
+        mode=state.holder.pace,
         step=steps_done(state, members, committed),
         global_batch=batch_size,
         batch_per_worker=feed.batch_size if synchronous and feed.per_worker else 0,
         steps_left=steps_left,
         shares=shares,
-        servers=_servers(state),
+        servers=state.holder.sharers,
         replacing=joining.replaces if (joining := members.joining()) else "",
         absent=sum(node.name not in shares for node in members.wanted_workers()),
         restarts={node.name: node.decided for node in members.nodes.values() if node.decided},
@@ -107,12 +105,6 @@ def job_now(
         late=plan.late,
         grace_s=plan.grace_s,
     )
-
-
-def _servers(state: MasterState) -> tuple[str, ...]:
-    """Those that hold a share of the model."""
-    now = state.map if isinstance(state, HeldByServers) else None
-    return tuple(one.node for one in now.servers if one.inc in now.sharers) if now else ()
 
 
 def steps_done(state: MasterState, members: Membership, committed: int) -> int:

@@ -164,8 +164,8 @@ class Reporting:
             total=count_total(self._state) or 0,
             kept=kept,
             joined=self._members.joined,
-            short_steps=self._state.short_steps,
-            left_out=self._state.left_out,
+            short_steps=self._state.holder.short_steps,
+            left_out=self._state.holder.left_out,
         )
 
     def close(self) -> None:

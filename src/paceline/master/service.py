@@ -756,7 +756,7 @@ class Master:
                 self._check_running()
                 check_elastic(self._spec, "join")
                 check_size(self._spec, "have", 1 + sum(1 for _ in self.members.wanted_workers()))
-                if not self.training.state.has_model:
+                if not self.training.state.holder.has_model:
                     raise ConfigError("the job has no model yet; join again when it trains")
                 node_name, acts = self.members.join(host, self._own_time())
                 self._act(acts)

@@ -87,7 +87,7 @@ def describe(
         nodes=tuple(_node(node, monitor) for node in members.nodes.values()),
         num_events=num_events,
         error=ending.error if ending else "",
-        short_steps=state.short_steps,
+        short_steps=state.holder.short_steps,
     )
 
 

@@ -37,6 +37,7 @@ from paceline.protocol.acts import (
 )
 from paceline.protocol.cuts.cadence import Cadence
 from paceline.protocol.holding.group.profiling import Profiling
+from paceline.protocol.holding.holder import Holder
 from paceline.protocol.nodes.hangs import Hang
 from paceline.protocol.nodes.membership import Membership
 from paceline.protocol.records import (
@@ -109,6 +110,11 @@ class Parts(NamedTuple):
     """A move of buckets is over."""
     refused: Callable[[Refused], None]
     """A worker must not take part."""
+
+
+def state_of(spec: JobSpec, holder: Holder) -> MasterState:
+    """Make the state machine of a job whose state of training this one holds."""
+    return MasterState(holder, mode=spec.mode, samples=spec.samples, whole_steps=spec.deterministic)
 
 
 class Training:
@@ -589,7 +595,7 @@ class Training:
         due = self._cadence.is_due(now_s, self.state.step - held)
         if note := self._cadence.note():
             self._outbox.tell(note)
-        if cuts and (self.state.wants_cut or (due and self._has_changed())):
+        if cuts and (self.state.holder.wants_cut or (due and self._has_changed())):
             self._do(self.state.take_cut())
 
     def _has_changed(self) -> bool:

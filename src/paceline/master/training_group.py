@@ -1,4 +1,4 @@
-"""The edge around `HeldByWorkers`: what concerns groups of workers alone.
+"""The edge around `GroupHolder`: what concerns groups of workers alone.
 
 Groups that nobody forms, members that hang, and what members keep when they leave.
 """
@@ -7,10 +7,10 @@ from collections.abc import Iterable
 
 import msgspec
 
-from paceline.master.training import CutChosen, Parts, Training
+from paceline.master.training import CutChosen, Parts, Training, state_of
 from paceline.policy.straggler.actions import Profile
 from paceline.protocol.holding.group.formation import Group
-from paceline.protocol.holding.group.master import HeldByWorkers
+from paceline.protocol.holding.group.master import GroupHolder
 from paceline.protocol.nodes.hangs import Hang, find_hang, find_left_alone, find_silent
 from paceline.protocol.reasons import left_alone
 from paceline.protocol.records import (
@@ -42,19 +42,16 @@ BROKEN_S = 0.5
 class GroupTraining(Training):
     """See the module and `Training`."""
 
-    state: HeldByWorkers
-
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
         spec = parts.spec
-        self.state = HeldByWorkers(
-            mode=spec.mode,
-            samples=spec.samples,
+        self.holder = GroupHolder(
             min_members=spec.min_workers,
             check=spec.preflight and spec.traits.measured == "links",
             sharded=spec.traits.holder == "shards",
-            whole_steps=spec.deterministic,
+            copies_at_rest=spec.deterministic,
         )
+        self.state = state_of(spec, self.holder)
         #: The step at which members could not work together, and how often.
         self._futile = (0, 0)
         #: The epoch and group whose members were found to differ last.
@@ -66,10 +63,10 @@ class GroupTraining(Training):
 
     def ended(self) -> None:
         """See `Training.ended`."""
-        self.state.group.replica = ""  # the cut says whether another script fits
+        self.holder.group.replica = ""  # the cut says whether another script fits
 
     def _known(self) -> set[int]:
-        return super()._known() | set(self.state.group.ready)
+        return super()._known() | set(self.holder.group.ready)
 
     # ------------------------------------------------------------------ messages
 
@@ -79,11 +76,13 @@ class GroupTraining(Training):
             case JoinGroup() | Stopped() | Progress() | Broken():
                 wanted = [one.guest for one in self._members.wanted_workers()]
                 guest = self._members.nodes[node].guest
-                said = self.state.member_said(message, node=node, expected=len(wanted), guest=guest)
+                said = self.holder.member_said(
+                    message, node=node, expected=len(wanted), guest=guest
+                )
                 if isinstance(message, Broken) and message.diverged:
                     self._tell_diverged(message)
                 self._do(said)
-                if self.state.group.is_at_a_loss and all(wanted):
+                if self.holder.group.is_at_a_loss and all(wanted):
                     self._dismiss()
             case _:
                 super().handle(node, message, now_s)
@@ -97,7 +96,7 @@ class GroupTraining(Training):
 
     def _dismiss(self) -> None:
         """Guests hold nothing, and nobody is to come who could tell them more."""
-        if self.state.is_all_kept:
+        if self.holder.is_all_kept:
             self._do(self.state.stop())
         else:
             self._fail(
@@ -126,7 +125,7 @@ class GroupTraining(Training):
                 self._tell_epoch(record.epoch_no, cut)
             case GroupBegun(step=step):
                 self._outbox.tell(
-                    GroupRunsEvent(members=_names(self.state.group.members), step=step)
+                    GroupRunsEvent(members=_names(self.holder.group.members), step=step)
                 )
             case _:
                 super()._before_record(record)
@@ -135,7 +134,7 @@ class GroupTraining(Training):
 
     def _watch(self, now_s: float) -> None:
         """Form a group without those that do not come, or that nobody has found dead."""
-        group = self.state.group
+        group = self.holder.group
         if not (group.broken or (group.ready and not group.number)):
             self._due_s = None
             return
@@ -145,7 +144,7 @@ class GroupTraining(Training):
                 self._due_s = None
                 self._note_broken(group)
             # A first group: from now on as soon as there are `min_workers`.
-            self._do(self.state.form_group())
+            self._do(self.holder.form_group())
 
     def _note_broken(self, group: Group) -> None:
         """Say why members could not work together; give up if it is so again and again."""
@@ -169,7 +168,7 @@ class GroupTraining(Training):
 
         While one forms: who does not even say that it has stopped.
         """
-        group = self.state.group
+        group = self.holder.group
         members = self._facts_of(member.inc for member in group.members)
         silent = find_silent(members, bound_s)
         if silent is not None:
@@ -185,7 +184,7 @@ class GroupTraining(Training):
                 members[name] = msgspec.structs.replace(facts, computing_s=0.0)
         if len(members) < len(group.members):
             return None
-        leavers = [one.node for one in group.members if one.inc in self.state.leaving]
+        leavers = [one.node for one in group.members if one.inc in self.holder.leaving]
         if group.sharded and (others := find_left_alone(members, leavers, bound_s)):
             self._fail(left_alone(leavers, others))
             return None
@@ -209,17 +208,17 @@ class GroupTraining(Training):
 
     def meet_anew(self, since_s: float) -> None:
         """Nobody hangs, and nobody gets on: what connects the members is broken."""
-        group = self.state.group
+        group = self.holder.group
         if group.running:
             stuck = GroupStuckEvent(since_s=since_s)
             self._outbox.tell(stuck)
             group.broken.update((member.inc, stuck.clause) for member in group.members)
-            self._do(self.state.form_group())
+            self._do(self.holder.form_group())
 
     # ------------------------------------------------------------------ cuts and epochs
 
     def _being_loaded(self) -> set[int]:
-        group = self.state.group
+        group = self.holder.group
         cut = group.start.cut if group.start is not None and not group.running else None
         return {cut.cut_no} if cut is not None else set()
 
@@ -229,10 +228,10 @@ class GroupTraining(Training):
 
     def epoch_is_due(self) -> bool:
         """Whether nobody holds state."""
-        return self.state.group.needs_restore and not self.choosing
+        return self.holder.group.needs_restore and not self.choosing
 
     def _begin_epoch(self, chosen: CutChosen, now_s: float) -> None:
-        self._do(self.state.restore_group())
+        self._do(self.holder.restore_group())
 
 
 def _names(members: Iterable[Member]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""The edge around `HeldByServers`: what concerns parameter servers alone.
+"""The edge around `ServerHolder`: what concerns parameter servers alone.
 
 Epochs that servers begin, moves that do not get on, and what a lost worker had done.
 """
@@ -10,9 +10,9 @@ from paceline.base.errors import ConfigError
 from paceline.base.samples import SampleSet, Span
 from paceline.master.restarts import LostWork
 from paceline.master.status import count_committed
-from paceline.master.training import RESEND_S, CutChosen, Parts, Training
+from paceline.master.training import RESEND_S, CutChosen, Parts, Training, state_of
 from paceline.policy.straggler.actions import Profile
-from paceline.protocol.holding.servers.master import HeldByServers
+from paceline.protocol.holding.servers.master import ServerHolder
 from paceline.protocol.nodes.hangs import Hang, find_silent
 from paceline.protocol.records import (
     EpochStarted,
@@ -47,17 +47,11 @@ must be held by it, too: nobody trains meanwhile."""
 class ServerTraining(Training):
     """See the module and `Training`."""
 
-    state: HeldByServers
-
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
         spec = parts.spec
-        self.state = HeldByServers(
-            mode=spec.mode,
-            samples=spec.samples,
-            staleness=spec.staleness,
-            whole_steps=spec.deterministic,
-        )
+        self.holder = ServerHolder(staleness=spec.staleness)
+        self.state = state_of(spec, self.holder)
         #: Of the move: how far it was seen to be, and when that was new.
         self._move_progress: tuple[tuple[int, bool] | None, float] = (None, 0.0)
         #: When the server that joins has last answered, or when that began to matter.
@@ -77,38 +71,37 @@ class ServerTraining(Training):
                 raise
             self._delayed(0, f"no cut can be stored: {describe(error, self.cuts.disk.root)}", now_s)
             return
-        self._do(self.state.prepare(message))
+        self._do(self.holder.prepare(message))
 
     def handle(self, node: str, message: NodeUp, now_s: float) -> None:
         """See `Training.handle`."""
-        state = self.state
         match message:
             case Prepared():
                 self._monitor.restarts.built(node, now_s)
                 self._prepare(message, now_s)
             case InitialWritten():
-                self._do(state.initial_written(message))
+                self._do(self.holder.initial_written(message))
             case Committed():
-                self._do(state.committed(message))
+                self._do(self.holder.committed(message))
             case FenceAnswer():
                 self._note_lost_work(message)
-                self._do(state.fence_answer(message))
+                self._do(self.holder.fence_answer(message))
             case Restored():
                 self._restored(message, now_s)
             case Joined() | MapSet():
                 if isinstance(message, Joined):
                     self._joiner_said_s = now_s
-                self._do(state.server_said(message))
+                self._do(self.holder.server_said(message))
             case _:
                 super().handle(node, message, now_s)
 
     def _restored(self, message: Restored, now_s: float) -> None:
-        waited = bool(self.state.restoring)
-        self._do(self.state.restored(message))
-        if waited and not self.state.restoring:
+        waited = bool(self.holder.restoring)
+        self._do(self.holder.restored(message))
+        if waited and not self.holder.restoring:
             self._outbox.tell(RestoredEvent(epoch_no=self.state.epoch_no))
             self._cadence.ended(now_s)
-            for server in self.state.map.servers if self.state.map else ():
+            for server in self.holder.map.servers if self.holder.map else ():
                 self._monitor.restarts.works(server.node, now_s)
 
     def _profile(self, action: Profile) -> None:
@@ -132,22 +125,22 @@ class ServerTraining(Training):
 
     def replace(self, old: int, new: Server) -> None:
         """Have the buckets of a server moved to a fresh one; again: nothing."""
-        self._do(self.state.replace(old, new))
+        self._do(self.holder.replace(old, new))
 
     def joiner_lost(self, inc: int) -> None:
         """A server that was to take another's place is dead."""
-        self._do(self.state.joiner_lost(inc))
+        self._do(self.holder.joiner_lost(inc))
 
     def _watch(self, now_s: float) -> None:
         """Give up a move that does not get on."""
-        state, moving = self.state, self.state.moving
-        if moving.begun is None or state.map is None or moving.has_switched(state.map):
+        moving = self.holder.moving
+        if moving.begun is None or self.holder.map is None or moving.has_switched(self.holder.map):
             self._move_progress = (None, now_s)
             return
         seen = (moving.progress, moving.joined)
         if seen != self._move_progress[0]:
             self._move_progress = (seen, now_s)
-        if not state.map.copies:
+        if not self.holder.map.copies:
             self._joiner_said_s = now_s
         patience: list[tuple[Literal["share", "answer"], float, float]] = [
             ("share", self._move_progress[1], MOVE_PATIENCE_S),
@@ -158,7 +151,7 @@ class ServerTraining(Training):
                 successor = moving.begun.new.node
                 given_up = MoveGivenUpEvent(successor=successor, lacks=lacks, waited_s=patience_s)
                 self._outbox.tell(given_up)
-                self._do(state.give_up_move())
+                self._do(self.holder.give_up_move())
 
     # ------------------------------------------------------------------ processes that hang
 
@@ -171,26 +164,28 @@ class ServerTraining(Training):
         """
         if self._spec.timeouts.hang_s is None:
             bound_s = max(bound_s, SILENT_S)
-        state = self.state
-        if state.restoring:
+        if self.holder.restoring:
             self._loading_s = now_s
         incs = self._known()
-        if state.map is not None and now_s - self._loading_s > bound_s:
-            incs |= {server.inc for server in state.map.servers}
+        if self.holder.map is not None and now_s - self._loading_s > bound_s:
+            incs |= {server.inc for server in self.holder.map.servers}
         return find_silent(self._facts_of(incs), bound_s)
 
     # ------------------------------------------------------------------ cuts and epochs
 
     def _being_loaded(self) -> set[int]:
-        state = self.state
-        return {state.start.cut.cut_no} if state.restoring and state.start is not None else set()
+        return (
+            {self.holder.start.cut.cut_no}
+            if self.holder.restoring and self.holder.start is not None
+            else set()
+        )
 
     def take_last_cut(self) -> int | None:
         """Order the last cut: its number, 0 if none is needed; None: not now, ask again."""
         feeds = [f.feed for f in self.state.ledger.feeds.values() if f.purpose == "train"]
         if feeds and set(feeds) <= self.state.cuts.safe:
             return 0
-        if self.state.map is None:
+        if self.holder.map is None:
             return 0
         if self.state.cuts.under_way:
             return None
@@ -202,13 +197,13 @@ class ServerTraining(Training):
         servers = self._members.servers()
         if servers is None or not self.state.cuts.valid or self.choosing:
             return False
-        return set(self.state.serving) != {server.inc for server in servers}
+        return set(self.holder.serving) != {server.inc for server in servers}
 
     def _begin_epoch(self, chosen: CutChosen, now_s: float) -> None:
         servers = self._members.servers()
         if chosen.cut_no is not None and servers is not None:
             committed = count_committed(self.state)
-            self._do(self.state.start_epoch(servers))
+            self._do(self.holder.start_epoch(servers))
             undone = committed - count_committed(self.state)
             self._note_restore(servers, undone, now_s)
 
@@ -227,7 +222,7 @@ class ServerTraining(Training):
         """A worker's life is over; what it had finished beyond ``committed`` is to do again."""
         inc, lease = answer.fenced, self.state.ledger.leases.get(answer.fenced)
         node = self._members.node_of(inc)
-        if node is None or inc not in self.state.fencing or self.state.samples != "exactly-once":
+        if node is None or inc not in self.holder.fencing or self.state.samples != "exactly-once":
             return
         left = SampleSet(lease or ())
         left.subtract(answer.committed)

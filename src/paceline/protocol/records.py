@@ -229,6 +229,19 @@ class GroupProgressed(Record, frozen=True):
     committed: tuple[Span, ...]
 
 
+class GroupKept(msgspec.Struct, frozen=True, array_like=True):
+    """What a snapshot holds of the newest group, and how it was told to run."""
+
+    epoch_no: int
+    number: int
+    members: tuple[Member, ...]
+    step: int
+    begun: GroupBegun | None = None
+    start: GroupRestored | None = None
+    gone: tuple[int, ...] = ()
+    replica: str = ""
+
+
 Records = (
     SchemaFixed
     | FeedAdded

@@ -3,14 +3,10 @@
 import msgspec
 
 from paceline.base.samples import Intervals, SampleSet, Span
-from paceline.protocol.holding.group.formation import Group
-from paceline.protocol.holding.group.master import HeldByWorkers
-from paceline.protocol.holding.servers.master import HeldByServers
 from paceline.protocol.records import (
     CutValid,
     EpochStarted,
-    GroupBegun,
-    GroupRestored,
+    GroupKept,
     MoveBegun,
     Planned,
     Record,
@@ -19,7 +15,6 @@ from paceline.protocol.samples.ledger import Line
 from paceline.protocol.training import MasterState
 from paceline.wire.messages.base import ServerMap
 from paceline.wire.messages.feeds import Feed, feed_of
-from paceline.wire.messages.group import Member
 from paceline.wire.messages.node import Grant
 from paceline.wire.schema import ModelSchema
 
@@ -33,19 +28,6 @@ class LineKept(msgspec.Struct, frozen=True, array_like=True):
     epoch_len: int
     returned: tuple[int, ...]
     name: str
-
-
-class GroupKept(msgspec.Struct, frozen=True, array_like=True):
-    """All-reduce: the newest group, and how it was told to run."""
-
-    epoch_no: int
-    number: int
-    members: tuple[Member, ...]
-    step: int
-    begun: GroupBegun | None = None
-    start: GroupRestored | None = None
-    gone: tuple[int, ...] = ()
-    replica: str = ""
 
 
 class Snapshot(Record, frozen=True):
@@ -101,23 +83,7 @@ def take(state: MasterState) -> Snapshot:
         gave_back=tuple(state.gave_back.items()),
         plans=tuple(state.plans.known),
     )
-    if isinstance(state, HeldByWorkers):
-        return msgspec.structs.replace(kept, group=_kept(state.group))
-    assert isinstance(state, HeldByServers)
-    return msgspec.structs.replace(kept, start=state.start, map=state.map, move=state.moving.begun)
-
-
-def _kept(group: Group) -> GroupKept:
-    return GroupKept(
-        group.epoch_no,
-        group.number,
-        group.members,
-        group.step,
-        group.begun,
-        group.start,
-        tuple(sorted(group.gone)),
-        group.replica,
-    )
+    return msgspec.structs.replace(kept, **state.holder.kept())
 
 
 def restore(state: MasterState, kept: Snapshot) -> None:
@@ -140,30 +106,6 @@ def restore(state: MasterState, kept: Snapshot) -> None:
     state.cuts.last_no = kept.last_cut_no
     state.cuts.safe, state.cuts.covered = set(kept.safe), set(kept.covered)
     state.gave_back, state.plans.known = dict(kept.gave_back), list(kept.plans)
-    proven = True
-    if isinstance(state, HeldByServers):
-        _restore_servers(state, kept)
-    elif isinstance(state, HeldByWorkers) and kept.group is not None:
-        _restore_group(state, state.group, kept.group)
-        proven = state.group.sharded
-    if proven:  # a cut proves its step
+    if state.holder.restore(kept):  # a cut proves its step
         steps = [cut.step for cut in kept.cuts if cut.epoch_no == state.epoch_no]
         state.step = max([state.step, *steps])
-
-
-def _restore_servers(state: HeldByServers, kept: Snapshot) -> None:
-    if kept.start is not None:
-        state.epoch_no, state.step = kept.start.epoch_no, kept.start.step
-    state.start, state.map, state.moving.begun = kept.start, kept.map, kept.move
-
-
-def _restore_group(state: HeldByWorkers, group: Group, kept: GroupKept) -> None:
-    group.epoch_no = state.epoch_no = kept.epoch_no
-    group.number, group.members = kept.number, kept.members
-    group.step = state.step = kept.step
-    group.begun, group.start = kept.begun, kept.start
-    group.gone, group.replica = set(kept.gone), kept.replica
-    group.plan = state.plans.newest
-    if kept.begun is not None:
-        group.divided = {member.inc: kept.begun.division.no for member in kept.members}
-        group.untold = {member.inc for member in kept.members}

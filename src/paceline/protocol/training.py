@@ -1,10 +1,10 @@
 """The master's part of the integrity protocol, as a pure state machine: what is true of every job.
 
 Feeds, leases, plans and cuts. Who holds the model, and so how an epoch begins, what a lost worker
-leaves behind and whose copies make a cut, is said by the kinds of it: `HeldByServers`
-(``holding/servers/master.py``) and `HeldByWorkers` (``holding/group/master.py``).
+leaves behind and whose copies make a cut, is the answer of its `Holder`
+(``holding/servers/master.py``, ``holding/group/master.py``).
 
-What must survive the master's death is changed by *records* only: `_record` appends one to the
+What must survive the master's death is changed by *records* only: `record` appends one to the
 answer and applies it, the edge journals it before any message of the same answer leaves, and a
 restarted master applies the journal to a fresh machine. Everything else is memory and may vanish
 (docs/protocols/integrity.md, section 2). The explorer in ``tests/model`` drives these classes and
@@ -24,6 +24,7 @@ from paceline.protocol.acts import (
     Send,
 )
 from paceline.protocol.cuts.valid import Cuts, common
+from paceline.protocol.holding.holder import Holder
 from paceline.protocol.reasons import feed_difference, late_records
 from paceline.protocol.records import (
     CutGone,
@@ -64,12 +65,15 @@ from paceline.wire.schema import ModelSchema
 class MasterState:
     """Feeds, leases, plans and cuts of one job."""
 
-    def __init__(self, *, mode: str, samples: str, whole_steps: bool, granted: bool) -> None:
-        """``whole_steps``: none lacks a sample. ``granted``: samples to train on are leased."""
-        self.mode, self.samples = mode, samples
+    def __init__(
+        self, holder: Holder, *, mode: str, samples: str, whole_steps: bool = False
+    ) -> None:
+        """``whole_steps``: no step lacks a sample."""
+        self.holder, self.mode, self.samples = holder, mode, samples
+        holder.core = self
         # Durable: changed by records only.
         self.ledger = Ledger()
-        self.model: ModelSchema | None = None
+        self.model: ModelSchema | None = holder.model
         self.epoch_no = 0
         self.cuts = Cuts()
         #: Last answered request per incarnation of this epoch.
@@ -80,7 +84,10 @@ class MasterState:
         self.gave_back: dict[int, int] = {}
         #: Which plan holds where.
         self.plans = Plans(
-            self.ledger, synchronous=mode == "bsp", granted=granted, whole=whole_steps
+            self.ledger,
+            synchronous=mode == "bsp",
+            granted=holder.leases_training,
+            whole=whole_steps,
         )
         # Volatile.
         self.waiting: dict[int, LeaseRequest] = {}
@@ -97,58 +104,24 @@ class MasterState:
 
     @property
     def phase(self) -> str:
-        """One word for where the training is: ``starting``, ``training``, or why it is not."""
-        raise NotImplementedError
+        """See `Holder.phase`."""
+        return self.holder.phase
 
     @property
     def is_training(self) -> bool:
-        """Whether somebody holds the model, so that workers can train."""
-        raise NotImplementedError
-
-    @property
-    def has_model(self) -> bool:
-        """Whether there is one that a machine could come to."""
-        return bool(self.cuts.valid)
-
-    def _holders(self) -> tuple[int, ...]:
-        """Who holds the state, and so copies it for a cut; none: nobody can now."""
-        raise NotImplementedError
-
-    def _may_copy(self, inc: int) -> bool:
-        """Whether this incarnation's word about a cut counts."""
-        raise NotImplementedError
-
-    def _cut_valid(self, valid: CutValid) -> list[Instruction]:
-        """A cut can be loaded, from memory or from disk."""
-        raise NotImplementedError
-
-    def _cut_stored(self) -> list[Instruction]:
-        """A cut that was valid in memory is on disk."""
-        raise NotImplementedError
-
-    def _plan_committed(self) -> list[Instruction]:
-        """The newest plan is certain: tell who has to know."""
-        raise NotImplementedError
+        """See `Holder.is_training`."""
+        return self.holder.is_training
 
     def worker_lost(self, inc: int, *, returned: bool = False) -> list[Instruction]:
-        """A worker is dead, or silent for too long: nothing of it may count from here on.
-
-        ``returned``: its script had come to its end.
-        """
-        raise NotImplementedError
-
-    def _is_fenced(self, inc: int) -> bool:
-        """Whether what this worker leases is being taken back."""
-        raise NotImplementedError
-
-    def _tell_epoch(self, inc: int) -> list[Instruction]:
-        """Tell a worker that asks in an epoch that is over."""
-        raise NotImplementedError
+        """See `Holder.lost`."""
+        return self.holder.lost(inc, returned=returned)
 
     # ------------------------------------------------------------------ records
 
     def apply(self, record: Records) -> None:
         """The only way durable state changes."""
+        if self.holder.apply(record):
+            return
         match record:
             case SchemaFixed():
                 self.model = record.model
@@ -162,6 +135,7 @@ class MasterState:
                 self._apply_to_ledger(record)
             case _:
                 raise InternalError(f"{record!r} is no record of a job like this one")
+        self.holder.applied(record)
 
     def _apply_to_ledger(
         self, record: FeedAdded | Extended | Granted | Returned | GaveBack
@@ -183,8 +157,8 @@ class MasterState:
                 self.ledger.give_back(record.inc, record.spans)
                 self.gave_back[record.inc] = record.r
 
-    def _go_back(self, committed: tuple[Span, ...]) -> None:
-        """An epoch begins: this is in the model, and nothing is leased."""
+    def go_back(self, committed: tuple[Span, ...]) -> None:
+        """Begin an epoch: this is in the model, and nothing is leased."""
         self.ledger.restore(committed, again=self.samples != "at-most-once")
         self.grants.clear()
         self.gone.clear()
@@ -195,6 +169,7 @@ class MasterState:
         self.cuts.safe = {feed for feed in safe if self.ledger.is_complete(feed)}
 
     def _apply_valid(self, record: CutValid) -> None:
+        self.holder.proven_by(record)
         self.cuts.add(record, (feed for feed in self.ledger.feeds if self._covers(record, feed)))
 
     def _covers(self, cut: CutValid, feed: int) -> bool:
@@ -210,7 +185,8 @@ class MasterState:
             if feed_of(line) == feed
         )
 
-    def _record(self, record: Records) -> Journal:
+    def record(self, record: Records) -> Journal:
+        """Apply a record and have it journalled."""
         self.apply(record)
         return Journal(record)
 
@@ -219,7 +195,7 @@ class MasterState:
         newest = self.cuts.valid[-1] if self.cuts.valid else None
         if newest is not None and newest.cut.in_memory and newest.epoch_no == self.epoch_no:
             self.cuts.storing = newest.cut.cut_no
-        return []
+        return self.holder.resume()
 
     # ------------------------------------------------------------------ workers
 
@@ -228,13 +204,15 @@ class MasterState:
         if self.is_given_up(inc):
             return [Send(inc, Stop(inc=inc))]
         self.workers[inc] = node
+        self.holder.came(inc)
         return []
 
     def is_given_up(self, inc: int) -> bool:
         """Whether others go on without this worker, and it must not come back."""
-        return inc in self.gone
+        return inc in self.gone or self.holder.is_given_up(inc)
 
-    def _forget_worker(self, inc: int) -> None:
+    def forget_worker(self, inc: int) -> None:
+        """Drop what is known of a worker that is gone."""
         self.workers.pop(inc, None)
         self.prepared.discard(inc)
         self.waiting.pop(inc, None)
@@ -256,29 +234,29 @@ class MasterState:
             trained = [f for f in self.ledger.feeds.values() if f.purpose == "train"]
             before = [f.last_step for f in trained if not f.per_worker]
             known = msgspec.structs.replace(feed, first_step=max([self.step, *before]))
-            journal = self._record(FeedAdded(feed=known))
+            journal = self.record(FeedAdded(feed=known))
             return [journal, Send(message.inc, FeedOpened(inc=message.inc, feed=known))]
         if msgspec.structs.replace(feed, first_step=known.first_step) != known:
             return [Fail(feed_difference(known, feed))]
-        return [Send(message.inc, self._feed_opened(message.inc, known))]
+        return [Send(message.inc, self.feed_opened(message.inc, known))]
 
-    def _feed_opened(self, inc: int, feed: Feed) -> FeedOpened:
-        """The feed, and whether a worker that opens it has nothing to do with it."""
+    def feed_opened(self, inc: int, feed: Feed) -> FeedOpened:
+        """Return the feed, and whether a worker that opens it has nothing to do with it."""
         kept = feed.purpose != "train" or feed.feed in self.cuts.safe
         complete = kept and self.ledger.is_complete(feed.feed)
-        return FeedOpened(inc=inc, feed=feed, complete=complete)
+        return self.holder.opened(FeedOpened(inc=inc, feed=feed, complete=complete))
 
     def request(self, message: LeaseRequest, sizing: Sizing) -> list[Instruction]:
         """Grant, or keep the request open until there is something to grant."""
         inc = message.inc
         if inc in self.gone:
             return [Send(inc, Stop(inc=inc))]
-        if inc not in self.workers or self._is_fenced(inc):
+        if inc not in self.workers or self.holder.is_fenced(inc):
             return []
         self.prepared.add(inc)
         if message.epoch_no == self.epoch_no:
-            return self._request(message, sizing)
-        return self._tell_epoch(inc) if message.epoch_no < self.epoch_no else []
+            return [*self.holder.asked(message), *self._request(message, sizing)]
+        return self.holder.tell_epoch(inc) if message.epoch_no < self.epoch_no else []
 
     def _request(self, message: LeaseRequest, sizing: Sizing) -> list[Instruction]:
         inc = message.inc
@@ -294,11 +272,11 @@ class MasterState:
         if sizing.samples:
             self.waiting[inc], self.sizes[inc] = message, sizing
             if message.starving:  # nobody is to starve where a plan is to begin
-                done += self._move_plan(message.step, message.slice)
+                done += self.move_plan(message.step, message.slice)
             if inc in self.waiting:
                 done += self._grant(message, sizing)
         if message.handled or grown:
-            done += self._serve()
+            done += self.serve()
         return done
 
     def _extend(self, message: LeaseRequest) -> list[Instruction]:
@@ -311,7 +289,7 @@ class MasterState:
             return [Fail(f"feed {feed} has more than {LINES_PER_FEED} partitions; use fewer")]
         if not news and not message.finished:
             return []
-        return [self._record(Extended(feed=feed, ends=news, finished=message.finished))]
+        return [self.record(Extended(feed=feed, ends=news, finished=message.finished))]
 
     def _grant(self, message: LeaseRequest, sizing: Sizing) -> list[Instruction]:
         feed, inc = message.feed, message.inc
@@ -336,7 +314,7 @@ class MasterState:
             rate=self.plans.newest.rate_of(self.workers[inc]),
         )
         granted = Granted(grant=grant, handled=message.handled)
-        done: list[Instruction] = [self._record(granted), Send(inc, grant)]
+        done: list[Instruction] = [self.record(granted), Send(inc, grant)]
         if end and feed not in self.complete:
             self.complete.add(feed)
             done.append(FeedDone(feed))
@@ -362,8 +340,8 @@ class MasterState:
         recall = Recall(epoch_no=self.epoch_no, inc=inc, n=n, feed=feed.feed, keep=keep)
         return [Send(inc, recall)]
 
-    def _serve(self) -> list[Instruction]:
-        """Something came back or was completed: look at the open requests again."""
+    def serve(self) -> list[Instruction]:
+        """Look at the open requests again: something came back or was completed."""
         return [
             done
             for inc in sorted(self.waiting)
@@ -375,20 +353,24 @@ class MasterState:
         if feed not in self.ledger.feeds:
             return []
         self.ledger.commit([span])
-        return self._serve()
+        return self.serve()
 
     def given_back(self, message: GiveBack) -> list[Instruction]:
         """A worker has forgotten a part of its lease: it is to do, once."""
         inc, r = message.inc, message.r
-        if message.epoch_no != self.epoch_no or inc not in self.workers or self._is_fenced(inc):
+        if (
+            message.epoch_no != self.epoch_no
+            or inc not in self.workers
+            or self.holder.is_fenced(inc)
+        ):
             return []
         known = self.gave_back.get(inc, 0)
         if r > known + 1:
             return []
         done: list[Instruction] = []
         if r == known + 1:
-            done.append(self._record(GaveBack(inc=inc, r=r, spans=message.spans)))
-            done += [*self._commit_plan(), *self._serve()]
+            done.append(self.record(GaveBack(inc=inc, r=r, spans=message.spans)))
+            done += [*self.commit_plan(), *self.serve()]
         return [*done, Send(inc, GivenBack(epoch_no=self.epoch_no, inc=inc, r=r))]
 
     # ------------------------------------------------------------------ plans
@@ -405,6 +387,7 @@ class MasterState:
         Raises:
             ConfigError: it cannot be; the message says why.
         """
+        lead = self.holder.lead(action, lead)
         self.plans.prepare(action, lead, self.step + 1, list(self.training_workers().values()))
         return self._go_on_with_plan()
 
@@ -416,19 +399,9 @@ class MasterState:
             return None
         return portion_of(plan, *standing(workers, inc)).share
 
-    @property
-    def short_steps(self) -> int:
-        """Steps that were decided while something of them was missing, restored ones included."""
-        return 0
-
-    @property
-    def left_out(self) -> int:
-        """Samples that were missing in them."""
-        return 0
-
     def plan_in_force(self) -> Planned:
-        """The plan of the undecided step, and since when it holds."""
-        return self.plans.record_at(self.plans.place(self.plans.undecided()))
+        """See `Holder.plan_in_force`."""
+        return self.holder.plan_in_force()
 
     def holds(self, action: GlobalAction) -> bool:
         """Whether this is part of the plan in force."""
@@ -437,19 +410,20 @@ class MasterState:
 
     def _go_on_with_plan(self) -> list[Instruction]:
         """A plan was prepared or moved: commit it, or recall what is in its way."""
-        return [*self._commit_plan(), *self._recall(), *self._serve()]
+        return [*self.commit_plan(), *self._recall(), *self.serve()]
 
-    def _move_plan(self, undecided: int, whole: Slice = ()) -> list[Instruction]:
-        """A step was decided, or somebody starves in it: the plan on its way may be overdue."""
+    def move_plan(self, undecided: int, whole: Slice = ()) -> list[Instruction]:
+        """Move the plan on its way if it is overdue: a step was decided, or a worker starves."""
         if self.plans.move(undecided, whole):
             return self._go_on_with_plan()
-        return self._commit_plan()
+        return self.commit_plan()
 
-    def _commit_plan(self) -> list[Instruction]:
+    def commit_plan(self) -> list[Instruction]:
+        """Commit the plan on its way if nothing stands against it."""
         record = self.plans.committable()
         if record is None:
             return []
-        return [self._record(record), *self._plan_committed()]
+        return [self.record(record), *self.holder.planned()]
 
     def _recall(self, only: int | None = None) -> list[Instruction]:
         """Ask for what is held from the place on where the new plan begins."""
@@ -469,28 +443,24 @@ class MasterState:
 
     def take_cut(self) -> list[Instruction]:
         """Ask for a cut, unless one is under way or servers are being restored."""
-        if self.cuts.under_way or not self._holders():
+        if self.cuts.under_way or not self.holder.copiers():
             return []
         self.cuts.begin(self.step)
         return self._ask_cut()
 
     def cut_wanted(self, message: AskCut) -> list[Instruction]:
         """A worker asks for a cut, which is made as soon as it can hold what is to be in it."""
+        self.holder.cut_wanted(message)
         if message.epoch_no != self.epoch_no or message.inc not in self.workers:
             return []
         self.cuts.want(message)
         return self._tell_made()
 
-    @property
-    def wants_cut(self) -> bool:
-        """Whether a worker asks for a cut that can be made now."""
-        return any(one.step <= self.step for one in self.cuts.wanted.values())
-
     def _tell_made(self) -> list[Instruction]:
         return [Send(inc, CutMade(inc=inc, n=n)) for inc, n in self.cuts.take_met()]
 
     def _ask_cut(self) -> list[Instruction]:
-        asked = self.cuts.awaited(self._holders())
+        asked = self.cuts.awaited(self.holder.copiers())
         if asked is None:
             return []
         number, holders = asked
@@ -507,7 +477,7 @@ class MasterState:
         Returns:
             Have it sealed, once it is; nothing else has changed before it is.
         """
-        if message.epoch_no != self.epoch_no or not self._may_copy(message.inc):
+        if message.epoch_no != self.epoch_no or not self.holder.may_copy(message.inc):
             return []
         if not self.cuts.heard(message):
             return []
@@ -536,19 +506,19 @@ class MasterState:
         if not self.awaits(valid):
             return []
         if self.cuts.advance():
-            return [*self._cut_valid(valid), *self._tell_made()]
-        stored = self._record(CutStored(cut=valid.cut))
-        return [stored, *self._tell_made(), *self._cut_stored()]
+            return [*self.holder.cut_valid(valid), *self._tell_made()]
+        stored = self.record(CutStored(cut=valid.cut))
+        return [stored, *self._tell_made(), *self.holder.cut_stored()]
 
     def cut_gone(self, cut_no: int) -> list[Instruction]:
         """The cut's files are deleted or damaged."""
-        return [self._record(CutGone(cut_no=cut_no))]
+        return [self.record(CutGone(cut_no=cut_no))]
 
     # ------------------------------------------------------------------ loss of messages
 
     def resend(self) -> list[Instruction]:
         """Everything of ours that is unanswered, once more."""
-        again = [*self._ask_cut(), *self._recall()]
+        again = [*self.holder.resend(), *self._ask_cut(), *self._recall()]
         for inc in sorted(self.waiting):
             again += self._recall_tail(self.waiting[inc])
         return again

@@ -125,13 +125,13 @@ def workers_told_first(module: ModuleType) -> None:
 
     As if the first `Restore` had been lost on its way; the repeated one comes a second later.
     """
-    state = module.HeldByServers
+    state = module.ServerHolder
     start = state.start_epoch
 
     def start_epoch(self, servers):  # type: ignore[no-untyped-def]
         journal = start(self, servers)[0]
         restoring, self.restoring = self.restoring, set()
-        told = [one for inc in sorted(self.untold) for one in self._tell_epoch(inc)]
+        told = [one for inc in sorted(self.untold) for one in self.tell_epoch(inc)]
         self.restoring = restoring
         return [journal, *told]
 

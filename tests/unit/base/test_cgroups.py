@@ -113,6 +113,23 @@ def test_where_making_groups_is_refused_the_note_says_why(version_1: Machine) ->
     assert "memory" not in note
 
 
+def test_a_job_weighs_what_its_living_nodes_do(version_1: Machine) -> None:
+    at = (version_1.mounts, version_1.own)
+    parent = version_1.root / "cpu,cpuacct/paceline"
+    for job, node, procs in (
+        (JOB, "worker-1", "12\n"),
+        ("killed", NODE, ""),
+        ("other", NODE, "7\n"),
+    ):
+        (parent / job / node).mkdir(parents=True)
+        (parent / job / node / "cgroup.procs").write_text(procs)
+    for group in (parent, parent / JOB):
+        (group / "cpu.shares").write_text("1024")
+    create_node_group(JOB, NODE, None, None, *at)
+    assert (parent / JOB / "cpu.shares").read_text() == "2048", "worker-1 and the one being made"
+    assert (parent / "cpu.shares").read_text() == "3072", "what a killed job left has no weight"
+
+
 def test_removal_takes_all_groups_of_the_job_and_no_other(version_1: Machine) -> None:
     at = (version_1.mounts, version_1.own)
     parent = version_1.root / "memory/box/a/paceline"

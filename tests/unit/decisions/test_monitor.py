@@ -14,11 +14,12 @@ from paceline.master.monitor import MAX_ENDS, Monitor
 from paceline.policy.stats.history import Lengths
 from paceline.policy.straggler.actions import Share
 from paceline.policy.straggler.observation import LifeEnded
-from paceline.protocol.holding.servers.master import HeldByServers
+from paceline.protocol.holding.servers.master import ServerHolder
 from paceline.protocol.holding.servers.server import ServerState
 from paceline.protocol.nodes.membership import Membership
 from paceline.protocol.records import EpochStarted, FeedAdded, Place, Plan, Planned
 from paceline.protocol.samples.plans import portion_of
+from paceline.protocol.training import MasterState
 from paceline.runtime.server.server import Asked
 from paceline.runtime.server.server import Server as PsServer
 from paceline.runtime.server.service_time import ServiceTime
@@ -284,7 +285,7 @@ class Training:
     """Two servers and some workers in training, without their messages."""
 
     def __init__(self, mode: str, num_workers: int, *, batch_size: int = 10) -> None:
-        self.state = HeldByServers(mode=mode, samples="exactly-once")
+        self.state = MasterState(ServerHolder(), mode=mode, samples="exactly-once")
         self.members = Membership(num_workers=num_workers, num_servers=2, restart=RestartSpec())
         for inc, node in enumerate(list(self.members.nodes.values()), 1):
             self.members._new_life(node, 0.0)
@@ -292,7 +293,7 @@ class Training:
             self.members.process_up(up, 0.0)
             if node.role == "worker":
                 self.state.worker_up(inc)
-                self.state.prepare(Prepared(inc=inc, schema=ModelSchema()))
+                self.state.holder.prepare(Prepared(inc=inc, schema=ModelSchema()))
         servers = (Server(1, "server-0", "a1"), Server(2, "server-1", "a2"))
         feed = Feed(
             feed=0,
@@ -385,7 +386,7 @@ def test_workers_are_in_the_order_of_their_ranks_whatever_their_lives() -> None:
     now = training.now()
     assert now is not None
     assert (list(now.shares), now.absent) == (["worker-1", "worker-2"], 1), "its script prepares"
-    training.state.prepare(Prepared(inc=node.inc, schema=ModelSchema()))
+    training.state.holder.prepare(Prepared(inc=node.inc, schema=ModelSchema()))
     now = training.now()
     assert now is not None
     assert list(now.shares) == ["worker-0", "worker-1", "worker-2"]
@@ -408,9 +409,9 @@ def test_workers_under_restart_are_absent_and_those_who_leave_are_not_missed() -
 
 def test_there_is_nothing_to_see_while_nobody_trains() -> None:
     training = Training("asp", 2)
-    training.state.restoring = {1}
+    training.state.holder.restoring = {1}
     assert training.now() is None
-    training.state.restoring = set()
+    training.state.holder.restoring = set()
     training.state.ledger.commit([Span(0, 0, 200)])
     training.state.complete.add(0)
     assert training.now() is None

@@ -70,5 +70,5 @@ def test_what_is_seen_has_the_platform_s_word() -> None:
     seen = stage.scene.observe(stage.scene.progress(5.0), since_action_s=2.0)
     assert seen is not None
     assert (seen.now_s, seen.pending_s, seen.since_action_s) == (5.0, None, 2.0)
-    stage.job.state.restoring = {1}
+    stage.job.state.holder.restoring = {1}
     assert stage.scene.observe(stage.scene.progress(5.0), None) is None

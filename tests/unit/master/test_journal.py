@@ -13,7 +13,7 @@ from paceline.master.job_clock import MasterStarted
 from paceline.master.journal import Journal, JournalRecord, JournalRefused
 from paceline.protocol.acts import Instruction, Seal
 from paceline.protocol.acts import Journal as Write
-from paceline.protocol.holding.servers.master import HeldByServers
+from paceline.protocol.holding.servers.master import ServerHolder
 from paceline.protocol.nodes.node import JobEnded, NodeFinished, NodeStarted, WorkersWanted
 from paceline.protocol.records import (
     CutGone,
@@ -28,6 +28,7 @@ from paceline.protocol.records import (
 )
 from paceline.protocol.samples.grant_size import Sizing
 from paceline.protocol.snapshot import Snapshot, restore, take
+from paceline.protocol.training import MasterState
 from paceline.wire.messages.base import CutRef, Server, ServerMap
 from paceline.wire.messages.feeds import Feed, SourceLine
 from paceline.wire.messages.node import (
@@ -83,7 +84,7 @@ ONE_OF_EACH: list[JournalRecord] = [
     NodeFinished(node="worker-0"),
     WorkersWanted(count=3),
     JobEnded(),
-    take(HeldByServers(mode="asp", samples="exactly-once")),
+    take(MasterState(ServerHolder(), mode="asp", samples="exactly-once")),
 ]
 
 
@@ -202,14 +203,14 @@ class Run:
     def __init__(self, seed: int, samples: str, mode: str) -> None:
         self.rng = random.Random(seed)
         self.samples, self.mode = samples, mode
-        self.state = HeldByServers(mode=mode, samples=samples)
+        self.state = MasterState(ServerHolder(), mode=mode, samples=samples)
         self.records: list[JournalRecord] = []
         self.next_n: dict[int, int] = {}
         self.next_inc = 10
         self.served: set[int] = set()
         self.stored: Copied | None = None
-        self.do(self.state.prepare(Prepared(inc=1, schema=ModelSchema())))
-        self.do(self.state.initial_written(InitialWritten(inc=1)))
+        self.do(self.state.holder.prepare(Prepared(inc=1, schema=ModelSchema())))
+        self.do(self.state.holder.initial_written(InitialWritten(inc=1)))
         self.do(self.state.open_feed(OpenFeed(inc=1, feed=FEED)))
         if mode != "bsp":
             self.do(self.state.open_feed(OpenFeed(inc=1, feed=STREAM)))
@@ -223,15 +224,15 @@ class Run:
     def new_epoch(self) -> None:
         self.next_inc += 1
         server = Server(self.next_inc, "server-0", "a")
-        self.do(self.state.start_epoch((server,)))
+        self.do(self.state.holder.start_epoch((server,)))
         epoch_no = self.state.epoch_no
-        self.do(self.state.restored(Restored(epoch_no=epoch_no, inc=server.inc)))
+        self.do(self.state.holder.restored(Restored(epoch_no=epoch_no, inc=server.inc)))
         self.next_n.clear()
 
     @property
     def leader(self) -> int:
-        assert self.state.map is not None
-        return self.state.map.servers[0].inc
+        assert self.state.holder.map is not None
+        return self.state.holder.map.servers[0].inc
 
     def step(self) -> None:
         choice = self.rng.choice(["up", "up", "want", "want", "want", "want", "commit", "lose"])
@@ -274,7 +275,7 @@ class Run:
         message = Committed(
             epoch_no=self.state.epoch_no, inc=self.leader, step=0, committed=committed
         )
-        self.do(self.state.committed(message))
+        self.do(self.state.holder.committed(message))
 
     def lose(self) -> None:
         if not self.state.workers:
@@ -287,7 +288,7 @@ class Run:
             fenced=inc,
             committed=self._some_committed(),
         )
-        self.do(self.state.fence_answer(answer))
+        self.do(self.state.holder.fence_answer(answer))
 
     def cut(self) -> None:
         self.commit()
@@ -322,15 +323,15 @@ def test_a_snapshot_stands_for_all_records(samples: str, mode: str, seed: int) -
     run = Run(seed, samples, mode)
     for _ in range(300):
         run.step()
-    replayed = HeldByServers(mode=mode, samples=samples)
+    replayed = MasterState(ServerHolder(), mode=mode, samples=samples)
     for record in run.records:
         replayed.apply(record)  # type: ignore[arg-type]
     kept = take(replayed)
     assert kept.leases or kept.done
-    restored = HeldByServers(mode=mode, samples=samples)
+    restored = MasterState(ServerHolder(), mode=mode, samples=samples)
     restore(restored, kept)
     assert take(restored) == kept
-    assert restored.map == replayed.map
+    assert restored.holder.kept() == replayed.holder.kept()
     assert (restored.epoch_no, restored.step) == (replayed.epoch_no, replayed.step)
     # What was decided since the last commit is memory, but a lease never disappears.
     run_leases = {span for lease in run.state.ledger.leases.values() for span in lease}
@@ -344,10 +345,10 @@ def test_a_restored_state_goes_on_as_the_original_would() -> None:
     for _ in range(200):
         one.step()
         other.step()
-    one.state = HeldByServers(mode="asp", samples="exactly-once")
+    one.state = MasterState(ServerHolder(), mode="asp", samples="exactly-once")
     for record in one.records:
         one.state.apply(record)  # type: ignore[arg-type]
-    two = HeldByServers(mode="asp", samples="exactly-once")
+    two = MasterState(ServerHolder(), mode="asp", samples="exactly-once")
     restore(two, take(one.state))
     other.state = two
     one.rng.seed(5)
@@ -355,7 +356,7 @@ def test_a_restored_state_goes_on_as_the_original_would() -> None:
     before = len(one.records)
     for run in (one, other):
         run.do(run.state.resume())
-        run.do(run.state.restored(Restored(epoch_no=run.state.epoch_no, inc=run.leader)))
+        run.do(run.state.holder.restored(Restored(epoch_no=run.state.epoch_no, inc=run.leader)))
         for _ in range(200):
             run.step()
     assert one.records[before:] == other.records[before:]

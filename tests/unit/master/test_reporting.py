@@ -13,8 +13,9 @@ from paceline.master import reporting
 from paceline.master.ending import Ending
 from paceline.master.monitor import Monitor
 from paceline.master.reporting import Reporting
-from paceline.protocol.holding.servers.master import HeldByServers
+from paceline.protocol.holding.servers.master import ServerHolder
 from paceline.protocol.nodes.membership import Membership
+from paceline.protocol.training import MasterState
 from paceline.wire.messages.agent import NodeFacts
 from paceline.wire.spec import RestartSpec
 
@@ -26,7 +27,7 @@ class Job:
         self.job, self.monitor = JobDir(path), Monitor()
         self.job.events.write_text('{"t":-5.0,"event":"launched"}\n')
         self.members = Membership(num_workers=1, num_servers=0, restart=RestartSpec())
-        state = HeldByServers(mode="bsp", samples="exactly-once")
+        state = MasterState(ServerHolder(), mode="bsp", samples="exactly-once")
         self.reporting = Reporting(self.job, state, self.members, self.monitor)
         self.now_s = 0.0
 

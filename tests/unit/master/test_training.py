@@ -561,10 +561,10 @@ def begin_copying(job: Job) -> None:
     """A move that has come to where every contribution must be held by the new server, too."""
     job.training.replace(1, Server(NEW, "server-2", "ipc://5"))
     answer(job)
-    copies = job.state.moving.wanted_map(job.state.map)
+    copies = job.state.holder.moving.wanted_map(job.state.holder.map)
     assert copies is not None
     job.say(MapSet(epoch_no=job.state.epoch_no, inc=1, map=copies, leads=True))
-    assert job.state.map.copies
+    assert job.state.holder.map.copies
 
 
 def answer(job: Job, progress: int = 0) -> None:
@@ -584,8 +584,8 @@ def test_a_joining_server_that_says_nothing_holds_nobody_up_for_long(
             answer(job)
         job.training.tick(job.now_s, cuts=False)
         if job.now_s < ANSWER_PATIENCE_S:
-            assert not job.state.moving.given_up
-    assert job.state.moving.given_up == (not answers)
+            assert not job.state.holder.moving.given_up
+    assert job.state.holder.moving.given_up == (not answers)
 
 
 def test_a_joining_server_to_which_nothing_comes_is_given_up_though_it_answers(
@@ -594,11 +594,11 @@ def test_a_joining_server_to_which_nothing_comes_is_given_up_though_it_answers(
     job = Job(tmp_path)
     begin_copying(job)
     while job.now_s <= MOVE_PATIENCE_S:
-        assert not job.state.moving.given_up
+        assert not job.state.holder.moving.given_up
         job.now_s += 0.5
         answer(job)
         job.training.tick(job.now_s, cuts=False)
-    assert job.state.moving.given_up
+    assert job.state.holder.moving.given_up
 
 
 def test_an_asynchronous_lease_is_of_batches_as_workers_compute_them(tmp_path: Path) -> None:

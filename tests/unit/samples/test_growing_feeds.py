@@ -8,11 +8,12 @@ import pytest
 from paceline.base.samples import SampleSet, Span
 from paceline.protocol import training as master_state
 from paceline.protocol.acts import Fail, Instruction, Journal, Seal, Send
-from paceline.protocol.holding.servers.master import HeldByServers
+from paceline.protocol.holding.servers.master import ServerHolder
 from paceline.protocol.holding.servers.worker import ToMaster, WorkerState
 from paceline.protocol.records import Extended, Granted, Records
 from paceline.protocol.samples.grant_size import Sizing
 from paceline.protocol.samples.ledger import Ledger
+from paceline.protocol.training import MasterState
 from paceline.wire.messages.base import Server
 from paceline.wire.messages.feeds import Feed, SourceLine
 from paceline.wire.messages.node import (
@@ -120,24 +121,24 @@ class Job:
     def __init__(self, feed: Feed = FEED, seed: int = 0) -> None:
         self.rng = random.Random(seed)
         self.feed = feed
-        self.state = HeldByServers(mode="asp", samples="exactly-once")
+        self.state = MasterState(ServerHolder(), mode="asp", samples="exactly-once")
         self.records: list[Records] = []
         self.said: list[Instruction] = []
         self.workers: dict[int, WorkerState] = {}
         self.model = SampleSet()
         self.next_inc = 100
         self.loss = 0.0
-        self.do(self.state.prepare(Prepared(inc=1, schema=ModelSchema())))
-        self.do(self.state.initial_written(InitialWritten(inc=1)))
+        self.do(self.state.holder.prepare(Prepared(inc=1, schema=ModelSchema())))
+        self.do(self.state.holder.initial_written(InitialWritten(inc=1)))
         self.do(self.state.open_feed(OpenFeed(inc=1, feed=feed)))
         self.start_epoch()
 
     def start_epoch(self) -> None:
         self.next_inc += 1
         self.model = SampleSet(self.state.cuts.valid[-1].committed)
-        self.do(self.state.start_epoch((Server(self.next_inc, "server-0", "a"),)))
+        self.do(self.state.holder.start_epoch((Server(self.next_inc, "server-0", "a"),)))
         restored = Restored(epoch_no=self.state.epoch_no, inc=self.next_inc)
-        self.do(self.state.restored(restored))
+        self.do(self.state.holder.restored(restored))
 
     def add_worker(self) -> WorkerState:
         self.next_inc += 1
@@ -145,7 +146,7 @@ class Job:
         worker.feed_opened(FeedOpened(inc=worker.inc, feed=self.feed))
         self.workers[worker.inc] = worker
         self.do(self.state.worker_up(worker.inc))
-        self.do(self.state.prepare(Prepared(inc=worker.inc, schema=ModelSchema())))
+        self.do(self.state.holder.prepare(Prepared(inc=worker.inc, schema=ModelSchema())))
         return worker
 
     def do(self, instructions: list[Instruction]) -> None:
@@ -186,11 +187,11 @@ class Job:
             self.model.add(span)
 
     def commit(self) -> None:
-        assert self.state.map is not None
-        leader, epoch_no = self.state.map.servers[0].inc, self.state.epoch_no
+        assert self.state.holder.map is not None
+        leader, epoch_no = self.state.holder.map.servers[0].inc, self.state.epoch_no
         committed = self.model.spans()
         self.do(
-            self.state.committed(
+            self.state.holder.committed(
                 Committed(epoch_no=epoch_no, inc=leader, step=0, committed=committed)
             )
         )
@@ -213,22 +214,22 @@ class Job:
         leader, epoch_no = self.next_leader(), self.state.epoch_no
         committed = self.model.spans()
         self.do(
-            self.state.fence_answer(
+            self.state.holder.fence_answer(
                 FenceAnswer(epoch_no=epoch_no, inc=leader, fenced=inc, committed=committed)
             )
         )
 
     def next_leader(self) -> int:
-        assert self.state.map is not None
-        return self.state.map.servers[0].inc
+        assert self.state.holder.map is not None
+        return self.state.holder.map.servers[0].inc
 
     def restart_master(self) -> None:
-        self.state = HeldByServers(mode="asp", samples="exactly-once")
+        self.state = MasterState(ServerHolder(), mode="asp", samples="exactly-once")
         for record in self.records:
             self.state.apply(record)
         self.do(self.state.resume())
         restored = Restored(epoch_no=self.state.epoch_no, inc=self.next_leader())
-        self.do(self.state.restored(restored))
+        self.do(self.state.holder.restored(restored))
         for inc in self.workers:
             self.do(self.state.worker_up(inc))
 

@@ -12,12 +12,13 @@ from paceline.base.errors import ConfigError
 from paceline.base.samples import Span
 from paceline.policy.straggler.actions import AdjustBatch, AdjustRate, BackupWorkers, Partial, Share
 from paceline.protocol.acts import Fail, Instruction, Journal, Send
-from paceline.protocol.holding.servers.master import HeldByServers
+from paceline.protocol.holding.servers.master import ServerHolder
 from paceline.protocol.holding.servers.worker import WorkerState
 from paceline.protocol.records import GaveBack, Place, Plan, Planned
 from paceline.protocol.samples.grant_size import Sizing
 from paceline.protocol.samples.ledger import Ledger
 from paceline.protocol.samples.plans import Plans, part_sizes, portion_of
+from paceline.protocol.training import MasterState
 from paceline.wire.messages.base import Server
 from paceline.wire.messages.feeds import Batching, Feed, Rate, Slice
 from paceline.wire.messages.node import (
@@ -59,11 +60,11 @@ class Job:
     def __init__(self, mode: str = "bsp") -> None:
         self.mode = mode
         self.journal: list[Journal] = []
-        self.state = HeldByServers(mode=mode, samples="exactly-once")
+        self.state = MasterState(ServerHolder(), mode=mode, samples="exactly-once")
         for inc, node in NODES.items():
             self.do(self.state.worker_up(inc, node))
-            self.do(self.state.prepare(Prepared(inc=inc, schema=ModelSchema())))
-        self.do(self.state.initial_written(InitialWritten(inc=ONE)))
+            self.do(self.state.holder.prepare(Prepared(inc=inc, schema=ModelSchema())))
+        self.do(self.state.holder.initial_written(InitialWritten(inc=ONE)))
         self.do(self.state.open_feed(OpenFeed(inc=ONE, feed=FEED)))
         self.new_epoch()
 
@@ -73,16 +74,16 @@ class Job:
         return [one for one in done if isinstance(one, Send)]
 
     def new_epoch(self, leader: int = LEADER) -> None:
-        self.do(self.state.start_epoch((Server(leader, "server-0", ""),)))
-        self.do(self.state.restored(Restored(epoch_no=self.state.epoch_no, inc=leader)))
+        self.do(self.state.holder.start_epoch((Server(leader, "server-0", ""),)))
+        self.do(self.state.holder.restored(Restored(epoch_no=self.state.epoch_no, inc=leader)))
 
     def restart(self) -> None:
-        self.state = HeldByServers(mode=self.mode, samples="exactly-once")
+        self.state = MasterState(ServerHolder(), mode=self.mode, samples="exactly-once")
         for entry in self.journal:
             self.state.apply(entry.record)
         self.do(self.state.resume())
-        leader = self.state.map.servers[0].inc if self.state.map else LEADER
-        self.do(self.state.restored(Restored(epoch_no=self.state.epoch_no, inc=leader)))
+        leader = self.state.holder.map.servers[0].inc if self.state.holder.map else LEADER
+        self.do(self.state.holder.restored(Restored(epoch_no=self.state.epoch_no, inc=leader)))
         for inc, node in NODES.items():
             self.do(self.state.worker_up(inc, node))
 
@@ -111,7 +112,7 @@ class Job:
         message = Committed(
             epoch_no=self.state.epoch_no, inc=LEADER, step=step, committed=spans, **said
         )
-        return self.do(self.state.committed(message))
+        return self.do(self.state.holder.committed(message))
 
     def plan(self, lead: int = 2) -> list[Send]:
         return self.do(self.state.carry_out(AdjustBatch(shares=UNEVEN), lead))
@@ -369,7 +370,7 @@ def test_a_dead_worker_s_leases_need_no_answer(job: Job) -> None:
     job.do(job.state.worker_lost(TWO))
     assert job.state.plans.preparing is not None
     answer = FenceAnswer(epoch_no=1, inc=LEADER, fenced=TWO, committed=())
-    job.do(job.state.fence_answer(answer))
+    job.do(job.state.holder.fence_answer(answer))
 
     records = [type(entry.record).__name__ for entry in job.journal[-2:]]
     assert records == ["Returned", "Planned"]
@@ -444,7 +445,7 @@ def test_who_still_prepares_has_no_part_of_a_step(restarted: bool) -> None:
         job.do(job.state.worker_up(13, "worker-2"))
     assert list(job.state.training_workers()) == [ONE, TWO]
     assert job.lease(ONE)[0] == Span(0, 0, 4)
-    job.do(job.state.prepare(Prepared(inc=13, schema=ModelSchema())))
+    job.do(job.state.holder.prepare(Prepared(inc=13, schema=ModelSchema())))
     assert list(job.state.training_workers()) == [ONE, TWO, 13]
 
 
@@ -505,9 +506,9 @@ def test_a_leader_and_a_master_that_begin_anew_are_told_again(job: Job) -> None:
     job.decided(1, allow=1)
     job.restart()
     assert allows(job.do(job.state.resend())) == [(1, 3, 3, 8)]
-    job.do(job.state.start_epoch((Server(2, "server-0", ""),)))
+    job.do(job.state.holder.start_epoch((Server(2, "server-0", ""),)))
 
-    sent = job.do(job.state.restored(Restored(epoch_no=2, inc=2)))
+    sent = job.do(job.state.holder.restored(Restored(epoch_no=2, inc=2)))
     assert allows(sent) == [(1, 1, 3, 8)], "from the cut on"
 
 
@@ -552,15 +553,17 @@ def test_short_steps_are_counted_over_restores_and_masters(job: Job) -> None:
     short(job)
     job.decided(1, allow=1, short_steps=1, left_out=3)
     job.decided(1)
-    assert (job.state.short_steps, job.state.left_out) == (1, 3), "the older word came late"
+    assert (job.state.holder.short_steps, job.state.holder.left_out) == (1, 3), (
+        "the older word came late"
+    )
     job.new_epoch(leader=2)
     job.restart()
 
-    assert (job.state.short_steps, job.state.left_out) == (1, 3)
+    assert (job.state.holder.short_steps, job.state.holder.left_out) == (1, 3)
     late = Committed(epoch_no=2, inc=2, step=1, committed=(), short_steps=2, left_out=4)
-    job.do(job.state.restored(Restored(epoch_no=2, inc=2)))
-    job.do(job.state.committed(late))
-    assert (job.state.short_steps, job.state.left_out) == (3, 7)
+    job.do(job.state.holder.restored(Restored(epoch_no=2, inc=2)))
+    job.do(job.state.holder.committed(late))
+    assert (job.state.holder.short_steps, job.state.holder.left_out) == (3, 7)
 
 
 def test_what_was_left_out_is_dealt_at_the_end_of_the_epoch_by_the_newest_plan() -> None:
@@ -569,7 +572,7 @@ def test_what_was_left_out_is_dealt_at_the_end_of_the_epoch_by_the_newest_plan()
     job.state.ledger.grant(ONE, [Span(0, 0, 80)])
     left = (Span(0, 1, 5), Span(0, 9, 13))
     job.do(
-        job.state.committed(
+        job.state.holder.committed(
             Committed(
                 epoch_no=1,
                 inc=LEADER,
@@ -703,7 +706,7 @@ def test_a_step_has_no_fixed_parts(job: Job) -> None:
 def test_factors_are_told_at_once_and_with_every_grant() -> None:
     job = Job("asp")
     for inc in NODES:
-        job.state.untold.discard(inc)
+        job.state.holder.untold.discard(inc)
     sent = job.do(job.state.carry_out(AdjustRate(factors={"worker-1": 0.5}), 2))
     told = {one.inc: one.message.rate for one in sent if isinstance(one.message, NewRate)}
 

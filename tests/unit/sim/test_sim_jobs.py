@@ -21,10 +21,11 @@ from paceline.policy.straggler.actions import (
     Share,
 )
 from paceline.policy.straggler.observation import RestartCost
-from paceline.protocol.holding.servers.master import HeldByServers
+from paceline.protocol.holding.servers.master import ServerHolder
 from paceline.protocol.samples.grant_size import Sizing
 from paceline.protocol.samples.ledger import Ledger
 from paceline.protocol.samples.plans import Plans
+from paceline.protocol.training import MasterState
 from paceline.sim.costs import Compute, Traffic, served_s
 from paceline.sim.leader import Leader
 from paceline.sim.nodes import worker_names
@@ -365,15 +366,18 @@ class Dealing:
     """A real master, and workers that ask it at each step."""
 
     def __init__(self, feed: Feed, names: list[str], steps: int) -> None:
-        self.steps, self.state = steps, HeldByServers(mode="bsp", samples="exactly-once")
+        self.steps, self.state = (
+            steps,
+            MasterState(ServerHolder(), mode="bsp", samples="exactly-once"),
+        )
         self.returns = [0, 0, 0]
         for inc, name in enumerate(names, 1):
             self.state.worker_up(inc, name)
-            self.state.prepare(Prepared(inc=inc, schema=ModelSchema()))
-        self.state.initial_written(InitialWritten(inc=1))
+            self.state.holder.prepare(Prepared(inc=inc, schema=ModelSchema()))
+        self.state.holder.initial_written(InitialWritten(inc=1))
         self.state.open_feed(OpenFeed(inc=1, feed=feed))
-        self.state.start_epoch((Server(9, "server-0", ""),))
-        self.state.restored(Restored(epoch_no=self.state.epoch_no, inc=9))
+        self.state.holder.start_epoch((Server(9, "server-0", ""),))
+        self.state.holder.restored(Restored(epoch_no=self.state.epoch_no, inc=9))
         self.model = SampleSet()
 
     def deal(self) -> tuple[Slice, list[list[Span]]]:
@@ -393,7 +397,7 @@ class Dealing:
         self.model.update(committed)
         now = self.model.spans()
         said = Committed(epoch_no=state.epoch_no, inc=9, step=state.step + 1, committed=now)
-        state.committed(said)
+        state.holder.committed(said)
         for row, spans in back.items():
             self.returns[row] += 1
             r, inc = self.returns[row], row + 1

@@ -17,11 +17,12 @@ from paceline.protocol.acts import (
     Seal,
     Send,
 )
-from paceline.protocol.holding.group.master import HeldByWorkers
+from paceline.protocol.holding.group.master import GroupHolder
 from paceline.protocol.holding.group.member import Connect, Copy, Drop, Load, MemberState, Say
 from paceline.protocol.holding.group.member import Instruction as MemberInstruction
 from paceline.protocol.nodes.hangs import Hang, find_hang, find_silent
 from paceline.protocol.snapshot import restore, take
+from paceline.protocol.training import MasterState
 from paceline.wire.messages.agent import NodeFacts
 from paceline.wire.messages.feeds import Feed
 from paceline.wire.messages.group import (
@@ -88,19 +89,18 @@ class Job:
             self.worker(inc)
         self.run(self.master.open_feed(OpenFeed(inc=1, feed=FEED)))
 
-    def new_master(self) -> HeldByWorkers:
-        return HeldByWorkers(
-            mode="bsp",
-            samples="exactly-once",
-            min_members=self.min_members,
-            sharded=self.sharded,
-            whole_steps=self.whole_steps,
+    def new_master(self) -> MasterState:
+        self.holder = GroupHolder(
+            min_members=self.min_members, sharded=self.sharded, copies_at_rest=self.whole_steps
+        )
+        return MasterState(
+            self.holder, mode="bsp", samples="exactly-once", whole_steps=self.whole_steps
         )
 
     @property
     def group(self) -> list[int]:
         """Who is in the newest group."""
-        return [member.inc for member in self.master.group.members]
+        return [member.inc for member in self.holder.group.members]
 
     def worker(self, inc: int) -> MemberState:
         """A worker comes up; it asks to be let in later."""
@@ -132,7 +132,7 @@ class Job:
     def say(self, message: GroupUp) -> None:
         node = f"worker-{message.inc}"
         guest = message.inc in self.guests
-        said = self.master.member_said(message, node=node, expected=self.expected, guest=guest)
+        said = self.holder.member_said(message, node=node, expected=self.expected, guest=guest)
         self.run(said)
 
     def run(self, instructions: list[Instruction]) -> None:
@@ -153,9 +153,9 @@ class Job:
                     self.run(self.master.cut_sealed(valid))
                 case _:
                     pass
-        group = self.master.group
+        group = self.holder.group
         if group is not None and group.needs_restore:
-            self.run(self.master.restore_group())
+            self.run(self.holder.restore_group())
 
     def deliver(self, inc: int, message: NodeDown) -> None:
         member = self.members.get(inc)
@@ -239,20 +239,20 @@ def test_the_first_group_waits_for_all_and_begins_with_the_state_of_one() -> Non
 def test_who_does_not_come_is_not_waited_for_longer_than_that() -> None:
     job = Job(3)
     job.join(2)
-    job.run(job.master.form_group())
+    job.run(job.holder.form_group())
     assert job.group == [2]
 
 
 def test_with_fewer_than_the_least_nobody_begins() -> None:
     job = Job(4, min_members=2)
     job.join(3)
-    job.run(job.master.form_group())
-    assert job.master.group.number == 0
+    job.run(job.holder.form_group())
+    assert job.holder.group.number == 0
     job.join(2)
-    assert job.master.group.number == 0, "the others may still come"
-    job.run(job.master.form_group())
+    assert job.holder.group.number == 0, "the others may still come"
+    job.run(job.holder.form_group())
     assert job.group == [2, 3]
-    assert job.master.group.running
+    assert job.holder.group.running
 
 
 def test_another_model_is_refused() -> None:
@@ -279,7 +279,7 @@ def test_who_comes_with_another_model_ends_alone_once_others_train(how: str) -> 
     assert "worker-3 has prepared another model than the others" in job.refused[3]
     job.join(3)
     assert job.group == [1, 2]
-    assert job.master.group.running
+    assert job.holder.group.running
     job.step(1, 2)
     assert job.members[1].step == 2
 
@@ -287,7 +287,7 @@ def test_who_comes_with_another_model_ends_alone_once_others_train(how: str) -> 
 def test_a_member_of_another_model_ends_a_job_of_shards() -> None:
     job = Job(2, sharded=True)
     job.join()
-    assert job.master.group.number == 1
+    assert job.holder.group.number == 1
     job.worker(3).replica = "another one"
     job.join(3)
     assert len(job.failed) == 1
@@ -342,7 +342,7 @@ def joining(*, whole_steps: bool = False) -> tuple[Job, dict[int, CatchUp]]:
 
 def test_who_joins_copies_while_the_others_are_in_their_next_step() -> None:
     job, copying = joining()
-    assert job.master.group.running
+    assert job.holder.group.running
     first, joiner = job.members[1], job.members[3]
     assert joiner.running is not None
     assert (joiner.step, joiner.running.joiners) == (NO_STEP, (3,))
@@ -467,7 +467,7 @@ def test_an_update_that_has_begun_is_finished_before_it_is_said_to_be_over() -> 
     assert run is not None
     assert member.begin_update(run)
     job.lose(2)
-    assert not job.master.group.stopped
+    assert not job.holder.group.stopped
     job.act(1, member.updated((Span(0, 0, 2),), last=False))
     assert member.running is not None
     assert (member.step, member.running.step) == (1, 1)
@@ -541,9 +541,9 @@ def test_a_member_that_cannot_work_is_met_anew() -> None:
     run = member.enter()
     assert run is not None
     job.act(1, member.failed(run, "connection reset"))
-    assert job.master.group.broken == {1: "connection reset"}
-    job.run(job.master.form_group())
-    assert job.master.group.number == 2
+    assert job.holder.group.broken == {1: "connection reset"}
+    job.run(job.holder.form_group())
+    assert job.holder.group.number == 2
     assert all(member.running is not None for member in job.members.values())
 
 
@@ -670,7 +670,7 @@ def leaves(job: Job, inc: int) -> list[Instruction]:
     step = job.members[inc].step
     message = AskCut(epoch_no=job.master.epoch_no, inc=inc, n=1, step=step, leaves=True)
     said = job.master.cut_wanted(message)
-    return [*said, *(job.master.take_cut() if job.master.wants_cut else [])]
+    return [*said, *(job.master.take_cut() if job.holder.wants_cut else [])]
 
 
 def asked(instructions: list[Instruction]) -> list[tuple[int, int]]:
@@ -796,7 +796,7 @@ def test_a_shard_that_is_left_in_the_middle_of_an_update_breaks_no_group() -> No
     assert member.begin_update(run)
     member.give_up_update()
     job.act(1, member.forget())
-    assert not job.master.group.broken
+    assert not job.holder.group.broken
     assert member.step == NO_STEP
 
 
@@ -812,7 +812,7 @@ def test_members_that_hold_shards_do_not_go_on_without_each_other() -> None:
     job.worker(4)
     job.worker(3)
     job.join(4)
-    job.run(job.master.form_group())
+    job.run(job.holder.form_group())
     assert job.group == [1, 2], "not for anybody's patience either"
     job.join(3)
     assert job.group == [3, 4], "by their nodes"
@@ -897,15 +897,16 @@ def test_a_new_master_goes_on_without_asking_anybody() -> None:
 
 def test_a_snapshot_holds_the_group() -> None:
     job = running(2)
-    fresh = HeldByWorkers(mode="bsp", samples="exactly-once", min_members=1)
+    holder = GroupHolder()
+    fresh = MasterState(holder, mode="bsp", samples="exactly-once")
     restore(
         fresh,
         msgspec.msgpack.decode(
             msgspec.msgpack.encode(take(job.master)), type=type(take(job.master))
         ),
     )
-    assert fresh.group.members == job.master.group.members
-    assert (fresh.epoch_no, fresh.group.number, fresh.group.running) == (1, 1, True)
+    assert holder.group.members == job.holder.group.members
+    assert (fresh.epoch_no, holder.group.number, holder.group.running) == (1, 1, True)
 
 
 def test_messages_of_former_groups_and_epochs_do_nothing() -> None:

@@ -4,9 +4,10 @@ import pytest
 
 from paceline.base.samples import Span
 from paceline.protocol.acts import Fail, FeedDone, Instruction, Journal, Seal, Send
-from paceline.protocol.holding.servers.master import HeldByServers
+from paceline.protocol.holding.servers.master import ServerHolder
 from paceline.protocol.records import CutValid, EpochStarted, Granted, Returned
 from paceline.protocol.samples.grant_size import Sizing
+from paceline.protocol.training import MasterState
 from paceline.wire.messages.base import CutRef, Server
 from paceline.wire.messages.feeds import Feed
 from paceline.wire.messages.node import (
@@ -54,7 +55,7 @@ class Job:
 
     def __init__(self, mode: str = "asp", samples: str = "exactly-once") -> None:
         self.mode, self.samples = mode, samples
-        self.state = HeldByServers(mode=mode, samples=samples)
+        self.state = MasterState(ServerHolder(), mode=mode, samples=samples)
         self.journal: list[Journal] = []
         self.sent: list[Send] = []
         self.told: list[Instruction] = []
@@ -70,7 +71,7 @@ class Job:
 
     def restart(self) -> None:
         """The master dies and reads its journal."""
-        self.state = HeldByServers(mode=self.mode, samples=self.samples)
+        self.state = MasterState(ServerHolder(), mode=self.mode, samples=self.samples)
         for entry in self.journal:
             self.state.apply(entry.record)
         self.do(self.state.resume())
@@ -83,18 +84,20 @@ class Job:
             inc=inc,
             n=n,
             feed=0,
-            map_version=self.state.map.version if self.state.map else 0,
+            map_version=self.state.holder.map.version if self.state.holder.map else 0,
         )
         self.do(self.state.request(message, Sizing(samples=samples)))
         return self.sent
 
     def restored(self, *incs: int) -> None:
         for inc in incs:
-            self.do(self.state.restored(Restored(epoch_no=self.state.epoch_no, inc=inc)))
+            self.do(self.state.holder.restored(Restored(epoch_no=self.state.epoch_no, inc=inc)))
 
     def committed(self, *spans: Span, inc: int = LEADER, epoch_no: int = 1) -> None:
         self.do(
-            self.state.committed(Committed(epoch_no=epoch_no, inc=inc, step=0, committed=spans))
+            self.state.holder.committed(
+                Committed(epoch_no=epoch_no, inc=inc, step=0, committed=spans)
+            )
         )
 
     def cut(self, *spans: Span, incs: tuple[int, ...] = (LEADER, FOLLOWER)) -> None:
@@ -126,10 +129,10 @@ def job() -> Job:
     job = Job()
     for inc in (ONE, TWO):
         job.do(job.state.worker_up(inc))
-        job.do(job.state.prepare(Prepared(inc=inc, schema=SCHEMA)))
-    job.do(job.state.initial_written(InitialWritten(inc=ONE)))
+        job.do(job.state.holder.prepare(Prepared(inc=inc, schema=SCHEMA)))
+    job.do(job.state.holder.initial_written(InitialWritten(inc=ONE)))
     job.do(job.state.open_feed(OpenFeed(inc=ONE, feed=FEED)))
-    job.do(job.state.start_epoch(servers(LEADER, FOLLOWER)))
+    job.do(job.state.holder.start_epoch(servers(LEADER, FOLLOWER)))
     job.restored(LEADER, FOLLOWER)
     for inc in (ONE, TWO):
         job.request(inc, 0)  # heard in this epoch
@@ -141,40 +144,40 @@ def job() -> Job:
 
 def test_the_first_worker_writes_the_initial_values() -> None:
     job = Job()
-    job.do(job.state.prepare(Prepared(inc=ONE, schema=SCHEMA)))
+    job.do(job.state.holder.prepare(Prepared(inc=ONE, schema=SCHEMA)))
     assert job.sent == [Send(ONE, WriteInitial(inc=ONE))]
-    job.do(job.state.prepare(Prepared(inc=TWO, schema=SCHEMA)))
+    job.do(job.state.holder.prepare(Prepared(inc=TWO, schema=SCHEMA)))
     assert job.sent == []
-    job.do(job.state.initial_written(InitialWritten(inc=TWO)))
+    job.do(job.state.holder.initial_written(InitialWritten(inc=TWO)))
     assert not job.state.cuts.valid
-    job.do(job.state.initial_written(InitialWritten(inc=ONE)))
+    job.do(job.state.holder.initial_written(InitialWritten(inc=ONE)))
     assert job.state.cuts.valid[0].cut.cut_no == 0
 
 
 def test_if_the_writer_dies_another_one_writes() -> None:
     job = Job()
-    job.do(job.state.prepare(Prepared(inc=ONE, schema=SCHEMA)))
+    job.do(job.state.holder.prepare(Prepared(inc=ONE, schema=SCHEMA)))
     job.do(job.state.worker_lost(ONE))
-    job.do(job.state.prepare(Prepared(inc=TWO, schema=SCHEMA)))
+    job.do(job.state.holder.prepare(Prepared(inc=TWO, schema=SCHEMA)))
 
     assert job.sent == [Send(TWO, WriteInitial(inc=TWO))]
 
 
 def test_workers_with_different_models_end_the_job() -> None:
     job = Job()
-    job.do(job.state.prepare(Prepared(inc=ONE, schema=SCHEMA)))
+    job.do(job.state.holder.prepare(Prepared(inc=ONE, schema=SCHEMA)))
     other = ModelSchema(
         dense=(), tables=(Table(name="a", dim=1, dtype="float32", group=0),), groups=()
     )
 
-    (fail,) = job.state.prepare(Prepared(inc=TWO, schema=other))
+    (fail,) = job.state.holder.prepare(Prepared(inc=TWO, schema=other))
 
     assert isinstance(fail, Fail)
     assert "tables differ" in fail.reason
 
 
 def test_workers_hear_of_an_epoch_when_all_its_servers_are_in_it(job: Job) -> None:
-    job.do(job.state.start_epoch(servers(LEADER, NEW)))
+    job.do(job.state.holder.start_epoch(servers(LEADER, NEW)))
     assert {s.inc for s in job.sent} == {LEADER, NEW}
     assert all(isinstance(s.message, Restore) for s in job.sent)
     job.restored(LEADER)
@@ -215,7 +218,7 @@ def test_a_request_stays_open_until_something_comes_back(job: Job) -> None:
     assert job.request(TWO, 1, samples=3) == []
     job.do(job.state.worker_lost(ONE))
     job.do(
-        job.state.fence_answer(
+        job.state.holder.fence_answer(
             FenceAnswer(epoch_no=1, inc=LEADER, fenced=ONE, committed=(Span(0, 0, 2),))
         )
     )
@@ -269,7 +272,7 @@ def test_leases_go_back_only_on_the_leader_s_answer(job: Job) -> None:
     assert job.sent == [Send(LEADER, Fence(epoch_no=1, inc=LEADER, fenced=ONE))]
     assert job.state.ledger.lease_size(ONE, 0) == 4
     job.do(
-        job.state.fence_answer(
+        job.state.holder.fence_answer(
             FenceAnswer(epoch_no=1, inc=LEADER, fenced=ONE, committed=(Span(0, 0, 1),))
         )
     )
@@ -280,7 +283,9 @@ def test_leases_go_back_only_on_the_leader_s_answer(job: Job) -> None:
 def test_a_lost_worker_gets_nothing_more_and_is_told_to_leave(job: Job) -> None:
     job.do(job.state.worker_lost(ONE))
     assert job.request(ONE, 1) == []
-    job.do(job.state.fence_answer(FenceAnswer(epoch_no=1, inc=LEADER, fenced=ONE, committed=())))
+    job.do(
+        job.state.holder.fence_answer(FenceAnswer(epoch_no=1, inc=LEADER, fenced=ONE, committed=()))
+    )
 
     assert job.request(ONE, 1) == [Send(ONE, Stop(inc=ONE))]
     job.restart()
@@ -292,7 +297,9 @@ def test_a_fence_is_repeated_until_it_is_answered(job: Job) -> None:
     job.do(job.state.worker_lost(ONE))
 
     assert Send(LEADER, Fence(epoch_no=1, inc=LEADER, fenced=ONE)) in job.state.resend()
-    job.do(job.state.fence_answer(FenceAnswer(epoch_no=1, inc=LEADER, fenced=ONE, committed=())))
+    job.do(
+        job.state.holder.fence_answer(FenceAnswer(epoch_no=1, inc=LEADER, fenced=ONE, committed=()))
+    )
     assert job.state.resend() == []
 
 
@@ -300,10 +307,10 @@ def unordered(mode: str) -> Job:
     """At-least-once, with one worker that holds a lease."""
     job = Job(mode, samples="at-least-once")
     job.do(job.state.worker_up(ONE))
-    job.do(job.state.prepare(Prepared(inc=ONE, schema=SCHEMA)))
-    job.do(job.state.initial_written(InitialWritten(inc=ONE)))
+    job.do(job.state.holder.prepare(Prepared(inc=ONE, schema=SCHEMA)))
+    job.do(job.state.holder.initial_written(InitialWritten(inc=ONE)))
     job.do(job.state.open_feed(OpenFeed(inc=ONE, feed=FEED)))
-    job.do(job.state.start_epoch(servers(LEADER)))
+    job.do(job.state.holder.start_epoch(servers(LEADER)))
     job.restored(LEADER)
     job.request(ONE, 1)
     return job
@@ -328,7 +335,7 @@ def test_nobody_waits_at_the_leader_for_a_lost_worker_s_clock() -> None:
     job.restored(LEADER)
     assert fence in job.state.resend()
     answer = FenceAnswer(epoch_no=1, inc=LEADER, fenced=ONE, committed=(Span(0, 0, 4),))
-    assert job.do(job.state.fence_answer(answer)) == []
+    assert job.do(job.state.holder.fence_answer(answer)) == []
     assert fence not in job.state.resend()
     assert not job.state.ledger.done
 
@@ -350,7 +357,7 @@ def test_a_restore_makes_the_ledger_the_complement_of_the_cut(job: Job) -> None:
     job.committed(Span(0, 0, 2))
     job.cut(Span(0, 0, 2))
     job.committed(Span(0, 0, 4))
-    job.do(job.state.start_epoch(servers(LEADER, NEW)))
+    job.do(job.state.holder.start_epoch(servers(LEADER, NEW)))
 
     record = job.journal[-1].record
     assert isinstance(record, EpochStarted)
@@ -434,7 +441,7 @@ def test_a_server_that_is_on_disk_before_the_other_has_copied(job: Job) -> None:
 def test_a_cut_that_never_came_to_disk_is_what_the_next_epoch_starts_from(job: Job) -> None:
     job.do(job.state.take_cut())
     job.copied(Span(0, 0, 2), incs=BOTH, stored=False)
-    job.do(job.state.start_epoch(servers(LEADER + 10, FOLLOWER)))
+    job.do(job.state.holder.start_epoch(servers(LEADER + 10, FOLLOWER)))
 
     restores = [s.message for s in job.sent if isinstance(s.message, Restore)]
     assert {message.cut.in_memory for message in restores} == {True}
@@ -493,7 +500,7 @@ def test_a_feed_is_no_longer_safe_when_the_cut_that_held_it_is_damaged(job: Job)
     job.cut(Span(0, 0, 8))
     assert job.state.cuts.safe == {0}
     job.do(job.state.cut_gone(2))
-    job.do(job.state.start_epoch(servers(NEW, FOLLOWER)))
+    job.do(job.state.holder.start_epoch(servers(NEW, FOLLOWER)))
     job.restored(NEW, FOLLOWER)
     assert job.state.cuts.safe == set()
     assert job.state.ledger.num_to_do(0, ()) == 6

@@ -5,6 +5,8 @@ over when a cut on disk holds all of it. Samples to train on are not leased, the
 slice by themselves; those to evaluate are.
 """
 
+from typing import TYPE_CHECKING, Any
+
 import msgspec
 
 from paceline.base.errors import ConfigError
@@ -15,10 +17,12 @@ from paceline.protocol.acts import (
     Send,
 )
 from paceline.protocol.holding.group.formation import Group
+from paceline.protocol.holding.holder import Holder
 from paceline.protocol.records import (
     CutValid,
     GroupBegun,
     GroupFormed,
+    GroupKept,
     GroupProgressed,
     GroupRestored,
     Planned,
@@ -26,8 +30,6 @@ from paceline.protocol.records import (
     Returned,
 )
 from paceline.protocol.samples.plans import NO_PLAN, GlobalAction
-from paceline.protocol.training import MasterState
-from paceline.wire.messages.feeds import Feed
 from paceline.wire.messages.group import Broken, GroupUp, JoinGroup, Progress, Stopped
 from paceline.wire.messages.node import (
     AskCut,
@@ -36,67 +38,69 @@ from paceline.wire.messages.node import (
 )
 from paceline.wire.schema import ModelSchema
 
+if TYPE_CHECKING:
+    from paceline.protocol.snapshot import Snapshot
 
-class HeldByWorkers(MasterState):
-    """See the module and `MasterState`."""
+
+class GroupHolder(Holder):
+    """The workers of one job that hold its state themselves: all of it each, or a shard."""
+
+    leases_training = False
+    model = ModelSchema()
 
     def __init__(
         self,
         *,
-        mode: str,
-        samples: str,
         min_members: int = 1,
         check: bool = False,
-        whole_steps: bool = False,
+        copies_at_rest: bool = False,
         sharded: bool = False,
     ) -> None:
-        """``whole_steps``: none lacks a sample, and who joins copies before it.
-
-        ``min_members``, ``check``, ``sharded``: see `Group`.
-        """
-        super().__init__(mode=mode, samples=samples, whole_steps=whole_steps, granted=False)
-        self.model = ModelSchema()
+        """See `Group`."""
         self.group = Group(
-            min_members=min_members, check=check, sharded=sharded, copies_at_rest=whole_steps
+            min_members=min_members, check=check, sharded=sharded, copies_at_rest=copies_at_rest
         )
         #: Not sharded: the member that copies cuts.
         self.holder = 0
-        #: Members whose scripts have returned, and that stay until what they hold is kept.
+        #: GroupHolder whose scripts have returned, and that stay until what they hold is kept.
         self.leaving: set[int] = set()
 
     # ------------------------------------------------------------------ records
 
-    def apply(self, record: Records) -> None:
-        """See `MasterState.apply`."""
+    def apply(self, record: Records) -> bool:
+        """See `Holder.apply`."""
         match record:
             case GroupFormed() | GroupRestored() | GroupBegun():
                 self.group.apply(record)
                 self._follow_group(record)
             case GroupProgressed():
-                self.step = max(self.step, record.step)
-                self.ledger.advance(record.committed)
-            case Planned():
-                super().apply(record)
-                self.group.plan = record.plan
+                self.core.step = max(self.core.step, record.step)
+                self.core.ledger.advance(record.committed)
             case _:
-                super().apply(record)
+                return False
+        return True
+
+    def applied(self, record: Records) -> None:
+        """See `Holder.applied`."""
+        if isinstance(record, Planned):
+            self.group.plan = record.plan
 
     def _follow_group(self, record: object) -> None:
         """What a record of the group means for the ledger."""
         match record:
             case GroupRestored():
-                self.epoch_no, self.step = record.epoch_no, record.step
-                self._go_back(record.committed)
+                self.core.epoch_no, self.core.step = record.epoch_no, record.step
+                self.core.go_back(record.committed)
             case GroupBegun():
-                self.step = record.step
-                self.ledger.advance(record.committed)
+                self.core.step = record.step
+                self.core.ledger.advance(record.committed)
             case _:
                 pass
 
     def resume(self) -> list[Instruction]:
-        """See `MasterState.resume`."""
+        """See `Holder.resume`."""
         self.group.resume()
-        return super().resume()
+        return []
 
     # ------------------------------------------------------------------ the group
 
@@ -119,13 +123,13 @@ class HeldByWorkers(MasterState):
             guest: it is on another machine (see `Member`).
         """
         inc = message.inc
-        if self.is_given_up(inc):
+        if self.core.is_given_up(inc):
             return [Send(inc, Stop(inc=inc))]
-        if inc not in self.workers:
+        if inc not in self.core.workers:
             return []
         match message:
             case JoinGroup():
-                self.prepared.add(inc)
+                self.core.prepared.add(inc)
                 joined = self.group.join(message, node, expected=expected, guest=guest)
                 return self._in_group(joined)
             case Stopped():
@@ -140,16 +144,16 @@ class HeldByWorkers(MasterState):
         committed = self.group.progress(message)
         if committed is None:
             return []
-        self.step = max(self.step, self.group.step)
-        self.ledger.advance(committed)
+        self.core.step = max(self.core.step, self.group.step)
+        self.core.ledger.advance(committed)
         return self._make_safe()
 
     def restore_group(self) -> list[Instruction]:
         """Nobody holds state: begin an epoch from the newest cut."""
-        newest = self.cuts.valid[-1] if self.cuts.valid else None
+        newest = self.core.cuts.valid[-1] if self.core.cuts.valid else None
         done = self._in_group(self.group.restore(newest))
-        self.complete.clear()
-        self.cuts.forget()
+        self.core.complete.clear()
+        self.core.cuts.forget()
         return done
 
     def form_group(self) -> list[Instruction]:
@@ -158,64 +162,64 @@ class HeldByWorkers(MasterState):
 
     @property
     def phase(self) -> str:
-        """See `MasterState.phase`."""
+        """See `Holder.phase`."""
         if not self.group.number:
             return "starting"
         return "training" if self.group.running else "forming"
 
     @property
     def is_training(self) -> bool:
-        """See `MasterState.is_training`."""
+        """See `Holder.is_training`."""
         return self.group.running
 
     @property
     def has_model(self) -> bool:
-        """See `MasterState.has_model`."""
+        """See `Holder.has_model`."""
         return self.group.number > 0
+
+    @property
+    def pace(self) -> str:
+        """See `Holder.pace`."""
+        return "allreduce"
 
     # ------------------------------------------------------------------ workers
 
     def is_given_up(self, inc: int) -> bool:
-        """See `MasterState.is_given_up`."""
-        return super().is_given_up(inc) or inc in self.group.gone
+        """See `Holder.is_given_up`."""
+        return inc in self.group.gone
 
-    def worker_lost(self, inc: int, *, returned: bool = False) -> list[Instruction]:
-        """See `MasterState.worker_lost`: others evaluate its samples, and train without it."""
-        self._forget_worker(inc)
+    def lost(self, inc: int, *, returned: bool) -> list[Instruction]:
+        """See `Holder.lost`: others evaluate its samples, and train without it."""
+        self.core.forget_worker(inc)
         self.leaving.discard(inc)
-        back = [self._record(Returned(inc=inc))] if inc in self.ledger.leases else []
+        back = [self.core.record(Returned(inc=inc))] if inc in self.core.ledger.leases else []
         left = self._in_group(self.group.leave(inc, returned=returned))
-        return [*left, *back, *self._serve()]
+        return [*left, *back, *self.core.serve()]
 
-    def _is_fenced(self, inc: int) -> bool:
-        return False
-
-    def _tell_epoch(self, inc: int) -> list[Instruction]:
-        return []  # the group does
-
-    def _feed_opened(self, inc: int, feed: Feed) -> FeedOpened:
-        opened = super()._feed_opened(inc, feed)
-        stored = [cut.cut for cut in self.cuts.valid if not cut.cut.in_memory]
+    def opened(self, opened: FeedOpened) -> FeedOpened:
+        """See `Holder.opened`."""
+        stored = [cut.cut for cut in self.core.cuts.valid if not cut.cut.in_memory]
         cut = stored[-1] if opened.complete and stored else None
         return msgspec.structs.replace(opened, cut=cut, trains=self.group.running)
 
     # ------------------------------------------------------------------ plans
 
-    def carry_out(self, action: GlobalAction, lead: int) -> list[Instruction]:
-        """See `MasterState.carry_out`; the members find the step by themselves."""
+    def lead(self, action: GlobalAction, lead: int) -> int:
+        """See `Holder.lead`; the members find the step by themselves."""
         if self.group.sharded:
             raise ConfigError(
                 f"{type(action).__name__} with strategy fsdp: torch weighs all workers alike, so "
                 "their shares stay even; run the job with --solution none"
             )
-        return super().carry_out(action, 0)
+        return 0
 
     def plan_in_force(self) -> Planned:
         """The newest plan by which all members divide their steps, and since when."""
-        held = [one for one in self.plans.known if one.plan.no <= self.group.divides_by]
+        held = [one for one in self.core.plans.known if one.plan.no <= self.group.divides_by]
         return held[-1] if held else NO_PLAN
 
-    def _plan_committed(self) -> list[Instruction]:
+    def planned(self) -> list[Instruction]:
+        """See `Holder.planned`."""
         return self.group.divide()
 
     # ------------------------------------------------------------------ cuts
@@ -223,24 +227,23 @@ class HeldByWorkers(MasterState):
     @property
     def wants_cut(self) -> bool:
         """Whether a worker asks for a cut; members wait for its step."""
-        return bool(self.cuts.wanted)
+        return bool(self.core.cuts.wanted)
 
-    def cut_wanted(self, message: AskCut) -> list[Instruction]:
-        """See `MasterState.cut_wanted`.
+    def cut_wanted(self, message: AskCut) -> None:
+        """See `Holder.cut_wanted`.
 
         A member that leaves copies what it holds itself: the others may wait for it in their step,
         or do one more.
         """
         inc, knows = message.inc, self.group.knows(message.inc)
-        if message.leaves and knows and message.epoch_no == self.epoch_no:
+        if message.leaves and knows and message.epoch_no == self.core.epoch_no:
             self.leaving.add(inc)
             # What is copied already comes to disk whatever the training thread does.
-            if self.holder not in self.leaving and self.cuts.storing is None:
+            if self.holder not in self.leaving and self.core.cuts.storing is None:
                 self.holder = inc
-                self.cuts.begin_again()
-        return super().cut_wanted(message)
+                self.core.cuts.begin_again()
 
-    def _holders(self) -> tuple[int, ...]:
+    def copiers(self) -> tuple[int, ...]:
         """One member is enough, as long as it is there: all hold the same. Sharded: all of them.
 
         Not a guest: what it writes is on another machine.
@@ -253,56 +256,88 @@ class HeldByWorkers(MasterState):
         living = [one.inc for one in group.members if one.inc not in lost and not one.guest]
         if self.holder not in living:  # while a group forms it writes on
             self.holder = next((inc for inc in living if inc in self.leaving), 0)
-            self.cuts.forget()
+            self.core.cuts.forget()
         if not (group.running and living):
             return ()
         self.holder = self.holder or living[0]
         return (self.holder,)
 
-    def _may_copy(self, inc: int) -> bool:
+    def may_copy(self, inc: int) -> bool:
+        """See `Holder.may_copy`."""
         if self.group.sharded:  # of who has left meanwhile, too: it said it before
             return self.group.running and self.group.knows(inc)
         return inc == self.holder
 
-    def _cut_valid(self, valid: CutValid) -> list[Instruction]:
+    def cut_valid(self, valid: CutValid) -> list[Instruction]:
+        """See `Holder.cut_valid`."""
         if self.group.sharded:  # all members hold what they have copied
-            self.step = max(self.step, valid.step)
-            self.ledger.advance(valid.committed)
+            self.core.step = max(self.core.step, valid.step)
+            self.core.ledger.advance(valid.committed)
         # Their word is not journalled.
-        proven = GroupProgressed(step=self.step, committed=self.ledger.done.spans())
-        return [self._record(proven), self._record(valid), *self._tell_safe()]
+        proven = GroupProgressed(step=self.core.step, committed=self.core.ledger.done.spans())
+        return [self.core.record(proven), self.core.record(valid), *self._tell_safe()]
 
-    def _cut_stored(self) -> list[Instruction]:
+    def cut_stored(self) -> list[Instruction]:
+        """See `Holder.cut_stored`."""
         return [*self._tell_safe(), *self._make_safe()]
 
     def _tell_safe(self) -> list[Instruction]:
         """Of a feed that is on disk, too, nothing can come again."""
-        fresh = sorted(self.cuts.safe - self.complete)
-        self.complete.update(fresh)
+        fresh = sorted(self.core.cuts.safe - self.core.complete)
+        self.core.complete.update(fresh)
         told = [
-            Send(inc, self._feed_opened(inc, self.ledger.feeds[feed]))
+            Send(inc, self.core.feed_opened(inc, self.core.ledger.feeds[feed]))
             for feed in fresh
-            for inc in sorted(self.workers)
+            for inc in sorted(self.core.workers)
         ]
         return [*map(FeedDone, fresh), *told]
 
     def _make_safe(self) -> list[Instruction]:
         """Have a feed that is complete in a cut on disk: its workers wait for that."""
-        done = any(self.ledger.is_complete(feed.feed) for feed in self._not_kept())
-        return self.take_cut() if done else []
-
-    def _not_kept(self) -> list[Feed]:
-        """Feeds to train on that are not wholly in a cut on disk."""
-        feeds = self.ledger.feeds.values()
-        return [one for one in feeds if one.purpose == "train" and one.feed not in self.cuts.safe]
+        done = any(self.core.ledger.is_complete(feed.feed) for feed in self.not_kept())
+        return self.core.take_cut() if done else []
 
     @property
     def is_all_kept(self) -> bool:
         """Whether all that was to be trained so far is in a cut on disk."""
-        return not self._not_kept()
+        return not self.not_kept()
 
     # ------------------------------------------------------------------ loss of messages
 
     def resend(self) -> list[Instruction]:
-        """See `MasterState.resend`."""
-        return [*super().resend(), *self.group.resend(), *self._make_safe()]
+        """See `Holder.resend`."""
+        return [*self.group.resend(), *self._make_safe()]
+
+    # ------------------------------------------------------------------ snapshots
+
+    def kept(self) -> dict[str, Any]:
+        """See `Holder.kept`."""
+        group = self.group
+        return {
+            "group": GroupKept(
+                group.epoch_no,
+                group.number,
+                group.members,
+                group.step,
+                group.begun,
+                group.start,
+                tuple(sorted(group.gone)),
+                group.replica,
+            )
+        }
+
+    def restore(self, kept: "Snapshot") -> bool:
+        """See `Holder.restore`."""
+        held, group = kept.group, self.group
+        if held is None:
+            return True
+        group.epoch_no = self.core.epoch_no = held.epoch_no
+        group.number, group.members = held.number, held.members
+        group.step = self.core.step = held.step
+        group.begun, group.start = held.begun, held.start
+        group.gone, group.replica = set(held.gone), held.replica
+        group.plan = self.core.plans.newest
+        if held.begun is not None:
+            group.divided = {member.inc: held.begun.division.no for member in held.members}
+            group.untold = {member.inc for member in held.members}
+        return group.sharded
