@@ -109,6 +109,7 @@ def test_received_frames_are_aligned_and_belong_to_the_receiver(world: World) ->
     sizes = [8, 24, 4000, 8192, 40_000, 70_000, BIG // 8 * 8]
     client.send(1, pull(1), [tensor(size) for size in sizes])
     ((_, _, frames),) = take(server, 1)
+    assert len(frames) == len(sizes)
     for frame in frames:
         array = np.frombuffer(frame, np.float64)
         assert array.ctypes.data % 8 == 0

@@ -111,7 +111,9 @@ def test_a_killed_member_costs_its_peers_no_step_and_its_next_life_takes_part(
         steps = 2 * N // BATCH
         assert sum(len(ids) for ids in done.values()) - steps * BATCH <= 3 * BATCH
         assert np.unique(survivor).size > N // 2
-        for path in job.out.glob("*.evaluated"):
+        evaluated = list(job.out.glob("*.evaluated"))
+        assert evaluated
+        for path in evaluated:
             assert np.all(np.abs(load_file(path)["seen"] - 2) < 1e-9)
 
 

@@ -203,7 +203,7 @@ def test_a_detached_job_is_seen_and_steered_from_other_shells(shell: Shell) -> N
 
     assert "training" in shell.run("status", job.job_id)[1]
     assert re.search(r"result +running", shell.run("report")[1])
-    assert all(worker["state"] == "running" for worker in workers_of(shell, job))
+    assert [worker["state"] for worker in workers_of(shell, job)] == ["running"] * 2
     seen = msgspec.json.decode(shell.run("status", "--observation")[1], type=Observation)
     assert [server.node for server in seen.servers] == ["server-0"]
     assert seen.worker_restart.start_s > 0

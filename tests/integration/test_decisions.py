@@ -93,7 +93,9 @@ def test_nd_restarts_a_slow_worker_elsewhere_and_the_log_replays(tmp_path: Path,
         assert all(paces.values())
         slow, *others = (paces[f"worker-{i}"].compute_s for i in (1, 0, 2))  # type: ignore[union-attr]
         assert slow > 1.5 * max(others)
-        assert all(server.short is not None for server in first.observation.servers)
+        servers = first.observation.servers
+        assert servers
+        assert all(server.short is not None for server in servers)
         which = (first.no, first.actions.index(action))  # shares may have been adjusted before it
         effects = [line for line in lines if isinstance(line, TookEffect)]
         effect = next(effect for effect in effects if (effect.no, effect.index) == which)

@@ -55,6 +55,7 @@ def undisturbed(out: Path, *flags: str, workers: int = 1, **spec: Any) -> Model:
 
 
 def check_same_bits(one: Model, other: Model, *, but: str = "none") -> None:
+    assert one.keys() == other.keys()
     for name, values in one.items():
         assert name.startswith(but) or values.tobytes() == other[name].tobytes(), name
 

@@ -66,7 +66,9 @@ def check_finished(job: RunningJob, *, lives: int = 2) -> Final:
     for other in held:
         for name, values in held[0].items():
             np.testing.assert_array_equal(values, other[name], err_msg=name)
-    for path in job.out.glob("*.evaluated"):
+    evaluated = list(job.out.glob("*.evaluated"))
+    assert evaluated
+    for path in evaluated:
         found = load_file(path)
         np.testing.assert_array_equal(found["ids"], np.arange(found["ids"].size))
         np.testing.assert_array_equal(found["even"], found["ids"] % 2 == 0)
@@ -82,6 +84,7 @@ def alone(out: Path, num_samples: int = N) -> Final:
 
 def check_same(found: Final, wanted: Final) -> None:
     """Assert that two models are the same but for the last bits."""
+    assert found.keys() == wanted.keys()
     for name, values in wanted.items():
         assert np.abs(values - found[name]).max() < TOLERANCE, name
 

@@ -111,6 +111,7 @@ def check_killed(script: str, victim: str, at: int, out: Path) -> dict[str, Any]
             np.testing.assert_allclose(found[name], values, rtol=0, atol=1e-10, err_msg=name)
 
     logs = {path.stem: json.loads(path.read_text()) for path in out.glob("*.log")}
+    assert len(logs) == 2
     assert all(log["largest"] <= 16 for log in logs.values())
     return {"joiner" if name.startswith(victim) else "survivor": log for name, log in logs.items()}
 

@@ -65,6 +65,7 @@ def test_all_members_are_checked_once_with_their_links_whatever_dies_later(tmp_p
         check_finished(job, lives=3)
         checked = job.events("checked")
         assert sorted(event["node"] for event in checked) == ["worker-0", "worker-1", "worker-2"]
+        assert len(speeds(job)) == 3
         for name, speed in speeds(job).items():
             assert {link.node for link in speed.links} == set(speeds(job)) - {name}
             assert all(link.bytes_per_s > 1e6 and link.rtt_s > 0 for link in speed.links)

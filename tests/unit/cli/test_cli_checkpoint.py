@@ -394,8 +394,9 @@ def test_with_the_optimizer_training_can_go_on_elsewhere(tmp_path: Path) -> None
     fresh = Adam(model.parameters())
     fresh.load_state_dict(found["optimizers"][0])
     assert fresh.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"]
-    moments = [state["exp_avg"] for state in fresh.state.values()]
-    assert all(map(torch.equal, moments, (s["exp_avg"] for s in optimizer.state.values())))
+    moments, expected = ([s["exp_avg"] for s in o.state.values()] for o in (fresh, optimizer))
+    assert len(moments) == len(expected) == len(list(model.parameters()))
+    assert all(map(torch.equal, moments, expected))
     assert found["schedulers"][0]["last_epoch"] == scheduler.last_epoch
 
 

@@ -343,7 +343,9 @@ def test_the_page_is_well_formed_and_loads_nothing(page: str) -> None:
 
 def test_the_page_says_all_that_the_text_says(page: str) -> None:
     assert "Finished: 1,000 of 1,000 samples" in page
-    for row in incident_rows(EVENTFUL):
+    rows = incident_rows(EVENTFUL)
+    assert rows
+    for row in rows:
         for cell in row:
             assert cell in page
     assert "--lr &lt;0.1&gt;" in page

@@ -330,8 +330,8 @@ def test_a_line_of_a_log_is_one_line_of_json(
 ) -> None:
     edge = Edge(tmp_path, monkeypatch, lambda _: [KILL])
     edge.period()
-    for line in edge.log.read_text().splitlines():
-        assert json.loads(line)["type"] in ("Begun", "Decided")
+    lines = edge.log.read_text().splitlines()
+    assert [json.loads(line)["type"] for line in lines] == ["Begun", "Decided"]
 
 
 # --------------------------------------------------------------------------- what restarts have done

@@ -101,7 +101,9 @@ def test_a_state_dict_holds_the_newest_values_also_of_a_part_and_in_mid_step() -
     optimizer = SGD(model.parameters(), lr=0.01)
     job = pl.init()
     job.prepare(model, optimizer)
+    steps = 0
     for batch in job.batches(DATA, 5):
+        steps += 1
         before = model.state_dict()["0.bias"].clone()
         loss = F.mse_loss(model(batch.x).squeeze(1), batch.y)
         assert torch.equal(model[0].state_dict(prefix="p.")["p.bias"], before)
@@ -112,6 +114,7 @@ def test_a_state_dict_holds_the_newest_values_also_of_a_part_and_in_mid_step() -
         assert torch.allclose(model.state_dict()["0.bias"], before - step)
         # What a step computes on is the caller's to keep.
         before.zero_()
+    assert steps == 2
 
 
 @pytest.mark.usefixtures("held_both_ways")
@@ -139,15 +142,17 @@ def test_evaluate_covers_the_dataset_in_order_with_the_trained_values() -> None:
     optimizer = SGD(model.parameters(), lr=0.001)
     job = pl.init()
     job.prepare(model, optimizer)
-    for step, batch in enumerate(job.batches(DATA, 5)):
+    step = 0
+    for step, batch in enumerate(job.batches(DATA, 5), 1):
         F.mse_loss(model(batch.x).squeeze(1), batch.y).backward()
         optimizer.step()
         optimizer.zero_grad()
-        got = job.evaluate(lambda b: {"p": model(b.x), "y": b.y}, DATA, batch_size=3 + step)
+        got = job.evaluate(lambda b: {"p": model(b.x), "y": b.y}, DATA, batch_size=2 + step)
         held = job.state_dict()
         assert torch.equal(got["y"], DATA.columns["y"])
         assert torch.allclose(got["p"], F.linear(DATA.columns["x"], held["weight"], held["bias"]))
         assert not got["p"].requires_grad
+    assert step == 2
 
 
 class Users(nn.Module):

@@ -29,6 +29,12 @@ def holder(state: ScriptState) -> Replica:
     return Replica([model], [SGD(model.parameters(), lr=0.1)], [], script=state)
 
 
+def assert_same(found: nn.Module, expected: nn.Module) -> None:
+    ours, theirs = found.state_dict(), expected.state_dict()
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], value) for name, value in theirs.items())
+
+
 @WAYS
 def test_objects_and_data_are_handed_over(load: Load, tmp_path: Path) -> None:
     theirs, ours = ScriptState(), ScriptState()
@@ -38,7 +44,7 @@ def test_objects_and_data_are_handed_over(load: Load, tmp_path: Path) -> None:
     ours["ema"], ours["best"] = other, None
     load(holder(theirs), holder(ours), tmp_path)
     assert ours["ema"] is other
-    assert all(map(torch.equal, other.state_dict().values(), average.state_dict().values()))
+    assert_same(other, average)
     assert ours["best"] == {"loss": 0.25, "at": torch.tensor(3)}
 
 
@@ -144,7 +150,7 @@ def test_a_copy_of_an_average_is_an_ordinary_average(copied: bool) -> None:
         file.seek(0)
         found = torch.load(file, weights_only=False)
     assert type(found) is AveragedModel and isinstance(average, AveragedModel)
-    assert all(map(torch.equal, found.state_dict().values(), average.state_dict().values()))
+    assert_same(found, average)
     for _ in range(2):
         found.update_parameters(nn.Linear(2, 2))
     assert (int(found.n_averaged), int(average.n_averaged)) == (3, 1)

@@ -123,6 +123,7 @@ def test_a_familys_draws_stay_what_they_were() -> None:
 @pytest.mark.parametrize("mode", OF_FAMILIES)
 @pytest.mark.parametrize("workers", [2, 4, 100])
 def test_a_family_is_drawn_for_any_mode_and_size(mode: str, workers: int) -> None:
+    assert families.names(mode)
     for family in families.names(mode):
         scenario = families.draw(family, mode, workers, 1)
         nodes = {"worker": workers, "server": scenario.servers}
@@ -292,7 +293,9 @@ def test_every_preset_draws_its_scenarios(tmp_path: Path) -> None:
         with gzip.open(tmp_path / f"job_{job}_norm.csv.gz", "wt") as file:
             file.write("worker,time,batch_time_norm\n0,1,100\n1,1,100\n")
     for preset in presets(tmp_path).values():
-        for planned in preset.runs(range(preset.first_seed, preset.first_seed + 2)):
+        runs = list(preset.runs(range(preset.first_seed, preset.first_seed + 2)))
+        assert runs
+        for planned in runs:
             scenario = planned.experiment.draw(planned.seed)
             assert scenario.num_steps > (10 if scenario.name == "short" else 100)
             solution_of(planned.method, scenario)

@@ -81,6 +81,8 @@ def test_facts_go_by_gloo_and_tensors_by_what_the_devices_have(
 def test_gradients_are_averaged_by_it(second: type[Second]) -> None:
     grads = in_group(2, lambda group: averaged(group, [5, 7]))
     assert second.begun
+    assert grads[0].keys() == grads[1].keys()
+    assert any(grad is not None for grad in grads[0].values())
     for name, grad in grads[0].items():
         assert (grad is None and grads[1][name] is None) or torch.equal(grad, grads[1][name]), name
 

@@ -161,12 +161,15 @@ def test_what_workers_that_hold_the_model_could_not_do_is_refused() -> None:
 
 def test_a_batch_may_be_computed_in_parts() -> None:
     job, model, optimizer = _prepared()
+    steps = 0
     for batch in job.batches(_data(), BATCH_SIZE):
+        steps += 1
         for part in (batch.x[:4], batch.x[4:]):
             (model(part).sum() / len(batch.x)).backward()
         assert torch.allclose(model.weight.grad, batch.x.mean(0))
         optimizer.step()
         optimizer.zero_grad()
+    assert steps == 5
 
 
 class Numbers:
@@ -212,6 +215,7 @@ def test_a_sharded_model_trains_in_a_group_of_one() -> None:
     finals = []
     for sharded in (False, True):
         job, model = pl.init(), nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+        before = [param.detach().clone() for param in model.parameters()]
         if sharded:
             fully_shard(model)
         optimizer = Adam(model.parameters(), lr=0.01)
@@ -224,8 +228,10 @@ def test_a_sharded_model_trains_in_a_group_of_one() -> None:
             optimizer.zero_grad()
         held = job.state_dict().values()
         finals.append([one.full_tensor() if isinstance(one, DTensor) else one for one in held])
-    for plain, whole in zip(*finals, strict=True):
+    assert len(finals[0]) == 4
+    for plain, whole, first in zip(*finals, before, strict=True):
         assert torch.allclose(plain, whole)
+        assert not torch.equal(plain, first), "it was trained"
 
 
 def test_two_jobs_one_after_the_other_are_as_two_of_their_own() -> None:

@@ -241,6 +241,7 @@ def test_a_copy_is_an_ordinary_module_of_the_values_now() -> None:
         part = copy.deepcopy(model[0])
         assert torch.equal(part.weight, job.state_dict()["0.weight"])
     second = copy.deepcopy({"model": model})["model"]
+    assert job.state_dict().keys() == first.state_dict().keys()
     for name, value in job.state_dict().items():
         assert torch.equal(second.state_dict()[name], value)
         assert torch.equal(second.get_parameter(name), value)

@@ -97,6 +97,7 @@ def test_a_store_takes_what_it_owns_and_its_own_share_in_place(
 
 def test_a_damaged_share_is_refused_by_name(tmp_path: Path) -> None:
     manifest = write_cut(tmp_path, EVEN)
+    assert manifest.files
     for name in manifest.files:
         image = (tmp_path / name).read_bytes()
         (tmp_path / name).write_bytes(image[:-30] + bytes([image[-30] ^ 1]) + image[-29:])
