@@ -2,6 +2,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+# Runs a command, and says how long it took: $(call timed,name of the part,command).
+timed = @echo '$(2)'; begun=$$(date +%s); $(2) || exit; echo "== $(1): $$(($$(date +%s) - begun)) s"
+PYTEST := $(BIN)/python -m pytest -q --dist worksteal -m "not soak" --durations 30
+PURE := tests/model tests/unit tests/conformance tests/parity
 
 .PHONY: setup demo test check extras soak chaos bench clean
 
@@ -16,15 +20,15 @@ demo: setup
 	$(BIN)/python examples/demo.py
 
 check: setup
-	$(BIN)/ruff format --check .
-	$(BIN)/ruff check .
-	$(BIN)/mypy
-	$(BIN)/lint-imports
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	$(call timed,form,$(BIN)/ruff format --check .)
+	$(call timed,rules,$(BIN)/ruff check .)
+	$(call timed,types,$(BIN)/mypy)
+	$(call timed,imports,$(BIN)/lint-imports)
+	$(call timed,docs,NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet)
 
 test: check
-	$(BIN)/python -m pytest -q -n auto --dist worksteal -m "not soak" --durations 20 tests/model tests/unit tests/conformance tests/parity
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not soak" --durations 20 tests/integration tests/chaos
+	$(call timed,tests of parts,$(PYTEST) -n auto $(PURE))
+	$(call timed,tests of jobs,$(PYTEST) -n 2 tests/integration tests/chaos)
 
 # The tests of the extras; from then on `make test` runs them as well.
 extras: setup

@@ -3,10 +3,32 @@
 import contextlib
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let pytest-randomly choose the order of tests, and nothing that they compute."""
+    config.option.randomly_reset_seed = False
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Begin each test with the same layers, whatever the tests before it have drawn."""
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(0)
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Say how to repeat the order, which pytest-randomly itself does not with ``-q``."""
+    if config.getoption("randomly_reorganize", default=False):
+        seed = config.getoption("randomly_seed")
+        terminalreporter.write_line(f"to repeat the order: pytest --randomly-seed={seed}")
 
 
 @pytest.fixture(autouse=True)
