@@ -109,6 +109,18 @@ def is_name(dotted: str) -> bool:
     return any(path.name in file.read_text() for file in files if file.exists())
 
 
+@pytest.mark.parametrize("page", ["architecture.md", "glossary.md", "failure-model.md"])
+def test_every_class_that_a_page_on_the_code_names_exists(page: str) -> None:
+    defined = {
+        name
+        for path in PACKAGE.rglob("*.py")
+        for name in re.findall(r"^class (\w+)", path.read_text(), re.MULTILINE)
+    }
+    spans = re.findall(r"`([^`]+)`", BLOCK.sub("", (ROOT / "docs" / page).read_text()))
+    named = {span.partition(".")[0] for span in spans if re.fullmatch(r"[A-Z]\w*[a-z][\w.]*", span)}
+    assert named - defined == set()
+
+
 @cache
 def commands() -> dict[str, Any]:
     """Every command by its words: ``run``, ``checkpoint``, ``checkpoint ls``, ..."""
