@@ -53,26 +53,28 @@ def _switch(every: int, actions: str, phases: _Phases) -> None:
     import msgspec
 
     from paceline.base.errors import ConfigError
-    from paceline.master.training_servers import ServerTraining
+    from paceline.master.holding.servers import ServerEdge
     from paceline.policy.straggler.actions import AnyAction
     from paceline.wire.messages.node import Committed
 
-    inner, plans = ServerTraining.handle, msgspec.json.decode(actions, type=list[AnyAction])
+    inner, plans = ServerEdge.handle, msgspec.json.decode(actions, type=list[AnyAction])
     next_step, number = every, 0
 
-    def handle(this: ServerTraining, node: str, message: Any, now_s: float) -> None:
+    def handle(this: ServerEdge, node: str, message: Any, now_s: float) -> bool:
         nonlocal next_step, number
-        inner(this, node, message, now_s)
-        if isinstance(message, Committed) and this.state.step >= next_step:
-            phases.asked(this.state)
+        is_its_own = inner(this, node, message, now_s)
+        training = this.training
+        if isinstance(message, Committed) and training.state.step >= next_step:
+            phases.asked(training.state)
             try:
-                this.carry_out(plans[number % len(plans)])
+                training.carry_out(plans[number % len(plans)])
             except ConfigError:  # the last sample of a feed has just been committed
                 phases.refused()
-            next_step, number = this.state.step + every, number + 1
-        phases.look(this.state)
+            next_step, number = training.state.step + every, number + 1
+        phases.look(training.state)
+        return is_its_own
 
-    ServerTraining.handle = handle  # type: ignore[method-assign]
+    ServerEdge.handle = handle  # type: ignore[method-assign]
 
 
 def _switch_group(every: int, actions: str) -> None:
@@ -80,23 +82,25 @@ def _switch_group(every: int, actions: str) -> None:
     import msgspec
 
     from paceline.base.errors import ConfigError
-    from paceline.master.training_group import GroupTraining
+    from paceline.master.holding.group import GroupEdge
     from paceline.policy.straggler.actions import AnyAction
     from paceline.wire.messages.group import Progress
 
-    inner, plans = GroupTraining.handle, msgspec.json.decode(actions, type=list[AnyAction])
+    inner, plans = GroupEdge.handle, msgspec.json.decode(actions, type=list[AnyAction])
     next_step, number = every, 0
 
-    def handle(this: GroupTraining, node: str, message: Any, now_s: float) -> None:
+    def handle(this: GroupEdge, node: str, message: Any, now_s: float) -> bool:
         nonlocal next_step, number
-        inner(this, node, message, now_s)
-        if isinstance(message, Progress) and this.state.step >= next_step:
+        is_its_own = inner(this, node, message, now_s)
+        training = this.training
+        if isinstance(message, Progress) and training.state.step >= next_step:
             # After the last sample of a feed it is refused.
             with contextlib.suppress(ConfigError):
-                this.carry_out(plans[number % len(plans)])
-            next_step, number = this.state.step + every, number + 1
+                training.carry_out(plans[number % len(plans)])
+            next_step, number = training.state.step + every, number + 1
+        return is_its_own
 
-    GroupTraining.handle = handle  # type: ignore[method-assign]
+    GroupEdge.handle = handle  # type: ignore[method-assign]
 
 
 if "PACELINE_BENCH_ACTIONS" in os.environ and "paceline.master" in sys.orig_argv:

@@ -34,6 +34,7 @@ from paceline.master.facts import (
     StreamEnded,
     Tick,
 )
+from paceline.master.holding import EDGES
 from paceline.master.job_clock import JobClock, MasterStarted
 from paceline.master.journal import Journal, JournalRecord, encode
 from paceline.master.listener import Door
@@ -47,8 +48,6 @@ from paceline.master.reporting import Reporting
 from paceline.master.restarts import StartMeasured
 from paceline.master.status import work_of
 from paceline.master.training import CutChosen, Parts, Training
-from paceline.master.training_group import GroupTraining
-from paceline.master.training_servers import ServerTraining
 from paceline.master.uploads import Uploader, Uploads
 from paceline.master.waiting import until_written
 from paceline.policy.failslow.preflight import found_slow
@@ -149,9 +148,11 @@ class Master:
         )
         self.monitor = Monitor(lengths_of(spec.windows))
         self._outbox = Outbox(job, self.members, backend, self._wall_clock, journal)
-        kind = GroupTraining if spec.traits.is_group else ServerTraining
         parts = (job, spec, self.members, self.monitor, self._outbox)
-        self.training: Training = kind(Parts(*parts, self._fail, self._moved, self._leave_out))
+        self.training = Training(
+            Parts(*parts, self._fail, self._moved, self._leave_out),
+            EDGES[spec.traits.holder](spec),
+        )
         self._checks = Checks(wanted=spec.preflight and spec.traits.measured != "never")
         self._scene = Scene(
             self.training,
@@ -281,7 +282,7 @@ class Master:
         for record in self._outbox.journal.replay():
             restarted, ended = True, isinstance(record, JobEnded)
             if ended:
-                self.training.ended()
+                self.training.edge.ended()
             match record:
                 case MasterStarted():
                     self._wall_clock.go_on(record)
@@ -531,7 +532,7 @@ class Master:
                 case WorkerLost(inc=inc):
                     self.training.worker_lost(inc)
                 case JoinerLost(inc=inc):
-                    self.training.joiner_lost(inc)
+                    self.training.edge.joiner_lost(inc)
                 case FailJob():
                     self._end_failed(failed(act.reason, act.traceback, act.exit_code))
                 case Launch(node=node):
@@ -586,9 +587,9 @@ class Master:
             self._advance_end(self._ending)
         joiner = self.members.joiner()
         if joiner is not None:
-            self.training.replace(*joiner)
+            self.training.edge.replace(*joiner)
         leaving = self._ending is not None and self._ending.stage >= Stage.LEAVE
-        if not leaving and self.training.epoch_is_due():
+        if not leaving and self.training.edge.epoch_is_due():
             self._spawn(self._choose_cut())
             self.training.choosing = True
 
@@ -620,14 +621,14 @@ class Master:
     def _look_for_hang(self) -> None:
         """End the process that hangs; if all members wait, have them form their group again."""
         timeouts = self._spec.timeouts.derived(self.monitor.step_s())
-        hang = self.training.find_hang(timeouts.hang_s or 0.0, self._clock())
+        hang = self.training.edge.find_hang(timeouts.hang_s or 0.0, self._clock())
         if hang is None or self._outbox.has_healed_within(timeouts.hang_s or 0.0):
             return
         now_s = self._own_time()
         for name in hang.nodes:
             self._act(self.members.hung(name, now_s, hang.since_s, silent=hang.silent))
         if not hang.nodes:
-            self.training.meet_anew(hang.since_s)
+            self.training.edge.reconnect(hang.since_s)
 
     # ------------------------------------------------------------------ cuts at a URL
 
@@ -682,7 +683,7 @@ class Master:
 
     def _stop_workers(self) -> None:
         """Have workers leave as soon as a cut of what they hold then can be made."""
-        waits = self.training.last_cut_waits and self._clock() < self._stop_by_s
+        waits = self.training.edge.last_cut_waits and self._clock() < self._stop_by_s
         if self._ending is None or self._ending.state != "stopped" or self.members.closing or waits:
             return
         self.training.stop()
@@ -695,7 +696,7 @@ class Master:
         while True:
             stage = ending.stage
             if stage is Stage.CUT and ending.wanted_cut is None:
-                ending.wanted_cut = self.training.take_last_cut()
+                ending.wanted_cut = self.training.edge.take_last_cut()
             ending.advance(self._seen(), self._clock())
             if ending.stage is stage:
                 return

@@ -19,6 +19,7 @@ from paceline.base.samples import num_samples
 from paceline.cuts.manifest import patience_s
 from paceline.master.cut_folders import CutFolders
 from paceline.master.evaluations import Evaluations
+from paceline.master.holding.edge import RESEND_S, HolderEdge
 from paceline.master.monitor import Monitor
 from paceline.master.outbox import Outbox
 from paceline.master.reporting import last_measured
@@ -37,8 +38,6 @@ from paceline.protocol.acts import (
 )
 from paceline.protocol.cuts.cadence import Cadence
 from paceline.protocol.holding.group.profiling import Profiling
-from paceline.protocol.holding.holder import Holder
-from paceline.protocol.nodes.hangs import Hang
 from paceline.protocol.nodes.membership import Membership
 from paceline.protocol.records import (
     CutStored,
@@ -66,7 +65,7 @@ from paceline.wire.events.state import (
     FeedOpenedEvent,
 )
 from paceline.wire.messages.agent import NodeFacts
-from paceline.wire.messages.base import CutRef, Server
+from paceline.wire.messages.base import CutRef
 from paceline.wire.messages.feeds import Feed
 from paceline.wire.messages.group import Profiled
 from paceline.wire.messages.node import (
@@ -82,7 +81,6 @@ from paceline.wire.messages.node import (
 )
 from paceline.wire.spec import JobSpec
 
-RESEND_S = 1.0
 DELAYED_S = 5.0
 """A disk that was last said to refuse a cut so long ago may have taken it."""
 
@@ -112,23 +110,17 @@ class Parts(NamedTuple):
     """A worker must not take part."""
 
 
-def state_of(spec: JobSpec, holder: Holder) -> MasterState:
-    """Make the state machine of a job whose state of training this one holds."""
-    return MasterState(holder, mode=spec.mode, samples=spec.samples, whole_steps=spec.deterministic)
-
-
 class Training:
-    """Feeds messages to the state machine and carries out its instructions.
+    """Feeds messages to the state machine and carries out its instructions."""
 
-    `ServerTraining` and `GroupTraining` say which machine, and what belongs to it alone.
-    """
-
-    state: MasterState
-
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, edge: HolderEdge) -> None:
         job, spec = parts.job, parts.spec
-        self._spec, self._members, self._monitor = spec, parts.members, parts.monitor
-        self._outbox, self._fail = parts.outbox, parts.fail
+        self.edge, edge.training = edge, self
+        self.state = MasterState(
+            edge.holder, mode=spec.mode, samples=spec.samples, whole_steps=spec.deterministic
+        )
+        self._spec, self.members, self.monitor = spec, parts.members, parts.monitor
+        self.outbox, self.fail = parts.outbox, parts.fail
         self._moved, self._refuse = parts.moved, parts.refused
         self._job = job
         self.cuts = CutFolders.of(job, spec)
@@ -137,7 +129,7 @@ class Training:
         """A cut that is being copied elsewhere: it stays."""
         #: Feeds of which a result was dropped.
         self._dropped: set[int] = set()
-        self._cadence = Cadence(spec.checkpoint)
+        self.cadence = Cadence(spec.checkpoint)
         self._last_resend_s = 0.0
         #: A cut whose manifest is still to be written, why it was not, and since when.
         self._unsealed: Seal | None = None
@@ -167,46 +159,45 @@ class Training:
             # have died, nobody does.
             self._measured = measured.committed
         for feed, span in self._evaluations.stored(self.state.epoch_no):
-            self._do(self.state.evaluated(feed, span))
-        self._do(self.state.resume())
+            self.do(self.state.evaluated(feed, span))
+        self.do(self.state.resume())
         # A fence may have been under way, or a life have ended, when the master died.
         # One without a lease counts, too: in SSP its clock would hold the others back.
-        for inc in sorted(self._known() - self.state.gone):
-            node = self._members.node_of(inc)
+        for inc in sorted(self.known() - self.state.gone):
+            node = self.members.node_of(inc)
             if node is None or not node.alive:
-                self._outbox.tell(FencedEvent(inc=inc, before_restart=True))
+                self.outbox.tell(FencedEvent(inc=inc, before_restart=True))
                 self.worker_lost(inc)
 
-    def ended(self) -> None:
-        """Here the journal says that the job has ended; it goes on with a script as it is then."""
-
-    def _known(self) -> set[int]:
+    def known(self) -> set[int]:
         """Workers of which the journal tells that they take part."""
-        return set(self.state.grants) | set(self.state.ledger.leases)
+        return set(self.state.grants) | set(self.state.ledger.leases) | self.edge.known()
 
     # ------------------------------------------------------------------ messages
 
     def handle(self, node: str, message: NodeUp, now_s: float) -> None:
         """A message of a live process of ``node``."""
+        if self.edge.handle(node, message, now_s):
+            return
         state = self.state
         match message:
             case LeaseRequest():
                 if message.feed in state.ledger.feeds:
-                    self._do(state.request(message, self._sizing(node, message)))
+                    self.do(state.request(message, self._sizing(node, message)))
             case OpenFeed():
                 self._open_feed(message)
             case GiveBack():
-                self._do(state.given_back(message))
+                self.do(state.given_back(message))
             case AskCut():
-                self._do(state.cut_wanted(message))
+                self.do(state.cut_wanted(message))
             case Copied():
-                self._do(state.copy_said(message))
+                self.do(state.copy_said(message))
                 self._note_cut(now_s)
             case CutDelayed():
-                self._delayed(message.cut_no, message.reason, now_s)
+                self.delayed(message.cut_no, message.reason, now_s)
             case Profiled():
                 self.profiling.heard(message)
-                self._monitor.profiled(node, message)
+                self.monitor.profiled(node, message)
             case EvaluateResult():
                 self._evaluated(message)
             case _:
@@ -214,15 +205,15 @@ class Training:
 
     def worker_up(self, inc: int) -> None:
         """A worker's process is there."""
-        node = self._members.node_of(inc)
-        self._do(self.state.worker_up(inc, node.name if node is not None else ""))
+        node = self.members.node_of(inc)
+        self.do(self.state.worker_up(inc, node.name if node is not None else ""))
 
     def worker_lost(self, inc: int) -> None:
         """Nothing of this worker may count from here on."""
-        node = self._members.node_of(inc)
+        node = self.members.node_of(inc)
         returned = node is not None and node.returned
         self.profiling.lost(inc)
-        self._do(self.state.worker_lost(inc, returned=returned))
+        self.do(self.state.worker_lost(inc, returned=returned))
 
     def carry_out(self, action: AnyAction) -> None:
         """Set a global action, or a `Profile`, going.
@@ -233,25 +224,21 @@ class Training:
         if isinstance(action, KillRestart):
             raise ConfigError("KillRestart is no global action")
         if isinstance(action, Profile):
-            self._profile(action)
+            self.edge.profile(action)
             return
-        self._do(self.state.carry_out(action, plan_lead(self._monitor.step_s())))
-
-    @property
-    def last_cut_waits(self) -> bool:
-        """Whether members have to stay: a cut of what they hold can be made after another one."""
-        return False
+        self.do(self.state.carry_out(action, plan_lead(self.monitor.step_s())))
 
     def stop(self) -> None:
-        """Ask all workers to leave; who holds the state keeps it before."""
-        self._do(self.state.stop())
+        """Ask all workers to leave; those who hold the state keep it before."""
+        self.edge.before_stop()
+        self.do(self.state.stop())
 
     def _sizing(self, node: str, request: LeaseRequest) -> Sizing:
         """How much this worker should get now."""
         feed = self.state.ledger.feeds[request.feed]
-        share, own = self.state.share_of(request.inc), self._monitor.speed(node)
+        share, own = self.state.share_of(request.inc), self.monitor.speed(node)
         workers = self.state.training_workers()
-        speeds = map(self._monitor.speed, workers.values())
+        speeds = map(self.monitor.speed, workers.values())
         num_workers = max(1, len(workers))
         together = self._spec.mode == "bsp" or feed.purpose != "train"
         return Sizing(
@@ -264,13 +251,13 @@ class Training:
                 held=self._held(request, feed),
                 share=share,
             ),
-            steps=lease_steps(self._monitor.step_s(), complete=self._is_complete()),
+            steps=lease_steps(self.monitor.step_s(), complete=self._is_complete()),
             speed=own,
         )
 
     def _is_complete(self) -> bool:
         present = set(self.state.training_workers().values())
-        return all(node.name in present for node in self._members.wanted_workers())
+        return all(node.name in present for node in self.members.wanted_workers())
 
     def _held(self, request: LeaseRequest, feed: Feed) -> int:
         """Samples that the worker still has, if it asks before it runs out (asynchronous)."""
@@ -281,8 +268,8 @@ class Training:
     def _open_feed(self, message: OpenFeed) -> None:
         feed = message.feed
         if feed.feed not in self.state.ledger.feeds:
-            self._outbox.tell(FeedOpenedEvent(feed=feed.feed, purpose=feed.purpose))
-        self._do(self.state.open_feed(message))
+            self.outbox.tell(FeedOpenedEvent(feed=feed.feed, purpose=feed.purpose))
+        self.do(self.state.open_feed(message))
 
     def _evaluated(self, result: EvaluateResult) -> None:
         """Store a part and answer; an empty one asks whether all parts are there."""
@@ -302,7 +289,7 @@ class Training:
                 return
             if not self._store(result):
                 return
-            self._do(state.evaluated(result.feed, result.span))
+            self.do(state.evaluated(result.feed, result.span))
         answer = Evaluated(
             inc=result.inc,
             feed=result.feed,
@@ -310,7 +297,7 @@ class Training:
             stored=stored,
             epoch_no=state.epoch_no,
         )
-        self._outbox.to_process(result.inc, answer)
+        self.outbox.to_process(result.inc, answer)
 
     def _drop(self, result: EvaluateResult) -> None:
         """Say once per feed that who has no lease of a span has handed in its result."""
@@ -328,7 +315,7 @@ class Training:
             self._evaluations.store(result)
         except OSError as error:
             where = self._evaluations.where(result.epoch_no, result.feed)
-            self._fail(
+            self.fail(
                 f"cannot store the results of job.evaluate in {where}: {error.strerror}; make "
                 "room there, or set PACELINE_HOME to a place that has it, and start the job again"
             )
@@ -341,14 +328,14 @@ class Training:
 
     # ------------------------------------------------------------------ instructions
 
-    def _do(self, instructions: Iterable[Instruction]) -> None:
+    def do(self, instructions: Iterable[Instruction]) -> None:
         for instruction in instructions:
             match instruction:
                 case Send(inc=inc, message=message):
-                    self._outbox.to_process(inc, message)
+                    self.outbox.to_process(inc, message)
                 case Journal(record=record):
                     self._before_record(record)
-                    self._outbox.record(record)
+                    self.outbox.record(record)
                 case Seal():
                     self._unsealed = instruction
                     self._seal()
@@ -357,30 +344,31 @@ class Training:
                 case Refused():
                     self._refuse(instruction)
                 case FeedDone(feed=feed):
-                    self._outbox.tell(FeedCompleteEvent(feed=feed))
+                    self.outbox.tell(FeedCompleteEvent(feed=feed))
                 case Fail(reason=reason):
-                    self._fail(reason)
+                    self.fail(reason)
 
     def _before_record(self, record: Records) -> None:
+        self.edge.before_record(record)
         match record:
             case CutValid(cut=cut):
                 self._trusted.add(cut.cut_no)
-                self._outbox.tell(CutValidEvent(cut_no=cut.cut_no, step=record.step))
+                self.outbox.tell(CutValidEvent(cut_no=cut.cut_no, step=record.step))
                 if not cut.in_memory:
                     self._note_stored(cut)
             case CutStored(cut=cut):
-                self._outbox.tell(CutStoredEvent(cut_no=cut.cut_no))
+                self.outbox.tell(CutStoredEvent(cut_no=cut.cut_no))
                 self._note_stored(cut)
             case Planned(plan=plan, step=step):
-                self._outbox.tell(PlanEvent(plan_no=plan.no, step=step))
+                self.outbox.tell(PlanEvent(plan_no=plan.no, step=step))
             case _:
                 pass
 
-    def _tell_epoch(self, epoch_no: int, cut: CutRef | None) -> None:
+    def tell_epoch(self, epoch_no: int, cut: CutRef | None) -> None:
         """An epoch begins, from this cut or from what the script has built."""
         number = cut.cut_no if cut is not None else 0
         self._trusted.discard(number)
-        self._outbox.tell(
+        self.outbox.tell(
             EpochEvent(
                 epoch_no=epoch_no,
                 cut_no=number,
@@ -392,57 +380,15 @@ class Training:
         # A worker may be reading those of the epoch before.
         self._evaluations.delete(before=epoch_no - 1)
 
-    # ------------------------------------------------------------------ what each kind does its way
-
-    def _profile(self, action: Profile) -> None:
-        raise NotImplementedError
-
-    def _watch(self, now_s: float) -> None:
-        """Look after what may not get on."""
-        raise NotImplementedError
-
-    def _being_loaded(self) -> set[int]:
-        """Cuts that must stay though they are old."""
-        raise NotImplementedError
-
-    def take_last_cut(self) -> int | None:
-        """Order the last cut: its number, 0 if none is needed; None: not now, ask again."""
-        raise NotImplementedError
-
-    def epoch_is_due(self) -> bool:
-        """Whether an epoch is to begin, now."""
-        raise NotImplementedError
-
-    def _begin_epoch(self, chosen: CutChosen, now_s: float) -> None:
-        raise NotImplementedError
-
-    def find_hang(self, bound_s: float, now_s: float) -> Hang | None:
-        """Find the processes that hang; None: there are none.
-
-        Args:
-            bound_s: as long as a step may take.
-            now_s: of the master's clock.
-        """
-        raise NotImplementedError
-
-    def _facts_of(self, incs: Iterable[int]) -> dict[str, NodeFacts]:
+    def facts_of(self, incs: Iterable[int]) -> dict[str, NodeFacts]:
         """The newest report of each of these lives whose script has not returned."""
         found = {}
         for inc in incs:
-            node = self._members.node_of(inc)
-            seen = self._monitor.nodes.get(node.name) if node else None
+            node = self.members.node_of(inc)
+            seen = self.monitor.nodes.get(node.name) if node else None
             if node and not node.returned and seen and seen.facts.inc == inc:
                 found[node.name] = seen.facts
         return found
-
-    def meet_anew(self, since_s: float) -> None:
-        """Nobody hangs, and nobody gets on: what connects the members is broken."""
-
-    def replace(self, old: int, new: Server) -> None:
-        """Have the buckets of a server moved to a fresh one; again: nothing."""
-
-    def joiner_lost(self, inc: int) -> None:
-        """A server that was to take another's place is dead."""
 
     # ------------------------------------------------------------------ cuts
 
@@ -463,19 +409,19 @@ class Training:
             self._refused = error
             return
         self._unsealed = self._refused = self._refused_s = None
-        self._do(self.state.cut_sealed(valid))
+        self.do(self.state.cut_sealed(valid))
         if not valid.cut.in_memory:
-            self._cadence.cost(max(copied.cost_s for copied in copies))
-            self._outbox.later(self._delete_cuts)
+            self.cadence.cost(max(copied.cost_s for copied in copies))
+            self.outbox.later(self._delete_cuts)
 
-    def _delayed(self, cut_no: int, reason: str, now_s: float) -> None:
+    def delayed(self, cut_no: int, reason: str, now_s: float) -> None:
         """A disk refuses something of a cut: say so once, and wait."""
         disk_s = self._spec.timeouts.disk_s
         if cut_no != self._delayed_no:
             self._delayed_since_s = now_s
-            self._outbox.tell(DiskRefusesEvent(error=reason, waits="cuts", for_s=disk_s))
+            self.outbox.tell(DiskRefusesEvent(error=reason, waits="cuts", for_s=disk_s))
         elif now_s - self._delayed_since_s > disk_s + DELAYED_S:
-            self._fail(f"{reason}, for {disk_s:.0f} s; make room there and resume the job")
+            self.fail(f"{reason}, for {disk_s:.0f} s; make room there and resume the job")
         self._delayed_no, self._delayed_s = cut_no, now_s
 
     def check_may_leave(self, now_s: float) -> None:
@@ -487,7 +433,7 @@ class Training:
         """A cut is on disk: one that refused it does so no longer."""
         if self._delayed_no is not None:
             self._delayed_no = None
-            self._outbox.tell(DiskHealsEvent(waited="cuts", cut_no=cut.cut_no))
+            self.outbox.tell(DiskHealsEvent(waited="cuts", cut_no=cut.cut_no))
 
     def waits_for_disk(self, now_s: float) -> bool:
         """Whether a disk refuses the cut that is under way."""
@@ -502,16 +448,16 @@ class Training:
             why = describe(self._refused, self.cuts.sealed_at(cut))
             reason = f"the manifest of cut {cut.cut_no} is not stored: {why}"
             if now_s - self._refused_s > self._spec.timeouts.disk_s:
-                self._fail(f"{reason}; make room there and resume the job")
+                self.fail(f"{reason}; make room there and resume the job")
                 return
-            self._delayed(cut.cut_no, reason, now_s)
+            self.delayed(cut.cut_no, reason, now_s)
         self._seal()
         self._note_cut(now_s)
 
     def _note_cut(self, now_s: float) -> None:
         """The time between cuts runs from the end of one to the start of the next."""
         if not self.state.cuts.under_way:
-            self._cadence.ended(now_s)
+            self.cadence.ended(now_s)
 
     def _delete_cuts(self) -> None:
         """The newest cut is on disk: older ones may go, and those that never got there."""
@@ -519,12 +465,12 @@ class Training:
         newest = cuts[-1].cut.cut_no
         stored = [cut.cut.cut_no for cut in cuts if not cut.cut.in_memory]
         keep = set(stored[-self._spec.checkpoint.keep :])
-        keep |= self._being_loaded()
+        keep |= self.edge.being_loaded()
         if self.uploading is not None:
             keep.add(self.uploading)
         for cut in cuts:
             if cut.cut.cut_no not in keep:
-                self._do(self.state.cut_gone(cut.cut.cut_no))
+                self.do(self.state.cut_gone(cut.cut.cut_no))
         self.cuts.delete_others(keep, newest)
 
     @property
@@ -565,20 +511,20 @@ class Training:
         """
         self.choosing = False
         for cut_no, error in chosen.damaged:
-            self._outbox.tell(CutDamagedEvent(cut_no=cut_no, reason=error))
-            self._do(self.state.cut_gone(cut_no))
+            self.outbox.tell(CutDamagedEvent(cut_no=cut_no, reason=error))
+            self.do(self.state.cut_gone(cut_no))
         if chosen.damaged and not self.state.cuts.valid:
             errors = "; ".join(error for _, error in chosen.damaged)
-            self._fail(f"no cut can be loaded, the job cannot go on: {errors}")
+            self.fail(f"no cut can be loaded, the job cannot go on: {errors}")
             return
         before = self.state.epoch_no
         self._trained = max(count_committed(self.state), self._measured)
-        self._begin_epoch(chosen, now_s)
+        self.edge.begin_epoch(chosen, now_s)
         if 0 < before < self.state.epoch_no:
             if self._begins_anew:
-                self._cadence.ended(now_s)
+                self.cadence.ended(now_s)
             else:
-                self._cadence.went_back(now_s)
+                self.cadence.went_back(now_s)
             self._begins_anew = False
 
     # ------------------------------------------------------------------ the clock
@@ -587,16 +533,16 @@ class Training:
         """Repeat what is unanswered; ask for a cut when one is due (and ``cuts``)."""
         if now_s - self._last_resend_s >= RESEND_S:
             self._last_resend_s = now_s
-            self._do([*self.state.resend(), *self.profiling.resend()])
-        self._watch(now_s)
+            self.do([*self.state.resend(), *self.profiling.resend()])
+        self.edge.watch(now_s)
         if self._unsealed is not None:
             self._seal_again(self._unsealed.valid.cut, now_s)
         held = self.state.cuts.valid[-1].step if self.state.cuts.valid else 0
-        due = self._cadence.is_due(now_s, self.state.step - held)
-        if note := self._cadence.note():
-            self._outbox.tell(note)
+        due = self.cadence.is_due(now_s, self.state.step - held)
+        if note := self.cadence.note():
+            self.outbox.tell(note)
         if cuts and (self.state.holder.wants_cut or (due and self._has_changed())):
-            self._do(self.state.take_cut())
+            self.do(self.state.take_cut())
 
     def _has_changed(self) -> bool:
         if not self.state.cuts.valid:

@@ -12,11 +12,11 @@ import pytest
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
 from paceline.base.samples import Span
+from paceline.master.holding.servers import ANSWER_PATIENCE_S, MOVE_PATIENCE_S, ServerEdge
 from paceline.master.monitor import Monitor
 from paceline.master.outbox import Outbox
 from paceline.master.ports import AgentEnd
-from paceline.master.training import CutChosen, Parts
-from paceline.master.training_servers import ANSWER_PATIENCE_S, MOVE_PATIENCE_S, ServerTraining
+from paceline.master.training import CutChosen, Parts, Training
 from paceline.policy.straggler.actions import Profile
 from paceline.protocol.cuts.cadence import Cadence
 from paceline.protocol.nodes.hangs import Hang
@@ -109,7 +109,7 @@ class Job:
         self.outbox = Recorded(self.job, self.members, NoBackend())
         self.failed: list[str] = []
         self.monitor = Monitor()
-        self.training = ServerTraining(
+        self.training = Training(
             Parts(
                 self.job,
                 self.spec,
@@ -119,7 +119,8 @@ class Job:
                 self.failed.append,
                 lambda moved: None,
                 lambda refused: None,
-            )
+            ),
+            ServerEdge(self.spec),
         )
         self.now_s = 0.0
         self.begin()
@@ -241,16 +242,16 @@ def report_silence(job: Job, inc: int, silent_s: float) -> None:
 
 def test_a_worker_beside_servers_that_neither_speaks_nor_works_hangs(job: Job) -> None:
     report_silence(job, WORKER, 62.0)
-    assert job.training.find_hang(10.0, job.now_s) is None, "it has not begun to speak"
+    assert job.training.edge.find_hang(10.0, job.now_s) is None, "it has not begun to speak"
     job.evaluate(WORKER)
-    assert job.training.find_hang(70.0, job.now_s) is None
-    found = job.training.find_hang(10.0, job.now_s)
+    assert job.training.edge.find_hang(70.0, job.now_s) is None
+    found = job.training.edge.find_hang(10.0, job.now_s)
     assert found == Hang(("worker-0",), 62.0, silent=True)
     report_silence(job, WORKER, 59.0)
-    assert job.training.find_hang(10.0, job.now_s) is None, "it may be blocked for so long"
+    assert job.training.edge.find_hang(10.0, job.now_s) is None, "it may be blocked for so long"
     report_silence(job, WORKER, 62.0)
     job.members.script_returned(Finished(inc=WORKER, joined=True))
-    assert job.training.find_hang(10.0, job.now_s) is None, "its script is over"
+    assert job.training.edge.find_hang(10.0, job.now_s) is None, "its script is over"
 
 
 def test_a_server_that_neither_speaks_nor_works_hangs_but_not_while_it_loads_a_cut(
@@ -258,15 +259,15 @@ def test_a_server_that_neither_speaks_nor_works_hangs_but_not_while_it_loads_a_c
 ) -> None:
     job.now_s = 100.0
     report_silence(job, SERVERS[1], 62.0)
-    found = job.training.find_hang(10.0, job.now_s)
+    found = job.training.edge.find_hang(10.0, job.now_s)
     assert found == Hang(("server-1",), 62.0, silent=True)
     job.training.start_epoch(CutChosen(0, []), job.now_s)
-    assert job.training.find_hang(10.0, job.now_s) is None
+    assert job.training.edge.find_hang(10.0, job.now_s) is None
     for inc in SERVERS:
         job.say(Restored(epoch_no=job.state.epoch_no, inc=inc))
-    assert job.training.find_hang(10.0, job.now_s) is None, "what was reported is of before"
+    assert job.training.edge.find_hang(10.0, job.now_s) is None, "what was reported is of before"
     job.now_s += 61.0
-    assert job.training.find_hang(10.0, job.now_s) == found
+    assert job.training.edge.find_hang(10.0, job.now_s) == found
 
 
 def test_with_servers_every_batch_counts_so_none_is_profiled(job: Job) -> None:
@@ -407,7 +408,7 @@ def test_a_manifest_that_was_refused_is_not_written_over_another_cut(
     job.cut(0.0, 0.0)
     # As when the holder of all that was copied is lost: the next cut has the same number.
     job.state.cuts.forget()
-    job.training._do(job.state.take_cut())
+    job.training.do(job.state.take_cut())
     assert job.state.cuts.copying == 1
     job.wait(0.1)
     assert not sealed
@@ -425,7 +426,7 @@ def made(job: Job) -> list[tuple[int, int]]:
 @pytest.fixture
 def seldom(job: Job) -> Job:
     """The same where cuts are made but seldom, of which one is on disk."""
-    job.training._cadence = Cadence(CheckpointSpec(every_s=10_000.0))
+    job.training.cadence = Cadence(CheckpointSpec(every_s=10_000.0))
     return job
 
 
@@ -559,7 +560,7 @@ NEW = 5
 
 def begin_copying(job: Job) -> None:
     """A move that has come to where every contribution must be held by the new server, too."""
-    job.training.replace(1, Server(NEW, "server-2", "ipc://5"))
+    job.training.edge.replace(1, Server(NEW, "server-2", "ipc://5"))
     answer(job)
     copies = job.state.holder.moving.wanted_map(job.state.holder.map)
     assert copies is not None
@@ -624,7 +625,7 @@ def test_a_cut_that_is_being_copied_elsewhere_stays(job: Job) -> None:
     made: list[int] = []
 
     def make() -> list[int]:
-        job.training._do(job.state.take_cut())
+        job.training.do(job.state.take_cut())
         made.append(job.state.cuts.copying)
         job.cut(0.0, 0.0)
         return sorted(int(path.name) for path in job.job.cuts.iterdir())

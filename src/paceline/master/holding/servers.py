@@ -1,16 +1,16 @@
-"""The edge around `ServerHolder`: what concerns parameter servers alone.
+"""What the master does for parameter servers alone, around `ServerHolder`.
 
 Epochs that servers begin, moves that do not get on, and what a lost worker had done.
 """
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from paceline.base.disk import describe, is_refusal
 from paceline.base.errors import ConfigError
 from paceline.base.samples import SampleSet, Span
+from paceline.master.holding.edge import RESEND_S, HolderEdge
 from paceline.master.restarts import LostWork
 from paceline.master.status import count_committed
-from paceline.master.training import RESEND_S, CutChosen, Parts, Training, state_of
 from paceline.policy.straggler.actions import Profile
 from paceline.protocol.holding.servers.master import ServerHolder
 from paceline.protocol.nodes.hangs import Hang, find_silent
@@ -33,6 +33,10 @@ from paceline.wire.messages.node import (
     Prepared,
     Restored,
 )
+from paceline.wire.spec import JobSpec
+
+if TYPE_CHECKING:
+    from paceline.master.training import CutChosen
 
 SILENT_S = 60.0
 """A process that says nothing may come back for so long: nobody needs it for the next moment, and
@@ -44,14 +48,12 @@ ANSWER_PATIENCE_S = 4 * RESEND_S
 must be held by it, too: nobody trains meanwhile."""
 
 
-class ServerTraining(Training):
-    """See the module and `Training`."""
+class ServerEdge(HolderEdge):
+    """See the module and `HolderEdge`."""
 
-    def __init__(self, parts: Parts) -> None:
-        super().__init__(parts)
-        spec = parts.spec
-        self.holder = ServerHolder(staleness=spec.staleness)
-        self.state = state_of(spec, self.holder)
+    def __init__(self, spec: JobSpec) -> None:
+        self._spec = spec
+        self._holder = ServerHolder(staleness=spec.staleness)
         #: Of the move: how far it was seen to be, and when that was new.
         self._move_progress: tuple[tuple[int, bool] | None, float] = (None, 0.0)
         #: When the server that joins has last answered, or when that began to matter.
@@ -60,78 +62,88 @@ class ServerTraining(Training):
         #: When servers were last seen to load a cut.
         self._loading_s = 0.0
 
+    @property
+    def holder(self) -> ServerHolder:
+        """See `HolderEdge.holder`."""
+        return self._holder
+
     # ------------------------------------------------------------------ messages
 
     def _prepare(self, message: Prepared, now_s: float) -> None:
         """A worker has built its model; on a disk that refuses it, it says so again."""
         try:
-            self.cuts.make(0)
+            self.training.cuts.make(0)
         except OSError as error:
             if not is_refusal(error):
                 raise
-            self._delayed(0, f"no cut can be stored: {describe(error, self.cuts.disk.root)}", now_s)
+            self.training.delayed(
+                0, f"no cut can be stored: {describe(error, self.training.cuts.disk.root)}", now_s
+            )
             return
-        self._do(self.holder.prepare(message))
+        self.training.do(self.holder.prepare(message))
 
-    def handle(self, node: str, message: NodeUp, now_s: float) -> None:
-        """See `Training.handle`."""
+    def handle(self, node: str, message: NodeUp, now_s: float) -> bool:
+        """See `HolderEdge.handle`."""
         match message:
             case Prepared():
-                self._monitor.restarts.built(node, now_s)
+                self.training.monitor.restarts.built(node, now_s)
                 self._prepare(message, now_s)
             case InitialWritten():
-                self._do(self.holder.initial_written(message))
+                self.training.do(self.holder.initial_written(message))
             case Committed():
-                self._do(self.holder.committed(message))
+                self.training.do(self.holder.committed(message))
             case FenceAnswer():
                 self._note_lost_work(message)
-                self._do(self.holder.fence_answer(message))
+                self.training.do(self.holder.fence_answer(message))
             case Restored():
                 self._restored(message, now_s)
             case Joined() | MapSet():
                 if isinstance(message, Joined):
                     self._joiner_said_s = now_s
-                self._do(self.holder.server_said(message))
+                self.training.do(self.holder.server_said(message))
             case _:
-                super().handle(node, message, now_s)
+                return False
+        return True
 
     def _restored(self, message: Restored, now_s: float) -> None:
         waited = bool(self.holder.restoring)
-        self._do(self.holder.restored(message))
+        self.training.do(self.holder.restored(message))
         if waited and not self.holder.restoring:
-            self._outbox.tell(RestoredEvent(epoch_no=self.state.epoch_no))
-            self._cadence.ended(now_s)
+            self.training.outbox.tell(RestoredEvent(epoch_no=self.training.state.epoch_no))
+            self.training.cadence.ended(now_s)
             for server in self.holder.map.servers if self.holder.map else ():
-                self._monitor.restarts.works(server.node, now_s)
+                self.training.monitor.restarts.works(server.node, now_s)
 
-    def _profile(self, action: Profile) -> None:
+    def profile(self, action: Profile) -> None:
+        """See `HolderEdge.profile`."""
         raise ConfigError(
             "Profile: with parameter servers every batch that a worker computes counts; run the "
             "job with --strategy allreduce"
         )
 
-    def _before_record(self, record: Records) -> None:
+    def before_record(self, record: Records) -> None:
+        """See `HolderEdge.before_record`."""
         match record:
             case Granted(grant=grant):
                 trained = sum(len(span) for span in grant.spans if self._trains(span))
                 self._lost_work.granted(grant.inc, trained)
             case EpochStarted(cut=cut):
-                self._tell_epoch(record.epoch_no, cut)
-                self.cuts.forget_memory(keep=cut.cut_no)
+                self.training.tell_epoch(record.epoch_no, cut)
+                self.training.cuts.forget_memory(keep=cut.cut_no)
             case _:
-                super()._before_record(record)
+                pass
 
     # ------------------------------------------------------------------ moving buckets
 
     def replace(self, old: int, new: Server) -> None:
         """Have the buckets of a server moved to a fresh one; again: nothing."""
-        self._do(self.holder.replace(old, new))
+        self.training.do(self.holder.replace(old, new))
 
     def joiner_lost(self, inc: int) -> None:
         """A server that was to take another's place is dead."""
-        self._do(self.holder.joiner_lost(inc))
+        self.training.do(self.holder.joiner_lost(inc))
 
-    def _watch(self, now_s: float) -> None:
+    def watch(self, now_s: float) -> None:
         """Give up a move that does not get on."""
         moving = self.holder.moving
         if moving.begun is None or self.holder.map is None or moving.has_switched(self.holder.map):
@@ -150,8 +162,8 @@ class ServerTraining(Training):
             if now_s - since_s >= patience_s and not moving.given_up:
                 successor = moving.begun.new.node
                 given_up = MoveGivenUpEvent(successor=successor, lacks=lacks, waited_s=patience_s)
-                self._outbox.tell(given_up)
-                self._do(self.holder.give_up_move())
+                self.training.outbox.tell(given_up)
+                self.training.do(self.holder.give_up_move())
 
     # ------------------------------------------------------------------ processes that hang
 
@@ -166,14 +178,15 @@ class ServerTraining(Training):
             bound_s = max(bound_s, SILENT_S)
         if self.holder.restoring:
             self._loading_s = now_s
-        incs = self._known()
+        incs = self.training.known()
         if self.holder.map is not None and now_s - self._loading_s > bound_s:
             incs |= {server.inc for server in self.holder.map.servers}
-        return find_silent(self._facts_of(incs), bound_s)
+        return find_silent(self.training.facts_of(incs), bound_s)
 
     # ------------------------------------------------------------------ cuts and epochs
 
-    def _being_loaded(self) -> set[int]:
+    def being_loaded(self) -> set[int]:
+        """See `HolderEdge.being_loaded`."""
         return (
             {self.holder.start.cut.cut_no}
             if self.holder.restoring and self.holder.start is not None
@@ -182,56 +195,65 @@ class ServerTraining(Training):
 
     def take_last_cut(self) -> int | None:
         """Order the last cut: its number, 0 if none is needed; None: not now, ask again."""
-        feeds = [f.feed for f in self.state.ledger.feeds.values() if f.purpose == "train"]
-        if feeds and set(feeds) <= self.state.cuts.safe:
+        feeds = [f.feed for f in self.training.state.ledger.feeds.values() if f.purpose == "train"]
+        if feeds and set(feeds) <= self.training.state.cuts.safe:
             return 0
         if self.holder.map is None:
             return 0
-        if self.state.cuts.under_way:
+        if self.training.state.cuts.under_way:
             return None
-        self._do(self.state.take_cut())
-        return self.state.cuts.copying
+        self.training.do(self.training.state.take_cut())
+        return self.training.state.cuts.copying
 
     def epoch_is_due(self) -> bool:
         """Whether all servers are up, and they are not those of the present epoch."""
-        servers = self._members.servers()
-        if servers is None or not self.state.cuts.valid or self.choosing:
+        servers = self.training.members.servers()
+        if servers is None or not self.training.state.cuts.valid or self.training.choosing:
             return False
         return set(self.holder.serving) != {server.inc for server in servers}
 
-    def _begin_epoch(self, chosen: CutChosen, now_s: float) -> None:
-        servers = self._members.servers()
+    def begin_epoch(self, chosen: "CutChosen", now_s: float) -> None:
+        """See `HolderEdge.begin_epoch`."""
+        servers = self.training.members.servers()
         if chosen.cut_no is not None and servers is not None:
-            committed = count_committed(self.state)
-            self._do(self.holder.start_epoch(servers))
-            undone = committed - count_committed(self.state)
+            committed = count_committed(self.training.state)
+            self.training.do(self.holder.start_epoch(servers))
+            undone = committed - count_committed(self.training.state)
             self._note_restore(servers, undone, now_s)
 
     # ------------------------------------------------------------------ lost work
 
     def _note_restore(self, servers: tuple[Server, ...], undone: int, now_s: float) -> None:
         """Servers are to load a cut, which takes so many samples out of the model."""
-        speed = self._monitor.samples_per_s
+        speed = self.training.monitor.samples_per_s
         for server in servers:
-            self._monitor.restarts.built(server.node, now_s)
-            self._monitor.restarts.redone(server.node, undone / speed if speed else 0.0)
-        nodes = self._monitor.nodes.values()
+            self.training.monitor.restarts.built(server.node, now_s)
+            self.training.monitor.restarts.redone(server.node, undone / speed if speed else 0.0)
+        nodes = self.training.monitor.nodes.values()
         self._lost_work.epoch({node.facts.inc: node.facts.samples for node in nodes})
 
     def _note_lost_work(self, answer: FenceAnswer) -> None:
         """A worker's life is over; what it had finished beyond ``committed`` is to do again."""
-        inc, lease = answer.fenced, self.state.ledger.leases.get(answer.fenced)
-        node = self._members.node_of(inc)
-        if node is None or inc not in self.holder.fencing or self.state.samples != "exactly-once":
+        inc, lease = answer.fenced, self.training.state.ledger.leases.get(answer.fenced)
+        node = self.training.members.node_of(inc)
+        if (
+            node is None
+            or inc not in self.holder.fencing
+            or self.training.state.samples != "exactly-once"
+        ):
             return
         left = SampleSet(lease or ())
         left.subtract(answer.committed)
         returned = sum(len(span) for span in left if self._trains(span))
-        facts = self._monitor.nodes[node.name].facts if node.name in self._monitor.nodes else None
+        facts = (
+            self.training.monitor.nodes[node.name].facts
+            if node.name in self.training.monitor.nodes
+            else None
+        )
         if facts is None or facts.inc != inc or not facts.step_samples:
             return
         lost = self._lost_work.lost(inc, handed=facts.samples, returned=returned)
-        self._monitor.restarts.redone(node.name, lost * facts.bpt_s / facts.step_samples)
+        self.training.monitor.restarts.redone(node.name, lost * facts.bpt_s / facts.step_samples)
 
     def _trains(self, span: Span) -> bool:
-        return self.state.ledger.feeds[feed_of(span.line)].purpose == "train"
+        return self.training.state.ledger.feeds[feed_of(span.line)].purpose == "train"

@@ -1,13 +1,14 @@
-"""The edge around `GroupHolder`: what concerns groups of workers alone.
+"""What the master does for groups of workers alone, around `GroupHolder`.
 
 Groups that nobody forms, members that hang, and what members keep when they leave.
 """
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from paceline.master.training import CutChosen, Parts, Training, state_of
+from paceline.master.holding.edge import HolderEdge
 from paceline.policy.straggler.actions import Profile
 from paceline.protocol.holding.group.formation import Group
 from paceline.protocol.holding.group.master import GroupHolder
@@ -30,6 +31,10 @@ from paceline.wire.messages.group import Broken, JoinGroup, Member, Progress, St
 from paceline.wire.messages.node import (
     NodeUp,
 )
+from paceline.wire.spec import JobSpec
+
+if TYPE_CHECKING:
+    from paceline.master.training import CutChosen
 
 GATHER_S = 30.0
 """A first group of workers waits so long for the others; later ones join it."""
@@ -39,19 +44,17 @@ BROKEN_S = 0.5
 """A member that cannot work in its group has a peer that is dead: its agent says so within this."""
 
 
-class GroupTraining(Training):
-    """See the module and `Training`."""
+class GroupEdge(HolderEdge):
+    """See the module and `HolderEdge`."""
 
-    def __init__(self, parts: Parts) -> None:
-        super().__init__(parts)
-        spec = parts.spec
-        self.holder = GroupHolder(
+    def __init__(self, spec: JobSpec) -> None:
+        self._spec = spec
+        self._holder = GroupHolder(
             min_members=spec.min_workers,
             check=spec.preflight and spec.traits.measured == "links",
             sharded=spec.traits.holder == "shards",
             copies_at_rest=spec.deterministic,
         )
-        self.state = state_of(spec, self.holder)
         #: The step at which members could not work together, and how often.
         self._futile = (0, 0)
         #: The epoch and group whose members were found to differ last.
@@ -61,78 +64,88 @@ class GroupTraining(Training):
         #: Since when a group is due that waits for somebody.
         self._due_s: float | None = None
 
+    @property
+    def holder(self) -> GroupHolder:
+        """See `HolderEdge.holder`."""
+        return self._holder
+
     def ended(self) -> None:
-        """See `Training.ended`."""
+        """See `HolderEdge.ended`."""
         self.holder.group.replica = ""  # the cut says whether another script fits
 
-    def _known(self) -> set[int]:
-        return super()._known() | set(self.holder.group.ready)
+    def known(self) -> set[int]:
+        """See `HolderEdge.known`."""
+        return set(self.holder.group.ready)
 
     # ------------------------------------------------------------------ messages
 
-    def handle(self, node: str, message: NodeUp, now_s: float) -> None:
-        """See `Training.handle`."""
+    def handle(self, node: str, message: NodeUp, now_s: float) -> bool:
+        """See `HolderEdge.handle`."""
         match message:
             case JoinGroup() | Stopped() | Progress() | Broken():
-                wanted = [one.guest for one in self._members.wanted_workers()]
-                guest = self._members.nodes[node].guest
+                wanted = [one.guest for one in self.training.members.wanted_workers()]
+                guest = self.training.members.nodes[node].guest
                 said = self.holder.member_said(
                     message, node=node, expected=len(wanted), guest=guest
                 )
                 if isinstance(message, Broken) and message.diverged:
                     self._tell_diverged(message)
-                self._do(said)
+                self.training.do(said)
                 if self.holder.group.is_at_a_loss and all(wanted):
                     self._dismiss()
             case _:
-                super().handle(node, message, now_s)
+                return False
+        return True
 
     def _tell_diverged(self, message: Broken) -> None:
         """Say which members differ in what; all of them have found it."""
         found = message.epoch_no, message.group, message.reason
         if found != self._diverged:
             self._diverged = found
-            self._outbox.tell(DivergedEvent(reason=message.reason))
+            self.training.outbox.tell(DivergedEvent(reason=message.reason))
 
     def _dismiss(self) -> None:
         """Guests hold nothing, and nobody is to come who could tell them more."""
         if self.holder.is_all_kept:
-            self._do(self.state.stop())
+            self.training.do(self.training.state.stop())
         else:
-            self._fail(
+            self.training.fail(
                 "only workers on other machines are left, which hold no model and read no cuts; "
                 "resume the job on this one"
             )
 
-    def _profile(self, action: Profile) -> None:
-        self._do(self.profiling.ask(action, self.state.training_workers()))
+    def profile(self, action: Profile) -> None:
+        """See `HolderEdge.profile`."""
+        self.training.do(
+            self.training.profiling.ask(action, self.training.state.training_workers())
+        )
 
     @property
     def last_cut_waits(self) -> bool:
-        """See `Training.last_cut_waits`."""
-        return self.state.cuts.under_way
+        """See `HolderEdge.last_cut_waits`."""
+        return self.training.state.cuts.under_way
 
-    def stop(self) -> None:
-        """See `Training.stop`."""
-        self._do(self.state.take_cut())
-        super().stop()
+    def before_stop(self) -> None:
+        """See `HolderEdge.before_stop`."""
+        self.training.do(self.training.state.take_cut())
 
-    def _before_record(self, record: Records) -> None:
+    def before_record(self, record: Records) -> None:
+        """See `HolderEdge.before_record`."""
         match record:
             case GroupFormed(group=group, members=members):
-                self._outbox.tell(GroupFormsEvent(group=group, members=_names(members)))
+                self.training.outbox.tell(GroupFormsEvent(group=group, members=_names(members)))
             case GroupRestored(cut=cut):
-                self._tell_epoch(record.epoch_no, cut)
+                self.training.tell_epoch(record.epoch_no, cut)
             case GroupBegun(step=step):
-                self._outbox.tell(
+                self.training.outbox.tell(
                     GroupRunsEvent(members=_names(self.holder.group.members), step=step)
                 )
             case _:
-                super()._before_record(record)
+                pass
 
     # ------------------------------------------------------------------ who does not get on
 
-    def _watch(self, now_s: float) -> None:
+    def watch(self, now_s: float) -> None:
         """Form a group without those that do not come, or that nobody has found dead."""
         group = self.holder.group
         if not (group.broken or (group.ready and not group.number)):
@@ -144,21 +157,21 @@ class GroupTraining(Training):
                 self._due_s = None
                 self._note_broken(group)
             # A first group: from now on as soon as there are `min_workers`.
-            self._do(self.holder.form_group())
+            self.training.do(self.holder.form_group())
 
     def _note_broken(self, group: Group) -> None:
         """Say why members could not work together; give up if it is so again and again."""
         for inc, reason in group.broken.items():
             if reason == self._diverged[2]:
                 continue  # is said already, of all of them
-            node = self._members.node_of(inc)
+            node = self.training.members.node_of(inc)
             name = node.name if node else ""
-            self._outbox.tell(GroupBrokenEvent(node=name, inc=inc, reason=reason))
+            self.training.outbox.tell(GroupBrokenEvent(node=name, inc=inc, reason=reason))
         step, times = self._futile
         self._futile = (group.step, times + 1 if step == group.step else 1)
         if group.broken and self._futile[1] >= MAX_FUTILE:
             reason = next(iter(group.broken.values()))
-            self._fail(
+            self.training.fail(
                 f"the workers met {MAX_FUTILE} times and completed no step: {reason}; all of them "
                 "live, so look at that error first"
             )
@@ -169,7 +182,7 @@ class GroupTraining(Training):
         While one forms: who does not even say that it has stopped.
         """
         group = self.holder.group
-        members = self._facts_of(member.inc for member in group.members)
+        members = self.training.facts_of(member.inc for member in group.members)
         silent = find_silent(members, bound_s)
         if silent is not None:
             return silent
@@ -186,7 +199,7 @@ class GroupTraining(Training):
             return None
         leavers = [one.node for one in group.members if one.inc in self.holder.leaving]
         if group.sharded and (others := find_left_alone(members, leavers, bound_s)):
-            self._fail(left_alone(leavers, others))
+            self.training.fail(left_alone(leavers, others))
             return None
         hang = find_hang(members, bound_s)
         if hang is not None and not hang.nodes and group.sharded:  # they cannot meet anew
@@ -200,38 +213,40 @@ class GroupTraining(Training):
             # Those who wait to end their step together wait for one that does not end it.
             group.at_once = True
             self._forming = group.number, self._forming[1] + since_s
-            self._do(group.resend())
+            self.training.do(group.resend())
             return None
         # Not even who waited for others in its step: all waits end when a group is dropped.
-        hang = [name for name in silent if name in self._monitor.nodes]
+        hang = [name for name in silent if name in self.training.monitor.nodes]
         return Hang(tuple(hang), since_s) if hang else None
 
-    def meet_anew(self, since_s: float) -> None:
+    def reconnect(self, since_s: float) -> None:
         """Nobody hangs, and nobody gets on: what connects the members is broken."""
         group = self.holder.group
         if group.running:
             stuck = GroupStuckEvent(since_s=since_s)
-            self._outbox.tell(stuck)
+            self.training.outbox.tell(stuck)
             group.broken.update((member.inc, stuck.clause) for member in group.members)
-            self._do(self.holder.form_group())
+            self.training.do(self.holder.form_group())
 
     # ------------------------------------------------------------------ cuts and epochs
 
-    def _being_loaded(self) -> set[int]:
+    def being_loaded(self) -> set[int]:
+        """See `HolderEdge.being_loaded`."""
         group = self.holder.group
         cut = group.start.cut if group.start is not None and not group.running else None
         return {cut.cut_no} if cut is not None else set()
 
     def take_last_cut(self) -> int | None:
-        """See `Training.take_last_cut`: members kept theirs before they left."""
+        """See `HolderEdge.take_last_cut`: members kept theirs before they left."""
         return 0
 
     def epoch_is_due(self) -> bool:
         """Whether nobody holds state."""
-        return self.holder.group.needs_restore and not self.choosing
+        return self.holder.group.needs_restore and not self.training.choosing
 
-    def _begin_epoch(self, chosen: CutChosen, now_s: float) -> None:
-        self._do(self.holder.restore_group())
+    def begin_epoch(self, chosen: "CutChosen", now_s: float) -> None:
+        """See `HolderEdge.begin_epoch`."""
+        self.training.do(self.holder.restore_group())
 
 
 def _names(members: Iterable[Member]) -> tuple[str, ...]:

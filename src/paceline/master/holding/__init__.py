@@ -1,0 +1,14 @@
+"""One edge for each holder of state: what the master does for it alone."""
+
+from paceline.master.holding.edge import HolderEdge
+from paceline.master.holding.group import GroupEdge
+from paceline.master.holding.servers import ServerEdge
+from paceline.wire.strategies import HolderName
+
+EDGES: dict[HolderName, type[HolderEdge]] = {
+    "nobody": ServerEdge,  # without a server, which nobody asks for anything
+    "servers": ServerEdge,
+    "replicas": GroupEdge,
+    "shards": GroupEdge,
+}
+"""By the holder that the row of a strategy names."""

@@ -1,0 +1,105 @@
+"""The port between a job's `Training` and what it does for one kind of holder alone."""
+
+import abc
+from typing import TYPE_CHECKING
+
+from paceline.policy.straggler.actions import Profile
+from paceline.protocol.holding.holder import Holder
+from paceline.protocol.nodes.hangs import Hang
+from paceline.protocol.records import Records
+from paceline.wire.messages.base import Server
+from paceline.wire.messages.node import NodeUp
+from paceline.wire.spec import JobSpec
+
+if TYPE_CHECKING:
+    from paceline.master.training import CutChosen, Training
+
+RESEND_S = 1.0
+"""What is unanswered is said again so often."""
+
+
+class HolderEdge(abc.ABC):
+    """What a `Training` does for one kind of holder alone.
+
+    Args:
+        spec: of the job.
+    """
+
+    @property
+    @abc.abstractmethod
+    def holder(self) -> Holder:
+        """The state machine around which it lies."""
+
+    training: "Training"
+    """The training that it is a part of; set by it."""
+
+    @abc.abstractmethod
+    def __init__(self, spec: JobSpec) -> None: ...
+
+    def ended(self) -> None:
+        """Here the journal says that the job has ended; it goes on with a script as it is then."""
+
+    def known(self) -> set[int]:
+        """More workers of which the journal tells that they take part."""
+        return set()
+
+    @abc.abstractmethod
+    def handle(self, node: str, message: NodeUp, now_s: float) -> bool:
+        """Handle a message of a live process of ``node``; False: it concerns every job."""
+
+    def before_record(self, record: Records) -> None:
+        """Report a record that is about to be journalled."""
+
+    @abc.abstractmethod
+    def profile(self, action: Profile) -> None:
+        """Set a `Profile` going.
+
+        Raises:
+            ConfigError: workers cannot compute batches that do not count.
+        """
+
+    @abc.abstractmethod
+    def watch(self, now_s: float) -> None:
+        """Look after what may make no progress."""
+
+    @abc.abstractmethod
+    def being_loaded(self) -> set[int]:
+        """Cuts that must stay though they are old."""
+
+    @abc.abstractmethod
+    def take_last_cut(self) -> int | None:
+        """Order the last cut: its number, 0 if none is needed; None: not now, ask again."""
+
+    @abc.abstractmethod
+    def epoch_is_due(self) -> bool:
+        """Whether an epoch must begin, now."""
+
+    @abc.abstractmethod
+    def begin_epoch(self, chosen: "CutChosen", now_s: float) -> None:
+        """Begin an epoch from this cut."""
+
+    @abc.abstractmethod
+    def find_hang(self, bound_s: float, now_s: float) -> Hang | None:
+        """Find the processes that hang; None: there are none.
+
+        Args:
+            bound_s: as long as a step may take.
+            now_s: of the master's clock.
+        """
+
+    def reconnect(self, since_s: float) -> None:
+        """Connect the members again: none hangs, and none has made progress for so long."""
+
+    def replace(self, old: int, new: Server) -> None:
+        """Have the buckets of a server moved to a fresh one; again: nothing."""
+
+    def joiner_lost(self, inc: int) -> None:
+        """A server that was to take another's place is dead."""
+
+    @property
+    def last_cut_waits(self) -> bool:
+        """Whether members have to stay: a cut of what they hold can be made after another one."""
+        return False
+
+    def before_stop(self) -> None:
+        """Have those who hold the state keep it, before all workers leave."""
