@@ -183,15 +183,15 @@ class Cut(NamedTuple):
 
 def cuts_of(job: JobDir, num_rows: int) -> list[Cut]:
     """Those that were copied beside these steps."""
-    # "cut 3 at step 120": copied beside the step after it, which is in place 120. Of one worker
+    # A cut at step 120 was copied beside the step after it, which is in place 120. Of one worker
     # alone a cut is valid when it is on disk.
     told = harness.events(job)
-    stored = {e["reason"].split()[1]: e["at_s"] for e in told if e["event"] == "cut_stored"}
+    stored = {e["cut_no"]: e["at_s"] for e in told if e["event"] == "cut_stored"}
     found = []
     for event in told:
         if event["event"] == "cut_valid":
-            _, number, _, _, step = event["reason"].split()
-            found.append(Cut(int(step), event["at_s"], stored.get(number, event["at_s"])))
+            stored_s = stored.get(event["cut_no"], event["at_s"])
+            found.append(Cut(event["step"], event["at_s"], stored_s))
     return [cut for cut in found if 0 < cut.row < num_rows]
 
 

@@ -7,8 +7,9 @@ key or a command that is added or removed is added to or removed from the site b
 import ast
 import inspect
 from collections.abc import Callable, Iterator
+from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 import typer
@@ -20,6 +21,8 @@ from paceline.cli.main import app
 from paceline.jobs.flags import flag_of
 from paceline.jobs.spec_values import FREE_SECTIONS, LEAVES, show
 from paceline.wire import spec
+from paceline.wire.events.base import Event
+from paceline.wire.events.lines import KINDS
 from paceline.wire.strategies import STRATEGIES, Traits
 
 DECISIONS = Path(__file__).parents[1] / "decisions"
@@ -202,6 +205,68 @@ def _shown(value: object) -> str:
     return _cell(str(value))
 
 
+EVENTS_HEAD = """\
+# Events
+
+Each line of `events.jsonl` in the folder of a job is a JSON object: something has changed.
+Programs read its fields, and people its `reason`. A field that has its default is left out.
+`paceline.wire.events.lines.decode_events` reads the lines of all versions.
+
+*Usual* says whether every healthy job has such an event. People who watch a job see all others.
+"""
+
+
+def events() -> str:
+    """Write the page of all events, by topic, with the fields of each."""
+    lines = [EVENTS_HEAD, "| field of all events | meaning |", "|---|---|"]
+    lines.append("| `event` (str) | The name of the event. |")
+    lines += [f"| {field} | {note} |" for field, note in _event_fields(Event)]
+    lines.append(
+        "| `reason` (str) | What has happened, in words; left out where `event` says all. |"
+    )
+    topic = ""
+    for kind in KINDS:
+        if kind.__module__ != topic:
+            topic = kind.__module__
+            title = (inspect.getdoc(inspect.getmodule(kind)) or "").partition("\n")[0]
+            lines += ["", f"## {title.removesuffix('.')}", ""]
+            lines += ["| event | what has happened | usual | fields |", "|---|---|---|---|"]
+        usual = "the first" if "is_news" in vars(kind) else _shown(kind.is_usual)
+        own = _event_fields(kind, known=Event.__struct_fields__)
+        fields = "<br>".join(" ".join(filter(None, (f"{field}.", note))) for field, note in own)
+        name = kind.__struct_config__.tag
+        lines.append(f"| `{name}` | {_cell(inspect.getdoc(kind) or '')} | {usual} | {fields} |")
+    return "\n".join(lines)
+
+
+def _event_fields(
+    kind: type[msgspec.Struct], known: tuple[str, ...] = ()
+) -> Iterator[tuple[str, str]]:
+    """Yield the fields of an event, with their types, and what is said of them."""
+    notes: dict[str, str] = {}
+    for base in kind.__mro__[kind.__mro__.index(msgspec.Struct) - 1 :: -1]:
+        notes |= _field_docs(base)
+    for field in msgspec.structs.fields(kind):
+        if field.name not in known and field.name != "reason":
+            note = notes[field.name]
+            said = "" if note == field.name else _cell(note)
+            yield f"`{field.name}` ({_type_name(field.type)})", said
+
+
+def _type_name(kind: Any) -> str:
+    """Name a type as JSON's reader sees it: ``int``, ``"share" or "answer"``, ``str, several``."""
+    args = [one for one in get_args(kind) if one is not type(None)]
+    if get_origin(kind) is Literal:
+        return " or ".join(f'"{word}"' for word in args)
+    if get_origin(kind) is tuple:
+        return f"{_type_name(args[0])}, several"
+    if args:
+        return _type_name(args[0])
+    if issubclass(kind, StrEnum):
+        return " or ".join(f'"{word}"' for word in kind)
+    return str(kind.__name__)
+
+
 def decisions() -> str:
     """Write the list of decisions, each with the title of its page."""
     lines = ["# Decisions", "", "What was decided about the design, and why.", ""]
@@ -216,5 +281,6 @@ PAGES: dict[str, Callable[[], str]] = {
     "reference/spec.md": spec_keys,
     "reference/cli.md": commands,
     "reference/strategies.md": strategies,
+    "reference/events.md": events,
     "decisions/index.md": decisions,
 }

@@ -13,7 +13,6 @@ import bisect
 import contextlib
 import dataclasses
 import functools
-import json
 import os
 import random
 import shutil
@@ -28,9 +27,11 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from paceline.base.jobdir import JobDir
+from paceline.jobs.history import read_events
 from paceline.jobs.launch import launch
 from paceline.runtime.checkpoint.assembly import model_of
 from paceline.runtime.checkpoint.cutfile import read_cut
+from paceline.wire.events.state import EpochEvent
 from paceline.wire.spec import (
     CheckpointSpec,
     JobSpec,
@@ -360,8 +361,7 @@ def check_finals(
     """
     held = {path: load_file(path) for path in sorted(out.glob("*.final"))}
     assert len(held) >= case.num_workers, f"{where}: only {sorted(held)} came to the end"
-    events = map(json.loads, job.events.read_text().splitlines())
-    starts_s = [event["t"] for event in events if event["event"] == "epoch"]
+    starts_s = [one.t for one in read_events(job.events) if isinstance(one, EpochEvent)]
     firsts: dict[int, Model] = {}
     for path, final in held.items():
         wrong = np.flatnonzero(np.abs(final["seen"] - case.epochs) > TOLERANCE)

@@ -24,10 +24,12 @@ from pathlib import Path
 import numpy as np
 
 from paceline.base.errors import PacelineError, PermanentError
+from paceline.jobs.history import read_events
 from paceline.jobs.launch import ask, launch
 from paceline.runtime.checkpoint.assembly import model_of
 from paceline.runtime.checkpoint.cutfile import read_cut
 from paceline.wire.client import GetStatus, JobStatus, NodeStatus, StopJob
+from paceline.wire.events.state import EpochEvent
 from paceline.wire.messages.feeds import Feed
 from paceline.wire.spec import CheckpointSpec, JobSpec, NodeSpec, RestartSpec, TimeoutSpec
 from tests.chaos.faults import LOST_AFTER_S
@@ -218,7 +220,7 @@ class Interrupted:
 
     def restored(self) -> int:
         """How often the job went back to a cut."""
-        return sum('"event":"epoch"' in line for line in self.job.events.read_text().splitlines())
+        return sum(isinstance(event, EpochEvent) for event in read_events(self.job.events))
 
 
 def check_group(directory: Path, feed: Feed) -> None:

@@ -8,23 +8,23 @@ thread watches; with a slow disk (`run.slow_disk`) copying and writing last long
 """
 
 import contextlib
-import json
-import re
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from paceline.base.jobdir import JobDir
 from paceline.base.processes import kill_quietly
+from paceline.jobs.history import Tail
 from paceline.wire.client import JobStatus
+from paceline.wire.events.lines import decode_events
+from paceline.wire.events.nodes import AgentJoinedEvent, ProcessUpEvent
+from paceline.wire.events.state import FeedCompleteEvent, GroupFormsEvent, GroupRunsEvent
 from paceline.wire.spec import load
 from tests.chaos.faults import Fault, Injector, is_alive
 
 POLL_S = 0.001
-GROUP = {"forms": "group_forms", "runs": "group_runs"}
+GROUP = {"forms": GroupFormsEvent, "runs": GroupRunsEvent}
 CUT = ("copies", "writes", "keeps")
 WHATS = (*GROUP, *CUT)
 SUMS = "adds up"
@@ -95,17 +95,22 @@ class MomentInjector(Injector):
     # ------------------------------------------------------------------ the thread
 
     def _watch(self) -> None:
-        events = self._events()
+        events = Tail(self.job.events)
         while self.moments and not self._over.wait(POLL_S):
-            for event in next(events):
-                if event["event"] in ("process_up", "agent_joined"):
-                    pids = self._pids if event["event"] == "process_up" else self._agents
-                    pids[event["node"]] = int(event["reason"].split()[1])
-                if event["event"] == "feed_complete":
-                    self._miss()
-                for moment in self._armed(*GROUP):
-                    if event["event"] == GROUP[moment.what]:
-                        self._kill_member(moment, event)
+            for event in decode_events(events.lines()):
+                match event:
+                    case ProcessUpEvent(node=node, pid=pid):
+                        self._pids[node] = pid
+                    case AgentJoinedEvent(node=node, pid=pid):
+                        self._agents[node] = pid
+                    case FeedCompleteEvent():
+                        self._miss()
+                    case GroupFormsEvent() | GroupRunsEvent():
+                        for moment in self._armed(*GROUP):
+                            if isinstance(event, GROUP[moment.what]):
+                                self._kill_member(moment, event)
+                    case _:
+                        pass
             for moment in self._armed(SUMS):
                 self._kill_adder(moment)
             for moment in self._armed(*CUT):
@@ -123,24 +128,11 @@ class MomentInjector(Injector):
             if moment.what in whats and moment.from_committed <= self._committed
         ]
 
-    def _events(self) -> Iterator[list[dict[str, Any]]]:
-        """Those since the last call."""
-        at = 0
-        while True:
-            with contextlib.suppress(FileNotFoundError), self.job.events.open("rb") as file:
-                file.seek(at)
-                whole, end, _ = file.read().rpartition(b"\n")
-                at += len(whole) + len(end)
-                yield [json.loads(line) for line in whole.splitlines()]
-                continue
-            yield []
-
-    def _kill_member(self, moment: Moment, event: dict[str, Any]) -> None:
-        names = re.findall(r"worker-\d+", event["reason"])
-        living = [self._pids[name] for name in names if is_alive(self._pids.get(name, 0))]
+    def _kill_member(self, moment: Moment, event: GroupFormsEvent | GroupRunsEvent) -> None:
+        living = [self._pids[name] for name in event.members if is_alive(self._pids.get(name, 0))]
         if not living:
             return
-        late_s = time.time() - event["t"]
+        late_s = time.time() - event.t
         time.sleep(moment.after_s)
         self._kill(moment, living[moment.index % len(living)], f"seen after {late_s:.3f} s")
 

@@ -6,17 +6,20 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from paceline.base.errors import PacelineError
 from paceline.base.jobdir import JobDir
 from paceline.base.processes import find_job_processes, kill_quietly
+from paceline.jobs.history import read_events
 from paceline.jobs.launch import AS_BEFORE, ask, is_supervised, launch, resume
 from paceline.jobs.outcome import Outcome, read_outcome
 from paceline.jobs.resize import Resize
 from paceline.wire.client import Call, Done, GetStatus, JobStatus, NodeStatus, StopJob
+from paceline.wire.events.base import Event
+from paceline.wire.events.nodes import Verdict
 from paceline.wire.spec import CheckpointSpec, DataSpec, JobSpec, NodeSpec, RestartSpec
 from tests.chaos.faults import supervisor_pid
 from tests.chaos.oracle import check_cut, leftovers
@@ -26,6 +29,7 @@ SCRIPT = Path(__file__).with_name("jobs") / "counted.py"
 PATIENCE_S = 45.0
 """For one thing to happen; a loaded machine needs a multiple of what a quiet one does."""
 POLL_S = 0.02
+E = TypeVar("E", bound=Event)
 
 
 def until(condition: Callable[[], Any], what: str, patience_s: float = PATIENCE_S) -> Any:
@@ -101,10 +105,14 @@ class RunningJob:
             return [line for line in lines if line["event"] == name]
         return []
 
+    def told(self, kind: type[E]) -> list[E]:
+        """All events of this kind, in order, with their fields."""
+        return [event for event in read_events(self.job.events) if isinstance(event, kind)]
+
     def deaths(self) -> list[dict[str, Any]]:
         """Ends of training processes that were not in order."""
-        orderly = ("the script returned", "as ordered")
-        return [e for e in self.events("process_exited") if e["reason"] not in orderly]
+        orderly = (Verdict.FINISHED, Verdict.STOPPED)
+        return [e for e in self.events("process_exited") if e["verdict"] not in orderly]
 
     # ------------------------------------------------------------------ who computed what
 

@@ -1,7 +1,6 @@
 """``deterministic: true``: the model is the same bit for bit, whoever computed what of it."""
 
 import os
-import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from paceline.wire.client import Scale
+from paceline.wire.events.state import GroupRunsEvent
 from paceline.wire.spec import CheckpointSpec
 from tests.chaos.oracle import leftovers
 from tests.integration.running import RunningJob, install, until
@@ -18,7 +18,6 @@ from tests.integration.test_allreduce import (
     UNEVEN,
     finals,
     group,
-    trains,
 )
 
 Model = dict[str, np.ndarray]  # type: ignore[type-arg]
@@ -93,7 +92,8 @@ def test_whoever_dies_or_joins_or_has_more_to_do_the_bits_are_those_of_one_worke
 
 def members(job: RunningJob) -> list[set[int]]:
     """Who has trained together, group by group."""
-    return [set(map(int, re.findall(r"worker-(\d+)", told))) for told in trains(job)]
+    groups = [event.members for event in job.told(GroupRunsEvent)]
+    return [{int(name.removeprefix("worker-")) for name in members} for members in groups]
 
 
 def test_half_precision_clipping_and_a_schedule_end_with_the_bits_of_one_worker(

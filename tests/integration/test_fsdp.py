@@ -19,6 +19,8 @@ from paceline.jobs.launch import ask, launch
 from paceline.jobs.resize import Resize
 from paceline.runtime.checkpoint.export import export
 from paceline.wire.client import Done, GetStatus, JobStatus, Scale, StopJob
+from paceline.wire.events.nodes import RestartAllEvent
+from paceline.wire.events.state import GroupRunsEvent
 from paceline.wire.spec import CheckpointSpec, JobSpec, NodeSpec, RestartSpec, TimeoutSpec
 from tests.chaos.oracle import leftovers
 from tests.integration.running import RunningJob, until
@@ -89,9 +91,9 @@ def check_same(found: Final, wanted: Final) -> None:
         assert np.abs(values - found[name]).max() < TOLERANCE, name
 
 
-def trains(job: RunningJob) -> list[str]:
+def trains(job: RunningJob) -> list[GroupRunsEvent]:
     """Who has trained together, and since which step."""
-    return [event["reason"] for event in job.events("group_runs")]
+    return job.told(GroupRunsEvent)
 
 
 def listening(job: RunningJob) -> set[str]:
@@ -124,10 +126,10 @@ def test_after_a_kill_all_go_on_from_a_cut_to_what_one_worker_computes(tmp_path:
         assert listening(job) == {"127.0.0.1"}
         check_same(check_finished(job), single)
         first, second = trains(job)
-        assert first == "worker-0, worker-1 train from the start"
-        assert int(second.split()[-2]) > 1, "from a cut"
-        (cause,) = job.events("restart_all")
-        assert (cause["node"], cause["reason"]) == ("worker-1", "signal SIGKILL; again in 0.0 s")
+        assert (first.members, first.step) == (("worker-0", "worker-1"), 0)
+        assert second.step > 0, "from a cut"
+        (again,) = job.told(RestartAllEvent)
+        assert (again.node, again.cause, again.wait_s) == ("worker-1", "signal SIGKILL", 0.0)
         agents = [event["node"] for event in job.events("agent_joined")]
         assert sorted(agents) == ["worker-0", "worker-1"], "restarted in place"
         steps = sum(map(len, job.samples().values())) // (BATCH // 2)
@@ -156,14 +158,14 @@ def test_the_number_of_workers_changes_while_it_trains_and_between_two_runs(tmp_
         refused = ask(job.job, Scale(workers=5))
         assert isinstance(refused, Done) and "48 samples is not divisible" in refused.error
         job.tell(Scale(workers=3))
-        until(lambda: "worker-2" in trains(job)[-1], "three members")
+        until(lambda: "worker-2" in trains(job)[-1].members, "three members")
         job.until_committed(job.status().committed + BATCH)
         job.tell(StopJob())
         assert job.end().state == "stopped"
         until(lambda: not leftovers(job.job), "a clean machine")
         job.resume(Resize(workers=2))
         check_same(check_finished(job), single)
-        first, last = (int(said.split()[-2]) for said in trains(job)[1:])
+        first, last = (event.step for event in trains(job)[1:])
         lives = (ids for life, ids in job.samples().items() if life.endswith((".3", ".4", ".5")))
         assert sum(map(len, lives)) == (last - first) * BATCH, "a stop costs no step"
 
@@ -177,7 +179,7 @@ def test_who_is_preempted_costs_no_step(tmp_path: Path) -> None:
         until(lambda: len(living(job)) == 2, "an answer")
         os.kill(living(job)[1], signal.SIGTERM)
         check_same(check_finished(job), single)
-        assert int(trains(job)[1].split()[-2]) >= 8, "from a cut"
+        assert trains(job)[1].step >= 7, "from a cut"
         assert sum(map(len, job.samples().values())) == N, "nothing is computed again"
 
 

@@ -19,6 +19,7 @@ from paceline.jobs import launch, leftovers
 from paceline.jobs.leftovers import clear_leftovers
 from paceline.jobs.outcome import Outcome, write_outcome
 from paceline.jobs.resize import Resize
+from paceline.wire.events.job import DiskRefusesEvent
 from paceline.wire.spec import JobSpec, save
 
 STALE = "127.0.0.1:1\n"
@@ -98,7 +99,8 @@ def test_the_starter_goes_by_the_supervisor_that_there_is_and_by_what_the_master
 
     locks: list[int | None] = []
     monkeypatch.setattr(launch, "start_detached", start)
-    job.events.write_text('{"t": 1, "event": "disk_refuses", "reason": "no space left on /x"}\n')
+    refuses = DiskRefusesEvent(t=1.0, error="no space left on /x", waits="master")
+    job.events.write_text(refuses.text())
     timer = end_soon(job)
     launch.resume(job)
     timer.join()

@@ -12,8 +12,9 @@ import msgspec
 import pytest
 
 from paceline.base.cgroups import find_node_group, find_trees
-from paceline.jobs.history import read_events, sentence
+from paceline.jobs.history import read_events
 from paceline.policy.failslow.preflight import find_slow
+from paceline.wire.events.checks import CheckedEvent
 from paceline.wire.messages.checks import Link, NodeSpeed
 from paceline.wire.spec import TimeoutSpec
 from tests.integration.running import RunningJob, running, until
@@ -34,7 +35,7 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def speeds(job: RunningJob) -> dict[str, NodeSpeed]:
     """Of all nodes that were checked."""
     events = read_events(job.job.events)
-    return {event.node: event.speed for event in events if event.speed is not None}
+    return {event.node: event.speed for event in events if isinstance(event, CheckedEvent)}
 
 
 def throttle(job: RunningJob, node: str) -> None:
@@ -51,10 +52,9 @@ def test_a_throttled_node_is_named_before_the_first_step(tmp_path: Path) -> None
     with group(tmp_path / "out", workers=3, preflight=True) as job:
         throttle(job, "worker-1")
         check_finished(job, lives=3)
-        named = [e for e in read_events(job.job.events) if e.event == "slow_node"]
-        assert "worker-1 is slow: a quota of 0.25 cores for 1 thread, 0.25 of the median" in [
-            sentence(event) for event in named
-        ]
+        told = [event.sentence() for event in read_events(job.job.events)]
+        slow = "worker-1 is slow: a quota of 0.25 cores for 1 thread, 0.25 of the median"
+        assert slow in told
         assert speeds(job)["worker-1"].cpu_quota == QUOTA
         # It could run for its quota and what a period's end allows beyond it.
         assert speeds(job)["worker-1"].cpu_share < 2 * QUOTA

@@ -18,6 +18,7 @@ from paceline.protocol.holding.servers.master import ServerHolder
 from paceline.protocol.records import CutValid, Records
 from paceline.protocol.training import MasterState
 from paceline.wire.client import Scale, StopJob
+from paceline.wire.events.state import CutDamagedEvent, EpochEvent
 from paceline.wire.spec import NodeSpec, TimeoutSpec
 from tests.chaos.faults import supervisor_pid
 from tests.chaos.oracle import Counts, committed_counts
@@ -59,10 +60,10 @@ def test_a_killed_server_brings_all_back_to_the_last_cut(tmp_path: Path, mode: s
         job.until_committed(N // 3, cuts=1)
         os.kill(job.node("server-1").pid, signal.SIGKILL)
         job.check_finished()
-        first, second = job.events("epoch")
-        assert first["reason"] == "epoch 1 from cut 0"
-        assert second["reason"].startswith("epoch 2 from cut ")
-        assert int(second["reason"].split()[-1]) > 0
+        first, second = job.told(EpochEvent)
+        assert (first.epoch_no, first.cut_no) == (1, 0)
+        assert second.epoch_no == 2
+        assert second.cut_no > 0
         assert [e["node"] for e in job.deaths()] == ["server-1"]
 
 
@@ -80,7 +81,7 @@ def test_workers_go_on_without_a_master_and_get_grants_from_its_successor(tmp_pa
         os.kill(supervisor, signal.SIGCONT)
         job.check_finished()
         again = job.events("master_started")[1]
-        assert again["reason"] == "from the journal"
+        assert again["restarted"]
         for life, times in job.times().items():
             after = times[times > again["t"]]
             assert after.size, f"{life} did nothing more"
@@ -129,8 +130,9 @@ def test_after_the_death_of_everything_the_job_is_resumed_from_its_newest_cut(
         newest = _valid_cuts(job)[-1]
         job.resume()
         job.check_finished()
-        where = " in memory" if newest.cut.in_memory else ""
-        assert job.events("epoch")[-1]["reason"] == f"epoch 2 from cut {newest.cut.cut_no}{where}"
+        last = job.told(EpochEvent)[-1]
+        assert (last.epoch_no, last.cut_no) == (2, newest.cut.cut_no)
+        assert last.in_memory == newest.cut.in_memory
 
 
 def test_a_damaged_newest_cut_is_named_and_the_one_before_it_is_used(tmp_path: Path) -> None:
@@ -146,9 +148,10 @@ def test_a_damaged_newest_cut_is_named_and_the_one_before_it_is_used(tmp_path: P
             damaged.write_bytes(image)
         job.resume()
         job.check_finished()
-        (said,) = job.events("cut_damaged")
-        assert str(damaged) in said["reason"]
-        assert job.events("epoch")[-1]["reason"] == f"epoch 2 from cut {before.cut.cut_no}"
+        (said,) = job.told(CutDamagedEvent)
+        assert str(damaged) in said.reason
+        assert said.cut_no == newest.cut.cut_no
+        assert job.told(EpochEvent)[-1].clause == f"epoch 2 from cut {before.cut.cut_no}"
 
 
 def _valid_cuts(job: RunningJob) -> list[CutValid]:
@@ -172,7 +175,7 @@ def test_a_cut_that_is_in_memory_only_is_restored_from_one_of_its_copies(
         os.kill(server.pid, signal.SIGKILL)
         shutil.rmtree(cut / "server-1")  # the node is gone with its memory
         job.check_finished()
-        assert "epoch 2 from cut 1 in memory" in [e["reason"] for e in job.events("epoch")]
+        assert "epoch 2 from cut 1 in memory" in [e.clause for e in job.told(EpochEvent)]
         assert not job.events("cut_damaged")
 
 
@@ -186,7 +189,7 @@ def test_without_any_of_its_copies_in_memory_the_cut_before_it_counts(
             shutil.rmtree(copies)
         os.kill(job.node("server-1").pid, signal.SIGKILL)
         job.check_finished()
-        assert "epoch 2 from cut 0" in [e["reason"] for e in job.events("epoch")]
+        assert "epoch 2 from cut 0" in [e.clause for e in job.told(EpochEvent)]
         assert len(job.events("cut_damaged")) == 1
 
 
@@ -200,9 +203,9 @@ def test_a_cut_in_memory_that_is_lost_there_gives_way_to_the_one_on_disk(
         shutil.rmtree(job.job.run_dir)  # the machine was started again
         job.resume()
         job.check_finished()
-        (lost,) = job.events("cut_damaged")
-        assert "manifest" in lost["reason"]
-        assert job.events("epoch")[-1]["reason"] == "epoch 2 from cut 0"
+        (lost,) = job.told(CutDamagedEvent)
+        assert "manifest" in lost.reason
+        assert job.told(EpochEvent)[-1].clause == "epoch 2 from cut 0"
 
 
 @pytest.mark.parametrize("how", ["request", "signal"])

@@ -21,6 +21,7 @@ from paceline.wire.client import Call, Done, GetStatus, Kill, Scale
 from paceline.wire.codec import encode
 from paceline.wire.control import ControlClient
 from paceline.wire.data_plane import DataClient
+from paceline.wire.events.nodes import ProcessUpEvent
 from paceline.wire.messages.agent import AgentHello, AgentUp, FromProcess, Heartbeat
 from paceline.wire.messages.data import (
     At,
@@ -108,8 +109,7 @@ def pids_of(job: RunningJob) -> dict[str, tuple[int, int, int]]:
 
 
 def address_of_server(job: RunningJob) -> str:
-    ups = [event["reason"] for event in job.events("process_up") if event["node"] == "server-0"]
-    return str(ups[-1].rpartition(" at ")[2])
+    return [event.address for event in job.told(ProcessUpEvent) if event.node == "server-0"][-1]
 
 
 def endpoints(job: RunningJob) -> list[tuple[int, object]]:

@@ -70,7 +70,7 @@ def test_a_job_whose_machine_is_lost_goes_on_from_the_url(
             check_finished(again, epochs=2, lives=3)
             done = sum(len(ids) for ids in again.samples().values())
             assert done < 4 * N, "it began where the cut was"
-            newest = max(int(event["reason"].split()[1]) for event in again.events("cut_stored"))
+            newest = max(event["cut_no"] for event in again.events("cut_stored"))
             listed = CliRunner().invoke(app, ["checkpoint", "ls", url])
             assert listed.stdout.splitlines()[1].split()[0] == str(newest), listed.output
             for command in (["show", url], ["verify", url, "--all"]):

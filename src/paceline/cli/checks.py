@@ -3,9 +3,10 @@
 from collections.abc import Iterable
 from statistics import median
 
-from paceline.jobs.history import Event
 from paceline.jobs.wording import percent
 from paceline.policy.failslow.preflight import Slow, find_slow
+from paceline.wire.events.base import Event
+from paceline.wire.events.checks import CheckedEvent
 from paceline.wire.messages.checks import NodeSpeed
 
 COLUMNS = ("node", "matmul", "memory", "ran", "quota", "links", "round trip", "slow")
@@ -13,7 +14,7 @@ COLUMNS = ("node", "matmul", "memory", "ran", "quota", "links", "round trip", "s
 
 def rows(events: Iterable[Event]) -> list[tuple[str, ...]]:
     """One per node that was checked, by its newest check."""
-    speeds = {event.node: event.speed for event in events if event.speed is not None}
+    speeds = {one.node: one.speed for one in events if isinstance(one, CheckedEvent)}
     slow = find_slow(speeds)
     return [
         _row(name, one, [found for found in slow if name in found.nodes])

@@ -1,6 +1,7 @@
 """A job as a picture that moves: progress, one bar per node, the newest events."""
 
 from collections import deque
+from collections.abc import Sequence
 
 from rich.console import Console, ConsoleDimensions, Group
 from rich.live import Live
@@ -10,12 +11,18 @@ from rich.text import Text
 
 from paceline.base.node_files import CHIEF
 from paceline.cli.watch import Look
-from paceline.jobs.history import Event, sentence
 from paceline.jobs.wording import clock, mib, milliseconds, percent, progress, speed
 from paceline.wire.client import JobStatus, NodeStatus
+from paceline.wire.events.base import Event
+from paceline.wire.events.nodes import (
+    AgentJoinedEvent,
+    FencedEvent,
+    NodeStartedEvent,
+    WorksEvent,
+)
 
 NUM_EVENTS = 6
-UNSHOWN = frozenset({"fenced", "node_started", "agent_joined", "works"})
+UNSHOWN = (FencedEvent, NodeStartedEvent, AgentJoinedEvent, WorksEvent)
 """Said by the events beside them."""
 BAR_WIDTH = 24
 PARTS = (
@@ -48,7 +55,7 @@ class LiveView:
 
     def show(self, look: Look) -> None:
         """Draw what the look has shown; while the master is away the last known state stays."""
-        self._events.extend(event for event in look.events if event.event not in UNSHOWN)
+        self._events.extend(event for event in look.events if not isinstance(event, UNSHOWN))
         for traceback in look.tracebacks:
             self._console.print(traceback.rstrip(), markup=False, highlight=False, soft_wrap=True)
         for line in look.said:
@@ -73,7 +80,7 @@ class LiveView:
 
 def draw(
     status: JobStatus,
-    events: list[Event],
+    events: Sequence[Event],
     now_s: float,
     size: ConsoleDimensions,
     *,
@@ -171,4 +178,4 @@ def _bar(node: NodeStatus, slowest_s: float) -> Text:
 
 
 def _event_line(event: Event, started_s: float) -> Text:
-    return Text.assemble((f"{clock(event.t - started_s):>7}  ", "dim"), sentence(event))
+    return Text.assemble((f"{clock(event.t - started_s):>7}  ", "dim"), event.sentence())

@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 from paceline.base.node_files import CHIEF
 from paceline.cli.watch import Look
-from paceline.jobs.history import is_news, sentence
 from paceline.jobs.wording import clock, percent, progress, speed
 from paceline.wire.client import JobStatus
 
@@ -44,8 +43,8 @@ class PlainView:
         for traceback in look.tracebacks:
             self._err(traceback.rstrip())
         for event in look.events:
-            if is_news(event):
-                self._tell(sentence(event), event.t)
+            if event.is_news:
+                self._tell(event.sentence(), event.t)
         for line in look.said:
             self._out(f"{CHIEF} | {line}")
         if look.status and look.status.state in ("training", "running"):

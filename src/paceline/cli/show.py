@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections.abc import Sequence
 
 import msgspec
 from rich.console import Console, ConsoleDimensions
@@ -20,11 +21,13 @@ from paceline.cli.listing import (
     state_of,
 )
 from paceline.cli.live import draw, node_table
-from paceline.jobs.history import Event, read_events, read_last_metrics, sentence
+from paceline.jobs.history import read_events, read_last_metrics
 from paceline.jobs.launch import ask_running
 from paceline.jobs.outcome import read_outcome
 from paceline.jobs.wording import clock, percent, progress, speed
 from paceline.wire.client import GetObservation, NodeStatus, Observed
+from paceline.wire.events.base import Event
+from paceline.wire.events.nodes import RelaunchEvent
 
 NUM_EVENTS = 10
 ALL_ROWS = ConsoleDimensions(80, 10_000)
@@ -40,7 +43,8 @@ class JobDetail(JobRow, frozen=True, kw_only=True):
     valid_cuts: tuple[int, ...]
     """Of a job that runs."""
     nodes: tuple[NodeStatus, ...]
-    events: tuple[Event, ...]
+    events: tuple[dict[str, object], ...]
+    """As lines of ``events.jsonl``."""
 
 
 def show_jobs(console: Console, *, as_json: bool = False) -> None:
@@ -99,12 +103,12 @@ def show_job_json(job: JobDir) -> None:
         eta_s=status.eta_s if status else None,
         valid_cuts=status.valid_cuts if status else (),
         nodes=status.nodes if status else _ended_nodes(job, events),
-        events=tuple(events[-NUM_EVENTS:]),
+        events=tuple(event.line() for event in events[-NUM_EVENTS:]),
     )
     _print_json(detail)
 
 
-def _ended_nodes(job: JobDir, events: list[Event]) -> tuple[NodeStatus, ...]:
+def _ended_nodes(job: JobDir, events: Sequence[Event]) -> tuple[NodeStatus, ...]:
     """The nodes as they were measured last."""
     last = read_last_metrics(job.metrics)
     return tuple(
@@ -112,7 +116,7 @@ def _ended_nodes(job: JobDir, events: list[Event]) -> tuple[NodeStatus, ...]:
             node=name,
             role=role_of(name),
             state="ended",
-            restarts=sum(event.event == "relaunch" and event.node == name for event in events),
+            restarts=sum(isinstance(e, RelaunchEvent) and e.node == name for e in events),
             **msgspec.structs.asdict(point),
         )
         for name, point in sorted(last.nodes.items() if last else ())
@@ -142,13 +146,13 @@ def show_job(job: JobDir, console: Console) -> None:
     _print_checks(all_events, console)
     for event in events:
         at = time.strftime("%H:%M:%S", time.localtime(event.t))
-        console.print(f"  {at}  {sentence(event)}", highlight=False, markup=False)
+        console.print(f"  {at}  {event.sentence()}", highlight=False, markup=False)
     if not outcome:
         console.print(f"  go on with `paceline run --resume {job.job_id}`", highlight=False)
     console.print(f"  files: {job.path}", highlight=False, markup=False, soft_wrap=True)
 
 
-def _print_checks(events: list[Event], console: Console) -> None:
+def _print_checks(events: Sequence[Event], console: Console) -> None:
     """What the nodes' checks found before the first step."""
     if rows := checks.rows(events):
         table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))

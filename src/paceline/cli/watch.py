@@ -8,7 +8,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Protocol
 
@@ -17,10 +17,13 @@ import msgspec
 from paceline.base.errors import PacelineError, TransientError
 from paceline.base.jobdir import JobDir
 from paceline.base.node_files import CHIEF, NodeFiles
-from paceline.jobs.history import Event, Tail, decode_events
+from paceline.jobs.history import Tail
 from paceline.jobs.launch import ask, is_kept_up, is_supervised
 from paceline.jobs.outcome import Outcome, read_outcome
 from paceline.wire.client import Done, GetStatus, JobStatus, StopJob
+from paceline.wire.events.base import Event
+from paceline.wire.events.lines import decode_events
+from paceline.wire.events.nodes import ProcessExitedEvent
 from paceline.wire.spec import load
 
 POLL_S = 0.5
@@ -120,7 +123,7 @@ class Watcher:
         status = None if outcome else self._status()
         events = decode_events(self._events.lines())
         said = self._chief.feed(self._log.lines())
-        if any(e.event == "process_exited" and e.node == CHIEF for e in events):
+        if any(isinstance(e, ProcessExitedEvent) and e.node == CHIEF for e in events):
             self._chief.drop()
         if outcome:
             said += self._chief.feed(self._log.rest())
@@ -136,11 +139,12 @@ class Watcher:
             gone=outcome is None and status is None and self._is_gone(),
         )
 
-    def _new_tracebacks(self, events: list[Event]) -> Iterator[str]:
+    def _new_tracebacks(self, events: Iterable[Event]) -> Iterator[str]:
         for event in events:
-            if event.traceback and event.traceback not in self._shown:
-                self._shown.add(event.traceback)
-                yield event.traceback
+            match event:
+                case ProcessExitedEvent(traceback=text) if text and text not in self._shown:
+                    self._shown.add(text)
+                    yield text
 
     def _status(self) -> JobStatus | None:
         try:

@@ -7,6 +7,7 @@ import bisect
 import itertools
 import signal
 from collections.abc import Iterator, Sequence
+from typing import assert_never
 
 import msgspec
 from msgspec import structs
@@ -15,23 +16,52 @@ from paceline.base.jobdir import JobDir
 from paceline.base.node_files import CHIEF
 from paceline.base.processes import is_locked
 from paceline.jobs.decisions import Story, read_log, stories
-from paceline.jobs.history import Event, Point, is_restore, read_events, read_metrics
+from paceline.jobs.history import Point, read_events, read_metrics
 from paceline.jobs.outcome import Outcome, read_outcome
 from paceline.wire import spec as specs
+from paceline.wire.events.base import Event
+from paceline.wire.events.job import (
+    FinishedEvent,
+    MasterDiedEvent,
+    MasterStartedEvent,
+    StoppedEvent,
+    SupervisorStartedEvent,
+)
+from paceline.wire.events.nodes import (
+    AgentJoinedEvent,
+    AgentLostEvent,
+    KilledEvent,
+    KillRestartEvent,
+    LeftLoopEvent,
+    LeftOutEvent,
+    NodeLostEvent,
+    NodeStartedEvent,
+    ProcessExitedEvent,
+    ProcessUpEvent,
+    RelaunchEvent,
+    RestartAllEvent,
+    Verdict,
+)
+from paceline.wire.events.state import (
+    CutDamagedEvent,
+    DivergedEvent,
+    EpochEvent,
+    GroupRunsEvent,
+    RestoredEvent,
+)
 from paceline.wire.spec import JobSpec
 
 ENDS = ("finished", "stopped", "killed", "out of memory", "failed", "unreachable", "running")
 """How a life can end; ``running``: it has not."""
+LifeEnd = ProcessExitedEvent | NodeLostEvent | LeftOutEvent
 
-
-ENDINGS = ("finished", "stopped", "failed")
-STARTS = ("supervisor_started", "master_started")
+ENDINGS = (FinishedEvent, StoppedEvent)
+STARTS = (SupervisorStartedEvent, MasterStartedEvent)
+TRAINING = (RestoredEvent, GroupRunsEvent)
+"""Training can begin, or go on."""
 AWAY_S = 10.0
 """With nothing heard for longer before a start, nobody was there; measurements come each second,
 in jobs of weeks less often."""
-
-ORDERS = {"killed": "killed by order", "kill_restart": "restarted by decision"}
-"""Why a life ended that had to end."""
 
 
 class Life(msgspec.Struct, frozen=True):
@@ -110,12 +140,12 @@ class Facts(msgspec.Struct, frozen=True):
     @property
     def num_relaunches(self) -> int:
         """Training processes that were started again."""
-        return sum(event.event in ("relaunch", "restart_all") for event in self.events)
+        return sum(isinstance(event, RelaunchEvent | RestartAllEvent) for event in self.events)
 
     @property
     def num_restores(self) -> int:
         """Times that the servers went back to a cut."""
-        return sum(is_restore(event) for event in self.events)
+        return sum(isinstance(e, EpochEvent) and e.is_restore for e in self.events)
 
 
 def read_facts(job: JobDir) -> Facts:
@@ -178,15 +208,16 @@ def trained_s(events: Sequence[Event], points: Sequence[Point]) -> float:
     A job that was stopped, or whose processes all died, trains again when it is resumed and its
     model is loaded. A master that is replaced in a moment interrupts nothing.
     """
-    signs = [*((e.t, e.event, 0) for e in events), *((p.t, "", p.committed) for p in points)]
     total_s, last_s, most = 0.0, 0.0, 0
     since_s, vanished = None, False
-    for t, what, committed in sorted(signs):
-        if since_s is not None and what in ENDINGS:
+    signs: list[Point | Event] = [*points, *events]
+    for sign in sorted(signs, key=lambda sign: sign.t):
+        t, committed = sign.t, sign.committed if isinstance(sign, Point) else 0
+        if since_s is not None and isinstance(sign, ENDINGS):
             total_s, since_s, vanished = total_s + t - since_s, None, False
-        elif since_s is not None and what in STARTS and t - last_s > AWAY_S:
+        elif since_s is not None and isinstance(sign, STARTS) and t - last_s > AWAY_S:
             total_s, since_s, vanished = total_s + last_s - since_s, None, True
-        elif since_s is None and (what in _TRAINING or (vanished and committed > most)):
+        elif since_s is None and (isinstance(sign, TRAINING) or (vanished and committed > most)):
             since_s = t
         last_s, most = t, max(most, committed)
     return total_s if since_s is None else total_s + last_s - since_s
@@ -197,40 +228,48 @@ def trained_s(events: Sequence[Event], points: Sequence[Point]) -> float:
 
 def find_lives(events: Sequence[Event], ended_s: float) -> Iterator[Life]:
     """All incarnations, in the order of their starts."""
-    ordered = {event.inc for event in events if event.event == "killed"}
-    ends: dict[int, Event] = {}
+    ordered = {event.inc for event in events if isinstance(event, KilledEvent)}
+    ends: dict[int, LifeEnd] = {}
     for event in events:
-        if event.event in ("process_exited", "node_lost", "left_out"):
+        if isinstance(event, LifeEnd):
             ends.setdefault(event.inc, event)
     for event in events:
-        if event.event == "node_started":
+        if isinstance(event, NodeStartedEvent):
             end = ends.get(event.inc)
             how = how_ended(end, by_order=event.inc in ordered)
             until_s, reason = (end.t, end.reason) if end else (ended_s, "")
             yield Life(event.node, event.inc, event.t, until_s, how, reason)
 
 
-def how_ended(end: Event | None, *, by_order: bool) -> str:
-    """One of `ENDS`, from the last event of a life."""
-    if end is None:
-        return "running"
-    if end.event == "node_lost":
-        return "unreachable"
-    if by_order:
-        return "killed"
-    if end.verdict in _HOW:
-        return _HOW[end.verdict]
-    return "killed" if end.signal == signal.SIGKILL else "failed"
+def how_ended(end: LifeEnd | None, *, by_order: bool) -> str:
+    """Make one of `ENDS` of the last event of a life."""
+    match end:
+        case None:
+            return "running"
+        case NodeLostEvent():
+            return "unreachable"
+        case _ if by_order:
+            return "killed"
+        case LeftOutEvent():
+            return "failed"
+        case ProcessExitedEvent():
+            return _how_exited(end)
+        case _:
+            assert_never(end)
 
 
-_HOW = {
-    "finished": "finished",
-    "stopped": "stopped",
-    "preempted": "stopped",
-    "given up": "stopped",
-    "oom": "out of memory",
-}
-"""By the verdict on its end."""
+def _how_exited(end: ProcessExitedEvent) -> str:
+    match end.verdict:
+        case Verdict.FINISHED:
+            return "finished"
+        case Verdict.STOPPED | Verdict.PREEMPTED | Verdict.GIVEN_UP:
+            return "stopped"
+        case Verdict.OOM:
+            return "out of memory"
+        case Verdict.RETRYABLE | Verdict.UNRETRYABLE | Verdict.NOT_STARTED:
+            return "killed" if end.signal == signal.SIGKILL else "failed"
+        case _:
+            assert_never(end.verdict)
 
 
 # --------------------------------------------------------------------------- incidents
@@ -240,47 +279,60 @@ def find_incidents(
     events: Sequence[Event], points: Sequence[Point], mode: str
 ) -> Iterator[Incident]:
     """Everything that a healthy job does not have, in order; ``mode``: see `JobSpec`."""
-    ordered = {event.inc: ORDERS[event.event] for event in events if event.event in ORDERS}
+    ordered = dict(filter(None, map(_order, events)))
     for index, event in enumerate(events):
         later = events[index + 1 :]
-        match event.event:
-            case "relaunch":
-                what = ordered.get(event.inc) or _before(event.reason, "; ")
-                back_s = _next(later, "process_up", node=event.node)
+        match event:
+            case RelaunchEvent(node=node):
+                what = f"{node}: {ordered.get(event.inc) or event.cause}"
+                back_s = _next(later, ProcessUpEvent, node=node)
                 done = "started again" if back_s else "to be started again"
-                told = _incident(event, f"{event.node}: {what}", done, back_s, points)
+                told = _incident(event, what, done, back_s, points)
                 yield structs.replace(told, idle_s=idle_s(event, points))
-            case "restart_all":
-                what = ordered.get(event.inc) or _before(event.reason, "; ")
-                back_s = _next(later, "process_up", node=event.node)
+            case RestartAllEvent(node=node):
+                what = f"{node}: {ordered.get(event.inc) or event.cause}"
+                back_s = _next(later, ProcessUpEvent, node=node)
                 done = "all workers started again" if back_s else "all to be started again"
-                yield _incident(event, f"{event.node}: {what}", done, back_s, points)
-            case "agent_lost":
-                back_s = _next(later, "agent_joined", node=event.node)
-                what = f"agent of {event.node} lost"
+                yield _incident(event, what, done, back_s, points)
+            case AgentLostEvent(node=node):
+                back_s = _next(later, AgentJoinedEvent, node=node)
+                what = f"agent of {node} lost"
                 yield _incident(event, what, "a new agent took over", back_s, points)
-            case "master_died":
-                back_s = _next(later, "master_started")
-                what = f"master died ({event.reason})"
+            case MasterDiedEvent(reason=reason):
+                back_s = _next(later, MasterStartedEvent)
+                what = f"master died ({reason})"
                 yield _incident(event, what, "a new one went on from the journal", back_s, points)
-            case "epoch" if is_restore(event):
-                back_s = _next(later, *_TRAINING)
-                cut = event.reason.rpartition("from ")[2]
-                done = f"the model and the ledger went back to {cut}"
-                yield _incident(event, "state restored", done, back_s, points)
-            case "left_out":
-                done = f"{event.node} was left out, the others went on"
-                if event.node == CHIEF:
+            case EpochEvent() if event.is_restore:
+                back_s = _next(later, *TRAINING)
+                done = f"the model and the ledger went back to {event.cut}"
+                told = _incident(event, "state restored", done, back_s, points)
+                yield structs.replace(told, undone=event.undone)
+            case LeftOutEvent(node=node, reason=reason):
+                done = f"{node} was left out, the others went on"
+                if node == CHIEF:
                     done += "; what the script does where job.is_chief was not done"
-                yield _incident(event, event.reason, done, None, points)
-            case "left_loop" if mode == "bsp" or not _left_by_all(event, events):
+                yield _incident(event, reason, done, None, points)
+            case LeftLoopEvent() if mode == "bsp" or not _left_by_all(event, events):
                 yield from _left_alone(event, points)
-            case "diverged":
-                back_s = _next(later, *_TRAINING)
+            case DivergedEvent(reason=reason):
+                back_s = _next(later, *TRAINING)
                 done = "those that differ copied from the others" if back_s else "nobody went on"
-                yield _incident(event, event.reason, done, back_s, points)
-            case "cut_damaged":
-                yield _incident(event, event.reason, "an older cut is used", None, points)
+                yield _incident(event, reason, done, back_s, points)
+            case CutDamagedEvent(reason=reason):
+                yield _incident(event, reason, "an older cut is used", None, points)
+            case _:
+                pass  # of a healthy job, or of what an incident has led to
+
+
+def _order(event: Event) -> tuple[int, str] | None:
+    """Why a life ended that had to end."""
+    match event:
+        case KilledEvent(inc=inc):
+            return inc, "killed by order"
+        case KillRestartEvent(inc=inc):
+            return inc, "restarted by decision"
+        case _:
+            return None
 
 
 def _incident(
@@ -291,15 +343,14 @@ def _incident(
     points: Sequence[Point],
 ) -> Incident:
     away_s = None if back_s is None else back_s - event.t
-    stall_s = stalled_s(event.t, points)
-    return Incident(event.t, what, done, away_s, stalled_s=stall_s, undone=event.undone)
+    return Incident(event.t, what, done, away_s, stalled_s=stalled_s(event.t, points))
 
 
-def _left_alone(event: Event, points: Sequence[Point]) -> Iterator[Incident]:
+def _left_alone(event: LeftLoopEvent, points: Sequence[Point]) -> Iterator[Incident]:
     """A worker that left its loop while others trained on, for a second at least."""
     after = next((point for point in points if point.t > event.t), None)
     if after is not None and points[-1].committed > after.committed:
-        what = f"{event.node} left its loop over job.batches {event.reason}"
+        what = f"{event.node} left its loop over job.batches {event.clause}"
         yield Incident(event.t, what, "the others trained on")
 
 
@@ -308,27 +359,20 @@ def _left_by_all(left: Event, events: Sequence[Event]) -> bool:
 
     Without common steps each does so at its own time, though all have the same condition.
     """
-    bounds_s = [event.t for event in events if event.event in (*ENDINGS, "supervisor_started")]
+    bounds = (*ENDINGS, SupervisorStartedEvent)
+    bounds_s = [event.t for event in events if isinstance(event, bounds)]
     run = bisect.bisect_left(bounds_s, left.t)
-    started = {event.node for event in events if event.event == "node_started"}
+    started = {event.node for event in events if isinstance(event, NodeStartedEvent)}
     leavers = {
         event.node
         for event in events
-        if event.event == "left_loop" and bisect.bisect_left(bounds_s, event.t) == run
+        if isinstance(event, LeftLoopEvent) and bisect.bisect_left(bounds_s, event.t) == run
     }
     return {node for node in started if node.startswith("worker")} <= leavers
 
 
-_TRAINING = ("restored", "group_runs")
-"""Events that say that training can begin, or go on."""
-
-
-def _before(text: str, separator: str) -> str:
-    return text.rpartition(separator)[0] or text
-
-
-def _next(later: Sequence[Event], *names: str, node: str = "") -> float | None:
-    found = (event.t for event in later if event.event in names and event.node == node)
+def _next(later: Sequence[Event], *kinds: type[Event], node: str = "") -> float | None:
+    found = (event.t for event in later if isinstance(event, kinds) and event.node == node)
     return next(found, None)
 
 

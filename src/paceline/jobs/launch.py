@@ -25,6 +25,7 @@ from paceline.jobs.resuming import alone, running_since
 from paceline.wire import spec as specs
 from paceline.wire.client import Call, GetStatus, Reply
 from paceline.wire.control import ControlClient
+from paceline.wire.events.job import DiskHealsEvent, DiskRefusesEvent
 from paceline.wire.spec import JobSpec
 
 SAY_S = 5.0
@@ -158,8 +159,9 @@ def _waits_for(job: JobDir, since_s: float) -> str:
     if is_supervised(job):
         up = is_locked(job.master_lock)
         what = "its master to answer" if up else "its master to start"
-    told = [event for event in read_events(job.events) if event.event.startswith("disk_")][-1:]
-    why = "".join(f" ({event.reason})" for event in told if event.event == "disk_refuses")
+    disks = (DiskRefusesEvent, DiskHealsEvent)
+    told = [event for event in read_events(job.events) if isinstance(event, disks)][-1:]
+    why = "".join(f" ({event.clause})" for event in told if isinstance(event, DiskRefusesEvent))
     return f"job {job.job_id}: waiting for {what}{why}, {since_s:.0f} s so far; logs: {job.logs}"
 
 

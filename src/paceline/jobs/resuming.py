@@ -12,6 +12,7 @@ from paceline.cuts.manifest import verify
 from paceline.jobs.history import read_events
 from paceline.jobs.outcome import ENDS, End, Outcome, code_of, read_outcome
 from paceline.jobs.wording import progress
+from paceline.wire.events.job import SupervisorStartedEvent
 from paceline.wire.spec import JobSpec
 
 
@@ -81,7 +82,8 @@ def alone(job: JobDir) -> Iterator[None]:
 
 def running_since(job: JobDir) -> str:
     """Who runs the job, and since when, in words."""
-    started = [event for event in read_events(job.events) if event.event == "supervisor_started"]
+    events = read_events(job.events)
+    started = [event for event in events if isinstance(event, SupervisorStartedEvent)]
     if not started:
         return ""
     return f" (supervisor pid {started[-1].pid}, since {_at(started[-1].t)})"

@@ -2,7 +2,6 @@
 
 import fcntl
 import io
-import json
 import os
 import re
 import shutil
@@ -29,6 +28,7 @@ from paceline.jobs.facts import read_facts
 from paceline.jobs.outcome import Outcome, write_outcome
 from paceline.jobs.resize import Resize
 from paceline.wire import spec as specs
+from paceline.wire.events.nodes import ProcessExitedEvent, Verdict
 from paceline.wire.spec import JobSpec
 
 SCRIPT = Path(__file__).parents[2] / "chaos" / "planted.py"
@@ -282,9 +282,9 @@ def test_a_traceback_is_shown_once_whichever_workers_have_it_and_not_again_at_th
     job = ended_job(**FAILED, traceback="TB\nValueError: x\n")
     with job.events.open("a") as events:
         for node, text in (("worker-0", "x"), ("worker-1", "x"), ("worker-0", "y")):
-            end = {"t": 1.0, "event": "process_exited", "node": node, "inc": 1}
-            line = json.dumps(end | {"traceback": f"TB\nValueError: {text}\n"})
-            print(line, file=events)
+            trace = f"TB\nValueError: {text}\n"
+            end = ProcessExitedEvent(node=node, inc=1, verdict=Verdict.RETRYABLE, traceback=trace)
+            events.write(end.text())
     assert run.watch(job, Console(file=io.StringIO())) == 3
     shown = capsys.readouterr().err
     assert shown.startswith("TB\nValueError: x\nTB\nValueError: y\npaceline: it broke; logs: ")

@@ -4,16 +4,24 @@ from pathlib import Path
 
 import pytest
 
-from paceline.jobs.history import (
-    Event,
-    Tail,
-    decode_events,
-    is_news,
-    read_events,
-    read_last_metrics,
-    read_metrics,
-    sentence,
+from paceline.jobs.history import Tail, read_events, read_last_metrics, read_metrics
+from paceline.wire.events.base import Event
+from paceline.wire.events.job import (
+    FinishedEvent,
+    MasterDiedEvent,
+    MasterStartedEvent,
+    SupervisorStartedEvent,
 )
+from paceline.wire.events.nodes import (
+    AgentJoinedEvent,
+    NodeStartedEvent,
+    NoLimitsEvent,
+    ProcessExitedEvent,
+    ProcessUpEvent,
+    RelaunchEvent,
+    Verdict,
+)
+from paceline.wire.events.state import CutValidEvent, EpochEvent, RestoredEvent
 
 
 def test_a_tail_gives_each_whole_line_once_and_waits_for_the_end_of_the_last(
@@ -51,7 +59,7 @@ def test_a_tail_from_the_end_leaves_out_what_is_there(tmp_path: Path) -> None:
 def test_events_of_the_supervisor_with_fields_of_their_own_are_read(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     path.write_text('{"t":1.5,"event":"supervisor_started","pid":7}\n')
-    assert read_events(path) == [Event(1.5, "supervisor_started", pid=7)]
+    assert read_events(path) == [SupervisorStartedEvent(t=1.5, pid=7)]
 
 
 def test_the_newest_measurement_is_found_without_reading_the_whole_file(tmp_path: Path) -> None:
@@ -69,47 +77,41 @@ def test_the_newest_measurement_is_found_without_reading_the_whole_file(tmp_path
 
 
 HEALTHY = [
-    Event(0, "supervisor_started"),
-    Event(0, "master_started"),
-    Event(1, "agent_joined", "worker-0", 0, "pid 5"),
-    Event(1, "node_started", "worker-0", 1),
-    Event(2, "process_up", "worker-0", 1, "pid 6"),
-    Event(2, "epoch", "", 0, "epoch 1 from cut 0"),
-    Event(2, "restored", "", 0, "epoch 1"),
-    Event(3, "cut_valid", "", 0, "cut 1 at step 0"),
-    Event(4, "process_exited", "worker-0", 1, "the script returned"),
-    Event(5, "finished"),
+    SupervisorStartedEvent(t=0.0, pid=7),
+    MasterStartedEvent(t=0.0, restarted=False),
+    AgentJoinedEvent(t=1.0, node="worker-0", pid=5),
+    NodeStartedEvent(t=1.0, node="worker-0", inc=1),
+    ProcessUpEvent(t=2.0, node="worker-0", inc=1, pid=6),
+    EpochEvent(t=2.0, epoch_no=1, cut_no=0, undone=0),
+    RestoredEvent(t=2.0, epoch_no=1),
+    CutValidEvent(t=3.0, cut_no=1, step=0),
+    ProcessExitedEvent(
+        t=4.0, node="worker-0", inc=1, verdict=Verdict.FINISHED, reason="the script returned"
+    ),
+    FinishedEvent(t=5.0),
 ]
 
 
-@pytest.mark.parametrize("event", HEALTHY, ids=lambda event: event.event)
+@pytest.mark.parametrize("event", HEALTHY, ids=lambda event: event.name)
 def test_what_every_healthy_job_has_is_no_news(event: Event) -> None:
-    assert not is_news(event)
-    assert sentence(event)
+    assert not event.is_news
+    assert event.sentence()
 
 
 def test_losses_are_news_in_words() -> None:
     told = {
-        Event(1, "relaunch", "worker-1", 4, "signal SIGKILL; again in 0.0 s"): (
+        RelaunchEvent(t=1.0, node="worker-1", inc=4, cause="signal SIGKILL", wait_s=0.0): (
             "worker-1 ended (signal SIGKILL), started again"
         ),
-        Event(1, "relaunch", "server-0", 4, "exit code 1; again in 2.0 s"): (
+        RelaunchEvent(t=1.0, node="server-0", inc=4, cause="exit code 1", wait_s=2.0): (
             "server-0 ended (exit code 1), started again in 2.0 s"
         ),
-        Event(1, "epoch", "", 0, "epoch 2 from cut 3", cut_no=3): (
-            "a cut is loaded: epoch 2 from cut 3"
-        ),
-        Event(1, "master_started", "", 0, "from the journal"): (
-            "a new master goes on from the journal"
-        ),
-        Event(1, "no_limits", "worker-0", 0, "worker-0 runs without limits (cpu limit 2: why)"): (
-            "worker-0 runs without limits (cpu limit 2: why)"
-        ),
-        Event(1, "master_died", "", 0, "exit code -9"): "master died: exit code -9",
+        EpochEvent(t=1.0, epoch_no=2, cut_no=3, undone=0): ("a cut is loaded: epoch 2 from cut 3"),
+        MasterStartedEvent(t=1.0, restarted=True): ("a new master goes on from the journal"),
+        NoLimitsEvent(
+            t=1.0, node="worker-0", reason="worker-0 runs without limits (cpu limit 2: why)"
+        ): ("worker-0 runs without limits (cpu limit 2: why)"),
+        MasterDiedEvent(t=1.0, reason="exit code -9"): "master died: exit code -9",
     }
-    assert {event: sentence(event) for event in told} == told
-    assert all(map(is_news, told))
-
-
-def test_empty_lines_between_events_are_passed_over() -> None:
-    assert decode_events([b"", b'{"t":1,"event":"finished"}']) == [Event(1, "finished")]
+    assert {event: event.sentence() for event in told} == told
+    assert all(event.is_news for event in told)

@@ -17,6 +17,7 @@ from paceline.cli.report.text import decision_rows, figures, incident_rows, para
 from paceline.jobs.decisions import Story
 from paceline.jobs.facts import (
     Facts,
+    LifeEnd,
     how_ended,
     idle_s,
     read_facts,
@@ -25,42 +26,71 @@ from paceline.jobs.facts import (
     trained_s,
     work_out,
 )
-from paceline.jobs.history import Event, NodePoint, Point
+from paceline.jobs.history import NodePoint, Point
 from paceline.jobs.outcome import Outcome
 from paceline.wire import spec as specs
+from paceline.wire.events.base import Event
+from paceline.wire.events.checks import CheckedEvent
+from paceline.wire.events.job import (
+    FinishedEvent,
+    MasterStartedEvent,
+    StoppedEvent,
+    SupervisorStartedEvent,
+)
+from paceline.wire.events.nodes import (
+    KilledEvent,
+    KillRestartEvent,
+    LeftLoopEvent,
+    LeftOutEvent,
+    NodeLostEvent,
+    NodeStartedEvent,
+    ProcessExitedEvent,
+    ProcessUpEvent,
+    RelaunchEvent,
+    Verdict,
+)
+from paceline.wire.events.state import EpochEvent, GroupRunsEvent, RestoredEvent
 from paceline.wire.messages.checks import NodeSpeed
 from paceline.wire.spec import JobSpec, Mode
 
 START = [
-    Event(0.0, "supervisor_started"),
-    Event(0.2, "master_started"),
-    Event(1.0, "node_started", "server-0", 1),
-    Event(1.0, "node_started", "worker-0", 2),
-    Event(1.0, "node_started", "worker-1", 3),
-    Event(2.0, "process_up", "worker-0", 2, "pid 7"),
-    Event(2.0, "process_up", "worker-1", 3, "pid 8"),
-    Event(3.0, "epoch", "", 0, "epoch 1 from cut 0"),
-    Event(3.5, "restored", "", 0, "epoch 1"),
+    SupervisorStartedEvent(t=0.0, pid=7),
+    MasterStartedEvent(t=0.2, restarted=False),
+    NodeStartedEvent(t=1.0, node="server-0", inc=1),
+    NodeStartedEvent(t=1.0, node="worker-0", inc=2),
+    NodeStartedEvent(t=1.0, node="worker-1", inc=3),
+    ProcessUpEvent(t=2.0, node="worker-0", inc=2, pid=7),
+    ProcessUpEvent(t=2.0, node="worker-1", inc=3, pid=8),
+    EpochEvent(t=3.0, epoch_no=1, cut_no=0, undone=0),
+    RestoredEvent(t=3.5, epoch_no=1),
 ]
 WORKER_KILLED = [
-    Event(6.0, "killed", "worker-1", 3, "by order"),
-    Event(6.1, "process_exited", "worker-1", 3, "as ordered", "stopped", 9),
-    Event(6.1, "relaunch", "worker-1", 3, "as ordered; again in 0.0 s"),
-    Event(6.1, "node_started", "worker-1", 4),
-    Event(6.5, "process_up", "worker-1", 4, "pid 9"),
+    KilledEvent(t=6.0, node="worker-1", inc=3),
+    ProcessExitedEvent(
+        t=6.1, node="worker-1", inc=3, verdict=Verdict.STOPPED, signal=9, reason="as ordered"
+    ),
+    RelaunchEvent(t=6.1, node="worker-1", inc=3, cause="as ordered", wait_s=0.0),
+    NodeStartedEvent(t=6.1, node="worker-1", inc=4),
+    ProcessUpEvent(t=6.5, node="worker-1", inc=4, pid=9),
 ]
 SERVER_CRASHED = [
-    Event(8.0, "process_exited", "server-0", 1, "signal SIGKILL", "retryable", 9),
-    Event(8.0, "relaunch", "server-0", 1, "signal SIGKILL; again in 0.0 s"),
-    Event(8.0, "node_started", "server-0", 5),
-    Event(8.4, "process_up", "server-0", 5, "pid 10 at shm"),
-    Event(8.5, "epoch", "", 0, "epoch 2 from cut 3", cut_no=3, undone=260),
-    Event(8.9, "restored", "", 0, "epoch 2"),
+    ProcessExitedEvent(
+        t=8.0, node="server-0", inc=1, verdict=Verdict.RETRYABLE, signal=9, reason="signal SIGKILL"
+    ),
+    RelaunchEvent(t=8.0, node="server-0", inc=1, cause="signal SIGKILL", wait_s=0.0),
+    NodeStartedEvent(t=8.0, node="server-0", inc=5),
+    ProcessUpEvent(t=8.4, node="server-0", inc=5, pid=10, address="shm"),
+    EpochEvent(t=8.5, epoch_no=2, cut_no=3, undone=260),
+    RestoredEvent(t=8.9, epoch_no=2),
 ]
 END = [
-    Event(12.0, "process_exited", "worker-0", 2, "the script returned", "finished"),
-    Event(12.0, "finished"),
-    Event(12.2, "process_exited", "server-0", 5, "as ordered", "stopped"),
+    ProcessExitedEvent(
+        t=12.0, node="worker-0", inc=2, verdict=Verdict.FINISHED, reason="the script returned"
+    ),
+    FinishedEvent(t=12.0),
+    ProcessExitedEvent(
+        t=12.2, node="server-0", inc=5, verdict=Verdict.STOPPED, reason="as ordered"
+    ),
 ]
 
 
@@ -117,7 +147,7 @@ def test_each_loss_is_an_incident_with_what_was_done_and_what_it_cost() -> None:
 
 
 def test_a_worker_that_left_its_loop_while_others_trained_on_is_named() -> None:
-    left = Event(5.4, "left_loop", "worker-0", 2, "at step 7")
+    left = LeftLoopEvent(t=5.4, node="worker-0", inc=2, step=7)
     told = facts(*START, left, *END, outcome=FINISHED)
     words = "worker-0 left its loop over job.batches at step 7, the others trained on"
     assert f"at 0:05 {words}." in paragraph(told)
@@ -130,17 +160,17 @@ def test_a_worker_that_left_its_loop_while_others_trained_on_is_named() -> None:
 def test_workers_without_common_steps_that_all_leave_their_loops_leave_them_together(
     mode: Mode, named: int
 ) -> None:
-    left = [Event(t, "left_loop", f"worker-{n}", n, "at step 7") for n, t in ((0, 5.4), (1, 6.4))]
+    left = [LeftLoopEvent(t=t, node=f"worker-{n}", step=7) for n, t in ((0, 5.4), (1, 6.4))]
     assert len(facts(*START, *left, *END, outcome=FINISHED, mode=mode).incidents) == named
     again = [structs.replace(event, t=6.0) for event in START]
-    stopped = Event(5.9, "stopped")
+    stopped = StoppedEvent(t=5.9, signal=0)
     told = facts(*START, left[0], stopped, *again, left[1], *END, outcome=FINISHED, mode=mode)
     assert len(told.incidents) == 2, "in two runs: each time the other trained on"
 
 
 @pytest.mark.parametrize("node", ["worker-0", "worker-1"])
 def test_what_only_the_first_worker_does_is_missing_where_it_was_left_out(node: str) -> None:
-    left = Event(5.4, "left_out", node, 2, "it has another model")
+    left = LeftOutEvent(t=5.4, node=node, inc=2, reason="it has another model")
     told = paragraph(facts(*START, left, *END, outcome=FINISHED))
     assert f"it has another model, {node} was left out, the others went on" in told
     assert ("where job.is_chief was not done" in told) == (node == "worker-0")
@@ -158,23 +188,23 @@ def test_every_life_of_a_node_has_its_bar_and_its_end() -> None:
 
 
 @pytest.mark.parametrize(
-    ("event", "verdict", "number", "how"),
+    ("end", "how"),
     [
-        ("process_exited", "finished", None, "finished"),
-        ("process_exited", "stopped", 9, "stopped"),
-        ("process_exited", "preempted", 15, "stopped"),
-        ("process_exited", "given up", None, "stopped"),
-        ("process_exited", "retryable", 9, "killed"),
-        ("process_exited", "oom", 9, "out of memory"),
-        ("process_exited", "unretryable", None, "failed"),
-        ("process_exited", "retryable", 11, "failed"),
-        ("node_lost", "", None, "unreachable"),
+        (ProcessExitedEvent(verdict=Verdict.FINISHED), "finished"),
+        (ProcessExitedEvent(verdict=Verdict.STOPPED, signal=9), "stopped"),
+        (ProcessExitedEvent(verdict=Verdict.PREEMPTED, signal=15), "stopped"),
+        (ProcessExitedEvent(verdict=Verdict.GIVEN_UP), "stopped"),
+        (ProcessExitedEvent(verdict=Verdict.RETRYABLE, signal=9), "killed"),
+        (ProcessExitedEvent(verdict=Verdict.OOM, signal=9), "out of memory"),
+        (ProcessExitedEvent(verdict=Verdict.UNRETRYABLE), "failed"),
+        (ProcessExitedEvent(verdict=Verdict.RETRYABLE, signal=11), "failed"),
+        (ProcessExitedEvent(verdict=Verdict.NOT_STARTED), "failed"),
+        (LeftOutEvent(reason="it has another model"), "failed"),
+        (NodeLostEvent(reason="silent for 9.0 s", silent_s=9.0), "unreachable"),
+        (None, "running"),
     ],
 )
-def test_the_verdict_says_how_a_life_ended(
-    event: str, verdict: str, number: int | None, how: str
-) -> None:
-    end = Event(1.0, event, "worker-0", 1, "in words", verdict, number)
+def test_the_last_event_says_how_a_life_ended(end: LifeEnd | None, how: str) -> None:
     assert how_ended(end, by_order=False) == how
 
 
@@ -188,14 +218,23 @@ def test_a_lost_worker_is_idle_until_its_own_count_grows_again() -> None:
     def at(t: float, samples: int) -> Point:
         return Point(t, 0, 0.0, {"worker-1": NodePoint(samples=samples)})
 
-    lost = Event(2.5, "relaunch", "worker-1", 3)
+    lost = RelaunchEvent(t=2.5, node="worker-1", inc=3, cause="signal SIGKILL", wait_s=0.0)
     # The report of second 3 still counts what the lost life did after second 2.
     assert idle_s(lost, [at(2, 100), at(3, 120), at(4, 120), at(5, 130)]) == pytest.approx(2.5)
     assert idle_s(lost, [at(2, 100), at(3, 120), at(4, 120)]) is None
-    assert idle_s(Event(2.5, "relaunch", "server-0", 3), [at(3, 5)]) is None
+    assert (
+        idle_s(
+            RelaunchEvent(t=2.5, node="server-0", inc=3, cause="signal SIGKILL", wait_s=0.0),
+            [at(3, 5)],
+        )
+        is None
+    )
 
 
-RUN = (Event(1.0, "master_started"), Event(3.0, "group_runs"))
+RUN = (
+    MasterStartedEvent(t=1.0, restarted=False),
+    GroupRunsEvent(t=3.0, members=("worker-0",), step=0),
+)
 
 
 def signs(counts: dict[float, int]) -> list[Point]:
@@ -207,13 +246,20 @@ def signs(counts: dict[float, int]) -> list[Point]:
     [
         ((), {}, 0.0),
         (RUN, {4.0: 5, 9.0: 9}, 6.0),
-        ((*RUN, Event(8.0, "finished")), {9.0: 9}, 5.0),
+        ((*RUN, FinishedEvent(t=8.0)), {9.0: 9}, 5.0),
         # Stopped, and resumed after a minute; while it leaves, a group may still form.
         (
             (
-                *(*RUN, Event(8.0, "stopped"), Event(8.1, "group_runs")),
-                *(Event(8.3, "process_exited"), Event(70.0, "master_started")),
-                *(Event(72.0, "restored"), Event(80.0, "finished")),
+                *(
+                    *RUN,
+                    StoppedEvent(t=8.0, signal=0),
+                    GroupRunsEvent(t=8.1, members=("worker-0",), step=0),
+                ),
+                *(
+                    ProcessExitedEvent(t=8.3, verdict=Verdict.FINISHED),
+                    MasterStartedEvent(t=70.0, restarted=False),
+                ),
+                *(RestoredEvent(t=72.0, epoch_no=1), FinishedEvent(t=80.0)),
             ),
             {},
             5.0 + 0.2 + 8.0,
@@ -221,20 +267,28 @@ def signs(counts: dict[float, int]) -> list[Point]:
         # All processes were killed after 9 s.
         (
             (
-                *(*RUN, Event(70.0, "supervisor_started"), Event(71.0, "master_started")),
-                *(Event(75.0, "group_runs"), Event(76.0, "group_runs"), Event(80.0, "finished")),
+                *(
+                    *RUN,
+                    SupervisorStartedEvent(t=70.0, pid=7),
+                    MasterStartedEvent(t=71.0, restarted=False),
+                ),
+                *(
+                    GroupRunsEvent(t=75.0, members=("worker-0",), step=0),
+                    GroupRunsEvent(t=76.0, members=("worker-0",), step=0),
+                    FinishedEvent(t=80.0),
+                ),
             ),
             {5.0: 5, 9.0: 9},
             6.0 + 5.0,
         ),
         # A master was away for 3 s, another one for 14 s: the workers went on.
         (
-            (*RUN, Event(9.0, "master_started"), Event(40.0, "finished")),
+            (*RUN, MasterStartedEvent(t=9.0, restarted=False), FinishedEvent(t=40.0)),
             {6.0: 6, 10.0: 10, 20.0: 20, 30.0: 30},
             37.0,
         ),
         (
-            (*RUN, Event(20.0, "master_started"), Event(40.0, "finished")),
+            (*RUN, MasterStartedEvent(t=20.0, restarted=False), FinishedEvent(t=40.0)),
             {6.0: 6, 20.5: 6, 21.0: 21, 30.0: 30},
             3.0 + 19.0,
         ),
@@ -255,7 +309,7 @@ def test_what_a_job_had_before_an_earlier_restore_says_nothing_of_a_later_one() 
 
 
 def test_a_model_that_goes_back_to_its_beginning_is_restored_too() -> None:
-    lost = Event(8.5, "epoch", "", 0, "epoch 2 from cut 0", undone=200)
+    lost = EpochEvent(t=8.5, epoch_no=2, cut_no=0, undone=200)
     told = facts(*START, lost, *END, outcome=FINISHED)
     assert told.num_restores == 1
     assert [incident.undone for incident in told.incidents] == [200]
@@ -393,7 +447,7 @@ def test_decisions_are_shown_with_their_reasons_and_what_came_of_them() -> None:
 
 def test_a_restart_by_decision_is_called_one() -> None:
     decided = [
-        Event(6.0, "kill_restart", "worker-1", 3, "slow"),
+        KillRestartEvent(t=6.0, node="worker-1", inc=3, reason="slow"),
         *WORKER_KILLED[1:],
     ]
     (incident,) = facts(*START, *decided, *END, outcome=FINISHED).incidents
@@ -411,7 +465,7 @@ def test_a_failed_job_shows_the_users_traceback() -> None:
 
 def test_what_hung_threads_did_and_what_nodes_can_do_is_shown() -> None:
     speed = NodeSpeed(threads=1, matmul_flops=5e10, copy_bytes_per_s=1e10)
-    checked = Event(1.0, "checked", "worker-0", 1, "matmul 50 GFLOP/s", speed=speed)
+    checked = CheckedEvent(t=1.0, node="worker-0", inc=1, speed=speed)
     stacks = (("worker-1", 'incarnation 2\nFile "train.py", line 7 in <module>\n'),)
     told = structs.replace(facts(checked), stacks=stacks)
     console = Console(file=io.StringIO(), width=200)

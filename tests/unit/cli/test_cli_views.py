@@ -12,9 +12,9 @@ from paceline.cli import run
 from paceline.cli.live import LiveView, draw
 from paceline.cli.plain import PlainView
 from paceline.cli.watch import ChiefLog, Interrupts, Look, View
-from paceline.jobs.history import Event
 from paceline.jobs.outcome import Outcome
 from paceline.wire.client import JobStatus, NodeStatus
+from paceline.wire.events.nodes import KilledEvent, NodeLostEvent, RelaunchEvent
 
 
 def status(committed: int, total: int | None = 1000, num_workers: int = 2) -> JobStatus:
@@ -84,7 +84,7 @@ def test_plain_lines_tell_where_it_is_and_what_happened() -> None:
     lines: list[str] = []
     view = PlainView(0.0, lines.append)
     view.show(Look(now_s=1.0, status=status(0)))
-    lost = Event(12.0, "relaunch", "worker-1", 3, "signal SIGKILL; again in 0.0 s")
+    lost = RelaunchEvent(t=12.0, node="worker-1", inc=3, cause="signal SIGKILL", wait_s=0.0)
     view.show(Look(now_s=12.4, status=status(500), events=(lost,), said=("loss 0.3",)))
     view.say("stopping")
     assert lines == [
@@ -100,7 +100,9 @@ def test_a_traceback_comes_before_what_it_led_to_and_not_among_the_lines() -> No
     lines: list[str] = []
     errors: list[str] = []
     view = PlainView(0.0, lines.append, errors.append)
-    lost = Event(12.0, "relaunch", "worker-1", 3, "ValueError in the script; again in 0.0 s")
+    lost = RelaunchEvent(
+        t=12.0, node="worker-1", inc=3, cause="ValueError in the script", wait_s=0.0
+    )
     view.show(Look(now_s=12.4, status=None, events=(lost,), tracebacks=("TB\nValueError\n",)))
     assert errors == ["TB\nValueError"]
     assert lines == ["   0:12  worker-1 ended (ValueError in the script), started again"]
@@ -108,7 +110,7 @@ def test_a_traceback_comes_before_what_it_led_to_and_not_among_the_lines() -> No
 
 def rendered(width: int, height: int, num_workers: int) -> list[str]:
     console = Console(file=io.StringIO(), width=width, height=height, force_terminal=False)
-    events = [Event(float(t), "killed", "worker-1", t) for t in range(6)]
+    events = [KilledEvent(t=float(t), node="worker-1", inc=t) for t in range(6)]
     size = ConsoleDimensions(width, height)
     console.print(draw(status(420, 1000, num_workers), events, 65.0, size))
     assert isinstance(console.file, io.StringIO)
@@ -165,7 +167,7 @@ def test_the_terminal_s_clock_counts_from_the_launch_as_the_report_does(
     job = JobDir(tmp_path)
     job.spec.touch()  # now, by another clock than the events'
     job.events.write_text('{"t":1000.0,"event":"launched"}\n')
-    lost = Event(1062.0, "node_lost", "worker-1", reason="silent")
+    lost = NodeLostEvent(t=1062.0, node="worker-1", reason="silent")
     view = run.open_view(job, Console(file=io.StringIO()))
     view.show(Look(now_s=1063.0, status=None, events=(lost,)))
     assert capsys.readouterr().out.split() == ["1:02", "worker-1", "lost:", "silent"]

@@ -8,9 +8,11 @@ import pytest
 from paceline.base.jobdir import JobDir
 from paceline.cli.report.text import paragraph
 from paceline.jobs.facts import work_out
-from paceline.jobs.history import Event, Point
+from paceline.jobs.history import Point
 from paceline.jobs.outcome import ENDS, End, Outcome, code_of
 from paceline.master.ending import Ending, Work, failed, how_finished, stopped
+from paceline.wire.events.job import FinishedEvent, MasterStartedEvent
+from paceline.wire.events.state import GroupRunsEvent
 from paceline.wire.spec import JobSpec
 
 HOWTO = Path(__file__).parents[3] / "docs" / "howto.md"
@@ -81,7 +83,11 @@ def said(strategy: str = "allreduce", **fields: object) -> str:
     """The last line of a job without incidents."""
     end = End(str(fields.pop("end")))
     outcome = Outcome(state=ENDS[end].state, exit_code=code_of(end), end=end, jct_s=12.0, **fields)  # type: ignore[arg-type]
-    events = [Event(0.0, "master_started"), Event(2.0, "group_runs"), Event(12.0, "finished")]
+    events = [
+        MasterStartedEvent(t=0.0, restarted=False),
+        GroupRunsEvent(t=2.0, members=("worker-0",), step=0),
+        FinishedEvent(t=12.0),
+    ]
     spec = JobSpec(script="/train.py", strategy=strategy)  # type: ignore[arg-type]
     points = [Point(1.0, 0, 0.0)]
     told = work_out(JobDir(Path("/jobs/x")), spec, outcome, events, points, launched_s=0.0)

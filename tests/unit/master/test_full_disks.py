@@ -71,7 +71,7 @@ class Scene:
         self.outbox.flush()
 
     def events(self) -> list[str]:
-        return [event.event for event in read_events(self.job.events)]
+        return [event.name for event in read_events(self.job.events)]
 
     async def wait(self, patience_s: float = 60.0) -> str:
         def reply(_: Call) -> Reply:
@@ -116,7 +116,7 @@ def test_nothing_leaves_while_the_journal_refuses_and_all_in_order_afterwards(
     assert scene.outbox.has_healed_within(60.0)
     assert not scene.outbox.refused
     assert scene.events() == ["disk_refuses", "disk_heals"]
-    told = read_events(scene.job.events)[0].reason
+    told = read_events(scene.job.events)[0].clause
     assert told.startswith("no space left on /job/journal.sqlite")
     assert "paceline stop --now" in told
 
@@ -290,7 +290,7 @@ def test_lines_that_wait_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_torn_lines_are_left_out(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     path.write_bytes(b'{"t": 1, "event": "one"}\n{"t": 2, "ev{"t": 3, "event": "x"}\n{"t": 4}\n')
-    assert [event.event for event in read_events(path)] == ["one"]
+    assert [event.name for event in read_events(path)] == ["one"]
 
 
 def test_locks_work_where_nothing_can_be_written(small_disk: Path) -> None:

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from paceline.cli import checks as tables
-from paceline.jobs.history import Event, is_news, sentence
 from paceline.master.checks import Checks, NodeChecked
 from paceline.policy.failslow.preflight import find_slow, found_slow, pair_up
 from paceline.runtime import preflight
+from paceline.wire.events.checks import CheckedEvent, SlowNodeEvent
 from paceline.wire.messages.checks import Link, NodeSpeed
 
 FINE = NodeSpeed(threads=1, matmul_flops=50e9, copy_bytes_per_s=10e9)
@@ -150,12 +150,12 @@ def test_a_measurement_sees_what_the_process_gets() -> None:
 def test_people_are_told_of_slow_nodes_only_and_may_look_at_all() -> None:
     slow = msgspec.structs.replace(FINE, matmul_flops=1e9, links=(Link("worker-0", 1e9, 2e-3),))
     events = [
-        Event(1.0, "checked", "worker-0", 1, "matmul 50 GFLOP/s", speed=FINE),
-        Event(1.0, "checked", "worker-1", 2, "matmul 1 GFLOP/s", speed=slow),
-        Event(1.0, "slow_node", "worker-1", 0, "matmul 1 GFLOP/s, 0.04 of the median"),
+        CheckedEvent(node="worker-0", inc=1, speed=FINE),
+        CheckedEvent(node="worker-1", inc=2, speed=slow),
+        SlowNodeEvent(node="worker-1", what="matmul", value=1e9, ratio=0.04, threads=1),
     ]
-    assert [is_news(event) for event in events] == [False, False, True]
-    assert sentence(events[2]) == "worker-1 is slow: matmul 1 GFLOP/s, 0.04 of the median"
+    assert [event.is_news for event in events] == [False, False, True]
+    assert events[2].sentence() == "worker-1 is slow: matmul 1 GFLOP/s, 0.04 of the median"
     first, second = tables.rows(events)
     assert first == ("worker-0", "50.0 GFLOP/s", "10.0 GB/s", "100 %", "-", "-", "-", "")
     assert second[-3:] == ("1.00 to 1.00 GB/s", "2.00 ms", "matmul 0.04")

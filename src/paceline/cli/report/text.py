@@ -9,6 +9,7 @@ from paceline.cli import checks
 from paceline.jobs.facts import Facts, Incident
 from paceline.jobs.outcome import End, Outcome
 from paceline.jobs.wording import clock, counted, milliseconds, percent, progress, seconds, speed
+from paceline.wire.events.state import CutValidEvent
 
 MAX_TOLD = 5
 
@@ -131,7 +132,7 @@ def figures(facts: Facts) -> list[tuple[str, str]]:
         ("throughput", f"{speed(facts.samples_per_s)} (mean over the training)"),
         ("relaunches", str(facts.num_relaunches)),
         ("restores from a cut", str(facts.num_restores)),
-        ("valid cuts made", str(sum(event.event == "cut_valid" for event in facts.events))),
+        ("valid cuts made", str(sum(isinstance(event, CutValidEvent) for event in facts.events))),
         *_short_steps(outcome),
     ]
 

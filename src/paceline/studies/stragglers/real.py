@@ -35,6 +35,7 @@ from paceline.studies.stragglers.emulation import (
 from paceline.studies.stragglers.methods import lengths_of
 from paceline.studies.stragglers.results import Method
 from paceline.wire.client import StopJob
+from paceline.wire.events.state import FeedCompleteEvent
 from paceline.wire.schema import NUM_BUCKETS
 from paceline.wire.spec import JobSpec, NodeSpec, TimeoutSpec, WindowSpec
 
@@ -145,7 +146,7 @@ def _await_end(job: JobDir) -> None:
 
 def _read(job: JobDir, directory: Path, scenario: Scenario, *, keep_trail: bool) -> Ran:
     begun_s = started_s(directory, scenario.workers)
-    completed = [e.t for e in read_events(job.events) if e.event == "feed_complete"]
+    completed = [e.t for e in read_events(job.events) if isinstance(e, FeedCompleteEvent)]
     if begun_s is None or not completed:
         raise InternalError(f"job {job.job_id} finished, but not its training; see {job.path}")
     told = read_outcome(job.outcome)

@@ -136,7 +136,7 @@ class DiskHealsEvent(Event, frozen=True):
     """The disk takes writes again."""
 
     waited: Literal["journal", "cuts"]
-    """As in `DiskRefusesEvent`."""
+    """What has waited: all records, and so the job; only cuts."""
     error: str = ""
     """Why the journal was refused."""
     cut_no: int = 0

@@ -71,7 +71,7 @@ KnownEvent = (
     | state.GroupStuckEvent
     | state.DivergedEvent
 )
-"""In the order of the table in docs/protocols/events.md."""
+"""In the order of the table in the reference."""
 AnyEvent = KnownEvent | PlainEvent
 KINDS: tuple[type[Event], ...] = get_args(KnownEvent)
 

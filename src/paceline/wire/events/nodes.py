@@ -12,7 +12,7 @@ class Verdict(StrEnum):
 
     FINISHED = "finished"
     STOPPED = "stopped"
-    """By our own order; whoever ordered it knows what comes next."""
+    """By our own order, which says what comes next."""
     PREEMPTED = "preempted"
     OOM = "oom"
     RETRYABLE = "retryable"
