@@ -1,0 +1,185 @@
+"""The agents of a job as the master hears them: their streams, and what comes through them."""
+
+import logging
+from collections.abc import Callable, Iterable
+
+from paceline.base.disk import append_if_possible
+from paceline.base.jobdir import JobDir
+from paceline.master.checks import Checks, NodeChecked
+from paceline.master.facts import StreamEnded
+from paceline.master.monitor import Monitor
+from paceline.master.outbox import Outbox
+from paceline.master.ports import Backend
+from paceline.master.training import Training
+from paceline.policy.failslow.preflight import found_slow
+from paceline.protocol.nodes.membership import Membership
+from paceline.protocol.nodes.node import Act
+from paceline.wire.control import AgentStream
+from paceline.wire.events.checks import CheckedEvent, CheckFailedEvent
+from paceline.wire.events.nodes import NoLimitsEvent
+from paceline.wire.messages.agent import AgentHello, AgentUp, FromProcess, Heartbeat, ProcessExited
+from paceline.wire.messages.checks import Checked, CheckKept
+from paceline.wire.messages.group import Stopped
+from paceline.wire.messages.node import Finished, NodeUp, ProcessUp, ScriptError
+
+MAX_REFUSALS_LOGGED = 1_000
+NONSENSE = (ArithmeticError, LookupError, TypeError, ValueError)
+"""What a well-formed message with impossible values ends in; InternalError stays the alarm."""
+
+_log = logging.getLogger(__name__)
+
+
+class Agents:
+    """Takes the messages of agents, and of their processes, to the machines that they concern.
+
+    Args:
+        job: where the stacks of processes go.
+        backend: what launched the agents.
+        outbox: of the master; it knows which stream is whose.
+        members: the nodes and their lives.
+        monitor: what nodes measure.
+        checks: what nodes can do.
+        training: all that concerns samples and the model.
+        clock: for times within the job.
+        act: carries out what the membership says.
+        changed: notes that the job as a whole must be looked at.
+    """
+
+    def __init__(
+        self,
+        job: JobDir,
+        backend: Backend,
+        outbox: Outbox,
+        members: Membership,
+        monitor: Monitor,
+        checks: Checks,
+        training: Training,
+        *,
+        clock: Callable[[], float],
+        act: Callable[[Iterable[Act]], None],
+        changed: Callable[[], None],
+    ) -> None:
+        self._job, self._backend, self._outbox = job, backend, outbox
+        self._members, self._monitor, self._checks = members, monitor, checks
+        self._training, self._clock = training, clock
+        self._act, self._changed = act, changed
+        self._names: dict[AgentStream, str] = {}
+        self._refused: set[tuple[str, str]] = set()
+
+    def handle(self, stream: AgentStream, message: AgentUp | StreamEnded, now_s: float) -> None:
+        """Handle a message; one that cannot be handled is no reason to give up the job.
+
+        Args:
+            stream: of an agent.
+            message: what came through it.
+            now_s: of the master's own time.
+        """
+        try:
+            self._handle(stream, message, now_s)
+        except NONSENSE:
+            body = message.body if isinstance(message, FromProcess) else message
+            _log.exception(
+                "message_dropped type=%s node=%s", type(body).__name__, self._names.get(stream)
+            )
+
+    def _handle(self, stream: AgentStream, message: AgentUp | StreamEnded, now_s: float) -> None:
+        match message:
+            case StreamEnded():
+                self._stream_ended(stream)
+            case AgentHello():
+                self._hello(stream, message, now_s)
+            case _:
+                name = message.node
+                if self._names.get(stream) != name or self._outbox.streams.get(name) is not stream:
+                    self._refuse(name, "not from the node's agent")
+                    return
+                self._members.heard(name, now_s)
+                self._from_agent(name, message, now_s)
+
+    def _hello(self, stream: AgentStream, hello: AgentHello, now_s: float) -> None:
+        name = hello.node
+        before = self._outbox.streams.get(name)
+        if before is not None and before is not stream:
+            before.end()
+        self._names[stream] = name
+        self._outbox.streams[name] = stream
+        node = self._members.nodes.get(name)
+        if node is None:
+            self._refuse(name, "no node of this job")
+        elif not node.guest:
+            self._backend.adopt(name, hello.agent_pid)
+            self._monitor.restarts.joined(name, self._backend.waited_s(name))
+        self._monitor.hardware(name, hello.hardware)
+        if hello.note and node is not None:
+            self._outbox.tell(NoLimitsEvent(node=name, reason=hello.note))
+        self._act(self._members.hello(hello, now_s))
+
+    def _stream_ended(self, stream: AgentStream) -> None:
+        name = self._names.pop(stream, "")
+        if self._outbox.streams.get(name) is stream:
+            del self._outbox.streams[name]
+            self._members.stream_lost(name)
+            self._changed()
+
+    def _from_agent(
+        self, name: str, message: Heartbeat | FromProcess | ProcessExited, now_s: float
+    ) -> None:
+        match message:
+            case Heartbeat(facts=facts):
+                if facts is not None and self._is_alive(name, facts.inc):
+                    self._monitor.heartbeat(name, facts, self._clock())
+            case FromProcess(body=body):
+                if self._is_alive(name, body.inc):
+                    self._from_process(name, body, now_s)
+                else:
+                    self._refuse(name, f"of incarnation {body.inc}, which does not live there")
+            case ProcessExited():
+                self._keep_stacks(message)
+                committed = bool(self._training.state.ledger.done)
+                self._act(self._members.process_exited(message, now_s, any_committed=committed))
+
+    def _keep_stacks(self, message: ProcessExited) -> None:
+        """Where people find what a process did that hung."""
+        if message.evidence.stacks and self._is_alive(message.node, message.inc):
+            stacks = f"incarnation {message.inc}\n{message.evidence.stacks}\n"
+            append_if_possible(self._job.logs / f"{message.node}.stacks", stacks)
+
+    def _from_process(self, name: str, body: NodeUp, now_s: float) -> None:
+        match body:
+            case ProcessUp():
+                self._act(self._members.process_up(body, now_s))
+            case ScriptError():
+                self._members.script_error(body)
+            case Finished():
+                self._act(self._members.script_returned(body))
+            case Checked():
+                self._node_checked(name, body)
+            case _:
+                if isinstance(body, Stopped):
+                    self._changed()
+                self._training.handle(name, body, self._clock())
+
+    def _node_checked(self, name: str, message: Checked) -> None:
+        """Keep what a node can do, and say who is slow, or what was not measured."""
+        speed = message.speed
+        if self._checks.failed(message):
+            failed_check = CheckFailedEvent(node=name, inc=message.inc, reason=message.error)
+            self._outbox.tell(failed_check)
+        if speed is not None and self._checks.speeds.get(name) != speed:
+            record = NodeChecked(node=name, speed=speed)
+            self._outbox.record(record)
+            self._checks.apply(record)
+            self._outbox.tell(CheckedEvent(node=name, inc=message.inc, speed=speed))
+            for slow in self._checks.judge(node.name for node in self._members.wanted_workers()):
+                self._outbox.tell(found_slow(slow, self._checks.speeds))
+        self._outbox.to_process(message.inc, CheckKept(inc=message.inc))
+
+    def _is_alive(self, name: str, inc: int) -> bool:
+        node = self._members.node_of(inc)
+        return node is not None and node.name == name and node.alive
+
+    def _refuse(self, name: str, reason: str) -> None:
+        """Log what should not come, once: it may come a thousand times a second."""
+        if (name, reason) not in self._refused and len(self._refused) < MAX_REFUSALS_LOGGED:
+            self._refused.add((name, reason))
+            _log.warning("message_refused node=%s reason=%s", name, reason)

@@ -1,0 +1,122 @@
+"""What people ask a running job, and order of it: each call and its answer."""
+
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from paceline.base.errors import ConfigError
+from paceline.base.jobdir import JobDir
+from paceline.master.leaving import Leaving
+from paceline.master.orders import check_elastic, check_scale, check_size
+from paceline.master.training import Training
+from paceline.policy.straggler.observation import Observation
+from paceline.protocol.nodes.membership import Membership
+from paceline.protocol.nodes.node import Act, Node
+from paceline.wire.client import (
+    Call,
+    Done,
+    GetObservation,
+    GetSpec,
+    GetStatus,
+    JobInfo,
+    JobStatus,
+    Join,
+    Joined,
+    Kill,
+    Observed,
+    Replace,
+    Reply,
+    Scale,
+    StopJob,
+)
+from paceline.wire.spec import JobSpec
+
+
+class Replies:
+    """Answers calls.
+
+    Args:
+        job: the job directory.
+        spec: of the job.
+        members: the nodes and their lives.
+        training: what the job trains on.
+        leaving: the end of the job.
+        act: carries out what the membership says.
+        own_time: the time in which the master itself ran.
+        restart: has a node's process replaced, for a reason.
+        observe: the job as a solution would see it.
+        status: the job as it is now.
+    """
+
+    def __init__(
+        self,
+        job: JobDir,
+        spec: JobSpec,
+        members: Membership,
+        training: Training,
+        leaving: Leaving,
+        *,
+        act: Callable[[Iterable[Act]], None],
+        own_time: Callable[[], float],
+        restart: Callable[[str, str], None],
+        observe: Callable[[], Observation | None],
+        status: Callable[[], JobStatus],
+    ) -> None:
+        self._job, self._spec, self._members = job, spec, members
+        self._training, self._leaving = training, leaving
+        self._act, self._own_time, self._restart = act, own_time, restart
+        self._observe, self._status = observe, status
+
+    def to(self, call: Call) -> Reply:
+        """Answer a call, and do what it orders.
+
+        Raises:
+            ConfigError: it cannot be done.
+        """
+        match call:
+            case GetStatus():
+                return self._status()
+            case GetObservation():
+                seen = self._observe()
+                return Observed(json=msgspec.json.encode(seen).decode() if seen else "")
+            case Scale(workers=workers):
+                self._check_running()
+                check_scale(self._spec, self._training.state.plans.in_training(), workers)
+                self._act(self._members.scale(workers, self._own_time(), self._leaving.stop_s()))
+            case Kill(node=name):
+                self._check_running()
+                self._act(self._members.kill(self.alive(name).name))
+            case Replace(node=name):
+                self._check_running()
+                check_elastic(self._spec, "replace")
+                self._restart(name, "by order")
+            case StopJob():
+                self._leaving.stop(call.signal, at_once=call.now)
+            case GetSpec():
+                return JobInfo(job_id=self._job.job_id, spec=self._spec)
+            case Join(host=host):
+                self._check_running()
+                check_elastic(self._spec, "join")
+                check_size(self._spec, "have", 1 + sum(1 for _ in self._members.wanted_workers()))
+                if not self._training.state.holder.has_model:
+                    raise ConfigError("the job has no model yet; join again when it trains")
+                node_name, acts = self._members.join(host, self._own_time())
+                self._act(acts)
+                return Joined(node=node_name)
+        return Done()
+
+    def alive(self, name: str) -> Node:
+        """Find a living node.
+
+        Raises:
+            ConfigError: there is none of this name; names those that there are.
+        """
+        node = self._members.nodes.get(name)
+        if node is None or not node.alive:
+            names = ", ".join(n.name for n in self._members.nodes.values() if n.alive)
+            raise ConfigError(f"no live node {name!r}; there are: {names or 'none'}")
+        return node
+
+    def _check_running(self) -> None:
+        if self._leaving.ending is not None:
+            raise ConfigError("the job is about to end")
