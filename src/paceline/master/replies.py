@@ -10,8 +10,8 @@ from paceline.master.leaving import Leaving
 from paceline.master.orders import check_elastic, check_scale, check_size
 from paceline.master.training import Training
 from paceline.policy.straggler.observation import Observation
-from paceline.protocol.nodes.membership import Membership
 from paceline.protocol.nodes.node import Act, Node
+from paceline.protocol.nodes.orders import Orders
 from paceline.wire.client import (
     Call,
     Done,
@@ -38,7 +38,7 @@ class Replies:
     Args:
         job: the job directory.
         spec: of the job.
-        members: the nodes and their lives.
+        orders: what can be ordered of the nodes.
         training: what the job trains on.
         leaving: the end of the job.
         act: carries out what the membership says.
@@ -52,7 +52,7 @@ class Replies:
         self,
         job: JobDir,
         spec: JobSpec,
-        members: Membership,
+        orders: Orders,
         training: Training,
         leaving: Leaving,
         *,
@@ -62,7 +62,8 @@ class Replies:
         observe: Callable[[], Observation | None],
         status: Callable[[], JobStatus],
     ) -> None:
-        self._job, self._spec, self._members = job, spec, members
+        self._job, self._spec = job, spec
+        self._members, self._orders = orders.members, orders
         self._training, self._leaving = training, leaving
         self._act, self._own_time, self._restart = act, own_time, restart
         self._observe, self._status = observe, status
@@ -82,10 +83,10 @@ class Replies:
             case Scale(workers=workers):
                 self._check_running()
                 check_scale(self._spec, self._training.state.plans.in_training(), workers)
-                self._act(self._members.scale(workers, self._own_time(), self._leaving.stop_s()))
+                self._act(self._orders.scale(workers, self._own_time(), self._leaving.stop_s()))
             case Kill(node=name):
                 self._check_running()
-                self._act(self._members.kill(self.alive(name).name))
+                self._act(self._orders.kill(self.alive(name).name))
             case Replace(node=name):
                 self._check_running()
                 check_elastic(self._spec, "replace")
@@ -100,7 +101,7 @@ class Replies:
                 check_size(self._spec, "have", 1 + sum(1 for _ in self._members.wanted_workers()))
                 if not self._training.state.holder.has_model:
                     raise ConfigError("the job has no model yet; join again when it trains")
-                node_name, acts = self._members.join(host, self._own_time())
+                node_name, acts = self._orders.join(host, self._own_time())
                 self._act(acts)
                 return Joined(node=node_name)
         return Done()

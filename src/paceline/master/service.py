@@ -68,6 +68,7 @@ from paceline.protocol.nodes.node import (
     WorkerLost,
     WorkerUp,
 )
+from paceline.protocol.nodes.orders import Orders
 from paceline.protocol.records import CutGone
 from paceline.protocol.snapshot import Snapshot, restore, take
 from paceline.wire.client import (
@@ -122,6 +123,7 @@ class Master:
             pending_s=spec.longest_pending_s,
             rounds=make_rounds(spec),
         )
+        self._orders = Orders(self.members)
         self.monitor = Monitor(lengths_of(spec.windows))
         self._outbox = Outbox(job, self.members, backend, self._wall_clock, journal)
         parts = (job, spec, self.members, self.monitor, self._outbox)
@@ -157,7 +159,7 @@ class Master:
         self._replies = Replies(
             job,
             spec,
-            self.members,
+            self._orders,
             self.training,
             self._leaving,
             act=self._act,
@@ -230,7 +232,7 @@ class Master:
         """Take in what `paceline run --resume` says about the number of nodes."""
         resize = read_resize(self._job.resize)
         if resize is not None:
-            self._act(self.members.resize(resize.workers, resize.servers))
+            self._act(self._orders.resize(resize.workers, resize.servers))
             self._outbox.later(self._job.resize.unlink)  # said twice it is the same
 
     def _begin_deciding(self) -> None:
@@ -257,7 +259,7 @@ class Master:
         now_s = self._own_time()
         if self._replies.alive(name).role == "worker":
             self.training.check_may_leave(self._clock())
-            self._act(self.members.restart(name, now_s, self._leaving.stop_s(), reason))
+            self._act(self._orders.restart(name, now_s, self._leaving.stop_s(), reason))
             return
         if self.members.joining() is not None:
             raise ConfigError("a server is being replaced already; wait until that is over")
@@ -465,7 +467,7 @@ class Master:
     def _leave_out(self, refused: Refused) -> None:
         """A worker must not take part."""
         least = self._spec.min_workers
-        self._act(self.members.refuse(refused.inc, refused.reason, least))
+        self._act(self._orders.refuse(refused.inc, refused.reason, least))
 
     def _started(self, measured: StartMeasured) -> None:
         """A node works: what its start has cost is kept and told."""
@@ -525,7 +527,7 @@ class Master:
             return
         now_s = self._own_time()
         for name in hang.nodes:
-            self._act(self.members.hung(name, now_s, hang.since_s, silent=hang.silent))
+            self._act(self._orders.hung(name, now_s, hang.since_s, silent=hang.silent))
         if not hang.nodes:
             self.training.edge.reconnect(hang.since_s)
 

@@ -64,7 +64,7 @@ def silence_believed(module: ModuleType) -> None:
         reason = f"unreachable, silent for {silent_s:.1f} s"
         node.up_s, node.streak = now_s, LATE_STREAK
         gone = module.Judged("unreachable", module.Verdict.RETRYABLE, reason)
-        return [*self._lost(node), *self._again(node, gone, now_s)]
+        return [*self.lost(node), *self._again(node, gone, now_s)]
 
     members._on_silence = believe
 

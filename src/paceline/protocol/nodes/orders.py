@@ -1,0 +1,126 @@
+"""Orders about nodes: more or fewer of them, one killed, restarted, left out."""
+
+from paceline.protocol.nodes.membership import REPEAT_END_S, Membership
+from paceline.protocol.nodes.node import (
+    Act,
+    End,
+    FailJob,
+    Node,
+    NodeJoined,
+    NodeRefused,
+    RestartOrdered,
+    Retire,
+    RoundSet,
+    ServersWanted,
+    WorkersWanted,
+)
+from paceline.wire.events.job import ScaledEvent
+from paceline.wire.events.nodes import HungEvent, KilledEvent, KillRestartEvent, LeftOutEvent
+
+
+class Orders:
+    """What the user and solutions order of the nodes of one job."""
+
+    def __init__(self, members: Membership) -> None:
+        self.members = members
+
+    def resize(self, workers: int | None, servers: int | None) -> list[Act]:
+        """Before `begin`: go on with so many nodes; None: as many as there were."""
+        acts: list[Act] = []
+        if workers is not None:
+            acts.append(self.members.keep(WorkersWanted(count=workers)))
+            acts.append(ScaledEvent(role="worker", count=workers))
+        if servers is not None:
+            acts.append(self.members.keep(ServersWanted(count=servers)))
+            acts.append(ScaledEvent(role="server", count=servers))
+        return acts
+
+    def scale(self, count: int, now_s: float, grace_s: float) -> list[Act]:
+        """Set the number of workers; the highest ranks leave in order.
+
+        Those that live in rounds begin the next one.
+        """
+        if self.members.rounds is not None and count == self.members.num_workers:
+            return []  # else all would begin again
+        told = ScaledEvent(role="worker", count=count, before=self.members.num_workers)
+        acts: list[Act] = [told]
+        for node in list(self.members.of_role("worker")):
+            if node.leaving and node.rank < count:
+                # Wanted again before it was gone: the next agent takes its place.
+                acts += [*self.members.lost(node), *([Retire(node.name)] if node.guest else [])]
+        known = set(self.members.nodes)
+        for node in self.members.of_role("worker"):
+            known -= {node.name} if node.leaving else set()
+        acts.insert(0, self.members.keep(WorkersWanted(count=count)))
+        for node in list(self.members.of_role("worker")):
+            if node.leaving:
+                acts += self._send_away(node, grace_s)
+            elif node.name not in known:
+                acts += self.members.launch(node, now_s)
+        if self.members.rounds is not None:
+            acts.append(self.members.keep(RoundSet(number=self.members.rounds.number + 1)))
+            acts += self.members.end_formers(now_s)
+        return acts
+
+    def join(self, host: str, now_s: float) -> tuple[str, list[Act]]:
+        """Add a worker, whose agent is about to be started there; returns its name, too."""
+        name = (
+            f"worker-{max((node.rank for node in self.members.of_role('worker')), default=-1) + 1}"
+        )
+        keep = self.members.keep(NodeJoined(node=name))
+        told = ScaledEvent(node=name, role="worker", count=self.members.num_workers, host=host)
+        self.members.nodes[name].heard_s = now_s
+        return name, [keep, told]
+
+    def _send_away(self, node: Node, grace_s: float) -> list[Act]:
+        if node.alive and node.connected:
+            return [End(node.name, node.inc, grace_s)]
+        return self.members.gone_for_good(node)
+
+    def kill(self, name: str) -> list[Act]:
+        """End a node's process at once, as a crash would; it is started again."""
+        node = self.members.nodes[name]
+        node.unblamed = True
+        return [KilledEvent(node=name, inc=node.inc), End(name, node.inc, 0.0)]
+
+    def hung(self, name: str, now_s: float, since_s: float, *, silent: bool) -> list[Act]:
+        """End a node's process that hangs. While it still hangs this is repeated seldom.
+
+        Args:
+            name: of the node.
+            now_s: as always.
+            since_s: so long it has made no progress.
+            silent: it has not even spoken.
+        """
+        node = self.members.nodes.get(name)
+        if node is None or not node.alive or now_s < node.end_told_s + REPEAT_END_S:
+            return []
+        node.end_told_s = now_s
+        told = HungEvent(node=name, inc=node.inc, since_s=since_s, silent=silent)
+        return [told, End(name, node.inc, 0.0, hung=True)]
+
+    def restart(self, name: str, now_s: float, grace_s: float, reason: str = "") -> list[Act]:
+        """KILL_RESTART: end a node's process in order, and start it again at another place.
+
+        It costs no budget (``restart.budget`` is the user's, for what goes wrong) and no backoff.
+        """
+        node = self.members.nodes[name]
+        keep = self.members.keep(RestartOrdered(node=name, grace_s=grace_s))
+        told = KillRestartEvent(node=name, inc=node.inc, reason=reason)
+        return [keep, told, *self.members.end_to_move(node, now_s)]
+
+    def refuse(self, inc: int, reason: str, least: int) -> list[Act]:
+        """This worker cannot take part, nor could its next life: the others go on without it.
+
+        ``least``: with fewer workers the job cannot, and fails for the same reason.
+        """
+        node = self.members.node_of(inc)
+        if node is None or not node.alive:
+            return []
+        told = LeftOutEvent(node=node.name, inc=inc, reason=reason)
+        acts: list[Act] = [told, *self.members.lost(node)]
+        acts.append(self.members.keep(NodeRefused(node=node.name, reason=reason)))
+        left = list(self.members.counting())
+        if len(left) < least or all(one.guest for one in left):  # guests alone keep no cuts
+            return [*acts, FailJob(reason)]
+        return [*acts, Retire(node.name)]

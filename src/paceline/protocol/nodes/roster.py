@@ -1,0 +1,256 @@
+"""Which nodes a job has: changed by records only, so that a restarted master has the same."""
+
+import itertools
+from collections.abc import Iterator
+
+from paceline.protocol.nodes.node import (
+    JobEnded,
+    Keep,
+    MemberRecords,
+    Node,
+    NodeDropped,
+    NodeFinished,
+    NodeJoined,
+    NodeRefused,
+    NodeStarted,
+    RestartOrdered,
+    RoundSet,
+    ServerAdded,
+    ServersWanted,
+    ServerTook,
+    WorkersWanted,
+)
+from paceline.protocol.nodes.rounds import Rounds
+from paceline.wire.messages.base import Server
+
+
+class Roster:
+    """The nodes of one job, as records have made them."""
+
+    def __init__(self, num_workers: int, num_servers: int, rounds: Rounds | None) -> None:
+        self.rounds = rounds
+        self._num_servers = num_servers
+        self._next_inc = 1
+        self.num_workers = num_workers
+        self.nodes: dict[str, Node] = {}
+        self._by_inc: dict[int, Node] = {}
+        for index in range(num_servers):
+            self.add("server", index)
+        for index in range(num_workers):
+            self.add("worker", index)
+
+    def add(self, role: str, index: int) -> Node:
+        """Add a node that has no life yet."""
+        node = Node(f"{role}-{index}", role, index)
+        self.nodes[node.name] = node
+        return node
+
+    # ------------------------------------------------------------------ records
+
+    def apply(self, record: MemberRecords) -> None:
+        """The only way durable state changes."""
+        match record:
+            case NodeStarted():
+                node = self.nodes.get(record.node) or self.add(*_role_and_index(record.node))
+                self._by_inc.pop(node.inc, None)
+                self._next_inc = max(self._next_inc, record.inc + 1)
+                node.inc, node.alive, node.round_no = record.inc, True, record.round_no
+                node.unblamed = node.moving = False
+                node.restarts, node.decided = record.restarts, record.decided
+                node.previous, node.repeats = record.previous, record.repeats
+                self._by_inc[node.inc] = node
+            case NodeFinished():
+                node = self.nodes[record.node]
+                node.state, node.alive = "finished", False
+                node.joined |= record.joined
+            case NodeRefused():
+                node = self.nodes[record.node]
+                node.state, node.note, node.alive = "failed", record.reason, False
+            case WorkersWanted():
+                self._next_inc = max(self._next_inc, record.next_inc)
+                self._resize(record.count)
+            case ServersWanted():
+                self._resize_servers(record.count)
+            case NodeJoined():
+                node = self.nodes.get(record.node) or self.add(*_role_and_index(record.node))
+                node.guest = True
+                self.num_workers = max(self.num_workers, node.rank + 1)
+            case NodeDropped():
+                self._apply_drop(record)
+            case RestartOrdered():
+                node = self.nodes[record.node]
+                node.unblamed = node.moving = True
+                node.end_grace_s = record.grace_s
+            case ServerAdded() | ServerTook():
+                self._apply_server(record)
+            case RoundSet():
+                self._apply_round(record)
+            case JobEnded():
+                self._apply_end()
+
+    def _apply_drop(self, record: NodeDropped) -> None:
+        if record.node in self.nodes:
+            old = self.nodes.get(self.nodes[record.node].replaces)
+            if old is not None and record.futile:
+                old.decided += 1
+            self.forget(self.nodes[record.node])
+        staying = (node.rank for node in self.of_role("worker") if not node.leaving)
+        self.num_workers = max(staying, default=-1) + 1
+
+    def _apply_end(self) -> None:
+        for node in self.nodes.values():
+            node.restarts, node.previous, node.alive = 0, None, False
+            node.state = "pending" if node.state == "failed" else node.state
+        if self.rounds is not None and not self.all_finished():
+            self._apply_round(RoundSet(number=self.rounds.number + 1))
+
+    def _apply_round(self, record: RoundSet) -> None:
+        if self.rounds is None:
+            return
+        if record.number > self.rounds.number:
+            for node in self.of_role("worker"):
+                if node.state == "finished":
+                    node.state, node.needs_launch = "pending", True
+        self.rounds.number, self.rounds.port = record.number, record.port
+
+    def _apply_server(self, record: ServerAdded | ServerTook) -> None:
+        if isinstance(record, ServerAdded):
+            node = self.nodes.get(record.node) or self.add(*_role_and_index(record.node))
+            node.replaces = record.replaces
+            if record.replaces in self.nodes:
+                # Being replaced did not help if this one is slow, too.
+                node.decided = self.nodes[record.replaces].decided + 1
+        else:
+            node = self.nodes[record.node]
+            if node.replaces in self.nodes:
+                self.nodes[node.replaces].leaving = True
+            node.replaces = ""
+
+    def _resize(self, count: int) -> None:
+        for index in range(self.num_workers, count):
+            name = f"worker-{index}"
+            if name in self.nodes and self.nodes[name].leaving:
+                self.forget(self.nodes[name])
+            if name not in self.nodes:
+                self.add("worker", index)
+        for node in self.of_role("worker"):
+            node.leaving = node.leaving or node.rank >= count
+        self.num_workers = count
+
+    def _resize_servers(self, count: int) -> None:
+        joining = [node for node in self.of_role("server") if node.replaces]
+        servers = [n for n in self.of_role("server") if not (n.leaving or n.replaces)]
+        for node in [*servers[count:], *joining]:
+            self.forget(node)
+        free = (index for index in itertools.count() if f"server-{index}" not in self.nodes)
+        for index in list(itertools.islice(free, max(0, count - len(servers)))):
+            self.add("server", index)
+
+    def forget(self, node: Node) -> None:
+        """Remove a node."""
+        self._by_inc.pop(node.inc, None)
+        del self.nodes[node.name]
+
+    def snapshot(self) -> list[MemberRecords]:
+        """Records that stand for all that were applied."""
+        kept: list[MemberRecords] = [WorkersWanted(count=self.num_workers, next_inc=self._next_inc)]
+        names = (f"worker-{rank}" for rank in range(self.num_workers))
+        kept += [NodeDropped(node=name) for name in names if name not in self.nodes]
+        if self.rounds is not None:
+            kept.append(RoundSet(number=self.rounds.number, port=self.rounds.port))
+        first = (f"server-{rank}" for rank in range(self._num_servers))
+        kept += [NodeDropped(node=name) for name in first if not self._stays(name)]
+        for node in self.nodes.values():
+            if node.guest:
+                kept.append(NodeJoined(node=node.name))
+            if node.role == "server" and self._stays(node.name):
+                kept.append(ServerAdded(node=node.name, replaces=node.replaces))
+            if node.inc and (node.role == "worker" or self._stays(node.name)):
+                kept.append(started(node, node.inc, node.round_no))
+            if node.moving:
+                kept.append(RestartOrdered(node=node.name, grace_s=node.end_grace_s))
+            if node.state == "finished":
+                kept.append(NodeFinished(node=node.name, joined=node.joined))
+            if node.state == "failed":
+                kept.append(NodeRefused(node=node.name, reason=node.note))
+        return kept
+
+    def _stays(self, name: str) -> bool:
+        return name in self.nodes and not self.nodes[name].leaving
+
+    def keep(self, record: MemberRecords) -> Keep:
+        """Apply a record and have it journalled."""
+        self.apply(record)
+        return Keep(record)
+
+    # ------------------------------------------------------------------ what is there
+
+    def of_role(self, role: str) -> Iterator[Node]:
+        """All nodes of a role, those on their way out included."""
+        return (node for node in self.nodes.values() if node.role == role)
+
+    def wanted_workers(self) -> Iterator[Node]:
+        """Those that are to train: alive, or expected back."""
+        ended = ("finished", "failed")
+        return (n for n in self.of_role("worker") if not n.leaving and n.state not in ended)
+
+    def node_of(self, inc: int) -> Node | None:
+        """The node that ``inc`` is the newest life of; None: old, or never given."""
+        return self._by_inc.get(inc)
+
+    def servers(self) -> tuple[Server, ...] | None:
+        """All servers with their addresses; None: some are not up.
+
+        One that is to take another's place counts from when it has taken it.
+        """
+        nodes = [n for n in self.of_role("server") if not (n.replaces or n.leaving)]
+        if not all(node.up and node.up.address for node in nodes):
+            return None
+        return tuple(Server(n.inc, n.name, n.up.address) for n in nodes if n.up)
+
+    def joining(self) -> Node | None:
+        """The server that is to take another's place."""
+        return next((node for node in self.of_role("server") if node.replaces), None)
+
+    def joiner(self) -> tuple[int, Server] | None:
+        """Return the incarnation to be replaced, and the server that is up to do it."""
+        node = self.joining()
+        if node is None or node.up is None or not node.up.address:
+            return None
+        return self.nodes[node.replaces].inc, Server(node.inc, node.name, node.up.address)
+
+    def all_finished(self) -> bool:
+        """Whether the scripts of all workers that count have returned."""
+        return all(n.state == "finished" for n in self.counting())
+
+    def counting(self) -> Iterator[Node]:
+        """Workers without which the job does not end well."""
+        workers = self.of_role("worker")
+        return (n for n in workers if not (n.leaving or n.state == "failed"))
+
+    @property
+    def joined(self) -> bool:
+        """Whether the script of some worker called ``pl.init`` before it returned."""
+        return any(node.joined for node in self.nodes.values())
+
+    def num_restarts(self) -> int:
+        """Relaunches so far, of the whole job."""
+        return sum(node.restarts for node in self.nodes.values())
+
+
+def started(node: Node, inc: int, round_no: int) -> NodeStarted:
+    """The record of a life of the node, with what it brings along from those before."""
+    return NodeStarted(
+        node=node.name,
+        inc=inc,
+        restarts=node.restarts,
+        decided=node.decided,
+        previous=node.previous,
+        repeats=node.repeats,
+        round_no=round_no,
+    )
+
+
+def _role_and_index(name: str) -> tuple[str, int]:
+    role, _, index = name.rpartition("-")
+    return role, int(index)
