@@ -7,10 +7,21 @@ from pathlib import Path
 import pytest
 
 from paceline.base.errors import PermanentError
+from paceline.base.jobdir import JobDir
+from paceline.cuts.distant import DistantStore
 from paceline.cuts.manifest import Checksum, checksum
 from paceline.cuts.remote import RemoteCuts
-from paceline.cuts.store import PIECE_BYTES, CutStore, FolderStore, MemoryStore, fetch
+from paceline.cuts.serving import FileServer
+from paceline.cuts.store import (
+    PIECE_BYTES,
+    CutStore,
+    FolderStore,
+    LocalCuts,
+    MemoryStore,
+    fetch,
+)
 
+SECRET = b"ab" * 32
 NAME = "worker-0-7.safetensors"
 IMAGE = bytes(range(256)) * 5
 LARGE = bytes(itertools.islice(itertools.cycle(range(251)), 2 * PIECE_BYTES + 17))
@@ -28,7 +39,28 @@ def at_url(folder: Path) -> Iterator[CutStore]:
     yield RemoteCuts(f"file://{folder}/cuts")
 
 
-@pytest.fixture(params=[in_folder, in_memory, at_url], ids=lambda make: make.__name__)
+def served(folder: Path, address: str) -> Iterator[CutStore]:
+    """By another machine's server of files, over this data plane."""
+    job = JobDir(folder / "job")
+    job.path.mkdir()
+    cuts = LocalCuts(folder / "cuts", folder / "memory")
+    server = FileServer(address, SECRET, job, cuts, takes=True)
+    yield DistantStore(lambda: server.address, SECRET)
+    server.close()
+
+
+def over_curve(folder: Path) -> Iterator[CutStore]:
+    yield from served(folder, "curve://127.0.0.1:*")
+
+
+def over_shared_memory(folder: Path) -> Iterator[CutStore]:
+    yield from served(folder, f"shm://{folder}/files.data")
+
+
+@pytest.fixture(
+    params=[in_folder, in_memory, at_url, over_curve, over_shared_memory],
+    ids=lambda make: make.__name__,
+)
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[CutStore]:
     make: Callable[[Path], Iterator[CutStore]] = request.param
     yield from make(tmp_path)

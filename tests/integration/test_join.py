@@ -17,7 +17,7 @@ from tests.integration.running import RunningJob, running, until
 
 pytestmark = pytest.mark.soak
 
-GUEST = "worker-1"
+JOINED = "worker-1"
 
 
 @contextmanager
@@ -41,7 +41,7 @@ def joining(job: RunningJob, home: Path) -> Iterator[JobDir]:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    there = JobDir(home / "joined" / f"{job.job.job_id}.{GUEST}")
+    there = JobDir(home / "joined" / f"{job.job.job_id}.{JOINED}")
     try:
         until(lambda: agent.poll() is not None or there.logs.exists(), "the answer of the master")
         assert agent.poll() is None
@@ -106,20 +106,20 @@ def test_a_machine_that_joins_trains_until_the_job_ends_and_leaves_nothing(tmp_p
         with ExitStack() as stack:
             with standing_still(job, "worker-0"):
                 there = stack.enter_context(joining(job, home))
-                until(lambda: num_samples_of(job, GUEST) > 200, "samples at the one who joined")
-                assert job.node(GUEST).state == "running"
+                until(lambda: num_samples_of(job, JOINED) > 200, "samples at the one who joined")
+                assert job.node(JOINED).state == "running"
             job.check_finished()
         assert not there.run_dir.exists()
         assert not there.secret_file.exists()
-    assert [event["node"] for event in job.events("scaled")] == [GUEST]
+    assert [event["node"] for event in job.events("scaled")] == [JOINED]
     assert not job.events("node_lost")
 
 
 def test_a_job_goes_on_when_a_machine_that_joined_vanishes(tmp_path: Path) -> None:
     with one_worker(tmp_path) as (job, home):
         with standing_still(job, "worker-0"), joining(job, home) as there:
-            until(lambda: num_samples_of(job, GUEST) > 100, "samples at the one who joined")
+            until(lambda: num_samples_of(job, JOINED) > 100, "samples at the one who joined")
             assert len(kill_all(there)) == 3, "agent, zygote and training process"
         job.check_finished()
-    assert [event["node"] for event in job.events("node_lost")] == [GUEST]
-    assert num_samples_of(job, "worker-0") + num_samples_of(job, GUEST) >= 4_096
+    assert [event["node"] for event in job.events("node_lost")] == [JOINED]
+    assert num_samples_of(job, "worker-0") + num_samples_of(job, JOINED) >= 4_096

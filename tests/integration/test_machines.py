@@ -1,4 +1,4 @@
-"""Workers that hold the model on two machines: network, shared memory and cuts of their own.
+"""Workers that hold the model on two machines, each with a network and file systems of its own.
 
 The other machine is a network and a mount namespace; the test itself runs in a network of its own.
 """
@@ -12,17 +12,21 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
+from paceline.base.errors import PermanentError
 from paceline.base.jobdir import JobDir
+from paceline.cuts.manifest import read_manifest
 from paceline.wire.spec import CheckpointSpec, DataPlaneSpec, TimeoutSpec
 from tests.integration.running import RunningJob, until
-from tests.integration.test_allreduce import BATCH, check_finished, group, trains
+from tests.integration.test_allreduce import check_finished, group, trains
 from tests.integration.test_join import kill_all
 
 HOST, OTHER = "10.99.1.1", "10.99.1.2"
 INSIDE = "PACELINE_TEST_OWN_NETWORK"
-GUEST = "worker-1"
+JOINED = "worker-1"
 
 
 def can_make_machines() -> bool:
@@ -143,12 +147,12 @@ def test_a_machine_joins_holds_the_model_while_the_first_dies_and_vanishes(tmp_p
     with on_two_machines(tmp_path, "--epochs", "3") as (job, other):
         job.until_committed(1)
         other.join()
-        until(lambda: num_batches(job, GUEST) > 2, "batches of the guest")
+        until(lambda: num_batches(job, JOINED) > 2, "batches of the other machine")
         first = job.node("worker-0")
         os.kill(first.pid, signal.SIGKILL)
         fresh = f"worker-0.{first.inc + 2}"
         until(lambda: num_batches(job, fresh) > 2, "batches of the first machine's next worker")
-        # Nobody but the guest held the model.
+        # Nobody but the other machine held the model.
         assert len(job.events("epoch")) == 1, "something was taken from a cut"
         other.pull_the_plug()
         together(job, "worker-0")
@@ -156,16 +160,44 @@ def test_a_machine_joins_holds_the_model_while_the_first_dies_and_vanishes(tmp_p
         check_finished(job, epochs=3, lives=1)
 
 
-@pytest.mark.soak
-def test_a_machine_without_state_waits_for_who_can_read_a_cut(tmp_path: Path) -> None:
-    if not in_own_network(test_a_machine_without_state_waits_for_who_can_read_a_cut):
+def files_of(job: RunningJob, cut_no: int) -> list[str]:
+    """The names of the files of a cut on disk; none: it is not there (any more)."""
+    try:
+        return list(read_manifest(job.job.cuts / f"{cut_no:06d}").files)
+    except PermanentError:
+        return []
+
+
+def newest_by(job: RunningJob, node: str) -> int:
+    """The newest cut on disk that a node has made; 0: there is none."""
+    numbers = sorted(int(path.name) for path in job.job.cuts.iterdir())
+    made = (no for no in numbers if any(name.startswith(node) for name in files_of(job, no)))
+    return max(made, default=0)
+
+
+def test_the_other_machine_alone_writes_cuts_reads_them_and_evaluates(tmp_path: Path) -> None:
+    if not in_own_network(test_the_other_machine_alone_writes_cuts_reads_them_and_evaluates):
         return
-    with on_two_machines(tmp_path, "--epochs", "3") as (job, other):
-        job.until_committed(BATCH, cuts=1)
+    flags = ("--epochs", "3", "--evaluate", "--hold", "worker-0")
+    with on_two_machines(tmp_path, *flags) as (job, other):
+        job.until_committed(1)
         other.join()
-        until(lambda: GUEST in str(job.events("process_up")), "the guest")
-        # Before it has copied anything.
-        until(lambda: GUEST in str(job.events("group_forms")), "a group of two")
+        until(lambda: num_batches(job, JOINED) > 2, "batches of the other machine")
+        (job.out / "held").touch()
         os.kill(job.node("worker-0").pid, signal.SIGKILL)
+        together(job, JOINED)
+        until(lambda: newest_by(job, JOINED), "a cut of the other machine")
+        made = newest_by(job, JOINED)
+        # Nobody holds the model now, and no process of the first machine can read a cut.
+        os.kill(job.node(JOINED).pid, signal.SIGKILL)
+        until(lambda: len(job.events("epoch")) == 2, "an epoch from a cut")
+        assert job.events("epoch")[1]["cut_no"] >= made > newest_by(job, "worker-0")
+        together(job, JOINED)
+        (job.out / "held").unlink()
+        together(job, "worker-0", JOINED)
         (job.out / "hurry").touch()
         check_finished(job, epochs=3)
+        found = [load_file(path) for path in job.out.glob("*.evaluated")]
+        assert len(found) == 2
+        for one in found:
+            assert np.all(np.abs(one["seen"] - 3) < 1e-9), np.unique(one["seen"])

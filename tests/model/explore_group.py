@@ -36,7 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
     add("--failures", type=int, default=0)
     add("--kinds", nargs="+", choices=FAILURES, default=list(FAILURES))
     add("--joiners", type=int, default=0)
-    add("--guests", action="store_true", help="who comes is on another machine")
+    add("--distant", action="store_true", help="who comes is on another machine")
     add("--from-start", action="store_true")
     add("--remembers", action="store_true")
     add("--returns", action="store_true")

@@ -29,7 +29,7 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     kinds: tuple[str, ...] = FAILURES
     joiners: int = 0
     """Members that come while the others train, or in the place of a dead one."""
-    guests: bool = False
+    distant: bool = False
     """They are on another machine, and read no cut."""
     begun: bool = True
     """Begin where the first group was just told to run."""

@@ -44,7 +44,7 @@ MASTER = 0
 BITS = 16
 """Samples of a feed at most."""
 REPLICA = "m"
-GUEST = "another machine"
+DISTANT = "another machine"
 """Address of members there."""
 
 Applied = tuple[int, int]
@@ -136,8 +136,6 @@ class MemberCell:
         match event:
             case StopGroup():
                 done = state.stop_group(event)
-            case CatchUp() if event.source.inc == state.inc and state.address == GUEST:
-                raise Violation("E", f"{state.inc} is to begin with a cut that it cannot read")
             case CatchUp():
                 if event.source.inc == state.inc and state.step == NO_STEP:
                     self.model, self.differs = (), False  # a life of before ends (`Fenced`)
@@ -301,10 +299,10 @@ class MasterCell:
         state = self.state
         match event:
             case JoinGroup() | Stopped() | Progress() | Broken():
-                guest = isinstance(event, JoinGroup) and event.address == GUEST
+                distant = isinstance(event, JoinGroup) and event.address == DISTANT
                 node = str(event.inc)
                 return self.holder.member_said(
-                    event, node=node, expected=self.expected, guest=guest
+                    event, node=node, expected=self.expected, distant=distant
                 )
             case "form":
                 return self.holder.form_group()

@@ -7,14 +7,13 @@ from typing import NamedTuple
 
 from paceline.wire.messages.group import NO_STEP, CatchUp, RunGroup
 
-from .group_cells import GUEST, HALF, MasterCell, MemberCell, Model, mask
+from .group_cells import HALF, MasterCell, MemberCell, Model, mask
 
 
 class MemberFacts(NamedTuple):
     """What the world reads of a member."""
 
     inc: int
-    guest: bool
     epoch_no: int
     group: int
     step: int
@@ -45,9 +44,8 @@ class MemberFacts(NamedTuple):
         state = cell.state
         return cls(
             inc=state.inc,
-            guest=state.address == GUEST,
             epoch_no=state.epoch_no,
-            group=cell.group,
+            group=state.group,
             step=state.step,
             ran=state.ran,
             run=cell.run,
@@ -118,7 +116,7 @@ def _bad(cell: MemberCell) -> str:
 def master_facts(cell: MasterCell) -> MasterFacts:
     """Read them."""
     group, state = cell.group, cell.state
-    kept = cell.journalled.group if cell.journalled is not None else group
+    kept = cell.journalled.holder.group if cell.journalled is not None else group
     assert kept is not None
     members = frozenset(member.inc for member in group.members)
     known = frozenset(group.ready) | frozenset(state.workers) | (members - group.lost)

@@ -207,11 +207,11 @@ class CountsBeforeAllHold(GroupHolder):
     """What one member says it has completed counts, before the others hold it."""
 
     def member_said(
-        self, message: GroupUp, *, node: str = "", expected: int = 0, guest: bool = False
+        self, message: GroupUp, *, node: str = "", expected: int = 0, distant: bool = False
     ) -> list[Instruction]:
         if isinstance(message, Stopped) and message.group == self.group.number:
             self.core.ledger.advance(message.committed)
-        return super().member_said(message, node=node, expected=expected, guest=guest)
+        return super().member_said(message, node=node, expected=expected, distant=distant)
 
 
 class TakesBackTheExcluded(Group):
@@ -226,31 +226,30 @@ class MissesNobody(Group):
     """A member that waits in a running group is not heard (found in production code)."""
 
     def join(
-        self, message: JoinGroup, node: str, *, expected: int, guest: bool = False
+        self, message: JoinGroup, node: str, *, expected: int, distant: bool = False
     ) -> list[Instruction]:
         lost, self.lost = self.lost, set()
-        done = super().join(message, node, expected=expected, guest=guest)
+        done = super().join(message, node, expected=expected, distant=distant)
         self.lost |= lost
         return done
 
 
-class KnowsNoGuests(Group):
-    """Whoever comes first may begin with a cut, also on a machine where it is not."""
+class OnlyTheNearBegin(Group):
+    """A cut is read by a member near it, or by nobody."""
 
-    def join(
-        self, message: JoinGroup, node: str, *, expected: int, guest: bool = False
-    ) -> list[Instruction]:
-        return super().join(message, node, expected=expected)
+    def _source(self, inc: int) -> Stopped | None:
+        found = super()._source(inc)
+        holds = found is not None and self._holder()
+        near = any(not member.distant for member in self.members)
+        return found if holds or near else None
 
 
-class StaysAtALoss(Group):
-    """Guests that hold nothing wait as for a group that forms by itself."""
-
-    is_at_a_loss = False
+class WaitsForTheNear(Group):
+    """Members of other machines that hold nothing wait for one that is near the cuts."""
 
     @property
     def needs_restore(self) -> bool:
-        return super().needs_restore and not all(member.guest for member in self.members)
+        return super().needs_restore and not all(member.distant for member in self.members)
 
 
 class BelievesTheExcluded(Group):
@@ -403,17 +402,16 @@ FLAWS = [
         bounds=_job("leave"),
     ),
     Flaw(
-        name="a machine that cannot read a cut is to begin with it",
-        finds="E",
-        machines=Machines(holder=with_group(KnowsNoGuests)),
-        bounds=_job("member", members=1, slices=1, joiners=1, guests=True),
-        finish=False,
+        name="nobody on other machines begins with a cut",
+        finds="F",
+        machines=Machines(holder=with_group(OnlyTheNearBegin)),
+        bounds=_job("member", members=1, slices=1, joiners=1, distant=True),
     ),
     Flaw(
-        name="machines that cannot read a cut wait for ever",
+        name="other machines alone wait for ever",
         finds="F",
-        machines=Machines(holder=with_group(StaysAtALoss)),
-        bounds=_job("member", members=1, slices=1, joiners=1, guests=True),
+        machines=Machines(holder=with_group(WaitsForTheNear)),
+        bounds=_job("member", members=1, slices=1, joiners=1, distant=True),
     ),
     Flaw(
         name="who was excluded comes back",

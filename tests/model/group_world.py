@@ -11,7 +11,7 @@ from paceline.wire.messages.node import Stop
 
 from .cells import Violation
 from .group_bounds import DIFFER, Entry, Env
-from .group_cells import GUEST, HALF, MASTER, MasterCell, MemberCell
+from .group_cells import DISTANT, HALF, MASTER, MasterCell, MemberCell
 from .group_facts import MemberFacts
 from .group_network import GroupNetwork
 from .network import Label, Sends, State
@@ -63,14 +63,14 @@ class GroupWorld(GroupNetwork):
                 break
         return state
 
-    def _joined(self, state: State, *, guest: bool = False) -> State:
+    def _joined(self, state: State, *, distant: bool = False) -> State:
         """One more member comes, and the master is told of it."""
         env = self.envs.values[state[0]]
         inc = env.next_inc
         env = msgspec.structs.replace(env, next_inc=inc + 1)
         state = (self.envs(env), *state[1:])
         state = self.apply(state, 1, self.events(("up", inc)))
-        machine = self.machines.member(inc, GUEST if guest else "")
+        machine = self.machines.member(inc, DISTANT if distant else "")
         cell = MemberCell(machine, self.feeds)
         state = (*state, self.spot(self.cell_id(cell), frozenset()))
         return self.apply(state, len(state) - 1, self.events("join"))
@@ -113,7 +113,7 @@ class GroupWorld(GroupNetwork):
                 yield ("deliver", inc, stop), self.apply(state, at, stop)
         if env.joiners:
             fewer = self.with_env(state, joiners=env.joiners - 1)
-            yield ("comes", env.next_inc, 0), self._joined(fewer, guest=self.bounds.guests)
+            yield ("comes", env.next_inc, 0), self._joined(fewer, distant=self.bounds.distant)
 
     def _due(self, state: State) -> list[int]:
         """What the master's edge does unasked."""
@@ -365,8 +365,7 @@ class GroupWorld(GroupNetwork):
         for inc in sorted(self.envs.values[state[0]].dead & self.master(state).losable):
             state = self._lost(state, inc)
         gone = self.envs.values[state[0]].suspected | self.master(state).gone
-        live = self.live(state).items()
-        if all(inc in gone or facts.guest for inc, facts in live):
+        if all(inc in gone for inc in self.live(state)):
             state = self._joined(state)
         for pid in self._everybody(state):
             state = self.apply(state, self.find(state, pid), self.resend)

@@ -23,10 +23,10 @@ CLEAN = {
     "two members come to one": Bounds(members=1, joiners=2),
     "one comes, the other dies": Bounds(members=1, slices=1, joiners=1, failures=1),
     "a member of another machine comes, one dies": Bounds(
-        members=1, joiners=1, guests=True, failures=1, kinds=("member", "suspect", "break")
+        members=1, joiners=1, distant=True, failures=1, kinds=("member", "suspect", "break")
     ),
     "two of other machines come, the first dies": Bounds(
-        members=1, slices=1, joiners=2, guests=True, failures=1, kinds=("member",)
+        members=1, slices=1, joiners=2, distant=True, failures=1, kinds=("member",)
     ),
     "a member comes while one feed follows another": Bounds(slices=1, feeds=2, joiners=1),
     "a member comes while scripts end": Bounds(slices=1, joiners=1, returns=True),

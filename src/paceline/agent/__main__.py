@@ -1,6 +1,6 @@
-"""``python -m paceline.agent --job-dir DIR --node NAME [--guest]``: the agent of one node.
+"""``python -m paceline.agent --job-dir DIR --node NAME``: the agent of one node.
 
-A guest serves the job of another machine: its job directory was made for this one node.
+Of a job of another machine the job directory was made for this one node (`JobDir.is_joined`).
 """
 
 import argparse
@@ -14,8 +14,8 @@ from pathlib import Path
 
 from paceline.agent.agent import Agent
 from paceline.base.errors import TransientError
-from paceline.base.guests import remove_guest
 from paceline.base.jobdir import JobDir
+from paceline.base.joined import remove_joined
 from paceline.base.node_files import NodeFiles
 from paceline.base.processes import find_job_process, kill_quietly, try_lock
 from paceline.wire import last_words
@@ -49,9 +49,9 @@ def take_node(job: JobDir, node: str) -> int:
     return descriptor
 
 
-async def serve(job: JobDir, node: str, spec: JobSpec, *, guest: bool) -> None:
+async def serve(job: JobDir, node: str, spec: JobSpec) -> None:
     """Run the agent in this event loop."""
-    await Agent(job, node, spec, guest=guest).serve()
+    await Agent(job, node, spec).serve()
 
 
 def main() -> None:
@@ -59,7 +59,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m paceline.agent")
     parser.add_argument("--job-dir", type=Path, required=True)
     parser.add_argument("--node", required=True)
-    parser.add_argument("--guest", action="store_true")
     parser.add_argument(last_words.OPTION, type=int)
     options = parser.parse_args()
     if options.last_words is not None:
@@ -72,13 +71,14 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     job = JobDir(options.job_dir.absolute())
     job.make_run_dir()
+    joined = job.is_joined
     lock = take_node(job, options.node)
     try:
-        asyncio.run(serve(job, options.node, load(job.spec), guest=options.guest))
+        asyncio.run(serve(job, options.node, load(job.spec)))
     finally:
         os.close(lock)
-    if options.guest:
-        remove_guest(job)
+    if joined:
+        remove_joined(job)
 
 
 if __name__ == "__main__":

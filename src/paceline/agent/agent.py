@@ -29,10 +29,12 @@ from paceline.base.jobdir import JobDir, number_of, role_of
 from paceline.base.log_times import LogTimes
 from paceline.base.node_files import NodeFiles
 from paceline.base.processes import find_job_process, is_locked, kill_group_quietly, start_detached
+from paceline.cuts.reach import keep_servers, serve_files
 from paceline.protocol.nodes.agent import (
     Act,
     Deliver,
     EndHung,
+    KnowServers,
     NodeState,
     Quit,
     Refuse,
@@ -65,7 +67,7 @@ LAST_WORDS_S = 0.5
 """A dead process's messages are still in the socket: its end is told after them, or after this."""
 UNLINKED_S = 0.05
 """The same for a process that died before its connection was accepted."""
-GUEST_WAIT_S = 60.0
+JOINED_WAIT_S = 60.0
 """How long an agent that came by itself looks for the job's master before it leaves."""
 MAX_QUEUED = 10_000
 """Messages for a master that does not read; more are dropped, as without a master."""
@@ -76,10 +78,10 @@ _log = logging.getLogger(__name__)
 class Agent:
     """One node's agent; create and `serve` it in a running event loop."""
 
-    def __init__(self, job: JobDir, node: str, spec: JobSpec, *, guest: bool = False) -> None:
-        """``guest``: the job is run by another machine; nothing but the node is to be kept up."""
+    def __init__(self, job: JobDir, node: str, spec: JobSpec) -> None:
         self._job = job
-        self._guest = guest
+        #: The job is run by another machine: nothing but the node is to be kept up.
+        self._joined = job.is_joined
         self._node = node
         self._spec = spec
         self._files = NodeFiles(job, node)
@@ -108,6 +110,7 @@ class Agent:
             report=lambda delayed: self._send(FromProcess(node=node, body=delayed)),
         )
         num_nodes = spec.workers.count + spec.num_servers
+        self._files_served = serve_files(job, node, spec) if self._joined else None
         self._log_cap = LogCap(self._files.log, spec.log_bytes, num_nodes)
         self._stream: MasterStream | None = None
         self._quit = asyncio.Event()
@@ -139,7 +142,7 @@ class Agent:
         self._host.start_zygote()
         await self._link.start()
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT) if self._guest else (signal.SIGTERM,):
+        for number in (signal.SIGTERM, signal.SIGINT) if self._joined else (signal.SIGTERM,):
             loop.add_signal_handler(number, self._on_terminate)
         loops = (
             self._follow_master(),
@@ -166,6 +169,8 @@ class Agent:
             await self._stream.say_last_words(LAST_WORDS_S)
 
     async def _close(self) -> None:
+        if self._files_served is not None:
+            self._files_served.close()
         await self._link.close()
         await self._host.close()
         self._group.remove()
@@ -189,6 +194,8 @@ class Agent:
                 case Deliver(body=body):
                     if running := self._state.running:
                         self._link.send(running.inc, body)
+                case KnowServers(servers=servers):
+                    keep_servers(self._job, servers)
                 case Quit():
                     self._quit.set()
 
@@ -280,6 +287,7 @@ class Agent:
                 running=(running,) if running else (),
                 note=self._note,
                 hardware=self._hardware,
+                files=self._files_served.address if self._files_served is not None else "",
             )
         )
         self._do(self._state.connected())
@@ -328,7 +336,7 @@ class Agent:
             if not self._job.path.is_dir():
                 _log.warning("job_directory_gone node=%s", self._node)
                 self._do(self._state.leave(0.0, time.monotonic()))
-            elif self._guest:
+            elif self._joined:
                 self._give_up_on_silence()
             elif self._supervisor and self._supervisor.poll() is None:
                 continue
@@ -339,7 +347,7 @@ class Agent:
         now_s = time.monotonic()
         if self._stream is not None:
             self._heard_s = now_s
-        elif now_s - self._heard_s > GUEST_WAIT_S:
+        elif now_s - self._heard_s > JOINED_WAIT_S:
             _log.warning("master_gone node=%s: leaving", self._node)
             self._do(self._state.leave(0.0, now_s))
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from paceline.base.jobdir import JobDir
 from paceline.cuts.keeper import CutKeeper, Image
 from paceline.cuts.memory import image_path
-from paceline.cuts.store import LocalCuts
+from paceline.cuts.reach import JoinedCuts, cuts_of
 from paceline.wire.messages.node import Copied, CutDelayed, CutKept, KeepCut
 from paceline.wire.spec import JobSpec
 
@@ -39,8 +39,10 @@ class CutsKept:
         self._job, self._node, self._answer = job, node, answer
         self._loop = asyncio.get_running_loop()
         self._report = report
-        disk = LocalCuts.of(job, spec).disk
-        self._keeper = CutKeeper(job, disk, self._hear, self._delayed, spec.timeouts.disk_s)
+        self._cuts = cuts_of(job, spec)
+        self._keeper = CutKeeper(
+            job, self._cuts.durable, self._hear, self._delayed, spec.timeouts.disk_s
+        )
         #: What is being kept, or was last, and what was said of it.
         self._asked: KeepCut | None = None
         self._said: list[CutKept] = []
@@ -53,6 +55,8 @@ class CutsKept:
             return
         self._asked, self._said = message, []
         copied = message.copied
+        if isinstance(self._cuts, JoinedCuts):  # elsewhere the master frees it
+            self._cuts.forget_memory(copied.cut_no)
         path = image_path(self._job, copied.cut_no, self._node, copied.file)
         try:
             with path.open("rb") as file:

@@ -169,6 +169,8 @@ class JobDir:
         """What `job.evaluate` computed; removed when the job ends."""
         self.outcome = path / "outcome.json"
         """Written once by the master: how the job ended. Removed by ``--resume``."""
+        self.file_servers = path / "files.json"
+        """Who serves the files of cuts; only where the master is on another machine."""
         self.resize = path / "resize.json"
         """With how many nodes a resumed job is to go on; removed once the master knows it."""
         self.report = path / "report.html"
@@ -181,6 +183,11 @@ class JobDir:
     def run_dir(self) -> Path:
         """Memory-backed where possible; short, since unix socket paths end at 107 bytes."""
         return run_place() / f"{RUN_PREFIX}{self.job_id}"
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether this is the directory of one node, whose master is on another machine."""
+        return self.file_servers.exists()
 
     @property
     def has_memory(self) -> bool:

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import BinaryIO
 
@@ -68,6 +69,13 @@ def find_job_processes(job_dir: Path) -> list[FoundProcess]:
     pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
     found = (_read_process(pid, job_dir) for pid in pids if pid != os.getpid())
     return [process for process in found if process is not None]
+
+
+@cache
+def this_machine() -> str:
+    """Name this machine, as long as it is up, and the space of its process numbers."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
 
 
 def find_job_process(pid: int, job_dir: Path) -> FoundProcess | None:

@@ -9,12 +9,14 @@ from typing import NoReturn
 import msgspec
 
 from paceline.base.errors import ConfigError, PermanentError
-from paceline.base.guests import guest_directory
 from paceline.base.jobdir import JobDir
+from paceline.base.joined import joined_directory
 from paceline.base.processes import JOB_DIR, SAFE_PATH, can_enter
+from paceline.cuts.reach import keep_servers
 from paceline.wire import spec as specs
 from paceline.wire.client import Call, Done, GetSpec, JobInfo, Join, Joined, Reply
 from paceline.wire.control import ControlClient
+from paceline.wire.messages.agent import FileServers
 from paceline.wire.spec import JobSpec
 
 JOIN_TIMEOUT_S = 10.0
@@ -39,7 +41,7 @@ def join_job(address: str, secret_file: Path | None) -> NoReturn:
         print(f"{info.spec.cwd} cannot be entered on this machine: the job's script runs in / here")
     job = make_directory(info.job_id, spec, joined.node, address, secret)
     print(f"joined job {info.job_id} as {joined.node}; logs: {job.logs}; Ctrl-C leaves", flush=True)
-    arguments = ["--job-dir", str(job.path), "--guest", "--node", joined.node]
+    arguments = ["--job-dir", str(job.path), "--node", joined.node]
     os.execve(
         sys.executable,
         [sys.executable, *SAFE_PATH, "-m", "paceline.agent", *arguments],
@@ -115,13 +117,14 @@ def of_this_machine(spec: JobSpec, address: str) -> JobSpec:
 
 def make_directory(job_id: str, spec: JobSpec, node: str, address: str, secret: bytes) -> JobDir:
     """A job directory of this one node, apart from those of the jobs of this machine."""
-    path = guest_directory(job_id, node)
+    path = joined_directory(job_id, node)
     path.mkdir(parents=True, mode=0o700)
     job = JobDir(path)
     specs.save(spec, job.spec)
     with os.fdopen(os.open(job.secret_file, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
         file.write(secret)
     job.master_address.write_text(f"{address}\n")
+    keep_servers(job, FileServers())  # the master says who they are when it knows the node
     job.logs.mkdir()
     job.make_run_dir()
     return job

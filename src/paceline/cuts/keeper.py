@@ -15,7 +15,7 @@ from concurrent.futures import Future, wait
 import msgspec
 
 from paceline.base.disk import describe, is_refusal
-from paceline.base.errors import PermanentError
+from paceline.base.errors import PermanentError, TransientError
 from paceline.base.jobdir import JobDir
 from paceline.cuts import manifest as cut
 from paceline.cuts.store import CutStore, MemoryStore
@@ -104,10 +104,13 @@ class CutKeeper:
         for attempt in itertools.count():
             try:
                 self._disk.put(copied.cut_no, copied.file, data)
-            except OSError as error:
+            except (OSError, TransientError) as error:
                 where = self._disk.where(copied.cut_no)
-                why = f"cut {copied.cut_no} is not stored: {describe(error, where)}"
-                if not is_refusal(error):  # no room that is made there would help
+                said = describe(error, where) if isinstance(error, OSError) else str(error)
+                why = f"cut {copied.cut_no} is not stored: {said}"
+                if isinstance(error, OSError) and not is_refusal(
+                    error
+                ):  # no room that is made there would help
                     raise PermanentError(f"{why}; mend that and resume the job") from error
                 if time.monotonic() - first_s > self._patience_s:
                     text = f"{why}, for {self._patience_s:.0f} s"

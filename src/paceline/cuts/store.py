@@ -124,7 +124,7 @@ class FolderStore:
 
     def files(self, number: int) -> dict[str, int]:
         """See `CutStore.files`."""
-        return _sizes(self.folder(number))
+        return sizes_of(self.folder(number))
 
     def delete(self, number: int) -> None:
         """See `CutStore.delete`."""
@@ -177,7 +177,7 @@ class MemoryStore:
 
     def files(self, number: int) -> dict[str, int]:
         """See `CutStore.files`."""
-        return _sizes(self._folder(number))
+        return sizes_of(self._folder(number))
 
     def delete(self, number: int) -> None:
         """See `CutStore.delete`."""
@@ -203,6 +203,11 @@ class LocalCuts:
     def of(cls, job: JobDir, spec: JobSpec) -> Self:
         """Return those of a job of this machine."""
         return cls(Path(spec.checkpoint.folder or job.cuts), job.memory)
+
+    @property
+    def durable(self) -> CutStore:
+        """Return the store in which a file of a cut outlives this node."""
+        return self.disk
 
     def places(self, ref: CutRef) -> tuple[Path, ...]:
         """Return where its manifest and files may be: in memory first, where they may be gone."""
@@ -233,7 +238,8 @@ def pieces_of(path: Path) -> Iterator[memoryview]:
         raise PermanentError(f"{path}: {error.strerror}; use an older cut") from error
 
 
-def _sizes(folder: Path) -> dict[str, int]:
+def sizes_of(folder: Path) -> dict[str, int]:
+    """Return the names and sizes, in bytes, of the files in a folder; no folder: none."""
     if not folder.is_dir():
         return {}
     found = (entry for entry in os.scandir(folder) if entry.is_file())

@@ -9,8 +9,8 @@ import subprocess
 from collections.abc import Iterator
 
 from paceline.base.cgroups import jobs_with_groups
-from paceline.base.guests import lost_guests, remove_guest
 from paceline.base.jobdir import RUN_PREFIX, JobDir, home, is_own_folder, run_place
+from paceline.base.joined import lost_nodes, remove_joined
 from paceline.base.processes import is_locked, start_detached
 
 _cleaners: list[subprocess.Popen[bytes]] = []
@@ -27,8 +27,8 @@ def clear_leftovers() -> list[str]:
     Returns:
         The jobs' ids.
     """
-    for guest in lost_guests():
-        remove_guest(guest)
+    for node in lost_nodes():
+        remove_joined(node)
     found = []
     for job in _left_by():
         if job.outcome.exists() and not is_locked(job.supervisor_lock):

@@ -10,6 +10,7 @@ from paceline.master.facts import StreamEnded
 from paceline.master.monitor import Monitor
 from paceline.master.outbox import Outbox
 from paceline.master.ports import Backend
+from paceline.master.serving import CutsServed
 from paceline.master.training import Training
 from paceline.policy.failslow.preflight import found_slow
 from paceline.protocol.nodes.membership import Membership
@@ -63,6 +64,7 @@ class Agents:
         self._members, self._monitor, self._checks = members, monitor, checks
         self._training, self._clock = training, clock
         self._act, self._changed = act, changed
+        self._served = CutsServed(job, training.cuts)
         self._names: dict[AgentStream, str] = {}
         self._refused: set[tuple[str, str]] = set()
 
@@ -106,12 +108,13 @@ class Agents:
         node = self._members.nodes.get(name)
         if node is None:
             self._refuse(name, "no node of this job")
-        elif not node.guest:
+        elif not node.by_itself:
             self._backend.adopt(name, hello.agent_pid)
             self._monitor.restarts.joined(name, self._backend.waited_s(name))
         self._monitor.hardware(name, hello.hardware)
         if hello.note and node is not None:
             self._outbox.tell(NoLimitsEvent(node=name, reason=hello.note))
+        self._served.hello(stream, hello)
         self._act(self._members.hello(hello, now_s))
 
     def _stream_ended(self, stream: AgentStream) -> None:
@@ -119,7 +122,12 @@ class Agents:
         if self._outbox.streams.get(name) is stream:
             del self._outbox.streams[name]
             self._members.stream_lost(name)
+            self._served.gone(name)
             self._changed()
+
+    def close(self) -> None:
+        """The job has ended."""
+        self._served.close()
 
     def _from_agent(
         self, name: str, message: Heartbeat | FromProcess | ProcessExited, now_s: float

@@ -331,6 +331,7 @@ class Master:
         outcome = self._reporting.outcome(ending)
         self._reporting.measure_last(self._wall_clock())
         self.training.close()
+        self._agents.close()
         self._reporting.close()
         write_outcome(outcome, self._job.outcome)
         self._outbox.close(JobEnded())

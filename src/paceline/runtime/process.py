@@ -23,7 +23,7 @@ from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
 from paceline.base.node_files import STACKS_SIGNAL, NodeFiles
 from paceline.base.processes import die_with_parent
-from paceline.cuts.store import LocalCuts
+from paceline.cuts.reach import cuts_of
 from paceline.runtime import main_module
 from paceline.runtime.data.work import StepTimes
 from paceline.wire.messages.agent import EXIT_FENCED, EXIT_NO_AGENT
@@ -96,7 +96,7 @@ class Process:
         self.check = check
         """Its node is to be measured before the first step."""
         self.spec: JobSpec = load(job.spec)
-        self.cuts = LocalCuts.of(job, self.spec)
+        self.cuts = cuts_of(job, self.spec)
         self._step = 0
         self.stop_requested = False
         """Finish the step and leave in order: SIGTERM came, or the master's word."""

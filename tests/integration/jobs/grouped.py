@@ -193,6 +193,8 @@ def spoil(options: argparse.Namespace, node: str) -> None:
     checked, _, how = options.check.partition(":")
     if node == checked:
         spoil_check(how, options.out)
+    while node == options.hold and (options.out / "held").exists():
+        time.sleep(0.02)
     if options.read_s:
         read_slowly(options.read_s, options.out)
 
@@ -262,6 +264,7 @@ def flags() -> argparse.Namespace:
     parser.add_argument(
         "--freeze", default="", help="node:hand, node:take, node:evaluate: where it is stopped once"
     )
+    parser.add_argument("--hold", default="", help="node that waits while there is a file held")
     parser.add_argument("--evaluate", action="store_true")
     parser.add_argument("--rough", action="store_true", help="a net of which equal bits mean more")
     parser.add_argument("--half", action="store_true", help="float16 that overflows at times")

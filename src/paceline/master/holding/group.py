@@ -83,16 +83,14 @@ class GroupEdge(HolderEdge):
         """See `HolderEdge.handle`."""
         match message:
             case JoinGroup() | Stopped() | Progress() | Broken():
-                wanted = [one.guest for one in self.training.members.wanted_workers()]
-                guest = self.training.members.nodes[node].guest
+                expected = sum(1 for _ in self.training.members.wanted_workers())
+                distant = self.training.members.nodes[node].by_itself
                 said = self.holder.member_said(
-                    message, node=node, expected=len(wanted), guest=guest
+                    message, node=node, expected=expected, distant=distant
                 )
                 if isinstance(message, Broken) and message.diverged:
                     self._tell_diverged(message)
                 self.training.do(said)
-                if self.holder.group.is_at_a_loss and all(wanted):
-                    self._dismiss()
             case _:
                 return False
         return True
@@ -103,16 +101,6 @@ class GroupEdge(HolderEdge):
         if found != self._diverged:
             self._diverged = found
             self.training.outbox.tell(DivergedEvent(reason=message.reason))
-
-    def _dismiss(self) -> None:
-        """Guests hold nothing, and nobody is to come who could tell them more."""
-        if self.holder.is_all_kept:
-            self.training.do(self.training.state.stop())
-        else:
-            self.training.fail(
-                "only workers on other machines are left, which hold no model and read no cuts; "
-                "resume the job on this one"
-            )
 
     def profile(self, action: Profile) -> None:
         """See `HolderEdge.profile`."""

@@ -12,6 +12,7 @@ from paceline.wire.messages.agent import (
     AgentDown,
     AgentUp,
     ExitEvidence,
+    FileServers,
     FromProcess,
     Leave,
     ProcessExited,
@@ -62,6 +63,12 @@ class Deliver(msgspec.Struct, frozen=True):
     body: NodeDown
 
 
+class KnowServers(msgspec.Struct, frozen=True):
+    """Write down who serves files of cuts, for the process as well."""
+
+    servers: FileServers
+
+
 class EndHung(msgspec.Struct, frozen=True):
     """Capture what the process's threads do, then SIGKILL."""
 
@@ -70,7 +77,7 @@ class Quit(msgspec.Struct, frozen=True):
     """Nothing runs any more and nothing will: end the agent."""
 
 
-Act = Run | Signal | EndHung | Refuse | ToMaster | Deliver | Quit
+Act = Run | Signal | EndHung | Refuse | ToMaster | Deliver | KnowServers | Quit
 
 
 class Life(msgspec.Struct):
@@ -129,6 +136,8 @@ class NodeState:
                 return [Deliver(body)] if running and running.inc == inc else []
             case Leave():
                 return self.leave(LEAVE_GRACE_S, now_s)
+            case FileServers():
+                return [KnowServers(message)]
 
     def _start(self, start: StartProcess, now_s: float) -> list[Act]:
         newest = self._next.inc if self._next else self.life.up.inc if self.life else 0

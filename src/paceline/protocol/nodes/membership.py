@@ -113,7 +113,7 @@ class Membership(Roster):
             if not self._wanted(node):
                 continue
             node.heard_s, node.started_by = now_s, NOBODY
-            if node.guest or node.name in awaited:
+            if node.by_itself or node.name in awaited:
                 node.state, node.greeted = "lost", True
             else:
                 node.unblamed = node.inc > 0
@@ -314,9 +314,9 @@ class Membership(Roster):
             acts += self.end_formers(now_s) if round_over else []
         elif self.closing:
             acts.append(Retire(node.name))
-        elif node.guest and judged.verdict is Verdict.STOPPED and not node.unblamed:
+        elif node.by_itself and judged.verdict is Verdict.STOPPED and not node.unblamed:
             acts += [*self._drop(node, "its machine has left"), Retire(node.name)]
-        elif node.guest and judged.verdict is Verdict.UNRETRYABLE:
+        elif node.by_itself and judged.verdict is Verdict.UNRETRYABLE:
             # What its machine lacks is no error of the others.
             acts += [*self._drop(node, judged.reason), Retire(node.name)]
         elif judged.verdict is Verdict.UNRETRYABLE:
@@ -390,7 +390,7 @@ class Membership(Roster):
     def _give_up_place(self, node: Node) -> list[Act]:
         """What ended may have been slow because of where it was: ask for another place."""
         node.decided += 1
-        if node.guest:
+        if node.by_itself:
             return []  # there is no other place for it
         node.needs_launch = True
         return [Retire(node.name)]
@@ -496,7 +496,7 @@ class Membership(Roster):
                 acts.append(self._end_to_close(node, now_s))
             elif self._in_round(node) and node in self._of_former_rounds():
                 acts += self._end_former(node, now_s)
-            if self._wanted(node) or (node.guest and node.alive):
+            if self._wanted(node) or (node.by_itself and node.alive):
                 acts += self._on_silence(node, now_s, lost_after_s, others_wait)
         return acts
 
@@ -516,14 +516,14 @@ class Membership(Roster):
         self, node: Node, now_s: float, lost_after_s: float, others_wait: bool
     ) -> list[Act]:
         silent_s = now_s - node.heard_s
-        waits = not (node.alive or (node.guest and node.greeted))
+        waits = not (node.alive or (node.by_itself and node.greeted))
         start_s = FIRST_HELLO_S if waits else 0.0 if node.greeted else AGENT_START_S
         limit_s = max(lost_after_s, start_s) * node.patience
         limit_s += 0.0 if node.greeted else self._pending_s
         if silent_s < limit_s:
             return []
         reason = f"silent for {silent_s:.1f} s"
-        if node.guest:
+        if node.by_itself:
             given_up = silent_s >= 2 * limit_s and others_wait
             may_return = node.alive and self._wanted(node) and not given_up
             return [] if may_return else self._drop(node, reason, silent_s)

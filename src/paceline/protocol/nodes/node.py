@@ -201,8 +201,8 @@ class Node(msgspec.Struct):
     name: str
     role: str
     rank: int
-    guest: bool = False
-    """It came by itself."""
+    by_itself: bool = False
+    """It came by itself: its agent was started on a machine of its own, and nobody here can."""
     replaces: str = ""
     """The server whose place it is to take."""
     state: str = "pending"

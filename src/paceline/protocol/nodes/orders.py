@@ -47,7 +47,7 @@ class Orders:
         for node in list(self.members.of_role("worker")):
             if node.leaving and node.rank < count:
                 # Wanted again before it was gone: the next agent takes its place.
-                acts += [*self.members.lost(node), *([Retire(node.name)] if node.guest else [])]
+                acts += [*self.members.lost(node), *([Retire(node.name)] if node.by_itself else [])]
         known = set(self.members.nodes)
         for node in self.members.of_role("worker"):
             known -= {node.name} if node.leaving else set()
@@ -121,6 +121,6 @@ class Orders:
         acts: list[Act] = [told, *self.members.lost(node)]
         acts.append(self.members.keep(NodeRefused(node=node.name, reason=reason)))
         left = list(self.members.counting())
-        if len(left) < least or all(one.guest for one in left):  # guests alone keep no cuts
+        if not left or len(left) < least:
             return [*acts, FailJob(reason)]
         return [*acts, Retire(node.name)]

@@ -73,7 +73,7 @@ class Roster:
                 self._resize_servers(record.count)
             case NodeJoined():
                 node = self.nodes.get(record.node) or self.add(*_role_and_index(record.node))
-                node.guest = True
+                node.by_itself = True
                 self.num_workers = max(self.num_workers, node.rank + 1)
             case NodeDropped():
                 self._apply_drop(record)
@@ -161,7 +161,7 @@ class Roster:
         first = (f"server-{rank}" for rank in range(self._num_servers))
         kept += [NodeDropped(node=name) for name in first if not self._stays(name)]
         for node in self.nodes.values():
-            if node.guest:
+            if node.by_itself:
                 kept.append(NodeJoined(node=node.name))
             if node.role == "server" and self._stays(node.name):
                 kept.append(ServerAdded(node=node.name, replaces=node.replaces))

@@ -61,7 +61,9 @@ class CutWriter:
         self._root = process.cuts.disk.root
         self._delays: queue.SimpleQueue[CutDelayed] = queue.SimpleQueue()
         disk_s = process.spec.timeouts.disk_s
-        self._keeper = CutKeeper(process.job, process.cuts.disk, self._hear, self._delayed, disk_s)
+        self._keeper = CutKeeper(
+            process.job, process.cuts.durable, self._hear, self._delayed, disk_s
+        )
         self._delayed_s = -math.inf
         #: What the agent is to keep, when it was asked last, and what it has answered.
         self._ask: KeepCut | None = None

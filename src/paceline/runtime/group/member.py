@@ -348,7 +348,7 @@ class MemberClient:
         """
         with self._changed:
             holds = self._replica is not None and self.state.step > 0
-            if self._leaving or not holds or self.state.is_guest:
+            if self._leaving or not holds:
                 return
             self._hands_over = True
             step, until_s = self.state.step, time.monotonic() + self._hand_over_s

@@ -90,6 +90,8 @@ class AgentHello(Message, frozen=True):
     running: tuple[ProcessUp, ...] = ()
     note: str = ""
     hardware: Hardware = Hardware()
+    files: str = ""
+    """Where it serves the files that its node has copied; empty: on the master's machine."""
 
 
 class Heartbeat(Message, frozen=True):
@@ -151,7 +153,14 @@ class Leave(Message, frozen=True):
     """master -> agent: end everything of this node and exit."""
 
 
+class FileServers(Message, frozen=True):
+    """master -> agent on another machine: who serves files of cuts, itself and nodes like that."""
+
+    master: str = ""
+    nodes: dict[str, str] = {}
+
+
 AgentUp = AgentHello | Heartbeat | FromProcess | ProcessExited
 
 
-AgentDown = StartProcess | StopProcess | ToProcess | Leave
+AgentDown = StartProcess | StopProcess | ToProcess | Leave | FileServers

@@ -5,6 +5,15 @@ import msgspec
 from paceline.base.samples import Span
 from paceline.wire.messages.base import Message, ServerMap
 from paceline.wire.messages.feeds import Feed, Slice
+from paceline.wire.messages.files import (
+    AskFile,
+    AskFiles,
+    DropFiles,
+    FilePiece,
+    FilesAre,
+    FileTaken,
+    GiveFile,
+)
 from paceline.wire.messages.group import AskState, Computed, Meet, StatePart
 from paceline.wire.messages.order import Entry
 
@@ -292,4 +301,11 @@ Data = (
     | Computed
     | AskState
     | StatePart
+    | AskFile
+    | FilePiece
+    | AskFiles
+    | FilesAre
+    | GiveFile
+    | FileTaken
+    | DropFiles
 )

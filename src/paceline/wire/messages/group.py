@@ -18,13 +18,13 @@ STILL = -1
 class Member(msgspec.Struct, frozen=True, array_like=True):
     """One member of a group: its incarnation, its node and where its peers reach it.
 
-    ``guest``: it is on another machine than the master, where no cut can be written or read.
+    ``distant``: files of cuts cross the network from the master to it, or from it to the master.
     """
 
     inc: int
     node: str
     address: str
-    guest: bool = False
+    distant: bool = False
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):
@@ -229,9 +229,9 @@ class AskState(Message, frozen=True):
 class StatePart(Message, frozen=True):
     """member -> member: part ``part`` of ``num_parts``; the frame is its bytes.
 
-    Part 0 says what the others are made of, and where they lie in memory: of the process ``pid``,
-    tensor by tensor (``addresses``; none: they cannot be read there). ``digest``: CRC-32 of the
-    frame.
+    Part 0 says what the others are made of, and where they lie in memory: of the process ``pid`` of
+    ``machine``, tensor by tensor (``addresses``; none: they cannot be read there). ``digest``:
+    CRC-32 of the frame.
     """
 
     epoch_no: int
@@ -240,5 +240,6 @@ class StatePart(Message, frozen=True):
     part: int
     num_parts: int
     digest: int
+    machine: str = ""
     pid: int = 0
     addresses: tuple[int, ...] = ()

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from paceline.base.processes import this_machine
 from paceline.protocol.holding.group.member import MemberState
 from paceline.runtime.holding.replicas import copying
 from paceline.runtime.holding.replicas.copying import Copier
@@ -49,7 +50,7 @@ class Joiner:
         self.state.copying = order
         self.copier.follow(order)
 
-    def told(self, peer: nn.Module, *, pid: int = 0, part: int = 0) -> None:
+    def told(self, peer: nn.Module, *, pid: int = 0, part: int = 0, machine: str = "") -> None:
         """The peer answers; its memory is that of this process."""
         photograph = Replica([peer], [], []).photograph()
         frame, digest = (b"", 0) if part == STILL else photograph.part(part)
@@ -60,6 +61,7 @@ class Joiner:
             part=part,
             num_parts=photograph.num_parts,
             digest=digest,
+            machine=machine or this_machine(),
             pid=pid or os.getpid(),
             addresses=photograph.addresses if part == 0 else (),
         )
@@ -170,6 +172,16 @@ def test_what_was_overwritten_meanwhile_is_read_again(joiner: Joiner) -> None:
     joiner.told(first, part=STILL)
     assert joiner.load()
     assert joiner.holds(first)
+
+
+def test_a_process_of_that_number_on_another_machine_is_not_read(joiner: Joiner) -> None:
+    peer = nn.Linear(3, 2)
+    joiner.follow(ORDER)
+    joiner.told(peer, machine="another")
+    assert not joiner.go_on()
+    joiner.told(peer, part=1)
+    assert joiner.load()
+    assert joiner.holds(peer)
 
 
 def test_what_may_not_be_read_comes_in_parts(joiner: Joiner) -> None:

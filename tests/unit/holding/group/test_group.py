@@ -81,7 +81,7 @@ class Job:
         self.done: list[int] = []
         self.held: set[int] = set()
         """Who gets no message."""
-        self.guests: set[int] = set()
+        self.distant: set[int] = set()
         """Who is on another machine."""
         self.copying: dict[int, CatchUp] | None = None
         """Copies on their way, where they take time."""
@@ -131,8 +131,8 @@ class Job:
 
     def say(self, message: GroupUp) -> None:
         node = f"worker-{message.inc}"
-        guest = message.inc in self.guests
-        said = self.holder.member_said(message, node=node, expected=self.expected, guest=guest)
+        distant = message.inc in self.distant
+        said = self.holder.member_said(message, node=node, expected=self.expected, distant=distant)
         self.run(said)
 
     def run(self, instructions: list[Instruction]) -> None:
@@ -709,35 +709,35 @@ def test_of_several_that_leave_one_copies_and_the_next_if_it_dies() -> None:
     assert asked([*leaves(job, 3), *job.master.take_cut()]) == [(3, 2)]
 
 
-def test_a_guest_copies_no_cut_and_begins_with_none() -> None:
+def test_a_member_of_another_machine_copies_and_begins_where_no_nearer_one_is() -> None:
     job = Job(1)
-    job.guests = {2, 3}
+    job.distant = {1, 3}
     job.join()
     job.worker(2)
     job.join(2)
     job.step(1, last=True)
     job.resend()
     assert job.group == [1, 2]
-    job.lose(1)
-    # It holds the model, but what it writes nobody could read.
-    assert job.group == [2]
-    assert job.members[2].running is not None
-    assert job.master.take_cut() == []
+    assert asked(job.master.take_cut()) == [(2, 1)], "that copy does not cross the network"
     job.lose(2)
+    assert job.group == [1]
+    job.resend()
+    assert [inc for inc, _ in asked(job.master.take_cut())] == [1]
+    job.lose(1)
     job.worker(3)
     job.join(3)
     job.resend()
-    assert job.members[3].step == NO_STEP, "somebody has to come who can read a cut"
-    job.worker(4)
-    job.join(4)
-    job.resend()
-    assert job.group == [3, 4]
+    assert job.group == [3]
+    assert job.members[3].running is not None, "it needs nobody who is nearer"
+
+
+def test_the_nearest_member_reads_the_cut_that_all_begin_with() -> None:
+    job = Job(2)
+    job.distant = {1}
+    job.join()
     assert {member.step for member in job.members.values()} == {0}
-    (begun,) = [one for inc, one in job.told if isinstance(one, Copy) and inc == 3]
-    assert begun.order.source.inc == 4
-    (asked,) = job.master.take_cut()
-    assert isinstance(asked, Send)
-    assert asked.inc == 4
+    (begun,) = [one for inc, one in job.told if isinstance(one, Copy) and inc == 1]
+    assert begun.order.source.inc == 2
 
 
 def test_members_that_hold_shards_each_begin_with_their_own() -> None:

@@ -136,7 +136,7 @@ class Group:
     # ------------------------------------------------------------------ who is there
 
     def join(
-        self, message: JoinGroup, node: str, *, expected: int, guest: bool = False
+        self, message: JoinGroup, node: str, *, expected: int, distant: bool = False
     ) -> list[Instruction]:
         """A worker wants to train.
 
@@ -144,14 +144,14 @@ class Group:
             message: its word.
             node: where it lives.
             expected: workers without which a first group, or a sharded one, waits (see `form`).
-            guest: see `Member`.
+            distant: see `Member`.
         """
         inc = message.inc
         self.awaited = expected
         if self.replica and message.replica != self.replica:
             return [self._refuse(message, node)]
         self.replica = message.replica
-        self.ready[inc] = Member(inc, node, message.address, guest)
+        self.ready[inc] = Member(inc, node, message.address, distant)
         if self.knows(inc):
             # It waits, so it misses whoever is gone.
             return self._ask([inc]) or (self.form() if self.running and self.lost else [])
@@ -197,7 +197,7 @@ class Group:
         hurt = bool(self.lost or self.broken)
         fresh = any(not self.knows(member.inc) for member in wanted)
         # Who comes while a group forms is in the next one: its forming is soon over.
-        waits = self.number and not self.running and not self.is_at_a_loss
+        waits = self.number and not self.running
         if not hurt and (waits or not fresh):
             return []
         formed = self._record(GroupFormed(self.number + 1, wanted, self.replica))
@@ -261,7 +261,8 @@ class Group:
         holder = self._holder()
         if holder:
             return self.stopped[holder]
-        return next((self._beginner(one.inc) for one in self.members if not one.guest), None)
+        # It reads a cut, which all others copy from its memory.
+        return self._beginner(min(self.members, key=lambda one: one.distant).inc)
 
     def _holder(self) -> int:
         """The first member that holds the newest step; 0: nobody holds any."""
@@ -327,7 +328,7 @@ class Group:
         held = [said for inc, said in self.stopped.items() if inc not in joiners]
         steps = {said.step for said in held}
         if steps == {NO_STEP}:
-            return self.form() if self.is_at_a_loss else []  # else `restore` follows
+            return []  # `restore` follows
         if len(steps) > 1:
             return self._ask(everybody)
         (step,) = steps
@@ -347,18 +348,13 @@ class Group:
     def needs_restore(self) -> bool:
         """Whether nobody holds state: an epoch has to begin, from a cut if there is one."""
         restored = self.running or self.restored_for == self.number
-        return self._is_empty and not restored and not self.is_at_a_loss
+        return self._is_empty and not restored
 
     @property
     def _is_empty(self) -> bool:
         """Whether all members have said that they hold no state."""
         said = [self.stopped[one.inc].step for one in self.members if one.inc in self.stopped]
         return len(said) == len(self.members) and set(said) == {NO_STEP}
-
-    @property
-    def is_at_a_loss(self) -> bool:
-        """Whether nobody holds state, nor can read a cut: another has to come who can."""
-        return self._is_empty and all(member.guest for member in self.members)
 
     def restore(self, cut: CutValid | None) -> list[Instruction]:
         """Begin an epoch: the first member loads this cut, or none, and all others copy from it.

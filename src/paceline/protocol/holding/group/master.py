@@ -112,7 +112,7 @@ class GroupHolder(Holder):
         return done
 
     def member_said(
-        self, message: GroupUp, *, node: str = "", expected: int = 0, guest: bool = False
+        self, message: GroupUp, *, node: str = "", expected: int = 0, distant: bool = False
     ) -> list[Instruction]:
         """A worker's word about the group.
 
@@ -120,7 +120,7 @@ class GroupHolder(Holder):
             message: what it says.
             node: where it lives.
             expected: workers for which a first group waits.
-            guest: it is on another machine (see `Member`).
+            distant: see `Member`.
         """
         inc = message.inc
         if self.core.is_given_up(inc):
@@ -130,7 +130,7 @@ class GroupHolder(Holder):
         match message:
             case JoinGroup():
                 self.core.prepared.add(inc)
-                joined = self.group.join(message, node, expected=expected, guest=guest)
+                joined = self.group.join(message, node, expected=expected, distant=distant)
                 return self._in_group(joined)
             case Stopped():
                 return self._in_group(self.group.stopped_said(message))
@@ -246,14 +246,15 @@ class GroupHolder(Holder):
     def copiers(self) -> tuple[int, ...]:
         """One member is enough, as long as it is there: all hold the same. Sharded: all of them.
 
-        Not a guest: what it writes is on another machine.
+        One near the master, if there is one: the copies of others cross the network.
         """
         group = self.group
         if group.sharded:
             whole = group.running and not group.lost
             return tuple(one.inc for one in group.members) if whole else ()
         lost = group.lost
-        living = [one.inc for one in group.members if one.inc not in lost and not one.guest]
+        near = sorted(group.members, key=lambda one: one.distant)
+        living = [one.inc for one in near if one.inc not in lost]
         if self.holder not in living:  # while a group forms it writes on
             self.holder = next((inc for inc in living if inc in self.leaving), 0)
             self.core.cuts.forget()
@@ -296,11 +297,6 @@ class GroupHolder(Holder):
         """Have a feed that is complete in a cut on disk: its workers wait for that."""
         done = any(self.core.ledger.is_complete(feed.feed) for feed in self.not_kept())
         return self.core.take_cut() if done else []
-
-    @property
-    def is_all_kept(self) -> bool:
-        """Whether all that was to be trained so far is in a cut on disk."""
-        return not self.not_kept()
 
     # ------------------------------------------------------------------ loss of messages
 

@@ -118,12 +118,6 @@ class MemberState:
         return self._stop()
 
     @property
-    def is_guest(self) -> bool:
-        """See `Member`; not known while no group runs."""
-        members = self.running.members if self.running is not None else ()
-        return any(one.guest for one in members if one.inc == self.inc)
-
-    @property
     def idle(self) -> bool:
         """Not in a step: nobody waits for what we compute."""
         return not self.in_step

@@ -9,7 +9,8 @@ from functools import partial
 import msgspec
 
 from paceline.base.errors import PermanentError, TransientError
-from paceline.cuts.store import results_of
+from paceline.base.processes import this_machine
+from paceline.cuts.reach import evaluated
 from paceline.protocol.holding.group.member import Connect, Copy, Instruction, Load
 from paceline.protocol.holding.servers.worker import DropWork
 from paceline.protocol.holding.servers.worker import Instruction as LeaseInstruction
@@ -54,7 +55,7 @@ class GroupClient(MemberClient):
         self._loading: CatchUp | None = None
         self._reading: tuple[CatchUp, Future[None]] | None = None
         self._results = Results(
-            self._leases, self._until, lambda epoch_no: results_of(process.job, epoch_no)
+            self._leases, self._until, lambda epoch_no: evaluated(process.job, epoch_no)
         )
         self._in_hand: list[Work] = []
         #: The cut that `load_end` has loaded.
@@ -159,7 +160,9 @@ class GroupClient(MemberClient):
     def _read_aside(self, cut: CutRef) -> "Future[None]":
         """Read a cut into what we hold."""
         assert self._replica is not None
-        return self._aside(partial(self._replica.load_cut, *self.process.cuts.places(cut)))
+        replica, cuts = self._replica, self.process.cuts
+        # Its files may have to be fetched first.
+        return self._aside(lambda: replica.load_cut(*cuts.places(cut)))
 
     def _aside(self, read: Callable[[], None]) -> "Future[None]":
         """Read a state in a thread of its own: with the lock held nobody would hear of us."""
@@ -282,6 +285,7 @@ class GroupClient(MemberClient):
             part=message.part,
             num_parts=photograph.num_parts,
             digest=digest,
+            machine=this_machine(),
             pid=os.getpid(),
             addresses=() if message.part else photograph.addresses,
         )

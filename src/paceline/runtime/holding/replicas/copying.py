@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from paceline.base.processes import find_job_process
+from paceline.base.processes import find_job_process, this_machine
 from paceline.protocol.holding.group.member import MemberState
 from paceline.runtime.holding.replicas.direct import read_memory
 from paceline.runtime.process import Process
@@ -97,7 +97,8 @@ class Copier:
             arriving.unconfirmed = False
             return
         kept = arriving.take(message.part, message.num_parts, frame, message.digest)
-        found = find_job_process(message.pid, self._job_path) if message.addresses else None
+        near = message.machine == this_machine() and message.addresses
+        found = find_job_process(message.pid, self._job_path) if near else None
         if kept and found is not None and found.node == order.source.node:
             arriving.readable = message.pid, message.addresses
         self._ask_parts()

@@ -14,7 +14,7 @@ from functools import partial
 
 from paceline.base.errors import ConfigError
 from paceline.base.samples import SampleSet, Span, num_samples
-from paceline.cuts.store import results_of
+from paceline.cuts.reach import evaluated
 from paceline.protocol.holding.servers.agreeing import in_words
 from paceline.protocol.holding.servers.worker import (
     DropWork,
@@ -127,7 +127,7 @@ class ServerTrainer:
         self._loaded_step = 0
         self._exports = Exports(self.state, self._until, self._send)
         self._results = Results(
-            self.state, self._until, lambda epoch_no: results_of(process.job, epoch_no)
+            self.state, self._until, lambda epoch_no: evaluated(process.job, epoch_no)
         )
         self._asker = CutAsker(process.inc)
         self._growth: dict[int, Growth] = {}

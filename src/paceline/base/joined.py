@@ -13,19 +13,20 @@ _STARTS_S = 60.0
 """A directory that is younger may be of a node whose agent is about to start."""
 
 
-def guest_directory(job_id: str, node: str) -> Path:
+def joined_directory(job_id: str, node: str) -> Path:
     """Where a node of a job keeps its files here."""
     return home() / "joined" / f"{job_id}.{node}"
 
 
-def remove_guest(job: JobDir) -> None:
+def remove_joined(job: JobDir) -> None:
     """Do what the supervisor does for a job of this machine; the logs stay."""
     shutil.rmtree(job.run_dir, ignore_errors=True)
+    shutil.rmtree(job.cuts, ignore_errors=True)
     remove_job(job.job_id)
     job.secret_file.unlink(missing_ok=True)
 
 
-def lost_guests() -> Iterator[JobDir]:
+def lost_nodes() -> Iterator[JobDir]:
     """Nodes of this home whose agent was killed before it could remove what it had made."""
     for path in (home() / "joined").glob("*.*"):
         job = JobDir(path)

@@ -1,0 +1,50 @@
+"""Nodes that joined a job elsewhere, and whose agent was killed."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from paceline.base.jobdir import JobDir
+from paceline.base.joined import joined_directory, lost_nodes
+from paceline.jobs.leftovers import clear_leftovers
+
+
+@pytest.fixture
+def joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobDir:
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+    job = JobDir(joined_directory(f"train-{os.getpid()}", "worker-1"))
+    job.logs.mkdir(parents=True)
+    job.secret_file.write_text("secret")
+    job.make_run_dir()
+    return job
+
+
+def made_before(job: JobDir, age_s: float) -> None:
+    then_s = time.time() - age_s
+    os.utime(job.secret_file, (then_s, then_s))
+
+
+def test_the_next_command_removes_what_a_killed_one_has_left(joined: JobDir) -> None:
+    made_before(joined, 100.0)
+    clear_leftovers()
+    assert not joined.run_dir.exists()
+    assert not joined.secret_file.exists()
+    assert joined.logs.exists()
+    assert not list(lost_nodes())
+
+
+@pytest.mark.parametrize(("age_s", "processes"), [(1.0, []), (100.0, ["its agent"])])
+def test_one_that_starts_or_lives_is_left_alone(
+    joined: JobDir, monkeypatch: pytest.MonkeyPatch, age_s: float, processes: list[str]
+) -> None:
+    monkeypatch.setattr("paceline.base.joined.find_job_processes", lambda _: processes)
+    made_before(joined, age_s)
+    clear_leftovers()
+    assert joined.run_dir.exists()
+    assert joined.secret_file.exists()
+    made_before(joined, 100.0)
+    monkeypatch.setattr("paceline.base.joined.find_job_processes", lambda _: [])
+    clear_leftovers()
+    assert not joined.run_dir.exists()
