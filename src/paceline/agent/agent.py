@@ -14,6 +14,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterable
+from typing import assert_never
 
 import msgspec
 
@@ -198,6 +199,8 @@ class Agent:
                     keep_servers(self._job, servers)
                 case Quit():
                     self._quit.set()
+                case _:
+                    assert_never(act)
 
     async def _end_hung(self) -> None:
         running = self._state.running

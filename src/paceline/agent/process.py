@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from typing import assert_never
 
 from paceline.agent.facts import end_last_line, read_log_tail
 from paceline.agent.torchrun import torchrun_environment
@@ -215,6 +216,8 @@ class ProcessHost:
                 self._on_forked(inc, pid)
             case Died(inc=inc, status=status):
                 self._finish(inc, os.waitstatus_to_exitcode(status))
+            case _:
+                assert_never(message)
 
     def _on_zygote_end(self) -> None:
         assert self._zygote is not None

@@ -145,6 +145,8 @@ class Watcher:
                 case ProcessExitedEvent(traceback=text) if text and text not in self._shown:
                     self._shown.add(text)
                     yield text
+                case _:
+                    pass  # no other event has a traceback
 
     def _status(self) -> JobStatus | None:
         try:

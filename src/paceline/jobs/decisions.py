@@ -5,6 +5,7 @@ Numbers are those of the log, which the master has measured; what is estimated i
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import assert_never
 
 import msgspec
 
@@ -94,8 +95,10 @@ def stories(lines: Sequence[AnyLine]) -> list[Story]:
                 for index, action in enumerate(line.actions):
                     seen = seen_of(asked, action, line.observation)
                     told.append(_story(name, seen, line, index, action, after))
+            case Refused() | TookEffect() | Measured() | Helped():
+                pass  # parts of the story of their decision
             case _:
-                pass
+                assert_never(line)
     return told
 
 
@@ -117,8 +120,10 @@ class _After:
                     self.measured[line.no, line.index] = line
                 case Helped():
                     self.helped[line.no, line.index] = line
+                case Begun() | Decided() | Failed():
+                    pass  # nothing that becomes of an action
                 case _:
-                    pass
+                    assert_never(line)
 
 
 def _installed(begun: Begun) -> Solution:
@@ -169,6 +174,8 @@ def name_of(action: AnyAction) -> str:
             return f"ADJUST_LR of {counted(len(factors), 'worker')}"
         case Profile(sizes=sizes):
             return f"PROFILE of {counted(len(sizes), 'worker')}"
+        case _:
+            assert_never(action)
 
 
 def _lacking(partial: Partial) -> str:

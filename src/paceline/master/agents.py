@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterable
+from typing import assert_never
 
 from paceline.base.disk import append_if_possible
 from paceline.base.jobdir import JobDir
@@ -145,6 +146,8 @@ class Agents:
                 self._keep_stacks(message)
                 committed = bool(self._training.state.ledger.done)
                 self._act(self._members.process_exited(message, now_s, any_committed=committed))
+            case _:
+                assert_never(message)
 
     def _keep_stacks(self, message: ProcessExited) -> None:
         """Where people find what a process did that hung."""

@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable, Iterable
 from numbers import Integral, Real
 from pathlib import Path
-from typing import get_args
+from typing import assert_never, get_args
 
 import msgspec
 
@@ -160,6 +160,8 @@ class Deciding:
                     self._carry_out(instruction)
                 case Write(line=line):
                     self._write(line)
+                case _:
+                    assert_never(instruction)
         self._helped.flush()
         self._log.flush()
         if self._log.num_bytes > LOG_BYTES:

@@ -1,6 +1,7 @@
 """What people ask a running job, and order of it: each call and its answer."""
 
 from collections.abc import Callable, Iterable
+from typing import assert_never
 
 import msgspec
 
@@ -104,6 +105,8 @@ class Replies:
                 node_name, acts = self._orders.join(host, self._own_time())
                 self._act(acts)
                 return Joined(node=node_name)
+            case _:
+                assert_never(call)
         return Done()
 
     def alive(self, name: str) -> Node:

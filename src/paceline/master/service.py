@@ -11,6 +11,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Coroutine, Iterable
+from typing import assert_never
 
 import msgspec
 
@@ -413,11 +414,14 @@ class Master:
                     self._leaving.ending.wanted_cut = None  # asked for in vain, if it was
             case StopAsked(number=number):
                 self._leaving.stop(number, at_once=self._leaving.ending is not None)
-            case Answered() if self.deciding is not None:
-                self.deciding.answered(fact, self._clock())
+            case Answered():
+                if self.deciding is not None:
+                    self.deciding.answered(fact, self._clock())
             case AgentEnded(end=end):
                 now_s = self._own_time()
                 self._act(self.members.agent_ended(end.node, end.agent_pid, end.reason, now_s))
+            case _:
+                assert_never(fact)
 
     def _act(self, acts: Iterable[Act]) -> None:
         """Carry out what the membership says."""
@@ -448,6 +452,8 @@ class Master:
                     outbox.to_agent(node, StopProcess(inc=inc, grace_s=grace_s, hung=hung))
                 case Retire(node=node):
                     outbox.retire(node)
+                case _:
+                    assert_never(act)
 
     def _tell(self, event: Event) -> None:
         self._outbox.tell(event)

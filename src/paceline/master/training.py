@@ -8,7 +8,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import NamedTuple, assert_never
 
 import msgspec
 
@@ -347,6 +347,8 @@ class Training:
                     self.outbox.tell(FeedCompleteEvent(feed=feed))
                 case Fail(reason=reason):
                     self.fail(reason)
+                case _:
+                    assert_never(instruction)
 
     def _before_record(self, record: Records) -> None:
         self.edge.before_record(record)

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import assert_never
 
 import msgspec
 
@@ -98,6 +99,8 @@ class Uploader:
                     self.num_failed += 1
                     if self.num_failed == 1:
                         yield news
+                case _:
+                    assert_never(news)
 
     # ------------------------------------------------------------------ the thread
 
@@ -170,6 +173,8 @@ class Uploads:
                 self._tell(CutUploadedEvent(cut_no=cut_no))
                 if error:
                     self._tell(UploadTroubleEvent(cut_no=cut_no, error=error, copied=True))
+            case _:
+                assert_never(news)
 
     async def finish(self, flush: Callable[[], None], hurried: Callable[[], bool]) -> None:
         """The job has ended: its last cut is to be there, too, but not at any price.

@@ -11,6 +11,8 @@ restarted master applies the journal to a fresh machine. Everything else is memo
 models the master's death as exactly that: the records, applied again.
 """
 
+from typing import assert_never
+
 import msgspec
 
 from paceline.base.errors import InternalError
@@ -156,6 +158,8 @@ class MasterState:
             case GaveBack():
                 self.ledger.give_back(record.inc, record.spans)
                 self.gave_back[record.inc] = record.r
+            case _:
+                assert_never(record)
 
     def go_back(self, committed: tuple[Span, ...]) -> None:
         """Begin an epoch: this is in the model, and nothing is leased."""

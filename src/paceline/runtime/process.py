@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType, TracebackType
+from typing import assert_never
 
 import msgspec
 
@@ -375,6 +376,8 @@ def _run(spec: JobSpec) -> None:
             main_module.run_module(spec.script)
         case "program":
             os.execv(spec.script, sys.argv)
+        case _:
+            assert_never(spec.run_as)
 
 
 def exit_code(leaving: SystemExit) -> int:

@@ -5,11 +5,21 @@ where it does not, it is another version of it, or it remembers something.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import assert_never
 
 import msgspec
 
 from paceline.policy.straggler.actions import AnyAction
-from paceline.policy.straggler.decision_log import AnyLine, Begun, Decided
+from paceline.policy.straggler.decision_log import (
+    AnyLine,
+    Begun,
+    Decided,
+    Failed,
+    Helped,
+    Measured,
+    Refused,
+    TookEffect,
+)
 from paceline.policy.straggler.solution import Solution
 
 
@@ -38,7 +48,10 @@ def replay(lines: Iterable[AnyLine], choose: Callable[[Begun], Solution]) -> Ite
         match line:
             case Begun():
                 asked = choose(line)
-            case Decided() if asked is not None:
-                yield Replayed(decided=line, actions=tuple(asked.decide(line.observation)))
+            case Decided():
+                if asked is not None:
+                    yield Replayed(decided=line, actions=tuple(asked.decide(line.observation)))
+            case Failed() | Refused() | TookEffect() | Measured() | Helped():
+                pass  # what followed a decision is no part of it
             case _:
-                pass
+                assert_never(line)

@@ -5,6 +5,7 @@ still be told. The clock is an argument; `paceline.agent.agent` carries the acts
 """
 
 import signal
+from typing import assert_never
 
 import msgspec
 
@@ -138,6 +139,8 @@ class NodeState:
                 return self.leave(LEAVE_GRACE_S, now_s)
             case FileServers():
                 return [KnowServers(message)]
+            case _:
+                assert_never(message)
 
     def _start(self, start: StartProcess, now_s: float) -> list[Act]:
         newest = self._next.inc if self._next else self.life.up.inc if self.life else 0

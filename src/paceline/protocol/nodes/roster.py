@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterator
+from typing import assert_never
 
 from paceline.protocol.nodes.node import (
     JobEnded,
@@ -87,6 +88,8 @@ class Roster:
                 self._apply_round(record)
             case JobEnded():
                 self._apply_end()
+            case _:
+                assert_never(record)
 
     def _apply_drop(self, record: NodeDropped) -> None:
         if record.node in self.nodes:

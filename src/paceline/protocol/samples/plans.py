@@ -12,6 +12,7 @@ Differs: no primary agent and no local barrier.
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from math import inf
+from typing import assert_never
 
 import msgspec
 from msgspec.structs import replace
@@ -201,6 +202,8 @@ class Plans:
                 plan = replace(plan, lacking_of=self._following(nodes) if left_out or late else 0)
             case AdjustRate(factors=factors, by_staleness=by_staleness):
                 plan = replace(plan, factors=dict(factors), by_staleness=by_staleness)
+            case _:
+                assert_never(action)
         if not plan.backup:
             return plan
         left_out, of = self._share_of(plan, nodes), self._following(nodes)
@@ -229,8 +232,10 @@ class Plans:
                     )
                 if not 0 <= count < len(nodes):
                     raise ConfigError(f"cannot do without {count} of {len(nodes)} workers")
+            case Partial():
+                pass  # a step may lack any number of samples
             case _:
-                pass
+                assert_never(action)
 
     def _global_batch(self, nodes: Sequence[str]) -> int:
         """Samples of a step that all these do; 0: nothing is trained on."""

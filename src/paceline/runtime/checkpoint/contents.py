@@ -133,6 +133,8 @@ def _tensors(value: Any) -> Iterator[Held]:
         case list() | tuple():
             for one in value:
                 yield from _tensors(one)
+        case _:
+            pass  # numbers and names, which have no size worth a row
 
 
 # ---------------------------------------------------------------------------- servers

@@ -70,4 +70,4 @@ class Door:
                 if answer is not None:
                     self._data.send(peer, answer[0], [answer[1]])
             case _:
-                pass
+                pass  # a message between workers and servers: no member sends it

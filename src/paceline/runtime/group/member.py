@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import NoReturn
+from typing import NoReturn, assert_never
 
 from paceline.base.processes import peak_memory_bytes, reset_peak_memory
 from paceline.base.samples import SampleSet, Span
@@ -495,6 +495,8 @@ class MemberClient:
                 self._do(self.state.run_group(message))
             case Divide():
                 self._do(self.state.divide(message))
+            case _:
+                assert_never(message)
 
     def _catch_up(self, order: CatchUp) -> None:
         self._do(self.state.catch_up(order))
@@ -574,6 +576,8 @@ class MemberClient:
                 case Connect(run):
                     self._keeper.set_members(run.members)
                     self._exchange.leave(partial(self._meet_all, run))
+                case _:
+                    assert_never(instruction)
 
     def _meet_all(self, run: RunGroup) -> None:
         """Be connected to these peers and no others."""

@@ -220,6 +220,8 @@ def _states(kind: str, hyper: Hyper, *, sparse: bool) -> tuple[State, ...]:
             row_step = (State("row_step", per_row=True, dtype="int32"),) if sparse else ()
             return (State("exp_avg"), State("exp_avg_sq"), *row_step)
         case _:
+            if kind != FROZEN:
+                raise InternalError(f"no optimizer of servers is called {kind!r}")
             return ()
 
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import assert_never
 
 import numpy as np
 
@@ -330,6 +331,8 @@ class Server:
                     self._copy(copied)
                 case Load() | MakeRoom() | SendBuckets() | Remapped():
                     self._change_share(instruction)
+                case _:
+                    assert_never(instruction)
 
     def _copy(self, copied: Copied) -> None:
         """Have the share copied as it is now, beside the updates that follow."""
@@ -351,6 +354,8 @@ class Server:
                 self._apply(keys, factor)
             case AnswerPull(pull):
                 self._answer(pull)
+            case _:
+                assert_never(instruction)
 
     def _change_share(self, instruction: Load | MakeRoom | SendBuckets | Remapped) -> None:
         match instruction:
@@ -364,6 +369,8 @@ class Server:
                 self.sender = Sender(self.process, self.store, to, piece)
             case Remapped(server_map):
                 self._remap(server_map)
+            case _:
+                assert_never(instruction)
 
     def _reply(self, inc: int, message: Data) -> None:
         if inc in self.route:
@@ -549,7 +556,8 @@ def _sender_of(message: Data) -> int:
     match message:
         case Order(leader=inc) | Piece(server=inc):
             return inc
-    return getattr(message, "inc", 0)
+        case _:
+            return getattr(message, "inc", 0)
 
 
 def _count(committed: SampleSet, feed: int) -> int:

@@ -1,6 +1,6 @@
 """Events of what nodes can do, and of what is decided by it."""
 
-from typing import Literal
+from typing import Literal, assert_never
 
 from paceline.wire.events.base import Event, ReasonedEvent
 from paceline.wire.messages.checks import NodeSpeed
@@ -70,6 +70,8 @@ class SlowNodeEvent(Event, frozen=True):
                 return f"memory {self.value / 1e9:.3g} GB/s"
             case "links":
                 return f"its links carry at most {self.value / 1e9:.3g} GB/s"
+            case _:
+                assert_never(self.what)
 
 
 class SlowLinkEvent(Event, frozen=True):
@@ -94,6 +96,8 @@ class SlowLinkEvent(Event, frozen=True):
             case "round trip":
                 rtt = f"round trip {self.value * 1e3:.1f} ms"
                 return f"{rtt}, {self.ratio:.1f} times the median"
+            case _:
+                assert_never(self.what)
 
 
 class PlanEvent(Event, frozen=True):

@@ -1,7 +1,7 @@
 """Events of the job as a whole: its supervisor, its master, its disks, its size, its end."""
 
 from signal import Signals
-from typing import Literal
+from typing import Literal, assert_never
 
 from paceline.wire.events.base import Event, ReasonedEvent
 
@@ -130,6 +130,8 @@ class DiskRefusesEvent(Event, frozen=True):
             case "cuts":
                 goes_on = f"training goes on without cuts for {self.for_s:.0f} s at most"
                 return f"{self.error}; {goes_on}: {CUTS_WAIT}"
+            case _:
+                assert_never(self.waits)
 
 
 class DiskHealsEvent(Event, frozen=True):
@@ -151,6 +153,8 @@ class DiskHealsEvent(Event, frozen=True):
                 return f"no longer: {self.error}; the job goes on"
             case "cuts":
                 return f"cut {self.cut_no} is stored"
+            case _:
+                assert_never(self.waited)
 
 
 class ScaledEvent(Event, frozen=True):

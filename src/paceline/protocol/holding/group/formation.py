@@ -15,6 +15,7 @@ Durable state is changed by records only, as in `MasterState`.
 """
 
 from collections.abc import Iterable, Sequence
+from typing import assert_never
 
 from paceline.base.samples import Span
 from paceline.protocol.acts import Fail, Instruction, Journal, Refused, Send
@@ -119,6 +120,8 @@ class Group:
                 self.first = self.first or record.group
                 self.divided = {member.inc: record.division.no for member in self.members}
                 self.untold = {member.inc for member in self.members}
+            case _:
+                assert_never(record)
 
     def _record(self, record: Records) -> Journal:
         self.apply(record)

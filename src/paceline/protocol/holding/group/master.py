@@ -5,7 +5,7 @@ over when a cut on disk holds all of it. Samples to train on are not leased, the
 slice by themselves; those to evaluate are.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, assert_never
 
 import msgspec
 
@@ -138,6 +138,8 @@ class GroupHolder(Holder):
                 return self._in_group(self.group.broken_said(message))
             case Progress():
                 return self._progress(message)
+            case _:
+                assert_never(message)
 
     def _progress(self, message: Progress) -> list[Instruction]:
         """What all members hold is in the model; DONE grows."""

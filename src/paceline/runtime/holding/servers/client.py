@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import assert_never
 
 from paceline.base.errors import ConfigError
 from paceline.base.samples import SampleSet, Span, num_samples
@@ -590,6 +591,8 @@ class ServerTrainer:
                     self._withdraw()
                 case Leave():
                     raise Fenced
+                case _:
+                    assert_never(instruction)
 
     def _send(self, server: int, message: Data) -> None:
         """Leave it to be sent, with the tensors that belong to it."""
