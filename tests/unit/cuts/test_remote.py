@@ -23,6 +23,8 @@ from paceline.master.job_clock import MasterStarted
 from paceline.master.journal import encode
 from paceline.master.uploads import Failed, Upload, Uploaded, Uploader, Uploads
 from paceline.protocol.nodes.node import JobEnded
+from paceline.wire.events.base import Event
+from paceline.wire.events.state import CutUploadedEvent, NotUploadedEvent, UploadFailedEvent
 from paceline.wire.messages.base import CutRef
 from paceline.wire.schema import ModelSchema
 from paceline.wire.spec import JobSpec
@@ -289,7 +291,7 @@ def test_old_cuts_that_cannot_be_removed_hold_up_no_new_one(tmp_path: Path) -> N
     made.begin(Upload(2, make_cut(tmp_path, 2, b"new"), PACKED))
     (done,) = heard(made, Uploaded)
     assert isinstance(done, Uploaded)
-    assert "older cuts stay" in done.trouble
+    assert "cut off" in done.trouble
     assert made.remote.numbers() == [2, 1]
 
 
@@ -306,14 +308,12 @@ class Trained:
         return self.cut
 
 
-def ended(folder: Path, *, hurried: bool = False) -> list[tuple[str, str]]:
+def ended(folder: Path, *, hurried: bool = False) -> list[Event]:
     """What is told from the first look at a job's last cut to the job's end."""
-    told: list[tuple[str, str]] = []
+    told: list[Event] = []
     trained: Any = Trained(folder)
     uploader = Uploader(RemoteCuts("interrupted://bucket"), keep=1)
-    made = Uploads(
-        uploader, trained, lambda _: HANDOVER, lambda event, reason: told.append((event, reason))
-    )
+    made = Uploads(uploader, trained, lambda _: HANDOVER, told.append)
     asyncio.run(made.finish(lambda: None, lambda: hurried))
     assert trained.uploading == uploader.busy, "what is being copied stays on disk, and no other"
     return told
@@ -329,12 +329,12 @@ def test_a_job_s_last_cut_is_waited_for_but_not_for_ever(
     folder = make_cut(tmp_path, 5, b"data")
     Interrupted.bytes_left = 0
     failed, lost = ended(folder)
-    assert failed[0] == "upload_failed"
-    assert "cut off" in failed[1]
-    assert lost == ("not_uploaded", "cut 5")
-    assert ended(folder, hurried=True)[-1] == ("not_uploaded", "cut 5")
+    assert isinstance(failed, UploadFailedEvent)
+    assert "cut off" in failed.reason
+    assert lost == NotUploadedEvent(cut_no=5)
+    assert ended(folder, hurried=True)[-1] == NotUploadedEvent(cut_no=5)
     Interrupted.bytes_left = float("inf")
-    assert ended(folder)[-1] == ("cut_uploaded", "cut 5")
+    assert ended(folder)[-1] == CutUploadedEvent(cut_no=5)
     assert RemoteCuts("interrupted://bucket").handover(5) == HANDOVER
 
 
