@@ -43,7 +43,7 @@ def take_node(job: JobDir, node: str) -> int:
             kill_quietly(found.pid)
         if time.monotonic() > deadline_s:
             raise TransientError(f"{path} is still held by process {holder}, which was killed")
-        time.sleep(0.02)
+        time.sleep(0.02)  # noqa: TID251
     os.ftruncate(descriptor, 0)
     os.write(descriptor, str(os.getpid()).encode())
     return descriptor

@@ -179,7 +179,7 @@ class Agent:
 
     # ------------------------------------------------------------------ acts
 
-    def _do(self, acts: Iterable[Act]) -> None:
+    def _do(self, acts: Iterable[Act]) -> None:  # noqa: C901
         for act in acts:
             match act:
                 case Run(start=start):

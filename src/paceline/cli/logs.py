@@ -94,7 +94,7 @@ def show_logs(job: JobDir, wanted: Wanted) -> None:
         sys.stdout.flush()
         if not goes_on:
             return
-        time.sleep(FOLLOW_S)
+        time.sleep(FOLLOW_S)  # noqa: TID251
 
 
 def _printed(node: str, line: str, wanted: Wanted) -> str:

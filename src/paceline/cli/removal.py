@@ -52,7 +52,7 @@ def is_living(job: JobDir) -> bool:
     while _lives_now(job):
         if time.monotonic() >= deadline_s:
             return True
-        time.sleep(CLEANER_POLL_S)
+        time.sleep(CLEANER_POLL_S)  # noqa: TID251
     return False
 
 

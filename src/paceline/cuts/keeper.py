@@ -118,7 +118,7 @@ class CutKeeper:
                 if not attempt:
                     _log.warning("%s; tried again for %.0f s", why, self._patience_s)
                 self._refused(copied, why)
-                time.sleep(RETRY_S)
+                time.sleep(RETRY_S)  # noqa: TID251
             else:
                 break
         return time.thread_time() - start_s

@@ -189,7 +189,7 @@ class FileServer:
 
     # ------------------------------------------------------------------ writing
 
-    def _take(self, peer: bytes, give: GiveFile, frames: list[memoryview]) -> FileTaken:
+    def _take(self, peer: bytes, give: GiveFile, frames: list[memoryview]) -> FileTaken:  # noqa: C901
         key = peer, give.number, give.name
         why = self._refusal(give, frames)
         if why:

@@ -275,7 +275,7 @@ def _how_exited(end: ProcessExitedEvent) -> str:
 # --------------------------------------------------------------------------- incidents
 
 
-def find_incidents(
+def find_incidents(  # noqa: C901
     events: Sequence[Event], points: Sequence[Point], mode: str
 ) -> Iterator[Incident]:
     """Everything that a healthy job does not have, in order; ``mode``: see `JobSpec`."""

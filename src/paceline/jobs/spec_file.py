@@ -289,7 +289,7 @@ def _check_deterministic(draft: _Draft) -> None:
         draft.complain("blocks", str(blocks), expected, f"write blocks: {workers}")
 
 
-def _check_strategy(draft: _Draft) -> None:
+def _check_strategy(draft: _Draft) -> None:  # noqa: C901
     """What the strategy's row leaves open."""
     workers, traits = draft.get("workers.count"), _traits(draft)
     if not traits.trains:

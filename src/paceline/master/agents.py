@@ -47,7 +47,7 @@ class Agents:
         changed: notes that the job as a whole must be looked at.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         job: JobDir,
         backend: Backend,

@@ -31,7 +31,7 @@ class Leaving:
         changed: notes that the job as a whole must be looked at.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         spec: JobSpec,
         training: Training,

@@ -49,7 +49,7 @@ class Replies:
         status: the job as it is now.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         job: JobDir,
         spec: JobSpec,

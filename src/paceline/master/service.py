@@ -423,7 +423,7 @@ class Master:
             case _:
                 assert_never(fact)
 
-    def _act(self, acts: Iterable[Act]) -> None:
+    def _act(self, acts: Iterable[Act]) -> None:  # noqa: C901
         """Carry out what the membership says."""
         outbox = self._outbox
         for act in acts:

@@ -175,7 +175,7 @@ class Training:
 
     # ------------------------------------------------------------------ messages
 
-    def handle(self, node: str, message: NodeUp, now_s: float) -> None:
+    def handle(self, node: str, message: NodeUp, now_s: float) -> None:  # noqa: C901
         """A message of a live process of ``node``."""
         if self.edge.handle(node, message, now_s):
             return

@@ -43,7 +43,7 @@ class Embedding(nn.Module):
         ConfigError: a value is out of range.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         name: str,
         dim: int,

@@ -228,7 +228,7 @@ class Job:
         self._modules, self._optimizers = modules, optimizers
         return objects[0] if len(objects) == 1 else objects
 
-    def batches(
+    def batches(  # noqa: PLR0913
         self,
         dataset: Any,
         batch_size: int | None = None,

@@ -23,7 +23,7 @@ def take_job(job: JobDir) -> int | None:
     while (descriptor := try_lock(job.supervisor_lock)) is None:
         if time.monotonic() > deadline_s:
             return None
-        time.sleep(0.02)
+        time.sleep(0.02)  # noqa: TID251
     return descriptor
 
 

@@ -108,7 +108,7 @@ class StepLedgerWriter:
         self._words[_INC : _COUNT + 1] = array("d", header)
         fresh.rename(path)
 
-    def write(
+    def write(  # noqa: PLR0913
         self,
         *,
         step: int,

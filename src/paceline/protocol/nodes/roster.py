@@ -48,7 +48,7 @@ class Roster:
 
     # ------------------------------------------------------------------ records
 
-    def apply(self, record: MemberRecords) -> None:
+    def apply(self, record: MemberRecords) -> None:  # noqa: C901
         """The only way durable state changes."""
         match record:
             case NodeStarted():

@@ -50,7 +50,7 @@ class Loop:
     ``whole_steps``: none goes on without who is late.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         client: MemberClient,
         reducer: Reducer,

@@ -15,7 +15,7 @@ has left (`Reducer.take`); gradients leave with the last one.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from time import monotonic, sleep
+from time import monotonic, sleep  # noqa: TID251
 
 import torch
 from torch import Tensor, nn

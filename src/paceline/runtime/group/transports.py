@@ -206,7 +206,7 @@ class Nccl(Transport):
         """See `Transport.pause`; torch's ``wait`` would have the device wait, not us."""
         deadline_s = time.monotonic() + limit_s
         while not work.is_completed() and time.monotonic() < deadline_s:
-            time.sleep(POLL_S)
+            time.sleep(POLL_S)  # noqa: TID251
 
     def result(self, work: Any) -> None:
         """See `Transport.result`; torch's ``wait`` would abort what has failed, and wait for it."""
@@ -225,7 +225,7 @@ class Nccl(Transport):
         with suppress(RuntimeError):
             torch_group.abort()
         while not all(work.is_completed() for work in self._works):
-            time.sleep(POLL_S)
+            time.sleep(POLL_S)  # noqa: TID251
         self._works.clear()
 
 
@@ -249,7 +249,7 @@ def keep_to_network(spec: JobSpec, variable: str, exactly: str = "") -> None:
 
 def _bury(torch_groups: list[Any]) -> None:
     """Let go of what may wait for ever for an operation that was forgotten."""
-    time.sleep(BURIED_S)
+    time.sleep(BURIED_S)  # noqa: TID251
     torch_groups.clear()
 
 

@@ -171,7 +171,7 @@ class Server:
 
     # ------------------------------------------------------------------ events
 
-    def _serve(self, peer: bytes, message: Data, frames: Sequence[memoryview]) -> None:
+    def _serve(self, peer: bytes, message: Data, frames: Sequence[memoryview]) -> None:  # noqa: C901
         start_s, aside_s = time.perf_counter(), self.aside_s
         inc = _sender_of(message)
         if not self._admits(peer, inc, message, frames):
@@ -263,7 +263,7 @@ class Server:
                 _log.warning("a server has no use for %s", type(message).__name__)
         self._let_go()
 
-    def _tick(self, now_s: float) -> None:
+    def _tick(self, now_s: float) -> None:  # noqa: C901
         if self.grace.is_over(self.state.step + 1, self.state.grace_s, now_s):
             self._do(self.state.grace_over())
         resend = now_s >= self.resend_at_s
@@ -309,7 +309,7 @@ class Server:
 
     # ------------------------------------------------------------------ instructions
 
-    def _do(self, instructions: Sequence[Instruction]) -> None:
+    def _do(self, instructions: Sequence[Instruction]) -> None:  # noqa: C901
         for instruction in instructions:
             match instruction:
                 case Reply(inc, message):

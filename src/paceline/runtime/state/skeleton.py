@@ -50,7 +50,7 @@ def read_layout(data: bytes) -> Layout:
         raise PermanentError(f"a state cannot be read: {error}") from error
 
 
-def put_together(skeleton: Skeleton, tensors: Sequence[Any]) -> Any:
+def put_together(skeleton: Skeleton, tensors: Sequence[Any]) -> Any:  # noqa: C901
     """The state again, on these tensors, or on what stands for them.
 
     Raises:

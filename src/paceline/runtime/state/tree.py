@@ -36,7 +36,7 @@ def take_apart(value: Any, name: str = "state") -> tuple[Skeleton, list[Tensor]]
     return _take_apart(value, name, tensors), tensors
 
 
-def _take_apart(value: Any, name: str, tensors: list[Tensor]) -> Skeleton:
+def _take_apart(value: Any, name: str, tensors: list[Tensor]) -> Skeleton:  # noqa: C901
     match value:
         case Tensor():
             tensors.append(_movable(value, name))

@@ -541,7 +541,7 @@ class ServerTrainer:
         for seq in [seq for seq in self._contributions if seq not in self.state.offers]:
             del self._contributions[seq]
 
-    def from_master(self, message: NodeDown) -> None:
+    def from_master(self, message: NodeDown) -> None:  # noqa: C901
         """See `Owner.from_master`."""
         match message:
             case Grant():
@@ -570,7 +570,7 @@ class ServerTrainer:
             case _:
                 _log.warning("a worker has no use for %s", type(message).__name__)
 
-    def _do(self, instructions: Iterable[Instruction]) -> None:
+    def _do(self, instructions: Iterable[Instruction]) -> None:  # noqa: C901
         for instruction in instructions:
             match instruction:
                 case ToMaster(message):
