@@ -13,8 +13,11 @@ from paceline.base.errors import ConfigError
 from paceline.cuts.manifest import CutManifest, write_manifest
 from paceline.runtime.checkpoint import cutfile
 from paceline.runtime.group.strategy import check_movable
+from paceline.runtime.holding.servers.in_process import Alone
+from paceline.runtime.holding.servers.strategy import OnServers
 from paceline.runtime.state.replica import Arriving, Replica
 from paceline.wire.schema import ModelSchema
+from paceline.wire.spec import JobSpec
 from tests.parity.kinds import (
     DTYPES,
     Kind,
@@ -300,3 +303,8 @@ def test_what_cannot_be_kept_is_refused_by_name(make: Callable[[], torch.Tensor]
 def test_lazy_parameters_are_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"weight cannot be kept.*lazy"):
         check_movable([nn.LazyLinear(3)])
+    model = nn.LazyLinear(3)
+    optimizer = torch.optim.SGD(nn.Linear(3, 3).parameters(), lr=0.1)
+    on_servers = OnServers(Alone(JobSpec(script="train.py")))
+    with pytest.raises(ConfigError, match=r"weight cannot be kept.*lazy"):
+        on_servers.prepare([model], [optimizer], [])

@@ -66,6 +66,23 @@ class Portion(NamedTuple):
         return (self.high - self.low) / self.whole
 
 
+LEAST = 2
+"""Samples of a batch that BatchNorm can normalise."""
+
+
+def merged(edges: Sequence[int], least: int) -> list[int]:
+    """Return the edges without runs of fewer than so many, which the next or last run takes."""
+    if edges[-1] < least:
+        return list(edges)
+    found = [edges[0]]
+    for edge in edges[1:-1]:
+        found.append(edge if edge - found[-1] >= least else found[-1])
+    if edges[-1] - found[-1] < least:
+        last = found[-1]
+        found = [edges[-1] if edge == last and edge > 0 else edge for edge in found]
+    return [*found, edges[-1]]
+
+
 class Intervals:
     """A set of integers as sorted, disjoint, non-touching intervals of one line.
 

@@ -109,7 +109,7 @@ class Journal:
             for seq, data in db.execute("SELECT seq, record FROM log ORDER BY seq"):
                 try:
                     yield decode(data)
-                except msgspec.MsgspecError as error:
+                except (msgspec.MsgspecError, TypeError) as error:  # a torn page may hold nothing
                     why = f"record {seq} is damaged or of another version of paceline ({error})"
                     raise self._unusable(why) from error
 

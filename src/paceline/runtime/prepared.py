@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from paceline.base.errors import ConfigError
@@ -38,3 +39,20 @@ def check_parameters(
             f"job.prepare: {what} trains a parameter of shape {tuple(foreign[0].shape)} that is in "
             "no model given to job.prepare; pass all models and their optimizers in one call"
         )
+
+
+def refuse_empty(modules: Sequence[nn.Module]) -> None:
+    """Raise ConfigError for a parameter or buffer without values, by its name."""
+    for module in modules:
+        for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+            if why := why_empty(tensor):
+                raise ConfigError(f"job.prepare: {name} cannot be kept or copied: it is {why}")
+
+
+def why_empty(tensor: Tensor) -> str | None:
+    """Why a tensor has no values, and the remedy; None: it has some."""
+    if is_lazy(tensor):
+        return "a lazy tensor without a shape; run the model on one batch before job.prepare"
+    if tensor.is_meta:
+        return "on the meta device, without values; give it some before job.prepare"
+    return None

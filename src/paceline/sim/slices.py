@@ -57,11 +57,11 @@ class Members:
         self._edges: dict[tuple[int, int], Ints] = {}
         """By plan and size: most slices are alike."""
 
-    def cut(self, plan: Plan, spans: Sequence[Span]) -> Parts:
-        """These samples by this plan."""
+    def cut(self, plan: Plan, spans: Sequence[Span], batch_size: int | None = None) -> Parts:
+        """Divide these samples by this plan; ``batch_size``: of a whole slice."""
         key = plan.no, sum(map(len, spans))
         if key not in self._edges:
-            sizes = part_sizes(plan, self._nodes, key[1])
+            sizes = part_sizes(plan, self._nodes, key[1], batch_size)
             high = np.cumsum(sizes)
             self._edges[key] = edges = np.zeros((2, self._num_workers), dtype=np.int64)
             edges[:, self.rows] = high - sizes, high
@@ -110,7 +110,8 @@ class Slices:
         more = [(self._feed.slice_no(n),) for n in range(first + len(self._ahead), last + 1)]
         in_order = self._feed.is_in_order(whole)
         wholes = more if in_order else [whole, *more]
-        dealt = [members.cut(self._plans.at(self._plans.place(one)), one) for one in wholes]
+        size, plans = self._feed.batch_size, self._plans
+        dealt = [members.cut(plans.at(plans.place(one)), one, size) for one in wholes]
         # All of it is to do: nobody has had any of these slices, or all have given them back.
         for row in members.rows:
             self.give(row, [span for parts in dealt for span in parts.of(row)])

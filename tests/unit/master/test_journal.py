@@ -125,12 +125,17 @@ def test_a_file_that_is_no_journal_is_refused(tmp_path: Path) -> None:
         Journal(tmp_path / "j")
 
 
-def test_a_damaged_record_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("torn", ["x'00'", "NULL"])
+def test_a_damaged_record_is_named(torn: str, tmp_path: Path) -> None:
     journal = Journal(tmp_path / "j")
     journal.append(ONE_OF_EACH)
     journal.close()
     with sqlite3.connect(tmp_path / "j") as db:
-        db.execute("UPDATE log SET record = x'00' WHERE seq = 2")
+        db.execute("CREATE TABLE torn (seq INTEGER PRIMARY KEY, record BLOB)")
+        db.execute("INSERT INTO torn SELECT seq, record FROM log")
+        db.execute(f"UPDATE torn SET record = {torn} WHERE seq = 2")
+        db.execute("DROP TABLE log")
+        db.execute("ALTER TABLE torn RENAME TO log")
     db.close()
     journal = Journal(tmp_path / "j")
     with pytest.raises(PermanentError, match="record 2 is damaged"):

@@ -735,3 +735,22 @@ def test_a_synchronous_mean_takes_no_factors(job: Job) -> None:
 def test_factors_are_above_0(factor: float) -> None:
     with pytest.raises(ConfigError, match="above 0"):
         Job("asp").state.carry_out(AdjustRate(factors={"worker-0": factor}), 2)
+
+
+@pytest.mark.parametrize("size", range(1, 25))
+@pytest.mark.parametrize("parts", [(1, 1), (1, 1, 1), (3, 5, 8)])
+def test_nobody_has_a_single_sample_of_a_smaller_slice(parts: tuple[int, ...], size: int) -> None:
+    """BatchNorm can normalise no batch of one, and a whole batch of 24 has more for everybody."""
+    nodes = [f"worker-{rank}" for rank in range(len(parts))]
+    plan = Plan(shares={node: Share(3 * part) for node, part in zip(nodes, parts, strict=True)})
+    sizes = part_sizes(plan, nodes, size, 24)
+    assert sum(sizes) == size
+    assert 1 not in sizes or size == 1
+    whole = part_sizes(plan, nodes, 24, 24)
+    assert min(whole) > 1
+    if min(part_sizes(plan, nodes, size)) > 1:
+        assert sizes == part_sizes(plan, nodes, size), "else as the plan says"
+
+
+def test_where_a_whole_batch_has_one_for_each_so_have_smaller_slices() -> None:
+    assert part_sizes(Plan(), ["worker-0", "worker-1"], 2, 3) == [1, 1]

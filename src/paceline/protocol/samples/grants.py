@@ -6,11 +6,11 @@ Pure, and part of `MasterState`, which grants it and records the grant.
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
-from paceline.base.samples import Portion, Span, between
+from paceline.base.samples import Span, between, num_samples
 from paceline.protocol.records import Place
 from paceline.protocol.samples.grant_size import Sizing
 from paceline.protocol.samples.ledger import Ledger, Part
-from paceline.protocol.samples.plans import Plans, fixed_parts, portion_of
+from paceline.protocol.samples.plans import Plans, fixed_parts, part_edges, portion_of
 from paceline.wire.messages.feeds import Batching, Slice
 from paceline.wire.messages.node import LeaseRequest
 
@@ -92,12 +92,14 @@ class Deal:
 
     def _parts(self, num_steps: int) -> Iterator[Part]:
         """The next slices, as far as a grant may reach now, and this worker's part of each."""
-        portions: dict[int, Portion] = {}
+        edges: dict[tuple[int, int], list[int]] = {}
+        nodes, index = self._me
         for place, whole in self._next_slices(num_steps):
-            plan = self._plans.at(place)
-            if plan.no not in portions:
-                portions[plan.no] = portion_of(plan, *self._me)
-            part = portions[plan.no].of(whole)
+            plan, size = self._plans.at(place), num_samples(whole)
+            key = plan.no, size
+            if key not in edges:
+                edges[key] = part_edges(plan, nodes, size, self._feed.batch_size)
+            part = between(whole, edges[key][index], edges[key][index + 1])
             yield whole, list(self._in_blocks(part)) if self._feed.blocks else part
 
     def _edge(self, position: int) -> int:

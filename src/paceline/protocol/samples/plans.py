@@ -18,7 +18,7 @@ import msgspec
 from msgspec.structs import replace
 
 from paceline.base.errors import ConfigError
-from paceline.base.samples import Portion, Span
+from paceline.base.samples import LEAST, Portion, Span, merged
 from paceline.policy.straggler.actions import (
     AdjustBatch,
     AdjustRate,
@@ -41,10 +41,26 @@ def portion_of(plan: Plan, members: Sequence[str], index: int) -> Portion:
     return Portion(low, low + sizes[index], sum(sizes))
 
 
-def part_sizes(plan: Plan, members: Sequence[str], size: int) -> list[int]:
-    """Samples that each member computes of a slice of this size."""
+def part_edges(plan: Plan, members: Sequence[str], size: int, batch_size: int) -> list[int]:
+    """Where the parts of all members begin in a slice of this size, and its end.
+
+    Where a whole slice has at least two samples for each member, none has a single one of a smaller
+    slice: fewer members compute it.
+    """
     edges = list(accumulate(plan.sizes_of(members), initial=0))
-    return [Portion(low, high, edges[-1]).size(size) for low, high in pairwise(edges)]
+    found, whole = ([each * edge // edges[-1] for edge in edges] for each in (size, batch_size))
+    shares = [high - low for low, high in pairwise(edges)]
+    parts = [high - low for low, high in pairwise(whole)]
+    enough = all(part >= LEAST for part, share in zip(parts, shares, strict=True) if share)
+    return merged(found, LEAST) if enough else found
+
+
+def part_sizes(
+    plan: Plan, members: Sequence[str], size: int, batch_size: int | None = None
+) -> list[int]:
+    """Samples that each member computes of a slice of this size; ``batch_size``: of a whole one."""
+    edges = part_edges(plan, members, size, size if batch_size is None else batch_size)
+    return [high - low for low, high in pairwise(edges)]
 
 
 def fixed_parts(plan: Plan, members: Sequence[str], index: int, feed: Feed) -> Iterator[Part]:

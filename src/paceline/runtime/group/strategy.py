@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
+from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.swa_utils import AveragedModel
 
@@ -15,6 +14,7 @@ from paceline.runtime.data.growth import Growth
 from paceline.runtime.embedding import Embedding
 from paceline.runtime.group.loop import Loop
 from paceline.runtime.group.member import MemberClient
+from paceline.runtime.prepared import why_empty
 from paceline.runtime.process import Process
 from paceline.runtime.state.tree import why_unmovable
 from paceline.runtime.stepping import Stepping
@@ -160,14 +160,6 @@ def check_movable(modules: Sequence[nn.Module]) -> None:
                 if buffer is not None and name not in owner._non_persistent_buffers_set:
                     saved[f"{path}.{name}".lstrip(".")] = buffer
         for name, tensor in saved.items():
-            why = _why_empty(tensor) or why_unmovable(tensor)
+            why = why_empty(tensor) or why_unmovable(tensor)
             if why is not None:
                 raise ConfigError(f"job.prepare: {name} cannot be kept or copied: it is {why}")
-
-
-def _why_empty(tensor: Tensor) -> str | None:
-    if is_lazy(tensor):
-        return "a lazy tensor without a shape; run the model on one batch before job.prepare"
-    if tensor.is_meta:
-        return "on the meta device, without values; give it some before job.prepare"
-    return None

@@ -31,6 +31,7 @@ from paceline.wire.messages.group import (
     Divide,
     Division,
     GroupUp,
+    JoinGroup,
     Part,
     Progress,
     RunGroup,
@@ -984,3 +985,13 @@ def test_shares_of_a_batch_that_follows_the_workers_may_be_those_of_another_numb
     job.run(job.master.carry_out(AdjustBatch(shares=shares), 0))
 
     assert job.master.plans.newest.shares == shares
+
+
+def test_who_computes_what_does_not_follow_who_started_first() -> None:
+    holder = GroupHolder()
+    state = MasterState(holder, mode="bsp", samples="exactly-once")
+    for inc, node in ((1, "worker-1"), (2, "worker-10"), (3, "worker-0")):
+        state.worker_up(inc, node)
+        message = JoinGroup(inc=inc, address="", replica="a model")
+        holder.member_said(message, node=node, expected=3)
+    assert [one.node for one in holder.group.members] == ["worker-0", "worker-1", "worker-10"]

@@ -4,12 +4,9 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
-from paceline.base.samples import Span, between, num_samples
+from paceline.base.samples import LEAST, Span, between, merged, num_samples
 from paceline.wire.messages.feeds import Slice
 from paceline.wire.messages.group import Division
-
-LEAST = 2
-"""Samples of a batch that BatchNorm can normalise."""
 
 
 class Sharing(NamedTuple):
@@ -45,7 +42,7 @@ class Sharing(NamedTuple):
         units, total = self.num_units(whole), sum(sizes)
         edges = [units * edge // total for edge in accumulate(sizes, initial=0)]
         if self._least(sum(map(bool, sizes))) == LEAST:
-            edges = _merged(edges, LEAST)
+            edges = merged(edges, LEAST)
         return [range(low, high) for low, high in pairwise(edges)]
 
     def _least(self, num_sharing: int) -> int:
@@ -70,16 +67,3 @@ class Sharing(NamedTuple):
         count = min(accumulation, len(run) if few else max(len(run) // LEAST, 1)) if run else 0
         edges = [run.start + len(run) * k // count for k in range(count + 1)] if run else []
         return [tuple(between(whole, low, high)) for low, high in pairwise(edges)]
-
-
-def _merged(edges: Sequence[int], least: int) -> list[int]:
-    """The same edges, without runs of fewer than so many: the next one has these, or the last."""
-    if edges[-1] < least:
-        return list(edges)
-    found = [edges[0]]
-    for edge in edges[1:-1]:
-        found.append(edge if edge - found[-1] >= least else found[-1])
-    if edges[-1] - found[-1] < least:
-        last = found[-1]
-        found = [edges[-1] if edge == last and edge > 0 else edge for edge in found]
-    return [*found, edges[-1]]

@@ -188,11 +188,11 @@ class Group:
         Args:
             expected: where nobody has trained yet, wait for so many.
         """
-        wanted = tuple(self.ready[inc] for inc in sorted(self.ready))
+        # By node, not by arrival: who computes which samples is the same whoever starts first.
+        wanted = tuple(sorted(self.ready.values(), key=lambda one: (len(one.node), one.node)))
         least = self.min_members if self.number else max(self.min_members, expected)
         if self.sharded:
             least = self.awaited
-            wanted = tuple(sorted(wanted, key=lambda one: (len(one.node), one.node)))
             if any(self.knows(member.inc) for member in wanted):
                 return []  # a former life, which is about to end
         if len(wanted) < max(1, least):

@@ -25,6 +25,7 @@ from paceline.runtime.holding.servers.optimizer import replace_step
 from paceline.runtime.holding.servers.port import Ids, Trainer
 from paceline.runtime.holding.servers.schedule import Schedule
 from paceline.runtime.holding.servers.state_dict import Gatherer
+from paceline.runtime.prepared import refuse_empty
 from paceline.runtime.server.rules import INSTEAD
 from paceline.runtime.state.script_state import ScriptState
 from paceline.runtime.stepping import OUTSIDE
@@ -76,6 +77,7 @@ class OnServers:
                 "job.prepare got a GradScaler, which parameter servers cannot follow: it looks at "
                 f"gradients that no worker sees; take bfloat16, which needs no scaler. {INSTEAD}"
             )
+        refuse_empty(modules)
         model = Model(list(modules), list(optimizers), self.spec.seed)
         self._schedule = Schedule(optimizers, schedulers, self._count, self.script_state)
         self.trainer.prepare(model.schema, model.initial)
