@@ -19,13 +19,13 @@ import numpy as np
 from paceline.base.errors import PacelineError
 from paceline.sim.scenarios import Scenario
 from paceline.studies.stragglers.experiments import simulate
-from paceline.studies.stragglers.presets import Scale, paper_job
+from paceline.studies.stragglers.presets import ScaleFactors, paper_job
 from paceline.studies.stragglers.real import Ran, run_real
 from paceline.studies.stragglers.results import Method
 from paceline.studies.stragglers.scaled import Size, shrunk
 
-SIZE = Size(workers=6, servers=2, scale=Scale(time=0.1, steps=0.06))
-QUICK = Size(workers=2, servers=1, scale=Scale(time=0.1, steps=0.006))
+SIZE = Size(workers=6, servers=2, scale=ScaleFactors(time=0.1, steps=0.06))
+QUICK = Size(workers=2, servers=1, scale=ScaleFactors(time=0.1, steps=0.006))
 NOTHING = 1e-6
 """Of a step may be missing: not one sample."""
 

@@ -10,7 +10,7 @@ from paceline.sim.patterns import Persistent
 from paceline.sim.scenarios import Recovery, Scenario
 from paceline.studies.stragglers.beside import markdown_beside
 from paceline.studies.stragglers.emulations import Emulations, emulate
-from paceline.studies.stragglers.experiments import Experiment, Planned
+from paceline.studies.stragglers.experiments import Experiment, PlannedRun
 from paceline.studies.stragglers.methods import BSP
 from paceline.studies.stragglers.real import run_real
 from paceline.studies.stragglers.results import Run
@@ -94,7 +94,7 @@ def test_a_run_stands_beside_the_simulated_one() -> None:
         clock="emulated", preset="small", version="", commit="", command="", started=""
     )
     experiment = Experiment(draw=lambda seed: SMALL, methods=(BSP,))
-    emulate(results, [Planned(experiment, BSP, 0)], told.append)
+    emulate(results, [PlannedRun(experiment, BSP, 0)], told.append)
     (beside,) = results.beside
     assert told[0].outcome == beside.real.outcome == results.runs[0].outcome
     assert beside.simulated.outcome.steps == STEPS

@@ -50,7 +50,7 @@ Number = Annotated[
 ]
 
 
-class Format(StrEnum):
+class ExportFormat(StrEnum):
     """Of an exported file."""
 
     SAFETENSORS = "safetensors"
@@ -58,9 +58,9 @@ class Format(StrEnum):
 
 
 _FORMATS = {
-    ".safetensors": Format.SAFETENSORS,
-    ".pt": Format.TORCH,
-    ".pth": Format.TORCH,
+    ".safetensors": ExportFormat.SAFETENSORS,
+    ".pt": ExportFormat.TORCH,
+    ".pth": ExportFormat.TORCH,
 }
 
 
@@ -271,7 +271,7 @@ def export_command(
     ],
     number: Number = None,
     file_format: Annotated[
-        Format | None,
+        ExportFormat | None,
         typer.Option("--format", help="Default: by OUT's suffix.", show_default=False),
     ] = None,
     optimizer: Annotated[
@@ -303,7 +303,7 @@ def export_command(
     print(f" of {found.where} ({size(done['num_bytes'])})")
 
 
-def _format_of(out: Path) -> Format:
+def _format_of(out: Path) -> ExportFormat:
     if out.suffix not in _FORMATS:
         raise ConfigError(
             f"export: {out.name} ends in none of {', '.join(_FORMATS)}; name the file so, or give "
@@ -312,8 +312,8 @@ def _format_of(out: Path) -> Format:
     return _FORMATS[out.suffix]
 
 
-def _check_target(out: Path, kind: Format, *, optimizer: bool, force: bool) -> None:
-    if optimizer and kind is not Format.TORCH:
+def _check_target(out: Path, kind: ExportFormat, *, optimizer: bool, force: bool) -> None:
+    if optimizer and kind is not ExportFormat.TORCH:
         raise ConfigError(
             f"--optimizer: got format {kind.value}, which holds tensors only; write a .pt file, or "
             "give --format torch"

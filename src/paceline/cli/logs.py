@@ -25,7 +25,7 @@ CUT_OFF = ".1.log"
 """Ends the name of what is kept of a log that became too long."""
 
 
-class Wanted(Struct, frozen=True, kw_only=True):
+class LogFilter(Struct, frozen=True, kw_only=True):
     """Which lines, and how they are printed."""
 
     node: str | None = None
@@ -38,7 +38,7 @@ class Wanted(Struct, frozen=True, kw_only=True):
     follow: bool = False
 
 
-class Line(Struct, frozen=True):
+class LogLine(Struct, frozen=True):
     """One line as JSON."""
 
     node: str
@@ -69,7 +69,7 @@ def parse_ago_s(text: str) -> float | None:
     return parse_duration_s(text) if text and text[-1].isalpha() else None
 
 
-def show_logs(job: JobDir, wanted: Wanted) -> None:
+def show_logs(job: JobDir, wanted: LogFilter) -> None:
     """Print logs, and go on while the job runs if asked to.
 
     Raises:
@@ -97,13 +97,13 @@ def show_logs(job: JobDir, wanted: Wanted) -> None:
         time.sleep(FOLLOW_S)  # noqa: TID251
 
 
-def _printed(node: str, line: str, wanted: Wanted) -> str:
+def _printed(node: str, line: str, wanted: LogFilter) -> str:
     if wanted.as_json:
-        return msgspec.json.encode(Line(node, line)).decode()
+        return msgspec.json.encode(LogLine(node, line)).decode()
     return line if wanted.node else f"{node} | {line}"
 
 
-def _show_cut_off(log: Path, wanted: Wanted) -> None:
+def _show_cut_off(log: Path, wanted: LogFilter) -> None:
     """What is kept of the part of a log that was cut off, as far as it is wanted."""
     path = log.with_suffix(CUT_OFF)
     if not path.exists() or (wanted.since_s or 0.0) > path.stat().st_mtime:
@@ -122,7 +122,7 @@ def _logs(job: JobDir) -> list[Path]:
     return sorted(found, key=lambda path: (not path.stem.startswith("worker"), path.stem))
 
 
-def _start(log: Path, wanted: Wanted) -> int:
+def _start(log: Path, wanted: LogFilter) -> int:
     """The byte from which on a log is wanted."""
     since = 0
     if wanted.since_s is not None:

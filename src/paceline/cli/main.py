@@ -319,10 +319,10 @@ def logs(
 ) -> None:
     """Print what a job's processes have printed."""
     from paceline.base.jobdir import JobDir
-    from paceline.cli.logs import Wanted, parse_since, show_logs
+    from paceline.cli.logs import LogFilter, parse_since, show_logs
 
     since_s = None if since is None else parse_since(since, time.time())
-    wanted = Wanted(node=node, tail=tail, since_s=since_s, as_json=as_json, follow=follow)
+    wanted = LogFilter(node=node, tail=tail, since_s=since_s, as_json=as_json, follow=follow)
     show_logs(JobDir.find(job), wanted)
 
 

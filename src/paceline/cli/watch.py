@@ -197,7 +197,7 @@ class Interrupts:
             os.read(self._reader, 1)
 
 
-class Orders:
+class SignalOrders:
     """Turns the first signal into an orderly stop and the second into one at once.
 
     A master that is just being restarted is asked again at the next look.
@@ -255,7 +255,7 @@ def follow(
         How it ended; None: it was left running, or all its processes died.
     """
     watcher = Watcher(job, from_now=from_now, shown=set() if shown is None else shown)
-    orders = Orders(job, views[0])
+    orders = SignalOrders(job, views[0])
     with interrupts:
         while True:
             look = watcher.look()

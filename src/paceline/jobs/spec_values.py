@@ -46,7 +46,7 @@ class Wrong(Exception):
         self.got, self.expected = got, expected
 
 
-class Leaf(msgspec.Struct, frozen=True, kw_only=True):
+class SpecField(msgspec.Struct, frozen=True, kw_only=True):
     """One value a user may set: a field of ``JobSpec`` or of a section of it."""
 
     key: str
@@ -146,7 +146,7 @@ def _bounds(kind: inspect.Type) -> str:
     return f" from {kind.ge} to {most}" if most is not None else f" of at least {kind.ge}"
 
 
-def _leaf(key: str, field: msgspec.structs.FieldInfo) -> Leaf:
+def _leaf(key: str, field: msgspec.structs.FieldInfo) -> SpecField:
     info, notes = inspect.type_info(field.type), {}
     optional = isinstance(info, inspect.UnionType)  # value or None
     if isinstance(info, inspect.UnionType):
@@ -155,7 +155,7 @@ def _leaf(key: str, field: msgspec.structs.FieldInfo) -> Leaf:
         notes, info = info.extra_json_schema or {}, info.type
     examples = notes.get("examples")
     read, expected = _reader(field.name, info)
-    return Leaf(
+    return SpecField(
         key=key,
         type=field.type,
         default=field.default,
@@ -167,7 +167,7 @@ def _leaf(key: str, field: msgspec.structs.FieldInfo) -> Leaf:
     )
 
 
-def _leaves(struct: type[msgspec.Struct], prefix: str = "") -> Iterator[Leaf]:
+def _leaves(struct: type[msgspec.Struct], prefix: str = "") -> Iterator[SpecField]:
     for field in msgspec.structs.fields(struct):
         key = prefix + field.encode_name
         if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
@@ -176,10 +176,10 @@ def _leaves(struct: type[msgspec.Struct], prefix: str = "") -> Iterator[Leaf]:
             yield _leaf(key, field)
 
 
-def find_leaf(key: str) -> Leaf | None:
+def find_leaf(key: str) -> SpecField | None:
     """Look up a dotted key; every name in a free section is one."""
     if key.partition(".")[0] in FREE_SECTIONS and "." in key:
-        return Leaf(key=key, type=str, default=None, read=str, expected="text", example='"1"')
+        return SpecField(key=key, type=str, default=None, read=str, expected="text", example='"1"')
     return LEAVES.get(key)
 
 
@@ -221,7 +221,7 @@ def describe(node: Node) -> str:
             return f"{text!r} in quotes" if _is_quoted(node) else repr(text)
 
 
-def read_value(leaf: Leaf, node: Node, folder: Path) -> object:
+def read_value(leaf: SpecField, node: Node, folder: Path) -> object:
     """Read ``node`` as the value of ``leaf``; paths are relative to ``folder``.
 
     Raises:

@@ -58,10 +58,12 @@ def stragglers(
     sleeps, so that many workers fit on few cores.
     """
     from paceline.studies.stragglers.command import check_outputs
-    from paceline.studies.stragglers.presets import Scale
+    from paceline.studies.stragglers.presets import ScaleFactors
     from paceline.studies.stragglers.scaled import Size, preset_of, presets
 
-    size = Size(workers=workers, servers=servers, scale=Scale(time=time_scale, steps=step_scale))
+    size = Size(
+        workers=workers, servers=servers, scale=ScaleFactors(time=time_scale, steps=step_scale)
+    )
     if list_:
         for each in presets(size).values():
             print(f"{each.name:10} {each.about}")
@@ -76,12 +78,12 @@ def _run(preset: "Preset", seeds: range, labels: frozenset[str], json: Path | No
     """Run all; the file has the runs so far whenever one is over."""
     from paceline.studies.stragglers.command import circumstances
     from paceline.studies.stragglers.emulations import Emulations, emulate
-    from paceline.studies.stragglers.progress import Watch
+    from paceline.studies.stragglers.progress import ProgressLine
     from paceline.studies.stragglers.results import encode
 
     planned = preset.runs(seeds, labels)
     results = Emulations(clock="emulated", **circumstances(preset))
-    with Watch(len(planned)) as watch:
+    with ProgressLine(len(planned)) as watch:
 
         def ran(run: "Run") -> None:
             watch.ran(run)

@@ -11,7 +11,7 @@ from paceline.base.errors import ConfigError
 from paceline.base.files import write_file
 
 if TYPE_CHECKING:
-    from paceline.studies.stragglers.experiments import Planned, Preset
+    from paceline.studies.stragglers.experiments import PlannedRun, Preset
     from paceline.studies.stragglers.results import CallCosts, Results
 
 Modes = Annotated[
@@ -185,19 +185,19 @@ def _begin(
 
 def _run(
     results: "Results",
-    planned: "Sequence[Planned]",
+    planned: "Sequence[PlannedRun]",
     first_seed: int,
     processes: int,
     json: Path | None,
 ) -> None:
     """Run what the results lack; a row that is there is written at once."""
     from paceline.studies.stragglers.experiments import run_all
-    from paceline.studies.stragglers.progress import Watch
+    from paceline.studies.stragglers.progress import ProgressLine
     from paceline.studies.stragglers.results import encode
 
     done = {(run.scenario, run.mode, run.seed, run.method) for run in results.runs}
     lacking = [one for one in planned if (*_job(one), one.method.label) not in done]
-    with Watch(len(lacking)) as watch:
+    with ProgressLine(len(lacking)) as watch:
         for one, scenario, run in run_all(lacking, first_seed, processes):
             results.methods[one.method.label] = one.method
             results.scenarios.setdefault(scenario.name, scenario)
@@ -207,7 +207,7 @@ def _run(
                 write_file(json, encode(results))
 
 
-def _job(planned: "Planned") -> tuple[str, str, int]:
+def _job(planned: "PlannedRun") -> tuple[str, str, int]:
     scenario = planned.experiment.draw(planned.seed)
     return scenario.name, scenario.mode, planned.seed
 

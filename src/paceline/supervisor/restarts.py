@@ -12,8 +12,8 @@ SAME_DELAYS_S = (0.0, 1.0, 5.0, 15.0)
 waited for, since only what changes by itself within these could help."""
 
 
-class Restarts:
-    """Counts deaths in a row."""
+class Backoff:
+    """How long to wait after each of several deaths in a row."""
 
     def __init__(self) -> None:
         self.num_deaths = 0

@@ -24,7 +24,7 @@ from paceline.base.processes import (
     start_detached,
 )
 from paceline.jobs.outcome import END_OF_SIGNAL, ENDS, End, Outcome, code_of, write_outcome
-from paceline.supervisor.restarts import Restarts
+from paceline.supervisor.restarts import Backoff
 from paceline.supervisor.signals import Signals
 from paceline.wire import last_words
 from paceline.wire.events.base import Event
@@ -54,7 +54,7 @@ class Supervisor:
         """``master``: the module that is run as the master."""
         self._job = job
         self._module = master
-        self._restarts = Restarts()
+        self._restarts = Backoff()
         self._master: subprocess.Popen[bytes] | None = None
         #: The end of the pipe by which it says what it dies of.
         self._words = -1

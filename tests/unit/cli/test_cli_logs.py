@@ -11,7 +11,7 @@ from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
 from paceline.base.log_times import LogTimes, start_since, times_of
 from paceline.cli import logs
-from paceline.cli.logs import Wanted, find_last, parse_ago_s, parse_since, show_logs
+from paceline.cli.logs import LogFilter, find_last, parse_ago_s, parse_since, show_logs
 from paceline.jobs.history import Tail
 
 
@@ -23,7 +23,7 @@ def job(tmp_path: Path) -> JobDir:
 
 
 def printed(job: JobDir, capsys: pytest.CaptureFixture[str], **wanted: object) -> list[str]:
-    show_logs(job, Wanted(**wanted))  # type: ignore[arg-type]
+    show_logs(job, LogFilter(**wanted))  # type: ignore[arg-type]
     return capsys.readouterr().out.splitlines()
 
 

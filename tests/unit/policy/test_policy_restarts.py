@@ -19,7 +19,7 @@ from paceline.policy.straggler.observation import (
 )
 from paceline.policy.straggler.restarts import (
     Candidate,
-    Rule,
+    RestartRule,
     cures,
     latency_s,
     server_candidates,
@@ -69,7 +69,7 @@ def candidate(
 def restarted(
     *candidates: Candidate, left_s: float = 1e9, limit: int = 10, **changes: object
 ) -> list[str]:
-    found = worth_while(job(**changes), Rule(), list(candidates), left_s, limit)
+    found = worth_while(job(**changes), RestartRule(), list(candidates), left_s, limit)
     return [action.node for action in found]
 
 
@@ -181,7 +181,7 @@ def server(node: str, server_s: float) -> ServerSeen:
 def test_servers_are_held_against_the_usual_one() -> None:
     servers = (server("s0", 0.1), server("s1", 0.1), server("s2", 0.6), ServerSeen(node="s3"))
     seen = job(servers=servers, server_restart=RestartCost(start_s=30.0, stall_s=2.0))
-    (slow,) = server_candidates(seen, Rule(), step_s=2.0)
+    (slow,) = server_candidates(seen, RestartRule(), step_s=2.0)
     assert (slow.node, slow.slowness, slow.gain, slow.cost_s) == (
         "s2",
         pytest.approx(6.0),
@@ -194,8 +194,8 @@ def test_what_a_server_costs_until_its_successor_is_there_is_not_saved() -> None
     servers = (server("s0", 0.1), server("s1", 0.1), server("s2", 0.6))
     for pending_s, replaced in ((0.0, ["s2"]), (3600.0, [])):
         seen = job(servers=servers, server_restart=RestartCost(stall_s=1.0), pending_s=pending_s)
-        slow = server_candidates(seen, Rule(), step_s=2.0)
-        due = worth_while(seen, Rule(), slow, left_s=2000.0, limit=1)
+        slow = server_candidates(seen, RestartRule(), step_s=2.0)
+        due = worth_while(seen, RestartRule(), slow, left_s=2000.0, limit=1)
         assert [action.node for action in due] == replaced
 
 
@@ -205,7 +205,7 @@ def slow_worker(regime: Regime, stolen_s: float = 0.0) -> list[str]:
     slow = WorkerSeen(node="w0", batch_size=1, short=pace, regime=regime)
     found = worker_candidates(
         job(workers=(slow,)),
-        Rule(),
+        RestartRule(),
         slowness=np.array([2.0]),
         gain=np.array([0.5]),
         cost_s=np.array([1.0]),
@@ -244,7 +244,7 @@ def test_a_worker_that_is_slow_no_more_is_let_be(
 
 def test_no_server_is_replaced_while_another_is() -> None:
     servers = (server("s0", 0.1), server("s1", 0.1), server("s2", 0.6))
-    assert server_candidates(job(servers=servers, replacing="s1"), Rule(), step_s=2.0) == []
+    assert server_candidates(job(servers=servers, replacing="s1"), RestartRule(), step_s=2.0) == []
 
 
 def test_a_server_that_differs_by_chance_is_let_be() -> None:
@@ -253,7 +253,7 @@ def test_a_server_that_differs_by_chance_is_let_be() -> None:
         regime = Regime(since_s=0.0, iterations=100, points=points, scatter=scatter)
         slow = ServerSeen(node="s2", regime=regime)
         seen = job(servers=(server("s0", 0.1), server("s1", 0.1), slow))
-        return server_candidates(seen, Rule(), step_s=2.0)
+        return server_candidates(seen, RestartRule(), step_s=2.0)
 
     assert len(noisy(0.5)) == 1
     assert not noisy(1.0)
@@ -262,5 +262,7 @@ def test_a_server_that_differs_by_chance_is_let_be() -> None:
 def test_a_server_stands_still_for_all_of_its_restart_unless_measured_otherwise() -> None:
     servers = (server("s0", 0.1), server("s1", 0.1), server("s2", 0.6))
     restart = RestartCost(pending_s=50.0, start_s=30.0, redo_s=5.0)
-    (slow,) = server_candidates(job(servers=servers, server_restart=restart), Rule(), step_s=2.0)
+    (slow,) = server_candidates(
+        job(servers=servers, server_restart=restart), RestartRule(), step_s=2.0
+    )
     assert slow.cost_s == 35.0

@@ -12,11 +12,11 @@ from paceline.sim.outcome import Outcome
 from paceline.sim.patterns import Persistent
 from paceline.sim.scenarios import Scenario
 from paceline.studies.stragglers.beside import goals_beside, markdown_beside
-from paceline.studies.stragglers.emulation import Emulated, Life, diaries, started_s
+from paceline.studies.stragglers.emulation import Emulated, EmulatedLife, diaries, started_s
 from paceline.studies.stragglers.emulations import Beside, Calibration, Emulations
 from paceline.studies.stragglers.methods import AUTO, ND, lengths_of
 from paceline.studies.stragglers.paper import JCT_S
-from paceline.studies.stragglers.presets import Scale, worker_stragglers
+from paceline.studies.stragglers.presets import ScaleFactors, worker_stragglers
 from paceline.studies.stragglers.results import Run
 from paceline.studies.stragglers.scaled import SAMPLES, Size, preset_of, presets, scaled
 from paceline.studies.stragglers.tables import published
@@ -31,9 +31,9 @@ def begin(directory: Path, *patterns: Persistent, **changes: object) -> Scenario
     return scenario
 
 
-def lives(directory: Path) -> list[Life]:
+def lives(directory: Path) -> list[EmulatedLife]:
     """Of all workers, ready to train."""
-    found = [Life(f"worker-{i}", directory) for i in range(ALL)]
+    found = [EmulatedLife(f"worker-{i}", directory) for i in range(ALL)]
     for life in found:
         life.note(100.0 + life.place.index, 100.0, 0)
     return found
@@ -42,7 +42,7 @@ def lives(directory: Path) -> list[Life]:
 def test_the_job_starts_when_its_last_worker_is_ready(tmp_path: Path) -> None:
     begin(tmp_path)
     assert started_s(tmp_path, ALL) is None
-    first = Life("worker-0", tmp_path)
+    first = EmulatedLife("worker-0", tmp_path)
     assert first.started_s() is None  # and it dies before it is ready
     lives(tmp_path)
     assert started_s(tmp_path, ALL) == 100.0 + ALL - 1 == first.started_s()
@@ -50,18 +50,18 @@ def test_the_job_starts_when_its_last_worker_is_ready(tmp_path: Path) -> None:
 
 def test_nobody_is_disturbed_before_the_start(tmp_path: Path) -> None:
     begin(tmp_path, Persistent(role="server", nodes=(0,), delay_s=2.0))
-    server = Life("server-0", tmp_path)
+    server = EmulatedLife("server-0", tmp_path)
     assert server.delay_s(0) == 0.0
     lives(tmp_path)
     assert server.delay_s(0) == 2.0
-    assert Life("server-1", tmp_path).delay_s(0) == 0.0
+    assert EmulatedLife("server-1", tmp_path).delay_s(0) == 0.0
 
 
 def test_the_next_life_is_in_another_place(tmp_path: Path) -> None:
     begin(tmp_path, Persistent(nodes=(1,), delay_s=2.0))
     _, slow, *_ = lives(tmp_path)
     assert slow.batch_s(100, 0) == pytest.approx(1.0 + 2.0)
-    again = Life("worker-1", tmp_path)
+    again = EmulatedLife("worker-1", tmp_path)
     assert again.place.life == 1
     assert again.batch_s(100, 0) == pytest.approx(1.0)
 
@@ -69,7 +69,7 @@ def test_the_next_life_is_in_another_place(tmp_path: Path) -> None:
 def test_a_fresh_server_under_another_name_is_in_another_place(tmp_path: Path) -> None:
     begin(tmp_path, Persistent(role="server", nodes=(1,), delay_s=2.0))
     lives(tmp_path)
-    assert Life(f"server-{SMALL.servers}", tmp_path).delay_s(0) == 0.0
+    assert EmulatedLife(f"server-{SMALL.servers}", tmp_path).delay_s(0) == 0.0
 
 
 def test_a_slowdown_multiplies_the_computation_and_iterations_are_counted(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_a_slowdown_multiplies_the_computation_and_iterations_are_counted(tmp_pa
 
 def test_a_torn_entry_of_a_diary_is_passed_over(tmp_path: Path) -> None:
     begin(tmp_path)
-    life = Life("worker-0", tmp_path)
+    life = EmulatedLife("worker-0", tmp_path)
     life.note(1.0, 2.0, 7)
     with (tmp_path / "worker-0.0").open("ab") as file:
         file.write(b"\0" * 11)
@@ -90,7 +90,7 @@ def test_a_torn_entry_of_a_diary_is_passed_over(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", sorted(presets(Size())))
 def test_presets_keep_times_and_stragglers_at_every_size(name: str) -> None:
-    size = Size(workers=4, servers=2, scale=Scale(time=0.2, steps=0.1))
+    size = Size(workers=4, servers=2, scale=ScaleFactors(time=0.2, steps=0.1))
     experiments = presets(size)[name].experiments
     assert experiments
     for experiment in experiments:
@@ -105,7 +105,7 @@ def test_presets_keep_times_and_stragglers_at_every_size(name: str) -> None:
 
 
 def test_the_papers_column_is_at_the_scale_that_the_note_says() -> None:
-    preset = presets(Size(scale=Scale(time=0.2, steps=0.1)))["worst"]
+    preset = presets(Size(scale=ScaleFactors(time=0.2, steps=0.1)))["worst"]
     scenario = preset.experiments[0].draw(0)
     results = Emulations(
         clock="emulated", preset="p", version="", commit="", command="", started=""
@@ -119,7 +119,7 @@ def test_the_papers_column_is_at_the_scale_that_the_note_says() -> None:
 
 
 def test_periods_shrink_with_the_job() -> None:
-    scenario = worker_stragglers(0.8, "bsp", Scale(time=0.1, steps=0.1))
+    scenario = worker_stragglers(0.8, "bsp", ScaleFactors(time=0.1, steps=0.1))
     paper = scaled(ND, scenario, 0.1)
     assert paper.parameters["every_s"] == pytest.approx(3.0)
     assert lengths_of(paper, scenario).long_s == pytest.approx(6.0)

@@ -51,7 +51,7 @@ from paceline.studies.stragglers.presets import (
     INTENSITIES,
     MOBILENET_REDUCE,
     RESNET_REDUCE,
-    Scale,
+    ScaleFactors,
     dedicated,
     server_straggler,
     worker_stragglers,
@@ -60,7 +60,7 @@ from paceline.studies.stragglers.results import Method, Results, decode, encode
 from paceline.studies.stragglers.tables import markdown
 from tests.simulated import NOISY, changed
 
-SCALED = Scale(time=0.1, steps=0.1)
+SCALED = ScaleFactors(time=0.1, steps=0.1)
 
 
 # ------------------------------------------------------------------------- the paper's jobs
@@ -75,7 +75,7 @@ def test_bsp_is_within_15_percent_of_table_3(kind: object, intensity: float) -> 
 
 
 def test_a_scaled_job_is_the_papers_with_a_hundredth_of_its_time() -> None:
-    full, small = (worker_stragglers(0.5, "bsp", scale) for scale in (Scale(), SCALED))
+    full, small = (worker_stragglers(0.5, "bsp", scale) for scale in (ScaleFactors(), SCALED))
     assert (full.num_steps, small.num_steps) == (1_650, 165)
     assert small.recovery.worker.start_s == pytest.approx(full.recovery.worker.start_s / 100)
     full_s, small_s = (simulate(each, BSP, 1).outcome.jct_s for each in (full, small))

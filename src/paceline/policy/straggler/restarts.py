@@ -40,7 +40,7 @@ _STOLEN = 0.5
 """A node that is slow for so large a part since its machine does other work is let be."""
 
 
-class Rule(msgspec.Struct, frozen=True, kw_only=True):
+class RestartRule(msgspec.Struct, frozen=True, kw_only=True):
     """Whom a restart may be worth while for."""
 
     slowness: Annotated[float, Meta(gt=1)] = 1.1
@@ -113,7 +113,7 @@ def server_times_s(seen: Observation) -> tuple[dict[str, float], float]:
 
 
 def worth_while(
-    seen: Observation, rule: Rule, candidates: list[Candidate], left_s: float, limit: int
+    seen: Observation, rule: RestartRule, candidates: list[Candidate], left_s: float, limit: int
 ) -> list[KillRestart]:
     """Those that are expected to cost more than their restart, dearest first.
 
@@ -155,7 +155,7 @@ def worth_while(
     return [action for _, action in due[: max(limit, 0)]]
 
 
-def server_candidates(seen: Observation, rule: Rule, step_s: float) -> list[Candidate]:
+def server_candidates(seen: Observation, rule: RestartRule, step_s: float) -> list[Candidate]:
     """Servers that take longer than is usual, by more than chance; none while one is replaced.
 
     A slow server goes on serving until its successor has its buckets; meanwhile the start of the
@@ -191,7 +191,7 @@ def server_candidates(seen: Observation, rule: Rule, step_s: float) -> list[Cand
 
 def worker_candidates(
     seen: Observation,
-    rule: Rule,
+    rule: RestartRule,
     *,
     slowness: Floats,
     gain: Floats,

@@ -26,7 +26,7 @@ From = Annotated[
 ]
 
 
-class Format(StrEnum):
+class DataFormat(StrEnum):
     """File formats of generated data."""
 
     PARQUET = "parquet"
@@ -39,8 +39,8 @@ def make_ctr_command(
     out: Out,
     seed: Annotated[int, typer.Option(help="Same seed, same rows, on any machine.")] = 0,
     file_format: Annotated[
-        Format, typer.Option("--format", help="TSV is the layout of Criteo's own files.")
-    ] = Format.PARQUET,
+        DataFormat, typer.Option("--format", help="TSV is the layout of Criteo's own files.")
+    ] = DataFormat.PARQUET,
     vocab: Annotated[
         str, typer.Option(help="Ids per field: one number for all 26, or 26 with commas.")
     ] = "",

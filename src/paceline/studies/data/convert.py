@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from paceline.base.errors import ConfigError
 from paceline.studies.data.tables import (
     Columns,
+    DataSplit,
     Meta,
     ParquetParts,
-    Split,
     new_directory,
     write_meta,
 )
@@ -162,7 +162,7 @@ def criteo(
                 positives[k] += columns["label"][mask].astype(np.int64).sum()
             on_rows(len(held))
     splits = {
-        split: Split(rows=int(rows[k]), positives=int(positives[k]))
+        split: DataSplit(rows=int(rows[k]), positives=int(positives[k]))
         for k, split in enumerate(("train", "test"))
     }
     meta = Meta(
@@ -327,7 +327,7 @@ def _write(
         with ParquetParts(out / split) as parts:
             parts.add(columns)
     counted = {
-        split: Split(rows=len(columns["label"]), positives=int(columns["label"].sum()))
+        split: DataSplit(rows=len(columns["label"]), positives=int(columns["label"].sum()))
         for split, columns in splits.items()
     }
     numeric = tuple(

@@ -28,9 +28,9 @@ from paceline.studies.data.ctr import (
 from paceline.studies.data.tables import (
     PART_ROWS,
     Columns,
+    DataSplit,
     Meta,
     ParquetParts,
-    Split,
     new_directory,
     write_meta,
 )
@@ -42,7 +42,7 @@ HOLD_OUT = 0.1
 _HEX_BYTES = np.array([f"{byte:02x}" for byte in range(256)], dtype="S2")
 
 
-class Parts(Protocol):
+class SplitWriter(Protocol):
     """Writes one split to a directory, in as many files as it takes."""
 
     def __enter__(self) -> Self: ...
@@ -83,7 +83,7 @@ class TsvParts:
         self._rows_in_part += table.num_rows
 
 
-FORMATS: dict[str, Callable[[Path], Parts]] = {
+FORMATS: dict[str, Callable[[Path], SplitWriter]] = {
     "parquet": ParquetParts,
     "tsv": TsvParts,
 }
@@ -120,7 +120,7 @@ def make_ctr(
     new_directory(out)
     counts = {"train": BayesCount(), "test": BayesCount()}
     with ExitStack() as stack:
-        parts: dict[str, Parts] = {
+        parts: dict[str, SplitWriter] = {
             split: stack.enter_context(FORMATS[file_format](out / split)) for split in counts
         }
         for first_row, block in _blocks(rows, PlantedClicks(settings)):
@@ -170,7 +170,7 @@ def _hex_column(ids_R: NDArray[np.generic]) -> pa.Array:
 
 def _meta(settings: CtrSettings, counts: dict[str, BayesCount], file_format: str) -> Meta:
     splits = {
-        name: Split(
+        name: DataSplit(
             rows=count.num_rows,
             positives=count.num_positives,
             bayes_auc=count.sample_auc(),

@@ -24,7 +24,7 @@ PART_ROWS = 16 * ROW_GROUP_ROWS
 Columns = Mapping[str, NDArray[np.generic]]
 
 
-class Split(msgspec.Struct, frozen=True, kw_only=True):
+class DataSplit(msgspec.Struct, frozen=True, kw_only=True):
     """One of train and test; the AUCs are the ceiling of generated data, else None."""
 
     rows: int
@@ -46,7 +46,7 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     numeric: tuple[str, ...]
     categorical: dict[str, int]
     """Column name to cardinality."""
-    splits: dict[str, Split]
+    splits: dict[str, DataSplit]
     rows: int
     positives: int
     seed: int | None = None

@@ -69,7 +69,7 @@ def _ready_s(directory: Path, node: str) -> float | None:
     return next((float(each[0, 0]) for each in diaries(directory, node) if len(each)), None)
 
 
-class Life:
+class EmulatedLife:
     """This process, as one life of a node: what it meets, and its diary."""
 
     def __init__(self, node: str, directory: Path) -> None:
@@ -90,7 +90,7 @@ class Life:
         self._started_s: float | None = None
 
     @classmethod
-    def of_this_process(cls) -> "Life":
+    def of_this_process(cls) -> "EmulatedLife":
         """Who this training process is."""
         return cls(os.environ["PACELINE_NODE"], Path(os.environ[DIRECTORY]))
 

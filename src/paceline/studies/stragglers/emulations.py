@@ -12,7 +12,7 @@ from paceline.policy.straggler.observation import RestartCost
 from paceline.sim.costs import Traffic
 from paceline.sim.scenarios import Recovery, Scenario
 from paceline.studies.stragglers.clairvoyant import clairvoyant_s
-from paceline.studies.stragglers.experiments import Planned, simulate
+from paceline.studies.stragglers.experiments import PlannedRun, simulate
 from paceline.studies.stragglers.real import Ran, run_real
 from paceline.studies.stragglers.results import Method, Results, Run
 
@@ -62,7 +62,7 @@ class Emulations(Results, kw_only=True):
     beside: list[Beside] = []
 
 
-def emulate(results: Emulations, planned: Sequence[Planned], ran: Callable[[Run], None]) -> None:
+def emulate(results: Emulations, planned: Sequence[PlannedRun], ran: Callable[[Run], None]) -> None:
     """Run one real job after the other into the results; then simulate each.
 
     A job that fails has no row; the notes say so.
@@ -77,7 +77,7 @@ def emulate(results: Emulations, planned: Sequence[Planned], ran: Callable[[Run]
         PermanentError: not even the calibration came to its end.
     """
     costs: dict[str, list[RestartCost]] = {"worker": [], "server": []}
-    done: list[tuple[Planned, Ran]] = []
+    done: list[tuple[PlannedRun, Ran]] = []
     for one in planned:
         scenario = one.experiment.draw(one.seed)
         if scenario.mode not in results.calibrations:
@@ -161,7 +161,7 @@ def _as_measured(scenario: Scenario, results: Emulations) -> Scenario:
     )
 
 
-def _compare(results: Emulations, done: Sequence[tuple[Planned, Ran]]) -> None:
+def _compare(results: Emulations, done: Sequence[tuple[PlannedRun, Ran]]) -> None:
     """Simulate each run, and ask the clairvoyant schedule again, with all that was measured."""
     for number, (one, found) in enumerate(done):
         scenario = _as_measured(one.experiment.draw(one.seed), results)

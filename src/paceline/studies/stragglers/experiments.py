@@ -52,7 +52,7 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
     """What a reader of the numbers must know."""
 
-    def runs(self, seeds: range, labels: frozenset[str] = frozenset()) -> list["Planned"]:
+    def runs(self, seeds: range, labels: frozenset[str] = frozenset()) -> list["PlannedRun"]:
         """What is to be run.
 
         Args:
@@ -69,7 +69,7 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True):
         known = {name for each in methods for name in (each.label, each.solution)}
         extra = [self._outside(name) for name in sorted(labels - known)]
         return [
-            Planned(experiment, method, seed)
+            PlannedRun(experiment, method, seed)
             for experiment in self.experiments
             for seed in seeds
             for method in (
@@ -102,7 +102,7 @@ def _is_for(method: Method, mode: str) -> bool:
     return mode in kind_of(method.solution).modes
 
 
-class Planned(msgspec.Struct, frozen=True):
+class PlannedRun(msgspec.Struct, frozen=True):
     """A run to be."""
 
     experiment: Experiment
@@ -140,8 +140,8 @@ def simulate(scenario: Scenario, method: Method, seed: int, *, keep_trail: bool 
 
 
 def run_all(
-    planned: list[Planned], first_seed: int, processes: int = 1
-) -> Iterator[tuple[Planned, Scenario, Run]]:
+    planned: list[PlannedRun], first_seed: int, processes: int = 1
+) -> Iterator[tuple[PlannedRun, Scenario, Run]]:
     """Run everything; the clairvoyant schedule once per scenario and seed.
 
     Args:
@@ -161,12 +161,12 @@ def run_all(
         yield from itertools.chain.from_iterable(pool.imap(run_group, groups))
 
 
-def _job(one: Planned) -> tuple[int, int]:
+def _job(one: PlannedRun) -> tuple[int, int]:
     """What runs of the same job have in common."""
     return id(one.experiment), one.seed
 
 
-def _run_group(group: list[Planned], first_seed: int) -> list[tuple[Planned, Scenario, Run]]:
+def _run_group(group: list[PlannedRun], first_seed: int) -> list[tuple[PlannedRun, Scenario, Run]]:
     """Run one job under several methods."""
     experiment, seed = group[0].experiment, group[0].seed
     scenario = experiment.draw(seed)

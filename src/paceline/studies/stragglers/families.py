@@ -31,7 +31,7 @@ from paceline.studies.stragglers.presets import (
     SERVERS,
     STEPS,
     WORKERS,
-    Scale,
+    ScaleFactors,
     paper_job,
 )
 
@@ -387,7 +387,7 @@ def draw(family: str, mode: str, workers: int, seed: int) -> Scenario:
     rng = np.random.default_rng((seed, list(FAMILIES).index(family)))
     trouble = FAMILIES[family](Draw(rng, workers, servers))
     name = family if workers == WORKERS else f"{family}, {workers} workers"
-    job = paper_job(name, mode, trouble.patterns, Scale(steps=LENGTH))
+    job = paper_job(name, mode, trouble.patterns, ScaleFactors(steps=LENGTH))
     steps = trouble.steps or round(STEPS * LENGTH)
     return msgspec.structs.replace(
         job,

@@ -41,7 +41,7 @@ SWITCH_S = 0.5
 """Assumed: everybody waits so long for a fresh server to take over."""
 
 
-class Scale(msgspec.Struct, frozen=True):
+class ScaleFactors(msgspec.Struct, frozen=True):
     """The paper's experiments made smaller, for real processes on one machine."""
 
     time: float = 1.0
@@ -55,10 +55,12 @@ class Scale(msgspec.Struct, frozen=True):
         return self.time * self.steps
 
 
-PAPER_SCALE = Scale()
+PAPER_SCALE = ScaleFactors()
 
 
-def paper_job(name: str, mode: str, patterns: tuple[AnyPattern, ...], scale: Scale) -> Scenario:
+def paper_job(
+    name: str, mode: str, patterns: tuple[AnyPattern, ...], scale: ScaleFactors
+) -> Scenario:
     """Cluster-A's job of section VII-A."""
     steps = round(STEPS * scale.steps / EPOCHS)
     full = scale == PAPER_SCALE
@@ -81,7 +83,7 @@ def paper_job(name: str, mode: str, patterns: tuple[AnyPattern, ...], scale: Sca
     )
 
 
-def recovery(scale: Scale = PAPER_SCALE) -> Recovery:
+def recovery(scale: ScaleFactors = PAPER_SCALE) -> Recovery:
     """Of a worker and of a server alike."""
     cost = RestartCost(
         start_s=RESTART.start_s * scale.job,
@@ -93,7 +95,7 @@ def recovery(scale: Scale = PAPER_SCALE) -> Recovery:
     return Recovery(worker=cost, server=server, switch_s=SWITCH_S * scale.job)
 
 
-def worker_stragglers(intensity: float, mode: str, scale: Scale = PAPER_SCALE) -> Scenario:
+def worker_stragglers(intensity: float, mode: str, scale: ScaleFactors = PAPER_SCALE) -> Scenario:
     """Transient stragglers among all workers, and one persistent one."""
     patterns = (
         Transient(
@@ -107,7 +109,7 @@ def worker_stragglers(intensity: float, mode: str, scale: Scale = PAPER_SCALE) -
     return paper_job(f"worker {intensity:g}", mode, patterns, scale)
 
 
-def server_straggler(intensity: float, mode: str, scale: Scale = PAPER_SCALE) -> Scenario:
+def server_straggler(intensity: float, mode: str, scale: ScaleFactors = PAPER_SCALE) -> Scenario:
     """One persistent straggler among the servers."""
     delay_s = PERSISTENT_SERVER_S * intensity * scale.time
     patterns = (Persistent(role="server", nodes=(SLOW_NODE,), delay_s=delay_s),)

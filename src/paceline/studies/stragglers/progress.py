@@ -9,7 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from paceline.studies.stragglers.results import Run
 
 
-class Watch:
+class ProgressLine:
     """On stderr, so that the table can be piped."""
 
     def __init__(self, total: int) -> None:

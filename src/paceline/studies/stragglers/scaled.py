@@ -25,7 +25,7 @@ from paceline.studies.stragglers.presets import (
     LOCAL_BATCH,
     SERVERS,
     WORKERS,
-    Scale,
+    ScaleFactors,
     server_straggler,
     worker_stragglers,
 )
@@ -41,7 +41,7 @@ class Size(msgspec.Struct, frozen=True, kw_only=True):
 
     workers: int = WORKERS
     servers: int = SERVERS
-    scale: Scale = Scale(time=0.1, steps=0.1)
+    scale: ScaleFactors = ScaleFactors(time=0.1, steps=0.1)
 
 
 def shrunk(scenario: Scenario, size: Size) -> Scenario:

@@ -208,8 +208,8 @@ class Auto(Solution, frozen=True):
             seen, of_servers, servers, left_s, limit=1
         )
 
-    def _rule(self) -> restarts.Rule:
-        return restarts.Rule(
+    def _rule(self) -> restarts.RestartRule:
+        return restarts.RestartRule(
             slowness=self.slowness,
             min_iterations=self.min_iterations,
             min_slow_s=self.min_slow_s,

@@ -14,12 +14,12 @@ def _slow_servers() -> None:
     from paceline.protocol.holding.servers.server import Key
     from paceline.runtime.process import Process
     from paceline.runtime.server import server
-    from paceline.studies.stragglers.emulation import Life
+    from paceline.studies.stragglers.emulation import EmulatedLife
 
     class SlowServer(server.Server):
         def __init__(self, process: Process) -> None:
             super().__init__(process)
-            self.life = Life.of_this_process()
+            self.life = EmulatedLife.of_this_process()
             self.updates = 0
 
         def _apply(self, keys: Sequence[Key], factor: float) -> None:

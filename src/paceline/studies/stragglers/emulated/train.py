@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import paceline as pl
-from paceline.studies.stragglers.emulation import ROWS, Life
+from paceline.studies.stragglers.emulation import ROWS, EmulatedLife
 
 
 class Counts(nn.Module):
@@ -29,7 +29,7 @@ class Counts(nn.Module):
 
 def main() -> None:
     """Train as the scenario says."""
-    life = Life.of_this_process()
+    life = EmulatedLife.of_this_process()
     scenario = life.scenario
     synchronous = scenario.mode == "bsp"
     job = pl.init()
