@@ -17,14 +17,20 @@ from paceline.base.samples import Intervals, SampleSet, Span
 from paceline.policy.straggler.actions import AdjustBatch, Partial, Share
 from paceline.protocol import acts as master
 from paceline.protocol.cuts.valid import Cuts
-from paceline.protocol.holding.servers import server as ps
-from paceline.protocol.holding.servers import worker as worker
+from paceline.protocol.holding.servers import server_acts as ps
+from paceline.protocol.holding.servers import worker_acts as worker
+from paceline.protocol.holding.servers.log import Log
 from paceline.protocol.holding.servers.master import ServerHolder
 from paceline.protocol.holding.servers.moving import Moving
-from paceline.protocol.holding.servers.server import Key, ServerState
+from paceline.protocol.holding.servers.readiness import Readiness
+from paceline.protocol.holding.servers.server import ServerState
+from paceline.protocol.holding.servers.server_acts import Key
+from paceline.protocol.holding.servers.server_contents import ServerContents
+from paceline.protocol.holding.servers.waiting_pulls import WaitingPulls
 from paceline.protocol.holding.servers.worker import WorkerState
 from paceline.protocol.records import Granted, Place, Planned, Records
 from paceline.protocol.samples.grant_size import Sizing
+from paceline.protocol.samples.leases import Leases
 from paceline.protocol.samples.ledger import Ledger, Line
 from paceline.protocol.samples.plans import Plans
 from paceline.protocol.training import MasterState
@@ -77,6 +83,12 @@ EXIT = -2
 MOVED = -3
 FEED = 0
 SCHEMA = ModelSchema(dense=(), tables=(), groups=())
+MACHINES = (
+    *(MasterState, Cuts, Ledger, Moving),
+    *(ServerState, ServerContents, Log, Readiness, WaitingPulls),
+    *(WorkerState, Leases),
+)
+"""Compared by their attributes."""
 
 
 class Violation(Exception):
@@ -140,7 +152,7 @@ def _hook(obj: object) -> object:
         return [obj.cursor, obj.end, obj.returned]
     if isinstance(obj, ServerHolder):
         return [one for one in _plain(obj) if one is not obj.core]
-    if isinstance(obj, Cuts | Ledger | MasterState | Moving | ServerState | WorkerState):
+    if isinstance(obj, MACHINES):
         return _plain(obj)
     return list(obj)  # type: ignore[call-overload]  # a deque
 
@@ -283,7 +295,9 @@ class ServerCell:
             if key not in self.kept:
                 raise Violation("A", f"server {state.inc} applies {key} without its tensors")
             if state.leads and key[0] in self.fenced_before:
-                raise Violation("G", f"{key[0]} is fenced and enters position {state.position}")
+                raise Violation(
+                    "G", f"{key[0]} is fenced and enters position {state.contents.position}"
+                )
             part = self.kept.pop(key)
             whole = part.slice or whole
             new = mask(part.spans)
@@ -306,8 +320,8 @@ class ServerCell:
             server=state.inc,
             inc=pull.inc,
             ticket=pull.ticket,
-            step=state.step,
-            last_seq=state.last_seq.get(pull.inc, 0),
+            step=state.contents.step,
+            last_seq=state.contents.last_seq.get(pull.inc, 0),
             slice=state.next_slice(pull.feed),
         )
 
@@ -316,9 +330,9 @@ class ServerCell:
         return File(directory=directory, inc=copied.inc, step=copied.step, content=self.content)
 
     def _check(self) -> None:
-        if mask(self.state.committed) != self.content:
+        if mask(self.state.contents.committed) != self.content:
             raise Violation("E", f"server {self.state.inc}: committed set and tensors differ")
-        if set(self.kept) != set(self.state.parts):
+        if set(self.kept) != set(self.state.contents.parts):
             raise Violation("A", f"server {self.state.inc}: held parts and kept tensors differ")
 
 
@@ -356,7 +370,7 @@ class WorkerCell:
         self.pull_first = pull_first
         #: Parameters of this epoch (BSP: of ``state.step``) are here.
         self.pulled = False
-        state.feed_opened(FeedOpened(inc=state.inc, feed=feed))
+        state.leases.feed_opened(FeedOpened(inc=state.inc, feed=feed))
 
     def key(self) -> bytes:
         """Equal for equal states."""
@@ -364,7 +378,7 @@ class WorkerCell:
 
     def handle(self, event: object) -> list[Output]:
         """One message, ``work``, ``pull`` or ``resend``."""
-        state = self.state
+        state, leases = self.state, self.state.leases
         hears: dict[type, Callable[[Any], list[worker.Instruction]]] = {
             NewEpoch: state.new_epoch,
             Grant: state.grant,
@@ -372,8 +386,6 @@ class WorkerCell:
             Ordered: state.ordered,
             Refused: state.refused,
             Pulled: state.pulled,
-            Recall: state.recalled,
-            GivenBack: state.given_back,
             MapIs: state.map_is,
             NewMap: state.new_map,
         }
@@ -387,12 +399,17 @@ class WorkerCell:
                 done = self._perform(state.start_pull(ahead=ahead))
             case "resend":
                 done = []
+            case Recall():
+                done = [(MASTER, message) for message in leases.recalled(event)]
+            case GivenBack():
+                leases.given_back(event)
+                done = []
             case _:
                 done = self._perform(hears[type(event)](event))
         while self.eager and self.may_work():
             done += self._work()
-        if state.epoch_no and (self.prefetch or not state.has_work(FEED)):
-            done += self._perform(state.want(FEED))
+        if state.epoch_no and (self.prefetch or not leases.has_work(FEED)):
+            done += [(MASTER, message) for message in leases.want(FEED)]
         done += self._perform(state.resend())
         if not state.epoch_no:
             done.append((MASTER, Prepared(inc=state.inc, schema=SCHEMA)))
@@ -402,17 +419,17 @@ class WorkerCell:
         """Whether the script would compute a contribution now."""
         state = self.state
         may = self.pulled or not self.pull_first
-        return bool(state.map) and may and state.may_offer() and state.has_work(FEED)
+        return bool(state.map) and may and state.may_offer() and state.leases.has_work(FEED)
 
     def may_pull(self) -> bool:
         """Whether the script waits for parameters."""
         state = self.state
         if not state.map or state.pulling is not None:
             return False
-        return not self.pulled or (state.synchronous and not state.has_work(FEED))
+        return not self.pulled or (state.synchronous and not state.leases.has_work(FEED))
 
     def _work(self) -> list[Output]:
-        part = self.state.offer(self.state.take(FEED, 1))
+        part = self.state.offer(self.state.leases.take(FEED, 1))
         return [(server, part) for server in self.state.servers] if part else []
 
     def _perform(self, instructions: Iterable[worker.Instruction]) -> list[Output]:

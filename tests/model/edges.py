@@ -27,7 +27,7 @@ from paceline.protocol.samples.plans import GlobalAction
 from paceline.protocol.snapshot import Snapshot, restore, take
 from paceline.protocol.training import MasterState
 from paceline.runtime.data.work import Work
-from paceline.runtime.holding.servers import client, loop
+from paceline.runtime.holding.servers import client, edge, loop
 from paceline.runtime.holding.servers.client import ServerTrainer
 from paceline.runtime.holding.servers.loop import Loop
 from paceline.runtime.holding.servers.schedule import Schedule
@@ -458,7 +458,7 @@ class Town:
         if self.chance.random() < 0.02:
             self._tick(self.chance.choice(pids))
             return
-        in_grace = [i for i in self.servers if self.servers[i].state.grace_s is not None]
+        in_grace = [i for i in self.servers if self.servers[i].state.readiness.grace_s is not None]
         if in_grace and self.chance.random() < 0.1:
             leader = self.chance.choice(in_grace)
             self.send(leader, self.servers[leader].handle("grace over"))
@@ -476,7 +476,7 @@ class Town:
 
     def _check_progress(self) -> None:
         self.num_events += 1
-        steps = tuple(server.state.step for server in self.servers.values())
+        steps = tuple(server.state.contents.step for server in self.servers.values())
         over = sum(worker.thread.over for worker in self.workers.values())
         seen = (self.master.state.epoch_no, steps, over)
         self.num_idle = 0 if seen != self.seen else self.num_idle + 1
@@ -488,6 +488,7 @@ class Town:
 def substitute(patch: Callable[[object, str, object], None]) -> None:
     """Have the edge use what is here instead of threads, sockets and the clock."""
     now_s = partial(next, count(0.0, 0.001))
-    patch(client, "Exchange", Exchange)
-    patch(client, "time", SimpleNamespace(monotonic=now_s, perf_counter=now_s))
+    patch(edge, "Exchange", Exchange)
+    for half in (client, edge):
+        patch(half, "time", SimpleNamespace(monotonic=now_s, perf_counter=now_s))
     patch(loop, "monotonic", now_s)

@@ -94,15 +94,15 @@ class Facts(msgspec.Struct, kw_only=True, frozen=True):
                     kind="server",
                     inc=state.inc,
                     epoch_no=state.epoch_no,
-                    position=state.position,
-                    step=state.step,
+                    position=state.contents.position,
+                    step=state.contents.step,
                     content=cell.content,
                     fenced=frozenset(state.fenced),
                     placed=state.map is not None,
-                    in_grace=state.grace_s is not None,
+                    in_grace=state.readiness.grace_s is not None,
                 )
             case WorkerCell(state=state):
-                leased = [s for spans in state.lease.values() for s in spans]
+                leased = [s for spans in state.leases.lease.values() for s in spans]
                 offered = [s for o in state.offers.values() for s in o.part.spans]
                 return Facts(
                     kind="worker",
@@ -211,25 +211,25 @@ def _server_ignores(state: ServerState, message: object) -> bool:
         return epoch_no < state.epoch_no
     match message:
         case Part(inc=inc, seq=seq, step=step):
-            known = (inc, seq) in state.parts or seq <= state.last_seq.get(inc, 0)
+            known = (inc, seq) in state.contents.parts or seq <= state.contents.last_seq.get(inc, 0)
             void = message.map_version < state.barrier or state.has_left
-            return known or inc in state.fenced or 0 < step <= state.step or void
+            return known or inc in state.fenced or 0 < step <= state.contents.step or void
         case Ready(inc=inc, seq=seq, step=step):
-            if inc in state.fenced or message.map_version < state.barrier or state.handover:
+            if inc in state.fenced or message.map_version < state.barrier or state.log.handover:
                 return True
             if not step:
-                return seq <= state.last_seq.get(inc, 0)
-            known = step == state.step + 1 and state.ready_for_step.get(inc, 0) >= seq
-            return known or step <= state.step
+                return seq <= state.contents.last_seq.get(inc, 0)
+            known = step == state.contents.step + 1 and state.readiness.last_of.get(inc, 0) >= seq
+            return known or step <= state.contents.step
         case Order(start=start, entries=entries, fenced=fenced):
             told = all(inc in state.fenced for inc, _ in fenced)
-            return start + len(entries) - 1 <= state.position and told
+            return start + len(entries) - 1 <= state.contents.position and told
         case At(server=server, position=position):
-            return state.applied_at.get(server, 0) >= position
+            return state.log.applied_at.get(server, 0) >= position
         case Fence(fenced=inc):
             return inc in state.fenced
         case Allow(no=no):
-            return bool(state.allowed) and no <= state.allowed[-1].no
+            return bool(state.readiness.allowed) and no <= state.readiness.newest
         case TakeCut(cut_no=cut_no):
             return cut_no <= state.last_cut
         case Restore() | JoinServers():
@@ -261,11 +261,11 @@ def _worker_ignores(state: WorkerState, message: object) -> bool:
             void = any(o.part.map_version < message.barrier for o in state.offers.values())
             return told.version == version and not void and all(k > seq for k in state.offers)
         case Grant(n=n):
-            return n <= state.last_n
+            return n <= state.leases.last_n
         case Recall(n=n):
-            return n <= state.last_n
+            return n <= state.leases.last_n
         case GivenBack(r=r):
-            return all(known > r for known in state.giving_back)
+            return all(known > r for known in state.leases.giving_back)
         case Held(server=server, seq=seq):
             return seq not in state.offers or server not in state.offers[seq].not_held_by
         case Ordered(seq=seq):

@@ -16,16 +16,19 @@ from paceline.base.samples import SampleSet, Span
 from paceline.protocol import acts as master
 from paceline.protocol.acts import Journal, Send
 from paceline.protocol.holding.holder import Holder
-from paceline.protocol.holding.servers import server as ps
-from paceline.protocol.holding.servers import worker as worker
+from paceline.protocol.holding.servers import server_acts as ps
+from paceline.protocol.holding.servers import worker_acts as worker
 from paceline.protocol.holding.servers.master import ServerHolder
 from paceline.protocol.holding.servers.moving import Moving
-from paceline.protocol.holding.servers.server import Keep, Load, Report, ServerState
-from paceline.protocol.holding.servers.worker import WorkerState
+from paceline.protocol.holding.servers.server import ServerState
+from paceline.protocol.holding.servers.server_acts import Keep, Load, Report
+from paceline.protocol.holding.servers.worker import Offer, WorkerState
 from paceline.protocol.records import CutValid, GaveBack, Granted, Records, Returned
 from paceline.protocol.samples.grant_size import Sizing
+from paceline.protocol.samples.leases import Ask
 from paceline.protocol.samples.ledger import Ledger
 from paceline.protocol.samples.plans import Plans
+from paceline.protocol.samples.step_leases import StepLeases
 from paceline.protocol.training import MasterState
 from paceline.wire.messages.base import ServerMap
 from paceline.wire.messages.data import Held, Part, Piece, Ready
@@ -76,8 +79,9 @@ class GrantTakenTwice(WorkerState):
     """A repeated grant is taken as a new one."""
 
     def grant(self, message: Grant) -> list[worker.Instruction]:
-        if message.epoch_no == self.epoch_no and message.n == self.last_n:
-            self.lease[message.feed].extend(message.spans)
+        leases = self.leases
+        if message.epoch_no == self.epoch_no and message.n == leases.last_n:
+            leases.lease[message.feed].extend(message.spans)
             return []
         return super().grant(message)
 
@@ -89,14 +93,28 @@ class OneContributionPerStep(WorkerState):
         return not self.offers
 
 
-class AsksWithEmptyHands(WorkerState):
+class OtherLeases(WorkerState):
+    """A worker whose leases are of the class ``kind``."""
+
+    kind: type[StepLeases]
+
+    def __init__(self, inc: int, **how: Any) -> None:
+        super().__init__(inc, **how)
+        self.leases = self.kind(inc, synchronous=self.synchronous)
+
+
+class LeasesWithEmptyHands(StepLeases):
     """Asks only when it holds nothing, whatever the undecided step lacks."""
 
-    def want(self, feed: int, *args: Any, **stream: Any) -> list[worker.Instruction]:
+    def want(self, feed: int, *args: Any, **stream: Any) -> list[Ask]:
         return [] if self.leased(feed) else super().want(feed, *args, **stream)
 
 
-class AnySliceInAnyStep(WorkerState):
+class AsksWithEmptyHands(OtherLeases):
+    kind = LeasesWithEmptyHands
+
+
+class LeasesOfAnySlice(StepLeases):
     """Prefetched samples of a later slice are offered in the step at hand."""
 
     def _next_spans(self, feed: int, count: int, after: int = 0) -> tuple[Span, ...]:
@@ -107,12 +125,16 @@ class AnySliceInAnyStep(WorkerState):
             self.synchronous = True
 
 
+class AnySliceInAnyStep(OtherLeases):
+    kind = LeasesOfAnySlice
+
+
 class SilentBetweenRequests(WorkerState):
     """Repeats nothing to the master unless a request is open."""
 
     def resend(self) -> list[worker.Instruction]:
         again = super().resend()
-        return again if self.request else again[1:]
+        return again if self.leases.request else again[1:]
 
 
 class TwoUnreadyPerStep(WorkerState):
@@ -129,27 +151,45 @@ class OldPartsStayGood(WorkerState):
         return []
 
 
-class KeepsWhatItGivesBack(WorkerState):
+class LeasesKept(StepLeases):
     """Gives back, and computes it all the same."""
 
-    def recalled(self, message: Recall) -> list[worker.Instruction]:
+    def recalled(self, message: Recall) -> list[Ask]:
         lease = {feed: list(spans) for feed, spans in self.lease.items()}
         done = super().recalled(message)
         self.lease.update({feed: deque(spans) for feed, spans in lease.items()})
         return done
 
 
-class GivesBackWhatItBegan(WorkerState):
-    """Gives back what it has offered, too."""
+class KeepsWhatItGivesBack(OtherLeases):
+    kind = LeasesKept
 
-    def recalled(self, message: Recall) -> list[worker.Instruction]:
+
+class LeasesBegun(StepLeases):
+    """Gives back what the worker has offered, too."""
+
+    offers: dict[int, Offer]
+
+    def recalled(self, message: Recall) -> list[Ask]:
         begun = [span for offer in self.offers.values() for span in offer.part.spans]
         if message.epoch_no == self.epoch_no and message.n == self.last_n:
             self.put_back(FEED, tuple(s for s in begun if s.start >= message.start))
         return super().recalled(message)
 
 
-class OffersWhatItGivesBack(WorkerState):
+class GivesBackWhatItBegan(OtherLeases):
+    kind = LeasesBegun
+
+    def __init__(self, inc: int, **how: Any) -> None:
+        super().__init__(inc, **how)
+        self.leases.offers = self.offers  # type: ignore[attr-defined]
+
+    def _reset(self) -> None:
+        super()._reset()
+        self.leases.offers = self.offers  # type: ignore[attr-defined]
+
+
+class LeasesOffered(StepLeases):
     """What a step left out is given back, and offered again all the same."""
 
     def _remove_late(self) -> tuple[Span, ...]:
@@ -157,6 +197,10 @@ class OffersWhatItGivesBack(WorkerState):
         late = super()._remove_late()
         self.lease = kept
         return late
+
+
+class OffersWhatItGivesBack(OtherLeases):
+    kind = LeasesOffered
 
 
 class ForgetsWhatWasLeftOut(WorkerState):
@@ -198,7 +242,7 @@ class FenceIgnored(ServerState):
             epoch_no=self.epoch_no,
             inc=self.inc,
             fenced=message.fenced,
-            committed=self.committed.spans(),
+            committed=self.contents.committed.spans(),
         )
         return [Report(answer)]
 
@@ -207,9 +251,9 @@ class FencedReadyCounts(ServerState):
     """BSP: what was ready before the fence still covers the slice."""
 
     def fence(self, message: Fence) -> list[ps.Instruction]:
-        ready, parts = dict(self.ready_for_step), dict(self.parts)
+        ready, parts = dict(self.readiness.last_of), dict(self.contents.parts)
         done = super().fence(message)
-        self.ready_for_step, self.parts = ready, parts
+        self.readiness.last_of, self.contents.parts = ready, parts
         return [i for i in done if not isinstance(i, ps.Forget)]
 
 
@@ -217,8 +261,8 @@ class FenceRollsForward(ServerState):
     """The answer to a fence counts what is held and not ordered."""
 
     def fence(self, message: Fence) -> list[ps.Instruction]:
-        held = [p for key, p in self.parts.items() if key[0] == message.fenced]
-        counted = self.committed.copy()
+        held = [p for key, p in self.contents.parts.items() if key[0] == message.fenced]
+        counted = self.contents.committed.copy()
         counted.update(span for part in held for span in part.spans)
         return [
             Report(msgspec.structs.replace(i.message, committed=counted.spans()))
@@ -233,19 +277,21 @@ class DuplicateApplied(ServerState):
 
     def part(self, message: Part) -> list[ps.Instruction]:
         key = (message.inc, message.seq)
-        if message.epoch_no != self.epoch_no or key in self.parts:
+        if message.epoch_no != self.epoch_no or key in self.contents.parts:
             return super().part(message)
-        self.last_seq[message.inc] = min(self.last_seq.get(message.inc, 0), message.seq - 1)
+        self.contents.last_seq[message.inc] = min(
+            self.contents.last_seq.get(message.inc, 0), message.seq - 1
+        )
         return super().part(message)
 
     def _apply(self, entry: Update | Cut) -> list[ps.Instruction]:
         if isinstance(entry, Cut):
             return super()._apply(entry)
-        known, self.committed = self.committed, SampleSet()
+        known, self.contents.committed = self.contents.committed, SampleSet()
         try:
             return super()._apply(entry)
         finally:
-            self.committed.update(known)
+            self.contents.committed.update(known)
 
 
 class NewerEpochAccepted(ServerState):
@@ -254,7 +300,7 @@ class NewerEpochAccepted(ServerState):
     def part(self, message: Part) -> list[ps.Instruction]:
         if message.epoch_no > self.epoch_no:
             key = (message.inc, message.seq)
-            self.parts[key] = message
+            self.contents.parts[key] = message
             held = Held(
                 epoch_no=message.epoch_no, server=self.inc, inc=message.inc, seq=message.seq
             )
@@ -282,7 +328,7 @@ class OrderedOnFirstReady(ServerState):
     """BSP: the leader decides without the slice being covered."""
 
     def _ready_for_step(self, message: Ready) -> list[ps.Instruction]:
-        if message.step != self.step + 1:
+        if message.step != self.contents.step + 1:
             return []
         entry = Update(included=(Included(message.inc, message.seq),), step=message.step)
         return self._decide(entry)

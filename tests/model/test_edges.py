@@ -87,12 +87,12 @@ class Waits:
         self.arrives.pop(0)()
 
     def grant(self, *spans: Span) -> None:
-        self.trainer.state.want(0)
-        n = self.trainer.state.last_n + 1
+        self.trainer.leases.want(0)
+        n = self.trainer.leases.last_n + 1
         self.hear(MASTER, Grant(epoch_no=self.epoch_no, inc=INC, n=n, feed=0, spans=spans))
 
     def recall(self, start: int) -> None:
-        n = self.trainer.state.last_n
+        n = self.trainer.leases.last_n
         self.hear(MASTER, Recall(epoch_no=self.epoch_no, inc=INC, n=n, feed=0, start=start))
 
     def decided(self, step: int) -> None:

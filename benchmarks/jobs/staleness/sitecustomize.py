@@ -13,9 +13,9 @@ from typing import Any
 def _record(out: Path) -> None:
     import numpy as np
 
-    from paceline.protocol.holding.servers.server import ServerState
+    from paceline.protocol.holding.servers.server_contents import ServerContents
 
-    inner = ServerState._factor
+    inner = ServerContents._factor
 
     def factor(this: Any, part: Any) -> float:
         stale = max(0, this.applied - part.seen) if part.seen >= 0 else -1
@@ -25,7 +25,7 @@ def _record(out: Path) -> None:
                 file.write(np.float32(value).tobytes())
         return found
 
-    ServerState._factor = factor  # type: ignore[method-assign]
+    ServerContents._factor = factor  # type: ignore[method-assign]
 
 
 if "PACELINE_BENCH_FACTORS" in os.environ and os.environ.get("PACELINE_ROLE") == "server":

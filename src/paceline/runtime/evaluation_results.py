@@ -8,19 +8,19 @@ from safetensors import numpy as safetensors
 
 from paceline.base.samples import Span
 from paceline.cuts.store import CutStore
-from paceline.protocol.holding.servers.worker import Instruction, ToMaster, WorkerState
+from paceline.protocol.samples.leases import Leases
 from paceline.runtime.data.work import Array, Work
-from paceline.wire.messages.node import Evaluated, EvaluateResult
+from paceline.wire.messages.node import Evaluated, EvaluateResult, NodeUp
 
 MESSAGE_BYTES = 8 << 20
 """Larger results travel in several messages."""
 
 
 class Until(Protocol):
-    """Blocks until ``done``; what ``ask`` returns is sent, again and again until then."""
+    """Blocks until ``done``; until then sends the master what ``ask`` returns, again and again."""
 
     def __call__(
-        self, done: Callable[[], bool], ask: Callable[[], Iterable[Instruction]] = ...
+        self, done: Callable[[], bool], ask: Callable[[], Iterable[NodeUp]] = ...
     ) -> None: ...
 
 
@@ -28,13 +28,13 @@ class Results:
     """One worker's side; ``answered`` is called with the master's word.
 
     Args:
-        state: of the worker's leases.
+        leases: of the worker.
         until: waits.
         stored: says where the results of an epoch are, by feed.
     """
 
-    def __init__(self, state: WorkerState, until: Until, stored: Callable[[int], CutStore]) -> None:
-        self._state, self._until, self._stored = state, until, stored
+    def __init__(self, leases: Leases, until: Until, stored: Callable[[int], CutStore]) -> None:
+        self._leases, self._until, self._stored = leases, until, stored
         self._answer: Evaluated | None = None
 
     def answered(self, message: Evaluated) -> None:
@@ -54,8 +54,8 @@ class Results:
 
     def get(self, feed: int) -> Mapping[str, Array] | None:
         """See `Trainer.evaluate_get`."""
-        epoch_no = self._state.epoch_no
-        answer = self._hand_in(feed, Span(self._state.feeds[feed].line(), 0, 0), b"", epoch_no)
+        epoch_no = self._leases.epoch_no
+        answer = self._hand_in(feed, Span(self._leases.feeds[feed].line(), 0, 0), b"", epoch_no)
         if answer is None:
             return None
         store = self._stored(answer.epoch_no)
@@ -72,9 +72,9 @@ class Results:
         Returns:
             The master's word; None: a new epoch has begun, which makes them void.
         """
-        state = self._state
+        leases = self._leases
         message = EvaluateResult(
-            epoch_no=epoch_no, inc=state.inc, feed=feed, span=span, values=values
+            epoch_no=epoch_no, inc=leases.inc, feed=feed, span=span, values=values
         )
         self._answer = None
 
@@ -84,10 +84,10 @@ class Results:
             return found if found is not None and mine and found.stored else None
 
         self._until(
-            lambda: answer() is not None or state.epoch_no != epoch_no,
-            ask=lambda: [ToMaster(message)],
+            lambda: answer() is not None or leases.epoch_no != epoch_no,
+            ask=lambda: [message],
         )
-        return answer() if state.epoch_no == epoch_no else None
+        return answer() if leases.epoch_no == epoch_no else None
 
 
 def _pieces(spans: Iterable[Span], count: int) -> Iterator[Span]:

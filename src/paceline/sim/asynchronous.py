@@ -225,7 +225,7 @@ class Asynchronous(Job):
     # ------------------------------------------------------------------ leases
 
     def _order_ahead(self, worker: int, hands: _Hands) -> None:
-        """Ask early, as `runtime.holding.servers.client` does."""
+        """Ask early, as `runtime.holding.servers.works` does."""
         size = self.scenario.local_batch
         starving = hands.left < FEW_STEPS * size
         if starving or (not hands.asks and hands.left < steps_ahead(hands.batch_s) * size):

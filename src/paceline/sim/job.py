@@ -39,7 +39,7 @@ from paceline.wire.messages.feeds import Feed
 
 FEED = 1
 FEW_STEPS, AHEAD_S, MAX_STEPS_AHEAD = 2, 3.5, 512
-"""Of `runtime.holding.servers.client`: when a worker asks for more."""
+"""Of `runtime.holding.servers.works`: when a worker asks for more."""
 
 
 def steps_ahead(step_s: float | None) -> int:

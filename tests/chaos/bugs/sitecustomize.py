@@ -39,10 +39,10 @@ def fence_ignored(module: ModuleType) -> None:
     fence = state.fence
 
     def forgetful(self, message):  # type: ignore[no-untyped-def]
-        kept, ready = dict(self.parts), dict(self.ready_for_step)
+        kept, ready = dict(self.contents.parts), dict(self.readiness.last_of)
         done = fence(self, message)
         self.fenced.pop(message.fenced, None)
-        self.parts, self.ready_for_step = kept, ready
+        self.contents.parts, self.readiness.last_of = kept, ready
         return [one for one in done if type(one).__name__ != "Forget"]
 
     state.fence = forgetful
@@ -86,15 +86,15 @@ def duplicate_part_applied(module: ModuleType) -> None:
     part = state.part
 
     def forgetful(self, message):  # type: ignore[no-untyped-def]
-        last = self.last_seq.get(message.inc, 0)
+        last = self.contents.last_seq.get(message.inc, 0)
         if message.epoch_no != self.epoch_no or message.seq > last:
             return part(self, message)
-        self.last_seq[message.inc] = message.seq - 1
+        self.contents.last_seq[message.inc] = message.seq - 1
         if self.exactly_once:  # what comes next of this worker orders it a second time
-            self.committed.subtract(message.spans)
+            self.contents.committed.subtract(message.spans)
             return part(self, message)
         applied = part(self, message)
-        self.last_seq[message.inc] = last
+        self.contents.last_seq[message.inc] = last
         return [*applied, *part(self, message)]
 
     state.part = forgetful

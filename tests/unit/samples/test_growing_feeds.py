@@ -9,9 +9,9 @@ from paceline.base.samples import SampleSet, Span
 from paceline.protocol import training as master_state
 from paceline.protocol.acts import Fail, Instruction, Journal, Seal, Send
 from paceline.protocol.holding.servers.master import ServerHolder
-from paceline.protocol.holding.servers.worker import ToMaster, WorkerState
 from paceline.protocol.records import Extended, Granted, Records
 from paceline.protocol.samples.grant_size import Sizing
+from paceline.protocol.samples.leases import Ask, Leases
 from paceline.protocol.samples.ledger import Ledger
 from paceline.protocol.training import MasterState
 from paceline.wire.messages.base import Server
@@ -124,7 +124,7 @@ class Job:
         self.state = MasterState(ServerHolder(), mode="asp", samples="exactly-once")
         self.records: list[Records] = []
         self.said: list[Instruction] = []
-        self.workers: dict[int, WorkerState] = {}
+        self.workers: dict[int, Leases] = {}
         self.model = SampleSet()
         self.next_inc = 100
         self.loss = 0.0
@@ -140,9 +140,9 @@ class Job:
         restored = Restored(epoch_no=self.state.epoch_no, inc=self.next_inc)
         self.do(self.state.holder.restored(restored))
 
-    def add_worker(self) -> WorkerState:
+    def add_worker(self) -> Leases:
         self.next_inc += 1
-        worker = WorkerState(self.next_inc, mode="asp", samples="exactly-once")
+        worker = Leases(self.next_inc)
         worker.feed_opened(FeedOpened(inc=worker.inc, feed=self.feed))
         self.workers[worker.inc] = worker
         self.do(self.state.worker_up(worker.inc))
@@ -159,7 +159,10 @@ class Job:
                 case Send(inc, Grant() as grant) if self.arrives(inc):
                     self.workers[inc].grant(grant)
                 case Send(inc, NewEpoch() as epoch) if self.arrives(inc):
-                    self.tell(self.workers[inc].new_epoch(epoch))
+                    worker = self.workers[inc]
+                    worker.map_version = epoch.map.version
+                    if epoch.epoch_no > worker.epoch_no:
+                        self.tell(worker.begin(epoch.epoch_no))
                 case Seal(valid):
                     self.do(self.state.cut_sealed(valid))
                 case Fail(reason):
@@ -168,16 +171,15 @@ class Job:
     def arrives(self, inc: int) -> bool:
         return inc in self.workers and self.rng.random() >= self.loss
 
-    def tell(self, instructions: list[object]) -> None:
-        for one in instructions:
-            is_request = isinstance(one, ToMaster) and isinstance(one.message, LeaseRequest)
-            if is_request and self.rng.random() >= self.loss:
-                self.do(self.state.request(one.message, Sizing(samples=20)))
+    def tell(self, messages: list[Ask]) -> None:
+        for one in messages:
+            if isinstance(one, LeaseRequest) and self.rng.random() >= self.loss:
+                self.do(self.state.request(one, Sizing(samples=20)))
 
-    def want(self, worker: WorkerState, ends: dict[str, int], *, finished: bool = False) -> None:
+    def want(self, worker: Leases, ends: dict[str, int], *, finished: bool = False) -> None:
         self.tell(worker.want(2, ends, finished=finished))
 
-    def train(self, worker: WorkerState) -> None:
+    def train(self, worker: Leases) -> None:
         """One batch of the worker enters the model; servers refuse what is of an older epoch."""
         if worker.epoch_no != self.state.epoch_no:
             return
@@ -261,20 +263,17 @@ def test_growth_that_the_answered_version_of_a_request_did_not_tell_is_told_agai
     worker = job.add_worker()
     [first] = worker.want(2, {"a": 10})
     worker.want(2, {"a": 30})  # this version is lost
-    assert isinstance(first, ToMaster)
-    assert isinstance(first.message, LeaseRequest)
-    job.do(job.state.request(first.message, Sizing(samples=10)))
+    assert isinstance(first, LeaseRequest)
+    job.do(job.state.request(first, Sizing(samples=10)))
     assert worker.leased(2) == 10
     [again] = worker.want(2, {"a": 30})
-    assert isinstance(again, ToMaster)
-    assert isinstance(again.message, LeaseRequest)
-    assert again.message.ends == (("a", 30),)
-    job.do(job.state.request(again.message, Sizing(samples=10)))
+    assert isinstance(again, LeaseRequest)
+    assert again.ends == (("a", 30),)
+    job.do(job.state.request(again, Sizing(samples=10)))
     assert worker.leased(2) == 20
     [rest] = worker.want(2, {"a": 30})
-    assert isinstance(rest, ToMaster)
-    assert isinstance(rest.message, LeaseRequest)
-    assert rest.message.ends == ()
+    assert isinstance(rest, LeaseRequest)
+    assert rest.ends == ()
 
 
 def test_records_after_the_end_stop_the_job_with_the_reason() -> None:

@@ -13,11 +13,11 @@ from paceline.base.samples import Span
 from paceline.policy.straggler.actions import AdjustBatch, AdjustRate, BackupWorkers, Partial, Share
 from paceline.protocol.acts import Fail, Instruction, Journal, Send
 from paceline.protocol.holding.servers.master import ServerHolder
-from paceline.protocol.holding.servers.worker import WorkerState
 from paceline.protocol.records import GaveBack, Place, Plan, Planned
 from paceline.protocol.samples.grant_size import Sizing
 from paceline.protocol.samples.ledger import Ledger
 from paceline.protocol.samples.plans import Plans, part_sizes, portion_of
+from paceline.protocol.samples.step_leases import StepLeases
 from paceline.protocol.training import MasterState
 from paceline.wire.messages.base import Server
 from paceline.wire.messages.feeds import Batching, Feed, Rate, Slice
@@ -622,12 +622,12 @@ def test_a_grant_says_how_its_samples_are_computed(job: Job) -> None:
 
 def num_batches(how: Batching, share: int) -> int:
     """As a worker would compute so many samples of the first step."""
-    state = WorkerState(ONE, mode="bsp", samples="exactly-once")
+    leases = StepLeases(ONE, synchronous=True)
     feed = replace(FEED, num_samples=share, batch_size=share)
-    state.feed_opened(FeedOpened(inc=ONE, feed=feed))
-    state.slice, state.batching = (feed.slice_no(1),), (how,)
-    state.lease[0] = deque(state.slice)
-    return len(state.step_batches(0, 0, 100))
+    leases.feed_opened(FeedOpened(inc=ONE, feed=feed))
+    leases.slice, leases.batching = (feed.slice_no(1),), (how,)
+    leases.lease[0] = deque(leases.slice)
+    return len(leases.step_batches(0, 0, 100))
 
 
 @pytest.mark.parametrize(("accumulation", "chunks"), [(1, 1), (2, 1), (1, 4), (2, 2), (3, 2)])

@@ -13,7 +13,7 @@ from paceline.policy.straggler.registry import BUILT_IN, solution
 from paceline.policy.straggler.solution import Solution
 from paceline.protocol.samples.ledger import Ledger
 from paceline.protocol.samples.plans import Plans
-from paceline.runtime.holding.servers import client
+from paceline.runtime.holding.servers import works
 from paceline.runtime.server import server
 from paceline.sim import job, leader
 from paceline.sim.steering import Steering
@@ -76,7 +76,7 @@ def test_no_class_of_the_simulator_derives_from_what_decides_or_is_decided() -> 
 def test_a_simulated_job_asks_and_tells_as_often_as_a_real_one() -> None:
     # Constants of modules that need torch, which the simulator must not import.
     for name in ("FEW_STEPS", "AHEAD_S", "MAX_STEPS_AHEAD"):
-        assert getattr(job, name) == getattr(client, name)
+        assert getattr(job, name) == getattr(works, name)
     for name in ("REPORT_S", "REPORT_ANYWAY_S"):
         assert getattr(leader, name) == getattr(server, name)
 

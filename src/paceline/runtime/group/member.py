@@ -1,126 +1,35 @@
-"""A member of a group, whatever it holds: `MemberState` between training thread, master and peers.
+"""A member of a group, whatever it holds: what the training thread calls.
 
-Three threads use the state, one at a time, under ``changed``: the training thread, that of the
-`Exchange` (master, and peers that answer) and that of the `Door` (peers that ask). The training
-thread talks to the master only where it has nothing to compute.
-
-`GroupClient` is that of a member which holds all of the model, `ShardClient`
-(``runtime/holding/shards``) that of one which holds a shard.
+The training thread talks to the master only where it has nothing to compute. `MemberEdge` is the
+other half: master and peers. `GroupClient` is the client of a member that holds all of the model,
+`ShardClient` (``runtime/holding/shards``) that of a member that holds a shard.
 """
 
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
-from typing import NoReturn, assert_never
+from typing import NoReturn
 
 from paceline.base.processes import peak_memory_bytes, reset_peak_memory
 from paceline.base.samples import SampleSet, Span
 from paceline.cuts.manifest import patience_s
-from paceline.protocol.holding.group.member import (
-    Connect,
-    Copy,
-    Drop,
-    Instruction,
-    Load,
-    MemberState,
-    Say,
-)
-from paceline.protocol.holding.servers.worker import Instruction as LeaseInstruction
-from paceline.protocol.holding.servers.worker import ToMaster, WorkerState
-from paceline.runtime.checkpoint.cut_requests import CutAsker
 from paceline.runtime.data.work import StepTimes
-from paceline.runtime.exchange import Exchange
-from paceline.runtime.group.cut_session import Keeper
-from paceline.runtime.group.group import BREAKING, CPU, Group
-from paceline.runtime.group.listener import Door
-from paceline.runtime.group.profiling import Profiling
-from paceline.runtime.group.short import PeerSteps, ShortStep
-from paceline.runtime.group.store import PeerStore
-from paceline.runtime.process import Process, Stopped
-from paceline.runtime.state.replica import Replica
-from paceline.wire.messages.base import CutRef, ServerMap
-from paceline.wire.messages.data import Data
+from paceline.runtime.group.edge import MemberEdge
+from paceline.runtime.group.group import BREAKING, Group
+from paceline.runtime.group.short import ShortStep
+from paceline.runtime.process import Stopped
 from paceline.wire.messages.feeds import Feed, SourceLine
-from paceline.wire.messages.group import (
-    NO_STEP,
-    AskState,
-    CatchUp,
-    Computed,
-    Divide,
-    Division,
-    Meet,
-    ProfileBatches,
-    RunGroup,
-    StatePart,
-    StopGroup,
-)
-from paceline.wire.messages.node import (
-    CutKept,
-    CutMade,
-    FeedOpened,
-    Leaving,
-    NewEpoch,
-    NodeDown,
-    NodeUp,
-    OpenFeed,
-    Stop,
-    TakeCut,
-)
+from paceline.wire.messages.group import NO_STEP, Computed, Division, RunGroup
+from paceline.wire.messages.node import Leaving, NodeUp, OpenFeed
 
 RESEND_S = 0.5
 """What is unanswered this long is asked again."""
-MEET_S = 10.0
-"""How long a member waits for its peers to come into a new group."""
-
-_NO_SERVERS = ServerMap(version=0, servers=(), owners=())
 
 _log = logging.getLogger(__name__)
 
 
-class MemberClient:
-    """See the module. All public calls are the training thread's.
-
-    Args:
-        process: this one.
-        together: a cut is made of copies of all members, after the same step.
-    """
-
-    def __init__(self, process: Process, *, together: bool = False) -> None:
-        self.process, self.spec = process, process.spec
-        # Peers are told little, and read from each other's memory: none is shared for messages.
-        self._exchange = Exchange(process, self, arena_bytes=0)
-        self._changed = self._exchange.changed
-        self._door = Door(process, self)
-        self.state = MemberState(process.inc, self._door.address)
-        self._replica: Replica | None = None
-        self._profiling = Profiling(process.inc)
-        self._peer_steps = PeerSteps()
-        self._keeper = Keeper(process, self._on_news, together=together)
-        self._asker = CutAsker(process.inc)
-        self._stores: dict[int, PeerStore] = {}
-        self._group: Group | None = None
-        #: The newest one that has come together.
-        self._met: Group | None = None
-        #: What feeds there are, and leases of what is evaluated.
-        self._leases = WorkerState(process.inc, mode="asp", samples="exactly-once")
-        self._complete: set[int] = set()
-        #: The cut in which a complete feed is.
-        self._ends: dict[int, CutRef | None] = {}
-        self._leaving = self._hands_over = False
-        self.device = CPU
-        """That holds what we train."""
-        self.joins_others = False
-        """Whether a group trained already when we opened a feed."""
-        self.in_body = False
-        """The script has a batch in hand, or what follows from it to do: the state is its own."""
-        process.at_end = self._end
-
-    def _end(self) -> None:
-        with self._changed:
-            self._drop()
-        self._exchange.halt()
-        self._door.close()
+class MemberClient(MemberEdge):
+    """See the module. All public calls are the training thread's."""
 
     # ------------------------------------------------------------------ what is held
 
@@ -129,10 +38,6 @@ class MemberClient:
 
         ``stays``: until that is done; so it may be written into what the script holds.
         """
-        raise NotImplementedError
-
-    def _take_over(self, order: Copy | Load) -> None:
-        """Become what a peer, or a cut, holds."""
         raise NotImplementedError
 
     def _on_connected(self, run: RunGroup, group: Group) -> None:
@@ -269,12 +174,6 @@ class MemberClient:
         with self._changed:
             self._tell_peers(run, message)
 
-    def _tell_peers(self, run: RunGroup, message: Data, frames: Sequence[bytes] = ()) -> None:
-        for member in run.members:
-            if member.inc != self.state.inc:
-                send = partial(self._exchange.data.send, member.inc, message, frames)
-                self._exchange.leave(send)
-
     @property
     def ready_for_cut(self) -> int:
         """See `Keeper.ready_for`."""
@@ -375,13 +274,13 @@ class MemberClient:
     def open_feed(self, feed: Feed) -> Feed:
         """See `Strategy.open_feed`."""
         message = OpenFeed(inc=self.process.inc, feed=feed)
-        self._until(lambda: feed.feed in self._leases.feeds, ask=lambda: [ToMaster(message)])
+        self._until(lambda: feed.feed in self._leases.feeds, ask=lambda: [message])
         return self._leases.feeds[feed.feed]
 
     def await_end(self, feed: Feed) -> None:
         """Return when all of a feed is in a cut on disk: nothing of it can come again."""
         message = OpenFeed(inc=self.process.inc, feed=feed)
-        self._until(lambda: feed.feed in self._complete, ask=lambda: [ToMaster(message)])
+        self._until(lambda: feed.feed in self._complete, ask=lambda: [message])
 
     def is_complete(self, feed: int) -> bool:
         """Whether all of it was done before we came to it."""
@@ -434,7 +333,7 @@ class MemberClient:
         return self._keeper.busy
 
     def _until(
-        self, done: Callable[[], bool], ask: Callable[[], Iterable[LeaseInstruction]] = lambda: ()
+        self, done: Callable[[], bool], ask: Callable[[], Iterable[NodeUp]] = lambda: ()
     ) -> None:
         ask_at_s = 0.0
         with self._changed:
@@ -443,161 +342,8 @@ class MemberClient:
                 self._rest()
                 now_s = time.monotonic()
                 if now_s >= ask_at_s:
-                    self._do_leases(ask())
+                    self._tell_master(ask())
                     ask_at_s = now_s + RESEND_S
                 self._exchange.wait()
                 if self.process.stop_requested and not self._leaving:
                     self._leave()
-
-    # ------------------------------------------------------------------ events
-
-    def tick(self) -> None:
-        """See `Owner.tick`."""
-        self._do(self.state.resend())
-        self._tell_master(self._asker.resend())
-        self._hear_keeper()
-        self._do_leases(self._leases.resend())
-
-    def from_master(self, message: NodeDown) -> None:
-        """See `Owner.from_master`."""
-        match message:
-            case StopGroup() | CatchUp() | RunGroup() | Divide():
-                self._about_group(message)
-            case ProfileBatches():
-                answer = self._profiling.asked(message)
-                self._tell_master([] if answer is None else [answer])
-            case TakeCut() if message.epoch_no == self.state.epoch_no:
-                self._tell_master(self._keeper.ask(message))
-            case CutKept():
-                self._keeper.kept(message)
-                self._hear_keeper()
-            case CutMade():
-                self._asker.made(message)
-            case FeedOpened():
-                self.joins_others |= message.trains
-                if message.complete:
-                    self._complete.add(message.feed.feed)
-                    self._ends[message.feed.feed] = message.cut
-                self._do_leases(self._leases.feed_opened(message))
-            case Stop():
-                self.process.stop_requested = self.process.told_to_stop = True
-            case _:
-                _log.warning("a member has no use for %s", type(message).__name__)
-
-    def _about_group(self, message: StopGroup | CatchUp | RunGroup | Divide) -> None:
-        match message:
-            case StopGroup():
-                self._do(self.state.stop_group(message))
-                self._follow_epoch()
-            case CatchUp():
-                self._catch_up(message)
-            case RunGroup():
-                self._do(self.state.run_group(message))
-            case Divide():
-                self._do(self.state.divide(message))
-            case _:
-                assert_never(message)
-
-    def _catch_up(self, order: CatchUp) -> None:
-        self._do(self.state.catch_up(order))
-        self._follow_epoch()
-
-    def _on_news(self) -> None:
-        """Of the keeper; in its thread."""
-        with self._changed:
-            self._exchange.leave(self._hear_news)
-
-    def _hear_news(self) -> None:
-        with self._changed:
-            self._hear_keeper()
-
-    def _hear_keeper(self) -> None:
-        self._tell_master(self._keeper.said())
-
-    def _tell_master(self, messages: Iterable[NodeUp]) -> None:
-        for message in messages:
-            self._exchange.leave(partial(self.process.link.send, message))
-
-    def _follow_epoch(self) -> None:
-        epoch_no = self.state.epoch_no
-        self._asker.went_back(epoch_no)
-        if epoch_no > self._leases.epoch_no:
-            new = NewEpoch(epoch_no=epoch_no, inc=self.state.inc, map=_NO_SERVERS, step=0)
-            self._do_leases(self._leases.new_epoch(new))
-
-    def from_server(self, server: int, message: Data, frames: Sequence[memoryview]) -> None:
-        """See `Owner.from_server`: what a peer answers."""
-
-    # ------------------------------------------------------------------ peers
-
-    def met(self, message: Meet, value: bytes) -> None:
-        """See `Host.met`."""
-        with self._changed:
-            if self.state.may_meet(message.epoch_no, message.group):
-                self._store(message.group).put(message.key, value)
-
-    def peer_computed(self, message: Computed) -> None:
-        """See `Host.peer_computed`."""
-        with self._changed:
-            self._peer_steps.heard(message)
-
-    def hand_out(self, message: AskState) -> tuple[StatePart, bytes] | None:
-        """See `Host.hand_out`."""
-        return None
-
-    def _store(self, group: int) -> PeerStore:
-        """The store of a group; those of groups before it are over."""
-        if group not in self._stores:
-            for old in [number for number in self._stores if number < self.state.ran]:
-                self._stores.pop(old).end()
-            self._stores[group] = PeerStore(partial(self._tell, group), MEET_S)
-        return self._stores[group]
-
-    def _tell(self, group: int, key: str, value: bytes) -> None:
-        """Set something in the stores of all peers; called by torch while it connects."""
-        with self._changed:
-            run = self.state.running
-            if run is None or run.group != group:
-                return
-            message = Meet(epoch_no=run.epoch_no, inc=self.state.inc, group=group, key=key)
-            self._tell_peers(run, message, [value])
-
-    # ------------------------------------------------------------------ instructions
-
-    def _do(self, instructions: Iterable[Instruction]) -> None:
-        for instruction in instructions:
-            match instruction:
-                case Say(message):
-                    self._tell_master([message])
-                case Drop():
-                    self._drop()
-                case Copy() | Load():
-                    self._take_over(instruction)
-                case Connect(run):
-                    self._keeper.set_members(run.members)
-                    self._exchange.leave(partial(self._meet_all, run))
-                case _:
-                    assert_never(instruction)
-
-    def _meet_all(self, run: RunGroup) -> None:
-        """Be connected to these peers and no others."""
-        data = self._exchange.data
-        peers = {one.inc: one.address for one in run.members if one.inc != self.state.inc}
-        for gone in set(data.keys()) - set(peers):
-            data.disconnect(gone)
-        for inc, address in peers.items():
-            data.connect(inc, address)
-
-    def _drop(self) -> None:
-        """What we worked in is over; a group after it may have been heard of already."""
-        for number, store in self._stores.items():
-            if number <= self.state.ran:
-                store.end()
-        if self._group is not None:
-            self._group.drop()
-            self._group = None
-
-    def _do_leases(self, instructions: Iterable[LeaseInstruction]) -> None:
-        for instruction in instructions:
-            if isinstance(instruction, ToMaster):
-                self._tell_master([instruction.message])

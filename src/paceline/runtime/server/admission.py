@@ -119,8 +119,8 @@ class Admission:
     def _bad_ready(self, ready: Ready) -> str:
         """The leader is to order what it holds itself (synchronous: what is there of the step)."""
         state = self._state
-        first = max(state.last_seq.get(ready.inc, 0) + 1, ready.first)
-        sent = all((ready.inc, seq) in state.parts for seq in range(first, ready.seq + 1))
+        first = max(state.contents.last_seq.get(ready.inc, 0) + 1, ready.first)
+        sent = all((ready.inc, seq) in state.contents.parts for seq in range(first, ready.seq + 1))
         void = ready.map_version < state.barrier
         if state.leads and not ready.step and not void and not sent:
             return f"ready up to {ready.seq}, but not all from {first} on were sent"

@@ -17,7 +17,8 @@ from paceline.base.copying import copy
 from paceline.base.errors import PermanentError, TransientError
 from paceline.base.samples import SampleSet
 from paceline.cuts.manifest import read_manifest
-from paceline.protocol.holding.servers.server import (
+from paceline.protocol.holding.servers.server import ServerState
+from paceline.protocol.holding.servers.server_acts import (
     AnswerPull,
     Apply,
     CopyState,
@@ -31,7 +32,6 @@ from paceline.protocol.holding.servers.server import (
     Reply,
     Report,
     SendBuckets,
-    ServerState,
     Tell,
 )
 from paceline.runtime.checkpoint.writer import CutWriter
@@ -161,7 +161,7 @@ class Server:
             self._obey(order)
         self._hear_peers()
         self._tick(time.monotonic())
-        self.service.rest(self.state.step)
+        self.service.rest(self.state.contents.step)
 
     def _hear_peers(self) -> None:
         for _, message, _frames in self.peers.poll(0.0):
@@ -211,7 +211,7 @@ class Server:
             since_s = before.since_s
         self.asked[pull.inc] = Asked(pull.ticket, ids, since_s)
         self._do(self.state.pull(pull))
-        if pull.inc not in self.state.waiting:  # answered, or refused
+        if pull.inc not in self.state.waiting.pulls:  # answered, or refused
             self.asked.pop(pull.inc, None)
 
     def _admits(self, peer: bytes, inc: int, message: Data, frames: Sequence[memoryview]) -> bool:
@@ -264,7 +264,7 @@ class Server:
         self._let_go()
 
     def _tick(self, now_s: float) -> None:  # noqa: C901
-        if self.grace.is_over(self.state.step + 1, self.state.grace_s, now_s):
+        if self.grace.is_over(self.state.contents.step + 1, self.state.readiness.grace_s, now_s):
             self._do(self.state.grace_over())
         resend = now_s >= self.resend_at_s
         if resend:
@@ -282,7 +282,7 @@ class Server:
         if copied is not None:
             self._do(self.state.copy_is_safe(copied))
         if self.state.leads and now_s >= self.report_at_s:
-            now = (self.state.epoch_no, self.state.position)
+            now = (self.state.epoch_no, self.state.contents.position)
             if now != self.reported or now_s >= self.report_at_s + REPORT_ANYWAY_S:
                 self.reported, self.report_at_s = now, now_s + REPORT_S
                 self.process.link.send(self.state.progress())
@@ -297,13 +297,13 @@ class Server:
         Not while instructions are under way: an answer among them needs what is dropped here.
         """
         state = self.state
-        for inc in self.asked.keys() - state.waiting.keys():
+        for inc in self.asked.keys() - state.waiting.pulls.keys():
             del self.asked[inc]
         for inc in self.route.keys() & state.fenced.keys():
             del self.route[inc]
             self.handler_s.pop(inc, None)
         if state.map is not None:
-            needed = {server.inc for server in state.map.servers} | state.applied_at.keys()
+            needed = {server.inc for server in state.map.servers} | state.log.applied_at.keys()
             for inc in set(self.peers.keys()) - needed:
                 self.peers.disconnect(inc)
 
@@ -430,14 +430,14 @@ class Server:
             server=self.inc,
             inc=pull.inc,
             ticket=pull.ticket,
-            step=self.state.step,
-            last_seq=self.state.last_seq.get(pull.inc, 0),
-            applied=self.state.applied,
+            step=self.state.contents.step,
+            last_seq=self.state.contents.last_seq.get(pull.inc, 0),
+            applied=self.state.contents.applied,
             slice=self.state.next_slice(pull.feed),
             handler_s=spent_s,
             waited_s=start_s - asked.since_s,
             dense=tuple(dense),
-            counted=_count(self.state.committed, pull.also.counting),
+            counted=_count(self.state.contents.committed, pull.also.counting),
             script=self.store.scripts.at(pull.also.script),
         )
         self.data.send(peer, answer, frames)

@@ -9,16 +9,17 @@ import pytest
 
 from paceline.base.samples import SampleSet, Span
 from paceline.protocol.holding.servers.moving import Moving, copying, switched, without
-from paceline.protocol.holding.servers.server import (
+from paceline.protocol.holding.servers.server import ServerState
+from paceline.protocol.holding.servers.server_acts import (
     CopyState,
     Forget,
     Instruction,
     Reply,
     Report,
     SendBuckets,
-    ServerState,
 )
-from paceline.protocol.holding.servers.worker import OfferAgain, Remapped, ToServer, WorkerState
+from paceline.protocol.holding.servers.worker import WorkerState
+from paceline.protocol.holding.servers.worker_acts import OfferAgain, Remapped, ToServer
 from paceline.protocol.records import MoveBegun
 from paceline.runtime.checkpoint import cutfile
 from paceline.runtime.holding.servers import partition
@@ -125,7 +126,7 @@ def test_a_copy_entry_voids_what_was_sent_under_older_maps() -> None:
     assert (word.leads, word.barrier, word.seq) == (True, COPY.version, 1)
     assert told(leader.ready(ready(2, 1))) == [word], "refused, and why"
     assert told(leader.part(part(2, 1, 1))) == [word]
-    assert leader.position == 2
+    assert leader.contents.position == 2
 
 
 def test_the_map_is_ordered_once_however_often_it_is_asked_for() -> None:
@@ -137,7 +138,7 @@ def test_the_map_is_ordered_once_however_often_it_is_asked_for() -> None:
 
     assert again == late
     assert isinstance(again, Report)
-    assert leader.position == 1
+    assert leader.contents.position == 1
 
 
 def test_the_old_owner_sends_what_it_holds_at_the_copy_entry() -> None:
@@ -167,14 +168,14 @@ def test_a_joining_server_keeps_parts_and_goes_on_from_the_pieces() -> None:
     state.part(part(2, COPY.version, 1))
     update = Update(included=(Included(WORKER, 2),))
     state.order(Order(epoch_no=1, leader=OLD, start=3, entries=(update,)))
-    assert state.position == 0
+    assert state.contents.position == 0
     assert isinstance(state.pull(Pull(epoch_no=1, inc=WORKER, ticket=1))[0], Reply)
 
     state.arrived(piece())
     done = state.advance()
 
-    assert state.position == 3
-    assert state.committed == SampleSet([Span(0, 0, 2)])
+    assert state.contents.position == 3
+    assert state.contents.committed == SampleSet([Span(0, 0, 2)])
     assert done[-1] == Report(Joined(epoch_no=1, inc=NEW, caught_up=True, progress=3))
 
 
@@ -196,13 +197,17 @@ def test_who_joins_counts_on_from_what_the_old_owner_counted() -> None:
     leader = server(OLD)
     leader.part(part(1, 1))
     leader.ready(ready(1, 1))
-    leader.short_steps, leader.left_out = 2, 5
+    leader.contents.short_steps, leader.contents.left_out = 2, 5
     (send,) = (i for i in leader.change_map(change(COPY)) if isinstance(i, SendBuckets))
     state = joined()
 
     state.arrived(send.piece)
 
-    assert (state.applied, state.short_steps, state.left_out) == (1, 2, 5)
+    assert (state.contents.applied, state.contents.short_steps, state.contents.left_out) == (
+        1,
+        2,
+        5,
+    )
 
 
 def test_after_the_switch_the_new_owner_answers_pulls_and_the_old_one_does_not() -> None:
@@ -229,7 +234,7 @@ def test_the_next_leader_knows_who_is_fenced() -> None:
     leader.fence(Fence(epoch_no=1, inc=OLD, fenced=WORKER))
     leader.change_map(change(SWITCH))
     state.arrived(piece())
-    entries = tuple(leader.log[position] for position in sorted(leader.log))
+    entries = tuple(leader.log.entries[position] for position in sorted(leader.log.entries))
     state.order(Order(epoch_no=1, leader=OLD, start=3, entries=entries))
     state.advance()
 
@@ -246,7 +251,7 @@ def test_the_next_leader_knows_what_a_step_may_lack() -> None:
     leader.allow(allow)
     leader.change_map(change(COPY))
     leader.change_map(change(SWITCH))
-    entries = tuple(leader.log[position] for position in (1, 2))
+    entries = tuple(leader.log.entries[position] for position in (1, 2))
     state = joined()
     state.arrived(msgspec.structs.replace(piece(), position=1))
 
@@ -254,7 +259,7 @@ def test_the_next_leader_knows_what_a_step_may_lack() -> None:
     state.advance()
 
     assert state.leads
-    assert state.allowed == [allow]
+    assert state.readiness.allowed == [allow]
 
 
 def test_who_has_handed_over_names_the_next_leader() -> None:
@@ -283,9 +288,9 @@ def worker(*spans: Span) -> WorkerState:
         shuffle=False,
         seed=0,
     )
-    state.feed_opened(FeedOpened(inc=WORKER, feed=feed))
+    state.leases.feed_opened(FeedOpened(inc=WORKER, feed=feed))
     state.new_epoch(NewEpoch(epoch_no=1, inc=WORKER, map=FIRST, step=0))
-    state.want(0)
+    state.leases.want(0)
     state.grant(Grant(epoch_no=1, inc=WORKER, n=1, feed=0, spans=spans))
     return state
 
@@ -297,7 +302,7 @@ def word(now: ServerMap, *, leads: bool, barrier: int = COPY.version, seq: int =
 
 def test_what_is_void_is_offered_again_to_all_servers_of_the_new_map() -> None:
     state = worker(Span(0, 0, 2))
-    first, second = state.offer(state.take(0, 1)), state.offer(state.take(0, 1))
+    first, second = state.offer(state.leases.take(0, 1)), state.offer(state.leases.take(0, 1))
 
     done = state.map_is(word(COPY, leads=True, seq=first.seq))
 
@@ -311,7 +316,7 @@ def test_what_is_void_is_offered_again_to_all_servers_of_the_new_map() -> None:
 
 def test_a_followers_word_voids_nothing() -> None:
     state = worker(Span(0, 0, 1))
-    state.offer(state.take(0, 1))
+    state.offer(state.leases.take(0, 1))
 
     done = state.map_is(word(COPY, leads=False))
 
@@ -322,7 +327,7 @@ def test_a_followers_word_voids_nothing() -> None:
 def test_after_a_switch_nobody_waits_for_who_has_left() -> None:
     state = worker(Span(0, 0, 1))
     state.map_is(word(COPY, leads=True))
-    state.offer(state.take(0, 1))
+    state.offer(state.leases.take(0, 1))
     for inc in (OTHER, NEW):
         state.offers[1].not_held_by.discard(inc)
 

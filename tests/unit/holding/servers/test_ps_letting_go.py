@@ -76,7 +76,9 @@ def pulls(edge: Edge, inc: int) -> None:
 
 
 def known_of(edge: Edge, inc: int) -> list[bool]:
-    return [inc in kept for kept in (edge.asked, edge.route, edge.handler_s, edge.state.waiting)]
+    return [
+        inc in kept for kept in (edge.asked, edge.route, edge.handler_s, edge.state.waiting.pulls)
+    ]
 
 
 def test_a_leader_keeps_nothing_of_a_worker_that_it_fences(leader: Edge) -> None:

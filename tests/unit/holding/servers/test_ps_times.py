@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from paceline.protocol.holding.servers.server import Key
+from paceline.protocol.holding.servers.server_acts import Key
 from paceline.runtime.holding.servers.port import Pulled
 from paceline.runtime.holding.servers.pulling import Pulling
 from paceline.runtime.server.server import Server

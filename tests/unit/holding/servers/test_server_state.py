@@ -5,7 +5,8 @@ import pytest
 
 from paceline.base.errors import InternalError
 from paceline.base.samples import SampleSet, Span
-from paceline.protocol.holding.servers.server import (
+from paceline.protocol.holding.servers.server import ServerState
+from paceline.protocol.holding.servers.server_acts import (
     AnswerPull,
     Apply,
     CopyState,
@@ -15,7 +16,6 @@ from paceline.protocol.holding.servers.server import (
     Load,
     Reply,
     Report,
-    ServerState,
     Tell,
 )
 from paceline.wire.messages.base import CutRef, Server, ServerMap
@@ -116,7 +116,7 @@ def test_a_repeated_restore_is_answered_and_changes_nothing(leader: ServerState)
 
     assert leader.restore(restore(LEADER)) == [Report(Restored(epoch_no=1, inc=LEADER))]
     assert leader.loaded(restore(LEADER), 0, SampleSet()) == []
-    assert (WORKER, 1) in leader.parts
+    assert (WORKER, 1) in leader.contents.parts
 
 
 @pytest.mark.parametrize("epoch_no", [0, 2])
@@ -124,7 +124,7 @@ def test_parts_of_another_epoch_are_refused_older_or_newer(
     leader: ServerState, epoch_no: int
 ) -> None:
     assert is_refused(leader.part(part(1, 0, 1, epoch_no=epoch_no)))
-    assert not leader.parts
+    assert not leader.contents.parts
 
 
 def test_a_restore_forgets_everything(leader: ServerState) -> None:
@@ -133,8 +133,8 @@ def test_a_restore_forgets_everything(leader: ServerState) -> None:
     leader.fence(Fence(epoch_no=1, inc=LEADER, fenced=OTHER))
     leader.loaded(restore(LEADER, epoch_no=2), 0, SampleSet())
 
-    assert (leader.position, leader.parts, leader.fenced) == (0, {}, {})
-    assert not leader.committed
+    assert (leader.contents.position, leader.contents.parts, leader.fenced) == (0, {}, {})
+    assert not leader.contents.committed
 
 
 # ---------------------------------------------------------------------- the order
@@ -155,7 +155,7 @@ def test_ready_is_the_decision_and_a_repetition_decides_nothing(leader: ServerSt
 
     assert applied(done) == [((WORKER, 1),), ((WORKER, 2),)]
     assert done[-1] == Reply(WORKER, Ordered(epoch_no=1, inc=WORKER, seq=2))
-    assert leader.committed == SampleSet([Span(0, 0, 3)])
+    assert leader.contents.committed == SampleSet([Span(0, 0, 3)])
     assert applied(leader.ready(ready(2))) == []
     assert applied(leader.ready(ready(1))) == []
 
@@ -169,7 +169,7 @@ def test_only_the_leader_decides(follower: ServerState) -> None:
     assert isinstance(reply.message, MapIs)
     assert not reply.message.leads
     assert reply.message.map.servers[0].inc == LEADER
-    assert follower.position == 0
+    assert follower.contents.position == 0
 
 
 def test_a_part_that_is_applied_is_never_kept_again(leader: ServerState) -> None:
@@ -206,7 +206,7 @@ def test_the_leader_keeps_an_entry_until_all_have_applied_it(leader: ServerState
     assert leader.orders(resend=True) == first, "repeated until applied"
     leader.at(At(epoch_no=1, server=FOLLOWER, position=1))
     assert leader.orders(resend=True) == []
-    assert not leader.log
+    assert not leader.log.entries
 
 
 def test_an_order_for_a_part_never_held_stops_the_job(follower: ServerState) -> None:
@@ -242,7 +242,7 @@ def test_a_fenced_worker_enters_no_later_entry(leader: ServerState) -> None:
     assert is_refused(leader.ready(ready(2)), fenced=True)
     assert is_refused(leader.part(part(3, 3, 4)), fenced=True)
     assert is_refused(leader.pull(Pull(epoch_no=1, inc=WORKER, ticket=1)), fenced=True)
-    assert leader.committed == SampleSet([Span(0, 0, 2)])
+    assert leader.contents.committed == SampleSet([Span(0, 0, 2)])
 
 
 def test_a_fence_is_answered_each_time(leader: ServerState) -> None:
@@ -284,7 +284,7 @@ def test_a_cut_is_an_entry_of_the_order(leader: ServerState, follower: ServerSta
         sharers=(LEADER, FOLLOWER),
     )
     assert done == [CopyState(expected)]
-    assert leader.log[2] == Cut(cut_no=1)
+    assert leader.log.entries[2] == Cut(cut_no=1)
     assert follower.take_cut(take) == [], "a follower copies when it reaches the position"
 
 
@@ -317,7 +317,7 @@ def test_a_step_is_decided_when_its_slice_is_covered() -> None:
     assert applied(leader.ready(ready(1, step=1))) == []
     done = leader.ready(ready(1, inc=OTHER, step=1))
     assert applied(done) == [((OTHER, 1), (WORKER, 1))], "summed by first sample"
-    assert leader.step == 1
+    assert leader.contents.step == 1
 
 
 def test_a_survivor_may_add_a_second_contribution_to_the_step() -> None:
@@ -378,34 +378,42 @@ def test_a_step_is_decided_while_what_may_be_left_out_is_missing(synchronous: Se
     done = synchronous.ready(ready(1, inc=OTHER, step=1))
 
     assert applied(done) == [((WORKER, 1), (OTHER, 1))]
-    assert (synchronous.step, synchronous.short_steps, synchronous.left_out) == (1, 1, 2)
-    assert synchronous.committed == SampleSet([Span(0, 0, 1), Span(0, 2, 3)])
+    assert (
+        synchronous.contents.step,
+        synchronous.contents.short_steps,
+        synchronous.contents.left_out,
+    ) == (1, 1, 2)
+    assert synchronous.contents.committed == SampleSet([Span(0, 0, 1), Span(0, 2, 3)])
 
 
 def test_what_is_late_is_waited_for_until_the_grace_is_over(synchronous: ServerState) -> None:
     synchronous.allow(allow(0, late=2))
     synchronous.part(part(1, 0, 1, step=1))
     assert applied(synchronous.ready(ready(1, step=1))) == []
-    assert synchronous.grace_s is None, "3 of 4 are missing"
+    assert synchronous.readiness.grace_s is None, "3 of 4 are missing"
     assert synchronous.grace_over() == []
     synchronous.part(part(1, 2, 3, inc=OTHER, step=1))
     assert applied(synchronous.ready(ready(1, inc=OTHER, step=1))) == []
-    assert synchronous.grace_s == 0.3
+    assert synchronous.readiness.grace_s == 0.3
 
     assert applied(synchronous.grace_over()) == [((WORKER, 1), (OTHER, 1))]
-    assert synchronous.grace_s is None
-    assert (synchronous.step, synchronous.short_steps, synchronous.left_out) == (1, 1, 2)
+    assert synchronous.readiness.grace_s is None
+    assert (
+        synchronous.contents.step,
+        synchronous.contents.short_steps,
+        synchronous.contents.left_out,
+    ) == (1, 1, 2)
 
 
 def test_a_step_that_is_whole_within_its_grace_is_not_short(synchronous: ServerState) -> None:
     synchronous.allow(allow(0, late=2))
     synchronous.part(part(1, 0, 2, step=1))
     synchronous.ready(ready(1, step=1))
-    assert synchronous.grace_s == 0.3
+    assert synchronous.readiness.grace_s == 0.3
     synchronous.part(part(1, 2, 4, inc=OTHER, step=1))
 
     assert len(applied(synchronous.ready(ready(1, inc=OTHER, step=1)))) == 1
-    assert (synchronous.grace_s, synchronous.short_steps) == (None, 0)
+    assert (synchronous.readiness.grace_s, synchronous.contents.short_steps) == (None, 0)
     assert synchronous.grace_over() == [], "nothing of the next step is there"
 
 
@@ -414,11 +422,11 @@ def test_a_grace_ends_with_a_contribution_that_is_lost(synchronous: ServerState)
     for inc, low in ((WORKER, 0), (OTHER, 1)):
         synchronous.part(part(1, low, low + 1, inc=inc, step=1))
         synchronous.ready(ready(1, inc=inc, step=1))
-    assert synchronous.grace_s == 0.3
+    assert synchronous.readiness.grace_s == 0.3
     synchronous.fence(Fence(epoch_no=1, inc=LEADER, fenced=OTHER))
 
     assert synchronous.grace_over() == []
-    assert (synchronous.grace_s, synchronous.step) == (None, 0)
+    assert (synchronous.readiness.grace_s, synchronous.contents.step) == (None, 0)
 
 
 def test_what_waits_when_the_leader_hears_of_it_is_decided_then(synchronous: ServerState) -> None:
@@ -438,7 +446,7 @@ def test_nothing_is_left_out_before_the_step_that_is_told(synchronous: ServerSta
     synchronous.ready(ready(2, step=1))
     synchronous.part(part(3, 5, 8, step=2))
     assert len(applied(synchronous.ready(ready(3, step=2)))) == 1
-    assert (synchronous.short_steps, synchronous.left_out) == (1, 1)
+    assert (synchronous.contents.short_steps, synchronous.contents.left_out) == (1, 1)
 
 
 def test_a_small_slice_may_lack_as_small_a_share(synchronous: ServerState) -> None:
@@ -489,9 +497,9 @@ def test_what_the_next_step_consists_of_follows_from_what_is_in_the_model(
         shuffle=False,
         seed=0,
     )
-    synchronous.committed = SampleSet([Span(0, 0, 3)])
+    synchronous.contents.committed = SampleSet([Span(0, 0, 3)])
     assert synchronous.next_slice(feed) == (Span(0, 4, 8),)
-    synchronous.committed.add(Span(0, 5, 8))
+    synchronous.contents.committed.add(Span(0, 5, 8))
     assert synchronous.next_slice(feed) == (Span(0, 3, 5),)
 
 

@@ -1,10 +1,13 @@
 """What one worker promises; every interleaving with servers and master is in tests/model."""
 
+from collections.abc import Sequence
+
 import msgspec
 import pytest
 
 from paceline.base.samples import Intervals, Span
-from paceline.protocol.holding.servers.worker import (
+from paceline.protocol.holding.servers.worker import WorkerState
+from paceline.protocol.holding.servers.worker_acts import (
     DropWork,
     Instruction,
     Leave,
@@ -12,8 +15,8 @@ from paceline.protocol.holding.servers.worker import (
     ToMaster,
     ToServer,
     Withdraw,
-    WorkerState,
 )
+from paceline.protocol.samples.leases import Ask
 from paceline.wire.messages.base import Server, ServerMap
 from paceline.wire.messages.data import Held, Ordered, Part, Pull, Pulled, Ready, Refused
 from paceline.wire.messages.feeds import Batching, Feed, Rate
@@ -52,7 +55,7 @@ FEED = Feed(
 def worker(mode: str = "asp", samples: str = "exactly-once") -> WorkerState:
     """A worker in its first epoch; a synchronous one has pulled."""
     state = WorkerState(INC, mode=mode, samples=samples)
-    state.feed_opened(FeedOpened(inc=INC, feed=FEED))
+    state.leases.feed_opened(FeedOpened(inc=INC, feed=FEED))
     state.new_epoch(new_epoch())
     if mode == "bsp":
         state.start_pull()
@@ -62,13 +65,13 @@ def worker(mode: str = "asp", samples: str = "exactly-once") -> WorkerState:
 
 
 def lease(state: WorkerState, *spans: Span, end: bool = False) -> None:
-    state.want(0)
-    n = state.last_n + 1
+    state.leases.want(0)
+    n = state.leases.last_n + 1
     state.grant(Grant(epoch_no=1, inc=INC, n=n, feed=0, spans=spans, end=end))
 
 
 def offer(state: WorkerState, count: int = 1) -> Part:
-    part = state.offer(state.take(0, count))
+    part = state.offer(state.leases.take(0, count))
     assert part is not None
     return part
 
@@ -94,10 +97,12 @@ def readies(done: list[Instruction]) -> list[int]:
     return [i.message.seq for i in done if isinstance(i, ToServer) and isinstance(i.message, Ready)]
 
 
-def requests(done: list[Instruction]) -> list[LeaseRequest]:
-    return [
-        i.message for i in done if isinstance(i, ToMaster) and isinstance(i.message, LeaseRequest)
-    ]
+def to_master(done: Sequence[Instruction | Ask]) -> list[object]:
+    return [i.message if isinstance(i, ToMaster) else i for i in done]
+
+
+def requests(done: Sequence[Instruction | Ask]) -> list[LeaseRequest]:
+    return [one for one in to_master(done) if isinstance(one, LeaseRequest)]
 
 
 @pytest.fixture
@@ -109,21 +114,21 @@ def state() -> WorkerState:
 
 
 def test_a_grant_is_taken_once(state: WorkerState) -> None:
-    state.want(0)
+    state.leases.want(0)
     grant = Grant(epoch_no=1, inc=INC, n=1, feed=0, spans=(Span(0, 0, 4),))
 
     state.grant(grant)
     state.grant(grant)
 
-    assert state.leased(0) == 4
+    assert state.leases.leased(0) == 4
 
 
 def test_an_open_request_keeps_its_number(state: WorkerState) -> None:
-    first = requests(state.want(0))
-    assert state.want(0) == [], "nothing new to say"
+    first = state.leases.want(0)
+    assert state.leases.want(0) == [], "nothing new to say"
     assert [r.n for r in requests(state.resend())] == [1]
     lease(state, Span(0, 0, 4))
-    assert [r.n for r in requests(state.want(0))] == [2]
+    assert [r.n for r in state.leases.want(0)] == [2]
     assert [r.n for r in first] == [1]
 
 
@@ -136,7 +141,7 @@ def test_without_an_open_request_the_master_still_hears_of_us(state: WorkerState
 def test_after_the_end_nothing_more_is_asked_for(state: WorkerState) -> None:
     lease(state, end=True)
 
-    assert state.want(0) == []
+    assert state.leases.want(0) == []
 
 
 # ---------------------------------------------------------------------- contributions
@@ -209,24 +214,24 @@ def test_a_step_takes_any_number_of_contributions_that_all_servers_hold() -> Non
 def test_a_new_epoch_voids_everything(state: WorkerState) -> None:
     lease(state, Span(0, 0, 4))
     offer(state)
-    state.want(0)
+    state.leases.want(0)
 
     done = state.new_epoch(new_epoch(2))
 
     assert done[0] == DropWork()
     assert [(r.epoch_no, r.n) for r in requests(done)] == [(2, 1)], "the open request goes on"
-    assert (state.leased(0), state.offers, state.next_seq) == (0, {}, 1)
+    assert (state.leases.leased(0), state.offers, state.next_seq) == (0, {}, 1)
     assert state.new_epoch(new_epoch(2)) == []
     assert state.new_epoch(new_epoch(1)) == []
 
 
 def test_answers_of_another_epoch_are_ignored(state: WorkerState) -> None:
     state.new_epoch(new_epoch(2))
-    state.want(0)
+    state.leases.want(0)
 
     state.grant(Grant(epoch_no=1, inc=INC, n=1, feed=0, spans=(Span(0, 0, 4),)))
 
-    assert state.leased(0) == 0
+    assert state.leases.leased(0) == 0
 
 
 @pytest.mark.parametrize(
@@ -250,44 +255,44 @@ def test_samples_of_a_later_slice_wait_for_their_step() -> None:
     state = worker("bsp")
     lease(state, Span(0, 2, 6))
 
-    assert state.take(0, 10) == (Span(0, 2, 4),)
-    assert state.take(0, 10) == ()
-    assert not state.has_work(0)
-    assert state.leased(0) == 2
-    assert state.peek(0, 10, after=1) == (Span(0, 4, 6),)
+    assert state.leases.take(0, 10) == (Span(0, 2, 4),)
+    assert state.leases.take(0, 10) == ()
+    assert not state.leases.has_work(0)
+    assert state.leases.leased(0) == 2
+    assert state.leases.peek(0, 10, after=1) == (Span(0, 4, 6),)
 
 
 def test_a_request_says_that_nothing_is_left_for_the_undecided_step() -> None:
     state = worker("bsp")
     lease(state, Span(0, 4, 6))
 
-    (request,) = requests(state.want(0))
+    (request,) = state.leases.want(0)
     assert (request.step, request.slice, request.starving) == (1, (Span(0, 0, 4),), True)
 
 
 def test_what_a_step_consists_of_is_known_when_the_servers_have_said_it() -> None:
     state = WorkerState(INC, mode="bsp", samples="exactly-once")
-    state.feed_opened(FeedOpened(inc=INC, feed=FEED))
+    state.leases.feed_opened(FeedOpened(inc=INC, feed=FEED))
     state.new_epoch(new_epoch())
     lease(state, Span(0, 0, 8))
-    assert (state.slice, state.has_work(0)) == (None, False)
+    assert (state.leases.slice, state.leases.has_work(0)) == (None, False)
 
     state.start_pull()
     state.pulled(pulled(LEADER, 1, 1))
     state.pulled(pulled(FOLLOWER, 1, 1))
 
-    assert state.take(0, 10) == (Span(0, 4, 8),), "not what the cut's step says"
+    assert state.leases.take(0, 10) == (Span(0, 4, 8),), "not what the cut's step says"
 
 
 def test_an_answer_about_another_feed_says_nothing_of_this_one() -> None:
     state = worker("bsp")
     state.start_pull()
     other = msgspec.structs.replace(FEED, feed=1)
-    state.feed_opened(FeedOpened(inc=INC, feed=other))
+    state.leases.feed_opened(FeedOpened(inc=INC, feed=other))
     for server in (LEADER, FOLLOWER):
         state.pulled(pulled(server, 2, 2))
 
-    assert (state.step, state.slice) == (2, None)
+    assert (state.leases.step, state.leases.slice) == (2, None)
 
 
 def test_a_pull_is_done_when_all_servers_answer_at_one_step() -> None:
@@ -299,7 +304,7 @@ def test_a_pull_is_done_when_all_servers_answer_at_one_step() -> None:
     pull = Pull(epoch_no=1, inc=INC, ticket=2, min_step=2, feed=FEED)
     assert again == [ToServer(FOLLOWER, pull)]
     assert state.pulled(pulled(FOLLOWER, 2, 2)) == [PullDone(2)]
-    assert state.step == 2
+    assert state.leases.step == 2
 
 
 def test_a_worker_without_work_says_so_until_it_pulls_again() -> None:
@@ -332,12 +337,8 @@ def recall(n: int, start: int, *, epoch_no: int = 1) -> Recall:
     return Recall(epoch_no=epoch_no, inc=INC, n=n, feed=0, start=start)
 
 
-def given_back(done: list[Instruction]) -> list[tuple[int, tuple[Span, ...]]]:
-    return [
-        (i.message.r, i.message.spans)
-        for i in done
-        if isinstance(i, ToMaster) and isinstance(i.message, GiveBack)
-    ]
+def given_back(done: Sequence[Instruction | Ask]) -> list[tuple[int, tuple[Span, ...]]]:
+    return [(one.r, one.spans) for one in to_master(done) if isinstance(one, GiveBack)]
 
 
 def test_what_was_not_begun_is_given_back_and_more_is_asked_for() -> None:
@@ -345,20 +346,20 @@ def test_what_was_not_begun_is_given_back_and_more_is_asked_for() -> None:
     lease(state, Span(0, 0, 2), Span(0, 4, 6))
     offer(state)
 
-    done = state.recalled(recall(1, 1))
+    done = state.leases.recalled(recall(1, 1))
 
     assert given_back(done) == [(1, (Span(0, 1, 2), Span(0, 4, 6)))]
     assert [r.n for r in requests(done)] == [2]
-    assert state.leased(0) == 0
+    assert state.leases.leased(0) == 0
 
 
 def test_who_does_not_know_the_step_yet_asks_for_no_more_than_its_part_of_it() -> None:
     state = WorkerState(INC, mode="bsp", samples="exactly-once")
-    state.feed_opened(FeedOpened(inc=INC, feed=FEED))
+    state.leases.feed_opened(FeedOpened(inc=INC, feed=FEED))
     state.new_epoch(new_epoch())
     lease(state, Span(0, 0, 2))
 
-    (asked,) = requests(state.want(0))
+    (asked,) = state.leases.want(0)
 
     assert not asked.starving
 
@@ -366,12 +367,12 @@ def test_who_does_not_know_the_step_yet_asks_for_no_more_than_its_part_of_it() -
 def test_a_contribution_that_is_begun_keeps_what_it_waits_for() -> None:
     state = worker("bsp")
     lease(state, Span(0, 0, 2), Span(0, 4, 6))
-    state.take(0, 1)
+    state.leases.take(0, 1)
 
-    done = state.recalled(recall(1, 0))
+    done = state.leases.recalled(recall(1, 0))
 
     assert given_back(done) == [(1, (Span(0, 4, 6),))]
-    assert state.take(0, 1) == (Span(0, 1, 2),)
+    assert state.leases.take(0, 1) == (Span(0, 1, 2),)
 
 
 def test_without_steps_the_next_samples_are_kept_and_the_rest_is_given_back(
@@ -381,12 +382,12 @@ def test_without_steps_the_next_samples_are_kept_and_the_rest_is_given_back(
     offer(state)
     message = Recall(epoch_no=1, inc=INC, n=1, feed=0, keep=1)
 
-    done = state.recalled(message)
+    done = state.leases.recalled(message)
 
     assert given_back(done) == [(1, (Span(0, 6, 7), Span(0, 0, 2)))]
     assert requests(done) == [], "it has work"
-    assert state.take(0, 10) == (Span(0, 5, 6),)
-    assert state.recalled(message) == []
+    assert state.leases.take(0, 10) == (Span(0, 5, 6),)
+    assert state.leases.recalled(message) == []
 
 
 @pytest.mark.parametrize("message", [recall(0, 0), recall(2, 0), recall(1, 0, epoch_no=2)])
@@ -394,20 +395,20 @@ def test_a_recall_of_another_time_is_ignored(message: Recall) -> None:
     state = worker("bsp")
     lease(state, Span(0, 0, 4))
 
-    assert state.recalled(message) == []
-    assert state.leased(0) == 4
+    assert state.leases.recalled(message) == []
+    assert state.leases.leased(0) == 4
 
 
 def test_what_is_given_back_is_repeated_until_the_master_knows() -> None:
     state = worker("bsp")
     lease(state, Span(0, 0, 8))
-    state.recalled(recall(1, 6))
-    state.recalled(recall(1, 4))
+    state.leases.recalled(recall(1, 6))
+    state.leases.recalled(recall(1, 4))
 
     assert [r for r, _ in given_back(state.resend())] == [1, 2]
-    state.given_back(GivenBack(epoch_no=1, inc=INC, r=1))
+    state.leases.given_back(GivenBack(epoch_no=1, inc=INC, r=1))
     assert given_back(state.resend()) == [(2, (Span(0, 4, 6),))]
-    state.given_back(GivenBack(epoch_no=1, inc=INC, r=2))
+    state.leases.given_back(GivenBack(epoch_no=1, inc=INC, r=2))
     assert given_back(state.resend()) == []
 
 
@@ -435,14 +436,14 @@ def test_what_a_step_has_left_out_is_given_back() -> None:
     done = decided(state, 1, [0, 1, 3, 4], last_seq=1)
 
     assert given_back(done) == [(1, (Span(0, 1, 3),))], "offered, and not even begun"
-    assert (state.step, state.leased(0), state.offers) == (1, 2, {})
-    assert state.take(0, 10) == (Span(0, 4, 6),)
+    assert (state.leases.step, state.leases.leased(0), state.offers) == (1, 2, {})
+    assert state.leases.take(0, 10) == (Span(0, 4, 6),)
 
 
 def test_work_in_hand_of_a_decided_step_is_withdrawn_and_given_back() -> None:
     state = worker("bsp")
     lease(state, Span(0, 0, 2))
-    state.take(0, 2)
+    state.leases.take(0, 2)
 
     done = decided(state, 1, [2, 4], last_seq=0)
 
@@ -457,20 +458,20 @@ def test_what_was_left_out_is_given_back_though_it_comes_next() -> None:
 
     done = decided(state, 2, [0, 1, 2, 4, 7, 8], last_seq=0)
 
-    assert state.slice == (Span(0, 1, 2), Span(0, 4, 7))
+    assert state.leases.slice == (Span(0, 1, 2), Span(0, 4, 7))
     assert given_back(done) == [(1, (Span(0, 4, 6),))]
-    assert state.leased(0) == 0
+    assert state.leases.leased(0) == 0
 
 
 def test_who_has_its_part_of_left_outs_in_hand_leaves_those_of_others() -> None:
     state = worker("bsp")
     decided(state, 2, [0, 1, 2, 4, 7, 8], last_seq=0)
     lease(state, Span(0, 1, 2))
-    spans = state.take(0, 10)
+    spans = state.leases.take(0, 10)
 
-    assert [asked.starving for asked in requests(state.want(0))] == [False]
+    assert [asked.starving for asked in state.leases.want(0)] == [False]
     state.offer(spans)
-    assert [asked.starving for asked in requests(state.want(0))] == [True]
+    assert [asked.starving for asked in state.leases.want(0)] == [True]
 
 
 def test_nothing_is_given_back_where_nothing_was_left_out() -> None:
@@ -479,7 +480,7 @@ def test_nothing_is_given_back_where_nothing_was_left_out() -> None:
     offer(state, 2)
 
     assert given_back(decided(state, 1, [0, 4], last_seq=1)) == []
-    assert state.leased(0) == 4
+    assert state.leases.leased(0) == 4
 
 
 # ---------------------------------------------------------------------- batches of a share
@@ -488,7 +489,7 @@ def test_nothing_is_given_back_where_nothing_was_left_out() -> None:
 def dealt(*spans: Span, **how: int | bool) -> WorkerState:
     """A worker that computes its share of steps like this."""
     state = worker("bsp")
-    state.want(0)
+    state.leases.want(0)
     batching = (Batching(), Batching(start=4, **how))  # type: ignore[arg-type]
     state.grant(Grant(epoch_no=1, inc=INC, n=1, feed=0, spans=spans, batching=batching))
     return state
@@ -497,34 +498,38 @@ def dealt(*spans: Span, **how: int | bool) -> WorkerState:
 def test_a_share_is_computed_in_batches_from_the_place_on_that_is_told() -> None:
     state = dealt(Span(0, 0, 8), batch_size=3)
 
-    assert state.step_batches(0, 0, 5) == [(Span(0, 0, 4),)]
-    assert state.step_batches(0, 1, 5) == [(Span(0, 4, 7),), (Span(0, 7, 8),)]
-    assert state.step_batches(0, 1, 1) == [(Span(0, 4, 7),)]
-    assert state.next_size(0) > 4
+    assert state.leases.step_batches(0, 0, 5) == [(Span(0, 0, 4),)]
+    assert state.leases.step_batches(0, 1, 5) == [(Span(0, 4, 7),), (Span(0, 7, 8),)]
+    assert state.leases.step_batches(0, 1, 1) == [(Span(0, 4, 7),)]
+    assert state.leases.next_size(0) > 4
     decided(state, 1, [0, 4], last_seq=0)
-    assert state.next_size(0) == 3
+    assert state.leases.next_size(0) == 3
 
 
 def test_a_contribution_is_whole_when_its_samples_are_taken_or_nothing_is_left() -> None:
     state = dealt(Span(0, 4, 8), batch_size=2, contribution=3)
     decided(state, 1, [0, 4], last_seq=0)
-    assert state.step_batches(0, 0, 9) == [(Span(0, 4, 6),), (Span(0, 6, 7),), (Span(0, 7, 8),)]
+    assert state.leases.step_batches(0, 0, 9) == [
+        (Span(0, 4, 6),),
+        (Span(0, 6, 7),),
+        (Span(0, 7, 8),),
+    ]
 
-    first = state.take(0, state.next_size(0))
-    assert not state.is_whole(0)
-    second = state.take(0, state.next_size(0))
+    first = state.leases.take(0, state.leases.next_size(0))
+    assert not state.leases.is_whole(0)
+    second = state.leases.take(0, state.leases.next_size(0))
     assert (first, second) == ((Span(0, 4, 6),), (Span(0, 6, 7),))
-    assert state.is_whole(0)
+    assert state.leases.is_whole(0)
     assert state.offer((Span(0, 4, 7),)).weight == 3
-    state.take(0, state.next_size(0))
-    assert state.is_whole(0), "nothing is left"
+    state.leases.take(0, state.leases.next_size(0))
+    assert state.leases.is_whole(0), "nothing is left"
 
 
 def test_whoever_may_be_left_out_looks_out_while_it_computes() -> None:
     state = dealt(Span(0, 4, 7), short=True)
     decided(state, 1, [0, 4], last_seq=0)
     assert state.watch() == [], "there is nothing in hand"
-    state.take(0, 2)
+    state.leases.take(0, 2)
     (told,) = state.watch()
     assert isinstance(told, ToServer)
     assert isinstance(told.message, Pull)
@@ -532,18 +537,18 @@ def test_whoever_may_be_left_out_looks_out_while_it_computes() -> None:
     assert state.watch() == [], "once"
     assert told in state.resend()
 
-    assert state.has_work(0)
+    assert state.leases.has_work(0)
     answer = pulled(LEADER, told.message.ticket, 2)
     assert state.pulled(answer) == []
-    assert not state.has_work(0), "of a step that is over"
-    assert (state.step, state.passed) == (1, 2)
+    assert not state.leases.has_work(0), "of a step that is over"
+    assert (state.leases.step, state.leases.passed) == (1, 2)
     done = decided(state, 2, [0, 4, 7, 8], last_seq=0)
     assert given_back(done) == [(1, (Span(0, 4, 7),))], "it comes next, and is dealt anew"
 
 
 def test_nobody_looks_out_where_nothing_is_left_out() -> None:
     state = dealt(Span(0, 0, 8), batch_size=3)
-    state.take(0, 2)
+    state.leases.take(0, 2)
 
     assert state.watch() == []
 
@@ -555,19 +560,19 @@ def test_contributions_say_the_newest_factor_and_what_they_are_computed_on(
     state: WorkerState,
 ) -> None:
     lease(state, Span(0, 0, 4))
-    assert (offer(state).factor, state.offer(state.take(0, 1), seen=5).seen) == (1.0, -1)
+    assert (offer(state).factor, state.offer(state.leases.take(0, 1), seen=5).seen) == (1.0, -1)
     state.new_rate(NewRate(epoch_no=1, inc=INC, rate=Rate(2, 0.5)))
     assert offer(state).factor == 0.5
     state.new_rate(NewRate(epoch_no=1, inc=INC, rate=Rate(1, 0.1)))
     state.new_rate(NewRate(epoch_no=2, inc=INC, rate=Rate(9, 0.1)))
     state.new_rate(NewRate(epoch_no=1, inc=INC, rate=Rate(3, by_staleness=True)))
-    part = state.offer(state.take(0, 1), seen=5)
+    part = state.offer(state.leases.take(0, 1), seen=5)
 
     assert (part.factor, part.seen) == (1.0, 5)
 
 
 def test_a_grant_brings_the_factor_too(state: WorkerState) -> None:
-    state.want(0)
+    state.leases.want(0)
     rate = Rate(1, 0.5)
     state.grant(Grant(epoch_no=1, inc=INC, n=1, feed=0, spans=(Span(0, 0, 4),), rate=rate))
 
@@ -577,18 +582,18 @@ def test_a_grant_brings_the_factor_too(state: WorkerState) -> None:
 def test_where_a_step_has_blocks_each_is_a_batch_however_they_are_granted() -> None:
     state = worker("bsp")
     divided = msgspec.structs.replace(FEED, blocks=3)  # [0, 1), [1, 2), [2, 4)
-    state.feed_opened(FeedOpened(inc=INC, feed=divided))
-    state.feeds[0] = divided
+    state.leases.feed_opened(FeedOpened(inc=INC, feed=divided))
+    state.leases.feeds[0] = divided
     # What a solution says of batches does not count.
     batching = (Batching(start=0, batch_size=3),)
-    state.want(0)
+    state.leases.want(0)
     spans = (Span(0, 1, 4), Span(0, 6, 8))
     grant = Grant(epoch_no=1, inc=INC, n=1, feed=0, spans=spans, batching=batching)
     state.grant(grant)
-    assert state.step_batches(0, 0, 5) == [(Span(0, 1, 2),), (Span(0, 2, 4),)]
-    assert state.step_batches(0, 1, 5) == [(Span(0, 6, 8),)]
+    assert state.leases.step_batches(0, 0, 5) == [(Span(0, 1, 2),), (Span(0, 2, 4),)]
+    assert state.leases.step_batches(0, 1, 5) == [(Span(0, 6, 8),)]
     taken = []
-    while state.has_work(0):
-        taken.append(state.take(0, state.next_size(0)))
-        assert state.is_whole(0) is (not state.has_work(0))
+    while state.leases.has_work(0):
+        taken.append(state.leases.take(0, state.leases.next_size(0)))
+        assert state.leases.is_whole(0) is (not state.leases.has_work(0))
     assert taken == [(Span(0, 1, 2),), (Span(0, 2, 4),)]

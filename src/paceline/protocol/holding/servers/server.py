@@ -12,16 +12,33 @@ when every server holds its parts. The explorer in ``tests/model`` drives this v
 import sys
 from collections.abc import Iterable
 
-import msgspec
-
 from paceline.base.errors import InternalError
 from paceline.base.samples import SampleSet
 from paceline.protocol.holding.servers.agreeing import missing, odd_ones
-from paceline.wire.messages.base import Server, ServerMap
+from paceline.protocol.holding.servers.log import Log
+from paceline.protocol.holding.servers.readiness import Readiness
+from paceline.protocol.holding.servers.server_acts import (
+    AnswerPull,
+    Apply,
+    CopyState,
+    Forget,
+    Instruction,
+    Keep,
+    Key,
+    Load,
+    MakeRoom,
+    Remapped,
+    Reply,
+    Report,
+    SendBuckets,
+    Tell,
+)
+from paceline.protocol.holding.servers.server_contents import ServerContents
+from paceline.protocol.holding.servers.waiting_pulls import WaitingPulls
+from paceline.wire.messages.base import ServerMap
 from paceline.wire.messages.data import (
     AskMap,
     At,
-    Data,
     Held,
     MapIs,
     Order,
@@ -42,109 +59,11 @@ from paceline.wire.messages.node import (
     Joined,
     JoinServers,
     MapSet,
-    NodeUp,
     Restore,
     Restored,
     TakeCut,
 )
 from paceline.wire.messages.order import Allow, Cut, Entry, Included, Lacking, Remap, Update
-
-Key = tuple[int, int]
-"""(inc, seq): names one contribution within an epoch."""
-
-
-class Reply(msgspec.Struct, frozen=True):
-    """Send a message to a worker."""
-
-    inc: int
-    message: Data
-
-
-class Tell(msgspec.Struct, frozen=True):
-    """Send a message to another server, named by its incarnation."""
-
-    inc: int
-    message: Data
-
-
-class Report(msgspec.Struct, frozen=True):
-    """Send a message to the master."""
-
-    message: NodeUp
-
-
-class Keep(msgspec.Struct, frozen=True):
-    """Keep the tensors of the part just handled."""
-
-    key: Key
-
-
-class Apply(msgspec.Struct, frozen=True):
-    """Apply these contributions as one update, summed in this order, and drop their tensors."""
-
-    keys: tuple[Key, ...]
-    factor: float = 1.0
-    """On the learning rates."""
-
-
-class Forget(msgspec.Struct, frozen=True):
-    """Drop the tensors of contributions that will never be applied."""
-
-    keys: tuple[Key, ...]
-
-
-class AnswerPull(msgspec.Struct, frozen=True):
-    """Send the parameters as they are now."""
-
-    pull: Pull
-
-
-class CopyState(msgspec.Struct, frozen=True):
-    """Copy the tensors as they are now; say `copied` when the copy survives the node."""
-
-    copied: Copied
-
-
-class Load(msgspec.Struct, frozen=True):
-    """Load a cut, then call `loaded`."""
-
-    restore: Restore
-
-
-class MakeRoom(msgspec.Struct, frozen=True):
-    """Get ready for parts and pieces of the buckets that this map copies here."""
-
-    join: JoinServers
-
-
-class SendBuckets(msgspec.Struct, frozen=True):
-    """Set all buckets aside as they are now, and send them until the receiver has them."""
-
-    to: Server
-    piece: Piece
-    """What goes with each piece."""
-
-
-class Remapped(msgspec.Struct, frozen=True):
-    """This map is in force: what it does not copy is not sent any more, what it moved is gone."""
-
-    map: ServerMap
-
-
-Instruction = (
-    Reply
-    | Tell
-    | Report
-    | Keep
-    | Apply
-    | Forget
-    | AnswerPull
-    | CopyState
-    | Load
-    | MakeRoom
-    | SendBuckets
-    | Remapped
-)
 
 
 class ServerState:
@@ -169,40 +88,16 @@ class ServerState:
         self.progress_made = 0
         self.mode = ""
         self.exactly_once = True
-        self.staleness = 0
-        #: Entries 1 … position are in the tensors, and in nothing else.
-        self.position = 0
-        self.step = 0
-        #: Contributions in the tensors, of this epoch (without steps).
-        self.applied = 0
-        self.committed = SampleSet()
-        self.last_seq: dict[int, int] = {}
-        #: Held, not applied.
-        self.parts: dict[Key, Part] = {}
+        self.contents = ServerContents(self.inc)
         #: Received ahead of their turn.
         self.pending: dict[int, Entry] = {}
         #: inc -> position after which no entry contains it.
         self.fenced: dict[int, int] = {}
-        #: Pulls that wait for a step (BSP) or for slower workers (SSP), one per worker.
-        self.waiting: dict[int, Pull] = {}
+        self.waiting = WaitingPulls()
         self.last_cut = 0
         self.copied: Copied | None = None
-        # Leader only, and who was it until it has handed over: up to that position.
-        self.handover = 0
-        self.log: dict[int, Entry] = {}
-        self.applied_at: dict[int, int] = {}
-        self.sent_to: dict[int, int] = {}
-        #: BSP: inc -> last contribution of the undecided step that all servers hold.
-        self.ready_for_step: dict[int, int] = {}
-        #: BSP: what may be left out of a step, by the step from which on it holds.
-        self.allowed: list[Allow] = []
-        #: BSP: how long the undecided step waits for what it lacks; None: until it is there.
-        self.grace_s: float | None = None
-        #: BSP: steps of this epoch that were decided without all of their slice, and what of it.
-        self.short_steps = self.left_out = 0
-        #: SSP: inc -> clock, on one scale.
-        self.clocks: dict[int, int] = {}
-        self.clock_base: dict[int, int] = {}
+        self.log = Log()
+        self.readiness = Readiness()
 
     # ------------------------------------------------------------------ roles
 
@@ -248,12 +143,11 @@ class ServerState:
             return []
         self._reset()
         self.epoch_no, self.map = message.epoch_no, message.map
-        self.mode, self.staleness = message.mode, message.staleness
+        self.mode, self.waiting = message.mode, WaitingPulls(message.staleness)
         self.exactly_once = message.samples == "exactly-once"
-        self.step, self.committed = step, committed
+        self.contents = ServerContents(self.inc, step, committed)
         self.last_cut = message.cut.cut_no
-        self.applied_at = {s.inc: 0 for s in message.map.servers if s.inc != self.inc}
-        self.sent_to = dict(self.applied_at)
+        self.log.begin([s.inc for s in message.map.servers if s.inc != self.inc], 0)
         return [Report(Restored(epoch_no=self.epoch_no, inc=self.inc))]
 
     def _refuse(self, inc: int, *, fenced: bool = False) -> list[Instruction]:
@@ -274,12 +168,12 @@ class ServerState:
         held = Reply(inc, Held(epoch_no=self.epoch_no, server=self.inc, inc=inc, seq=message.seq))
         if message.map_version < self.barrier or self.has_left:
             return self._tell_map(inc)
-        if key in self.parts or message.seq <= self.last_seq.get(inc, 0):
+        if self.contents.is_known(message):
             return [held]
         # One that is not pulled from may be behind the workers.
-        if message.step and message.step != self.step + 1 and self.owns:
+        if message.step and message.step != self.contents.step + 1 and self.owns:
             return self._refuse(inc)
-        self.parts[key] = message
+        self.contents.parts[key] = message
         return [Keep(key), held]
 
     def _apply_unordered(self, message: Part) -> list[Instruction]:
@@ -288,22 +182,11 @@ class ServerState:
         `Held` answers a repetition only; otherwise the next pull's ``last_seq`` says it.
         """
         inc, seq = message.inc, message.seq
-        if seq != self.last_seq.get(inc, 0) + 1:
-            seq = self.last_seq.get(inc, 0)
+        factor = self.contents.apply_unordered(message)
+        if factor is None:
+            seq = self.contents.last_seq.get(inc, 0)
             return [Reply(inc, Held(epoch_no=self.epoch_no, server=self.inc, inc=inc, seq=seq))]
-        self.last_seq[inc] = seq
-        self.committed.update(message.spans)
-        apply = Apply(((inc, seq),), self._factor(message))
-        return [Keep((inc, seq)), apply, *self._answer_waiting()]
-
-    def _factor(self, part: Part) -> float:
-        """On the learning rate of a contribution that is applied now (ADJUST_LR).
-
-        All servers are at the same count at a position of the order, so all say the same.
-        """
-        staleness = max(0, self.applied - part.seen) if part.seen >= 0 else 0
-        self.applied += 1
-        return part.factor / (1 + staleness)
+        return [Keep((inc, seq)), Apply(((inc, seq),), factor), *self._answer_waiting()]
 
     def ready(self, message: Ready) -> list[Instruction]:
         """Leader: all servers hold these contributions; give them positions when due."""
@@ -318,18 +201,17 @@ class ServerState:
             done = self._ready_for_step(message)
         else:
             done = []
-            first = max(self.last_seq.get(inc, 0) + 1, message.first)
+            first = max(self.contents.last_seq.get(inc, 0) + 1, message.first)
             for seq in range(first, message.seq + 1):
                 done += self._decide(Update(included=(Included(inc, seq),)))
-        last = self.last_seq.get(inc, 0)
+        last = self.contents.last_seq.get(inc, 0)
         told = self._tell_map(inc) if message.map_version != self.map.version else []
         return [*done, Reply(inc, Ordered(epoch_no=self.epoch_no, inc=inc, seq=last)), *told]
 
     def _ready_for_step(self, message: Ready) -> list[Instruction]:
-        if message.step != self.step + 1:
+        if message.step != self.contents.step + 1:
             return []
-        inc = message.inc
-        self.ready_for_step[inc] = max(message.seq, self.ready_for_step.get(inc, 0))
+        self.readiness.ready(message.inc, message.seq)
         return self._decide_step()
 
     def grace_over(self) -> list[Instruction]:
@@ -341,10 +223,9 @@ class ServerState:
 
         Never on nothing.
         """
-        self.grace_s = None
-        included = tuple(Included(i, s) for i, s in sorted(self.ready_for_step.items()))
-        entry = Update(included=included, step=self.step + 1)
-        parts = [self.parts[key] for key in self._keys_of(entry)]
+        self.readiness.grace_s = None
+        entry = self.readiness.entry(self.contents.step + 1)
+        parts = [self.contents.parts[key] for key in self.contents.keys_of(entry)]
         lacking = missing(parts)
         if lacking < 0:
             raise InternalError(f"step {entry.step}: samples are offered twice for its slice")
@@ -356,149 +237,100 @@ class ServerState:
         if lacking <= (may_lack.left_out if in_grace else max(may_lack[:2])):
             return self._decide(entry)
         if lacking <= may_lack.late:
-            self.grace_s = may_lack.grace_s
+            self.readiness.grace_s = may_lack.grace_s
         return []
 
     def _may_lack(self, part: Part) -> Lacking:
         """Of the undecided step's slice."""
-        held = [one for one in self.allowed if one.step <= self.step + 1]
-        if not held:
-            return Lacking()
-        size, last = sum(len(span) for span in part.slice), held[-1]
-        return Lacking(last.left_out, last.late, last.grace_s).of_slice(size, last.of)
+        return self.readiness.may_lack(self.contents.step + 1, part.slice)
 
     def allow(self, message: Allow) -> list[Instruction]:
         """Leader: how much may be left out from a step on; an older word changes nothing."""
         if message.epoch_no != self.epoch_no or not self.leads:
             return []
-        newest = self.allowed[-1].no if self.allowed else 0
-        if message.no <= newest:
+        if message.no <= self.readiness.newest:
             return [Report(self.progress())]
-        later = [one for one in self.allowed if one.step < message.step]
-        while len(later) > 1 and later[1].step <= self.step + 1:
-            del later[0]
-        self.allowed = [*later, message]
+        self.readiness.allow(message, self.contents.step + 1)
         return [*self._decide_step(), Report(self.progress())]
 
     # ------------------------------------------------------------------ the order
 
     def _decide(self, entry: Entry) -> list[Instruction]:
         """Leader: applying an entry is the decision."""
-        self.log[self.position + 1] = entry
+        self.log.add(self.contents.position + 1, entry)
         return self._apply(entry)
 
     def orders(self, *, resend: bool = False) -> list[Instruction]:
         """Leader: entries that the other servers have not been sent (``resend``: not applied)."""
-        last = self.position if self.leads else self.handover
-        told: list[Instruction] = []
-        for inc, applied in self.applied_at.items() if last else ():
-            after = applied if resend else max(applied, self.sent_to[inc])
-            if after >= last and not (resend and self.fenced and self.leads):
-                continue
-            order = Order(
-                epoch_no=self.epoch_no,
-                leader=self.inc,
-                start=after + 1,
-                entries=tuple(self.log[p] for p in range(after + 1, last + 1)),
-                fenced=tuple(self.fenced.items()),
+        last = self.contents.position if self.leads else self.log.handover
+        always = self.leads and bool(self.fenced)
+        return [
+            Tell(
+                inc,
+                Order(
+                    epoch_no=self.epoch_no,
+                    leader=self.inc,
+                    start=start,
+                    entries=entries,
+                    fenced=tuple(self.fenced.items()),
+                ),
             )
-            told.append(Tell(inc, order))
-            self.sent_to[inc] = last
-        return told
+            for inc, start, entries in self.log.due(last, again=resend, always=always)
+        ]
 
     def order(self, message: Order) -> list[Instruction]:
         """Follower: apply what comes next, keep what comes later."""
         if message.epoch_no != self.epoch_no:
             return []
         for position, entry in enumerate(message.entries, message.start):
-            if position > self.position:
+            if position > self.contents.position:
                 self.pending[position] = entry
         done = [] if self.behind else self.advance()
         for inc, position in message.fenced:
-            if self.map is not None and position <= self.position:
+            if self.map is not None and position <= self.contents.position:
                 self.fenced[inc] = position
-                self.waiting.pop(inc, None)
-                done += self._forget([key for key in self.parts if key[0] == inc])
-        at = At(epoch_no=self.epoch_no, server=self.inc, position=self.position)
+                self.waiting.pulls.pop(inc, None)
+                done += self._forget([key for key in self.contents.parts if key[0] == inc])
+        at = At(epoch_no=self.epoch_no, server=self.inc, position=self.contents.position)
         return [*done, Tell(message.leader, at)]
 
     def advance(self, limit: int = sys.maxsize) -> list[Instruction]:
         """Apply what comes next, at most ``limit`` entries: who has joined may be far behind."""
         done: list[Instruction] = []
         while self.map is not None and not self.has_left and limit:
-            entry = self.pending.pop(self.position + 1, None)
+            entry = self.pending.pop(self.contents.position + 1, None)
             if entry is None:
                 break
             done += self._apply(entry)
             limit -= 1
-        if self.behind and self.position + 1 not in self.pending:
+        if self.behind and self.contents.position + 1 not in self.pending:
             self.behind = False
             done.append(Report(self._joined()))
         return done
 
     def at(self, message: At) -> list[Instruction]:
         """Leader: drop entries that all servers are past, and servers that are past their end."""
-        if message.epoch_no == self.epoch_no and message.server in self.applied_at:
-            before = self.applied_at[message.server]
-            self.applied_at[message.server] = max(before, message.position)
-            self._drop_log()
+        if message.epoch_no == self.epoch_no and self.log.heard(message.server, message.position):
+            self.log.drop(self.map, self.map_position, self.contents.position)
         return []
 
-    def _drop_log(self) -> None:
-        if self.map is not None:
-            for inc in [inc for inc in self.applied_at if self.map.index(inc) < 0]:
-                if self.applied_at[inc] >= self.map_position:
-                    del self.applied_at[inc], self.sent_to[inc]
-        upto = min(self.applied_at.values(), default=self.position)
-        for position in range(min(self.log, default=0), upto + 1):
-            self.log.pop(position, None)
-
     def _apply(self, entry: Entry) -> list[Instruction]:
-        self.position += 1
-        if not self.applied_at:
-            self.log.clear()
+        self.contents.position += 1
+        if not self.log.applied_at:
+            self.log.entries.clear()
         if isinstance(entry, Cut):
             return self._copy(entry)
         if isinstance(entry, Remap):
             return self._remap(entry)
-        keys = self._keys_of(entry)
-        lacking = missing([self.parts[key] for key in keys]) if entry.step else 0
-        factor = 1.0 if entry.step else self._factor(self.parts[keys[0]])
-        for key in keys:
-            if any(self.committed.overlap(span) for span in self.parts[key].spans):
-                raise InternalError(f"contribution {key} holds samples that are in the model")
-            self.committed.update(self.parts.pop(key).spans)
-        for included in entry.included:
-            self.last_seq[included.inc] = included.seq
+        keys, factor = self.contents.apply(entry)
         done: list[Instruction] = [Apply(tuple(keys), factor)]
         if entry.step:
-            self.step, self.grace_s = entry.step, None
-            self.short_steps += lacking > 0
-            self.left_out += lacking
-            self.ready_for_step.clear()
-            done += self._forget(key for key, part in self.parts.items() if part.step <= self.step)
+            self.readiness.next_step()
+            done += self._forget(self.contents.of_past_steps())
         return [*done, *self._answer_waiting()]
 
-    def _keys_of(self, entry: Update) -> list[Key]:
-        """The contributions of an entry, by first sample: equal splits are summed alike."""
-        if not entry.step:
-            keys = [(i.inc, i.seq) for i in entry.included]
-        else:
-            upto = {i.inc: i.seq for i in entry.included}
-            keys = [
-                key
-                for key, part in self.parts.items()
-                if part.step == entry.step and key[1] <= upto.get(key[0], 0)
-            ]
-        for key in keys:
-            if key not in self.parts:
-                raise InternalError(f"server {self.inc} was ordered to apply {key}, never held it")
-        return sorted(keys, key=lambda key: self.parts[key].spans)
-
     def _forget(self, keys: Iterable[Key]) -> list[Instruction]:
-        gone = tuple(keys)
-        for key in gone:
-            del self.parts[key]
+        gone = self.contents.forget(keys)
         return [Forget(gone)] if gone else []
 
     # ------------------------------------------------------------------ cuts and fences
@@ -531,9 +363,9 @@ class ServerState:
             epoch_no=self.epoch_no,
             inc=self.inc,
             cut_no=entry.cut_no,
-            position=self.position,
-            step=self.step,
-            committed=self.committed.spans(),
+            position=self.contents.position,
+            step=self.contents.step,
+            committed=self.contents.committed.spans(),
             sharers=self.map.sharers,
         )
         return [CopyState(copied)]
@@ -545,14 +377,16 @@ class ServerState:
         if not self.leads:
             return [Report(self._map_set())]
         inc = message.fenced
-        self.fenced.setdefault(inc, self.position)
-        self.ready_for_step.pop(inc, None)
-        self.clocks.pop(inc, None)
-        self.waiting.pop(inc, None)
+        self.fenced.setdefault(inc, self.contents.position)
+        self.readiness.last_of.pop(inc, None)
+        self.waiting.fence(inc)
         answer = FenceAnswer(
-            epoch_no=self.epoch_no, inc=self.inc, fenced=inc, committed=self.committed.spans()
+            epoch_no=self.epoch_no,
+            inc=self.inc,
+            fenced=inc,
+            committed=self.contents.committed.spans(),
         )
-        gone = self._forget([key for key in self.parts if key[0] == inc])
+        gone = self._forget([key for key in self.contents.parts if key[0] == inc])
         return [*gone, Report(answer), *self._answer_waiting()]
 
     def progress(self) -> Committed:
@@ -560,11 +394,11 @@ class ServerState:
         return Committed(
             epoch_no=self.epoch_no,
             inc=self.inc,
-            step=self.step,
-            committed=self.committed.spans(),
-            allow=self.allowed[-1].no if self.allowed else 0,
-            short_steps=self.short_steps,
-            left_out=self.left_out,
+            step=self.contents.step,
+            committed=self.contents.committed.spans(),
+            allow=self.readiness.newest,
+            short_steps=self.contents.short_steps,
+            left_out=self.contents.left_out,
         )
 
     # ------------------------------------------------------------------ the map
@@ -577,7 +411,7 @@ class ServerState:
             return [Report(self._joined())]
         self._reset()
         self.epoch_no, self.mode = message.epoch_no, message.mode
-        self.exactly_once, self.staleness = True, message.staleness
+        self.exactly_once, self.waiting = True, WaitingPulls(message.staleness)
         self.barrier = message.map.version
         return [MakeRoom(message), Report(self._joined())]
 
@@ -587,7 +421,7 @@ class ServerState:
             epoch_no=self.epoch_no,
             inc=self.inc,
             caught_up=caught_up,
-            progress=self.progress_made + self.position,
+            progress=self.progress_made + self.contents.position,
         )
 
     def arrived(self, piece: Piece) -> list[Instruction]:
@@ -595,11 +429,8 @@ class ServerState:
         if piece.epoch_no != self.epoch_no or self.map is not None:
             return []
         self.map, self.map_position = piece.map, piece.position
-        self.position, self.step = piece.position, piece.step
-        self.committed, self.last_seq = SampleSet(piece.committed), dict(piece.last_seq)
-        self.applied, self.last_cut = piece.applied, piece.last_cut
-        self.short_steps, self.left_out = piece.short_steps, piece.left_out
-        self.behind = True
+        self.contents.take(piece)
+        self.last_cut, self.behind = piece.last_cut, True
         return []
 
     def change_map(self, message: ChangeMap) -> list[Instruction]:
@@ -608,12 +439,13 @@ class ServerState:
             return []
         done: list[Instruction] = []
         if self.leads and message.map.version == self.map.version + 1:
-            clocks = tuple((i, clock, self.clock_base[i]) for i, clock in self.clocks.items())
-            fenced = tuple(sorted(self.fenced))
-            allowed = tuple(self.allowed)
-            done = self._decide(
-                Remap(map=message.map, fenced=fenced, clocks=clocks, allowed=allowed)
+            entry = Remap(
+                map=message.map,
+                fenced=tuple(sorted(self.fenced)),
+                clocks=self.waiting.told(),
+                allowed=tuple(self.readiness.allowed),
             )
+            done = self._decide(entry)
         return [*done, Report(self._map_set())]
 
     def _map_set(self) -> MapSet:
@@ -624,8 +456,7 @@ class ServerState:
             inc=self.inc,
             map=self.map,
             leads=self.leads,
-            settled=self.leads
-            and all(self.applied_at.get(inc, 0) >= self.map_position for inc in others),
+            settled=self.leads and self.log.have_all(others, self.map_position),
         )
 
     def ask_map(self, message: AskMap) -> list[Instruction]:
@@ -645,33 +476,32 @@ class ServerState:
             map=self.map,
             leads=self.leads,
             barrier=self.barrier,
-            seq=self.last_seq.get(inc, 0),
+            seq=self.contents.last_seq.get(inc, 0),
         )
         return [Reply(inc, told)]
 
     def _remap(self, entry: Remap) -> list[Instruction]:
         """The map changes at this position, on every server."""
-        led, former = self.leads, self.map
+        led, former, contents = self.leads, self.map, self.contents
         assert former is not None
-        waiting = set(self.waiting)
-        known = waiting | set(self.last_seq) | {inc for inc, _ in self.parts}
-        self.map, self.map_position = entry.map, self.position
+        waiting = set(self.waiting.pulls)
+        known = waiting | set(contents.last_seq) | {inc for inc, _ in contents.parts}
+        self.map, self.map_position = entry.map, contents.position
         done: list[Instruction] = [Remapped(entry.map)]
         if entry.map.copies:
             self.barrier = entry.map.version
-            self.ready_for_step.clear()
-            self.grace_s = None
+            self.readiness.next_step()
             done += self._send_buckets(entry.map)
-        void = [key for key, part in self.parts.items() if part.map_version < self.barrier]
-        done += self._forget(list(self.parts) if self.has_left else void)
+        void = [key for key, part in contents.parts.items() if part.map_version < self.barrier]
+        done += self._forget(list(contents.parts) if self.has_left else void)
         if led and not self.leads:
-            self.handover, self.grace_s = self.position, None
+            self.log.handover, self.readiness.grace_s = contents.position, None
         elif self.leads and not led:
             self._take_over(entry)
         if led or self.leads:
             self._set_followers(former)
         if not self.owns:
-            self.waiting.clear()
+            self.waiting.pulls.clear()
         told = (known if led or self.leads else waiting) - set(self.fenced)
         return [*done, *(one for inc in sorted(told) for one in self._tell_map(inc))]
 
@@ -680,50 +510,42 @@ class ServerState:
         me = now.index(self.inc)
         targets = {to for owner, to in zip(now.owners, now.copies, strict=True) if owner == me}
         return [
-            SendBuckets(
-                now.servers[to],
-                Piece(
-                    epoch_no=self.epoch_no,
-                    server=self.inc,
-                    inc=now.servers[to].inc,
-                    map=now,
-                    position=self.position,
-                    step=self.step,
-                    committed=self.committed.spans(),
-                    last_seq=tuple(sorted(self.last_seq.items())),
-                    last_cut=self.last_cut,
-                    applied=self.applied,
-                    short_steps=self.short_steps,
-                    left_out=self.left_out,
-                ),
-            )
+            SendBuckets(now.servers[to], self._piece(now, now.servers[to].inc))
             for to in sorted(targets - {-1})
         ]
 
+    def _piece(self, now: ServerMap, to: int) -> Piece:
+        contents = self.contents
+        return Piece(
+            epoch_no=self.epoch_no,
+            server=self.inc,
+            inc=to,
+            map=now,
+            position=contents.position,
+            step=contents.step,
+            committed=contents.committed.spans(),
+            last_seq=tuple(sorted(contents.last_seq.items())),
+            last_cut=self.last_cut,
+            applied=contents.applied,
+            short_steps=contents.short_steps,
+            left_out=contents.left_out,
+        )
+
     def _take_over(self, entry: Remap) -> None:
-        """The former leader sends all entries up to this one."""
-        self.fenced |= {inc: self.position for inc in entry.fenced if inc not in self.fenced}
-        self.clocks = {inc: clock for inc, clock, _ in entry.clocks}
-        self.clock_base = {inc: base for inc, _, base in entry.clocks}
-        self.allowed = list(entry.allowed)
-        # The entry itself comes from both: the answer to it shows who has applied it.
-        self.log = {self.position: entry}
-        self.applied_at = {server.inc: self.position - 1 for server in entry.map.servers}
-        del self.applied_at[self.inc]
-        self.sent_to = dict(self.applied_at)
+        """Lead from this entry on."""
+        position = self.contents.position
+        self.fenced |= {inc: position for inc in entry.fenced if inc not in self.fenced}
+        self.waiting.take_over(entry.clocks)
+        self.readiness.allowed = list(entry.allowed)
+        self.log.take_over(self.inc, entry, position)
 
     def _set_followers(self, former: ServerMap) -> None:
-        """Leader, new or former: who is to be told the order, and from where on."""
+        """Leader, new or former: which servers it tells the order, and from where on."""
         assert self.map is not None
         if self.leads:
-            for server in self.map.servers:
-                if server.inc != self.inc and server.inc not in self.applied_at:
-                    self.applied_at[server.inc] = self.sent_to[server.inc] = self.position
-        # One that only copied and is given up may be dead; who leaves has to hear that it does.
-        for inc in {s.inc for s in former.servers} - {s.inc for s in self.map.servers}:
-            if inc not in former.sharers and inc in self.applied_at:
-                del self.applied_at[inc], self.sent_to[inc]
-        self._drop_log()
+            self.log.add_followers(self.inc, self.map, self.contents.position)
+        self.log.give_up_copiers(former, self.map)
+        self.log.drop(self.map, self.map_position, self.contents.position)
 
     # ------------------------------------------------------------------ pulls
 
@@ -735,32 +557,12 @@ class ServerState:
             return self._refuse(message.inc, fenced=True)
         if not self.owns:
             return self._tell_map(message.inc)
-        if self.mode == "ssp" and self.leads:
-            self._set_clock(message)
-        self.waiting[message.inc] = message
+        self.waiting.add(message, bounded=self.mode == "ssp" and self.leads)
         return self._answer_waiting()
-
-    def _set_clock(self, message: Pull) -> None:
-        inc = message.inc
-        if message.clock < 0:
-            self.clocks.pop(inc, None)
-        elif inc in self.clocks:
-            self.clocks[inc] = max(self.clocks[inc], self.clock_base[inc] + message.clock)
-        else:  # a worker that joins, or comes back from waiting for work, starts at the floor
-            self.clocks[inc] = min(self.clocks.values(), default=0)
-            self.clock_base[inc] = self.clocks[inc] - message.clock
 
     def next_slice(self, feed: Feed | None) -> Slice:
         """BSP: what the next step consists of, which is a function of what is in the model."""
-        return () if feed is None else feed.next_slice(self.committed.line(feed.line()))
-
-    def _may_go(self, pull: Pull) -> bool:
-        if pull.inc in self.clocks:
-            floor = min(self.clocks.values())
-            if self.clocks[pull.inc] - floor > self.staleness:
-                return False
-        return pull.min_step <= self.step
+        return () if feed is None else feed.next_slice(self.contents.committed.line(feed.line()))
 
     def _answer_waiting(self) -> list[Instruction]:
-        free = [inc for inc, pull in self.waiting.items() if self._may_go(pull)]
-        return [AnswerPull(self.waiting.pop(inc)) for inc in free]
+        return [AnswerPull(pull) for pull in self.waiting.release(self.contents.step)]

@@ -12,8 +12,6 @@ from paceline.base.errors import PermanentError, TransientError
 from paceline.base.processes import this_machine
 from paceline.cuts.reach import evaluated
 from paceline.protocol.holding.group.member import Connect, Copy, Instruction, Load
-from paceline.protocol.holding.servers.worker import DropWork
-from paceline.protocol.holding.servers.worker import Instruction as LeaseInstruction
 from paceline.runtime.data.work import Array, Work
 from paceline.runtime.evaluation_results import Results
 from paceline.runtime.group.group import Group
@@ -307,7 +305,7 @@ class GroupClient(MemberClient):
                     return work
                 if feed in leases.ended or feed in self._complete:
                     return None
-                self._do_leases(leases.want(feed))
+                self._tell_master(leases.want(feed))
                 self._exchange.wait()
 
     def evaluate_put(self, work: Work, values: Mapping[str, Array]) -> None:
@@ -323,11 +321,11 @@ class GroupClient(MemberClient):
         """The results of all; None: an epoch has begun meanwhile, there is work again."""
         return self._results.get(feed)
 
-    def _do_leases(self, instructions: Iterable[LeaseInstruction]) -> None:
-        instructions = list(instructions)
-        if any(isinstance(one, DropWork) for one in instructions):
+    def _follow_epoch(self) -> None:
+        """See `MemberClient._follow_epoch`: in a newer epoch no work in hand counts."""
+        if self.state.epoch_no > self._leases.epoch_no:
             self._in_hand.clear()
-        super()._do_leases(instructions)
+        super()._follow_epoch()
 
     # ------------------------------------------------------------------ events
 
@@ -340,9 +338,9 @@ class GroupClient(MemberClient):
         """See `Owner.from_master`."""
         match message:
             case Grant():
-                self._do_leases(self._leases.grant(message))
+                self._leases.grant(message)
             case Recall():
-                self._do_leases(self._leases.recalled(message))
+                self._tell_master(self._leases.recalled(message))
             case Evaluated():
                 self._results.answered(message)
             case _:

@@ -4,11 +4,12 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from paceline.protocol.holding.servers.worker import Instruction, WorkerState
+from paceline.protocol.holding.servers.worker import WorkerState
 from paceline.runtime.data.work import Array
 from paceline.runtime.evaluation_results import Until
 from paceline.runtime.holding.servers.port import Ids
 from paceline.wire.messages.data import Export, Exported
+from paceline.wire.messages.node import NodeUp
 from paceline.wire.schema import ModelSchema
 
 
@@ -84,12 +85,13 @@ class Exports:
             if self._state.owners == owners:
                 return exporting.whole(dim)
 
-    def _ask(self, only: int | None = None) -> list[Instruction]:
+    def _ask(self, only: int | None = None) -> Iterable[NodeUp]:
+        """Ask servers for what is missing; there is nothing to tell the master."""
         if self._exporting is not None:
             for server, message in self._exporting.missing(self._state.epoch_no, self._state.inc):
                 if only in (None, server):
                     self._send(server, message)
-        return []
+        return ()
 
     def take(
         self, server: int, message: Exported, frames: Sequence[memoryview], schema: ModelSchema

@@ -11,7 +11,7 @@ def _slow_servers() -> None:
     import time
     from collections.abc import Sequence
 
-    from paceline.protocol.holding.servers.server import Key
+    from paceline.protocol.holding.servers.server_acts import Key
     from paceline.runtime.process import Process
     from paceline.runtime.server import server
     from paceline.studies.stragglers.emulation import EmulatedLife

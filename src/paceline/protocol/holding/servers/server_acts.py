@@ -1,0 +1,104 @@
+"""What the edge of a parameter server carries out: the instructions of `ServerState`."""
+
+import msgspec
+
+from paceline.wire.messages.base import Server, ServerMap
+from paceline.wire.messages.data import Data, Piece, Pull
+from paceline.wire.messages.node import Copied, JoinServers, NodeUp, Restore
+
+Key = tuple[int, int]
+"""(inc, seq): names one contribution within an epoch."""
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """Send a message to a worker."""
+
+    inc: int
+    message: Data
+
+
+class Tell(msgspec.Struct, frozen=True):
+    """Send a message to another server, named by its incarnation."""
+
+    inc: int
+    message: Data
+
+
+class Report(msgspec.Struct, frozen=True):
+    """Send a message to the master."""
+
+    message: NodeUp
+
+
+class Keep(msgspec.Struct, frozen=True):
+    """Keep the tensors of the part just handled."""
+
+    key: Key
+
+
+class Apply(msgspec.Struct, frozen=True):
+    """Apply these contributions as one update, summed in this order, and drop their tensors."""
+
+    keys: tuple[Key, ...]
+    factor: float = 1.0
+    """On the learning rates."""
+
+
+class Forget(msgspec.Struct, frozen=True):
+    """Drop the tensors of contributions that will never be applied."""
+
+    keys: tuple[Key, ...]
+
+
+class AnswerPull(msgspec.Struct, frozen=True):
+    """Send the parameters as they are now."""
+
+    pull: Pull
+
+
+class CopyState(msgspec.Struct, frozen=True):
+    """Copy the tensors as they are now; say `copied` when the copy survives the node."""
+
+    copied: Copied
+
+
+class Load(msgspec.Struct, frozen=True):
+    """Load a cut, then call `loaded`."""
+
+    restore: Restore
+
+
+class MakeRoom(msgspec.Struct, frozen=True):
+    """Get ready for parts and pieces of the buckets that this map copies here."""
+
+    join: JoinServers
+
+
+class SendBuckets(msgspec.Struct, frozen=True):
+    """Set all buckets aside as they are now, and send them until the receiver has them."""
+
+    to: Server
+    piece: Piece
+    """What goes with each piece."""
+
+
+class Remapped(msgspec.Struct, frozen=True):
+    """This map is in force: what it does not copy is not sent any more, what it moved is gone."""
+
+    map: ServerMap
+
+
+Instruction = (
+    Reply
+    | Tell
+    | Report
+    | Keep
+    | Apply
+    | Forget
+    | AnswerPull
+    | CopyState
+    | Load
+    | MakeRoom
+    | SendBuckets
+    | Remapped
+)

@@ -1,0 +1,63 @@
+"""What the edge of a worker of servers carries out: the instructions of `WorkerState`."""
+
+import msgspec
+
+from paceline.wire.messages.base import Server
+from paceline.wire.messages.data import AskMap, Part, Pull, Ready
+from paceline.wire.messages.node import NodeUp
+
+
+class ToServer(msgspec.Struct, frozen=True):
+    """Send to a server, named by its incarnation; the edge adds the tensors."""
+
+    server: int
+    message: Part | Ready | Pull | AskMap
+
+
+class ToMaster(msgspec.Struct, frozen=True):
+    """Send to the master."""
+
+    message: NodeUp
+
+
+class PullDone(msgspec.Struct, frozen=True):
+    """All servers have answered the pull, at one step."""
+
+    ticket: int
+
+
+class DropWork(msgspec.Struct, frozen=True):
+    """A new epoch: leases and contributions are void, gradients can go."""
+
+
+class Withdraw(msgspec.Struct, frozen=True):
+    """What was taken and not offered is of a step that was decided without it: drop it."""
+
+
+class Leave(msgspec.Struct, frozen=True):
+    """This incarnation is fenced: nothing of it counts any more. End the process."""
+
+
+class Meet(msgspec.Struct, frozen=True):
+    """Connect to this server, if there is no connection yet."""
+
+    server: Server
+
+
+class Remapped(msgspec.Struct, frozen=True):
+    """The map is another one: meet its servers, leave the others, cut tensors by it."""
+
+    pull: Pull | None
+    """The one that was under way, under a new ticket: send it to all owners."""
+
+
+class OfferAgain(msgspec.Struct, frozen=True):
+    """The contribution ``seq`` is void; the same gradients are offered as ``part`` to all."""
+
+    seq: int
+    part: Part
+
+
+Instruction = (
+    ToServer | ToMaster | PullDone | DropWork | Withdraw | Leave | Meet | Remapped | OfferAgain
+)
