@@ -1,6 +1,7 @@
 """What a node of another machine gives to the master, and where it finds what it loads."""
 
 import itertools
+import queue
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 
 from paceline.base.errors import PermanentError, TransientError
 from paceline.base.jobdir import JobDir
-from paceline.cuts import reach
+from paceline.cuts import keeper, reach
 from paceline.cuts.distant import DistantStore
 from paceline.cuts.manifest import MANIFEST, CutManifest, checksum, write_file, write_manifest
 from paceline.cuts.reach import JoinedCuts, cuts_of, evaluated, keep_servers
@@ -19,6 +20,7 @@ from paceline.wire.data_plane import DataClient
 from paceline.wire.messages.agent import FileServers
 from paceline.wire.messages.base import CutRef
 from paceline.wire.messages.files import FileTaken, GiveFile
+from paceline.wire.messages.node import Copied
 from paceline.wire.schema import ModelSchema
 from paceline.wire.spec import JobSpec
 
@@ -264,3 +266,36 @@ def test_what_was_not_sent_by_a_store_is_refused(
     assert isinstance(answer, FileTaken)
     assert why in answer.error
     assert machines.folders["master"].disk.files(5) == {}
+
+
+def test_a_store_that_does_not_answer_is_asked_again(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper, "RETRY_S", 0.01)
+    store, silent = machines.cuts.durable, iter([True, True])
+    put = store.put
+
+    def answer(*given: Any) -> None:
+        if next(silent, False):
+            raise TransientError("no answer")
+        put(*given)
+
+    monkeypatch.setattr(store, "put", answer)
+    heard: queue.SimpleQueue[tuple[Copied, Exception | None]] = queue.SimpleQueue()
+    refused: list[str] = []
+    keeping = keeper.CutKeeper(
+        machines.jobs["here"],
+        store,
+        lambda *said: heard.put(said),
+        lambda _, reason: refused.append(reason),
+        patience_s=60.0,
+    )
+    copied = Copied(
+        epoch_no=1, inc=7, cut_no=5, position=1, step=1, committed=(), sharers=(7,), file=NAME
+    )
+    keeping.keep(keeper.Image(copied, memoryview(IMAGE)))
+    said, error = heard.get(timeout=30.0)
+    assert error is None
+    assert said.stored
+    assert refused == ["cut 5 is not stored: no answer"] * 2
+    assert machines.folders["master"].disk.files(5) == {NAME: len(IMAGE)}
