@@ -31,7 +31,7 @@ from paceline.protocol.holding.servers.worker import WorkerState
 from paceline.protocol.records import Granted, Place, Planned, Records
 from paceline.protocol.samples.grant_size import Sizing
 from paceline.protocol.samples.leases import Leases
-from paceline.protocol.samples.ledger import Ledger, Line
+from paceline.protocol.samples.ledger import Ledger, LedgerLine
 from paceline.protocol.samples.plans import Plans
 from paceline.protocol.training import MasterState
 from paceline.wire.messages.base import CutRef, Message
@@ -148,7 +148,7 @@ def _hook(obj: object) -> object:
         return obj.edges
     if isinstance(obj, Plans):
         return [obj.known, obj.preparing]
-    if isinstance(obj, Line):
+    if isinstance(obj, LedgerLine):
         return [obj.cursor, obj.end, obj.returned]
     if isinstance(obj, ServerHolder):
         return [one for one in _plain(obj) if one is not obj.core]

@@ -25,17 +25,17 @@ NO_LIMIT = 1 << 60
 """What version 1 shows without one is larger."""
 
 
-class Tree(msgspec.Struct, frozen=True):
+class Hierarchy(msgspec.Struct, frozen=True):
     """Where groups of one controller may be made; ``version`` 2: the tree of all controllers."""
 
     version: int
     base: Path
 
 
-def find_trees(mounts: Path = MOUNTS, own: Path = OWN) -> dict[str, Tree]:
+def find_trees(mounts: Path = MOUNTS, own: Path = OWN) -> dict[str, Hierarchy]:
     """The caller's own group per controller (``cpu``, ``memory``), as far as they exist."""
     own_paths = _own_paths(own)
-    trees: dict[str, Tree] = {}
+    trees: dict[str, Hierarchy] = {}
     for line in mounts.read_text().splitlines():
         _, point, kind, options, *_ = line.split()
         if kind == "cgroup2":
@@ -43,10 +43,10 @@ def find_trees(mounts: Path = MOUNTS, own: Path = OWN) -> dict[str, Tree]:
             offered = base / "cgroup.controllers"
             names = offered.read_text().split() if offered.exists() else []
             for name in {"cpu", "memory"}.intersection(names):
-                trees.setdefault(name, Tree(2, base))
+                trees.setdefault(name, Hierarchy(2, base))
         elif kind == "cgroup":
             for name in {"cpu", "memory"}.intersection(options.split(",")):
-                trees[name] = Tree(1, _below(Path(point), own_paths.get(name, "/")))
+                trees[name] = Hierarchy(1, _below(Path(point), own_paths.get(name, "/")))
     return trees
 
 
@@ -68,7 +68,7 @@ def _below(mount: Path, path: str) -> Path:
 class NodeGroup:
     """The group of one node. Absent controllers: setting is refused, readings are 0."""
 
-    def __init__(self, groups: dict[str, Tree]) -> None:
+    def __init__(self, groups: dict[str, Hierarchy]) -> None:
         """``groups``: per controller the node's own directory."""
         self._groups = groups
 
@@ -125,7 +125,7 @@ class NodeGroup:
         for group in self._groups.values():
             _remove_empty(group.base)
 
-    def _group(self, name: str) -> Tree:
+    def _group(self, name: str) -> Hierarchy:
         if name not in self._groups:
             raise OSError(f"no {name} control group")
         return self._groups[name]
@@ -151,7 +151,7 @@ def create_node_group(
     """
     wanted = {"cpu": cpu, "memory": memory_bytes}
     trees = find_trees(mounts, own)
-    groups: dict[str, Tree] = {}
+    groups: dict[str, Hierarchy] = {}
     failures: dict[str, str] = {}
     for name in wanted:
         if name not in trees:
@@ -171,7 +171,7 @@ def create_node_group(
     return node_group, note
 
 
-def _make(tree: Tree, job_id: str, node: str, controller: str) -> Tree:
+def _make(tree: Hierarchy, job_id: str, node: str, controller: str) -> Hierarchy:
     path = tree.base
     for part in ("paceline", job_id, node):
         if tree.version == 2:
@@ -181,7 +181,7 @@ def _make(tree: Tree, job_id: str, node: str, controller: str) -> Tree:
     if controller == "cpu":
         for parent in (path.parent, path.parent.parent):
             _weigh_by_members(parent)
-    return Tree(tree.version, path)
+    return Hierarchy(tree.version, path)
 
 
 def _weigh_by_members(parent: Path) -> None:
@@ -219,7 +219,7 @@ def _set_limits(group: NodeGroup, cpu: float | None, memory_bytes: int | None) -
 def find_node_group(job_id: str, node: str, mounts: Path = MOUNTS, own: Path = OWN) -> NodeGroup:
     """The group that the node's agent made, as far as there is one (to change a quota)."""
     groups = {
-        name: Tree(tree.version, tree.base / "paceline" / job_id / node)
+        name: Hierarchy(tree.version, tree.base / "paceline" / job_id / node)
         for name, tree in find_trees(mounts, own).items()
     }
     return NodeGroup({name: group for name, group in groups.items() if group.base.is_dir()})

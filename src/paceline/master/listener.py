@@ -15,7 +15,7 @@ from paceline.wire.control import AgentStream, ControlServer
 _log = logging.getLogger(__name__)
 
 
-class Door:
+class MasterListener:
     """The listener of one job's master."""
 
     def __init__(

@@ -38,7 +38,7 @@ DEFAULT_LENGTHS = Lengths()
 """The defaults: 100 and 200 iterations, 5 and 10 minutes at most."""
 
 
-class Rate:
+class RunningRate:
     """Growth per second of a counter over the window."""
 
     def __init__(self) -> None:
@@ -159,9 +159,9 @@ class Monitor:
         self._ended: set[str] = set()
         """Whose process has ended, and who has not been heard of since."""
         self._ends: deque[LifeEnded] = deque(maxlen=MAX_ENDS)
-        self._speeds: dict[str, Rate] = {}
+        self._speeds: dict[str, RunningRate] = {}
         self._hardware: dict[str, Hardware] = {}
-        self._committed = Rate()
+        self._committed = RunningRate()
         self._earlier: dict[str, NodeMetrics] = {}
         """Of nodes not heard of yet, by a master before this one."""
         self.progress_s = 0.0
@@ -206,7 +206,7 @@ class Monitor:
                 # No step since the last report: the means of then are still the newest.
                 facts = _with_means_of(facts, totals.facts)
             totals.facts = facts
-        if self._speeds.setdefault(node, Rate()).add(now_s, facts.samples):
+        if self._speeds.setdefault(node, RunningRate()).add(now_s, facts.samples):
             self.progress_s = now_s
         if facts.steps:
             self._into_windows(node, facts, per_iteration, now_s)

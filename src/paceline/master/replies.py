@@ -7,12 +7,12 @@ import msgspec
 
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
-from paceline.master.leaving import Leaving
 from paceline.master.orders import check_elastic, check_scale, check_size
+from paceline.master.shutdown import Shutdown
 from paceline.master.training import Training
 from paceline.policy.straggler.observation import Observation
 from paceline.protocol.nodes.node import Act, Node
-from paceline.protocol.nodes.orders import Orders
+from paceline.protocol.nodes.orders import NodeOrders
 from paceline.wire.client import (
     Call,
     Done,
@@ -41,7 +41,7 @@ class Replies:
         spec: of the job.
         orders: what can be ordered of the nodes.
         training: what the job trains on.
-        leaving: the end of the job.
+        shutdown: the end of the job.
         act: carries out what the membership says.
         own_time: the time in which the master itself ran.
         restart: has a node's process replaced, for a reason.
@@ -53,9 +53,9 @@ class Replies:
         self,
         job: JobDir,
         spec: JobSpec,
-        orders: Orders,
+        orders: NodeOrders,
         training: Training,
-        leaving: Leaving,
+        shutdown: Shutdown,
         *,
         act: Callable[[Iterable[Act]], None],
         own_time: Callable[[], float],
@@ -65,7 +65,7 @@ class Replies:
     ) -> None:
         self._job, self._spec = job, spec
         self._members, self._orders = orders.members, orders
-        self._training, self._leaving = training, leaving
+        self._training, self._shutdown = training, shutdown
         self._act, self._own_time, self._restart = act, own_time, restart
         self._observe, self._status = observe, status
 
@@ -84,7 +84,7 @@ class Replies:
             case Scale(workers=workers):
                 self._check_running()
                 check_scale(self._spec, self._training.state.plans.in_training(), workers)
-                self._act(self._orders.scale(workers, self._own_time(), self._leaving.stop_s()))
+                self._act(self._orders.scale(workers, self._own_time(), self._shutdown.stop_s()))
             case Kill(node=name):
                 self._check_running()
                 self._act(self._orders.kill(self.alive(name).name))
@@ -93,7 +93,7 @@ class Replies:
                 check_elastic(self._spec, "replace")
                 self._restart(name, "by order")
             case StopJob():
-                self._leaving.stop(call.signal, at_once=call.now)
+                self._shutdown.stop(call.signal, at_once=call.now)
             case GetSpec():
                 return JobInfo(job_id=self._job.job_id, spec=self._spec)
             case Join(host=host):
@@ -122,5 +122,5 @@ class Replies:
         return node
 
     def _check_running(self) -> None:
-        if self._leaving.ending is not None:
+        if self._shutdown.ending is not None:
             raise ConfigError("the job is about to end")

@@ -38,8 +38,7 @@ from paceline.master.facts import (
 from paceline.master.holding import EDGES
 from paceline.master.job_clock import JobClock, MasterStarted
 from paceline.master.journal import Journal, JournalRecord, encode
-from paceline.master.leaving import Leaving
-from paceline.master.listener import Door
+from paceline.master.listener import MasterListener
 from paceline.master.meeting import make_rounds
 from paceline.master.monitor import Monitor
 from paceline.master.outbox import Outbox
@@ -48,6 +47,7 @@ from paceline.master.ports import Backend
 from paceline.master.replies import Replies
 from paceline.master.reporting import Reporting
 from paceline.master.restarts import StartMeasured
+from paceline.master.shutdown import Shutdown
 from paceline.master.status import work_of
 from paceline.master.training import CutChosen, Parts, Training
 from paceline.master.uploads import Uploader, Uploads
@@ -69,7 +69,7 @@ from paceline.protocol.nodes.node import (
     WorkerLost,
     WorkerUp,
 )
-from paceline.protocol.nodes.orders import Orders
+from paceline.protocol.nodes.orders import NodeOrders
 from paceline.protocol.records import CutGone
 from paceline.protocol.snapshot import Snapshot, restore, take
 from paceline.wire.client import (
@@ -124,7 +124,7 @@ class Master:
             pending_s=spec.longest_pending_s,
             rounds=make_rounds(spec),
         )
-        self._orders = Orders(self.members)
+        self._orders = NodeOrders(self.members)
         self.monitor = Monitor(lengths_of(spec.windows))
         self._outbox = Outbox(job, self.members, backend, self._wall_clock, journal)
         parts = (job, spec, self.members, self.monitor, self._outbox)
@@ -133,42 +133,9 @@ class Master:
             EDGES[spec.traits.holder](spec),
         )
         self._checks = Checks(wanted=spec.preflight and spec.traits.measured != "never")
-        self._agents = Agents(
-            job,
-            backend,
-            self._outbox,
-            self.members,
-            self.monitor,
-            self._checks,
-            self.training,
-            clock=clock,
-            act=self._act,
-            changed=self._note_change,
-        )
-        self._leaving = Leaving(
-            spec,
-            self.training,
-            self.members,
-            self.monitor,
-            self._outbox,
-            clock=clock,
-            own_time=self._own_time,
-            wall_clock=self._wall_clock,
-            act=self._act,
-            changed=self._note_change,
-        )
-        self._replies = Replies(
-            job,
-            spec,
-            self._orders,
-            self.training,
-            self._leaving,
-            act=self._act,
-            own_time=self._own_time,
-            restart=self._restart,
-            observe=self._observe,
-            status=self.status,
-        )
+        self._agents = self._make_agents()
+        self._shutdown = self._make_shutdown()
+        self._replies = self._make_replies()
         self._scene = Scene(
             self.training,
             self.members,
@@ -185,7 +152,7 @@ class Master:
         self.deciding: Deciding | None = None
         """None: the spec names no solution."""
         self._reporting = Reporting(job, self.training.state, self.members, self.monitor)
-        self._door = Door(job, spec.listen, self._on_agent, self._on_call)
+        self._door = MasterListener(job, spec.listen, self._on_agent, self._on_call)
         self._last_metrics_s = 0.0
         self._inbox: list[Fact] = []
         self._wake = asyncio.Event()
@@ -193,6 +160,48 @@ class Master:
         self._closed = False
         #: Something happened that may concern the job as a whole.
         self._changed = True
+
+    def _make_agents(self) -> Agents:
+        return Agents(
+            self._job,
+            self._backend,
+            self._outbox,
+            self.members,
+            self.monitor,
+            self._checks,
+            self.training,
+            clock=self._clock,
+            act=self._act,
+            changed=self._note_change,
+        )
+
+    def _make_shutdown(self) -> Shutdown:
+        return Shutdown(
+            self._spec,
+            self.training,
+            self.members,
+            self.monitor,
+            self._outbox,
+            clock=self._clock,
+            own_time=self._own_time,
+            wall_clock=self._wall_clock,
+            act=self._act,
+            changed=self._note_change,
+        )
+
+    def _make_replies(self) -> Replies:
+        return Replies(
+            self._job,
+            self._spec,
+            self._orders,
+            self.training,
+            self._shutdown,
+            act=self._act,
+            own_time=self._own_time,
+            restart=self._restart,
+            observe=self._observe,
+            status=self.status,
+        )
 
     # ------------------------------------------------------------------ life
 
@@ -214,20 +223,20 @@ class Master:
         self._outbox.flush()
         self._spawn(self._watch_backend())
         self._spawn(self._keep_time())
-        while self._leaving.ending is None or self._leaving.ending.stage is not Stage.OVER:
+        while self._shutdown.ending is None or self._shutdown.ending.stage is not Stage.OVER:
             await self._wake.wait()
             self._wake.clear()
             self._handle_batch()
             if self._outbox.refused:
                 await self._stand_still()
-        return await self._close(self._leaving.ending)
+        return await self._close(self._shutdown.ending)
 
     async def _stand_still(self) -> None:
         """Wait for the journal's disk."""
         disk_s = self._spec.timeouts.disk_s
         lost = await until_written(self._outbox, self._inbox, self._replies.to, disk_s)
         if lost:
-            self._leaving.fail(lost)
+            self._shutdown.fail(lost)
 
     def _resize(self) -> None:
         """Take in what `paceline run --resume` says about the number of nodes."""
@@ -249,7 +258,7 @@ class Master:
                 wall_clock=self._wall_clock,
             )
         except ConfigError as error:
-            self._leaving.fail(str(error))
+            self._shutdown.fail(str(error))
 
     def _restart(self, name: str, reason: str) -> None:
         """KILL_RESTART: a worker ends in order and starts again; a server's buckets move first.
@@ -260,7 +269,7 @@ class Master:
         now_s = self._own_time()
         if self._replies.alive(name).role == "worker":
             self.training.check_may_leave(self._clock())
-            self._act(self._orders.restart(name, now_s, self._leaving.stop_s(), reason))
+            self._act(self._orders.restart(name, now_s, self._shutdown.stop_s(), reason))
             return
         if self.members.joining() is not None:
             raise ConfigError("a server is being replaced already; wait until that is over")
@@ -343,7 +352,7 @@ class Master:
         return outcome
 
     def _fail(self, reason: str) -> None:
-        self._leaving.fail(reason)
+        self._shutdown.fail(reason)
 
     def _note_change(self) -> None:
         self._changed = True
@@ -410,10 +419,10 @@ class Master:
             case CutChosen():
                 self._changed = True
                 self.training.start_epoch(fact, self._clock())
-                if self._leaving.ending is not None:
-                    self._leaving.ending.wanted_cut = None  # asked for in vain, if it was
+                if self._shutdown.ending is not None:
+                    self._shutdown.ending.wanted_cut = None  # asked for in vain, if it was
             case StopAsked(number=number):
-                self._leaving.stop(number, at_once=self._leaving.ending is not None)
+                self._shutdown.stop(number, at_once=self._shutdown.ending is not None)
             case Answered():
                 if self.deciding is not None:
                     self.deciding.answered(fact, self._clock())
@@ -440,7 +449,7 @@ class Master:
                 case JoinerLost(inc=inc):
                     self.training.edge.joiner_lost(inc)
                 case FailJob():
-                    self._leaving.end_failed(failed(act.reason, act.traceback, act.exit_code))
+                    self._shutdown.end_failed(failed(act.reason, act.traceback, act.exit_code))
                 case Launch(node=node):
                     outbox.launch(node)
                     first = self.members.nodes[node].inc == 0
@@ -488,15 +497,15 @@ class Master:
 
     def _go_on(self) -> None:
         """What follows from the state of the whole rather than from one message."""
-        if self._leaving.ending is None and self.members.all_finished():
+        if self._shutdown.ending is None and self.members.all_finished():
             work = work_of(self.training.state, self.members)
-            self._leaving.begin(Ending(end=how_finished(work)))
-        if self._leaving.ending is not None:
-            self._leaving.advance(self._leaving.ending)
+            self._shutdown.begin(Ending(end=how_finished(work)))
+        if self._shutdown.ending is not None:
+            self._shutdown.advance(self._shutdown.ending)
         joiner = self.members.joiner()
         if joiner is not None:
             self.training.edge.replace(*joiner)
-        leaving = self._leaving.ending is not None and self._leaving.ending.stage >= Stage.LEAVE
+        leaving = self._shutdown.ending is not None and self._shutdown.ending.stage >= Stage.LEAVE
         if not leaving and self.training.edge.epoch_is_due():
             self._spawn(self._choose_cut())
             self.training.choosing = True
@@ -517,9 +526,9 @@ class Master:
         if self._uploads is not None:
             self._uploads.tick()
         self._look_for_hang()
-        self._leaving.stop_workers()
-        self.training.tick(now_s, cuts=self._leaving.ending is None)
-        if self.deciding is not None and self._leaving.ending is None:
+        self._shutdown.stop_workers()
+        self.training.tick(now_s, cuts=self._shutdown.ending is None)
+        if self.deciding is not None and self._shutdown.ending is None:
             self.deciding.tick(now_s)
         if now_s - self._last_metrics_s >= METRICS_S:
             self._last_metrics_s = now_s
@@ -559,7 +568,7 @@ class Master:
         )
 
     def _is_told_to_stop(self) -> bool:
-        return self._leaving.at_once or any(isinstance(fact, StopAsked) for fact in self._inbox)
+        return self._shutdown.at_once or any(isinstance(fact, StopAsked) for fact in self._inbox)
 
     # ------------------------------------------------------------------ calls
 
@@ -580,5 +589,5 @@ class Master:
         """The job as it is now."""
         return self._reporting.status(
             num_events=self._outbox.events.num_lines(),
-            ending=self._leaving.ending,
+            ending=self._shutdown.ending,
         )

@@ -11,7 +11,7 @@ from paceline.protocol.records import (
     Planned,
     Record,
 )
-from paceline.protocol.samples.ledger import Line
+from paceline.protocol.samples.ledger import LedgerLine
 from paceline.protocol.training import MasterState
 from paceline.wire.messages.base import ServerMap
 from paceline.wire.messages.feeds import Feed, feed_of
@@ -93,7 +93,7 @@ def restore(state: MasterState, kept: Snapshot) -> None:
     ledger.feeds = {feed.feed: feed for feed in kept.feeds}
     ledger.names = {feed.feed: {} for feed in kept.feeds if feed.num_samples is None}
     for line in kept.lines:
-        ledger.lines[line.line] = restored = Line(line.end, line.epoch_len, line.name)
+        ledger.lines[line.line] = restored = LedgerLine(line.end, line.epoch_len, line.name)
         restored.cursor, restored.returned = line.cursor, Intervals(line.returned)
         if (names := ledger.names.get(feed_of(line.line))) is not None:
             names[line.name] = line.line

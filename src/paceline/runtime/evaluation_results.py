@@ -24,7 +24,7 @@ class Until(Protocol):
     ) -> None: ...
 
 
-class Results:
+class EvaluationResults:
     """One worker's side; ``answered`` is called with the master's word.
 
     Args:

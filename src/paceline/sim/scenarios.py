@@ -29,7 +29,7 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
     """How long everybody waits for a checkpoint."""
 
 
-class Kill(msgspec.Struct, frozen=True, array_like=True):
+class PlannedKill(msgspec.Struct, frozen=True, array_like=True):
     """A node's process ends, by no decision of the job."""
 
     at_s: float
@@ -60,7 +60,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     traffic: Traffic = Traffic()
     recovery: Recovery
     patterns: tuple[AnyPattern, ...] = ()
-    kills: tuple[Kill, ...] = ()
+    kills: tuple[PlannedKill, ...] = ()
     time_scale: float = 1.0
     """Of the windows and periods that methods count in seconds: a job of a hundredth of the paper's
     length has windows of a hundredth."""

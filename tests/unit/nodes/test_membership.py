@@ -23,7 +23,7 @@ from paceline.protocol.nodes.node import (
     WorkerLost,
     WorkerUp,
 )
-from paceline.protocol.nodes.orders import Orders
+from paceline.protocol.nodes.orders import NodeOrders
 from paceline.wire.events.base import Event
 from paceline.wire.events.nodes import (
     FencedEvent,
@@ -363,7 +363,7 @@ def test_a_worker_that_left_its_loop_is_told_once_unless_it_was_told_to_leave() 
 def test_a_worker_that_is_refused_is_not_started_again_and_not_awaited(how: str) -> None:
     job = Job(num_workers=2)
     first, second = job.run("worker-0"), job.run("worker-1")
-    acts = job.note(Orders(job.members).refuse(second, "another model", 1))
+    acts = job.note(NodeOrders(job.members).refuse(second, "another model", 1))
     assert [type(act) for act in acts] == [LeftOutEvent, FencedEvent, WorkerLost, Keep, Retire]
     if how != "live":
         if how == "compacted":
@@ -376,7 +376,7 @@ def test_a_worker_that_is_refused_is_not_started_again_and_not_awaited(how: str)
     node = job.members.nodes["worker-1"]
     assert (node.state, node.note) == ("failed", "another model")
     assert [one.name for one in job.members.wanted_workers()] == ["worker-0"]
-    assert Orders(job.members).refuse(second, "another model", 1) == []
+    assert NodeOrders(job.members).refuse(second, "another model", 1) == []
     job.members.script_returned(Finished(inc=first))
     job.exit("worker-0", ExitEvidence(exit_code=0))
     assert job.members.all_finished()
@@ -385,8 +385,8 @@ def test_a_worker_that_is_refused_is_not_started_again_and_not_awaited(how: str)
 def test_with_too_few_left_a_refusal_ends_the_job() -> None:
     job = Job(num_workers=3)
     incs = [job.run(f"worker-{rank}") for rank in range(3)]
-    assert not of(FailJob, Orders(job.members).refuse(incs[0], "another model", 2))
-    (failed,) = of(FailJob, Orders(job.members).refuse(incs[1], "another model", 2))
+    assert not of(FailJob, NodeOrders(job.members).refuse(incs[0], "another model", 2))
+    (failed,) = of(FailJob, NodeOrders(job.members).refuse(incs[1], "another model", 2))
     assert failed.reason == "another model"
 
 
@@ -394,7 +394,7 @@ def test_a_job_goes_on_with_a_machine_that_joined_alone() -> None:
     job = Job(num_workers=1)
     inc, other = job.run("worker-0"), joined(job)
     job.hello(other, 70)
-    assert not of(FailJob, Orders(job.members).refuse(inc, "another model", 1))
+    assert not of(FailJob, NodeOrders(job.members).refuse(inc, "another model", 1))
 
 
 def test_what_a_joined_machine_lacks_is_no_error_of_the_others() -> None:
@@ -416,7 +416,7 @@ def test_what_a_joined_machine_lacks_is_no_error_of_the_others() -> None:
 def test_a_resumed_job_tries_again_who_was_refused() -> None:
     job = Job(num_workers=2)
     job.run("worker-0")
-    job.note(Orders(job.members).refuse(job.run("worker-1"), "another model", 1))
+    job.note(NodeOrders(job.members).refuse(job.run("worker-1"), "another model", 1))
     job.kept.append(Keep(JobEnded()))
     assert Launch("worker-1") in job.restarted().first
 
@@ -591,7 +591,7 @@ def test_a_worker_counts_as_up_once() -> None:
 def test_scaling_down_lets_the_highest_ranks_leave_in_order() -> None:
     job = Job(num_workers=3)
     incs = [job.run(f"worker-{i}") for i in range(3)]
-    acts = Orders(job.members).scale(1, 0.0, grace_s=4.0)
+    acts = NodeOrders(job.members).scale(1, 0.0, grace_s=4.0)
     assert of(End, acts) == [End("worker-1", incs[1], 4.0), End("worker-2", incs[2], 4.0)]
     gone = job.exit("worker-2", ExitEvidence(exit_code=0))
     assert of(WorkerLost, gone) == [WorkerLost(incs[2])]
@@ -603,8 +603,8 @@ def test_a_worker_wanted_again_before_it_left_gets_a_new_life() -> None:
     job = Job(num_workers=2)
     job.run("worker-0")
     inc = job.run("worker-1")
-    Orders(job.members).scale(1, 0.0, grace_s=4.0)
-    acts = Orders(job.members).scale(2, 0.0, grace_s=4.0)
+    NodeOrders(job.members).scale(1, 0.0, grace_s=4.0)
+    acts = NodeOrders(job.members).scale(2, 0.0, grace_s=4.0)
     assert of(WorkerLost, acts) == [WorkerLost(inc)]
     assert of(Launch, acts) == [Launch("worker-1")]
     assert job.exit("worker-1", inc=inc) == []
@@ -647,7 +647,7 @@ def test_a_snapshot_stands_for_all_records() -> None:
         job.run(f"worker-{i}")
     job.run("server-0")
     job.exit("worker-0")
-    job.note(Orders(job.members).scale(2, 0.0, grace_s=1.0))
+    job.note(NodeOrders(job.members).scale(2, 0.0, grace_s=1.0))
     job.exit("worker-2", ExitEvidence(exit_code=0))
     fresh = Membership(num_workers=3, num_servers=1, restart=RestartSpec())
     for record in job.members.snapshot():
@@ -667,7 +667,7 @@ def test_a_snapshot_stands_for_all_records() -> None:
 
 
 def joined(job: Job) -> str:
-    name, acts = Orders(job.members).join("elsewhere", job.now_s)
+    name, acts = NodeOrders(job.members).join("elsewhere", job.now_s)
     job.note(acts)
     return name
 
@@ -764,7 +764,7 @@ AS_ORDERED = ExitEvidence(exit_code=143, stopped_by_us=True)
 def test_a_restart_by_decision_ends_in_order_and_goes_on_at_another_place() -> None:
     job = Job(num_workers=2, budget=0)
     inc = job.run("worker-1")
-    acts = job.note(Orders(job.members).restart("worker-1", 1.0, grace_s=7.0))
+    acts = job.note(NodeOrders(job.members).restart("worker-1", 1.0, grace_s=7.0))
     assert of(End, acts) == [End("worker-1", inc, 7.0)]
     after = job.exit("worker-1", AS_ORDERED)
     assert [act for act in after if isinstance(act, Retire | Launch)] == [
@@ -784,7 +784,7 @@ def test_restarts_by_decision_are_counted_by_the_next_master() -> None:
     job = Job(budget=3)
     job.run("worker-0")
     for _ in range(2):
-        job.note(Orders(job.members).restart("worker-0", 0.0, grace_s=1.0))
+        job.note(NodeOrders(job.members).restart("worker-0", 0.0, grace_s=1.0))
         job.exit("worker-0", AS_ORDERED)
         job.run("worker-0")
     job.exit("worker-0")
@@ -800,7 +800,7 @@ def test_restarts_by_decision_are_counted_by_the_next_master() -> None:
 def test_the_order_to_end_is_repeated_until_the_process_has_ended() -> None:
     job = Job(budget=0)
     inc = job.run("worker-0")
-    job.note(Orders(job.members).restart("worker-0", 1.0, grace_s=5.0))
+    job.note(NodeOrders(job.members).restart("worker-0", 1.0, grace_s=5.0))
     assert of(End, job.tick(2.0)) == []
     assert of(End, job.tick(3.0)) == [End("worker-0", inc, 5.0)]
     job.exit("worker-0", AS_ORDERED)
@@ -811,7 +811,7 @@ def test_the_order_to_end_is_repeated_until_the_process_has_ended() -> None:
 def test_the_next_master_carries_on_with_an_ordered_restart(compacted: bool) -> None:
     job = Job(budget=0)
     inc = job.run("worker-0")
-    job.note(Orders(job.members).restart("worker-0", 1.0, grace_s=5.0))
+    job.note(NodeOrders(job.members).restart("worker-0", 1.0, grace_s=5.0))
     if compacted:
         job.kept = [Keep(record) for record in job.members.snapshot()]
     after = job.restarted(awaited=("worker-0",))
@@ -827,10 +827,10 @@ def test_the_next_master_carries_on_with_an_ordered_restart(compacted: bool) -> 
 
 def test_a_machine_that_joined_is_restarted_where_it_is() -> None:
     job = Job()
-    name, acts = Orders(job.members).join("elsewhere", 0.0)
+    name, acts = NodeOrders(job.members).join("elsewhere", 0.0)
     job.note(acts)
     job.run(name)
-    job.note(Orders(job.members).restart(name, 1.0, grace_s=1.0))
+    job.note(NodeOrders(job.members).restart(name, 1.0, grace_s=1.0))
     after = job.exit(name, AS_ORDERED)
     assert of(Retire, after) == []
     assert len(of(Start, after)) == 1
@@ -959,7 +959,7 @@ def test_a_job_is_resumed_with_another_number_of_servers(count: int) -> None:
     members.apply(ServerAdded(node="server-2", replaces="server-1"))
     members.apply(ServerTook(node="server-2"))
     members.forget(members.nodes["server-1"])
-    records = [act.record for act in Orders(members).resize(3, count) if isinstance(act, Keep)]
+    records = [act.record for act in NodeOrders(members).resize(3, count) if isinstance(act, Keep)]
     launched = {act.node for act in members.begin(0.0) if isinstance(act, Launch)}
     servers = [name for name in launched if name.startswith("server")]
     assert len(servers) == count

@@ -18,7 +18,7 @@ from paceline.protocol.nodes.node import (
     RoundSet,
     Start,
 )
-from paceline.protocol.nodes.orders import Orders
+from paceline.protocol.nodes.orders import NodeOrders
 from paceline.protocol.nodes.rounds import Rounds
 from paceline.wire.events.nodes import RestartAllEvent
 from paceline.wire.messages.agent import AgentHello, ExitEvidence, ProcessExited
@@ -216,7 +216,7 @@ def test_who_has_finished_begins_again_with_the_others() -> None:
 def test_an_agent_that_does_not_come_up_ends_nobody_who_is_in_the_round_already() -> None:
     job = Job().run()
     job.returned("worker-0")
-    job.note(Orders(job.members).kill("worker-1"))
+    job.note(NodeOrders(job.members).kill("worker-1"))
     job.exit("worker-1", ORDERED)
     job.up("worker-1")
     inc = job.inc("worker-1")
@@ -237,7 +237,7 @@ def test_who_returned_when_the_round_was_over_begins_again() -> None:
 
 def test_a_worker_killed_by_order_costs_no_budget() -> None:
     job = Job(budget=0).run()
-    job.note(Orders(job.members).kill("worker-1"))
+    job.note(NodeOrders(job.members).kill("worker-1"))
     job.exit("worker-1", ORDERED)
     assert starts(job.exit("worker-0", ExitEvidence(exit_code=1), PEER))
     assert job.members.num_restarts() == 0
@@ -307,7 +307,7 @@ def test_a_script_that_trains_with_us_has_returned_when_it_says_so() -> None:
 
 def test_one_more_worker_begins_with_all_others() -> None:
     job = Job(by_itself=False).run()
-    acts = job.note(Orders(job.members).scale(3, job.now_s, GRACE_S))
+    acts = job.note(NodeOrders(job.members).scale(3, job.now_s, GRACE_S))
     assert of(Launch, acts) == [Launch("worker-2")]
     assert {end.node for end in of(End, acts)} == {"worker-0", "worker-1"}
     assert not of(Start, job.exit("worker-0", ORDERED))
@@ -320,7 +320,7 @@ def test_one_more_worker_begins_with_all_others() -> None:
 
 def test_one_worker_less_begins_anew_without_the_one_that_leaves() -> None:
     job = Job(by_itself=False).run()
-    acts = job.note(Orders(job.members).scale(1, job.now_s, GRACE_S))
+    acts = job.note(NodeOrders(job.members).scale(1, job.now_s, GRACE_S))
     assert {end.node for end in of(End, acts)} == {"worker-0", "worker-1"}
     assert not of(Start, job.exit("worker-0", ORDERED))
     acts = job.exit("worker-1", ORDERED)

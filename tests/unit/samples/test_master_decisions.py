@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from paceline.jobs.outcome import End
 from paceline.master.ending import LAST_CUT_S, LEAVE_S, Ending, Seen, Stage
-from paceline.master.monitor import Monitor, Rate
+from paceline.master.monitor import Monitor, RunningRate
 from paceline.protocol.samples.grant_size import lease_samples, lease_steps, plan_lead, tail_share
 from paceline.wire.messages.agent import NodeFacts
 
@@ -150,7 +150,7 @@ def test_a_stopped_job_does_not_wait_for_a_server_that_nobody_replaces() -> None
 
 
 def test_a_rate_is_the_growth_over_the_window() -> None:
-    rate = Rate()
+    rate = RunningRate()
     assert rate.per_s() is None
     for second in range(30):
         rate.add(float(second), 100 * second if second < 15 else 1400 + 10 * (second - 14))
@@ -158,7 +158,7 @@ def test_a_rate_is_the_growth_over_the_window() -> None:
 
 
 def test_a_rate_leaves_out_the_wait_before_the_first_growth() -> None:
-    rate = Rate()
+    rate = RunningRate()
     for second in range(9):
         rate.add(float(second), 0)
     rate.add(9.0, 50)

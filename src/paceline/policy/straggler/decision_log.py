@@ -22,14 +22,14 @@ PARTS = ("pending_s", "start_s", "rebuild_s", "restore_s", "redo_s")
 """Of a restart's cost (AntDT section V-E-2)."""
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+class DecisionLine(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
     """Base of all lines."""
 
     t: float
     """Unix time."""
 
 
-class Begun(Line, frozen=True):
+class Begun(DecisionLine, frozen=True):
     """From here on this solution is asked, and it knows nothing of what was before."""
 
     solution: str
@@ -41,7 +41,7 @@ class Begun(Line, frozen=True):
     every_iterations: int = 0
 
 
-class Decided(Line, frozen=True):
+class Decided(DecisionLine, frozen=True):
     """The solution was asked."""
 
     no: int
@@ -51,7 +51,7 @@ class Decided(Line, frozen=True):
     """The solution's own time."""
 
 
-class Failed(Line, frozen=True):
+class Failed(DecisionLine, frozen=True):
     """The solution raised, or did not answer in time; told once per kind."""
 
     no: int
@@ -60,7 +60,7 @@ class Failed(Line, frozen=True):
     traceback: str = ""
 
 
-class Refused(Line, frozen=True):
+class Refused(DecisionLine, frozen=True):
     """An action was not carried out."""
 
     no: int
@@ -68,7 +68,7 @@ class Refused(Line, frozen=True):
     reason: str
 
 
-class TookEffect(Line, frozen=True):
+class TookEffect(DecisionLine, frozen=True):
     """An action holds from here on: all workers follow the plan, the node works again."""
 
     no: int
@@ -77,7 +77,7 @@ class TookEffect(Line, frozen=True):
     """Measured, of a restart."""
 
 
-class Measured(Line, frozen=True):
+class Measured(DecisionLine, frozen=True):
     """What an action has changed, some time after it took effect."""
 
     no: int
@@ -95,7 +95,7 @@ class Measured(Line, frozen=True):
     """Actions that took effect in the same time: the change is theirs, too."""
 
 
-class Helped(Line, frozen=True):
+class Helped(DecisionLine, frozen=True):
     """Whether the restart of a node has made it faster."""
 
     no: int

@@ -14,7 +14,7 @@ from paceline.protocol.records import CutGone, CutStored, CutValid
 from paceline.wire.messages.node import AskCut, Copied
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class CutWanted(msgspec.Struct, frozen=True):
     """A cut that a worker asks for."""
 
     n: int
@@ -53,7 +53,7 @@ class Cuts:
         #: Those that made the newest cut valid, or stored: `copied` may already be the next one's.
         self.sealed: tuple[Copied, ...] = ()
         #: By incarnation; one answer serves all that it asked for before.
-        self.wanted: dict[int, Wanted] = {}
+        self.wanted: dict[int, CutWanted] = {}
 
     # ------------------------------------------------------------------ records
 
@@ -140,7 +140,7 @@ class Cuts:
         if known is None or known.n < message.n:
             begun = self.last_no if self.copying is None else self.copying
             later_than = -1 if message.step else begun
-            self.wanted[message.inc] = Wanted(message.n, message.step, later_than)
+            self.wanted[message.inc] = CutWanted(message.n, message.step, later_than)
 
     def take_met(self) -> list[tuple[int, int]]:
         """Who has now what it asked for, and up to which number; no longer wanted."""

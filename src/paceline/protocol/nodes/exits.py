@@ -51,7 +51,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """How many lives before this one have ended so, one after another."""
 
 
-class Rule(msgspec.Struct, frozen=True):
+class ExitRule(msgspec.Struct, frozen=True):
     """One row: where ``applies`` holds, the end is ``verdict`` because of ``reason``."""
 
     name: str
@@ -265,23 +265,25 @@ def _signalled(evidence: Evidence) -> str:
         return f"signal {number}"
 
 
-RULES: tuple[Rule, ...] = (
-    Rule("finished", Verdict.FINISHED, lambda e: e.finished, lambda _: "the script returned"),
-    Rule("hung", Verdict.RETRYABLE, lambda e: e.exit.hung, lambda _: "it hung"),
-    Rule(
+RULES: tuple[ExitRule, ...] = (
+    ExitRule("finished", Verdict.FINISHED, lambda e: e.finished, lambda _: "the script returned"),
+    ExitRule("hung", Verdict.RETRYABLE, lambda e: e.exit.hung, lambda _: "it hung"),
+    ExitRule(
         "given up",
         Verdict.GIVEN_UP,
         lambda e: e.exit.exit_code == EXIT_FENCED and not (e.error or e.by_itself),
         lambda _: "through no fault of its own: the job goes on from another state than it held",
     ),
-    Rule("stopped by us", Verdict.STOPPED, lambda e: e.exit.stopped_by_us, lambda _: "as ordered"),
-    Rule(
+    ExitRule(
+        "stopped by us", Verdict.STOPPED, lambda e: e.exit.stopped_by_us, lambda _: "as ordered"
+    ),
+    ExitRule(
         "oom counter",
         Verdict.OOM,
         lambda e: e.exit.oom_kills > 0,
         lambda e: f"out of memory: the cgroup counted {e.exit.oom_kills} oom kill(s)",
     ),
-    Rule(
+    ExitRule(
         "killed, perhaps for memory",
         Verdict.RETRYABLE,
         lambda e: _signal(e) == signal.SIGKILL and e.exit.machine_oom_kills > 0,
@@ -291,94 +293,94 @@ RULES: tuple[Rule, ...] = (
             "process is not known"
         ),
     ),
-    Rule(
+    ExitRule(
         "loader lost",
         Verdict.RETRYABLE,
         _lost_loader,
         lambda e: f"a loader process was lost: {_raised(e)}",
     ),
-    Rule(
+    ExitRule(
         "memory error",
         Verdict.OOM,
         lambda e: _kind(e) == "MemoryError",
         lambda e: f"out of memory: {_raised(e)}",
     ),
-    Rule(
+    ExitRule(
         "internal error",
         Verdict.UNRETRYABLE,
         lambda e: _kind(e) == INTERNAL_ERROR,
         lambda e: f"a rule of paceline was broken: {_raised(e)}",
     ),
-    Rule(
+    ExitRule(
         "refused",
         Verdict.UNRETRYABLE,
         lambda e: _kind(e) == CONFIG_ERROR,
         _refused,
     ),
-    Rule(
+    ExitRule(
         "permanent error",
         Verdict.UNRETRYABLE,
         lambda e: _kind(e) == PERMANENT_ERROR,
         lambda e: f"trying again cannot help: {_raised(e)}",
     ),
-    Rule(
+    ExitRule(
         "connection error",
         Verdict.RETRYABLE,
         lambda e: _kind(e) in CONNECTION_ERRORS and not _by_user(e),
         lambda e: f"connection lost: {_raised(e)}",
     ),
-    Rule(
+    ExitRule(
         "script error before the first commit",
         Verdict.UNRETRYABLE,
         lambda e: _by_user(e) and not _any_trained(e),
         lambda e: f"{_raised(e)}, before anything was trained",
     ),
-    Rule(
+    ExitRule(
         "same error twice",
         Verdict.UNRETRYABLE,
         _repeated,
         lambda e: f"{_raised(e)}, for the second time in a row",
     ),
-    Rule("error", Verdict.RETRYABLE, lambda e: e.error is not None, _raised),
-    Rule("same end three times", Verdict.UNRETRYABLE, _same_end, _ended_so),
-    Rule(
+    ExitRule("error", Verdict.RETRYABLE, lambda e: e.error is not None, _raised),
+    ExitRule("same end three times", Verdict.UNRETRYABLE, _same_end, _ended_so),
+    ExitRule(
         "terminated from outside",
         Verdict.PREEMPTED,
         # A script by itself may have sent it to itself: as under torchrun it counts.
         lambda e: _signal(e) == signal.SIGTERM and not e.by_itself,
         lambda e: f"{_signalled(e)} from outside the job",
     ),
-    Rule("killed", Verdict.RETRYABLE, lambda e: _signal(e) == signal.SIGKILL, _signalled),
-    Rule(
+    ExitRule("killed", Verdict.RETRYABLE, lambda e: _signal(e) == signal.SIGKILL, _signalled),
+    ExitRule(
         "crashed",
         Verdict.RETRYABLE,
         lambda e: _signal(e) in CRASHES,
         lambda e: f"crashed: {_signalled(e)}",
     ),
-    Rule("other signal", Verdict.RETRYABLE, lambda e: _signal(e) > 0, _signalled),
-    Rule(
+    ExitRule("other signal", Verdict.RETRYABLE, lambda e: _signal(e) > 0, _signalled),
+    ExitRule(
         "no agent",
         Verdict.RETRYABLE,
         lambda e: e.exit.exit_code == EXIT_NO_AGENT and not e.by_itself,
         lambda _: "it had no agent for long",
     ),
-    Rule(
+    ExitRule(
         "left early",
         Verdict.RETRYABLE,
         lambda e: e.exit.exit_code == 0,
         lambda _: "exit code 0, but the script had not returned",
     ),
-    Rule(
+    ExitRule(
         "exit code",
         Verdict.RETRYABLE,
         lambda e: e.exit.exit_code is not None,
         lambda e: f"exit code {e.exit.exit_code}",
     ),
-    Rule(
+    ExitRule(
         "not started",
         Verdict.NOT_STARTED,
         lambda e: not e.started,
         lambda _: "never came up; the order to start it was lost with its agent",
     ),
-    Rule("unknown", Verdict.RETRYABLE, lambda _: True, lambda _: "gone; nobody saw how"),
+    ExitRule("unknown", Verdict.RETRYABLE, lambda _: True, lambda _: "gone; nobody saw how"),
 )

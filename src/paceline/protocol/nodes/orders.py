@@ -18,7 +18,7 @@ from paceline.wire.events.job import ScaledEvent
 from paceline.wire.events.nodes import HungEvent, KilledEvent, KillRestartEvent, LeftOutEvent
 
 
-class Orders:
+class NodeOrders:
     """What the user and solutions order of the nodes of one job."""
 
     def __init__(self, members: Membership) -> None:

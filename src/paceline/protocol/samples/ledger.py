@@ -22,7 +22,7 @@ Part = tuple[Sequence[Span], Sequence[Span]]
 """A slice, whole, and one member's part of it."""
 
 
-class Line:
+class LedgerLine:
     """One line's fresh end and what came back to it."""
 
     __slots__ = ("cursor", "end", "epoch_len", "name", "returned")
@@ -85,7 +85,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self.feeds: dict[int, Feed] = {}
-        self.lines: dict[int, Line] = {}
+        self.lines: dict[int, LedgerLine] = {}
         self.leases: dict[int, SampleSet] = {}
         self.done = SampleSet()
         #: Feed of unknown length -> partition -> its line.
@@ -101,7 +101,7 @@ class Ledger:
         if feed.num_samples is None:
             self.names.setdefault(feed.feed, {})
         else:
-            self.lines[feed.line()] = Line(feed.num_samples * feed.epochs, feed.num_samples)
+            self.lines[feed.line()] = LedgerLine(feed.num_samples * feed.epochs, feed.num_samples)
 
     def news(self, feed: int, ends: Iterable[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
         """Those of a feed's partitions that were not known to reach so far."""
@@ -118,7 +118,7 @@ class Ledger:
         for name, end in ends:
             if name not in names:
                 names[name] = definition.line(len(names))
-                self.lines[names[name]] = Line(0, 0, name)
+                self.lines[names[name]] = LedgerLine(0, 0, name)
             line = self.lines[names[name]]
             line.end = max(line.end, end)
         if finished and feed not in self.finished:

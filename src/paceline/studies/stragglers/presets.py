@@ -13,7 +13,7 @@ import numpy as np
 from paceline.policy.straggler.observation import RestartCost
 from paceline.sim.costs import Compute, Traffic
 from paceline.sim.patterns import AnyPattern, Persistent, Transient
-from paceline.sim.scenarios import Kill, Recovery, Scenario
+from paceline.sim.scenarios import PlannedKill, Recovery, Scenario
 
 WORKERS, SERVERS = 20, 8
 EPOCH_SAMPLES, EPOCHS, LOCAL_BATCH = 45_000_000, 3, 4_096
@@ -164,7 +164,7 @@ def killed(every_min: int | None, seed: int) -> Scenario:
         )
     at_s = float(np.random.default_rng(seed).uniform(1_500.0, 2_500.0))
     return msgspec.structs.replace(
-        undisturbed(), name=name, recovery=how, kills=(Kill(at_s, f"worker-{SLOW_NODE}"),)
+        undisturbed(), name=name, recovery=how, kills=(PlannedKill(at_s, f"worker-{SLOW_NODE}"),)
     )
 
 

@@ -13,7 +13,7 @@ from paceline.base.processes import this_machine
 from paceline.cuts.reach import evaluated
 from paceline.protocol.holding.group.member import Connect, Copy, Instruction, Load
 from paceline.runtime.data.work import Array, Work
-from paceline.runtime.evaluation_results import Results
+from paceline.runtime.evaluation_results import EvaluationResults
 from paceline.runtime.group.group import Group
 from paceline.runtime.group.member import MemberClient
 from paceline.runtime.group.store import GroupOver
@@ -52,7 +52,7 @@ class GroupClient(MemberClient):
         #: still.
         self._loading: CatchUp | None = None
         self._reading: tuple[CatchUp, Future[None]] | None = None
-        self._results = Results(
+        self._results = EvaluationResults(
             self._leases, self._until, lambda epoch_no: evaluated(process.job, epoch_no)
         )
         self._in_hand: list[Work] = []

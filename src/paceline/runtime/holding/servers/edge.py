@@ -29,7 +29,7 @@ from paceline.protocol.holding.servers.worker_acts import (
 )
 from paceline.runtime.checkpoint.cut_requests import CutAsker
 from paceline.runtime.data.work import Array
-from paceline.runtime.evaluation_results import Results
+from paceline.runtime.evaluation_results import EvaluationResults
 from paceline.runtime.exchange import Exchange
 from paceline.runtime.holding.servers.exports import Exports
 from paceline.runtime.holding.servers.initial import write_initial
@@ -98,7 +98,7 @@ class WorkerEdge:
         #: BSP: the step whose dense parameters the script has.
         self._loaded_step = 0
         self._exports = Exports(self.state, self._until, self._send)
-        self._results = Results(
+        self._results = EvaluationResults(
             self.leases, self._until, lambda epoch_no: evaluated(process.job, epoch_no)
         )
         self._asker = CutAsker(process.inc)

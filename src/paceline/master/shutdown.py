@@ -15,7 +15,7 @@ from paceline.wire.spec import JobSpec
 _log = logging.getLogger(__name__)
 
 
-class Leaving:
+class Shutdown:
     """The end of one job, once it has begun.
 
     Args:
