@@ -7,6 +7,7 @@ it, or else from the master. What must outlive such a node is given to the maste
 
 import logging
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -14,13 +15,13 @@ from paceline.base.errors import PermanentError, TransientError
 from paceline.base.files import write_file
 from paceline.base.jobdir import JobDir
 from paceline.cuts import manifest as cut
-from paceline.cuts.distant import DistantStore
-from paceline.cuts.serving import FileServer
 from paceline.cuts.store import CutStore, LocalCuts, fetch, results_of
-from paceline.wire.data_plane import bind_address
 from paceline.wire.messages.agent import FileServers
 from paceline.wire.messages.base import CutRef
 from paceline.wire.spec import JobSpec
+
+if TYPE_CHECKING:  # most agents need no data plane, which takes its time to import
+    from paceline.cuts.serving import FileServer
 
 PEER_PATIENCE_S = 5.0
 """A node that does not answer for so long is gone; the master has what it made."""
@@ -33,8 +34,11 @@ def keep_servers(job: JobDir, servers: FileServers) -> None:
     write_file(job.file_servers, msgspec.json.encode(servers))
 
 
-def serve_files(job: JobDir, node: str, spec: JobSpec) -> FileServer:
+def serve_files(job: JobDir, node: str, spec: JobSpec) -> "FileServer":
     """Serve what a joined node has, to all that know the job's secret."""
+    from paceline.cuts.serving import FileServer
+    from paceline.wire.data_plane import bind_address
+
     bind = bind_address(spec.data_plane, spec.listen, job.run_dir, f"{node}-files")
     return FileServer(bind, job.secret(), job, cuts_of(job, spec), takes=False)
 
@@ -96,6 +100,8 @@ class JoinedCuts(LocalCuts):
         maker = name.rpartition("-")[0]
         peer = _servers(self._job).nodes.get(maker, "")
         if peer:
+            from paceline.cuts.distant import DistantStore
+
             store = DistantStore(lambda: peer, self._job.secret(), patience_s=PEER_PATIENCE_S)
             try:
                 fetch(store, number, name, checksum, self.disk.folder(number))
@@ -116,7 +122,9 @@ def _servers(job: JobDir) -> FileServers:
     return msgspec.json.decode(job.file_servers.read_bytes(), type=FileServers)
 
 
-def _master(job: JobDir, epoch_no: int = 0) -> DistantStore:
+def _master(job: JobDir, epoch_no: int = 0) -> CutStore:
+    from paceline.cuts.distant import DistantStore
+
     return DistantStore(lambda: _servers(job).master, job.secret(), epoch_no)
 
 

@@ -1,12 +1,15 @@
 """Files of cuts for nodes of other machines: the master serves its own, and says who else does."""
 
+from typing import TYPE_CHECKING
+
 from paceline.base.jobdir import JobDir
-from paceline.cuts.serving import FileServer
 from paceline.cuts.store import LocalCuts
 from paceline.wire.control import AgentStream
-from paceline.wire.data_plane import bind_address
 from paceline.wire.messages.agent import AgentHello, FileServers
 from paceline.wire.spec import load
+
+if TYPE_CHECKING:  # most masters need no data plane, which takes its time to import
+    from paceline.cuts.serving import FileServer
 
 
 class CutsServed:
@@ -36,6 +39,9 @@ class CutsServed:
 
     def _tell(self) -> None:
         if self._server is None:
+            from paceline.cuts.serving import FileServer
+            from paceline.wire.data_plane import bind_address
+
             spec, run_dir, secret = load(self._job.spec), self._job.run_dir, self._job.secret()
             bind = bind_address(spec.data_plane, spec.listen, run_dir, "master-files")
             self._server = FileServer(bind, secret, self._job, self._cuts, takes=True)
