@@ -201,11 +201,11 @@ def life() -> str:
 def come_together(options: argparse.Namespace) -> bool:
     """Wait for all members of the first group; whether this is the one that is measured.
 
-    It is the one whose life is the first: of a group that one makes the cuts.
+    It is the first by its node: of a group that one makes the cuts.
     """
     if (options.out / "saves.json").exists():
         return False
-    number = int(os.environ["PACELINE_INC"])
+    number = int(os.environ["PACELINE_NODE"].rpartition("-")[2])
     (options.out / f"{number}.member").touch()
     while len(members := list(options.out.glob("*.member"))) < options.members:
         time.sleep(IDLE_S)

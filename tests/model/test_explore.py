@@ -103,7 +103,7 @@ def test_no_interleaving_breaks_an_invariant(name: str) -> None:
 @pytest.mark.parametrize("flaw", FLAWS, ids=lambda flaw: flaw.name)
 def test_a_planted_flaw_is_found(flaw: Flaw) -> None:
     result = Explorer(
-        flaw.bounds, flaw.machines, max_states=40_000, finish_every=int(flaw.finish)
+        flaw.bounds, flaw.machines, max_states=flaw.max_states, finish_every=int(flaw.finish)
     ).run()
 
     assert result.violation, f"{result.states} states and nothing was found"
