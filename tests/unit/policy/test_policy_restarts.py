@@ -242,6 +242,14 @@ def test_a_worker_that_is_slow_no_more_is_let_be(
     assert slow_worker(before) == ["w0"], "what was before the regime began says nothing"
 
 
+def test_stretches_without_samples_say_nothing() -> None:
+    """A member without a share has computed a batch that does not count."""
+    trail = (Stretch(NOW_S, 10.0, 5, 0.0, 1.0, 1.0),)
+    points = (Point(1, 100, 2.0),)
+    regime = Regime(since_s=NOW_S - 100.0, iterations=100, points=points, trail=trail)
+    assert slow_worker(regime) == ["w0"]
+
+
 def test_no_server_is_replaced_while_another_is() -> None:
     servers = (server("s0", 0.1), server("s1", 0.1), server("s2", 0.6))
     assert server_candidates(job(servers=servers, replacing="s1"), RestartRule(), step_s=2.0) == []

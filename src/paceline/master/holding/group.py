@@ -131,7 +131,7 @@ class GroupEdge(HolderEdge):
             case _:
                 pass
 
-    # ------------------------------------------------------------------ who does not get on
+    # ------------------------------------------------------------------ members without progress
 
     def watch(self, now_s: float) -> None:
         """Form a group without those that do not come, or that nobody has found dead."""
@@ -165,7 +165,7 @@ class GroupEdge(HolderEdge):
             )
 
     def find_hang(self, bound_s: float, now_s: float) -> Hang | None:
-        """Who of the group does not get on; see `find_hang`.
+        """Find the member that makes no progress; see `find_hang`.
 
         While one forms: who does not even say that it has stopped.
         """
@@ -190,7 +190,7 @@ class GroupEdge(HolderEdge):
             self.training.fail(left_alone(leavers, others))
             return None
         hang = find_hang(members, bound_s)
-        if hang is not None and not hang.nodes and group.sharded:  # they cannot meet anew
+        if hang is not None and not hang.nodes and group.sharded:  # they cannot form another group
             return msgspec.structs.replace(hang, nodes=tuple(sorted(members)))
         return hang
 

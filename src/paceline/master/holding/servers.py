@@ -1,6 +1,6 @@
 """What the master does for parameter servers alone, around `ServerHolder`.
 
-Epochs that servers begin, moves that do not get on, and what a lost worker had done.
+Epochs that servers begin, moves that make no progress, and what a lost worker had done.
 """
 
 from typing import TYPE_CHECKING, Literal
@@ -144,7 +144,7 @@ class ServerEdge(HolderEdge):
         self.training.do(self.holder.joiner_lost(inc))
 
     def watch(self, now_s: float) -> None:
-        """Give up a move that does not get on."""
+        """Give up a move that makes no progress."""
         moving = self.holder.moving
         if moving.begun is None or self.holder.map is None or moving.has_switched(self.holder.map):
             self._move_progress = (None, now_s)

@@ -238,7 +238,7 @@ def _is_over(regime: Regime, slowness: float) -> bool:
         span_s += stretch.span_s
         total_s += stretch.iterations * stretch.compute_s
         samples += stretch.iterations * stretch.samples
-    if not iterations:
+    if not samples:
         return False
     count = sum(point.iterations for point in regime.points)
     size = sum(point.iterations * point.batch_size for point in regime.points) / count

@@ -153,7 +153,7 @@ class Start(msgspec.Struct, frozen=True):
 class End(msgspec.Struct, frozen=True):
     """Have the agent end this incarnation: in order, after ``grace_s`` by force.
 
-    ``hung``: it does not get on; what its threads do is to be seen first.
+    ``hung``: it makes no progress; the agent first records what its threads do.
     """
 
     node: str

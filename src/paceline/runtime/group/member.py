@@ -59,7 +59,7 @@ class MemberClient(MemberEdge):
                 if run is None:
                     return None
                 over = self.state.is_proven and at_end(self.state.begins_with)
-            # Whoever is beyond the end does not come into the group before its next feed.
+            # A member that is beyond the end does not come into the group before its next feed.
             group = None if over else self._begun(run)
             if (group is None and not over) or not self._caught_up(run):
                 continue
@@ -87,7 +87,7 @@ class MemberClient(MemberEdge):
         state = self.state
         with self._changed:
             while state.running is run and state.step == NO_STEP:
-                # However long that takes: our peers do not get on, but nobody hangs.
+                # However long that takes: our peers wait, but nobody hangs.
                 self.unmark()
                 self._check_stop()
                 self._rest(stays=True)

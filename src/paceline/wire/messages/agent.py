@@ -134,7 +134,7 @@ class StartProcess(Message, frozen=True):
 class StopProcess(Message, frozen=True):
     """master -> agent: end incarnation ``inc``: in order, after ``grace_s`` by force.
 
-    ``hung``: it does not get on; say what its threads do, and end it at once.
+    ``hung``: it makes no progress; say what its threads do, and end it at once.
     """
 
     inc: int

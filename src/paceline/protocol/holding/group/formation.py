@@ -188,7 +188,7 @@ class Group:
         Args:
             expected: where nobody has trained yet, wait for so many.
         """
-        # By node, not by arrival: who computes which samples is the same whoever starts first.
+        # By node, not by arrival: the order of starts must not decide who computes which samples.
         wanted = tuple(sorted(self.ready.values(), key=lambda one: (len(one.node), one.node)))
         least = self.min_members if self.number else max(self.min_members, expected)
         if self.sharded:

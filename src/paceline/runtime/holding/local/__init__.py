@@ -1,1 +1,1 @@
-"""Strategy of a script that was started plainly: torch trains the model, in this process."""
+"""Strategy of a script started without `paceline run`: torch trains in this process."""

@@ -301,7 +301,7 @@ class ServerTrainer(WorkerEdge):
     def _check_stop(self) -> None:
         """Leave if told to; but not from a step that is not decided, and may need more of us.
 
-        Whoever left before it gave its share back, and what we computed would be lost without.
+        A worker that left earlier has given its share back: without ours, what we computed is lost.
         """
         self._exchange.check()
         undecided = self.spec.mode == "bsp" and self.state.offers

@@ -42,7 +42,7 @@ HAND_OVER_S = 5.0
 
 def begin(process: "Process") -> "OnServers":
     """Make the strategy of a job's process."""
-    # A script that was started plainly needs neither sockets nor a process.
+    # A script started without `paceline run` needs neither sockets nor a process.
     from paceline.runtime.holding.servers.client import ServerTrainer
 
     return OnServers(ServerTrainer(process))
