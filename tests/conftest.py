@@ -32,13 +32,16 @@ def pytest_terminal_summary(
 
 
 @pytest.fixture(autouse=True)
-def _stays_in_its_folder() -> Iterator[None]:
-    """Fail the test that leaves the process in another folder, and not those that come after it."""
-    before = Path.cwd()
+def _leaves_the_process_as_it_was() -> Iterator[None]:
+    """Fail the test that changes the folder or the main module, and not those that come after it."""
+    folder, main = Path.cwd(), sys.modules["__main__"]
     yield
-    if (now := Path.cwd()) != before:
-        os.chdir(before)
+    if (now := Path.cwd()) != folder:
+        os.chdir(folder)
         pytest.fail(f"the test has left the working directory at {now}; use monkeypatch.chdir")
+    if sys.modules["__main__"] is not main:
+        sys.modules["__main__"] = main
+        pytest.fail("the test has left another __main__, which processes that it spawns would run")
 
 
 @pytest.fixture

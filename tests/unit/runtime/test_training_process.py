@@ -4,6 +4,7 @@ import os
 import runpy
 import shutil
 import signal
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -41,6 +42,10 @@ from paceline.wire.spec import JobSpec, save
 @pytest.fixture
 def process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Process]:
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+    monkeypatch.setitem(
+        sys.modules, "__main__", sys.modules["__main__"]
+    )  # a script takes its place
+    monkeypatch.setattr(sys, "path", [*sys.path])
     job = JobDir.create("process")
     save(JobSpec(script="train.py"), job.spec)
     handler = signal.getsignal(signal.SIGTERM)

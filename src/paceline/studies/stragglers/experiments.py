@@ -5,6 +5,7 @@ import itertools
 import multiprocessing
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 
 import msgspec
 
@@ -151,14 +152,21 @@ def run_all(
 
     Yields:
         What was planned, the scenario that it was, and its run, in the order of the plan.
+
+    Raises:
+        concurrent.futures.process.BrokenProcessPool: one of the processes was killed.
     """
     groups = [list(group) for _, group in itertools.groupby(planned, _job)]
     run_group = functools.partial(_run_group, first_seed=first_seed)
     if processes == 1:
         yield from itertools.chain.from_iterable(map(run_group, groups))
         return
-    with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        yield from itertools.chain.from_iterable(pool.imap(run_group, groups))
+    # Unlike a `multiprocessing.Pool`, it does not wait for a process that has died.
+    pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"))
+    try:
+        yield from itertools.chain.from_iterable(pool.map(run_group, groups))
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _job(one: PlannedRun) -> tuple[int, int]:
