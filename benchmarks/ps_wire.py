@@ -30,7 +30,7 @@ import numpy as np
 from paceline.base.copying import copy
 from paceline.wire.data_plane import DataClient, DataServer
 from paceline.wire.messages.data import Part, Pulled
-from paceline.wire.shm import Place
+from paceline.wire.shm import FramePlace
 
 SCHEMES = ("tcp", "ipc", "shm", "curve")
 RAW = "raw tcp"
@@ -179,7 +179,7 @@ def extra_bytes(scheme: str, num_bytes: int) -> int:
     """Bytes of one call beside the tensors: headers, places and ZMTP's framing (9 per frame)."""
     if scheme == RAW:
         return 0
-    place = Place(1 << 24, num_bytes, 1000, 1 << 20)
+    place = FramePlace(1 << 24, num_bytes, 1000, 1 << 20)
     name = f"worker-0-17.{'0' * 8}.arena"
     where = len(msgspec.msgpack.encode((name, (place,)))) if scheme == "shm" else 0
     frames = 2 if scheme == "shm" else 3

@@ -17,7 +17,7 @@ from collections.abc import Callable
 import harness
 import numpy as np
 
-from paceline.policy.stats.history import Lengths, NodeHistory, Report
+from paceline.policy.stats.history import Lengths, NodeHistory, WindowMeans
 from paceline.policy.straggler import registry, solvers
 from paceline.policy.straggler.observation import Observation, ServerSeen, WorkerSeen
 
@@ -60,7 +60,7 @@ def observation(count: int, seed: int) -> Observation:
         for number in range(1, 31):
             size = LOCAL_BATCH if number < 20 else LOCAL_BATCH * 9 // 10
             time_s = (delays_s[index] + slopes_s[index] * size) * rng.normal(1.0, 0.01)
-            report = Report(
+            report = WindowMeans(
                 t_s=30.0 * number,
                 iterations=10,
                 samples=size,
@@ -109,7 +109,9 @@ def reports(count: int) -> Callable[[], None]:
         history = NodeHistory(Lengths())
         for number, time_s in enumerate(times_s):
             history.report(
-                Report(t_s=30.0 * number, iterations=10, samples=4096, compute_s=time_s, bpt_s=3.0)
+                WindowMeans(
+                    t_s=30.0 * number, iterations=10, samples=4096, compute_s=time_s, bpt_s=3.0
+                )
             )
 
     return work

@@ -6,13 +6,13 @@ from typing import TypeVar
 
 import msgspec
 
-from paceline.policy.stats.history import Profiled
+from paceline.policy.stats.history import ProfiledTimes
 from paceline.policy.straggler.actions import AnyAction
 from paceline.policy.straggler.observation import RestartCost
 from paceline.sim.asynchronous import Asynchronous
 from paceline.sim.costs import Compute, Traffic
-from paceline.sim.job import Job, Situation
-from paceline.sim.outcome import Outcome
+from paceline.sim.job import SimJob, Situation
+from paceline.sim.outcome import SimOutcome
 from paceline.sim.scenarios import Recovery, Scenario
 from paceline.sim.synchronous import Synchronous
 from paceline.wire.messages.agent import NodeFacts
@@ -46,7 +46,7 @@ class Scripted:
         self.script = sorted(script, key=lambda one: one[0])
         self.num_decisions = 0
         self.reports: list[tuple[str, NodeFacts, float]] = []
-        self.profiles: list[tuple[str, Profiled]] = []
+        self.profiles: list[tuple[str, ProfiledTimes]] = []
         self.kills: list[tuple[str, float]] = []
         self.restarts: list[tuple[str, int]] = []
         self.seen: list[Situation] = []
@@ -58,7 +58,7 @@ class Scripted:
     def report(self, node: str, facts: NodeFacts, now_s: float) -> None:
         self.reports.append((node, facts, now_s))
 
-    def profiled(self, node: str, profiled: Profiled) -> None:
+    def profiled(self, node: str, profiled: ProfiledTimes) -> None:
         self.profiles.append((node, profiled))
 
     def killed(self, node: str, now_s: float) -> None:
@@ -79,13 +79,13 @@ def changed(struct: S, **changes: object) -> S:
     return msgspec.structs.replace(struct, **changes)
 
 
-def job_of(scenario: Scenario, control: Scripted | None = None, seed: int = 0) -> Job:
+def job_of(scenario: Scenario, control: Scripted | None = None, seed: int = 0) -> SimJob:
     kind = Synchronous if scenario.mode in {"bsp", "allreduce"} else Asynchronous
     return kind(scenario, seed, control or Scripted())
 
 
 def run(
     scenario: Scenario, *script: tuple[float, Sequence[AnyAction]], seed: int = 0
-) -> tuple[Outcome, Scripted]:
+) -> tuple[SimOutcome, Scripted]:
     control = Scripted(script)
     return job_of(scenario, control, seed).run(), control

@@ -21,7 +21,7 @@ from paceline.wire.codec import encode
 from paceline.wire.data_packing import COPY_BYTES, SHARED_BYTES, Envelope
 from paceline.wire.data_plane import QUEUE_LENGTH, DataClient, DataServer, bind_address
 from paceline.wire.messages.data import Data, Part, Pull, Pulled
-from paceline.wire.shm import SUFFIX, Place
+from paceline.wire.shm import SUFFIX, FramePlace
 from paceline.wire.spec import DataPlaneSpec
 
 SECRET = b"the secret of this job"
@@ -320,7 +320,7 @@ def test_garbage_from_a_peer_with_the_secret_is_dropped_and_logged_once(
     client = world.client(server.address)
     inner = client._sockets[1]  # the only way to send what no client of ours would
     rng = random.Random(3)
-    good, somewhere = pull(1), Place(0, 8, 0, 0)
+    good, somewhere = pull(1), FramePlace(0, 8, 0, 0)
     batches = [
         [b""],
         [b"\xc1", b""],

@@ -48,7 +48,7 @@ from paceline.wire.messages.data import (
     Pulled,
     Ready,
     Refused,
-    ScriptState,
+    ScriptPart,
 )
 from paceline.wire.messages.feeds import Feed, Slice
 from paceline.wire.messages.node import (
@@ -210,7 +210,7 @@ class ServerCell:
                 done = self._restore(message, file)
             case "grace over":
                 done = self._perform(state.grace_over())
-            case "resend" | ScriptState():
+            case "resend" | ScriptPart():
                 pass
             case _:
                 part = event if isinstance(event, Part) else None
@@ -256,7 +256,7 @@ class ServerCell:
             match instruction:
                 case ps.Reply(inc, message) | ps.Tell(inc, message):
                     done.append((inc, message))
-                case ps.Report(message):
+                case ps.ToMaster(message):
                     done.append((MASTER, message))
                 case ps.Keep(key):
                     assert part is not None
@@ -272,7 +272,7 @@ class ServerCell:
                         Buckets(epoch_no=piece.epoch_no, piece=piece, content=self.content),
                     )
                     done.append(self.aside)
-                case ps.Remapped(now):
+                case ps.MapInForce(now):
                     if not now.copies:
                         self.aside = None
                 case ps.MakeRoom():
@@ -448,9 +448,9 @@ class WorkerCell:
                     done += [(server, part) for server in self.state.servers]
                 case worker.Remapped(pull):
                     done += [(server, pull) for server in self.state.owners] if pull else []
-                case worker.Meet() | worker.Withdraw():
+                case worker.ConnectServer() | worker.Withdraw():
                     pass
-                case worker.Leave():
+                case worker.EndProcess():
                     done.append((EXIT, Exit(inc=self.state.inc)))
         return done
 
@@ -527,7 +527,7 @@ class MasterCell:
                     if isinstance(message, Grant):
                         self.sent[inc] = message.n
                     done.append((inc, message))
-                case master.Journal(record):
+                case master.WriteAhead(record):
                     if isinstance(record, Planned):
                         since, granted = record.since, 0
                     elif isinstance(record, Granted):

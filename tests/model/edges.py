@@ -1,4 +1,4 @@
-"""Jobs whose workers are whole: `Loop` and `ServerTrainer` over the model's master and servers.
+"""Jobs whose workers are whole: `ServersLoop` and `ServerTrainer` over the model's master and servers.
 
 The explorer (`world.py`) drives `WorkerState` by a script that has no pull under way and no batch
 staged ahead. Here the production loop and the production edge run on top of it, in a thread each,
@@ -29,7 +29,7 @@ from paceline.protocol.training import MasterState
 from paceline.runtime.data.work import Work
 from paceline.runtime.holding.servers import client, edge, loop
 from paceline.runtime.holding.servers.client import ServerTrainer
-from paceline.runtime.holding.servers.loop import Loop
+from paceline.runtime.holding.servers.loop import ServersLoop
 from paceline.runtime.holding.servers.schedule import Schedule
 from paceline.wire.messages.base import CutRef, Message, Server
 from paceline.wire.messages.feeds import Feed
@@ -220,7 +220,7 @@ class Worker:
             tables={}, begin=lambda *_: None, end=lambda: None, gradients=dict
         )
         schedule = Schedule((), ())
-        loop: Any = Loop(self.trainer, model, lookups, schedule, feed, Batches(self), 2)  # type: ignore[arg-type]
+        loop: Any = ServersLoop(self.trainer, model, lookups, schedule, feed, Batches(self), 2)  # type: ignore[arg-type]
         for _ in loop.run():
             pause()
             loop.on_step(0, 1)

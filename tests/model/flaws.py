@@ -14,15 +14,16 @@ import msgspec
 
 from paceline.base.samples import SampleSet, Span
 from paceline.protocol import acts as master
-from paceline.protocol.acts import Journal, Send
+from paceline.protocol.acts import Send, WriteAhead
 from paceline.protocol.holding.holder import Holder
 from paceline.protocol.holding.servers import server_acts as ps
 from paceline.protocol.holding.servers import worker_acts as worker
 from paceline.protocol.holding.servers.master import ServerHolder
 from paceline.protocol.holding.servers.moving import Moving
 from paceline.protocol.holding.servers.server import ServerState
-from paceline.protocol.holding.servers.server_acts import Keep, Load, Report
+from paceline.protocol.holding.servers.server_acts import Keep, Load
 from paceline.protocol.holding.servers.worker import Offer, WorkerState
+from paceline.protocol.holding.servers.worker_acts import ToMaster
 from paceline.protocol.records import CutValid, GaveBack, Granted, Records, Returned
 from paceline.protocol.samples.grant_size import Sizing
 from paceline.protocol.samples.leases import Ask
@@ -245,7 +246,7 @@ class FenceIgnored(ServerState):
             fenced=message.fenced,
             committed=self.contents.committed.spans(),
         )
-        return [Report(answer)]
+        return [ToMaster(answer)]
 
 
 class FencedReadyCounts(ServerState):
@@ -266,8 +267,8 @@ class FenceRollsForward(ServerState):
         counted = self.contents.committed.copy()
         counted.update(span for part in held for span in part.spans)
         return [
-            Report(msgspec.structs.replace(i.message, committed=counted.spans()))
-            if isinstance(i, Report) and isinstance(i.message, FenceAnswer)
+            ToMaster(msgspec.structs.replace(i.message, committed=counted.spans()))
+            if isinstance(i, ToMaster) and isinstance(i.message, FenceAnswer)
             else i
             for i in super().fence(message)
         ]
@@ -429,7 +430,7 @@ class SendsBeforeTheJournal(MasterState):
 
 
 def _sends_first(done: Sequence[master.Instruction]) -> list[master.Instruction]:
-    return sorted(done, key=lambda i: isinstance(i, Journal))
+    return sorted(done, key=lambda i: isinstance(i, WriteAhead))
 
 
 class BelievesOldEpochs(ServerHolder):

@@ -11,7 +11,7 @@ import msgspec
 
 from paceline.base.samples import Intervals, SampleSet, Span
 from paceline.protocol import acts as master
-from paceline.protocol.holding.group.formation import Group
+from paceline.protocol.holding.group.formation import Formation
 from paceline.protocol.holding.group.master import GroupHolder
 from paceline.protocol.holding.group.member import (
     Connect,
@@ -30,11 +30,11 @@ from paceline.wire.messages.group import (
     NO_STEP,
     Broken,
     CatchUp,
+    GroupStopped,
     JoinGroup,
     Progress,
     RunGroup,
     StopGroup,
-    Stopped,
 )
 from paceline.wire.messages.node import Stop
 
@@ -282,7 +282,7 @@ class MasterCell:
         return self.state.holder
 
     @property
-    def group(self) -> Group:
+    def group(self) -> Formation:
         """Its part of re-forming."""
         return self.holder.group
 
@@ -298,7 +298,7 @@ class MasterCell:
     def _call(self, event: object) -> list[master.Instruction]:
         state = self.state
         match event:
-            case JoinGroup() | Stopped() | Progress() | Broken():
+            case JoinGroup() | GroupStopped() | Progress() | Broken():
                 distant = isinstance(event, JoinGroup) and event.address == DISTANT
                 node = str(event.inc)
                 return self.holder.member_said(
@@ -335,7 +335,7 @@ class MasterCell:
             match instruction:
                 case master.Send(inc, StopGroup() | CatchUp() | RunGroup() | Stop() as message):
                     done.append((inc, message))
-                case master.Journal(record):
+                case master.WriteAhead(record):
                     self._journal(record, done)
                 case master.Fail(reason):
                     raise Violation("E", reason)

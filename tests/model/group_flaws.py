@@ -11,18 +11,18 @@ import msgspec
 from paceline.base.samples import SampleSet, Span
 from paceline.protocol.acts import Instruction
 from paceline.protocol.holding.group import member as member
-from paceline.protocol.holding.group.formation import Group, Records
+from paceline.protocol.holding.group.formation import Formation, Records
 from paceline.protocol.holding.group.master import GroupHolder
 from paceline.protocol.holding.group.member import Copy, MemberState, Say
 from paceline.protocol.records import GroupBegun, GroupFormed
 from paceline.wire.messages.group import (
     NO_STEP,
     CatchUp,
+    GroupStopped,
     GroupUp,
     JoinGroup,
     RunGroup,
     StopGroup,
-    Stopped,
 )
 
 from .group_bounds import DIFFER, Bounds, Machines
@@ -180,7 +180,7 @@ class AsksForNoOtherPeer(MemberState):
 # ---------------------------------------------------------------------- the master
 
 
-def with_group(kind: type[Group]) -> type[GroupHolder]:
+def with_group(kind: type[Formation]) -> type[GroupHolder]:
     """A master whose part of re-forming is this one."""
 
     class WithGroup(GroupHolder):
@@ -194,7 +194,7 @@ def with_group(kind: type[Group]) -> type[GroupHolder]:
     return WithGroup
 
 
-class BeginsWithTheFirst(Group):
+class BeginsWithTheFirst(Formation):
     """The first answer is taken for everybody's."""
 
     def _go_on(self) -> list[Instruction]:
@@ -209,12 +209,12 @@ class CountsBeforeAllHold(GroupHolder):
     def member_said(
         self, message: GroupUp, *, node: str = "", expected: int = 0, distant: bool = False
     ) -> list[Instruction]:
-        if isinstance(message, Stopped) and message.group == self.group.number:
+        if isinstance(message, GroupStopped) and message.group == self.group.number:
             self.core.ledger.advance(message.committed)
         return super().member_said(message, node=node, expected=expected, distant=distant)
 
 
-class TakesBackTheExcluded(Group):
+class TakesBackTheExcluded(Formation):
     """After a restart whoever was excluded may come back (found in production code)."""
 
     def apply(self, record: Records) -> None:
@@ -222,7 +222,7 @@ class TakesBackTheExcluded(Group):
         self.gone.clear()
 
 
-class MissesNobody(Group):
+class MissesNobody(Formation):
     """A member that waits in a running group is not heard (found in production code)."""
 
     def join(
@@ -234,17 +234,17 @@ class MissesNobody(Group):
         return done
 
 
-class OnlyTheNearBegin(Group):
+class OnlyTheNearBegin(Formation):
     """A cut is read by a member near it, or by nobody."""
 
-    def _source(self, inc: int) -> Stopped | None:
+    def _source(self, inc: int) -> GroupStopped | None:
         found = super()._source(inc)
         holds = found is not None and self._holder()
         near = any(not member.distant for member in self.members)
         return found if holds or near else None
 
 
-class WaitsForTheNear(Group):
+class WaitsForTheNear(Formation):
     """Members of other machines that hold nothing wait for one that is near the cuts."""
 
     @property
@@ -252,10 +252,10 @@ class WaitsForTheNear(Group):
         return super().needs_restore and not all(member.distant for member in self.members)
 
 
-class BelievesTheExcluded(Group):
+class BelievesTheExcluded(Formation):
     """What a member of a former group says it has completed counts for this one."""
 
-    def stopped_said(self, message: Stopped) -> list[Instruction]:
+    def stopped_said(self, message: GroupStopped) -> list[Instruction]:
         return super().stopped_said(msgspec.structs.replace(message, group=self.number))
 
 

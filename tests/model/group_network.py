@@ -16,11 +16,11 @@ from paceline.protocol.training import MasterState
 from paceline.wire.messages.group import (
     NO_STEP,
     CatchUp,
+    GroupStopped,
     JoinGroup,
     Progress,
     RunGroup,
     StopGroup,
-    Stopped,
 )
 from paceline.wire.messages.node import Stop
 
@@ -193,7 +193,7 @@ class GroupNetwork:
         if isinstance(message, Progress):
             heard = running and self.handled(cell_id, m)[0] == cell_id
             return heard and not master.may_die
-        return isinstance(message, Stopped) and running
+        return isinstance(message, GroupStopped) and running
 
     def clean(self, spots: list[int]) -> State:
         """Forget what nobody can come to know any more."""

@@ -35,13 +35,13 @@ from paceline.protocol.nodes.agent import (
     Act,
     Deliver,
     EndHung,
+    ForkLife,
     KnowServers,
     NodeState,
     Quit,
     Refuse,
-    Run,
+    Report,
     Signal,
-    ToMaster,
 )
 from paceline.wire.control import ControlClient, MasterStream
 from paceline.wire.messages.agent import (
@@ -182,7 +182,7 @@ class Agent:
     def _do(self, acts: Iterable[Act]) -> None:  # noqa: C901
         for act in acts:
             match act:
-                case Run(start=start):
+                case ForkLife(start=start):
                     self._host.run(start)
                 case Signal(number=number):
                     self._host.signal(number)
@@ -190,7 +190,7 @@ class Agent:
                     self._ending_hung = asyncio.create_task(self._end_hung())
                 case Refuse(up=up):
                     self._refuse(up)
-                case ToMaster(message=message):
+                case Report(message=message):
                     self._send(message)
                 case Deliver(body=body):
                     if running := self._state.running:

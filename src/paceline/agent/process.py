@@ -25,7 +25,7 @@ from paceline.base.processes import (
     JOB_DIR,
     NODE,
     SAFE_PATH,
-    Watch,
+    ProcessWatch,
     find_job_processes,
     kill_group_quietly,
     kill_quietly,
@@ -96,7 +96,7 @@ class ProcessHost:
         self._inc = 0
         self._pid = 0
         self._pidfd = -1
-        self._watch: Watch | None = None
+        self._watch: ProcessWatch | None = None
         self._log_start = 0
         self._oom_kills_before = self._machine_oom_kills_before = 0
 
@@ -143,7 +143,7 @@ class ProcessHost:
         self._inc = up.inc
         self._hold(up.pid)
         self._count_oom_kills()
-        self._watch = Watch(up.pid, self._on_watched_end)
+        self._watch = ProcessWatch(up.pid, self._on_watched_end)
 
     def _count_oom_kills(self) -> None:
         """As a life begins: what the kernel kills from here on counts for it."""
@@ -176,7 +176,7 @@ class ProcessHost:
         if zygote is None:
             return
         ended = asyncio.Event()
-        watch = Watch(zygote.pid, ended.set)
+        watch = ProcessWatch(zygote.pid, ended.set)
         try:
             async with asyncio.timeout(CLOSE_GRACE_S):
                 await ended.wait()
@@ -233,7 +233,7 @@ class ProcessHost:
             inc, self._pending = self._pending.inc, None
             self._finish(inc, code)
         elif self._pid:
-            self._watch = Watch(self._pid, self._on_watched_end)
+            self._watch = ProcessWatch(self._pid, self._on_watched_end)
         if was_warm and self._pair is None:
             self.start_zygote()
 

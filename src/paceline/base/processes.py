@@ -218,7 +218,7 @@ def _prctl(option: int, value: int, name: str) -> None:
         raise OSError(number, os.strerror(number), f"prctl({name})")
 
 
-class Watch:
+class ProcessWatch:
     """Calls back once, in the event loop, when a process ends; it need not be a child."""
 
     def __init__(self, pid: int, ended: Callable[[], None]) -> None:

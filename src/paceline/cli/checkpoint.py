@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from paceline.base.samples import Span
     from paceline.cuts.manifest import CutManifest
-    from paceline.jobs.cuts import Cut, Cuts
+    from paceline.jobs.cuts import FoundCut, FoundCuts
     from paceline.runtime.checkpoint.contents import Contents
 
 EXPORTER = "paceline.runtime.checkpoint.export"
@@ -85,7 +85,7 @@ def ls_command(job: Job = None) -> None:
     _print(table)
 
 
-def _cut_row(cut: "Cut", total: int | None, now_s: float) -> tuple[str, ...]:
+def _cut_row(cut: "FoundCut", total: int | None, now_s: float) -> tuple[str, ...]:
     from paceline.jobs.wording import clock, progress, size
 
     manifest = cut.manifest
@@ -107,7 +107,7 @@ def _cut_row(cut: "Cut", total: int | None, now_s: float) -> tuple[str, ...]:
     )
 
 
-def _total(found: "Cuts") -> int | None:
+def _total(found: "FoundCuts") -> int | None:
     """Samples of the whole job, where that is known."""
     from paceline.cli.listing import current_status
     from paceline.jobs.outcome import read_outcome
@@ -142,7 +142,7 @@ def show_command(job: Job = None, number: Number = None) -> None:
     _show_contents(contents)
 
 
-def _manifest_of(cut: "Cut") -> "CutManifest":
+def _manifest_of(cut: "FoundCut") -> "CutManifest":
     """Raises PermanentError: there is no readable one."""
     if cut.manifest is None:
         raise PermanentError(f"cut {cut.number}: {cut.error}")
@@ -225,7 +225,7 @@ def verify_command(
         raise typer.Exit(EXIT_BAD)
 
 
-def _is_being_written(cut: "Cut", found: "Cuts") -> bool:
+def _is_being_written(cut: "FoundCut", found: "FoundCuts") -> bool:
     """Whether a running job may still seal it."""
     from paceline.jobs.launch import is_supervised
 
@@ -235,7 +235,7 @@ def _is_being_written(cut: "Cut", found: "Cuts") -> bool:
     return not ended and cut.number > newest
 
 
-def _verify(cut: "Cut") -> bool:
+def _verify(cut: "FoundCut") -> bool:
     """Print what is found; whether all is well."""
     from paceline.jobs.wording import counted, size
     from paceline.runtime.checkpoint.cutfile import fault

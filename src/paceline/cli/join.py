@@ -14,7 +14,7 @@ from paceline.base.joined import joined_directory
 from paceline.base.processes import JOB_DIR, SAFE_PATH, can_enter
 from paceline.cuts.reach import keep_servers
 from paceline.wire import spec as specs
-from paceline.wire.client import Call, Done, GetSpec, JobInfo, Join, Joined, Reply
+from paceline.wire.client import Call, Done, GetSpec, JobInfo, Join, NodeAdded, Reply
 from paceline.wire.control import ControlClient
 from paceline.wire.messages.agent import FileServers
 from paceline.wire.spec import JobSpec
@@ -36,7 +36,7 @@ def join_job(address: str, secret_file: Path | None) -> NoReturn:
     check_spec(info.spec, address)
     spec = of_this_machine(info.spec, address)
     joined = _ask(client, Join(host=socket.gethostname()), secret_file)
-    assert isinstance(joined, Joined)
+    assert isinstance(joined, NodeAdded)
     if spec.cwd != info.spec.cwd:
         print(f"{info.spec.cwd} cannot be entered on this machine: the job's script runs in / here")
     job = make_directory(info.job_id, spec, joined.node, address, secret)

@@ -104,7 +104,7 @@ class ChiefLog:
         self._held = []
 
 
-class Watcher:
+class JobWatcher:
     """Looks at one job."""
 
     def __init__(self, job: JobDir, *, from_now: bool, shown: set[str]) -> None:
@@ -254,7 +254,7 @@ def follow(
     Returns:
         How it ended; None: it was left running, or all its processes died.
     """
-    watcher = Watcher(job, from_now=from_now, shown=set() if shown is None else shown)
+    watcher = JobWatcher(job, from_now=from_now, shown=set() if shown is None else shown)
     orders = SignalOrders(job, views[0])
     with interrupts:
         while True:

@@ -17,7 +17,7 @@ from paceline.cuts.remote import RemoteCuts
 from paceline.wire import spec as specs
 
 
-class Cut(msgspec.Struct, frozen=True, kw_only=True):
+class FoundCut(msgspec.Struct, frozen=True, kw_only=True):
     """One folder of a cut, whole or not."""
 
     number: int
@@ -50,14 +50,14 @@ class Cut(msgspec.Struct, frozen=True, kw_only=True):
         return not any(place.exists() for place in self.places)
 
 
-class Cuts(msgspec.Struct, frozen=True, kw_only=True):
+class FoundCuts(msgspec.Struct, frozen=True, kw_only=True):
     """All that was found."""
 
     where: str
     """For people: the job, or the folder."""
     folder: Path
     job: JobDir | None
-    cuts: tuple[Cut, ...]
+    cuts: tuple[FoundCut, ...]
     """Newest first."""
     remote: RemoteCuts | None = None
     """Where all this is a copy of, in a folder that lasts as long as this process."""
@@ -67,7 +67,7 @@ class Cuts(msgspec.Struct, frozen=True, kw_only=True):
         """Where it was looked for cuts, as the end of a sentence."""
         return f" (looked in {self.folder})" if self.remote is None else ""
 
-    def fetched(self, cut: Cut) -> Cut:
+    def fetched(self, cut: FoundCut) -> FoundCut:
         """The same cut with its files at hand; they are not verified.
 
         Raises:
@@ -78,7 +78,7 @@ class Cuts(msgspec.Struct, frozen=True, kw_only=True):
             self.remote.fetch_files(cut.number, cut.places[0])
         return cut
 
-    def one(self, number: int | None) -> Cut:
+    def one(self, number: int | None) -> FoundCut:
         """Cut ``number``; None: the newest that is sealed, if any is.
 
         Raises:
@@ -95,7 +95,7 @@ class Cuts(msgspec.Struct, frozen=True, kw_only=True):
         raise ConfigError(f"--cut: {self.where} has no cut {number}; it has {known}")
 
 
-def find_cuts(name: str | None) -> Cuts:
+def find_cuts(name: str | None) -> FoundCuts:
     """The cuts of a job (by id, its beginning, or a path; None: the newest), in a folder, at a URL.
 
     A folder holds cuts, or is one.
@@ -117,7 +117,7 @@ def find_cuts(name: str | None) -> Cuts:
         raise
 
 
-def _at_url(url: str) -> Cuts:
+def _at_url(url: str) -> FoundCuts:
     remote, scratch = RemoteCuts(url), Path(tempfile.mkdtemp(prefix="paceline-"))
     atexit.register(shutil.rmtree, scratch, ignore_errors=True)
     cuts = {}
@@ -128,7 +128,7 @@ def _at_url(url: str) -> Cuts:
             os.utime(folder / MANIFEST, (written_s, written_s))
         cut = msgspec.structs.replace(_read_one((folder,)), url=remote.where(number))
         cuts[number] = cut
-    return Cuts(
+    return FoundCuts(
         where=url,
         folder=scratch,
         job=None,
@@ -137,7 +137,7 @@ def _at_url(url: str) -> Cuts:
     )
 
 
-def _at(path: Path) -> Cuts:
+def _at(path: Path) -> FoundCuts:
     if (path / "job.json").exists():
         return _of_job(JobDir(path.absolute()))
     if not path.is_dir():
@@ -151,10 +151,10 @@ def _at(path: Path) -> Cuts:
             f"{path} holds no cut: it is no job's directory, has no folder 000001, 000002, …, and "
             f"no {MANIFEST} of a cut"
         )
-    return Cuts(where=str(path), folder=path, job=None, cuts=_newest_first(cuts))
+    return FoundCuts(where=str(path), folder=path, job=None, cuts=_newest_first(cuts))
 
 
-def _of_job(job: JobDir) -> Cuts:
+def _of_job(job: JobDir) -> FoundCuts:
     try:
         own = specs.load(job.spec).checkpoint.folder
     except PacelineError:
@@ -169,10 +169,10 @@ def _of_job(job: JobDir) -> Cuts:
     ]
     cuts |= _read(unstored)
     where = f"job {job.job_id}"
-    return Cuts(where=where, folder=folder, job=job, cuts=_newest_first(cuts))
+    return FoundCuts(where=where, folder=folder, job=job, cuts=_newest_first(cuts))
 
 
-def _below(folder: Path) -> dict[int, Cut]:
+def _below(folder: Path) -> dict[int, FoundCut]:
     return _read([(path,) for path in _numbered(folder)])
 
 
@@ -181,7 +181,7 @@ def _numbered(folder: Path) -> list[Path]:
     return [path for path in found if path.name.isdecimal() and path.is_dir()]
 
 
-def _read(found: Iterable[tuple[Path, ...]]) -> dict[int, Cut]:
+def _read(found: Iterable[tuple[Path, ...]]) -> dict[int, FoundCut]:
     """By their numbers the cuts in these places; what vanishes meanwhile is none."""
     cuts = {}
     for places in found:
@@ -191,7 +191,7 @@ def _read(found: Iterable[tuple[Path, ...]]) -> dict[int, Cut]:
     return cuts
 
 
-def _read_one(places: tuple[Path, ...]) -> Cut:
+def _read_one(places: tuple[Path, ...]) -> FoundCut:
     folder, manifest = places[0], places[0] / MANIFEST
     sealed = manifest.exists()
     written_s = (manifest if sealed else folder).stat().st_mtime
@@ -203,7 +203,7 @@ def _read_one(places: tuple[Path, ...]) -> Cut:
         number = known.cut_no
     except PermanentError as damage:
         error = str(damage)
-    return Cut(
+    return FoundCut(
         number=number,
         places=places,
         manifest=known,
@@ -213,5 +213,5 @@ def _read_one(places: tuple[Path, ...]) -> Cut:
     )
 
 
-def _newest_first(cuts: dict[int, Cut]) -> tuple[Cut, ...]:
+def _newest_first(cuts: dict[int, FoundCut]) -> tuple[FoundCut, ...]:
     return tuple(sorted(cuts.values(), key=lambda cut: cut.number, reverse=True))

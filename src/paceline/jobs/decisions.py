@@ -23,13 +23,13 @@ from paceline.policy.straggler.actions import (
     Share,
 )
 from paceline.policy.straggler.decision_log import (
+    ActionRefused,
     AnyLine,
     Begun,
     Decided,
     Failed,
     Helped,
     Measured,
-    Refused,
     TookEffect,
     decode,
     describe_cost,
@@ -95,7 +95,7 @@ def stories(lines: Sequence[AnyLine]) -> list[Story]:
                 for index, action in enumerate(line.actions):
                     seen = seen_of(asked, action, line.observation)
                     told.append(_story(name, seen, line, index, action, after))
-            case Refused() | TookEffect() | Measured() | Helped():
+            case ActionRefused() | TookEffect() | Measured() | Helped():
                 pass  # parts of the story of their decision
             case _:
                 assert_never(line)
@@ -106,13 +106,13 @@ class _After:
     """What became of actions, by the number of the decision and the place in it."""
 
     def __init__(self, lines: Iterable[AnyLine]) -> None:
-        self.refused: dict[tuple[int, int], Refused] = {}
+        self.refused: dict[tuple[int, int], ActionRefused] = {}
         self.effect: dict[tuple[int, int], TookEffect] = {}
         self.measured: dict[tuple[int, int], Measured] = {}
         self.helped: dict[tuple[int, int], Helped] = {}
         for line in lines:
             match line:
-                case Refused():
+                case ActionRefused():
                     self.refused[line.no, line.index] = line
                 case TookEffect():
                     self.effect[line.no, line.index] = line
@@ -262,7 +262,7 @@ def expected_of(action: AnyAction, seen: Observation) -> str:
     return "; ".join(parts)
 
 
-def _became(decided: Decided, refused: Refused | None, effect: TookEffect | None) -> str:
+def _became(decided: Decided, refused: ActionRefused | None, effect: TookEffect | None) -> str:
     if refused is not None:
         return f"not carried out: {refused.reason}"
     if effect is None:

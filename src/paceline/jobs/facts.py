@@ -16,7 +16,7 @@ from paceline.base.jobdir import JobDir
 from paceline.base.node_files import CHIEF
 from paceline.base.processes import is_locked
 from paceline.jobs.decisions import Story, read_log, stories
-from paceline.jobs.history import Point, read_events, read_metrics
+from paceline.jobs.history import MetricsPoint, read_events, read_metrics
 from paceline.jobs.outcome import Outcome, read_outcome
 from paceline.wire import spec as specs
 from paceline.wire.events.base import Event
@@ -64,7 +64,7 @@ AWAY_S = 10.0
 in jobs of weeks less often."""
 
 
-class Life(msgspec.Struct, frozen=True):
+class LifeFacts(msgspec.Struct, frozen=True):
     """One incarnation of a node; times are Unix times."""
 
     node: str
@@ -120,11 +120,11 @@ class Facts(msgspec.Struct, frozen=True):
     """From the first time that all servers (or members) held the model to the end, without the
     time in which no process of the job was there."""
     committed: int
-    lives: tuple[Life, ...]
+    lives: tuple[LifeFacts, ...]
     incidents: tuple[Incident, ...]
     workers: tuple[Worker, ...]
     events: tuple[Event, ...]
-    points: tuple[Point, ...]
+    points: tuple[MetricsPoint, ...]
     decisions: tuple[Story, ...] = ()
     """What was decided about stragglers, action by action."""
     stacks: tuple[tuple[str, str], ...] = ()
@@ -176,7 +176,7 @@ def work_out(
     spec: JobSpec,
     outcome: Outcome | None,
     events: Sequence[Event],
-    points: Sequence[Point],
+    points: Sequence[MetricsPoint],
     *,
     launched_s: float,
 ) -> Facts:
@@ -202,7 +202,7 @@ def work_out(
     )
 
 
-def trained_s(events: Sequence[Event], points: Sequence[Point]) -> float:
+def trained_s(events: Sequence[Event], points: Sequence[MetricsPoint]) -> float:
     """Seconds in which the job trained, or would have but for what went wrong.
 
     A job that was stopped, or whose processes all died, trains again when it is resumed and its
@@ -210,9 +210,9 @@ def trained_s(events: Sequence[Event], points: Sequence[Point]) -> float:
     """
     total_s, last_s, most = 0.0, 0.0, 0
     since_s, vanished = None, False
-    signs: list[Point | Event] = [*points, *events]
+    signs: list[MetricsPoint | Event] = [*points, *events]
     for sign in sorted(signs, key=lambda sign: sign.t):
-        t, committed = sign.t, sign.committed if isinstance(sign, Point) else 0
+        t, committed = sign.t, sign.committed if isinstance(sign, MetricsPoint) else 0
         if since_s is not None and isinstance(sign, ENDINGS):
             total_s, since_s, vanished = total_s + t - since_s, None, False
         elif since_s is not None and isinstance(sign, STARTS) and t - last_s > AWAY_S:
@@ -226,7 +226,7 @@ def trained_s(events: Sequence[Event], points: Sequence[Point]) -> float:
 # --------------------------------------------------------------------------- lives
 
 
-def find_lives(events: Sequence[Event], ended_s: float) -> Iterator[Life]:
+def find_lives(events: Sequence[Event], ended_s: float) -> Iterator[LifeFacts]:
     """All incarnations, in the order of their starts."""
     ordered = {event.inc for event in events if isinstance(event, KilledEvent)}
     ends: dict[int, LifeEnd] = {}
@@ -238,7 +238,7 @@ def find_lives(events: Sequence[Event], ended_s: float) -> Iterator[Life]:
             end = ends.get(event.inc)
             how = how_ended(end, by_order=event.inc in ordered)
             until_s, reason = (end.t, end.reason) if end else (ended_s, "")
-            yield Life(event.node, event.inc, event.t, until_s, how, reason)
+            yield LifeFacts(event.node, event.inc, event.t, until_s, how, reason)
 
 
 def how_ended(end: LifeEnd | None, *, by_order: bool) -> str:
@@ -276,7 +276,7 @@ def _how_exited(end: ProcessExitedEvent) -> str:
 
 
 def find_incidents(  # noqa: C901
-    events: Sequence[Event], points: Sequence[Point], mode: str
+    events: Sequence[Event], points: Sequence[MetricsPoint], mode: str
 ) -> Iterator[Incident]:
     """Everything that a healthy job does not have, in order; ``mode``: see `JobSpec`."""
     ordered = dict(filter(None, map(_order, events)))
@@ -340,13 +340,13 @@ def _incident(
     what: str,
     done: str,
     back_s: float | None,
-    points: Sequence[Point],
+    points: Sequence[MetricsPoint],
 ) -> Incident:
     away_s = None if back_s is None else back_s - event.t
     return Incident(event.t, what, done, away_s, stalled_s=stalled_s(event.t, points))
 
 
-def _left_alone(event: LeftLoopEvent, points: Sequence[Point]) -> Iterator[Incident]:
+def _left_alone(event: LeftLoopEvent, points: Sequence[MetricsPoint]) -> Iterator[Incident]:
     """A worker that left its loop while others trained on, for a second at least."""
     after = next((point for point in points if point.t > event.t), None)
     if after is not None and points[-1].committed > after.committed:
@@ -376,7 +376,7 @@ def _next(later: Sequence[Event], *kinds: type[Event], node: str = "") -> float 
     return next(found, None)
 
 
-def stalled_s(t: float, points: Sequence[Point]) -> float | None:
+def stalled_s(t: float, points: Sequence[MetricsPoint]) -> float | None:
     """Seconds from ``t`` until more samples are in the model than were at ``t``."""
     before = next((point.committed for point in reversed(points) if point.t <= t), 0)
     grown = (point.t for point in points if point.t > t and point.committed > before)
@@ -384,7 +384,7 @@ def stalled_s(t: float, points: Sequence[Point]) -> float | None:
     return None if until_s is None else until_s - t
 
 
-def idle_s(lost: Event, points: Sequence[Point]) -> float | None:
+def idle_s(lost: Event, points: Sequence[MetricsPoint]) -> float | None:
     """Seconds from the loss of a worker until it was seen to have got more samples."""
     seen = [
         (point.t, point.nodes[lost.node].samples) for point in points if lost.node in point.nodes
@@ -402,7 +402,7 @@ def idle_s(lost: Event, points: Sequence[Point]) -> float | None:
 # --------------------------------------------------------------------------- workers
 
 
-def _workers(points: Sequence[Point], lives: Sequence[Life]) -> Iterator[Worker]:
+def _workers(points: Sequence[MetricsPoint], lives: Sequence[LifeFacts]) -> Iterator[Worker]:
     names = dict.fromkeys(life.node for life in lives if life.node.startswith("worker"))
     for name in sorted(names, key=lambda name: int(name.rpartition("-")[2])):
         seen = [point.nodes[name] for point in points if name in point.nodes]
@@ -418,7 +418,7 @@ def _workers(points: Sequence[Point], lives: Sequence[Life]) -> Iterator[Worker]
         )
 
 
-def speeds(points: Sequence[Point], window_s: float = 0.0) -> list[tuple[float, float]]:
+def speeds(points: Sequence[MetricsPoint], window_s: float = 0.0) -> list[tuple[float, float]]:
     """(Unix time, samples per second over the window before it, at least since the last point).
 
     Samples that left the model again count as none, not as less than none.

@@ -28,7 +28,7 @@ class NodePoint(msgspec.Struct, frozen=True):
     cpu_s: float = 0.0
 
 
-class Point(msgspec.Struct, frozen=True):
+class MetricsPoint(msgspec.Struct, frozen=True):
     """One line of ``metrics.jsonl``: the job as measured, once per second."""
 
     t: float
@@ -76,16 +76,16 @@ def read_events(path: Path) -> list[AnyEvent]:
     return decode_events(Tail(path).lines())
 
 
-def read_metrics(path: Path) -> list[Point]:
+def read_metrics(path: Path) -> list[MetricsPoint]:
     """Read all measurements of a job that are kept, in order, but for lines that are torn."""
     found = []
     for line in [*Tail(before(path)).lines(), *Tail(path).lines()]:
         with contextlib.suppress(msgspec.DecodeError):
-            found.append(msgspec.json.decode(line, type=Point))
+            found.append(msgspec.json.decode(line, type=MetricsPoint))
     return found
 
 
-def read_last_metrics(path: Path, tail_bytes: int = 1 << 16) -> Point | None:
+def read_last_metrics(path: Path, tail_bytes: int = 1 << 16) -> MetricsPoint | None:
     """The newest measurement; None: there is none."""
     line = last_line(path, tail_bytes)
-    return None if line is None else msgspec.json.decode(line, type=Point)
+    return None if line is None else msgspec.json.decode(line, type=MetricsPoint)

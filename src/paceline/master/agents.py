@@ -21,7 +21,7 @@ from paceline.wire.events.checks import CheckedEvent, CheckFailedEvent
 from paceline.wire.events.nodes import NoLimitsEvent
 from paceline.wire.messages.agent import AgentHello, AgentUp, FromProcess, Heartbeat, ProcessExited
 from paceline.wire.messages.checks import Checked, CheckKept
-from paceline.wire.messages.group import Stopped
+from paceline.wire.messages.group import GroupStopped
 from paceline.wire.messages.node import Finished, NodeUp, ProcessUp, ScriptError
 
 MAX_REFUSALS_LOGGED = 1_000
@@ -166,7 +166,7 @@ class Agents:
             case Checked():
                 self._node_checked(name, body)
             case _:
-                if isinstance(body, Stopped):
+                if isinstance(body, GroupStopped):
                     self._changed()
                 self._training.handle(name, body, self._clock())
 

@@ -25,12 +25,12 @@ from paceline.policy.straggler.actions import (
     Profile,
 )
 from paceline.policy.straggler.decision_log import (
+    ActionRefused,
     AnyLine,
     Decided,
     Failed,
     Helped,
     Measured,
-    Refused,
     TookEffect,
 )
 from paceline.policy.straggler.observation import (
@@ -64,7 +64,7 @@ class Period(msgspec.Struct, frozen=True, kw_only=True):
     every_iterations: int
 
 
-class Progress(msgspec.Struct, frozen=True):
+class JobProgress(msgspec.Struct, frozen=True):
     """How far the job is at a moment."""
 
     t_s: float
@@ -105,7 +105,7 @@ class _Flight(msgspec.Struct):
     action: AnyAction
     decided_s: float
     before: float | None
-    effect: Progress | None = None
+    effect: JobProgress | None = None
     seen: Observation | None = None
     """What a KILL_RESTART was decided on."""
 
@@ -149,7 +149,7 @@ class Controller:
         self._failures: set[str] = set()
         self._last: tuple[float, float] | None = None
         """Clock and iterations when the solution was last asked."""
-        self._points: deque[Progress] = deque()
+        self._points: deque[JobProgress] = deque()
         """When the solution was asked, back to one that is a span old; since the last effect."""
         self._speed: float | None = None
         """Samples per second over them."""
@@ -203,7 +203,7 @@ class Controller:
     # ------------------------------------------------------------------ asking
 
     def ask(
-        self, observation: Observation, iterations: float, progress: Progress
+        self, observation: Observation, iterations: float, progress: JobProgress
     ) -> list[Instruction]:
         """It is due: what the solution sees, and how far the job is."""
         while len(self._points) > 1 and progress.t_s - self._points[1].t_s >= self._span_s:
@@ -324,7 +324,7 @@ class Controller:
         return [done for one in replaced for done in self.refused(*one, reason)]
 
     def _refusal(self, no: int, index: int, reason: str) -> Write:
-        return Write(Refused(t=self._wall_clock(), no=no, index=index, reason=reason))
+        return Write(ActionRefused(t=self._wall_clock(), no=no, index=index, reason=reason))
 
     def carried_out(self, action: AnyAction) -> None:
         """It is on its way."""
@@ -332,7 +332,7 @@ class Controller:
         self.num_actions[kind] = self.num_actions.get(kind, 0) + 1
 
     def works(
-        self, node: str, cost: RestartCost, progress: Progress, *, successor: str = ""
+        self, node: str, cost: RestartCost, progress: JobProgress, *, successor: str = ""
     ) -> list[Instruction]:
         """A node works after its start: with that a KILL_RESTART of it has taken effect.
 
@@ -378,7 +378,7 @@ class Controller:
             if flight.effect is None and not isinstance(flight.action, KillRestart)
         ]
 
-    def took_effect(self, no: int, index: int, progress: Progress) -> list[Instruction]:
+    def took_effect(self, no: int, index: int, progress: JobProgress) -> list[Instruction]:
         """A global action holds for all workers."""
         for flight in self._flights:
             if (flight.no, flight.index) == (no, index) and flight.effect is None:
@@ -393,14 +393,14 @@ class Controller:
         return None
 
     def _in_effect(
-        self, flight: _Flight, progress: Progress, cost: RestartCost | None
+        self, flight: _Flight, progress: JobProgress, cost: RestartCost | None
     ) -> list[Instruction]:
         flight.effect, self._effect_s = progress, progress.t_s
         self._points = deque([progress])
         line = TookEffect(t=self._wall_clock(), no=flight.no, index=flight.index, cost=cost)
         return [Write(line)]
 
-    def _measure(self, progress: Progress) -> list[Instruction]:
+    def _measure(self, progress: JobProgress) -> list[Instruction]:
         """Outcomes of what has been in effect for long enough."""
         ripe = [
             flight
@@ -410,7 +410,7 @@ class Controller:
         self._flights = [flight for flight in self._flights if flight not in ripe]
         return [Write(self._outcome(flight, progress, len(ripe) - 1)) for flight in ripe]
 
-    def _outcome(self, flight: _Flight, progress: Progress, others: int) -> Measured:
+    def _outcome(self, flight: _Flight, progress: JobProgress, others: int) -> Measured:
         assert flight.effect is not None
         before, after = flight.before, _speed(flight.effect, progress)
         gain_s = None
@@ -444,7 +444,7 @@ def _kind(action: AnyAction) -> str:
     return "short steps" if isinstance(action, BackupWorkers | Partial) else type(action).__name__
 
 
-def _speed(earlier: Progress | None, later: Progress) -> float | None:
+def _speed(earlier: JobProgress | None, later: JobProgress) -> float | None:
     """Samples per second; None: a restore, or no time, lies between."""
     if earlier is None or later.t_s <= earlier.t_s or later.committed < earlier.committed:
         return None

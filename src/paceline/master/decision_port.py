@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from paceline.base.errors import ConfigError
-from paceline.master.controller import Progress
+from paceline.master.controller import JobProgress
 from paceline.master.jobnow import job_now, steps_done
 from paceline.master.monitor import Monitor
 from paceline.master.status import count_committed, count_total
@@ -30,18 +30,18 @@ class Scene:
         self._training, self._members, self._monitor = training, members, monitor
         self._pending_s, self._restart = pending_s, restart
 
-    def progress(self, now_s: float) -> Progress:
+    def progress(self, now_s: float) -> JobProgress:
         """How far the job is."""
         state = self._training.state
-        return Progress(now_s, count_committed(state), count_total(state))
+        return JobProgress(now_s, count_committed(state), count_total(state))
 
-    def iterations(self, progress: Progress) -> float:
+    def iterations(self, progress: JobProgress) -> float:
         """Steps of the job; asynchronous: of its mean worker."""
         state = self._training.state
         steps = steps_done(state, self._members, progress.committed)
         return steps if state.mode == "bsp" else steps / max(1, self._members.num_workers)
 
-    def observe(self, progress: Progress, since_action_s: float | None) -> Observation | None:
+    def observe(self, progress: JobProgress, since_action_s: float | None) -> Observation | None:
         """What a solution sees; None: nobody trains now."""
         now = job_now(
             self._training.state,

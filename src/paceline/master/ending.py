@@ -38,7 +38,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     """The last cut is on its way, and a disk refuses it."""
 
 
-class Work(msgspec.Struct, frozen=True, kw_only=True):
+class ScriptsWork(msgspec.Struct, frozen=True, kw_only=True):
     """What the scripts of a job have done when all of them have returned."""
 
     is_known: bool
@@ -49,7 +49,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     """Of them those that are not wholly in the model."""
 
 
-def how_finished(work: Work) -> End:
+def how_finished(work: ScriptsWork) -> End:
     """What it means that all scripts have returned."""
     if not work.is_known:
         return End.FINISHED

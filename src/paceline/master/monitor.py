@@ -20,7 +20,7 @@ import msgspec
 from paceline.base.jobdir import role_of
 from paceline.master.jobnow import JobNow
 from paceline.master.restarts import Restarts
-from paceline.policy.stats.history import Lengths, NodeHistory, Profiled, Report
+from paceline.policy.stats.history import Lengths, NodeHistory, ProfiledTimes, WindowMeans
 from paceline.policy.stats.spells import LifeTable
 from paceline.policy.straggler.observation import LifeEnded, Observation, ServerSeen, WorkerSeen
 from paceline.wire.events.base import Event
@@ -94,7 +94,7 @@ class _Iterations:
         self._count = 0.0
         self._busy_s = self._stolen_s = 0.0
 
-    def add(self, facts: NodeFacts, per_iteration: int, now_s: float) -> Report | None:
+    def add(self, facts: NodeFacts, per_iteration: int, now_s: float) -> WindowMeans | None:
         """A report for the windows, once there is one."""
         self._count += facts.steps / per_iteration
         self._busy_s += facts.steps / per_iteration * facts.server_s
@@ -107,7 +107,7 @@ class _Iterations:
         self._since_s = now_s
         self._count -= whole
         self._busy_s, self._stolen_s = self._count * server_s, self._count * stolen_s
-        return Report(
+        return WindowMeans(
             t_s=now_s, iterations=whole, server_s=server_s, stolen_s=stolen_s, bpt_s=bpt_s
         )
 
@@ -215,7 +215,7 @@ class Monitor:
 
     def profiled(self, node: str, said: group.Profiled) -> None:
         """What batches of a worker took that were not applied."""
-        profiled = Profiled(
+        profiled = ProfiledTimes(
             batch_size=said.size,
             batches=said.batches,
             batch_s=said.batch_s,
@@ -236,12 +236,12 @@ class Monitor:
         return 1 if has_steps else max(1, self.num_workers)
 
     def _into_windows(self, node: str, facts: NodeFacts, per_iteration: int, now_s: float) -> None:
-        report: Report | None
+        report: WindowMeans | None
         if role_of(node) == "server":
             begun = self._iterations.setdefault(node, _Iterations(now_s))
             report = begun.add(facts, per_iteration, now_s)
         else:
-            report = Report(
+            report = WindowMeans(
                 t_s=now_s,
                 iterations=facts.steps,
                 samples=facts.step_samples,
@@ -415,7 +415,7 @@ class Monitor:
         return Metrics(unix_s, committed, self.samples_per_s, nodes, epoch_no)
 
 
-def _batch_limit(profile: Sequence[Profiled], memory_bytes: int | None) -> int | None:
+def _batch_limit(profile: Sequence[ProfiledTimes], memory_bytes: int | None) -> int | None:
     """The largest batch that leaves a part of the memory free, as far as that is known.
 
     From the largest that was measured, as if all of a process's memory grew with it: that is never

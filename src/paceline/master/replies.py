@@ -22,8 +22,8 @@ from paceline.wire.client import (
     JobInfo,
     JobStatus,
     Join,
-    Joined,
     Kill,
+    NodeAdded,
     Observed,
     Replace,
     Reply,
@@ -104,7 +104,7 @@ class Replies:
                     raise ConfigError("the job has no model yet; join again when it trains")
                 node_name, acts = self._orders.join(host, self._own_time())
                 self._act(acts)
-                return Joined(node=node_name)
+                return NodeAdded(node=node_name)
             case _:
                 assert_never(call)
         return Done()

@@ -49,19 +49,19 @@ from paceline.master.reporting import Reporting
 from paceline.master.restarts import StartMeasured
 from paceline.master.shutdown import Shutdown
 from paceline.master.status import work_of
-from paceline.master.training import CutChosen, Parts, Training
+from paceline.master.training import CutChosen, Training, TrainingParts
 from paceline.master.uploads import Uploader, Uploads
 from paceline.master.waiting import until_written
 from paceline.policy.straggler.observation import Observation
-from paceline.protocol.acts import Moved, NotMoved, Refused
+from paceline.protocol.acts import Moved, NotMoved, WorkerRefused
 from paceline.protocol.nodes.membership import Membership
 from paceline.protocol.nodes.node import (
     Act,
-    End,
+    EndLife,
     FailJob,
     JobEnded,
     JoinerLost,
-    Keep,
+    KeepRecord,
     Launch,
     MemberRecords,
     Retire,
@@ -129,7 +129,7 @@ class Master:
         self._outbox = Outbox(job, self.members, backend, self._wall_clock, journal)
         parts = (job, spec, self.members, self.monitor, self._outbox)
         self.training = Training(
-            Parts(*parts, self._fail, self._moved, self._leave_out),
+            TrainingParts(*parts, self._fail, self._moved, self._leave_out),
             EDGES[spec.traits.holder](spec),
         )
         self._checks = Checks(wanted=spec.preflight and spec.traits.measured != "never")
@@ -438,7 +438,7 @@ class Master:
         for act in acts:
             self._changed = True
             match act:
-                case Keep(record=record):
+                case KeepRecord(record=record):
                     outbox.record(record)
                 case Event():
                     self._tell(act)
@@ -457,7 +457,7 @@ class Master:
                 case Start(node=node, message=start):
                     start = msgspec.structs.replace(start, check=self._checks.is_due(node))
                     outbox.to_agent(node, start)
-                case End(node=node, inc=inc, grace_s=grace_s, hung=hung):
+                case EndLife(node=node, inc=inc, grace_s=grace_s, hung=hung):
                     outbox.to_agent(node, StopProcess(inc=inc, grace_s=grace_s, hung=hung))
                 case Retire(node=node):
                     outbox.retire(node)
@@ -480,7 +480,7 @@ class Master:
             self.monitor.restarts.works(new.name, self._clock(), replaces=new.replaces)
         self._act(self.members.replaced())
 
-    def _leave_out(self, refused: Refused) -> None:
+    def _leave_out(self, refused: WorkerRefused) -> None:
         """A worker must not take part."""
         least = self._spec.min_workers
         self._act(self._orders.refuse(refused.inc, refused.reason, least))

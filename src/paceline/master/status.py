@@ -1,7 +1,7 @@
 """What people are told about a job: pure views of the state machines."""
 
 from paceline.base.samples import num_samples
-from paceline.master.ending import Ending, Stage, Work
+from paceline.master.ending import Ending, ScriptsWork, Stage
 from paceline.master.monitor import Monitor, NodeTotals
 from paceline.protocol.nodes.membership import Membership
 from paceline.protocol.nodes.node import Node
@@ -27,12 +27,12 @@ def count_kept(state: MasterState) -> int:
     return num_samples(stored[-1].committed) if stored else 0
 
 
-def work_of(state: MasterState, members: Membership) -> Work:
+def work_of(state: MasterState, members: Membership) -> ScriptsWork:
     """What the scripts have done so far."""
     ledger, safe = state.ledger, state.cuts.safe
     loops = [feed.feed for feed in ledger.feeds.values() if feed.purpose == "train"]
     unfinished = [feed for feed in loops if feed not in safe and not ledger.is_complete(feed)]
-    return Work(
+    return ScriptsWork(
         is_known=not members.runs_by_itself,
         num_loops=len(loops),
         num_unfinished=len(unfinished),

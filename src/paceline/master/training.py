@@ -29,12 +29,12 @@ from paceline.protocol.acts import (
     Fail,
     FeedDone,
     Instruction,
-    Journal,
     Moved,
     NotMoved,
-    Refused,
     Seal,
     Send,
+    WorkerRefused,
+    WriteAhead,
 )
 from paceline.protocol.cuts.cadence import Cadence
 from paceline.protocol.holding.group.profiling import Profiling
@@ -94,7 +94,7 @@ class CutChosen(msgspec.Struct, frozen=True):
     damaged: list[tuple[int, str]]
 
 
-class Parts(NamedTuple):
+class TrainingParts(NamedTuple):
     """What of the master a `Training` works with."""
 
     job: JobDir
@@ -106,14 +106,14 @@ class Parts(NamedTuple):
     """End the job for this reason."""
     moved: Callable[[Moved | NotMoved], None]
     """A move of buckets is over."""
-    refused: Callable[[Refused], None]
+    refused: Callable[[WorkerRefused], None]
     """A worker must not take part."""
 
 
 class Training:
     """Feeds messages to the state machine and carries out its instructions."""
 
-    def __init__(self, parts: Parts, edge: HolderEdge) -> None:
+    def __init__(self, parts: TrainingParts, edge: HolderEdge) -> None:
         job, spec = parts.job, parts.spec
         self.edge, edge.training = edge, self
         self.state = MasterState(
@@ -333,7 +333,7 @@ class Training:
             match instruction:
                 case Send(inc=inc, message=message):
                     self.outbox.to_process(inc, message)
-                case Journal(record=record):
+                case WriteAhead(record=record):
                     self._before_record(record)
                     self.outbox.record(record)
                 case Seal():
@@ -341,7 +341,7 @@ class Training:
                     self._seal()
                 case Moved() | NotMoved():
                     self._moved(instruction)
-                case Refused():
+                case WorkerRefused():
                     self._refuse(instruction)
                 case FeedDone(feed=feed):
                     self.outbox.tell(FeedCompleteEvent(feed=feed))

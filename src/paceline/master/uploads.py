@@ -52,7 +52,7 @@ class Uploaded(msgspec.Struct, frozen=True):
     """Why older cuts are still there."""
 
 
-class Failed(msgspec.Struct, frozen=True):
+class UploadFailed(msgspec.Struct, frozen=True):
     """The storage is away; it is asked again, for the newest cut then."""
 
     reason: str
@@ -72,7 +72,7 @@ class Uploader:
         """Tries that have failed since one succeeded."""
         self._again_s = 0.0
         self._uploads: queue.SimpleQueue[Upload] = queue.SimpleQueue()
-        self._news: queue.SimpleQueue[Uploaded | Failed] = queue.SimpleQueue()
+        self._news: queue.SimpleQueue[Uploaded | UploadFailed] = queue.SimpleQueue()
         threading.Thread(target=self._run, name="paceline-upload", daemon=True).start()
 
     def begin(self, upload: Upload) -> None:
@@ -85,7 +85,7 @@ class Uploader:
         """Whether it can begin with the next: after a failure not at once."""
         return self.busy is None and time.monotonic() >= self._again_s
 
-    def news(self) -> Iterator[Uploaded | Failed]:
+    def news(self) -> Iterator[Uploaded | UploadFailed]:
         """What has happened and is worth telling: of an outage the first failure only."""
         while not self._news.empty():
             news = self._news.get()
@@ -93,7 +93,7 @@ class Uploader:
                 case Uploaded():
                     self.busy, self.done_no, self.num_failed = None, news.cut_no, 0
                     yield news
-                case Failed():
+                case UploadFailed():
                     wait_s = min(RETRY_S * 2.0 ** min(self.num_failed, 10), RETRY_MAX_S)
                     self._again_s, self.busy = time.monotonic() + wait_s, None
                     self.num_failed += 1
@@ -113,11 +113,11 @@ class Uploader:
                 news = Uploaded(upload.cut_no, given_up=str(error) or repr(error))
             self._news.put(news)
 
-    def _copied(self, upload: Upload) -> Uploaded | Failed:
+    def _copied(self, upload: Upload) -> Uploaded | UploadFailed:
         try:
             self.remote.upload(upload.cut_no, upload.folder, upload.handover)
         except TransientError as error:
-            return Failed(str(error))
+            return UploadFailed(str(error))
         try:
             self.remote.trim(upload.cut_no, self._keep)
         except TransientError as error:
@@ -163,9 +163,9 @@ class Uploads:
         cut = self._training.newest_stored()
         return cut if cut is not None and cut.cut_no > self._uploader.done_no else None
 
-    def _say(self, news: Uploaded | Failed) -> None:
+    def _say(self, news: Uploaded | UploadFailed) -> None:
         match news:
-            case Failed(reason=reason):
+            case UploadFailed(reason=reason):
                 self._tell(UploadFailedEvent(reason=reason))
             case Uploaded(cut_no=cut_no, given_up=error) if error:
                 self._tell(UploadTroubleEvent(cut_no=cut_no, error=error))

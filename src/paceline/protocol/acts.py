@@ -13,7 +13,7 @@ class Send(msgspec.Struct, frozen=True):
     message: NodeDown
 
 
-class Journal(msgspec.Struct, frozen=True):
+class WriteAhead(msgspec.Struct, frozen=True):
     """Write before anything that follows leaves."""
 
     record: Records
@@ -48,7 +48,7 @@ class NotMoved(msgspec.Struct, frozen=True):
     """It could not take the place; else an epoch has begun meanwhile."""
 
 
-class Refused(msgspec.Struct, frozen=True):
+class WorkerRefused(msgspec.Struct, frozen=True):
     """This worker cannot train with the others, nor could its next life; they go on without it."""
 
     inc: int
@@ -61,4 +61,4 @@ class Fail(msgspec.Struct, frozen=True):
     reason: str
 
 
-Instruction = Send | Journal | Seal | FeedDone | Moved | NotMoved | Refused | Fail
+Instruction = Send | WriteAhead | Seal | FeedDone | Moved | NotMoved | WorkerRefused | Fail

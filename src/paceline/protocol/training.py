@@ -21,9 +21,9 @@ from paceline.protocol.acts import (
     Fail,
     FeedDone,
     Instruction,
-    Journal,
     Seal,
     Send,
+    WriteAhead,
 )
 from paceline.protocol.cuts.valid import Cuts, common
 from paceline.protocol.holding.holder import Holder
@@ -189,10 +189,10 @@ class MasterState:
             if feed_of(line) == feed
         )
 
-    def record(self, record: Records) -> Journal:
+    def record(self, record: Records) -> WriteAhead:
         """Apply a record and have it journalled."""
         self.apply(record)
-        return Journal(record)
+        return WriteAhead(record)
 
     def resume(self) -> list[Instruction]:
         """After the journal was applied: which messages of this epoch have arrived is unknown."""

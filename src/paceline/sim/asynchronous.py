@@ -19,8 +19,8 @@ from paceline.policy.straggler.actions import Profile
 from paceline.protocol.records import Place
 from paceline.protocol.samples.grant_size import lease_samples, planned_speed, tail_share
 from paceline.protocol.samples.plans import fixed_parts, portion_of
-from paceline.sim.job import FEED, FEW_STEPS, Job, steps_ahead
-from paceline.sim.nodes import Contribution
+from paceline.sim.job import FEED, FEW_STEPS, SimJob, steps_ahead
+from paceline.sim.nodes import Handling
 
 WINDOW = 2
 """Contributions of a worker that may be under way (docs/protocols/integrity.md, section 3)."""
@@ -95,14 +95,14 @@ class _Hands:
         return not (self.batch or self.lease or self.sent)
 
 
-class Asynchronous(Job):
+class Asynchronous(SimJob):
     """See the module."""
 
     def work(self) -> None:
         """Event by event."""
         self._total = self.scenario.num_samples * self.scenario.epochs
         self._hands = [_Hands(0) for _ in self.workers.names]
-        self._queue: list[tuple[float, int, int, _Hands, Contribution | None]] = []
+        self._queue: list[tuple[float, int, int, _Hands, Handling | None]] = []
         """Ends of batches (None) and of the handling of contributions."""
         self._order = itertools.count()
         self._uncommitted = SampleSet()
@@ -151,9 +151,7 @@ class Asynchronous(Job):
             left = self._total - self.num_committed
             raise InternalError(f"{left} samples are left, and nobody computes them")
 
-    def _later(
-        self, at_s: float, worker: int, hands: _Hands, sent: Contribution | None = None
-    ) -> None:
+    def _later(self, at_s: float, worker: int, hands: _Hands, sent: Handling | None = None) -> None:
         heapq.heappush(self._queue, (at_s, next(self._order), worker, hands, sent))
 
     def _go_on_all(self, now_s: float) -> None:
@@ -201,7 +199,7 @@ class Asynchronous(Job):
         self.report(tally, self.workers.names, self.scenario.report_every)
         self._go_on(worker, hands, self.now_s)
 
-    def _handled(self, worker: int, hands: _Hands, sent: Contribution) -> None:
+    def _handled(self, worker: int, hands: _Hands, sent: Handling) -> None:
         """A contribution is in the model."""
         spans = hands.sent.popleft()
         size = sum(len(span) for span in spans)

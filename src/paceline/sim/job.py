@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from paceline.base.errors import ConfigError, InternalError
-from paceline.policy.stats.history import Profiled
+from paceline.policy.stats.history import ProfiledTimes
 from paceline.policy.straggler.actions import (
     AnyAction,
     BackupWorkers,
@@ -31,7 +31,7 @@ from paceline.sim.agenda import Agenda
 from paceline.sim.costs import Ints
 from paceline.sim.leader import Leader
 from paceline.sim.nodes import Servers, Workers
-from paceline.sim.outcome import Acted, Outcome, Sight
+from paceline.sim.outcome import Acted, Sight, SimOutcome
 from paceline.sim.scenarios import Scenario
 from paceline.sim.tally import Tally
 from paceline.wire.messages.agent import NodeFacts
@@ -88,7 +88,7 @@ class Control(Protocol):
         """Take in what a node did."""
         ...
 
-    def profiled(self, node: str, profiled: Profiled) -> None:
+    def profiled(self, node: str, profiled: ProfiledTimes) -> None:
         """Take in what batches took that were not applied."""
         ...
 
@@ -109,7 +109,7 @@ class Control(Protocol):
         ...
 
 
-class Job:
+class SimJob:
     """Base of the two kinds of jobs."""
 
     def __init__(
@@ -149,10 +149,10 @@ class Job:
         for kill in scenario.kills:
             self.agenda.add(kill.at_s, partial(self._kill, kill.node))
 
-    def run(self) -> Outcome:
+    def run(self) -> SimOutcome:
         """Run to the end."""
         self.work()
-        return Outcome(
+        return SimOutcome(
             jct_s=self.now_s,
             samples=sum(len(span) for span in self.ledger.done),
             steps=self.steps,

@@ -94,7 +94,7 @@ class Workers:
         self.disturbances.renew(worker, int(self.life[worker]))
 
 
-class Contribution:
+class Handling:
     """When all servers handle one, and for how long; servers are rows."""
 
     __slots__ = ("arrival_s", "begin_s", "end_s", "part_s", "update_s")
@@ -123,7 +123,7 @@ class Servers:
         self.rows = {name: i for i, name in enumerate(self.names)}
         self.life = np.zeros(n, dtype=np.int64)
         self.disturbances = Disturbances(scenario.patterns, "server", n, seed)
-        self._under_way: deque[Contribution] = deque()
+        self._under_way: deque[Handling] = deque()
         """As they came, and perhaps some that are over (asynchronous)."""
         self._free_s: Floats = np.zeros(n)
         """When each is done with all that has come so far (asynchronous)."""
@@ -148,20 +148,20 @@ class Servers:
         disturbed = self.disturbances
         return self._traffic.update_s * disturbed.slowdown + disturbed.delay_s
 
-    def handle(self, arrival_s: float) -> Contribution:
+    def handle(self, arrival_s: float) -> Handling:
         """Plan one more contribution, which is an update, behind those that came before.
 
         What disturbs a server when it comes to the contribution counts, not what did on arrival.
         """
         while self._under_way and self._under_way[0].over_s <= arrival_s:
             self._under_way.popleft()
-        one = Contribution(arrival_s, len(self.names))
+        one = Handling(arrival_s, len(self.names))
         self._under_way.append(one)
         for server in range(len(self.names)):
             self._plan(server, one)
         return one
 
-    def _plan(self, server: int, one: Contribution) -> None:
+    def _plan(self, server: int, one: Handling) -> None:
         begin_s = max(float(self._free_s[server]), one.arrival_s)
         self.disturbances.move_one(server, begin_s, int(self._num_planned[server]))
         part_s, update_s = float(self.part_s()[server]), float(self.update_s()[server])

@@ -25,7 +25,7 @@ class Sight(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     bpt_s: float
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class SimOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """One run. Times are those of the job's own clock."""
 
     jct_s: float

@@ -30,7 +30,7 @@ common steps, else of the node's present life."""
 _ROLES = {"worker": 0, "server": 1}
 
 
-class Place(msgspec.Struct, frozen=True):
+class Placement(msgspec.Struct, frozen=True):
     """Where the ``life``-th life (from 0) of a node runs."""
 
     role: Role
@@ -58,7 +58,7 @@ class Pattern(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     role: Role = "worker"
     clock: Clock = "seconds"
 
-    def spells(self, place: Place, rng: np.random.Generator) -> Spells:
+    def spells(self, place: Placement, rng: np.random.Generator) -> Spells:
         """The spells of one place, ascending and disjoint; they may go on for ever."""
         raise NotImplementedError
 
@@ -72,7 +72,7 @@ class Transient(Pattern, frozen=True, kw_only=True):
     """Of the period, from its start."""
     delay_s: float
 
-    def spells(self, place: Place, rng: np.random.Generator) -> Spells:
+    def spells(self, place: Placement, rng: np.random.Generator) -> Spells:
         """One draw per period."""
         start = 0.0
         while True:
@@ -94,7 +94,7 @@ class Persistent(Pattern, frozen=True, kw_only=True):
     """To the first place, so that a restart is a cure; False: every life of the node has it, as
     with a slow machine that no other can replace."""
 
-    def spells(self, place: Place, rng: np.random.Generator) -> Spells:
+    def spells(self, place: Placement, rng: np.random.Generator) -> Spells:
         """At most one."""
         if place.index in self.nodes and not (self.bound and place.life):
             stop = math.inf if self.stop is None else self.stop
@@ -113,7 +113,7 @@ class OnOff(Pattern, frozen=True, kw_only=True):
     probability: float = 1.0
     """Of a place to be one of those that are ever disturbed."""
 
-    def spells(self, place: Place, rng: np.random.Generator) -> Spells:
+    def spells(self, place: Placement, rng: np.random.Generator) -> Spells:
         """From the stationary distribution."""
         if rng.random() >= self.probability:
             return
@@ -138,7 +138,7 @@ class HeavyTail(Pattern, frozen=True, kw_only=True):
     """Probability of a place to draw from ten times the scale."""
     clock: Clock = "iterations"
 
-    def spells(self, place: Place, rng: np.random.Generator) -> Spells:
+    def spells(self, place: Placement, rng: np.random.Generator) -> Spells:
         """One per iteration."""
         scale_s = self.scale_s * (10.0 if rng.random() < self.noisy else 1.0)
         at = 0
@@ -162,7 +162,7 @@ class Cycle(Pattern, frozen=True, kw_only=True):
     stagger: float = 0.0
     """Each node's periods begin so much later than those of the node before it in ``nodes``."""
 
-    def spells(self, place: Place, rng: np.random.Generator) -> Spells:
+    def spells(self, place: Placement, rng: np.random.Generator) -> Spells:
         """One per period."""
         if place.index not in self.nodes:
             return
@@ -183,7 +183,7 @@ class Shared(Pattern, frozen=True, kw_only=True):
     key: int
     """Seeds the times, which all nodes share; a place's own draws would differ."""
 
-    def spells(self, place: Place, rng: np.random.Generator) -> Spells:
+    def spells(self, place: Placement, rng: np.random.Generator) -> Spells:
         """The same for all nodes."""
         if place.index not in self.nodes:
             return
@@ -208,7 +208,7 @@ class Correlated(Pattern, frozen=True, kw_only=True):
     """Correlation of one iteration's logarithm with the next one's."""
     clock: Clock = "iterations"
 
-    def spells(self, place: Place, rng: np.random.Generator) -> Spells:
+    def spells(self, place: Placement, rng: np.random.Generator) -> Spells:
         """One per iteration."""
         news = self.sigma * math.sqrt(1.0 - self.memory**2)
         log = self.sigma * rng.standard_normal()
@@ -234,7 +234,7 @@ class Ladder(Pattern, frozen=True, kw_only=True):
     bound: bool = True
     """To the first place; False: every life of the node has it."""
 
-    def spells(self, place: Place, rng: np.random.Generator) -> Spells:
+    def spells(self, place: Placement, rng: np.random.Generator) -> Spells:
         """One per rung."""
         if place.index not in self.nodes or (self.bound and place.life):
             return
@@ -251,7 +251,7 @@ class Trace(Pattern, frozen=True, kw_only=True):
     levels: tuple[tuple[float, ...], ...]
     """By node of the measured job, then by tick."""
 
-    def spells(self, place: Place, rng: np.random.Generator) -> Spells:
+    def spells(self, place: Placement, rng: np.random.Generator) -> Spells:
         """Of the node's own row; of a random one for a node that was started again."""
         rows = len(self.levels)
         row = self.levels[int(rng.integers(rows)) if place.life else place.index % rows]
@@ -267,7 +267,7 @@ AnyPattern = (
 )
 
 
-def spells_of(patterns: Sequence[AnyPattern], number: int, place: Place, seed: int) -> Spells:
+def spells_of(patterns: Sequence[AnyPattern], number: int, place: Placement, seed: int) -> Spells:
     """What pattern ``number`` of a scenario does to a place."""
     key = (seed, number, _ROLES[place.role], place.index, place.life)
     return patterns[number].spells(place, np.random.default_rng(key))
@@ -298,7 +298,10 @@ class Disturbances:
         self._role, self._seed, self._all = role, seed, patterns
         self._patterns = [(number, p) for number, p in enumerate(patterns) if p.role == role]
         self._courses = [
-            [Course(spells_of(patterns, number, Place(role, i), seed)) for i in range(num_nodes)]
+            [
+                Course(spells_of(patterns, number, Placement(role, i), seed))
+                for i in range(num_nodes)
+            ]
             for number, _ in self._patterns
         ]
         shape = (len(self._patterns), num_nodes)
@@ -344,7 +347,7 @@ class Disturbances:
 
     def renew(self, index: int, life: int) -> None:
         """A node goes on in another place; takes effect with the next `move`."""
-        place = Place(self._role, index, life)
+        place = Placement(self._role, index, life)
         for p, (number, _) in enumerate(self._patterns):
             self._courses[p][index] = Course(spells_of(self._all, number, place, self._seed))
             self._until[p, index] = 0.0

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-from paceline.master.controller import Ask, CarryOut, Controller, Period, Progress
+from paceline.master.controller import Ask, CarryOut, Controller, JobProgress, Period
 from paceline.master.jobnow import JobNow
 from paceline.master.monitor import Monitor
 from paceline.master.restarts import StartMeasured
-from paceline.policy.stats.history import Lengths, Profiled
+from paceline.policy.stats.history import Lengths, ProfiledTimes
 from paceline.policy.straggler.actions import AnyAction, KillRestart
 from paceline.policy.straggler.observation import Observation, RestartCost
 from paceline.policy.straggler.solution import Solution
@@ -39,7 +39,7 @@ class Steering:
         period = Period(every_s=solution.every_s, every_iterations=solution.every_steps)
         self._controller = Controller(period, lambda: self.next_s)
         self._restarts: dict[str, int] = {}
-        self._progress = Progress(0.0, 0)
+        self._progress = JobProgress(0.0, 0)
         self.next_s = 0.0
         self._under_way: list[tuple[float, int, str, NodeFacts]] = []
         """Heartbeats by the time at which they come."""
@@ -59,7 +59,7 @@ class Steering:
         due_s = phase_s + every_s * math.ceil((now_s - phase_s) / every_s)
         heapq.heappush(self._under_way, (due_s, next(self._order), node, facts))
 
-    def profiled(self, node: str, profiled: Profiled) -> None:
+    def profiled(self, node: str, profiled: ProfiledTimes) -> None:
         """A worker says what batches took that were not applied."""
         self._monitor.history(node).profiled(profiled)
 
@@ -99,7 +99,7 @@ class Steering:
         """Ask the solution."""
         self._hear(now.now_s)
         total = self._scenario.num_samples * self._scenario.epochs
-        self._progress = Progress(now.now_s, now.committed, total)
+        self._progress = JobProgress(now.now_s, now.committed, total)
         self._monitor.num_workers = len(now.workers)
         orders: list[CarryOut] = []
         seen = self._observe(now)

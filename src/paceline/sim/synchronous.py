@@ -17,12 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.base.samples import SampleSet, Span
-from paceline.policy.stats.history import Profiled
+from paceline.policy.stats.history import ProfiledTimes
 from paceline.policy.straggler.actions import Profile
 from paceline.protocol.records import Place, Plan, Planned
 from paceline.protocol.samples.grant_size import lease_steps
 from paceline.sim.costs import Floats, Ints, served_s
-from paceline.sim.job import FEED, Job, steps_ahead
+from paceline.sim.job import FEED, SimJob, steps_ahead
 from paceline.sim.slices import Members, Parts, Slices
 from paceline.wire.messages.order import Lacking
 
@@ -107,7 +107,7 @@ class _Decided(NamedTuple):
     """When the update is applied."""
 
 
-class Synchronous(Job):
+class Synchronous(SimJob):
     """See the module."""
 
     def work(self) -> None:
@@ -352,7 +352,7 @@ class Synchronous(Job):
         batch_s = self.workers.batch_s(sizes, self._slices.step)
         for row in np.flatnonzero(sizes).tolist():
             taken_s, size = float(batch_s[row]), int(sizes[row])
-            profiled = Profiled(batch_size=size, batches=action.steps, batch_s=taken_s)
+            profiled = ProfiledTimes(batch_size=size, batches=action.steps, batch_s=taken_s)
             self.control.profiled(self.workers.names[row], profiled)
         self.pause(action.steps * float(batch_s.max()))
 

@@ -116,7 +116,7 @@ class JobInfo(Message, frozen=True):
     spec: JobSpec
 
 
-class Joined(Message, frozen=True):
+class NodeAdded(Message, frozen=True):
     """The name of the new node."""
 
     node: str
@@ -129,4 +129,4 @@ class Done(Message, frozen=True):
 
 
 Call = GetStatus | GetObservation | Scale | Kill | Replace | StopJob | GetSpec | Join
-Reply = JobStatus | Observed | JobInfo | Joined | Done
+Reply = JobStatus | Observed | JobInfo | NodeAdded | Done

@@ -14,7 +14,7 @@ import zmq
 
 from paceline.wire.codec import Garbage, decoder, encode
 from paceline.wire.messages.data import Data
-from paceline.wire.shm import Arena, ArenaError, BadPlace, PeerArenas, Place
+from paceline.wire.shm import Arena, ArenaError, BadPlace, FramePlace, PeerArenas
 
 COPY_BYTES = 1 << 16
 """Smaller frames are copied when sent and when received."""
@@ -37,7 +37,7 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True):
     message: Data
     arena: str = ""
     """The sender's; empty: it has none, and all frames follow."""
-    places: tuple[Place | None, ...] = ()
+    places: tuple[FramePlace | None, ...] = ()
     """Of each frame in the arena; None: it follows."""
 
 
@@ -86,7 +86,7 @@ class Packer:
         prefix: tuple[bytes, ...] = (),
     ) -> bool:
         """``receiver``: whom blocks of the arena belong to; None: it cannot read the arena."""
-        places: list[Place | None] = []
+        places: list[FramePlace | None] = []
         inline: list[Buffer] = []
         for frame in frames:
             view = _bytes_of(frame)
@@ -140,7 +140,7 @@ class Packer:
             self._arena.close()
 
     def _frames(
-        self, arena: str, places: tuple[Place | None, ...], inline: list[Any]
+        self, arena: str, places: tuple[FramePlace | None, ...], inline: list[Any]
     ) -> list[Frame]:
         if places.count(None) != len(inline):
             raise BadPlace(f"{places.count(None)} frames announced, {len(inline)} received")
@@ -155,7 +155,7 @@ class Packer:
             raise BadPlace("a frame in shared memory, but the address is not of the shm kind")
         return self._peers
 
-    def _place(self, view: memoryview, receiver: object) -> Place | None:
+    def _place(self, view: memoryview, receiver: object) -> FramePlace | None:
         if self._arena is None or view.nbytes < SHARED_BYTES:
             return None
         return self._room(lambda arena: arena.place(view, receiver))

@@ -1,9 +1,10 @@
 """Tensors between two processes of one host: one copy into memory that both have mapped.
 
 Each process owns one *arena*, a file in the run directory: it alone allocates and writes there, and
-tells a receiver where a frame lies (`Place`). The receiver maps the file and reads in place. When
-the last reference to a frame goes, the receiver writes the block's token into the block's entry of
-the arena's release table; the owner finds it there at its next allocation. No message, no lock.
+tells a receiver where a frame lies (`FramePlace`). The receiver maps the file and reads in place.
+When the last reference to a frame goes, the receiver writes the block's token into the block's
+entry of the arena's release table, where the owner finds it at its next allocation. No message, no
+lock.
 
     arena = Arena(directory, name, num_bytes)         # ArenaError: no memory for it
     block = arena.allocate(num_bytes)                 # memoryview to fill, None: full
@@ -48,7 +49,7 @@ class BadPlace(PermanentError):
     """A peer named memory that is not there."""
 
 
-class Place(msgspec.Struct, frozen=True, array_like=True):
+class FramePlace(msgspec.Struct, frozen=True, array_like=True):
     """Where a frame lies in its sender's arena, and how to release it."""
 
     offset: int
@@ -62,7 +63,7 @@ class _Block:
 
     __slots__ = ("allocated", "place", "receiver", "stop")
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: FramePlace) -> None:
         self.place = place
         self.stop = place.offset + _aligned(place.num_bytes)
         self.receiver: object = None
@@ -108,7 +109,7 @@ class Arena:
         weakref.finalize(view, self._unsent, block).atexit = False
         return view.data
 
-    def place(self, frame: memoryview, receiver: object) -> Place | None:
+    def place(self, frame: memoryview, receiver: object) -> FramePlace | None:
         """Where ``receiver`` finds ``frame``: the block itself, or a copy. None: no room."""
         block = self._block_of(frame)
         if block is None:
@@ -120,7 +121,7 @@ class Arena:
         block.receiver = receiver
         return block.place
 
-    def withdraw(self, place: Place) -> None:
+    def withdraw(self, place: FramePlace) -> None:
         """The message with this place could not be sent: all is as before `place`."""
         for block in self._blocks:
             if block.place == place:
@@ -157,7 +158,7 @@ class Arena:
         if self._size - at < num_bytes or not self._entries:
             return None
         self._token += 1
-        found = _Block(Place(at, num_bytes, self._entries.pop(), self._token))
+        found = _Block(FramePlace(at, num_bytes, self._entries.pop(), self._token))
         self._blocks.insert(index, found)
         return found
 
@@ -194,7 +195,7 @@ class PeerArenas:
         self._directory = directory
         self._maps: dict[str, mmap.mmap] = {}
 
-    def view(self, name: str, place: Place) -> memoryview:
+    def view(self, name: str, place: FramePlace) -> memoryview:
         """The frame at ``place``; the caller may write to it, and frees it by forgetting it.
 
         Raises:

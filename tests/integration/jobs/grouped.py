@@ -154,14 +154,14 @@ def mark_sums(path: Path) -> None:
     """Keep in a file whether gradients are being summed up: the number of this process, or 0."""
     path.write_text("")
     file = os.open(path, os.O_WRONLY)
-    on_their_way: dict[group.Operation, group.Group] = {}
+    on_their_way: dict[group.Collective, group.Group] = {}
 
     def mark() -> None:
         busy = any(not one.is_dropped for one in [*on_their_way.values()])
         os.pwrite(file, b"%10d" % (os.getpid() if busy else 0), 0)
 
-    def marked(begin: Callable[..., group.Operation]) -> Callable[..., group.Operation]:
-        def act(of: group.Group, *args: Any) -> group.Operation:
+    def marked(begin: Callable[..., group.Collective]) -> Callable[..., group.Collective]:
+        def act(of: group.Group, *args: Any) -> group.Collective:
             operation = begin(of, *args)
             on_their_way[operation] = of
             mark()
@@ -169,9 +169,9 @@ def mark_sums(path: Path) -> None:
 
         return act
 
-    wait, drop = group.Operation.wait, group.Group.drop
+    wait, drop = group.Collective.wait, group.Group.drop
 
-    def waited(operation: group.Operation) -> None:
+    def waited(operation: group.Collective) -> None:
         try:
             wait(operation)
         finally:
@@ -182,7 +182,7 @@ def mark_sums(path: Path) -> None:
         drop(of)
         mark()
 
-    group.Operation.wait = waited  # type: ignore[method-assign]
+    group.Collective.wait = waited  # type: ignore[method-assign]
     group.Group.drop = dropped  # type: ignore[method-assign]
     group.Group.sum = marked(group.Group.sum)  # type: ignore[method-assign]
     group.Group.exchange = marked(group.Group.exchange)  # type: ignore[method-assign]

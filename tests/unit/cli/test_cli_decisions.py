@@ -26,13 +26,13 @@ from paceline.policy.straggler.actions import (
     Share,
 )
 from paceline.policy.straggler.decision_log import (
+    ActionRefused,
     AnyLine,
     Begun,
     Decided,
     Failed,
     Helped,
     Measured,
-    Refused,
     TookEffect,
     decode,
     last_number,
@@ -113,7 +113,7 @@ def write(path: Path, lines: list[AnyLine]) -> Path:
 def test_a_log_is_read_as_it_was_written(tmp_path: Path) -> None:
     lines = [
         *log(),
-        Refused(t=T0, no=5, index=1, reason="not yet"),
+        ActionRefused(t=T0, no=5, index=1, reason="not yet"),
         Failed(t=T0, no=6, kind="late"),
     ]
     assert read_log(write(tmp_path / "decisions.jsonl", lines)) == lines
@@ -178,7 +178,7 @@ def test_what_did_not_come_to_pass_is_told() -> None:
         Begun(t=T0, solution="nd"),
         Failed(t=T0 + 1, no=1, kind="KeyError", traceback="Traceback\n  at\nKeyError: 'worker-9'"),
         decided(2, seen, KillRestart(node="worker-1"), BackupWorkers(count=1)),
-        Refused(t=T0, no=2, index=1, reason="not in this mode"),
+        ActionRefused(t=T0, no=2, index=1, reason="not in this mode"),
         Measured(t=T0, no=2, index=0, before=None, after=5.0, seconds=1.0),
     ]
     failed, kill, backup = stories(lines)

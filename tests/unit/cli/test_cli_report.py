@@ -26,7 +26,7 @@ from paceline.jobs.facts import (
     trained_s,
     work_out,
 )
-from paceline.jobs.history import NodePoint, Point
+from paceline.jobs.history import MetricsPoint, NodePoint
 from paceline.jobs.outcome import Outcome
 from paceline.wire import spec as specs
 from paceline.wire.events.base import Event
@@ -94,10 +94,10 @@ END = [
 ]
 
 
-def points(counts: list[int]) -> list[Point]:
+def points(counts: list[int]) -> list[MetricsPoint]:
     """One per second, from second 1 on."""
     return [
-        Point(float(t), n, 100.0, {"worker-0": NodePoint(samples=n, bpt_s=0.01 * t)})
+        MetricsPoint(float(t), n, 100.0, {"worker-0": NodePoint(samples=n, bpt_s=0.01 * t)})
         for t, n in enumerate(counts, start=1)
     ]
 
@@ -215,8 +215,8 @@ def test_speeds_count_what_is_trained_anew_but_nothing_less_than_none() -> None:
 
 
 def test_a_lost_worker_is_idle_until_its_own_count_grows_again() -> None:
-    def at(t: float, samples: int) -> Point:
-        return Point(t, 0, 0.0, {"worker-1": NodePoint(samples=samples)})
+    def at(t: float, samples: int) -> MetricsPoint:
+        return MetricsPoint(t, 0, 0.0, {"worker-1": NodePoint(samples=samples)})
 
     lost = RelaunchEvent(t=2.5, node="worker-1", inc=3, cause="signal SIGKILL", wait_s=0.0)
     # The report of second 3 still counts what the lost life did after second 2.
@@ -237,8 +237,8 @@ RUN = (
 )
 
 
-def signs(counts: dict[float, int]) -> list[Point]:
-    return [Point(t, committed, 0.0) for t, committed in counts.items()]
+def signs(counts: dict[float, int]) -> list[MetricsPoint]:
+    return [MetricsPoint(t, committed, 0.0) for t, committed in counts.items()]
 
 
 @pytest.mark.parametrize(
@@ -332,15 +332,19 @@ def test_a_report_counts_from_the_launch_as_all_else_does(tmp_path: Path) -> Non
 
 
 ONE_LOST = [*START, *WORKER_KILLED]
-UNTIMED = [Point(float(t), 10 * t, 0.0, {"worker-0": NodePoint(samples=t)}) for t in range(1, 9)]
+UNTIMED = [
+    MetricsPoint(float(t), 10 * t, 0.0, {"worker-0": NodePoint(samples=t)}) for t in range(1, 9)
+]
 
 
 @pytest.mark.parametrize(
-    "seen", [UNTIMED, [Point(1.0, 0, 0.0)]], ids=["no batch was timed", "no node was measured"]
+    "seen",
+    [UNTIMED, [MetricsPoint(1.0, 0, 0.0)]],
+    ids=["no batch was timed", "no node was measured"],
 )
 @pytest.mark.parametrize("outcome", [None, FINISHED, Outcome(state="failed", exit_code=1)])
 def test_a_job_whose_batches_were_not_timed_can_be_drawn(
-    outcome: Outcome | None, seen: list[Point]
+    outcome: Outcome | None, seen: list[MetricsPoint]
 ) -> None:
     spec = JobSpec(script="/train.py")
     found = work_out(JobDir(Path("/jobs/x")), spec, outcome, ONE_LOST, seen, launched_s=0.0)

@@ -21,7 +21,7 @@ from paceline.cuts.store import LocalCuts
 from paceline.master import uploads
 from paceline.master.job_clock import MasterStarted
 from paceline.master.journal import encode
-from paceline.master.uploads import Failed, Upload, Uploaded, Uploader, Uploads
+from paceline.master.uploads import Upload, Uploaded, Uploader, UploadFailed, Uploads
 from paceline.protocol.nodes.node import JobEnded
 from paceline.wire.events.base import Event
 from paceline.wire.events.state import CutUploadedEvent, NotUploadedEvent, UploadFailedEvent
@@ -240,9 +240,9 @@ def test_names_from_a_storage_lead_nowhere_else(tmp_path: Path) -> None:
         cuts.fetch_files(1, folder)
 
 
-def heard(made: Uploader, last: type) -> list[Uploaded | Failed]:
+def heard(made: Uploader, last: type) -> list[Uploaded | UploadFailed]:
     """All news until one of this kind."""
-    found: list[Uploaded | Failed] = []
+    found: list[Uploaded | UploadFailed] = []
     for _ in range(10_000):
         found += made.news()
         if found and isinstance(found[-1], last):
@@ -260,7 +260,7 @@ def test_a_storage_that_is_away_is_named_once_and_gets_the_cut_when_it_is_back(
     Interrupted.bytes_left = 0
     upload = Upload(3, make_cut(tmp_path, 3, b"data"), PACKED)
     made.begin(upload)
-    (failed,) = heard(made, Failed)
+    (failed,) = heard(made, UploadFailed)
     assert "cut off" in str(failed)
     for _ in range(3):
         assert (made.busy, made.num_failed > 0) == (None, True)

@@ -16,8 +16,8 @@ from paceline.master.controller import (
     CarryOut,
     Controller,
     Instruction,
+    JobProgress,
     Period,
-    Progress,
     Write,
 )
 from paceline.policy.stats.regimes import Point, Regime
@@ -29,11 +29,11 @@ from paceline.policy.straggler.actions import (
     Partial,
 )
 from paceline.policy.straggler.decision_log import (
+    ActionRefused,
     Decided,
     Failed,
     Helped,
     Measured,
-    Refused,
     TookEffect,
 )
 from paceline.policy.straggler.observation import (
@@ -75,8 +75,8 @@ class Job:
         self.committed += seconds * self.speed
 
     @property
-    def progress(self) -> Progress:
-        return Progress(self.now_s, round(self.committed), self.total)
+    def progress(self) -> JobProgress:
+        return JobProgress(self.now_s, round(self.committed), self.total)
 
     def observation(self) -> Observation:
         return Observation(
@@ -158,7 +158,7 @@ def test_a_node_is_not_restarted_twice_at_once() -> None:
     job.decide(KILL)
     again = job.decide(KILL)
     assert orders(again) == []
-    (refused,) = lines(again, Refused)
+    (refused,) = lines(again, ActionRefused)
     assert (refused.no, refused.index) == (2, 0)
     assert refused.reason == "worker-1 is being restarted already, by decision 1"
     job.works()
@@ -168,21 +168,21 @@ def test_a_node_is_not_restarted_twice_at_once() -> None:
 def test_a_server_that_was_not_replaced_may_be_replaced_again() -> None:
     job, kill = Job(), KillRestart(node="server-0")
     job.decide(kill)
-    (refused,) = lines(job.controller.given_up("server-0", "it goes on"), Refused)
+    (refused,) = lines(job.controller.given_up("server-0", "it goes on"), ActionRefused)
     assert (refused.no, refused.index, refused.reason) == (1, 0, "it goes on")
     assert job.controller.given_up("server-0", "it goes on") == []
     assert len(orders(job.decide(kill))) == 1
 
 
 def test_a_node_that_is_not_there_is_not_restarted() -> None:
-    (refused,) = lines(Job().decide(KillRestart(node="worker-9")), Refused)
+    (refused,) = lines(Job().decide(KillRestart(node="worker-9")), ActionRefused)
     assert refused.reason == "there is no living node worker-9"
 
 
 def test_what_the_edge_refuses_is_written_and_no_longer_on_its_way() -> None:
     job = Job()
     job.decide(KILL)
-    (refused,) = lines(job.controller.refused(1, 0, "not yet"), Refused)
+    (refused,) = lines(job.controller.refused(1, 0, "not yet"), ActionRefused)
     assert refused.reason == "not yet"
     assert len(orders(job.decide(KILL))) == 1
 
@@ -290,7 +290,7 @@ def test_a_later_action_replaces_one_of_its_kind_that_never_took_effect() -> Non
     job = Job()
     job.decide(BACKUP, KILL)
     job.wait(LOST_S)
-    (refused,) = lines(job.decide(Partial(left_out=3)), Refused)
+    (refused,) = lines(job.decide(Partial(left_out=3)), ActionRefused)
     assert (refused.no, refused.index) == (1, 0)
     assert refused.reason == "replaced by decision 2 before it took effect"
     assert job.controller.awaited() == [(2, 0, Partial(left_out=3))]

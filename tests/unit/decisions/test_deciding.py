@@ -15,7 +15,7 @@ import pytest
 from paceline.base.errors import ConfigError
 from paceline.jobs.jsonl import before
 from paceline.master import deciding
-from paceline.master.controller import LATE_S, Progress, Write
+from paceline.master.controller import LATE_S, JobProgress, Write
 from paceline.master.deciding import (
     HELPED,
     REMEMBERED_JOBS,
@@ -36,12 +36,12 @@ from paceline.policy.straggler.actions import (
     Share,
 )
 from paceline.policy.straggler.decision_log import (
+    ActionRefused,
     AnyLine,
     Begun,
     Decided,
     Failed,
     Helped,
-    Refused,
     TookEffect,
     decode,
 )
@@ -68,13 +68,13 @@ class Scene:
         self.trains = True
         self.done: list[AnyAction] = []
 
-    def progress(self, now_s: float) -> Progress:
-        return Progress(now_s, round(100 * now_s), None)
+    def progress(self, now_s: float) -> JobProgress:
+        return JobProgress(now_s, round(100 * now_s), None)
 
-    def iterations(self, progress: Progress) -> float:
+    def iterations(self, progress: JobProgress) -> float:
         return progress.t_s
 
-    def observe(self, progress: Progress, since_action_s: float | None) -> Observation | None:
+    def observe(self, progress: JobProgress, since_action_s: float | None) -> Observation | None:
         return (
             Observation(
                 now_s=progress.t_s,
@@ -190,7 +190,7 @@ def test_what_cannot_be_carried_out_is_written_with_the_reason(
     edge = Edge(tmp_path, monkeypatch, lambda _: [BackupWorkers(count=1), KILL])
     edge.period()
     assert edge.scene.done == [KILL]
-    assert edge.lines()[-1] == Refused(t=1e9 + 10, no=1, index=0, reason="not in this mode")
+    assert edge.lines()[-1] == ActionRefused(t=1e9 + 10, no=1, index=0, reason="not in this mode")
     assert edge.edge.controller.num_actions == {"KillRestart": 1}
 
 
@@ -214,7 +214,7 @@ def test_a_server_that_was_not_replaced_is_written(
     edge.edge.note(ProcessUpEvent(node=KILL.node, pid=5))
     edge.edge.note(NotReplacedEvent(node=KILL.node))
     reason = f"no other server has taken the place of {KILL.node}"
-    assert edge.lines()[-1] == Refused(t=1e9 + 10, no=1, index=0, reason=reason)
+    assert edge.lines()[-1] == ActionRefused(t=1e9 + 10, no=1, index=0, reason=reason)
 
 
 def test_nothing_is_asked_while_nobody_trains(

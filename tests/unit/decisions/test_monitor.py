@@ -20,8 +20,7 @@ from paceline.protocol.nodes.membership import Membership
 from paceline.protocol.records import EpochStarted, FeedAdded, Place, Plan, Planned
 from paceline.protocol.samples.plans import portion_of
 from paceline.protocol.training import MasterState
-from paceline.runtime.server.server import Asked
-from paceline.runtime.server.server import Server as PsServer
+from paceline.runtime.server.server import ServerProcess, WaitingPull
 from paceline.runtime.server.service_time import ServiceTime
 from paceline.wire.events.base import Event
 from paceline.wire.events.job import ScaledEvent
@@ -145,7 +144,7 @@ def test_a_server_of_steps_takes_as_long_for_one_in_however_many_batches_shares_
     service = ServiceTime(ledger, 0.05, lambda: now_s[0])
     reader = FactsReader(tmp_path / "server-0.ledger")
     up = ProcessUp(node="server-0", inc=1, pid=1, role="server")
-    edge: Any = object.__new__(PsServer)
+    edge: Any = object.__new__(ServerProcess)
     edge.inc, edge.state, edge.service = 1, ServerState(1), service
     edge.state.mode = "bsp"
     edge.route, edge.handler_s, edge.tensors = {7: b"worker-7", 8: b"worker-8"}, {}, {}
@@ -158,7 +157,7 @@ def test_a_server_of_steps_takes_as_long_for_one_in_however_many_batches_shares_
             service.wait()
             service.work()
             now_s[0] += 0.02 / pulls
-            edge.asked = {inc: Asked(step, (), 0.0)}
+            edge.asked = {inc: WaitingPull(step, (), 0.0)}
             edge._answer(Pull(epoch_no=1, inc=inc, ticket=step))
             service.rest(step - 1)
         service.wait()

@@ -10,7 +10,7 @@ from typing import Any
 
 import paceline
 from paceline.base.samples import Span
-from paceline.protocol.acts import Instruction, Journal, Seal, Send
+from paceline.protocol.acts import Instruction, Seal, Send, WriteAhead
 from paceline.protocol.holding.holder import Holder
 from paceline.protocol.records import CutValid, Records
 from paceline.protocol.samples.grant_size import Sizing
@@ -101,7 +101,7 @@ class Job:
         sent: list[object] = []
         for one in instructions:
             match one:
-                case Journal(record=record):
+                case WriteAhead(record=record):
                     self.records.append(record)
                 case Send(message=TakeCut() as asked):
                     sent += self.do(self.state.copy_said(self.copied(asked.cut_no)))

@@ -8,9 +8,9 @@ import pytest
 from paceline.base.jobdir import JobDir
 from paceline.cli.report.text import paragraph
 from paceline.jobs.facts import work_out
-from paceline.jobs.history import Point
+from paceline.jobs.history import MetricsPoint
 from paceline.jobs.outcome import ENDS, End, Outcome, code_of
-from paceline.master.ending import Ending, Work, failed, how_finished, stopped
+from paceline.master.ending import Ending, ScriptsWork, failed, how_finished, stopped
 from paceline.wire.events.job import FinishedEvent, MasterStartedEvent
 from paceline.wire.events.state import GroupRunsEvent
 from paceline.wire.spec import JobSpec
@@ -18,8 +18,8 @@ from paceline.wire.spec import JobSpec
 HOWTO = Path(__file__).parents[3] / "docs" / "howto.md"
 
 
-def work(*, is_known: bool = True, loops: int = 1, unfinished: int = 0) -> Work:
-    return Work(is_known=is_known, num_loops=loops, num_unfinished=unfinished)
+def work(*, is_known: bool = True, loops: int = 1, unfinished: int = 0) -> ScriptsWork:
+    return ScriptsWork(is_known=is_known, num_loops=loops, num_unfinished=unfinished)
 
 
 DECIDED: list[tuple[Ending, End, int]] = [
@@ -89,7 +89,7 @@ def said(strategy: str = "allreduce", **fields: object) -> str:
         FinishedEvent(t=12.0),
     ]
     spec = JobSpec(script="/train.py", strategy=strategy)  # type: ignore[arg-type]
-    points = [Point(1.0, 0, 0.0)]
+    points = [MetricsPoint(1.0, 0, 0.0)]
     told = work_out(JobDir(Path("/jobs/x")), spec, outcome, events, points, launched_s=0.0)
     return paragraph(told)
 

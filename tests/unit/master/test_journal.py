@@ -11,8 +11,7 @@ from paceline.base.errors import PermanentError
 from paceline.base.samples import Span
 from paceline.master.job_clock import MasterStarted
 from paceline.master.journal import Journal, JournalRecord, JournalRefused
-from paceline.protocol.acts import Instruction, Seal
-from paceline.protocol.acts import Journal as Write
+from paceline.protocol.acts import Instruction, Seal, WriteAhead
 from paceline.protocol.holding.servers.master import ServerHolder
 from paceline.protocol.nodes.node import JobEnded, NodeFinished, NodeStarted, WorkersWanted
 from paceline.protocol.records import (
@@ -222,7 +221,7 @@ class Run:
         self.new_epoch()
 
     def do(self, instructions: list[Instruction]) -> None:
-        self.records += [i.record for i in instructions if isinstance(i, Write)]
+        self.records += [i.record for i in instructions if isinstance(i, WriteAhead)]
         for seal in [i for i in instructions if isinstance(i, Seal)]:
             self.do(self.state.cut_sealed(seal.valid))
 

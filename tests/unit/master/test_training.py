@@ -16,7 +16,7 @@ from paceline.master.holding.servers import ANSWER_PATIENCE_S, MOVE_PATIENCE_S, 
 from paceline.master.monitor import Monitor
 from paceline.master.outbox import Outbox
 from paceline.master.ports import AgentEnd
-from paceline.master.training import CutChosen, Parts, Training
+from paceline.master.training import CutChosen, Training, TrainingParts
 from paceline.policy.straggler.actions import Profile
 from paceline.protocol.cuts.cadence import Cadence
 from paceline.protocol.nodes.hangs import Hang
@@ -110,7 +110,7 @@ class Job:
         self.failed: list[str] = []
         self.monitor = Monitor()
         self.training = Training(
-            Parts(
+            TrainingParts(
                 self.job,
                 self.spec,
                 self.members,

@@ -6,12 +6,12 @@ from paceline.protocol.nodes.agent import (
     Act,
     Deliver,
     EndHung,
+    ForkLife,
     NodeState,
     Quit,
     Refuse,
-    Run,
+    Report,
     Signal,
-    ToMaster,
 )
 from paceline.wire.messages.agent import (
     ExitEvidence,
@@ -42,13 +42,13 @@ def up(inc: int, pid: int) -> ProcessUp:
     return ProcessUp(node=NODE, inc=inc, pid=pid, role="worker")
 
 
-def told(message: ProcessUp | Finished | LeaseRequest | ScriptError) -> ToMaster:
-    return ToMaster(FromProcess(node=NODE, body=message))
+def told(message: ProcessUp | Finished | LeaseRequest | ScriptError) -> Report:
+    return Report(FromProcess(node=NODE, body=message))
 
 
-def exited(inc: int, *, by_us: bool = False, code: int | None = 0) -> ToMaster:
+def exited(inc: int, *, by_us: bool = False, code: int | None = 0) -> Report:
     evidence = ExitEvidence(exit_code=code, stopped_by_us=by_us)
-    return ToMaster(ProcessExited(node=NODE, inc=inc, evidence=evidence))
+    return Report(ProcessExited(node=NODE, inc=inc, evidence=evidence))
 
 
 def end(state: NodeState, inc: int) -> list[Act]:
@@ -59,7 +59,7 @@ def end(state: NodeState, inc: int) -> list[Act]:
 def running() -> NodeState:
     """Incarnation 5 runs as process 50."""
     state = NodeState(NODE)
-    assert state.on_master(start(5), 0.0) == [Run(start(5))]
+    assert state.on_master(start(5), 0.0) == [ForkLife(start(5))]
     assert state.forked(5, 50) == []
     assert state.on_process(5, up(5, 50), 0.0) == [told(up(5, 50))]
     return state
@@ -83,8 +83,8 @@ def test_an_older_start_changes_nothing(running: NodeState) -> None:
 
 def test_a_newer_start_kills_the_running_process_and_waits_for_its_end(running: NodeState) -> None:
     assert running.on_master(start(6), 1.0) == [Signal(signal.SIGKILL)]
-    assert running.on_master(start(6), 1.1) != [Run(start(6))]
-    assert end(running, 5) == [exited(5, by_us=True), Run(start(6))]
+    assert running.on_master(start(6), 1.1) != [ForkLife(start(6))]
+    assert end(running, 5) == [exited(5, by_us=True), ForkLife(start(6))]
 
 
 def test_a_start_that_waits_can_be_taken_back(running: NodeState) -> None:
@@ -129,7 +129,7 @@ def test_a_process_whose_script_has_raised_ends_in_time() -> None:
     assert state.tick(12.0) == [Signal(signal.SIGKILL)]
     ended = state.exited(5, ExitEvidence(signal=signal.SIGKILL))
     killed = ExitEvidence(signal=signal.SIGKILL)
-    assert ended == [ToMaster(ProcessExited(node=NODE, inc=5, evidence=killed))]
+    assert ended == [Report(ProcessExited(node=NODE, inc=5, evidence=killed))]
 
 
 def test_a_process_whose_script_has_raised_can_be_stopped_earlier() -> None:
@@ -229,7 +229,7 @@ def test_a_process_that_hangs_is_looked_at_once_before_it_is_ended(running: Node
     assert running.on_master(order, 1.0) == [EndHung()]
     assert running.on_master(order, 2.0) == []
     (ended,) = running.exited(5, ExitEvidence(signal=signal.SIGKILL, stacks="main.py, line 3"))
-    assert isinstance(ended, ToMaster)
+    assert isinstance(ended, Report)
     assert isinstance(ended.message, ProcessExited)
     evidence = ended.message.evidence
     assert (evidence.hung, evidence.stopped_by_us) == (True, False)

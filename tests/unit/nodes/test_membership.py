@@ -8,11 +8,11 @@ from paceline.protocol.nodes.exits import PREEMPTED_IN_A_ROW
 from paceline.protocol.nodes.membership import BRIEF, PATIENCE, REPEAT_END_S, Membership
 from paceline.protocol.nodes.node import (
     Act,
-    End,
+    EndLife,
     FailJob,
     JobEnded,
     JoinerLost,
-    Keep,
+    KeepRecord,
     Launch,
     NodeFinished,
     NodeStarted,
@@ -56,7 +56,7 @@ class Job:
         self.members = self.fresh()
         self.now_s = 0.0
         self.others_wait = False
-        self.kept: list[Keep] = []
+        self.kept: list[KeepRecord] = []
         self.note(self.members.begin(0.0))
 
     def fresh(self) -> Membership:
@@ -64,7 +64,7 @@ class Job:
         return Membership(num_workers=workers, num_servers=servers, restart=self.spec)
 
     def note(self, acts: list[Act]) -> list[Act]:
-        self.kept += of(Keep, acts)
+        self.kept += of(KeepRecord, acts)
         return acts
 
     def hello(self, node: str, pid: int, *running: ProcessUp) -> list[Act]:
@@ -122,7 +122,7 @@ def test_every_node_is_launched_at_the_start() -> None:
 def test_a_life_is_journalled_before_it_is_started() -> None:
     acts = Job().hello("worker-0", 50)
     kinds = [type(act) for act in acts]
-    assert kinds.index(Keep) < kinds.index(Start)
+    assert kinds.index(KeepRecord) < kinds.index(Start)
     (start,) = of(Start, acts)
     assert (start.message.role, start.message.rank, start.message.num_workers) == ("worker", 0, 1)
 
@@ -338,7 +338,7 @@ def test_a_returned_script_is_finished_and_not_started_again() -> None:
     inc = job.run("worker-0")
     job.members.script_returned(Finished(inc=inc))
     acts = job.exit("worker-0", ExitEvidence(exit_code=0))
-    assert of(Keep, acts) == [Keep(NodeFinished(node="worker-0"))]
+    assert of(KeepRecord, acts) == [KeepRecord(NodeFinished(node="worker-0"))]
     assert of(Retire, acts) == [Retire("worker-0")]
     assert of(WorkerLost, acts) == [WorkerLost(inc)]
     assert job.members.all_finished()
@@ -364,10 +364,16 @@ def test_a_worker_that_is_refused_is_not_started_again_and_not_awaited(how: str)
     job = Job(num_workers=2)
     first, second = job.run("worker-0"), job.run("worker-1")
     acts = job.note(NodeOrders(job.members).refuse(second, "another model", 1))
-    assert [type(act) for act in acts] == [LeftOutEvent, FencedEvent, WorkerLost, Keep, Retire]
+    assert [type(act) for act in acts] == [
+        LeftOutEvent,
+        FencedEvent,
+        WorkerLost,
+        KeepRecord,
+        Retire,
+    ]
     if how != "live":
         if how == "compacted":
-            job.kept = [Keep(record) for record in job.members.snapshot()]
+            job.kept = [KeepRecord(record) for record in job.members.snapshot()]
         job = job.restarted(awaited=("worker-0", "worker-1"))
         job.hello("worker-0", 50, job.process("worker-0"))
     assert job.exit("worker-1") == []
@@ -417,7 +423,7 @@ def test_a_resumed_job_tries_again_who_was_refused() -> None:
     job = Job(num_workers=2)
     job.run("worker-0")
     job.note(NodeOrders(job.members).refuse(job.run("worker-1"), "another model", 1))
-    job.kept.append(Keep(JobEnded()))
+    job.kept.append(KeepRecord(JobEnded()))
     assert Launch("worker-1") in job.restarted().first
 
 
@@ -592,7 +598,10 @@ def test_scaling_down_lets_the_highest_ranks_leave_in_order() -> None:
     job = Job(num_workers=3)
     incs = [job.run(f"worker-{i}") for i in range(3)]
     acts = NodeOrders(job.members).scale(1, 0.0, grace_s=4.0)
-    assert of(End, acts) == [End("worker-1", incs[1], 4.0), End("worker-2", incs[2], 4.0)]
+    assert of(EndLife, acts) == [
+        EndLife("worker-1", incs[1], 4.0),
+        EndLife("worker-2", incs[2], 4.0),
+    ]
     gone = job.exit("worker-2", ExitEvidence(exit_code=0))
     assert of(WorkerLost, gone) == [WorkerLost(incs[2])]
     assert of(Retire, gone) == [Retire("worker-2")]
@@ -654,14 +663,14 @@ def test_a_snapshot_stands_for_all_records() -> None:
         fresh.apply(record)
     assert fresh.snapshot() == job.members.snapshot()
     assert fresh.num_restarts() == 1
-    records = of(Keep, fresh.hello(AgentHello(node="server-9", agent_pid=1, host=""), 0.0))
+    records = of(KeepRecord, fresh.hello(AgentHello(node="server-9", agent_pid=1, host=""), 0.0))
     assert records == []
     fresh.begin(0.0)
     hello = AgentHello(node="worker-1", agent_pid=9, host="")
     fresh.hello(hello, 0.0)
     acts = fresh.tick(2.0, lost_after_s=99, others_wait=False, any_committed=True)
     newest = max(k.record.inc for k in job.kept if isinstance(k.record, NodeStarted))
-    (keep,) = of(Keep, acts)
+    (keep,) = of(KeepRecord, acts)
     assert isinstance(keep.record, NodeStarted)
     assert keep.record.inc == newest + 1
 
@@ -750,7 +759,7 @@ def test_an_agent_launched_while_the_job_ends_is_told_as_well() -> None:
     job = Job()
     inc = job.run("worker-0", 50)
     job.members.agent_ended("worker-0", 50, "exit code -9", 0.0)
-    told = [End("worker-0", inc, 7.0)]
+    told = [EndLife("worker-0", inc, 7.0)]
     assert job.members.close(0.0, 7.0) == told  # the agent before was gone, and never read it
     job.hello("worker-0", 51, job.process("worker-0"))
     assert job.tick(REPEAT_END_S) == told
@@ -765,7 +774,7 @@ def test_a_restart_by_decision_ends_in_order_and_goes_on_at_another_place() -> N
     job = Job(num_workers=2, budget=0)
     inc = job.run("worker-1")
     acts = job.note(NodeOrders(job.members).restart("worker-1", 1.0, grace_s=7.0))
-    assert of(End, acts) == [End("worker-1", inc, 7.0)]
+    assert of(EndLife, acts) == [EndLife("worker-1", inc, 7.0)]
     after = job.exit("worker-1", AS_ORDERED)
     assert [act for act in after if isinstance(act, Retire | Launch)] == [
         Retire("worker-1"),
@@ -801,10 +810,10 @@ def test_the_order_to_end_is_repeated_until_the_process_has_ended() -> None:
     job = Job(budget=0)
     inc = job.run("worker-0")
     job.note(NodeOrders(job.members).restart("worker-0", 1.0, grace_s=5.0))
-    assert of(End, job.tick(2.0)) == []
-    assert of(End, job.tick(3.0)) == [End("worker-0", inc, 5.0)]
+    assert of(EndLife, job.tick(2.0)) == []
+    assert of(EndLife, job.tick(3.0)) == [EndLife("worker-0", inc, 5.0)]
     job.exit("worker-0", AS_ORDERED)
-    assert of(End, job.tick(6.0)) == []
+    assert of(EndLife, job.tick(6.0)) == []
 
 
 @pytest.mark.parametrize("compacted", [False, True])
@@ -813,16 +822,16 @@ def test_the_next_master_carries_on_with_an_ordered_restart(compacted: bool) -> 
     inc = job.run("worker-0")
     job.note(NodeOrders(job.members).restart("worker-0", 1.0, grace_s=5.0))
     if compacted:
-        job.kept = [Keep(record) for record in job.members.snapshot()]
+        job.kept = [KeepRecord(record) for record in job.members.snapshot()]
     after = job.restarted(awaited=("worker-0",))
     after.hello("worker-0", 50, after.process("worker-0"))
-    assert of(End, after.tick(3.0)) == [End("worker-0", inc, 5.0)]
+    assert of(EndLife, after.tick(3.0)) == [EndLife("worker-0", inc, 5.0)]
     ended = after.exit("worker-0", AS_ORDERED)
     assert of(Retire, ended) == [Retire("worker-0")]
     assert of(FailJob, ended) == []
     after.run("worker-0", 51)
     assert after.members.nodes["worker-0"].decided == 1
-    assert of(End, after.tick(9.0)) == [], "the next life is not to end"
+    assert of(EndLife, after.tick(9.0)) == [], "the next life is not to end"
 
 
 def test_a_machine_that_joined_is_restarted_where_it_is() -> None:
@@ -959,7 +968,9 @@ def test_a_job_is_resumed_with_another_number_of_servers(count: int) -> None:
     members.apply(ServerAdded(node="server-2", replaces="server-1"))
     members.apply(ServerTook(node="server-2"))
     members.forget(members.nodes["server-1"])
-    records = [act.record for act in NodeOrders(members).resize(3, count) if isinstance(act, Keep)]
+    records = [
+        act.record for act in NodeOrders(members).resize(3, count) if isinstance(act, KeepRecord)
+    ]
     launched = {act.node for act in members.begin(0.0) if isinstance(act, Launch)}
     servers = [name for name in launched if name.startswith("server")]
     assert len(servers) == count

@@ -9,10 +9,10 @@ from paceline.master.status import job_state
 from paceline.protocol.nodes.membership import REPEAT_END_S, Membership
 from paceline.protocol.nodes.node import (
     Act,
-    End,
+    EndLife,
     FailJob,
     JobEnded,
-    Keep,
+    KeepRecord,
     Launch,
     NodeFinished,
     RoundSet,
@@ -41,7 +41,7 @@ class Job:
     """Workers 0 and 1, whose agents are there; ports count up from 1."""
 
     def __init__(
-        self, *, kept: list[Keep] | None = None, by_itself: bool = True, **restart: float
+        self, *, kept: list[KeepRecord] | None = None, by_itself: bool = True, **restart: float
     ) -> None:
         self.now_s = 1000.0
         ports = iter(range(1, 100))
@@ -64,7 +64,7 @@ class Job:
         return self
 
     def note(self, acts: list[Act]) -> list[Act]:
-        self.kept += of(Keep, acts)
+        self.kept += of(KeepRecord, acts)
         return acts
 
     def hello(self, node: str, *running: ProcessUp) -> list[Act]:
@@ -128,7 +128,7 @@ def test_of_shards_it_is_known_how_far_they_are_of_a_script_only_that_it_runs(ph
 def test_one_workers_death_ends_all_and_then_all_begin_again_elsewhere() -> None:
     job = Job().run()
     acts = job.exit("worker-1", KILLED)
-    assert of(End, acts) == [End("worker-0", job.inc("worker-0"), GRACE_S)]
+    assert of(EndLife, acts) == [EndLife("worker-0", job.inc("worker-0"), GRACE_S)]
     assert not of(Start, acts)
     acts = job.exit("worker-0", ORDERED)
     assert starts(acts) == {"worker-0": (1, 2), "worker-1": (1, 2)}
@@ -141,7 +141,7 @@ def test_a_port_is_journalled_before_anybody_is_started() -> None:
     job = Job()
     job.note(job.members.begin(job.now_s))
     acts = job.hello("worker-0")
-    kinds = [act.record if isinstance(act, Keep) else type(act) for act in acts]
+    kinds = [act.record if isinstance(act, KeepRecord) else type(act) for act in acts]
     assert kinds.index(RoundSet(number=0, port=1)) < kinds.index(Start)
 
 
@@ -190,8 +190,8 @@ def test_the_same_error_long_after_is_another_one() -> None:
 def test_a_script_that_ends_with_0_while_others_run_has_not_failed() -> None:
     job = Job().run()
     acts = job.exit("worker-0", ExitEvidence(exit_code=0))
-    assert of(Keep, acts) == [Keep(NodeFinished(node="worker-0", joined=False))]
-    assert not of(End, acts)
+    assert of(KeepRecord, acts) == [KeepRecord(NodeFinished(node="worker-0", joined=False))]
+    assert not of(EndLife, acts)
     job.returned("worker-1")
     assert job.members.all_finished()
 
@@ -260,8 +260,10 @@ def test_rounds_that_fail_soon_wait_longer_each_time() -> None:
 def test_an_end_that_got_lost_is_ordered_again() -> None:
     job = Job().run()
     job.exit("worker-1", KILLED)
-    assert not of(End, job.tick(REPEAT_END_S / 2))
-    assert of(End, job.tick(REPEAT_END_S)) == [End("worker-0", job.inc("worker-0"), GRACE_S)]
+    assert not of(EndLife, job.tick(REPEAT_END_S / 2))
+    assert of(EndLife, job.tick(REPEAT_END_S)) == [
+        EndLife("worker-0", job.inc("worker-0"), GRACE_S)
+    ]
 
 
 def test_a_new_master_ends_what_is_left_of_a_round_that_is_over() -> None:
@@ -274,7 +276,7 @@ def test_a_new_master_ends_what_is_left_of_a_round_that_is_over() -> None:
     acts = job.exit("worker-1", KILLED)
     assert not of(Start, acts)
     acts += job.tick(REPEAT_END_S)
-    assert of(End, acts)[0].node == "worker-0"
+    assert of(EndLife, acts)[0].node == "worker-0"
     assert starts(job.exit("worker-0", ORDERED)) == {"worker-0": (1, 1), "worker-1": (1, 1)}
 
 
@@ -282,7 +284,7 @@ def test_a_new_master_keeps_the_round_and_its_port() -> None:
     old = Job().run()
     old.exit("worker-1", KILLED)
     old.exit("worker-0", ORDERED)
-    for kept in (old.kept, [Keep(record) for record in old.members.snapshot()]):
+    for kept in (old.kept, [KeepRecord(record) for record in old.members.snapshot()]):
         job = Job(kept=kept)
         assert job.members.rounds is not None
         assert (job.members.rounds.number, job.members.rounds.port) == (1, 2)
@@ -292,7 +294,7 @@ def test_a_new_master_keeps_the_round_and_its_port() -> None:
 def test_a_resumed_job_begins_again_with_all_of_its_workers() -> None:
     old = Job().run()
     old.returned("worker-0")
-    job = Job(kept=[*old.kept, Keep(JobEnded())])
+    job = Job(kept=[*old.kept, KeepRecord(JobEnded())])
     assert of(Launch, job.members.begin(job.now_s)) == [Launch("worker-0"), Launch("worker-1")]
     assert starts(job.hello("worker-0")) == {"worker-0": (1, 1)}
 
@@ -300,16 +302,16 @@ def test_a_resumed_job_begins_again_with_all_of_its_workers() -> None:
 def test_a_script_that_trains_with_us_has_returned_when_it_says_so() -> None:
     job = Job(by_itself=False).run()
     acts = job.exit("worker-0", ExitEvidence(exit_code=0))
-    assert of(End, acts), "it left early: all begin again"
+    assert of(EndLife, acts), "it left early: all begin again"
     job = Job(by_itself=False).run()
-    assert not of(End, job.returned("worker-0"))
+    assert not of(EndLife, job.returned("worker-0"))
 
 
 def test_one_more_worker_begins_with_all_others() -> None:
     job = Job(by_itself=False).run()
     acts = job.note(NodeOrders(job.members).scale(3, job.now_s, GRACE_S))
     assert of(Launch, acts) == [Launch("worker-2")]
-    assert {end.node for end in of(End, acts)} == {"worker-0", "worker-1"}
+    assert {end.node for end in of(EndLife, acts)} == {"worker-0", "worker-1"}
     assert not of(Start, job.exit("worker-0", ORDERED))
     assert not of(Start, job.hello("worker-2"))
     acts = job.exit("worker-1", ORDERED)
@@ -321,7 +323,7 @@ def test_one_more_worker_begins_with_all_others() -> None:
 def test_one_worker_less_begins_anew_without_the_one_that_leaves() -> None:
     job = Job(by_itself=False).run()
     acts = job.note(NodeOrders(job.members).scale(1, job.now_s, GRACE_S))
-    assert {end.node for end in of(End, acts)} == {"worker-0", "worker-1"}
+    assert {end.node for end in of(EndLife, acts)} == {"worker-0", "worker-1"}
     assert not of(Start, job.exit("worker-0", ORDERED))
     acts = job.exit("worker-1", ORDERED)
     assert {start.node for start in of(Start, acts)} == {"worker-0"}

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from paceline.policy.stats.history import Lengths, NodeHistory, Report
+from paceline.policy.stats.history import Lengths, NodeHistory, WindowMeans
 from paceline.policy.straggler import solvers
 from paceline.policy.straggler.actions import (
     AdjustBatch,
@@ -132,7 +132,7 @@ class World:
             if rows:
                 sizes, times_s = zip(*rows, strict=True)
                 node.report(
-                    Report(
+                    WindowMeans(
                         t_s=self.t_s,
                         iterations=len(rows),
                         samples=sum(sizes) / len(rows),
@@ -145,7 +145,7 @@ class World:
                 rows.clear()
         for node, server_s in zip(self.server_nodes, self.server_s.tolist(), strict=True):
             node.report(
-                Report(t_s=self.t_s, iterations=REPORT_EVERY, server_s=server_s, bpt_s=bpt_s)
+                WindowMeans(t_s=self.t_s, iterations=REPORT_EVERY, server_s=server_s, bpt_s=bpt_s)
             )
         self.bpt_s.clear()
 

@@ -15,7 +15,7 @@ from paceline.policy.straggler.actions import (
     KillRestart,
     Partial,
 )
-from paceline.policy.straggler.division import Step
+from paceline.policy.straggler.division import StepModel
 from paceline.policy.straggler.fleet import Fleet
 from paceline.policy.straggler.observation import (
     Observation,
@@ -563,7 +563,7 @@ def test_a_plan_is_made_for_how_long_slow_spells_last_in_this_job() -> None:
 def gains(times_s: list[float], *workers: int, **in_force: object) -> list[float]:
     """What restarts of these would save of a step with all-reduce."""
     seen = seen_job(times_s, mode="allreduce", **in_force)
-    step = Step(seen, Fleet.of(seen.workers, 0.01), 2.0, np.ones(len(times_s)))
+    step = StepModel(seen, Fleet.of(seen.workers, 0.01), 2.0, np.ones(len(times_s)))
     return [each.gain for each in step.restarts(workers)]
 
 
@@ -584,7 +584,7 @@ def test_a_worker_that_has_one_sample_would_do_its_part_again() -> None:
     seen = seen_job([2.0] * 9 + [20.0], left_out=1)
     beyond = msgspec.structs.replace(seen.workers[9], batch_size=1)
     seen = msgspec.structs.replace(seen, workers=(*seen.workers[:9], beyond))
-    step = Step(seen, Fleet.of(seen.workers, 0.01), 2.0, np.ones(10))
+    step = StepModel(seen, Fleet.of(seen.workers, 0.01), 2.0, np.ones(10))
     (restart,) = step.restarts([9])
     assert restart.gain == pytest.approx(0.1, abs=0.02)
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from paceline.policy.stats import affine
-from paceline.policy.stats.history import Lengths, NodeHistory, Report
+from paceline.policy.stats.history import Lengths, NodeHistory, WindowMeans
 from paceline.policy.stats.regimes import Point, Regime, Stretch
 from paceline.policy.straggler.chance import drift, scatter
 from paceline.policy.straggler.fleet import Fleet
@@ -143,7 +143,7 @@ def scattered(seed: int, per_report: int) -> Regime:
     node, rng = NodeHistory(Lengths()), np.random.default_rng(seed)
     for number in range(400 // per_report):
         times_s = rng.normal(1.0, 0.02, per_report)
-        report = Report(
+        report = WindowMeans(
             t_s=float(per_report * (number + 1)),
             iterations=per_report,
             samples=100.0,

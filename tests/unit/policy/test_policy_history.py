@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from paceline.policy.stats.history import PAPER, Lengths, NodeHistory, Report
+from paceline.policy.stats.history import PAPER, Lengths, NodeHistory, WindowMeans
 from paceline.policy.stats.regimes import LATE
 
 
@@ -24,7 +24,7 @@ class Node:
             time_s = (self.delay_s + self.slope_s * self.size) * scatter
             self.t_s += 10 * time_s
             self.history.report(
-                Report(
+                WindowMeans(
                     t_s=self.t_s,
                     iterations=10,
                     samples=self.size,
@@ -43,7 +43,7 @@ class Node:
 def test_nothing_is_seen_of_a_node_that_has_reported_nothing() -> None:
     history = NodeHistory(Lengths())
     assert (history.short(0.0), history.long(0.0), history.regime(0.0)) == (None, None, None)
-    history.report(Report(t_s=0.0, iterations=0))
+    history.report(WindowMeans(t_s=0.0, iterations=0))
     assert history.short(0.0) is None
 
 
@@ -204,7 +204,7 @@ def test_a_server_is_followed_by_its_handlers_time() -> None:
     history = NodeHistory(Lengths())
     for number in range(24):
         server_s = 0.1 if number < 20 else 0.4
-        history.report(Report(t_s=10.0 * number, iterations=10, server_s=server_s, bpt_s=1.0))
+        history.report(WindowMeans(t_s=10.0 * number, iterations=10, server_s=server_s, bpt_s=1.0))
     regime = history.regime(230.0)
     assert regime is not None
     assert regime.points[0].compute_s == pytest.approx(0.4)
@@ -255,7 +255,7 @@ class Single:
     def run(self, iterations: int, time_s: float = 1.0) -> None:
         for _ in range(iterations):
             self.t_s += time_s
-            report = Report(
+            report = WindowMeans(
                 t_s=self.t_s,
                 iterations=1,
                 samples=1000.0,
@@ -308,7 +308,7 @@ def test_what_its_machines_load_took_is_a_mean_over_the_iterations_it_made_slow(
     for place in range(24):
         busy_s = 2.0 if place % 4 < 2 else 0.0
         history.report(
-            Report(
+            WindowMeans(
                 t_s=10.0 * (place + 1) * 2.0,
                 iterations=10,
                 samples=100.0,

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from paceline.base.errors import ConfigError
-from paceline.policy.stats.history import Profiled
+from paceline.policy.stats.history import ProfiledTimes
 from paceline.policy.stats.windows import Pace
 from paceline.policy.straggler.actions import (
     AdjustBatch,
@@ -273,7 +273,7 @@ def mixed(measured: dict[str, dict[int, float]] | None = None, **changes: object
     for index in range(8):
         kind = "V100" if index < 4 else "P100"
         profile = tuple(
-            Profiled(batch_size=size, batches=5, batch_s=time_s)
+            ProfiledTimes(batch_size=size, batches=5, batch_s=time_s)
             for size, time_s in sorted((measured or {}).get(kind, {}).items())
         )
         workers.append(

@@ -4,11 +4,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.policy.stats.windows import Report, Window
+from paceline.policy.stats.windows import Window, WindowMeans
 
 
-def report(t_s: float, iterations: int = 10, bpt_s: float = 1.0, compute_s: float = 1.0) -> Report:
-    return Report(t_s=t_s, iterations=iterations, samples=64, compute_s=compute_s, bpt_s=bpt_s)
+def report(
+    t_s: float, iterations: int = 10, bpt_s: float = 1.0, compute_s: float = 1.0
+) -> WindowMeans:
+    return WindowMeans(t_s=t_s, iterations=iterations, samples=64, compute_s=compute_s, bpt_s=bpt_s)
 
 
 def test_a_window_of_iterations_keeps_the_fewest_reports_that_reach_it() -> None:

@@ -22,7 +22,7 @@ from torch.utils.data import (
 )
 
 from paceline.base.errors import ConfigError
-from paceline.runtime.integrations.steps import Member, Steps
+from paceline.runtime.integrations.steps import Steps, ThisMember
 from paceline.wire.spec import JobSpec, NodeSpec
 
 pytestmark = pytest.mark.filterwarnings("default")  # other people's code
@@ -85,8 +85,8 @@ class ScriptedJob:
     named = False
 
 
-def member(job: ScriptedJob) -> Member:
-    return Member(job, job)  # type: ignore[arg-type]
+def member(job: ScriptedJob) -> ThisMember:
+    return ThisMember(job, job)  # type: ignore[arg-type]
 
 
 def loader(**named: Any) -> DataLoader[Any]:

@@ -7,7 +7,7 @@ import pytest
 
 from paceline.base.samples import SampleSet, Span
 from paceline.protocol import training as master_state
-from paceline.protocol.acts import Fail, Instruction, Journal, Seal, Send
+from paceline.protocol.acts import Fail, Instruction, Seal, Send, WriteAhead
 from paceline.protocol.holding.servers.master import ServerHolder
 from paceline.protocol.records import Extended, Granted, Records
 from paceline.protocol.samples.grant_size import Sizing
@@ -154,7 +154,7 @@ class Job:
         self.said += instructions
         for one in instructions:
             match one:
-                case Journal(record):
+                case WriteAhead(record):
                     self.records.append(record)
                 case Send(inc, Grant() as grant) if self.arrives(inc):
                     self.workers[inc].grant(grant)
@@ -251,9 +251,9 @@ def test_a_partition_has_its_number_in_the_journal_before_anyone_hears_of_it() -
     job = Job()
     job.want(job.add_worker(), {"a": 10})
     kinds = [
-        type(one.record) if isinstance(one, Journal) else type(one.message)
+        type(one.record) if isinstance(one, WriteAhead) else type(one.message)
         for one in job.said
-        if isinstance(one, Journal | Send)
+        if isinstance(one, WriteAhead | Send)
     ]
     assert kinds[-3:] == [Extended, Granted, Grant]
 

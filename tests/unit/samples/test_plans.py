@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from paceline.base.errors import ConfigError
 from paceline.base.samples import Span
 from paceline.policy.straggler.actions import AdjustBatch, AdjustRate, BackupWorkers, Partial, Share
-from paceline.protocol.acts import Fail, Instruction, Journal, Send
+from paceline.protocol.acts import Fail, Instruction, Send, WriteAhead
 from paceline.protocol.holding.servers.master import ServerHolder
 from paceline.protocol.records import GaveBack, Place, Plan, Planned
 from paceline.protocol.samples.grant_size import Sizing
@@ -59,7 +59,7 @@ class Job:
 
     def __init__(self, mode: str = "bsp") -> None:
         self.mode = mode
-        self.journal: list[Journal] = []
+        self.journal: list[WriteAhead] = []
         self.state = MasterState(ServerHolder(), mode=mode, samples="exactly-once")
         for inc, node in NODES.items():
             self.do(self.state.worker_up(inc, node))
@@ -70,7 +70,7 @@ class Job:
 
     def do(self, done: list[Instruction]) -> list[Send]:
         assert not any(isinstance(one, Fail) for one in done), done
-        self.journal += [one for one in done if isinstance(one, Journal)]
+        self.journal += [one for one in done if isinstance(one, WriteAhead)]
         return [one for one in done if isinstance(one, Send)]
 
     def new_epoch(self, leader: int = LEADER) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.base.samples import SampleSet, Span
-from paceline.policy.stats.history import Profiled
+from paceline.policy.stats.history import ProfiledTimes
 from paceline.policy.straggler.actions import (
     AdjustBatch,
     AnyAction,
@@ -594,7 +594,7 @@ def test_a_profile_is_told_by_itself_and_the_others_wait_for_it() -> None:
     undisturbed, quiet = run(SMALL)
     outcome, control = run(SMALL, (2.5, [Profile(sizes={"worker-2": 50}, steps=3)]))
     (told,) = control.profiles
-    assert told == ("worker-2", Profiled(batch_size=50, batches=3, batch_s=pytest.approx(0.5)))
+    assert told == ("worker-2", ProfiledTimes(batch_size=50, batches=3, batch_s=pytest.approx(0.5)))
     assert outcome.jct_s == pytest.approx(undisturbed.jct_s + 3 * 0.5)
     sizes = [facts.step_samples for _, facts, _ in control.reports]
     assert sizes == [facts.step_samples for _, facts, _ in quiet.reports], "of its steps alone"

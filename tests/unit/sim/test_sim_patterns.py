@@ -17,7 +17,7 @@ from paceline.sim.patterns import (
     Ladder,
     OnOff,
     Persistent,
-    Place,
+    Placement,
     Shared,
     Spell,
     Trace,
@@ -39,13 +39,15 @@ PATTERNS: list[AnyPattern] = [
 ]
 
 
-def first_spells(pattern: AnyPattern, place: Place, seed: int = 0, count: int = 200) -> list[Spell]:
+def first_spells(
+    pattern: AnyPattern, place: Placement, seed: int = 0, count: int = 200
+) -> list[Spell]:
     return list(itertools.islice(pattern.spells(place, np.random.default_rng(seed)), count))
 
 
 @pytest.mark.parametrize("pattern", PATTERNS, ids=lambda p: type(p).__name__)
 def test_spells_are_ascending_and_disjoint(pattern: AnyPattern) -> None:
-    spells = first_spells(pattern, Place("worker", 2))
+    spells = first_spells(pattern, Placement("worker", 2))
     assert spells
     assert all(spell.start < spell.stop for spell in spells)
     assert all(a.stop <= b.start for a, b in itertools.pairwise(spells))
@@ -60,7 +62,7 @@ def test_a_pattern_crosses_a_process_boundary_unchanged(pattern: AnyPattern) -> 
 def test_one_node_alone_sees_what_the_whole_job_sees() -> None:
     patterns = PATTERNS[:3]
     job = Disturbances(patterns, "worker", 5, seed=7)
-    alone = [Course(spells_of(patterns, number, Place("worker", 3), 7)) for number in range(3)]
+    alone = [Course(spells_of(patterns, number, Placement("worker", 3), 7)) for number in range(3)]
     for now_s in np.linspace(0.0, 3_000.0, 301):
         job.move(float(now_s), 0)
         assert job.delay_s[3] == sum(course.at(float(now_s)).delay_s for course in alone)
@@ -144,7 +146,9 @@ def test_the_nodes_of_a_rack_are_slow_at_the_same_times_whatever_their_place() -
 
 def test_correlated_noise_has_the_mean_spread_and_memory_that_it_was_given() -> None:
     pattern = Correlated(sigma=0.2, memory=0.9)
-    slowdown = [spell.slowdown for spell in first_spells(pattern, Place("worker", 0), count=40_000)]
+    slowdown = [
+        spell.slowdown for spell in first_spells(pattern, Placement("worker", 0), count=40_000)
+    ]
     logs = np.log(slowdown)
     assert np.mean(slowdown) == pytest.approx(1.0, abs=0.02)
     assert logs.std() == pytest.approx(0.2, rel=0.05)
@@ -155,7 +159,7 @@ def test_another_place_has_draws_of_its_own() -> None:
     pattern = OnOff(mean_on=40.0, mean_off=60.0, delay_s=2.0)
 
     def starts(life: int) -> list[float]:
-        course = Course(spells_of([pattern], 0, Place("worker", 0, life), 5))
+        course = Course(spells_of([pattern], 0, Placement("worker", 0, life), 5))
         return [course.at(float(t)).delay_s for t in range(0, 2_000, 10)]
 
     assert starts(0) == starts(0)
@@ -195,24 +199,24 @@ def test_delays_add_up_and_slowdowns_multiply() -> None:
 
 def test_heavy_tails_are_drawn_per_iteration_and_cut_off() -> None:
     pattern = HeavyTail(scale_s=0.1, shape=1.2, worst_s=5.0)
-    draws = [spell.delay_s for spell in first_spells(pattern, Place("worker", 0), count=20_000)]
+    draws = [spell.delay_s for spell in first_spells(pattern, Placement("worker", 0), count=20_000)]
     assert max(draws) == 5.0
     # Median of a Lomax distribution.
     assert np.median(draws) == pytest.approx(0.1 * (2 ** (1 / 1.2) - 1), rel=0.05)
 
 
 def test_a_ladder_climbs_holds_and_ends() -> None:
-    spells = first_spells(PATTERNS[5], Place("worker", 2))
+    spells = first_spells(PATTERNS[5], Placement("worker", 2))
     assert [round(spell.delay_s, 6) for spell in spells] == [0.1, 0.2, 0.3]
     assert (spells[0].start, spells[-1].start, spells[-1].stop) == (30.0, 70.0, 170.0)
 
 
 def test_a_trace_goes_round_in_a_circle() -> None:
-    course = Course(spells_of(PATTERNS, 6, Place("worker", 4), 0))
+    course = Course(spells_of(PATTERNS, 6, Placement("worker", 4), 0))
     levels = [course.at(t).slowdown for t in (0.0, 10.0, 20.0, 30.0)]
     assert levels == [1.0, 3.0, 1.0, 3.0]
 
 
 def test_without_spells_nothing_changes_for_ever() -> None:
-    course = Course(spells_of([Persistent(nodes=(9,))], 0, Place("worker", 0), 0))
+    course = Course(spells_of([Persistent(nodes=(9,))], 0, Placement("worker", 0), 0))
     assert course.at(5.0) == Spell(5.0, math.inf)

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from paceline.base.errors import ConfigError
 from paceline.cli.main import app
-from paceline.sim.outcome import Outcome
+from paceline.sim.outcome import SimOutcome
 from paceline.sim.patterns import Persistent
 from paceline.sim.scenarios import Scenario
 from paceline.studies.stragglers.beside import goals_beside, markdown_beside
@@ -127,7 +127,7 @@ def test_periods_shrink_with_the_job() -> None:
 
 
 def ran(method: str, jct_s: float) -> Run:
-    outcome = Outcome(jct_s=jct_s, samples=1, steps=1)
+    outcome = SimOutcome(jct_s=jct_s, samples=1, steps=1)
     return Run(scenario="a", mode="bsp", method=method, seed=0, outcome=outcome, clairvoyant_s=1.0)
 
 

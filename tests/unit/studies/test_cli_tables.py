@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paceline.sim.outcome import Outcome
+from paceline.sim.outcome import SimOutcome
 from paceline.studies.stragglers.best_other import best_others, markdown_best
 from paceline.studies.stragglers.catalogue import presets
 from paceline.studies.stragglers.experiments import FIRST_EVALUATION_SEED
@@ -33,7 +33,7 @@ def results_of(jcts_s: Jcts, *, first_seed: int = 0, clairvoyant_s: float = 1.0)
                 mode=mode,
                 method=method,
                 seed=seed,
-                outcome=Outcome(jct_s=jct_s, samples=1, steps=1),
+                outcome=SimOutcome(jct_s=jct_s, samples=1, steps=1),
                 clairvoyant_s=clairvoyant_s,
             )
             for seed, jct_s in enumerate(each_s, first_seed)

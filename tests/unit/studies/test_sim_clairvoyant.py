@@ -17,7 +17,7 @@ from paceline.sim.patterns import (
     OnOff,
     Pattern,
     Persistent,
-    Place,
+    Placement,
     Spell,
     Spells,
 )
@@ -194,7 +194,7 @@ class EveryFourth(Pattern, frozen=True, kw_only=True):
 
     clock: Clock = "iterations"
 
-    def spells(self, place: Place, rng: np.random.Generator) -> Spells:
+    def spells(self, place: Placement, rng: np.random.Generator) -> Spells:
         for at in itertools.count(2, 4) if place.index < 2 else ():
             yield Spell(at, at + 1, 5.0)
 
@@ -228,5 +228,5 @@ class OnlyLate(Pattern, frozen=True, kw_only=True):
 
     clock: Clock = "iterations"
 
-    def spells(self, place: Place, rng: np.random.Generator) -> Spells:
+    def spells(self, place: Placement, rng: np.random.Generator) -> Spells:
         yield Spell(350, math.inf, 5.0)

@@ -19,7 +19,7 @@ from paceline.policy.straggler.observation import Observation
 from paceline.policy.straggler.registry import solution
 from paceline.policy.straggler.solution import Solution
 from paceline.sim.costs import Traffic
-from paceline.sim.outcome import Outcome
+from paceline.sim.outcome import SimOutcome
 from paceline.sim.patterns import Ladder
 from paceline.sim.scenarios import Scenario
 from paceline.sim.steering import Steering
@@ -214,7 +214,7 @@ def test_every_trace_is_read_before_the_first_job(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------- steering
 
 
-def restarted(outcome: Outcome) -> list[str]:
+def restarted(outcome: SimOutcome) -> list[str]:
     return [each.node for each in outcome.acted if each.action == "KillRestart"]
 
 

@@ -11,7 +11,7 @@ from paceline.wire.codec import MAX_REASON, Garbage, decoder, encode
 from paceline.wire.messages.agent import Heartbeat, Leave, NodeFacts
 from paceline.wire.messages.data import Data, Pull
 from paceline.wire.messages.node import ProcessUp, Stop
-from paceline.wire.shm import Place
+from paceline.wire.shm import FramePlace
 
 DECODERS: list[Callable[[Any], Any]] = [
     control._decode_up,
@@ -26,7 +26,9 @@ GOOD = [
     encode(message)
     for message in (
         data_packing.Envelope(
-            Pull(epoch_no=1, inc=1, ticket=1, tables=(1, 2)), "own.arena", (Place(1, 2, 3, 4), None)
+            Pull(epoch_no=1, inc=1, ticket=1, tables=(1, 2)),
+            "own.arena",
+            (FramePlace(1, 2, 3, 4), None),
         ),
         [Heartbeat(node="worker-0", facts=NodeFacts(inc=1))],
         ProcessUp(node="worker-0", inc=1, pid=1, role="worker"),

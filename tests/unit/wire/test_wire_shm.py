@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paceline.wire.shm import SUFFIX, Arena, ArenaError, BadPlace, PeerArenas, Place
+from paceline.wire.shm import SUFFIX, Arena, ArenaError, BadPlace, FramePlace, PeerArenas
 
 SIZE = 1 << 20
 
@@ -137,16 +137,16 @@ def test_random_use_never_overlaps_and_never_leaks(arena: Arena, peers: PeerAren
 @pytest.mark.parametrize(
     "place",
     [
-        Place(0, 8, 0, 1),
-        Place(8192, SIZE + 1, 0, 1),
-        Place(1 << 60, 8, 0, 1),
-        Place(8192, -1, 0, 1),
-        Place(8192, 8, 1024, 1),
-        Place(8192, 8, -1, 1),
+        FramePlace(0, 8, 0, 1),
+        FramePlace(8192, SIZE + 1, 0, 1),
+        FramePlace(1 << 60, 8, 0, 1),
+        FramePlace(8192, -1, 0, 1),
+        FramePlace(8192, 8, 1024, 1),
+        FramePlace(8192, 8, -1, 1),
     ],
 )
 def test_a_place_outside_of_the_arena_is_refused(
-    arena: Arena, peers: PeerArenas, place: Place
+    arena: Arena, peers: PeerArenas, place: FramePlace
 ) -> None:
     with pytest.raises(BadPlace):
         peers.view(arena.name, place)
@@ -156,7 +156,7 @@ def test_a_place_outside_of_the_arena_is_refused(
 def test_what_is_no_arena_is_refused(peers: PeerArenas, tmp_path: Path, name: str) -> None:
     (tmp_path / f"short{SUFFIX}").write_bytes(b"short")
     with pytest.raises(BadPlace):
-        peers.view(name, Place(8192, 8, 0, 1))
+        peers.view(name, FramePlace(8192, 8, 0, 1))
 
 
 def test_without_room_on_the_file_system_there_is_no_arena(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import msgspec
 
 from paceline.base.jobdir import JobDir
 from paceline.base.processes import (
-    Watch,
+    ProcessWatch,
     find_job_processes,
     kill_quietly,
     start_detached,
@@ -33,7 +33,7 @@ class AgentExit(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
-class Launch(msgspec.Struct, eq=False):
+class LaunchedAgent(msgspec.Struct, eq=False):
     """The newest agent of a node."""
 
     node: str
@@ -59,13 +59,13 @@ class LocalBackend:
         self._job = job
         self._pending_s = pending_s
         self._loop = asyncio.get_running_loop()
-        self._launches: dict[str, Launch] = {}
+        self._launches: dict[str, LaunchedAgent] = {}
         self._exits: asyncio.Queue[AgentExit] = asyncio.Queue()
 
     def launch(self, node: str) -> None:
         """Start an agent now, or when it has waited as long as the spec says."""
         self._forget(node)
-        self._launches[node] = launch = Launch(node, asked_s=self._loop.time())
+        self._launches[node] = launch = LaunchedAgent(node, asked_s=self._loop.time())
         launch.timer = self._loop.call_later(self._pending_s(), self._start, launch)
 
     def adopt(self, node: str, agent_pid: int) -> None:
@@ -83,7 +83,7 @@ class LocalBackend:
             return
         self._forget(node)
         now_s = self._loop.time()
-        self._launches[node] = Launch(node, asked_s=now_s, started_s=now_s, pid=agent_pid)
+        self._launches[node] = LaunchedAgent(node, asked_s=now_s, started_s=now_s, pid=agent_pid)
         self._watch(self._launches[node])
 
     def stop(self, node: str) -> None:
@@ -117,7 +117,7 @@ class LocalBackend:
         if launch and launch.timer:
             launch.timer.cancel()
 
-    def _start(self, launch: Launch) -> None:
+    def _start(self, launch: LaunchedAgent) -> None:
         launch.started_s = self._loop.time()
         log = self._job.logs / "agents.log"
         launch.words, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -137,10 +137,10 @@ class LocalBackend:
         launch.pid = launch.child.pid
         self._watch(launch)
 
-    def _watch(self, launch: Launch) -> None:
-        Watch(launch.pid, functools.partial(self._ended, launch))
+    def _watch(self, launch: LaunchedAgent) -> None:
+        ProcessWatch(launch.pid, functools.partial(self._ended, launch))
 
-    def _ended(self, launch: Launch) -> None:
+    def _ended(self, launch: LaunchedAgent) -> None:
         code, said = launch.child.wait() if launch.child else None, ""
         if launch.child:
             words = last_words.read(launch.words)

@@ -10,7 +10,7 @@ import msgspec
 
 from paceline.master.holding.edge import HolderEdge
 from paceline.policy.straggler.actions import Profile
-from paceline.protocol.holding.group.formation import Group
+from paceline.protocol.holding.group.formation import Formation
 from paceline.protocol.holding.group.master import GroupHolder
 from paceline.protocol.nodes.hangs import Hang, find_hang, find_left_alone, find_silent
 from paceline.protocol.reasons import left_alone
@@ -27,7 +27,7 @@ from paceline.wire.events.state import (
     GroupRunsEvent,
     GroupStuckEvent,
 )
-from paceline.wire.messages.group import Broken, JoinGroup, Member, Progress, Stopped
+from paceline.wire.messages.group import Broken, GroupStopped, JoinGroup, Member, Progress
 from paceline.wire.messages.node import (
     NodeUp,
 )
@@ -82,7 +82,7 @@ class GroupEdge(HolderEdge):
     def handle(self, node: str, message: NodeUp, now_s: float) -> bool:
         """See `HolderEdge.handle`."""
         match message:
-            case JoinGroup() | Stopped() | Progress() | Broken():
+            case JoinGroup() | GroupStopped() | Progress() | Broken():
                 expected = sum(1 for _ in self.training.members.wanted_workers())
                 distant = self.training.members.nodes[node].by_itself
                 said = self.holder.member_said(
@@ -147,7 +147,7 @@ class GroupEdge(HolderEdge):
             # A first group: from now on as soon as there are `min_workers`.
             self.training.do(self.holder.form_group())
 
-    def _note_broken(self, group: Group) -> None:
+    def _note_broken(self, group: Formation) -> None:
         """Say why members could not work together; give up if it is so again and again."""
         for inc, reason in group.broken.items():
             if reason == self._diverged[2]:
@@ -194,7 +194,7 @@ class GroupEdge(HolderEdge):
             return msgspec.structs.replace(hang, nodes=tuple(sorted(members)))
         return hang
 
-    def _find_unheard(self, group: Group, since_s: float) -> Hang | None:
+    def _find_unheard(self, group: Formation, since_s: float) -> Hang | None:
         """Who does not say that it has stopped, though it was told to do so at once."""
         silent = group.unheard()
         if silent and not group.at_once:

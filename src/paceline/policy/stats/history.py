@@ -7,9 +7,9 @@ observation is made. It has no clock.
 import msgspec
 
 from paceline.policy.stats.regimes import SAME_SIZE, Regime, Regimes
-from paceline.policy.stats.windows import Blocks, Pace, Report, Window
+from paceline.policy.stats.windows import Blocks, Pace, Window, WindowMeans
 
-__all__ = ["PAPER", "Lengths", "NodeHistory", "Profiled", "Report"]
+__all__ = ["PAPER", "Lengths", "NodeHistory", "ProfiledTimes", "WindowMeans"]
 
 
 class Lengths(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -30,7 +30,7 @@ class Lengths(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     on a machine that does other work single seconds say nothing about a node."""
 
 
-class Profiled(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class ProfiledTimes(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What a worker took for batches of one size that were not applied (`Profile`)."""
 
     batch_size: int
@@ -57,9 +57,9 @@ class NodeHistory:
         self._long = Window(lengths.long_iterations, lengths.long_s, lengths.smoothing)
         self._blocks = Blocks(lengths.block_s, SAME_SIZE)
         self._regimes = Regimes()
-        self._profile: dict[int, Profiled] = {}
+        self._profile: dict[int, ProfiledTimes] = {}
 
-    def report(self, report: Report) -> None:
+    def report(self, report: WindowMeans) -> None:
         """Take in what the node showed; a report of no iterations or no time is passed over."""
         if report.iterations <= 0 or not report.compute_s + report.server_s > 0.0:
             return
@@ -69,12 +69,12 @@ class NodeHistory:
         if block is not None:
             self._regimes.add(block)
 
-    def profiled(self, profiled: Profiled) -> None:
+    def profiled(self, profiled: ProfiledTimes) -> None:
         """Take in what batches took that are no part of the training: of each size the newest."""
         self._profile[profiled.batch_size] = profiled
 
     @property
-    def profile(self) -> tuple[Profiled, ...]:
+    def profile(self) -> tuple[ProfiledTimes, ...]:
         """Of this life, by batch size, ascending."""
         return tuple(self._profile[size] for size in sorted(self._profile))
 

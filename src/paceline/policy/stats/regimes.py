@@ -13,7 +13,7 @@ import numpy as np
 
 from paceline.policy.stats import affine
 from paceline.policy.stats.changes import ChangePoints
-from paceline.policy.stats.windows import Report
+from paceline.policy.stats.windows import WindowMeans
 
 _THRESHOLD = 0.05
 """Least change of a node's time that is told from noise."""
@@ -132,17 +132,17 @@ class Regimes:
         self._changes = ChangePoints(_THRESHOLD, _VERIFY, _WARM_UP, longest=_LONGEST)
         self._size: float | None = None
         """Batch size that the change points are watched at."""
-        self._recent: deque[Report] = deque(maxlen=_RECENT)
+        self._recent: deque[WindowMeans] = deque(maxlen=_RECENT)
         """At that size."""
         self._points = _Points([])
         """Of the present regime."""
-        self._doubt: list[Report] = []
+        self._doubt: list[WindowMeans] = []
         """Reports since a change that is suspected; they are in no regime yet."""
         self._settling = False
         """The doubt came up with a new batch size, which the change points cannot judge."""
         self._scatter = _Scatter()
         self._late = _Late()
-        self._unjudged: list[tuple[float, Report]] = []
+        self._unjudged: list[tuple[float, WindowMeans]] = []
         """How late iterations were in reports that are in no regime yet."""
         self._before = _Points([])
         """Of the regime before."""
@@ -150,10 +150,10 @@ class Regimes:
         """Since when it is slower than before, through one regime or several."""
         self._spells: list[float] = []
         self._trail: deque[Stretch] = deque(maxlen=_TRAIL)
-        self._burst: list[tuple[float, Report]] = []
+        self._burst: list[tuple[float, WindowMeans]] = []
         """How late those of the present regime were for the one before; none: it is no burst."""
 
-    def add(self, report: Report) -> None:
+    def add(self, report: WindowMeans) -> None:
         """Take in the newest report."""
         if report.compute_s:
             self._trail.append(_stretch(report))
@@ -205,7 +205,7 @@ class Regimes:
             reported_s=round(points.span_s, 2),
         )
 
-    def _settle(self, report: Report) -> None:
+    def _settle(self, report: WindowMeans) -> None:
         """Whether the node at another batch size is in the same regime."""
         if self._doubt and self._agrees(_Points(self._doubt), report):
             self._settling = True
@@ -228,13 +228,13 @@ class Regimes:
             self._spells.append(self._doubt[-1].t_s - self._doubt[0].begin_s)
         self._doubt = []
 
-    def _is_slower(self, reports: list[Report]) -> bool:
+    def _is_slower(self, reports: list[WindowMeans]) -> bool:
         """Than the present regime."""
         return bool(self._points.iterations) and sum(map(self._points.ratio, reports)) > len(
             reports
         )
 
-    def _note_spell(self, reports: list[Report]) -> None:
+    def _note_spell(self, reports: list[WindowMeans]) -> None:
         """Another regime begins with these."""
         if self._is_slower(reports):
             if self._slow_since_s is None:
@@ -243,7 +243,7 @@ class Regimes:
             self._spells.append(reports[0].begin_s - self._slow_since_s)
             self._slow_since_s = None
 
-    def _accept(self, report: Report) -> None:
+    def _accept(self, report: WindowMeans) -> None:
         self._points.add(report)
         if len(self._recent) > 1:
             self._scatter.add(self._recent[-2], report)
@@ -255,13 +255,13 @@ class Regimes:
         if self._points.iterations >= _BURST[0] and self._points.span_s >= _BURST[1]:
             self._burst.clear()
 
-    def _agrees(self, points: "_Points", report: Report) -> bool:
+    def _agrees(self, points: "_Points", report: WindowMeans) -> bool:
         by_chance = self._late.deviation() / math.sqrt(report.iterations)
         tolerance = max(_THRESHOLD, _SIGMAS * self._changes.noise, _SIGMAS * by_chance)
         low_s, high_s = points.bounds_s(report.samples)
         return low_s * (1.0 - tolerance) <= _time_s(report) <= high_s * (1.0 + tolerance)
 
-    def _begin(self, reports: list[Report]) -> None:
+    def _begin(self, reports: list[WindowMeans]) -> None:
         """A verified regime, with its first reports."""
         self._note_spell(reports)
         if self._points.iterations:
@@ -284,7 +284,7 @@ class Regimes:
 class _Points:
     """Sums over reports, by batch size."""
 
-    def __init__(self, reports: list[Report]) -> None:
+    def __init__(self, reports: list[WindowMeans]) -> None:
         self.since_s = 0.0
         self.iterations = 0
         self.span_s = 0.0
@@ -292,7 +292,7 @@ class _Points:
         for report in reports:
             self.add(report)
 
-    def add(self, report: Report) -> None:
+    def add(self, report: WindowMeans) -> None:
         if not self.iterations:
             self.since_s = report.begin_s
         self.iterations += report.iterations
@@ -344,15 +344,15 @@ class _Points:
         )
         return float(slopes_s[0])
 
-    def lateness(self, report: Report) -> float:
+    def lateness(self, report: WindowMeans) -> float:
         """Of its longest iteration: the time over the expected one."""
         return (report.compute_max_s or _time_s(report)) / self._expected_s(report)
 
-    def ratio(self, report: Report) -> float:
+    def ratio(self, report: WindowMeans) -> float:
         """Of its mean time to the expected one."""
         return _time_s(report) / self._expected_s(report)
 
-    def _expected_s(self, report: Report) -> float:
+    def _expected_s(self, report: WindowMeans) -> float:
         """Of an iteration at its size; its own mean as far as that leaves it open."""
         for group in self._groups:
             if abs(report.samples - group.size) <= SAME_SIZE * group.size:
@@ -367,7 +367,7 @@ class _Scatter:
     def __init__(self) -> None:
         self._differences: deque[float] = deque(maxlen=_RECENT)
 
-    def add(self, before: Report, report: Report) -> None:
+    def add(self, before: WindowMeans, report: WindowMeans) -> None:
         """The two newest reports at one batch size."""
         difference = abs(_time_s(report) - _time_s(before)) / _time_s(before)
         pairs = report.iterations * before.iterations / (report.iterations + before.iterations)
@@ -389,7 +389,7 @@ class _Late:
         self._counts = [0.0] * len(LATE)
         self._iterations = 0.0
 
-    def add(self, ratio: float, report: Report) -> None:
+    def add(self, ratio: float, report: WindowMeans) -> None:
         """A report whose largest time was ``ratio`` times the expected one."""
         fade = _fade(report, _LATE_HALF_LIFE)
         self._counts = [fade * count for count in self._counts]
@@ -422,7 +422,7 @@ class _Group:
         self.iterations = 0
         self.recent = self.size = self.time_s = self.stolen_s = 0.0
 
-    def add(self, report: Report) -> None:
+    def add(self, report: WindowMeans) -> None:
         self.iterations += report.iterations
         self.recent += report.iterations
         part = report.iterations / self.recent
@@ -431,19 +431,19 @@ class _Group:
         self.stolen_s += part * (report.stolen_s - self.stolen_s)
 
 
-def _fade(report: Report, half_life: tuple[int, float]) -> float:
+def _fade(report: WindowMeans, half_life: tuple[int, float]) -> float:
     """What is left of the weight of older reports."""
     iterations, seconds = half_life
     fade: float = 0.5 ** min(report.iterations / iterations, report.span_s / seconds)
     return fade
 
 
-def _time_s(report: Report) -> float:
+def _time_s(report: WindowMeans) -> float:
     """The time that tells how fast the node itself is; a server has no T^w."""
     return report.compute_s or report.server_s
 
 
-def _stretch(report: Report) -> Stretch:
+def _stretch(report: WindowMeans) -> Stretch:
     """In four digits: it is written with every decision that is logged."""
     return Stretch(
         round(report.t_s, 2),

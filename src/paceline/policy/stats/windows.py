@@ -11,7 +11,7 @@ from collections import deque
 import msgspec
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class WindowMeans(msgspec.Struct, frozen=True, kw_only=True):
     """Means over the newest iterations of one node, since its report before."""
 
     t_s: float
@@ -103,13 +103,13 @@ class Window:
             )
         self._iterations = math.inf if iterations is None else iterations
         self._seconds = math.inf if seconds is None else seconds
-        self._reports: deque[Report] = deque()
+        self._reports: deque[WindowMeans] = deque()
         self._sums = _Sums()
         self._until_resum = 0
         self._smoothing = smoothing
         self._smoothed: float | None = None
 
-    def add(self, report: Report) -> None:
+    def add(self, report: WindowMeans) -> None:
         """Take in the newest report; O(1) amortised."""
         self._reports.append(report)
         self._sums.add(report, 1)
@@ -179,10 +179,10 @@ class Blocks:
 
     def __init__(self, seconds: float, same_size: float) -> None:
         self._seconds, self._same_size = seconds, same_size
-        self._begun: list[Report] = []
+        self._begun: list[WindowMeans] = []
         self._span_s = 0.0
 
-    def add(self, report: Report) -> Report | None:
+    def add(self, report: WindowMeans) -> WindowMeans | None:
         """The block that this report completes; None: none.
 
         A block that a change of batch size cuts short is dropped.
@@ -203,7 +203,7 @@ class Blocks:
         self._begun, self._span_s = [], 0.0
 
 
-def _together(reports: list[Report]) -> Report:
+def _together(reports: list[WindowMeans]) -> WindowMeans:
     count = sum(report.iterations for report in reports)
 
     def mean(field: str) -> float:
@@ -211,7 +211,7 @@ def _together(reports: list[Report]) -> Report:
         return total / count
 
     latest_s = [report.compute_max_s for report in reports]
-    return Report(
+    return WindowMeans(
         t_s=reports[-1].t_s,
         iterations=count,
         samples=mean("samples"),
@@ -246,7 +246,7 @@ class _Sums:
             self.data_s
         ) = self.stolen_s = self.bpt_s = 0.0
 
-    def add(self, report: Report, sign: int) -> None:
+    def add(self, report: WindowMeans, sign: int) -> None:
         count = sign * report.iterations
         self.iterations += count
         self.samples += count * report.samples

@@ -60,7 +60,7 @@ class Failed(DecisionLine, frozen=True):
     traceback: str = ""
 
 
-class Refused(DecisionLine, frozen=True):
+class ActionRefused(DecisionLine, frozen=True, tag="Refused"):
     """An action was not carried out."""
 
     no: int
@@ -103,7 +103,7 @@ class Helped(DecisionLine, frozen=True):
     outcome: RestartOutcome
 
 
-AnyLine = Begun | Decided | Failed | Refused | TookEffect | Measured | Helped
+AnyLine = Begun | Decided | Failed | ActionRefused | TookEffect | Measured | Helped
 
 
 def describe_cost(cost: RestartCost) -> str:

@@ -60,7 +60,7 @@ def in_force(seen: Observation) -> Patience:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Division:
+class Shares:
     """Shares by worker, in the observation's order."""
 
     shares: Ints
@@ -79,7 +79,7 @@ class Restart(NamedTuple):
     """Lost until then, held against what a step takes afterwards."""
 
 
-class Step:
+class StepModel:
     """Predicts the time of a step of one observation, under any division."""
 
     def __init__(self, seen: Observation, fleet: Fleet, growth: float, lasting: Floats) -> None:
@@ -114,7 +114,7 @@ class Step:
         """Of the slowest that is waited for, work being divided as well as can be."""
         return self._levelled(self._fleet)[2]
 
-    def best(self, min_gain: float, worth_s: float) -> Division:
+    def best(self, min_gain: float, worth_s: float) -> Shares:
         """The plan of the shortest step, where it saves enough; else that in force.
 
         Args:
@@ -134,7 +134,7 @@ class Step:
         least_s = min_gain * self.present_s
         shares, beyond, _ = self._levelled(self._fleet)
         none_beyond = np.zeros(len(shares), np.bool_)
-        best = Division(
+        best = Shares(
             shares=self._fleet.shares,
             patience=self._in_force,
             beyond_help=none_beyond,
@@ -155,7 +155,7 @@ class Step:
         good_s = min(self.present_s - worth_s, equal_s)
         if trial.step_s > good_s:
             return best
-        return Division(shares=shares, patience=divided, beyond_help=beyond, step_s=trial.step_s)
+        return Shares(shares=shares, patience=divided, beyond_help=beyond, step_s=trial.step_s)
 
     def _patient(
         self, shares: Floats, least: Patience, others: Sequence[Patience]

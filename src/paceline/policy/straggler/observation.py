@@ -6,7 +6,7 @@ batch sizes samples. Workers are named by node: a plan outlives the incarnations
 
 import msgspec
 
-from paceline.policy.stats.history import Profiled
+from paceline.policy.stats.history import ProfiledTimes
 from paceline.policy.stats.regimes import Regime
 from paceline.policy.stats.spells import LifeTable
 from paceline.policy.stats.windows import Pace
@@ -24,7 +24,7 @@ class WorkerSeen(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Hardware class; workers of one are taken to be alike. Empty: not known."""
     batch_limit: int | None = None
     """Largest batch that leaves 5 % of its memory free; None: not known."""
-    profile: tuple[Profiled, ...] = ()
+    profile: tuple[ProfiledTimes, ...] = ()
     """What batches took that were asked for by `Profile`, by size, ascending."""
     short: Pace | None = None
     """Over L_trans; None: nothing measured in it, as after a restart."""

@@ -11,13 +11,13 @@ import msgspec
 
 from paceline.policy.straggler.actions import AnyAction
 from paceline.policy.straggler.decision_log import (
+    ActionRefused,
     AnyLine,
     Begun,
     Decided,
     Failed,
     Helped,
     Measured,
-    Refused,
     TookEffect,
 )
 from paceline.policy.straggler.solution import Solution
@@ -51,7 +51,7 @@ def replay(lines: Iterable[AnyLine], choose: Callable[[Begun], Solution]) -> Ite
             case Decided():
                 if asked is not None:
                     yield Replayed(decided=line, actions=tuple(asked.decide(line.observation)))
-            case Failed() | Refused() | TookEffect() | Measured() | Helped():
+            case Failed() | ActionRefused() | TookEffect() | Measured() | Helped():
                 pass  # what followed a decision is no part of it
             case _:
                 assert_never(line)

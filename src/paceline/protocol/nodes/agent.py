@@ -34,7 +34,7 @@ LEAVE_GRACE_S = 1.0
 """Between SIGTERM and SIGKILL when the node goes away and nobody waits for its work."""
 
 
-class Run(msgspec.Struct, frozen=True):
+class ForkLife(msgspec.Struct, frozen=True):
     """Fork this incarnation."""
 
     start: StartProcess
@@ -52,7 +52,7 @@ class Refuse(msgspec.Struct, frozen=True):
     up: ProcessUp
 
 
-class ToMaster(msgspec.Struct, frozen=True):
+class Report(msgspec.Struct, frozen=True):
     """Send to the master; dropped while there is none."""
 
     message: AgentUp
@@ -78,7 +78,7 @@ class Quit(msgspec.Struct, frozen=True):
     """Nothing runs any more and nothing will: end the agent."""
 
 
-Act = Run | Signal | EndHung | Refuse | ToMaster | Deliver | KnowServers | Quit
+Act = ForkLife | Signal | EndHung | Refuse | Report | Deliver | KnowServers | Quit
 
 
 class Life(msgspec.Struct):
@@ -157,7 +157,7 @@ class NodeState:
     def _run(self, start: StartProcess) -> list[Act]:
         self._next = None
         self.life = Life(ProcessUp(node=self.node, inc=start.inc, pid=0, role=start.role))
-        return [Run(start)]
+        return [ForkLife(start)]
 
     def _stop(self, inc: int, grace_s: float, now_s: float) -> list[Act]:
         if self._next and self._next.inc == inc:
@@ -168,7 +168,7 @@ class NodeState:
         if self.life and self.life.up.inc == inc:
             return self._tell_end()
         evidence = ExitEvidence(stopped_by_us=True)
-        return [ToMaster(ProcessExited(node=self.node, inc=inc, evidence=evidence))]
+        return [Report(ProcessExited(node=self.node, inc=inc, evidence=evidence))]
 
     def _end_hung(self, inc: int, now_s: float) -> list[Act]:
         life = self.life
@@ -208,7 +208,7 @@ class NodeState:
     def _tell_end(self) -> list[Act]:
         if self.life is None or self.life.ended is None:
             return []
-        return [ToMaster(message) for message in (*self.life.last_words, self.life.ended)]
+        return [Report(message) for message in (*self.life.last_words, self.life.ended)]
 
     # ------------------------------------------------------------------ the process
 
@@ -267,7 +267,7 @@ class NodeState:
             evidence, stopped_by_us=life.stopped_by_us, hung=life.hung
         )
         life.ended = ProcessExited(node=self.node, inc=inc, evidence=evidence)
-        acts: list[Act] = [ToMaster(life.ended)]
+        acts: list[Act] = [Report(life.ended)]
         if self._next:
             acts += self._run(self._next)
         if self._leaving:
@@ -286,5 +286,5 @@ class NodeState:
         assert self.life is not None
         return self.life
 
-    def _from_process(self, body: NodeUp) -> ToMaster:
-        return ToMaster(FromProcess(node=self.node, body=body))
+    def _from_process(self, body: NodeUp) -> Report:
+        return Report(FromProcess(node=self.node, body=body))

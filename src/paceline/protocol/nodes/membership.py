@@ -24,7 +24,7 @@ from paceline.protocol.nodes.budget import Budget
 from paceline.protocol.nodes.exits import NO_CAUSE, Evidence, Judged, is_free, judge
 from paceline.protocol.nodes.node import (
     Act,
-    End,
+    EndLife,
     FailJob,
     JoinerLost,
     Launch,
@@ -440,7 +440,7 @@ class Membership(Roster):
         if self.rounds is None or now_s < node.end_told_s + REPEAT_END_S:
             return []
         node.end_told_s = now_s
-        return [End(node.name, node.inc, self.rounds.grace_s)]
+        return [EndLife(node.name, node.inc, self.rounds.grace_s)]
 
     def _next_round(self, now_s: float) -> list[Act]:
         """All have ended: begin again, now or later, unless that cannot help or costs too much."""
@@ -542,7 +542,7 @@ class Membership(Roster):
     def end_to_move(self, node: Node, now_s: float) -> list[Act]:
         """Have a process end in order, so that the next life begins elsewhere."""
         node.end_told_s = now_s
-        return [End(node.name, node.inc, node.end_grace_s)]
+        return [EndLife(node.name, node.inc, node.end_grace_s)]
 
     # ------------------------------------------------------------------ servers
 
@@ -585,6 +585,6 @@ class Membership(Roster):
         """Whether its process was told to end; an agent launched since does not know that."""
         return self._closing_grace_s is not None and node.role == "worker" and node.alive
 
-    def _end_to_close(self, node: Node, now_s: float) -> End:
+    def _end_to_close(self, node: Node, now_s: float) -> EndLife:
         node.end_told_s = now_s
-        return End(node.name, node.inc, self._closing_grace_s or 0.0)
+        return EndLife(node.name, node.inc, self._closing_grace_s or 0.0)

@@ -125,7 +125,7 @@ MemberRecords = (
 # --------------------------------------------------------------------------- instructions
 
 
-class Keep(msgspec.Struct, frozen=True):
+class KeepRecord(msgspec.Struct, frozen=True):
     """Journal this before anything that follows."""
 
     record: MemberRecords
@@ -150,7 +150,7 @@ class Start(msgspec.Struct, frozen=True):
     message: StartProcess
 
 
-class End(msgspec.Struct, frozen=True):
+class EndLife(msgspec.Struct, frozen=True):
     """Have the agent end this incarnation: in order, after ``grace_s`` by force.
 
     ``hung``: it makes no progress; the agent first records what its threads do.
@@ -189,7 +189,18 @@ class FailJob(msgspec.Struct, frozen=True):
     """The script's own, where it is the script that failed."""
 
 
-Act = Keep | Launch | Retire | Start | End | WorkerUp | WorkerLost | JoinerLost | FailJob | Event
+Act = (
+    KeepRecord
+    | Launch
+    | Retire
+    | Start
+    | EndLife
+    | WorkerUp
+    | WorkerLost
+    | JoinerLost
+    | FailJob
+    | Event
+)
 """An event is for the events file, and for all that watch nodes."""
 
 # --------------------------------------------------------------------------- state

@@ -3,7 +3,7 @@
 from paceline.protocol.nodes.membership import REPEAT_END_S, Membership
 from paceline.protocol.nodes.node import (
     Act,
-    End,
+    EndLife,
     FailJob,
     Node,
     NodeJoined,
@@ -74,14 +74,14 @@ class NodeOrders:
 
     def _send_away(self, node: Node, grace_s: float) -> list[Act]:
         if node.alive and node.connected:
-            return [End(node.name, node.inc, grace_s)]
+            return [EndLife(node.name, node.inc, grace_s)]
         return self.members.gone_for_good(node)
 
     def kill(self, name: str) -> list[Act]:
         """End a node's process at once, as a crash would; it is started again."""
         node = self.members.nodes[name]
         node.unblamed = True
-        return [KilledEvent(node=name, inc=node.inc), End(name, node.inc, 0.0)]
+        return [KilledEvent(node=name, inc=node.inc), EndLife(name, node.inc, 0.0)]
 
     def hung(self, name: str, now_s: float, since_s: float, *, silent: bool) -> list[Act]:
         """End a node's process that hangs. While it still hangs this is repeated seldom.
@@ -97,7 +97,7 @@ class NodeOrders:
             return []
         node.end_told_s = now_s
         told = HungEvent(node=name, inc=node.inc, since_s=since_s, silent=silent)
-        return [told, End(name, node.inc, 0.0, hung=True)]
+        return [told, EndLife(name, node.inc, 0.0, hung=True)]
 
     def restart(self, name: str, now_s: float, grace_s: float, reason: str = "") -> list[Act]:
         """KILL_RESTART: end a node's process in order, and start it again at another place.

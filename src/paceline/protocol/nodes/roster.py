@@ -6,7 +6,7 @@ from typing import assert_never
 
 from paceline.protocol.nodes.node import (
     JobEnded,
-    Keep,
+    KeepRecord,
     MemberRecords,
     Node,
     NodeDropped,
@@ -181,10 +181,10 @@ class Roster:
     def _stays(self, name: str) -> bool:
         return name in self.nodes and not self.nodes[name].leaving
 
-    def keep(self, record: MemberRecords) -> Keep:
+    def keep(self, record: MemberRecords) -> KeepRecord:
         """Apply a record and have it journalled."""
         self.apply(record)
-        return Keep(record)
+        return KeepRecord(record)
 
     # ------------------------------------------------------------------ what is there
 

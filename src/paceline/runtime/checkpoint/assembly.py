@@ -25,7 +25,7 @@ Saves = Mapping[str, Mapping[str, Array]]
 """File name -> array name -> array."""
 
 
-class Held(NamedTuple):
+class ModelTensor(NamedTuple):
     """A tensor of the model."""
 
     dtype: str
@@ -39,7 +39,7 @@ def is_replica(saves: Saves) -> bool:
 
 
 def model_of(schema: ModelSchema, saves: Saves) -> dict[str, Any]:
-    """What ``job.state_dict()`` would give: `Held` tensors, and whatever else a module keeps.
+    """What ``job.state_dict()`` would give: `ModelTensor`, and whatever else a module keeps.
 
     Servers know parameters only: buffers are each worker's own.
 
@@ -59,7 +59,7 @@ def merged(modules: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def replica_of(saves: Saves, *, values: bool = True) -> dict[str, Any]:
-    """All that members held, its tensors as `Held`: modules, optimizers, schedulers, scalers.
+    """All that members held (tensors as `ModelTensor`): modules, optimizers, schedulers, scalers.
 
     Of shards tensors are put together (without ``values`` no more than their shapes are true); what
     is not divided is the first member's.
@@ -79,13 +79,13 @@ def replica_of(saves: Saves, *, values: bool = True) -> dict[str, Any]:
     for number, (name, (dtype, shape)) in enumerate(zip(names, form.tensors, strict=True)):
         rows = form.rows[number] if form.rows else None
         if rows is None or size == 1:
-            held.append(Held(dtype, arrays[name].reshape(shape)))
+            held.append(ModelTensor(dtype, arrays[name].reshape(shape)))
         elif values:
             whole = np.concatenate([of_part[name] for _, of_part in parts])
-            held.append(Held(dtype, whole.reshape((rows, *shape[1:]))))
+            held.append(ModelTensor(dtype, whole.reshape((rows, *shape[1:]))))
         else:
             none = np.zeros((), arrays[name].dtype)
-            held.append(Held(dtype, np.broadcast_to(none, (rows, *shape[1:]))))
+            held.append(ModelTensor(dtype, np.broadcast_to(none, (rows, *shape[1:]))))
     state: dict[str, Any] = put_together(form.skeleton, held)
     return state
 
@@ -135,14 +135,14 @@ def _served(schema: ModelSchema, saves: Sequence[Mapping[str, Array]]) -> dict[s
         stop = tensor.offset + int(np.prod(tensor.shape, dtype=np.int64))
         values = flat[tensor.dtype][tensor.offset : stop].reshape(tensor.shape)
         for name in names_of_tensor(tensor):
-            model[name] = Held(tensor.dtype, values.copy())
+            model[name] = ModelTensor(tensor.dtype, values.copy())
     for table in schema.tables:
         parts = _fixed(table, saves, held) if table.num_rows is not None else _dynamic(table, saves)
         first, *others = names_of_table(table)
         model |= dict(zip(first, parts, strict=True))
         for names in others:
             for name, part in zip(names, parts, strict=True):
-                model[name] = Held(part.dtype, part.array.copy())
+                model[name] = ModelTensor(part.dtype, part.array.copy())
     return model
 
 
@@ -165,7 +165,7 @@ def _flat(
 
 def _fixed(
     table: Table, saves: Sequence[Mapping[str, Array]], held: Sequence[Sequence[int]]
-) -> tuple[Held]:
+) -> tuple[ModelTensor]:
     assert table.num_rows is not None
     rows = np.empty((table.num_rows, table.dim), table.dtype)
     sizes = layout.bucket_rows(table.num_rows)
@@ -175,10 +175,10 @@ def _fixed(
         for bucket in buckets:
             start = offsets[bucket]
             rows[bucket::NUM_BUCKETS] = values[start : start + sizes[bucket]]
-    return (Held(table.dtype, rows),)
+    return (ModelTensor(table.dtype, rows),)
 
 
-def _dynamic(table: Table, saves: Sequence[Mapping[str, Array]]) -> tuple[Held, Held]:
+def _dynamic(table: Table, saves: Sequence[Mapping[str, Array]]) -> tuple[ModelTensor, ModelTensor]:
     """Keys in ascending order, and their rows; a model's first cut has none."""
     prefix = f"table.{table.name}"
     shares = [arrays for arrays in saves if f"{prefix}.key" in arrays]
@@ -186,4 +186,4 @@ def _dynamic(table: Table, saves: Sequence[Mapping[str, Array]]) -> tuple[Held, 
     none = np.empty((0, table.dim), table.dtype)
     rows = np.concatenate([none, *(one[f"{prefix}.value"] for one in shares)])
     order = np.argsort(keys, kind="stable")
-    return Held("int64", keys[order]), Held(table.dtype, rows[order])
+    return ModelTensor("int64", keys[order]), ModelTensor(table.dtype, rows[order])

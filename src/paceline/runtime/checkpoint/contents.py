@@ -14,7 +14,7 @@ from paceline.base.errors import PermanentError
 from paceline.cuts.manifest import CutManifest, look_at
 from paceline.runtime.checkpoint import cutfile
 from paceline.runtime.checkpoint.assembly import (
-    Held,
+    ModelTensor,
     Saves,
     is_replica,
     is_sharded,
@@ -108,7 +108,7 @@ def _of_replica(strategy: str, state: Mapping[str, Any]) -> Contents:
 
 
 def _row(name: str, value: Any) -> TensorRow:
-    if not isinstance(value, Held):
+    if not isinstance(value, ModelTensor):
         return TensorRow(name=name, dtype=type(value).__name__, shape=(), num_bytes=0)
     array = value.array
     return TensorRow(name=name, dtype=value.dtype, shape=array.shape, num_bytes=array.nbytes)
@@ -123,9 +123,9 @@ def _states_of(owner: str, of_params: Iterable[Mapping[str, Any]]) -> Iterator[S
         yield StateRow(owner=owner, kind=kind, num_arrays=len(sizes), num_bytes=sum(sizes))
 
 
-def _tensors(value: Any) -> Iterator[Held]:
+def _tensors(value: Any) -> Iterator[ModelTensor]:
     match value:
-        case Held():
+        case ModelTensor():
             yield value
         case dict():
             for one in value.values():

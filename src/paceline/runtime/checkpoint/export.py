@@ -21,12 +21,12 @@ from torch import Tensor
 
 from paceline.base.errors import ConfigError, PacelineError, PermanentError
 from paceline.runtime.checkpoint import cutfile
-from paceline.runtime.checkpoint.assembly import Held, is_replica, model_of, replica_of
+from paceline.runtime.checkpoint.assembly import ModelTensor, is_replica, model_of, replica_of
 
 EXIT_OURS = 2
 
 
-class Exported(msgspec.Struct, frozen=True, kw_only=True):
+class ExportedModel(msgspec.Struct, frozen=True, kw_only=True):
     """What was written."""
 
     cut_no: int
@@ -37,7 +37,7 @@ class Exported(msgspec.Struct, frozen=True, kw_only=True):
 
 def export(
     out: Path, *places: Path, file_format: str, optimizer: bool = False, force: bool = False
-) -> Exported:
+) -> ExportedModel:
     """Write the model of a cut, verified before, as ``out``: there wholly, or not at all.
 
     Args:
@@ -75,10 +75,10 @@ def export(
             torch.save(content, partial)
         if not force:
             _check_absent(out)
-    return Exported(
+    return ExportedModel(
         cut_no=manifest.cut_no,
         step=manifest.step,
-        num_tensors=sum(isinstance(value, Held) for value in model.values()),
+        num_tensors=sum(isinstance(value, ModelTensor) for value in model.values()),
         num_bytes=out.stat().st_size,
     )
 
@@ -86,7 +86,7 @@ def export(
 def _with_tensors(value: Any) -> Any:
     """Nested state with torch's tensors, each with memory of its own."""
     match value:
-        case Held():
+        case ModelTensor():
             return as_tensor(value)
         case dict():
             return {key: _with_tensors(one) for key, one in value.items()}
@@ -98,7 +98,7 @@ def _with_tensors(value: Any) -> Any:
             return value
 
 
-def as_tensor(held: Held) -> Tensor:
+def as_tensor(held: ModelTensor) -> Tensor:
     """A tensor; of an array that may be written it takes the memory.
 
     Raises:

@@ -16,7 +16,7 @@ from paceline.protocol.holding.group.member import (
     Copy,
     Drop,
     Instruction,
-    Load,
+    LoadReplica,
     MemberState,
     Say,
 )
@@ -26,7 +26,7 @@ from paceline.runtime.exchange import Exchange
 from paceline.runtime.group.cut_session import Keeper
 from paceline.runtime.group.group import CPU, Group
 from paceline.runtime.group.listener import Door
-from paceline.runtime.group.profiling import Profiling
+from paceline.runtime.group.profiling import MemberProfiling
 from paceline.runtime.group.short import PeerSteps
 from paceline.runtime.group.store import PeerStore
 from paceline.runtime.process import Process
@@ -76,7 +76,7 @@ class MemberEdge:
         self._door = Door(process, self)
         self.state = MemberState(process.inc, self._door.address)
         self._replica: Replica | None = None
-        self._profiling = Profiling(process.inc)
+        self._profiling = MemberProfiling(process.inc)
         self._peer_steps = PeerSteps()
         self._keeper = Keeper(process, self._on_news, together=together)
         self._asker = CutAsker(process.inc)
@@ -104,7 +104,7 @@ class MemberEdge:
         self._exchange.halt()
         self._door.close()
 
-    def _take_over(self, order: Copy | Load) -> None:
+    def _take_over(self, order: Copy | LoadReplica) -> None:
         """Become what a peer, or a cut, holds."""
         raise NotImplementedError
 
@@ -235,7 +235,7 @@ class MemberEdge:
                     self._tell_master([message])
                 case Drop():
                     self._drop()
-                case Copy() | Load():
+                case Copy() | LoadReplica():
                     self._take_over(instruction)
                 case Connect(run):
                     self._keeper.set_members(run.members)

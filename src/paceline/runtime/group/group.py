@@ -154,18 +154,18 @@ class Group:
         if self._direct is not None:
             self._direct.end()
 
-    def sum(self, tensor: Tensor) -> "Operation":
+    def sum(self, tensor: Tensor) -> "Collective":
         """Begin to sum a tensor in place over all members.
 
         All members sum tensors of the same shapes in the same order.
         """
         options = c10d.AllreduceOptions()
         options.timeout = timedelta(seconds=LONGEST_S)
-        return Operation(self, self._carrier(tensor), lambda by: by.allreduce([tensor], options))
+        return Collective(self, self._carrier(tensor), lambda by: by.allreduce([tensor], options))
 
     def exchange(
         self, mine: Tensor, leave: list[int], theirs: Tensor, come: list[int]
-    ) -> "Operation":
+    ) -> "Collective":
         """Begin to give each member a part of our tensor, and to get one of each member's.
 
         Args:
@@ -180,7 +180,7 @@ class Group:
         options.timeout = timedelta(seconds=LONGEST_S)
         tensors = theirs.view(torch.uint8), mine.view(torch.uint8)
         sizes = [width * count for count in come], [width * count for count in leave]
-        return Operation(
+        return Collective(
             self, self._carrier(mine), lambda by: by.alltoall_base(*tensors, *sizes, options)
         )
 
@@ -226,11 +226,11 @@ class Group:
         all_of_them = [torch.empty_like(mine) for _ in range(self.size)]
         options = c10d.AllgatherOptions()
         options.timeout = timedelta(seconds=LONGEST_S)
-        told = Operation(self, self._gloo, lambda by: by.allgather([all_of_them], [mine], options))
+        told = Collective(self, self._gloo, lambda by: by.allgather([all_of_them], [mine], options))
         return Gathering(told, all_of_them)
 
 
-class Operation:
+class Collective:
     """Something that all members of a group do together, on its way."""
 
     def __init__(self, group: Group, carrier: Transport, act: Callable[[Any], Any]) -> None:
@@ -265,7 +265,7 @@ class Operation:
 class Gathering:
     """Numbers of all members on their way."""
 
-    def __init__(self, operation: Operation, values: list[Tensor]) -> None:
+    def __init__(self, operation: Collective, values: list[Tensor]) -> None:
         self._operation, self._values = operation, values
 
     def wait(self) -> list[list[int]]:

@@ -32,7 +32,7 @@ from paceline.runtime.group.member import MemberClient
 from paceline.runtime.group.profiling import samples_of
 from paceline.runtime.group.reducer import Reducer
 from paceline.runtime.group.short import Missing, ShortStep
-from paceline.runtime.group.step import Step, Told, digest, joiners_of, num_sharing
+from paceline.runtime.group.step import GroupStep, Told, digest, joiners_of, num_sharing
 from paceline.runtime.group.store import GroupOver
 from paceline.runtime.group.watcher import Diverged, Divergence, Watcher
 from paceline.runtime.seeding import reseed, seed_of
@@ -42,7 +42,7 @@ from paceline.wire.messages.group import Division, RunGroup
 from paceline.wire.messages.order import Lacking
 
 
-class Loop:
+class GroupLoop:
     """One pass over one feed. The strategy calls ``on_step`` for every ``optimizer.step()``.
 
     ``watcher``: compares what members hold, over all loops of the job.
@@ -77,7 +77,7 @@ class Loop:
         self._core = min(1.0, cpu_quota() or 1.0)
         self.excluded_s = 0.0
         """Time since the batch was ready that was spent on something else (evaluation)."""
-        self.step: Step | None = None
+        self.step: GroupStep | None = None
         """The newest step, until the next begins."""
 
     def run(self) -> Iterator[Any]:
@@ -102,7 +102,7 @@ class Loop:
         finally:
             self.abandon()
 
-    def _is_lost(self, step: Step) -> bool:
+    def _is_lost(self, step: GroupStep) -> bool:
         """Whether the group is over before our last batch of the step: it comes again."""
         if step.settled or not step.group.is_dropped:
             return False
@@ -113,7 +113,7 @@ class Loop:
 
     # ------------------------------------------------------------------ before the user computes
 
-    def _begin_next(self) -> Step | None:
+    def _begin_next(self) -> GroupStep | None:
         """Begin a step; None: the feed is complete, and all members hold all of it."""
         start_s = monotonic()
         while True:
@@ -152,14 +152,14 @@ class Loop:
             step.waited_before_s = step.data_s
             return step
 
-    def _read(self, step: Step, work: Work) -> Any:
+    def _read(self, step: GroupStep, work: Work) -> Any:
         """A batch; the wait for it is no part of the step's computation."""
         wanted_s = monotonic()
         batch = self._reader.get(work)
         step.data_s += monotonic() - wanted_s
         return batch
 
-    def _begin_sums(self, step: Step) -> bool:
+    def _begin_sums(self, step: GroupStep) -> bool:
         """Have our gradients summed, if we have a share; False: the group is over."""
         lacking = step.division.lacking.of_slice(num_samples(step.whole), step.global_batch)
         may_lack = not self._whole_steps and max(lacking.left_out, lacking.late) > 0
@@ -170,7 +170,7 @@ class Loop:
             self._watch(step, lacking)
         return not joins or self._join(step)
 
-    def _join(self, step: Step) -> bool:
+    def _join(self, step: GroupStep) -> bool:
         """Others do without us, but for the sums: hand in at once that we have nothing."""
         try:
             self._reducer.hand_in()
@@ -181,7 +181,7 @@ class Loop:
         self._fall_behind(step)
         return True
 
-    def _watch(self, step: Step, lacking: Lacking) -> None:
+    def _watch(self, step: GroupStep, lacking: Lacking) -> None:
         """Hand in what we have when the others need not wait for more."""
         shares = [num_samples(self._sharing.samples(step.whole, run)) for run in step.runs]
         missing = Missing(lacking, shares, step.group.rank)
@@ -191,7 +191,7 @@ class Loop:
             self._fall_behind(step)
         threading.Thread(target=step.short.watch, name="paceline-watch", daemon=True).start()
 
-    def _fall_behind(self, step: Step) -> None:
+    def _fall_behind(self, step: GroupStep) -> None:
         """Compute as little as can be, so as to be in time for the next step."""
         # Of one sample BatchNorm could not make a mean.
         size = min(2, self._largest or 2, num_samples(step.whole))
@@ -199,7 +199,7 @@ class Loop:
         step.works = [self._work(self._client.state.step + 1, spans) for spans in few]
         step.weight, step.behind = 0, True
 
-    def _expect(self, step: Step, work: Work) -> None:
+    def _expect(self, step: GroupStep, work: Work) -> None:
         """The script gets a batch."""
         step.stepped.clear()
         if step.num_profiled and step.batch_no <= step.num_profiled:
@@ -211,7 +211,7 @@ class Loop:
             first = work.spans[0]
             reseed(seed_of(self._client.spec.seed, first.line, first.start))
 
-    def _profile(self, step: Step) -> None:
+    def _profile(self, step: GroupStep) -> None:
         """Put the batches before our share that are to be profiled."""
         size, step.num_profiled = self._client.profile_due()
         if step.num_profiled:
@@ -220,7 +220,7 @@ class Loop:
             times = range(step.num_profiled)
             step.works[:0] = [Work(self._feed.feed, spans, size, number) for _ in times]
 
-    def _try(self, run: RunGroup, group: Group, whole: Slice, start_s: float) -> Step | None:
+    def _try(self, run: RunGroup, group: Group, whole: Slice, start_s: float) -> GroupStep | None:
         """Tell the others that we are in this step."""
         number = self._client.state.step + 1
         try:
@@ -244,7 +244,7 @@ class Loop:
         runs = self._runs(run, number, whole, division)
         weight = num_samples(self._sharing.samples(whole, runs[group.rank]))
         global_batch = self._feed.global_batch(num_sharing(run, number))
-        return Step(
+        return GroupStep(
             run, group, gathering, division, heard, whole, global_batch, runs, weight, start_s
         )
 
@@ -252,7 +252,7 @@ class Loop:
         """What of a step each member computes; see `Sharing`."""
         return self._sharing.runs(whole, len(run.members), division, joiners_of(run, number))
 
-    def _works(self, step: Step, number: int, whole: Slice) -> list[Work]:
+    def _works(self, step: GroupStep, number: int, whole: Slice) -> list[Work]:
         """The batches in which we compute our share of a step, divided as this one is."""
         sharing, group, parts = self._sharing, step.group, step.division.parts
         accumulation = parts[group.rank].accumulation if parts else 1
@@ -269,7 +269,7 @@ class Loop:
         found = self._shown.pop((number, spans), None)
         return found or Work(self._feed.feed, spans, num_samples(spans), number)
 
-    def _upcoming(self, step: Step) -> list[list[Work]]:
+    def _upcoming(self, step: GroupStep) -> list[list[Work]]:
         """The works of this step and those after it, as long as group and division are as now."""
         done = Intervals(self._line().edges)
         steps: list[list[Work]] = []
@@ -296,7 +296,7 @@ class Loop:
     def _line(self) -> Intervals:
         return self._client.state.done.line(self._feed.line())
 
-    def _prove(self, step: Step) -> bool:
+    def _prove(self, step: GroupStep) -> bool:
         """All of the feed is in our model: wait until all others are as far."""
         self._client.mark(computing=False)
         try:
@@ -311,7 +311,7 @@ class Loop:
 
     # ------------------------------------------------------------------ after it
 
-    def _settle(self, step: Step) -> None:
+    def _settle(self, step: GroupStep) -> None:
         """Wait for the averaged gradients; whether they may change the model."""
         if step.settled:
             return
@@ -352,7 +352,7 @@ class Loop:
         self._client.mark(computing=True)
         step.holds = self._client.begin_update(step.run)
 
-    def _await_sums(self, step: Step) -> None:
+    def _await_sums(self, step: GroupStep) -> None:
         """Make the gradients the mean over all that is in the step."""
         start_s = monotonic()
         step.last = self._judge(step)
@@ -366,7 +366,7 @@ class Loop:
         if joiners_of(step.run, self._client.state.step + 1):
             self.excluded_s += monotonic() - start_s  # waited for a copy, not for a slow peer
 
-    def _flush(self, step: Step) -> None:
+    def _flush(self, step: GroupStep) -> None:
         """Let all of ours go, if it is in time; raises as `Reducer.flush`."""
         if step.short is None:
             self._reducer.flush()
@@ -376,12 +376,12 @@ class Loop:
             step.present = step.group.gather([step.weight])
             self._reducer.flush()
 
-    def _hand_in(self, step: Step, samples: int) -> None:
+    def _hand_in(self, step: GroupStep, samples: int) -> None:
         """We are late: let go what was taken, of so many samples; in the watcher's thread."""
         step.present = step.group.gather([samples])
         self._reducer.hand_in()
 
-    def _committed(self, step: Step) -> Sequence[Span]:
+    def _committed(self, step: GroupStep) -> Sequence[Span]:
         """What of the step is in the sums: of each member's share the first samples."""
         if step.present is None:
             return step.whole
@@ -393,7 +393,7 @@ class Loop:
             for span in between(share, 0, samples)
         ]
 
-    def _give_up(self, step: Step, found: Divergence) -> None:
+    def _give_up(self, step: GroupStep, found: Divergence) -> None:
         """Leave the group, whose members differ; those that most do not agree with copy from these.
 
         Raises:
@@ -404,7 +404,7 @@ class Loop:
         self._reducer.drop()
         self._watcher.heal(held, found, gave_up=gave_up)
 
-    def _judge(self, step: Step) -> bool:
+    def _judge(self, step: GroupStep) -> bool:
         """Whether somebody wants this step to be the last one in the group.
 
         Raises:
@@ -470,7 +470,7 @@ class Loop:
         """Whether it was told to step on the batch in hand."""
         return self.step is not None and optimizer in self.step.stepped
 
-    def _finish_batch(self, step: Step) -> None:
+    def _finish_batch(self, step: GroupStep) -> None:
         """The user asks for the next batch."""
         missing = self._num_optimizers - len(step.stepped)
         if missing:

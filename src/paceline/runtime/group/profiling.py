@@ -16,7 +16,7 @@ LEAST_S = 0.5
 to 100 ms at a time: a few batches that take less are throttled, or not, by chance."""
 
 
-class Profiling:
+class MemberProfiling:
     """Of one member."""
 
     def __init__(self, inc: int) -> None:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.autograd import Variable
 
 from paceline.base.errors import ConfigError
-from paceline.runtime.group.group import BREAKING, Group, Operation
+from paceline.runtime.group.group import BREAKING, Collective, Group
 
 BUCKET_BYTES, FIRST_BUCKET_BYTES = 25 << 20, 1 << 20
 """As DDP's: the first is small, so that the first sum begins early."""
@@ -39,7 +39,7 @@ class Bucket:
 
     def __init__(self, params: Sequence[Tensor]) -> None:
         self.params = params
-        self.sum: Operation | None = None
+        self.sum: Collective | None = None
         self._make()
         self.begin()
         self.expect()

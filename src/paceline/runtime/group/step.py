@@ -40,7 +40,7 @@ class Told(NamedTuple):
 
 
 @dataclass(slots=True)
-class Step:
+class GroupStep:
     """The step that this member is in."""
 
     run: RunGroup

@@ -12,7 +12,7 @@ from paceline.base.errors import ConfigError
 from paceline.runtime.averages import update_when
 from paceline.runtime.data.growth import Growth
 from paceline.runtime.embedding import Embedding
-from paceline.runtime.group.loop import Loop
+from paceline.runtime.group.loop import GroupLoop
 from paceline.runtime.group.member import MemberClient
 from paceline.runtime.prepared import why_empty
 from paceline.runtime.process import Process
@@ -26,7 +26,7 @@ class Together(Stepping):
     """The part of a member's `Strategy` that makes ``optimizer.step()`` a step of all members."""
 
     takes_growth = False
-    _loop: Loop | None
+    _loop: GroupLoop | None
 
     def __init__(self, process: Process, client: MemberClient) -> None:
         super().__init__(process.spec, process.rank)

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from paceline.base.errors import ConfigError
 from paceline.protocol.holding.group.watch import (
-    Verdict,
+    Difference,
     Watch,
     Word,
     differences,
@@ -83,7 +83,7 @@ class Watcher:
             for number, module in enumerate(modules)
             for name, param in module.named_parameters()
         }
-        self._settings = [Settings(optimizer) for optimizer in optimizers]
+        self._settings = [OptimizerSettings(optimizer) for optimizer in optimizers]
         self._stepping: dict[int, int] = {}
         self._timed_from: tuple[int, float] | None = None
 
@@ -145,7 +145,7 @@ class Watcher:
 
     # ------------------------------------------------------------------ what differs
 
-    def _find(self, step: int, verdict: Verdict, group: Group) -> Divergence:
+    def _find(self, step: int, verdict: Difference, group: Group) -> Divergence:
         """Exchange tables, as all members do now; raises as `Gathering.wait`."""
         own = dict(self._table(verdict))
         names = {_digest(name): name for name in own}
@@ -164,7 +164,7 @@ class Watcher:
         text = f"the workers' {what} differ after step {step}: {listed}{more}"
         return Divergence(text, verdict.minority)
 
-    def _table(self, verdict: Verdict) -> Iterator[tuple[str, str]]:
+    def _table(self, verdict: Difference) -> Iterator[tuple[str, str]]:
         if verdict.in_settings:
             yield from self._settings_table()
         else:
@@ -211,7 +211,7 @@ REMEDY = (
 )
 
 
-class Settings:
+class OptimizerSettings:
     """The hyper-parameters of one optimizer: all of its groups but the parameters."""
 
     def __init__(self, optimizer: Optimizer) -> None:

@@ -15,10 +15,10 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from paceline.base.errors import ConfigError
-from paceline.runtime.integrations.steps import Member, Steps, join
+from paceline.runtime.integrations.steps import Steps, ThisMember, join
 
 
-def take_rank(member: Member) -> None:
+def take_rank(member: ThisMember) -> None:
     """Let accelerate know who logs and saves.
 
     The number of processes stays 1: nothing is to be gathered, cut up or waited for by anybody
@@ -87,7 +87,7 @@ class Accelerator(accelerate.Accelerator):
 class _Dealt:
     """A prepared loader."""
 
-    def __init__(self, accelerator: Accelerator, member: Member, loader: Any) -> None:
+    def __init__(self, accelerator: Accelerator, member: ThisMember, loader: Any) -> None:
         self._accelerator, self._member, self._loader = accelerator, member, loader
         self._steps: Steps | None = None
 

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from paceline.base.errors import ConfigError
 from paceline.runtime.integrations.accelerate import take_rank
-from paceline.runtime.integrations.steps import Member, Steps, join
+from paceline.runtime.integrations.steps import Steps, ThisMember, join
 
 
 class Trainer(transformers.Trainer):
@@ -110,7 +110,7 @@ class _Following(transformers.TrainerCallback):
     The last of all callbacks: what others have asked for is known.
     """
 
-    def __init__(self, trainer: Trainer, member: Member) -> None:
+    def __init__(self, trainer: Trainer, member: ThisMember) -> None:
         self._trainer, self._member = trainer, member
         self._seen = 0
 

@@ -40,7 +40,7 @@ from paceline.runtime.process import Process, managed
 from paceline.wire.spec import SHORT_STEPS, load
 
 
-class Member(NamedTuple):
+class ThisMember(NamedTuple):
     """This process in a job of strategy allreduce."""
 
     job: Job
@@ -57,7 +57,7 @@ class Member(NamedTuple):
         return self.strategy.client.state.step
 
 
-def join(library: str) -> Member | None:
+def join(library: str) -> ThisMember | None:
     """Join the job that this process was started for.
 
     Args:
@@ -97,7 +97,7 @@ def _is_by_itself() -> bool:
 
 
 @cache
-def _member_of(process: Process) -> Member:
+def _member_of(process: Process) -> ThisMember:
     """One for all loops of a script: some only evaluate."""
     if process.joined:
         raise ConfigError(
@@ -107,7 +107,7 @@ def _member_of(process: Process) -> Member:
     strategy = Replicated(process)
     process.join(strategy.hand_over)
     strategy.whole_steps = True
-    return Member(begin(strategy), strategy)
+    return ThisMember(begin(strategy), strategy)
 
 
 class Steps:
@@ -126,7 +126,7 @@ class Steps:
         ConfigError: it reads in a way that cannot be dealt out.
     """
 
-    def __init__(self, member: Member, loader: Any, accumulation: int = 1) -> None:
+    def __init__(self, member: ThisMember, loader: Any, accumulation: int = 1) -> None:
         self._member = member
         self._loader, sampler = _checked(loader)
         self.dataset: Any = self._loader.dataset

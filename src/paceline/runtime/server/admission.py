@@ -26,7 +26,7 @@ from paceline.wire.messages.data import (
     Piece,
     Pull,
     Ready,
-    ScriptState,
+    ScriptPart,
 )
 from paceline.wire.schema import NUM_BUCKETS, ModelSchema
 
@@ -69,7 +69,7 @@ class Admission:
                 return wrong or self._bad_tables((message.table,))
             case Piece():
                 return self._bad_piece(message, frames)
-            case ScriptState(script=script):
+            case ScriptPart(script=script):
                 size = len(script.state)
                 return f"{size} bytes of a script's state" if size > MAX_SCRIPT_BYTES else ""
             case Order() | AskMap():

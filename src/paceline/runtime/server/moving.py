@@ -104,7 +104,7 @@ def held(piece: Piece) -> PieceHeld:
     return PieceHeld(epoch_no=piece.epoch_no, server=piece.inc, offset=piece.offset)
 
 
-class Arriving:
+class ArrivingShare:
     """The share that is on its way here."""
 
     def __init__(self, schema: ModelSchema, buckets_to: Sequence[int], me: int) -> None:

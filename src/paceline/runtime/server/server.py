@@ -28,18 +28,18 @@ from paceline.protocol.holding.servers.server_acts import (
     Key,
     Load,
     MakeRoom,
-    Remapped,
+    MapInForce,
     Reply,
-    Report,
     SendBuckets,
     Tell,
 )
+from paceline.protocol.holding.servers.worker_acts import ToMaster
 from paceline.runtime.checkpoint.writer import CutWriter
 from paceline.runtime.kernels import Array
 from paceline.runtime.process import Process
 from paceline.runtime.server.admission import Admission
 from paceline.runtime.server.grace import Grace
-from paceline.runtime.server.moving import Arriving, Sender, held
+from paceline.runtime.server.moving import ArrivingShare, Sender, held
 from paceline.runtime.server.restoring import read_saves
 from paceline.runtime.server.service_time import ServiceTime
 from paceline.runtime.server.store import Gradients, Store
@@ -57,7 +57,7 @@ from paceline.wire.messages.data import (
     Pull,
     Pulled,
     Ready,
-    ScriptState,
+    ScriptPart,
 )
 from paceline.wire.messages.feeds import feed_of
 from paceline.wire.messages.node import (
@@ -91,7 +91,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class WaitingPull:
     """A pull that is not answered."""
 
     ticket: int
@@ -100,7 +100,7 @@ class Asked:
     since_s: float
 
 
-class Server:
+class ServerProcess:
     """The edge of one server incarnation."""
 
     def __init__(self, process: Process) -> None:
@@ -110,7 +110,7 @@ class Server:
         self.schema = ModelSchema()
         self.store: Store | None = None
         self.sender: Sender | None = None
-        self.arriving: Arriving | None = None
+        self.arriving: ArrivingShare | None = None
         self.admission: Admission | None = None
         secret = process.job.secret()
         name = f"{process.node}-{process.inc}"
@@ -127,7 +127,7 @@ class Server:
         #: Where each worker (or the leader) sent its last message from.
         self.route: dict[int, bytes] = {}
         #: The pulls that `ServerState.waiting` knows.
-        self.asked: dict[int, Asked] = {}
+        self.asked: dict[int, WaitingPull] = {}
         #: Seconds spent on a worker's messages since its last pull was answered (T^s).
         self.handler_s: dict[int, float] = {}
         #: Seconds spent on updates and answers, whoever's message they followed from.
@@ -187,7 +187,7 @@ class Server:
                 self.parting = None
             case Ready():
                 self._do(self.state.ready(message))
-            case ScriptState(script=script):
+            case ScriptPart(script=script):
                 if self.store is not None and message.epoch_no == self.state.epoch_no:
                     self.store.scripts.keep(script)
             case Pull():
@@ -209,7 +209,7 @@ class Server:
         before, since_s = self.asked.get(pull.inc), time.perf_counter()
         if before is not None and before.ticket == pull.ticket:  # it came again
             since_s = before.since_s
-        self.asked[pull.inc] = Asked(pull.ticket, ids, since_s)
+        self.asked[pull.inc] = WaitingPull(pull.ticket, ids, since_s)
         self._do(self.state.pull(pull))
         if pull.inc not in self.state.waiting.pulls:  # answered, or refused
             self.asked.pop(pull.inc, None)
@@ -316,7 +316,7 @@ class Server:
                     self._reply(inc, message)
                 case Tell(inc, message):
                     self._tell(inc, message)
-                case Report(message):
+                case ToMaster(message):
                     self.process.link.send(message)
                 case Keep(key):
                     self._keep(key)
@@ -329,7 +329,7 @@ class Server:
                         self.tensors.pop(key)
                 case CopyState(copied):
                     self._copy(copied)
-                case Load() | MakeRoom() | SendBuckets() | Remapped():
+                case Load() | MakeRoom() | SendBuckets() | MapInForce():
                     self._change_share(instruction)
                 case _:
                     assert_never(instruction)
@@ -357,7 +357,7 @@ class Server:
             case _:
                 assert_never(instruction)
 
-    def _change_share(self, instruction: Load | MakeRoom | SendBuckets | Remapped) -> None:
+    def _change_share(self, instruction: Load | MakeRoom | SendBuckets | MapInForce) -> None:
         match instruction:
             case Load(restore):
                 self._load(restore)
@@ -367,7 +367,7 @@ class Server:
                 assert self.store is not None
                 self._stop_sending()
                 self.sender = Sender(self.process, self.store, to, piece)
-            case Remapped(server_map):
+            case MapInForce(server_map):
                 self._remap(server_map)
             case _:
                 assert_never(instruction)
@@ -519,7 +519,7 @@ class Server:
         """Keep gradients from now on, and pieces of what they belong to."""
         me = join.map.index(self.inc)
         self._start_epoch(join.model)
-        self.arriving = Arriving(join.model, join.map.copies, me)
+        self.arriving = ArrivingShare(join.model, join.map.copies, me)
         self.admission = Admission(self.state, join.model, join.map.copies, me)
 
     def _take_piece(self, peer: bytes, piece: Piece, frames: Sequence[memoryview]) -> None:
@@ -528,7 +528,7 @@ class Server:
             self.state.progress_made = self.arriving.num_bytes
         self.data.send(peer, held(piece))
 
-    def _settle_in(self, arriving: Arriving) -> None:
+    def _settle_in(self, arriving: ArrivingShare) -> None:
         """The share is here: catch up with what was ordered since it was set aside."""
         found = arriving.finished()
         if found is None:
@@ -572,4 +572,4 @@ def _nodes(server_map: ServerMap) -> list[str]:
 
 def main(process: Process) -> None:
     """Run a server incarnation; called by `paceline.runtime.process`."""
-    Server(process).run()
+    ServerProcess(process).run()

@@ -29,7 +29,7 @@ import numpy as np
 from paceline.sim.agenda import Agenda, Event
 from paceline.sim.costs import Floats
 from paceline.sim.nodes import Servers, Workers
-from paceline.sim.patterns import Place, Role, spells_of
+from paceline.sim.patterns import Placement, Role, spells_of
 from paceline.sim.scenarios import Scenario
 from paceline.studies.stragglers.best_restarts import best_restarts
 
@@ -126,7 +126,9 @@ class _Clairvoyant:
         """When a server is best replaced."""
         raise NotImplementedError
 
-    def disturbed(self, place: Place, at_s: Floats, iterations: Floats) -> tuple[Floats, Floats]:
+    def disturbed(
+        self, place: Placement, at_s: Floats, iterations: Floats
+    ) -> tuple[Floats, Floats]:
         """Delay and slowdown of a place at ascending moments, in these iterations."""
         delay_s, slowdown = np.zeros(len(at_s)), np.ones(len(at_s))
         patterns, role = self.scenario.patterns, place.role
@@ -234,7 +236,7 @@ class _Synchronous(_Clairvoyant):
         speed = (scenario.speeds or (1.0,) * scenario.workers)[worker]
 
         def worth(life: int) -> Floats:
-            delay_s, slowdown = self._disturbed(Place("worker", worker, life))
+            delay_s, slowdown = self._disturbed(Placement("worker", worker, life))
             spare_s = self._level_s - compute.fixed_s * slowdown - delay_s
             return np.maximum(0.0, spare_s * speed / (compute.per_sample_s * slowdown))
 
@@ -246,14 +248,14 @@ class _Synchronous(_Clairvoyant):
         recovery = self.scenario.recovery
 
         def worth(life: int) -> Floats:
-            delay_s, slowdown = self._disturbed(Place("server", server, life))
+            delay_s, slowdown = self._disturbed(Placement("server", server, life))
             return -(self.scenario.traffic.update_s * slowdown + delay_s)
 
         loss = LEAST_GAIN * float(self._level_s.sum()) + recovery.switch_s
         least_s = recovery.server.latency_s
         return best_restarts(worth, self._at_s, 0.0, least_s=least_s, loss=loss)
 
-    def _disturbed(self, place: Place) -> tuple[Floats, Floats]:
+    def _disturbed(self, place: Placement) -> tuple[Floats, Floats]:
         steps = np.arange(1.0, len(self._at_s) + 1.0)
         return self.disturbed(place, self._at_s, steps)
 
@@ -361,7 +363,7 @@ class _Asynchronous(_Clairvoyant):
         moments = np.arange(num_moments) * len(updates) // num_moments
 
         def worth(life: int) -> Floats:
-            delay_s, slowdown = self.disturbed(Place("server", server, life), begin_s, updates)
+            delay_s, slowdown = self.disturbed(Placement("server", server, life), begin_s, updates)
             one_s = (traffic.part_s + traffic.update_s) * slowdown + delay_s
             return -np.add.reduceat(one_s, moments)
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.sim.nodes import Noise
-from paceline.sim.patterns import Course, Place, Role, spells_of
+from paceline.sim.patterns import Course, Placement, Role, spells_of
 from paceline.sim.scenarios import Scenario
 
 DIRECTORY = "PACELINE_EMULATED"
@@ -77,7 +77,7 @@ class EmulatedLife:
         emulated = Emulated.read(directory)
         self.scenario, self._directory = emulated.scenario, directory
         role, _, number = node.rpartition("-")
-        self.place = Place(_role(role), int(number), len(list(directory.glob(f"{node}.*"))))
+        self.place = Placement(_role(role), int(number), len(list(directory.glob(f"{node}.*"))))
         self._courses = [
             (pattern, Course(spells_of(self.scenario.patterns, i, self.place, emulated.seed)))
             for i, pattern in enumerate(self.scenario.patterns)

@@ -12,7 +12,7 @@ import msgspec
 from paceline.base.errors import ConfigError
 from paceline.policy.straggler.registry import kind_of, names, solution
 from paceline.sim.asynchronous import Asynchronous
-from paceline.sim.job import Control, Job
+from paceline.sim.job import Control, SimJob
 from paceline.sim.scenarios import Scenario
 from paceline.sim.steering import Steering
 from paceline.sim.synchronous import Synchronous
@@ -111,7 +111,7 @@ class PlannedRun(msgspec.Struct, frozen=True):
     seed: int
 
 
-def job_of(scenario: Scenario, seed: int, control: Control, *, keep_trail: bool = False) -> Job:
+def job_of(scenario: Scenario, seed: int, control: Control, *, keep_trail: bool = False) -> SimJob:
     """The simulated job of a scenario."""
     kind = Synchronous if scenario.mode in {"bsp", "allreduce"} else Asynchronous
     return kind(scenario, seed, control, keep_trail=keep_trail)

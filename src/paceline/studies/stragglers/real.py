@@ -18,11 +18,11 @@ from paceline.jobs.history import read_events, read_last_metrics, read_metrics
 from paceline.jobs.launch import ask, launch
 from paceline.jobs.outcome import read_outcome
 from paceline.policy.straggler.actions import AdjustRate, AnyAction, KillRestart
-from paceline.policy.straggler.decision_log import AnyLine, Decided, Refused, TookEffect
+from paceline.policy.straggler.decision_log import ActionRefused, AnyLine, Decided, TookEffect
 from paceline.policy.straggler.observation import RestartCost
 from paceline.sim.costs import Floats
 from paceline.sim.nodes import server_names, worker_names
-from paceline.sim.outcome import Acted, Outcome, Sight
+from paceline.sim.outcome import Acted, Sight, SimOutcome
 from paceline.sim.scenarios import Scenario
 from paceline.studies.stragglers.emulation import (
     DIRECTORY,
@@ -53,7 +53,7 @@ LOST_AFTER_S = 60.0
 class Ran(msgspec.Struct, frozen=True, kw_only=True):
     """What a real job came to."""
 
-    outcome: Outcome
+    outcome: SimOutcome
     refused: tuple[str, ...]
     """Actions that the master did not carry out, with its reasons."""
     costs: dict[str, list[RestartCost]]
@@ -163,7 +163,7 @@ def _read(job: JobDir, directory: Path, scenario: Scenario, *, keep_trail: bool)
     acted = _acted(lines, begun_s)
     computed = {name: int(entries[:, 2].sum()) for name, entries in batches.items()}
     total = scenario.num_samples * scenario.epochs
-    outcome = Outcome(
+    outcome = SimOutcome(
         jct_s=float(completed[-1] - begun_s),
         samples=total,
         steps=num_steps if scenario.mode == "bsp" else sum(map(len, batches.values())),
@@ -178,7 +178,7 @@ def _read(job: JobDir, directory: Path, scenario: Scenario, *, keep_trail: bool)
     )
     return Ran(
         outcome=outcome,
-        refused=tuple(line.reason for line in lines if isinstance(line, Refused)),
+        refused=tuple(line.reason for line in lines if isinstance(line, ActionRefused)),
         costs=_costs(lines),
         expected=_expected(lines),
         batches=batches,

@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from paceline.sim.outcome import Outcome
+from paceline.sim.outcome import SimOutcome
 from paceline.sim.scenarios import Scenario
 
 Clock = Literal["virtual", "emulated"]
@@ -36,7 +36,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     mode: str
     method: str
     seed: int
-    outcome: Outcome
+    outcome: SimOutcome
     clairvoyant_s: float
     """JCT of the clairvoyant scheduler for the same scenario and seed."""
     took_s: float = 0.0

@@ -158,7 +158,7 @@ class Differs(Message, frozen=True):
     others: tuple[int, ...]
 
 
-class ScriptState(Message, frozen=True):
+class ScriptPart(Message, frozen=True):
     """worker -> each server: what the script has besides the model, to be kept with it."""
 
     epoch_no: int
@@ -287,7 +287,7 @@ Data = (
     | Pull
     | Pulled
     | Refused
-    | ScriptState
+    | ScriptPart
     | Differs
     | Order
     | At

@@ -27,7 +27,7 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
     distant: bool = False
 
 
-class Part(msgspec.Struct, frozen=True, array_like=True):
+class MemberPart(msgspec.Struct, frozen=True, array_like=True):
     """What one member computes of each step.
 
     ``size``: in proportion to those of the others; ``accumulation``: in so many batches.
@@ -45,7 +45,7 @@ class Division(msgspec.Struct, frozen=True, array_like=True):
     """
 
     no: int = 0
-    parts: tuple[Part, ...] = ()
+    parts: tuple[MemberPart, ...] = ()
     lacking: Lacking = Lacking()
 
 
@@ -63,7 +63,7 @@ class JoinGroup(Message, frozen=True):
     replica: str = ""
 
 
-class Stopped(Message, frozen=True):
+class GroupStopped(Message, frozen=True):
     """member -> master: nothing of a group before ``group`` enters the model any more.
 
     ``step`` is the last complete one, ``NO_STEP`` without state; ``committed``: in the model then.
@@ -118,13 +118,13 @@ class Profiled(Message, frozen=True):
     peak_bytes: int = 0
 
 
-GroupUp = JoinGroup | Stopped | Progress | Broken
+GroupUp = JoinGroup | GroupStopped | Progress | Broken
 
 # --------------------------------------------------------------------------- down
 
 
 class StopGroup(Message, frozen=True):
-    """master -> member: stop for good in all groups before ``group``, then say `Stopped`.
+    """master -> member: stop for good in all groups before ``group``, then say `GroupStopped`.
 
     Not ``at_once``: the members agree on a step that they still complete together.
     """
@@ -136,7 +136,7 @@ class StopGroup(Message, frozen=True):
 
 
 class CatchUp(Message, frozen=True):
-    """master -> member: copy the state of ``step`` from this member, then say `Stopped` again.
+    """master -> member: copy the state of ``step`` from this member, then say `GroupStopped` again.
 
     ``source`` is the member itself where nobody holds any: then its state is that of ``cut``, or
     without one what it was built with.

@@ -8,13 +8,13 @@ from paceline.wire.messages.group import (
     Broken,
     CatchUp,
     Divide,
+    GroupStopped,
     JoinGroup,
     ProfileBatches,
     Profiled,
     Progress,
     RunGroup,
     StopGroup,
-    Stopped,
 )
 from paceline.wire.messages.order import Allow
 from paceline.wire.schema import ModelSchema
@@ -260,7 +260,7 @@ NodeUp = (
     | Joined
     | MapSet
     | JoinGroup
-    | Stopped
+    | GroupStopped
     | Progress
     | Broken
     | Profiled

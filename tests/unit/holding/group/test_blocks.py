@@ -15,7 +15,7 @@ from paceline.runtime.group.group import Group
 from paceline.runtime.holding.replicas.blocks import BlockReducer
 from paceline.runtime.holding.replicas.buffers import Buffers
 from paceline.runtime.seeding import seed_of
-from paceline.wire.messages.group import Division, Part
+from paceline.wire.messages.group import Division, MemberPart
 from tests.unit.holding.group.test_reducer import in_group
 
 BATCH, BLOCKS = 40, 9
@@ -59,7 +59,7 @@ def trained(
     net = copy.deepcopy(NET)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
     reducer = BlockReducer([*net.parameters()], Buffers([net]), **options)
-    sharing, division = Sharing(BATCH, BLOCKS), Division(1, tuple(map(Part, sizes)))
+    sharing, division = Sharing(BATCH, BLOCKS), Division(1, tuple(map(MemberPart, sizes)))
     for whole in [(Span(0, 0, BATCH),), (Span(0, 0, BATCH),), (Span(0, 4, 19),)]:
         runs = sharing.runs(whole, group.size, division)
         mine = sharing.batches(whole, runs[group.rank] or sharing.stand_in(whole), 1)

@@ -12,13 +12,20 @@ from paceline.protocol.acts import (
     Fail,
     FeedDone,
     Instruction,
-    Journal,
-    Refused,
     Seal,
     Send,
+    WorkerRefused,
+    WriteAhead,
 )
 from paceline.protocol.holding.group.master import GroupHolder
-from paceline.protocol.holding.group.member import Connect, Copy, Drop, Load, MemberState, Say
+from paceline.protocol.holding.group.member import (
+    Connect,
+    Copy,
+    Drop,
+    LoadReplica,
+    MemberState,
+    Say,
+)
 from paceline.protocol.holding.group.member import Instruction as MemberInstruction
 from paceline.protocol.nodes.hangs import Hang, find_hang, find_silent
 from paceline.protocol.snapshot import restore, take
@@ -32,7 +39,7 @@ from paceline.wire.messages.group import (
     Division,
     GroupUp,
     JoinGroup,
-    Part,
+    MemberPart,
     Progress,
     RunGroup,
     StopGroup,
@@ -74,7 +81,7 @@ class Job:
         self.min_members, self.sharded = min_members, sharded
         self.whole_steps = whole_steps
         self.master = self.new_master()
-        self.records: list[Journal] = []
+        self.records: list[WriteAhead] = []
         self.members: dict[int, MemberState] = {}
         self.told: list[tuple[int, MemberInstruction]] = []
         self.failed: list[str] = []
@@ -119,7 +126,7 @@ class Job:
             match one:
                 case Say(message):
                     self.say(message)
-                case Load(order):
+                case LoadReplica(order):
                     self.act(inc, self.members[inc].copied(order))
                 case Copy(order) if self.copying is not None:
                     self.copying[inc] = order
@@ -141,11 +148,11 @@ class Job:
             match one:
                 case Send(inc=inc, message=message):
                     self.deliver(inc, message)
-                case Journal():
+                case WriteAhead():
                     self.records.append(one)
                 case Fail(reason=reason):
                     self.failed.append(reason)
-                case Refused(inc=inc, reason=reason):
+                case WorkerRefused(inc=inc, reason=reason):
                     self.refused[inc] = reason
                     self.run(self.master.worker_lost(inc))
                 case FeedDone(feed=feed):
@@ -500,7 +507,7 @@ def test_steps_are_divided_anew_once_all_have_heard_of_the_same() -> None:
     first, second = job.members[1], job.members[2]
 
     def hear(member: MemberState, no: int) -> None:
-        parts = (Part(no), Part(1))
+        parts = (MemberPart(no), MemberPart(1))
         member.divide(
             Divide(epoch_no=1, inc=member.inc, group=member.group, division=Division(no, parts))
         )
@@ -637,8 +644,10 @@ def test_when_nobody_holds_state_all_begin_again_from_the_newest_cut() -> None:
     assert job.master.epoch_no == 2
     assert job.master.ledger.done.spans() == (Span(0, 0, 2),)
     assert [member.step for member in job.members.values()] == [1, 1]
-    assert [type(one) for inc, one in job.told if isinstance(one, Load | Copy) and inc > 2] == [
-        Load,
+    assert [
+        type(one) for inc, one in job.told if isinstance(one, LoadReplica | Copy) and inc > 2
+    ] == [
+        LoadReplica,
         Copy,
     ]
 
@@ -819,7 +828,7 @@ def test_members_that_hold_shards_do_not_go_on_without_each_other() -> None:
     assert job.group == [3, 4], "by their nodes"
     assert job.master.ledger.done.spans() == (Span(0, 0, 2),)
     assert [member.step for member in job.members.values()] == [1, 1]
-    loads = [(inc, one.order.cut) for inc, one in job.told if isinstance(one, Load)]
+    loads = [(inc, one.order.cut) for inc, one in job.told if isinstance(one, LoadReplica)]
     assert sorted(inc for inc, _ in loads) == [3, 4]
     assert all(cut is not None and cut.cut_no == 1 for _, cut in loads)
 

@@ -14,8 +14,7 @@ from paceline.policy.straggler.actions import Profile, Share
 from paceline.policy.straggler.observation import WorkerSeen
 from paceline.protocol.acts import Send
 from paceline.protocol.holding.group.profiling import Profiling
-from paceline.runtime.group.profiling import Profiling as Member
-from paceline.runtime.group.profiling import samples_of
+from paceline.runtime.group.profiling import MemberProfiling, samples_of
 from paceline.wire.events.nodes import ProcessExitedEvent, Verdict
 from paceline.wire.messages.agent import Hardware
 from paceline.wire.messages.group import ProfileBatches, Profiled
@@ -87,7 +86,7 @@ def order(size: int, batches: int) -> ProfileBatches:
 
 
 def test_a_member_answers_with_the_mean_of_all_but_its_first_batch() -> None:
-    member = Member(7)
+    member = MemberProfiling(7)
     assert member.due == (0, 0)
     assert member.asked(order(4, 3)) is None
     assert member.due == (4, 3)
@@ -100,7 +99,7 @@ def test_a_member_answers_with_the_mean_of_all_but_its_first_batch() -> None:
 
 
 def test_short_batches_are_measured_until_they_have_taken_half_a_second() -> None:
-    member = Member(7)
+    member = MemberProfiling(7)
     member.asked(order(4, 3))
     times_s = [9.0, 0.03125, 0.09375, 0.125, 0.125]
     for time_s in times_s[:3]:
@@ -114,7 +113,7 @@ def test_short_batches_are_measured_until_they_have_taken_half_a_second() -> Non
 
 
 def test_what_is_measured_is_said_again_and_not_measured_again() -> None:
-    member = Member(7)
+    member = MemberProfiling(7)
     member.asked(order(4, 1))
     answer = member.took(4, 2.0, 0)
     assert answer is not None
@@ -125,7 +124,7 @@ def test_what_is_measured_is_said_again_and_not_measured_again() -> None:
 
 
 def test_an_order_that_is_repeated_goes_on_and_another_one_begins_anew() -> None:
-    member = Member(7)
+    member = MemberProfiling(7)
     member.asked(order(4, 3))
     member.took(4, 1.0, 0)
     assert member.asked(order(4, 3)) is None

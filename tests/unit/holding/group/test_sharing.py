@@ -7,7 +7,7 @@ import pytest
 from paceline.base.samples import Span
 from paceline.protocol.holding.group.division import Sharing
 from paceline.wire.messages.feeds import Slice
-from paceline.wire.messages.group import Division, Part
+from paceline.wire.messages.group import Division, MemberPart
 
 
 def samples(spans: Slice) -> list[int]:
@@ -30,7 +30,7 @@ def test_all_samples_are_dealt_in_order_and_a_batch_is_never_empty(blocks: int) 
         size, members = rng.randint(1, 80), rng.randint(1, 6)
         gap = rng.randint(0, size)
         whole = tuple(span for span in (Span(0, 0, gap), Span(0, gap + 5, size + 5)) if len(span))
-        parts = [Part(rng.randint(1, 9), rng.randint(1, 4)) for _ in range(members)]
+        parts = [MemberPart(rng.randint(1, 9), rng.randint(1, 4)) for _ in range(members)]
         division = Division(1, tuple(parts)) if rng.random() < 0.7 else Division()
         sharing = Sharing(64, blocks)
         batches = dealt(sharing, whole, division, members)
@@ -49,7 +49,7 @@ def test_blocks_are_the_same_in_every_division() -> None:
     for whole in [(Span(0, 0, 100),), (Span(0, 100, 130),), (Span(0, 0, 3), Span(0, 7, 8))]:
         (alone,) = dealt(sharing, whole, Division(), 1)
         for parts in [(1, 1), (1, 2, 3), (5, 1), (1,) * 20]:
-            division = Division(1, tuple(Part(size, 3) for size in parts))
+            division = Division(1, tuple(MemberPart(size, 3) for size in parts))
             several = dealt(sharing, whole, division, len(parts))
             assert [one for mine in several for one in mine] == alone
 
@@ -69,7 +69,7 @@ def test_who_is_absent_has_nothing_and_the_others_have_all() -> None:
     whole = (Span(0, 0, 12),)
     sharing = Sharing(12)
     assert [len(run) for run in sharing.runs(whole, 3, Division(), [2])] == [6, 6, 0]
-    parts = Division(1, (Part(1), Part(5), Part(2)))
+    parts = Division(1, (MemberPart(1), MemberPart(5), MemberPart(2)))
     assert [len(run) for run in sharing.runs(whole, 3, parts, [1])] == [4, 0, 8]
 
 
@@ -84,7 +84,7 @@ def test_nobody_gets_a_single_sample_where_a_batch_has_enough(per_worker: bool) 
     rng = random.Random(3)
     for _ in range(500):
         members, size = rng.randint(1, 6), rng.randint(1, 40)
-        parts = [Part(rng.randint(1, 9), rng.randint(1, 4)) for _ in range(members)]
+        parts = [MemberPart(rng.randint(1, 9), rng.randint(1, 4)) for _ in range(members)]
         division = Division(1, tuple(parts)) if rng.random() < 0.7 else Division()
         absent = rng.sample(range(members), rng.randint(0, members - 1))
         sharing = Sharing(8 if per_worker else 64, per_worker=per_worker)

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from paceline.runtime.holding.replicas.summing import Node, Tree, tops_of
+from paceline.runtime.holding.replicas.summing import PartialSum, SumTree, tops_of
 
 
 def bracketed(runs: list[range], num_terms: int) -> str:
@@ -13,11 +13,11 @@ def bracketed(runs: list[range], num_terms: int) -> str:
     def add(left: str, right: str) -> str:
         return f"({left} {right})"
 
-    whole = Tree(num_terms, add)
+    whole = SumTree(num_terms, add)
     for run in runs:
-        tree = Tree(num_terms, add)
+        tree = SumTree(num_terms, add)
         for term in run:
-            tree.put(Node(0, term), str(term))
+            tree.put(PartialSum(0, term), str(term))
         assert [node for node, _ in tree.tops] == tops_of(run, num_terms)
         for node, term in tree.tops:
             whole.put(node, term)
@@ -45,5 +45,5 @@ def test_a_run_has_few_partial_sums(num_terms: int) -> None:
             assert len(tops) <= max(1, 2 * height - 2)
             places = [height for height, _ in tops]
             assert all(places.count(height) <= 2 for height in places)
-    assert tops_of(range(num_terms), num_terms) == [Node(height, 0)]
+    assert tops_of(range(num_terms), num_terms) == [PartialSum(height, 0)]
     assert tops_of(range(0), num_terms) == []

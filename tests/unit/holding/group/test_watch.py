@@ -15,14 +15,14 @@ from paceline.protocol.holding.group.watch import (
     LEAST_EVERY,
     MOST_EVERY,
     REPEAT_STEPS,
-    Verdict,
+    Difference,
     Watch,
     Word,
     differences,
     in_words,
     judge,
 )
-from paceline.runtime.group.watcher import Diverged, Settings, Watcher, sum_by_place
+from paceline.runtime.group.watcher import Diverged, OptimizerSettings, Watcher, sum_by_place
 
 # ---------------------------------------------------------------------------- the machine
 
@@ -37,18 +37,18 @@ def words(*values: tuple[int, int]) -> list[Word]:
         ([(5, 7), (5, 7)], None),
         ([(0, 0), (0, 0)], None),
         ([(5, 0), (0, 7), (5, 0)], None),  # who joins tells nothing
-        ([(5, 7), (6, 7)], Verdict(True, ())),
-        ([(5, 7), (5, 8)], Verdict(False, ())),
-        ([(5, 7), (6, 7), (5, 7)], Verdict(True, (1,))),
-        ([(5, 7), (5, 8), (5, 7)], Verdict(False, (1,))),
-        ([(1, 0), (2, 0), (3, 0)], Verdict(True, ())),
-        ([(1, 0), (1, 0), (2, 0), (2, 0)], Verdict(True, ())),
-        ([(1, 0), (1, 0), (1, 0), (2, 0), (3, 0)], Verdict(True, (3, 4))),
-        ([(1, 0), (1, 0), (2, 0), (0, 0)], Verdict(True, (2,))),
-        ([(1, 5), (2, 6), (1, 5)], Verdict(True, (1,))),  # what is known first
+        ([(5, 7), (6, 7)], Difference(True, ())),
+        ([(5, 7), (5, 8)], Difference(False, ())),
+        ([(5, 7), (6, 7), (5, 7)], Difference(True, (1,))),
+        ([(5, 7), (5, 8), (5, 7)], Difference(False, (1,))),
+        ([(1, 0), (2, 0), (3, 0)], Difference(True, ())),
+        ([(1, 0), (1, 0), (2, 0), (2, 0)], Difference(True, ())),
+        ([(1, 0), (1, 0), (1, 0), (2, 0), (3, 0)], Difference(True, (3, 4))),
+        ([(1, 0), (1, 0), (2, 0), (0, 0)], Difference(True, (2,))),
+        ([(1, 5), (2, 6), (1, 5)], Difference(True, (1,))),  # what is known first
     ],
 )
-def test_most_members_are_right(told: list[tuple[int, int]], verdict: Verdict | None) -> None:
+def test_most_members_are_right(told: list[tuple[int, int]], verdict: Difference | None) -> None:
     assert judge(words(*told)) == verdict
 
 
@@ -174,16 +174,16 @@ def test_hyper_parameters_are_hashed_as_they_are_used() -> None:
 )
 def test_every_value_of_a_group_counts(key: str, value: object) -> None:
     _, _, optimizer = prepared()
-    settings = Settings(optimizer)
+    settings = OptimizerSettings(optimizer)
     before = settings.digest()
-    assert before == settings.digest() == Settings(prepared()[2]).digest() > 0
+    assert before == settings.digest() == OptimizerSettings(prepared()[2]).digest() > 0
     optimizer.param_groups[0][key] = value
-    assert settings.digest() == Settings(optimizer).digest() != before
+    assert settings.digest() == OptimizerSettings(optimizer).digest() != before
 
 
 def test_text_that_no_message_can_carry_is_refused_by_name() -> None:
     _, _, optimizer = prepared()
-    settings = Settings(optimizer)
+    settings = OptimizerSettings(optimizer)
     optimizer.param_groups[0]["mine"] = "\udc80"
     with pytest.raises(
         ConfigError, match=r"'mine' of SGD, group 0: the text '\\udc80' is no valid"
@@ -193,14 +193,14 @@ def test_text_that_no_message_can_carry_is_refused_by_name() -> None:
 
 def test_equal_values_of_other_types_are_equal() -> None:
     _, _, optimizer = prepared()
-    settings = Settings(optimizer)
+    settings = OptimizerSettings(optimizer)
     before = settings.digest()
     optimizer.param_groups[0] |= {"lr": np.float64(0.1), "momentum": 0.0, "nesterov": 0}
     assert settings.digest() == before
     rate = optimizer.param_groups[0]["lr"] = torch.tensor(0.1, dtype=torch.float64)
-    assert settings.digest() == Settings(optimizer).digest() == before
+    assert settings.digest() == OptimizerSettings(optimizer).digest() == before
     rate.fill_(0.2)
-    assert settings.digest() == Settings(optimizer).digest() != before
+    assert settings.digest() == OptimizerSettings(optimizer).digest() != before
 
 
 def test_a_checksum_sees_one_bit_of_weights_and_of_state() -> None:

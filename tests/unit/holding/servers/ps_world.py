@@ -16,7 +16,7 @@ import numpy as np
 from paceline.base.samples import Span
 from paceline.cuts.store import LocalCuts
 from paceline.runtime.holding.servers.client import ServerTrainer
-from paceline.runtime.server.server import Server as PsServer
+from paceline.runtime.server.server import ServerProcess
 from paceline.runtime.server.store import Gradients
 from paceline.wire.messages.base import CutRef, Server, ServerMap
 from paceline.wire.messages.feeds import Feed
@@ -124,7 +124,7 @@ class Process:
 class World:
     """A BSP job of some steps, each of them in equal parts of its workers."""
 
-    def __init__(self, folder: Path, workers: int, steps: int, server: type[PsServer]) -> None:
+    def __init__(self, folder: Path, workers: int, steps: int, server: type[ServerProcess]) -> None:
         plane = DataPlaneSpec(transport="shm")
         spec = JobSpec(script="train.py", data_plane=plane)
         self.spec = msgspec.structs.replace(
@@ -227,7 +227,7 @@ def gradients() -> Gradients:
 
 @contextmanager
 def world(
-    folder: Path, *, workers: int, steps: int, server: type[PsServer] = PsServer
+    folder: Path, *, workers: int, steps: int, server: type[ServerProcess] = ServerProcess
 ) -> Iterator[World]:
     """Its server runs."""
     made = World(folder, workers, steps, server)

@@ -23,7 +23,7 @@ from paceline.runtime.data.growth import Growth
 from paceline.runtime.data.work import StepTimes, Work
 from paceline.runtime.holding.local.strategy import Local
 from paceline.runtime.holding.servers.in_process import Alone
-from paceline.runtime.holding.servers.port import Ids, Pulled
+from paceline.runtime.holding.servers.port import Ids, PulledModel
 from paceline.runtime.holding.servers.schedule import Schedule
 from paceline.runtime.holding.servers.strategy import OnServers
 from paceline.runtime.job import Job
@@ -68,7 +68,7 @@ class Overlapping(Told):
         super().start_pull(work, ids)
         self.asked[work] = ids
 
-    def wait_pull(self, work: Work) -> Pulled:
+    def wait_pull(self, work: Work) -> PulledModel:
         self._wanted = work, self.asked.pop(work)
         return super().wait_pull(work)
 
@@ -83,7 +83,7 @@ class Fickle(Told):
 class Withdrawing(Told):
     """Withdraws each third work while its pull is under way, and deals it again later."""
 
-    def wait_pull(self, work: Work) -> Pulled | None:  # type: ignore[override]
+    def wait_pull(self, work: Work) -> PulledModel | None:  # type: ignore[override]
         if work.step % 3 == 0 and ("withdrawn", work.step) not in self.told:
             self.told.append(("withdrawn", work.step))
             self._to_do[work.feed]._known.append(work)

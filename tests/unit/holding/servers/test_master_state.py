@@ -3,7 +3,7 @@
 import pytest
 
 from paceline.base.samples import Span
-from paceline.protocol.acts import Fail, FeedDone, Instruction, Journal, Seal, Send
+from paceline.protocol.acts import Fail, FeedDone, Instruction, Seal, Send, WriteAhead
 from paceline.protocol.holding.servers.master import ServerHolder
 from paceline.protocol.records import CutValid, EpochStarted, Granted, Returned
 from paceline.protocol.samples.grant_size import Sizing
@@ -56,13 +56,13 @@ class Job:
     def __init__(self, mode: str = "asp", samples: str = "exactly-once") -> None:
         self.mode, self.samples = mode, samples
         self.state = MasterState(ServerHolder(), mode=mode, samples=samples)
-        self.journal: list[Journal] = []
+        self.journal: list[WriteAhead] = []
         self.sent: list[Send] = []
         self.told: list[Instruction] = []
 
     def do(self, done: list[Instruction]) -> list[Instruction]:
         """What the edge would do with these instructions."""
-        self.journal += [i for i in done if isinstance(i, Journal)]
+        self.journal += [i for i in done if isinstance(i, WriteAhead)]
         self.sent = [i for i in done if isinstance(i, Send)]
         self.told = done
         for seal in [i for i in done if isinstance(i, Seal)]:
@@ -193,7 +193,7 @@ def test_the_record_is_written_before_the_message_leaves(job: Job) -> None:
     job.request(ONE, 1)
 
     journal, send = job.told
-    assert isinstance(journal, Journal)
+    assert isinstance(journal, WriteAhead)
     assert isinstance(journal.record, Granted)
     assert isinstance(send, Send)
 

@@ -15,11 +15,10 @@ from paceline.protocol.holding.servers.server_acts import (
     Forget,
     Instruction,
     Reply,
-    Report,
     SendBuckets,
 )
 from paceline.protocol.holding.servers.worker import WorkerState
-from paceline.protocol.holding.servers.worker_acts import OfferAgain, Remapped, ToServer
+from paceline.protocol.holding.servers.worker_acts import OfferAgain, Remapped, ToMaster, ToServer
 from paceline.protocol.records import MoveBegun
 from paceline.runtime.checkpoint import cutfile
 from paceline.runtime.holding.servers import partition
@@ -137,7 +136,7 @@ def test_the_map_is_ordered_once_however_often_it_is_asked_for() -> None:
     (late,) = leader.change_map(change(FIRST))
 
     assert again == late
-    assert isinstance(again, Report)
+    assert isinstance(again, ToMaster)
     assert leader.contents.position == 1
 
 
@@ -176,7 +175,7 @@ def test_a_joining_server_keeps_parts_and_goes_on_from_the_pieces() -> None:
 
     assert state.contents.position == 3
     assert state.contents.committed == SampleSet([Span(0, 0, 2)])
-    assert done[-1] == Report(Joined(epoch_no=1, inc=NEW, caught_up=True, progress=3))
+    assert done[-1] == ToMaster(Joined(epoch_no=1, inc=NEW, caught_up=True, progress=3))
 
 
 def piece() -> Piece:
@@ -269,7 +268,7 @@ def test_who_has_handed_over_names_the_next_leader() -> None:
 
     (fence,) = leader.fence(Fence(epoch_no=1, inc=OLD, fenced=WORKER))
 
-    assert isinstance(fence, Report)
+    assert isinstance(fence, ToMaster)
     assert fence.message == MapSet(epoch_no=1, inc=OLD, map=SWITCH, leads=False)
 
 
@@ -436,7 +435,7 @@ def test_a_share_that_travelled_in_pieces_is_the_same_share() -> None:
     old = Store(SCHEMA, now.owners, 0)
     before, after = gradients(1), gradients(2)
     old.apply([share(cut, before, 0)])
-    arriving = moving.Arriving(SCHEMA, copied.copies, copied.index(NEW))
+    arriving = moving.ArrivingShare(SCHEMA, copied.copies, copied.index(NEW))
     image = cutfile.Chunks(old.save(), moving.PIECE_BYTES)
 
     arriving.take(numbered(image), memoryview(image.at(0)))
@@ -496,9 +495,9 @@ def test_a_piece_of_another_size_is_refused() -> None:
     assert strange == f"a piece for incarnation {NEW + 1}"
 
 
-def edge_of(state: ServerState) -> tuple[ps_server.Server, list[Any]]:
+def edge_of(state: ServerState) -> tuple[ps_server.ServerProcess, list[Any]]:
     """A server without a process, and what it sends."""
-    edge, sent = object.__new__(ps_server.Server), list[Any]()
+    edge, sent = object.__new__(ps_server.ServerProcess), list[Any]()
     edge.state, edge.store, edge.admission, edge.arriving = state, None, None, None
     edge.route, edge.asked, edge.refused = {}, {}, set()
     edge.handler_s, edge.aside_s = {}, 0.0
@@ -509,7 +508,7 @@ def edge_of(state: ServerState) -> tuple[ps_server.Server, list[Any]]:
 def test_a_piece_of_another_epoch_is_not_looked_at() -> None:
     edge, sent = edge_of(joined())
     image = cutfile.Chunks({"a": np.zeros(9)}, moving.PIECE_BYTES)
-    edge.arriving = moving.Arriving(SCHEMA, COPY.copies, 2)
+    edge.arriving = moving.ArrivingShare(SCHEMA, COPY.copies, 2)
 
     edge._serve(
         b"%d-copy-%d" % (OLD, OLD), msgspec.structs.replace(numbered(image), epoch_no=2), []

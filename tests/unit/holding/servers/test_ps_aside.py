@@ -11,7 +11,7 @@ import pytest
 
 from paceline.runtime.checkpoint import cutfile
 from paceline.runtime.server import snapshot_while_serving as aside_module
-from paceline.runtime.server.server import Server
+from paceline.runtime.server.server import ServerProcess
 from paceline.runtime.server.store import Gradients, Store
 from paceline.wire.messages.node import Copied
 from paceline.wire.schema import NUM_BUCKETS, DenseTensor, ModelSchema, OptimizerGroup, Table
@@ -170,7 +170,7 @@ def test_updates_wait_when_more_would_be_noted_than_there_is_room_for(
     assert_equal(pack_when(store, "_over", update), expected)
 
 
-class Edge(Server):
+class Edge(ServerProcess):
     """A server without process and sockets, whose copies all fail."""
 
     def __init__(self, store: Store) -> None:

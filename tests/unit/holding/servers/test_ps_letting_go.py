@@ -9,7 +9,7 @@ import pytest
 from paceline.base.samples import SampleSet
 from paceline.protocol.holding.servers.moving import copying, switched
 from paceline.protocol.holding.servers.server import ServerState
-from paceline.runtime.server.server import Server as PsServer
+from paceline.runtime.server.server import ServerProcess
 from paceline.wire.data_plane import DataClient
 from paceline.wire.messages.base import CutRef, Server, ServerMap
 from paceline.wire.messages.data import At, Data, Order, Pull
@@ -27,7 +27,7 @@ COPY = copying(MAP, OTHER, JOINER)
 SWITCH = switched(COPY, OTHER, JOINER)
 
 
-class Edge(PsServer):
+class Edge(ServerProcess):
     """A server in a BSP epoch, without process and sockets that anybody could reach."""
 
     def __init__(self, inc: int) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from paceline.protocol.holding.servers.server import ServerState
 from paceline.runtime.server.scripts import Scripts
-from paceline.runtime.server.server import Asked, Server
+from paceline.runtime.server.server import ServerProcess, WaitingPull
 from paceline.runtime.server.service_time import NOTE_S, ServiceTime
 from paceline.wire.messages.data import Pull
 from paceline.wire.step_ledger import StepLedgerReader, StepLedgerWriter, StepRecord
@@ -72,7 +72,7 @@ def test_a_wait_longer_than_it_can_be_is_work_that_the_machine_held_up(tmp_path:
 
 def test_a_pull_that_only_asks_how_far_the_job_is_is_no_request() -> None:
     answered: list[int] = []
-    edge: Any = object.__new__(Server)
+    edge: Any = object.__new__(ServerProcess)
     edge.inc, edge.state = 1, ServerState(1)
     edge.route, edge.asked, edge.handler_s = {7: b"worker-7"}, {}, {}
     edge.store = SimpleNamespace(dense=dict, scripts=Scripts())
@@ -80,7 +80,7 @@ def test_a_pull_that_only_asks_how_far_the_job_is_is_no_request() -> None:
     edge.service = SimpleNamespace(round_done=lambda: answered.append(1))
 
     for dense in (False, True):
-        edge.asked[7] = Asked(1, (), 0.0)
+        edge.asked[7] = WaitingPull(1, (), 0.0)
         edge._answer(Pull(epoch_no=1, inc=7, ticket=1, dense=dense))
 
     assert len(answered) == 1

@@ -9,22 +9,22 @@ from types import SimpleNamespace
 import pytest
 
 from paceline.protocol.holding.servers.server_acts import Key
-from paceline.runtime.holding.servers.port import Pulled
+from paceline.runtime.holding.servers.port import PulledModel
 from paceline.runtime.holding.servers.pulling import Pulling
-from paceline.runtime.server.server import Server
+from paceline.runtime.server.server import ServerProcess
 from tests.unit.holding.servers.ps_world import World, gradients, world
 
 LATE_S, UPDATE_S, STEPS = 0.2, 0.08, 4
 
 
-class SlowUpdates(Server):
+class SlowUpdates(ServerProcess):
     def _apply(self, keys: Sequence[Key], factor: float) -> None:
         time.sleep(UPDATE_S)
         super()._apply(keys, factor)
 
 
-def train(job: World, rank: int, compute_s: float, told: list[tuple[Pulled, float]]) -> None:
-    """As `Loop` does: the next pull begins right after the push."""
+def train(job: World, rank: int, compute_s: float, told: list[tuple[PulledModel, float]]) -> None:
+    """As `ServersLoop` does: the next pull begins right after the push."""
     trainer = job.trainer(rank)
     staged = None
     for _ in range(job.steps):
@@ -46,7 +46,7 @@ def train(job: World, rank: int, compute_s: float, told: list[tuple[Pulled, floa
 def test_a_prompt_worker_is_not_told_that_the_wire_is_as_slow_as_the_late_one(
     tmp_path: Path,
 ) -> None:
-    prompt, late = list[tuple[Pulled, float]](), list[tuple[Pulled, float]]()
+    prompt, late = list[tuple[PulledModel, float]](), list[tuple[PulledModel, float]]()
     with world(tmp_path, workers=2, steps=STEPS, server=SlowUpdates) as job:
         other = threading.Thread(target=train, args=(job, 1, LATE_S, late))
         other.start()

@@ -15,9 +15,9 @@ from paceline.protocol.holding.servers.server_acts import (
     Keep,
     Load,
     Reply,
-    Report,
     Tell,
 )
+from paceline.protocol.holding.servers.worker_acts import ToMaster
 from paceline.wire.messages.base import CutRef, Server, ServerMap
 from paceline.wire.messages.data import At, Held, MapIs, Order, Ordered, Part, Pull, Ready, Refused
 from paceline.wire.messages.feeds import Feed
@@ -114,7 +114,7 @@ def test_restore_names_one_incarnation() -> None:
 def test_a_repeated_restore_is_answered_and_changes_nothing(leader: ServerState) -> None:
     leader.part(part(1, 0, 1))
 
-    assert leader.restore(restore(LEADER)) == [Report(Restored(epoch_no=1, inc=LEADER))]
+    assert leader.restore(restore(LEADER)) == [ToMaster(Restored(epoch_no=1, inc=LEADER))]
     assert leader.loaded(restore(LEADER), 0, SampleSet()) == []
     assert (WORKER, 1) in leader.contents.parts
 
@@ -238,7 +238,7 @@ def test_a_fenced_worker_enters_no_later_entry(leader: ServerState) -> None:
     done = leader.fence(Fence(epoch_no=1, inc=LEADER, fenced=WORKER))
 
     answer = FenceAnswer(epoch_no=1, inc=LEADER, fenced=WORKER, committed=(Span(0, 0, 2),))
-    assert done == [Forget(((WORKER, 2),)), Report(answer)]
+    assert done == [Forget(((WORKER, 2),)), ToMaster(answer)]
     assert is_refused(leader.ready(ready(2)), fenced=True)
     assert is_refused(leader.part(part(3, 3, 4)), fenced=True)
     assert is_refused(leader.pull(Pull(epoch_no=1, inc=WORKER, ticket=1)), fenced=True)
@@ -294,8 +294,8 @@ def test_copied_is_said_only_when_the_copy_is_safe(leader: ServerState) -> None:
     assert isinstance(copy, CopyState)
 
     assert leader.take_cut(take) == [], "under way"
-    assert leader.copy_is_safe(copy.copied) == [Report(copy.copied)]
-    assert leader.take_cut(take) == [Report(copy.copied)], "said again when asked again"
+    assert leader.copy_is_safe(copy.copied) == [ToMaster(copy.copied)]
+    assert leader.take_cut(take) == [ToMaster(copy.copied)], "said again when asked again"
 
 
 def test_a_copy_of_an_older_epoch_is_worth_nothing(leader: ServerState) -> None:
@@ -466,7 +466,7 @@ def test_the_newest_word_counts_and_is_confirmed(synchronous: ServerState) -> No
     synchronous.allow(allow(0, no=3))
     (said,) = synchronous.allow(allow(3, no=2))
 
-    assert isinstance(said, Report)
+    assert isinstance(said, ToMaster)
     assert isinstance(said.message, Committed)
     assert said.message.allow == 3
     synchronous.part(part(1, 0, 3, step=1))

@@ -9,8 +9,8 @@ from paceline.base.samples import Intervals, Span
 from paceline.protocol.holding.servers.worker import WorkerState
 from paceline.protocol.holding.servers.worker_acts import (
     DropWork,
+    EndProcess,
     Instruction,
-    Leave,
     PullDone,
     ToMaster,
     ToServer,
@@ -237,7 +237,7 @@ def test_answers_of_another_epoch_are_ignored(state: WorkerState) -> None:
 @pytest.mark.parametrize(
     ("refused", "done"),
     [
-        (Refused(epoch_no=1, server=LEADER, inc=INC, fenced=True), [Leave()]),
+        (Refused(epoch_no=1, server=LEADER, inc=INC, fenced=True), [EndProcess()]),
         (Refused(epoch_no=1, server=LEADER, inc=INC), []),
         (Refused(epoch_no=0, server=LEADER, inc=INC, fenced=True), []),
     ],

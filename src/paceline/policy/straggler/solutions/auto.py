@@ -23,7 +23,7 @@ from paceline.policy.straggler.actions import (
     KillRestart,
     Partial,
 )
-from paceline.policy.straggler.division import Step, in_force
+from paceline.policy.straggler.division import StepModel, in_force
 from paceline.policy.straggler.fleet import Fleet
 from paceline.policy.straggler.observation import Observation
 from paceline.policy.straggler.solution import (
@@ -132,7 +132,7 @@ class Auto(Solution, frozen=True):
         slow = np.flatnonzero(slowness >= self.slowness).tolist()
         gain, cost_s = np.zeros(len(usual_s)), np.zeros(len(usual_s))
         # What a worker costs as it is now, however long that lasts.
-        step = Step(seen, fleet, self.growth, np.ones(len(usual_s)))
+        step = StepModel(seen, fleet, self.growth, np.ones(len(usual_s)))
         level_s = step.level_s()
         step_s = level_s + _besides_s(seen)
         latency_s = restarts.latency_s(seen, seen.worker_restart)
@@ -154,7 +154,7 @@ class Auto(Solution, frozen=True):
         calm = scatter * chance.largest_normal(len(seen.workers)) < self.min_short_gain
         if calm and in_force(seen) == Patience() and not fleet.differs.any() and _are_even(fleet):
             return []  # as nearly all of the time
-        step = Step(seen, fleet, self.growth, fleet.lasting(seen))
+        step = StepModel(seen, fleet, self.growth, fleet.lasting(seen))
         present_s = step.present_s
         slowest = int(fleet.times_s(fleet.shares).argmax())
         # Before it is known how times go up and down by themselves, only a large gain is one.

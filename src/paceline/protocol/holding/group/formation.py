@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from typing import assert_never
 
 from paceline.base.samples import Span
-from paceline.protocol.acts import Fail, Instruction, Journal, Refused, Send
+from paceline.protocol.acts import Fail, Instruction, Send, WorkerRefused, WriteAhead
 from paceline.protocol.records import CutValid, GroupBegun, GroupFormed, GroupRestored, Plan
 from paceline.wire.messages.base import CutRef
 from paceline.wire.messages.group import (
@@ -27,19 +27,19 @@ from paceline.wire.messages.group import (
     CatchUp,
     Divide,
     Division,
+    GroupStopped,
     JoinGroup,
     Member,
-    Part,
+    MemberPart,
     Progress,
     RunGroup,
     StopGroup,
-    Stopped,
 )
 
 Records = GroupFormed | GroupRestored | GroupBegun
 
 
-class Group:
+class Formation:
     """The machine.
 
     Args:
@@ -85,7 +85,7 @@ class Group:
         #: Members that are gone: the next group is formed without them.
         self.lost: set[int] = set()
         #: What members of a group that forms have said.
-        self.stopped: dict[int, Stopped] = {}
+        self.stopped: dict[int, GroupStopped] = {}
         #: Members that are not known to have heard that the group runs.
         self.untold: set[int] = set()
         #: Members that cannot work in this group.
@@ -123,9 +123,9 @@ class Group:
             case _:
                 assert_never(record)
 
-    def _record(self, record: Records) -> Journal:
+    def _record(self, record: Records) -> WriteAhead:
         self.apply(record)
-        return Journal(record)
+        return WriteAhead(record)
 
     @property
     def running(self) -> bool:
@@ -160,7 +160,7 @@ class Group:
             return self._ask([inc]) or (self.form() if self.running and self.lost else [])
         return self.form(expected=expected)
 
-    def _refuse(self, message: JoinGroup, node: str) -> Refused | Fail:
+    def _refuse(self, message: JoinGroup, node: str) -> WorkerRefused | Fail:
         """Once others have trained, who has built another model ends alone, not the job.
 
         Of shards all are needed.
@@ -168,7 +168,9 @@ class Group:
         reason = replica_difference(node, self.replica, message.replica)
         if self.sharded or not self.number:
             return Fail(reason)
-        return Refused(message.inc, f"{reason}, and leave the script of a running job as it is")
+        return WorkerRefused(
+            message.inc, f"{reason}, and leave the script of a running job as it is"
+        )
 
     def leave(self, inc: int, *, returned: bool = False) -> list[Instruction]:
         """A worker is dead or given up: the others go on without it.
@@ -255,7 +257,7 @@ class Group:
             cut=cut,
         )
 
-    def _source(self, inc: int) -> Stopped | None:
+    def _source(self, inc: int) -> GroupStopped | None:
         """Whom a member that is behind copies from, once everybody has said something."""
         if len(self.stopped) < len(self.members):
             return None
@@ -280,12 +282,12 @@ class Group:
             return ()
         return tuple(one.inc for one in self.members if self.stopped[one.inc].step == NO_STEP)
 
-    def _beginner(self, inc: int) -> Stopped | None:
+    def _beginner(self, inc: int) -> GroupStopped | None:
         """This member, as it will be; None: what it is to begin with is not chosen yet."""
         # Who holds a step says that it was chosen, by a former master.
         if self.start is None or not (self.restored_for == self.number or self._holder()):
             return None
-        return Stopped(
+        return GroupStopped(
             epoch_no=self.epoch_no,
             inc=inc,
             group=self.number,
@@ -310,7 +312,7 @@ class Group:
             catch_up=catch_up,
         )
 
-    def stopped_said(self, message: Stopped) -> list[Instruction]:
+    def stopped_said(self, message: GroupStopped) -> list[Instruction]:
         """A member has stopped for good, or caught up."""
         inc = message.inc
         if message.group != self.number or self.running or not self.knows(inc):
@@ -435,7 +437,7 @@ def division(plan: Plan, members: Sequence[Member]) -> Division:
     shares = [plan.share_of(node) for node in nodes]
     # What is handed in piece by piece is computed so, too.
     batches = [max(plan.chunks, share.accumulation if share else 1) for share in shares]
-    return Division(plan.no, tuple(map(Part, plan.sizes_of(nodes), batches)), plan.lacking)
+    return Division(plan.no, tuple(map(MemberPart, plan.sizes_of(nodes), batches)), plan.lacking)
 
 
 def replica_difference(node: str, known: str, other: str) -> str:

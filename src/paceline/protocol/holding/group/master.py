@@ -1,4 +1,4 @@
-"""The master's part of a job whose workers hold the model: what a `Group` decides.
+"""The master's part of a job whose workers hold the model: what a `Formation` decides.
 
 What the members hold is in the model by their word (`Progress`): DONE grows by it, and a feed is
 over when a cut on disk holds all of it. Samples to train on are not leased, the members share every
@@ -13,10 +13,10 @@ from paceline.base.errors import ConfigError
 from paceline.protocol.acts import (
     FeedDone,
     Instruction,
-    Journal,
     Send,
+    WriteAhead,
 )
-from paceline.protocol.holding.group.formation import Group
+from paceline.protocol.holding.group.formation import Formation
 from paceline.protocol.holding.holder import Holder
 from paceline.protocol.records import (
     CutValid,
@@ -30,7 +30,7 @@ from paceline.protocol.records import (
     Returned,
 )
 from paceline.protocol.samples.plans import NO_PLAN, GlobalAction
-from paceline.wire.messages.group import Broken, GroupUp, JoinGroup, Progress, Stopped
+from paceline.wire.messages.group import Broken, GroupStopped, GroupUp, JoinGroup, Progress
 from paceline.wire.messages.node import (
     AskCut,
     FeedOpened,
@@ -56,8 +56,8 @@ class GroupHolder(Holder):
         copies_at_rest: bool = False,
         sharded: bool = False,
     ) -> None:
-        """See `Group`."""
-        self.group = Group(
+        """See `Formation`."""
+        self.group = Formation(
             min_members=min_members, check=check, sharded=sharded, copies_at_rest=copies_at_rest
         )
         #: Not sharded: the member that copies cuts.
@@ -107,7 +107,7 @@ class GroupHolder(Holder):
     def _in_group(self, done: list[Instruction]) -> list[Instruction]:
         """What the group has decided, with what follows from it for the ledger."""
         for one in done:
-            if isinstance(one, Journal):
+            if isinstance(one, WriteAhead):
                 self._follow_group(one.record)
         return done
 
@@ -132,7 +132,7 @@ class GroupHolder(Holder):
                 self.core.prepared.add(inc)
                 joined = self.group.join(message, node, expected=expected, distant=distant)
                 return self._in_group(joined)
-            case Stopped():
+            case GroupStopped():
                 return self._in_group(self.group.stopped_said(message))
             case Broken():
                 return self._in_group(self.group.broken_said(message))

@@ -18,12 +18,12 @@ from paceline.wire.messages.group import (
     CatchUp,
     Divide,
     Division,
+    GroupStopped,
     GroupUp,
     JoinGroup,
     Progress,
     RunGroup,
     StopGroup,
-    Stopped,
 )
 
 
@@ -43,7 +43,7 @@ class Copy(msgspec.Struct, frozen=True):
     order: CatchUp
 
 
-class Load(msgspec.Struct, frozen=True):
+class LoadReplica(msgspec.Struct, frozen=True):
     """Become what a cut holds; then `copied`."""
 
     order: CatchUp
@@ -55,7 +55,7 @@ class Connect(msgspec.Struct, frozen=True):
     run: RunGroup
 
 
-Instruction = Say | Drop | Copy | Load | Connect
+Instruction = Say | Drop | Copy | LoadReplica | Connect
 
 
 class MemberState:
@@ -138,7 +138,7 @@ class MemberState:
 
     def _stopped(self) -> Say:
         return Say(
-            Stopped(
+            GroupStopped(
                 epoch_no=self.epoch_no,
                 inc=self.inc,
                 group=self.group,
@@ -161,7 +161,7 @@ class MemberState:
         if self.copying == message:
             return []
         self.copying = message
-        return [Load(message) if message.source.inc == self.inc else Copy(message)]
+        return [LoadReplica(message) if message.source.inc == self.inc else Copy(message)]
 
     @property
     def at_rest(self) -> bool:

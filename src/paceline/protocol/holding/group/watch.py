@@ -33,7 +33,7 @@ class Word(NamedTuple):
     """So many steps should lie between two checksums, by what one takes here."""
 
 
-class Verdict(NamedTuple):
+class Difference(NamedTuple):
     """Members differ."""
 
     in_settings: bool
@@ -85,7 +85,7 @@ class Watch:
         return last is None or step - last > REPEAT_STEPS
 
 
-def judge(words: Sequence[Word]) -> Verdict | None:
+def judge(words: Sequence[Word]) -> Difference | None:
     """Whether members differ in what they have told; None: they agree."""
     for in_settings in (True, False):
         values = (word.settings if in_settings else word.checksum for word in words)
@@ -96,7 +96,7 @@ def judge(words: Sequence[Word]) -> Verdict | None:
         value, number = counts[0]
         agree = 2 * number > len(told)
         minority = tuple(rank for rank, one in told.items() if one != value) if agree else ()
-        return Verdict(in_settings, minority)
+        return Difference(in_settings, minority)
     return None
 
 

@@ -27,14 +27,14 @@ from paceline.protocol.holding.servers.server_acts import (
     Key,
     Load,
     MakeRoom,
-    Remapped,
+    MapInForce,
     Reply,
-    Report,
     SendBuckets,
     Tell,
 )
 from paceline.protocol.holding.servers.server_contents import ServerContents
 from paceline.protocol.holding.servers.waiting_pulls import WaitingPulls
+from paceline.protocol.holding.servers.worker_acts import ToMaster
 from paceline.wire.messages.base import ServerMap
 from paceline.wire.messages.data import (
     AskMap,
@@ -131,7 +131,7 @@ class ServerState:
         if message.inc != self.inc or message.epoch_no < self.epoch_no:
             return []
         if message.epoch_no == self.epoch_no:
-            return [Report(Restored(epoch_no=self.epoch_no, inc=self.inc))]
+            return [ToMaster(Restored(epoch_no=self.epoch_no, inc=self.inc))]
         return [Load(message)]
 
     def loaded(self, message: Restore, step: int, committed: SampleSet) -> list[Instruction]:
@@ -148,7 +148,7 @@ class ServerState:
         self.contents = ServerContents(self.inc, step, committed)
         self.last_cut = message.cut.cut_no
         self.log.begin([s.inc for s in message.map.servers if s.inc != self.inc], 0)
-        return [Report(Restored(epoch_no=self.epoch_no, inc=self.inc))]
+        return [ToMaster(Restored(epoch_no=self.epoch_no, inc=self.inc))]
 
     def _refuse(self, inc: int, *, fenced: bool = False) -> list[Instruction]:
         refused = Refused(epoch_no=self.epoch_no, server=self.inc, inc=inc, fenced=fenced)
@@ -249,9 +249,9 @@ class ServerState:
         if message.epoch_no != self.epoch_no or not self.leads:
             return []
         if message.no <= self.readiness.newest:
-            return [Report(self.progress())]
+            return [ToMaster(self.progress())]
         self.readiness.allow(message, self.contents.step + 1)
-        return [*self._decide_step(), Report(self.progress())]
+        return [*self._decide_step(), ToMaster(self.progress())]
 
     # ------------------------------------------------------------------ the order
 
@@ -305,7 +305,7 @@ class ServerState:
             limit -= 1
         if self.behind and self.contents.position + 1 not in self.pending:
             self.behind = False
-            done.append(Report(self._joined()))
+            done.append(ToMaster(self._joined()))
         return done
 
     def at(self, message: At) -> list[Instruction]:
@@ -340,7 +340,7 @@ class ServerState:
         if message.epoch_no != self.epoch_no:
             return []
         if self.copied is not None and self.copied.cut_no == message.cut_no:
-            return [Report(self.copied)]
+            return [ToMaster(self.copied)]
         if message.cut_no <= self.last_cut:
             return []
         cut = Cut(cut_no=message.cut_no)
@@ -353,7 +353,7 @@ class ServerState:
         if copied.epoch_no != self.epoch_no:
             return []
         self.copied = copied
-        return [Report(copied)]
+        return [ToMaster(copied)]
 
     def _copy(self, entry: Cut) -> list[Instruction]:
         self.last_cut = entry.cut_no
@@ -375,7 +375,7 @@ class ServerState:
         if message.epoch_no != self.epoch_no or self.map is None:
             return []
         if not self.leads:
-            return [Report(self._map_set())]
+            return [ToMaster(self._map_set())]
         inc = message.fenced
         self.fenced.setdefault(inc, self.contents.position)
         self.readiness.last_of.pop(inc, None)
@@ -387,7 +387,7 @@ class ServerState:
             committed=self.contents.committed.spans(),
         )
         gone = self._forget([key for key in self.contents.parts if key[0] == inc])
-        return [*gone, Report(answer), *self._answer_waiting()]
+        return [*gone, ToMaster(answer), *self._answer_waiting()]
 
     def progress(self) -> Committed:
         """Leader: what is in the model now."""
@@ -408,12 +408,12 @@ class ServerState:
         if message.inc != self.inc or message.epoch_no < self.epoch_no:
             return []
         if message.epoch_no == self.epoch_no:
-            return [Report(self._joined())]
+            return [ToMaster(self._joined())]
         self._reset()
         self.epoch_no, self.mode = message.epoch_no, message.mode
         self.exactly_once, self.waiting = True, WaitingPulls(message.staleness)
         self.barrier = message.map.version
-        return [MakeRoom(message), Report(self._joined())]
+        return [MakeRoom(message), ToMaster(self._joined())]
 
     def _joined(self) -> Joined:
         caught_up = self.map is not None and not self.behind
@@ -446,7 +446,7 @@ class ServerState:
                 allowed=tuple(self.readiness.allowed),
             )
             done = self._decide(entry)
-        return [*done, Report(self._map_set())]
+        return [*done, ToMaster(self._map_set())]
 
     def _map_set(self) -> MapSet:
         assert self.map is not None
@@ -487,7 +487,7 @@ class ServerState:
         waiting = set(self.waiting.pulls)
         known = waiting | set(contents.last_seq) | {inc for inc, _ in contents.parts}
         self.map, self.map_position = entry.map, contents.position
-        done: list[Instruction] = [Remapped(entry.map)]
+        done: list[Instruction] = [MapInForce(entry.map)]
         if entry.map.copies:
             self.barrier = entry.map.version
             self.readiness.next_step()

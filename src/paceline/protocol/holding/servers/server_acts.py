@@ -2,9 +2,10 @@
 
 import msgspec
 
+from paceline.protocol.holding.servers.worker_acts import ToMaster
 from paceline.wire.messages.base import Server, ServerMap
 from paceline.wire.messages.data import Data, Piece, Pull
-from paceline.wire.messages.node import Copied, JoinServers, NodeUp, Restore
+from paceline.wire.messages.node import Copied, JoinServers, Restore
 
 Key = tuple[int, int]
 """(inc, seq): names one contribution within an epoch."""
@@ -22,12 +23,6 @@ class Tell(msgspec.Struct, frozen=True):
 
     inc: int
     message: Data
-
-
-class Report(msgspec.Struct, frozen=True):
-    """Send a message to the master."""
-
-    message: NodeUp
 
 
 class Keep(msgspec.Struct, frozen=True):
@@ -82,7 +77,7 @@ class SendBuckets(msgspec.Struct, frozen=True):
     """What goes with each piece."""
 
 
-class Remapped(msgspec.Struct, frozen=True):
+class MapInForce(msgspec.Struct, frozen=True):
     """This map is in force: what it does not copy is not sent any more, what it moved is gone."""
 
     map: ServerMap
@@ -91,7 +86,7 @@ class Remapped(msgspec.Struct, frozen=True):
 Instruction = (
     Reply
     | Tell
-    | Report
+    | ToMaster
     | Keep
     | Apply
     | Forget
@@ -100,5 +95,5 @@ Instruction = (
     | Load
     | MakeRoom
     | SendBuckets
-    | Remapped
+    | MapInForce
 )

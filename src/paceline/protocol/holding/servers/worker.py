@@ -13,10 +13,10 @@ import msgspec
 
 from paceline.base.samples import Span, num_samples
 from paceline.protocol.holding.servers.worker_acts import (
+    ConnectServer,
     DropWork,
+    EndProcess,
     Instruction,
-    Leave,
-    Meet,
     OfferAgain,
     PullDone,
     Remapped,
@@ -222,7 +222,7 @@ class WorkerState:
     def refused(self, message: Refused) -> list[Instruction]:
         """Old and early messages are repeated later; a fence is final."""
         fenced = message.fenced and message.epoch_no == self.epoch_no
-        return [Leave()] if fenced else []
+        return [EndProcess()] if fenced else []
 
     # ------------------------------------------------------------------ the map
 
@@ -234,7 +234,10 @@ class WorkerState:
         if self.map is None or newer.version <= self.map.version:
             return []
         leader = newer.servers[0]
-        return [Meet(leader), ToServer(leader.inc, AskMap(epoch_no=self.epoch_no, inc=self.inc))]
+        return [
+            ConnectServer(leader),
+            ToServer(leader.inc, AskMap(epoch_no=self.epoch_no, inc=self.inc)),
+        ]
 
     def map_is(self, message: MapIs) -> list[Instruction]:
         """The map, of which only the leader's word counts: what it never will order is known to it.

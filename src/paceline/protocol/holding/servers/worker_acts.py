@@ -34,11 +34,11 @@ class Withdraw(msgspec.Struct, frozen=True):
     """What was taken and not offered is of a step that was decided without it: drop it."""
 
 
-class Leave(msgspec.Struct, frozen=True):
+class EndProcess(msgspec.Struct, frozen=True):
     """This incarnation is fenced: nothing of it counts any more. End the process."""
 
 
-class Meet(msgspec.Struct, frozen=True):
+class ConnectServer(msgspec.Struct, frozen=True):
     """Connect to this server, if there is no connection yet."""
 
     server: Server
@@ -59,5 +59,13 @@ class OfferAgain(msgspec.Struct, frozen=True):
 
 
 Instruction = (
-    ToServer | ToMaster | PullDone | DropWork | Withdraw | Leave | Meet | Remapped | OfferAgain
+    ToServer
+    | ToMaster
+    | PullDone
+    | DropWork
+    | Withdraw
+    | EndProcess
+    | ConnectServer
+    | Remapped
+    | OfferAgain
 )

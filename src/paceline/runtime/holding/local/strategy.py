@@ -40,7 +40,7 @@ class Local(Stepping):
     """`Strategy` of the only worker there is."""
 
     takes_growth = True
-    _loop: "Loop | None"
+    _loop: "LocalLoop | None"
 
     def __init__(self, spec: JobSpec) -> None:
         super().__init__(spec, rank=0)
@@ -78,7 +78,7 @@ class Local(Stepping):
     def train(self, feed: Feed, reader: Reader, ahead: int) -> Iterator[Any]:
         """See `Strategy.train`."""
         batches = self._batches(feed, reader, ahead)
-        self._loop = Loop(batches, self._optimizers, self._count)
+        self._loop = LocalLoop(batches, self._optimizers, self._count)
         self.global_batch = feed.batch_size
         try:
             yield from self._loop.run()
@@ -122,7 +122,7 @@ class Local(Stepping):
         return clip_whole(self._params, max_norm)
 
 
-class Loop:
+class LocalLoop:
     """One pass over one feed, whose every batch is a step; ``on_step``: called after each."""
 
     def __init__(

@@ -1,7 +1,7 @@
 """The weighted mean of all members' gradients, equal bit for bit whoever computed what.
 
 Each block of a step is one backward; its gradients, times its part of all samples, are a term of a
-fixed sum (`Tree`). A member adds up its own blocks as far as one node of the tree reaches. Then
+fixed sum (`SumTree`). A member adds up its own blocks as far as one node of the tree reaches. Then
 each member gets one segment of all those partial sums from all members (an uneven all-to-all),
 finishes the sum, and tells it to all: as much traffic as a ring where every member has one partial
 sum. Buffers that forward passes change are summed alike.
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from paceline.runtime.group.group import Group
 from paceline.runtime.group.reducer import Bucket, Reducer, in_buckets
 from paceline.runtime.holding.replicas.buffers import Buffers
-from paceline.runtime.holding.replicas.summing import Node, Tree, tops_of
+from paceline.runtime.holding.replicas.summing import PartialSum, SumTree, tops_of
 
 
 class BlockBucket(Bucket):
@@ -25,14 +25,14 @@ class BlockBucket(Bucket):
     def _make(self) -> None:
         super()._make()
         self._spare: list[Tensor] = []
-        self._tree: Tree[Tensor] = Tree(0, self._add)
+        self._tree: SumTree[Tensor] = SumTree(0, self._add)
         self._is_open = False
 
     def divide(self, runs: Sequence[range], rank: int) -> None:
         """A step begins: the blocks of each member, and which one we are."""
         self._spare += [term for _, term in self._tree.tops]
         self._num_blocks = runs[-1].stop
-        self._tree = Tree(self._num_blocks, self._add)
+        self._tree = SumTree(self._num_blocks, self._add)
         self._tops = [tops_of(run, self._num_blocks) for run in runs]
         self._block = runs[rank].start
 
@@ -66,7 +66,7 @@ class BlockBucket(Bucket):
         self._is_open = False
         if part:
             self._complete()
-            node, self._block = Node(0, self._block), self._block + 1
+            node, self._block = PartialSum(0, self._block), self._block + 1
             self._tree.put(node, self.flat)
             node, term = self._tree.tops[-1]
             if term is self.flat:
@@ -91,7 +91,7 @@ class BlockBucket(Bucket):
         assert self.sum is not None
         self.sum.wait()
         nodes = [node for tops in self._tops for node in tops]
-        tree: Tree[Tensor] = Tree(self._num_blocks, torch.Tensor.add_)
+        tree: SumTree[Tensor] = SumTree(self._num_blocks, torch.Tensor.add_)
         for node, term in zip(nodes, self._parts.tensor_split(len(nodes)), strict=True):
             tree.put(node, term)
         size = self._segments[group.rank]

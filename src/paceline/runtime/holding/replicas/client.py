@@ -11,7 +11,7 @@ import msgspec
 from paceline.base.errors import PermanentError, TransientError
 from paceline.base.processes import this_machine
 from paceline.cuts.reach import evaluated
-from paceline.protocol.holding.group.member import Connect, Copy, Instruction, Load
+from paceline.protocol.holding.group.member import Connect, Copy, Instruction, LoadReplica
 from paceline.runtime.data.work import Array, Work
 from paceline.runtime.evaluation_results import EvaluationResults
 from paceline.runtime.group.group import Group
@@ -246,8 +246,8 @@ class GroupClient(MemberClient):
                 self._copier.forget()
         super()._do(instructions)
 
-    def _take_over(self, order: Copy | Load) -> None:
-        if isinstance(order, Load):
+    def _take_over(self, order: Copy | LoadReplica) -> None:
+        if isinstance(order, LoadReplica):
             self._loading = order.order
             return
         source = order.order.source

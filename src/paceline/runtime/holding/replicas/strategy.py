@@ -18,7 +18,7 @@ from paceline.base.errors import ConfigError, InternalError
 from paceline.protocol.holding.group.division import Sharing
 from paceline.runtime.data.reader import Reader
 from paceline.runtime.data.work import Array
-from paceline.runtime.group.loop import Loop
+from paceline.runtime.group.loop import GroupLoop
 from paceline.runtime.group.reducer import Reducer
 from paceline.runtime.group.strategy import Together, check_dense, check_movable, device_of
 from paceline.runtime.group.transports import keep_to_network
@@ -112,7 +112,7 @@ class Replicated(Together):
             return
         if self.client.joins_others and not self.client.state.joining:
             self._make_room()
-        self._loop = Loop(
+        self._loop = GroupLoop(
             self.client,
             self._reducer,
             self._sharing(feed),

@@ -13,14 +13,14 @@ from typing import Generic, NamedTuple, TypeVar
 Term = TypeVar("Term")
 
 
-class Node(NamedTuple):
+class PartialSum(NamedTuple):
     """The sum of the terms from ``place << height`` on, ``1 << height`` of them."""
 
     height: int
     place: int
 
 
-class Tree(Generic[Term]):
+class SumTree(Generic[Term]):
     """Sums up what is put in, one after the other: terms, or the tops of other runs.
 
     Args:
@@ -30,10 +30,10 @@ class Tree(Generic[Term]):
 
     def __init__(self, num_terms: int, add: Callable[[Term, Term], Term]) -> None:
         self._num_terms, self._add = num_terms, add
-        self.tops: list[tuple[Node, Term]] = []
+        self.tops: list[tuple[PartialSum, Term]] = []
         """What was put in, as few nodes as it can be: at most two of each height."""
 
-    def put(self, node: Node, term: Term) -> None:
+    def put(self, node: PartialSum, term: Term) -> None:
         """Put in what comes next in the order."""
         while not self._is_whole(node):
             height, place = node
@@ -45,10 +45,10 @@ class Tree(Generic[Term]):
                 term = self._add(left, term)
             else:
                 break  # what is to its left is another run's
-            node = Node(height + 1, place // 2)
+            node = PartialSum(height + 1, place // 2)
         self.tops.append((node, term))
 
-    def _is_whole(self, node: Node) -> bool:
+    def _is_whole(self, node: PartialSum) -> bool:
         return node.place == 0 and 1 << node.height >= self._num_terms
 
     @property
@@ -58,9 +58,9 @@ class Tree(Generic[Term]):
         return total
 
 
-def tops_of(run: Iterable[int], num_terms: int) -> list[Node]:
+def tops_of(run: Iterable[int], num_terms: int) -> list[PartialSum]:
     """The tops of a run of terms."""
-    tree: Tree[None] = Tree(num_terms, lambda _left, _right: None)
+    tree: SumTree[None] = SumTree(num_terms, lambda _left, _right: None)
     for term in run:
-        tree.put(Node(0, term), None)
+        tree.put(PartialSum(0, term), None)
     return [node for node, _ in tree.tops]

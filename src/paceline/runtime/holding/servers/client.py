@@ -1,4 +1,4 @@
-"""A worker's side of the parameter servers: the `Trainer` port over the data plane.
+"""A worker's side of the parameter servers: the `TrainingPort` port over the data plane.
 
 These are the training thread's calls; `WorkerEdge` is the half of the exchange's thread. The
 training thread only leaves errands; where the loop has nothing to compute, it waits for the other
@@ -15,13 +15,13 @@ from paceline.runtime.data.growth import Growth
 from paceline.runtime.data.work import Array, StepTimes, Work
 from paceline.runtime.holding.servers.edge import Initial, WorkerEdge
 from paceline.runtime.holding.servers.partition import Contribution, Split
-from paceline.runtime.holding.servers.port import Ids, Pulled
+from paceline.runtime.holding.servers.port import Ids, PulledModel
 from paceline.runtime.holding.servers.pulling import Pulling
 from paceline.runtime.process import Process, Stopped
 from paceline.runtime.server.scripts import NEWEST
 from paceline.runtime.server.store import Gradients
 from paceline.wire.messages.checks import Checked
-from paceline.wire.messages.data import BARE, Also, Script, ScriptState
+from paceline.wire.messages.data import BARE, Also, Script, ScriptPart
 from paceline.wire.messages.feeds import Feed, SourceLine
 from paceline.wire.messages.node import NodeUp, OpenFeed, Prepared
 from paceline.wire.schema import ModelSchema
@@ -31,7 +31,7 @@ SCRIPT_S = 1.0
 
 
 class ServerTrainer(WorkerEdge):
-    """`Trainer` on parameter servers; see `paceline.runtime.holding.servers.port`."""
+    """`TrainingPort` on parameter servers; see `paceline.runtime.holding.servers.port`."""
 
     def __init__(self, process: Process) -> None:
         super().__init__(process)
@@ -154,7 +154,7 @@ class ServerTrainer(WorkerEdge):
             also = Also(work.feed)
             self._do(self.state.start_pull(tuple(ids), also, dense=dense, ahead=ahead))
 
-    def wait_pull(self, work: Work) -> Pulled | None:
+    def wait_pull(self, work: Work) -> PulledModel | None:
         """See `Trainer.wait_pull`."""
         with self._changed:
             while True:
@@ -200,7 +200,7 @@ class ServerTrainer(WorkerEdge):
         """See `Trainer.keep_script`."""
         with self._changed:
             script = Script(position, state)
-            message = ScriptState(epoch_no=self.state.epoch_no, inc=self.process.inc, script=script)
+            message = ScriptPart(epoch_no=self.state.epoch_no, inc=self.process.inc, script=script)
             for server in self.state.servers:
                 self._send(server, message)
 
@@ -213,7 +213,7 @@ class ServerTrainer(WorkerEdge):
         self._loaded_step = 0
         return self._pull_now({}, dense=True).dense
 
-    def _pull_now(self, ids: Mapping[int, Ids], also: Also = BARE, *, dense: bool) -> Pulled:
+    def _pull_now(self, ids: Mapping[int, Ids], also: Also = BARE, *, dense: bool) -> PulledModel:
         """A pull of the state as it is; one that is under way is asked for again after it."""
         with self._changed:
             suspended = self._pulling

@@ -16,10 +16,10 @@ from paceline.cuts.reach import evaluated
 from paceline.protocol.holding.servers.agreeing import in_words
 from paceline.protocol.holding.servers.worker import WorkerState
 from paceline.protocol.holding.servers.worker_acts import (
+    ConnectServer,
     DropWork,
+    EndProcess,
     Instruction,
-    Leave,
-    Meet,
     OfferAgain,
     PullDone,
     Remapped,
@@ -46,9 +46,9 @@ from paceline.wire.messages.data import (
     Ordered,
     Part,
     Pull,
+    Pulled,
     Refused,
 )
-from paceline.wire.messages.data import Pulled as PulledMessage
 from paceline.wire.messages.node import (
     CutMade,
     Evaluated,
@@ -151,7 +151,7 @@ class WorkerEdge:
     def from_server(self, server: int, message: Data, frames: Sequence[memoryview]) -> None:
         """See `Owner.from_server`."""
         match message:
-            case PulledMessage():
+            case Pulled():
                 pulling = self._pulling
                 if pulling is not None and message.ticket == pulling.ticket:
                     pulling.answers[server] = (message, frames)
@@ -219,7 +219,7 @@ class WorkerEdge:
                     self._pull_done(ticket)
                 case DropWork():
                     self._drop()
-                case Meet(server):
+                case ConnectServer(server):
                     self._exchange.data.connect(server.inc, server.address)
                 case Remapped(pull):
                     self._remap(pull)
@@ -227,7 +227,7 @@ class WorkerEdge:
                     self._offer_again(seq, part)
                 case Withdraw():
                     self._withdraw()
-                case Leave():
+                case EndProcess():
                     raise Fenced
                 case _:
                     assert_never(instruction)

@@ -11,7 +11,7 @@ import numpy as np
 from paceline.base.errors import InternalError
 from paceline.runtime.data.local_feed import Dealing
 from paceline.runtime.data.work import Array, StepTimes, Work
-from paceline.runtime.holding.servers.port import Ids, Pulled
+from paceline.runtime.holding.servers.port import Ids, PulledModel
 from paceline.runtime.layout import initial_arrays
 from paceline.runtime.server.store import Gradients, Store
 from paceline.wire.messages.checks import Checked
@@ -20,7 +20,7 @@ from paceline.wire.spec import JobSpec
 
 
 class Alone(Dealing):
-    """The `Trainer` of a script with sparse tables that was started without `paceline run`."""
+    """The `TrainingPort` of a script with sparse tables that was started without `paceline run`."""
 
     overlap = False
     sums_workers = False
@@ -55,12 +55,12 @@ class Alone(Dealing):
     def start_pull(self, work: Work, ids: Mapping[int, Ids]) -> None:
         self._wanted = work, ids
 
-    def wait_pull(self, work: Work) -> Pulled:
+    def wait_pull(self, work: Work) -> PulledModel:
         if self._wanted is None or self._wanted[0] is not work:
             raise InternalError("waited for a pull that was not started")
         start_s = perf_counter()
         rows = {table: self.store.rows(table, ids) for table, ids in self._wanted[1].items()}
-        return Pulled(self.store.dense(), rows, server_s=perf_counter() - start_s)
+        return PulledModel(self.store.dense(), rows, server_s=perf_counter() - start_s)
 
     def script(self, position: int | None) -> None:
         """Nobody was here before."""

@@ -6,7 +6,7 @@ keep two, which are those of 25 and 26. Then B's work is over, so B gives it bac
 """
 
 from paceline.runtime.data.work import Work
-from paceline.runtime.holding.servers.port import Trainer
+from paceline.runtime.holding.servers.port import TrainingPort
 from paceline.runtime.holding.servers.schedule import Schedule
 from paceline.wire.messages.feeds import Feed
 
@@ -19,7 +19,7 @@ class Joining:
         schedule: becomes it.
     """
 
-    def __init__(self, trainer: Trainer, schedule: Schedule) -> None:
+    def __init__(self, trainer: TrainingPort, schedule: Schedule) -> None:
         self._trainer, self._schedule = trainer, schedule
         self._given_back = 0
         """The step whose work was given back last."""

@@ -21,7 +21,7 @@ from paceline.runtime.holding.servers.gradient_edits import GradientEdits
 from paceline.runtime.holding.servers.joining import Joining
 from paceline.runtime.holding.servers.lookup import Call, Foreseen, Lookups, foresee
 from paceline.runtime.holding.servers.model import Flat, Model
-from paceline.runtime.holding.servers.port import Pulled, Trainer
+from paceline.runtime.holding.servers.port import PulledModel, TrainingPort
 from paceline.runtime.holding.servers.recipes import Recipe, Recipes, Recorder
 from paceline.runtime.holding.servers.schedule import Schedule
 from paceline.runtime.seeding import reseed, seed_of
@@ -45,7 +45,7 @@ class Staged:
 
 
 @dataclass(slots=True)
-class Step:
+class ServersStep:
     """The contribution in the user's hands."""
 
     staged: Staged
@@ -65,12 +65,12 @@ class Step:
     """The script is through with its body."""
 
 
-class Loop:
+class ServersLoop:
     """One pass over one feed. The job calls ``on_step`` for every ``optimizer.step()``."""
 
     def __init__(
         self,
-        trainer: Trainer,
+        trainer: TrainingPort,
         model: Model,
         lookups: Lookups,
         schedule: Schedule,
@@ -99,7 +99,7 @@ class Loop:
             self._edits = GradientEdits((one.param for one in model.dense), FIRST_STEPS)
         self.excluded_s = 0.0
         """Time since the batch was ready that was spent on something else (evaluation)."""
-        self.step: Step | None = None
+        self.step: ServersStep | None = None
         """The newest contribution, until the next begins."""
 
     def run(self) -> Iterator[Any]:
@@ -142,7 +142,7 @@ class Loop:
             self._lookups.begin(staged.foreseen, pulled.rows)
             now_s = monotonic()
             self._record(now_s)
-            self.step = Step(
+            self.step = ServersStep(
                 staged, now_s, now_s - start_s, pulled.server_s, pulled.message_s, data_s
             )
             self._enter(work, pulled)
@@ -160,7 +160,7 @@ class Loop:
         self.step = None
         return False
 
-    def _enter(self, work: Work, pulled: Pulled) -> None:
+    def _enter(self, work: Work, pulled: PulledModel) -> None:
         """Bring the script where the model is."""
         news = self._schedule.enter(self._definition, work, pulled.counted, pulled.whole)
         if news:
@@ -257,7 +257,7 @@ class Loop:
             if self._recorder is None and self._staged is None:
                 self._stage_ahead()
 
-    def _push(self, step: Step) -> None:
+    def _push(self, step: ServersStep) -> None:
         grads = [step.grads[index] for index in range(len(step.grads))]
         sparse = self._lookups.gradients()
         dense = self._model.whole_gradient(grads)

@@ -24,7 +24,7 @@ Ids = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Pulled:
+class PulledModel:
     """The model as one contribution sees it."""
 
     dense: Mapping[str, Array]
@@ -44,7 +44,7 @@ class Pulled:
     """T^m: round trip minus T^s, and minus what the servers waited for other workers."""
 
 
-class Trainer(Protocol):
+class TrainingPort(Protocol):
     """Who deals out samples, holds the model and takes gradients. One training thread calls it.
 
     Every method that blocks raises `Stopped` when the job is told to stop.
@@ -98,7 +98,7 @@ class Trainer(Protocol):
     def start_pull(self, work: Work, ids: Mapping[int, Ids]) -> None:
         """Begin to fetch what ``work`` computes on; ids are unique per table, in any order."""
 
-    def wait_pull(self, work: Work) -> Pulled | None:
+    def wait_pull(self, work: Work) -> PulledModel | None:
         """Block for the answer to ``start_pull``; None: the work was withdrawn, take the next."""
 
     @property

@@ -8,9 +8,8 @@ import numpy as np
 
 from paceline.runtime.data.work import Work
 from paceline.runtime.holding.servers.partition import Partition, Split
-from paceline.runtime.holding.servers.port import Pulled
-from paceline.wire.messages.data import Part
-from paceline.wire.messages.data import Pulled as PulledMessage
+from paceline.runtime.holding.servers.port import PulledModel
+from paceline.wire.messages.data import Part, Pulled
 from paceline.wire.messages.feeds import feed_of
 
 
@@ -35,7 +34,7 @@ class Pushed:
         """The model went back."""
         self._sizes.clear()
 
-    def before(self, feed: int, answers: Iterable[PulledMessage]) -> int:
+    def before(self, feed: int, answers: Iterable[Pulled]) -> int:
         """Samples of the feed before the work that was pulled for: in the model, or ours.
 
         A loop that was left early may have pushed what is of another feed.
@@ -53,12 +52,12 @@ class Pulling:
         self.work = work
         self.split = split
         self.ticket = ticket
-        self.answers: dict[int, tuple[PulledMessage, Sequence[memoryview]]] = {}
+        self.answers: dict[int, tuple[Pulled, Sequence[memoryview]]] = {}
         self.start_s = time.perf_counter()
         #: When the last server had answered; 0.0: not yet.
         self.done_s = 0.0
         #: The answers put together.
-        self.result: Pulled | None = None
+        self.result: PulledModel | None = None
 
     def ask_again(self, split: Split, ticket: int) -> None:
         """Other servers are asked; what some have answered does not count, nor the time until now.
@@ -69,7 +68,7 @@ class Pulling:
         self.answers.clear()
         self.start_s = time.perf_counter()
 
-    def assemble(self, partition: Partition, servers: Sequence[int]) -> Pulled:
+    def assemble(self, partition: Partition, servers: Sequence[int]) -> PulledModel:
         """Put the answers together."""
         dtypes = self.answers[servers[0]][0].dense
         shares = list(zip(*(self.answers[server][1] for server in servers), strict=True))
@@ -89,6 +88,6 @@ class Pulling:
         scripts = [message.script for message, _ in self.answers.values() if message.script]
         script = max(scripts, key=lambda one: one.position, default=None)
         counted = min(message.counted for message, _ in self.answers.values())
-        return Pulled(
+        return PulledModel(
             dense, rows, server_s=server_s, message_s=message_s, script=script, counted=counted
         )

@@ -19,7 +19,7 @@ from torch.utils.hooks import RemovableHandle
 from paceline.base.errors import ConfigError
 from paceline.runtime.embedding import is_table
 from paceline.runtime.holding.servers.model import BoundTable, Dense, Model, rows_in_order
-from paceline.runtime.holding.servers.port import Trainer
+from paceline.runtime.holding.servers.port import TrainingPort
 
 _HOOKS = ("_state_dict_hooks", "_load_state_dict_pre_hooks")
 """Where a module keeps what is called with its state."""
@@ -28,7 +28,7 @@ _HOOKS = ("_state_dict_hooks", "_load_state_dict_pre_hooks")
 class Gatherer:
     """Puts true values in the state dicts of a model's modules."""
 
-    def __init__(self, trainer: Trainer, model: Model) -> None:
+    def __init__(self, trainer: TrainingPort, model: Model) -> None:
         self._trainer, self._model = trainer, model
         self._dense: dict[int, Dense] = {id(one.param): one for one in model.dense}
         self._tables: dict[int, BoundTable] = {id(one.weight): one for one in model.tables}

@@ -1,4 +1,4 @@
-"""Strategy ps: the model lives with a `Trainer`, parameter servers or this process alone."""
+"""Strategy ps: the model lives with a `TrainingPort`, parameter servers or this process alone."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -19,10 +19,10 @@ from paceline.runtime.data.growth import Growth
 from paceline.runtime.data.reader import Reader
 from paceline.runtime.data.work import Array
 from paceline.runtime.holding.servers.lookup import Lookups
-from paceline.runtime.holding.servers.loop import Loop
+from paceline.runtime.holding.servers.loop import ServersLoop
 from paceline.runtime.holding.servers.model import Model
 from paceline.runtime.holding.servers.optimizer import replace_step
-from paceline.runtime.holding.servers.port import Ids, Trainer
+from paceline.runtime.holding.servers.port import Ids, TrainingPort
 from paceline.runtime.holding.servers.schedule import Schedule
 from paceline.runtime.holding.servers.state_dict import Gatherer
 from paceline.runtime.prepared import refuse_empty
@@ -51,7 +51,7 @@ def begin(process: "Process") -> "OnServers":
 class OnServers:
     """`Strategy`: the worker computes gradients on values that it is given for each batch."""
 
-    def __init__(self, trainer: Trainer, script_state: ScriptState | None = None) -> None:
+    def __init__(self, trainer: TrainingPort, script_state: ScriptState | None = None) -> None:
         self.trainer = trainer
         self.spec, self.rank = trainer.spec, trainer.rank
         self.takes_growth = trainer.takes_growth
@@ -60,7 +60,7 @@ class OnServers:
         self._model: Model | None = None
         self._lookups = Lookups((), self._fetch_rows)
         self._schedule = Schedule((), ())
-        self._loop: Loop | None = None
+        self._loop: ServersLoop | None = None
         self.global_batch: int | None = None
         """See `Strategy.global_batch`."""
 
@@ -119,7 +119,7 @@ class OnServers:
 
     def train(self, feed: Feed, reader: Reader, ahead: int) -> Iterator[Any]:
         """See `Strategy.train`."""
-        self._loop = Loop(
+        self._loop = ServersLoop(
             self.trainer, self.model, self._lookups, self._schedule, feed, reader, ahead
         )
         self.global_batch = feed.batch_size

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.base.errors import ConfigError, InternalError, PermanentError, TransientError
-from paceline.protocol.holding.group.member import Copy, Load
+from paceline.protocol.holding.group.member import Copy, LoadReplica
 from paceline.runtime.group.group import BREAKING, Group
 from paceline.runtime.group.member import MemberClient
 from paceline.runtime.group.store import PeerStore
@@ -171,7 +171,7 @@ class ShardClient(MemberClient):
         asks = self._asks_last and not self.process.told_to_stop
         return super()._owes_cut or (asks and self._asker.waits)
 
-    def _take_over(self, order: Copy | Load) -> None:
+    def _take_over(self, order: Copy | LoadReplica) -> None:
         if isinstance(order, Copy):
             raise InternalError("a member that holds a shard was told to copy another's")
         self._cut = order.order.cut

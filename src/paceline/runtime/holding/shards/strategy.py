@@ -25,7 +25,7 @@ from paceline.protocol.holding.group.division import Sharing
 from paceline.runtime.data.growth import Growth
 from paceline.runtime.data.reader import Reader
 from paceline.runtime.data.work import Array, Work
-from paceline.runtime.group.loop import Loop
+from paceline.runtime.group.loop import GroupLoop
 from paceline.runtime.group.reducer import Reducer
 from paceline.runtime.group.strategy import Together, check_dense, check_movable
 from paceline.runtime.group.transports import LONGEST_S, keep_to_network
@@ -149,7 +149,7 @@ class Sharded(Together):
         sharing, number = Evenly(feed.batch_size), len(self._optimizers)
         if self._watcher is None:
             raise InternalError("the model was used before it was prepared")
-        self._loop = Loop(
+        self._loop = GroupLoop(
             self._client,
             averaged,
             sharing,

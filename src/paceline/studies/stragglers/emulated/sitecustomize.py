@@ -16,7 +16,7 @@ def _slow_servers() -> None:
     from paceline.runtime.server import server
     from paceline.studies.stragglers.emulation import EmulatedLife
 
-    class SlowServer(server.Server):
+    class SlowServer(server.ServerProcess):
         def __init__(self, process: Process) -> None:
             super().__init__(process)
             self.life = EmulatedLife.of_this_process()
@@ -29,7 +29,7 @@ def _slow_servers() -> None:
             self.life.note(start_s, time.time(), 0)
             self.updates += 1
 
-    server.Server = SlowServer  # type: ignore[misc]
+    server.ServerProcess = SlowServer  # type: ignore[misc]
 
 
 if {"paceline.runtime.zygote", "server"} <= set(sys.orig_argv):
