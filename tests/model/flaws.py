@@ -646,7 +646,7 @@ FLAWS = [
         ),
     ),
     Flaw(
-        name="a fenced worker is never told to leave by a restarted master",
+        name="a restarted master never tells a fenced worker to leave",
         finds="F",
         machines=Machines(master=TakesBackTheFenced),
         bounds=_asp(
@@ -753,7 +753,7 @@ FLAWS = [
         finish=False,
     ),
     Flaw(
-        name="what a step left out is taken for included",
+        name="what a step left out counts as included",
         finds="F",
         machines=Machines(worker=ForgetsWhatWasLeftOut),
         bounds=_bsp(left_out=1, servers=1),
