@@ -31,7 +31,7 @@ SOLUTIONS = ("none", "nd", "lb_bsp", "auto")
 
 def fill(monitor: Monitor, workers: list[str], servers: list[str]) -> None:
     rng = random.Random(1)
-    monitor.num_workers = len(workers)
+    monitor.trains(len(workers))
     for tick in range(1, REPORTS + 1):
         for index, name in enumerate(workers):
             compute_s = rng.gauss(0.2 if index == 7 else 0.1, 0.003)

@@ -19,7 +19,7 @@ def test_a_job_on_a_full_disk_stands_still_and_goes_on_when_there_is_room(
         bench.world.work_s = 0.05
         await bench.until(lambda: bench.progress > 300)
         ballast = fill(small_disk)
-        await bench.until(lambda: bool(bench.master._outbox.refused))
+        await bench.until(lambda: bool(bench.master.parts.outbox.refused))
         bench.backend.agents["worker-1"].end_process(ExitEvidence(signal=9))
         await asyncio.sleep(1.5)  # longer than anybody may be silent
         assert (await bench.status()).state == "training"
@@ -44,7 +44,7 @@ def test_a_job_that_is_stopped_at_once_on_a_full_disk_ends_and_can_be_resumed(
         bench.world.work_s = 0.05
         await bench.until(lambda: bench.has_cut_of(200))
         ballast = fill(small_disk)
-        await bench.until(lambda: bool(bench.master._outbox.refused))
+        await bench.until(lambda: bool(bench.master.parts.outbox.refused))
         reply = await bench.call(StopJob())
         assert isinstance(reply, Done)
         assert "no space left on" in reply.error

@@ -424,10 +424,8 @@ class Bench:
         """As SIGKILL would, as far as its state is concerned: nothing is written any more."""
         self.running.cancel()
         await asyncio.gather(self.running, return_exceptions=True)
-        for task in self.master._tasks:
-            task.cancel()
-        await self.master._door.close()
-        self.master._outbox.journal.close()
+        await self.master.rooms.sources.close()
+        self.master.parts.outbox.journal.close()
 
     async def call(self, call: GetStatus | Scale | Kill | StopJob) -> JobStatus | Done:
         address = self.job.master_address.read_text().strip()
@@ -459,7 +457,7 @@ class Bench:
         return len(self.world.model)
 
     def has_cut_of(self, num_samples: int) -> bool:
-        cuts = self.master.training.state.cuts.valid
+        cuts = self.master.rooms.training.state.cuts.valid
         return bool(cuts) and len(SampleSet(cuts[-1].committed)) > num_samples
 
     def assert_each_sample_once(self) -> None:
@@ -642,9 +640,9 @@ def test_scaling_up_and_down_changes_who_works_and_nothing_else(tmp_path: Path) 
         bench.world.work_s = 0.02
         await bench.until(lambda: bench.progress > 50)
         assert await bench.call(Scale(workers=4)) == Done()
-        await bench.until(lambda: len(bench.master.training.state.workers) == 4)
+        await bench.until(lambda: len(bench.master.rooms.training.state.workers) == 4)
         assert await bench.call(Scale(workers=1)) == Done()
-        await bench.until(lambda: len(bench.master.training.state.workers) == 1)
+        await bench.until(lambda: len(bench.master.rooms.training.state.workers) == 1)
         await bench.done()
         bench.assert_each_sample_once()
 
@@ -660,7 +658,7 @@ def test_there_are_no_more_workers_than_the_spec_allows(tmp_path: Path) -> None:
             assert isinstance(reply, Done)
             assert "workers, expected 1 to 3" in reply.error
         await bench.done()
-        assert len(list(bench.master.members.wanted_workers())) <= 3
+        assert len(list(bench.master.parts.members.wanted_workers())) <= 3
 
     play(tmp_path, body, make_spec(max_workers=3))
 
@@ -688,7 +686,7 @@ def test_a_stop_ends_in_a_cut_and_the_job_can_be_resumed(tmp_path: Path) -> None
         outcome = await bench.done()
         assert (outcome.state, outcome.end, outcome.exit_code) == ("stopped", End.STOPPED, 4)
         assert outcome.kept == outcome.committed
-        held = SampleSet(bench.master.training.state.cuts.valid[-1].committed)
+        held = SampleSet(bench.master.rooms.training.state.cuts.valid[-1].committed)
         assert held == bench.world.model
         assert len(held) == outcome.committed > 0
         bench.job.outcome.unlink()
@@ -818,7 +816,7 @@ def test_a_master_that_was_paused_blames_nobody(tmp_path: Path) -> None:
         for _ in range(3):
             # The master, and with it its clock, stands still for three times `lost_after_s`.
             bench.paused_s += 3.0
-            bench.master._put(Tick())
+            bench.master.rooms.inbox.put(Tick())
             before = bench.progress
             await bench.until(lambda: bench.progress > before + 50)  # noqa: B023
         await bench.done()
@@ -833,12 +831,12 @@ def test_what_starts_cost_is_known_to_the_next_master(tmp_path: Path) -> None:
         await bench.until(lambda: bench.progress > 300)
         bench.world.hold.clear()
         await bench.until(lambda: bench.event_names().count("works") == 3)
-        costs = [bench.master.monitor.restarts.cost(role) for role in ("worker", "server")]
+        costs = [bench.master.parts.monitor.restarts.cost(role) for role in ("worker", "server")]
         assert all(0.0 < cost.total_s < LIMIT_S for cost in costs)
         await bench.kill_master()
         bench.start_master()
-        await bench.until(lambda: bench.master.monitor.restarts.cost("worker").total_s > 0)
-        again = [bench.master.monitor.restarts.cost(role) for role in ("worker", "server")]
+        await bench.until(lambda: bench.master.parts.monitor.restarts.cost("worker").total_s > 0)
+        again = [bench.master.parts.monitor.restarts.cost(role) for role in ("worker", "server")]
         assert again == costs
         bench.world.hold.set()
         await bench.done()

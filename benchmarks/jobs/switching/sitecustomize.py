@@ -67,7 +67,7 @@ def _switch(every: int, actions: str, phases: _Phases) -> None:
         if isinstance(message, Committed) and training.state.step >= next_step:
             phases.asked(training.state)
             try:
-                training.carry_out(plans[number % len(plans)])
+                training.leasing.carry_out(plans[number % len(plans)])
             except ConfigError:  # the last sample of a feed has just been committed
                 phases.refused()
             next_step, number = training.state.step + every, number + 1
@@ -96,7 +96,7 @@ def _switch_group(every: int, actions: str) -> None:
         if isinstance(message, Progress) and training.state.step >= next_step:
             # After the last sample of a feed it is refused.
             with contextlib.suppress(ConfigError):
-                training.carry_out(plans[number % len(plans)])
+                training.leasing.carry_out(plans[number % len(plans)])
             next_step, number = training.state.step + every, number + 1
         return is_its_own
 

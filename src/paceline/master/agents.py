@@ -1,23 +1,17 @@
 """The agents of a job as the master hears them: their streams, and what comes through them."""
 
 import logging
-from collections.abc import Callable, Iterable
 from typing import assert_never
 
 from paceline.base.disk import append_if_possible
-from paceline.base.jobdir import JobDir
 from paceline.master.checks import Checks, NodeChecked
 from paceline.master.facts import StreamEnded
-from paceline.master.monitor import Monitor
-from paceline.master.outbox import Outbox
-from paceline.master.ports import Backend
+from paceline.master.inbox import Inbox
+from paceline.master.members import MembersEdge
+from paceline.master.parts import MasterParts, Times
 from paceline.master.serving import CutsServed
 from paceline.master.training import Training
-from paceline.policy.failslow.preflight import found_slow
-from paceline.protocol.nodes.membership import Membership
-from paceline.protocol.nodes.node import Act
 from paceline.wire.control import AgentStream
-from paceline.wire.events.checks import CheckedEvent, CheckFailedEvent
 from paceline.wire.events.nodes import NoLimitsEvent
 from paceline.wire.messages.agent import AgentHello, AgentUp, FromProcess, Heartbeat, ProcessExited
 from paceline.wire.messages.checks import Checked, CheckKept
@@ -32,53 +26,34 @@ _log = logging.getLogger(__name__)
 
 
 class Agents:
-    """Takes the messages of agents, and of their processes, to the machines that they concern.
+    """Takes the messages of agents, and of their processes, to the machines that they concern."""
 
-    Args:
-        job: where the stacks of processes go.
-        backend: what launched the agents.
-        outbox: of the master; it knows which stream is whose.
-        members: the nodes and their lives.
-        monitor: what nodes measure.
-        checks: what nodes can do.
-        training: all that concerns samples and the model.
-        clock: for times within the job.
-        act: carries out what the membership says.
-        changed: notes that the job as a whole must be looked at.
-    """
-
-    def __init__(  # noqa: PLR0913
+    def __init__(
         self,
-        job: JobDir,
-        backend: Backend,
-        outbox: Outbox,
-        members: Membership,
-        monitor: Monitor,
+        parts: MasterParts,
+        times: Times,
         checks: Checks,
+        inbox: Inbox,
         training: Training,
-        *,
-        clock: Callable[[], float],
-        act: Callable[[Iterable[Act]], None],
-        changed: Callable[[], None],
+        members: MembersEdge,
     ) -> None:
-        self._job, self._backend, self._outbox = job, backend, outbox
-        self._members, self._monitor, self._checks = members, monitor, checks
-        self._training, self._clock = training, clock
-        self._act, self._changed = act, changed
-        self._served = CutsServed(job, training.cuts)
+        self._job, self._backend, self._outbox = parts.job, parts.backend, parts.outbox
+        self._members, self._monitor, self._checks = parts.members, parts.monitor, checks
+        self._times, self._inbox = times, inbox
+        self._training, self._act = training, members.act
+        self._served = CutsServed(parts.job, training.cuts.folders)
         self._names: dict[AgentStream, str] = {}
         self._refused: set[tuple[str, str]] = set()
 
-    def handle(self, stream: AgentStream, message: AgentUp | StreamEnded, now_s: float) -> None:
+    def handle(self, stream: AgentStream, message: AgentUp | StreamEnded) -> None:
         """Handle a message; one that cannot be handled is no reason to give up the job.
 
         Args:
             stream: of an agent.
             message: what came through it.
-            now_s: of the master's own time.
         """
         try:
-            self._handle(stream, message, now_s)
+            self._handle(stream, message, self._times.own())
         except NONSENSE:
             body = message.body if isinstance(message, FromProcess) else message
             _log.exception(
@@ -124,7 +99,7 @@ class Agents:
             del self._outbox.streams[name]
             self._members.stream_lost(name)
             self._served.gone(name)
-            self._changed()
+            self._inbox.changed = True
 
     def close(self) -> None:
         """The job has ended."""
@@ -136,7 +111,7 @@ class Agents:
         match message:
             case Heartbeat(facts=facts):
                 if facts is not None and self._is_alive(name, facts.inc):
-                    self._monitor.heartbeat(name, facts, self._clock())
+                    self._monitor.heartbeat(name, facts, self._times.steady())
             case FromProcess(body=body):
                 if self._is_alive(name, body.inc):
                     self._from_process(name, body, now_s)
@@ -167,22 +142,17 @@ class Agents:
                 self._node_checked(name, body)
             case _:
                 if isinstance(body, GroupStopped):
-                    self._changed()
-                self._training.handle(name, body, self._clock())
+                    self._inbox.changed = True
+                self._training.handle(name, body, self._times.steady())
 
     def _node_checked(self, name: str, message: Checked) -> None:
         """Keep what a node can do, and say who is slow, or what was not measured."""
-        speed = message.speed
-        if self._checks.failed(message):
-            failed_check = CheckFailedEvent(node=name, inc=message.inc, reason=message.error)
-            self._outbox.tell(failed_check)
-        if speed is not None and self._checks.speeds.get(name) != speed:
-            record = NodeChecked(node=name, speed=speed)
-            self._outbox.record(record)
-            self._checks.apply(record)
-            self._outbox.tell(CheckedEvent(node=name, inc=message.inc, speed=speed))
-            for slow in self._checks.judge(node.name for node in self._members.wanted_workers()):
-                self._outbox.tell(found_slow(slow, self._checks.speeds))
+        workers = [node.name for node in self._members.wanted_workers()]
+        for one in self._checks.heard(name, message, workers):
+            if isinstance(one, NodeChecked):
+                self._outbox.record(one)
+            else:
+                self._outbox.tell(one)
         self._outbox.to_process(message.inc, CheckKept(inc=message.inc))
 
     def _is_alive(self, name: str, inc: int) -> bool:

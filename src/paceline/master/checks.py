@@ -6,8 +6,10 @@ Kept in the journal, so that each node is checked once in a job, whatever dies.
 from collections.abc import Iterable
 
 from paceline.base.jobdir import role_of
-from paceline.policy.failslow.preflight import Slow, find_slow
+from paceline.policy.failslow.preflight import Slow, find_slow, found_slow
 from paceline.protocol.records import Record
+from paceline.wire.events.base import Event
+from paceline.wire.events.checks import CheckedEvent, CheckFailedEvent
 from paceline.wire.messages.checks import Checked, NodeSpeed
 
 
@@ -41,12 +43,27 @@ class Checks:
         """Whether the node's next life is to measure it."""
         return self._wanted and role_of(node) == "worker" and node not in self.speeds
 
-    def failed(self, message: Checked) -> bool:
-        """Whether a check failed and that was not said before."""
-        fresh = bool(message.error) and message.inc not in self._failed
-        if fresh:
+    def heard(
+        self, node: str, message: Checked, workers: Iterable[str]
+    ) -> list[NodeChecked | Event]:
+        """Take in a node's check: what to journal of it, and what to tell.
+
+        Args:
+            node: which has measured itself.
+            message: what it has measured, or why nothing.
+            workers: all that the job wants.
+        """
+        done: list[NodeChecked | Event] = []
+        if message.error and message.inc not in self._failed:
             self._failed.add(message.inc)
-        return fresh
+            done.append(CheckFailedEvent(node=node, inc=message.inc, reason=message.error))
+        speed = message.speed
+        if speed is not None and self.speeds.get(node) != speed:
+            record = NodeChecked(node=node, speed=speed)
+            self.apply(record)
+            done += [record, CheckedEvent(node=node, inc=message.inc, speed=speed)]
+            done += [found_slow(slow, self.speeds) for slow in self.judge(workers)]
+        return done
 
     def judge(self, workers: Iterable[str]) -> list[Slow]:
         """What is slow and was not said before, once all ``workers`` have been measured."""

@@ -12,7 +12,7 @@ Reference: AntDT, section V-E (controller: monitor, decide, act).
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -89,7 +89,7 @@ class CarryOut(msgspec.Struct, frozen=True):
 
 
 class Write(msgspec.Struct, frozen=True):
-    """Add a line to the decision log."""
+    """Add a line to the decision log, with the time of then."""
 
     line: AnyLine
 
@@ -128,7 +128,6 @@ class Controller:
     def __init__(
         self,
         period: Period,
-        wall_clock: Callable[[], float],
         *,
         first_no: int = 1,
         outcomes: Sequence[RestartOutcome] = (),
@@ -137,11 +136,10 @@ class Controller:
 
         Args:
             period: how often to ask.
-            wall_clock: for the log.
             first_no: of the first decision.
             outcomes: of earlier restarts on this backend, the oldest first.
         """
-        self._period, self._wall_clock = period, wall_clock
+        self._period = period
         self._next_no = first_no
         self._asked: Ask | None = None
         self._asked_s = 0.0
@@ -234,7 +232,6 @@ class Controller:
             return []
         self.num_decisions += 1
         decided = Decided(
-            t=self._wall_clock(),
             no=no,
             observation=asked.observation,
             actions=tuple(actions),
@@ -279,7 +276,7 @@ class Controller:
         if kind in self._failures:
             return []
         self._failures.add(kind)
-        return [Write(Failed(t=self._wall_clock(), no=no, kind=kind, traceback=traceback))]
+        return [Write(Failed(no=no, kind=kind, traceback=traceback))]
 
     def _is_news(self, decided: Decided, now_s: float) -> bool:
         if decided.actions:
@@ -324,7 +321,7 @@ class Controller:
         return [done for one in replaced for done in self.refused(*one, reason)]
 
     def _refusal(self, no: int, index: int, reason: str) -> Write:
-        return Write(ActionRefused(t=self._wall_clock(), no=no, index=index, reason=reason))
+        return Write(ActionRefused(no=no, index=index, reason=reason))
 
     def carried_out(self, action: AnyAction) -> None:
         """It is on its way."""
@@ -366,7 +363,7 @@ class Controller:
                 weight=spells.survival(healing.age_s, seen.now_s - flight.decided_s),
             )
             self._outcomes.append(outcome)
-            line = Helped(t=self._wall_clock(), no=flight.no, index=flight.index, outcome=outcome)
+            line = Helped(no=flight.no, index=flight.index, outcome=outcome)
             written.append(Write(line))
         return written
 
@@ -397,7 +394,7 @@ class Controller:
     ) -> list[Instruction]:
         flight.effect, self._effect_s = progress, progress.t_s
         self._points = deque([progress])
-        line = TookEffect(t=self._wall_clock(), no=flight.no, index=flight.index, cost=cost)
+        line = TookEffect(no=flight.no, index=flight.index, cost=cost)
         return [Write(line)]
 
     def _measure(self, progress: JobProgress) -> list[Instruction]:
@@ -418,7 +415,6 @@ class Controller:
             left = progress.total - flight.effect.committed
             gain_s = left / before - left / after
         return Measured(
-            t=self._wall_clock(),
             no=flight.no,
             index=flight.index,
             before=before,

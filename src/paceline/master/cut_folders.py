@@ -7,6 +7,8 @@ which is there before the journal says so, and removes what nobody needs any mor
 from collections.abc import Container, Iterable
 from pathlib import Path
 
+import msgspec
+
 from paceline.base.errors import PermanentError
 from paceline.cuts.manifest import (
     MANIFEST,
@@ -18,6 +20,13 @@ from paceline.cuts.store import LocalCuts
 from paceline.protocol.records import CutValid
 from paceline.wire.messages.node import Copied
 from paceline.wire.schema import ModelSchema
+
+
+class CutChosen(msgspec.Struct, frozen=True):
+    """The cuts on disk were looked at: where the next epoch starts."""
+
+    cut_no: int | None
+    damaged: list[tuple[int, str]]
 
 
 class CutFolders(LocalCuts):
@@ -63,9 +72,7 @@ class CutFolders(LocalCuts):
             if number != keep:
                 self.memory.delete(number)
 
-    def first_undamaged(
-        self, cuts: Iterable[CutValid], trusted: Container[int]
-    ) -> tuple[int | None, list[tuple[int, str]]]:
+    def first_undamaged(self, cuts: Iterable[CutValid], trusted: Container[int]) -> CutChosen:
         """The newest cut whose files are all intact, and those found damaged before it; reads them.
 
         Args:
@@ -83,5 +90,5 @@ class CutFolders(LocalCuts):
             except PermanentError as error:
                 damaged.append((number, str(error)))
             else:
-                return number, damaged
-        return None, damaged
+                return CutChosen(number, damaged)
+        return CutChosen(None, damaged)

@@ -4,8 +4,6 @@ A solution may be anybody's code, so it runs in a thread of its own, one questio
 master goes on meanwhile; the answer comes back as a fact.
 """
 
-import contextlib
-import itertools
 import logging
 import math
 import os
@@ -20,10 +18,8 @@ from typing import assert_never, get_args
 import msgspec
 
 from paceline.base.errors import ConfigError
-from paceline.base.jobdir import JobDir
 from paceline.jobs.jsonl import LineFile, before
 from paceline.master.controller import (
-    MAX_OUTCOMES,
     Ask,
     CarryOut,
     Controller,
@@ -32,24 +28,20 @@ from paceline.master.controller import (
     Write,
 )
 from paceline.master.decision_port import Scene
+from paceline.master.monitor import lengths_of
+from paceline.master.outcomes import HELPED, read_outcomes
 from paceline.master.restarts import StartMeasured
-from paceline.policy.stats.history import Lengths
 from paceline.policy.straggler.actions import AnyAction
 from paceline.policy.straggler.decision_log import AnyLine, Begun, Failed, Helped, last_number
-from paceline.policy.straggler.observation import RestartOutcome
 from paceline.policy.straggler.registry import solution
 from paceline.policy.straggler.solution import Solution
 from paceline.wire.events.base import Event
 from paceline.wire.events.checks import SolutionFailedEvent
 from paceline.wire.events.nodes import NotReplacedEvent
-from paceline.wire.spec import JobSpec, WindowSpec
+from paceline.wire.spec import JobSpec
 
 _log = logging.getLogger(__name__)
-_outcome = msgspec.json.Decoder(RestartOutcome)
 
-HELPED = "restarts.jsonl"
-"""In a job's folder: what its restarts have done, for its next master and for later jobs."""
-REMEMBERED_JOBS = 20
 LOG_BYTES = 64 << 20
 """A decision log that is larger is put aside, and the one that lay there is dropped."""
 
@@ -93,10 +85,11 @@ class Deciding:
         """
         self._solution = solution(spec.solution, spec.solution_args)
         self._scene, self._post, self._tell = scene, post, tell
+        self._wall_clock = wall_clock
         period = period_of(spec, self._solution)
         self._helped = LineFile(log.with_name(HELPED))
         outcomes = read_outcomes(log.parent.parent, spec.backend)
-        self.controller = Controller(period, wall_clock, first_no=_continue(log), outcomes=outcomes)
+        self.controller = Controller(period, first_no=_continue(log), outcomes=outcomes)
         self._log = LineFile(log)
         self._begun = Begun(
             t=wall_clock(),
@@ -159,7 +152,7 @@ class Deciding:
                 case CarryOut():
                     self._carry_out(instruction)
                 case Write(line=line):
-                    self._write(line)
+                    self._write(msgspec.structs.replace(line, t=self._wall_clock()))
                 case _:
                     assert_never(instruction)
         self._helped.flush()
@@ -200,65 +193,11 @@ class Deciding:
             self._tell(SolutionFailedEvent(kind=line.kind, decision=line.no))
 
 
-class _Placed(msgspec.Struct, frozen=True):
-    """Of a job's spec, whatever its version, where its nodes are."""
-
-    backend: str = "local"
-
-
-def read_outcomes(jobs: Path, backend: str) -> list[RestartOutcome]:
-    """Read what restarts have done on a backend, in the newest jobs of a folder, the oldest first.
-
-    Files and lines that cannot be read are passed over.
-
-    Args:
-        jobs: the folder of all jobs.
-        backend: as in a spec; what a restart is worth on another one says nothing here.
-    """
-    files: list[tuple[float, Path]] = []
-    for path in jobs.glob(f"*/{HELPED}"):
-        with contextlib.suppress(OSError):  # `paceline rm` may remove a job meanwhile
-            files.append((path.stat().st_mtime, path))
-    newest_first = (path for _, path in sorted(files, reverse=True))
-    placed = (path for path in newest_first if _backend_of(path.parent) == backend)
-    outcomes: list[RestartOutcome] = []
-    for path in reversed(list(itertools.islice(placed, REMEMBERED_JOBS))):
-        with contextlib.suppress(OSError):
-            outcomes += _outcomes_in(path.read_bytes())
-    return outcomes[-MAX_OUTCOMES:]
-
-
-def _backend_of(job: Path) -> str | None:
-    """The backend of a job; None: its spec cannot be read."""
-    try:
-        return msgspec.json.decode(JobDir(job).spec.read_bytes(), type=_Placed).backend
-    except (OSError, msgspec.MsgspecError):
-        return None
-
-
-def _outcomes_in(data: bytes) -> list[RestartOutcome]:
-    outcomes: list[RestartOutcome] = []
-    for line in data.splitlines():
-        with contextlib.suppress(msgspec.MsgspecError):  # torn, or of another version
-            outcomes.append(_outcome.decode(line))
-    return outcomes
-
-
 def period_of(spec: JobSpec, chosen: Solution) -> Period:
     """How often to ask: as the spec says, else as the solution does."""
     if spec.decide_every_s is not None:
         return Period(every_s=spec.decide_every_s, every_iterations=0)
     return Period(every_s=chosen.every_s, every_iterations=chosen.every_steps)
-
-
-def lengths_of(windows: WindowSpec) -> Lengths:
-    """The spec's windows as the monitor's."""
-    return Lengths(
-        short_iterations=windows.short_steps,
-        short_s=windows.short_s,
-        long_iterations=windows.long_steps,
-        long_s=windows.long_s,
-    )
 
 
 def checked(actions: object) -> tuple[AnyAction, ...]:

@@ -67,8 +67,10 @@ class Scene:
         """
         if isinstance(action, KillRestart):
             self._kill_restart(action)
+        elif isinstance(action, Profile):
+            self._training.edge.profile(action)
         else:
-            self._training.carry_out(action)
+            self._training.leasing.carry_out(action)
 
     def _kill_restart(self, action: KillRestart) -> None:
         node = self._members.nodes.get(action.node)

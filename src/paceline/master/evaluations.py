@@ -7,29 +7,78 @@ master; nothing of them is journalled. Within an epoch they stay: a worker that 
 runs its script from the top, and gets what was evaluated then without computing it again.
 """
 
+import logging
 import shutil
-from collections.abc import Iterator
 
-from paceline.base.jobdir import JobDir
 from paceline.base.samples import Span
 from paceline.cuts.store import results_of
+from paceline.master.parts import MasterParts
+from paceline.master.training_core import TrainingCore
 from paceline.wire.messages.feeds import LINES_PER_FEED
-from paceline.wire.messages.node import EvaluateResult
+from paceline.wire.messages.node import Evaluated, EvaluateResult
 
 SUFFIX = ".safetensors"
+
+_log = logging.getLogger(__name__)
 
 
 class Evaluations:
     """The files of one job: ``<epoch_no>/<feed>/<start>-<stop>.safetensors``."""
 
-    def __init__(self, job: JobDir) -> None:
-        self._job, self._root = job, job.evaluations
+    def __init__(self, parts: MasterParts, core: TrainingCore) -> None:
+        self._job, self._root, self._outbox = parts.job, parts.job.evaluations, parts.outbox
+        self._state, self._do, self._fail = core.state, core.do, core.fail
+        #: Feeds of which a result was dropped.
+        self._dropped: set[int] = set()
 
-    def where(self, epoch_no: int, feed: int) -> str:
-        """Where the parts of one evaluation are, for people."""
-        return results_of(self._job, epoch_no).where(feed)
+    def handle(self, result: EvaluateResult) -> None:
+        """Store a part and answer; an empty one asks whether all parts are there."""
+        state = self._state
+        # Who came when all was evaluated is in no epoch, and only asks.
+        asks = len(result.span) == 0
+        known = result.epoch_no == state.epoch_no or (asks and result.epoch_no == 0)
+        if not known or result.feed not in state.ledger.feeds:
+            return
+        stored = True
+        if asks:
+            stored = state.ledger.is_complete(result.feed)
+        elif state.ledger.done.missing(result.span):
+            lease = state.ledger.leases.get(result.inc)
+            if lease is None or lease.missing(result.span):
+                self._drop(result)
+                return
+            try:
+                self._store(result)
+            except OSError as error:
+                where = results_of(self._job, result.epoch_no).where(result.feed)
+                self._fail(
+                    f"cannot store the results of job.evaluate in {where}: {error.strerror}; make "
+                    "room there, or set PACELINE_HOME to a place that has it, and start the job "
+                    "again"
+                )
+                return
+            self._do(state.evaluated(result.feed, result.span))
+        answer = Evaluated(
+            inc=result.inc,
+            feed=result.feed,
+            span=result.span,
+            stored=stored,
+            epoch_no=state.epoch_no,
+        )
+        self._outbox.to_process(result.inc, answer)
 
-    def store(self, result: EvaluateResult) -> None:
+    def _drop(self, result: EvaluateResult) -> None:
+        """Say once per feed that who has no lease of a span has handed in its result."""
+        if result.feed not in self._dropped:
+            self._dropped.add(result.feed)
+            _log.warning(
+                "evaluation_dropped feed=%d inc=%d span=%s: not leased to it",
+                result.feed,
+                result.inc,
+                result.span,
+            )
+
+    def _store(self, result: EvaluateResult) -> None:
         """Write one part; it is there completely, or not at all.
 
         Raises:
@@ -46,12 +95,13 @@ class Evaluations:
             raise
         partial.replace(path)
 
-    def stored(self, epoch_no: int) -> Iterator[tuple[int, Span]]:
-        """What is there of this epoch: feeds and spans, for a master that was restarted."""
-        for path in (self._root / str(epoch_no)).glob(f"*/*{SUFFIX}"):
+    def resume(self) -> None:
+        """Count what a master before this one has stored of the present epoch."""
+        for path in (self._root / str(self._state.epoch_no)).glob(f"*/*{SUFFIX}"):
             feed = int(path.parent.name)
             start, _, stop = path.stem.partition("-")
-            yield feed, Span(feed * LINES_PER_FEED, int(start), int(stop))
+            span = Span(feed * LINES_PER_FEED, int(start), int(stop))
+            self._do(self._state.evaluated(feed, span))
 
     def delete(self, before: int | None = None) -> None:
         """Delete the results of epochs with smaller numbers than ``before``; None: of all."""

@@ -5,9 +5,9 @@ import signal
 
 import msgspec
 
+from paceline.master.cut_folders import CutChosen
 from paceline.master.deciding import Answered
 from paceline.master.ports import AgentEnd
-from paceline.master.training import CutChosen
 from paceline.wire.client import Call, Reply
 from paceline.wire.control import AgentStream
 from paceline.wire.messages.agent import AgentUp

@@ -27,6 +27,7 @@ from paceline.wire.events.base import Event
 from paceline.wire.events.nodes import NodeLostEvent, ProcessExitedEvent, ProcessUpEvent
 from paceline.wire.messages import group
 from paceline.wire.messages.agent import Hardware, NodeFacts
+from paceline.wire.spec import WindowSpec
 
 WINDOW_S = 10.0
 """Speeds are means over so long."""
@@ -36,6 +37,16 @@ MAX_ENDS = 100
 """Of lives; all are in the events file."""
 DEFAULT_LENGTHS = Lengths()
 """The defaults: 100 and 200 iterations, 5 and 10 minutes at most."""
+
+
+def lengths_of(windows: WindowSpec) -> Lengths:
+    """The spec's windows as the monitor's."""
+    return Lengths(
+        short_iterations=windows.short_steps,
+        short_s=windows.short_s,
+        long_iterations=windows.long_steps,
+        long_s=windows.long_s,
+    )
 
 
 class RunningRate:
@@ -149,8 +160,7 @@ class Monitor:
         """``lengths``: of the two windows."""
         self.nodes: dict[str, NodeTotals] = {}
         self.restarts = Restarts()
-        self.num_workers = 0
-        """That train now."""
+        self._num_workers = 0
         self._lengths = lengths
         self._histories: dict[str, NodeHistory] = {}
         self._iterations: dict[str, _Iterations] = {}
@@ -184,6 +194,10 @@ class Monitor:
             return NodeTotals(facts, before.samples, before.cpu_s)
         earlier_samples = before.samples - before.life_samples
         return NodeTotals(facts, earlier_samples, before.cpu_s - before.life_cpu_s)
+
+    def trains(self, num_workers: int) -> None:
+        """So many workers train now."""
+        self._num_workers = num_workers
 
     def heartbeat(self, node: str, facts: NodeFacts, now_s: float) -> None:
         """One report of a node's process: means over steps that no earlier report told of."""
@@ -233,7 +247,7 @@ class Monitor:
         For one pull alone the time of a server without steps would shrink with each worker.
         """
         has_steps = facts.step > 0 or role_of(node) != "server"
-        return 1 if has_steps else max(1, self.num_workers)
+        return 1 if has_steps else max(1, self._num_workers)
 
     def _into_windows(self, node: str, facts: NodeFacts, per_iteration: int, now_s: float) -> None:
         report: WindowMeans | None
@@ -299,7 +313,7 @@ class Monitor:
             case ProcessUpEvent(node=node, inc=inc):
                 self.restarts.up(node, inc, now_s)
             case _:
-                pass
+                pass  # it tells nothing of a process's life
 
     def _note_end(self, end: LifeEnded) -> None:
         """A life is over."""

@@ -1,18 +1,18 @@
 """What people ask a running job, and order of it: each call and its answer."""
 
-from collections.abc import Callable, Iterable
 from typing import assert_never
 
 import msgspec
 
 from paceline.base.errors import ConfigError
-from paceline.base.jobdir import JobDir
+from paceline.master.decisions import Decisions
+from paceline.master.facts import Asked
+from paceline.master.members import MembersEdge
 from paceline.master.orders import check_elastic, check_scale, check_size
+from paceline.master.parts import MasterParts
+from paceline.master.reporting import Reporting
 from paceline.master.shutdown import Shutdown
 from paceline.master.training import Training
-from paceline.policy.straggler.observation import Observation
-from paceline.protocol.nodes.node import Act, Node
-from paceline.protocol.nodes.orders import NodeOrders
 from paceline.wire.client import (
     Call,
     Done,
@@ -30,44 +30,32 @@ from paceline.wire.client import (
     Scale,
     StopJob,
 )
-from paceline.wire.spec import JobSpec
 
 
 class Replies:
-    """Answers calls.
+    """Answers calls."""
 
-    Args:
-        job: the job directory.
-        spec: of the job.
-        orders: what can be ordered of the nodes.
-        training: what the job trains on.
-        shutdown: the end of the job.
-        act: carries out what the membership says.
-        own_time: the time in which the master itself ran.
-        restart: has a node's process replaced, for a reason.
-        observe: the job as a solution would see it.
-        status: the job as it is now.
-    """
-
-    def __init__(  # noqa: PLR0913
+    def __init__(
         self,
-        job: JobDir,
-        spec: JobSpec,
-        orders: NodeOrders,
+        parts: MasterParts,
         training: Training,
         shutdown: Shutdown,
-        *,
-        act: Callable[[Iterable[Act]], None],
-        own_time: Callable[[], float],
-        restart: Callable[[str, str], None],
-        observe: Callable[[], Observation | None],
-        status: Callable[[], JobStatus],
+        members: MembersEdge,
+        decisions: Decisions,
+        reporting: Reporting,
     ) -> None:
-        self._job, self._spec = job, spec
-        self._members, self._orders = orders.members, orders
-        self._training, self._shutdown = training, shutdown
-        self._act, self._own_time, self._restart = act, own_time, restart
-        self._observe, self._status = observe, status
+        self._job, self._spec, self._outbox = parts.job, parts.spec, parts.outbox
+        self._wanted_workers = parts.members.wanted_workers
+        self._training, self._shutdown, self._members = training, shutdown, members
+        self._decisions, self._reporting = decisions, reporting
+
+    def answer(self, asked: Asked) -> None:
+        """Answer a call once what it has led to is journalled."""
+        try:
+            reply = self.to(asked.call)
+        except ConfigError as error:
+            reply = Done(error=str(error))
+        self._outbox.later(lambda: asked.reply(reply))
 
     def to(self, call: Call) -> Reply:
         """Answer a call, and do what it orders.
@@ -79,19 +67,19 @@ class Replies:
             case GetStatus():
                 return self._status()
             case GetObservation():
-                seen = self._observe()
+                seen = self._decisions.observe()
                 return Observed(json=msgspec.json.encode(seen).decode() if seen else "")
             case Scale(workers=workers):
                 self._check_running()
                 check_scale(self._spec, self._training.state.plans.in_training(), workers)
-                self._act(self._orders.scale(workers, self._own_time(), self._shutdown.stop_s()))
+                self._members.scale(workers)
             case Kill(node=name):
                 self._check_running()
-                self._act(self._orders.kill(self.alive(name).name))
+                self._members.kill(name)
             case Replace(node=name):
                 self._check_running()
                 check_elastic(self._spec, "replace")
-                self._restart(name, "by order")
+                self._members.restart(name, "by order")
             case StopJob():
                 self._shutdown.stop(call.signal, at_once=call.now)
             case GetSpec():
@@ -99,28 +87,18 @@ class Replies:
             case Join(host=host):
                 self._check_running()
                 check_elastic(self._spec, "join")
-                check_size(self._spec, "have", 1 + sum(1 for _ in self._members.wanted_workers()))
+                check_size(self._spec, "have", 1 + sum(1 for _ in self._wanted_workers()))
                 if not self._training.state.holder.has_model:
                     raise ConfigError("the job has no model yet; join again when it trains")
-                node_name, acts = self._orders.join(host, self._own_time())
-                self._act(acts)
-                return NodeAdded(node=node_name)
+                return NodeAdded(node=self._members.join(host))
             case _:
                 assert_never(call)
         return Done()
 
-    def alive(self, name: str) -> Node:
-        """Find a living node.
-
-        Raises:
-            ConfigError: there is none of this name; names those that there are.
-        """
-        node = self._members.nodes.get(name)
-        if node is None or not node.alive:
-            names = ", ".join(n.name for n in self._members.nodes.values() if n.alive)
-            raise ConfigError(f"no live node {name!r}; there are: {names or 'none'}")
-        return node
+    def _status(self) -> JobStatus:
+        num_events, ending = self._outbox.events.num_lines(), self._shutdown.end.ending
+        return self._reporting.status(num_events=num_events, ending=ending)
 
     def _check_running(self) -> None:
-        if self._shutdown.ending is not None:
+        if self._shutdown.end.ending is not None:
             raise ConfigError("the job is about to end")

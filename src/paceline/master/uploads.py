@@ -17,7 +17,8 @@ import msgspec
 
 from paceline.base.errors import TransientError
 from paceline.cuts.remote import Handover, RemoteCuts, pack_handover
-from paceline.master.training import Training
+from paceline.master.cut_keeping import CutKeeping
+from paceline.master.parts import MasterParts
 from paceline.wire.events.base import Event
 from paceline.wire.events.state import (
     CutUploadedEvent,
@@ -130,7 +131,7 @@ class Uploads:
 
     Args:
         uploader: idle.
-        training: whose cuts these are.
+        cuts: of the job.
         handover: what is to lie beside a cut, by its number.
         tell: takes an event.
     """
@@ -138,11 +139,11 @@ class Uploads:
     def __init__(
         self,
         uploader: Uploader,
-        training: Training,
+        cuts: CutKeeping,
         handover: Callable[[int], Handover],
         tell: Callable[[Event], None],
     ) -> None:
-        self._uploader, self._training = uploader, training
+        self._uploader, self._cuts = uploader, cuts
         self._handover, self._tell = handover, tell
 
     def tick(self) -> None:
@@ -153,14 +154,13 @@ class Uploads:
         cut = self._missing()
         if cut is not None and uploader.is_free:
             handover = pack_handover(self._handover(cut.cut_no))
-            uploader.begin(
-                Upload(cut.cut_no, self._training.cuts.disk.folder(cut.cut_no), handover)
-            )
-        self._training.uploading = uploader.busy
+            folder = self._cuts.folders.disk.folder(cut.cut_no)
+            uploader.begin(Upload(cut.cut_no, folder, handover))
+        self._cuts.uploading = uploader.busy
 
     def _missing(self) -> CutRef | None:
         """The newest cut on disk, unless that is done with."""
-        cut = self._training.newest_stored()
+        cut = self._cuts.newest_stored()
         return cut if cut is not None and cut.cut_no > self._uploader.done_no else None
 
     def _say(self, news: Uploaded | UploadFailed) -> None:
@@ -195,3 +195,14 @@ class Uploads:
         if missing is not None:
             self._tell(NotUploadedEvent(cut_no=missing.cut_no))
             flush()
+
+
+def open_uploads(
+    parts: MasterParts, cuts: CutKeeping, handover: Callable[[int], Handover]
+) -> Uploads | None:
+    """Copy cuts to where the spec says; None: they stay here."""
+    checkpoint = parts.spec.checkpoint
+    if not checkpoint.url:
+        return None
+    uploader = Uploader(RemoteCuts(checkpoint.url), checkpoint.keep)
+    return Uploads(uploader, cuts, handover, parts.outbox.tell)

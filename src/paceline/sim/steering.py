@@ -33,11 +33,11 @@ class Steering:
         """``lengths``: of the monitor's windows."""
         self._scenario, self._solution = scenario, solution
         self._monitor = Monitor(lengths)
-        self._monitor.num_workers = scenario.workers
+        self._monitor.trains(scenario.workers)
         for name, kind in zip(worker_names(scenario.workers), scenario.kinds, strict=False):
             self._monitor.hardware(name, Hardware(kind=kind))
         period = Period(every_s=solution.every_s, every_iterations=solution.every_steps)
-        self._controller = Controller(period, lambda: self.next_s)
+        self._controller = Controller(period)
         self._restarts: dict[str, int] = {}
         self._progress = JobProgress(0.0, 0)
         self.next_s = 0.0
@@ -100,7 +100,7 @@ class Steering:
         self._hear(now.now_s)
         total = self._scenario.num_samples * self._scenario.epochs
         self._progress = JobProgress(now.now_s, now.committed, total)
-        self._monitor.num_workers = len(now.workers)
+        self._monitor.trains(len(now.workers))
         orders: list[CarryOut] = []
         seen = self._observe(now)
         for asked in self._controller.ask(seen, now.iterations, self._progress):

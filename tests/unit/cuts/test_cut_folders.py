@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from paceline.base.samples import Span
 from paceline.cuts.manifest import checksum, read_manifest, write_file
-from paceline.master.cut_folders import CutFolders
+from paceline.master.cut_folders import CutChosen, CutFolders
 from paceline.protocol.records import CutValid
 from paceline.wire.messages.base import CutRef
 from paceline.wire.messages.node import Copied
@@ -44,7 +44,7 @@ def test_a_cut_on_disk_is_not_taken_for_one_in_memory_that_never_counted(tmp_pat
     sealed(folders, 3, stored=False)
     valid = sealed(folders, 5, stored=True)
     assert read_manifest(*folders.places(valid.cut)).step == 5
-    assert folders.first_undamaged([valid], frozenset({1})) == (1, [])
+    assert folders.first_undamaged([valid], frozenset({1})) == CutChosen(1, [])
 
 
 @pytest.mark.parametrize("trusted", [frozenset(), frozenset({1})])
@@ -54,6 +54,7 @@ def test_a_cut_that_is_another_than_the_journal_says_is_damaged(
     folders = CutFolders(tmp_path / "cuts", tmp_path / "memory")
     valid = sealed(folders, 5, stored=True)
     other = replace(valid, step=6, committed=(Span(0, 0, 6),))
-    number, ((damaged, reason),) = folders.first_undamaged([other], trusted)
-    assert (number, damaged) == (None, 1)
+    chosen = folders.first_undamaged([other], trusted)
+    ((damaged, reason),) = chosen.damaged
+    assert (chosen.cut_no, damaged) == (None, 1)
     assert "another cut" in reason

@@ -302,7 +302,7 @@ class Trained:
 
     def __init__(self, folder: Path) -> None:
         self.cut = CutRef(cut_no=int(folder.name))
-        self.cuts = LocalCuts(folder.parent, folder.parent / "memory")
+        self.folders = LocalCuts(folder.parent, folder.parent / "memory")
 
     def newest_stored(self) -> CutRef:
         return self.cut

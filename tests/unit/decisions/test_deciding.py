@@ -17,15 +17,13 @@ from paceline.jobs.jsonl import before
 from paceline.master import deciding
 from paceline.master.controller import LATE_S, JobProgress, Write
 from paceline.master.deciding import (
-    HELPED,
-    REMEMBERED_JOBS,
     Answered,
     Deciding,
     checked,
-    lengths_of,
     period_of,
-    read_outcomes,
 )
+from paceline.master.monitor import lengths_of
+from paceline.master.outcomes import HELPED, REMEMBERED_JOBS, read_outcomes
 from paceline.master.restarts import StartMeasured
 from paceline.policy.stats.history import Lengths
 from paceline.policy.straggler.actions import (

@@ -139,7 +139,7 @@ def test_a_server_of_steps_takes_as_long_for_one_in_however_many_batches_shares_
 ) -> None:
     """Its own ledger, the agent's reading of it, and the monitor's."""
     now_s, monitor = [100.0], Monitor(SHORT)
-    monitor.num_workers = 2
+    monitor.trains(2)
     ledger = StepLedgerWriter(tmp_path / "server-0.ledger", inc=1)
     service = ServiceTime(ledger, 0.05, lambda: now_s[0])
     reader = FactsReader(tmp_path / "server-0.ledger")
@@ -175,7 +175,7 @@ def test_a_server_of_steps_takes_as_long_for_one_in_however_many_batches_shares_
 
 def test_without_steps_an_iteration_of_a_server_is_one_pull_of_each_worker() -> None:
     monitor = Monitor(SHORT)
-    monitor.num_workers = 4
+    monitor.trains(4)
     for second in range(10):
         facts = NodeFacts(inc=1, steps=6, server_s=0.03 if second < 5 else 0.06)
         monitor.heartbeat("server-0", facts, float(second))

@@ -18,7 +18,9 @@ class Stage:
         self.job = Training(mode, 3)
         self.restarted: list[tuple[str, str]] = []
         self.global_actions: list[AnyAction] = []
-        training = SimpleNamespace(state=self.job.state, carry_out=self.global_actions.append)
+        training = SimpleNamespace(
+            state=self.job.state, leasing=SimpleNamespace(carry_out=self.global_actions.append)
+        )
         self.scene = Scene(
             training,  # type: ignore[arg-type]
             self.job.members,

@@ -15,8 +15,27 @@ SOURCE = Path(paceline.__file__).parent
 MAX_FILE_LINES = 600
 MAX_FUNCTION_LINES = 80
 
+MAX_IMPORTS = 15
+
 LONG_FILES: set[str] = set()
 LONG_FUNCTIONS: set[str] = set()
+BUSY_FILES = {
+    "agent/agent.py",
+    "cli/main.py",
+    "runtime/group/edge.py",
+    "runtime/group/loop.py",
+    "runtime/holding/replicas/client.py",
+    "runtime/holding/replicas/strategy.py",
+    "runtime/holding/servers/client.py",
+    "runtime/holding/servers/edge.py",
+    "runtime/holding/servers/loop.py",
+    "runtime/holding/servers/strategy.py",
+    "runtime/holding/shards/strategy.py",
+    "runtime/job.py",
+    "runtime/server/server.py",
+    "sim/job.py",
+    "studies/stragglers/real.py",
+}
 
 
 @cache
@@ -49,6 +68,32 @@ def test_no_function_is_longer_than_80_lines() -> None:
                 if num_lines > MAX_FUNCTION_LINES:
                     found.add(f"{name}: {one.name}")
     check(found, LONG_FUNCTIONS, f"longer than {MAX_FUNCTION_LINES} lines")
+
+
+@cache
+def modules() -> frozenset[str]:
+    """The dotted names of all modules and folders of the package."""
+    paths = (name.removesuffix(".py").removesuffix("/__init__") for name in sources())
+    return frozenset("paceline." + path.replace("/", ".") for path in paths)
+
+
+def imported(tree: ast.Module) -> set[str]:
+    """The modules of the package that a file imports from, wherever in it that is."""
+    found = set[str]()
+    for one in ast.walk(tree):
+        if isinstance(one, ast.Import):
+            found |= {alias.name for alias in one.names}
+        elif isinstance(one, ast.ImportFrom) and one.module:
+            inner = {f"{one.module}.{alias.name}" for alias in one.names}
+            found |= (inner & modules()) | ({one.module} if inner - modules() else set())
+    return found & modules()
+
+
+def test_no_module_imports_more_than_15_others() -> None:
+    counts = {name: len(imported(tree)) for name, (_, tree) in sources().items()}
+    assert counts["master/service.py"] > 5
+    found = {name for name, count in counts.items() if count > MAX_IMPORTS}
+    check(found, BUSY_FILES, f"imports from more than {MAX_IMPORTS} modules, divide by idea")
 
 
 def public_classes() -> Iterator[str]:

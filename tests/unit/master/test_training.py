@@ -12,11 +12,13 @@ import pytest
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
 from paceline.base.samples import Span
+from paceline.master.cut_folders import CutChosen
 from paceline.master.holding.servers import ANSWER_PATIENCE_S, MOVE_PATIENCE_S, ServerEdge
 from paceline.master.monitor import Monitor
 from paceline.master.outbox import Outbox
+from paceline.master.parts import MasterParts
 from paceline.master.ports import AgentEnd
-from paceline.master.training import CutChosen, Training, TrainingParts
+from paceline.master.training import Training
 from paceline.policy.straggler.actions import Profile
 from paceline.protocol.cuts.cadence import Cadence
 from paceline.protocol.nodes.hangs import Hang
@@ -106,22 +108,13 @@ class Job:
             checkpoint=CheckpointSpec(every_s=1.0, share=0.1),
         )
         self.members = Membership(num_workers=2, num_servers=2, restart=RestartSpec())
-        self.outbox = Recorded(self.job, self.members, NoBackend())
+        backend = NoBackend()
+        self.outbox = Recorded(self.job, self.members, backend)
         self.failed: list[str] = []
         self.monitor = Monitor()
-        self.training = Training(
-            TrainingParts(
-                self.job,
-                self.spec,
-                self.members,
-                self.monitor,
-                self.outbox,
-                self.failed.append,
-                lambda moved: None,
-                lambda refused: None,
-            ),
-            ServerEdge(self.spec),
-        )
+        parts = MasterParts(self.job, self.spec, backend, self.members, self.monitor, self.outbox)
+        edge = ServerEdge(self.spec)
+        self.training = Training(parts, edge, self.failed.append, lambda found: None)
         self.now_s = 0.0
         self.begin()
 
@@ -138,7 +131,7 @@ class Job:
         self.epoch()
 
     def epoch(self) -> None:
-        self.training.start_epoch(CutChosen(0, []), self.now_s)
+        self.training.epochs.start(CutChosen(0, []), self.now_s)
         for inc in SERVERS:
             self.say(Restored(epoch_no=self.state.epoch_no, inc=inc))
 
@@ -261,7 +254,7 @@ def test_a_server_that_neither_speaks_nor_works_hangs_but_not_while_it_loads_a_c
     report_silence(job, SERVERS[1], 62.0)
     found = job.training.edge.find_hang(10.0, job.now_s)
     assert found == Hang(("server-1",), 62.0, silent=True)
-    job.training.start_epoch(CutChosen(0, []), job.now_s)
+    job.training.epochs.start(CutChosen(0, []), job.now_s)
     assert job.training.edge.find_hang(10.0, job.now_s) is None
     for inc in SERVERS:
         job.say(Restored(epoch_no=job.state.epoch_no, inc=inc))
@@ -272,7 +265,7 @@ def test_a_server_that_neither_speaks_nor_works_hangs_but_not_while_it_loads_a_c
 
 def test_with_servers_every_batch_counts_so_none_is_profiled(job: Job) -> None:
     with pytest.raises(ConfigError, match=r"Profile: .* --strategy allreduce"):
-        job.training.carry_out(Profile(sizes={"worker-0": 5}, steps=3))
+        job.training.edge.profile(Profile(sizes={"worker-0": 5}, steps=3))
 
 
 def test_results_lie_in_the_job_directory_until_the_job_ends(job: Job) -> None:
@@ -327,8 +320,8 @@ def test_a_result_without_a_lease_is_dropped_with_one_warning(
 def test_the_time_between_cuts_follows_the_last_one(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job.training.cuts, "seal", lambda *_: None)
-    monkeypatch.setattr(job.training, "_has_changed", lambda: True)
+    monkeypatch.setattr(job.training.cuts.folders, "seal", lambda *_: None)
+    monkeypatch.setattr(job.training.cuts, "_has_changed", lambda: True)
     job.next_cut_s()
     job.cut(0.01, 0.01)
     assert job.next_cut_s() == 1.0
@@ -344,12 +337,12 @@ def test_a_disk_that_refuses_a_manifest_ends_the_job_with_a_reason(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(job.training.cuts, "seal", full)
-    monkeypatch.setattr(job.training, "_has_changed", lambda: True)
+    monkeypatch.setattr(job.training.cuts.folders, "seal", full)
+    monkeypatch.setattr(job.training.cuts, "_has_changed", lambda: True)
     job.next_cut_s()
     job.cut(0.0, 0.0)
     job.wait(0.1)
-    assert job.training.waits_for_disk(job.now_s)
+    assert job.training.cuts.waits_for_disk(job.now_s)
     told = [line for line in job.job.events.read_text().splitlines() if "disk_refuses" in line]
     assert len(told) == 1
     assert "paceline stop --now" in told[0]
@@ -368,15 +361,15 @@ def test_a_disk_that_refuses_a_manifest_ends_the_job_with_a_reason(
 def test_a_manifest_that_was_refused_is_written_when_there_is_room(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seal, refusals = job.training.cuts.seal, iter([True, True, False])
+    seal, refusals = job.training.cuts.folders.seal, iter([True, True, False])
 
     def full(*args: Any) -> None:
         if next(refusals):
             raise OSError(errno.ENOSPC, "No space left on device")
         seal(*args)
 
-    monkeypatch.setattr(job.training.cuts, "seal", full)
-    monkeypatch.setattr(job.training, "_has_changed", lambda: True)
+    monkeypatch.setattr(job.training.cuts.folders, "seal", full)
+    monkeypatch.setattr(job.training.cuts, "_has_changed", lambda: True)
     job.next_cut_s()
     job.cut(0.0, 0.0)
     job.wait(0.1)
@@ -387,14 +380,14 @@ def test_a_manifest_that_was_refused_is_written_when_there_is_room(
     assert job.job.cuts.joinpath("000001", "manifest.json").exists()
     assert not job.failed
     assert "disk_heals" in job.job.events.read_text()
-    assert not job.training.waits_for_disk(job.now_s)
+    assert not job.training.cuts.waits_for_disk(job.now_s)
     assert job.next_cut_s() == pytest.approx(1.0), "the time to the next one runs from there"
 
 
 def test_a_manifest_that_was_refused_is_not_written_over_another_cut(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seal, refusals, sealed = job.training.cuts.seal, iter([True]), []
+    seal, refusals, sealed = job.training.cuts.folders.seal, iter([True]), []
 
     def full(*args: Any) -> None:
         if next(refusals, False):
@@ -402,8 +395,8 @@ def test_a_manifest_that_was_refused_is_not_written_over_another_cut(
         sealed.append(args)
         seal(*args)
 
-    monkeypatch.setattr(job.training.cuts, "seal", full)
-    monkeypatch.setattr(job.training, "_has_changed", lambda: True)
+    monkeypatch.setattr(job.training.cuts.folders, "seal", full)
+    monkeypatch.setattr(job.training.cuts, "_has_changed", lambda: True)
     job.next_cut_s()
     job.cut(0.0, 0.0)
     # As when the holder of all that was copied is lost: the next cut has the same number.
@@ -412,7 +405,7 @@ def test_a_manifest_that_was_refused_is_not_written_over_another_cut(
     assert job.state.cuts.copying == 1
     job.wait(0.1)
     assert not sealed
-    assert job.training._unsealed is None
+    assert job.training.cuts._unsealed is None
 
 
 # --------------------------------------------------------------------------- cuts that are asked for
@@ -426,7 +419,7 @@ def made(job: Job) -> list[tuple[int, int]]:
 @pytest.fixture
 def seldom(job: Job) -> Job:
     """The same where cuts are made but seldom, of which one is on disk."""
-    job.training.cadence = Cadence(CheckpointSpec(every_s=10_000.0))
+    job.training.cuts.cadence = Cadence(CheckpointSpec(every_s=10_000.0))
     return job
 
 
@@ -631,9 +624,9 @@ def test_a_cut_that_is_being_copied_elsewhere_stays(job: Job) -> None:
         return sorted(int(path.name) for path in job.job.cuts.iterdir())
 
     make()
-    job.training.uploading = made[0]
+    job.training.cuts.uploading = made[0]
     for _ in range(3):
         kept = make()
     assert kept == [made[0], *made[-2:]]
-    job.training.uploading = None
+    job.training.cuts.uploading = None
     assert make() == made[-2:]

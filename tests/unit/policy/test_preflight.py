@@ -10,8 +10,8 @@ from paceline.cli import checks as tables
 from paceline.master.checks import Checks, NodeChecked
 from paceline.policy.failslow.preflight import find_slow, found_slow, pair_up
 from paceline.runtime import preflight
-from paceline.wire.events.checks import CheckedEvent, SlowNodeEvent
-from paceline.wire.messages.checks import Link, NodeSpeed
+from paceline.wire.events.checks import CheckedEvent, CheckFailedEvent, SlowNodeEvent
+from paceline.wire.messages.checks import Checked, Link, NodeSpeed
 
 FINE = NodeSpeed(threads=1, matmul_flops=50e9, copy_bytes_per_s=10e9)
 
@@ -137,6 +137,18 @@ def test_a_node_is_checked_once_and_judged_when_all_are_there() -> None:
         after_restart.apply(record)
     assert after_restart.speeds == checks.speeds
     assert not after_restart.is_due("worker-1")
+
+
+def test_a_message_that_is_repeated_is_kept_and_told_once() -> None:
+    checks, workers = Checks(wanted=True), ["worker-0", "worker-1"]
+    slow = msgspec.structs.replace(FINE, matmul_flops=1e9)
+    first = Checked(inc=1, speed=FINE, error="no link to worker-1")
+    told = checks.heard("worker-0", first, workers)
+    assert [type(one) for one in told] == [CheckFailedEvent, NodeChecked, CheckedEvent]
+    assert checks.heard("worker-0", first, workers) == []
+    told = checks.heard("worker-1", Checked(inc=2, speed=slow), workers)
+    assert [type(one) for one in told] == [NodeChecked, CheckedEvent, SlowNodeEvent]
+    assert checks.heard("worker-1", Checked(inc=2, speed=slow), workers) == []
 
 
 def test_a_measurement_sees_what_the_process_gets() -> None:

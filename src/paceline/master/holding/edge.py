@@ -1,18 +1,21 @@
 """The port between a job's `Training` and what it does for one kind of holder alone."""
 
 import abc
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from paceline.master.cut_folders import CutChosen
 from paceline.policy.straggler.actions import Profile
 from paceline.protocol.holding.holder import Holder
 from paceline.protocol.nodes.hangs import Hang
 from paceline.protocol.records import Records
+from paceline.wire.messages.agent import NodeFacts
 from paceline.wire.messages.base import Server
 from paceline.wire.messages.node import NodeUp
 from paceline.wire.spec import JobSpec
 
 if TYPE_CHECKING:
-    from paceline.master.training import CutChosen, Training
+    from paceline.master.training import Training
 
 RESEND_S = 1.0
 """What is unanswered is said again so often."""
@@ -75,7 +78,7 @@ class HolderEdge(abc.ABC):
         """Whether an epoch must begin, now."""
 
     @abc.abstractmethod
-    def begin_epoch(self, chosen: "CutChosen", now_s: float) -> None:
+    def begin_epoch(self, chosen: CutChosen, now_s: float) -> None:
         """Begin an epoch from this cut."""
 
     @abc.abstractmethod
@@ -86,6 +89,16 @@ class HolderEdge(abc.ABC):
             bound_s: as long as a step may take.
             now_s: of the master's clock.
         """
+
+    def facts_of(self, incs: Iterable[int]) -> dict[str, NodeFacts]:
+        """The newest report of each of these lives whose script has not returned."""
+        found = {}
+        for inc in incs:
+            node = self.training.members.node_of(inc)
+            seen = self.training.monitor.nodes.get(node.name) if node else None
+            if node and not node.returned and seen and seen.facts.inc == inc:
+                found[node.name] = seen.facts
+        return found
 
     def reconnect(self, since_s: float) -> None:
         """Connect the members again: none hangs, and none has made progress for so long."""

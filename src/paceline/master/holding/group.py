@@ -4,10 +4,10 @@ Groups that nobody forms, members that hang, and what members keep when they lea
 """
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import msgspec
 
+from paceline.master.cut_folders import CutChosen
 from paceline.master.holding.edge import HolderEdge
 from paceline.policy.straggler.actions import Profile
 from paceline.protocol.holding.group.formation import Formation
@@ -32,9 +32,6 @@ from paceline.wire.messages.node import (
     NodeUp,
 )
 from paceline.wire.spec import JobSpec
-
-if TYPE_CHECKING:
-    from paceline.master.training import CutChosen
 
 GATHER_S = 30.0
 """A first group of workers waits so long for the others; later ones join it."""
@@ -71,7 +68,7 @@ class GroupEdge(HolderEdge):
 
     def ended(self) -> None:
         """See `HolderEdge.ended`."""
-        self.holder.group.replica = ""  # the cut says whether another script fits
+        self.holder.job_ended()
 
     def known(self) -> set[int]:
         """See `HolderEdge.known`."""
@@ -123,13 +120,13 @@ class GroupEdge(HolderEdge):
             case GroupFormed(group=group, members=members):
                 self.training.outbox.tell(GroupFormsEvent(group=group, members=_names(members)))
             case GroupRestored(cut=cut):
-                self.training.tell_epoch(record.epoch_no, cut)
+                self.training.epochs.tell(record.epoch_no, cut)
             case GroupBegun(step=step):
                 self.training.outbox.tell(
                     GroupRunsEvent(members=_names(self.holder.group.members), step=step)
                 )
             case _:
-                pass
+                pass  # true of every job, and told by what it concerns there
 
     # ------------------------------------------------------------------ members without progress
 
@@ -170,7 +167,7 @@ class GroupEdge(HolderEdge):
         While one forms: who does not even say that it has stopped.
         """
         group = self.holder.group
-        members = self.training.facts_of(member.inc for member in group.members)
+        members = self.facts_of(member.inc for member in group.members)
         silent = find_silent(members, bound_s)
         if silent is not None:
             return silent
@@ -198,10 +195,8 @@ class GroupEdge(HolderEdge):
         """Who does not say that it has stopped, though it was told to do so at once."""
         silent = group.unheard()
         if silent and not group.at_once:
-            # Those who wait to end their step together wait for one that does not end it.
-            group.at_once = True
             self._forming = group.number, self._forming[1] + since_s
-            self.training.do(group.resend())
+            self.training.do(group.stop_at_once())
             return None
         # Not even who waited for others in its step: all waits end when a group is dropped.
         hang = [name for name in silent if name in self.training.monitor.nodes]
@@ -213,8 +208,7 @@ class GroupEdge(HolderEdge):
         if group.running:
             stuck = GroupStuckEvent(since_s=since_s)
             self.training.outbox.tell(stuck)
-            group.broken.update((member.inc, stuck.clause) for member in group.members)
-            self.training.do(self.holder.form_group())
+            self.training.do(self.holder.break_up(stuck.clause))
 
     # ------------------------------------------------------------------ cuts and epochs
 
@@ -230,9 +224,9 @@ class GroupEdge(HolderEdge):
 
     def epoch_is_due(self) -> bool:
         """Whether nobody holds state."""
-        return self.holder.group.needs_restore and not self.training.choosing
+        return self.holder.group.needs_restore and not self.training.epochs.choosing
 
-    def begin_epoch(self, chosen: "CutChosen", now_s: float) -> None:
+    def begin_epoch(self, chosen: CutChosen, now_s: float) -> None:
         """See `HolderEdge.begin_epoch`."""
         self.training.do(self.holder.restore_group())
 

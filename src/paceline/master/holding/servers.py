@@ -1,15 +1,14 @@
 """What the master does for parameter servers alone, around `ServerHolder`.
 
-Epochs that servers begin, moves that make no progress, and what a lost worker had done.
+Epochs that servers begin, and moves that make no progress.
 """
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from paceline.base.disk import describe, is_refusal
 from paceline.base.errors import ConfigError
-from paceline.base.samples import SampleSet, Span
+from paceline.master.cut_folders import CutChosen
 from paceline.master.holding.edge import RESEND_S, HolderEdge
-from paceline.master.restarts import LostWork
+from paceline.master.holding.lost_work import LostWithLives
 from paceline.master.status import count_committed
 from paceline.policy.straggler.actions import Profile
 from paceline.protocol.holding.servers.master import ServerHolder
@@ -22,7 +21,6 @@ from paceline.protocol.records import (
 from paceline.wire.events.nodes import MoveGivenUpEvent
 from paceline.wire.events.state import RestoredEvent
 from paceline.wire.messages.base import Server
-from paceline.wire.messages.feeds import feed_of
 from paceline.wire.messages.node import (
     Committed,
     FenceAnswer,
@@ -34,9 +32,6 @@ from paceline.wire.messages.node import (
     Restored,
 )
 from paceline.wire.spec import JobSpec
-
-if TYPE_CHECKING:
-    from paceline.master.training import CutChosen
 
 SILENT_S = 60.0
 """A process that says nothing may come back for so long: nobody needs it for the next moment, and
@@ -58,7 +53,7 @@ class ServerEdge(HolderEdge):
         self._move_progress: tuple[tuple[int, bool] | None, float] = (None, 0.0)
         #: When the server that joins has last answered, or when that began to matter.
         self._joiner_said_s = 0.0
-        self._lost_work = LostWork()
+        self._lost_work = LostWithLives()
         #: When servers were last seen to load a cut.
         self._loading_s = 0.0
 
@@ -69,31 +64,20 @@ class ServerEdge(HolderEdge):
 
     # ------------------------------------------------------------------ messages
 
-    def _prepare(self, message: Prepared, now_s: float) -> None:
-        """A worker has built its model; on a disk that refuses it, it says so again."""
-        try:
-            self.training.cuts.make(0)
-        except OSError as error:
-            if not is_refusal(error):
-                raise
-            self.training.delayed(
-                0, f"no cut can be stored: {describe(error, self.training.cuts.disk.root)}", now_s
-            )
-            return
-        self.training.do(self.holder.prepare(message))
-
     def handle(self, node: str, message: NodeUp, now_s: float) -> bool:
         """See `HolderEdge.handle`."""
         match message:
             case Prepared():
                 self.training.monitor.restarts.built(node, now_s)
-                self._prepare(message, now_s)
+                if self.training.cuts.can_begin(now_s):  # else the worker says so again
+                    self.training.do(self.holder.prepare(message))
             case InitialWritten():
                 self.training.do(self.holder.initial_written(message))
             case Committed():
                 self.training.do(self.holder.committed(message))
             case FenceAnswer():
-                self._note_lost_work(message)
+                if message.fenced in self.holder.fencing:
+                    self._lost_work.fenced(self.training, message)
                 self.training.do(self.holder.fence_answer(message))
             case Restored():
                 self._restored(message, now_s)
@@ -110,7 +94,7 @@ class ServerEdge(HolderEdge):
         self.training.do(self.holder.restored(message))
         if waited and not self.holder.restoring:
             self.training.outbox.tell(RestoredEvent(epoch_no=self.training.state.epoch_no))
-            self.training.cadence.ended(now_s)
+            self.training.cuts.cadence.ended(now_s)
             for server in self.holder.map.servers if self.holder.map else ():
                 self.training.monitor.restarts.works(server.node, now_s)
 
@@ -125,13 +109,12 @@ class ServerEdge(HolderEdge):
         """See `HolderEdge.before_record`."""
         match record:
             case Granted(grant=grant):
-                trained = sum(len(span) for span in grant.spans if self._trains(span))
-                self._lost_work.granted(grant.inc, trained)
+                self._lost_work.granted(self.training, grant)
             case EpochStarted(cut=cut):
-                self.training.tell_epoch(record.epoch_no, cut)
-                self.training.cuts.forget_memory(keep=cut.cut_no)
+                self.training.epochs.tell(record.epoch_no, cut)
+                self.training.cuts.folders.forget_memory(keep=cut.cut_no)
             case _:
-                pass
+                pass  # true of every job, and told by what it concerns there
 
     # ------------------------------------------------------------------ moving buckets
 
@@ -181,7 +164,7 @@ class ServerEdge(HolderEdge):
         incs = self.training.known()
         if self.holder.map is not None and now_s - self._loading_s > bound_s:
             incs |= {server.inc for server in self.holder.map.servers}
-        return find_silent(self.training.facts_of(incs), bound_s)
+        return find_silent(self.facts_of(incs), bound_s)
 
     # ------------------------------------------------------------------ cuts and epochs
 
@@ -208,52 +191,15 @@ class ServerEdge(HolderEdge):
     def epoch_is_due(self) -> bool:
         """Whether all servers are up, and they are not those of the present epoch."""
         servers = self.training.members.servers()
-        if servers is None or not self.training.state.cuts.valid or self.training.choosing:
+        if servers is None or not self.training.state.cuts.valid or self.training.epochs.choosing:
             return False
         return set(self.holder.serving) != {server.inc for server in servers}
 
-    def begin_epoch(self, chosen: "CutChosen", now_s: float) -> None:
+    def begin_epoch(self, chosen: CutChosen, now_s: float) -> None:
         """See `HolderEdge.begin_epoch`."""
         servers = self.training.members.servers()
         if chosen.cut_no is not None and servers is not None:
             committed = count_committed(self.training.state)
             self.training.do(self.holder.start_epoch(servers))
             undone = committed - count_committed(self.training.state)
-            self._note_restore(servers, undone, now_s)
-
-    # ------------------------------------------------------------------ lost work
-
-    def _note_restore(self, servers: tuple[Server, ...], undone: int, now_s: float) -> None:
-        """Servers are to load a cut, which takes so many samples out of the model."""
-        speed = self.training.monitor.samples_per_s
-        for server in servers:
-            self.training.monitor.restarts.built(server.node, now_s)
-            self.training.monitor.restarts.redone(server.node, undone / speed if speed else 0.0)
-        nodes = self.training.monitor.nodes.values()
-        self._lost_work.epoch({node.facts.inc: node.facts.samples for node in nodes})
-
-    def _note_lost_work(self, answer: FenceAnswer) -> None:
-        """A worker's life is over; what it had finished beyond ``committed`` is to do again."""
-        inc, lease = answer.fenced, self.training.state.ledger.leases.get(answer.fenced)
-        node = self.training.members.node_of(inc)
-        if (
-            node is None
-            or inc not in self.holder.fencing
-            or self.training.state.samples != "exactly-once"
-        ):
-            return
-        left = SampleSet(lease or ())
-        left.subtract(answer.committed)
-        returned = sum(len(span) for span in left if self._trains(span))
-        facts = (
-            self.training.monitor.nodes[node.name].facts
-            if node.name in self.training.monitor.nodes
-            else None
-        )
-        if facts is None or facts.inc != inc or not facts.step_samples:
-            return
-        lost = self._lost_work.lost(inc, handed=facts.samples, returned=returned)
-        self.training.monitor.restarts.redone(node.name, lost * facts.bpt_s / facts.step_samples)
-
-    def _trains(self, span: Span) -> bool:
-        return self.training.state.ledger.feeds[feed_of(span.line)].purpose == "train"
+            self._lost_work.restored(self.training, servers, undone, now_s)

@@ -25,8 +25,8 @@ PARTS = ("pending_s", "start_s", "rebuild_s", "restore_s", "redo_s")
 class DecisionLine(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
     """Base of all lines."""
 
-    t: float
-    """Unix time."""
+    t: float = 0.0
+    """Unix time at which it was written."""
 
 
 class Begun(DecisionLine, frozen=True):

@@ -581,6 +581,10 @@ class Membership(Roster):
         closed = [node for node in self.nodes.values() if self._closes(node)]
         return [self._end_to_close(node, now_s) for node in closed]
 
+    def close_at_once(self) -> None:
+        """All agents leave: no node is started again."""
+        self.closing = True
+
     def _closes(self, node: Node) -> bool:
         """Whether its process was told to end; an agent launched since does not know that."""
         return self._closing_grace_s is not None and node.role == "worker" and node.alive

@@ -214,6 +214,16 @@ class Formation:
         known = self.stopped.keys() | self.lost
         return tuple(member.node for member in self.members if member.inc not in known)
 
+    def stop_at_once(self) -> list[Instruction]:
+        """Have members stop in mid-step: those that wait for its end wait for one without one."""
+        self.at_once = True
+        return self.resend()
+
+    def break_up(self, reason: str) -> list[Instruction]:
+        """Have the members of a running group, none of which hangs, meet again."""
+        self.broken.update((member.inc, reason) for member in self.members)
+        return self.form()
+
     # ------------------------------------------------------------------ re-forming
 
     def _ask(self, incs: Iterable[int]) -> list[Instruction]:

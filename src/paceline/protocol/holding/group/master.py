@@ -95,7 +95,7 @@ class GroupHolder(Holder):
                 self.core.step = record.step
                 self.core.ledger.advance(record.committed)
             case _:
-                pass
+                pass  # the ledger is as it was: a group that forms has trained on nothing yet
 
     def resume(self) -> list[Instruction]:
         """See `Holder.resume`."""
@@ -161,6 +161,14 @@ class GroupHolder(Holder):
     def form_group(self) -> list[Instruction]:
         """Form the group that is due: nobody else is waited for."""
         return self._in_group(self.group.form())
+
+    def break_up(self, reason: str) -> list[Instruction]:
+        """Have the members of a running group, none of which hangs, meet again."""
+        return self._in_group(self.group.break_up(reason))
+
+    def job_ended(self) -> None:
+        """The job has ended here, and goes on: the cut says whether another script fits."""
+        self.group.replica = ""
 
     @property
     def phase(self) -> str:

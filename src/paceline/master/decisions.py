@@ -1,0 +1,82 @@
+"""The solution's seat in a master: it is taken where the spec names one."""
+
+from paceline.master.controller import Controller
+from paceline.master.deciding import Answered, Deciding
+from paceline.master.decision_port import Scene
+from paceline.master.inbox import Inbox
+from paceline.master.members import MembersEdge
+from paceline.master.parts import MasterParts, Times
+from paceline.master.restarts import StartMeasured
+from paceline.master.training import Training
+from paceline.policy.straggler.observation import Observation
+from paceline.wire.events.base import Event
+
+
+class Decisions:
+    """What a solution sees of one job, and the solution, if there is one."""
+
+    def __init__(
+        self,
+        parts: MasterParts,
+        times: Times,
+        inbox: Inbox,
+        training: Training,
+        members: MembersEdge,
+    ) -> None:
+        self._job, self._spec, self._outbox = parts.job, parts.spec, parts.outbox
+        self._times, self._inbox = times, inbox
+        self._scene = Scene(
+            training,
+            parts.members,
+            parts.monitor,
+            pending_s=parts.backend.pending_s,
+            restart=members.restart,
+        )
+        self._deciding: Deciding | None = None
+        members.watchers.append(self._note)
+
+    def begin(self) -> None:
+        """Ask the solution that the spec names from now on.
+
+        Raises:
+            ConfigError: there is no such solution, or it takes no such parameters.
+        """
+        if self._spec.solution != "none":
+            self._deciding = Deciding(
+                self._spec,
+                self._job.decisions,
+                self._scene,
+                post=self._inbox.for_threads(),
+                tell=self._outbox.tell,
+                wall_clock=self._times.wall,
+            )
+
+    @property
+    def controller(self) -> Controller | None:
+        """None: the spec names no solution."""
+        return self._deciding.controller if self._deciding else None
+
+    def observe(self) -> Observation | None:
+        """The job as a solution would see it now; None: nobody trains."""
+        now_s, controller = self._times.steady(), self.controller
+        since_s = controller.since_action_s(now_s) if controller else None
+        return self._scene.observe(self._scene.progress(now_s), since_s)
+
+    def tick(self, now_s: float) -> None:
+        """Ask if it is time to."""
+        if self._deciding is not None:
+            self._deciding.tick(now_s)
+
+    def answered(self, answer: Answered) -> None:
+        """The solution has answered."""
+        if self._deciding is not None:
+            self._deciding.answered(answer, self._times.steady())
+
+    def works(self, measured: StartMeasured) -> None:
+        """A node works after a start."""
+        if self._deciding is not None:
+            self._deciding.works(measured, self._times.steady())
+
+    def _note(self, event: Event) -> None:
+        if self._deciding is not None:
+            self._deciding.note(event)

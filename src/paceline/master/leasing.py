@@ -1,0 +1,86 @@
+"""What workers get to train on: feeds that are opened, sizes of leases, plans."""
+
+from paceline.master.parts import MasterParts
+from paceline.master.training_core import TrainingCore
+from paceline.protocol.records import Planned
+from paceline.protocol.samples.grant_size import (
+    Sizing,
+    lease_samples,
+    lease_steps,
+    plan_lead,
+    planned_speed,
+)
+from paceline.protocol.samples.plans import GlobalAction
+from paceline.wire.events.checks import PlanEvent
+from paceline.wire.events.state import FeedCompleteEvent, FeedOpenedEvent
+from paceline.wire.messages.feeds import Feed
+from paceline.wire.messages.node import LeaseRequest, OpenFeed
+
+
+class Leasing:
+    """The feeds of one job: sizes its leases by what nodes measure."""
+
+    def __init__(self, parts: MasterParts, core: TrainingCore) -> None:
+        self._spec, self._members = parts.spec, parts.members
+        self._monitor, self._outbox = parts.monitor, parts.outbox
+        self._state, self._do = core.state, core.do
+
+    def open(self, message: OpenFeed) -> None:
+        """Open a feed; again: only say so."""
+        feed = message.feed
+        if feed.feed not in self._state.ledger.feeds:
+            self._outbox.tell(FeedOpenedEvent(feed=feed.feed, purpose=feed.purpose))
+        self._do(self._state.open_feed(message))
+
+    def complete(self, feed: int) -> None:
+        """Say that every sample of a feed is in the model, and in a cut on disk."""
+        self._outbox.tell(FeedCompleteEvent(feed=feed))
+
+    def lease(self, node: str, request: LeaseRequest) -> None:
+        """Lease samples to a worker."""
+        if request.feed in self._state.ledger.feeds:
+            self._do(self._state.request(request, self._sizing(node, request)))
+
+    def carry_out(self, action: GlobalAction) -> None:
+        """Set a global action going.
+
+        Raises:
+            ConfigError: it cannot be; the message says why.
+        """
+        self._do(self._state.carry_out(action, plan_lead(self._monitor.step_s())))
+
+    def planned(self, record: Planned) -> None:
+        """Report a plan that is about to be journalled."""
+        self._outbox.tell(PlanEvent(plan_no=record.plan.no, step=record.step))
+
+    def _sizing(self, node: str, request: LeaseRequest) -> Sizing:
+        """How much this worker should get now."""
+        feed = self._state.ledger.feeds[request.feed]
+        share, own = self._state.share_of(request.inc), self._monitor.speed(node)
+        workers = self._state.training_workers()
+        speeds = map(self._monitor.speed, workers.values())
+        num_workers = max(1, len(workers))
+        together = self._spec.mode == "bsp" or feed.purpose != "train"
+        return Sizing(
+            samples=lease_samples(
+                speed=planned_speed(own, share, speeds),
+                batch_size=feed.batch_size if together else max(1, feed.batch_size // num_workers),
+                remaining=self._state.ledger.num_to_do(request.feed, request.ends),
+                num_workers=num_workers,
+                shard_size=self._spec.data.shard_size,
+                held=self._held(request, feed),
+                share=share,
+            ),
+            steps=lease_steps(self._monitor.step_s(), complete=self._is_complete()),
+            speed=own,
+        )
+
+    def _is_complete(self) -> bool:
+        present = set(self._state.training_workers().values())
+        return all(node.name in present for node in self._members.wanted_workers())
+
+    def _held(self, request: LeaseRequest, feed: Feed) -> int:
+        """Samples that the worker still has, if it asks before it runs out (asynchronous)."""
+        if request.starving or (self._spec.mode == "bsp" and feed.purpose == "train"):
+            return 0
+        return self._state.ledger.lease_size(request.inc, feed.feed)

@@ -1,0 +1,209 @@
+"""The edge around `Membership`: carries out what it says, and orders about nodes."""
+
+from collections.abc import Callable, Iterable
+from typing import assert_never
+
+import msgspec
+
+from paceline.base.errors import ConfigError
+from paceline.master.checks import Checks
+from paceline.master.inbox import Inbox
+from paceline.master.job_end import JobEnd
+from paceline.master.parts import MasterParts, Times
+from paceline.master.restarts import StartMeasured
+from paceline.master.training import ForNodes, Training
+from paceline.protocol.acts import Moved, NotMoved, WorkerRefused
+from paceline.protocol.nodes.node import (
+    Act,
+    EndLife,
+    FailJob,
+    JoinerLost,
+    KeepRecord,
+    Launch,
+    Node,
+    Retire,
+    Start,
+    WorkerLost,
+    WorkerUp,
+)
+from paceline.protocol.nodes.orders import NodeOrders
+from paceline.wire.events.base import Event
+from paceline.wire.messages.agent import StopProcess
+
+
+class MembersEdge:
+    """The nodes of one job, acted on."""
+
+    def __init__(
+        self,
+        parts: MasterParts,
+        times: Times,
+        checks: Checks,
+        inbox: Inbox,
+        end: JobEnd,
+        training: Training,
+    ) -> None:
+        self._spec, self._members, self._outbox = parts.spec, parts.members, parts.outbox
+        self._monitor, self._times, self._checks = parts.monitor, times, checks
+        self._inbox, self._end, self._training = inbox, end, training
+        self._orders = NodeOrders(parts.members)
+        self.watchers: list[Callable[[Event], None]] = []
+        """Take in each event of a node."""
+
+    # ------------------------------------------------------------------ instructions
+
+    def act(self, acts: Iterable[Act]) -> None:
+        """Carry out what the membership says."""
+        for act in acts:
+            self._inbox.changed = True
+            match act:
+                case KeepRecord(record=record):
+                    self._outbox.record(record)
+                case Event():
+                    self._tell(act)
+                case WorkerUp(inc=inc):
+                    self._training.worker_up(inc)
+                case WorkerLost(inc=inc):
+                    self._training.worker_lost(inc)
+                case JoinerLost(inc=inc):
+                    self._training.edge.joiner_lost(inc)
+                case FailJob():
+                    self._end.fail(act.reason, act.traceback, act.exit_code)
+                case Launch() | Start() | EndLife() | Retire():
+                    self._order(act)
+                case _:
+                    assert_never(act)
+
+    def _order(self, act: Launch | Start | EndLife | Retire) -> None:
+        """Have the backend, or a node's agent, do it."""
+        match act:
+            case Launch(node=node):
+                self._outbox.launch(node)
+                first = self._members.nodes[node].inc == 0
+                self._monitor.restarts.launched(node, self._times.steady(), first=first)
+            case Start(node=node, message=start):
+                start = msgspec.structs.replace(start, check=self._checks.is_due(node))
+                self._outbox.to_agent(node, start)
+            case EndLife(node=node, inc=inc, grace_s=grace_s, hung=hung):
+                self._outbox.to_agent(node, StopProcess(inc=inc, grace_s=grace_s, hung=hung))
+            case Retire(node=node):
+                self._outbox.retire(node)
+            case _:
+                assert_never(act)
+
+    def _tell(self, event: Event) -> None:
+        self._outbox.tell(event)
+        self._monitor.note(event, self._times.steady())
+        for watch in self.watchers:
+            watch(event)
+
+    # ------------------------------------------------------------------ what concerns nodes
+
+    def follow(self, found: ForNodes) -> None:
+        """Do what follows from what the training has found out."""
+        match found:
+            case Moved():
+                new = self._members.joining()
+                if new is not None:
+                    now_s = self._times.steady()
+                    self._monitor.restarts.works(new.name, now_s, replaces=new.replaces)
+                self.act(self._members.replaced())
+            case NotMoved(futile=futile):
+                self.act(self._members.not_replaced(futile=futile))
+            case WorkerRefused(inc=inc, reason=reason):
+                self.act(self._orders.refuse(inc, reason, self._spec.min_workers))
+            case _:
+                assert_never(found)
+
+    def started(self, measured: StartMeasured) -> None:
+        """A node works: keep what its start has cost, and tell it."""
+        self._outbox.record(measured)
+        self._monitor.restarts.apply(measured)
+        self.act([measured.event])
+
+    def tick(self) -> None:
+        """Judge whose silence has lasted too long."""
+        state = self._training.state
+        timeouts = self._spec.timeouts.derived(self._monitor.step_s())
+        lost_after_s = timeouts.lost_after_s or 0.0
+        stalled = self._times.steady() - self._monitor.progress_s > lost_after_s
+        acts = self._members.tick(
+            self._times.own(),
+            lost_after_s=lost_after_s,
+            others_wait=stalled or bool(state.waiting),
+            any_committed=bool(state.ledger.done),
+        )
+        self.act(acts)
+
+    def look_for_hang(self) -> None:
+        """End the process that hangs; if all members wait, have them form their group again."""
+        timeouts = self._spec.timeouts.derived(self._monitor.step_s())
+        hang_s = timeouts.hang_s or 0.0
+        hang = self._training.edge.find_hang(hang_s, self._times.steady())
+        if hang is None or self._outbox.has_healed_within(hang_s):
+            return
+        now_s = self._times.own()
+        for name in hang.nodes:
+            self.act(self._orders.hung(name, now_s, hang.since_s, silent=hang.silent))
+        if not hang.nodes:
+            self._training.edge.reconnect(hang.since_s)
+
+    # ------------------------------------------------------------------ orders
+
+    def alive(self, name: str) -> Node:
+        """Find a living node.
+
+        Raises:
+            ConfigError: there is none of this name; names those that there are.
+        """
+        node = self._members.nodes.get(name)
+        if node is None or not node.alive:
+            names = ", ".join(n.name for n in self._members.nodes.values() if n.alive)
+            raise ConfigError(f"no live node {name!r}; there are: {names or 'none'}")
+        return node
+
+    def scale(self, workers: int) -> None:
+        """Set the number of workers."""
+        self.act(self._orders.scale(workers, self._times.own(), self._stop_s()))
+
+    def kill(self, name: str) -> None:
+        """End a living node's process at once, as a crash would.
+
+        Raises:
+            ConfigError: see `alive`.
+        """
+        self.act(self._orders.kill(self.alive(name).name))
+
+    def join(self, host: str) -> str:
+        """Add a worker, whose agent is about to be started on that host; its name."""
+        name, acts = self._orders.join(host, self._times.own())
+        self.act(acts)
+        return name
+
+    def restart(self, name: str, reason: str) -> None:
+        """KILL_RESTART: a worker ends in order and starts again; a server's buckets move first.
+
+        Raises:
+            ConfigError: it cannot be done now, or not in this job.
+        """
+        now_s = self._times.own()
+        if self.alive(name).role == "worker":
+            self._training.cuts.check_may_leave(self._times.steady())
+            self.act(self._orders.restart(name, now_s, self._stop_s(), reason))
+            return
+        if self._members.joining() is not None:
+            raise ConfigError("a server is being replaced already; wait until that is over")
+        if self._spec.samples != "exactly-once":
+            raise ConfigError(
+                f"samples is {self._spec.samples}: its servers keep no common order, without which "
+                "buckets cannot move; use `paceline kill`, which costs what came since the last cut"
+            )
+        self.act(self._members.replace(name, now_s, reason))
+
+    def close(self) -> None:
+        """Have all workers' processes end in order; none starts again."""
+        self.act(self._members.close(self._times.own(), self._stop_s()))
+
+    def _stop_s(self) -> float:
+        """Seconds that a process has to end in."""
+        return self._spec.timeouts.derived(self._monitor.step_s()).stop_s or 0.0

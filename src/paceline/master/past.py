@@ -1,0 +1,106 @@
+"""What a master finds of those before it: their journal, their agents, sizes that were ordered."""
+
+import msgspec
+
+from paceline.base.jobdir import JobDir
+from paceline.base.processes import find_job_processes
+from paceline.cuts.remote import Handover
+from paceline.jobs.resize import read_resize
+from paceline.master.checks import Checks, NodeChecked
+from paceline.master.job_clock import JobClock, MasterStarted
+from paceline.master.journal import JournalRecord, encode
+from paceline.master.parts import MasterParts
+from paceline.master.restarts import StartMeasured
+from paceline.master.training import Training
+from paceline.protocol.nodes.node import Act, JobEnded, MemberRecords
+from paceline.protocol.nodes.orders import NodeOrders
+from paceline.protocol.records import CutGone
+from paceline.protocol.snapshot import Snapshot, restore, take
+
+COMPACT_AT = 50_000
+"""Records in the journal beyond which it is begun anew from a snapshot."""
+
+
+def running_agents(job: JobDir) -> set[str]:
+    """Nodes whose agent, launched by a former master, runs on this machine."""
+    agents = (p for p in find_job_processes(job.path) if p.runs("paceline.agent"))
+    return {agent.argv[-1] for agent in agents}
+
+
+class Past:
+    """Brings the machines of a fresh master to where the journal ends, and keeps that short."""
+
+    def __init__(
+        self, parts: MasterParts, clock: JobClock, checks: Checks, training: Training
+    ) -> None:
+        self._job, self._spec, self._outbox = parts.job, parts.spec, parts.outbox
+        self._members, self._monitor = parts.members, parts.monitor
+        self._clock, self._checks, self._training = clock, checks, training
+
+    def replay(self) -> tuple[bool, bool]:
+        """Apply the journal; whether there was one, and whether the job had ended with it.
+
+        Raises:
+            PermanentError: the journal is damaged.
+        """
+        restarted = ended = False
+        for record in self._outbox.journal.replay():
+            restarted, ended = True, isinstance(record, JobEnded)
+            if ended:
+                self._training.edge.ended()
+            self._apply(record)
+        self._checks.judge([node.name for node in self._members.wanted_workers()])  # was told
+        if not restarted:
+            self._outbox.record(self._clock.started)
+        return restarted, ended
+
+    def _apply(self, record: JournalRecord) -> None:
+        match record:
+            case MasterStarted():
+                self._clock.go_on(record)
+            case Snapshot():
+                restore(self._training.state, record)
+            case StartMeasured():
+                self._monitor.restarts.apply(record)
+            case NodeChecked():
+                self._checks.apply(record)
+            case _ if isinstance(record, MemberRecords):
+                self._members.apply(record)
+            case _:
+                self._training.state.apply(record)
+
+    def resize(self) -> list[Act]:
+        """Take in what `paceline run --resume` says about the number of nodes."""
+        resize = read_resize(self._job.resize)
+        if resize is None:
+            return []
+        self._outbox.later(self._job.resize.unlink)  # said twice it is the same
+        return NodeOrders(self._members).resize(resize.workers, resize.servers)
+
+    def compact(self) -> None:
+        """Begin a long journal anew from a snapshot."""
+        if self._outbox.journal.num_records > COMPACT_AT:
+            self._outbox.compact(self._snapshot)
+
+    def _snapshot(self) -> list[JournalRecord]:
+        measured = self._monitor.restarts.measured()
+        kept = [*self._members.snapshot(), *measured, *self._checks.records()]
+        return [self._clock.started, take(self._training.state), *kept]
+
+    def handover(self, cut_no: int) -> Handover:
+        """All that another machine needs with this cut: as if the job had ended with it."""
+        state = self._training.state
+        others = (cut.cut.cut_no for cut in state.cuts.valid if cut.cut.cut_no != cut_no)
+        # What nodes can do, and what their starts cost, is of this machine.
+        records = [
+            take(state),
+            *self._members.snapshot(),
+            *(CutGone(cut_no=number) for number in others),
+        ]
+        unset = dict.fromkeys(self._spec.env, "")
+        return Handover(
+            job_id=self._job.job_id,
+            spec=msgspec.structs.replace(self._spec, env=unset),
+            launched_s=self._job.launched_s(),
+            journal=tuple(map(encode, records)),
+        )

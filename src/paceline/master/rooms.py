@@ -1,0 +1,69 @@
+"""The rooms of a master, built: each is one thing that it does."""
+
+from typing import NamedTuple
+
+from paceline.master.agents import Agents
+from paceline.master.checks import Checks
+from paceline.master.decisions import Decisions
+from paceline.master.holding import EDGES
+from paceline.master.inbox import Inbox
+from paceline.master.job_end import JobEnd
+from paceline.master.members import MembersEdge
+from paceline.master.parts import MasterParts, Times
+from paceline.master.past import Past
+from paceline.master.replies import Replies
+from paceline.master.reporting import Reporting
+from paceline.master.shutdown import Shutdown
+from paceline.master.sources import Sources
+from paceline.master.training import ForNodes, Training
+from paceline.master.uploads import Uploads, open_uploads
+
+
+class Rooms(NamedTuple):
+    """What a master feeds with facts."""
+
+    inbox: Inbox
+    sources: Sources
+    past: Past
+    training: Training
+    members: MembersEdge
+    agents: Agents
+    decisions: Decisions
+    end: JobEnd
+    shutdown: Shutdown
+    replies: Replies
+    reporting: Reporting
+    uploads: Uploads | None
+    """None: cuts stay here."""
+
+
+def build(parts: MasterParts, times: Times) -> Rooms:
+    """Build them around fresh machines."""
+    spec, inbox = parts.spec, Inbox()
+    end = JobEnd(parts, times, inbox)
+    members: MembersEdge
+
+    def follow(found: ForNodes) -> None:  # the two know each other: the training is made first
+        members.follow(found)
+
+    training = Training(parts, EDGES[spec.traits.holder](spec), end.fail, follow)
+    checks = Checks(wanted=spec.preflight and spec.traits.measured != "never")
+    members = MembersEdge(parts, times, checks, inbox, end, training)
+    decisions = Decisions(parts, times, inbox, training, members)
+    shutdown = Shutdown(parts, times, end, training, members)
+    reporting = Reporting(parts.job, training.state, parts.members, parts.monitor)
+    past = Past(parts, times.wall, checks, training)
+    return Rooms(
+        inbox=inbox,
+        sources=Sources(parts, inbox),
+        past=past,
+        training=training,
+        members=members,
+        agents=Agents(parts, times, checks, inbox, training, members),
+        decisions=decisions,
+        end=end,
+        shutdown=shutdown,
+        replies=Replies(parts, training, shutdown, members, decisions, reporting),
+        reporting=reporting,
+        uploads=open_uploads(parts, training.cuts, past.handover),
+    )
