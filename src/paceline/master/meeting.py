@@ -9,10 +9,12 @@ NO_PORT = -1
 """Of a round whose workers meet without one."""
 
 
-def free_port(address: str) -> int:
+def find_port(spec: JobSpec) -> int:
     """A port that nobody listens at; until it is used somebody might, which ends that round."""
+    if not spec.traits.round_port:
+        return NO_PORT
     with socket.socket() as probe:
-        probe.bind((address, 0))
+        probe.bind((spec.listen, 0))
         return int(probe.getsockname()[1])
 
 
@@ -22,6 +24,6 @@ def make_rounds(spec: JobSpec) -> Rounds | None:
         return None
     if spec.traits.round_port:
         stop_s = spec.timeouts.derived(None).stop_s or 0.0
-        return Rounds(grace_s=stop_s, new_port=lambda: free_port(spec.listen))
+        return Rounds(grace_s=stop_s)
     # What a member holds is of no use without the others': nobody waits for its end.
-    return Rounds(grace_s=0.0, new_port=lambda: NO_PORT, by_itself=False)
+    return Rounds(grace_s=0.0, by_itself=False)

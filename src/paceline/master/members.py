@@ -9,6 +9,7 @@ from paceline.base.errors import ConfigError
 from paceline.master.checks import Checks
 from paceline.master.inbox import Inbox
 from paceline.master.job_end import JobEnd
+from paceline.master.meeting import find_port
 from paceline.master.parts import MasterParts, Times
 from paceline.master.restarts import StartMeasured
 from paceline.master.training import ForNodes, Training
@@ -17,6 +18,7 @@ from paceline.protocol.nodes.node import (
     Act,
     EndLife,
     FailJob,
+    FindPort,
     JoinerLost,
     KeepRecord,
     Launch,
@@ -69,6 +71,9 @@ class MembersEdge:
                     self._training.edge.joiner_lost(inc)
                 case FailJob():
                     self._end.fail(act.reason, act.traceback, act.exit_code)
+                case FindPort():
+                    port = find_port(self._spec)
+                    self.act(self._members.meet_at(port, self._times.own()))
                 case Launch() | Start() | EndLife() | Retire():
                     self._order(act)
                 case _:

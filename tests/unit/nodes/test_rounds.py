@@ -11,6 +11,7 @@ from paceline.protocol.nodes.node import (
     Act,
     EndLife,
     FailJob,
+    FindPort,
     JobEnded,
     KeepRecord,
     Launch,
@@ -44,12 +45,12 @@ class Job:
         self, *, kept: list[KeepRecord] | None = None, by_itself: bool = True, **restart: float
     ) -> None:
         self.now_s = 1000.0
-        ports = iter(range(1, 100))
+        self.ports = iter(range(1, 100))
         self.members = Membership(
             num_workers=2,
             num_servers=0,
             restart=RestartSpec(**restart),  # type: ignore[arg-type]
-            rounds=Rounds(grace_s=GRACE_S, new_port=lambda: next(ports), by_itself=by_itself),
+            rounds=Rounds(grace_s=GRACE_S, by_itself=by_itself),
         )
         self.kept = list(kept or [])
         for keep in self.kept:
@@ -64,8 +65,13 @@ class Job:
         return self
 
     def note(self, acts: list[Act]) -> list[Act]:
-        self.kept += of(KeepRecord, acts)
-        return acts
+        """Keep the records; all acts, with what follows from a port that was asked for."""
+        done: list[Act] = []
+        for act in acts:
+            self.kept += of(KeepRecord, [act])
+            found = isinstance(act, FindPort) and self.members.meet_at(next(self.ports), self.now_s)
+            done += self.note(found) if found else [act]
+        return done
 
     def hello(self, node: str, *running: ProcessUp) -> list[Act]:
         hello = AgentHello(node=node, agent_pid=50, host="h", running=running)

@@ -26,6 +26,7 @@ from paceline.protocol.nodes.node import (
     Act,
     EndLife,
     FailJob,
+    FindPort,
     JoinerLost,
     Launch,
     Node,
@@ -210,25 +211,30 @@ class Membership(Roster):
             return self.launch(node, now_s)
         if self._in_round(node) and any(self._of_former_rounds()):
             return []
-        return self._new_life(node, now_s) if node.connected else []
+        if not node.connected:
+            return []
+        if self.rounds is not None and self.rounds.port == 0:
+            return [FindPort()]
+        return self._new_life(node, now_s)
+
+    def meet_at(self, port: int, now_s: float) -> list[Act]:
+        """Begin the round that is due: its workers meet at this port."""
+        if self.rounds is None or self.rounds.port:
+            return []
+        self.rounds.began_s = now_s
+        keep = self.keep(RoundSet(number=self.rounds.number, port=port))
+        due = [node for node in self.of_role("worker") if not node.alive]
+        return [keep, *(act for node in due for act in self._start_if_due(node, now_s))]
 
     def _new_life(self, node: Node, now_s: float) -> list[Act]:
-        acts: list[Act] = []
-        if self.rounds is not None and self.rounds.port == 0:
-            self.rounds.began_s = now_s
-            acts = [self.keep(RoundSet(number=self.rounds.number, port=self.rounds.new_port()))]
         round_no = self.rounds.number if self.rounds is not None else 0
         keep = self.keep(started(node, self._next_inc, round_no))
         node.retry_at_s = node.missing_since_s = node.up = node.error = None
         node.returned = False
         node.end_told_s = -REPEAT_END_S
         node.state, node.note = "starting", ""
-        return [
-            *acts,
-            keep,
-            NodeStartedEvent(node=node.name, inc=node.inc),
-            self._start_message(node, now_s),
-        ]
+        told = NodeStartedEvent(node=node.name, inc=node.inc)
+        return [keep, told, self._start_message(node, now_s)]
 
     def _start_message(self, node: Node, now_s: float) -> Start:
         node.started_s, node.started_by = now_s, node.agent_pid

@@ -143,6 +143,10 @@ class Retire(msgspec.Struct, frozen=True):
     node: str
 
 
+class FindPort(msgspec.Struct, frozen=True):
+    """Find where the workers of the next round meet, and say so (`Membership.meet_at`)."""
+
+
 class Start(msgspec.Struct, frozen=True):
     """Send to the node's agent."""
 
@@ -193,6 +197,7 @@ Act = (
     KeepRecord
     | Launch
     | Retire
+    | FindPort
     | Start
     | EndLife
     | WorkerUp

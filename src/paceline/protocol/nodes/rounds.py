@@ -5,8 +5,6 @@ What the membership needs for it beside the nodes: which round it is, where its 
 ended it, and how. Pure; `paceline.protocol.nodes.membership` decides by it.
 """
 
-from collections.abc import Callable
-
 import msgspec
 
 from paceline.protocol.nodes.exits import Judged, is_echo
@@ -37,14 +35,12 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
 class Rounds:
     """Of one job."""
 
-    def __init__(
-        self, *, grace_s: float, new_port: Callable[[], int], by_itself: bool = True
-    ) -> None:
-        """``grace_s``: for a script to end in order; ``new_port``: a free one of this machine.
+    def __init__(self, *, grace_s: float, by_itself: bool = True) -> None:
+        """``grace_s``: for a script to end in order.
 
         ``by_itself``: the scripts train by themselves, so no more than their ends is known of them.
         """
-        self.grace_s, self.new_port, self.by_itself = grace_s, new_port, by_itself
+        self.grace_s, self.by_itself = grace_s, by_itself
         # Durable: changed by `RoundSet` only.
         self.number = 0
         self.port = 0
