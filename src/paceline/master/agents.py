@@ -157,7 +157,7 @@ class Agents:
 
     def _is_alive(self, name: str, inc: int) -> bool:
         node = self._members.node_of(inc)
-        return node is not None and node.name == name and node.alive
+        return node is not None and node.name == name and node.life.is_alive
 
     def _refuse(self, name: str, reason: str) -> None:
         """Log what should not come, once: it may come a thousand times a second."""

@@ -10,6 +10,7 @@ from paceline.master.status import count_committed, count_total
 from paceline.master.training import Training
 from paceline.policy.straggler.actions import AnyAction, KillRestart, Profile
 from paceline.policy.straggler.observation import Observation
+from paceline.protocol.nodes.lives import Fate
 from paceline.protocol.nodes.membership import Membership
 from paceline.protocol.samples.plans import GlobalAction
 
@@ -74,6 +75,6 @@ class Scene:
 
     def _kill_restart(self, action: KillRestart) -> None:
         node = self._members.nodes.get(action.node)
-        if node is None or not node.alive or node.leaving:
+        if node is None or not node.life.is_alive or node.fate is Fate.LEAVES:
             raise ConfigError(f"{action.node} has ended meanwhile, or is about to leave")
         self._restart(action.node, action.reason)

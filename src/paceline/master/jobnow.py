@@ -93,7 +93,9 @@ def job_now(
         servers=state.holder.sharers,
         replacing=joining.replaces if (joining := members.joining()) else "",
         absent=sum(node.name not in shares for node in members.wanted_workers()),
-        restarts={node.name: node.decided for node in members.nodes.values() if node.decided},
+        restarts={
+            node.name: node.past.decided for node in members.nodes.values() if node.past.decided
+        },
         pending_s=pending_s,
         since_action_s=since_action_s,
         fixed=plan.fixed,

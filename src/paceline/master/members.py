@@ -84,7 +84,7 @@ class MembersEdge:
         match act:
             case Launch(node=node):
                 self._outbox.launch(node)
-                first = self._members.nodes[node].inc == 0
+                first = self._members.nodes[node].life.inc == 0
                 self._monitor.restarts.launched(node, self._times.steady(), first=first)
             case Start(node=node, message=start):
                 start = msgspec.structs.replace(start, check=self._checks.is_due(node))
@@ -162,8 +162,9 @@ class MembersEdge:
             ConfigError: there is none of this name; names those that there are.
         """
         node = self._members.nodes.get(name)
-        if node is None or not node.alive:
-            names = ", ".join(n.name for n in self._members.nodes.values() if n.alive)
+        if node is None or not node.life.is_alive:
+            nodes = self._members.nodes.values()
+            names = ", ".join(node.name for node in nodes if node.life.is_alive)
             raise ConfigError(f"no live node {name!r}; there are: {names or 'none'}")
         return node
 

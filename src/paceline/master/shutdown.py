@@ -73,7 +73,7 @@ class Shutdown:
 
     def _seen(self) -> Seen:
         return Seen(
-            workers_alive=sum(node.alive for node in self._members.of_role("worker")),
+            workers_alive=sum(node.life.is_alive for node in self._members.of_role("worker")),
             last_stored_no=self._training.state.cuts.last_stored_no,
             servers_up=self._members.servers() is not None,
             agents_connected=len(self._outbox.streams),

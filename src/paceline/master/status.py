@@ -3,6 +3,7 @@
 from paceline.base.samples import num_samples
 from paceline.master.ending import Ending, ScriptsWork, Stage
 from paceline.master.monitor import Monitor, NodeTotals
+from paceline.protocol.nodes.lives import Fate
 from paceline.protocol.nodes.membership import Membership
 from paceline.protocol.nodes.node import Node
 from paceline.protocol.training import MasterState
@@ -52,7 +53,8 @@ def job_state(state: MasterState, members: Membership, ending: Ending | None) ->
     if ending is not None:
         return ending.state if ending.stage >= Stage.LEAVE else "stopping"
     if members.runs_by_itself:
-        up = all(node.up or node.state == "finished" for node in members.of_role("worker"))
+        workers = members.of_role("worker")
+        up = all(node.life.up or node.fate is Fate.FINISHED for node in workers)
         return "running" if up else "starting"
     return state.phase
 
@@ -97,11 +99,11 @@ def _node(node: Node, monitor: Monitor) -> NodeStatus:
     return NodeStatus(
         node=node.name,
         role=node.role,
-        state=node.state,
-        inc=node.inc,
-        pid=node.up.pid if node.up else 0,
-        agent_pid=node.agent_pid,
-        restarts=node.restarts,
+        state=node.word,
+        inc=node.life.inc,
+        pid=node.life.up.pid if node.life.up else 0,
+        agent_pid=node.agent.pid,
+        restarts=node.past.restarts,
         step=facts.step,
         samples=totals.samples,
         bpt_s=facts.bpt_s,
@@ -111,7 +113,7 @@ def _node(node: Node, monitor: Monitor) -> NodeStatus:
         data_s=facts.data_s,
         rss_bytes=facts.rss_bytes,
         cpu_s=totals.cpu_s,
-        note=node.note,
+        note=node.life.note,
     )
 
 

@@ -87,7 +87,7 @@ class Training:
         # One without a lease counts, too: in SSP its clock would hold the others back.
         for inc in sorted(self.known() - self.state.gone):
             node = self.members.node_of(inc)
-            if node is None or not node.alive:
+            if node is None or not node.life.is_alive:
                 self.outbox.tell(FencedEvent(inc=inc, before_restart=True))
                 self.worker_lost(inc)
 
@@ -131,7 +131,7 @@ class Training:
     def worker_lost(self, inc: int) -> None:
         """Nothing of this worker may count from here on."""
         node = self.members.node_of(inc)
-        returned = node is not None and node.returned
+        returned = node is not None and node.life.returned
         self.profiling.lost(inc)
         self.do(self.state.worker_lost(inc, returned=returned))
 

@@ -58,11 +58,11 @@ def silence_believed(module: ModuleType) -> None:
     on_silence = members._on_silence
 
     def believe(self, node, now_s, lost_after_s, others_wait):  # type: ignore[no-untyped-def]
-        silent_s = now_s - node.heard_s
-        if node.role != "worker" or not node.up or silent_s < lost_after_s:
+        silent_s = now_s - node.agent.heard_s
+        if node.role != "worker" or not node.life.up or silent_s < lost_after_s:
             return on_silence(self, node, now_s, lost_after_s, others_wait)
         reason = f"unreachable, silent for {silent_s:.1f} s"
-        node.up_s, node.streak = now_s, LATE_STREAK
+        node.past.since_s, node.past.streak = now_s, LATE_STREAK
         gone = module.Judged("unreachable", module.Verdict.RETRYABLE, reason)
         return [*self.lost(node), *self._again(node, gone, now_s)]
 

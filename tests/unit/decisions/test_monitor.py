@@ -16,6 +16,7 @@ from paceline.policy.straggler.actions import Share
 from paceline.policy.straggler.observation import LifeEnded
 from paceline.protocol.holding.servers.master import ServerHolder
 from paceline.protocol.holding.servers.server import ServerState
+from paceline.protocol.nodes.lives import Fate
 from paceline.protocol.nodes.membership import Membership
 from paceline.protocol.records import EpochStarted, FeedAdded, Place, Plan, Planned
 from paceline.protocol.samples.plans import portion_of
@@ -378,14 +379,14 @@ def test_an_asynchronous_job_counts_contributions() -> None:
 def test_workers_are_in_the_order_of_their_ranks_whatever_their_lives() -> None:
     training = Training("asp", 3)
     node = training.members.nodes["worker-0"]
-    training.state.worker_lost(node.inc)
+    training.state.worker_lost(node.life.inc)
     training.members._new_life(node, 1.0)
-    node.decided = 1
-    training.state.worker_up(node.inc)
+    node.past.decided = 1
+    training.state.worker_up(node.life.inc)
     now = training.now()
     assert now is not None
     assert (list(now.shares), now.absent) == (["worker-1", "worker-2"], 1), "its script prepares"
-    training.state.holder.prepare(Prepared(inc=node.inc, schema=ModelSchema()))
+    training.state.holder.prepare(Prepared(inc=node.life.inc, schema=ModelSchema()))
     now = training.now()
     assert now is not None
     assert list(now.shares) == ["worker-0", "worker-1", "worker-2"]
@@ -395,12 +396,12 @@ def test_workers_are_in_the_order_of_their_ranks_whatever_their_lives() -> None:
 def test_workers_under_restart_are_absent_and_those_who_leave_are_not_missed() -> None:
     training = Training("asp", 4)
     lost, leaving = (training.members.nodes[f"worker-{i}"] for i in (1, 3))
-    training.state.worker_lost(lost.inc)
-    leaving.leaving = True
+    training.state.worker_lost(lost.life.inc)
+    leaving.fate = Fate.LEAVES
     now = training.now()
     assert now is not None
     assert (now.absent, len(now.shares)) == (1, 3)
-    training.state.worker_lost(leaving.inc)
+    training.state.worker_lost(leaving.life.inc)
     now = training.now()
     assert now is not None
     assert (now.absent, list(now.shares)) == (1, ["worker-0", "worker-2"])

@@ -8,6 +8,7 @@ from paceline.base.errors import ConfigError
 from paceline.master.decision_port import Scene
 from paceline.master.monitor import Monitor
 from paceline.policy.straggler.actions import AnyAction, BackupWorkers, KillRestart
+from paceline.protocol.nodes.lives import Fate, LifePhase
 from tests.unit.decisions.test_monitor import Training
 
 
@@ -42,7 +43,8 @@ def test_a_worker_is_restarted_and_the_rest_is_the_trainings_affair() -> None:
 def test_who_went_away_between_question_and_answer_is_not_restarted(state: str) -> None:
     stage = Stage()
     node = stage.job.members.nodes["worker-1"]
-    node.alive, node.leaving = state != "dead", state == "leaving"
+    node.life.phase = LifePhase.ENDED if state == "dead" else LifePhase.RUNNING
+    node.fate = Fate.LEAVES if state == "leaving" else Fate.STAYS
     name = "worker-9" if state == "unknown" else "worker-1"
     with pytest.raises(ConfigError, match=f"{name} has ended meanwhile, or is about to leave"):
         stage.scene.carry_out(KillRestart(node=name))

@@ -5,6 +5,7 @@ from typing import TypeVar
 import pytest
 
 from paceline.protocol.nodes.exits import PREEMPTED_IN_A_ROW
+from paceline.protocol.nodes.lives import Fate
 from paceline.protocol.nodes.membership import BRIEF, PATIENCE, REPEAT_END_S, Membership
 from paceline.protocol.nodes.node import (
     Act,
@@ -75,7 +76,7 @@ class Job:
         return self.note(self.members.process_up(self.process(node, address), self.now_s))
 
     def process(self, node: str, address: str = "") -> ProcessUp:
-        inc = self.members.nodes[node].inc
+        inc = self.members.nodes[node].life.inc
         role = node.partition("-")[0]
         return ProcessUp(node=node, inc=inc, pid=1000 + inc, role=role, address=address)
 
@@ -83,10 +84,10 @@ class Job:
         """Bring a node up; its incarnation."""
         self.hello(node, pid)
         self.up(node, "ipc://a" if node.startswith("server") else "")
-        return self.members.nodes[node].inc
+        return self.members.nodes[node].life.inc
 
     def exit(self, node: str, evidence: ExitEvidence = KILLED, inc: int | None = None) -> list[Act]:
-        inc = self.members.nodes[node].inc if inc is None else inc
+        inc = self.members.nodes[node].life.inc if inc is None else inc
         message = ProcessExited(node=node, inc=inc, evidence=evidence)
         return self.note(self.members.process_exited(message, self.now_s, any_committed=True))
 
@@ -139,12 +140,12 @@ def test_incarnations_are_never_given_twice() -> None:
         for node in ("worker-0", "worker-1", "server-0"):
             job.exit(node)
             job.up(node, "a")
-            seen.append(job.members.nodes[node].inc)
+            seen.append(job.members.nodes[node].life.inc)
     later = job.restarted()
     later.tick(1.0)
     later.hello("worker-0", 51)
     later.tick(3.0)
-    seen.append(later.members.nodes["worker-0"].inc)
+    seen.append(later.members.nodes["worker-0"].life.inc)
     assert len(set(seen)) == len(seen)
 
 
@@ -179,7 +180,7 @@ def test_a_worker_that_keeps_dying_waits_longer_each_time() -> None:
     for _ in range(5):
         job.exit("worker-0")
         at_s = job.now_s
-        while not job.members.nodes["worker-0"].alive:
+        while not job.members.nodes["worker-0"].life.is_alive:
             job.tick(job.now_s + 0.5)
         waits.append(job.now_s - at_s)
         job.members.heard("worker-0", job.now_s)
@@ -260,7 +261,7 @@ def test_an_unretryable_error_ends_the_job_with_the_script_s_code_and_traceback(
     error = ScriptError(inc=inc, kind="ValueError", traceback="TB", in_user_code=True, step=3)
     for expected in (0, 1):
         error = ScriptError(
-            inc=job.members.nodes["worker-0"].inc,
+            inc=job.members.nodes["worker-0"].life.inc,
             kind="ValueError",
             traceback="TB",
             in_user_code=True,
@@ -317,7 +318,7 @@ def test_the_traceback_of_an_error_of_the_script_is_told_at_once(
     acts = job.exit("worker-0", ExitEvidence(exit_code=1, log_tail="last lines"))
     (end,) = of(ProcessExitedEvent, acts)
     assert end.traceback == told
-    assert of(Start, acts) or job.members.nodes["worker-0"].retry_at_s is not None
+    assert of(Start, acts) or job.members.nodes["worker-0"].next.due_s is not None
     job.up("worker-0")
     acts = job.exit("worker-0", ExitEvidence(signal=9, log_tail="last lines"))
     assert [one.traceback for one in of(ProcessExitedEvent, acts)] == [""]
@@ -354,8 +355,8 @@ def test_a_worker_that_left_its_loop_is_told_once_unless_it_was_told_to_leave() 
     assert job.members.script_returned(left) == [told]
     assert job.members.script_returned(left) == []
     job.run("worker-1")
-    job.members.nodes["worker-1"].leaving = True
-    inc = job.members.nodes["worker-1"].inc
+    job.members.nodes["worker-1"].fate = Fate.LEAVES
+    inc = job.members.nodes["worker-1"].life.inc
     assert job.members.script_returned(Finished(inc=inc, left_step=9)) == []
 
 
@@ -380,7 +381,7 @@ def test_a_worker_that_is_refused_is_not_started_again_and_not_awaited(how: str)
     assert job.hello("worker-1", 51) == [Retire("worker-1")]
     assert Launch("worker-1") not in job.tick(1000.0)
     node = job.members.nodes["worker-1"]
-    assert (node.state, node.note) == ("failed", "another model")
+    assert (node.word, node.life.note) == ("failed", "another model")
     assert [one.name for one in job.members.wanted_workers()] == ["worker-0"]
     assert NodeOrders(job.members).refuse(second, "another model", 1) == []
     job.members.script_returned(Finished(inc=first))
@@ -408,7 +409,7 @@ def test_what_a_joined_machine_lacks_is_no_error_of_the_others() -> None:
     name = joined(job)
     job.hello(name, 70)
     job.up(name)
-    inc = job.members.nodes[name].inc
+    inc = job.members.nodes[name].life.inc
     error = ScriptError(
         inc=inc, kind="paceline.base.errors.ConfigError", traceback="", in_user_code=False, step=0
     )
@@ -436,7 +437,7 @@ def test_a_dead_agent_alone_is_launched_again_and_the_life_goes_on() -> None:
     acts = job.hello("worker-0", 51, job.process("worker-0"))
     assert not of(Start, acts)
     job.tick(5.0)
-    assert job.members.nodes["worker-0"].inc == inc
+    assert job.members.nodes["worker-0"].life.inc == inc
 
 
 def test_an_agent_that_finds_nothing_gets_a_new_life_after_a_moment() -> None:
@@ -488,7 +489,7 @@ def test_a_life_that_never_came_up_costs_no_budget_and_waits_longer_each_time() 
     pid, waits, incs = 50, [], []
     for _ in range(6):
         pid += 1
-        incs.append(job.members.nodes["worker-0"].inc)
+        incs.append(job.members.nodes["worker-0"].life.inc)
         job.members.agent_ended("worker-0", pid - 1, "killed", job.now_s)
         job.hello("worker-0", pid)
         at_s = job.now_s
@@ -590,7 +591,7 @@ def test_an_unreachable_worker_is_fenced_only_when_others_wait() -> None:
 def test_a_worker_counts_as_up_once() -> None:
     job = Job()
     job.hello("worker-0", 50)
-    assert of(WorkerUp, job.up("worker-0")) == [WorkerUp(job.members.nodes["worker-0"].inc)]
+    assert of(WorkerUp, job.up("worker-0")) == [WorkerUp(job.members.nodes["worker-0"].life.inc)]
     assert job.up("worker-0") == []
 
 
@@ -783,7 +784,7 @@ def test_a_restart_by_decision_ends_in_order_and_goes_on_at_another_place() -> N
     assert of(Start, after) == []
     assert len(of(Start, job.hello("worker-1", 51))) == 1
     node = job.members.nodes["worker-1"]
-    assert (node.restarts, node.decided, job.members.num_restarts()) == (0, 1, 0)
+    assert (node.past.restarts, node.past.decided, job.members.num_restarts()) == (0, 1, 0)
     # The next end is no decision: the agent stays, and there is no budget left.
     job.up("worker-1")
     assert of(FailJob, job.exit("worker-1"))
@@ -799,11 +800,11 @@ def test_restarts_by_decision_are_counted_by_the_next_master() -> None:
     job.exit("worker-0")
     job.tick(job.spec.backoff_s)
     node = job.restarted().members.nodes["worker-0"]
-    assert (node.restarts, node.decided) == (1, 2)
+    assert (node.past.restarts, node.past.decided) == (1, 2)
     compacted = Job(budget=3)
     for record in job.members.snapshot():
         compacted.members.apply(record)
-    assert compacted.members.nodes["worker-0"].decided == 2
+    assert compacted.members.nodes["worker-0"].past.decided == 2
 
 
 def test_the_order_to_end_is_repeated_until_the_process_has_ended() -> None:
@@ -830,7 +831,7 @@ def test_the_next_master_carries_on_with_an_ordered_restart(compacted: bool) -> 
     assert of(Retire, ended) == [Retire("worker-0")]
     assert of(FailJob, ended) == []
     after.run("worker-0", 51)
-    assert after.members.nodes["worker-0"].decided == 1
+    assert after.members.nodes["worker-0"].past.decided == 1
     assert of(EndLife, after.tick(9.0)) == [], "the next life is not to end"
 
 
@@ -843,7 +844,7 @@ def test_a_machine_that_joined_is_restarted_where_it_is() -> None:
     after = job.exit(name, AS_ORDERED)
     assert of(Retire, after) == []
     assert len(of(Start, after)) == 1
-    assert job.members.nodes[name].decided == 1
+    assert job.members.nodes[name].past.decided == 1
 
 
 def test_the_end_of_a_life_is_told_with_its_evidence() -> None:
@@ -880,7 +881,9 @@ def test_a_server_that_joins_counts_when_it_has_taken_the_others_place() -> None
     assert [s.node for s in job.members.servers() or ()] == ["server-1", "server-2"]
     assert job.members.joining() is None
     assert "server-0" not in job.members.nodes
-    assert job.members.nodes["server-2"].decided == 1, "what it is worth to replace this one again"
+    assert job.members.nodes["server-2"].past.decided == 1, (
+        "what it is worth to replace this one again"
+    )
 
 
 def test_a_server_that_is_not_needed_leaves() -> None:
@@ -892,7 +895,7 @@ def test_a_server_that_is_not_needed_leaves() -> None:
     assert Retire("server-2") in acts
     assert sorted(node.name for node in job.members.of_role("server")) == ["server-0", "server-1"]
     assert not job.members.not_replaced(), "again: nothing"
-    assert job.members.nodes["server-0"].decided == 1
+    assert job.members.nodes["server-0"].past.decided == 1
 
 
 def test_a_joining_server_that_uses_up_the_budget_ends_the_move_and_not_the_job() -> None:
@@ -920,21 +923,21 @@ def test_a_joining_server_that_fails_for_good_ends_the_move_and_not_the_job() ->
 
     assert not of(FailJob, acts)
     assert [told.node for told in of(NotReplacedEvent, acts)] == ["server-0"]
-    assert job.members.nodes["server-0"].decided == 1
+    assert job.members.nodes["server-0"].past.decided == 1
 
 
 def test_a_move_that_a_crash_of_another_has_ended_was_not_futile() -> None:
     job = replacing()
     job.hello("server-2", 20)
     job.note(job.members.not_replaced(futile=False))
-    assert job.members.nodes["server-0"].decided == 0
+    assert job.members.nodes["server-0"].past.decided == 0
 
 
 def test_a_joining_server_that_dies_is_told() -> None:
     job = replacing()
     job.hello("server-2", 20)
     job.up("server-2", "shm://server-2")
-    inc = job.members.nodes["server-2"].inc
+    inc = job.members.nodes["server-2"].life.inc
 
     exited = ProcessExited(node="server-2", inc=inc, evidence=KILLED)
     acts = job.note(job.members.process_exited(exited, 0.0, any_committed=True))

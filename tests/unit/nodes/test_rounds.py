@@ -78,7 +78,7 @@ class Job:
         return self.note(self.members.hello(hello, self.now_s))
 
     def inc(self, node: str) -> int:
-        return self.members.nodes[node].inc
+        return self.members.nodes[node].life.inc
 
     def process(self, node: str) -> ProcessUp:
         return ProcessUp(node=node, inc=self.inc(node), pid=1000, role="worker")
@@ -294,7 +294,7 @@ def test_a_new_master_keeps_the_round_and_its_port() -> None:
         job = Job(kept=kept)
         assert job.members.rounds is not None
         assert (job.members.rounds.number, job.members.rounds.port) == (1, 2)
-        assert {node.round_no for node in job.members.nodes.values()} == {1}
+        assert {node.life.round_no for node in job.members.nodes.values()} == {1}
 
 
 def test_a_resumed_job_begins_again_with_all_of_its_workers() -> None:

@@ -96,7 +96,7 @@ class HolderEdge(abc.ABC):
         for inc in incs:
             node = self.training.members.node_of(inc)
             seen = self.training.monitor.nodes.get(node.name) if node else None
-            if node and not node.returned and seen and seen.facts.inc == inc:
+            if node and not node.life.returned and seen and seen.facts.inc == inc:
                 found[node.name] = seen.facts
         return found
 

@@ -22,9 +22,9 @@ from collections.abc import Container, Iterator
 
 from paceline.protocol.nodes.budget import Budget
 from paceline.protocol.nodes.exits import NO_CAUSE, Evidence, Judged, is_free, judge
+from paceline.protocol.nodes.lives import EndOrder, Fate, LifePhase, Presence
 from paceline.protocol.nodes.node import (
     Act,
-    EndLife,
     FailJob,
     FindPort,
     JoinerLost,
@@ -60,8 +60,6 @@ from paceline.wire.messages.agent import AgentHello, ExitEvidence, ProcessExited
 from paceline.wire.messages.node import Finished, ProcessUp, ScriptError
 from paceline.wire.spec import RestartSpec
 
-NOBODY = -1
-"""An agent that a former master told to start: which one is not known."""
 MISSING_S = 1.0
 """A new agent that does not know its node's process: its word about the end may be on its way."""
 REPEAT_START_S = 2.0
@@ -101,7 +99,7 @@ class Membership(Roster):
         self._closing_grace_s: float | None = None
 
     def _wanted(self, node: Node) -> bool:
-        return not (node.leaving or self.closing or node.state in ("finished", "failed"))
+        return node.fate.lives_on and not self.closing
 
     # ------------------------------------------------------------------ agents
 
@@ -109,16 +107,16 @@ class Membership(Roster):
         """At the master's start: launch every node but those whose agent may still be there."""
         acts: list[Act] = []
         for node in list(self.nodes.values()):
-            if node.leaving:
+            if node.fate is Fate.LEAVES:
                 acts += self.gone_for_good(node)
             if not self._wanted(node):
                 continue
-            node.heard_s, node.started_by = now_s, NOBODY
             if node.by_itself or node.name in awaited:
-                node.state, node.greeted = "lost", True
-            else:
-                node.unblamed = node.inc > 0
-                acts += self.launch(node, now_s)
+                node.agent.heard_s, node.agent.presence = now_s, Presence.ABSENT
+                continue
+            if node.life.inc and not node.life.end_is_ordered:
+                node.life.end = EndOrder.PLAIN
+            acts += self.launch(node, now_s)
         return acts
 
     def gone_for_good(self, node: Node) -> list[Act]:
@@ -129,15 +127,17 @@ class Membership(Roster):
 
     def _drop(self, node: Node, reason: str, silent_s: float | None = None) -> list[Act]:
         """A node that came by itself does not come back."""
-        told = NodeLostEvent(node=node.name, inc=node.inc, reason=reason, silent_s=silent_s)
+        inc = node.life.inc
+        told = NodeLostEvent(node=node.name, inc=inc, reason=reason, silent_s=silent_s)
         return [told, *self.lost(node), self.keep(NodeDropped(node=node.name))]
 
     def launch(self, node: Node, now_s: float) -> list[Act]:
         """Have an agent started for the node."""
-        node.connected = node.greeted = node.needs_launch = False
-        node.heard_s, node.missing_since_s = now_s, None
-        if not node.alive:
-            node.state = "pending"
+        node.agent.heard_s, node.agent.presence = now_s, Presence.LAUNCHED
+        node.next.in_new_agent = False
+        node.life.missing_since_s = None
+        if not node.life.is_alive:
+            node.fate, node.life.phase = Fate.STAYS, LifePhase.NONE
         return [Launch(node.name)]
 
     def hello(self, message: AgentHello, now_s: float) -> list[Act]:
@@ -145,73 +145,72 @@ class Membership(Roster):
         node = self.nodes.get(message.node)
         if node is None or not self._may_serve(node):
             return [Retire(message.node)]
+        life, pid = node.life, message.agent_pid
         acts: list[Act] = []
-        if node.agent_pid != message.agent_pid:
-            pid = message.agent_pid
-            acts.append(AgentJoinedEvent(node=node.name, inc=node.inc, pid=pid))
-        is_new, node.greeted = not node.greeted, True
-        node.greeted_s = now_s if is_new else node.greeted_s
-        node.agent_pid, node.connected = message.agent_pid, True
-        node.heard_s, node.replaced = now_s, False
-        running = next((up for up in message.running if up.inc == node.inc), None)
-        if not node.alive:
+        if node.agent.pid != pid:
+            acts.append(AgentJoinedEvent(node=node.name, inc=life.inc, pid=pid))
+        is_new = not node.agent.has_greeted
+        node.agent.greet(pid, now_s)
+        running = next((up for up in message.running if up.inc == life.inc), None)
+        if not life.is_alive:
             return [*acts, *self._start_if_due(node, now_s)]
         if running is not None:
-            node.missing_since_s = None
+            life.missing_since_s = None
             return [*acts, *self.process_up(running, now_s)]
-        if node.up is None and node.started_by == message.agent_pid:
+        if life.is_started_by(node.agent):
             return [*acts, self._start_message(node, now_s)]
         # Another agent than the one it was started by: it ran there, or may have. An agent that was
         # launched since knows nothing of how it ended.
-        node.missing_since_s = now_s - (MISSING_S if is_new else 0.0)
+        life.missing_since_s = now_s - (MISSING_S if is_new else 0.0)
         return acts
 
     def _may_serve(self, node: Node) -> bool:
-        return node.state not in ("finished", "failed") and (node.alive or self._wanted(node))
+        return node.life.is_alive or self._wanted(node)
 
     def heard(self, name: str, now_s: float) -> None:
         """Anything came from the node's agent."""
         node = self.nodes.get(name)
         if node is not None:
-            node.heard_s, node.replaced = now_s, False
+            node.agent.hear(now_s)
 
     def stream_lost(self, name: str) -> None:
         """The agent's connection broke; it may come back."""
         node = self.nodes.get(name)
         if node is not None:
-            node.connected = False
+            node.agent.disconnect()
 
     def agent_ended(self, name: str, agent_pid: int, reason: str, now_s: float) -> list[Act]:
         """The backend's word: this agent is gone. Its process goes on and awaits the next one."""
         node = self.nodes.get(name)
-        if node is None or (node.greeted and agent_pid not in (0, node.agent_pid)):
+        if node is None or (node.agent.has_greeted and agent_pid not in (0, node.agent.pid)):
             return []
-        node.connected = False
+        node.agent.disconnect()
         if not self._may_serve(node):
             return []
-        if node.leaving:
+        if node.fate is Fate.LEAVES:
             # Nobody is left to end the process in order: the backend cleans up.
             return self.gone_for_good(node)
         if self.closing:
             return [*self.lost(node), Retire(name)]
-        acts: list[Act] = [AgentLostEvent(node=name, inc=node.inc, reason=reason)]
-        if node.greeted:
+        acts: list[Act] = [AgentLostEvent(node=name, inc=node.life.inc, reason=reason)]
+        if node.agent.has_greeted:
             return [*acts, *self.launch(node, now_s)]
         # It died before its first word: without a limit this would go on for ever.
         gone = Judged("agent", Verdict.RETRYABLE, f"its agent did not come up ({reason})")
-        node.needs_launch = True
+        node.next.in_new_agent = True
         return [*acts, *self.lost(node), *self._again(node, gone, now_s)]
 
     # ------------------------------------------------------------------ lives
 
     def _start_if_due(self, node: Node, now_s: float) -> list[Act]:
-        if not self._wanted(node) or (node.retry_at_s is not None and now_s < node.retry_at_s):
+        due_s = node.next.due_s
+        if not self._wanted(node) or (due_s is not None and now_s < due_s):
             return []
-        if node.needs_launch:
+        if node.next.in_new_agent:
             return self.launch(node, now_s)
         if self._in_round(node) and any(self._of_former_rounds()):
             return []
-        if not node.connected:
+        if node.agent.presence is not Presence.CONNECTED:
             return []
         if self.rounds is not None and self.rounds.port == 0:
             return [FindPort()]
@@ -223,27 +222,26 @@ class Membership(Roster):
             return []
         self.rounds.began_s = now_s
         keep = self.keep(RoundSet(number=self.rounds.number, port=port))
-        due = [node for node in self.of_role("worker") if not node.alive]
+        due = [node for node in self.of_role("worker") if not node.life.is_alive]
         return [keep, *(act for node in due for act in self._start_if_due(node, now_s))]
 
     def _new_life(self, node: Node, now_s: float) -> list[Act]:
         round_no = self.rounds.number if self.rounds is not None else 0
         keep = self.keep(started(node, self._next_inc, round_no))
-        node.retry_at_s = node.missing_since_s = node.up = node.error = None
-        node.returned = False
-        node.end_told_s = -REPEAT_END_S
-        node.state, node.note = "starting", ""
-        told = NodeStartedEvent(node=node.name, inc=node.inc)
+        node.next.due_s = None
+        node.life.end_told_s = -REPEAT_END_S
+        told = NodeStartedEvent(node=node.name, inc=node.life.inc)
         return [keep, told, self._start_message(node, now_s)]
 
     def _start_message(self, node: Node, now_s: float) -> Start:
-        node.started_s, node.started_by = now_s, node.agent_pid
+        life = node.life
+        life.phase, life.started_by, life.started_s = LifePhase.STARTING, node.agent.pid, now_s
         start = StartProcess(
-            inc=node.inc,
+            inc=life.inc,
             role=node.role,
             rank=node.rank,
             num_workers=self.num_workers,
-            restart=node.round_no,
+            restart=life.round_no,
             port=self.rounds.port if self.rounds is not None else 0,
         )
         return Start(node.name, start)
@@ -251,24 +249,24 @@ class Membership(Roster):
     def process_up(self, up: ProcessUp, now_s: float) -> list[Act]:
         """The process exists; a server is up only with its address."""
         node = self._by_inc.get(up.inc)
-        if node is None or node.name != up.node or not node.alive or up.pid == 0:
+        if node is None or node.name != up.node or not node.life.is_alive or up.pid == 0:
             return []
-        if node.up == up:
+        if node.life.up == up:
             return []
-        first = node.up is None
-        node.up, node.state, node.missing_since_s = up, "running", None
+        first = node.life.up is None
+        node.life.run(up)
         if first:
-            node.up_s = now_s
-        told = ProcessUpEvent(node=node.name, inc=node.inc, pid=up.pid, address=up.address)
+            node.past.since_s = now_s
+        told = ProcessUpEvent(node=node.name, inc=up.inc, pid=up.pid, address=up.address)
         if node.role == "server":
             return [told] if up.address else []
-        return [told, WorkerUp(node.inc)] if first else []
+        return [told, WorkerUp(up.inc)] if first else []
 
     def script_error(self, message: ScriptError) -> None:
         """The last words of a process; its end follows."""
         node = self._by_inc.get(message.inc)
         if node is not None:
-            node.error = message
+            node.life.error = message
 
     def script_returned(self, message: Finished) -> list[Act]:
         """The script came to its end; that of the process follows."""
@@ -281,7 +279,7 @@ class Membership(Roster):
     ) -> list[Act]:
         """The agent's word that a life is over; repetitions change nothing."""
         node = self._by_inc.get(message.inc)
-        if node is None or not node.alive or node.name != message.node:
+        if node is None or not node.life.is_alive or node.name != message.node:
             return []
         return self._ended(node, message.evidence, now_s, any_committed=any_committed)
 
@@ -294,33 +292,34 @@ class Membership(Roster):
         any_committed: bool,
         started: bool = True,
     ) -> list[Act]:
+        life = node.life
         evidence = Evidence(
             exit=exit_,
-            error=node.error,
+            error=life.error,
             # A worker told to leave returns from its script, too.
-            finished=self._has_returned(node, exit_) and not (node.leaving or self.closing),
+            finished=self._has_returned(node, exit_) and self._wanted(node),
             started=started,
             any_committed=any_committed,
             by_itself=self.runs_by_itself,
-            previous=node.previous if self._counts_repeats(now_s) else None,
-            repeats=node.repeats,
+            previous=node.past.previous if self._counts_repeats(now_s) else None,
+            repeats=node.past.repeats,
         )
         judged = judge(evidence)
-        node.note = judged.reason
+        life.note = judged.reason
         acts: list[Act] = [node.told_end(judged, exit_)]
         acts += self.lost(node)
         round_over = self._in_round(node) and not self.closing and not self._is_done(node, judged)
-        if round_over and not node.leaving:
+        if round_over and node.fate is not Fate.LEAVES:
             acts += self._end_round(node, judged, now_s)
         elif judged.verdict is Verdict.FINISHED:
-            finished = NodeFinished(node=node.name, joined=node.joined)
+            finished = NodeFinished(node=node.name, joined=node.past.joined)
             acts += [self.keep(finished), Retire(node.name)]
-        elif node.leaving:
+        elif node.fate is Fate.LEAVES:
             acts += self.gone_for_good(node)
             acts += self.end_formers(now_s) if round_over else []
         elif self.closing:
             acts.append(Retire(node.name))
-        elif node.by_itself and judged.verdict is Verdict.STOPPED and not node.unblamed:
+        elif node.by_itself and judged.verdict is Verdict.STOPPED and not life.end_is_ordered:
             acts += [*self._drop(node, "its machine has left"), Retire(node.name)]
         elif node.by_itself and judged.verdict is Verdict.UNRETRYABLE:
             # What its machine lacks is no error of the others.
@@ -348,57 +347,58 @@ class Membership(Roster):
 
     def _has_returned(self, node: Node, exit_: ExitEvidence) -> bool:
         """Whether the script has; of one by itself the exit code says it, too."""
-        if node.returned or not self.runs_by_itself:
-            return node.returned
+        if node.life.returned or not self.runs_by_itself:
+            return node.life.returned
         return exit_.exit_code == 0 and not exit_.stopped_by_us
 
     def lost(self, node: Node) -> list[Act]:
         """End the present life of the node: nothing of it may count."""
-        was_alive, node.alive = node.alive, False
-        node.up, node.missing_since_s = None, None
-        node.state = "lost"
+        life, was_alive = node.life, node.life.is_alive
+        life.finish()
         if was_alive and node.replaces:
-            return [JoinerLost(node.inc)]
+            return [JoinerLost(life.inc)]
         if not was_alive or node.role != "worker":
             return []
-        told = [] if node.returned else [FencedEvent(node=node.name, inc=node.inc)]
-        return [*told, WorkerLost(node.inc)]
+        told = [] if life.returned else [FencedEvent(node=node.name, inc=life.inc)]
+        return [*told, WorkerLost(life.inc)]
 
     def _fail(self, node: Node, judged: Judged, why: str = "") -> FailJob:
-        node.state = "failed"
+        node.fate = Fate.FAILED
         return FailJob(f"{node.name}: {judged.reason}{why}", judged.traceback, judged.own_code)
 
     def _again(self, node: Node, judged: Judged, now_s: float) -> list[Act]:
         """Start another life, now or later, if the budget allows."""
         if self._in_round(node):
             return self._end_round(node, judged, now_s)
-        free = node.unblamed or is_free(judged.verdict, node.streak)
+        past, ordered = node.past, node.life.end_is_ordered
+        free = ordered or is_free(judged.verdict, past.streak)
         if judged.verdict not in NO_CAUSE:
-            node.remember(judged.sign)
+            past.remember(judged.sign)
         if not free and self._budget.is_spent(now_s, self.num_restarts()):
             if node.replaces:
                 return self.not_replaced()
             return [self._fail(node, judged, f"; {self._budget.used_up}")]
         if not free:
-            node.restarts += 1
+            past.restarts += 1
             self._budget.count(now_s)
-        if node.unblamed or now_s - node.up_s > self._restart.backoff_max_s:
-            node.streak = 0
-        wait_s = self._budget.backoff_s(node.streak)
-        node.streak += 1
+        if ordered or now_s - past.since_s > self._restart.backoff_max_s:
+            past.streak = 0
+        wait_s = self._budget.backoff_s(past.streak)
+        past.streak += 1
         # The next life is long if it lasts from here, also when it never comes up.
-        node.up_s = node.retry_at_s = now_s + wait_s
-        node.state = "backing off"
-        told = RelaunchEvent(node=node.name, inc=node.inc, cause=judged.reason, wait_s=wait_s)
-        acts: list[Act] = [told, *(self._give_up_place(node) if node.moving else [])]
+        past.since_s = node.next.due_s = now_s + wait_s
+        node.fate = Fate.BACKS_OFF
+        inc, moves = node.life.inc, node.life.end is EndOrder.MOVE
+        told = RelaunchEvent(node=node.name, inc=inc, cause=judged.reason, wait_s=wait_s)
+        acts: list[Act] = [told, *(self._give_up_place(node) if moves else [])]
         return [*acts, *(self._start_if_due(node, now_s) if wait_s == 0 else [])]
 
     def _give_up_place(self, node: Node) -> list[Act]:
         """What ended may have been slow because of where it was: ask for another place."""
-        node.decided += 1
+        node.past.decided += 1
         if node.by_itself:
             return []  # there is no other place for it
-        node.needs_launch = True
+        node.next.in_new_agent = True
         return [Retire(node.name)]
 
     # ------------------------------------------------------------------ rounds
@@ -408,31 +408,31 @@ class Membership(Roster):
 
     def _is_done(self, node: Node, judged: Judged) -> bool:
         """Whether the worker has come to its end in the present round."""
-        present = self.rounds is None or node.round_no == self.rounds.number
+        present = self.rounds is None or node.life.round_no == self.rounds.number
         return present and judged.verdict is Verdict.FINISHED
 
     def _of_former_rounds(self) -> Iterator[Node]:
         """Workers that are to end before the next round can begin."""
-        number = self.rounds.number if self.rounds is not None else 0
-        return (n for n in self.of_role("worker") if n.alive and n.round_no < number)
+        return (node for node in self.of_role("worker") if self._is_former(node))
+
+    def _is_former(self, node: Node) -> bool:
+        number = self.rounds.number if self.rounds is not None and node.role == "worker" else 0
+        return node.life.is_alive and node.life.round_no < number
 
     def _end_round(self, node: Node, judged: Judged, now_s: float) -> list[Act]:
         """A worker has failed, or ended since another one has: all others end, too."""
         assert self.rounds is not None
         rounds = self.rounds
         acts: list[Act] = []
-        if node.round_no == rounds.number:
+        life, ordered = node.life, node.life.end_is_ordered
+        if life.round_no == rounds.number:
             acts.append(self.keep(RoundSet(number=rounds.number + 1)))
-        if node.unblamed or judged.verdict not in (Verdict.STOPPED, Verdict.FINISHED):
+        if ordered or judged.verdict not in (Verdict.STOPPED, Verdict.FINISHED):
             ended = Ended(
-                node=node.name,
-                inc=node.inc,
-                judged=judged,
-                error=node.error,
-                unblamed=node.unblamed,
+                node=node.name, inc=life.inc, judged=judged, error=life.error, ordered=ordered
             )
             rounds.ends.append(ended)
-        node.state = "backing off"
+        node.fate = Fate.BACKS_OFF
         return [*acts, *self.end_formers(now_s)]
 
     def end_formers(self, now_s: float) -> list[Act]:
@@ -440,13 +440,9 @@ class Membership(Roster):
         left = list(self._of_former_rounds())
         if not left:
             return self._next_round(now_s)
-        return [act for node in left for act in self._end_former(node, now_s)]
-
-    def _end_former(self, node: Node, now_s: float) -> list[Act]:
-        if self.rounds is None or now_s < node.end_told_s + REPEAT_END_S:
-            return []
-        node.end_told_s = now_s
-        return [EndLife(node.name, node.inc, self.rounds.grace_s)]
+        grace_s = self.rounds.grace_s if self.rounds is not None else 0.0
+        due = (node for node in left if now_s >= node.life.end_told_s + REPEAT_END_S)
+        return [node.end_life(now_s, grace_s) for node in due]
 
     def _next_round(self, now_s: float) -> list[Act]:
         """All have ended: begin again, now or later, unless that cannot help or costs too much."""
@@ -455,25 +451,26 @@ class Membership(Roster):
         if now_s - rounds.began_s > self._restart.backoff_max_s:
             rounds.streak = 0
         # Whoever lives is in the present round already, which another one has not come to.
-        workers = [node for node in self.of_role("worker") if not node.alive]
+        ended = (node for node in self.of_role("worker") if not node.life.is_alive)
+        workers = [node for node in ended if node.fate is not Fate.LEAVES]
         acts: list[Act] = []
         wait_s = 0.0
         if cause is not None:
-            free = cause.unblamed or is_free(cause.judged.verdict, rounds.streak)
+            free = cause.ordered or is_free(cause.judged.verdict, rounds.streak)
             if cause.is_final or (not free and self._budget.is_spent(now_s, self.num_restarts())):
                 return [self._give_up(cause)]
-            wait_s = 0.0 if cause.unblamed else self._budget.backoff_s(rounds.streak)
-            rounds.streak += 0 if cause.unblamed else 1
+            wait_s = 0.0 if cause.ordered else self._budget.backoff_s(rounds.streak)
+            rounds.streak += 0 if cause.ordered else 1
             if not free:
-                self.nodes[cause.node].restarts += 1
+                self.nodes[cause.node].past.restarts += 1
                 self._budget.count(now_s)
             why = cause.judged.reason
             told = RestartAllEvent(node=cause.node, inc=cause.inc, cause=why, wait_s=wait_s)
             acts.append(told)
             for node in workers:
-                node.remember(cause.judged.sign)
+                node.past.remember(cause.judged.sign)
         for node in workers:
-            node.state, node.retry_at_s = "backing off", now_s + wait_s
+            node.fate, node.next.due_s = Fate.BACKS_OFF, now_s + wait_s
         if wait_s > 0:
             return acts
         return [*acts, *(act for node in workers for act in self._start_if_due(node, now_s))]
@@ -490,19 +487,16 @@ class Membership(Roster):
         """What is due: relaunches, repeated starts, ends that nobody reported, silence."""
         acts: list[Act] = []
         for node in list(self.nodes.values()):
-            if node.missing_since_s is not None and now_s >= node.missing_since_s + MISSING_S:
+            life, missing_s = node.life, node.life.missing_since_s
+            if missing_s is not None and now_s >= missing_s + MISSING_S:
                 acts += self._missing(node, now_s, any_committed=any_committed)
-            elif node.retry_at_s is not None and not node.alive:
-                acts += self._start_if_due(node, now_s)
-            elif node.alive and node.connected and node.up is None:
+            elif not life.is_alive:
+                acts += self._start_if_due(node, now_s) if node.next.due_s is not None else []
+            elif life.up is None and node.agent.presence is Presence.CONNECTED:
                 acts += self._repeat_start(node, now_s)
-            elif node.moving and node.alive and now_s >= node.end_told_s + REPEAT_END_S:
-                acts += self.end_to_move(node, now_s)
-            elif self._closes(node) and now_s >= node.end_told_s + REPEAT_END_S:
-                acts.append(self._end_to_close(node, now_s))
-            elif self._in_round(node) and node in self._of_former_rounds():
-                acts += self._end_former(node, now_s)
-            if self._wanted(node) or (node.by_itself and node.alive):
+            else:
+                acts += self._repeat_end(node, now_s)
+            if self._wanted(node) or (node.by_itself and node.life.is_alive):
                 acts += self._on_silence(node, now_s, lost_after_s, others_wait)
         return acts
 
@@ -510,45 +504,56 @@ class Membership(Roster):
         """Its agent does not know of it, and no word about its end has come."""
         # An agent that was told to start it and was then lost may never have read that. What a
         # former master ordered and heard is not known.
-        started = node.up is not None or node.started_by == NOBODY
+        started = node.life.phase is not LifePhase.STARTING
         nothing = ExitEvidence()
         return self._ended(node, nothing, now_s, any_committed=any_committed, started=started)
 
     def _repeat_start(self, node: Node, now_s: float) -> list[Act]:
-        due = now_s >= node.started_s + REPEAT_START_S and node.started_by == node.agent_pid
+        life = node.life
+        due = now_s >= life.started_s + REPEAT_START_S and life.is_started_by(node.agent)
         return [self._start_message(node, now_s)] if due else []
+
+    def _repeat_end(self, node: Node, now_s: float) -> list[Act]:
+        grace_s = self._end_grace_s(node)
+        due = now_s >= node.life.end_told_s + REPEAT_END_S
+        return [node.end_life(now_s, grace_s)] if due and grace_s is not None else []
+
+    def _end_grace_s(self, node: Node) -> float | None:
+        """The grace of an order to end that is repeated until it is obeyed; None: there is none."""
+        if node.life.end is EndOrder.MOVE:
+            return node.life.end_grace_s
+        if self._closes(node):
+            return self._closing_grace_s
+        return self.rounds.grace_s if self.rounds is not None and self._is_former(node) else None
 
     def _on_silence(
         self, node: Node, now_s: float, lost_after_s: float, others_wait: bool
     ) -> list[Act]:
-        silent_s = now_s - node.heard_s
-        waits = not (node.alive or (node.by_itself and node.greeted))
-        start_s = FIRST_HELLO_S if waits else 0.0 if node.greeted else AGENT_START_S
-        limit_s = max(lost_after_s, start_s) * node.patience
-        limit_s += 0.0 if node.greeted else self._pending_s
+        agent, is_alive, inc = node.agent, node.life.is_alive, node.life.inc
+        silent_s = now_s - agent.heard_s
+        waits = not (is_alive or (node.by_itself and agent.has_greeted))
+        start_s = FIRST_HELLO_S if waits else 0.0 if agent.has_greeted else AGENT_START_S
+        limit_s = max(lost_after_s, start_s) * agent.patience
+        limit_s += 0.0 if agent.has_greeted else self._pending_s
         if silent_s < limit_s:
             return []
         reason = f"silent for {silent_s:.1f} s"
         if node.by_itself:
             given_up = silent_s >= 2 * limit_s and others_wait
-            may_return = node.alive and self._wanted(node) and not given_up
+            may_return = is_alive and self._wanted(node) and not given_up
             return [] if may_return else self._drop(node, reason, silent_s)
-        if not node.replaced or not node.alive:
-            told = AgentLostEvent(node=node.name, inc=node.inc, reason=reason, silent_s=silent_s)
-            brief = node.greeted and node.heard_s < node.greeted_s + BRIEF * limit_s
-            node.patience = min(PATIENCE, 2 * node.patience) if brief else 1
-            node.replaced = True
-            return [told, *self.launch(node, now_s)]
+        if agent.presence is not Presence.RELAUNCHED or not is_alive:
+            told = AgentLostEvent(node=node.name, inc=inc, reason=reason, silent_s=silent_s)
+            brief = agent.has_greeted and agent.heard_s < agent.greeted_s + BRIEF * limit_s
+            agent.patience = min(PATIENCE, 2 * agent.patience) if brief else 1
+            acts = self.launch(node, now_s)
+            agent.presence = Presence.RELAUNCHED
+            return [told, *acts]
         if not others_wait:
             return []
         gone = Judged("unreachable", Verdict.RETRYABLE, f"unreachable, {reason}")
-        lost = NodeLostEvent(node=node.name, inc=node.inc, reason=gone.reason, silent_s=silent_s)
+        lost = NodeLostEvent(node=node.name, inc=inc, reason=gone.reason, silent_s=silent_s)
         return [lost, *self.lost(node), *self._again(node, gone, now_s)]
-
-    def end_to_move(self, node: Node, now_s: float) -> list[Act]:
-        """Have a process end in order, so that the next life begins elsewhere."""
-        node.end_told_s = now_s
-        return [EndLife(node.name, node.inc, node.end_grace_s)]
 
     # ------------------------------------------------------------------ servers
 
@@ -557,7 +562,7 @@ class Membership(Roster):
         rank = 1 + max(node.rank for node in self.of_role("server"))
         keep = self.keep(ServerAdded(node=f"server-{rank}", replaces=name))
         node = self.nodes[f"server-{rank}"]
-        inc = self.nodes[name].inc
+        inc = self.nodes[name].life.inc
         told = ReplacingEvent(node=name, inc=inc, cause=reason, successor=node.name)
         return [keep, told, *self.launch(node, now_s)]
 
@@ -567,7 +572,7 @@ class Membership(Roster):
         if node is None:
             return []
         old = self.nodes[node.replaces]
-        told = ReplacedEvent(node=old.name, inc=old.inc, successor=node.name)
+        told = ReplacedEvent(node=old.name, inc=old.life.inc, successor=node.name)
         return [self.keep(ServerTook(node=node.name)), told, *self.gone_for_good(old)]
 
     def not_replaced(self, *, futile: bool = True) -> list[Act]:
@@ -578,14 +583,14 @@ class Membership(Roster):
         node = self.joining()
         if node is None:
             return []
-        told = NotReplacedEvent(node=node.replaces, inc=self.nodes[node.replaces].inc)
+        told = NotReplacedEvent(node=node.replaces, inc=self.nodes[node.replaces].life.inc)
         return [told, self.keep(NodeDropped(node=node.name, futile=futile)), Retire(node.name)]
 
     def close(self, now_s: float, grace_s: float) -> list[Act]:
         """End all workers' processes in order: nothing is started again from here on."""
         self.closing, self._closing_grace_s = True, grace_s
         closed = [node for node in self.nodes.values() if self._closes(node)]
-        return [self._end_to_close(node, now_s) for node in closed]
+        return [node.end_life(now_s, grace_s) for node in closed]
 
     def close_at_once(self) -> None:
         """All agents leave: no node is started again."""
@@ -593,8 +598,5 @@ class Membership(Roster):
 
     def _closes(self, node: Node) -> bool:
         """Whether its process was told to end; an agent launched since does not know that."""
-        return self._closing_grace_s is not None and node.role == "worker" and node.alive
-
-    def _end_to_close(self, node: Node, now_s: float) -> EndLife:
-        node.end_told_s = now_s
-        return EndLife(node.name, node.inc, self._closing_grace_s or 0.0)
+        is_told = self._closing_grace_s is not None and node.role == "worker"
+        return is_told and node.life.is_alive

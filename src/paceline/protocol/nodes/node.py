@@ -3,14 +3,25 @@
 Vocabulary only; `paceline.protocol.nodes.membership` decides.
 """
 
+from typing import Literal, assert_never
+
 import msgspec
 
 from paceline.protocol.nodes.exits import Judged, is_echo
+from paceline.protocol.nodes.lives import (
+    Fate,
+    LifePhase,
+    NextLife,
+    NodeAgent,
+    NodeLife,
+    NodePast,
+    Presence,
+)
 from paceline.protocol.records import Record
 from paceline.wire.events.base import Event
 from paceline.wire.events.nodes import LeftLoopEvent, ProcessExitedEvent
 from paceline.wire.messages.agent import ExitEvidence, StartProcess
-from paceline.wire.messages.node import Finished, ProcessUp, ScriptError
+from paceline.wire.messages.node import Finished
 
 # --------------------------------------------------------------------------- records
 
@@ -212,7 +223,7 @@ Act = (
 
 
 class Node(msgspec.Struct):
-    """One node; times by the caller's clock, in seconds."""
+    """One node: who it is, and its agent, life and fate."""
 
     name: str
     role: str
@@ -221,66 +232,58 @@ class Node(msgspec.Struct):
     """It came by itself: its agent was started on a machine of its own, and nobody here can."""
     replaces: str = ""
     """The server whose place it is to take."""
-    state: str = "pending"
-    """pending, starting, running, finished, lost, backing off or failed."""
-    note: str = ""
-    inc: int = 0
-    """The newest life; 0: there was none yet."""
-    round_no: int = 0
-    """Strategy script: the round that ``inc`` takes part in."""
-    alive: bool = False
-    """Whether ``inc`` is taken to be alive: started and not known to have ended."""
-    up: ProcessUp | None = None
-    """What the live process said of itself."""
-    up_s: float = 0.0
-    started_s: float = 0.0
-    agent_pid: int = 0
-    started_by: int = 0
-    """The agent that was told to start ``inc``."""
-    connected: bool = False
-    heard_s: float = 0.0
-    """When the agent was last heard, or launched."""
-    greeted: bool = False
-    """Whether the latest agent has said anything yet."""
-    greeted_s: float = 0.0
-    """When it first did."""
-    patience: int = 1
-    """By what the time after which its silence counts is multiplied."""
-    needs_launch: bool = False
-    """Its agent never came up: launch another when the time has come."""
-    replaced: bool = False
-    """Whether the silent agent was launched anew."""
-    missing_since_s: float | None = None
-    retry_at_s: float | None = None
-    restarts: int = 0
-    decided: int = 0
-    """Lives that a KILL_RESTART has ended."""
-    streak: int = 0
-    """Short lives in a row."""
-    previous: tuple[str, int] | None = None
-    repeats: int = 0
-    error: ScriptError | None = None
-    returned: bool = False
-    """The script of the present life has returned."""
-    joined: bool = False
-    """Some life of it called ``pl.init`` before its script returned."""
-    leaving: bool = False
-    """Scaled away, or the job ends: no further life."""
-    unblamed: bool = False
-    """The end of this life costs no budget: ordered by the user, or that of the whole job."""
-    moving: bool = False
-    """A KILL_RESTART is ending this life; the next begins where the platform puts it."""
-    end_told_s: float = 0.0
-    """When its agent was last told to."""
-    end_grace_s: float = 0.0
+    agent: NodeAgent = msgspec.field(default_factory=NodeAgent)
+    life: NodeLife = msgspec.field(default_factory=NodeLife)
+    fate: Fate = Fate.STAYS
+    next: NextLife = msgspec.field(default_factory=NextLife)
+    past: NodePast = msgspec.field(default_factory=NodePast)
+
+    @property
+    def word(self) -> str:
+        """What status shows of it."""
+        match self.fate:
+            case Fate.FINISHED:
+                return "finished"
+            case Fate.FAILED:
+                return "failed"
+            case Fate.BACKS_OFF:
+                return "backing off"
+            case Fate.STAYS | Fate.LEAVES:
+                return self._life_word()
+            case _:
+                assert_never(self.fate)
+
+    def _life_word(self) -> str:
+        match self.life.phase:
+            case LifePhase.STARTING:
+                return "starting"
+            case LifePhase.RUNNING:
+                return "running"
+            case LifePhase.ENDED:
+                return "lost"
+            case LifePhase.NONE | LifePhase.PRESUMED:
+                return "lost" if self.agent.presence is Presence.ABSENT else "pending"
+            case _:
+                assert_never(self.life.phase)
+
+    def settle(self, fate: Literal[Fate.FINISHED, Fate.FAILED]) -> None:
+        """Take in that no further life follows its last; one that leaves does so all the same."""
+        self.life.finish()
+        if self.fate is not Fate.LEAVES:
+            self.fate = fate
+
+    def end_life(self, now_s: float, grace_s: float, *, hung: bool = False) -> EndLife:
+        """Have its agent end its life."""
+        self.life.end_told_s = now_s
+        return EndLife(self.name, self.life.inc, grace_s, hung)
 
     def told_end(self, judged: Judged, exit_: ExitEvidence) -> ProcessExitedEvent:
         """The end of its life, for the events file: with a traceback if the script is the cause."""
-        error = self.error
+        error = self.life.error
         blamed = error is not None and error.in_user_code and not is_echo(error)
         return ProcessExitedEvent(
             node=self.name,
-            inc=self.inc,
+            inc=self.life.inc,
             reason=judged.reason,
             verdict=judged.verdict,
             exit_code=exit_.exit_code,
@@ -291,13 +294,8 @@ class Node(msgspec.Struct):
 
     def told_return(self, message: Finished) -> list[LeftLoopEvent]:
         """Take in that its script has returned; what there is to tell of that."""
-        again, self.returned = self.returned, True
-        self.joined |= message.joined
+        again, self.life.returned = self.life.returned, True
+        self.past.joined |= message.joined
         if again or message.left_step is None:
             return []
-        return [LeftLoopEvent(node=self.name, inc=self.inc, step=message.left_step)]
-
-    def remember(self, sign: tuple[str, int] | None) -> None:
-        """Keep how a life ended, and how often in a row lives have."""
-        self.repeats = self.repeats + 1 if sign == self.previous else 1
-        self.previous = sign
+        return [LeftLoopEvent(node=self.name, inc=self.life.inc, step=message.left_step)]

@@ -1,5 +1,6 @@
 """Orders about nodes: more or fewer of them, one killed, restarted, left out."""
 
+from paceline.protocol.nodes.lives import EndOrder, Fate, Presence
 from paceline.protocol.nodes.membership import REPEAT_END_S, Membership
 from paceline.protocol.nodes.node import (
     Act,
@@ -45,15 +46,15 @@ class NodeOrders:
         told = ScaledEvent(role="worker", count=count, before=self.members.num_workers)
         acts: list[Act] = [told]
         for node in list(self.members.of_role("worker")):
-            if node.leaving and node.rank < count:
+            if node.fate is Fate.LEAVES and node.rank < count:
                 # Wanted again before it was gone: the next agent takes its place.
                 acts += [*self.members.lost(node), *([Retire(node.name)] if node.by_itself else [])]
         known = set(self.members.nodes)
         for node in self.members.of_role("worker"):
-            known -= {node.name} if node.leaving else set()
+            known -= {node.name} if node.fate is Fate.LEAVES else set()
         acts.insert(0, self.members.keep(WorkersWanted(count=count)))
         for node in list(self.members.of_role("worker")):
-            if node.leaving:
+            if node.fate is Fate.LEAVES:
                 acts += self._send_away(node, grace_s)
             elif node.name not in known:
                 acts += self.members.launch(node, now_s)
@@ -69,19 +70,20 @@ class NodeOrders:
         )
         keep = self.members.keep(NodeJoined(node=name))
         told = ScaledEvent(node=name, role="worker", count=self.members.num_workers, host=host)
-        self.members.nodes[name].heard_s = now_s
+        self.members.nodes[name].agent.heard_s = now_s
         return name, [keep, told]
 
     def _send_away(self, node: Node, grace_s: float) -> list[Act]:
-        if node.alive and node.connected:
-            return [EndLife(node.name, node.inc, grace_s)]
+        if node.life.is_alive and node.agent.presence is Presence.CONNECTED:
+            return [EndLife(node.name, node.life.inc, grace_s)]
         return self.members.gone_for_good(node)
 
     def kill(self, name: str) -> list[Act]:
         """End a node's process at once, as a crash would; it is started again."""
-        node = self.members.nodes[name]
-        node.unblamed = True
-        return [KilledEvent(node=name, inc=node.inc), EndLife(name, node.inc, 0.0)]
+        life = self.members.nodes[name].life
+        if not life.end_is_ordered:
+            life.end = EndOrder.PLAIN
+        return [KilledEvent(node=name, inc=life.inc), EndLife(name, life.inc, 0.0)]
 
     def hung(self, name: str, now_s: float, since_s: float, *, silent: bool) -> list[Act]:
         """End a node's process that hangs. While it still hangs this is repeated seldom.
@@ -93,11 +95,10 @@ class NodeOrders:
             silent: it has not even spoken.
         """
         node = self.members.nodes.get(name)
-        if node is None or not node.alive or now_s < node.end_told_s + REPEAT_END_S:
+        if node is None or not node.life.is_alive or now_s < node.life.end_told_s + REPEAT_END_S:
             return []
-        node.end_told_s = now_s
-        told = HungEvent(node=name, inc=node.inc, since_s=since_s, silent=silent)
-        return [told, EndLife(name, node.inc, 0.0, hung=True)]
+        told = HungEvent(node=name, inc=node.life.inc, since_s=since_s, silent=silent)
+        return [told, node.end_life(now_s, 0.0, hung=True)]
 
     def restart(self, name: str, now_s: float, grace_s: float, reason: str = "") -> list[Act]:
         """KILL_RESTART: end a node's process in order, and start it again at another place.
@@ -106,8 +107,8 @@ class NodeOrders:
         """
         node = self.members.nodes[name]
         keep = self.members.keep(RestartOrdered(node=name, grace_s=grace_s))
-        told = KillRestartEvent(node=name, inc=node.inc, reason=reason)
-        return [keep, told, *self.members.end_to_move(node, now_s)]
+        told = KillRestartEvent(node=name, inc=node.life.inc, reason=reason)
+        return [keep, told, node.end_life(now_s, grace_s)]
 
     def refuse(self, inc: int, reason: str, least: int) -> list[Act]:
         """This worker cannot take part, nor could its next life: the others go on without it.
@@ -115,7 +116,7 @@ class NodeOrders:
         ``least``: with fewer workers the job cannot, and fails for the same reason.
         """
         node = self.members.node_of(inc)
-        if node is None or not node.alive:
+        if node is None or not node.life.is_alive:
             return []
         told = LeftOutEvent(node=node.name, inc=inc, reason=reason)
         acts: list[Act] = [told, *self.members.lost(node)]

@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Iterator
 from typing import assert_never
 
+from paceline.protocol.nodes.lives import EndOrder, Fate, LifePhase, NodeLife
 from paceline.protocol.nodes.node import (
     JobEnded,
     KeepRecord,
@@ -53,20 +54,21 @@ class Roster:
         match record:
             case NodeStarted():
                 node = self.nodes.get(record.node) or self.add(*_role_and_index(record.node))
-                self._by_inc.pop(node.inc, None)
+                self._by_inc.pop(node.life.inc, None)
                 self._next_inc = max(self._next_inc, record.inc + 1)
-                node.inc, node.alive, node.round_no = record.inc, True, record.round_no
-                node.unblamed = node.moving = False
-                node.restarts, node.decided = record.restarts, record.decided
-                node.previous, node.repeats = record.previous, record.repeats
-                self._by_inc[node.inc] = node
+                node.life = NodeLife(record.inc, record.round_no, LifePhase.PRESUMED)
+                node.fate = node.fate if node.fate is Fate.LEAVES else Fate.STAYS
+                node.past.restarts, node.past.decided = record.restarts, record.decided
+                node.past.previous, node.past.repeats = record.previous, record.repeats
+                self._by_inc[record.inc] = node
             case NodeFinished():
                 node = self.nodes[record.node]
-                node.state, node.alive = "finished", False
-                node.joined |= record.joined
+                node.settle(Fate.FINISHED)
+                node.past.joined |= record.joined
             case NodeRefused():
                 node = self.nodes[record.node]
-                node.state, node.note, node.alive = "failed", record.reason, False
+                node.settle(Fate.FAILED)
+                node.life.note = record.reason
             case WorkersWanted():
                 self._next_inc = max(self._next_inc, record.next_inc)
                 self._resize(record.count)
@@ -79,9 +81,8 @@ class Roster:
             case NodeDropped():
                 self._apply_drop(record)
             case RestartOrdered():
-                node = self.nodes[record.node]
-                node.unblamed = node.moving = True
-                node.end_grace_s = record.grace_s
+                life = self.nodes[record.node].life
+                life.end, life.end_grace_s = EndOrder.MOVE, record.grace_s
             case ServerAdded() | ServerTook():
                 self._apply_server(record)
             case RoundSet():
@@ -95,15 +96,16 @@ class Roster:
         if record.node in self.nodes:
             old = self.nodes.get(self.nodes[record.node].replaces)
             if old is not None and record.futile:
-                old.decided += 1
+                old.past.decided += 1
             self.forget(self.nodes[record.node])
-        staying = (node.rank for node in self.of_role("worker") if not node.leaving)
+        staying = (n.rank for n in self.of_role("worker") if n.fate is not Fate.LEAVES)
         self.num_workers = max(staying, default=-1) + 1
 
     def _apply_end(self) -> None:
         for node in self.nodes.values():
-            node.restarts, node.previous, node.alive = 0, None, False
-            node.state = "pending" if node.state == "failed" else node.state
+            node.past.restarts, node.past.previous = 0, None
+            node.life.finish()
+            node.fate = Fate.STAYS if node.fate is Fate.FAILED else node.fate
         if self.rounds is not None and not self.all_finished():
             self._apply_round(RoundSet(number=self.rounds.number + 1))
 
@@ -112,8 +114,9 @@ class Roster:
             return
         if record.number > self.rounds.number:
             for node in self.of_role("worker"):
-                if node.state == "finished":
-                    node.state, node.needs_launch = "pending", True
+                if node.fate is Fate.FINISHED:
+                    node.fate, node.life.phase = Fate.STAYS, LifePhase.NONE
+                    node.next.in_new_agent = True
         self.rounds.number, self.rounds.port = record.number, record.port
 
     def _apply_server(self, record: ServerAdded | ServerTook) -> None:
@@ -122,27 +125,27 @@ class Roster:
             node.replaces = record.replaces
             if record.replaces in self.nodes:
                 # Being replaced did not help if this one is slow, too.
-                node.decided = self.nodes[record.replaces].decided + 1
+                node.past.decided = self.nodes[record.replaces].past.decided + 1
         else:
             node = self.nodes[record.node]
             if node.replaces in self.nodes:
-                self.nodes[node.replaces].leaving = True
+                self.nodes[node.replaces].fate = Fate.LEAVES
             node.replaces = ""
 
     def _resize(self, count: int) -> None:
         for index in range(self.num_workers, count):
             name = f"worker-{index}"
-            if name in self.nodes and self.nodes[name].leaving:
+            if name in self.nodes and self.nodes[name].fate is Fate.LEAVES:
                 self.forget(self.nodes[name])
             if name not in self.nodes:
                 self.add("worker", index)
         for node in self.of_role("worker"):
-            node.leaving = node.leaving or node.rank >= count
+            node.fate = Fate.LEAVES if node.rank >= count else node.fate
         self.num_workers = count
 
     def _resize_servers(self, count: int) -> None:
         joining = [node for node in self.of_role("server") if node.replaces]
-        servers = [n for n in self.of_role("server") if not (n.leaving or n.replaces)]
+        servers = list(self._in_place())
         for node in [*servers[count:], *joining]:
             self.forget(node)
         free = (index for index in itertools.count() if f"server-{index}" not in self.nodes)
@@ -151,7 +154,7 @@ class Roster:
 
     def forget(self, node: Node) -> None:
         """Remove a node."""
-        self._by_inc.pop(node.inc, None)
+        self._by_inc.pop(node.life.inc, None)
         del self.nodes[node.name]
 
     def snapshot(self) -> list[MemberRecords]:
@@ -168,18 +171,19 @@ class Roster:
                 kept.append(NodeJoined(node=node.name))
             if node.role == "server" and self._stays(node.name):
                 kept.append(ServerAdded(node=node.name, replaces=node.replaces))
-            if node.inc and (node.role == "worker" or self._stays(node.name)):
-                kept.append(started(node, node.inc, node.round_no))
-            if node.moving:
-                kept.append(RestartOrdered(node=node.name, grace_s=node.end_grace_s))
-            if node.state == "finished":
-                kept.append(NodeFinished(node=node.name, joined=node.joined))
-            if node.state == "failed":
-                kept.append(NodeRefused(node=node.name, reason=node.note))
+            life = node.life
+            if life.inc and (node.role == "worker" or self._stays(node.name)):
+                kept.append(started(node, life.inc, life.round_no))
+            if life.end is EndOrder.MOVE:
+                kept.append(RestartOrdered(node=node.name, grace_s=life.end_grace_s))
+            if node.fate is Fate.FINISHED:
+                kept.append(NodeFinished(node=node.name, joined=node.past.joined))
+            if node.fate is Fate.FAILED:
+                kept.append(NodeRefused(node=node.name, reason=life.note))
         return kept
 
     def _stays(self, name: str) -> bool:
-        return name in self.nodes and not self.nodes[name].leaving
+        return name in self.nodes and self.nodes[name].fate is not Fate.LEAVES
 
     def keep(self, record: MemberRecords) -> KeepRecord:
         """Apply a record and have it journalled."""
@@ -194,8 +198,7 @@ class Roster:
 
     def wanted_workers(self) -> Iterator[Node]:
         """Those that are to train: alive, or expected back."""
-        ended = ("finished", "failed")
-        return (n for n in self.of_role("worker") if not n.leaving and n.state not in ended)
+        return (node for node in self.of_role("worker") if node.fate.lives_on)
 
     def node_of(self, inc: int) -> Node | None:
         """The node that ``inc`` is the newest life of; None: old, or never given."""
@@ -206,10 +209,16 @@ class Roster:
 
         One that is to take another's place counts from when it has taken it.
         """
-        nodes = [n for n in self.of_role("server") if not (n.replaces or n.leaving)]
-        if not all(node.up and node.up.address for node in nodes):
+        nodes = list(self._in_place())
+        ups = [node.life.up for node in nodes if node.life.up and node.life.up.address]
+        if len(ups) < len(nodes):
             return None
-        return tuple(Server(n.inc, n.name, n.up.address) for n in nodes if n.up)
+        return tuple(Server(up.inc, up.node, up.address) for up in ups)
+
+    def _in_place(self) -> Iterator[Node]:
+        """Servers that are to have a share of the model: neither leaving nor yet to take it."""
+        servers = self.of_role("server")
+        return (n for n in servers if not n.replaces and n.fate is not Fate.LEAVES)
 
     def joining(self) -> Node | None:
         """The server that is to take another's place."""
@@ -218,27 +227,28 @@ class Roster:
     def joiner(self) -> tuple[int, Server] | None:
         """Return the incarnation to be replaced, and the server that is up to do it."""
         node = self.joining()
-        if node is None or node.up is None or not node.up.address:
+        up = node.life.up if node is not None else None
+        if node is None or up is None or not up.address:
             return None
-        return self.nodes[node.replaces].inc, Server(node.inc, node.name, node.up.address)
+        return self.nodes[node.replaces].life.inc, Server(up.inc, up.node, up.address)
 
     def all_finished(self) -> bool:
         """Whether the scripts of all workers that count have returned."""
-        return all(n.state == "finished" for n in self.counting())
+        return all(node.fate is Fate.FINISHED for node in self.counting())
 
     def counting(self) -> Iterator[Node]:
         """Workers without which the job does not end well."""
-        workers = self.of_role("worker")
-        return (n for n in workers if not (n.leaving or n.state == "failed"))
+        without = (Fate.LEAVES, Fate.FAILED)
+        return (node for node in self.of_role("worker") if node.fate not in without)
 
     @property
     def joined(self) -> bool:
         """Whether the script of some worker called ``pl.init`` before it returned."""
-        return any(node.joined for node in self.nodes.values())
+        return any(node.past.joined for node in self.nodes.values())
 
     def num_restarts(self) -> int:
         """Relaunches so far, of the whole job."""
-        return sum(node.restarts for node in self.nodes.values())
+        return sum(node.past.restarts for node in self.nodes.values())
 
 
 def started(node: Node, inc: int, round_no: int) -> NodeStarted:
@@ -246,10 +256,10 @@ def started(node: Node, inc: int, round_no: int) -> NodeStarted:
     return NodeStarted(
         node=node.name,
         inc=inc,
-        restarts=node.restarts,
-        decided=node.decided,
-        previous=node.previous,
-        repeats=node.repeats,
+        restarts=node.past.restarts,
+        decided=node.past.decided,
+        previous=node.past.previous,
+        repeats=node.past.repeats,
         round_no=round_no,
     )
 

@@ -19,7 +19,8 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     inc: int
     judged: Judged
     error: ScriptError | None = None
-    unblamed: bool = False
+    ordered: bool = False
+    """Its end costs no budget."""
 
     @property
     def is_echo(self) -> bool:
@@ -33,7 +34,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rounds:
-    """Of one job."""
+    """The rounds of one job: which is current, where its workers meet, why the last one ended."""
 
     def __init__(self, *, grace_s: float, by_itself: bool = True) -> None:
         """``grace_s``: for a script to end in order.

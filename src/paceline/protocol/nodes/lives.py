@@ -1,0 +1,184 @@
+"""What a node is made of: its agent, its newest life, what becomes of it, what its lives have left.
+
+Vocabulary only; `paceline.protocol.nodes.membership` decides. Times are by the caller's clock.
+"""
+
+import enum
+
+import msgspec
+
+from paceline.wire.messages.node import ProcessUp, ScriptError
+
+
+class Presence(enum.Enum):
+    """Whether a node's agent is there."""
+
+    LAUNCHED = enum.auto()
+    """It has not said a word yet; before the first launch, too."""
+    RELAUNCHED = enum.auto()
+    """The same, of one that takes the place of an agent that fell silent."""
+    CONNECTED = enum.auto()
+    ABSENT = enum.auto()
+    """Its connection broke, or only a former master has heard it: it may come back."""
+
+
+class NodeAgent(msgspec.Struct):
+    """The agent of one node, or the one that is about to come."""
+
+    presence: Presence = Presence.LAUNCHED
+    pid: int = 0
+    """Of the newest that has greeted."""
+    heard_s: float = 0.0
+    """When it was last heard, or launched."""
+    greeted_s: float = 0.0
+    """When it first said a word."""
+    patience: int = 1
+    """By what the time after which its silence counts is multiplied."""
+
+    @property
+    def has_greeted(self) -> bool:
+        """Whether it has said anything yet."""
+        return self.presence in (Presence.CONNECTED, Presence.ABSENT)
+
+    def greet(self, pid: int, now_s: float) -> None:
+        """Take in that it has connected."""
+        if not self.has_greeted:
+            self.greeted_s = now_s
+        self.pid, self.heard_s, self.presence = pid, now_s, Presence.CONNECTED
+
+    def hear(self, now_s: float) -> None:
+        """Take in that anything came from it."""
+        self.heard_s = now_s
+        if self.presence is Presence.RELAUNCHED:
+            self.presence = Presence.LAUNCHED
+
+    def disconnect(self) -> None:
+        """Take in that its connection is gone."""
+        if self.presence is Presence.CONNECTED:
+            self.presence = Presence.ABSENT
+
+
+class LifePhase(enum.Enum):
+    """How far a life has come."""
+
+    NONE = enum.auto()
+    """There is none: one begins when an agent is there."""
+    PRESUMED = enum.auto()
+    """A former master's: it counts as alive until an agent says that it is not."""
+    STARTING = enum.auto()
+    """An agent was ordered to start it."""
+    RUNNING = enum.auto()
+    """Its process has said so itself."""
+    ENDED = enum.auto()
+
+
+class EndOrder(enum.Enum):
+    """Who has ordered that a life ends; an end that was ordered costs no budget."""
+
+    NONE = enum.auto()
+    PLAIN = enum.auto()
+    """By the user, or that of the whole job."""
+    MOVE = enum.auto()
+    """A KILL_RESTART: the next life begins where the platform puts it."""
+
+
+class NodeLife(msgspec.Struct):
+    """The newest life of a node: one incarnation of its training process."""
+
+    inc: int = 0
+    """0: there was none yet."""
+    round_no: int = 0
+    """Strategies script and fsdp: the round that it takes part in."""
+    phase: LifePhase = LifePhase.NONE
+    up: ProcessUp | None = None
+    """What the process said of itself, while it runs."""
+    started_by: int = 0
+    """The agent that was last ordered to start it."""
+    started_s: float = 0.0
+    missing_since_s: float | None = None
+    """Since when an agent is there that does not know it."""
+    error: ScriptError | None = None
+    returned: bool = False
+    """The script has returned."""
+    end: EndOrder = EndOrder.NONE
+    end_told_s: float = 0.0
+    """When its agent was last told to end it; a former master may have done so until now."""
+    end_grace_s: float = 0.0
+    """Of a KILL_RESTART."""
+    note: str = ""
+    """Why it ended."""
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it counts as alive: started, and not known to have ended."""
+        return self.phase not in (LifePhase.NONE, LifePhase.ENDED)
+
+    @property
+    def end_is_ordered(self) -> bool:
+        """Whether its end is no fault of its own."""
+        return self.end is not EndOrder.NONE
+
+    def is_started_by(self, agent: NodeAgent) -> bool:
+        """Whether this agent was ordered to start it, and has not said that it runs."""
+        return self.phase is LifePhase.STARTING and self.started_by == agent.pid
+
+    def run(self, up: ProcessUp) -> None:
+        """Take in that its process runs."""
+        self.phase, self.up, self.missing_since_s = LifePhase.RUNNING, up, None
+
+    def finish(self) -> None:
+        """Take in that it is over: nothing of it may count."""
+        self.phase, self.up, self.missing_since_s = LifePhase.ENDED, None, None
+
+
+class Fate(enum.Enum):
+    """What becomes of a node."""
+
+    STAYS = enum.auto()
+    """It lives, or its next life begins as soon as its agent is there."""
+    BACKS_OFF = enum.auto()
+    """Its life has ended, and the next one waits for its time, or for its round."""
+    LEAVES = enum.auto()
+    """Scaled away, or replaced: no further life, however this one ends."""
+    FINISHED = enum.auto()
+    """Its script has returned."""
+    FAILED = enum.auto()
+    """It cannot take part, or the job has failed by it."""
+
+    @property
+    def lives_on(self) -> bool:
+        """Whether a further life may follow."""
+        return self in (Fate.STAYS, Fate.BACKS_OFF)
+
+
+class NextLife(msgspec.Struct):
+    """When and where the next life of a node begins."""
+
+    due_s: float | None = None
+    """Not before; None: no time is set."""
+    in_new_agent: bool = False
+    """Not in the agent that there is, or was: another is launched when the time has come."""
+
+
+class NodePast(msgspec.Struct):
+    """What the lives of a node have left."""
+
+    restarts: int = 0
+    """Those that cost budget."""
+    decided: int = 0
+    """Lives that a KILL_RESTART has ended."""
+    previous: tuple[str, int] | None = None
+    """How the last life ended, and at which step: `Judged.sign`."""
+    repeats: int = 0
+    """How many lives have ended so, one after another."""
+    streak: int = 0
+    """Short lives in a row."""
+    since_s: float = 0.0
+    """When the newest life came up, or was due: it is long if it lasts from here."""
+    joined: bool = False
+    """Some life called ``pl.init`` before its script returned."""
+
+    def remember(self, sign: tuple[str, int] | None) -> None:
+        """Keep how a life ended, and how often in a row lives have."""
+        self.repeats = self.repeats + 1 if sign == self.previous else 1
+        self.previous = sign
