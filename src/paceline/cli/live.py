@@ -100,7 +100,8 @@ def draw(
 
 
 def _headline(status: JobStatus, now_s: float, *, answers: bool) -> Text:
-    state = status.state if answers else "the master does not answer"
+    waits = f" ({status.waits_for})" if status.waits_for else ""
+    state = f"{status.state}{waits}" if answers else "the master does not answer"
     cuts = f"  cuts {len(status.valid_cuts)}" if status.valid_cuts else ""
     return Text.assemble(
         (status.job_id, "bold"),

@@ -90,6 +90,7 @@ def describe(
         num_events=num_events,
         error=ending.error if ending else "",
         short_steps=state.holder.short_steps,
+        waits_for=state.holder.waits_for if ending is None else "",
     )
 
 

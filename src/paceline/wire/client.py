@@ -81,8 +81,8 @@ class JobStatus(Message, frozen=True):
 
     job_id: str
     state: str
-    """starting, training (strategy script: running), restoring, stopping, finished, failed or
-    stopped."""
+    """starting, forming, training (strategy script: running), restoring, stopping, finished, failed
+    or stopped."""
     master_pid: int
     epoch_no: int
     step: int
@@ -100,6 +100,8 @@ class JobStatus(Message, frozen=True):
     error: str = ""
     short_steps: int = 0
     """Steps that were decided while something of their slice was missing."""
+    waits_for: str = ""
+    """Why workers that are ready do not train yet; empty: they do, or may."""
 
 
 class Observed(Message, frozen=True):

@@ -4,6 +4,7 @@ import io
 import signal
 from pathlib import Path
 
+import msgspec
 import pytest
 from rich.console import Console, ConsoleDimensions
 
@@ -123,6 +124,14 @@ def test_the_picture_shows_progress_nodes_and_events() -> None:
         assert part in text
     for part in ("worker-1", "40.0 ms", "256 MiB", "0:05  worker-1 is killed by order"):
         assert part in text
+
+
+def test_the_picture_says_what_a_group_waits_for() -> None:
+    console = Console(file=io.StringIO(), width=120, height=40, force_terminal=False)
+    now = msgspec.structs.replace(status(0), state="forming", waits_for="1 of 2 workers are ready")
+    console.print(draw(now, [], 65.0, ConsoleDimensions(120, 40)))
+    assert isinstance(console.file, io.StringIO)
+    assert "job-1  forming (1 of 2 workers are ready)  1:05" in console.file.getvalue()
 
 
 def test_the_picture_fits_its_terminal() -> None:

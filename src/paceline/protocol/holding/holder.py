@@ -38,6 +38,11 @@ class Holder(abc.ABC):
         """One word for where the training is: ``starting``, ``training``, or why it is not."""
 
     @property
+    def waits_for(self) -> str:
+        """Why workers that are ready do not train yet, for a person; empty: they do, or may."""
+        return ""
+
+    @property
     @abc.abstractmethod
     def is_training(self) -> bool:
         """Whether somebody holds the model, so that workers can train."""

@@ -17,6 +17,7 @@ from paceline.protocol.acts import (
     WorkerRefused,
     WriteAhead,
 )
+from paceline.protocol.holding.group.formation import WhyNone
 from paceline.protocol.holding.group.master import GroupHolder
 from paceline.protocol.holding.group.member import (
     Connect,
@@ -261,6 +262,53 @@ def test_with_fewer_than_the_least_nobody_begins() -> None:
     job.run(job.holder.form_group())
     assert job.group == [2, 3]
     assert job.holder.group.running
+
+
+def waits(job: Job) -> tuple[WhyNone, str]:
+    none = job.holder.group.waits
+    assert job.holder.waits_for == none.reason
+    return none.why, none.reason
+
+
+def test_a_group_that_is_not_formed_says_what_it_waits_for() -> None:
+    job = Job(3)
+    assert waits(job) == (WhyNone.TOO_FEW, "no worker is ready")
+    job.join(1, 2)
+    assert waits(job) == (WhyNone.TOO_FEW, "2 of 3 workers are ready")
+    job.held.add(2)
+    job.join(3)
+    assert waits(job) == (WhyNone.FORMS, "the last step of worker-2 is not known yet")
+    job.held.clear()
+    job.resend()
+    assert waits(job) == (WhyNone.SAME, "")
+
+
+def test_a_group_whose_members_copy_the_state_says_so() -> None:
+    job = Job(2)
+    job.copying = {}
+    job.join()
+    assert job.copying
+    assert waits(job) == (WhyNone.FORMS, "members copy the state of others, or load a cut")
+
+
+def test_workers_with_too_few_others_say_how_many_are_needed() -> None:
+    job = running(2)
+    job.holder.group.min_members = 2
+    assert waits(job)[0] is WhyNone.SAME
+    job.lose(2)
+    assert waits(job) == (WhyNone.TOO_FEW, "1 of 2 workers are ready")
+
+
+def test_members_that_hold_shards_wait_for_former_lives() -> None:
+    job = sharded()
+    assert waits(job)[0] is WhyNone.SAME
+    job.lose(2)
+    reason = "the lives of worker-1 in the group before have not ended"
+    assert waits(job) == (WhyNone.FORMER_LIVES, reason)
+    job.lose(1)
+    job.worker(3)
+    job.join(3)
+    assert waits(job) == (WhyNone.TOO_FEW, "1 of 2 workers are ready")
 
 
 def test_another_model_is_refused() -> None:

@@ -14,8 +14,11 @@ of which every member loads its part.
 Durable state is changed by records only, as in `MasterState`.
 """
 
+import enum
 from collections.abc import Iterable, Sequence
 from typing import assert_never
+
+import msgspec
 
 from paceline.base.samples import Span
 from paceline.protocol.acts import Fail, Instruction, Send, WorkerRefused, WriteAhead
@@ -37,6 +40,26 @@ from paceline.wire.messages.group import (
 )
 
 Records = GroupFormed | GroupRestored | GroupBegun
+
+
+class WhyNone(enum.Enum):
+    """The causes for which no next group is formed."""
+
+    FORMER_LIVES = enum.auto()
+    """Sharded: lives of the group before have yet to end."""
+    TOO_FEW = enum.auto()
+    FORMS = enum.auto()
+    """One forms already; workers that have come since will be in the next."""
+    SAME = enum.auto()
+    """Members train, nobody has come, and nobody is missing."""
+
+
+class NoGroup(msgspec.Struct, frozen=True):
+    """The decision that no next group is formed now."""
+
+    why: WhyNone
+    reason: str = ""
+    """What is waited for, as a person reads it; empty: nothing."""
 
 
 class Formation:
@@ -190,24 +213,47 @@ class Formation:
         Args:
             expected: where nobody has trained yet, wait for so many.
         """
+        wanted = self._next_members(expected)
+        if isinstance(wanted, NoGroup):
+            return []
+        self.at_once = self._is_hurt
+        formed = self._record(GroupFormed(self.number + 1, wanted, self.replica))
+        return [formed, *self._ask(member.inc for member in wanted)]
+
+    def _next_members(self, expected: int) -> tuple[Member, ...] | NoGroup:
         # By node, not by arrival: the order of starts must not decide who computes which samples.
         wanted = tuple(sorted(self.ready.values(), key=lambda one: (len(one.node), one.node)))
+        fresh = any(not self.knows(member.inc) for member in wanted)
+        if self.running and not (self._is_hurt or fresh):
+            return NoGroup(WhyNone.SAME)
         least = self.min_members if self.number else max(self.min_members, expected)
         if self.sharded:
             least = self.awaited
-            if any(self.knows(member.inc) for member in wanted):
-                return []  # a former life, which is about to end
+            if former := [member.node for member in wanted if self.knows(member.inc)]:
+                reason = f"the lives of {', '.join(former)} in the group before have not ended"
+                return NoGroup(WhyNone.FORMER_LIVES, reason)
         if len(wanted) < max(1, least):
-            return []
-        hurt = bool(self.lost or self.broken)
-        fresh = any(not self.knows(member.inc) for member in wanted)
-        # Who comes while a group forms is in the next one: its forming is soon over.
-        waits = self.number and not self.running
-        if not hurt and (waits or not fresh):
-            return []
-        formed = self._record(GroupFormed(self.number + 1, wanted, self.replica))
-        self.at_once = hurt
-        return [formed, *self._ask(member.inc for member in wanted)]
+            have = f"{len(wanted)} of {least} workers are" if wanted else "no worker is"
+            return NoGroup(WhyNone.TOO_FEW, f"{have} ready")
+        if self._is_hurt or self.running or not self.number:
+            return wanted
+        return NoGroup(WhyNone.FORMS, self._forming())
+
+    def _forming(self) -> str:
+        if unheard := self.unheard():
+            return f"the last step of {', '.join(unheard)} is not known yet"
+        return "members copy the state of others, or load a cut"
+
+    @property
+    def waits(self) -> NoGroup:
+        """Why the workers that are there do not train; `WhyNone.SAME`: they do, or will at once."""
+        decided = self._next_members(self.awaited)
+        return decided if isinstance(decided, NoGroup) else NoGroup(WhyNone.SAME)
+
+    @property
+    def _is_hurt(self) -> bool:
+        """Whether the newest group cannot go on as it is."""
+        return bool(self.lost or self.broken)
 
     def unheard(self) -> tuple[str, ...]:
         """The nodes of members that have not said that they stopped."""

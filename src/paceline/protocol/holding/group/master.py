@@ -178,6 +178,11 @@ class GroupHolder(Holder):
         return "training" if self.group.running else "forming"
 
     @property
+    def waits_for(self) -> str:
+        """See `Holder.waits_for`."""
+        return self.group.waits.reason
+
+    @property
     def is_training(self) -> bool:
         """See `Holder.is_training`."""
         return self.group.running
