@@ -336,10 +336,10 @@ _OF_TRAINING = re.compile(
 
 
 def _check_by_itself(draft: _Draft, traits: Traits) -> None:
-    """A script that trains by itself knows nothing but its rank, and takes no part in decisions."""
+    """Refuse keys of training and decisions: the script trains on its own, and knows its rank."""
     trained = f"it with strategy {those(lambda row: row.trains)} only"
     for key in [key for key in draft.places if _OF_TRAINING.fullmatch(key)]:
-        got = f"{draft.get(key)} with strategy {draft.get('strategy')}, which trains by itself"
+        got = f"{draft.get(key)} with strategy {draft.get('strategy')}, which trains on its own"
         remedy = "remove it"
         if draft.places[key].startswith("--") and key in OF_SPEC:
             remedy += f", or write it after -- if {flag_of(key)} is the script's own"
@@ -410,7 +410,7 @@ def _check_listen(draft: _Draft) -> None:
     except ValueError:
         known = False
     if not known:
-        expected = "an IPv4 address of this machine, which others are told"
+        expected = "an IPv4 address of this machine for others to connect to"
         draft.complain(key, repr(address), expected, "`hostname -I` lists them")
 
 

@@ -1,4 +1,4 @@
-"""The job's metrics for Prometheus: HTTP on loopback, for whoever has the job's secret.
+"""The job's metrics for Prometheus: HTTP on loopback, for clients with the job's secret.
 
     curl -H "Authorization: Bearer $(cat secret)" http://$(cat metrics.address)/metrics
 
@@ -86,7 +86,7 @@ def _of_nodes(exposed: Exposed) -> Iterator[Metric]:
     whole = GaugeMetricFamily("paceline_node_batch_seconds", text, labels=NODE)
     text = "Samples handed to the training loop, over all lives."
     samples = CounterMetricFamily("paceline_node_samples", text, labels=NODE)
-    text = "Samples handed to the training loop, of late."
+    text = "Samples handed to the training loop, recently."
     speed = GaugeMetricFamily("paceline_node_samples_per_second", text, labels=NODE)
     text = "Processor time, over all lives."
     cpu = CounterMetricFamily("paceline_node_cpu_seconds", text, labels=NODE)

@@ -59,7 +59,7 @@ WINDOW_SHARDS = 64
 
 
 def init() -> "Job":
-    """Join the job that this process was started for; started plainly, be a job of one worker.
+    """Join the job of this process; without `paceline run`, be a job of one worker.
 
     Seeds ``random``, numpy and torch from the job's seed, so that every worker builds the same
     initial model: call it before making the model.
@@ -268,7 +268,7 @@ class Job:
 
         Raises:
             ConfigError: a value is out of range, nothing was prepared, or another loop is open.
-            Stopped: the job is told to stop; ends the script in order if it is not caught.
+            Stopped: the job must stop; if it is not caught, it ends the script gracefully.
         """
         spec = self._strategy.spec
         self._check_prepared("job.batches")
@@ -426,12 +426,12 @@ class Job:
     def checkpoint(self) -> None:
         """Have what was trained so far kept on disk, as soon as possible; does not wait.
 
-        The job makes cuts by itself (``checkpoint`` in its spec); this is for moments that matter,
-        as the end of a phase. A worker that leaves before a cut was begun has not asked. The cut
-        holds at least the steps that this worker has taken (modes asp and ssp: what the servers
-        hold when they hear of it). Any worker may call it, at any time after ``prepare``; calls in
-        a row are served by one cut.
-        Started plainly a job keeps no cuts, and this does nothing.
+        The job makes cuts on its own (``checkpoint`` in its spec); this is for moments that matter,
+        for example the end of a phase. If the worker leaves before a cut begins, its request is
+        dropped. The cut holds at least the steps that this worker has taken (modes asp and ssp:
+        what the servers hold when they hear of it). Any worker may call it, at any time after
+        ``prepare``; one cut serves calls in a row.
+        Without `paceline run` a job keeps no cuts, and this does nothing.
 
         Raises:
             ConfigError: nothing was prepared.

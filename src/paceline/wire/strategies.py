@@ -104,7 +104,7 @@ STRATEGIES: MappingProxyType[str, Traits] = MappingProxyType(
             preloaded=True,
         ),
         "script": Traits(
-            summary="the script trains by itself, as under torchrun",
+            summary="the script trains on its own, as under torchrun",
             holder="nobody",
             lives="in_rounds",
             round_port=True,

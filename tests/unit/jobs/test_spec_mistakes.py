@@ -416,7 +416,7 @@ WRONG_FILES = [
     (
         "script: train.py\nstrategy: script\nmax_workers: 2\n",
         (
-            "job.yaml:3: max_workers: got 2 with strategy script, which trains by itself, expected "
+            "job.yaml:3: max_workers: got 2 with strategy script, which trains on its own, expected "
             "it with strategy ps, allreduce or fsdp only; remove it"
         ),
     ),
@@ -510,15 +510,15 @@ WRONG_FILES = [
     (
         "script: train.py\nlisten: 0.0.0.0\n",
         (
-            "job.yaml:2: listen: got '0.0.0.0', expected an IPv4 address of this machine, which "
-            "others are told; `hostname -I` lists them"
+            "job.yaml:2: listen: got '0.0.0.0', expected an IPv4 address of this machine for others "
+            "to connect to; `hostname -I` lists them"
         ),
     ),
     (
         "script: train.py\nlisten: big-host\n",
         (
-            "job.yaml:2: listen: got 'big-host', expected an IPv4 address of this machine, which "
-            "others are told; `hostname -I` lists them"
+            "job.yaml:2: listen: got 'big-host', expected an IPv4 address of this machine for others "
+            "to connect to; `hostname -I` lists them"
         ),
     ),
     (

@@ -20,7 +20,7 @@ from paceline.runtime.data.batch import TensorRows
 
 INSTEAD = (
     "A script with sparse tables (sparse=True, pl.Embedding) trains so alone, too; without them it "
-    "trains as torch does, started plainly or with --strategy allreduce"
+    "trains as torch does, without `paceline run` or with --strategy allreduce"
 )
 DATA = TensorRows(x=torch.arange(40.0).reshape(10, 4), y=torch.arange(10.0))
 

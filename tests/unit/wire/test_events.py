@@ -33,8 +33,8 @@ TOLD: list[tuple[Event, str, str]] = [
         "exit code -9",
         "master died: exit code -9",
     ),
-    (job.StoppedEvent(signal=0), "paceline stop", "the job is told to stop: paceline stop"),
-    (job.StoppedEvent(signal=2), "Ctrl-C", "the job is told to stop: Ctrl-C"),
+    (job.StoppedEvent(signal=0), "paceline stop", "the job must stop: paceline stop"),
+    (job.StoppedEvent(signal=2), "Ctrl-C", "the job must stop: Ctrl-C"),
     (job.FinishedEvent(), "", "finished"),
     (
         job.NotKeptEvent(samples=1200, cut_no=3),

@@ -102,7 +102,7 @@ def costs(incident: Incident) -> list[str]:
         # Counts are taken once per second: they may have grown up to a second earlier.
         found.append(f"the job went on within {seconds(incident.stalled_s)}")
     if incident.undone:
-        found.append(f"{incident.undone:,} samples trained anew")
+        found.append(f"{incident.undone:,} samples trained again")
     return found
 
 

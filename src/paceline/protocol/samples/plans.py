@@ -64,7 +64,7 @@ def part_sizes(
 
 
 def fixed_parts(plan: Plan, members: Sequence[str], index: int, feed: Feed) -> Iterator[Part]:
-    """Each epoch of a feed of known length, and what of it member ``index`` computes by itself."""
+    """Yield each epoch of a feed of known length, and member ``index``'s part of it."""
     portion, size = portion_of(plan, members, index), feed.num_samples or 0
     for start in range(0, feed.epochs * size, size):
         epoch = (Span(feed.line(), start, start + size),)
@@ -238,8 +238,8 @@ class Plans:
                 self._check_factors(factors)
             case BackupWorkers() | Partial() if self.whole:
                 raise ConfigError(
-                    f"{type(action).__name__} in a deterministic job: what a step lacks follows "
-                    "who was late; divide its work anew (AdjustBatch)"
+                    f"{type(action).__name__} in a deterministic job: what a step lacks depends on "
+                    "which worker was late; divide its work again (AdjustBatch)"
                 )
             case BackupWorkers(count=count):
                 if self.in_training() is None:

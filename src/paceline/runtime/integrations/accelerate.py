@@ -29,9 +29,9 @@ def take_rank(member: ThisMember) -> None:
 
 
 class Accelerator(accelerate.Accelerator):
-    """`accelerate.Accelerator` in whose place it is put; see docs/howto.md.
+    """`accelerate.Accelerator` in whose place it is put; see docs/howto/trainers.md.
 
-    Started plainly, or as a torchrun script, it is that class and nothing else. In a job of
+    Without `paceline run`, or in a torchrun script, it is that class alone. In a job of
     strategy allreduce a step has the loader's ``batch_size * gradient_accumulation_steps`` samples
     for each of the workers that the job was asked for.
 
@@ -65,10 +65,10 @@ class Accelerator(accelerate.Accelerator):
             )
 
     def prepare(self, *given: Any, **named: Any) -> Any:
-        """As there; models, optimizers and schedulers in one call.
+        """Prepare as accelerate does; models, optimizers and schedulers in one call.
 
-        A loader is dealt out among the workers where it is read while a model is in training mode;
-        otherwise all of it comes to each.
+        If a model is in training mode when a loader is read, the loader is dealt out among the
+        workers; otherwise each worker reads all of it.
         """
         if self._member is None:
             return super().prepare(*given, **named)
@@ -105,7 +105,7 @@ class _Dealt:
         return self._steps
 
     def __len__(self) -> int:
-        """As scripts reckon with it: optimizer steps of an epoch times accumulation."""
+        """Return what scripts expect: optimizer steps of an epoch times accumulation."""
         if not self._training:
             return len(self._loader)
         return len(self._dealt()) * self._accelerator._accumulation

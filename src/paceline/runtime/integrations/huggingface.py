@@ -20,9 +20,9 @@ from paceline.runtime.integrations.steps import Steps, ThisMember, join
 
 
 class Trainer(transformers.Trainer):
-    """`transformers.Trainer` in whose place it is put; see docs/howto.md.
+    """`transformers.Trainer` in whose place it is put; see docs/howto/trainers.md.
 
-    Started plainly, or as a torchrun script, it is that class and nothing else. In a job of
+    Without `paceline run`, or in a torchrun script, it is that class alone. In a job of
     strategy allreduce a step has ``per_device_train_batch_size * gradient_accumulation_steps``
     samples for each of the workers that the job was asked for. The first worker logs and saves.
 
@@ -54,10 +54,10 @@ class Trainer(transformers.Trainer):
             self.add_callback(_Following(self, self._member))
 
     def train(self, resume_from_checkpoint: Any = None, *others: Any, **named: Any) -> Any:
-        """As there; resuming is the job's."""
+        """Train as transformers does; resuming is the job's."""
         if self._member is not None and resume_from_checkpoint:
             raise ConfigError(
-                "resume_from_checkpoint: the job resumes by itself, from cuts that know every "
+                "resume_from_checkpoint: the job resumes on its own, from cuts that know every "
                 "sample (paceline run --resume); leave it out, and to begin with the weights of a "
                 "checkpoint load the model from it"
             )
@@ -141,7 +141,7 @@ class _Following(transformers.TrainerCallback):
         state.global_step = self._member.step - 1
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Whoever joins is in the middle of an epoch."""
+        """Set the epoch: a worker that joins is in the middle of one."""
         state.epoch = self._member.step / len(self._steps)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -172,7 +172,7 @@ def _check(args: transformers.TrainingArguments) -> None:
         ),
         "resume_from_checkpoint": (
             lambda: bool(args.resume_from_checkpoint),
-            "the job resumes by itself, from cuts (paceline run --resume)",
+            "the job resumes on its own, from cuts (paceline run --resume)",
         ),
     }
     for name, (is_asked, reason) in reasons.items():

@@ -20,11 +20,11 @@ from paceline.runtime.integrations.steps import Steps, join
 
 
 class PacelineStrategy(SingleDeviceStrategy):
-    """``Trainer(strategy=PacelineStrategy())``; see docs/howto.md.
+    """``Trainer(strategy=PacelineStrategy())``; see docs/howto/trainers.md.
 
-    Started plainly it is Lightning's strategy for one device. In a job of strategy allreduce a step
-    has the loader's ``batch_size * accumulate_grad_batches`` samples for each of the workers that
-    the job was asked for. The first worker logs and saves.
+    Without `paceline run` it is Lightning's strategy for one device. In a job of strategy allreduce
+    a step has the loader's ``batch_size * accumulate_grad_batches`` samples for each of the workers
+    that the job was asked for. The first worker logs and saves.
 
     Raises:
         ConfigError: the module or the Trainer wants what cannot hold in a job whose workers come
@@ -114,10 +114,10 @@ class PacelineStrategy(SingleDeviceStrategy):
             self._steps.finish()
 
     def load_checkpoint(self, *args: Any, **kwargs: Any) -> Any:
-        """As there, but for resuming, which is the job's."""
+        """Load as Lightning does; resuming is the job's."""
         if self._member is not None and self._trainer.state.fn == TrainerFn.FITTING:
             raise ConfigError(
-                "fit(ckpt_path=...): the job resumes by itself, from cuts that know every sample "
+                "fit(ckpt_path=...): the job resumes on its own, from cuts that know every sample "
                 "(paceline run --resume); leave it out, and to begin with the weights of a "
                 "checkpoint load the module from it"
             )
@@ -136,7 +136,7 @@ class PacelineStrategy(SingleDeviceStrategy):
         return self.batch_to_device(batch)
 
     def _count(self, steps: Steps) -> None:
-        """Whoever joins has seen only some of the steps; Lightning adds 1 to those done."""
+        """Set the steps done: a worker that joins has seen only some; Lightning adds 1 to them."""
         assert self._member is not None
         loop = self._trainer.fit_loop.epoch_loop
         done = loop.automatic_optimization.optim_progress.optimizer.step.total

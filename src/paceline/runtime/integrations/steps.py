@@ -48,7 +48,7 @@ class ThisMember(NamedTuple):
 
     @property
     def rank(self) -> int:
-        """Of this worker; 0 is the chief."""
+        """The rank of this worker; 0 is the chief."""
         return self.strategy.rank
 
     @property
@@ -221,7 +221,7 @@ def _checked(loader: Any) -> tuple[DataLoader[Any], BatchSampler]:
     )
     if not plain:
         raise ConfigError(
-            f"the training data has a {type(sampler).__name__}; the job shuffles by itself, and "
+            f"the training data has a {type(sampler).__name__}; the job shuffles on its own, and "
             "every sample counts once per epoch: leave it out, or shuffle=False for the given order"
         )
     if batches.drop_last:

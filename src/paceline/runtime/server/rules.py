@@ -17,7 +17,7 @@ from paceline.wire.schema import FROZEN, OptimizerGroup
 
 INSTEAD = (
     "A script with sparse tables (sparse=True, pl.Embedding) trains so alone, too; without them it "
-    "trains as torch does, started plainly or with --strategy allreduce"
+    "trains as torch does, without `paceline run` or with --strategy allreduce"
 )
 """Ends what is said of anything that servers cannot do, but torch can."""
 

@@ -72,7 +72,7 @@ class StoppedEvent(Event, frozen=True):
     signal: int
     """The signal that asked for it; 0: ``paceline stop``."""
 
-    sentence_words = "the job is told to stop: {0.clause}"
+    sentence_words = "the job must stop: {0.clause}"
 
     @property
     def clause(self) -> str:
