@@ -65,7 +65,7 @@ RETRY_S = 0.05
 RETRY_MAX_S = 0.2
 """A restarted master finds its agents within this: they lie idle without it."""
 LAST_WORDS_S = 0.5
-"""A dead process's messages are still in the socket: its end is told after them, or after this."""
+"""A dead process's messages are still in the socket: its end is reported after them, or this."""
 UNLINKED_S = 0.05
 """The same for a process that died before its connection was accepted."""
 JOINED_WAIT_S = 60.0

@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 class Silence(msgspec.Struct, frozen=True):
-    """How long a process has neither said nor done anything; begins anew with all that it says."""
+    """How long a process has neither spoken nor worked; each of its messages begins it again."""
 
     inc: int = 0
     cpu_s: float = 0.0
@@ -41,7 +41,7 @@ class Silence(msgspec.Struct, frozen=True):
     silent_s: float = 0.0
 
     def after(self, inc: int, cpu_s: float, now_s: float) -> "Silence":
-        """As of the next look at it."""
+        """The silence as of the next look at the process."""
         silent_s = self.silent_s + min(now_s - self.looked_s, LOOKED_S)
         if inc != self.inc or cpu_s - self.cpu_s > IDLE_S + IDLE_SHARE * silent_s:
             return Silence(inc, cpu_s, now_s)
@@ -90,7 +90,7 @@ class FactsReader:
         )
 
     def _stolen_s(self, up: ProcessUp, steps: int) -> float:
-        """Of each of the newest steps."""
+        """The stolen time of each of the newest steps."""
         if not steps:
             return 0.0
         inc, before_s = self._stolen
@@ -104,7 +104,7 @@ class FactsReader:
         return page.step if page and page.inc == inc else None
 
     def skip_past(self) -> None:
-        """Of a process that another agent has reported on: what it did so far is no news."""
+        """Skip what a process did so far: another agent has reported it."""
         self._read_page()
 
     def _read_page(self) -> LedgerPage | None:

@@ -51,7 +51,7 @@ _log = logging.getLogger(__name__)
 def process_environment(job: JobDir, node: str, spec: JobSpec) -> dict[str, str]:
     """What every life of the node's process has in its environment."""
     cores = len(os.sched_getaffinity(0))
-    # A script by itself keeps what the user has exported, as under torchrun.
+    # A script of strategy script keeps what the user has exported, as under torchrun.
     exported = {} if spec.traits.trains or spec.torch_threads is not None else os.environ
     threads = exported.get("OMP_NUM_THREADS", str(spec.threads(cores)))
     return {

@@ -38,7 +38,7 @@ def can_enter(folder: str | None) -> bool:
 
 
 def reset_peak_memory() -> None:
-    """Let `peak_memory_bytes` begin anew; else it is of all the time that the process has been."""
+    """Reset `peak_memory_bytes`, which otherwise covers the whole life of the process."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 

@@ -57,12 +57,12 @@ class Portion(NamedTuple):
         return between(spans, size * self.low // self.whole, size * self.high // self.whole)
 
     def size(self, size: int) -> int:
-        """Of a slice of so many samples."""
+        """The size of a slice of so many samples."""
         return size * self.high // self.whole - size * self.low // self.whole
 
     @property
     def share(self) -> float:
-        """Of all that is computed."""
+        """The share of all that is computed."""
         return (self.high - self.low) / self.whole
 
 

@@ -51,7 +51,7 @@ Number = Annotated[
 
 
 class ExportFormat(StrEnum):
-    """Of an exported file."""
+    """The format of an exported file."""
 
     SAFETENSORS = "safetensors"
     TORCH = "torch"

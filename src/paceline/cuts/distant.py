@@ -59,11 +59,9 @@ class DistantStore:
         self._patience_s = patience_s
 
     def where(self, number: int) -> str:
-        """See `CutStore.where`."""
         return f"cut {number} at {self._address() or 'the master'}"
 
     def get(self, number: int, name: str) -> Iterator[memoryview]:
-        """See `CutStore.get`."""
         link = _Link(self._address(), self._secret, self._patience_s)
         try:
             reading = _Reading(link, self._epoch_no, number, name)
@@ -75,14 +73,13 @@ class DistantStore:
             link.close()
 
     def files(self, number: int) -> dict[str, int]:
-        """See `CutStore.files`."""
         ticket = next(_tickets)
         asked = AskFiles(ticket=ticket, epoch_no=self._epoch_no, number=number)
         answer = self._asked(asked, FilesAre, lambda one: one.ticket == ticket)
         return dict(answer.files)
 
     def delete(self, number: int) -> None:
-        """See `CutStore.delete`; what counts as a cut is removed by the master alone."""
+        """Delete files; only the master removes what counts as a cut."""
         ticket = next(_tickets)
         asked = DropFiles(ticket=ticket, number=number)
         self._check(self._asked(asked, FileTaken, lambda one: one.ticket == ticket))
@@ -90,7 +87,6 @@ class DistantStore:
     def put(
         self, number: int, name: str, image: memoryview, digest: Checksum | None = None
     ) -> None:
-        """See `CutStore.put`."""
         link = _Link(self._address(), self._secret, self._patience_s)
         try:
             self._give(link, number, name, image, digest)

@@ -74,7 +74,7 @@ class CutKeeper:
             image = self._images.get()
             try:
                 self._keep(image)
-            except Exception as error:  # noqa: BLE001 - raised by whoever hears it
+            except Exception as error:  # noqa: BLE001 - the thread that hears it raises it
                 self._say(image.copied, error)
             del image
 

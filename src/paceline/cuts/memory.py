@@ -39,7 +39,7 @@ class MemoryFile:
         self._path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         _check_room(path.parent, capacity)
-        # Not in place: whoever has mapped a file of this name keeps what it has.
+        # Not in place: a process that has mapped a file of this name keeps what it has.
         fresh = path.with_name(f".{path.name}.partial")
         descriptor = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
         try:

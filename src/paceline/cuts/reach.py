@@ -63,11 +63,11 @@ class JoinedCuts(LocalCuts):
 
     @property
     def durable(self) -> CutStore:
-        """See `LocalCuts.durable`: on the master's machine."""
+        """The cuts on the master's machine."""
         return self._master
 
     def places(self, ref: CutRef) -> tuple[Path, ...]:
-        """See `LocalCuts.places`; fetches what is missing.
+        """Return the places of a cut; fetch what is missing.
 
         Raises:
             PermanentError: a file is not there, or all copies are damaged.

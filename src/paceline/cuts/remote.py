@@ -52,7 +52,7 @@ class Handover(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def pack_handover(handover: Handover) -> bytes:
-    """As a file: a checksum, and JSON."""
+    """Pack the hand-over as a file: a checksum, and JSON."""
     text = msgspec.json.encode(handover)
     return checksum(text).encode() + b"\n" + text
 
@@ -118,7 +118,7 @@ class RemoteCuts:
     # ------------------------------------------------------------------ what is there
 
     def numbers(self) -> list[int]:
-        """Of all cuts that have a manifest, newest first.
+        """Return the numbers of all cuts that have a manifest, newest first.
 
         Raises:
             TransientError: the storage does not answer, or refuses.
@@ -134,7 +134,7 @@ class RemoteCuts:
         return sorted((int(name) for name in names if name.isdecimal()), reverse=True)
 
     def _names(self, number: int) -> set[str]:
-        """Of the files of a cut."""
+        """Return the names of the files of a cut."""
         return self._list(self._path(number))
 
     def _list(self, path: str) -> set[str]:
@@ -264,7 +264,7 @@ class RemoteCuts:
     def put(
         self, number: int, name: str, image: memoryview, digest: Checksum | None = None
     ) -> None:
-        """See `CutStore.put`: it is as whole as the storage makes one operation."""
+        """Put a file, as whole as the storage makes one operation."""
         if digest is not None:
             digest.add(image)
         path = self._path(number, name)
@@ -276,7 +276,6 @@ class RemoteCuts:
         self._do(f"store {name}", write, len(image))
 
     def get(self, number: int, name: str) -> Iterator[memoryview]:
-        """See `CutStore.get`."""
         self._expect(number, [name])
         path, at = self._path(number, name), 0
         while True:
@@ -289,15 +288,12 @@ class RemoteCuts:
             at += len(piece)
 
     def files(self, number: int) -> dict[str, int]:
-        """See `CutStore.files`."""
-
         def look() -> dict[str, int]:
             return {name: self._fs.size(self._path(number, name)) for name in self._names(number)}
 
         return self._do("list", look)
 
     def delete(self, number: int) -> None:
-        """See `CutStore.delete`."""
         self._do("remove", partial(self._remove, number))
 
     # ------------------------------------------------------------------ in threads

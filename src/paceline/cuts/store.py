@@ -107,27 +107,23 @@ class FolderStore:
         return self.root / f"{number:0{self._digits}d}"
 
     def where(self, number: int) -> str:
-        """See `CutStore.where`."""
         return str(self.folder(number))
 
     def put(
         self, number: int, name: str, image: memoryview, digest: Checksum | None = None
     ) -> None:
-        """See `CutStore.put`; durable when it returns."""
+        """Put a file; it is durable when this returns."""
         if digest is not None:
             digest.add(image)
         write_file(self.folder(number), name, image)
 
     def get(self, number: int, name: str) -> Iterator[memoryview]:
-        """See `CutStore.get`."""
         return pieces_of(self.folder(number) / name)
 
     def files(self, number: int) -> dict[str, int]:
-        """See `CutStore.files`."""
         return sizes_of(self.folder(number))
 
     def delete(self, number: int) -> None:
-        """See `CutStore.delete`."""
         # First what makes it a cut: it must not seem whole when half of it is gone.
         (self.folder(number) / MANIFEST).unlink(missing_ok=True)
         shutil.rmtree(self.folder(number), ignore_errors=True)
@@ -157,13 +153,12 @@ class MemoryStore:
         return self.root / f"{number:0{_DIGITS}d}" / self.node
 
     def where(self, number: int) -> str:
-        """See `CutStore.where`."""
         return str(self._folder(number))
 
     def put(
         self, number: int, name: str, image: memoryview, digest: Checksum | None = None
     ) -> None:
-        """See `CutStore.put`; raises OSError where memory is short."""
+        """Put a file in memory; raises OSError where memory is short."""
         last, self._last = self._last, None
         # What a former life has copied may be what the job has gone back to.
         file = last[1] if last is not None and last[0] == name else None
@@ -172,15 +167,12 @@ class MemoryStore:
         _fill(path, image, digest)
 
     def get(self, number: int, name: str) -> Iterator[memoryview]:
-        """See `CutStore.get`."""
         return pieces_of(self._folder(number) / name)
 
     def files(self, number: int) -> dict[str, int]:
-        """See `CutStore.files`."""
         return sizes_of(self._folder(number))
 
     def delete(self, number: int) -> None:
-        """See `CutStore.delete`."""
         shutil.rmtree(self._folder(number), ignore_errors=True)
 
     def let_go(self) -> None:

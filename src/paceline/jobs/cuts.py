@@ -36,7 +36,7 @@ class FoundCut(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def where(self) -> str:
-        """For people."""
+        """The place, for people."""
         return self.url or str(self.places[-1])
 
     @property
@@ -182,7 +182,7 @@ def _numbered(folder: Path) -> list[Path]:
 
 
 def _read(found: Iterable[tuple[Path, ...]]) -> dict[int, FoundCut]:
-    """By their numbers the cuts in these places; what vanishes meanwhile is none."""
+    """Read the cuts in these places, by number; a cut that vanishes meanwhile is left out."""
     cuts = {}
     for places in found:
         with contextlib.suppress(FileNotFoundError):

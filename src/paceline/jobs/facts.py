@@ -88,7 +88,7 @@ class Incident(msgspec.Struct, frozen=True):
     stalled_s: float | None = None
     """Until more samples were in the model than before; None: they never were."""
     undone: int = 0
-    """Samples that left the model again, to be trained anew."""
+    """Samples that left the model again, to be trained again."""
 
 
 class Worker(msgspec.Struct, frozen=True):

@@ -14,7 +14,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def before(path: Path) -> Path:
-    """Where the lines are that came before those in ``path``, if it was begun anew."""
+    """Return the file with the lines before those in ``path``, if that file was begun again."""
     return path.with_suffix(f".1{path.suffix}")
 
 
@@ -76,7 +76,7 @@ class LineFile:
         self._lines = [data[num_written:]] if num_written < len(data) else []
 
     def put_aside(self) -> None:
-        """Begin the file anew; what it held is in `before` from now on."""
+        """Begin the file again; `before` has what it held."""
         self._path.replace(before(self._path))
 
     def num_lines(self) -> int:

@@ -12,7 +12,7 @@ from paceline.jobs.outcome import END_OF_SIGNAL, ENDS, End, code_of
 
 
 class Stage(IntEnum):
-    """In this order; a stage may be skipped, none is entered twice."""
+    """The stages of a job's end, in order; one may be skipped, none is entered twice."""
 
     WORKERS = 1
     CUT = 2
@@ -85,7 +85,7 @@ class Ending(msgspec.Struct, kw_only=True):
 
     @property
     def exit_code(self) -> int:
-        """For the shell."""
+        """The exit code for the shell."""
         return code_of(self.end, self.own_code)
 
     def enter(self, stage: Stage, now_s: float) -> None:

@@ -1,4 +1,4 @@
-"""How the workers of a job begin: each by itself, or in rounds that meet at a port."""
+"""How the workers of a job begin: each on its own, or in rounds that meet at a port."""
 
 import socket
 
@@ -6,7 +6,7 @@ from paceline.protocol.nodes.rounds import Rounds
 from paceline.wire.spec import JobSpec
 
 NO_PORT = -1
-"""Of a round whose workers meet without one."""
+"""The port of a round whose workers meet without one."""
 
 
 def find_port(spec: JobSpec) -> int:
@@ -19,7 +19,7 @@ def find_port(spec: JobSpec) -> int:
 
 
 def make_rounds(spec: JobSpec) -> Rounds | None:
-    """Of a job whose workers start and restart together."""
+    """Make the rounds of a job whose workers start and restart together; None: it has none."""
     if spec.traits.lives == "singly":
         return None
     if spec.traits.round_port:

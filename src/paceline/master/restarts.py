@@ -7,7 +7,7 @@ Pure: facts and the clock come in. One start goes through
            | start:   agent and process come up, a wait between two tries included
     up     the process answers (a server: with its address)
            | rebuild: a worker's script builds its model; a server waits for the others
-    built  the model is prepared (a server: it is told to load)
+    built  the model is prepared (a server: it gets the order to load)
            | restore: a worker gets servers, work and rows; servers load their share
     works  a worker's first batch begins (within one report); all servers are restored
 
@@ -80,7 +80,7 @@ class _Start(msgspec.Struct):
 
 
 class Restarts:
-    """Follows the starts of all nodes; ``first`` comes from whoever counts lives."""
+    """The starts of all nodes under way; the caller that counts lives knows which is ``first``."""
 
     def __init__(self) -> None:
         self._under_way: dict[str, _Start] = {}
@@ -99,7 +99,7 @@ class Restarts:
         start.launched = True
 
     def keep(self, nodes: Container[str]) -> None:
-        """All others are no more: whoever has such a name again is another."""
+        """Forget all other nodes: a later node of the same name is another one."""
         self._under_way = {name: one for name, one in self._under_way.items() if name in nodes}
 
     def joined(self, node: str, waited_s: float) -> None:

@@ -61,7 +61,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return Rate(self.no, self.factors.get(node, 1.0), by_staleness)
 
     def share_of(self, node: str) -> Share | None:
-        """Of a node that has come since, the mean; None: all compute alike."""
+        """The node's share; for a node that has come since, the mean; None: all compute alike."""
         return self.shares.get(node) or self._mean()
 
     def _mean(self) -> Share | None:

@@ -1,4 +1,4 @@
-"""The durable part of `MasterState` as one record, so that a long journal can be begun anew."""
+"""The durable part of `MasterState` as one record, so that a long journal can begin again."""
 
 import msgspec
 

@@ -106,16 +106,13 @@ class MasterState:
 
     @property
     def phase(self) -> str:
-        """See `Holder.phase`."""
         return self.holder.phase
 
     @property
     def is_training(self) -> bool:
-        """See `Holder.is_training`."""
         return self.holder.is_training
 
     def worker_lost(self, inc: int, *, returned: bool = False) -> list[Instruction]:
-        """See `Holder.lost`."""
         return self.holder.lost(inc, returned=returned)
 
     # ------------------------------------------------------------------ records
@@ -204,7 +201,7 @@ class MasterState:
     # ------------------------------------------------------------------ workers
 
     def worker_up(self, inc: int, node: str = "") -> list[Instruction]:
-        """A worker's process is alive; one that was given up in this epoch is told to leave."""
+        """Take in that a worker's process lives; one that was given up in this epoch must leave."""
         if self.is_given_up(inc):
             return [Send(inc, Stop(inc=inc))]
         self.workers[inc] = node
@@ -404,7 +401,6 @@ class MasterState:
         return portion_of(plan, *standing(workers, inc)).share
 
     def plan_in_force(self) -> Planned:
-        """See `Holder.plan_in_force`."""
         return self.holder.plan_in_force()
 
     def holds(self, action: GlobalAction) -> bool:

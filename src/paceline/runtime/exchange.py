@@ -1,8 +1,9 @@
 """The thread of a worker that talks to servers and agent, so that the training thread need not.
 
-What arrives is handed to the `Owner` under one lock, ``changed``, which whoever touches the owner's
-state holds. What is to be sent is left as an *errand*, a call that this thread makes without the
-lock: sockets, shared memory and the cutting of tensors to servers cost the training thread nothing.
+What arrives is handed to the `Owner` under one lock, ``changed``; every thread that touches the
+owner's state holds it. What is to be sent is left as an *errand*, a call that this thread makes
+without the lock: sockets, shared memory and the cutting of tensors to servers cost the training
+thread nothing.
 
     exchange = Exchange(process, owner)
     exchange.start()                            # from here on messages come and go
@@ -37,17 +38,20 @@ Errand = Callable[[], object]
 
 
 class Owner(Protocol):
-    """Whose messages these are; all is called in the exchange's thread, under ``changed``."""
+    """The receiver of an exchange's messages; called in its thread, under ``changed``."""
 
-    def from_server(self, server: int, message: Data, frames: Sequence[memoryview]) -> None: ...
+    def from_server(self, server: int, message: Data, frames: Sequence[memoryview]) -> None:
+        """Take in a message of a server or a peer, with its tensors in ``frames``."""
 
-    def from_master(self, message: NodeDown) -> None: ...
+    def from_master(self, message: NodeDown) -> None:
+        """Take in a message of the master."""
 
-    def tick(self) -> None: ...
+    def tick(self) -> None:
+        """Follow up what is unanswered; called every `TICK_S`."""
 
 
 class Exchange:
-    """See the module. ``data`` is for errands and the owner's handlers only."""
+    """A worker's exchange. ``data`` is for errands and the owner's handlers only."""
 
     def __init__(
         self, process: Process, owner: Owner, *, arena_bytes: int = DEFAULT_ARENA_BYTES
@@ -69,12 +73,12 @@ class Exchange:
         process.at_fork = self._leave_to_fork
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._tick_at_s = time.monotonic() + TICK_S
         self._thread.start()
 
     def leave(self, errand: Errand) -> None:
-        """Have it done soon, in order; with ``changed`` held."""
+        """Leave an errand to be done soon, in order; with ``changed`` held."""
         self._errands.append(errand)
         if self._asleep:
             self._asleep = False

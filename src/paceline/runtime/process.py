@@ -1,9 +1,9 @@
 """The training process from its fork to its exit: who it is, its link, its script, its end.
 
 The zygote's child calls `main`; everything else in ``runtime`` asks `current` for the node's
-identity, the link to the agent, the step ledger and whether a stop was asked for. Of a script by
-itself (strategy script) only its end is told, and it has its signals for itself. Runs no thread; a
-worker's `Exchange` does, and uses the link until ``at_end``.
+identity, the link to the agent, the step ledger and whether a stop was asked for. With
+strategy script only the script's end is reported, and the script gets its signals itself. Runs no
+thread; a worker's `Exchange` does, and uses the link until ``at_end``.
 """
 
 import faulthandler
@@ -54,7 +54,7 @@ class AgentLost(SystemExit):
 
 
 class Stopped(SystemExit):
-    """The job is told to stop: raised out of ``job.batches`` after a finished step, exit code 0."""
+    """The job must stop: raised out of ``job.batches`` after a finished step, exit code 0."""
 
     def __init__(self) -> None:
         super().__init__(0)
@@ -198,8 +198,8 @@ class Process:
     def _on_terminate(self, _number: int, _frame: FrameType | None) -> None:
         """SIGTERM's handler: the second one ends the process at once.
 
-        Not after the master's word: an agent that is told to stop sends both, and so does the next
-        agent; who is late is killed.
+        Not after the master's word: an agent with an order to stop sends both, and so does the next
+        agent; a late process is killed.
         """
         if self._terminated and not self.told_to_stop:
             os._exit(EXIT_TERMINATED)
@@ -243,7 +243,7 @@ _current: Process | None = None
 
 
 def current() -> Process | None:
-    """The managed process this is; None: the script was started plainly."""
+    """The managed process this is; None: the script was started without ``paceline run``."""
     return _current
 
 
@@ -381,7 +381,7 @@ def _run(spec: JobSpec) -> None:
 
 
 def exit_code(leaving: SystemExit) -> int:
-    """As Python maps ``sys.exit``'s argument; a text is printed."""
+    """Return the exit code as Python maps ``sys.exit``'s argument; a text is printed."""
     if leaving.code is None:
         return 0
     if isinstance(leaving.code, int):

@@ -10,8 +10,8 @@ from paceline.base.errors import ConfigError
 def unwrapped(given: Any) -> Any:
     """The same, in the same form, with the module itself in place of each wrapper around one.
 
-    Wrappers average no more, whoever still calls them: their hooks act only for a forward pass that
-    has asked them to.
+    Wrappers no longer average, even if the script still calls them: their hooks act only for a
+    forward pass that has asked them to.
 
     Raises:
         ConfigError: a wrapper whose part nobody can take.

@@ -96,7 +96,7 @@ class _Hands:
 
 
 class Asynchronous(SimJob):
-    """See the module."""
+    """A simulated job in mode asp or ssp."""
 
     def work(self) -> None:
         """Event by event."""
@@ -261,7 +261,7 @@ class Asynchronous(SimJob):
             hands.asks = False
 
     def _recall_tail(self, asker: int) -> None:
-        """Whoever would take longest gives back a part of its lease."""
+        """Let the worker that would take longest give back a part of its lease."""
         rows = np.flatnonzero(self.workers.present).tolist()
         held = {row: self._hands[row].held for row in rows if row != asker}
         leases = {row: size for row, size in held.items() if size}
@@ -291,7 +291,7 @@ class Asynchronous(SimJob):
     # ------------------------------------------------------------------ nodes that go and come
 
     def worker_lost(self, worker: int, now_s: float) -> None:
-        """What is not in the model goes back, and to whoever has nothing to do."""
+        """Return what is not in the model, and give it to idle workers."""
         self._commit()
         hands = self._hands[worker]
         self._note_redone(hands, now_s)

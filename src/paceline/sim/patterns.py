@@ -40,7 +40,7 @@ class Placement(msgspec.Struct, frozen=True):
 
 
 class Spell(msgspec.Struct, frozen=True, array_like=True):
-    """From ``start`` until ``stop`` each batch takes so much longer."""
+    """A time from ``start`` until ``stop`` in which each batch takes so much longer."""
 
     start: float
     stop: float
@@ -64,7 +64,7 @@ class Pattern(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Transient(Pattern, frozen=True, kw_only=True):
-    """In each period a place is disturbed with this probability, during its first part."""
+    """A pattern that disturbs a place with this probability in the first part of each period."""
 
     probability: float
     period: float
@@ -104,7 +104,7 @@ class Persistent(Pattern, frozen=True, kw_only=True):
 class OnOff(Pattern, frozen=True, kw_only=True):
     """A two-state Markov process per place: disturbed or not, for exponentially long.
 
-    The delay is drawn anew for each spell, uniformly between half of ``delay_s`` and 1.5 times it.
+    The delay is drawn again for each spell, uniformly between half of ``delay_s`` and 1.5 times it.
     """
 
     mean_on: float

@@ -124,7 +124,7 @@ class Slices:
         return self.ledger.pick_parts([(parts.whole, parts.whole)])
 
     def recall(self, since: Place) -> None:
-        """Slices from here on are granted anew."""
+        """Take back slices from here on, to grant them again."""
         back: dict[int, list[Span]] = {}
         while self._ahead and self._plans.place(self._ahead[-1].whole) >= since:
             parts = self._ahead.pop()

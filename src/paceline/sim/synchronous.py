@@ -99,7 +99,7 @@ class _Round:
 
 
 class _Decided(NamedTuple):
-    """Of a step."""
+    """The decision of a step."""
 
     closed_s: float
     """What had not ended by then is left out."""
@@ -108,7 +108,7 @@ class _Decided(NamedTuple):
 
 
 class Synchronous(SimJob):
-    """See the module."""
+    """A simulated job whose workers share each step."""
 
     def work(self) -> None:
         """Step by step."""

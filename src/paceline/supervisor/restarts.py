@@ -9,7 +9,7 @@ STEADY_S = 60.0
 """A master that lived this long died of something else than its predecessors."""
 SAME_DELAYS_S = (0.0, 1.0, 5.0, 15.0)
 """After deaths in a row for which the masters gave one and the same reason; no more of them are
-waited for, since only what changes by itself within these could help."""
+waited for, since only what changes on its own within these could help."""
 
 
 class Backoff:

@@ -92,7 +92,7 @@ class Supervisor:
         os.close(theirs)
 
     def _collect(self) -> None:
-        """Reap whoever died; wait before a master is started again."""
+        """Reap dead children; wait before a master is started again."""
         self._reap()
         if self._master is None or self._master.returncode is None:
             return

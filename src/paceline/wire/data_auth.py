@@ -1,8 +1,8 @@
-"""Who may use a data plane: only processes that know the job's secret.
+"""Access to a data plane: only for processes that know the job's secret.
 
 On one host the socket lies in a directory of mode 0700, and PLAIN: a token that follows from the
 secret and the address. Between hosts CURVE: encrypted, with keys that follow from the secret; or,
-with encryption off, PLAIN again, whose token whoever listens to the network could repeat. ZAP,
+with encryption off, PLAIN again, whose token a listener on the network could repeat. ZAP,
 libzmq's protocol for asking, is answered from the server's own poll: it needs no thread. Peers that
 do not come as far as asking (no ZMTP, another CURVE key) show in libzmq's monitor of the socket.
 """

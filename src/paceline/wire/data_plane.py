@@ -52,7 +52,7 @@ BATCH = 64
 LINGER_MS = 200
 LOOPBACK_BYTES = 448 << 10
 """The kernel's buffers of a tcp connection to this machine: the larger ones that it would choose
-by itself outgrow the processor's caches. Between machines it shall choose."""
+on its own outgrow the processor's caches. Between machines the kernel chooses."""
 HEARTBEAT_MS = 2_000
 DEAD_AFTER_MS = 10_000
 RECONNECT_MS, RECONNECT_MAX_MS = 20, 1_000

@@ -108,7 +108,7 @@ class NodeLink:
         return 0.0 if self.connected else now_s - self._lost_at_s
 
     def reconnect(self) -> bool:
-        """Connect to whoever listens at the path now and say hello; never waits."""
+        """Connect to the listener at the path and say hello; never waits."""
         if self._socket is not None:
             return True
         fresh = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -77,9 +77,9 @@ class CheckpointSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Steps between cuts, where all train on one step at a time (mode bsp). Default none; with
     ``every_s`` as well, whichever is first."""
     share: Annotated[float, Meta(gt=0, le=1)] = 0.02
-    """Part of the job's time that cuts may take: with more there are fewer of them, also than
-    ``every_s`` or ``every_steps`` say, which is told once. Default 0.02, so that a model that is
-    slow to write does not eat the job."""
+    """Part of the job's time that cuts may take. If they cost more, there are fewer of them, also
+    than ``every_s`` or ``every_steps`` say; one event says so. Default 0.02, so that a model that
+    is slow to write does not eat the job."""
     keep: Annotated[int, Meta(ge=1, le=1_000)] = 2
     """Verified cuts kept on disk. Default 2: if the newest is damaged there is another."""
     dir: Annotated[str, Meta(examples=["checkpoints"])] | None = None
@@ -107,8 +107,8 @@ class RestartSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Relaunches of the whole job within ``window_s`` before it is given up. Default 10; 0: the
     first loss ends it."""
     window_s: Annotated[PositiveSeconds, Meta(examples=["1h"])] | None = 3600.0
-    """A relaunch counts for so long. Default 1 h: what goes wrong now and then does not end a long
-    job; a master that is started again counts anew. None: for good, as with ``--max-restarts``."""
+    """How long a relaunch counts. Default 1 h: rare failures do not end a long job. A restarted
+    master begins to count again. None: for good, as with ``--max-restarts``."""
     backoff_s: Seconds = 0.5
     """Wait before the second relaunch of a node in a row (the first is at once); doubles each
     time. Default 0.5."""
@@ -204,18 +204,18 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Who holds the model. Default ps: parameter servers, which split it among them. allreduce:
     every worker holds all of it; there are no servers, and steps are those of mode bsp. fsdp: every
     worker holds a shard of it, as torch's ``fully_shard`` divides it; after a failure all restart
-    together. script: the script sees to it, as under torchrun; workers start, and after a failure
+    together. script: the script holds it, as under torchrun; workers start, and after a failure
     restart, together."""
     mode: Mode = "bsp"
-    """Default bsp: every step is one exact global batch, whoever computes it. asp: nobody waits.
+    """Default bsp: every step is one exact global batch, however divided. asp: no worker waits.
     ssp: the fastest worker is at most ``staleness`` steps ahead of the slowest."""
     staleness: Annotated[int, Meta(ge=0, le=1_000_000)] = 3
     """Steps, in mode ssp only (elsewhere setting it is an error). Default 3."""
     samples: Samples = "exactly-once"
     """What holds for each sample whatever dies. Default exactly-once; bsp offers nothing else."""
     solution: Annotated[str, Meta(description="the name of a solution")] = "auto"
-    """Policy against stragglers. Default auto: paceline's own; with none nobody acts on them, and
-    equal runs of mode bsp sum in equal order."""
+    """Policy against stragglers. Default auto: paceline's own. none: no action, and equal runs of
+    mode bsp sum in equal order."""
     solution_args: dict[str, str] = {}
     """Its parameters, by name. Default none: its own defaults."""
     decide_every_s: PositiveSeconds | None = None
@@ -226,17 +226,17 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     workers: NodeSpec = NodeSpec()
     """Nodes that run the script. Default 1."""
     min_workers: Count = 1
-    """Strategy allreduce: with fewer workers nobody trains. Default 1."""
+    """Strategy allreduce: with fewer workers, none trains. Default 1."""
     max_workers: Count | None = None
-    """Not with strategy script: to more workers the job is not scaled, and none joins. Default
-    none; with ``deterministic`` it is ``blocks`` at most, since others had nothing to do."""
+    """The most workers that a job is scaled to, or that join; not with strategy script. Default
+    none; with ``deterministic`` it is ``blocks`` at most: more would have nothing to do."""
     servers: NodeSpec = NodeSpec()
     """Nodes that hold the model. Default 1; there are none with strategies allreduce and fsdp."""
     deterministic: bool = False
-    """Strategy allreduce: whether the model is the same bit for bit whoever dies, joins, or
-    computes how much. On servers in mode bsp: whether it is the same but for the last bits of
-    sums, also with dropout and augmentation. Default false: sums, and what is drawn for a sample,
-    follow who takes part."""
+    """Strategy allreduce: whether the model is the same bit for bit, whichever workers die or join
+    and however steps are divided. On servers in mode bsp: whether it is the same up to the last
+    bits of sums, also with dropout and augmentation. Default false: sums, and what is drawn for a
+    sample, depend on the workers that take part."""
     blocks: Count = 16
     """Parts of each step with ``deterministic``, each a batch of its own: the most workers that
     have something to do. Default 16; another number gives other results."""

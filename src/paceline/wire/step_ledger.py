@@ -78,7 +78,7 @@ class LedgerPage(NamedTuple):
     records: tuple[StepRecord, ...]
     """Steps since the previous read, oldest first; those overwritten meanwhile are missing."""
     mark_s: float
-    """Since when (monotonic clock) it computes a step all by itself; negative: since when it waits
+    """Since when (monotonic clock) it computes a step alone; negative: since when it waits
     for others; 0: neither."""
     step: int = 0
     """That it is at; 0: it has begun none, or has no steps."""

@@ -4,9 +4,9 @@ Every node is held against the others of its job, which run the same script: no 
 hardware should do. Pure.
 
 Reference: FALCON (arXiv:2410.12588), validation by matrix products and transfers between pairs;
-DLRover's node check, which pairs nodes anew for a second round.
-Differs: of all nodes, before the first step; pairs by the circle method, so many that a slow link
-is told from a slow node; the time of threads that wait for a core is kept apart.
+DLRover's node check, which pairs nodes again for a second round.
+Differs: of all nodes, before the first step; pairs by the circle method, so many that slow links
+and slow nodes can be told apart; the time of threads that wait for a core is kept apart.
 """
 
 import math
@@ -21,10 +21,10 @@ from paceline.wire.events.checks import SlowLinkEvent, SlowNodeEvent, SlowPart, 
 from paceline.wire.messages.checks import NodeSpeed
 
 SLOW = 0.7
-"""Of the others' median: slower is told. Nodes of one kind differ by less."""
+"""A node below this part of the others' median is slow. Nodes of one kind differ by less."""
 STARVED = 0.45
-"""The same of the time that threads ran: who shares a core with one other, as the scheduler happens
-to place them, still has half of it."""
+"""The same for the time that threads ran: a node that happens to share a core with one other still
+has half of it."""
 RTT_NOISE_S = 0.01
 """A round trip that is no longer than this above the median says nothing: who shares cores with
 others waits for its turn."""
@@ -40,10 +40,11 @@ class Slow(msgspec.Struct, frozen=True):
 
 
 def pair_up(size: int) -> list[list[tuple[int, int]]]:
-    """Who is paired with whom: rounds of pairs, the lower rank first, all different.
+    """Return rounds of pairs, the lower rank first, all pairs different.
 
-    So many rounds that everyone meets all others in a group of up to four, and 1 + log2(size)
-    others in a larger one (of an odd number, one less for who is left over in one of them).
+    There are so many rounds that each rank meets all others in a group of up to four, and
+    1 + log2(size) others in a larger one. Of an odd number, a rank that is left over in a round
+    meets one less.
     """
     if size < 2:
         return []
@@ -60,13 +61,13 @@ def pair_up(size: int) -> list[list[tuple[int, int]]]:
 
 
 def find_slow(speeds: Mapping[str, NodeSpeed]) -> list[Slow]:
-    """Who is slow, held against all that were measured; with a single node nobody is."""
+    """Find the slow nodes and links among all that were measured; a single node is never slow."""
     if len(speeds) < 2:
         return []
     cpu = _short_of_cpu(speeds)
     matmul = {name: one.matmul_flops for name, one in speeds.items()}
     memory = {name: one.copy_bytes_per_s for name, one in speeds.items()}
-    # Who waits for a core is slow to send as well: that says nothing about the network.
+    # A node that waits for a core is slow to send as well: that says nothing about the network.
     fed = {name: one for name, one in speeds.items() if one.cpu_share >= SLOW}
     return [*cpu, *_below("matmul", matmul), *_below("memory", memory), *_slow_links(fed)]
 
@@ -81,7 +82,7 @@ def _below(what: SlowPart, values: Mapping[str, float], limit: float = SLOW) -> 
 
 
 def _short_of_cpu(speeds: Mapping[str, NodeSpeed]) -> list[Slow]:
-    """By its quota, which is certain; else by what its threads got, which is not."""
+    """Find nodes that are short of cpu: by quota, which is certain, else by what threads got."""
     allowed = {name: _allowed(one) for name, one in speeds.items()}
     limited = _below("cpu quota", allowed)
     known = {name for one in limited for name in one.nodes}

@@ -182,7 +182,7 @@ class ChangePoints:
         return 0 if self._candidate is None else self._segment - self._candidate
 
     def rescale(self, level: float) -> None:
-        """Begin anew about another level, for a reason that is known: this is no change."""
+        """Begin again about another level, for a known reason: this is no change."""
         self._healthy = None
         self._slow = False
         if self._runs is not None:

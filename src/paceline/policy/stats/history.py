@@ -13,7 +13,7 @@ __all__ = ["PAPER", "Lengths", "NodeHistory", "ProfiledTimes", "WindowMeans"]
 
 
 class Lengths(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Of the two sliding windows; each ends at whichever of its two limits is reached first."""
+    """The lengths of the two sliding windows; each ends at the first of its two limits."""
 
     short_iterations: int | None = 100
     """L_trans; None: not counted in iterations."""
@@ -75,7 +75,7 @@ class NodeHistory:
 
     @property
     def profile(self) -> tuple[ProfiledTimes, ...]:
-        """Of this life, by batch size, ascending."""
+        """The profile of this life, by batch size, ascending."""
         return tuple(self._profile[size] for size in sorted(self._profile))
 
     def restart(self) -> None:

@@ -16,7 +16,7 @@ from paceline.policy.stats.changes import ChangePoints
 from paceline.policy.stats.windows import WindowMeans
 
 _THRESHOLD = 0.05
-"""Least change of a node's time that is told from noise."""
+"""Least change of a node's time that counts as more than noise."""
 SAME_SIZE = 0.02
 """Batch sizes closer than this are one."""
 _MAX_POINTS = 8
@@ -345,15 +345,15 @@ class _Points:
         return float(slopes_s[0])
 
     def lateness(self, report: WindowMeans) -> float:
-        """Of its longest iteration: the time over the expected one."""
+        """The time of its longest iteration over the expected one."""
         return (report.compute_max_s or _time_s(report)) / self._expected_s(report)
 
     def ratio(self, report: WindowMeans) -> float:
-        """Of its mean time to the expected one."""
+        """The ratio of its mean time to the expected one."""
         return _time_s(report) / self._expected_s(report)
 
     def _expected_s(self, report: WindowMeans) -> float:
-        """Of an iteration at its size; its own mean as far as that leaves it open."""
+        """The time expected at its size; its own mean as far as that leaves it open."""
         for group in self._groups:
             if abs(report.samples - group.size) <= SAME_SIZE * group.size:
                 return group.time_s
@@ -362,7 +362,7 @@ class _Points:
 
 
 class _Scatter:
-    """Of single iterations over their mean, by the differences between reports."""
+    """The scatter of single iterations over their mean, by the differences between reports."""
 
     def __init__(self) -> None:
         self._differences: deque[float] = deque(maxlen=_RECENT)

@@ -34,7 +34,7 @@ class LifeTable(msgspec.Struct, frozen=True, array_like=True):
 
         Args:
             seconds: that it has lasted.
-            over: it ended by itself; else only that it lasted so long is known.
+            over: it ended on its own; else only that it lasted so long is known.
         """
         last = _interval(seconds)
         reached, ended = list(self.reached), list(self.ended)
@@ -81,7 +81,7 @@ class LifeTable(msgspec.Struct, frozen=True, array_like=True):
         return left
 
     def _power(self, interval: int, prior: Sequence[float]) -> float:
-        """Of the age, that the part of spells that are left falls with."""
+        """The power of the age with which the part of spells that are left falls."""
         ends = self.ended[interval] + prior[0]
         return -math.log2(1.0 - ends / (self.reached[interval] + sum(prior)))
 
@@ -94,7 +94,7 @@ def _interval(seconds: float) -> int:
 
 
 def _integral_s(at_s: float, lower_s: float, upper_s: float, power: float) -> float:
-    """Of (t / at) ** -power between two times."""
+    """Integrate (t / at) ** -power between two times."""
     if abs(power - 1.0) < 1e-9:
         return at_s * math.log(upper_s / lower_s)
     rest = 1.0 - power

@@ -20,14 +20,14 @@ class Action(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Share(msgspec.Struct, frozen=True, array_like=True):
-    """Of a worker: B_i, samples of a batch, and C_i, batches of a step."""
+    """A worker's share: B_i, samples of a batch, and C_i, batches of a step."""
 
     batch_size: int
     accumulation: int = 1
 
     @property
     def num_samples(self) -> int:
-        """Of its part of a step."""
+        """Samples of its part of a step."""
         return self.batch_size * self.accumulation
 
 
@@ -72,8 +72,8 @@ class AdjustRate(Action, frozen=True):
 
     factors: dict[str, float]
     by_staleness: bool = True
-    """Whoever has none gets 1 / (1 + staleness): the updates since its parameters were pulled.
-    False: gets 1; without factors that ends it."""
+    """A worker without a factor gets 1 / (1 + staleness): the updates since it pulled parameters.
+    False: it gets 1; without factors that ends the action."""
 
 
 class KillRestart(Action, frozen=True):

@@ -52,7 +52,7 @@ _LEAST_SHORT_S = 0.1
 
 
 def in_force(seen: Observation) -> Patience:
-    """As the last actions have set it."""
+    """Return the patience that the last actions have set."""
     if seen.backup:
         largest = sorted(each.batch_size * each.accumulation for each in seen.workers)
         return Patience(left_out=sum(largest[-seen.backup :]))
@@ -107,11 +107,11 @@ class StepModel:
 
     @property
     def present_s(self) -> float:
-        """Of the plan in force."""
+        """The time of a step with the plan in force."""
         return self._present.step_s
 
     def level_s(self) -> float:
-        """Of the slowest that is waited for, work being divided as well as can be."""
+        """The time of the slowest worker that is waited for, with the best division of work."""
         return self._levelled(self._fleet)[2]
 
     def best(self, min_gain: float, worth_s: float) -> Shares:
@@ -258,7 +258,7 @@ class StepModel:
         return found
 
     def _without_s(self, worker: int) -> float:
-        """Of a step whose samples the others compute, as a fluid."""
+        """The time of a step whose samples the others compute, as a fluid."""
         others = np.arange(len(self._seen.workers)) != worker
         if not others.any():
             return math.inf
@@ -312,7 +312,7 @@ class StepModel:
 
 
 def _messages_s(seen: Observation) -> tuple[float, float]:
-    """Of one contribution more of a step, and of what follows the last one."""
+    """The time of messages of one contribution more, and of what follows the last one."""
     paces = [worker.short for worker in seen.workers if worker.short is not None]
     if not paces:
         return 0.0, 0.0

@@ -144,7 +144,7 @@ class Fleet:
         )
 
     def times_s(self, shares: Ints | Floats) -> Floats:
-        """Of a step with these shares."""
+        """The times of a step with these shares."""
         return self.delays_s + self.slopes_s * shares
 
 
@@ -194,7 +194,7 @@ def _changed_just_now(workers: Sequence[WorkerSeen]) -> Bools:
 
 
 def _deviation(regime: Regime, scatter: float, drift: float) -> float:
-    """Of the mean of a regime."""
+    """The deviation of the mean of a regime."""
     recent = max(sum(point.recent for point in regime.points), 1.0)
     span_s = sum(each.span_s for each in regime.trail)
     stretches = recent * span_s / max(sum(each.iterations for each in regime.trail), 1)

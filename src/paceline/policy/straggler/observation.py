@@ -85,7 +85,7 @@ class RestartCost(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def latency_s(self) -> float:
-        """From the kill until the new process does its share."""
+        """Seconds from the kill until the new process does its share."""
         return self.pending_s + self.start_s + self.rebuild_s + self.restore_s
 
     @property

@@ -37,7 +37,7 @@ BUILT_IN: Mapping[str, type[Solution]] = {
 
 
 def names() -> list[str]:
-    """Of all solutions there are."""
+    """Return the names of all solutions."""
     return sorted({*BUILT_IN, *importlib.metadata.entry_points(group=GROUP).names})
 
 
@@ -88,7 +88,7 @@ def _installed(name: str) -> type[Solution]:
     for entry in importlib.metadata.entry_points(group=GROUP, name=name):
         try:
             kind = entry.load()
-        except Exception as failed:  # whoever wrote the module: it runs here
+        except Exception as failed:  # of any kind: the module's code runs here
             raise ConfigError(
                 f"solution {name}: {entry.value} cannot be loaded: {failed}; install or mend the "
                 "package that declares it"

@@ -9,8 +9,8 @@ job and of earlier ones on the same backend: each counts for a cure as far as th
 not have healed without it.
 
 Reference: AntDT section V-E-2 (the five parts of a restart); FALCON section 4.2 (ski rental).
-Differs: AntDT restarts whoever is slow over a window of fixed length. Here the restart's cost is
-measured in this job, the platform's pending time is part of it, and it counts what the job loses
+Differs: AntDT restarts a node that is slow over a window of fixed length. Here the cost is measured
+in this job, the platform's pending time is part of it, and it counts what the job loses
 by it, not what the node does: the other workers do its share meanwhile. Where it does not cure, all
 wait for the new process, which has an even share at first, until that is seen: a part of the price.
 """
@@ -75,7 +75,7 @@ class Candidate:
 
 
 def latency_s(seen: Observation, cost: RestartCost) -> float:
-    """From the kill until the new process does its share."""
+    """Seconds from the kill until the new process does its share."""
     pending_s = cost.pending_s if seen.pending_s is None else seen.pending_s
     return pending_s + cost.latency_s - cost.pending_s
 

@@ -93,7 +93,7 @@ def _greedy(delays_s: Floats, slopes_s: Floats, shares: Ints, most: Ints, left: 
         after_s = np.where(shares < most, delays_s + slopes_s * (shares + 1), np.inf)
         give = min(left, int((after_s < np.inf).sum()))
         first = np.argsort(after_s, kind="stable")[:give]
-        # Whoever is given one may be next again before the last of these.
+        # A worker that gets one may be next again before the last of these.
         again_s = (after_s[first] + slopes_s[first]).min()
         turn = first[after_s[first] <= again_s]
         shares[turn] += 1
@@ -117,14 +117,14 @@ class HardwareClass(msgspec.Struct, frozen=True, kw_only=True):
     largest: int
     """What fits into memory."""
     beside_s: float = 0.0
-    """What a step costs beside its batches."""
+    """What a step costs in addition to its batches."""
 
     def time_s(self, batch_size: int) -> float:
-        """Of one batch."""
+        """The time of one batch."""
         return float(np.interp(batch_size, self.sizes, self.times_s))
 
     def step_s(self, share: Share) -> float:
-        """Of a step by these batches; infinite where they are not allowed."""
+        """The time of a step with these batches; infinite where they are not allowed."""
         if not self.smallest <= share.batch_size <= self.largest:
             return math.inf
         return share.accumulation * self.time_s(share.batch_size) + self.beside_s

@@ -16,7 +16,8 @@ FIRST_S = 1.0
 """Until the first cut: nobody knows what one costs."""
 LEAST_S = 1.0
 TOLD_BELOW = 0.9
-"""A cut that is asked for in less than this part of the time between cuts is told to come later."""
+"""A cut that is asked for in less than this part of the time between cuts comes later; one event
+says so."""
 PRIOR_S = 3 * 3600.0
 """A failure in so long is what is expected before one was seen."""
 
@@ -32,7 +33,7 @@ def young_daly_s(cost_s: float, failures_s: float) -> float:
 
 
 class Cadence:
-    """Of one master's life: what it did not see of the job it does not count."""
+    """The cadence in one master's life: it does not count what it did not see of the job."""
 
     def __init__(self, spec: CheckpointSpec) -> None:
         self._spec = spec
@@ -41,7 +42,7 @@ class Cadence:
         self._cost_s: float | None = None
         self._num_costs = 0
         self._num_failures = 0
-        #: A cut that the user has asked for was put off, and that it was is told.
+        #: A cut that the user asked for was put off, and the event that says so was written.
         self._put_off = self._told = False
 
     def cost(self, cost_s: float) -> None:

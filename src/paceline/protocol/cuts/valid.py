@@ -30,7 +30,7 @@ class CutWanted(msgspec.Struct, frozen=True):
 
 
 class Cuts:
-    """Of one job; at most one is on its way."""
+    """The cuts of one job; at most one is on its way."""
 
     def __init__(self) -> None:
         # Durable: changed by records only.

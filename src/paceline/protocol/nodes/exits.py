@@ -44,7 +44,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     any_committed: bool = True
     """Whether any sample of the job is known to be in the model."""
     by_itself: bool = False
-    """A script that trains by itself, of which no more than its end is known."""
+    """A script that trains on its own, of which no more than its end is known."""
     previous: tuple[str, int] | None = None
     """How, and at which step, this node's life before this one ended: its `Judged.sign`."""
     repeats: int = 0
@@ -194,7 +194,7 @@ def _lost_loader(evidence: Evidence) -> bool:
 def _any_trained(evidence: Evidence) -> bool:
     """Whether a step was done; the error may be heard of before the word that it is in the model.
 
-    What a script has trained by itself is not known.
+    What a script has trained on its own is not known.
     """
     error = evidence.error
     return evidence.any_committed or evidence.by_itself or (error is not None and error.step > 1)
@@ -346,7 +346,7 @@ RULES: tuple[ExitRule, ...] = (
     ExitRule(
         "terminated from outside",
         Verdict.PREEMPTED,
-        # A script by itself may have sent it to itself: as under torchrun it counts.
+        # With strategy script, the script may have sent it to itself: as under torchrun it counts.
         lambda e: _signal(e) == signal.SIGTERM and not e.by_itself,
         lambda e: f"{_signalled(e)} from outside the job",
     ),

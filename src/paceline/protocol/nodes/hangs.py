@@ -1,10 +1,10 @@
 """Which process hangs, by what the agents say of all of them. Pure.
 
-A member of a group that hangs makes all others wait, so a slow step alone says nothing: one is
-taken to hang when it has been in its part of a step for longer than the bound while every other one
-waits. Outside of a step, as where it hands its state over or takes over another's, one that says
-nothing is; so are a worker beside servers, and a server. Each has a thread that speaks at least
-once per second, unless it is stopped, or waits with its lock held.
+A member of a group that hangs makes all others wait, so a slow step alone says nothing. A member is
+treated as hung when every other one waits, and it has been in its part of a step for longer than
+the bound. Outside of a step (where it hands over its state or takes over another's) a silent member
+is treated as hung; so are a silent worker of a job with servers, and a silent server. Each has a
+thread that speaks at least once per second, unless it is stopped, or waits with its lock held.
 """
 
 from collections.abc import Collection, Mapping
@@ -19,7 +19,7 @@ the time for which that one waits for them (`TOGETHER_S` of its client)."""
 
 
 class Hang(msgspec.Struct, frozen=True):
-    """Nobody gets on. ``nodes``: who is waited for; none: all wait, what connects them is cut."""
+    """A group without progress. ``nodes``: those that all wait for; none: their links are cut."""
 
     nodes: tuple[str, ...]
     since_s: float
@@ -28,7 +28,7 @@ class Hang(msgspec.Struct, frozen=True):
 
 
 def find_hang(members: Mapping[str, NodeFacts], bound_s: float) -> Hang | None:
-    """Whom all others wait for.
+    """Find the members that all others wait for.
 
     Args:
         members: node -> its newest report.
@@ -59,6 +59,6 @@ def find_left_alone(
 
 
 def find_silent(members: Mapping[str, NodeFacts], bound_s: float) -> Hang | None:
-    """Who neither speaks nor works; others need not wait for that to be wrong."""
+    """Find the processes that neither speak nor work, whether or not others wait for them."""
     silent = {name: one.silent_s for name, one in members.items() if one.silent_s > bound_s}
     return Hang(tuple(sorted(silent)), max(silent.values()), silent=True) if silent else None

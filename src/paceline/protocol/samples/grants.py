@@ -74,15 +74,15 @@ class Deal:
 
     @cached_property
     def _undecided(self) -> Slice:
-        """What the undecided step consists of, by whoever of worker and ledger knows more."""
+        """What the undecided step consists of; worker or ledger says it, whichever knows more."""
         known = self._message.slice if self._message.step > self._step else ()
         return known or self._plans.undecided()
 
     def _urgent(self) -> tuple[int, int]:
-        """Of what others left of its step: as much as the worker usually computes, at least one.
+        """How much to take of what others left of its step: as much as usual, at least one sample.
 
-        And what the step may lack: whoever is late with that had better join it, and a helper would
-        be late for the next step.
+        And what the step may lack: a worker that is late with that had better join it, and a
+        helper would be late for the next step.
         """
         whole, batch_size = self._undecided, self._feed.batch_size
         plan = self._plans.at(self._plans.place(whole))

@@ -49,13 +49,12 @@ class StepLeases(Leases):
         return self.want(wanted) if wanted is not None else []
 
     def feed_opened(self, message: FeedOpened) -> None:
-        """See `Leases.feed_opened`; of a newer feed to train on the slice is to be asked for."""
+        """Take in an open feed; the slice of a newer feed to train on must be asked for."""
         if message.feed.feed not in self.feeds and message.feed.purpose == "train":
             self.slice = None
         super().feed_opened(message)
 
     def grant(self, message: Grant) -> bool:
-        """See `Leases.grant`."""
         if not super().grant(message):
             return False
         if self.feeds[message.feed].purpose == "train":
@@ -120,7 +119,6 @@ class StepLeases(Leases):
         return late.spans()
 
     def place_of(self, feed: int) -> tuple[int, Slice]:
-        """See `Leases.place_of`."""
         return self.step + 1 if self.synchronous else 0, self._slice(feed) or ()
 
     def _starves(self, feed: int) -> bool:
@@ -159,14 +157,13 @@ class StepLeases(Leases):
     # ------------------------------------------------------------------ work
 
     def take(self, feed: int, count: int) -> tuple[Span, ...]:
-        """See `Leases.take`; of steps: only samples of the undecided one's slice."""
+        """Take samples; of steps only those of the undecided one's slice."""
         spans = super().take(feed, count)
         if self._slice(feed):
             self.taken.update(spans)
         return spans
 
     def put_back(self, feed: int, spans: tuple[Span, ...]) -> None:
-        """See `Leases.put_back`."""
         self.taken.subtract(spans)
         super().put_back(feed, spans)
         self._add(feed, ())

@@ -1,6 +1,6 @@
 """A cut put together: the model as the script knows it, by the names of its ``state_dict()``.
 
-For whoever wants the model without the job. What is read are the arrays of verified files
+For a model without its job. What is read are the arrays of verified files
 (`cutfile.read_cut`). Never imports torch.
 """
 

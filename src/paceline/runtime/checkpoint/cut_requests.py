@@ -6,7 +6,7 @@ from paceline.wire.messages.node import AskCut, CutMade
 
 
 class CutAsker:
-    """Of one process. The newest wish stands for those before it."""
+    """The cuts that one process asks for. The newest wish stands for those before it."""
 
     def __init__(self, inc: int) -> None:
         self._inc = inc

@@ -1,8 +1,8 @@
-"""A process's cuts: copied into memory, and handed to who keeps them.
+"""A process's cuts: copied into memory, and handed to their keeper.
 
 Training waits for one copy of the state at most. It lies in a file in memory, which outlives the
 process, and the node's agent keeps it (`wire.cut_keeping`); where there is no room for such a file,
-or none is wanted, in memory of the process, which then keeps it by itself.
+or none is wanted, in memory of the process, which then keeps it on its own.
 """
 
 import math

@@ -80,14 +80,12 @@ class StreamGrowth:
         self._thread.join(CLOSE_TIMEOUT_S)
 
     def look(self) -> tuple[Mapping[str, int], bool]:
-        """See `Growth.look`."""
         with self._changed:
             if self._error is not None:
                 raise self._error
             return dict(self._ends), self._finished
 
     def wait(self) -> None:
-        """See `Growth.wait`."""
         with self._changed:
             if self._error is None and not self._finished:
                 self._changed.wait(LOOK_EVERY_S)
@@ -140,11 +138,9 @@ class CountGrowth:
         """The counting belongs to the dataset: it may be read again."""
 
     def look(self) -> tuple[Mapping[str, int], bool]:
-        """See `Growth.look`."""
         known, is_final = self._dataset.num_known()
         self._readable = known if is_final else known - known % self._window_size
         return {"": self._readable}, is_final
 
     def wait(self) -> None:
-        """See `Growth.wait`."""
         self._dataset.wait_known(self._readable + self._window_size)

@@ -19,7 +19,7 @@ from paceline.runtime.data.order import EpochOrder
 
 
 class InlineLoader:
-    """As `Loader` without loader processes; nothing is made ahead."""
+    """A loader without loader processes; nothing is made ahead."""
 
     def __init__(
         self,
@@ -37,13 +37,12 @@ class InlineLoader:
         self._closed = False
 
     def submit(self, tag: Any, ranges: Ranges) -> None:
-        """See `Loader.submit`."""
         if self._closed:
             raise InternalError(f"batch {tag} was submitted to a closed loader")
         self._waiting.append(Request(NOT_ASKED, tag, tuple(ranges), self.order))
 
     def get(self, timeout_s: float | None = None) -> tuple[Any, Any]:
-        """See `Loader.get`; reads the batch, however long that takes."""
+        """Read the batch, however long that takes."""
         if self._closed:
             raise InternalError("a batch was asked of a closed loader")
         request = self._waiting.popleft()
@@ -55,7 +54,6 @@ class InlineLoader:
         return request.tag, pinned(batch) if self._pin else batch
 
     def clear(self, keep: int = 0) -> None:
-        """See `Loader.clear`."""
         while len(self._waiting) > keep:
             self._waiting.pop()
 

@@ -146,7 +146,7 @@ class Loader:
         self._requests.close()
         self._room.put(None)
         if self._thread is threading.current_thread():
-            return  # collected as garbage here: it ends by itself
+            return  # collected as garbage here: it ends on its own
         self._thread.join(CLOSE_TIMEOUT_S)
         if self._thread.is_alive():
             raise PermanentError(
@@ -166,7 +166,7 @@ class Loader:
 
     def _drive(self) -> None:
         self._room.get()
-        # Asked anew after each idle turn: the request may have been cleared meanwhile.
+        # Asked again after each idle turn: the request may have been cleared meanwhile.
         while self._requests.wait():
             batch, error = None, None
             try:

@@ -21,7 +21,6 @@ class Dealing:
         self._last_step = 0
 
     def open_feed(self, feed: Feed, growth: Growth | None = None) -> Feed:
-        """See `Strategy.open_feed`."""
         if feed.purpose == "train":
             feed = msgspec.structs.replace(feed, first_step=self._last_step)
             self._last_step = feed.last_step
@@ -29,7 +28,6 @@ class Dealing:
         return feed
 
     def source_line(self, line: int) -> SourceLine:
-        """See `Strategy.source_line`."""
         return self._to_do[feed_of(line)].source_line(line)
 
     def next_work(self, feed: int) -> Work | None:

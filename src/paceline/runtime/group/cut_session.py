@@ -1,4 +1,4 @@
-"""The cuts that a member makes: copied beside its work, kept by the checkpoint's writer.
+"""The cuts that a member makes: copied during its work, kept by the checkpoint's writer.
 
 What a step computes on does not change between one update and the next, so a cut of the step
 before is copied meanwhile; the update waits for the rest of it (docs/protocols/integrity.md,
@@ -142,11 +142,9 @@ class Keeper:
 
     @property
     def is_delayed(self) -> bool:
-        """See `CutWriter.is_delayed`."""
         return self._writer.is_delayed
 
     def kept(self, message: CutKept) -> None:
-        """See `CutWriter.kept`."""
         self._writer.kept(message)
 
     def said(self) -> list[Copied | KeepCut | CutDelayed]:

@@ -1,4 +1,4 @@
-"""One group of workers that can average tensors: torch's process groups, made anew at each change.
+"""One group of workers that can average tensors: torch's process groups, made at each change.
 
 What its members tell each other goes over gloo, and so do tensors in memory. Those on a device go
 from one device to another where that can be (`transports`). Who waits for an operation looks

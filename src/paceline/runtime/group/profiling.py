@@ -1,7 +1,7 @@
 """Batches that are timed and not applied (`Profile`): which ones are due, and what they took.
 
 Pure. The loop computes them before its own part of a step, with weight 0: the script's forward and
-backward run as ever, nothing of them is summed, and no optimizer steps. What is measured is kept
+backward run as usual, nothing of them is summed, and no optimizer steps. What is measured is kept
 for the life of the process, so an order that comes again is answered again.
 """
 
@@ -17,7 +17,7 @@ to 100 ms at a time: a few batches that take less are throttled, or not, by chan
 
 
 class MemberProfiling:
-    """Of one member."""
+    """The profiled batches of one member."""
 
     def __init__(self, inc: int) -> None:
         self._inc = inc

@@ -58,12 +58,12 @@ class Bucket:
         self._marks = self.flat[start:]
 
     def begin(self) -> None:
-        """For the next step."""
+        """Prepare for the next step."""
         self.sum = None
         self._has = [0.0] * len(self.params)
 
     def expect(self) -> None:
-        """For the next batch."""
+        """Prepare for the next batch."""
         self._missing = set(range(len(self.params)))
 
     @property
@@ -241,7 +241,7 @@ class Reducer:
             bucket.take(self._part)
             try:
                 bucket.launch(group)
-            except BREAKING:  # as `flush` is told in its turn
+            except BREAKING:  # as `flush` hears in its turn
                 if not only_full:
                     raise
                 return

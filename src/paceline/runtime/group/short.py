@@ -1,9 +1,9 @@
-"""Short steps: whoever is late hands in what it has, so that the others need not wait for it.
+"""Short steps: a late member hands in what it has, so that the others need not wait for it.
 
-A member that has computed its share says so to the others. Who has not, and hears that all that is
-missing may be missing (`Lacking`), hands in the batches that it has, or nothing, while the script
-still computes. Nobody decides for anybody else: what others still miss is at most what we know
-that they miss, so what a step lacks in the end is at most what it may lack.
+A member that has computed its share says so to the others. Another member, which has not, may hear
+that all that is missing may be missing (`Lacking`). It then hands in the batches that it has, or
+nothing, while the script still computes. Each member decides for itself: what others still miss is
+at most what we know that they miss, so a step lacks at most what it may lack.
 
 Reference: AntDT section V-E, Table II (BACKUP_WORKERS); on servers the leader decides the same.
 """
@@ -49,7 +49,7 @@ class Missing:
 
     @property
     def samples(self) -> int:
-        """Of us, and of all peers that are not known to have computed theirs."""
+        """Our samples, and those of all peers that are not known to have computed theirs."""
         return sum(self._shares.values())
 
     def due_s(self, now_s: float) -> float | None:
@@ -129,7 +129,7 @@ class ShortStep:
 
 
 class PeerSteps:
-    """Of which step each peer has computed its share, by its own word."""
+    """The step of which each peer has computed its share, by its own word."""
 
     def __init__(self) -> None:
         #: Incarnation -> newest.

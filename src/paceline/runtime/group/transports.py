@@ -1,9 +1,9 @@
 """Torch's process groups that a `Group` is made of: how each connects, is waited for, and ends.
 
 Gloo's groups cannot be aborted, and a member that is no neighbour of a dead one would wait for the
-whole timeout. So the sockets that a group opens are remembered, and shut down when it ends: whoever
-waits on them fails at once, here and at the peers. Two waits in gloo end in no such way: who
-connects may wait for a peer to come, five times as long as it was told to; and an operation that is
+whole timeout. So the sockets that a group opens are remembered, and shut down when it ends: threads
+that wait on them fail at once, here and at the peers. Two waits in gloo do not end in this way. A
+member that connects may wait for a peer five times as long as its timeout. An operation that is
 sending when its connection is shut down may be forgotten. So gloo connects, and is taken down, in
 threads that nobody waits for.
 
@@ -35,8 +35,8 @@ SOCKETS = "sockets"
 CONNECT_S = 10.0
 """A member that does not connect within this has a reason of which its agent will tell."""
 LONGEST_S = 24 * 3600.0
-"""Of one operation: whoever hangs is found by the master long before, and then the group is
-dropped; a member whose script takes long between two steps does not hang."""
+"""The timeout of one operation. The master finds a hung member long before and drops the group; a
+member whose script takes long between two steps does not hang."""
 BURIED_S = 1.0
 """After so long nobody is about to call a dropped group any more."""
 POLL_S = 0.0002
@@ -120,11 +120,11 @@ class Transport(ABC):
 
     @abstractmethod
     def _end(self, torch_group: Any) -> None:
-        """See `end`; once it was connected."""
+        """End a transport that was connected."""
 
 
 class Gloo(Transport):
-    """By sockets, for tensors in memory; those of a device it copies there and back."""
+    """Sums over sockets, for tensors in memory; those of a device it copies there and back."""
 
     def __init__(self, store: PeerStore, rank: int, size: int, device: torch.device) -> None:
         super().__init__(store, rank, size, device)
@@ -132,7 +132,7 @@ class Gloo(Transport):
 
     @property
     def place(self) -> int:
-        """See `Transport.place`: of no device."""
+        """0: gloo has no device."""
         return 0
 
     def _connect(self, host: str) -> Any:
@@ -150,12 +150,10 @@ class Gloo(Transport):
         return built
 
     def pause(self, work: Any, limit_s: float) -> None:
-        """See `Transport.pause`."""
         with suppress(RuntimeError):  # not yet; or it has failed, as `result` tells
             work.wait(timedelta(seconds=limit_s))
 
     def result(self, work: Any) -> None:
-        """See `Transport.result`."""
         work.wait()
 
     def _end(self, torch_group: Any) -> None:
@@ -168,7 +166,7 @@ class Gloo(Transport):
 
 
 class Nccl(Transport):
-    """From device to device."""
+    """Sums from device to device."""
 
     def __init__(self, store: PeerStore, rank: int, size: int, device: torch.device) -> None:
         super().__init__(store, rank, size, device)
@@ -178,7 +176,7 @@ class Nccl(Transport):
 
     @property
     def place(self) -> int:
-        """See `Transport.place`: NCCL refuses two members on one device."""
+        """A number of our GPU: NCCL refuses two members on one device."""
         if not hasattr(c10d, "ProcessGroupNCCL"):
             return 0
         uuid = str(torch.cuda.get_device_properties(self._device).uuid)
@@ -197,19 +195,18 @@ class Nccl(Transport):
         return built
 
     def begin(self, act: Callable[[Any], Any]) -> Any:
-        """See `Transport.begin`."""
         work = super().begin(act)
         self._works.append(work)
         return work
 
     def pause(self, work: Any, limit_s: float) -> None:
-        """See `Transport.pause`; torch's ``wait`` would have the device wait, not us."""
+        """Pause here: torch's ``wait`` would have the device wait, not us."""
         deadline_s = time.monotonic() + limit_s
         while not work.is_completed() and time.monotonic() < deadline_s:
             time.sleep(POLL_S)  # noqa: TID251
 
     def result(self, work: Any) -> None:
-        """See `Transport.result`; torch's ``wait`` would abort what has failed, and wait for it."""
+        """Raise here: torch's ``wait`` would abort what has failed, and wait for it."""
         with suppress(ValueError):  # told before
             self._works.remove(work)
         told, kinds = work.get_future_result(), c10d.WorkResult  # type: ignore[attr-defined]
@@ -240,7 +237,7 @@ def keep_to_network(spec: JobSpec, variable: str, exactly: str = "") -> None:
 
     Args:
         spec: of the job.
-        variable: of the environment, by which the library is told an interface.
+        variable: of the environment, from which the library takes an interface.
         exactly: what stands before a name that is meant whole.
     """
     if variable not in spec.env:

@@ -1,7 +1,7 @@
 """One parameter server: sockets, tensors and cut files around the pure `ServerState`.
 
 One thread does everything in the order of messages; only the copying of a cut (`Aside`) and what
-becomes of it (`CutWriter`) run beside it. Never imports torch.
+becomes of it (`CutWriter`) run at the same time. Never imports torch.
 """
 
 import logging
@@ -130,7 +130,7 @@ class ServerProcess:
         self.asked: dict[int, WaitingPull] = {}
         #: Seconds spent on a worker's messages since its last pull was answered (T^s).
         self.handler_s: dict[int, float] = {}
-        #: Seconds spent on updates and answers, whoever's message they followed from.
+        #: Seconds spent on updates and answers, whichever worker's message caused them.
         self.aside_s = 0.0
         self.parting: tuple[Part, Sequence[memoryview]] | None = None
         self.resend_at_s = self.report_at_s = 0.0

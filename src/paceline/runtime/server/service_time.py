@@ -16,7 +16,7 @@ NOTE_S = 0.05
 
 
 class ServiceTime:
-    """Of one server thread, which waits for messages, then handles all that have arrived."""
+    """The service time of a server thread, which waits for messages, then handles all at once."""
 
     def __init__(
         self,

@@ -63,7 +63,7 @@ class Aside:
         self._over.wait()
 
     def pack(self, saved: Mapping[str, Array], image: Any) -> None:
-        """See `cutfile.pack`; of `saved` as it was when this was made."""
+        """Pack `saved` as it was when this object was made."""
         dense = {name for name in saved if not name.startswith("table.")}
         cutfile.pack(saved, image, dense)
         self._dense_copied.set()

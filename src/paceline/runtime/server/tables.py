@@ -114,7 +114,7 @@ class FixedTable:
                 slab[target : target + size] = saved[name][source : source + size]
 
     def piece(self, start: int, count: int) -> tuple[Int64s, Array, int | None]:
-        """See `Store.piece`; ``start`` is a row."""
+        """Return a piece; ``start`` is a row."""
         rows = slice(start, start + count)
         each = [np.arange(bucket, self.num_rows, NUM_BUCKETS) for bucket in self.buckets]
         ids = np.concatenate([np.empty(0, np.int64), *each])
@@ -157,7 +157,7 @@ class KeyIndex:
         return rows
 
     def keep(self, rows: Int64s) -> None:
-        """Drop all keys but those of ``rows`` (ascending), which are numbered anew."""
+        """Drop all keys but those of ``rows`` (ascending), and number these again."""
         kept = self.row_keys[rows]
         self._clear()  # deleting from open addressing is rebuilding
         self.insert(kept)
@@ -355,7 +355,7 @@ class DynamicTable:
         return mine.astype(np.bool_)
 
     def piece(self, start: int, count: int) -> tuple[Int64s, Array, int | None]:
-        """See `Store.piece`; ``start`` is a part of the hashes: evictions renumber rows."""
+        """Return a piece; ``start`` is a part of the hashes, since evictions renumber rows."""
         sizes = np.zeros(kernels.HASH_PARTS, np.int64)
         kernels.count_parts(self.index.keys, sizes)
         sizes[:start] = 0

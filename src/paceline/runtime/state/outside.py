@@ -17,7 +17,7 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class Outside:
-    """Of one process.
+    """The calls of schedulers between loops, in one process.
 
     Args:
         schedulers: changed in place: their ``step`` follows the job's.

@@ -23,7 +23,7 @@ class BestOther(NamedTuple):
 
 
 def best_others(results: Results) -> list[BestOther]:
-    """Of each job with `auto` and another method; the job where `auto` is worst comes first."""
+    """Return the best other method of each job; the job where `auto` is worst comes first."""
     found = []
     for scenario, mode in dict.fromkeys(row[:2] for row in results.rows()):
         methods = [row[2] for row in results.rows() if row[:2] == (scenario, mode)]
@@ -50,7 +50,7 @@ def best_others(results: Results) -> list[BestOther]:
 
 
 def markdown_best(results: Results) -> str:
-    """As a table; empty: there is nothing to compare."""
+    """Format a table; empty: there is nothing to compare."""
     rows = [
         (
             f"{one.scenario}, {one.mode}",

@@ -52,7 +52,7 @@ def diary(directory: Path, node: str, life: int) -> NDArray[np.float64]:
 
 
 def diaries(directory: Path, node: str) -> list[NDArray[np.float64]]:
-    """Of all lives of a node."""
+    """The diaries of all lives of a node."""
     lives = len(list(directory.glob(f"{node}.*")))
     return [diary(directory, node, life) for life in range(lives)]
 

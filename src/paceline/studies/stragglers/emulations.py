@@ -33,7 +33,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def share(self) -> float:
-        """Of messages in a step."""
+        """The share of messages in a step."""
         return self.message_s / self.step_s
 
 

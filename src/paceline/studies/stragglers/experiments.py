@@ -80,7 +80,7 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True):
         ]
 
     def _outside(self, name: str) -> Method:
-        """A solution that the preset does not run by itself."""
+        """Return a solution that the preset does not run on its own."""
         if name in names():
             solution(name)
             found = Method(label=name, solution=name)

@@ -49,7 +49,7 @@ def within(what: str, measured: float, off: float) -> Goal:
 
 
 def markdown_goals(goals: Sequence[Goal]) -> str:
-    """As a table; empty: there are none."""
+    """Format the goals as a table; empty: there are none."""
     if not goals:
         return ""
     rows = (

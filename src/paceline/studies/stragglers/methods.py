@@ -59,7 +59,7 @@ def solution_of(method: Method, scenario: Scenario) -> Solution:
 
 
 def lengths_of(method: Method, scenario: Scenario) -> Lengths:
-    """Of the monitor's windows: the default ones, or the paper's in the scenario's time."""
+    """Return the windows' lengths: the default, or the paper's in the scenario's time."""
     scale = scenario.time_scale
     if method.windows == "paper":
         return Lengths(

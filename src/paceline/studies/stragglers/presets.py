@@ -84,7 +84,7 @@ def paper_job(
 
 
 def recovery(scale: ScaleFactors = PAPER_SCALE) -> Recovery:
-    """Of a worker and of a server alike."""
+    """The recovery of a worker and of a server alike."""
     cost = RestartCost(
         start_s=RESTART.start_s * scale.job,
         rebuild_s=RESTART.rebuild_s * scale.job,

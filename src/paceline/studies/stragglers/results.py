@@ -52,12 +52,12 @@ class CallCosts(msgspec.Struct, frozen=True, kw_only=True):
     """What all workers wait when a global action takes effect."""
 
     def mean_share(self, runs: Sequence[Run]) -> tuple[float, float]:
-        """Of the JCT, the mean over runs: ledger and actions."""
+        """The mean share of the JCT over runs: ledger and actions."""
         ledger, actions = zip(*map(self.share, runs), strict=True)
         return statistics.mean(ledger), statistics.mean(actions)
 
     def share(self, run: Run) -> tuple[float, float]:
-        """Of the JCT, if nothing of it overlapped with training: ledger and actions."""
+        """The share of the JCT, if nothing overlapped with training: ledger and actions."""
         outcome = run.outcome
         actions = sum(acted.action != "KillRestart" for acted in outcome.acted)
         return (
@@ -98,7 +98,7 @@ class Results(msgspec.Struct, kw_only=True):
 
 
 def encode(results: Results) -> bytes:
-    """As JSON, indented."""
+    """Encode as JSON, indented."""
     return msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n"
 
 

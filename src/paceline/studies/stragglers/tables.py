@@ -47,7 +47,7 @@ def _seeds(results: Results) -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """As Markdown; the first column is text, the others are numbers. Empty: there are no rows."""
+    """Format a Markdown table of text and then numbers. Empty: there are no rows."""
     body = [f"| {' | '.join(row)} |" for row in rows]
     if not body:
         return ""

@@ -33,7 +33,7 @@ class Event(
 
     @property
     def name(self) -> str:
-        """As in the file."""
+        """The name in the file."""
         return str(self.__struct_config__.tag)
 
     @property

@@ -53,7 +53,7 @@ class Division(msgspec.Struct, frozen=True, array_like=True):
 
 
 class JoinGroup(Message, frozen=True):
-    """worker -> master: it is prepared and wants to train; resent until it is told to stop or run.
+    """worker -> master: it is prepared and wants to train; resent until it must stop or run.
 
     ``replica``: what the model is made of, the same for all members.
     """

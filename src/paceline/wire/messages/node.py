@@ -153,7 +153,7 @@ class Copied(Message, frozen=True):
     checksum: str = ""
     num_bytes: int = 0
     cost_s: float = 0.0
-    """Of the server's thread, and of the core that wrote beside it."""
+    """The cost to the server's thread, and to the core that wrote at the same time."""
     stored: bool = False
 
 
@@ -218,13 +218,13 @@ class ScriptError(Message, frozen=True):
     traceback: str
     in_user_code: bool
     step: int
-    """-1: not known, of a script that trains by itself."""
+    """-1: not known, of a script that trains on its own."""
     line: str = ""
     """``train.py, line 9``: the innermost line outside of paceline and libraries."""
 
 
 class Leaving(Message, frozen=True):
-    """member -> its agent: I was told to leave, and keep a cut first; that ends in time by itself.
+    """member -> its agent: I must leave, and keep a cut first; that ends in time on its own.
 
     ``within_s``: so much longer than is granted to others.
     """

@@ -39,7 +39,7 @@ class Lacking(NamedTuple):
     """The global batch that these are of, if it follows the workers."""
 
     def of_slice(self, size: int, batch_size: int) -> "Lacking":
-        """Of a slice smaller than the global batch as much less; never all of it."""
+        """Scale to a slice smaller than the global batch; never all of it."""
         whole = self.of or batch_size
         left_out, late = (min(n * size // whole, size - 1) for n in (self.left_out, self.late))
         return Lacking(left_out, late, self.grace_s)

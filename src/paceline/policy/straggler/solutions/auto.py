@@ -55,13 +55,13 @@ class Auto(Solution, frozen=True):
     every_steps: Steps = 2
     every_s: Seconds = 1.0
     min_gain: Part = 0.01
-    """A step must get faster by this part of it; for work to be divided anew also by more than may
-    be chance in how slow the slowest worker seems."""
+    """A step must get faster by this part of it; before work is divided again, also by more than
+    may be chance in how slow the slowest worker seems."""
     growth: Annotated[float, Meta(gt=1)] = 2.0
     """A worker gets at most so many times its present, or an even, share: nobody knows what it
     takes for more."""
     slowness: Annotated[float, Meta(gt=1)] = 1.1
-    """Who is restarted takes at least so many times what is usual."""
+    """A node that is restarted takes at least so many times what is usual."""
     min_iterations: Annotated[int, Meta(ge=1)] = 20
     """A worker that is restarted was slow for at least so many iterations."""
     min_server_updates: Annotated[int, Meta(ge=1)] = 10
@@ -241,13 +241,13 @@ def _elapsed(seen: Observation) -> int:
 
 
 def _round_trip_s(seen: Observation) -> float:
-    """Of a request: the servers' work and the wire."""
+    """The time of a request: the servers' work and the wire."""
     paces = [worker.short for worker in seen.workers if worker.short is not None]
     return statistics.median(pace.server_s + pace.message_s for pace in paces) if paces else 0.0
 
 
 def _besides_s(seen: Observation) -> float:
-    """Of a step, what is not the slowest worker's computation."""
+    """The part of a step that is not the slowest worker's computation."""
     paces = [worker.short for worker in seen.workers if worker.short is not None]
     if not paces:
         return 0.0

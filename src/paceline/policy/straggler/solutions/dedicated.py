@@ -185,7 +185,7 @@ def _by_kind(workers: Iterable[WorkerSeen]) -> dict[str, list[WorkerSeen]]:
 
 
 def _fitting(sizes: list[int], workers: list[WorkerSeen]) -> list[int]:
-    """Of these batch sizes those for which all of a class have memory."""
+    """Return the batch sizes for which all of a class have memory."""
     limits = [worker.batch_limit for worker in workers if worker.batch_limit is not None]
     fitting = [size for size in sizes if size <= min(limits, default=size)]
     if len(fitting) < 2:

@@ -23,7 +23,7 @@ class Sharing(NamedTuple):
     per_worker: bool = False
 
     def num_units(self, whole: Slice) -> int:
-        """Of a slice: one that is smaller has fewer blocks, of which none is larger."""
+        """Return the units of a slice: a smaller one has fewer blocks, of which none is larger."""
         size = num_samples(whole)
         if not (self.blocks and size):
             return size

@@ -34,7 +34,7 @@ class Say(msgspec.Struct, frozen=True):
 
 
 class Drop(msgspec.Struct, frozen=True):
-    """The group that we work in is over: whoever waits in it is to be woken."""
+    """The group that we work in is over: wake the threads that wait in it."""
 
 
 class Copy(msgspec.Struct, frozen=True):
@@ -123,7 +123,7 @@ class MemberState:
         return not self.in_step
 
     def _adopt(self, epoch_no: int) -> None:
-        """In a newer epoch nothing of what we hold counts."""
+        """Drop what we hold: in a newer epoch it does not count."""
         if epoch_no > self.epoch_no:
             self.epoch_no, self.step, self.done = epoch_no, NO_STEP, SampleSet()
             self.proved = (NO_STEP, ())
@@ -208,7 +208,7 @@ class MemberState:
         return [Connect(message), *copy, self.progress()]
 
     def divide(self, message: Divide) -> list[Instruction]:
-        """Steps are to be divided anew, once all members know of it."""
+        """Divide steps again, once all members know of it."""
         if self.running is None or (message.epoch_no, message.group) != (self.epoch_no, self.ran):
             return []
         if message.division.no > self.heard.no:
@@ -260,8 +260,8 @@ class MemberState:
     def is_proven(self) -> bool:
         """Whether all members of the group are known to hold the step that we completed last.
 
-        So it is when a group begins. Whoever has proven the end of a feed may be beyond it: the
-        others of a new group wait for nobody there.
+        So it is when a group begins. A member that has proven the end of a feed may be beyond it:
+        the others of a new group do not wait there.
         """
         return self.proved[0] == self.step
 

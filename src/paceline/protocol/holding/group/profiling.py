@@ -2,7 +2,7 @@
 
 A worker that was asked is asked again until it has said what its batches took, or is gone; what is
 still open when another `Profile` comes is given up. A master that is started again has asked
-nobody: its solution asks anew, and workers say at once what they have measured.
+nobody: its solution asks again, and workers say at once what they have measured.
 """
 
 from collections.abc import Mapping

@@ -79,7 +79,6 @@ class ServerHolder(Holder):
     # ------------------------------------------------------------------ records
 
     def apply(self, record: Records) -> bool:
-        """See `Holder.apply`."""
         match record:
             case EpochStarted():
                 self._apply_epoch(record)
@@ -101,7 +100,6 @@ class ServerHolder(Holder):
         self.moving.begun = None
 
     def proven_by(self, cut: CutValid) -> None:
-        """See `Holder.proven_by`."""
         if cut.epoch_no == self.core.epoch_no:
             # The leader's word is not journalled; without this a restarted master would not know
             # that the feed is safe.
@@ -165,7 +163,6 @@ class ServerHolder(Holder):
         self.restoring = {server.inc for server in self.map.servers} if self.map else set()
 
     def resume(self) -> list[Instruction]:
-        """See `Holder.resume`."""
         if self.map:
             self.restoring = set(self.map.sharers)
         if self.core.mode == "ssp" and self.core.samples != "exactly-once":
@@ -198,7 +195,6 @@ class ServerHolder(Holder):
         return [*self._allow(), *told]
 
     def tell_epoch(self, inc: int) -> list[Instruction]:
-        """See `Holder.tell_epoch`."""
         if (
             self.restoring
             or self.start is None
@@ -213,30 +209,25 @@ class ServerHolder(Holder):
 
     @property
     def phase(self) -> str:
-        """See `Holder.phase`."""
         if self.map is None:
             return "starting"
         return "restoring" if self.restoring else "training"
 
     @property
     def is_training(self) -> bool:
-        """See `Holder.is_training`."""
         return self.map is not None and not self.restoring
 
     @property
     def sharers(self) -> tuple[str, ...]:
-        """See `Holder.sharers`."""
         now = self.map
         return tuple(one.node for one in now.servers if one.inc in now.sharers) if now else ()
 
     # ------------------------------------------------------------------ workers
 
     def came(self, inc: int) -> None:
-        """See `Holder.came`."""
         self.untold.add(inc)
 
     def lost(self, inc: int, *, returned: bool) -> list[Instruction]:
-        """See `Holder.lost`."""
         self.core.forget_worker(inc)
         self.untold.discard(inc)
         if self.writer == inc:
@@ -252,7 +243,6 @@ class ServerHolder(Holder):
         return [back, *self._fence_all(), *self.core.serve()]
 
     def is_fenced(self, inc: int) -> bool:
-        """See `Holder.is_fenced`."""
         return inc in self.fencing
 
     def _fence_all(self) -> list[Instruction]:
@@ -302,18 +292,15 @@ class ServerHolder(Holder):
 
     @property
     def short_steps(self) -> int:
-        """See `Holder.short_steps`."""
         before = self.start.short_steps if self.start is not None else 0
         return before + (self.heard.short_steps if self.heard is not None else 0)
 
     @property
     def left_out(self) -> int:
-        """See `Holder.left_out`."""
         before = self.start.left_out if self.start is not None else 0
         return before + (self.heard.left_out if self.heard is not None else 0)
 
     def planned(self) -> list[Instruction]:
-        """See `Holder.planned`."""
         return [*self._allow(), *self._tell_rates()]
 
     def _allow(self) -> list[Instruction]:
@@ -349,22 +336,18 @@ class ServerHolder(Holder):
     # ------------------------------------------------------------------ cuts
 
     def copiers(self) -> tuple[int, ...]:
-        """See `Holder.copiers`."""
         if self.map is None or self.restoring:
             return ()
         return tuple(dict.fromkeys((*self.map.sharers, *self.serving)))
 
     def may_copy(self, inc: int) -> bool:
-        """See `Holder.may_copy`."""
         # One that has left the map since counts, too: the cut says whose copies make it.
         return self.is_training
 
     def cut_valid(self, valid: CutValid) -> list[Instruction]:
-        """See `Holder.cut_valid`."""
         return [self.core.record(valid), *self.core.serve()]
 
     def cut_stored(self) -> list[Instruction]:
-        """See `Holder.cut_stored`."""
         return [*self.core.serve(), *self._go_on_moving()]
 
     # ------------------------------------------------------------------ moving buckets
@@ -452,7 +435,6 @@ class ServerHolder(Holder):
     # ------------------------------------------------------------------ loss of messages
 
     def resend(self) -> list[Instruction]:
-        """See `Holder.resend`."""
         again = [*self._restore(), *self._fence_all(), *self._allow(), *self._go_on_moving()]
         for inc in sorted(self.untold):
             again += self.tell_epoch(inc)
@@ -461,11 +443,9 @@ class ServerHolder(Holder):
     # ------------------------------------------------------------------ snapshots
 
     def kept(self) -> dict[str, Any]:
-        """See `Holder.kept`."""
         return {"start": self.start, "map": self.map, "move": self.moving.begun}
 
     def restore(self, kept: "Snapshot") -> bool:
-        """See `Holder.restore`."""
         if kept.start is not None:
             self.core.epoch_no, self.core.step = kept.start.epoch_no, kept.start.step
         self.start, self.map, self.moving.begun = kept.start, kept.map, kept.move

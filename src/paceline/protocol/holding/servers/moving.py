@@ -18,7 +18,7 @@ class Moving:
         self.forget()
 
     def forget(self) -> None:
-        """What a restarted master does not know, and asks for anew."""
+        """Forget what a restarted master does not know, and asks for again."""
         #: The new server keeps parts; has all buckets.
         self.joined = self.caught_up = False
         #: It is not wanted any more; it is dead.

@@ -6,7 +6,7 @@ from paceline.wire.messages.order import Allow, Included, Lacking, Update
 
 
 class Readiness:
-    """Of the leader; other servers keep it empty."""
+    """What the leader knows to be ready; other servers keep it empty."""
 
     def __init__(self) -> None:
         #: inc -> last contribution of the undecided step that all servers hold.

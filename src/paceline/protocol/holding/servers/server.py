@@ -241,7 +241,7 @@ class ServerState:
         return []
 
     def _may_lack(self, part: Part) -> Lacking:
-        """Of the undecided step's slice."""
+        """How much of the undecided step's slice may lack."""
         return self.readiness.may_lack(self.contents.step + 1, part.slice)
 
     def allow(self, message: Allow) -> list[Instruction]:

@@ -1,4 +1,4 @@
-"""The weighted mean of all members' gradients, equal bit for bit whoever computed what.
+"""The weighted mean of all members' gradients, equal bit for bit however work is divided.
 
 Each block of a step is one backward; its gradients, times its part of all samples, are a term of a
 fixed sum (`SumTree`). A member adds up its own blocks as far as one node of the tree reaches. Then
@@ -42,7 +42,7 @@ class BlockBucket(Bucket):
         return left.add_(right)
 
     def expect(self) -> None:
-        """See `Bucket.expect`: the next block."""
+        """Expect the next block."""
         super().expect()
         self._is_open = True
         self._has = [0.0] * len(self.params)
@@ -50,16 +50,15 @@ class BlockBucket(Bucket):
             param.grad = None  # nothing of what was before is to be in its bits
 
     def is_late(self, k: int) -> bool:
-        """See `Bucket.is_late`."""
         return not self._is_open or super().is_late(k)
 
     def put(self, k: int, part: float) -> None:
-        """See `Bucket.put`; whole numbers are not weighted."""
+        """Add a gradient; whole numbers are not weighted."""
         exact = not (self.flat.is_floating_point() or self.flat.is_complex())
         super().put(k, 1.0 if part and exact else part)
 
     def take(self, part: float) -> None:
-        """See `Bucket.take`; the block is complete."""
+        """Take the sum; the block is complete."""
         if not self._is_open:
             return
         super().take(part)
@@ -118,7 +117,7 @@ class BlockReducer(Reducer):
         self._in_step = self._is_first = self._is_noted = False
 
     def begin(self, group: Group, runs: Sequence[range], *, whole: bool = True) -> None:
-        """See `Reducer.begin`; a step is always whole."""
+        """Begin a step, which is always whole."""
         super().begin(group, runs, whole=whole)
         for bucket in self._blocks:
             bucket.divide(runs, group.rank)
@@ -126,7 +125,6 @@ class BlockReducer(Reducer):
         self._in_step, self._is_first = True, runs[group.rank].start == 0
 
     def expect(self, part: float, on_end: Callable[[], None], *, last: bool) -> None:
-        """See `Reducer.expect`."""
         super().expect(part, on_end, last=last)
         self._buffers.restore()
         self._is_noted = False
@@ -138,21 +136,19 @@ class BlockReducer(Reducer):
             self._is_first &= not self._part  # what does not count is no block of the step
 
     def take(self) -> None:
-        """See `Reducer.take`."""
         self._note_buffers()
         super().take()
 
     def flush(self) -> None:
-        """See `Reducer.flush`."""
         self._note_buffers()
         super().flush()
 
     def update(self) -> None:
-        """See `Reducer.update`: buffers become what all blocks have made of them."""
+        """Set buffers to what all blocks have made of them."""
         self._buffers.update()
 
     def end(self) -> None:
-        """See `Reducer.end`: what else the script did to buffers is undone."""
+        """End the step, and undo what else the script did to buffers."""
         if self._in_step:
             self._in_step = False
             self._buffers.restore()

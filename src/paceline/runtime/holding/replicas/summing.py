@@ -1,8 +1,8 @@
-"""Sums whose order does not depend on who adds what: a fixed binary tree over the terms.
+"""Sums whose order does not depend on which member adds what: a fixed binary tree over the terms.
 
 Terms 0, 1, 2, ... are the leaves. Node (height, place) is the sum of its two children, (height - 1,
 2 * place) and the one to its right; where that would lie beyond the last term, the first alone.
-Whoever has a run of the terms adds up as much as lies below one node; what is left are the *tops*
+A member with a run of the terms adds up as much as lies below one node; what is left are the *tops*
 of the run. The tops of all runs in their order give the whole sum by the very additions that one
 run of all terms takes: in floating point equal bit for bit, however the terms are divided.
 """

@@ -275,7 +275,7 @@ class Model:
         for one in self.dense:
             one.param.data = self.view(self.flat, one)
         for bound in self.tables:
-            # Keeps its shape without its memory; whoever computes with it gets NaN, not a guess.
+            # Keeps its shape without its memory; computing with it gives NaN, not a guess.
             empty = torch.full((1, 1), torch.nan, dtype=bound.weight.dtype)
             bound.weight.data = empty.to(bound.weight.device).expand(bound.weight.shape)
             for module in bound.modules:
@@ -500,7 +500,7 @@ def _dense_parameters(
 
 
 def _owners(optimizers: Sequence[Optimizer]) -> dict[int, tuple[int, Optimizer, dict[str, Any]]]:
-    """By the id of a parameter: number of its optimizer, the optimizer, its parameter group."""
+    """Map a parameter's id to its optimizer's number, the optimizer, and the parameter group."""
     owners: dict[int, tuple[int, Optimizer, dict[str, Any]]] = {}
     for number, optimizer in enumerate(optimizers):
         check_fresh(optimizer, number)

@@ -1,7 +1,7 @@
 """Torch's optimizers as groups that servers run, and the user's optimizer as the trigger of a push.
 
 The user's optimizer object stays what it is: schedulers, ``zero_grad`` and ``param_groups`` work on
-it as ever. Only its ``step`` is replaced, since the state of the update lives with the servers.
+it as usual. Only its ``step`` is replaced, since the state of the update lives with the servers.
 """
 
 from collections import defaultdict

@@ -54,7 +54,6 @@ class Partition:
         ]
 
     def places(self, table: int, ids: Ids) -> tuple[Ids, Ids]:
-        """See `kernels.split`."""
         dynamic = self.schema.tables[table].num_rows is None
         return kernels.split(ids, self._owners, self.num_owners, dynamic=dynamic)
 

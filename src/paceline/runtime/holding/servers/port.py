@@ -1,7 +1,7 @@
-"""What a job's training loop needs from whoever holds the model: servers, or this process itself.
+"""What a job's training loop needs from the model's holder: servers, or this process itself.
 
-`paceline.runtime.job` calls this port from the training thread only. ``alone.py`` implements it on
-one `Store` in the process, ``client.py`` on parameter servers. Nothing here knows torch.
+`paceline.runtime.job` calls this port from the training thread only. ``in_process.py`` implements
+it on one `Store` in the process, ``client.py`` on parameter servers. Nothing here knows torch.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -45,9 +45,11 @@ class PulledModel:
 
 
 class TrainingPort(Protocol):
-    """Who deals out samples, holds the model and takes gradients. One training thread calls it.
+    """The side that deals out samples, holds the model and takes gradients.
 
-    Every method that blocks raises `Stopped` when the job is told to stop.
+    One training thread calls it.
+
+    Every method that blocks raises `Stopped` when the job must stop.
     """
 
     spec: JobSpec
@@ -157,7 +159,7 @@ class TrainingPort(Protocol):
         """
 
     def checkpoint(self) -> None:
-        """See `Job.checkpoint`; does not wait."""
+        """Ask for a cut of what is trained so far; does not wait."""
 
     def checked(self, message: Checked) -> None:
         """Have the master keep what our node can do."""

@@ -82,7 +82,7 @@ class Pulling:
             values = [np.frombuffer(frame, dtype) for frame in share]
             rows[table] = partition.join_rows(self.split, table, values)
         server_s = max(message.handler_s for message, _ in self.answers.values())
-        # Else T^m of whoever is early would be the lateness of the others.
+        # Else T^m of an early worker would be the lateness of the others.
         waited_s = max(message.waited_s for message, _ in self.answers.values())
         message_s = max(0.0, self.done_s - self.start_s - waited_s - server_s)
         scripts = [message.script for message, _ in self.answers.values() if message.script]

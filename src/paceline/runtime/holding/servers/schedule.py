@@ -133,7 +133,7 @@ class Schedule:
         return base + feed.steps_in(counted)
 
     def step(self, *, in_hand: bool) -> int | None:
-        """See `Strategy.step`; ``in_hand``: a batch whose gradients were not taken yet is."""
+        """Return the schedule's position; ``in_hand``: a batch's gradients were not taken yet."""
         if not self._is_known:
             return None
         return self.before if in_hand else self.position

@@ -1,8 +1,8 @@
 """The side of its group of a member that holds a shard of the model.
 
 The group comes together before there is a model, since torch divides it by the group; what the
-shard is to begin with is told before that, and loaded when the model is prepared. A member never
-goes on in another group: when this one breaks, the process ends, and the next one begins anew.
+shard must begin with is known before that, and loaded when the model is prepared. A member never
+goes on in another group: when this one breaks, the process ends, and the next one begins again.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ _TORCH, _COLLECTIVES = os.path.dirname(torch.__file__), os.path.dirname(dist.__f
 
 
 class ShardClient(MemberClient):
-    """See the module and `MemberClient`."""
+    """A member that holds a shard of the model."""
 
     def __init__(self, process: Process) -> None:
         super().__init__(process, together=True)
@@ -95,23 +95,20 @@ class ShardClient(MemberClient):
             self._replica = shards
 
     def check(self, measure: Callable[[], Checked]) -> None:
-        """See `Strategy.check`: all members measure at the same time."""
+        """Check the node; all members measure at the same time."""
         self._exchange.tell(measure())
 
     def mark(self, *, computing: bool) -> None:
-        """See `MemberClient.mark`."""
         with self._changed:
             self._in_part, self._waits = computing, False
             super().mark(computing=computing)
 
     def unmark(self) -> None:
-        """See `MemberClient.unmark`."""
         with self._changed:
             self._in_part = False
             super().unmark()
 
     def tick(self) -> None:
-        """See `Owner.tick`."""
         super().tick()
         if self._in_part:
             self._look()
@@ -124,7 +121,7 @@ class ShardClient(MemberClient):
             super().mark(computing=not waits)
 
     def failed(self, run: RunGroup, reason: str) -> None:
-        """See `MemberClient.failed`: a shard is of no use without the others.
+        """Give up: a shard is of no use without the others.
 
         Raises:
             TransientError: always.
@@ -132,7 +129,6 @@ class ShardClient(MemberClient):
         raise TransientError(f"the group of workers is broken: {reason}")
 
     def await_end(self, feed: Feed) -> None:
-        """See `MemberClient.await_end`."""
         self._at_end = True
         super().await_end(feed)
         self._at_end = False
@@ -147,9 +143,9 @@ class ShardClient(MemberClient):
         self._keeper.copy_if_asked(self.state, self._replica, for_good=for_good)
 
     def _leave(self) -> NoReturn:
-        """See `MemberClient._leave`.
+        """Leave the group.
 
-        Who is preempted has a cut made first, where the others stand still with it, too: they begin
+        A preempted member has a cut made first, if the others stand still with it, too: they begin
         again from the newest.
         """
         together = self.state.running is None or self._at_end
@@ -160,9 +156,9 @@ class ShardClient(MemberClient):
 
     @property
     def _hand_over_s(self) -> float:
-        """See `MemberClient._hand_over_s`: it takes all members.
+        """How long a hand-over may take, which needs all members.
 
-        Some have more to do after their loops, as one that saves a file.
+        Some have more to do after their loops, for example saving a file.
         """
         return max(TOGETHER_S, super()._hand_over_s)
 

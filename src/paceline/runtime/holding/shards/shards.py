@@ -65,7 +65,7 @@ class Shards(Replica):
         self._mesh = next(one.device_mesh for one in params if isinstance(one, DTensor))
 
     def save(self) -> dict[str, Array]:
-        """See `Replica.save`; of what is sharded our own rows."""
+        """Save the state; of what is sharded only our own rows."""
         skeleton, tensors = take_apart(self._state())
         rows = tuple(one.shape[0] if isinstance(one, DTensor) else None for one in tensors)
         local = [one.to_local() if isinstance(one, DTensor) else one for one in tensors]
