@@ -21,7 +21,7 @@ Transport = Literal["auto", "shm", "ipc", "tcp"]
 Encryption = Literal["off", "curve"]
 
 MAX_NODES = 10_000
-"""Of one role."""
+"""Most nodes of one role."""
 
 Count = Annotated[int, Meta(ge=1, le=MAX_NODES, examples=[2])]
 Positive = Annotated[int, Meta(ge=1, le=2**62)]
@@ -32,7 +32,7 @@ PositiveSeconds = Annotated[float, Meta(gt=0, le=31_536_000)]
 Seconds = Annotated[float, Meta(ge=0, le=31_536_000)]
 
 SHORT_STEPS = ("backup_workers", "partial")
-"""Solutions after which steps lack what comes late."""
+"""Solutions after which steps lack late samples."""
 STEP_BEFORE_MEASURED_S = 1.0
 """Stands for the step time until the first step was measured: slow for a click model, so that
 the timeouts derived from it err on the side of patience."""
@@ -71,11 +71,11 @@ class CheckpointSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """When cuts (model and ledger at one step) are made, and where they go."""
 
     every_s: Annotated[PositiveSeconds, Meta(examples=["30s"])] | None = None
-    """Seconds between cuts. Default none: what costs least in all by Young and Daly, from what a
-    cut was measured to cost and how often the job goes back to one (once in 3 h is expected)."""
+    """Seconds between cuts. Default none: the time that costs least by Young and Daly, from the
+    measured cost of a cut and how often the job goes back to one (once in 3 h is expected)."""
     every_steps: Annotated[Positive, Meta(examples=[1000])] | None = None
-    """Steps between cuts, where all train on one step at a time (mode bsp). Default none; with
-    ``every_s`` as well, whichever is first."""
+    """Steps between cuts (mode bsp only). Default none; if ``every_s`` is set as well, the first of
+    both counts."""
     share: Annotated[float, Meta(gt=0, le=1)] = 0.02
     """Part of the job's time that cuts may take. If they cost more, there are fewer of them, also
     than ``every_s`` or ``every_steps`` say; one event says so. Default 0.02, so that a model that
@@ -83,11 +83,11 @@ class CheckpointSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     keep: Annotated[int, Meta(ge=1, le=1_000)] = 2
     """Verified cuts kept on disk. Default 2: if the newest is damaged there is another."""
     dir: Annotated[str, Meta(examples=["checkpoints"])] | None = None
-    """Folder for cuts, or the URL to which they are copied as well, of any scheme that fsspec knows
-    (``s3://bucket/prefix``). Default none: ``cuts`` in the job directory."""
+    """Folder for cuts, or a URL to which cuts are copied in addition, of any scheme that fsspec
+    knows (``s3://bucket/prefix``). Default none: ``cuts`` in the job directory."""
     in_memory: bool = True
     """Whether a cut counts as soon as two nodes hold it in memory. Default true, which takes twice
-    a server's state in ``/dev/shm``; false, or no room there: when it is on disk."""
+    a server's state in ``/dev/shm``. If false, or without room there, it counts when on disk."""
 
     @property
     def url(self) -> str | None:
@@ -115,15 +115,15 @@ class RestartSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     backoff_max_s: Seconds = 30.0
     """The longest such wait. Default 30."""
     repeat: bool = False
-    """Whether a node is started again also when it ends with the same error twice in a row. Default
-    false: that would end it a third time. ``--max-restarts`` sets it: there the budget decides."""
+    """Whether a node starts again even after the same error twice in a row. Default false: a third
+    life would end alike. ``--max-restarts`` sets it: then only the budget decides."""
 
 
 class TimeoutSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How long to wait for whom; what is None follows the measured step time."""
+    """How long paceline waits; a timeout that is None follows the measured step time."""
 
     heartbeat_s: PositiveSeconds = 0.5
-    """Seconds between an agent's reports. Default 0.5: cheap, and a loss is seen soon."""
+    """Seconds between an agent's reports. Default 0.5: cheap, and a loss is found soon."""
     lost_after_s: Annotated[PositiveSeconds, Meta(examples=["30s"])] | None = None
     """Silence after which a node counts as unreachable. Default none: the longer of 10 heartbeats
     and 10 steps."""
@@ -132,11 +132,11 @@ class TimeoutSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     the longer of 5 s and 5 steps."""
 
     disk_s: PositiveSeconds = 3600.0
-    """How long the master waits for its journal, and nodes for their cuts, where a disk is full,
-    read-only or broken; the model stays in memory meanwhile. Default 1 h; then the job fails."""
+    """How long the master waits for its journal, and nodes wait for their cuts, if a disk is full,
+    read-only or broken. The model stays in memory meanwhile. Default 1 h; then the job fails."""
     hang_s: Annotated[PositiveSeconds, Meta(examples=["30s"])] | None = None
-    """Strategies allreduce and fsdp: time in a step while all others wait, after which a worker is
-    treated as hung and replaced; with every strategy but script also the time in which a process
+    """Time after which a process is treated as hung, and replaced. Strategies allreduce and fsdp:
+    time in its part of a step while all others wait. Every strategy but script: time in which it
     neither speaks nor works. Default none: the longer of 10 s and 20 steps; 120 s before the first
     step; with servers 60 s at least."""
 
@@ -159,19 +159,19 @@ class DataPlaneSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """``shm`` and ``ipc`` stay on one host, ``tcp`` reaches any. Default auto: shared memory on
     one host, tcp between hosts."""
     encryption: Encryption = "curve"
-    """Of tcp traffic; on one host a 0700 directory protects the rest. Default curve; ``off`` is
-    about 4 times faster and leaves a signed hello."""
+    """Encryption of tcp traffic; on one host a 0700 directory protects the rest. Default curve;
+    ``off`` is about 4 times faster and keeps only a signed hello."""
 
 
 class WindowSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How much of the past a solution sees; each window ends at the first of its limits reached."""
+    """How much of the past a solution sees; each window ends at its first limit."""
 
     short_steps: Annotated[int, Meta(ge=1, le=1_000_000)] | None = 100
-    """Iterations of a worker in the short window (L_trans). Default 100; none: not counted."""
+    """Iterations of a worker in the short window (L_trans). Default 100; none: no limit."""
     short_s: PositiveSeconds | None = 300.0
     """Its seconds. Default 300, as in AntDT; none: not counted."""
     long_steps: Annotated[int, Meta(ge=1, le=1_000_000)] | None = 200
-    """Iterations in the long window (L_per). Default 200; none: not counted."""
+    """Iterations of a worker in the long window (L_per). Default 200; none: no limit."""
     long_s: PositiveSeconds | None = 600.0
     """Its seconds. Default 600, as in AntDT; none: not counted."""
 
@@ -184,11 +184,11 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     args: Annotated[tuple[str, ...], Meta(examples=[["--lr", "0.1"]])] = ()
     """Arguments of the script. Default none."""
     run_as: Literal["file", "module", "program"] = "file"
-    """Strategy script: what ``script`` names. Default file, of Python; module: one, as for
-    ``python -m``; program: anything that can be executed."""
+    """Strategy script: what ``script`` names. Default file: a Python file. module: a module, as for
+    ``python -m``. program: anything that can be executed."""
     cwd: Annotated[str, Meta(examples=["/data"])] | None = None
-    """Folder that the script runs in. Default: where ``paceline run`` was called. None, as in jobs
-    that were not started by it: ``/``."""
+    """Folder that the script runs in. Default: where ``paceline run`` was called. Jobs that it did
+    not start have none, and run in ``/``."""
     name: Annotated[
         str,
         Meta(
@@ -198,21 +198,20 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = "job"
     """What people call the job. Default: the script's name without ``.py``."""
     seed: Seed = 0
-    """Seed of everything random in the job. Default 0: a run can be repeated unasked."""
+    """Seed of everything random in the job. Default 0: every run can be repeated."""
 
     strategy: Strategy = "ps"
-    """Who holds the model. Default ps: parameter servers, which split it among them. allreduce:
-    every worker holds all of it; there are no servers, and steps are those of mode bsp. fsdp: every
-    worker holds a shard of it, as torch's ``fully_shard`` divides it; after a failure all restart
-    together. script: the script holds it, as under torchrun; workers start, and after a failure
-    restart, together."""
+    """The holder of the model. Default ps: parameter servers, each a part. allreduce: every worker
+    holds all of it; there are no servers, and steps are those of mode bsp. fsdp: every worker holds
+    a shard, as torch's ``fully_shard`` divides it; after a failure all restart together. script:
+    the script holds it, as under torchrun; workers start, and after a failure restart, together."""
     mode: Mode = "bsp"
     """Default bsp: every step is one exact global batch, however divided. asp: no worker waits.
     ssp: the fastest worker is at most ``staleness`` steps ahead of the slowest."""
     staleness: Annotated[int, Meta(ge=0, le=1_000_000)] = 3
     """Steps, in mode ssp only (elsewhere setting it is an error). Default 3."""
     samples: Samples = "exactly-once"
-    """What holds for each sample whatever dies. Default exactly-once; bsp offers nothing else."""
+    """How often each sample counts, whatever dies. Default exactly-once, the only one in bsp."""
     solution: Annotated[str, Meta(description="the name of a solution")] = "auto"
     """Policy against stragglers. Default auto: paceline's own. none: no action, and equal runs of
     mode bsp sum in equal order."""
@@ -221,7 +220,7 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     decide_every_s: PositiveSeconds | None = None
     """Seconds between decisions. Default none: what the solution asks for."""
     windows: WindowSpec = WindowSpec()
-    """How much of the past it sees."""
+    """How much of the past the solution sees."""
 
     workers: NodeSpec = NodeSpec()
     """Nodes that run the script. Default 1."""
@@ -238,11 +237,11 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     bits of sums, also with dropout and augmentation. Default false: sums, and what is drawn for a
     sample, depend on the workers that take part."""
     blocks: Count = 16
-    """Parts of each step with ``deterministic``, each a batch of its own: the most workers that
+    """Parts of each step with ``deterministic``, each a batch of its own. No more workers than that
     have something to do. Default 16; another number gives other results."""
     torch_threads: Annotated[int, Meta(ge=1, le=1_024)] | None = None
-    """Threads of torch in each worker. Default none: the machine's cores shared by all workers;
-    with ``deterministic`` 1, since the bits of sums follow it."""
+    """Threads of torch in each worker. Default none: all workers share the machine's cores; with
+    ``deterministic`` 1, since the bits of sums depend on it."""
     env: dict[str, str] = {}
     """Environment variables added for the training process. Default none."""
 
@@ -256,35 +255,35 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     backend: Literal["local"] = "local"
     """Where nodes run: processes on this machine. Default (and so far only) local."""
     pending_s: Seconds = 0.0
-    """Local backend: each launch is held back this long, as a busy cluster would. Default 0."""
+    """Local backend: each launch waits so long, as on a busy cluster. Default 0."""
     pending_trace: (
         Annotated[tuple[tuple[Seconds, Seconds], ...], Meta(examples=["0s 5s, 10m 0s"])] | None
     ) = None
-    """The same, as it changes: ``0s 5s, 10m 0s`` is 5 s in the job's first ten minutes and nothing
-    after them; ``pending_s`` holds before the first time named. Default none."""
+    """The same, but changing: ``0s 5s, 10m 0s`` is 5 s in the job's first ten minutes, then
+    nothing. Before the first time named, ``pending_s`` holds. Default none."""
     checkpoint: CheckpointSpec = CheckpointSpec()
     """When cuts are made and where they go."""
     restart: RestartSpec = RestartSpec()
     """How often a dead node is started again."""
     timeouts: TimeoutSpec = TimeoutSpec()
-    """How long to wait for whom."""
+    """How long paceline waits."""
     listen: Annotated[str, Meta(examples=["127.0.0.1"])] = "127.0.0.1"
     """IPv4 address of this machine at which the master and, with ``data_plane.transport: tcp``, the
-    servers listen. Default 127.0.0.1: nobody outside of this machine can connect."""
+    servers listen. Default 127.0.0.1: no other machine can connect."""
     data_plane: DataPlaneSpec = DataPlaneSpec()
     """How tensors travel."""
     preflight: bool = True
     """Whether each worker's node is measured before its first step (matrix product, memory, with
     strategy allreduce its links), half a second. Default true; strategy script: never."""
     metrics_port: Annotated[int, Meta(ge=0, le=65_535, examples=[9464])] | None = None
-    """Where on 127.0.0.1 the master answers Prometheus, with the job's secret as bearer token; 0:
-    any free port, written to ``metrics.address`` in the job directory. Default none: nowhere."""
+    """Port on 127.0.0.1 where the master answers Prometheus, with the job's secret as bearer token.
+    0: any free port, written to ``metrics.address`` in the job directory. Default none: no port."""
 
     log_bytes: Annotated[int, Meta(ge=1 << 20, le=2**60, examples=["256MiB"])] = field(
         default=256 << 20, name="log"
     )
-    """How large the log of a node may become; then its end is put aside, and the rest is dropped.
-    Default 256 MiB; less on a small disk, of which all logs take a quarter at most."""
+    """How large the log of a node may become; then its end goes to a second file, and the rest is
+    dropped. Default 256 MiB; less on a small disk: all logs take a quarter of it at most."""
 
     sources: dict[str, str] = {}
     """Where each value that is not a default was set: dotted key -> ``job.yaml:7`` or
@@ -302,7 +301,7 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def most_workers(self) -> int:
-        """With more the job does not train."""
+        """The most workers that the job trains with."""
         most = self.max_workers or MAX_NODES
         return min(most, self.blocks) if self.deterministic else most
 

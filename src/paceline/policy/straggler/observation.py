@@ -80,8 +80,8 @@ class RestartCost(msgspec.Struct, frozen=True, kw_only=True):
     redo_s: float = 0.0
     """Work that was lost with it and is done again."""
     stall_s: float | None = None
-    """Of all this, time in which the whole job stood still; None: not known. A worker's share is
-    done by the others meanwhile, and a server serves until its successor has its buckets."""
+    """The time of all this in which the whole job stood still; None: not known. The others do a
+    worker's share meanwhile, and a server serves until its successor has its buckets."""
 
     @property
     def latency_s(self) -> float:
@@ -90,7 +90,7 @@ class RestartCost(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def total_s(self) -> float:
-        """All of it."""
+        """Seconds of all five parts."""
         return self.latency_s + self.redo_s
 
 
@@ -120,9 +120,9 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     global_batch: int
     """B; asynchronous: samples of one contribution."""
     batch_per_worker: int = 0
-    """What of B each worker adds to it; 0: B does not follow their number."""
+    """Samples of B for each worker; 0: B does not follow the number of workers."""
     steps_left: int | None
-    """Of the feed; None: not known."""
+    """Steps that are left of the feed; None: not known."""
     workers: tuple[WorkerSeen, ...]
     """In the order of their ranks."""
     servers: tuple[ServerSeen, ...] = ()
@@ -158,6 +158,6 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     changes_s: tuple[float, ...] = ()
     """How long ago the plan was changed, newest first: `MAX_CHANGES` at most."""
     outcomes: tuple[RestartOutcome, ...] = ()
-    """Of restarts by KILL_RESTART on this backend, in this job and before it."""
+    """What KILL_RESTART achieved on this backend, in this job and before it."""
     ends: tuple[LifeEnded, ...] = ()
-    """Of lives, within L_per, oldest first: 100 at most, the newest."""
+    """The newest ends of lives within L_per, oldest first: 100 at most."""

@@ -41,7 +41,7 @@ _STOLEN = 0.5
 
 
 class RestartRule(msgspec.Struct, frozen=True, kw_only=True):
-    """Whom a restart may be worth while for."""
+    """The nodes for which a restart may be worthwhile."""
 
     slowness: Annotated[float, Meta(gt=1)] = 1.1
     """A straggler takes at least so many times what is usual."""
@@ -50,7 +50,7 @@ class RestartRule(msgspec.Struct, frozen=True, kw_only=True):
     min_slow_s: Annotated[float, Meta(ge=0)] = 10.0
     """Seconds that it must have been slow for: load comes and goes."""
     max_restarts: Annotated[int, Meta(ge=0)] = 3
-    """Of one node. Each doubles what the next must be worth."""
+    """Restarts of one node. Each doubles what the next must be worth."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

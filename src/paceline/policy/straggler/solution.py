@@ -41,7 +41,7 @@ class Solution(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """
 
     modes: ClassVar[tuple[str, ...]] = MODES
-    """Of the jobs that it is made for; a job in another mode does not start with it."""
+    """The modes that it is made for; a job in another mode does not start with it."""
 
     every_steps: Steps = 10
     every_s: Seconds = 0.0

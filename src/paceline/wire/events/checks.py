@@ -50,7 +50,7 @@ class SlowNodeEvent(Event, frozen=True):
     ratio: float
     """To the median."""
     threads: int = 0
-    """Of torch."""
+    """Threads of torch."""
 
     clause_words = "{0.measured}, {0.ratio:.2f} of the median"
     sentence_words = "{0.node} is slow: {0.clause}"

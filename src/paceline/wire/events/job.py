@@ -13,7 +13,7 @@ CUTS_WAIT = (
     "make room there, or end the job with `paceline stop --now`, without what is in no cut on disk"
 )
 STOPPED_BY = {0: "paceline stop", Signals.SIGINT: "Ctrl-C", Signals.SIGTERM: "SIGTERM"}
-"""Who ends a job, by the number of a signal."""
+"""What ends a job, by the number of a signal."""
 
 
 class LaunchedEvent(Event, frozen=True):
@@ -63,7 +63,7 @@ class MasterDiedEvent(ReasonedEvent, frozen=True):
     """The master has died, by its own last words or its exit code."""
 
     deaths: int = 0
-    """So many in a row."""
+    """Deaths in a row."""
 
 
 class StoppedEvent(Event, frozen=True):
@@ -162,9 +162,9 @@ class ScaledEvent(Event, frozen=True):
 
     role: Literal["worker", "server"]
     count: int
-    """So many are wanted now."""
+    """Nodes that are wanted now."""
     before: int | None = None
-    """So many were; None: the job is resumed, or ``node`` has joined."""
+    """Nodes that were wanted before; None: the job is resumed, or ``node`` has joined."""
     host: str = ""
     """The machine from which ``node`` has joined on its own."""
 

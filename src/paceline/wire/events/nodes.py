@@ -63,7 +63,7 @@ class ProcessUpEvent(Event, frozen=True):
 
     pid: int
     address: str = ""
-    """Of a server."""
+    """The address of a server."""
 
     is_usual = True
     sentence_words = "{0.node} is up ({0.clause})"
@@ -112,7 +112,7 @@ class LeftLoopEvent(Event, frozen=True):
     """The script of a worker has left its loop over ``job.batches`` before the end."""
 
     step: int
-    """The newest that it has done."""
+    """The newest step that it has done."""
 
     is_usual = True
     clause_words = "at step {0.step}"
@@ -156,11 +156,11 @@ class ProcessExitedEvent(ReasonedEvent, frozen=True):
     verdict: Verdict
     exit_code: int | None = None
     signal: int | None = None
-    """That ended the process."""
+    """The signal that ended the process."""
     oom_kills: int = 0
-    """Of the node's control group during this life."""
+    """Kills for memory in the node's control group during this life."""
     traceback: str = ""
-    """Of the script, whose error has ended the life."""
+    """The traceback of the script, if its error ended the life."""
 
     is_usual = True
     sentence_words = "{0.node} ended: {0.reason}"

@@ -134,12 +134,12 @@ class CutsRarerEvent(Event, frozen=True):
     """Cuts come less often than was asked for: they would take more than their share."""
 
     least_s: float
-    """Seconds between two."""
+    """Seconds between two cuts."""
     every_s: float | None
     every_steps: int | None
-    """As asked for; None: not by this."""
+    """What was asked for; None: not in this unit."""
     cost_s: float
-    """Seconds of a core that one takes."""
+    """Seconds of a core that one cut takes."""
     share: float
     """``checkpoint.share``."""
 
@@ -176,7 +176,7 @@ class GroupRunsEvent(Event, frozen=True):
 
     members: tuple[str, ...]
     step: int
-    """The newest that their model holds."""
+    """The newest step in their model."""
 
     sentence_words = "{0.clause}"
 

@@ -71,13 +71,13 @@ class Auto(Solution, frozen=True):
     min_slow_s: Seconds = 10.0
     """A node that is restarted was slow for at least so many seconds."""
     max_restarts: Annotated[int, Meta(ge=0)] = 3
-    """Of one node. Each doubles what the next must be worth."""
+    """Restarts of one node. Each doubles what the next must be worth."""
     changes_per_minute: Annotated[int, Meta(ge=1)] = 2
     """Decisions that change the plan, in any minute."""
     min_short_gain: Part = 0.02
     """Steps without all of their samples must surely be faster by this part."""
     restarts_at_once: Part = 0.3
-    """Of the workers; one is always allowed."""
+    """Part of the workers that may restart at once; one always may."""
 
     def decide(self, seen: Observation) -> list[AnyAction]:
         """Cheap cures first; what they leave is what a restart is held against."""
