@@ -4,7 +4,7 @@ import pytest
 
 from paceline.protocol.nodes.exits import Judged
 from paceline.protocol.nodes.lives import EndOrder, Fate, LifePhase, Presence
-from paceline.protocol.nodes.node import Launch, Node, Retire
+from paceline.protocol.nodes.node import KeepRecord, Launch, Node, Retire
 from paceline.protocol.nodes.orders import NodeOrders
 from paceline.wire.events.nodes import Verdict
 from paceline.wire.messages.agent import ExitEvidence
@@ -103,6 +103,18 @@ def test_a_worker_that_leaves_leaves_even_if_it_is_refused_meanwhile() -> None:
     later = job.restarted()
     assert Retire("worker-1") in later.first
     assert "worker-1" not in later.members.nodes
+
+
+def test_a_worker_that_leaves_still_does_after_a_compaction() -> None:
+    job = Job(num_workers=1)
+    job.run("worker-0")
+    job.note(NodeOrders(job.members).scale(2, 1.0, grace_s=5.0))
+    job.run("worker-1")
+    job.note(NodeOrders(job.members).scale(1, 1.0, grace_s=5.0))
+    job.kept = [KeepRecord(record) for record in job.members.snapshot()]
+    later = job.restarted(awaited=("worker-0", "worker-1"))
+    assert Retire("worker-1") in later.first
+    assert set(later.members.nodes) == {"server-0", "worker-0"}
 
 
 def test_what_a_life_was_is_not_what_the_next_one_is() -> None:

@@ -326,6 +326,21 @@ def test_one_more_worker_begins_with_all_others() -> None:
     assert job.members.num_restarts() == 0
 
 
+@pytest.mark.parametrize("how", [KILLED, FAILED])
+@pytest.mark.parametrize("budget", [0, 3])
+def test_a_worker_that_failed_may_be_scaled_away_before_the_others_have_ended(
+    how: ExitEvidence, budget: int
+) -> None:
+    job = Job(budget=budget).run()
+    job.exit("worker-1", how)
+    job.note(NodeOrders(job.members).scale(1, job.now_s, GRACE_S))
+    assert set(job.members.nodes) == {"worker-0"}
+    acts = job.exit("worker-0", ORDERED)
+    failed = [act.reason.partition(":")[0] for act in of(FailJob, acts)]
+    assert failed == ([] if budget else ["worker-1"])
+    assert len(of(Start, acts)) == (1 if budget else 0)
+
+
 def test_one_worker_less_begins_anew_without_the_one_that_leaves() -> None:
     job = Job(by_itself=False).run()
     acts = job.note(NodeOrders(job.members).scale(1, job.now_s, GRACE_S))

@@ -325,7 +325,7 @@ class Membership(Roster):
             # What its machine lacks is no error of the others.
             acts += [*self._drop(node, judged.reason), Retire(node.name)]
         elif judged.verdict is Verdict.UNRETRYABLE:
-            acts += self.not_replaced() if node.replaces else [self._fail(node, judged)]
+            acts += self.not_replaced() if node.replaces else [self._fail(node.name, judged)]
         else:
             acts += self._again(node, judged, now_s)
         return acts
@@ -362,9 +362,11 @@ class Membership(Roster):
         told = [] if life.returned else [FencedEvent(node=node.name, inc=life.inc)]
         return [*told, WorkerLost(life.inc)]
 
-    def _fail(self, node: Node, judged: Judged, why: str = "") -> FailJob:
-        node.fate = Fate.FAILED
-        return FailJob(f"{node.name}: {judged.reason}{why}", judged.traceback, judged.own_code)
+    def _fail(self, name: str, judged: Judged, why: str = "") -> FailJob:
+        # Rounds: since its life ended the node may have been scaled away.
+        if name in self.nodes:
+            self.nodes[name].fate = Fate.FAILED
+        return FailJob(f"{name}: {judged.reason}{why}", judged.traceback, judged.own_code)
 
     def _again(self, node: Node, judged: Judged, now_s: float) -> list[Act]:
         """Start another life, now or later, if the budget allows."""
@@ -377,7 +379,7 @@ class Membership(Roster):
         if not free and self._budget.is_spent(now_s, self.num_restarts()):
             if node.replaces:
                 return self.not_replaced()
-            return [self._fail(node, judged, f"; {self._budget.used_up}")]
+            return [self._fail(node.name, judged, f"; {self._budget.used_up}")]
         if not free:
             past.restarts += 1
             self._budget.count(now_s)
@@ -462,8 +464,9 @@ class Membership(Roster):
             wait_s = 0.0 if cause.ordered else self._budget.backoff_s(rounds.streak)
             rounds.streak += 0 if cause.ordered else 1
             if not free:
-                self.nodes[cause.node].past.restarts += 1
                 self._budget.count(now_s)
+                if cause.node in self.nodes:  # else it was scaled away since
+                    self.nodes[cause.node].past.restarts += 1
             why = cause.judged.reason
             told = RestartAllEvent(node=cause.node, inc=cause.inc, cause=why, wait_s=wait_s)
             acts.append(told)
@@ -477,7 +480,7 @@ class Membership(Roster):
 
     def _give_up(self, cause: Ended) -> FailJob:
         why = "" if cause.is_final else f"; {self._budget.used_up}"
-        return self._fail(self.nodes[cause.node], cause.judged, why)
+        return self._fail(cause.node, cause.judged, why)
 
     # ------------------------------------------------------------------ the clock
 

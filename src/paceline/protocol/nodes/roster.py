@@ -180,7 +180,8 @@ class Roster:
                 kept.append(NodeFinished(node=node.name, joined=node.past.joined))
             if node.fate is Fate.FAILED:
                 kept.append(NodeRefused(node=node.name, reason=life.note))
-        return kept
+        # After their lives, which would make workers that leave some that stay.
+        return [*kept, WorkersWanted(count=self.num_workers)]
 
     def _stays(self, name: str) -> bool:
         return name in self.nodes and self.nodes[name].fate is not Fate.LEAVES
