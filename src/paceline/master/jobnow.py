@@ -14,7 +14,7 @@ from paceline.wire.messages.feeds import Feed
 
 
 class JobNow(msgspec.Struct, frozen=True, kw_only=True):
-    """See `paceline.policy.straggler.observation.Observation`, field by field."""
+    """The part of an `Observation` that the master's machines know; fields have its meaning."""
 
     step: int
     mode: str

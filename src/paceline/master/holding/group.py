@@ -42,7 +42,7 @@ BROKEN_S = 0.5
 
 
 class GroupEdge(HolderEdge):
-    """See the module and `HolderEdge`."""
+    """The edge of jobs whose state the members of a group hold."""
 
     def __init__(self, spec: JobSpec) -> None:
         self._spec = spec
@@ -63,21 +63,17 @@ class GroupEdge(HolderEdge):
 
     @property
     def holder(self) -> GroupHolder:
-        """See `HolderEdge.holder`."""
         return self._holder
 
     def ended(self) -> None:
-        """See `HolderEdge.ended`."""
         self.holder.job_ended()
 
     def known(self) -> set[int]:
-        """See `HolderEdge.known`."""
         return set(self.holder.group.ready)
 
     # ------------------------------------------------------------------ messages
 
     def handle(self, node: str, message: NodeUp, now_s: float) -> bool:
-        """See `HolderEdge.handle`."""
         match message:
             case JoinGroup() | GroupStopped() | Progress() | Broken():
                 expected = sum(1 for _ in self.training.members.wanted_workers())
@@ -100,22 +96,18 @@ class GroupEdge(HolderEdge):
             self.training.outbox.tell(DivergedEvent(reason=message.reason))
 
     def profile(self, action: Profile) -> None:
-        """See `HolderEdge.profile`."""
         self.training.do(
             self.training.profiling.ask(action, self.training.state.training_workers())
         )
 
     @property
     def last_cut_waits(self) -> bool:
-        """See `HolderEdge.last_cut_waits`."""
         return self.training.state.cuts.under_way
 
     def before_stop(self) -> None:
-        """See `HolderEdge.before_stop`."""
         self.training.do(self.training.state.take_cut())
 
     def before_record(self, record: Records) -> None:
-        """See `HolderEdge.before_record`."""
         match record:
             case GroupFormed(group=group, members=members):
                 self.training.outbox.tell(GroupFormsEvent(group=group, members=_names(members)))
@@ -213,21 +205,18 @@ class GroupEdge(HolderEdge):
     # ------------------------------------------------------------------ cuts and epochs
 
     def being_loaded(self) -> set[int]:
-        """See `HolderEdge.being_loaded`."""
         group = self.holder.group
         cut = group.start.cut if group.start is not None and not group.running else None
         return {cut.cut_no} if cut is not None else set()
 
     def take_last_cut(self) -> int | None:
-        """See `HolderEdge.take_last_cut`: members kept theirs before they left."""
-        return 0
+        return 0  # members kept theirs before they left
 
     def epoch_is_due(self) -> bool:
         """Whether nobody holds state."""
         return self.holder.group.needs_restore and not self.training.epochs.choosing
 
     def begin_epoch(self, chosen: CutChosen, now_s: float) -> None:
-        """See `HolderEdge.begin_epoch`."""
         self.training.do(self.holder.restore_group())
 
 

@@ -44,7 +44,7 @@ must be held by it, too: nobody trains meanwhile."""
 
 
 class ServerEdge(HolderEdge):
-    """See the module and `HolderEdge`."""
+    """The edge of jobs whose state servers hold, or nobody."""
 
     def __init__(self, spec: JobSpec) -> None:
         self._spec = spec
@@ -59,13 +59,11 @@ class ServerEdge(HolderEdge):
 
     @property
     def holder(self) -> ServerHolder:
-        """See `HolderEdge.holder`."""
         return self._holder
 
     # ------------------------------------------------------------------ messages
 
     def handle(self, node: str, message: NodeUp, now_s: float) -> bool:
-        """See `HolderEdge.handle`."""
         match message:
             case Prepared():
                 self.training.monitor.restarts.built(node, now_s)
@@ -99,14 +97,12 @@ class ServerEdge(HolderEdge):
                 self.training.monitor.restarts.works(server.node, now_s)
 
     def profile(self, action: Profile) -> None:
-        """See `HolderEdge.profile`."""
         raise ConfigError(
             "Profile: with parameter servers every batch that a worker computes counts; run the "
             "job with --strategy allreduce"
         )
 
     def before_record(self, record: Records) -> None:
-        """See `HolderEdge.before_record`."""
         match record:
             case Granted(grant=grant):
                 self._lost_work.granted(self.training, grant)
@@ -119,11 +115,9 @@ class ServerEdge(HolderEdge):
     # ------------------------------------------------------------------ moving buckets
 
     def replace(self, old: int, new: Server) -> None:
-        """Have the buckets of a server moved to a fresh one; again: nothing."""
         self.training.do(self.holder.replace(old, new))
 
     def joiner_lost(self, inc: int) -> None:
-        """A server that was to take another's place is dead."""
         self.training.do(self.holder.joiner_lost(inc))
 
     def watch(self, now_s: float) -> None:
@@ -169,7 +163,6 @@ class ServerEdge(HolderEdge):
     # ------------------------------------------------------------------ cuts and epochs
 
     def being_loaded(self) -> set[int]:
-        """See `HolderEdge.being_loaded`."""
         return (
             {self.holder.start.cut.cut_no}
             if self.holder.restoring and self.holder.start is not None
@@ -177,7 +170,6 @@ class ServerEdge(HolderEdge):
         )
 
     def take_last_cut(self) -> int | None:
-        """Order the last cut: its number, 0 if none is needed; None: not now, ask again."""
         feeds = [f.feed for f in self.training.state.ledger.feeds.values() if f.purpose == "train"]
         if feeds and set(feeds) <= self.training.state.cuts.safe:
             return 0
@@ -196,7 +188,6 @@ class ServerEdge(HolderEdge):
         return set(self.holder.serving) != {server.inc for server in servers}
 
     def begin_epoch(self, chosen: CutChosen, now_s: float) -> None:
-        """See `HolderEdge.begin_epoch`."""
         servers = self.training.members.servers()
         if chosen.cut_no is not None and servers is not None:
             committed = count_committed(self.training.state)
