@@ -18,7 +18,7 @@ A worker may also come by itself (`join`): the same in everything, but nobody ca
 for it. It is awaited as long as others would be, and then dropped.
 """
 
-from collections.abc import Container, Iterator
+from collections.abc import Container
 
 from paceline.protocol.nodes.budget import Budget
 from paceline.protocol.nodes.exits import NO_CAUSE, Evidence, Judged, is_free, judge
@@ -340,11 +340,6 @@ class Membership(Roster):
         long = now_s - self.rounds.began_s > self._restart.backoff_max_s
         return not (self._restart.repeat or long)
 
-    @property
-    def runs_by_itself(self) -> bool:
-        """Whether what scripts train is not known."""
-        return self.rounds is not None and self.rounds.by_itself
-
     def _has_returned(self, node: Node, exit_: ExitEvidence) -> bool:
         """Whether the script has; of one by itself the exit code says it, too."""
         if node.life.returned or not self.runs_by_itself:
@@ -405,21 +400,10 @@ class Membership(Roster):
 
     # ------------------------------------------------------------------ rounds
 
-    def _in_round(self, node: Node) -> bool:
-        return self.rounds is not None and node.role == "worker"
-
     def _is_done(self, node: Node, judged: Judged) -> bool:
         """Whether the worker has come to its end in the present round."""
         present = self.rounds is None or node.life.round_no == self.rounds.number
         return present and judged.verdict is Verdict.FINISHED
-
-    def _of_former_rounds(self) -> Iterator[Node]:
-        """Workers that are to end before the next round can begin."""
-        return (node for node in self.of_role("worker") if self._is_former(node))
-
-    def _is_former(self, node: Node) -> bool:
-        number = self.rounds.number if self.rounds is not None and node.role == "worker" else 0
-        return node.life.is_alive and node.life.round_no < number
 
     def _end_round(self, node: Node, judged: Judged, now_s: float) -> list[Act]:
         """A worker has failed, or ended since another one has: all others end, too."""

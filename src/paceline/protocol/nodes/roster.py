@@ -251,6 +251,24 @@ class Roster:
         """Relaunches so far, of the whole job."""
         return sum(node.past.restarts for node in self.nodes.values())
 
+    # ------------------------------------------------------------------ rounds
+
+    @property
+    def runs_by_itself(self) -> bool:
+        """Whether what scripts train is not known."""
+        return self.rounds is not None and self.rounds.by_itself
+
+    def _in_round(self, node: Node) -> bool:
+        return self.rounds is not None and node.role == "worker"
+
+    def _of_former_rounds(self) -> Iterator[Node]:
+        """Workers that are to end before the next round can begin."""
+        return (node for node in self.of_role("worker") if self._is_former(node))
+
+    def _is_former(self, node: Node) -> bool:
+        number = self.rounds.number if self.rounds is not None and node.role == "worker" else 0
+        return node.life.is_alive and node.life.round_no < number
+
 
 def started(node: Node, inc: int, round_no: int) -> NodeStarted:
     """The record of a life of the node, with what it brings along from those before."""
