@@ -1,4 +1,7 @@
-"""What the master asks of the place where nodes run; `paceline.backends` implements it."""
+"""What the master asks of the place where nodes run.
+
+`paceline.backends` implements it: each folder there has a ``backend.py`` with `open_backend`.
+"""
 
 from collections.abc import AsyncIterator
 from typing import Protocol

@@ -1,8 +1,8 @@
 """What each strategy of a job is like: one row each, read wherever a job's strategy matters.
 
 The spec's rules, the master, the agent, the runtime and the report ask the row and never compare
-names. A new strategy is a row here, a folder ``runtime/holding/…`` and, where nobody holds the
-state like that yet, a holder in ``protocol/holding/…``.
+names. A new strategy is a row here and a folder ``runtime/holding/…``. Where no holder keeps the
+state like that yet, it is also a holder in ``protocol/holding/…`` and its edge in `master.holding`.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ class Traits(Struct, frozen=True, kw_only=True):
     """For people, in one line."""
     holder: HolderName
     """Who holds the state of training; ``nobody``: the script does, and paceline counts no sample.
-    ``runtime/holding/`` has a folder of that name, the master a holder."""
+    ``runtime/holding/`` has a folder for each other name, the master a holder."""
     modes: tuple[Mode, ...] = ("bsp",)
     """The modes it trains in."""
     lives: Literal["singly", "in_rounds"] = "singly"

@@ -3,9 +3,9 @@
 It owns the nodes (``worker-0`` …, ``server-0`` …), gives every life of a node's training process
 an incarnation number, decides what an end means (by `paceline.protocol.nodes.exits`) and when to
 start again. The clock is an argument. What must survive the master's death is a record, journalled
-before any instruction of the same answer is carried out; the rest is told anew by the agents.
+before any instruction of the same answer is carried out; agents tell the rest again.
 
-Silence (DESIGN, section 6): an agent that says nothing is replaced after ``lost_after_s``; that
+Silence (docs/failure-model.md): an agent that says nothing is replaced after ``lost_after_s``; that
 harms no process, its successor takes over whatever runs. The process itself is given up only when
 an agent says that it is gone, or when no agent can be had for another ``lost_after_s`` (long enough
 for one to start) *and* others wait for it. The clock is the master's own time, which stands still

@@ -10,7 +10,7 @@ in which the ledger hears of their partitions, and grow until the source is fini
 after the first follow then.
 
 At every moment each sample below the cursor is in exactly one of: returned, one lease, done
-(DESIGN, invariant 1; AntDT section V-C calls them TODO, DOING, DONE).
+(docs/protocols/integrity.md, section 6; AntDT section V-C calls them TODO, DOING, DONE).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence

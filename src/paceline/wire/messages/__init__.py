@@ -5,6 +5,6 @@ frames), `node.NodeUp` and `NodeDown` (a training process and the master) and `a
 `AgentDown` (an agent and the master). All are msgpack on the wire and are the very events that the
 pure state machines take, so what the explorer in ``tests/model`` permutes is what production sends.
 
-Rules (DESIGN, invariant 4): every message names ``epoch_no`` and the incarnation ``inc`` of its
-sender; a receiver acts only if ``epoch_no`` equals its own. Senders repeat until answered.
+Rules (docs/protocols/integrity.md, section 2): every message names ``epoch_no`` and the incarnation
+``inc`` of its sender; a receiver acts only if ``epoch_no`` equals its own. Senders repeat until answered.
 """
