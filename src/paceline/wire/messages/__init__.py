@@ -6,5 +6,6 @@ frames), `node.NodeUp` and `NodeDown` (a training process and the master) and `a
 pure state machines take, so what the explorer in ``tests/model`` permutes is what production sends.
 
 Rules (docs/protocols/integrity.md, section 2): every message names ``epoch_no`` and the incarnation
-``inc`` of its sender; a receiver acts only if ``epoch_no`` equals its own. Senders repeat until answered.
+``inc`` of its sender; a receiver acts only if ``epoch_no`` equals its own. Senders repeat until
+answered.
 """
