@@ -21,7 +21,7 @@ class NodeChecked(Record, frozen=True):
 
 
 class Checks:
-    """By node; ``wanted``: workers are checked."""
+    """The checks of a job's nodes; ``wanted``: workers are checked."""
 
     def __init__(self, *, wanted: bool) -> None:
         self._wanted = wanted

@@ -4,9 +4,9 @@ The controller knows neither solution nor job. It says when it is time (`is_due`
 edge has observed, and returns instructions: ask, carry out, write. Answers, refusals and effects
 come back as calls; the clock is an argument. `paceline.master.deciding` is its edge.
 
-A solution may be wrong in every way and the job goes on: what it raises, and that it does not
-answer within `LATE_S`, is told once per kind; it is asked again at the next time (if its answer has
-come by then).
+A solution may be wrong in every way and the job goes on. If it raises, or does not answer within
+`LATE_S`, the log says so once per kind. It is asked again at the next time (if its answer has come
+by then).
 
 Reference: AntDT, section V-E (controller: monitor, decide, act).
 """
@@ -123,7 +123,7 @@ class _Healing(msgspec.Struct, frozen=True):
 
 
 class Controller:
-    """Of one job, from the start of its master; see the module."""
+    """The controller of one job, from the start of its master."""
 
     def __init__(
         self,
@@ -170,7 +170,7 @@ class Controller:
 
         Args:
             now_s: by the observations' clock.
-            iterations: of the job; a count that falls (a restore) starts anew.
+            iterations: of the job; after a count that falls (a restore) it begins again.
         """
         if self._asked is not None or self._is_switching(now_s):
             return False
@@ -436,7 +436,7 @@ def _is_change(action: AnyAction) -> bool:
 
 
 def _kind(action: AnyAction) -> str:
-    """Of a global action: one replaces another of its kind."""
+    """Return the kind of a global action: one replaces another of its kind."""
     return "short steps" if isinstance(action, BackupWorkers | Partial) else type(action).__name__
 
 

@@ -58,7 +58,7 @@ class Answered(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Deciding:
-    """Of one job whose spec names a solution."""
+    """The decisions of one job whose spec names a solution."""
 
     def __init__(
         self,
@@ -163,11 +163,11 @@ class Deciding:
             self._log.flush()
 
     def _decide(self, ask: Ask) -> None:
-        """In the solution's thread; nothing that it raises goes further."""
+        """Ask the solution, in its thread; nothing that it raises goes further."""
         start_s = time.perf_counter()
         try:
             actions = checked(self._solution.decide(ask.observation))
-        except BaseException as error:  # noqa: BLE001 - of whoever wrote the solution
+        except BaseException as error:  # noqa: BLE001 - the solution's code runs here
             kind, trace = type(error).__name__, traceback.format_exc()
             self._post(Answered(no=ask.no, error=kind, traceback=trace))
         else:

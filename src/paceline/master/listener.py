@@ -25,7 +25,7 @@ class MasterListener:
         on_agent: Callable[[AgentStream], Awaitable[None]],
         on_call: Callable[[Call], Awaitable[Reply]],
     ) -> None:
-        """As `paceline.wire.control.ControlServer`."""
+
         self._job, self._host = job, host
         self._server = ControlServer(job.secret(), on_agent, on_call)
 

@@ -275,7 +275,7 @@ class Monitor:
             self._spells[role] = self._spells[role].with_spell(seconds)
 
     def keep(self, nodes: Container[str]) -> None:
-        """All others are no more: whoever has such a name again is another."""
+        """Forget all other nodes: a later node of the same name is another one."""
         known = {*self.nodes, *self._histories, *self._earlier}
         for node in [name for name in known if name not in nodes]:
             self.nodes.pop(node, None)
@@ -329,7 +329,7 @@ class Monitor:
 
     @property
     def samples_per_s(self) -> float:
-        """Of the job, by what got into the model."""
+        """Samples per second of the job, by what got into the model."""
         return self._committed.per_s() or 0.0
 
     def speed(self, node: str) -> float | None:

@@ -17,7 +17,7 @@ _outcome = msgspec.json.Decoder(RestartOutcome)
 
 
 class _Placed(msgspec.Struct, frozen=True):
-    """Of a job's spec, whatever its version, where its nodes are."""
+    """The part of a job's spec, of any version, that says where its nodes are."""
 
     backend: str = "local"
 

@@ -18,7 +18,7 @@ from paceline.protocol.records import CutGone
 from paceline.protocol.snapshot import Snapshot, restore, take
 
 COMPACT_AT = 50_000
-"""Records in the journal beyond which it is begun anew from a snapshot."""
+"""Records in the journal beyond which it begins again from a snapshot."""
 
 
 def running_agents(job: JobDir) -> set[str]:
@@ -78,7 +78,7 @@ class Past:
         return NodeOrders(self._members).resize(resize.workers, resize.servers)
 
     def compact(self) -> None:
-        """Begin a long journal anew from a snapshot."""
+        """Begin a long journal again from a snapshot."""
         if self._outbox.journal.num_records > COMPACT_AT:
             self._outbox.compact(self._snapshot)
 

@@ -1,4 +1,4 @@
-"""What people are told about a job: pure views of the state machines."""
+"""What people see of a job: pure views of the state machines."""
 
 from paceline.base.samples import num_samples
 from paceline.master.ending import Ending, ScriptsWork, Stage

@@ -1,21 +1,17 @@
-"""Who belongs to the job and in which life: a pure machine, facts in, instructions out.
+"""The nodes of a job and their lives: a pure machine, facts in, instructions out.
 
-It owns the nodes (``worker-0`` …, ``server-0`` …), gives every life of a node's training process
-an incarnation number, decides what an end means (by `paceline.protocol.nodes.exits`) and when to
-start again. The clock is an argument. What must survive the master's death is a record, journalled
-before any instruction of the same answer is carried out; agents tell the rest again.
+It gives every life of a node's training process an incarnation number, decides what an end means
+(by `paceline.protocol.nodes.exits`) and when to start again. Times are the master's own
+(`paceline.master.own_time`). What must survive the master's death is a record, journalled before
+any instruction of the same answer is carried out; the agents report the rest again.
 
-Silence (docs/failure-model.md): an agent that says nothing is replaced after ``lost_after_s``; that
-harms no process, its successor takes over whatever runs. The process itself is given up only when
-an agent says that it is gone, or when no agent can be had for another ``lost_after_s`` (long enough
-for one to start) *and* others wait for it. The clock is the master's own time, which stands still
-while the master does not run (`paceline.master.own_time`).
+A silent agent is replaced after ``lost_after_s`` (docs/failure-model.md). That harms no process:
+the successor takes over what runs. The process is given up only if an agent says that it is gone,
+or if there is no agent for another ``lost_after_s`` *and* others wait for it.
 
 Workers of strategies script and fsdp live in rounds (`paceline.protocol.nodes.rounds`): when one
-fails all end, and when all have ended, they begin again together.
-
-A worker may also come by itself (`join`): the same in everything, but nobody can launch an agent
-for it. It is awaited as long as others would be, and then dropped.
+fails all end, then all begin again together. A worker may also join on its own (`join`): the
+backend cannot launch an agent for it, so it is awaited as long as others, and then dropped.
 """
 
 from collections.abc import Container
@@ -89,7 +85,7 @@ class Membership(Roster):
     ) -> None:
         """``pending_s``: how long a launch may have to wait for its place, which is no silence.
 
-        ``rounds``: workers start and restart together; None: each by itself.
+        ``rounds``: workers start and restart together; None: each on its own.
         """
         super().__init__(num_workers, num_servers, rounds)
         self._restart, self._budget = restart, Budget(restart)
@@ -126,7 +122,7 @@ class Membership(Roster):
         return [*acts, Retire(node.name)]
 
     def _drop(self, node: Node, reason: str, silent_s: float | None = None) -> list[Act]:
-        """A node that came by itself does not come back."""
+        """Drop a node that joined on its own: it does not come back."""
         inc = node.life.inc
         told = NodeLostEvent(node=node.name, inc=inc, reason=reason, silent_s=silent_s)
         return [told, *self.lost(node), self.keep(NodeDropped(node=node.name))]
@@ -331,17 +327,14 @@ class Membership(Roster):
         return acts
 
     def _counts_repeats(self, now_s: float) -> bool:
-        """Whether the error of the life before, once more, is a sign that nothing helps.
-
-        Of a script by itself no step is known: there only if it comes soon.
-        """
+        """Whether the same error again ends the job; with strategy script only if it comes soon."""
         if self.rounds is None or not self.runs_by_itself:
             return not self._restart.repeat
         long = now_s - self.rounds.began_s > self._restart.backoff_max_s
         return not (self._restart.repeat or long)
 
     def _has_returned(self, node: Node, exit_: ExitEvidence) -> bool:
-        """Whether the script has; of one by itself the exit code says it, too."""
+        """Whether the script has returned; with strategy script the exit code says it, too."""
         if node.life.returned or not self.runs_by_itself:
             return node.life.returned
         return exit_.exit_code == 0 and not exit_.stopped_by_us
@@ -436,7 +429,7 @@ class Membership(Roster):
         rounds, cause = self.rounds, self.rounds.take_cause()
         if now_s - rounds.began_s > self._restart.backoff_max_s:
             rounds.streak = 0
-        # Whoever lives is in the present round already, which another one has not come to.
+        # A living worker is in the present round already, which an ended one has not come to.
         ended = (node for node in self.of_role("worker") if not node.life.is_alive)
         workers = [node for node in ended if node.fate is not Fate.LEAVES]
         acts: list[Act] = []

@@ -73,13 +73,13 @@ class ServersWanted(Record, frozen=True):
 
 
 class NodeJoined(Record, frozen=True):
-    """A worker that came by itself: the backend neither launches nor stops it."""
+    """A worker that joined on its own: the backend neither launches nor stops it."""
 
     node: str
 
 
 class NodeDropped(Record, frozen=True):
-    """A node that came by itself, or was to take another's place, is no more and not awaited."""
+    """A node that joined on its own, or was to take another's place: gone, and not awaited."""
 
     node: str
     futile: bool = False
@@ -229,7 +229,7 @@ class Node(msgspec.Struct):
     role: str
     rank: int
     by_itself: bool = False
-    """It came by itself: its agent was started on a machine of its own, and nobody here can."""
+    """It joined on its own: the backend can start no agent for it."""
     replaces: str = ""
     """The server whose place it is to take."""
     agent: NodeAgent = msgspec.field(default_factory=NodeAgent)

@@ -13,7 +13,7 @@ from paceline.wire.messages.node import ScriptError
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True):
-    """How a worker's life in a round ended, by itself or by an order of the user."""
+    """How a worker's life in a round ended, on its own or by an order of the user."""
 
     node: str
     inc: int

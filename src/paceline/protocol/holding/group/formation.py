@@ -179,7 +179,7 @@ class Formation:
         self.replica = message.replica
         self.ready[inc] = Member(inc, node, message.address, distant)
         if self.knows(inc):
-            # It waits, so it misses whoever is gone.
+            # It waits, so it misses a member that is gone.
             return self._ask([inc]) or (self.form() if self.running and self.lost else [])
         return self.form(expected=expected)
 
@@ -445,7 +445,7 @@ class Formation:
     # ------------------------------------------------------------------ plans
 
     def divide(self) -> list[Instruction]:
-        """Have steps divided by the plan: whoever does not say that it does is told (again)."""
+        """Have steps divided by the plan: tell each member that does not say so (again)."""
         if not self.running:
             return []  # the next group begins by it
         wanted = division(self.plan, self.members)
