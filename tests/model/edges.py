@@ -223,7 +223,8 @@ class Worker:
         loop: Any = ServersLoop(self.trainer, model, lookups, schedule, feed, Batches(self), 2)  # type: ignore[arg-type]
         for _ in loop.run():
             pause()
-            loop.on_step(0, 1)
+            loop.on_step(0)
+            loop.stepped()
             if self.town.chance.random() < self.town.looks:
                 self.trainer.dense()
             pause()

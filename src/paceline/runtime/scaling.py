@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from paceline.runtime.stepping import StepLoop
+from paceline.runtime.step_frame import StepFrame
 
 
 def follow_steps(
-    scaler: GradScaler, optimizers: Sequence[Optimizer], current: Callable[[], StepLoop | None]
+    scaler: GradScaler, optimizers: Sequence[Optimizer], current: Callable[[], StepFrame[Any] | None]
 ) -> None:
     """Make a scaler act once for each step of the job.
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from types import MethodType
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
@@ -10,23 +10,8 @@ from torch.optim import LBFGS, Optimizer
 
 from paceline.base.errors import ConfigError
 from paceline.runtime.state.script_state import ScriptState
+from paceline.runtime.step_frame import OUTSIDE, StepFrame
 from paceline.wire.spec import JobSpec
-
-OUTSIDE = (
-    "optimizer.step() was called outside of a loop over job.batches; only batches of the job can "
-    "be trained on"
-)
-BEFORE = (
-    "optimizer.step() was called before the first batch; call it once for each batch of job.batches"
-)
-TWICE = (
-    "optimizer.step() was called twice for one batch; a batch counts once: call it once, after all "
-    "of loss.backward()"
-)
-NO_GRADIENT = (
-    "optimizer.step() was called, but no parameter has a gradient; call loss.backward() before it, "
-    "and optimizer.zero_grad() after it"
-)
 
 BEGIN_LATER = (
     "give the optimizer all of its groups before job.prepare, with requires_grad=True, and call "
@@ -36,35 +21,10 @@ BEGIN_LATER = (
 """The remedy, which computes what torch does for a group that is added later."""
 
 
-def not_stepped(missing: int, num_optimizers: int) -> str:
-    """A batch is over on which so many did not step."""
-    return (
-        f"a batch went by without optimizer.step() ({missing} of {num_optimizers} prepared "
-        "optimizers did not step), so its samples would never count; call it once per batch, and "
-        "use job.evaluate for batches that are not trained on"
-    )
-
-
-class StepLoop(Protocol):
-    """A loop over batches, as whatever steps in it sees it."""
-
-    def settle(self) -> bool:
-        """Have the gradients of the step in place; whether they are to change the model."""
-
-    def on_step(self, optimizer: int) -> bool:
-        """An optimizer is told to step: whether it is to change its parameters."""
-
-    def stepped(self) -> None:
-        """An optimizer has changed its parameters, or was told not to."""
-
-    def has_stepped(self, optimizer: int) -> bool:
-        """Whether it was told to step on the batch in hand."""
-
-
 class Stepping:
     """The part of a `Strategy` that makes ``optimizer.step()`` a step of the job."""
 
-    _loop: StepLoop | None
+    _loop: StepFrame[Any] | None
 
     def __init__(self, spec: JobSpec, rank: int) -> None:
         self.spec, self.rank = spec, rank
@@ -74,6 +34,11 @@ class Stepping:
         self._loop = None
         #: What the optimizers' own steps are.
         self._takes: list[Callable[[], Any]] = []
+
+    @property
+    def in_step(self) -> bool:
+        """See `Strategy.in_step`."""
+        return self._loop is not None and self._loop.in_step
 
     def _follow_all(self, optimizers: Sequence[Optimizer]) -> None:
         self._optimizers = optimizers

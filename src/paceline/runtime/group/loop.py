@@ -26,7 +26,7 @@ from paceline.base.errors import ConfigError, InternalError
 from paceline.base.samples import Intervals, SampleSet, Span, between, num_samples
 from paceline.protocol.holding.group.division import Sharing
 from paceline.runtime.data.reader import Reader
-from paceline.runtime.data.work import StepTimes, Work
+from paceline.runtime.data.work import Work
 from paceline.runtime.group.group import BREAKING, Group
 from paceline.runtime.group.member import MemberClient
 from paceline.runtime.group.profiling import samples_of
@@ -36,14 +36,14 @@ from paceline.runtime.group.step import GroupStep, Told, digest, joiners_of, num
 from paceline.runtime.group.store import GroupOver
 from paceline.runtime.group.watcher import Diverged, Divergence, Watcher
 from paceline.runtime.seeding import reseed, seed_of
-from paceline.runtime.stepping import BEFORE, TWICE, not_stepped
+from paceline.runtime.step_frame import StepFrame
 from paceline.wire.messages.feeds import Feed, Slice
 from paceline.wire.messages.group import Division, RunGroup
 from paceline.wire.messages.order import Lacking
 
 
-class GroupLoop:
-    """One pass over one feed. The strategy calls ``on_step`` for every ``optimizer.step()``.
+class GroupLoop(StepFrame[GroupStep]):
+    """One pass over one feed, whose every step is one of all members.
 
     ``watcher``: compares what members hold, over all loops of the job.
     ``largest``: samples that a batch has at most; None: a share is one batch if nobody divides it.
@@ -64,43 +64,32 @@ class GroupLoop:
         watcher: Watcher,
         whole_steps: bool = False,
     ) -> None:
+        super().__init__(num_optimizers)
         self._client, self._reducer, self._sharing = client, reducer, sharing
         self._watcher = watcher
-        self._num_optimizers = num_optimizers
         self._feed, self._reader, self._ahead = feed, reader, ahead
         self._largest = largest
         self._whole_steps = whole_steps or sharing.blocks > 0
         #: Works that were shown to the reader, by step and samples.
         self._shown: dict[tuple[int, Slice], Work] = {}
-        self._num_steps = 0
         #: What one thread may have of a core.
         self._core = min(1.0, cpu_quota() or 1.0)
-        self.excluded_s = 0.0
-        """Time since the batch was ready that was spent on something else (evaluation)."""
-        self.step: GroupStep | None = None
-        """The newest step, until the next begins."""
 
-    def run(self) -> Iterator[Any]:
-        """Yield batch after batch until the feed is complete."""
-        try:
-            while (step := self._begin_next()) is not None:
-                self.step = step
-                for number, work in enumerate(step.works):
-                    if number and step.may_skip(number):
-                        continue
-                    batch = self._read(step, work) if number else step.first
-                    step.batch_no = number
-                    self._expect(step, work)
-                    self._client.in_body = True
-                    yield batch
-                    self._finish_batch(step)
-                    if self._is_lost(step):
-                        break
-                self._reducer.end()
-                self._client.in_body = False
-                self._num_steps += 1
-        finally:
-            self.abandon()
+    def _batches(self, step: GroupStep) -> Iterator[Any]:
+        for number, work in enumerate(step.works):
+            if number and step.may_skip(number):
+                continue
+            if number:
+                step.batch = self._read(step, work)
+            step.batch_no = number
+            self._expect(step, work)
+            self._client.in_body = True
+            yield step.batch
+            self._finish(step)
+            if self._is_lost(step):
+                break
+        self._reducer.end()
+        self._client.in_body = False
 
     def _is_lost(self, step: GroupStep) -> bool:
         """Whether the group is over before our last batch of the step: it comes again."""
@@ -115,18 +104,18 @@ class GroupLoop:
 
     def _begin_next(self) -> GroupStep | None:
         """Begin a step; None: the feed is complete, and all members hold all of it."""
-        start_s = monotonic()
+        asked_s = monotonic()
         while True:
             entered = self._client.enter(self._feed.feed, self._is_at_end)
             if entered is None:
                 self._client.await_end(self._feed)
                 self._client.load_end(self._feed)
-                self._record(start_s)
+                self._record(asked_s)
                 return None
             run, group = entered
             self._client.mark(computing=True)
             whole = self._next(run, self._client.state.step + 1, self._line())
-            step = self._try(run, group, whole, start_s)
+            step = self._try(run, group, whole)
             if step is None:
                 continue
             if not whole:
@@ -135,7 +124,7 @@ class GroupLoop:
                     # A group that forms would wait for us, and the cut for the group.
                     self._client.leave_step()
                     self._client.await_end(self._feed)
-                    self._record(start_s)
+                    self._record(asked_s)
                     return None
                 continue
             step.works, *later = self._upcoming(step)
@@ -143,12 +132,10 @@ class GroupLoop:
                 continue
             if not step.behind:
                 self._profile(step)
-            step.first = self._read(step, step.works[0])
+            step.batch = self._read(step, step.works[0])
             # Those that follow are made meanwhile.
             self._reader.ask([*step.works[1:], *(work for works in later for work in works)])
-            now_s = monotonic()
-            self._record(now_s)
-            step.wait_s, step.start_s = now_s - start_s, now_s
+            self._start(step, asked_s)
             step.waited_before_s = step.data_s
             return step
 
@@ -220,7 +207,7 @@ class GroupLoop:
             times = range(step.num_profiled)
             step.works[:0] = [Work(self._feed.feed, spans, size, number) for _ in times]
 
-    def _try(self, run: RunGroup, group: Group, whole: Slice, start_s: float) -> GroupStep | None:
+    def _try(self, run: RunGroup, group: Group, whole: Slice) -> GroupStep | None:
         """Tell the others that we are in this step."""
         number = self._client.state.step + 1
         try:
@@ -245,7 +232,7 @@ class GroupLoop:
         weight = num_samples(self._sharing.samples(whole, runs[group.rank]))
         global_batch = self._feed.global_batch(num_sharing(run, number))
         return GroupStep(
-            run, group, gathering, division, heard, whole, global_batch, runs, weight, start_s
+            run, group, gathering, division, heard, whole, global_batch, runs, weight
         )
 
     def _runs(self, run: RunGroup, number: int, whole: Slice, division: Division) -> list[range]:
@@ -322,7 +309,7 @@ class GroupLoop:
         if step.settling < step.batch_no:  # with several optimizers the first that steps
             step.settling = step.batch_no
             samples = step.counting(step.works[step.batch_no])
-            step.computed += samples
+            step.samples += samples
         if not step.is_last_batch:
             if step.short is None:
                 self._reducer.take()
@@ -421,15 +408,7 @@ class GroupLoop:
         self._client.agree_on_cut([one.cut for one in told])
         return any(one.wants_out for one in told)
 
-    def on_step(self, optimizer: int) -> bool:
-        """An optimizer is told to step: whether it is to change its parameters.
-
-        Raises:
-            ConfigError: it steps twice for one batch, or what it is to apply is not one mean.
-        """
-        step = self.step
-        if step is None or optimizer in step.stepped:
-            raise ConfigError(BEFORE if step is None else TWICE)
+    def _take(self, step: GroupStep, optimizer: int) -> bool:
         self._settle(step)
         if self._reducer.called_twice:
             raise ConfigError(
@@ -442,65 +421,32 @@ class GroupLoop:
             self._watcher.stepping(optimizer, self._client.state.step + 1)
         return step.holds
 
-    def stepped(self) -> None:
-        """An optimizer has changed its parameters; after the last one the step is in the model."""
-        step = self.step
-        if step is not None and len(step.stepped) == self._num_optimizers:
-            if not step.is_last_batch:
-                return
-            # What the script does until its next batch is no part of a step.
-            self._client.unmark()
-            if step.holds:
-                self._reducer.update()
-                # Before others may copy what we hold, of which it is a part.
-                state = self._client.state
-                state.position.advance(state.step, step.num_batches)
-                self._client.updated(step.committed, last=step.last)
+    def _all_stepped(self, step: GroupStep) -> None:
+        """After the last batch the step is in the model."""
+        if not step.is_last_batch:
+            return
+        # What the script does until its next batch is no part of a step.
+        self._client.unmark()
+        if step.holds:
+            self._reducer.update()
+            # Before others may copy what we hold, of which it is a part.
+            state = self._client.state
+            state.position.advance(state.step, step.num_batches)
+            self._client.updated(step.committed, last=step.last)
 
     def settle(self) -> bool:
-        """Have the averaged gradients in place before the optimizers ask for them.
-
-        Whether there are any, which are to change the model.
-        """
+        """See `StepFrame.settle`: the averaged ones."""
         if self.step is not None:
             self._settle(self.step)
         return self.step is not None and self.step.holds
 
-    def has_stepped(self, optimizer: int) -> bool:
-        """Whether it was told to step on the batch in hand."""
-        return self.step is not None and optimizer in self.step.stepped
-
-    def _finish_batch(self, step: GroupStep) -> None:
-        """The user asks for the next batch."""
-        missing = self._num_optimizers - len(step.stepped)
-        if missing:
-            raise ConfigError(not_stepped(missing, self._num_optimizers))
-
-    def _record(self, now_s: float) -> None:
-        """Note the times of the step that ended as the next begins."""
-        step = self.step
-        if step is None:
-            return
+    def _note(self, step: GroupStep, bpt_s: float) -> None:
         if step.behind:  # it took as long as next to nothing takes
-            self.excluded_s = 0.0
             return
-        bpt_s = now_s - step.start_s - self.excluded_s
         # Sums and update: what they cost us is what they take of a processor, since we wait, too.
         beside_s = (process_time() - step.computed_cpu_s) / self._core
-        self._client.record(
-            StepTimes(
-                step=self._num_steps,
-                samples=step.computed,
-                start_s=step.start_s,
-                bpt_s=bpt_s,
-                compute_s=step.compute_s,
-                server_s=0.0,
-                message_s=max(0.0, min(beside_s, bpt_s - step.compute_s)),
-                wait_s=step.wait_s,
-                data_s=step.data_s,
-            )
-        )
-        self.excluded_s = 0.0
+        step.message_s = max(0.0, min(beside_s, bpt_s - step.compute_s))
+        self._client.record(step.times(self.num_steps, bpt_s))
 
     def abandon(self) -> None:
         """The loop is left: nothing of an unfinished step counts; again: nothing."""
@@ -511,7 +457,7 @@ class GroupLoop:
         self._client.unmark()
         self._client.in_body = False
         step = self.step
-        if step is not None and step.holds and len(step.stepped) < self._num_optimizers:
+        if step is not None and step.holds and len(step.stepped) < self.num_optimizers:
             self._client.give_up_update(torn=bool(step.stepped))
         self._client.leave_step()
         self.step = None

@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from paceline.base.samples import Span
 from paceline.protocol.holding.group.watch import Word
 from paceline.runtime.data.work import Work
 from paceline.runtime.group.group import BREAKING, Gathering, Group
 from paceline.runtime.group.short import ShortStep
+from paceline.runtime.step_frame import StepInHand
 from paceline.wire.messages.feeds import Slice
 from paceline.wire.messages.group import Division, RunGroup
 
@@ -40,7 +41,7 @@ class Told(NamedTuple):
 
 
 @dataclass(slots=True)
-class GroupStep:
+class GroupStep(StepInHand):
     """The step that this member is in."""
 
     run: RunGroup
@@ -56,18 +57,15 @@ class GroupStep:
     """What of it each member computes; see `Sharing`."""
     weight: int
     """Samples of ours; 0: what we compute on is another member's, and does not count."""
-    start_s: float
     committed: Sequence[Span] = ()
     """What of it is in the averaged gradients."""
     num_batches: int = 0
     """Global batches that this completes: steps of schedules."""
-    wait_s: float = 0.0
     works: list[Work] = field(default_factory=list)
     """The batches that we compute it in."""
     num_profiled: int = 0
     """So many of them come before our share, are timed, and count for nothing."""
     num_timed: int = 0
-    first: Any = None
     batch_no: int = 0
     """Of them, that in the script's hands."""
     settling: int = -1
@@ -78,17 +76,10 @@ class GroupStep:
     """The averaged gradients are to change the model."""
     last: bool = False
     """Some member wants it to be the last one in this group."""
-    stepped: set[int] = field(default_factory=set)
-    """Optimizers that were told to step on this batch."""
-    data_s: float = 0.0
-    """From when batches were wanted until they were read and made."""
     waited_before_s: float = 0.0
-    """Of that, what lies before ``start_s``."""
-    compute_s: float = 0.0
+    """Of ``data_s``, what lies before ``start_s``."""
     computed_cpu_s: float = 0.0
     """Processor time of the process when all was computed."""
-    computed: int = 0
-    """Samples of ours that the script has computed."""
     short: ShortStep | None = None
     """Whether it goes on without us; None: it waits for all."""
     behind: bool = False

@@ -106,12 +106,6 @@ class Together(Stepping):
         """See `Strategy.source_line`."""
         return self._member.source_line(line)
 
-    @property
-    def in_step(self) -> bool:
-        """See `Strategy.in_step`."""
-        step = self._loop.step if self._loop is not None else None
-        return step is not None and not step.stepped
-
     def checkpoint(self) -> None:
         """See `Strategy.checkpoint`."""
         self._member.checkpoint()

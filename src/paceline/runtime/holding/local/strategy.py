@@ -21,15 +21,8 @@ from paceline.runtime.data.local_feed import Dealing
 from paceline.runtime.data.reader import Reader
 from paceline.runtime.data.work import Array
 from paceline.runtime.scaling import follow_steps
-from paceline.runtime.stepping import (
-    NO_GRADIENT,
-    TWICE,
-    Stepping,
-    clip_whole,
-    not_stepped,
-    params_of,
-    trained_by,
-)
+from paceline.runtime.step_frame import NO_GRADIENT, StepFrame, StepInHand
+from paceline.runtime.stepping import Stepping, clip_whole, params_of, trained_by
 from paceline.runtime.strategy import Evaluation
 from paceline.wire.messages.checks import Checked
 from paceline.wire.messages.feeds import Feed, SourceLine
@@ -95,11 +88,6 @@ class Local(Stepping):
             reader.ask(self._dealing.upcoming(feed.feed, ahead))
             yield batch, work.num_samples
 
-    @property
-    def in_step(self) -> bool:
-        """See `Strategy.in_step`."""
-        return self._loop is not None and self._loop.in_step
-
     def evaluate(
         self, fn: Evaluation, feed: Feed, readers: Callable[[], AbstractContextManager[Reader]]
     ) -> Mapping[str, Array]:
@@ -122,7 +110,7 @@ class Local(Stepping):
         return clip_whole(self._params, max_norm)
 
 
-class LocalLoop:
+class LocalLoop(StepFrame[StepInHand]):
     """One pass over one feed, whose every batch is a step; ``on_step``: called after each."""
 
     def __init__(
@@ -131,50 +119,23 @@ class LocalLoop:
         optimizers: Sequence[Optimizer],
         on_step: Callable[[], None],
     ) -> None:
-        self._batches, self._optimizers, self._on_step = batches, optimizers, on_step
-        #: Optimizers that were told to step on the batch in hand.
-        self._stepped: set[int] = set()
+        super().__init__(len(optimizers))
+        self._feed, self._optimizers, self._on_step = batches, optimizers, on_step
         self._has_gradient = False
 
-    def run(self) -> Iterator[Any]:
-        """Yield batch after batch until the feed is complete."""
-        for batch, _ in self._batches:
-            self._stepped.clear()
-            self._has_gradient = False
-            yield batch
-            missing = len(self._optimizers) - len(self._stepped)
-            if missing:
-                raise ConfigError(not_stepped(missing, len(self._optimizers)))
+    def _begin_next(self) -> StepInHand | None:
+        found = next(self._feed, None)
+        self._has_gradient = False
+        self.step = None if found is None else StepInHand(batch=found[0])
+        return self.step
 
-    @property
-    def in_step(self) -> bool:
-        """Whether a batch is in hand on which no optimizer has stepped."""
-        return not self._stepped
-
-    def settle(self) -> bool:
-        """See `StepLoop.settle`: there is nothing to wait for."""
-        return True
-
-    def on_step(self, optimizer: int) -> bool:
-        """See `StepLoop.on_step`.
-
-        Raises:
-            ConfigError: it steps twice for one batch, or nothing has a gradient.
-        """
-        if optimizer in self._stepped:
-            raise ConfigError(TWICE)
-        self._stepped.add(optimizer)
+    def _take(self, step: StepInHand, optimizer: int) -> bool:
+        step.stepped.add(optimizer)
         params = params_of(self._optimizers[optimizer])
         self._has_gradient |= any(param.grad is not None for param in params)
-        if not self._has_gradient and len(self._stepped) == len(self._optimizers):
+        if not self._has_gradient and len(step.stepped) == self.num_optimizers:
             raise ConfigError(NO_GRADIENT)
         return True
 
-    def stepped(self) -> None:
-        """See `StepLoop.stepped`."""
-        if len(self._stepped) == len(self._optimizers):
-            self._on_step()
-
-    def has_stepped(self, optimizer: int) -> bool:
-        """See `StepLoop.has_stepped`."""
-        return optimizer in self._stepped
+    def _all_stepped(self, step: StepInHand) -> None:
+        self._on_step()

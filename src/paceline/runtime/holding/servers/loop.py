@@ -6,7 +6,6 @@ Order of one iteration: next work → its batch and rows → the user's forward 
 or already before the user computes where the mode allows it (``trainer.overlap``).
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from paceline.base.errors import ConfigError
 from paceline.runtime.data.reader import Reader
-from paceline.runtime.data.work import StepTimes, Work
+from paceline.runtime.data.work import Work
 from paceline.runtime.holding.servers.accumulation import Accumulation
 from paceline.runtime.holding.servers.gradient_edits import GradientEdits
 from paceline.runtime.holding.servers.joining import Joining
@@ -26,7 +25,7 @@ from paceline.runtime.holding.servers.recipes import Recipe, Recipes, Recorder
 from paceline.runtime.holding.servers.schedule import Schedule
 from paceline.runtime.seeding import reseed, seed_of
 from paceline.runtime.server.store import Gradients
-from paceline.runtime.stepping import BEFORE, NO_GRADIENT, TWICE, not_stepped
+from paceline.runtime.step_frame import NO_GRADIENT, StepFrame, StepInHand
 from paceline.wire.messages.data import Changed
 from paceline.wire.messages.feeds import Feed
 
@@ -45,17 +44,10 @@ class Staged:
 
 
 @dataclass(slots=True)
-class ServersStep:
+class ServersStep(StepInHand):
     """The contribution in the user's hands."""
 
     staged: Staged
-    start_s: float
-    wait_s: float
-    server_s: float
-    message_s: float
-    data_s: float
-    """Of the wait, that for the batch itself."""
-    compute_s: float = 0.0
     inner_wait_s: float = 0.0
     """Waits after the batch was ready: for rows that were not foreseen."""
     grads: dict[int, Flat] = field(default_factory=dict)
@@ -65,8 +57,8 @@ class ServersStep:
     """The script is through with its body."""
 
 
-class ServersLoop:
-    """One pass over one feed. The job calls ``on_step`` for every ``optimizer.step()``."""
+class ServersLoop(StepFrame[ServersStep]):
+    """One pass over one feed, whose steps are contributions to a model that is held elsewhere."""
 
     def __init__(
         self,
@@ -78,6 +70,7 @@ class ServersLoop:
         reader: Reader,
         prefetch: int,
     ) -> None:
+        super().__init__(len(model.optimizers))
         self._trainer, self._model, self._lookups = trainer, model, lookups
         self._schedule, self._definition = schedule, feed
         self._feed, self._reader, self._prefetch = feed.feed, reader, prefetch
@@ -85,7 +78,6 @@ class ServersLoop:
         self._recipes = Recipes()
         self._recorder: Recorder | None = None
         self._staged: Staged | None = None
-        self._num_steps = 0
         self._sum = Accumulation()
         self._settings: tuple[int, tuple[float, ...], Changed] = (0, (), ())
         """The newest synchronous step, and the hyper-parameters (`Gradients`) of its first
@@ -97,28 +89,12 @@ class ServersLoop:
         self._edits: GradientEdits | None = None
         if trainer.sums_workers:
             self._edits = GradientEdits((one.param for one in model.dense), FIRST_STEPS)
-        self.excluded_s = 0.0
-        """Time since the batch was ready that was spent on something else (evaluation)."""
-        self.step: ServersStep | None = None
-        """The newest contribution, until the next begins."""
-
-    def run(self) -> Iterator[Any]:
-        """Yield batch after batch until the feed is complete."""
-        try:
-            while self._begin_next():
-                assert self.step is not None
-                yield self.step.staged.batch
-                self._finish()
-            self._trainer.drain()
-            self._complete()
-        finally:
-            self.abandon()
 
     # ------------------------------------------------------------------ before the user computes
 
-    def _begin_next(self) -> bool:
-        """Get work, batch and model ready; False: the feed is complete."""
-        start_s, data_s = monotonic(), 0.0
+    def _begin_next(self) -> ServersStep | None:
+        """Get work, batch and model ready."""
+        asked_s, data_s = monotonic(), 0.0
         self._hand_in()
         while (work := self._trainer.next_work(self._feed)) is not None:
             staged, self._staged = self._staged, None
@@ -131,8 +107,8 @@ class ServersLoop:
             pulled = self._trainer.wait_pull(work)
             if pulled is None:
                 continue
-            early = self._num_steps < FIRST_STEPS
-            whole = early or self._num_steps % CHECK_EVERY == 0
+            early = self.num_steps < FIRST_STEPS
+            whole = early or self.num_steps % CHECK_EVERY == 0
             self._model.load(pulled.dense, whole=whole)
             if self._joining.is_due:
                 if not self._joining.take_over(self._definition, work, pulled.counted):
@@ -140,11 +116,15 @@ class ServersLoop:
                     continue
                 self._handed_in = b""
             self._lookups.begin(staged.foreseen, pulled.rows)
-            now_s = monotonic()
-            self._record(now_s)
-            self.step = ServersStep(
-                staged, now_s, now_s - start_s, pulled.server_s, pulled.message_s, data_s
+            step = ServersStep(
+                staged,
+                batch=staged.batch,
+                samples=work.num_samples,
+                data_s=data_s,
+                server_s=pulled.server_s,
+                message_s=pulled.message_s,
             )
+            self._start(step, asked_s)
             self._enter(work, pulled)
             if self._trainer.overlap:
                 self._stage_ahead()
@@ -155,10 +135,10 @@ class ServersLoop:
                 # What is drawn for a block does not follow who computes it.
                 first = work.spans[0]
                 reseed(seed_of(self._trainer.spec.seed, first.line, first.start))
-            return True
-        self._record(start_s)
+            return step
+        self._record(asked_s)
         self.step = None
-        return False
+        return None
 
     def _enter(self, work: Work, pulled: PulledModel) -> None:
         """Bring the script where the model is."""
@@ -172,6 +152,7 @@ class ServersLoop:
 
         What it computes before it asks for more, as a loss on held-out data, is on these values.
         """
+        self._trainer.drain()
         self._model.load(self._trainer.dense())
         if self._joining.is_due:
             # The newest, which may be of a later feed: what comes in that takes over once more.
@@ -227,35 +208,28 @@ class ServersLoop:
     def _maybe_record(self, staged: Staged) -> None:
         if not self._lookups.tables or not self._recipes.recordings_left:
             return
-        if self._num_steps == 0 or self._cold:
+        if self.num_steps == 1 or self._cold:
             self._recorder = Recorder(staged.batch)
             self._lookups.watch = self._recorder.note_lookup
             self._recorder.__enter__()  # type: ignore[no-untyped-call]
 
     # ------------------------------------------------------------------ after it
 
-    def on_step(self, optimizer: int, num_optimizers: int) -> None:
-        """Optimizer number ``optimizer`` of the job steps: take its gradients.
-
-        Raises:
-            ConfigError: it steps twice for one batch, or nothing has a gradient.
-        """
-        step = self.step
-        if step is None:
-            raise ConfigError(BEFORE)
-        if optimizer in step.grads or step.pushed:
-            raise ConfigError(TWICE)
-        if not step.grads:
+    def _take(self, step: ServersStep, optimizer: int) -> bool:
+        if not step.stepped:
             step.compute_s = monotonic() - step.start_s - step.inner_wait_s
         if self._edits is not None:
             self._edits.check(
                 [one.param for one in self._model.dense if one.optimizer == optimizer]
             )
         step.grads[optimizer] = self._model.gradient_of(optimizer)
-        if len(step.grads) == num_optimizers:
-            self._push(step)
-            if self._recorder is None and self._staged is None:
-                self._stage_ahead()
+        step.stepped.add(optimizer)
+        return False
+
+    def _all_stepped(self, step: ServersStep) -> None:
+        self._push(step)
+        if self._recorder is None and self._staged is None:
+            self._stage_ahead()
 
     def _push(self, step: ServersStep) -> None:
         grads = [step.grads[index] for index in range(len(step.grads))]
@@ -290,14 +264,10 @@ class ServersLoop:
         if work.ends_contribution:
             self._trainer.push(*self._sum.take(rates, changed, self._schedule.before))
 
-    def _finish(self) -> None:
-        """The user asks for the next batch."""
-        assert self.step is not None
-        self._num_steps += 1
+    def _finish(self, step: ServersStep) -> None:
         self._stop_recording()
-        if not self.step.pushed:
-            number = len(self._model.optimizers)
-            raise ConfigError(not_stepped(number - len(self.step.grads), number))
+        if not step.pushed:
+            raise self._not_stepped(step)
         self._model.check_values()
         if self._edits is not None:
             self._edits.stepped()
@@ -308,25 +278,9 @@ class ServersLoop:
             self._recipes.learned(self._recorder)
             self._lookups.watch = self._recorder = None
 
-    def _record(self, now_s: float) -> None:
-        """Note the times of the contribution that ended as the next begins."""
-        step = self.step
-        if step is None:
-            return
-        self._trainer.record(
-            StepTimes(
-                step=self._num_steps,
-                samples=step.staged.work.num_samples,
-                start_s=step.start_s,
-                bpt_s=now_s - step.start_s - self.excluded_s,
-                compute_s=step.compute_s,
-                server_s=step.server_s,
-                message_s=step.message_s,
-                wait_s=step.wait_s + step.inner_wait_s,
-                data_s=step.data_s,
-            )
-        )
-        self.excluded_s = 0.0
+    def _note(self, step: ServersStep, bpt_s: float) -> None:
+        step.wait_s += step.inner_wait_s
+        self._trainer.record(step.times(self.num_steps, bpt_s))
 
     def abandon(self) -> None:
         """The loop is left: nothing of an unfinished batch counts; again: nothing."""

@@ -28,7 +28,7 @@ from paceline.runtime.holding.servers.state_dict import Gatherer
 from paceline.runtime.prepared import refuse_empty
 from paceline.runtime.server.rules import INSTEAD
 from paceline.runtime.state.script_state import ScriptState
-from paceline.runtime.stepping import OUTSIDE
+from paceline.runtime.step_frame import OUTSIDE
 from paceline.runtime.strategy import Evaluation
 from paceline.wire.messages.checks import Checked
 from paceline.wire.messages.feeds import Feed, SourceLine
@@ -203,7 +203,8 @@ class OnServers:
     def _on_step(self, optimizer: int) -> None:
         if self._loop is None:
             raise ConfigError(OUTSIDE)
-        self._loop.on_step(optimizer, len(self.model.optimizers))
+        self._loop.on_step(optimizer)
+        self._loop.stepped()
 
     def _fetch_rows(self, table: int, ids: Ids) -> Array:
         start_s = monotonic()

@@ -1,0 +1,178 @@
+"""The frame of a training loop: a batch goes out, every optimizer steps on it once, the next begins.
+
+A holder's loop fills it in: where batches come from, and what becomes of their gradients.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any, Generic, TypeVar
+
+from paceline.base.errors import ConfigError
+from paceline.runtime.data.work import StepTimes
+
+OUTSIDE = (
+    "optimizer.step() was called outside of a loop over job.batches; only batches of the job can "
+    "be trained on"
+)
+BEFORE = (
+    "optimizer.step() was called before the first batch; call it once for each batch of job.batches"
+)
+TWICE = (
+    "optimizer.step() was called twice for one batch; a batch counts once: call it once, after all "
+    "of loss.backward()"
+)
+NO_GRADIENT = (
+    "optimizer.step() was called, but no parameter has a gradient; call loss.backward() before it, "
+    "and optimizer.zero_grad() after it"
+)
+
+
+@dataclass(slots=True, kw_only=True)
+class StepInHand:
+    """The step whose batch the script has: which optimizers have stepped, and what it took."""
+
+    batch: Any = None
+    stepped: set[int] = field(default_factory=set)
+    """Optimizers that were told to step on this batch."""
+    samples: int = 0
+    start_s: float = 0.0
+    """When its batch was ready."""
+    wait_s: float = 0.0
+    data_s: float = 0.0
+    """From when batches were wanted until they were read and made."""
+    compute_s: float = 0.0
+    server_s: float = 0.0
+    message_s: float = 0.0
+
+    def times(self, number: int, bpt_s: float) -> StepTimes:
+        """What it took, as step ``number`` of this process."""
+        return StepTimes(
+            step=number,
+            samples=self.samples,
+            start_s=self.start_s,
+            bpt_s=bpt_s,
+            compute_s=self.compute_s,
+            server_s=self.server_s,
+            message_s=self.message_s,
+            wait_s=self.wait_s,
+            data_s=self.data_s,
+        )
+
+
+Step = TypeVar("Step", bound=StepInHand)
+
+
+class StepFrame(ABC, Generic[Step]):
+    """One pass over one feed. The strategy calls ``on_step`` for every ``optimizer.step()``."""
+
+    def __init__(self, num_optimizers: int) -> None:
+        self.num_optimizers = num_optimizers
+        self.num_steps = 0
+        """Steps that have begun."""
+        self.excluded_s = 0.0
+        """Time since the batch was ready that was spent on something else (evaluation)."""
+        self.step: Step | None = None
+        """The newest step, until the next begins."""
+
+    def run(self) -> Iterator[Any]:
+        """Yield batch after batch until the feed is complete."""
+        try:
+            while (step := self._begin_next()) is not None:
+                yield from self._batches(step)
+            self._complete()
+        finally:
+            self.abandon()
+
+    @abstractmethod
+    def _begin_next(self) -> Step | None:
+        """Get the next step ready and `_start` it; None: the feed is complete."""
+
+    def _batches(self, step: Step) -> Iterator[Any]:
+        """What the script computes a step in."""
+        yield step.batch
+        self._finish(step)
+
+    def _finish(self, step: Step) -> None:
+        """The script asks for the next batch.
+
+        Raises:
+            ConfigError: an optimizer did not step on this one.
+        """
+        if len(step.stepped) < self.num_optimizers:
+            raise self._not_stepped(step)
+
+    def _not_stepped(self, step: Step) -> ConfigError:
+        missing = self.num_optimizers - len(step.stepped)
+        return ConfigError(
+            f"a batch went by without optimizer.step() ({missing} of {self.num_optimizers} "
+            "prepared optimizers did not step), so its samples would never count; call it once "
+            "per batch, and use job.evaluate for batches that are not trained on"
+        )
+
+    def _complete(self) -> None:
+        """All of the feed is in a model."""
+
+    def abandon(self) -> None:
+        """The loop is left: nothing of an unfinished step counts; again: nothing."""
+        self.step = None
+
+    # ------------------------------------------------------------------ optimizers
+
+    def on_step(self, optimizer: int) -> bool:
+        """Note that an optimizer steps; whether it changes its parameters.
+
+        Raises:
+            ConfigError: it steps twice for one batch, or what it would apply is not one gradient.
+        """
+        step = self.step
+        if step is None or optimizer in step.stepped:
+            raise ConfigError(BEFORE if step is None else TWICE)
+        return self._take(step, optimizer)
+
+    @abstractmethod
+    def _take(self, step: Step, optimizer: int) -> bool:
+        """Take an optimizer's gradients and add it to those that stepped; see `on_step`."""
+
+    def stepped(self) -> None:
+        """An optimizer has changed its parameters, or was told not to."""
+        step = self.step
+        if step is not None and len(step.stepped) == self.num_optimizers:
+            self._all_stepped(step)
+
+    @abstractmethod
+    def _all_stepped(self, step: Step) -> None:
+        """The last optimizer has stepped on this batch."""
+
+    def has_stepped(self, optimizer: int) -> bool:
+        """Whether it was told to step on the batch in hand."""
+        return self.step is not None and optimizer in self.step.stepped
+
+    def settle(self) -> bool:
+        """Have the gradients of the step in place; whether they are to change the model."""
+        return True
+
+    @property
+    def in_step(self) -> bool:
+        """Whether a batch is in hand on which no optimizer has stepped."""
+        return self.step is not None and not self.step.stepped
+
+    # ------------------------------------------------------------------ times
+
+    def _start(self, step: Step, asked_s: float) -> None:
+        """The first batch of a step is ready; the script asked for it at ``asked_s``."""
+        now_s = monotonic()
+        self._record(now_s)
+        step.start_s, step.wait_s = now_s, now_s - asked_s
+        self.step = step
+        self.num_steps += 1
+
+    def _record(self, now_s: float) -> None:
+        """Have the times of the step that ends now noted."""
+        if self.step is not None:
+            self._note(self.step, now_s - self.step.start_s - self.excluded_s)
+            self.excluded_s = 0.0
+
+    def _note(self, step: Step, bpt_s: float) -> None:
+        """Note what a step took, ``bpt_s`` from its first batch to the next step's."""
