@@ -1,0 +1,34 @@
+"""The verbs ``explain`` and ``replay``: what was decided about a job's stragglers."""
+
+from typing import Annotated
+
+import typer
+
+from paceline.base.jobdir import JobDir
+from paceline.cli.words import Job, console, parse_settings
+
+
+def explain(job: Job = None) -> None:
+    """Tell what was decided about a job's stragglers, why, and what came of it."""
+    from paceline.cli.explain import explain as tell
+
+    tell(JobDir.find(job), console())
+
+
+def replay(
+    log: Annotated[
+        str | None, typer.Argument(metavar="LOG", help="A decisions.jsonl, or a JOB.")
+    ] = None,
+    solution: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Who is to decide. Default: the log's own.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A parameter of the solution."),
+    ] = None,
+) -> None:
+    """Make a job's decisions again, offline; exit code 1 if its own solution now differs."""
+    from paceline.cli.explain import run_replay
+
+    same = run_replay(log, solution, parse_settings(settings or []), console())
+    raise typer.Exit(0 if same else 1)

@@ -1,0 +1,136 @@
+"""The verbs that look at jobs, and remove them: ``status`` to ``prune``, ``report``."""
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceline.base.errors import ConfigError
+from paceline.base.jobdir import JobDir
+from paceline.cli.words import AsJson, Job, console, job_ids
+
+
+def status(
+    job: Job = None,
+    observation: Annotated[
+        bool, typer.Option("--observation", help="JSON: what a solution sees of it now.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show all jobs, or one in detail."""
+    from paceline.cli import show
+
+    if observation:
+        show.show_observation(JobDir.find(job))
+    elif job is None:
+        show.show_jobs(console(), as_json=as_json)
+    elif as_json:
+        show.show_job_json(JobDir.find(job))
+    else:
+        show.show_job(JobDir.find(job), console())
+
+
+def jobs(as_json: AsJson = False) -> None:
+    """Show all jobs, the oldest first."""
+    from paceline.cli import show
+
+    show.show_jobs(console(), as_json=as_json)
+
+
+def logs(
+    job: Job = None,
+    node: Annotated[
+        str | None, typer.Option(help="worker-1, server-0, master, …; default: all.")
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as it grows.")] = False,
+    tail: Annotated[
+        int | None,
+        typer.Option("--tail", "-n", metavar="N", min=0, help="The last N lines of each log."),
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(
+            metavar="T", help="What was printed in the last 10m, or since 2026-11-25T15:27."
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="A JSON object for each line: node, line.")
+    ] = False,
+) -> None:
+    """Print what a job's processes have printed."""
+    from paceline.cli.logs import LogFilter, parse_since, show_logs
+
+    since_s = None if since is None else parse_since(since, time.time())
+    wanted = LogFilter(node=node, tail=tail, since_s=since_s, as_json=as_json, follow=follow)
+    show_logs(JobDir.find(job), wanted)
+
+
+def rm(
+    jobs: Annotated[list[str], typer.Argument(metavar="JOB", autocompletion=job_ids)],
+) -> None:
+    """Remove jobs that are over from this machine: logs, cuts, reports. They cannot be resumed."""
+    from paceline.cli import removal
+
+    found = {job.path: job for job in map(JobDir.find, jobs)}.values()
+    removal.check_removable(found)
+    for line in removal.remove_all([(job, "") for job in found], dry_run=False):
+        print(line)
+
+
+def prune(
+    older_than: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Over for so long, e.g. 7d or 12h.")
+    ] = None,
+    finished: Annotated[
+        bool, typer.Option("--finished", help="Only what ended well: others can be resumed.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go.")] = False,
+) -> None:
+    """Remove jobs that are over, by age and end; never one of which a process lives."""
+    from paceline.cli import removal
+    from paceline.cli.listing import read_row
+    from paceline.cli.logs import parse_ago_s
+
+    older_than_s = None if older_than is None else parse_ago_s(older_than)
+    if older_than is not None and older_than_s is None:
+        raise ConfigError(f"--older-than: got {older_than!r}, expected a time; write e.g. 7d")
+    if older_than is None and not finished:
+        raise ConfigError("prune: expected --older-than TIME, --finished, or both")
+    wanted = removal.Filter(older_than_s=older_than_s, finished=finished)
+    rows = ((job, read_row(job)) for job in JobDir.all())
+    going = removal.to_prune(rows, wanted, time.time())
+    for line in removal.remove_all(going, dry_run=dry_run):
+        print(line)
+
+
+def report(
+    job: Job = None,
+    html: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Write the page there instead.")
+    ] = None,
+    open_: Annotated[bool, typer.Option("--open", help="Show the page in a browser.")] = False,
+) -> None:
+    """Print what became of a job, and draw it as a page of its own (report.html)."""
+    from paceline.cli.report.page import write_page, write_report
+    from paceline.cli.report.text import show
+    from paceline.jobs.facts import read_facts
+
+    found = JobDir.find(job)
+    facts = read_facts(found)
+    show(facts, console())
+    if html is None:
+        write_report(facts, found)
+    else:
+        write_page(facts, html)
+    page = html or found.report
+    print(f"page: {page}")
+    if open_:
+        typer.launch(str(page))
+
+
+def strategies(as_json: AsJson = False) -> None:
+    """Show what each strategy is like: who holds the model, and what it allows."""
+    from paceline.cli.strategies import show_strategies
+
+    show_strategies(console(), as_json=as_json)

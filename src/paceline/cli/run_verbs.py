@@ -1,0 +1,156 @@
+"""The verbs ``run`` and ``attach``: flags in, a job out."""
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from paceline.base.errors import ConfigError
+from paceline.base.jobdir import JobDir
+from paceline.cli.arguments import Options, arrange, defined_in
+from paceline.cli.torchrun import TORCHRUN_FLAGS, note_ignored, of_torchrun, translate
+from paceline.cli.words import Job, console, parse_settings
+from paceline.jobs.flags import OF_SPEC, of_spec, with_options
+from paceline.jobs.outcome import ENDS
+
+
+class RunCommand(TyperCommand):
+    """Gives the script its own words before the rest is read as flags."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Divide the words, and say what could be taken for the other's."""
+        if not ctx.resilient_parsing:
+            args, note = arrange(args, _options(self.get_params(ctx)), defined_in)
+            if note:
+                print(note, file=sys.stderr)
+        return super().parse_args(ctx, args)
+
+
+def _options(parameters: Iterable[Any]) -> Options:
+    """What of a command's parameters are options."""
+    options = [param for param in parameters if param.param_type_name == "option"]
+    takes_value = {name: not option.is_flag for option in options for name in option.opts}
+    return Options(takes_value, {name for flag in TORCHRUN_FLAGS for name in flag.names})
+
+
+def exit_codes() -> str:
+    """List the exit codes for people; an empty line begins a new one."""
+    rows = (f"{'own' if row.code is None else row.code}: {row.meaning}" for row in ENDS.values())
+    return "\n\n".join(("Exit codes:", *rows))
+
+
+@with_options([*OF_SPEC.values(), *TORCHRUN_FLAGS])
+def run(
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="SCRIPT",
+            help="A script (.py) or a job spec (.yaml); a JOB, or a URL of cuts, to resume.",
+        ),
+    ] = None,
+    args: Annotated[
+        list[str] | None, typer.Argument(metavar="-- ARGS", help="Arguments of the script.")
+    ] = None,
+    *,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key of a spec.")
+    ] = None,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Start it and return.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with a stopped or killed job.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print each setting and where it comes from.")
+    ] = False,
+    **given: str | bool | None,
+) -> None:
+    """Run a job: `paceline run train.py --workers 4 --servers 2 -- --lr 0.1`."""
+    flags = of_spec(given) | parse_settings(settings or [])
+    torchrun = of_torchrun(given)
+    flags |= translate(torchrun, flags)
+    if note := note_ignored(torchrun):
+        print(note, file=sys.stderr)
+    if resume:
+        _resume(target, flags, bool(args), detach=detach)
+    else:
+        log_dir = torchrun.get("log-dir")
+        _run(target, flags, args or [], detach=detach, dry_run=dry_run, log_dir=log_dir)
+
+
+def _run(
+    target: str | None,
+    flags: dict[str, str],
+    args: list[str],
+    *,
+    detach: bool,
+    dry_run: bool,
+    log_dir: str | None = None,
+) -> None:
+    from paceline.cli import run as running
+    from paceline.jobs.spec_file import explain, resolve
+
+    if target is None:
+        raise ConfigError("nothing to run; write e.g. paceline run train.py --workers 2")
+    spec = resolve(target, flags, args)
+    if dry_run:
+        for line in explain(spec):
+            print(line)
+        return
+    shown = console()
+    job = running.start(spec, shown, Path(log_dir) if log_dir else None)
+    if detach:
+        running.tell(shown, f"it runs by itself; watch it with `paceline attach {job.job_id}`")
+        return
+    raise typer.Exit(running.watch(job, shown))
+
+
+def _resume(name: str | None, flags: dict[str, str], has_args: bool, *, detach: bool) -> None:
+    from paceline.cli import run as running
+    from paceline.jobs.launch import resume
+    from paceline.jobs.resuming import over
+    from paceline.wire.spec import JobSpec, load
+
+    is_away = name is not None and "://" in name
+    script = flags.pop("script", None) if is_away else None
+    if name is not None and name.endswith((".py", ".yaml", ".yml")):
+        raise ConfigError(
+            f"--resume: got the script {name}, expected a JOB (`paceline status` lists them); a "
+            f"--resume of the script's own follows --: paceline run {name} -- --resume"
+        )
+    if has_args or flags.keys() - {"workers", "servers"}:
+        raise ConfigError(
+            "--resume goes on with the job's own settings; leave all flags out but "
+            "--workers and --servers (and, of a job at a URL, --set script=PATH)"
+        )
+    shown = console()
+    if name is not None and is_away:
+        from paceline.cli.resume_from_url import fetch_job
+
+        def check(spec: JobSpec) -> None:
+            running.read_sizes(spec, flags)
+
+        job = fetch_job(name, check, lambda line: running.tell(shown, line), script)
+    else:
+        job = JobDir.find(name)
+    spec = load(job.spec)
+    sizes = running.read_sizes(spec, flags)
+    if nothing := over(job, spec):
+        running.tell(shown, nothing[0])
+        raise typer.Exit(nothing[1])
+    resume(job, sizes)
+    by_itself = not spec.traits.trains
+    whence = "starts its script again" if by_itself else "goes on from its newest cut"
+    running.tell(shown, f"job {job.job_id} {whence}")
+    if not detach:
+        raise typer.Exit(running.watch(job, shown, from_now=True))
+
+
+def attach(job: Job = None) -> None:
+    """Watch a running job; Ctrl-C leaves it running."""
+    from paceline.cli import run as running
+
+    code = running.watch(JobDir.find(job), console(), from_now=True, stops=False)
+    raise typer.Exit(code)

@@ -1,0 +1,53 @@
+"""What commands share: how a JOB, a setting and --json are typed, and where they print."""
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from paceline.base.errors import ConfigError
+from paceline.base.jobdir import JobDir
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+PIPE_WIDTH = 160
+
+
+def job_ids() -> list[str]:
+    """For a shell that completes a JOB: the newest first."""
+    return [job.job_id for job in reversed(JobDir.all())]
+
+
+Job = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="JOB",
+        help="Id, its beginning, or a path. Default: the newest.",
+        autocompletion=job_ids,
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="For programs; its names stay.")]
+
+
+def parse_settings(settings: list[str]) -> dict[str, str]:
+    """Read ``--set KEY=VALUE``.
+
+    Raises:
+        ConfigError: no ``=``.
+    """
+    pairs = {}
+    for text in settings:
+        key, equals, value = text.partition("=")
+        if not (key and equals):
+            raise ConfigError(f"--set: got {text!r}, expected KEY=VALUE; write e.g. --set seed=1")
+        pairs[key] = value
+    return pairs
+
+
+def console() -> "Console":
+    """Make the console that commands print to."""
+    from rich.console import Console
+
+    # What is piped into a file or a pager is not cut at 80 columns.
+    return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
