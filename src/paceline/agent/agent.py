@@ -11,7 +11,6 @@ import logging
 import os
 import signal
 import socket
-import subprocess
 import time
 from collections.abc import Iterable
 from typing import assert_never
@@ -20,16 +19,13 @@ import msgspec
 
 from paceline.agent.cuts import CutsKept
 from paceline.agent.facts import FactsReader
+from paceline.agent.limits import limit_node
 from paceline.agent.log_cap import LogCap
-from paceline.agent.process import ProcessHost
-from paceline.agent.stacks import capture_stacks
-from paceline.base.cgroups import NodeGroup, create_node_group
-from paceline.base.errors import PacelineError
-from paceline.base.hardware import hardware_kind
-from paceline.base.jobdir import JobDir, number_of, role_of
-from paceline.base.log_times import LogTimes
+from paceline.agent.master_link import MasterLink
+from paceline.agent.process import ProcessHost, read_left_process
+from paceline.agent.supervision import SupervisorWatch
+from paceline.base.jobdir import JobDir, role_of
 from paceline.base.node_files import NodeFiles
-from paceline.base.processes import find_job_process, is_locked, kill_group_quietly, start_detached
 from paceline.cuts.reach import keep_servers, serve_files
 from paceline.protocol.nodes.agent import (
     Act,
@@ -43,13 +39,12 @@ from paceline.protocol.nodes.agent import (
     Report,
     Signal,
 )
-from paceline.wire.control import ControlClient, MasterStream
 from paceline.wire.messages.agent import (
+    AgentDown,
     AgentHello,
     AgentUp,
     ExitEvidence,
     FromProcess,
-    Hardware,
     Heartbeat,
 )
 from paceline.wire.messages.node import KeepCut, NodeUp, ProcessUp
@@ -60,18 +55,12 @@ GUARD_S = 1.0
 """Between looks at the supervisor."""
 TICK_S = 0.1
 """How exactly a time for an orderly end is kept."""
-RETRY_S = 0.05
-"""Before the second attempt to reach the master; doubles up to RETRY_MAX_S."""
-RETRY_MAX_S = 0.2
-"""A restarted master finds its agents within this: they lie idle without it."""
 LAST_WORDS_S = 0.5
 """A dead process's messages are still in the socket: its end is reported after them, or this."""
 UNLINKED_S = 0.05
 """The same for a process that died before its connection was accepted."""
 JOINED_WAIT_S = 60.0
 """How long an agent that came by itself looks for the job's master before it leaves."""
-MAX_QUEUED = 10_000
-"""Messages for a master that does not read; more are dropped, as without a master."""
 
 _log = logging.getLogger(__name__)
 
@@ -86,9 +75,9 @@ class Agent:
         self._node = node
         self._spec = spec
         self._files = NodeFiles(job, node)
-        self._group, self._note = self._make_group()
+        self._limits = limit_node(job, node, spec)
         self._host = ProcessHost(
-            job, node, spec, self._group, self._on_forked, self._on_process_exit
+            job, node, spec, self._limits.group, self._on_forked, self._on_process_exit
         )
         adopted = read_left_process(job, node)
         self._stop_s = spec.timeouts.derived(None).stop_s or 0.0
@@ -102,7 +91,6 @@ class Agent:
         """What the threads of a process that hangs were seen to do."""
         self._ending_hung: asyncio.Task[None] | None = None
         self._facts = FactsReader(self._files.ledger)
-        self._log_times = LogTimes(self._files.log)
         self._cuts = CutsKept(
             job,
             node,
@@ -113,30 +101,15 @@ class Agent:
         num_nodes = spec.workers.count + spec.num_servers
         self._files_served = serve_files(job, node, spec) if self._joined else None
         self._log_cap = LogCap(self._files.log, spec.log_bytes, num_nodes)
-        self._stream: MasterStream | None = None
+        self._master = MasterLink(job, node, self._on_connected, self._on_master)
         self._quit = asyncio.Event()
         self._terminated = False
-        self._heard_s = time.monotonic()
-        self._supervisor: subprocess.Popen[bytes] | None = None
-        self._told = ""
+        self._supervisor = SupervisorWatch(job, node)
         if adopted:
             self._host.adopt(adopted)
             self._facts.skip_past()
         else:
             self._host.kill_strays()
-
-    def _make_group(self) -> tuple[NodeGroup, str]:
-        role = role_of(self._node)
-        nodes = self._spec.servers if role == "server" else self._spec.workers
-        cpu, memory_bytes = nodes.cpu_of(number_of(self._node)), nodes.memory_bytes
-        group, note = create_node_group(self._job.job_id, self._node, cpu, memory_bytes)
-        self._hardware = Hardware(
-            kind=hardware_kind(None if note else cpu),
-            memory_bytes=None if note else memory_bytes,
-        )
-        if note:
-            _log.warning("no_limits note=%s", note)
-        return group, note
 
     async def serve(self) -> None:
         """Return when the node is to be no more."""
@@ -146,7 +119,7 @@ class Agent:
         for number in (signal.SIGTERM, signal.SIGINT) if self._joined else (signal.SIGTERM,):
             loop.add_signal_handler(number, self._on_terminate)
         loops = (
-            self._follow_master(),
+            self._master.follow(),
             self._beat(),
             self._guard(),
             self._tick(),
@@ -158,23 +131,18 @@ class Agent:
         for task in done:
             # Raises if it was not the end but a bug: then all stays as it is for a successor.
             task.result()
-        await self._flush()
+        await self._master.flush(LAST_WORDS_S)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._close()
-
-    async def _flush(self) -> None:
-        """Give what was sent last a moment to arrive; the master also sees the stream end."""
-        if self._stream:
-            await self._stream.say_last_words(LAST_WORDS_S)
 
     async def _close(self) -> None:
         if self._files_served is not None:
             self._files_served.close()
         await self._link.close()
         await self._host.close()
-        self._group.remove()
+        self._limits.group.remove()
         self._files.remove()
 
     # ------------------------------------------------------------------ acts
@@ -206,23 +174,20 @@ class Agent:
         running = self._state.running
         if running is not None:
             try:
-                self._stacks = await capture_stacks(running.pid, self._files.stacks)
+                self._stacks = await self._host.stacks(running.pid)
                 _log.warning("hung node=%s inc=%d\n%s", self._node, running.inc, self._stacks)
             finally:
                 if self._state.running == running:
                     self._host.signal(signal.SIGKILL)
 
     def _send(self, message: AgentUp) -> None:
-        if self._stream and self._stream.num_queued < MAX_QUEUED:
-            self._stream.send_nowait(message)
+        self._master.send(message)
 
     def _refuse(self, up: ProcessUp) -> None:
         if up.pid not in self._refused:
             self._refused.add(up.pid)
             _log.warning("process_refused node=%s inc=%d pid=%d", self._node, up.inc, up.pid)
-        found = find_job_process(up.pid, self._job.path)
-        if found and found.node == self._node:
-            kill_group_quietly(up.pid)
+        self._host.kill(up.pid)
 
     # ------------------------------------------------------------------ the process
 
@@ -243,7 +208,7 @@ class Agent:
         self._tell_exit(inc)
 
     def _on_process_exit(self, inc: int, evidence: ExitEvidence) -> None:
-        self._log_times.note(time.time(), last=True)
+        self._log_cap.times.note(time.time(), last=True)
         self._report()  # its last steps
         step = self._facts.step_of(inc) if role_of(self._node) == "worker" else None
         self._ended[inc] = msgspec.structs.replace(evidence, stacks=self._stacks, step=step)
@@ -260,27 +225,7 @@ class Agent:
 
     # ------------------------------------------------------------------ the master
 
-    async def _follow_master(self) -> None:
-        wait_s = RETRY_S
-        while True:
-            try:
-                stream = await self._connect()
-            except (PacelineError, OSError) as error:
-                self._tell_once(f"master_unreachable error={error}")
-                await asyncio.sleep(wait_s)
-                wait_s = min(2 * wait_s, RETRY_MAX_S)
-                continue
-            wait_s = RETRY_S
-            await self._follow(stream)
-            await asyncio.sleep(RETRY_S)
-
-    async def _connect(self) -> MasterStream:
-        address = self._job.master_address.read_text().strip()
-        return await ControlClient(address, self._job.secret()).connect_agent()
-
-    async def _follow(self, stream: MasterStream) -> None:
-        self._tell_once(f"master_connected address={stream.peer}")
-        self._stream = stream
+    def _on_connected(self) -> None:
         running = self._state.running
         self._send(
             AgentHello(
@@ -288,26 +233,15 @@ class Agent:
                 agent_pid=os.getpid(),
                 host=socket.gethostname(),
                 running=(running,) if running else (),
-                note=self._note,
-                hardware=self._hardware,
+                note=self._limits.note,
+                hardware=self._limits.hardware,
                 files=self._files_served.address if self._files_served is not None else "",
             )
         )
         self._do(self._state.connected())
-        try:
-            async for message in stream:
-                self._do(self._state.on_master(message, time.monotonic()))
-        except PacelineError as error:
-            self._tell_once(f"master_lost error={error}")
-        finally:
-            self._stream = None
-            await stream.close()
 
-    def _tell_once(self, text: str) -> None:
-        """Log, but not the same thing again and again."""
-        if text != self._told:
-            self._told = text
-            _log.info("%s node=%s", text, self._node)
+    def _on_master(self, message: AgentDown) -> None:
+        self._do(self._state.on_master(message, time.monotonic()))
 
     # ------------------------------------------------------------------ the clock
 
@@ -315,7 +249,7 @@ class Agent:
         while True:
             await asyncio.sleep(self._spec.timeouts.heartbeat_s)
             self._report()
-            self._log_times.note(time.time())
+            self._log_cap.times.note(time.time())
 
     def _report(self) -> None:
         running = self._state.running
@@ -339,41 +273,14 @@ class Agent:
             if not self._job.path.is_dir():
                 _log.warning("job_directory_gone node=%s", self._node)
                 self._do(self._state.leave(0.0, time.monotonic()))
-            elif self._joined:
-                self._give_up_on_silence()
-            elif self._supervisor and self._supervisor.poll() is None:
-                continue
-            elif not is_locked(self._job.supervisor_lock):
-                self._start_supervisor()
-
-    def _give_up_on_silence(self) -> None:
-        now_s = time.monotonic()
-        if self._stream is not None:
-            self._heard_s = now_s
-        elif now_s - self._heard_s > JOINED_WAIT_S:
-            _log.warning("master_gone node=%s: leaving", self._node)
-            self._do(self._state.leave(0.0, now_s))
-
-    def _start_supervisor(self) -> None:
-        """Also after the job's end: then it only removes what is left, this agent included."""
-        _log.warning("supervisor_died node=%s: starting another", self._node)
-        log = self._job.logs / "supervisor.log"
-        arguments = [str(self._job.path)]
-        self._supervisor = start_detached("paceline.supervisor", arguments, self._job.path, log)
+            elif not self._joined:
+                self._supervisor.look()
+            elif self._master.silent_s() > JOINED_WAIT_S:
+                _log.warning("master_gone node=%s: leaving", self._node)
+                self._do(self._state.leave(0.0, time.monotonic()))
 
     def _on_terminate(self) -> None:
         """SIGTERM: end the process in order; the second one: at once."""
         grace_s = 0.0 if self._terminated else self._stop_s
         self._terminated = True
         self._do(self._state.leave(grace_s, time.monotonic()))
-
-
-def read_left_process(job: JobDir, node: str) -> ProcessUp | None:
-    """The training process that a former agent of this node left running, if it still does."""
-    try:
-        data = NodeFiles(job, node).process.read_bytes()
-        up = msgspec.json.decode(data, type=ProcessUp)
-    except (FileNotFoundError, msgspec.MsgspecError):
-        return None
-    found = find_job_process(up.pid, job.path)
-    return up if found and found.node == node else None

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from paceline.base.disk import is_refusal, room_bytes
+from paceline.base.log_times import LogTimes
 
 SHARE = 4
 """All logs together take at most one part in so many of what their disk has left for them."""
@@ -34,6 +35,8 @@ class LogCap:
     def __init__(self, path: Path, wanted_bytes: int, num_nodes: int) -> None:
         """Arguments as for `limit_bytes`."""
         self._path = path
+        self.times = LogTimes(path)
+        """When it grew."""
         self._wanted_bytes, self._num_nodes = wanted_bytes, num_nodes
 
     def look(self) -> None:

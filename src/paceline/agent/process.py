@@ -16,7 +16,10 @@ import sys
 from collections.abc import Callable
 from typing import assert_never
 
+import msgspec
+
 from paceline.agent.facts import end_last_line, read_log_tail
+from paceline.agent.stacks import capture_stacks
 from paceline.agent.torchrun import torchrun_environment
 from paceline.base.cgroups import NodeGroup, machine_oom_kills
 from paceline.base.jobdir import JobDir, role_of
@@ -26,6 +29,7 @@ from paceline.base.processes import (
     NODE,
     SAFE_PATH,
     ProcessWatch,
+    find_job_process,
     find_job_processes,
     kill_group_quietly,
     kill_quietly,
@@ -159,6 +163,16 @@ class ProcessHost:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, number)
 
+    def kill(self, pid: int) -> None:
+        """Kill a process, if it is one of this node."""
+        found = find_job_process(pid, self._job.path)
+        if found and found.node == self._node:
+            kill_group_quietly(pid)
+
+    async def stacks(self, pid: int) -> str:
+        """What the threads of the process do, as text."""
+        return await capture_stacks(pid, self._files.stacks)
+
     def kill_strays(self) -> None:
         """Kill everything of this node but its agent and zygote."""
         zygote = self._zygote.pid if self._zygote else 0
@@ -275,3 +289,14 @@ class ProcessHost:
         if self._pidfd >= 0:
             os.close(self._pidfd)
         self._pid, self._pidfd = 0, -1
+
+
+def read_left_process(job: JobDir, node: str) -> ProcessUp | None:
+    """The training process that a former agent of this node left running, if it still does."""
+    try:
+        data = NodeFiles(job, node).process.read_bytes()
+        up = msgspec.json.decode(data, type=ProcessUp)
+    except (FileNotFoundError, msgspec.MsgspecError):
+        return None
+    found = find_job_process(up.pid, job.path)
+    return up if found and found.node == node else None

@@ -1,0 +1,35 @@
+"""What a node's processes may take of their machine: its cgroup, or why there is none."""
+
+import logging
+from typing import NamedTuple
+
+from paceline.base.cgroups import NodeGroup, create_node_group
+from paceline.base.hardware import hardware_kind
+from paceline.base.jobdir import JobDir, number_of, role_of
+from paceline.wire.messages.agent import Hardware
+from paceline.wire.spec import JobSpec
+
+_log = logging.getLogger(__name__)
+
+
+class NodeLimits(NamedTuple):
+    """The limits of one node."""
+
+    group: NodeGroup
+    note: str
+    """Why it has no limits; empty: it has."""
+    hardware: Hardware
+
+
+def limit_node(job: JobDir, node: str, spec: JobSpec) -> NodeLimits:
+    """Make the cgroup of a node."""
+    nodes = spec.servers if role_of(node) == "server" else spec.workers
+    cpu, memory_bytes = nodes.cpu_of(number_of(node)), nodes.memory_bytes
+    group, note = create_node_group(job.job_id, node, cpu, memory_bytes)
+    hardware = Hardware(
+        kind=hardware_kind(None if note else cpu),
+        memory_bytes=None if note else memory_bytes,
+    )
+    if note:
+        _log.warning("no_limits note=%s", note)
+    return NodeLimits(group, note, hardware)

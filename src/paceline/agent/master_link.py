@@ -1,0 +1,99 @@
+"""The agent's stream to the master, made again whenever it is lost."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from paceline.base.errors import PacelineError
+from paceline.base.jobdir import JobDir
+from paceline.wire.control import ControlClient, MasterStream
+from paceline.wire.messages.agent import AgentDown, AgentUp
+
+RETRY_S = 0.05
+"""Before the second attempt to reach the master; doubles up to RETRY_MAX_S."""
+RETRY_MAX_S = 0.2
+"""A restarted master finds its agents within this: they lie idle without it."""
+MAX_QUEUED = 10_000
+"""Messages for a master that does not read; more are dropped, as without a master."""
+
+_log = logging.getLogger(__name__)
+
+
+class MasterLink:
+    """One agent's stream.
+
+    Args:
+        job: says where the master listens.
+        node: of the agent.
+        on_connected: called with each new stream; sends what a master must know.
+        on_message: called with what the master says.
+    """
+
+    def __init__(
+        self,
+        job: JobDir,
+        node: str,
+        on_connected: Callable[[], None],
+        on_message: Callable[[AgentDown], None],
+    ) -> None:
+        self._job, self._node = job, node
+        self._on_connected, self._on_message = on_connected, on_message
+        self._stream: MasterStream | None = None
+        self._told = ""
+        self._heard_s = time.monotonic()
+
+    def send(self, message: AgentUp) -> None:
+        """Send to the master that listens now; without one it is lost."""
+        if self._stream and self._stream.num_queued < MAX_QUEUED:
+            self._stream.send_nowait(message)
+
+    def silent_s(self) -> float:
+        """For how long there has been no master, up to this call and since one before it."""
+        now_s = time.monotonic()
+        if self._stream is not None:
+            self._heard_s = now_s
+        return now_s - self._heard_s
+
+    async def flush(self, within_s: float) -> None:
+        """Give what was sent last a moment to arrive; the master also sees the stream end."""
+        if self._stream:
+            await self._stream.say_last_words(within_s)
+
+    async def follow(self) -> None:
+        """Be connected, and hear the master; never returns."""
+        wait_s = RETRY_S
+        while True:
+            try:
+                stream = await self._connect()
+            except (PacelineError, OSError) as error:
+                self._tell_once(f"master_unreachable error={error}")
+                await asyncio.sleep(wait_s)
+                wait_s = min(2 * wait_s, RETRY_MAX_S)
+                continue
+            wait_s = RETRY_S
+            await self._hear(stream)
+            await asyncio.sleep(RETRY_S)
+
+    async def _connect(self) -> MasterStream:
+        address = self._job.master_address.read_text().strip()
+        return await ControlClient(address, self._job.secret()).connect_agent()
+
+    async def _hear(self, stream: MasterStream) -> None:
+        self._tell_once(f"master_connected address={stream.peer}")
+        self._stream = stream
+        self._on_connected()
+        try:
+            async for message in stream:
+                self._on_message(message)
+        except PacelineError as error:
+            self._tell_once(f"master_lost error={error}")
+        finally:
+            self._stream = None
+            await stream.close()
+
+    def _tell_once(self, text: str) -> None:
+        """Log, but not the same thing again and again."""
+        if text != self._told:
+            self._told = text
+            _log.info("%s node=%s", text, self._node)
