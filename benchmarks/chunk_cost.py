@@ -19,8 +19,9 @@ import numpy as np
 from paceline.base.errors import PacelineError
 from paceline.sim.scenarios import Scenario
 from paceline.studies.stragglers.experiments import simulate
+from paceline.studies.stragglers.left_behind import Ran
 from paceline.studies.stragglers.presets import ScaleFactors, paper_job
-from paceline.studies.stragglers.real import Ran, run_real
+from paceline.studies.stragglers.real import run_real
 from paceline.studies.stragglers.results import Method
 from paceline.studies.stragglers.scaled import Size, shrunk
 

@@ -10,8 +10,9 @@ from paceline.policy.stats.history import ProfiledTimes
 from paceline.policy.straggler.actions import AnyAction
 from paceline.policy.straggler.observation import RestartCost
 from paceline.sim.asynchronous import Asynchronous
+from paceline.sim.control import Situation
 from paceline.sim.costs import Compute, Traffic
-from paceline.sim.job import SimJob, Situation
+from paceline.sim.job import SimJob
 from paceline.sim.outcome import SimOutcome
 from paceline.sim.scenarios import Recovery, Scenario
 from paceline.sim.synchronous import Synchronous

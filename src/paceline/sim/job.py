@@ -7,13 +7,10 @@ into the middle of a step.
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Protocol
 
-import msgspec
 import numpy as np
 
 from paceline.base.errors import ConfigError, InternalError
-from paceline.policy.stats.history import ProfiledTimes
 from paceline.policy.straggler.actions import (
     AnyAction,
     BackupWorkers,
@@ -28,13 +25,12 @@ from paceline.protocol.samples.grant_size import plan_lead
 from paceline.protocol.samples.ledger import Ledger
 from paceline.protocol.samples.plans import GlobalAction, Plans
 from paceline.sim.agenda import Agenda
-from paceline.sim.costs import Ints
+from paceline.sim.control import Control, Situation
 from paceline.sim.leader import Leader
 from paceline.sim.nodes import Servers, Workers
 from paceline.sim.outcome import Acted, Sight, SimOutcome
 from paceline.sim.scenarios import Scenario
 from paceline.sim.tally import Tally
-from paceline.wire.messages.agent import NodeFacts
 from paceline.wire.messages.feeds import Feed
 
 FEED = 1
@@ -49,64 +45,6 @@ def steps_ahead(step_s: float | None) -> int:
         step_s: seconds of a step; None: not measured yet.
     """
     return FEW_STEPS + (min(int(AHEAD_S / step_s), MAX_STEPS_AHEAD) if step_s else 0)
-
-
-class Situation(msgspec.Struct, frozen=True, kw_only=True):
-    """The job as the master knows it when a decision is due."""
-
-    now_s: float
-    step: int
-    """Synchronous: steps; asynchronous: contributions."""
-    iterations: float
-    steps_left: int
-    committed: int
-    """Samples in the model."""
-    workers: dict[str, Share]
-    """That have a process, with their part of the plan in force."""
-    backup: int
-    partial: Partial
-    replacing: str = ""
-    """The server whose successor starts."""
-    fixed: bool = False
-    """Asynchronous: the `AdjustBatch` in force is a fixed one."""
-
-
-class Control(Protocol):
-    """The master's side of a run."""
-
-    @property
-    def next_s(self) -> float:
-        """When it wants to look next whether a decision is due."""
-        ...
-
-    @property
-    def num_decisions(self) -> int:
-        """Decisions so far."""
-        ...
-
-    def report(self, node: str, facts: NodeFacts, now_s: float) -> None:
-        """Take in what a node did."""
-        ...
-
-    def profiled(self, node: str, profiled: ProfiledTimes) -> None:
-        """Take in what batches took that were not applied."""
-        ...
-
-    def killed(self, node: str, now_s: float) -> None:
-        """A node's process has ended."""
-        ...
-
-    def restarted(self, node: str, inc: int, cost: RestartCost) -> None:
-        """A node that was killed is back, as another incarnation; ``cost`` is what it took."""
-        ...
-
-    def is_due(self, now_s: float, iterations: float) -> bool:
-        """Look whether to decide now."""
-        ...
-
-    def decide(self, now: Situation) -> Sequence[AnyAction]:
-        """Say what to do."""
-        ...
 
 
 class SimJob:
@@ -136,7 +74,7 @@ class SimJob:
         self.worker_tally = Tally(np.arange(1, n + 1))
         self.server_tally = Tally(np.arange(n + 1, n + m + 1))
         self._last_inc = n + m
-        self.contributed: Ints = np.zeros(scenario.workers, dtype=np.int64)
+        self.contributed = np.zeros(scenario.workers, dtype=np.int64)
         self.ledger = Ledger()
         self.ledger.open(self.feed)
         self.plans = Plans(self.ledger, synchronous=scenario.mode in {"bsp", "allreduce"})

@@ -16,7 +16,7 @@ from paceline.policy.stats.history import Lengths, ProfiledTimes
 from paceline.policy.straggler.actions import AnyAction, KillRestart
 from paceline.policy.straggler.observation import Observation, RestartCost
 from paceline.policy.straggler.solution import Solution
-from paceline.sim.job import Situation
+from paceline.sim.control import Situation
 from paceline.sim.nodes import server_names, worker_names
 from paceline.sim.scenarios import Scenario
 from paceline.wire.events.nodes import ProcessExitedEvent, Verdict

@@ -13,7 +13,8 @@ from paceline.sim.costs import Traffic
 from paceline.sim.scenarios import Recovery, Scenario
 from paceline.studies.stragglers.clairvoyant import clairvoyant_s
 from paceline.studies.stragglers.experiments import PlannedRun, simulate
-from paceline.studies.stragglers.real import Ran, run_real
+from paceline.studies.stragglers.left_behind import Ran
+from paceline.studies.stragglers.real import run_real
 from paceline.studies.stragglers.results import Method, Results, Run
 
 CALIBRATION_STEPS = 20

@@ -12,7 +12,8 @@ import msgspec
 from paceline.base.errors import ConfigError
 from paceline.policy.straggler.registry import kind_of, names, solution
 from paceline.sim.asynchronous import Asynchronous
-from paceline.sim.job import Control, SimJob
+from paceline.sim.control import Control
+from paceline.sim.job import SimJob
 from paceline.sim.scenarios import Scenario
 from paceline.sim.steering import Steering
 from paceline.sim.synchronous import Synchronous
