@@ -7,17 +7,14 @@
         optimizer.step(); optimizer.zero_grad()
 
 The same script runs alone (this process holds the model) and under ``paceline run`` (parameter
-servers do, or every worker). Which it is is decided here and nowhere else; alone, by what is
-prepared. The rest sees the `Strategy` port.
+servers do, or every worker). `paceline.runtime.choosing` decides which, and nothing else does;
+alone, by what is prepared. The rest sees the `Strategy` port.
 """
 
-import os
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,36 +23,22 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.base.errors import ConfigError
-from paceline.runtime.data.growth import CountGrowth, Growth, StreamGrowth, is_long
-from paceline.runtime.data.inline import InlineLoader
-from paceline.runtime.data.loader import Loader
-from paceline.runtime.data.order import DEFAULT_SHARD_SIZE
-from paceline.runtime.data.reader import Reader, loader_of
-from paceline.runtime.data.stream import StreamSource
+from paceline.runtime.choosing import fitting, strategy_here
+from paceline.runtime.data.reader import BatchLoader, Reader, loader_of
 from paceline.runtime.data.work import Array, Work
-from paceline.runtime.embedding import is_table
 from paceline.runtime.evaluation import as_tensor, checked_values
 from paceline.runtime.given import check_given, flatten, takes_norm_alone
-from paceline.runtime.holding.local.strategy import Local
-from paceline.runtime.holding.servers.in_process import Alone
-from paceline.runtime.holding.servers.strategy import OnServers
+from paceline.runtime.opening import Growing, feed_to_evaluate, feed_to_train
 from paceline.runtime.preflight import check_node
-from paceline.runtime.prepared import check_parameters
 from paceline.runtime.seeding import seed_all, seed_of
 from paceline.runtime.state.script_state import ScriptState
 from paceline.runtime.strategy import Strategy
 from paceline.runtime.wrapped import unwrapped
 from paceline.wire.messages.feeds import Feed
-from paceline.wire.spec import JobSpec
-
-if TYPE_CHECKING:
-    from paceline.runtime.process import Process
 
 CollateFn = Callable[[Any], Any]
 
 CPU = torch.device("cpu")
-WINDOW_SHARDS = 64
-"""Shards that are mixed with each other where the epoch is too long to be counted first."""
 
 
 def init() -> "Job":
@@ -64,49 +47,13 @@ def init() -> "Job":
     Seeds ``random``, numpy and torch from the job's seed, so that every worker builds the same
     initial model: call it before making the model.
     """
-    return begin(_strategy())
+    return begin(strategy_here())
 
 
 def begin(strategy: Strategy) -> "Job":
     """A job of this strategy; see `init`."""
     seed_all(strategy.spec.seed)
     return Job(strategy)
-
-
-def _strategy() -> Strategy:
-    if "PACELINE_NODE" not in os.environ:
-        return Local(JobSpec(script=os.path.abspath(sys.argv[0])))
-    # Needs the services of a launched job.
-    from paceline.runtime.process import managed
-
-    process = managed()
-    if process.joined:
-        raise ConfigError(
-            "pl.init() was called again in a job that `paceline run` started, which trains once: "
-            "its samples are counted, and its model is kept; start a job for each training, as in "
-            "`paceline run train.py -- --fold 1`"
-        )
-    if not process.spec.traits.trains:
-        raise ConfigError(
-            f"pl.init() in a job of strategy {process.spec.strategy}, which deals out no samples; "
-            "start it with --strategy allreduce or ps, and without flags of torchrun"
-        )
-    strategy = _strategy_of(process)
-    process.join(strategy.hand_over)
-    return strategy
-
-
-def _strategy_of(process: "Process") -> Strategy:
-    strategy: Strategy = import_module(process.spec.traits.module).begin(process)
-    return strategy
-
-
-def _fitting(strategy: Strategy, modules: Sequence[nn.Module]) -> Strategy:
-    """The same; of a lone script with sparse tables, whose rows torch does not hold, that of ps."""
-    alone = isinstance(strategy, Local)
-    if alone and any(is_table(one) for root in modules for one in root.modules()):
-        return OnServers(Alone(strategy.spec), strategy.script_state)
-    return strategy
 
 
 class Job:
@@ -222,8 +169,7 @@ class Job:
         check_given(flat, modules, optimizers)
         schedulers = [one for one in flat if isinstance(one, LRScheduler)]
         scalers = [one for one in flat if isinstance(one, GradScaler)]
-        self._strategy = _fitting(self._strategy, modules)
-        check_parameters(modules, optimizers, alone=isinstance(self._strategy, Local))
+        self._strategy = fitting(self._strategy, modules, optimizers)
         self._strategy.prepare(modules, optimizers, schedulers, scalers)
         self._modules, self._optimizers = modules, optimizers
         return objects[0] if len(objects) == 1 else objects
@@ -270,7 +216,6 @@ class Job:
             ConfigError: a value is out of range, nothing was prepared, or another loop is open.
             Stopped: the job must stop; if it is not caught, it ends the script gracefully.
         """
-        spec = self._strategy.spec
         self._check_prepared("job.batches")
         if not self._optimizers:
             raise ConfigError(
@@ -282,19 +227,16 @@ class Job:
                 "job.batches was called inside the loop of another job.batches; finish that "
                 "loop first, and use job.evaluate for held-out data"
             )
-        shuffle = shuffle and spec.data.shuffle and not isinstance(dataset, StreamSource)
-        window_shards = WINDOW_SHARDS if shuffle and is_long(dataset) else 0
-        growth = self._growth_of(dataset, window_shards * self._shard_size)
-        feed = self._open(
-            "train",
+        asked, growth = feed_to_train(
+            self._strategy,
+            self._num_feeds,
             dataset,
-            growth,
-            batch_size=_slice_size(spec, batch_size, batch_per_worker),
-            epochs=spec.epochs or epochs,
+            batch_size=batch_size,
+            batch_per_worker=batch_per_worker,
+            epochs=epochs,
             shuffle=shuffle,
-            per_worker=batch_per_worker is not None,
-            window_shards=window_shards,
         )
+        feed = self._opened(asked, growth)
         if self._first_feed is None:
             self._first_feed = feed.feed
         make_loader = partial(
@@ -312,8 +254,8 @@ class Job:
     def _run(
         self,
         feed: Feed,
-        make_loader: Callable[[], Loader | InlineLoader],
-        growth: StreamGrowth | CountGrowth | None,
+        make_loader: Callable[[], BatchLoader],
+        growth: Growing | None,
         ahead: int,
     ) -> Iterator[Any]:
         if self._looping:
@@ -403,7 +345,7 @@ class Job:
             raise ConfigError(
                 "job.evaluate was called between a batch and its optimizer.step(); call it after"
             )
-        feed = self._open("evaluate", dataset, None, batch_size=batch_size, epochs=1, shuffle=False)
+        feed = self._opened(feed_to_evaluate(self._strategy, self._num_feeds, dataset, batch_size))
 
         @contextmanager
         def reader() -> Iterator[Reader]:
@@ -482,104 +424,6 @@ class Job:
                 "model, optimizer = job.prepare(model, optimizer) first"
             )
 
-    @property
-    def _shard_size(self) -> int:
-        return self._strategy.spec.data.shard_size or DEFAULT_SHARD_SIZE
-
-    def _growth_of(self, dataset: Any, window_size: int) -> StreamGrowth | CountGrowth | None:
-        """Tells how far a dataset of unknown length can be read; None: the length is known."""
-        if isinstance(dataset, StreamSource):
-            if not self._strategy.takes_growth:
-                raise ConfigError(
-                    f"job.batches: a {type(dataset).__name__} is a stream, which mode bsp cannot "
-                    "read: each of its steps is a slice of a known order; run the job with "
-                    "--mode asp or --mode ssp"
-                )
-            return StreamGrowth(dataset)
-        if is_long(dataset) and self._strategy.takes_growth:
-            return CountGrowth(dataset, window_size or None)
-        return None
-
-    def _open(
-        self,
-        purpose: str,
-        dataset: Any,
-        growth: Growth | None,
-        *,
-        batch_size: int | None,
-        epochs: int,
-        shuffle: bool,
-        window_shards: int = 0,
-        per_worker: bool = False,
-    ) -> Feed:
-        spec = self._strategy.spec
-        caller = "job.evaluate" if purpose == "evaluate" else "job.batches"
-        _check_number(caller, "batch_per_worker" if per_worker else "batch_size", batch_size)
-        _check_number(caller, "epochs", epochs)
-        num_samples = _length(caller, dataset) if growth is None else None
-        # Files read neighbours together, so they are mixed by shards; elsewhere all are mixed.
-        asked = spec.data.shard_size or getattr(dataset, "shard_size_hint", None)
-        divided = spec.deterministic and spec.traits.blocks
-        feed = Feed(
-            feed=self._num_feeds,
-            purpose=purpose,
-            num_samples=num_samples,
-            epochs=epochs,
-            batch_size=batch_size or 0,
-            shard_size=asked or num_samples or DEFAULT_SHARD_SIZE,
-            shuffle=shuffle,
-            window_shards=window_shards,
-            per_worker=per_worker,
-            # A second loop over the same data is not to repeat the order of the first.
-            seed=spec.data_seed + self._num_feeds,
-            blocks=spec.blocks if divided and purpose == "train" else 0,
-        )
+    def _opened(self, feed: Feed, growth: Growing | None = None) -> Feed:
         self._num_feeds += 1
         return self._strategy.open_feed(feed, growth)
-
-
-# ---------------------------------------------------------------------------- checks and parts
-
-
-def _slice_size(spec: JobSpec, batch_size: int | None, per_worker: int | None) -> int | None:
-    """Samples of a slice of a training feed.
-
-    Raises:
-        ConfigError: both sizes are given, or one that follows the workers where none may.
-    """
-    if per_worker is None:
-        return spec.batch_size or batch_size
-    for name, given in (("job's spec", spec.batch_size), ("script", batch_size)):
-        if given is not None:
-            raise ConfigError(
-                f"job.batches: batch_per_worker is {per_worker}, and batch_size in the {name} is "
-                f"{given}; give one of them"
-            )
-    if spec.deterministic:
-        raise ConfigError(
-            f"job.batches: batch_per_worker is {per_worker} in a deterministic job, whose steps "
-            "are to be the same whoever trains; give batch_size"
-        )
-    return per_worker
-
-
-def _check_number(caller: str, name: str, value: object) -> None:
-    if value is None:
-        raise ConfigError(
-            f"{caller}: {name} is given neither by the script nor by the job's spec; "
-            f"write {name}=..."
-        )
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ConfigError(f"{caller}: {name} is {value!r}; give a whole number of at least 1")
-
-
-def _length(caller: str, dataset: Any) -> int:
-    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-        raise ConfigError(
-            f"{caller}: a {type(dataset).__name__} has no length or no index; give a dataset with "
-            "__len__ and __getitem__ (not a DataLoader: the job makes the batches)"
-        )
-    length = len(dataset)
-    if not length:
-        raise ConfigError(f"{caller}: the dataset is empty; it must have at least one record")
-    return length

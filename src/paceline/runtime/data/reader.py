@@ -15,6 +15,8 @@ from paceline.runtime.data.stream import StreamSource
 from paceline.runtime.data.work import Work
 from paceline.wire.messages.feeds import Feed, SourceLine
 
+BatchLoader = Loader | InlineLoader
+
 
 def order_of(feed: Feed, num_samples: int | None) -> EpochOrder:
     """The order of a feed's records, whose number may be known only later than the feed."""
@@ -36,7 +38,7 @@ def loader_of(
     pin_memory: bool = False,
     prefetch: int = 2,
     process_seed: int = 0,
-) -> Loader | InlineLoader:
+) -> BatchLoader:
     """What reads a feed: loader processes, a thread, or the training thread.
 
     Raises:
@@ -72,7 +74,7 @@ class Reader:
 
     def __init__(
         self,
-        loader: Loader | InlineLoader,
+        loader: BatchLoader,
         feed: Feed,
         source_line: Callable[[int], SourceLine],
         on_first: Callable[[Work], None] | None = None,

@@ -1,0 +1,70 @@
+"""Which strategy trains a script: that of its job, or, started plainly, one that fits its model."""
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from torch import nn
+from torch.optim import Optimizer
+
+from paceline.base.errors import ConfigError
+from paceline.runtime.embedding import is_table
+from paceline.runtime.holding.local.strategy import Local
+from paceline.runtime.holding.servers.in_process import Alone
+from paceline.runtime.holding.servers.strategy import OnServers
+from paceline.runtime.prepared import check_parameters
+from paceline.runtime.strategy import Strategy
+from paceline.wire.spec import JobSpec
+
+if TYPE_CHECKING:
+    from paceline.runtime.process import Process
+
+
+def strategy_here() -> Strategy:
+    """Make the strategy of the job that this process was started for.
+
+    Raises:
+        ConfigError: it can join no job, or not again.
+    """
+    if "PACELINE_NODE" not in os.environ:
+        return Local(JobSpec(script=os.path.abspath(sys.argv[0])))
+    # Needs the services of a launched job.
+    from paceline.runtime.process import managed
+
+    process = managed()
+    if process.joined:
+        raise ConfigError(
+            "pl.init() was called again in a job that `paceline run` started, which trains once: "
+            "its samples are counted, and its model is kept; start a job for each training, as in "
+            "`paceline run train.py -- --fold 1`"
+        )
+    if not process.spec.traits.trains:
+        raise ConfigError(
+            f"pl.init() in a job of strategy {process.spec.strategy}, which deals out no samples; "
+            "start it with --strategy allreduce or ps, and without flags of torchrun"
+        )
+    strategy = _strategy_of(process)
+    process.join(strategy.hand_over)
+    return strategy
+
+
+def _strategy_of(process: "Process") -> Strategy:
+    strategy: Strategy = import_module(process.spec.traits.module).begin(process)
+    return strategy
+
+
+def fitting(
+    strategy: Strategy, modules: Sequence[nn.Module], optimizers: Sequence[Optimizer]
+) -> Strategy:
+    """The same; of a lone script with sparse tables, whose rows torch does not hold, that of ps.
+
+    Raises:
+        ConfigError: parameters that it cannot train.
+    """
+    alone = isinstance(strategy, Local)
+    if alone and any(is_table(one) for root in modules for one in root.modules()):
+        strategy = OnServers(Alone(strategy.spec), strategy.script_state)
+    check_parameters(modules, optimizers, alone=isinstance(strategy, Local))
+    return strategy
